@@ -5,24 +5,26 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ddlbench.errors import UserError
+from ddlbench.errors import Unsupported
 from ddlbench.oracle.machine.machine import load
 from ddlbench.oracle.measured.inputs import from_roofline
 from ddlbench.oracle.predictor import Inputs, Prediction, predict
+from ddlbench.predict import chakra
 from ddlbench.predict.__main__ import main
 from ddlbench.predict.volumes import compared, dimension_of, stages
 from ddlbench.rehearsal.observed import Group, Operation
 from ddlbench.rehearsal.rehearse import Rehearsal, Sent
 from tests.support.rehearsals import config
 
-chakra = pytest.importorskip("ddlbench.predict.chakra", reason="pip install 'ddlbench[tools]'")
+pytest.importorskip("google.protobuf", reason="pip install 'ddlbench[tools]'")
 RANKS = 4
 FRAMEWORKS = {
     "ddp": (), "fsdp": (), "zero3": (), "tensor": ("framework.tp=2", "framework.dp=2"), "gpipe": ("framework.dp=2",),
@@ -56,9 +58,9 @@ def read(file: Path, official: bool = False) -> list[dict[str, Any]]:
     return nodes
 
 
-def bytes_by_kind(nodes: list[dict[str, Any]], groups: dict[str, list[int]], rank: int) -> dict[Group, int]:
+def bytes_by_kind(nodes: list[dict[str, Any]], groups: dict[str, list[int]], rank: int) -> dict[Group, float]:
     """The complete messages of what a rank sends, by kind and group."""
-    total = Counter[Group]()
+    total = defaultdict[Group, float](float)
     for node in nodes:
         if node["type"] == chakra.COLLECTIVE:
             ranks, kind = groups[node["pg_name"]], KINDS[node["comm_type"]]
@@ -71,7 +73,7 @@ def bytes_by_kind(nodes: list[dict[str, Any]], groups: dict[str, list[int]], ran
 
 
 def traced(sent: tuple[Sent, ...]) -> dict[Group, float]:
-    total = Counter[Group]()
+    total = defaultdict[Group, float](float)
     for item in sent:
         if item.ranks > 1 and item.kind != "recv":
             group = Group(item.kind, item.ranks, item.stride)
@@ -85,14 +87,14 @@ def test_the_bytes_read_back_are_those_of_check_volumes(framework: str, tmp_path
     row = predict(made, made.framework, RANKS, Inputs(machine, lambda given, _: from_roofline(given, machine)))
     assert row.status == "ok", row.reason
     rehearsed = stages(made, row)
-    chakra.write(tmp_path, row, rehearsed, None)
+    chakra.write_row(tmp_path, row, rehearsed, chakra.messages())
     groups = json.loads((tmp_path / f"{framework}_4.groups.json").read_text())
     messages, by_stage, seconds = list[tuple[int, Any]](), list[dict[str, float]](), 0.0
     for rank in range(RANKS):
         nodes = read(tmp_path / f"{framework}_4.{rank}.et")
         stage, found = rehearsed[rank * len(rehearsed) // RANKS], bytes_by_kind(nodes, groups, rank)
         assert found == traced(stage.collectives or ())
-        by_dimension = Counter[str]()
+        by_dimension = defaultdict[str, float](float)
         for group, bytes_ in found.items():
             by_dimension[dimension_of(Sent(*group, 1, bytes_), row.layout)] += bytes_
         by_stage.append(dict(by_dimension))
@@ -131,8 +133,9 @@ TRACED = Rehearsal(
 def test_the_nodes_of_another_rank_of_the_stage(official: bool, tmp_path: Path) -> None:
     """Rank 7 of two stages of four ranks, of which rank 4 is rehearsed: its peer is 3, its group 5 and 7."""
     row = Prediction("hybrid", "gpt2", "h100", 8, "ok", "", compute_s=4.0)
-    chakra.write(tmp_path, row, [TRACED, TRACED], [7])
-    assert json.loads((tmp_path / "hybrid_8.groups.json").read_text()) == {"5+2x2": [5, 7]}
+    chakra.write_row(tmp_path, row, [TRACED, TRACED], chakra.messages())
+    groups = json.loads((tmp_path / "hybrid_8.groups.json").read_text())
+    assert groups == {f"{first}+2x2": [first, first + 2] for first in (0, 1, 4, 5)}
     compute, gather, receive, send, after = read(tmp_path / "hybrid_8.7.et", official)
     assert compute == {
         "id": 0,
@@ -149,37 +152,41 @@ def test_the_nodes_of_another_rank_of_the_stage(official: bool, tmp_path: Path) 
     assert (after["deps"], after["us"]) == ([1, 2], 1e6)
 
 
-COMMAND = ["+model=gpt2_small", "model.n_layer=2", "model.n_embd=64", "cluster=h100", "train.batch_per_gpu=2", "--json"]
+COMMAND = [
+    "+model=gpt2_small", "model.n_layer=2", "model.n_embd=64", "model.n_head=4", "cluster=h100",
+    "train.batch_per_gpu=2", "--json",
+]  # fmt: skip
 
 
-def test_the_command_writes_some_of_1024_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A strategy that cannot run is named."""
-    words = [*COMMAND, "gpus=[1024]", f"--chakra={tmp_path}", "--ranks=0,1023"]
-    assert main([*words, "+framework=fsdp"]) == 0
-    assert sorted(file.name for file in tmp_path.iterdir()) == [
-        "fsdp_1024.0.et",
-        "fsdp_1024.1023.et",
-        "fsdp_1024.groups.json",
-    ]
+def test_the_command_writes_all_of_1024_ranks(tmp_path: Path) -> None:
+    assert main([*COMMAND, "+framework=fsdp", "gpus=[1024]", f"--chakra={tmp_path}"]) == 0
+    traces = [f"fsdp_1024.{rank}.et" for rank in range(1024)]
+    assert {file.name for file in tmp_path.iterdir()} == {*traces, "fsdp_1024.groups.json"}
     assert json.loads((tmp_path / "fsdp_1024.groups.json").read_text()) == {"0+1x1024": list(range(1024))}
-    assert read(tmp_path / "fsdp_1024.0.et") == read(tmp_path / "fsdp_1024.1023.et")
-    assert main([*words, "+framework=channel"]) == 0
-    assert "no Chakra trace of channel at 1024: it can only be predicted" in capsys.readouterr().err
+    assert read(tmp_path / traces[0]) == read(tmp_path / traces[-1])
 
 
 def test_bad_input_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    row = Prediction("hybrid", "gpt2", "h100", 8, "ok", "", compute_s=4.0)
-    with pytest.raises(UserError, match="--ranks 8 does not exist: 8 GPUs have the ranks 0 to 7"):
-        chakra.write(tmp_path, row, [TRACED], [8])
+    """A strategy that cannot run has no trace; a folder or library that is missing ends the command."""
+    words = [*COMMAND, "gpus=[2]", "+framework=ddp"]
+    images = ["+model=resnet50", "cluster=h100", "train.batch_per_gpu=2", "--json"]
+    assert main([*images, "gpus=[2]", "+framework=channel", f"--chakra={tmp_path}"]) == 0
+    assert capsys.readouterr().err == "no Chakra trace of channel at 2: it can only be predicted\n"
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"file cannot be written \(File exists\)"):
-        chakra.write(tmp_path / "file", row, [TRACED], [0])
-    assert main([*COMMAND, "--ranks=a"]) == 2
-    assert "a must be ranks such as 0,8" in capsys.readouterr().err
-    assert main([*COMMAND, "--ranks=0"]) == 2
-    assert "--ranks=0 says what --chakra writes: give --chakra FOLDER, too" in capsys.readouterr().err
-    monkeypatch.setitem(sys.modules, "ddlbench.predict.chakra", None)
-    assert main([*COMMAND, "+framework=ddp", "gpus=[2]", f"--chakra={tmp_path}"]) == 4
-    assert "--chakra needs protobuf" in capsys.readouterr().err
+    assert main([*words, f"--chakra={tmp_path / 'file'}"]) == 2
+    assert "file cannot be written (File exists): choose another --chakra FOLDER" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "google.protobuf", None)
+    assert main([*words, f"--chakra={tmp_path / 'new'}"]) == 4
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("ddlbench.predict: --chakra needs protobuf (")
+    assert line.endswith("): pip install 'ddlbench[tools]'")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_collective_without_a_name_in_the_schema_is_refused(tmp_path: Path) -> None:
+    row = Prediction("ddp", "gpt2", "h100", 2, "ok", "", compute_s=4.0)
+    gather = Operation("c10d.gather_", 0.0, 8, Group("gather", 2, 1))
+    with pytest.raises(Unsupported, match="a Chakra trace cannot say gather, which is sent among 2 ranks"):
+        chakra.write_row(tmp_path, row, [replace(TRACED, operations=(TRACED.operations[0], gather))], chakra.messages())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.oracle.machine.machine import load
 from ddlbench.oracle.measured.inputs import from_roofline
 from ddlbench.oracle.predictor import Inputs, Prediction, job_of, predict, setting_of
+from ddlbench.oracle.strategies import pipeline
 from ddlbench.predict.__main__ import main
-from ddlbench.predict.timeline import parts, passes
+from ddlbench.predict.timeline import timeline
 from ddlbench.rehearsal.perfetto import Slice, events, write
 from tests.support.rehearsals import WORLD, config
 
@@ -27,9 +29,9 @@ def predicted(framework: str, loader: float | None = None, cluster: str = "h100"
     row = predict(made, made.framework, WORLD, inputs)
     assert row.status == "ok", row.reason
     if not isinstance(made.framework, Pipeline):
-        return row, list(parts(row))
+        return row, list(timeline(row))
     setting = setting_of(made, made.framework, job_of(made, WORLD, machine), inputs)
-    return row, list(passes(row, made.framework, setting))
+    return row, list(timeline(row, *pipeline.timeline(made.framework, setting)))
 
 
 @pytest.mark.parametrize("loader", [None, 100.0])
@@ -45,6 +47,13 @@ def test_the_times_add_up_to_the_step(framework: str, loader: float | None) -> N
             tracks.setdefault(item.track, []).append((item.start, item.start + item.seconds))
     for spans in tracks.values():
         assert all(end <= begin + 1e-12 for (_, end), (begin, _) in pairwise(sorted(spans)))
+
+
+def test_what_no_term_explains_is_at_the_end() -> None:
+    row, _ = predicted("ddp")
+    assert row.step_s is not None
+    *_, last = timeline(replace(row, step_s=row.step_s + 1.0, unexplained_s=1.0))
+    assert (last.name, last.start, last.seconds) == ("not explained by the model", pytest.approx(row.step_s), 1.0)
 
 
 @pytest.mark.parametrize("framework", SCHEDULES)

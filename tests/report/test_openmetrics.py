@@ -29,14 +29,15 @@ def test_prometheus_reads_every_number_with_its_unit() -> None:
     assert families[0].samples[0].labels["run_id"] == ROW["run_id"]
     assert {sample.value for family in families[1:] for sample in family.samples} == {3.0}
     units = {family.name: family.unit for family in families}
-    assert units["ddlbench_epoch_time_seconds"] == "seconds"
+    assert units["ddlbench_epoch_time_s"] == "s"
 
 
 def test_an_unknown_number_has_no_line() -> None:
     lines = text(ROW).decode().splitlines()
-    assert "ddlbench_epoch_time_seconds 2.5" in lines
+    assert "ddlbench_epoch_time_s 2.5" in lines
     assert "ddlbench_throughput_samples_per_s 128.0" in lines
     assert not any("step_time" in line for line in lines)
+    assert {line.split()[-1] for line in lines if line.startswith("# TYPE")} == {"gauge"}  # node_exporter knows no info
     assert lines[-1] == "# EOF"
 
 
@@ -44,7 +45,7 @@ def test_the_own_attempt_that_started_last_is_written(tmp_path: Path) -> None:
     newer = ROW | {"start": "2026-01-03T00:00:00Z", "epoch_time_s": 7.0}
     published = newer | {"start": "2026-01-04T00:00:00Z", "origin": "published"}
     write(tmp_path / "ddlbench.prom", [newer, ROW, ROW | {"start": None}, published])
-    assert "ddlbench_epoch_time_seconds 7.0\n" in (tmp_path / "ddlbench.prom").read_text()
+    assert "ddlbench_epoch_time_s 7.0\n" in (tmp_path / "ddlbench.prom").read_text()
     assert [path.name for path in tmp_path.iterdir()] == ["ddlbench.prom"]
 
 

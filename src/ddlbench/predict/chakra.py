@@ -6,128 +6,144 @@ Sridharan et al. 2023, https://arxiv.org/abs/2305.14516; the schema is et_def.pr
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from io import BytesIO
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, proto
-
-from ddlbench.errors import Unsupported, UserError
+from ddlbench.config.schema import Config
+from ddlbench.errors import RunError, Unavailable, Unsupported, reporting
 from ddlbench.oracle.predictor import Prediction
-from ddlbench.rehearsal.observed import Group, Operation
+from ddlbench.predict import volumes
+from ddlbench.rehearsal.observed import Operation
 from ddlbench.rehearsal.rehearse import Rehearsal
 
-# The messages and fields that are written here, with the numbers of et_def.proto. Enumerations are int32 on the wire.
-SCHEMA = {
-    "AttributeProto": {"name": (1, "STRING"), "int64_val": (9, "INT64"), "bool_val": (27, "BOOL"),
-                       "string_val": (29, "STRING")},
-    "GlobalMetadata": {"version": (1, "STRING"), "attr": (2, "MESSAGE")},
-    "Node": {"id": (1, "UINT64"), "name": (2, "STRING"), "type": (3, "INT32"), "data_deps": (5, "UINT64"),
-             "duration_micros": (7, "UINT64"), "attr": (10, "MESSAGE")},
-}  # fmt: skip
-REPEATED = ("attr", "data_deps")
+# What is written here, with the numbers of et_def.proto. Enumerations are int32 in the file.
+SCHEMA = """
+name: "et_def.proto" package: "ChakraProtoMsg" syntax: "proto3"
+message_type { name: "AttributeProto" oneof_decl { name: "value" }
+  field { name: "name" number: 1 type: TYPE_STRING }
+  field { name: "int64_val" number: 9 type: TYPE_INT64 oneof_index: 0 }
+  field { name: "bool_val" number: 27 type: TYPE_BOOL oneof_index: 0 }
+  field { name: "string_val" number: 29 type: TYPE_STRING oneof_index: 0 } }
+message_type { name: "GlobalMetadata"
+  field { name: "version" number: 1 type: TYPE_STRING }
+  field { name: "attr" number: 2 type: TYPE_MESSAGE label: LABEL_REPEATED type_name: "AttributeProto" } }
+message_type { name: "Node"
+  field { name: "id" number: 1 type: TYPE_UINT64 }
+  field { name: "name" number: 2 type: TYPE_STRING }
+  field { name: "type" number: 3 type: TYPE_INT32 }
+  field { name: "data_deps" number: 5 type: TYPE_UINT64 label: LABEL_REPEATED }
+  field { name: "duration_micros" number: 7 type: TYPE_UINT64 }
+  field { name: "attr" number: 10 type: TYPE_MESSAGE label: LABEL_REPEATED type_name: "AttributeProto" } }
+"""
 FIELDS = {bool: "bool_val", int: "int64_val", str: "string_val"}  # of an attribute, by the type of its value
 COMPUTE, SEND, RECEIVE, COLLECTIVE = 4, 5, 6, 7  # NodeType
 COLLECTIVES = {"all_reduce": 0, "all_gather": 2, "broadcast": 5, "reduce_scatter": 7}  # CollectiveCommType
 
 
-def write(folder: Path, row: Prediction, stages: Sequence[Rehearsal], ranks: Sequence[int] | None) -> None:
-    """Write FRAMEWORK_GPUS.RANK.et for ranks of a row (None: all) and FRAMEWORK_GPUS.groups.json, which has the ranks
-    of every `pg_name`. UserError for a rank that does not exist and a folder that cannot be written; Unsupported for a
-    collective that the schema lacks.
+def write(folder: Path, rows: Sequence[Prediction], config_of: Callable[[Prediction], Config | None]) -> Iterator[str]:
+    """Write the traces of rows. Yields a line for a row that has none. UserError for a folder that cannot be written;
+    Unavailable without protobuf.
+
+    rows: with status ok; config_of: None for a row that cannot run
+    """
+    classes = messages()
+    with reporting(f"{folder} cannot be written", "choose another --chakra FOLDER"):
+        folder.mkdir(parents=True, exist_ok=True)
+        for row in rows:
+            try:
+                if (config := config_of(row)) is None:
+                    raise Unsupported("it can only be predicted")
+                write_row(folder, row, volumes.stages(config, row), classes)
+            except RunError as error:
+                yield f"no Chakra trace of {row.framework} at {row.gpus}: {error}"
+
+
+def write_row(folder: Path, row: Prediction, stages: Sequence[Rehearsal], classes: dict[str, Any]) -> None:
+    """FRAMEWORK_GPUS.RANK.et for each rank, and FRAMEWORK_GPUS.groups.json with the ranks of every `pg_name`.
+    Unsupported for a collective that the schema lacks.
 
     stages: a rank of each pipeline stage; the others of its stage do the same in their groups
     """
-    for rank in ranks or ():
-        if rank >= row.gpus:
-            raise UserError(f"--ranks {rank} does not exist: {row.gpus} GPUs have the ranks 0 to {row.gpus - 1}")
-    classes, groups = messages(), dict[str, list[int]]()
-    speed = max(sum(operation.flops for operation in stage.operations) for stage in stages) / (row.compute_s or 1.0)
-    stem = f"{row.framework}_{row.gpus}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for rank in range(row.gpus) if ranks is None else ranks:
-            traced = stages[rank * len(stages) // row.gpus]
-            with (folder / f"{stem}.{rank}.et").open("wb") as file:
-                head = _attributes({"world_size": row.gpus, "rank": rank})
-                proto.serialize_length_prefixed(classes["GlobalMetadata"](version="1.0.0", attr=head), file)
-                for node in nodes(traced, rank, speed, groups):
-                    proto.serialize_length_prefixed(classes["Node"](**node), file)
-        (folder / f"{stem}.groups.json").write_text(json.dumps(groups), encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{folder} cannot be written ({error.strerror}): choose another --chakra FOLDER") from error
+    from google.protobuf.proto import serialize_length_prefixed
+
+    stem, groups = f"{row.framework}_{row.gpus}", dict[str, list[int]]()
+    steps = [replace(stage, operations=tuple(merged(stage.operations))) for stage in stages]
+    speed = max(sum(operation.flops for operation in step.operations) for step in steps) / (row.compute_s or 1.0)
+    for rank in range(row.gpus):
+        file, head = BytesIO(), _attributes({"world_size": row.gpus, "rank": rank})
+        serialize_length_prefixed(classes["GlobalMetadata"](version="1.0.0", attr=head), file)
+        for node in nodes(steps[rank * len(steps) // row.gpus], rank, speed, groups):
+            serialize_length_prefixed(classes["Node"](**node), file)
+        (folder / f"{stem}.{rank}.et").write_bytes(file.getvalue())
+    (folder / f"{stem}.groups.json").write_text(json.dumps(groups), encoding="utf-8")
 
 
-def nodes(traced: Rehearsal, rank: int, speed: float, groups: dict[str, list[int]]) -> Iterator[dict[str, Any]]:
-    """The nodes of one rank: its communication, and between two of it one node with all computing.
-
-    A node depends on the computation or collective before it, and a computation or collective on what was received
-    before it. So nothing overlaps, and no message waits for another one.
+def nodes(step: Rehearsal, rank: int, speed: float, groups: dict[str, list[int]]) -> Iterator[dict[str, Any]]:
+    """The nodes of one rank. A node depends on the computation or collective before it, and a computation or collective
+    on what was received before it. So nothing overlaps, and no message waits for another one.
 
     speed: FLOPs a second; groups: gets the ranks of the groups
     """
     last, received = list[int](), list[int]()
-    for number, operation in enumerate(merged(traced.operations)):
-        group, peer = operation.group, operation.peer
-        node: dict[str, Any] = {"id": number, "name": operation.name, "data_deps": last}
-        if group is not None and peer is not None:
-            sends, other = group.kind == "send", peer + rank - traced.rank
-            source, target = (rank, other) if sends else (other, rank)
-            attr = {"comm_size": operation.bytes_, "comm_src": source, "comm_dst": target, "comm_tag": 0}
-            node["type"] = SEND if sends else RECEIVE
-            received = received if sends else [*received, number]
-        else:
-            node["data_deps"] = last + received
+    for number, operation in enumerate(step.operations):
+        kind, attr = _attributed(operation, rank, rank - step.rank, groups)
+        node = {"id": number, "name": operation.name, "type": kind, "attr": _attributes({"is_cpu_op": False, **attr})}
+        yield node | {
+            "data_deps": last if kind in (SEND, RECEIVE) else last + received,
+            "duration_micros": round(operation.flops / speed * 1e6),
+        }
+        if kind == RECEIVE:
+            received.append(number)
+        elif kind != SEND:
             last, received = [number], []
-            if group is not None:
-                node["type"] = COLLECTIVE
-                attr = _collective(operation.bytes_, group, rank, groups)
-            else:
-                node |= {"type": COMPUTE, "duration_micros": round(operation.flops / speed * 1e6)}
-                attr = {"num_ops": round(operation.flops), "tensor_size": operation.bytes_}
-        yield node | {"attr": _attributes({"is_cpu_op": False, **attr})}
 
 
-def merged(operations: Sequence[Operation]) -> Iterator[Operation]:
-    """Operations that follow each other without communication become one. Groups of one rank send nothing."""
-    flops, bytes_ = 0.0, 0
-    for operation in (*operations, None):
-        if operation is not None and operation.group is None:
-            flops, bytes_ = flops + operation.flops, bytes_ + operation.bytes_
-        elif operation is None or (operation.group and operation.group.ranks > 1):
-            if flops:
-                yield Operation("computing", flops, bytes_)
-                flops, bytes_ = 0.0, 0
-            if operation is not None:
-                yield operation
-
-
-def _collective(bytes_: int, group: Group, rank: int, groups: dict[str, list[int]]) -> dict[str, Any]:
-    """As in Chakra's own converter comm_size is what one rank gives, so a gather gives its complete message / ranks."""
+def _attributed(
+    operation: Operation, rank: int, shift: int, groups: dict[str, list[int]]
+) -> tuple[int, dict[str, Any]]:
+    """The type and the attributes of a node. As in Chakra's own converter comm_size is what one rank gives, so a gather
+    gives its complete message / ranks. shift: from the rehearsed rank to this one"""
+    _, flops, bytes_, group, peer = operation
+    if group is None:
+        return COMPUTE, {"num_ops": round(flops), "tensor_size": bytes_}
+    if peer is not None:
+        ends = {"comm_src": rank, "comm_dst": peer + shift}
+        if group.kind == "recv":
+            ends = {"comm_src": peer + shift, "comm_dst": rank}
+        return SEND if group.kind == "send" else RECEIVE, {"comm_size": bytes_, "comm_tag": 0, **ends}
     if group.kind not in COLLECTIVES:
         raise Unsupported(f"a Chakra trace cannot say {group.kind}, which is sent among {group.ranks} ranks")
     first = rank - rank // group.stride % group.ranks * group.stride
     name = f"{first}+{group.stride}x{group.ranks}"
     groups[name] = [first + index * group.stride for index in range(group.ranks)]
     size = bytes_ // group.ranks if group.kind == "all_gather" else bytes_
-    return {"comm_type": COLLECTIVES[group.kind], "comm_size": size, "pg_name": name}
+    return COLLECTIVE, {"comm_type": COLLECTIVES[group.kind], "comm_size": size, "pg_name": name}
+
+
+def merged(operations: Sequence[Operation]) -> Iterator[Operation]:
+    """Computing between two messages is one operation. What has no FLOPs and groups of one rank are left out."""
+    kept = (operation for operation in operations if operation.group is None or operation.group.ranks > 1)
+    for group, run in groupby(kept, key=lambda operation: operation.group):
+        together = list(run)
+        if group is not None:
+            yield from together
+        elif flops := sum(operation.flops for operation in together):
+            yield Operation("computing", flops, sum(operation.bytes_ for operation in together))
 
 
 def messages() -> dict[str, Any]:
-    """Classes of the schema's messages, by name."""
-    file = descriptor_pb2.FileDescriptorProto(name="et_def.proto", package="ChakraProtoMsg", syntax="proto3")
-    for message, fields in SCHEMA.items():
-        made = file.message_type.add(name=message)
-        for name, (number, kind) in fields.items():
-            field = made.field.add(name=name, number=number, label=3 if name in REPEATED else 1)
-            field.type = descriptor_pb2.FieldDescriptorProto.Type.Value(f"TYPE_{kind}")
-            if kind == "MESSAGE":
-                field.type_name = f".{file.package}.AttributeProto"
-            if name.endswith("_val"):
-                field.oneof_index = 0  # a field of a oneof is written even if it is 0 or false
-    file.message_type[0].oneof_decl.add(name="value")
+    """Classes of the schema's messages, by name. Unavailable without protobuf."""
+    try:
+        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
+    except ImportError as error:
+        raise Unavailable(f"--chakra needs protobuf ({error}): pip install 'ddlbench[tools]'") from error
+    file = text_format.Parse(SCHEMA, descriptor_pb2.FileDescriptorProto())
     classes = message_factory.GetMessages([file], pool=descriptor_pool.DescriptorPool())
-    return {name.rpartition(".")[2]: cls for name, cls in classes.items()}
+    return {name.rpartition(".")[2]: made for name, made in classes.items()}
 
 
 def _attributes(values: dict[str, bool | int | str]) -> list[dict[str, Any]]:

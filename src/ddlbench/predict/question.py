@@ -91,10 +91,7 @@ def parser() -> Parser:
     add("--grade", type=Path, metavar="POINTS.csv", help=GRADE)
     add("--figure", type=Path, metavar="FILE", help="draw the predictions into FILE.png and FILE.svg")
     add("--timeline", type=Path, metavar="FILE", help="write the steps as a Chrome trace, which ui.perfetto.dev opens")
-    add(
-        "--chakra", type=Path, metavar="FOLDER", help="write the steps as Chakra execution traces, a file for each rank"
-    )
-    add("--ranks", type=_ranks, metavar="R,R,...", help="the ranks that --chakra writes (default: all)")
+    add("--chakra", type=Path, metavar="FOLDER", help="write the steps as Chakra execution traces, one of each rank")
     add("words", nargs="*", help=argparse.SUPPRESS)
     return made
 
@@ -140,9 +137,6 @@ def _check(options: argparse.Namespace) -> None:
             f"--from {options.results} and --one-gpu-step-s={options.one_gpu_step_s:g} both say what a step on one "
             "device takes: give one of them"
         )
-    if options.ranks is not None and options.chakra is None:
-        ranks = ",".join(map(str, options.ranks))
-        raise UserError(f"--ranks={ranks} says what --chakra writes: give --chakra FOLDER, too")
     for name in IN_TEXT:
         if options.json and getattr(options, name):
             raise UserError(
@@ -184,12 +178,6 @@ def numbers(text: str) -> list[int]:
     if len(counts) > MOST:
         raise UserError(f"gpus= gives {len(counts)} numbers: ask for {MOST} at most at a time")
     return list(dict.fromkeys(counts))
-
-
-def _ranks(text: str) -> list[int]:
-    if not re.fullmatch(r"\d+(,\d+)*", text, re.ASCII):
-        raise argparse.ArgumentTypeError(f"{text} must be ranks such as 0,8")
-    return sorted(set(map(int, text.split(","))))
 
 
 def _number(text: str, refusal: str) -> int:

@@ -79,9 +79,7 @@ class Rehearsal:
 
     def printed(self) -> dict[str, Any]:
         """The keys of the JSON."""
-        keys = asdict(replace(self, operations=()))
-        del keys["operations"]
-        return keys
+        return {key: value for key, value in asdict(replace(self, operations=())).items() if key != "operations"}
 
 
 def rehearsal(config: Config, launch: Launch) -> int:
@@ -120,15 +118,13 @@ def text(row: Rehearsal) -> str:
     return "\n".join(lines)
 
 
-def slices(row: Rehearsal) -> list[Slice]:
+def slices(row: Rehearsal) -> Iterator[Slice]:
     """The operations in their order. Nothing is measured: each of them takes one microsecond of the time axis."""
     process = f"{row.framework}: rank {row.rank} of {row.gpus}, one operation per microsecond (not measured)"
-    made = list[Slice]()
     for number, (name, flops, bytes_, group, peer) in enumerate(row.operations):
-        args = {"bytes": bytes_, "flops": flops} if group is None else {"bytes": bytes_, **group._asdict()}
-        args |= {} if peer is None else {"peer": peer}
-        made.append(Slice(process, "computing" if group is None else "communication", name, number / 1e6, 1e-6, args))
-    return made
+        sent = {"flops": flops} if group is None else {**group._asdict(), "peer": peer}
+        track = "computing" if group is None else "communication"
+        yield Slice(process, track, name, number * 1e-6, 1e-6, {"bytes": bytes_, **sent})
 
 
 def rehearse(config: Config, launch: Launch, device: torch.device) -> Rehearsal:

@@ -8,14 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddlbench.errors import Unavailable, UserError
+from ddlbench.errors import Unavailable, UserError, reporting
 from ddlbench.files import replacing
 from ddlbench.record.schema import RUNS
 from ddlbench.results.reading.published import OWN
 from ddlbench.results.rows import Row
 
-# Units have the names that Prometheus gives them, at the end of a metric's name; other units have no name there.
-UNITS = {"s": "seconds", "bytes": "bytes", "J": "joules", "W": "watts", "1": "ratio"}
 LABELS = ("run_id", "attempt", "status", "framework", "model", "gpus", "precision", "device_model")
 
 
@@ -23,11 +21,8 @@ def write(file: Path, rows: Sequence[Row]) -> None:
     """The last own attempt among rows of runs.csv. UserError if there is none or the file cannot be written;
     Unavailable without prometheus-client."""
     content = text(last(rows))
-    try:
-        with replacing(file) as stream:  # the collector may read at any time
-            stream.write(content)
-    except OSError as error:
-        raise UserError(f"{file} cannot be written ({error.strerror}): choose another --openmetrics FILE") from error
+    with reporting(f"{file} cannot be written", "choose another --openmetrics FILE"), replacing(file) as stream:
+        stream.write(content)  # at once: the collector may read at any time
 
 
 def last(rows: Sequence[Row]) -> Row:
@@ -39,19 +34,20 @@ def last(rows: Sequence[Row]) -> Row:
 
 
 def text(row: Row) -> bytes:
-    """A gauge for each known number of a row of runs.csv, and the names of the run as `ddlbench_run_info`."""
+    """A gauge for each known number of a row of runs.csv, and the names of the run as `ddlbench_run_info`. That is a
+    gauge, too: node_exporter refuses a file with the type info."""
     try:
-        from prometheus_client import CollectorRegistry, Gauge, Info
+        from prometheus_client import CollectorRegistry, Gauge
         from prometheus_client.openmetrics.exposition import generate_latest
     except ImportError as error:
         raise Unavailable(f"--openmetrics needs prometheus-client ({error}): pip install 'ddlbench[tools]'") from error
     registry = CollectorRegistry()
-    names = {name: str(row[name]) for name in LABELS if row[name] is not None}
-    Info("ddlbench_run", "The last run.", registry=registry).info(names)
+    names = ["" if row[name] is None else str(row[name]) for name in LABELS]
+    Gauge("ddlbench_run_info", "The last run.", LABELS, registry=registry).labels(*names).set(1)
     for column in RUNS:
         if column.kind in ("int", "float") and row.get(column.name) is not None:
-            name, unit = f"ddlbench_{column.name}", UNITS.get(column.unit, "")
-            if unit:
-                name = name.removesuffix(f"_{column.unit}")
-            Gauge(name, column.meaning, unit=unit, registry=registry).set(row[column.name])
+            unit = (
+                column.unit if column.name.endswith(f"_{column.unit}") else ""
+            )  # OpenMetrics: a name ends with its unit
+            Gauge(f"ddlbench_{column.name}", column.meaning, unit=unit, registry=registry).set(row[column.name])
     return generate_latest(registry)

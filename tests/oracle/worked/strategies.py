@@ -114,7 +114,7 @@ def equal(stages: int, send: float = 0.0) -> schedule.Stages:
 
 
 def on_shared_cores() -> list[str]:
-    passes = schedule.simulate_shared("gpipe", equal(2), 2, 2, lambda ranks: 1.5 if ranks > 1 else 1.0)
+    passes = schedule.simulate("gpipe", equal(2), 2, 2, lambda ranks: 1.5 if ranks > 1 else 1.0)
     return [s(passes[-1].end), s(sum(item.end - item.begin for item in passes if item.stage == 0))]
 
 

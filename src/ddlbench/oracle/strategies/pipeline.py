@@ -37,11 +37,12 @@ def cut_of(framework: Pipeline, setting: Setting) -> Cut:
     return Cut(framework.schedule, framework.dp, framework.tp, ranks, sizes, count, sharded)
 
 
-def timeline(cut: Cut, setting: Setting) -> tuple[list[Timed], Stages]:
-    """The passes of a step with everything that is sent, and the seconds of the stages."""
+def timeline(framework: Pipeline, setting: Setting) -> tuple[list[Timed], Sequence[float]]:
+    """The passes of a step with everything that is sent, and the seconds of a message from each stage to the next."""
+    cut = cut_of(framework, setting)
     samples = setting.job.replica_batch(cut.dp) / cut.count
     stages = _stages(cut, setting, samples, _traffics(cut, setting, samples), sends=True)
-    return _passes(cut, stages, setting), stages
+    return _passes(cut, stages, setting), stages.send
 
 
 def pipedream(framework: PipeDream, setting: Setting) -> Outcome:
@@ -150,22 +151,20 @@ def _time(cut: Cut, stages: Stages, setting: Setting) -> tuple[float, float]:
     if machine.cores is None:
         took = schedule.seconds(cut.schedule, stages, cut.pp, cut.count)
         return took, cut.count * max(of_ranks(stages.busy, cut.pp))
-    passes, busy = _passes(cut, stages, setting), [0.0] * cut.pp
-    for item in passes:
-        busy[item.stage % cut.pp] += item.end - item.begin
+    passes = _passes(cut, stages, setting)
+    busy = (sum(item.end - item.begin for item in passes if item.stage % cut.pp == rank) for rank in range(cut.pp))
     return passes[-1].end, max(busy)
 
 
 def _passes(cut: Cut, stages: Stages, setting: Setting) -> list[Timed]:
     """Ranks that compute at once share the cores of their node, if it has a known number."""
     machine, world, beside = setting.machine, setting.world, cut.dp * cut.tp
-
-    def slower(busy: int) -> float:
-        if machine.cores is None:
-            return 1.0
-        return machine.shared_cores(ceil(busy * beside * machine.per_node(world) / world))
-
-    return schedule.simulate_shared(cut.schedule, stages, cut.pp, cut.count, slower)
+    if machine.cores is None:
+        return schedule.simulate(cut.schedule, stages, cut.pp, cut.count)
+    node = machine.per_node(world)
+    return schedule.simulate(
+        cut.schedule, stages, cut.pp, cut.count, lambda busy: machine.shared_cores(ceil(busy * beside * node / world))
+    )
 
 
 def _traffics(cut: Cut, setting: Setting, samples: float) -> list[Traffic]:

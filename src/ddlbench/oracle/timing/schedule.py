@@ -50,41 +50,20 @@ def seconds(schedule: str, stages: Stages, ranks: int, micro_batches: int) -> fl
     """
     steady = 8 * len(stages.forward) + 2
     if schedule not in ("gpipe", "1f1b") or micro_batches <= steady:
-        return simulate(schedule, stages, ranks, micro_batches)
+        return simulate(schedule, stages, ranks, micro_batches)[-1].end
     periods, rest = divmod(micro_batches - steady, ranks)
-    before, there = (simulate(schedule, stages, ranks, steady + rest + more) for more in (-ranks, 0))
+    before, there = (simulate(schedule, stages, ranks, steady + rest + more)[-1].end for more in (-ranks, 0))
     return there + periods * (there - before)
 
 
-def simulate(schedule: str, stages: Stages, ranks: int, micro_batches: int) -> float:
-    """Run the passes of every rank in their order. Each starts as soon as its input is ready."""
-    count = len(stages.forward)
-    done: dict[Op, float] = {}
-    free = [0.0] * ranks
-    orders = [deque(order(schedule, rank, ranks, count, micro_batches)) for rank in range(ranks)]
-    weights = [deque[float]() for _ in range(ranks)]  # gradients of weights that wait
-    moved = True
-    while moved:
-        moved = False
-        for rank, todo in enumerate(orders):
-            while todo and (begin := _ready(todo[0], done, stages, count)) is not None:
-                kind, stage, micro = todo.popleft()
-                while weights[rank] and free[rank] < begin:  # zero bubble: fill the wait
-                    free[rank] += weights[rank].popleft()
-                took = _took((kind, stage, micro), stages)
-                if kind == INPUTS:
-                    weights[rank].append(took)
-                free[rank] = done[F if kind == F else B, stage, micro] = max(free[rank], begin) + took
-                moved = True
-    assert not any(orders), "the schedule waits for itself"
-    return max(end + sum(late) for end, late in zip(free, weights, strict=True))
-
-
-def simulate_shared(
-    schedule: str, stages: Stages, ranks: int, micro_batches: int, slower: Callable[[int], float]
+def simulate(
+    schedule: str, stages: Stages, ranks: int, micro_batches: int, slower: Callable[[int], float] = lambda _: 1.0
 ) -> list[Timed]:
-    """The passes in the order of their ends, of ranks that share cores: while k of them compute at once, each takes
-    slower(k) times as long."""
+    """Run the passes of every rank in their order; each starts as soon as its input is ready. Returns the passes in the
+    order of their ends.
+
+    slower: of ranks that share cores: while k of them compute at once, each takes slower(k) times as long
+    """
     count, now = len(stages.forward), 0.0
     passes, done = list[Timed](), dict[Op, float]()
     orders = [deque(order(schedule, rank, ranks, count, micro_batches)) for rank in range(ranks)]
