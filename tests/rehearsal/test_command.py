@@ -34,6 +34,32 @@ def test_prints_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert "collective of a step: send among 4 ranks, 2 apart: " in out
 
 
+def test_the_trace_has_every_operation_in_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One after the other, a microsecond each: no seconds are measured."""
+    file = tmp_path / "trace.json"
+    made = config("gpipe", "gpt2_small", "mode=rehearsal", "rehearsal.gpus=8", "rehearsal.json=true")
+    made.rehearsal.trace = str(file)
+    assert rehearsal(made, ALONE) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert "operations" not in printed
+    names, events = [], []
+    for event in json.loads(file.read_text())["traceEvents"]:
+        (names if event["ph"] == "M" else events).append(event)
+    assert [event["args"]["name"] for event in names] == [
+        "gpipe: rank 0 of 8, one operation per microsecond (not measured)", "computing", "communication"
+    ]  # fmt: skip
+    assert [(event["ts"], event["dur"]) for event in events] == [(pytest.approx(i), 1.0) for i in range(len(events))]
+    assert sum(event["args"].get("flops", 0) for event in events) == printed["flops"]
+    for sent in printed["collectives"]:
+        group = {key: sent[key] for key in ("kind", "ranks", "stride")}
+        found = [event["args"]["bytes"] for event in events if group.items() <= event["args"].items()]
+        assert (len(found), sum(found)) == (sent["count"], sent["bytes_"])
+    assert {event["args"].get("peer") for event in events} == {None, 2}
+    made.rehearsal.trace = str(tmp_path / "no" / "trace.json")
+    with pytest.raises(UserError, match=r"cannot be written \(No such file or directory\): choose another file"):
+        rehearsal(made, ALONE)
+
+
 @pytest.mark.parametrize(
     ("more", "launch", "message"),
     [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -65,7 +65,7 @@ def test_every_framework_is_rehearsed(device: str, model: str) -> None:
 def test_steps_on_cuda(framework: str, model: str) -> None:
     """One of each family; all of them are slow."""
     found = rehearsed(framework, model, "train.precision=bf16", device="cuda")
-    check(asdict(found), framework, "cuda")
+    check(found.printed(), framework, "cuda")
     on_cpu = rehearsed(framework, model, "train.precision=bf16")
     assert found.memory is not None
     assert on_cpu.memory is not None

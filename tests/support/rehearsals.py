@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -60,7 +59,7 @@ def apart(device: str, model: str, frameworks: list[str], *more: str) -> dict[st
 def row(device: str, model: str, framework: str, *more: str) -> dict[str, Any]:
     """As JSON has it; `refused`: why there is none."""
     try:
-        return asdict(rehearsed(framework, model, *more, device=device))
+        return rehearsed(framework, model, *more, device=device).printed()
     except Unsupported as refusal:
         return {"refused": str(refusal)}
 

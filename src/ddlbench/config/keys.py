@@ -134,6 +134,7 @@ class RehearsalKeys:
     rank: int = 0
     gpus_per_node: int = 8
     json: bool = False
+    trace: str | None = None
 
     def __post_init__(self) -> None:
         ranks = {"rank": (0 <= self.rank < self.gpus, f"a number from 0 to {self.gpus - 1}")}

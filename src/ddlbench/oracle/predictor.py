@@ -114,8 +114,7 @@ def predict(config: Config, framework: Any, gpus: int, inputs: Inputs) -> Predic
     except RunError as error:
         return replace(row, status="unsupported", reason=str(error))
     try:
-        computation = inputs.computation(replace(config, framework=framework), job)
-        setting = Setting(job, inputs.machine, computation, inputs.algorithm)
+        setting = setting_of(config, framework, job, inputs)
         outcome = strategy(framework, setting)
     except RunError as error:
         if isinstance(error, UserError) and not isinstance(error, WrongRankCount):
@@ -133,6 +132,12 @@ def predict(config: Config, framework: Any, gpus: int, inputs: Inputs) -> Predic
         except RunError as error:
             row = replace(row, marks=(f"memory by the formula: {error}",))
     return _filled(row, outcome, setting, inputs, config.train.steps)
+
+
+def setting_of(config: Config, framework: Any, job: Job, inputs: Inputs) -> Setting:
+    """UserError if an input of the prediction is missing."""
+    computation = inputs.computation(replace(config, framework=framework), job)
+    return Setting(job, inputs.machine, computation, inputs.algorithm)
 
 
 def job_of(config: Config, gpus: int, machine: Machine) -> Job:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -15,6 +16,7 @@ from ddlbench.config.choices import choices
 from ddlbench.config.compose import configuration, configurations
 from ddlbench.config.schema import Config
 from ddlbench.errors import RunError, UserError
+from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.job import Job
 from ddlbench.oracle.machine import machine as machines
 from ddlbench.oracle.machine.machine import Machine
@@ -29,11 +31,15 @@ from ddlbench.oracle.measured.inputs import (
     require_gpu,
 )
 from ddlbench.oracle.measured.runs import Results
-from ddlbench.oracle.predictor import SAMPLES, Inputs, Prediction, predict
+from ddlbench.oracle.predictor import SAMPLES, Inputs, Prediction, job_of, predict, setting_of
+from ddlbench.oracle.strategies import pipeline
 from ddlbench.oracle.timing.computation import Computation
-from ddlbench.predict import ranking, volumes
+from ddlbench.predict import chakra, ranking, volumes
 from ddlbench.predict.question import Question, ask
+from ddlbench.predict.timeline import timeline
 from ddlbench.progress import Progress
+from ddlbench.rehearsal import perfetto
+from ddlbench.rehearsal.perfetto import Slice
 
 TP = (2, 4, 8)  # degrees of tensor parallelism that are tried within a node
 STAGES = {"tensor": 1, "hybrid": 2}  # stages of the frameworks for which several layouts are tried
@@ -70,15 +76,33 @@ def answer(question: Question) -> int:
         print(f"collectives are in {network.calibrate(machine.device.type, counts)}", file=sys.stderr)
     machine = machine_of(question.machine, question.overlap)
     rows = ranking.ranked(predictions(question, machine))
+    fine = [row for row in rows if row.status == "ok"]
     if question.options.figure:
         from ddlbench.predict.figure import draw  # matplotlib comes with it
 
         draw(rows, question.options.figure)
+    if question.options.timeline:
+        perfetto.write(question.options.timeline, slices(question, machine, fine))
+    if question.options.chakra:
+        for line in chakra.write(question.options.chakra, fine, partial(_config, question)):
+            print(line, file=sys.stderr)
     if question.options.json:
         print(json.dumps([asdict(row) for row in rows], indent=1))
     else:
         show(rows, question, machine)
-    return 0 if any(row.status == "ok" for row in rows) else 3
+    return 0 if fine else 3
+
+
+def slices(question: Question, machine: Machine, rows: Sequence[Prediction]) -> Iterator[Slice]:
+    """The timelines of rows with status ok."""
+    results = Results.read(question.options.results, str(torch.__version__)) if question.options.results else None
+    for row in rows:
+        config, passes, send = _config(question, row), (), ()
+        if config is not None and isinstance(config.framework, Pipeline):
+            inputs = inputs_of(question, machine, config, results)
+            job = job_of(config, row.gpus, machine)
+            passes, send = pipeline.timeline(config.framework, setting_of(config, config.framework, job, inputs))
+        yield from timeline(row, passes, send)
 
 
 def predictions(question: Question, machine: Machine) -> list[Prediction]:

@@ -90,6 +90,8 @@ def parser() -> Parser:
     add("--max-memory-gib", type=float, metavar="M", help="the best with so much memory or less")
     add("--grade", type=Path, metavar="POINTS.csv", help=GRADE)
     add("--figure", type=Path, metavar="FILE", help="draw the predictions into FILE.png and FILE.svg")
+    add("--timeline", type=Path, metavar="FILE", help="write the steps as a Chrome trace, which ui.perfetto.dev opens")
+    add("--chakra", type=Path, metavar="FOLDER", help="write the steps as Chakra execution traces, one of each rank")
     add("words", nargs="*", help=argparse.SUPPRESS)
     return made
 

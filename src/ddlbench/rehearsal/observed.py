@@ -54,13 +54,28 @@ class Group(NamedTuple):
     stride: int
 
 
-class Observed(TorchDispatchMode):
-    """Counts of the operations since `clear`.
+class Operation(NamedTuple):
+    """One call of torch's dispatcher.
 
-    counts, sent: collectives, and the bytes of complete messages: what all ranks of a group start from or end with
+    flops: of a matrix product, a convolution or attention (measure/formulas/flops.py); else 0
+    bytes_: of the results; of a collective the bytes of the complete message: what all ranks of a group start from or
+        end with
+    peer: the rank that gets or sends a message between two ranks
+    """
+
+    name: str
+    flops: float
+    bytes_: int
+    group: Group | None = None
+    peer: int | None = None
+
+
+class Observed(TorchDispatchMode):
+    """What happens since `clear`.
+
+    operations: in their order, without views
     waits: calls in which the host waits, by call and line: of tensors on the device if it is "cuda"; of all tensors on
         the CPU, where it is not known which of them would stay on the host
-    flops: of matrix products, convolutions and attention (measure/formulas/flops.py)
     pinned: pinned storages by their identity, kept by `clear`
 
     A number that depends on fake data is unknown: the step reads 1 and continues. No gradient in fp16 overflows, so
@@ -70,17 +85,14 @@ class Observed(TorchDispatchMode):
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self.device = device
-        self.counts, self.sent = Counter[Group](), Counter[Group]()
+        self.operations = list[Operation]()
         self.waits = Counter[tuple[str, str]]()
-        self.flops = 0.0
         self.pinned, self.overflows = dict[int, object](), dict[int, object]()
         self.alive = Alive(device)
 
     def clear(self) -> None:
-        self.counts.clear()
-        self.sent.clear()
+        self.operations.clear()
         self.waits.clear()
-        self.flops = 0.0
         self.alive.peak = self.alive.bytes_
 
     @contextmanager
@@ -100,11 +112,8 @@ class Observed(TorchDispatchMode):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # the operation comes again with the local tensors and its collectives
         kwargs = kwargs or {}
-        if kind := collective(func):
-            group = Group(kind, *members(args))
-            self.counts[group] += 1
-            self.sent[group] += max((sum(map(size, tensors(argument))) for argument in args), default=0)
-        elif (call := needed_by_host(func, args)) and args[0].device.type == self.device.type:
+        kind = collective(func)
+        if kind is None and (call := needed_by_host(func, args)) and args[0].device.type == self.device.type:
             self.note_wait(call)
         try:
             out = func(*args, **kwargs)
@@ -115,7 +124,11 @@ class Observed(TorchDispatchMode):
                 out = 0.0 if identity(args[0]) in self.overflows else unknown(args[0].dtype)
             else:
                 raise
-        self.flops += operation_flops(func, args, kwargs, out)
+        if kind is not None:
+            self.operations.append(communication(kind, func, args))
+        elif not func.is_view:
+            flops = operation_flops(func, args, kwargs, out)
+            self.operations.append(Operation(str(func), flops, sum(map(size, tensors(out)))))
         for tensor in tensors(out):
             self.alive.made(tensor)
         if kwargs.get("pin_memory") or func._schema.name == "aten::_pin_memory":
@@ -165,15 +178,22 @@ def collective(func: Any) -> str | None:
     return None if name == "wait_tensor" else next((kinds[key] for key in kinds if plain.startswith(key)), name)
 
 
-def members(arguments: Sequence[Any]) -> tuple[int, int]:
-    """The number of ranks in the group of a collective, and the distance between two of them."""
+def communication(kind: str, func: Any, args: Sequence[Any]) -> Operation:
+    """A call of a kind that `collective` gave."""
+    ranks = members(args)
+    group = Group(kind, len(ranks), ranks[1] - ranks[0] if len(ranks) > 1 else 1)
+    bytes_ = max((sum(map(size, tensors(argument))) for argument in args), default=0)
+    return Operation(str(func), 0.0, bytes_, group, ranks[args[2]] if kind in ("send", "recv") else None)
+
+
+def members(arguments: Sequence[Any]) -> list[int]:
+    """The ranks in the group of a collective."""
     boxed = next((argument for argument in arguments if isinstance(argument, torch.ScriptObject)), None)
     if boxed is None:  # the functional collectives take the group's name, last
         group = dist.distributed_c10d._resolve_process_group(arguments[-1])  # pyright: ignore
     else:
         group = dist.ProcessGroup.unbox(boxed)
-    ranks = dist.get_process_group_ranks(group)
-    return len(ranks), ranks[1] - ranks[0] if len(ranks) > 1 else 1
+    return dist.get_process_group_ranks(group)
 
 
 def needed_by_host(func: Any, args: Any) -> str | None:

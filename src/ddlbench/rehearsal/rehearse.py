@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from itertools import repeat
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -28,7 +29,9 @@ from ddlbench.job import Batch, Job, Place, Trainer, example_batch
 from ddlbench.measure.clock import EpochClock
 from ddlbench.ranks.fake.fake import fake_world
 from ddlbench.ranks.launch import Launch
-from ddlbench.rehearsal.observed import Observed, short
+from ddlbench.rehearsal import perfetto
+from ddlbench.rehearsal.observed import Group, Observed, Operation, short
+from ddlbench.rehearsal.perfetto import Slice
 from ddlbench.rehearsal.storages import before_update, gradients, memory, stored
 from ddlbench.texts import bytes_text
 
@@ -56,6 +59,7 @@ class Rehearsal:
 
     memory: bytes of parameters, gradients and optimizer (each storage once), and the peak of a step
     host_waits: the number of calls in a step in which the host waits for its device, by call and line
+    operations: all of the step, or of the steps after which they repeat; they are not printed
     error: what does not fit together, with the line
     """
 
@@ -71,6 +75,11 @@ class Rehearsal:
     host_waits: dict[str, float] | None = None
     flops: float | None = None
     error: str | None = None
+    operations: tuple[Operation, ...] = field(default=(), repr=False, compare=False)
+
+    def printed(self) -> dict[str, Any]:
+        """The keys of the JSON."""
+        return {key: value for key, value in asdict(replace(self, operations=())).items() if key != "operations"}
 
 
 def rehearsal(config: Config, launch: Launch) -> int:
@@ -84,7 +93,9 @@ def rehearsal(config: Config, launch: Launch) -> int:
     per_node = min(asked.gpus_per_node, asked.gpus)
     rank = Launch("torchrun", asked.rank, asked.gpus, asked.rank % per_node, per_node)
     row = rehearse(config, rank, torch.device("cuda", 0) if asked.device == "cuda" else torch.device("cpu"))
-    print(json.dumps(asdict(row), indent=1) if asked.json else text(row))
+    print(json.dumps(row.printed(), indent=1) if asked.json else text(row))
+    if asked.trace is not None and row.error is None:
+        perfetto.write(Path(asked.trace), slices(row))
     return 0 if row.error is None else 1
 
 
@@ -105,6 +116,15 @@ def text(row: Rehearsal) -> str:
     lines += [ON_CPU] if row.host_waits and row.device == "cpu" else []
     lines += [f"does not fit together: {row.error}"] if row.error else []
     return "\n".join(lines)
+
+
+def slices(row: Rehearsal) -> Iterator[Slice]:
+    """The operations in their order. Nothing is measured: each of them takes one microsecond of the time axis."""
+    process = f"{row.framework}: rank {row.rank} of {row.gpus}, one operation per microsecond (not measured)"
+    for number, (name, flops, bytes_, group, peer) in enumerate(row.operations):
+        sent = {"flops": flops} if group is None else {**group._asdict(), "peer": peer}
+        track = "computing" if group is None else "communication"
+        yield Slice(process, track, name, number * 1e-6, 1e-6, {"bytes": bytes_, **sent})
 
 
 def rehearse(config: Config, launch: Launch, device: torch.device) -> Rehearsal:
@@ -173,13 +193,16 @@ def stepped(row: Rehearsal, trainer: Trainer, batches: Iterator[Any], observed: 
     observed.clear()
     for _ in range(period):
         trainer.step(next(batches))
-    sent = tuple(
-        Sent(*group, count=count / period, bytes_=observed.sent[group] / period)
-        for group, count in observed.counts.items()
-    )
+    sizes: dict[Group, list[int]] = {}
+    for operation in observed.operations:
+        if operation.group is not None:
+            sizes.setdefault(operation.group, []).append(operation.bytes_)
+    sent = tuple(Sent(*group, len(bytes_) / period, sum(bytes_) / period) for group, bytes_ in sizes.items())
     waits = {f"{call} at {place}": count / period for (call, place), count in observed.waits.items()}
     bytes_ = memory(trainer) | {"gradients": max(held) or None, "peak": observed.alive.peak}
-    return replace(row, memory=bytes_, collectives=sent, host_waits=waits, flops=observed.flops / period)
+    flops = sum(operation.flops for operation in observed.operations) / period
+    operations = tuple(observed.operations)
+    return replace(row, memory=bytes_, collectives=sent, host_waits=waits, flops=flops, operations=operations)
 
 
 def line(error: Exception) -> str:

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
-from ddlbench.errors import UserError, reporting
+from ddlbench.errors import RunError, UserError, reporting
 from ddlbench.figures.figures import make_figures
 from ddlbench.figures.files import save
+from ddlbench.report import openmetrics
 from ddlbench.report.compare import SLOWER, UNDECIDED, versus
 from ddlbench.report.documents import write_documents, write_warnings
 from ddlbench.report.explain import explain
@@ -52,7 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         page = write_report(tables, out, targets, given.baseline == "published", given.pdf)
         if explanation:
             explanation.write(out, given.pdf)
-    except UserError as error:
+        if given.openmetrics is not None:
+            openmetrics.write(given.openmetrics, tables.run_rows)
+    except RunError as error:
         _say(f"ddlbench.report: {printable(str(error))}", sys.stderr)
         return error.exit_code
     _warn(tables.warnings, "the report (tables/warnings.txt)")
@@ -69,9 +72,8 @@ def _compare(given: argparse.Namespace) -> int:
     """Print what changed between two sets of results; the exit code of the gate. UserError for options of a report,
     which would have no effect."""
     options = {"RESULTS": given.results, "--by": given.by != FACTORS[0]}
-    options |= {
-        f"--{name}": getattr(given, name) for name in ("out", "only", "baseline", "pdf", "target", "predict", "explain")
-    }
+    names = ("out", "only", "baseline", "pdf", "target", "predict", "explain", "openmetrics")
+    options |= {f"--{name}": getattr(given, name) for name in names}
     useless = [name for name, value in options.items() if value]
     if useless:
         raise UserError(f"--compare makes no report: leave {', '.join(useless)} out")
@@ -166,6 +168,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--explain", metavar="RUN",
         help="why is it slow: a waterfall from the ideal to the measured step of the run with this run_id or path",
+    )  # fmt: skip
+    parser.add_argument(
+        "--openmetrics", type=Path, metavar="FILE",
+        help="also write the numbers of the last run as OpenMetrics text, for node_exporter's textfile collector",
     )  # fmt: skip
     parser.add_argument(
         "--compare", nargs=2, type=Path, metavar=("BEFORE", "AFTER"),

@@ -114,8 +114,8 @@ def equal(stages: int, send: float = 0.0) -> schedule.Stages:
 
 
 def on_shared_cores() -> list[str]:
-    took, busy = schedule.simulate_shared("gpipe", equal(2), 2, 2, lambda ranks: 1.5 if ranks > 1 else 1.0)
-    return [s(took), s(busy[0])]
+    passes = schedule.simulate("gpipe", equal(2), 2, 2, lambda ranks: 1.5 if ranks > 1 else 1.0)
+    return [s(passes[-1].end), s(sum(item.end - item.begin for item in passes if item.stage == 0))]
 
 
 def split_weights() -> Setting:

@@ -20,17 +20,29 @@ from ddlbench.oracle.memory.stages import Cut, memory, of_ranks, rank_parameters
 from ddlbench.oracle.setting import Limit, Message, Outcome, Setting
 from ddlbench.oracle.strategies.tensor import Traffic, batch_message, limit, traffic
 from ddlbench.oracle.timing import schedule
-from ddlbench.oracle.timing.schedule import Stages
+from ddlbench.oracle.timing.schedule import Stages, Timed
 
 _balanced = cache(balanced)
 
 
 def pipeline(framework: Pipeline, setting: Setting) -> Outcome:
+    return predict(cut_of(framework, setting), setting)
+
+
+def cut_of(framework: Pipeline, setting: Setting) -> Cut:
     layout = framework.layout(setting.world)
     count = micro_batch_count(framework.schedule, setting.job, layout.pp, layout.dp)
     sizes = stage_sizes(setting, layout.pp * framework.virtual_stages, framework.balance, framework.flops_per_byte)
     sharded = framework.sharded and layout.dp > 1
-    return predict(Cut(framework.schedule, layout.dp, layout.tp, layout.pp, sizes, count, sharded), setting)
+    return Cut(framework.schedule, layout.dp, layout.tp, layout.pp, sizes, count, sharded)
+
+
+def timeline(framework: Pipeline, setting: Setting) -> tuple[list[Timed], Sequence[float]]:
+    """The passes of a step with everything that is sent, and the seconds of a message from each stage to the next."""
+    cut = cut_of(framework, setting)
+    samples = setting.job.replica_batch(cut.dp) / cut.count
+    stages = _stages(cut, setting, samples, _traffics(cut, setting, samples), sends=True)
+    return _passes(cut, stages, setting), stages.send
 
 
 def pipedream(framework: PipeDream, setting: Setting) -> Outcome:
@@ -53,7 +65,7 @@ def predict(cut: Cut, setting: Setting) -> Outcome:
     samples = job.replica_batch(cut.dp) / cut.count
     blocks = setting.counts.blocks
     no_traffic = [Traffic() for _ in blocks]
-    traffics = [traffic(block, samples, setting, cut.tp) for block in blocks] if cut.tp > 1 else no_traffic
+    traffics = _traffics(cut, setting, samples)
     compute_s, busy_s = _time(cut, _stages(cut, setting, samples, no_traffic, sends=False), setting)
     with_layers_s, _ = _time(cut, _stages(cut, setting, samples, traffics, sends=False), setting)
     with_sends_s, _ = _time(cut, _stages(cut, setting, samples, traffics, sends=True), setting)
@@ -126,7 +138,7 @@ def _time(cut: Cut, stages: Stages, setting: Setting) -> tuple[float, float]:
     """Seconds of a step's passes, and the computing time of the busiest rank. PipeDream has no flush: the slowest stage
     or message sets its rate, or the cores that all stages share."""
     machine, beside = setting.machine, cut.dp * cut.tp
-    node, world = machine.per_node(setting.world), setting.world
+    node = machine.per_node(setting.world)
     if cut.schedule == "pipedream":
         busy = cut.count * max(of_ranks(stages.busy, cut.pp))
         if machine.cores is not None:
@@ -136,10 +148,24 @@ def _time(cut: Cut, stages: Stages, setting: Setting) -> tuple[float, float]:
     if machine.cores is None:
         took = schedule.seconds(cut.schedule, stages, cut.pp, cut.count)
         return took, cut.count * max(of_ranks(stages.busy, cut.pp))
-    took, busy_s = schedule.simulate_shared(
+    passes = _passes(cut, stages, setting)
+    busy = (sum(item.end - item.begin for item in passes if item.stage % cut.pp == rank) for rank in range(cut.pp))
+    return passes[-1].end, max(busy)
+
+
+def _passes(cut: Cut, stages: Stages, setting: Setting) -> list[Timed]:
+    """Ranks that compute at once share the cores of their node, if it has a known number."""
+    machine, world, beside = setting.machine, setting.world, cut.dp * cut.tp
+    if machine.cores is None:
+        return schedule.simulate(cut.schedule, stages, cut.pp, cut.count)
+    node = machine.per_node(world)
+    return schedule.simulate(
         cut.schedule, stages, cut.pp, cut.count, lambda busy: machine.shared_cores(ceil(busy * beside * node / world))
     )
-    return took, max(busy_s)
+
+
+def _traffics(cut: Cut, setting: Setting, samples: float) -> list[Traffic]:
+    return [traffic(block, samples, setting, cut.tp) if cut.tp > 1 else Traffic() for block in setting.counts.blocks]
 
 
 def _in_layers(cut: Cut, setting: Setting, traffics: Sequence[Traffic], exposed: float) -> list[Message]:

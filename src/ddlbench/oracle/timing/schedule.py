@@ -10,11 +10,22 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 # Forward; backward; zero bubble's two backward passes, of inputs and of weights. The last is not in `order`: it runs
 # while a rank would otherwise wait.
 F, B, INPUTS, WEIGHTS = "F", "B", "I", "W"
 Op = tuple[str, int, int]  # kind, stage, micro batch
+
+
+class Timed(NamedTuple):
+    """A pass with its begin and end in seconds after the begin of the schedule."""
+
+    kind: str
+    stage: int
+    micro: int
+    begin: float
+    end: float
 
 
 @dataclass(frozen=True)
@@ -39,49 +50,26 @@ def seconds(schedule: str, stages: Stages, ranks: int, micro_batches: int) -> fl
     """
     steady = 8 * len(stages.forward) + 2
     if schedule not in ("gpipe", "1f1b") or micro_batches <= steady:
-        return simulate(schedule, stages, ranks, micro_batches)
+        return simulate(schedule, stages, ranks, micro_batches)[-1].end
     periods, rest = divmod(micro_batches - steady, ranks)
-    before, there = (simulate(schedule, stages, ranks, steady + rest + more) for more in (-ranks, 0))
+    before, there = (simulate(schedule, stages, ranks, steady + rest + more)[-1].end for more in (-ranks, 0))
     return there + periods * (there - before)
 
 
-def simulate(schedule: str, stages: Stages, ranks: int, micro_batches: int) -> float:
-    """Run the passes of every rank in their order. Each starts as soon as its input is ready."""
-    count = len(stages.forward)
-    done: dict[Op, float] = {}
-    free = [0.0] * ranks
-    orders = [deque(order(schedule, rank, ranks, count, micro_batches)) for rank in range(ranks)]
-    weights = [deque[float]() for _ in range(ranks)]  # gradients of weights that wait
-    moved = True
-    while moved:
-        moved = False
-        for rank, todo in enumerate(orders):
-            while todo and (begin := _ready(todo[0], done, stages, count)) is not None:
-                kind, stage, micro = todo.popleft()
-                while weights[rank] and free[rank] < begin:  # zero bubble: fill the wait
-                    free[rank] += weights[rank].popleft()
-                took = stages.forward[stage] if kind == F else stages.backward[stage]
-                if kind == INPUTS:
-                    took /= 2
-                    weights[rank].append(took)
-                free[rank] = done[F if kind == F else B, stage, micro] = max(free[rank], begin) + took
-                moved = True
-    assert not any(orders), "the schedule waits for itself"
-    return max(end + sum(late) for end, late in zip(free, weights, strict=True))
+def simulate(
+    schedule: str, stages: Stages, ranks: int, micro_batches: int, slower: Callable[[int], float] = lambda _: 1.0
+) -> list[Timed]:
+    """Run the passes of every rank in their order; each starts as soon as its input is ready. Returns the passes in the
+    order of their ends.
 
-
-def simulate_shared(
-    schedule: str, stages: Stages, ranks: int, micro_batches: int, slower: Callable[[int], float]
-) -> tuple[float, list[float]]:
-    """Simulate ranks that share cores: while k of them compute at once, each takes slower(k) times as long. Returns the
-    seconds, and the computing time of each rank."""
+    slower: of ranks that share cores: while k of them compute at once, each takes slower(k) times as long
+    """
     count, now = len(stages.forward), 0.0
-    done: dict[Op, float] = {}
+    passes, done = list[Timed](), dict[Op, float]()
     orders = [deque(order(schedule, rank, ranks, count, micro_batches)) for rank in range(ranks)]
-    weights = [deque[float]() for _ in range(ranks)]  # gradients of weights that wait
+    weights = [deque[Op]() for _ in range(ranks)]  # gradients of weights that wait
     left: dict[int, float] = {}  # seconds of work left, of each rank that computes
-    doing: dict[int, Op | None] = {}  # None: gradients of weights; no pass waits for them
-    busy = [0.0] * ranks
+    doing: dict[int, tuple[Op, float]] = {}  # with its begin
     while left or any(orders) or any(weights):
         arrivals: list[float] = []  # of the inputs that idle ranks wait for, if known
         for rank, todo in enumerate(orders):
@@ -89,11 +77,11 @@ def simulate_shared(
                 continue
             arrival = _ready(todo[0], done, stages, count) if todo else None
             if arrival is not None and arrival <= now + 1e-12:
-                kind, stage, _ = doing[rank] = todo.popleft()
-                took = stages.forward[stage] if kind == F else stages.backward[stage]
-                left[rank] = took / 2 if kind == INPUTS else took
+                doing[rank] = todo.popleft(), now
+                left[rank] = _took(doing[rank][0], stages)
             elif weights[rank]:
-                doing[rank], left[rank] = None, weights[rank].popleft()
+                doing[rank] = weights[rank].popleft(), now
+                left[rank] = _took(doing[rank][0], stages)
             elif arrival is not None:
                 arrivals.append(arrival)
         rate = slower(len(left)) if left else 1.0
@@ -102,16 +90,22 @@ def simulate_shared(
         passed = min(events)
         now += passed
         for rank in list(left):
-            busy[rank] += passed
             left[rank] -= passed / rate
             if left[rank] <= 1e-12 * rate:
                 del left[rank]
-                if (op := doing.pop(rank)) is not None:
-                    kind, stage, micro = op
+                (kind, stage, micro), begin = doing.pop(rank)
+                passes.append(Timed(kind, stage, micro, begin, now))
+                if kind != WEIGHTS:  # no pass waits for gradients of weights
                     done[F if kind == F else B, stage, micro] = now
-                    if kind == INPUTS:
-                        weights[rank].append(stages.backward[stage] / 2)
-    return now, busy
+                if kind == INPUTS:
+                    weights[rank].append((WEIGHTS, stage, micro))
+    return passes
+
+
+def _took(op: Op, stages: Stages) -> float:
+    kind, stage, _ = op
+    took = stages.forward[stage] if kind == F else stages.backward[stage]
+    return took / 2 if kind in (INPUTS, WEIGHTS) else took
 
 
 def _ready(op: Op, done: dict[Op, float], stages: Stages, count: int) -> float | None:

@@ -1,0 +1,150 @@
+"""A predicted step as Chakra execution traces: a file for each rank, which simulators such as ASTRA-sim replay.
+
+Sridharan et al. 2023, https://arxiv.org/abs/2305.14516; the schema is et_def.proto of MLCommons Chakra 1.0.0.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from io import BytesIO
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from ddlbench.config.schema import Config
+from ddlbench.errors import RunError, Unavailable, Unsupported, reporting
+from ddlbench.oracle.predictor import Prediction
+from ddlbench.predict import volumes
+from ddlbench.rehearsal.observed import Operation
+from ddlbench.rehearsal.rehearse import Rehearsal
+
+# What is written here, with the numbers of et_def.proto. Enumerations are int32 in the file.
+SCHEMA = """
+name: "et_def.proto" package: "ChakraProtoMsg" syntax: "proto3"
+message_type { name: "AttributeProto" oneof_decl { name: "value" }
+  field { name: "name" number: 1 type: TYPE_STRING }
+  field { name: "int64_val" number: 9 type: TYPE_INT64 oneof_index: 0 }
+  field { name: "bool_val" number: 27 type: TYPE_BOOL oneof_index: 0 }
+  field { name: "string_val" number: 29 type: TYPE_STRING oneof_index: 0 } }
+message_type { name: "GlobalMetadata"
+  field { name: "version" number: 1 type: TYPE_STRING }
+  field { name: "attr" number: 2 type: TYPE_MESSAGE label: LABEL_REPEATED type_name: "AttributeProto" } }
+message_type { name: "Node"
+  field { name: "id" number: 1 type: TYPE_UINT64 }
+  field { name: "name" number: 2 type: TYPE_STRING }
+  field { name: "type" number: 3 type: TYPE_INT32 }
+  field { name: "data_deps" number: 5 type: TYPE_UINT64 label: LABEL_REPEATED }
+  field { name: "duration_micros" number: 7 type: TYPE_UINT64 }
+  field { name: "attr" number: 10 type: TYPE_MESSAGE label: LABEL_REPEATED type_name: "AttributeProto" } }
+"""
+FIELDS = {bool: "bool_val", int: "int64_val", str: "string_val"}  # of an attribute, by the type of its value
+COMPUTE, SEND, RECEIVE, COLLECTIVE = 4, 5, 6, 7  # NodeType
+COLLECTIVES = {"all_reduce": 0, "all_gather": 2, "broadcast": 5, "reduce_scatter": 7}  # CollectiveCommType
+
+
+def write(folder: Path, rows: Sequence[Prediction], config_of: Callable[[Prediction], Config | None]) -> Iterator[str]:
+    """Write the traces of rows. Yields a line for a row that has none. UserError for a folder that cannot be written;
+    Unavailable without protobuf.
+
+    rows: with status ok; config_of: None for a row that cannot run
+    """
+    classes = messages()
+    with reporting(f"{folder} cannot be written", "choose another --chakra FOLDER"):
+        folder.mkdir(parents=True, exist_ok=True)
+        for row in rows:
+            try:
+                if (config := config_of(row)) is None:
+                    raise Unsupported("it can only be predicted")
+                write_row(folder, row, volumes.stages(config, row), classes)
+            except RunError as error:
+                yield f"no Chakra trace of {row.framework} at {row.gpus}: {error}"
+
+
+def write_row(folder: Path, row: Prediction, stages: Sequence[Rehearsal], classes: dict[str, Any]) -> None:
+    """FRAMEWORK_GPUS.RANK.et for each rank, and FRAMEWORK_GPUS.groups.json with the ranks of every `pg_name`.
+    Unsupported for a collective that the schema lacks.
+
+    stages: a rank of each pipeline stage; the others of its stage do the same in their groups
+    """
+    from google.protobuf.proto import serialize_length_prefixed
+
+    stem, groups = f"{row.framework}_{row.gpus}", dict[str, list[int]]()
+    steps = [replace(stage, operations=tuple(merged(stage.operations))) for stage in stages]
+    speed = max(sum(operation.flops for operation in step.operations) for step in steps) / (row.compute_s or 1.0)
+    for rank in range(row.gpus):
+        file, head = BytesIO(), _attributes({"world_size": row.gpus, "rank": rank})
+        serialize_length_prefixed(classes["GlobalMetadata"](version="1.0.0", attr=head), file)
+        for node in nodes(steps[rank * len(steps) // row.gpus], rank, speed, groups):
+            serialize_length_prefixed(classes["Node"](**node), file)
+        (folder / f"{stem}.{rank}.et").write_bytes(file.getvalue())
+    (folder / f"{stem}.groups.json").write_text(json.dumps(groups), encoding="utf-8")
+
+
+def nodes(step: Rehearsal, rank: int, speed: float, groups: dict[str, list[int]]) -> Iterator[dict[str, Any]]:
+    """The nodes of one rank. A node depends on the computation or collective before it, and a computation or collective
+    on what was received before it. So nothing overlaps, and no message waits for another one.
+
+    speed: FLOPs a second; groups: gets the ranks of the groups
+    """
+    last, received = list[int](), list[int]()
+    for number, operation in enumerate(step.operations):
+        kind, attr = _attributed(operation, rank, rank - step.rank, groups)
+        node = {"id": number, "name": operation.name, "type": kind, "attr": _attributes({"is_cpu_op": False, **attr})}
+        yield node | {
+            "data_deps": last if kind in (SEND, RECEIVE) else last + received,
+            "duration_micros": round(operation.flops / speed * 1e6),
+        }
+        if kind == RECEIVE:
+            received.append(number)
+        elif kind != SEND:
+            last, received = [number], []
+
+
+def _attributed(
+    operation: Operation, rank: int, shift: int, groups: dict[str, list[int]]
+) -> tuple[int, dict[str, Any]]:
+    """The type and the attributes of a node. As in Chakra's own converter comm_size is what one rank gives, so a gather
+    gives its complete message / ranks. shift: from the rehearsed rank to this one"""
+    _, flops, bytes_, group, peer = operation
+    if group is None:
+        return COMPUTE, {"num_ops": round(flops), "tensor_size": bytes_}
+    if peer is not None:
+        ends = {"comm_src": rank, "comm_dst": peer + shift}
+        if group.kind == "recv":
+            ends = {"comm_src": peer + shift, "comm_dst": rank}
+        return SEND if group.kind == "send" else RECEIVE, {"comm_size": bytes_, "comm_tag": 0, **ends}
+    if group.kind not in COLLECTIVES:
+        raise Unsupported(f"a Chakra trace cannot say {group.kind}, which is sent among {group.ranks} ranks")
+    first = rank - rank // group.stride % group.ranks * group.stride
+    name = f"{first}+{group.stride}x{group.ranks}"
+    groups[name] = [first + index * group.stride for index in range(group.ranks)]
+    size = bytes_ // group.ranks if group.kind == "all_gather" else bytes_
+    return COLLECTIVE, {"comm_type": COLLECTIVES[group.kind], "comm_size": size, "pg_name": name}
+
+
+def merged(operations: Sequence[Operation]) -> Iterator[Operation]:
+    """Computing between two messages is one operation. What has no FLOPs and groups of one rank are left out."""
+    kept = (operation for operation in operations if operation.group is None or operation.group.ranks > 1)
+    for group, run in groupby(kept, key=lambda operation: operation.group):
+        together = list(run)
+        if group is not None:
+            yield from together
+        elif flops := sum(operation.flops for operation in together):
+            yield Operation("computing", flops, sum(operation.bytes_ for operation in together))
+
+
+def messages() -> dict[str, Any]:
+    """Classes of the schema's messages, by name. Unavailable without protobuf."""
+    try:
+        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
+    except ImportError as error:
+        raise Unavailable(f"--chakra needs protobuf ({error}): pip install 'ddlbench[tools]'") from error
+    file = text_format.Parse(SCHEMA, descriptor_pb2.FileDescriptorProto())
+    classes = message_factory.GetMessages([file], pool=descriptor_pool.DescriptorPool())
+    return {name.rpartition(".")[2]: made for name, made in classes.items()}
+
+
+def _attributes(values: dict[str, bool | int | str]) -> list[dict[str, Any]]:
+    return [{"name": name, FIELDS[type(value)]: value} for name, value in values.items()]

@@ -1,0 +1,98 @@
+"""The timeline of a prediction ends when its step ends, and no rank does two things at once."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from ddlbench.errors import UserError
+from ddlbench.frameworks.pipeline.adapter import Pipeline
+from ddlbench.oracle.machine.machine import load
+from ddlbench.oracle.measured.inputs import from_roofline
+from ddlbench.oracle.predictor import Inputs, Prediction, job_of, predict, setting_of
+from ddlbench.oracle.strategies import pipeline
+from ddlbench.predict.__main__ import main
+from ddlbench.predict.timeline import timeline
+from ddlbench.rehearsal.perfetto import Slice, events, write
+from tests.support.rehearsals import WORLD, config
+
+SCHEDULES = ["gpipe", "1f1b", "interleaved", "zero_bubble", "hybrid"]
+
+
+def predicted(framework: str, loader: float | None = None, cluster: str = "h100") -> tuple[Prediction, list[Slice]]:
+    made, machine = config(framework, "gpt2_small", "train.batch_per_gpu=8"), load(cluster)
+    inputs = Inputs(machine, lambda given, _: from_roofline(given, machine), loader=loader)
+    row = predict(made, made.framework, WORLD, inputs)
+    assert row.status == "ok", row.reason
+    if not isinstance(made.framework, Pipeline):
+        return row, list(timeline(row))
+    setting = setting_of(made, made.framework, job_of(made, WORLD, machine), inputs)
+    return row, list(timeline(row, *pipeline.timeline(made.framework, setting)))
+
+
+@pytest.mark.parametrize("loader", [None, 100.0])
+@pytest.mark.parametrize("framework", [*SCHEDULES, "pipedream", "ddp", "fsdp", "zero1"])
+def test_the_times_add_up_to_the_step(framework: str, loader: float | None) -> None:
+    row, slices = predicted(framework, loader)
+    assert max(item.start + item.seconds for item in slices) == pytest.approx(row.step_s)
+    assert min(item.start for item in slices) == 0
+    tracks: dict[str, list[tuple[float, float]]] = {}
+    for item in slices:
+        assert item.seconds >= 0
+        if not item.overlaps:
+            tracks.setdefault(item.track, []).append((item.start, item.start + item.seconds))
+    for spans in tracks.values():
+        assert all(end <= begin + 1e-12 for (_, end), (begin, _) in pairwise(sorted(spans)))
+
+
+def test_what_no_term_explains_is_at_the_end() -> None:
+    row, _ = predicted("ddp")
+    assert row.step_s is not None
+    *_, last = timeline(replace(row, step_s=row.step_s + 1.0, unexplained_s=1.0))
+    assert (last.name, last.start, last.seconds) == ("not explained by the model", pytest.approx(row.step_s), 1.0)
+
+
+@pytest.mark.parametrize("framework", SCHEDULES)
+def test_every_rank_of_a_pipeline_computes_every_micro_batch(framework: str) -> None:
+    row, slices = predicted(framework)
+    computed = [(item.args["stage"], item.args["micro batch"], item.name[0]) for item in slices if _is_pass(item)]
+    stages, kinds = {stage for stage, _, _ in computed}, {kind for _, _, kind in computed}
+    assert kinds == ({"F", "I", "W"} if framework == "zero_bubble" else {"F", "B"})
+    assert len(stages) == row.layout["pp"] * (2 if framework == "interleaved" else 1)
+    micro_batches = {micro for _, micro, _ in computed}
+    assert len(computed) == len(set(computed)) == len(stages) * len(kinds) * len(micro_batches)
+
+
+def _is_pass(item: Slice) -> bool:
+    return not item.overlaps and "micro batch" in item.args
+
+
+def test_events_have_names_and_microseconds(tmp_path: Path) -> None:
+    slices = [Slice("ddp", "rank 0", "computing", 0.0, 2.0, {"x": 1}), Slice("ddp", "link", "m", 1.0, 0.5, {}, True)]
+    write(tmp_path / "step.json", slices)
+    made = json.loads((tmp_path / "step.json").read_text())["traceEvents"]
+    assert made == list(events(slices))
+    assert [event["args"]["name"] for event in made if event["ph"] == "M"] == ["ddp", "rank 0", "link"]
+    whole, begin, end = (event for event in made if event["ph"] != "M")
+    assert (whole["ts"], whole["dur"], whole["args"], whole["tid"]) == (0, 2e6, {"x": 1}, 1)
+    assert (begin["ph"], begin["ts"], end["ph"], end["ts"], end["tid"]) == ("b", 1e6, "e", 1.5e6, 2)
+    assert begin["id"] == end["id"]
+    with pytest.raises(UserError, match=r"no/step\.json cannot be written \(No such file or directory\)"):
+        write(tmp_path / "no" / "step.json", slices)
+
+
+def test_the_command_writes_the_timeline_of_every_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["+model=resnet50", "cluster=h100", "train.batch_per_gpu=8", "gpus=[4]"]
+    for framework in ("gpipe", "ddp", "spatial"):
+        file = tmp_path / f"{framework}.json"
+        assert main([*words, f"+framework={framework}", "--json", f"--timeline={file}"]) == 0
+        step = json.loads(capsys.readouterr().out)[0]["step_s"]
+        made = json.loads(file.read_text())["traceEvents"]
+        assert made[0]["args"]["name"] == f"{framework} at 4 GPUs"
+        assert max(event["ts"] + event.get("dur", 0.0) for event in made if event["ph"] != "M") == pytest.approx(
+            step * 1e6
+        )
