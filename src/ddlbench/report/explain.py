@@ -2,8 +2,13 @@
 
 The ideal is the computing of the comparable measurement on one device, else the roofline (model FLOPs at the device's
 peak). A profiled window divides the rest. Its rank with the least exposed communication is the one that waits least for
-others, so its parts are those that the step has to take; a profiler stretches them, so they are scaled to the measured
-step without the wait for data. An unknown bar is empty, and what no bar holds is unexplained: the bars sum to the step.
+others, so its parts are those that the step has to take. They keep the seconds that they took in the window: what the
+measured step has beyond them is unexplained, less than nothing where the profiler slowed the window down. An unknown
+bar is empty. The bars sum to the step.
+
+A cause is named if its bar, less what comparable runs usually have of it, is the largest, at least LEAST of the step,
+larger than the spread of the other repeats, and larger than what is unexplained. What other processes took of a CPU
+may lengthen every bar that computes or waits for a rank that does: such a bar has to exceed that share too.
 """
 
 from __future__ import annotations
@@ -26,7 +31,11 @@ from ddlbench.results.tables.measurement import Measurement, duration
 from ddlbench.results.tables.tables import Tables, write_csv
 from ddlbench.texts import aligned, percent
 
-ONE_RUN = 0.05  # share of a step that a bar must exceed to be a cause, where no repeats say how far steps spread
+LEAST = 0.1  # share of a step
+ALONE = 1 / 3  # share of a step that exposed communication has to exceed where no comparable run says what is usual
+CHUNKS = 4  # micro batches a stage, with which a pipeline has its usual bubble (Huang et al. 2019, section 2.3)
+ALIKE = ("framework", "model", "model_changed", "gpus", "nodes", "device_model", "global_batch", "precision", "mode")
+BUSY = ("kernels", "exposed communication", "slow rank", "bubble", "host and launch")  # longer where a core is shared
 NO_CAUSE = "no single cause"
 CHOICES = ("loader", "data", "recipe")
 KEPT = ("global_batch", "micro_batch", "precision", "epochs", "steps", "threads_per_rank")  # of `train`
@@ -102,17 +111,32 @@ def explain(tables: Tables, records: Records, name: str) -> Explanation:
         raise UserError(
             f"--explain {name}: it has no measured training step (status {run['status']}): choose another run"
         )
-    (record,) = (attempt.record for attempt in records.attempts if attempt.name == run["path"])
+    record_of = {attempt.name: attempt.record for attempt in records.attempts}
     rows = [row for row in tables.measurements if row["measurement"] == run["measurement"]]
-    step_s = run["global_batch"] / run["throughput_samples_per_s"]
-    profile: Mapping[str, Any] = record.get("profile") or {}
-    window = profile if profile.get("status") == "ok" else {}
-    bars = _bars(run, step_s, window, _ideal(tables, run, rows))
+    step_s = _step_s(run)
+    ideal = _ideal(tables, run, rows)
+    bars = _bars(run, step_s, _window(record_of[run["path"]]), ideal)
     bars.append(Bar("unexplained", step_s - sum(bar.seconds or 0.0 for bar in bars), "the step less the other bars"))
-    cause = _cause(bars, _threshold(rows) * step_s)
-    command = _command(record["config"], run["gpus"])
+    others = [row for row in tables.run_rows if row is not run and row["status"] == "ok" and _alike(row, run)]
+    stages = 1 + max((line["stage"] for line in _window(record_of[run["path"]]).get("ranks", [])), default=0)
+    usual = _usual(step_s, stages, [_bars(row, _step_s(row), _window(record_of[row["path"]]), ideal) for row in others])
+    cause = _cause(bars, usual, _thresholds(run, [row for row in others if row["measurement"] == run["measurement"]]))
+    command = _command(record_of[run["path"]]["config"], run["gpus"])
     bars = [replace(bar, share=None if bar.seconds is None else bar.seconds / step_s) for bar in bars]
     return Explanation(run["path"], step_s, [replace(bar, next_run=_next(bar, command)) for bar in bars], cause)
+
+
+def _step_s(run: Row) -> float:
+    return run["global_batch"] / run["throughput_samples_per_s"]
+
+
+def _window(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    profile: Mapping[str, Any] = record.get("profile") or {}
+    return profile if profile.get("status") == "ok" else {}
+
+
+def _alike(row: Row, run: Row) -> bool:
+    return bool(row["throughput_samples_per_s"]) and all(row[name] == run[name] for name in ALIKE)
 
 
 def _ideal(tables: Tables, run: Row, rows: Sequence[Measurement]) -> Bar:
@@ -147,7 +171,7 @@ def _bars(run: Row, step_s: float, window: Mapping[str, Any], ideal: Bar) -> lis
     late, evidence = run["straggler_rank"], "no profiled window"
     if ranks:
         rank = min(ranks, key=lambda line: line["exposed_s"])
-        scale = rest_s / (rank["window_s"] - rank["data_s"])
+        scale = 1 / window["steps"]
         evidence = f"profiled window, rank {rank['rank']}"
         exposed, compute, idle = (rank[part] * scale for part in ("exposed_s", "compute_s", "idle_s"))
         slow = straggler(own_steps_of_window(window))
@@ -186,24 +210,39 @@ def _bars(run: Row, step_s: float, window: Mapping[str, Any], ideal: Bar) -> lis
     ]
 
 
-def _cause(bars: Sequence[Bar], threshold_s: float) -> str:
-    """The largest bar, if it exceeds the spread of steps and what is unexplained."""
-    seconds = {bar.bar: bar.seconds or 0.0 for bar in bars if bar.bar in NEXT}
+def _usual(step_s: float, stages: int, comparable: Sequence[Sequence[Bar]]) -> dict[str, float]:
+    """Seconds that runs of this framework and batch have of each bar: the median of comparable ones, else a rule."""
+    usual: dict[str, float] = {}
+    for name in ("kernels", "exposed communication", "bubble"):
+        seconds = [bar.seconds for bars in comparable for bar in bars if bar.bar == name and bar.seconds is not None]
+        if seconds:
+            usual[name] = median(seconds)
+        elif name == "exposed communication":
+            usual[name] = (ALONE - LEAST) * step_s
+        elif name == "bubble" and stages > 1:
+            usual[name] = step_s * (stages - 1) / ((CHUNKS + 1) * stages - 1)
+    return usual
+
+
+def _thresholds(run: Row, repeats: Sequence[Row]) -> dict[str, float]:
+    """Seconds that each bar has to exceed. repeats: the others"""
+    steps = [_step_s(row) for row in repeats]
+    least = max(LEAST * _step_s(run), max(steps) - min(steps) if steps else 0.0)
+    others = (run["cpu_others_share"] or 0.0) * _step_s(run) if run["device"] == "cpu" else 0.0
+    return {name: max(least, others) if name in BUSY else least for name in NEXT}
+
+
+def _cause(bars: Sequence[Bar], usual: Mapping[str, float], thresholds: Mapping[str, float]) -> str:
+    """The bar that is largest above the usual, if it exceeds its threshold and what is unexplained."""
+    seconds = {bar.bar: (bar.seconds or 0.0) - usual.get(bar.bar, 0.0) for bar in bars if bar.bar in NEXT}
     if bars[0].seconds is None:  # how much idle time is normal, only an ideal says
         del seconds["host and launch"]
-    largest = max(seconds, key=lambda name: abs(seconds[name]) if name == "unexplained" else seconds[name])
-    if largest == "unexplained" or seconds[largest] <= threshold_s:
+    unexplained = abs(seconds.pop("unexplained"))
+    largest = max(seconds, key=lambda name: seconds[name])
+    if seconds[largest] <= max(unexplained, thresholds[largest]):
         return NO_CAUSE
     bar = next(bar for bar in bars if bar.bar == largest)
     return bar.evidence.split(":")[0].replace("rank", "slow rank", 1) if largest == "slow rank" else largest
-
-
-def _threshold(rows: Sequence[Measurement]) -> float:
-    """The spread of the repeats' seconds a sample as a share of their median; ONE_RUN with a single one."""
-    row = rows[0] if rows else None
-    if row is None or row["runs_ok"] < 2:
-        return ONE_RUN
-    return (row["sample_time_longest_s"] - row["sample_time_shortest_s"]) / row["sample_time_s"]
 
 
 def _command(config: Mapping[str, Any], gpus: int) -> str:
