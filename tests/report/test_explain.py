@@ -20,13 +20,14 @@ from tests.support.records import write_run
 NO_WAIT = {"data_wait_share": 0.0, "mfu": None}
 
 
-def window(*ranks: tuple[float, float, float, float], stages: bool = False) -> dict[str, Any]:
-    """The section `profile` of one step. ranks: seconds of computing, exposed communication, data and idle of each."""
+def window(*parts_of_ranks: tuple[float, float, float, float], step_s: float = 0.64) -> dict[str, Any]:
+    """The section `profile` of one step. parts_of_ranks: computing, exposed communication, data and idle of each"""
+    ranks = [tuple(part * step_s / sum(parts) for part in parts) for parts in parts_of_ranks]
     lines = [
         {
             "rank": n,
             "host": "node1",
-            "stage": n if stages else 0,
+            "stage": 0,
             "window_s": sum(parts),
             "own_step_s": parts[0] + parts[3],
         }
@@ -79,7 +80,30 @@ def test_a_rank_that_sleeps_is_named_and_the_waits_for_it_are_no_communication(t
 
 def test_a_healthy_run_has_no_cause(tmp_path: Path) -> None:
     """4 % of communication with one run."""
-    assert explained(tmp_path, window((96, 4, 0, 0), (96, 4, 0, 0)), rate=192.0)[0].cause == NO_CAUSE
+    assert explained(tmp_path, window((96, 4, 0, 0), (96, 4, 0, 0), step_s=64 / 192), rate=192.0)[0].cause == NO_CAUSE
+
+
+def test_what_the_window_does_not_have_is_unexplained(tmp_path: Path) -> None:
+    """The window's step took 0.4 s of communication and computing, the measured one 0.64 s."""
+    explanation, seconds = explained(tmp_path, window((1, 1, 0, 0), (1, 1, 0, 0), step_s=0.4))
+    assert seconds["exposed communication"] == pytest.approx(0.2)
+    assert seconds["unexplained"] == pytest.approx(0.64 - 0.4 + 0.12 - 0.12)
+    assert explanation.cause == NO_CAUSE
+
+
+def test_communication_that_other_runs_of_the_framework_have_is_no_cause(tmp_path: Path) -> None:
+    sections = window((1, 1, 0, 0), (1, 1, 0, 0))
+    write_run(tmp_path, gpus=2, rate=100.0, summary=NO_WAIT, sections=sections, train={"seed": 1})
+    assert explained(tmp_path, sections)[0].cause == NO_CAUSE
+
+
+def test_what_other_processes_may_have_taken_of_the_cores_is_no_cause(tmp_path: Path) -> None:
+    busy = {"cpu_others_share": 0.6}
+    write_run(tmp_path, gpus=1, rate=100.0, device="cpu", summary=NO_WAIT)
+    sections = window((2, 0, 0, 0), (2, 0, 0, 0))
+    path = write_run(tmp_path, gpus=2, device="cpu", rate=100.0, summary=NO_WAIT | busy, sections=sections)
+    records = read_all([tmp_path])
+    assert explain(make_tables(records), records, path.parent.name).cause == NO_CAUSE
 
 
 def test_without_a_window_the_rest_is_unexplained_and_no_cause_is_invented(tmp_path: Path) -> None:
@@ -101,7 +125,7 @@ def test_the_next_run_has_each_key_once(tmp_path: Path) -> None:
 
 def test_idle_time_of_the_base_is_no_cause(tmp_path: Path) -> None:
     """The ideal of 0.32 s contains the base's idle time; the run computes 0.29 s of its 0.32 s."""
-    explanation, seconds = explained(tmp_path, window((9, 0, 0, 1), (9, 0, 0, 1)), rate=200.0)
+    explanation, seconds = explained(tmp_path, window((9, 0, 0, 1), (9, 0, 0, 1), step_s=0.32), rate=200.0)
     assert explanation.cause == NO_CAUSE
     assert [seconds["kernels"], seconds["host and launch"]] == pytest.approx([0, 0])
 
