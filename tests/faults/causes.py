@@ -110,8 +110,12 @@ def plantings() -> list[Trial]:
         *(
             Trial("bubble", 2, (f"+framework={name}", *model, f"train.micro_batch={size}"))
             for name, model, size in (
-                ("gpipe", TEXT, 8), ("gpipe", TEXT, 4), ("1f1b", TEXT, 8), ("1f1b", TEXT, 4),
-                ("gpipe", SYNTHETIC, 8), ("1f1b", SYNTHETIC, 8),
+                ("gpipe", TEXT, 8),
+                ("gpipe", TEXT, 4),
+                ("1f1b", TEXT, 8),
+                ("1f1b", TEXT, 4),
+                ("gpipe", SYNTHETIC, 8),
+                ("1f1b", SYNTHETIC, 8),
             )
         ),
         *(Trial("host", 2, words, busy("host", 0.1)) for words in (ddp, fsdp, images)),
@@ -243,7 +247,7 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="explain the runs that the folder has again")
     given = parser.parse_args()
     if os.getuid() == 0 and shutil.which("tc") and not os.environ.get("IN_NAMESPACE"):
-        script = f"ip link set lo up && exec {sys.executable} -m tests.faults.causes \"$@\""
+        script = f'ip link set lo up && exec {sys.executable} -m tests.faults.causes "$@"'
         os.environ["IN_NAMESPACE"] = "1"
         os.execvp("unshare", ["unshare", "-n", "sh", "-c", script, "sh", *sys.argv[1:]])
     with TemporaryDirectory() as folder:

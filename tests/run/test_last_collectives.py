@@ -5,6 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from ddlbench.errors import UserError
+from ddlbench.report.explain import explain
+from ddlbench.results.reading.attempts import read_all
+from ddlbench.results.tables.tables import make_tables
 from tests.support.faults import end, patience_s, start
 
 
@@ -17,3 +23,6 @@ def test_a_rank_that_hangs_is_behind_the_rank_that_waits_for_it(tmp_path: Path) 
     assert waiting["sequence"] > behind["sequence"]
     assert behind["done"]
     assert waiting["operation"] == "gloo:all_reduce"
+    records = read_all([tmp_path])
+    with pytest.raises(UserError, match=r"rank 1 on .* ended .*; rank 0 on .* waits in gloo:all_reduce"):
+        explain(make_tables(records), records, records.attempts[0].name)

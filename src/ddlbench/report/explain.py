@@ -25,6 +25,7 @@ from matplotlib.figure import Figure
 from ddlbench.errors import UserError
 from ddlbench.figures.files import save
 from ddlbench.measure.straggler import own_steps_of_window, straggler
+from ddlbench.report.hung import behind
 from ddlbench.results.reading.attempts import Records
 from ddlbench.results.rows import Row
 from ddlbench.results.tables.measurement import Measurement, duration
@@ -107,6 +108,9 @@ def explain(tables: Tables, records: Records, name: str) -> Explanation:
             f"--explain {name}: no attempt has this run_id or path: take one of the column run_id of runs.csv"
         )
     run = runs[-1]
+    path = next(attempt.path for attempt in records.attempts if attempt.name == run["path"])
+    if run["status"] == "timeout" and (ranks := behind(path)):
+        raise UserError(f"--explain {name}: it hung; the last collective of each rank, the first is behind: {ranks}")
     if run["status"] != "ok" or run["mode"] != "train" or not run["throughput_samples_per_s"] or not run["gpus"]:
         raise UserError(
             f"--explain {name}: it has no measured training step (status {run['status']}): choose another run"
