@@ -24,5 +24,5 @@ def test_a_rank_that_hangs_is_behind_the_rank_that_waits_for_it(tmp_path: Path) 
     assert behind["done"]
     assert waiting["operation"] == "gloo:all_reduce"
     records = read_all([tmp_path])
-    with pytest.raises(UserError, match=r"rank 1 on .* ended .*; rank 0 on .* waits in gloo:all_reduce"):
+    with pytest.raises(UserError, match=r"rank 1 on .* last began .*; rank 0 on .* last began gloo:all_reduce"):
         explain(make_tables(records), records, records.attempts[0].name)

@@ -15,7 +15,7 @@ def behind(attempt: Path) -> str:
     ranks: list[dict[str, Any]] = [json.loads(file.read_text()) for file in files]
     last = [(rank, rank["collectives"][-1]) for rank in ranks if rank["collectives"]]
     said = [
-        f"rank {rank['rank']} on {rank['host']} {'ended' if line['done'] else 'waits in'} {line['operation']} "
+        f"rank {rank['rank']} on {rank['host']} last began {line['operation']} "
         f"{line['sequence']} of group {line['group']}"
         for rank, line in sorted(last, key=lambda pair: pair[1]["sequence"])
     ]
