@@ -1,6 +1,6 @@
 """How far the oracle is off published measurements, with constants that were chosen without their source.
 
-python -m benchmarks.published POINTS.csv [LAYOUTS.csv] [--out FOLDER]      # make oracle-published
+python -m benchmarks.published POINTS.csv [LAYOUTS.csv] [--out FILE.md] [--figure FILE.png]      # make oracle-published
 
 Three constants are common to all GPUs (oracle/machine/machine.py): GPU_HIDDEN_COST, GPU_SPREAD and GPU_KERNEL_S. Each
 source is predicted with the constants of a grid that have the smallest mean error on all other sources. The same errors
@@ -11,22 +11,28 @@ were chosen on these layouts, so the band of their errors is no forecast.
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import cycle, product
 from pathlib import Path
 from statistics import mean, median
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
+
+import matplotlib as mpl
+from matplotlib import pyplot as plt
 
 from ddlbench.config.compose import configurations
 from ddlbench.errors import RunError
+from ddlbench.figures import plotting
+from ddlbench.figures.styles import PALETTE
 from ddlbench.oracle import bands
 from ddlbench.oracle.machine.machine import GPU_HIDDEN_COST, GPU_KERNEL_S, GPU_SPREAD
 from ddlbench.predict.grading import layouts
-from ddlbench.predict.grading.grade import predicted_s
 from ddlbench.predict.grading.points import Point, points
+from ddlbench.predict.grading.predictions import last_points, predicted_s
+from ddlbench.results.reading.csv_rows import read_csv
+from ddlbench.results.rows import group_by
 
 
 class Constants(NamedTuple):
@@ -56,17 +62,49 @@ def seconds(point: Point, constants: Constants) -> float:
 
 def errors(all_points: Iterable[Point], constants: Constants) -> dict[int, float]:
     """The error of each point, by its line in the file."""
-    return {point.line: seconds(point, constants) / point.measured.seconds - 1 for point in all_points}
+    return {point.stated.line: seconds(point, constants) / point.measured.seconds - 1 for point in all_points}
 
 
 def left_out_errors(all_points: Sequence[Point]) -> tuple[dict[int, float], dict[str, Constants]]:
     """The error of each point with the constants that were chosen without its source, and these constants."""
     grid = {constants: errors(all_points, constants) for constants in GRID}
     chosen: dict[str, Constants] = {}
-    for source in dict.fromkeys(point.source for point in all_points):
-        others = [point.line for point in all_points if point.source != source]
+    for source in dict.fromkeys(point.stated.source for point in all_points):
+        others = [point.stated.line for point in all_points if point.stated.source != source]
         chosen[source] = min(grid, key=lambda constants: mean(abs(grid[constants][line]) for line in others))
-    return {point.line: grid[chosen[point.source]][point.line] for point in all_points}, chosen
+    return {point.stated.line: grid[chosen[point.stated.source]][point.stated.line] for point in all_points}, chosen
+
+
+def coverage(all_points: Sequence[Point], error: Mapping[int, float]) -> tuple[float, float]:
+    """The shares of points within the bands of 80 and 95 % that all other sources give."""
+    ratios = {point.stated.line: 1 / (1 + error[point.stated.line]) for point in all_points}
+    inside = list[list[bool]]()
+    for source, group in group_by(all_points, lambda point: point.stated.source).items():
+        pairs = bands.ends([ratios[p.stated.line] for p in all_points if p.stated.source != source])
+        inside += [[low <= ratios[point.stated.line] <= high for low, high in pairs] for point in group]
+    return mean(within for within, _ in inside), mean(within for _, within in inside)
+
+
+def figure(all_points: Sequence[Point], error: Mapping[int, float], path: Path) -> None:
+    """Predicted over measured seconds of a step: a mark for each point, its color and shape by source."""
+    with mpl.rc_context(cast(Any, plotting.STYLE)):
+        drawing, axes = plt.subplots(figsize=(6.4, 5.2), layout="constrained")
+        groups = group_by(all_points, lambda point: point.stated.source)
+        for color, marker, (source, group) in zip(cycle(PALETTE), cycle("osv^"), groups.items(), strict=False):
+            measured = [point.measured.seconds for point in group]
+            predicted = [point.measured.seconds * (1 + error[point.stated.line]) for point in group]
+            axes.scatter(
+                measured, predicted, s=18, color=color, marker=marker, label=f"{source} ({len(group)})", alpha=0.8
+            )
+        ends = [0.8 * min(p.measured.seconds for p in all_points), 1.25 * max(p.measured.seconds for p in all_points)]
+        for factor, style in ((0.9, ":"), (1.0, "-"), (1.1, ":")):
+            axes.plot(ends, [factor * end for end in ends], color="gray", linestyle=style, linewidth=1, zorder=0)
+        axes.set(xscale="log", yscale="log", xlabel="measured seconds of a step", ylabel="predicted seconds of a step")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(plotting.plain)
+        axes.set_title("Published steps, predicted without their source\n(dotted: 10 % off)")
+        axes.legend(fontsize=7)
+        drawing.savefig(path, dpi=110)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -86,31 +124,38 @@ def by(groups: Mapping[str, list[float]], name: str) -> str:
 
 
 def grouped(all_points: Sequence[Point], error: Mapping[int, float], name: str) -> dict[str, list[float]]:
-    groups: dict[str, list[float]] = {}
-    for point in all_points:
-        value = point.measured.gpus if name == "GPUs" else getattr(point, name)
-        groups.setdefault(str(value), []).append(error[point.line])
-    return groups
+    groups = group_by(all_points, lambda point: str({"GPUs": point.measured.gpus, **point.stated._asdict()}[name]))
+    return {value: [error[point.stated.line] for point in group] for value, group in groups.items()}
 
 
-def report(all_points: Sequence[Point], of_layouts: Mapping[tuple[str, bool], list[float]]) -> str:
-    error, chosen = left_out_errors(all_points)
+def report(
+    all_points: Sequence[Point],
+    error: Mapping[int, float],
+    chosen: Mapping[str, Constants],
+    of_layouts: Sequence[float],
+) -> str:
     parts = [by({"all": list(error.values())}, "constants chosen without the source")]
     parts += [by(grouped(all_points, error, name), name) for name in ("source", "model", "strategy", "gpu", "GPUs")]
     parts.append(table(["source", *Constants._fields], ([source, *values] for source, values in chosen.items())))
     without = {name: list(errors(all_points, constants).values()) for name, constants in ABLATIONS.items()}
     parts.append(by(without, "terms"))
-    ratios: dict[tuple[str, bool], list[float]] = dict(of_layouts)
-    for point in all_points:
-        several = point.measured.gpus > (point.machine.devices_per_node or point.measured.gpus)
-        kind = bands.kind_of_strategy(point.framework)
-        ratios.setdefault((kind, several), []).append(1 / (1 + error[point.line]))
-    rows = ([kind, several, len(values), *bands.ends(values)] for (kind, several), values in sorted(ratios.items()))
-    parts.append(table(["strategy", "several nodes", "points", "band of 80 %", "band of 95 %"], rows))
+    last = list(last_points(all_points))
+    ratios = {
+        "replicas": [1 / (1 + error[point.stated.line]) for point in all_points],
+        "learned": [one.point.measured.seconds / one.learned_s for one in last],
+        "layout": of_layouts,
+    }
+    learned = {"base alone": [error[one.point.stated.line] for one in last]}
+    learned["learned from all smaller counts"] = [one.learned_s / one.point.measured.seconds - 1 for one in last]
+    parts.append(by(learned, "largest GPU count of a series"))
+    rows = ([name, len(values), *bands.ends(values)] for name, values in ratios.items() if values)
+    parts.append(table(["class", "points", "band of 80 %", "band of 95 %"], rows))
+    shares = [str(len(all_points)), *(f"{share:.0%}" for share in coverage(all_points, error))]
+    parts.append(table(["points in bands of other sources", "band of 80 %", "band of 95 %"], [shares]))
     lines = (
-        [point.line, point.source, point.model, point.strategy, point.gpu, point.measured.gpus, point.base.gpus,
-         f"{point.measured.seconds * 1e3:.4g}", f"{(1 + error[point.line]) * point.measured.seconds * 1e3:.4g}",
-         f"{error[point.line]:+.1%}"]
+        [*point.stated[:5], point.measured.gpus, point.base.gpus,
+         f"{point.measured.seconds * 1e3:.4g}", f"{(1 + error[point.stated.line]) * point.measured.seconds * 1e3:.4g}",
+         f"{error[point.stated.line]:+.1%}"]
         for point in all_points
     )  # fmt: skip
     head = ["line", "source", "model", "strategy", "GPU", "GPUs", "base", "measured ms", "predicted ms", "error"]
@@ -122,23 +167,28 @@ def main() -> int:
     parser.add_argument("points", type=Path)
     parser.add_argument("layouts", type=Path, nargs="?")
     parser.add_argument("--out", type=Path, help="also write the tables into this file")
+    parser.add_argument("--figure", type=Path, help="also draw predicted over measured seconds into this file")
     arguments = parser.parse_args()
-    gradable, of_layouts = list[Point](), dict[tuple[str, bool], list[float]]()
+    gradable, of_layouts = list[Point](), list[float]()
     with configurations():
-        for point in points(list(csv.DictReader(arguments.points.read_text().splitlines()))):
+        for point in points(read_csv(arguments.points)[1]):
+            if isinstance(point, str):
+                print(f"left out: {point}", file=sys.stderr)
+                continue
             try:
-                if isinstance(point, Point) and predicted_s(point):
-                    gradable.append(point)
+                predicted_s(point)
             except RunError as error:
-                print(f"left out: line {point.line}: {error}" if isinstance(point, Point) else point, file=sys.stderr)
+                print(f"left out: line {point.stated.line}: {error}", file=sys.stderr)
+            else:
+                gradable.append(point)
         if arguments.layouts:
-            rows = list(csv.DictReader(arguments.layouts.read_text().splitlines()))
-            for layout in layouts.layouts(rows):
+            for layout in layouts.layouts(read_csv(arguments.layouts)[1]):
                 if not isinstance(layout, str):
-                    several = layout.gpus > layouts.PER_NODE
-                    ratio = layout.measured_s / layouts.predicted_s(layout)
-                    of_layouts.setdefault(("layout", several), []).append(ratio)
-        text = report(gradable, of_layouts)
+                    of_layouts.append(layout.measured_s / layouts.predicted_s(layout))
+        error, chosen = left_out_errors(gradable)
+        text = report(gradable, error, chosen, of_layouts)
+        if arguments.figure:
+            figure(gradable, error, arguments.figure)
     print(text)
     if arguments.out:
         arguments.out.write_text(text)

@@ -73,7 +73,7 @@ MISTAKES = [
     ([*SMALL, "+hallo=3"], 2, r"hallo does not exist: the keys are backend, checkpoint, cluster, data, .* train$"),
     ([*SMALL, "train.epochs=many"], 2, r"train\.epochs: Value 'many'"),
     ([*SMALL, "train.epochs=0"], 2, r"train\.epochs=0 must be greater than 0"),
-    ([*SMALL, "train.precision=fp8"], 2, r"train\.precision=fp8 is unknown: choose one of fp32, bf16, fp16"),
+    ([*SMALL, "train.precision=fp8"], 2, r"train\.precision=fp8 must be one of fp32, bf16, fp16"),
     ([*SMALL, "train.micro_batch=3"], 2, r"train\.micro_batch=3 .* 4 samples .* choose train\.micro_batch=2"),
     ([*SMALL, "data=sample_text"], 2, r"model resnet50 takes images, data sample_text holds text: choose data="),
     ([*SMALL, "data=imagenet"], 2, r"data\.root="),

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from collections.abc import Collection, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,49 @@ class UserError(RunError, ValueError):
     """The configuration or the data cannot be used: one line with the values and the remedy."""
 
     exit_code = 2
+
+
+NONE: Mapping[str, Any] = {}
+
+
+def check_values(
+    section: str,
+    made: object,
+    least: Mapping[str, float] = NONE,
+    above: Mapping[str, float] = NONE,
+    choices: Mapping[str, Collection[object]] = NONE,
+    rules: Mapping[str, tuple[bool, str]] = NONE,
+) -> None:
+    """Raise UserError for a key of a section of the configuration whose value cannot be used. None always can.
+
+    section: with its dot, "" for the keys of no section
+    least, above: the smallest value of a key; what the value of a key must exceed
+    rules: whether the value of a key can be used, and what it must be
+    """
+    values = {key: value for key, value in vars(made).items() if value is not None}
+    wrong = {
+        **{key: f"{low} or more" for key, low in least.items() if values.get(key, low) < low},
+        **{key: f"greater than {low}" for key, low in above.items() if values.get(key, inf) <= low},
+        **{
+            key: f"one of {', '.join(map(str, options))}"
+            for key, options in choices.items()
+            if values.get(key) not in (None, *options)
+        },
+        **{key: allowed for key, (fits, allowed) in rules.items() if not fits},
+    }
+    for key, allowed in wrong.items():
+        null = ", or null" if getattr(type(made), key, "") is None else ""  # its default
+        raise UserError(f"{section}{key}={getattr(made, key)} must be {allowed}{null}")
+
+
+@contextmanager
+def reporting(what: str, remedy: str, kind: type[RunError] = UserError) -> Generator[None]:
+    """Make an OSError one line for the user: what was not possible, the system's message (also where a library has
+    replaced it by its own), and the remedy."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{what} ({os.strerror(error.errno) if error.errno else error}): {remedy}") from error
 
 
 class WrongRankCount(UserError):

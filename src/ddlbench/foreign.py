@@ -1,23 +1,28 @@
-"""JSON in files from other people: regular files of a bounded size only, read without waiting for a writer."""
+"""Files from other people: regular files alone, read without waiting for a writer; JSON of a bounded size and depth."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import stat
+from collections.abc import Mapping
+from dataclasses import fields
 from io import BufferedReader
 from pathlib import Path
 from sys import intern
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from ddlbench.errors import UserError
-from ddlbench.texts import MIB, printable
+from ddlbench.texts import MIB, printable, shortened
 
 Object = dict[str, Any]  # of JSON
+Made = TypeVar("Made")
 
 LARGEST_BYTES = 32 * MIB  # of a file: 1,000 times a usual run.json, epochs.jsonl of 30,000 epochs
 DEEPEST = 50  # levels of nesting: 10 times those of a usual record
+TYPES = {"int": int, "str": str}
 
 
 class NotRegularError(OSError):
@@ -100,3 +105,43 @@ def _plain(value: Any, depth: int = 0) -> Any:
 def _text(text: str) -> str:
     """Records share their keys and most of their values."""
     return intern(printable(text))
+
+
+def regular_size(path: Path) -> int | None:
+    """Bytes of a regular file; None where there is none that can be reached."""
+    try:
+        with open_regular(path) as file:
+            return file.seek(0, 2)
+    except (OSError, ValueError):  # ValueError: a name that no file can have
+        return None
+
+
+def sha256_of(path: Path) -> str:
+    """In hexadecimal, of a regular file of any size."""
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_format(path: Path, number: int, remedy: str) -> Object:
+    """A JSON object whose "format" is `number`. OSError where the file cannot be read, UserError for other content."""
+    try:
+        content = json.loads(read_bytes(path))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not JSON ({error}): {remedy}") from error
+    version = cast(Object, content).get("format") if isinstance(content, dict) else None
+    if type(version) is not int or version != number:
+        raise UserError(f"{path} has format {shortened(str(version), 40)}, this version reads {number}: {remedy}")
+    return content
+
+
+def from_json(kind: type[Made], content: object) -> Made:
+    """A dataclass of texts and of whole numbers from 0 to 2^63 - 1, from a JSON object of the same keys.
+    ValueError for another object."""
+    expected = {field.name: TYPES[str(field.type)] for field in fields(cast(Any, kind))}
+    entries = cast(Mapping[str, object], content) if isinstance(content, dict) else {}
+    if odd := sorted(map(ascii, entries.keys() ^ expected.keys())):
+        raise ValueError(f"its keys differ from those expected in {', '.join(odd[:3])}")
+    for name, value in entries.items():
+        if type(value) is not expected[name] or (isinstance(value, int) and not 0 <= value < 2**63):
+            raise ValueError(f"{name} is {str(value)[:40]!a}")
+    return kind(**cast(Any, entries))

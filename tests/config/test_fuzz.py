@@ -25,8 +25,7 @@ from ddlbench.config.values import shown
 from ddlbench.errors import RunError
 from ddlbench.ranks.launch import Launch
 from ddlbench.record.run_json import planned_run
-from ddlbench.run.attempt import check
-from ddlbench.run.scenarios import SCENARIOS
+from ddlbench.run.attempt import SCENARIOS, check
 from ddlbench.run.settings import check_machine
 
 VALUES: list[Any] = [

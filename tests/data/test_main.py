@@ -119,7 +119,7 @@ def test_sample_images_and_text(data, tmp_path):
     assert data("info", out[0])[1][2].startswith("train      10 images, ")
     code, out, err = data("make-sample", "--root", tmp_path, "--train", 3)
     assert (code, len(err)) == (2, 1)
-    assert err[0].startswith("ddlbench.data: data.sample_train=3 is too small")
+    assert err[0].startswith("ddlbench.data: data.sample_train=3 must be 10 or more")
 
 
 @pytest.fixture

@@ -167,7 +167,7 @@ def test_the_program_names_every_choice_and_ends_well(tmp_path: Path) -> None:
         "Frameworks", "Loaders", "Devices", "Links", "Communication", "Launchers", "Limits", "Software",
     ]  # fmt: skip
     for group, section in (("framework", "Frameworks"), ("loader", "Loaders")):
-        assert [line.split()[0] for line in sections[section].splitlines() if "!" not in line] == choices(group)
+        assert [line.split()[0] for line in sections[section].splitlines() if "!" not in line] == list(choices(group))
     assert "unset RANK" in sections["Launchers"]
     assert "none visible" in sections["Devices"]
     for limit in ("ulimit -Hn", "ulimit -l", "/dev/shm", "memory cgroup"):

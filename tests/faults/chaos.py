@@ -218,7 +218,9 @@ def campaign(seed: int, minutes: float, only: int | None, keep: Path | None) -> 
 
 
 def main() -> int:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for jobs in the background, ranks too
+    # A shell ignores the first for jobs in the background, nohup the second; the ranks would do so, too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=0)

@@ -26,7 +26,7 @@ from ddlbench.models.vgg import VGG
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 from tests.equality.distances import TOLERANCES, distance
 from tests.support.changed_job import ChangedJob
-from tests.support.equal import make_job, train_cases
+from tests.support.equal import make_job, reload, train_cases
 from tests.support.jobs import job
 from tests.support.ranks import results, run_ranks
 from tests.support.reference import Case, Outcome, reference
@@ -216,23 +216,11 @@ def overflow() -> tuple[int, bool, int]:
 
 
 def reloaded() -> tuple[dict[str, Tensor], dict[str, Tensor], float]:
-    """The state given back, the state loaded, and how far outputs are from the plain model's with that state."""
-    framework, job = FSDP(), make_job(CASE)
-    trainer = framework.setup(job)
+    job = make_job(CASE)
+    trainer = FSDP().setup(job)
     trainer.step(batch_for(job))
     trainer.evaluate(batch_for(job))  # leaves the outermost group gathered
-    shared = [trainer.state()]
-    dist.broadcast_object_list(shared)
-    doubled = {name: tensor * 2 for name, tensor in (shared[0] or {}).items()}
-    trainer.load(doubled)
-    plain = TEXT.build()
-    plain.load_state_dict(doubled)
-    output = trainer.evaluate(batch_for(job))
-    assert output is not None
-    off = (output - plain(batch_for(job).inputs)).abs().max().item()
-    found = trainer.state() or {}
-    trainer.close()
-    return found, doubled, off
+    return reload(trainer, TEXT, batch_for(job))
 
 
 def facts() -> dict[str, Any]:
@@ -350,9 +338,9 @@ def four_ranks(**changes: object) -> Job:
 
 
 def test_unsupported_settings_are_refused_before_anything_starts() -> None:
-    with pytest.raises(UserError, match=r"mixed_precision=half is unknown: choose autocast or policy, or null"):
+    with pytest.raises(UserError, match=r"mixed_precision=half must be one of autocast, policy, or null"):
         FSDP(mixed_precision="half")
-    with pytest.raises(UserError, match=r"replicate=0 must be at least 1"):
+    with pytest.raises(UserError, match=r"replicate=0 must be 1 or more"):
         FSDP(replicate=0)
     with pytest.raises(UserError, match=r"replicate=3 does not divide 4 ranks \(rest 1\): .*replicate=2"):
         FSDP(replicate=3).check(four_ranks())

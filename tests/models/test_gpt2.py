@@ -185,10 +185,10 @@ def test_copies_give_the_same_output_and_gradients(copier: str) -> None:
             r"model.n_embd=30 is not divisible by model.n_head=4 .*: choose model.n_embd=28 or 32",
         ),
         ({"n_embd": 3}, r"model.n_embd=3 is not divisible by model.n_head=4 .*: choose model.n_embd=4$"),
-        ({"n_layer": 0}, r"model.n_layer=0 is too small: choose model.n_layer=1 or more"),
-        ({"seq_len": 0}, r"model.seq_len=0 is too small"),
-        ({"pad_vocab_to_multiple": 0}, r"model.pad_vocab_to_multiple=0 is too small"),
-        ({"dropout": -0.1}, r"model.dropout=-0.1 is not a dropout rate: choose 0 <= model.dropout < 1"),
+        ({"n_layer": 0}, r"model.n_layer=0 must be 1 or more"),
+        ({"seq_len": 0}, r"model.seq_len=0 must be 1 or more"),
+        ({"pad_vocab_to_multiple": 0}, r"model.pad_vocab_to_multiple=0 must be 1 or more"),
+        ({"dropout": -0.1}, r"model.dropout=-0.1 must be a rate from 0 to below 1"),
     ],
 )
 def test_impossible_sizes(sizes: dict[str, Any], message: str) -> None:

@@ -71,11 +71,11 @@ def test_copies_give_the_same_output_and_gradients(copier: str) -> None:
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"image_size": 31}, r"model.image_size=31 .* choose model.image_size=32 or more"),
-        ({"layers": [1, 1, 1]}, r"model.layers=\[1, 1, 1\] has 3 entries: give 4"),
-        ({"layers": [1, 0, 1, 1]}, r"model.layers=\[1, 0, 1, 1\] is too small"),
-        ({"width_per_group": 0}, r"model.width_per_group=0 is too small: choose model.width_per_group=1 or more"),
-        ({"num_classes": 0}, r"model.num_classes=0 is too small"),
+        ({"image_size": 31}, r"model.image_size=31 must be 32 or more"),
+        ({"layers": [1, 1, 1]}, r"model.layers=\[1, 1, 1\] must be 4 numbers"),
+        ({"layers": [1, 0, 1, 1]}, r"model.layers=\[1, 0, 1, 1\] must be 4 numbers, each 1 or more"),
+        ({"width_per_group": 0}, r"model.width_per_group=0 must be 1 or more"),
+        ({"num_classes": 0}, r"model.num_classes=0 must be 1 or more"),
     ],
 )
 def test_impossible_sizes(sizes: dict[str, object], message: str) -> None:

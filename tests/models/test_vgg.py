@@ -74,11 +74,11 @@ def test_copies_give_the_same_output_and_gradients(copier: str) -> None:
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"image_size": 16}, r"model.image_size=16 .* choose model.image_size=32 or more"),
-        ({"convs": [1, 1]}, r"model.convs=\[1, 1\] has 2 entries: give 5"),
-        ({"channels": [8, 8, 8, 8, 0]}, r"model.channels=\[8, 8, 8, 8, 0\] is too small"),
-        ({"hidden": 0}, r"model.hidden=0 is too small: choose model.hidden=1 or more"),
-        ({"dropout": 1.0}, r"model.dropout=1.0 is not a dropout rate"),
+        ({"image_size": 16}, r"model.image_size=16 must be 32 or more"),
+        ({"convs": [1, 1]}, r"model.convs=\[1, 1\] must be 5 numbers"),
+        ({"channels": [8, 8, 8, 8, 0]}, r"model.channels=\[8, 8, 8, 8, 0\] must be 5 numbers, each 1 or more"),
+        ({"hidden": 0}, r"model.hidden=0 must be 1 or more"),
+        ({"dropout": 1.0}, r"model.dropout=1.0 must be a rate from 0 to below 1"),
     ],
 )
 def test_impossible_sizes(sizes: dict[str, Any], message: str) -> None:

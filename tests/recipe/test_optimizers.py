@@ -158,4 +158,4 @@ def test_wrong_values_are_named(key, value):
     values = {"name": "sgd", "lr": 0.1, key: value}
     with pytest.raises(UserError) as error:
         OptimizerConfig(**values)
-    assert f"recipe.optimizer.{key}={value}: must be" in str(error.value)
+    assert f"recipe.optimizer.{key}={value} must be" in str(error.value)

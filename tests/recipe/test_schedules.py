@@ -103,7 +103,7 @@ def test_warmup_longer_than_the_run():
 def test_wrong_values_are_named(key, value):
     with pytest.raises(UserError) as error:
         ScheduleConfig(**{key: value})
-    assert f"recipe.schedule.{key}={value}: must be" in str(error.value)
+    assert f"recipe.schedule.{key}={value} must be" in str(error.value)
 
 
 def a_tenth(step: int) -> float:

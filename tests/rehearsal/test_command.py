@@ -38,8 +38,8 @@ def test_prints_lines(capsys: pytest.CaptureFixture[str]) -> None:
     ("more", "launch", "message"),
     [
         (("rehearsal.gpus=8", "rehearsal.rank=8"), ALONE, "rehearsal.rank=8 must be a number from 0 to 7"),
-        (("rehearsal.device=tpu",), ALONE, "rehearsal.device=tpu must be cpu or cuda"),
-        (("rehearsal.gpus=0",), ALONE, "rehearsal.gpus=0 must be at least 1"),
+        (("rehearsal.device=tpu",), ALONE, "rehearsal.device=tpu must be one of cpu, cuda"),
+        (("rehearsal.gpus=0",), ALONE, "rehearsal.gpus=0 must be 1 or more"),
         (("rehearsal.nodes=1",), ALONE, "rehearsal.nodes does not exist"),
         (("mode=train", "rehearsal.gpus=8"), ALONE, "the keys of rehearsal describe a job for mode=rehearsal"),
         (("rehearsal.gpus=8",), TWO, "mode=rehearsal runs in one process and torchrun started 2"),

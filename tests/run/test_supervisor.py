@@ -131,7 +131,7 @@ def test_a_call_that_holds_the_gil_for_too_long_ends_the_process(limit: int, sec
 def test_the_other_rank_names_the_one_whose_interpreter_is_frozen(tmp_path: Path, on: int) -> None:
     codes, said = end(start(tmp_path, "freeze", f"+framework.on={on}", f"train.timeout_s={patience_s()}"))
     assert (codes[on], codes[1 - on]) == (1, 8), said
-    assert re.search(r"Timeout \(.*broken\.py", said[on], re.DOTALL)
+    assert re.search(r"Timeout \(.*failing\.py", said[on], re.DOTALL)
     content = record(tmp_path)
     assert content["status"] == "timeout"
     assert re.match(rf"rank {on} \(.*, pid \d+\) ended without a message, or is stopped", content["reason"])

@@ -10,11 +10,12 @@ from typing import cast
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from ddlbench.config.schema import Config
 from ddlbench.data.feed import Request
 from ddlbench.data.loaders.native import Native
-from ddlbench.job import Framework, Job
+from ddlbench.job import Batch, Framework, Job, Model, Trainer
 from ddlbench.loop import Recorder, Run, train
 from ddlbench.measure.rows import EpochRow
 from ddlbench.progress import Progress
@@ -102,6 +103,23 @@ def _train(case: Case, framework: Framework, trace: Trace) -> Outcome:
     dist.barrier()
     trainer.close()
     return outcome
+
+
+def reload(trainer: Trainer, model: Model, batch: Batch | None) -> tuple[dict[str, Tensor], dict[str, Tensor], float]:
+    """Load another state into a trainer and close it: the state given back, the state loaded, and how far outputs are
+    from the plain model's with that state."""
+    shared = [trainer.state()]
+    dist.broadcast_object_list(shared)
+    doubled = {name: tensor * 2 for name, tensor in (shared[0] or {}).items()}
+    trainer.load(doubled)
+    plain = model.build()
+    plain.load_state_dict(doubled)
+    output = trainer.evaluate(batch)
+    assert (output is not None) == trainer.place.reports
+    off = (output - plain(batch.inputs)).abs().max().item() if output is not None and batch is not None else 0.0
+    given = trainer.state() or {}
+    trainer.close()
+    return given, doubled, off
 
 
 def loader() -> Native:

@@ -11,8 +11,9 @@ import io
 import json
 import re
 import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, cast
 
 from hydra import compose, initialize_config_dir
@@ -21,9 +22,10 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from ddlbench.config import overrides, schema
-from ddlbench.config.choices import conf_dir
-from ddlbench.config.schema import GROUPS, Config
+from ddlbench.config import options, overrides, schema
+from ddlbench.config.choices import choices, conf_dir
+from ddlbench.config.keys import Options
+from ddlbench.config.schema import GROUPS, SECTIONS, Config
 from ddlbench.errors import RunError, Unavailable, UserError
 
 if TYPE_CHECKING:
@@ -128,3 +130,16 @@ def quiet() -> Generator[None]:
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+def recorded_configuration(recorded: Mapping[str, Any]) -> Config:
+    """The configuration of a record, built from the program's classes. UserError if this version has other keys or
+    lacks an option."""
+    plain: dict[str, Any] = {key: dict(recorded.get(key, {})) for key in SECTIONS}  # `checkpoint` came later
+    for group in GROUPS:
+        option = plain[group]["name"]
+        if option not in choices(group):
+            raise UserError(f"{group}={option} is no option of this version")
+        plain[group]["_target_"] = options.published(group, option)["_target_"]
+    keys = {field.name for field in fields(Options)}
+    return schema.build(plain | {key: value for key, value in recorded.items() if key in keys})

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ddlbench.errors import UserError
+from ddlbench.errors import UserError, check_values
 from ddlbench.ranks.launchers import SHARED_GPU
 
 MODES = ("train", "loader", "rehearsal")
 PRECISIONS = ("fp32", "bf16", "fp16")
 POSITIVE = (
-    "epochs", "steps", "global_batch", "batch_per_gpu", "micro_batch", "threads_per_rank", "timeout_s",
+    "epochs", "steps", "global_batch", "batch_per_gpu", "micro_batch", "clip_norm", "threads_per_rank", "timeout_s",
     "time_limit_s",
 )  # fmt: skip
 BATCH_PER_GPU = 32  # where no batch is given
@@ -48,16 +48,12 @@ class Train:
     time_limit_s: float | None = field(default=None, metadata={"before": None})
 
     def __post_init__(self) -> None:
-        for name in POSITIVE:
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise UserError(f"train.{name}={value} must be greater than 0")
-        for name in ("warmup_steps", "seed", "repeat"):
-            if getattr(self, name) < 0:
-                raise UserError(f"train.{name}={getattr(self, name)} must not be negative")
-        for name in ("precision", "reduce_dtype"):
-            if getattr(self, name) not in PRECISIONS:
-                raise UserError(f"train.{name}={getattr(self, name)} is unknown: choose one of {', '.join(PRECISIONS)}")
+        check_values(
+            "train.", self,
+            above=dict.fromkeys(POSITIVE, 0),
+            least={"warmup_steps": 0, "seed": 0, "repeat": 0},
+            choices={"precision": PRECISIONS, "reduce_dtype": PRECISIONS},
+        )  # fmt: skip
         if self.global_batch is not None and self.batch_per_gpu is not None:
             raise UserError(
                 f"train.global_batch={self.global_batch} and train.batch_per_gpu={self.batch_per_gpu} say the same "
@@ -68,8 +64,6 @@ class Train:
                 "train.deterministic=true and train.cudnn_benchmark=true exclude each other, because autotuning may "
                 "choose another algorithm in every run: leave train.cudnn_benchmark out"
             )
-        if self.clip_norm is not None and self.clip_norm <= 0:
-            raise UserError(f"train.clip_norm={self.clip_norm} must be greater than 0; null turns clipping off")
 
     def samples_per_update(self, world_size: int) -> int:
         """The global batch. `batch_per_gpu` counts every device, whatever the layout."""
@@ -95,19 +89,15 @@ class Options:
     preflight_stop: float | None = 4.0
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise UserError(f"mode={self.mode} is unknown: choose one of {', '.join(MODES)}")
-        if self.profile_steps <= 0:
-            raise UserError(f"profile_steps={self.profile_steps} must be greater than 0")
+        check_values(
+            "", self,
+            above={"profile_steps": 0, "preflight_warn": 1, "preflight_stop": 1},
+            choices={"mode": MODES, "backend": (SHARED_GPU,)},
+        )  # fmt: skip
         if self.profile and self.mode != "train":
             raise UserError(f"profile=true needs a model to train, mode={self.mode} has none: choose mode=train")
         if self.profile_trace and not self.profile:
             raise UserError("profile_trace=true keeps the trace of a profiled window: set profile=true too")
-        for name in ("preflight_warn", "preflight_stop"):
-            if (factor := getattr(self, name)) is not None and factor <= 1:
-                raise UserError(f"{name}={factor} must be greater than 1: so many times as slowly as the median rank")
-        if self.backend not in (None, SHARED_GPU):
-            raise UserError(f"backend={self.backend} is unknown: choose null, or {SHARED_GPU} (ranks share a GPU)")
 
 
 @dataclass
@@ -120,10 +110,7 @@ class Checkpoint:
     resume: bool | None = field(default=None, metadata={"before": None})
 
     def __post_init__(self) -> None:
-        for name in ("every", "keep"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"checkpoint.{name}={value} must be 1 or more")
+        check_values("checkpoint.", self, least={"every": 1, "keep": 1})
         if self.resume and self.every is None:
             raise UserError("checkpoint.resume=true continues a run that saves: set checkpoint.every=1, say, too")
 
@@ -149,10 +136,6 @@ class RehearsalKeys:
     json: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("gpus", "gpus_per_node"):
-            if getattr(self, name) < 1:
-                raise UserError(f"rehearsal.{name}={getattr(self, name)} must be at least 1")
-        if not 0 <= self.rank < self.gpus:
-            raise UserError(f"rehearsal.rank={self.rank} must be a number from 0 to {self.gpus - 1}")
-        if self.device not in DEVICES:
-            raise UserError(f"rehearsal.device={self.device} must be {' or '.join(DEVICES)}")
+        ranks = {"rank": (0 <= self.rank < self.gpus, f"a number from 0 to {self.gpus - 1}")}
+        sizes = {"gpus": 1, "gpus_per_node": 1}
+        check_values("rehearsal.", self, least=sizes, choices={"device": DEVICES}, rules=ranks)

@@ -14,8 +14,8 @@ from ddlbench.data.text.token_file import TokenFile, is_current, token_files, to
 from ddlbench.data.tfrecord.packed import UNFINISHED, Pack, is_packed, read_manifest
 from ddlbench.data.tools.pack import pack
 from ddlbench.data.tools.verify import verify_folders, verify_pack, verify_tokens
-from ddlbench.errors import RunError, UserError
-from ddlbench.texts import printable
+from ddlbench.errors import RunError, UserError, reporting
+from ddlbench.texts import first_few, printable
 
 DAMAGED, INTERRUPTED = 1, 130  # exit codes
 KINDS = "image folders (train/<class>/*.JPEG, val/<class>/*.JPEG), a packed image set (pack.json), a token file (.bin)"
@@ -80,12 +80,10 @@ def tokenize(given: argparse.Namespace) -> int:
     target: Path = given.out or token_path(text, files.hash(), None)
     if target.suffix != ".bin":
         raise UserError(f"--out {target} does not end in .bin: its index is the same name with .json")
-    try:
-        if given.out or not is_current(text, target):
+    if given.out or not is_current(text, target):
+        with reporting(f"cannot write {target}", "choose another --out"):
             target.parent.mkdir(parents=True, exist_ok=True)
             tokenize_file(text, files.load(), target)
-    except OSError as error:
-        raise UserError(f"cannot write {target} ({error.strerror or error}): choose another --out") from error
     _say(f"{target}: {TokenFile.open(target).index.tokens} tokens")
     return 0
 
@@ -111,7 +109,7 @@ def _description(place: Path, layout: FolderLayout) -> Iterator[tuple[str, str]]
         return
     images = read_manifest(place) if what == "packed" else prepare_index(layout, None)
     yield "kind", f"packed image set, format {images.format}" if isinstance(images, Pack) else "image folders"
-    yield "classes", f"{len(images.classes)}: {', '.join(images.classes[:10])}{', ...' * (len(images.classes) > 10)}"
+    yield "classes", f"{len(images.classes)}: {', '.join(first_few(images.classes, 10))}"
     for split, part in images.splits.items():
         if isinstance(part, Files):
             yield split, f"{len(part)} images, {_size(int(part.sizes.sum()))}"

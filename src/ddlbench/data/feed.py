@@ -146,20 +146,18 @@ class Loader(Protocol):
     counts_reads: whether the kernel counts the bytes that it reads of files that are not memory-mapped
     drops_cache: whether it reads files and maps none, so that their pages can be dropped from memory
     pinned: whether batches come from pinned memory of the host; None: they are made on the device
+    parallel_key: the key of `loader.` that sets the number of threads or processes of a rank; None: it has none
     """
 
     scored: ClassVar[bool]
     resumable: ClassVar[bool]
     counts_reads: ClassVar[bool]
     drops_cache: ClassVar[bool]
+    parallel_key: ClassVar[str | None]
     name: str
 
     @property
     def pinned(self) -> bool | None: ...
-
-    def parallelism(self) -> dict[str, int | None]:
-        """The keys of `loader.` that set a number of threads or processes of a rank, and that number; None: default."""
-        ...
 
     def check(self, dataset: Dataset, model: Model) -> None:
         """Raise Unsupported or Unavailable for what this loader cannot read."""

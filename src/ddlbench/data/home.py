@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ddlbench.errors import UserError
+from ddlbench.errors import UserError, reporting
 from ddlbench.files import remove_leftovers, replacing, unfinished_path
 from ddlbench.foreign import open_regular
 
@@ -37,18 +37,17 @@ def make_folder(folder: Path, make: Callable[[Path], None]) -> None:
     """
     temporary = unfinished_path(folder, folder.parent)
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(folder)
-        temporary.mkdir(mode=0o700)
-        make(temporary)
-        temporary.chmod(0o755)
-        try:
-            temporary.rename(folder)
-        except OSError:
-            if not (folder.is_dir() and any(folder.iterdir())):  # else another process has finished it first
-                raise
-    except OSError as error:
-        raise UserError(f"cannot make {folder} ({error.strerror or error}): set DDLBENCH_HOME or data.root") from error
+        with reporting(f"cannot make {folder}", "set DDLBENCH_HOME or data.root"):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            remove_leftovers(folder)
+            temporary.mkdir(mode=0o700)
+            make(temporary)
+            temporary.chmod(0o755)
+            try:
+                temporary.rename(folder)
+            except OSError:
+                if not (folder.is_dir() and any(folder.iterdir())):  # else another process has finished it first
+                    raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -71,9 +70,7 @@ def read_arrays(file: Path, names: Iterable[str]) -> dict[str, NDArray[Any]] | N
 
 def write_arrays(file: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     """Under a temporary name first, so that no process reads half an index. UserError where it cannot be written."""
-    try:
+    with reporting(f"cannot keep the index {file}", "choose data.cache_dir"):
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as stream:
             np.savez(stream, allow_pickle=False, **arrays)
-    except OSError as error:
-        raise UserError(f"cannot keep the index {file} ({error.strerror or error}): choose data.cache_dir") from error

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from ddlbench.data.processes import SCANNERS, in_threads
-from ddlbench.errors import UserError
+from ddlbench.errors import reporting
 
 IN_MEMORY = 1  # the bit of a page in what mincore(2) returns
 
@@ -39,10 +39,6 @@ class Dropped:
         )
 
 
-def can_drop() -> bool:
-    return hasattr(os, "posix_fadvise")
-
-
 def drop(files: Iterable[Path]) -> Dropped:
     """Drop the pages of all files. Raises UserError where one cannot be opened.
 
@@ -54,12 +50,10 @@ def drop(files: Iterable[Path]) -> Dropped:
 
 
 def drop_file(path: Path) -> Dropped:
-    try:
+    with reporting(f"cannot read {path}", "check whether it was moved"):
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         return Dropped(1, path.stat().st_size, cached_bytes(path))
-    except OSError as error:
-        raise UserError(f"cannot read {path} ({error.strerror}): check whether it was moved") from error
 
 
 def cached_bytes(path: Path) -> int | None:

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from ddlbench.data.processes import SCANNERS, in_threads
-from ddlbench.errors import UserError
+from ddlbench.errors import UserError, reporting
 from ddlbench.files import replacing
 from ddlbench.progress import Progress
 
@@ -98,15 +98,12 @@ def require_room(folder: Path, size: int) -> None:
 
 def clear(unfinished: Path) -> None:
     """Make the folder, and remove files of killed runs; another job may be copying into it at the same time."""
-    try:
+    removed = suppress(FileNotFoundError)  # by the other job
+    with reporting(f"cannot make {unfinished}", "choose another data.stage_to"), removed:
         unfinished.mkdir(parents=True, exist_ok=True)
         for path in unfinished.iterdir():
             if time.time() - path.stat().st_mtime > ABANDONED_S:
                 path.unlink(missing_ok=True)
-    except FileNotFoundError:  # the other job has just removed it
-        pass
-    except OSError as error:
-        raise UserError(f"cannot make {unfinished} ({error.strerror}): choose another data.stage_to") from error
 
 
 def copy_file(original: Path, copy: Path, unfinished: Path) -> int:

@@ -22,12 +22,17 @@ MODELS_SHOWN = 4
 
 
 class BySource:
-    """A panel for each family of models ("ResNet"), with the published measurements on more GPUs than their base."""
+    """A panel for each family of models ("ResNet" of "ResNet-50 v1.5"), with the published measurements on more GPUs
+    than their base."""
 
     def __init__(self, shown: Sequence[Panel]) -> None:
         rows = {row["measurement"]: row for panel in shown for row in panel.rows if row["origin"] == PUBLISHED}
         scaled = [row for row in rows.values() if row["efficiency_vs_own_base"] and row["gpus"] > row["own_base_gpus"]]
-        self.panels = [_panel(name, same) for name, same in sorted(group_by(scaled, _family).items())]
+        families = group_by(scaled, lambda row: re.split(r"[-_ ]", str(row["model"]), maxsplit=1)[0])
+        self.panels: list[Panel] = []
+        for family, same in sorted(families.items()):
+            models = first_few(sorted({str(row["model"]) for row in same}), MODELS_SHOWN)
+            self.panels.append(Panel(f"{family} ({PUBLISHED})", [", ".join(models)], "", same))
         self._looks = looks_of(_key(row) for row in scaled)
 
     def draw(self, axes: Axes, panel: Panel) -> None:
@@ -44,16 +49,6 @@ class BySource:
         axes.axhline(1.0, **cast(Any, plotting.IDEAL))
         values = [1.0, *(row["efficiency_vs_own_base"] for row in panel.rows)]
         plotting.value_axis(axes, values, LABEL, percents=True, log=False)
-
-
-def _panel(family: str, rows: list[Measurement]) -> Panel:
-    models = sorted({str(row["model"]) for row in rows})
-    return Panel(f"{family} ({PUBLISHED})", [", ".join(first_few(models, MODELS_SHOWN))], "", rows)
-
-
-def _family(row: Measurement) -> str:
-    """The first word of a model's name: "ResNet" of "ResNet-50 v1.5"."""
-    return re.split(r"[-_ ]", str(row["model"]), maxsplit=1)[0]
 
 
 def _key(row: Measurement) -> tuple[str, str]:

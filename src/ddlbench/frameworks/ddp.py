@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ddlbench.checkpoint.live import OFF
-from ddlbench.errors import Unsupported, UserError
+from ddlbench.errors import Unsupported, UserError, check_values
 from ddlbench.frameworks.shared.batchnorm import NO_BUFFER_SYNC
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction
 from ddlbench.frameworks.shared.replica import Replica, build
@@ -31,15 +31,8 @@ class DDP:
     powersgd_start_step: int = 10
 
     def __post_init__(self) -> None:
-        if self.comm_hook not in HOOKS:
-            raise UserError(f"framework.comm_hook={self.comm_hook} is unknown: choose one of {', '.join(HOOKS)}")
-        if self.bucket_cap_mb is not None and self.bucket_cap_mb <= 0:
-            raise UserError(f"framework.bucket_cap_mb={self.bucket_cap_mb} must be greater than 0 MiB, or null")
-        if self.powersgd_rank < 1 or self.powersgd_start_step < 2:
-            raise UserError(
-                f"framework.powersgd_rank={self.powersgd_rank} must be at least 1 and "
-                f"framework.powersgd_start_step={self.powersgd_start_step} at least 2 (its errors feed back)"
-            )
+        numbers = {"powersgd_rank": 1, "powersgd_start_step": 2}  # its errors feed back
+        check_values("framework.", self, above={"bucket_cap_mb": 0}, least=numbers, choices={"comm_hook": HOOKS})
 
     def check(self, job: Job) -> None:
         hook = self._hook(job)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
-from ddlbench.errors import Unsupported, UserError, WrongRankCount
+from ddlbench.errors import Unsupported, WrongRankCount, check_values
 from ddlbench.frameworks.shared.groups import subgroup
 from ddlbench.frameworks.shared.layout import Layout, divisors
 from ddlbench.frameworks.shared.meta import has_batch_norm
@@ -43,12 +43,7 @@ class FSDP:
     mixed_precision: str | None = None
 
     def __post_init__(self) -> None:
-        if self.mixed_precision not in (None, *SCHEMES):
-            raise UserError(
-                f"framework.mixed_precision={self.mixed_precision} is unknown: choose {' or '.join(SCHEMES)}, or null"
-            )
-        if self.replicate < 1:
-            raise UserError(f"framework.replicate={self.replicate} must be at least 1: 1 shards over all ranks")
+        check_values("framework.", self, least={"replicate": 1}, choices={"mixed_precision": SCHEMES})
 
     def check(self, job: Job) -> None:
         if rest := job.world_size % self.replicate:

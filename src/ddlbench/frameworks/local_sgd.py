@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ddlbench.errors import Unsupported, UserError
+from ddlbench.errors import Unsupported, check_values
 from ddlbench.frameworks.shared.batchnorm import average_statistics
 from ddlbench.frameworks.shared.groups import average
 from ddlbench.frameworks.shared.refusals import check_alike
@@ -25,8 +25,7 @@ class LocalSGD:
     local_steps: int = 8
 
     def __post_init__(self) -> None:
-        if self.local_steps < 1:
-            raise UserError(f"framework.local_steps={self.local_steps} must be 1 or more updates between two averages")
+        check_values("framework.", self, least={"local_steps": 1})
 
     def check(self, job: Job) -> None:
         if job.reduce_dtype != "fp32":

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ddlbench.errors import UserError
-from ddlbench.models.sizes import at_least, is_probability
+from ddlbench.errors import UserError, check_values
 
 
 class Embed(nn.Module):
@@ -65,9 +64,9 @@ class GPT2:
     kind: str = "text"
 
     def __post_init__(self) -> None:
-        at_least(1, n_layer=self.n_layer, n_embd=self.n_embd, n_head=self.n_head, seq_len=self.seq_len)
-        at_least(1, vocab_size=self.vocab_size, pad_vocab_to_multiple=self.pad_vocab_to_multiple)
-        is_probability(dropout=self.dropout)
+        sizes = ("n_layer", "n_embd", "n_head", "seq_len", "vocab_size", "pad_vocab_to_multiple")
+        dropout = {"dropout": (0 <= self.dropout < 1, "a rate from 0 to below 1; 0 turns it off")}
+        check_values("model.", self, least=dict.fromkeys(sizes, 1), rules=dropout)
         rest = self.n_embd % self.n_head
         if rest:
             fits = [size for size in (self.n_embd - rest, self.n_embd - rest + self.n_head) if size]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from ddlbench.models.sizes import at_least, halvings_fit, length_is
+from ddlbench.errors import check_values
 
 
 @dataclass
@@ -29,9 +29,11 @@ class ResNet:
     kind: str = "images"
 
     def __post_init__(self) -> None:
-        length_is(4, layers=self.layers)
-        at_least(1, layers=self.layers, width_per_group=self.width_per_group, num_classes=self.num_classes)
-        halvings_fit(5, self.image_size)
+        check_values(
+            "model.", self,
+            least={"width_per_group": 1, "num_classes": 1, "image_size": 2**5},  # halved five times, to one pixel
+            rules={"layers": (len(self.layers) == 4 and min(self.layers) > 0, "4 numbers, each 1 or more")},
+        )  # fmt: skip
 
     def build(self) -> nn.Sequential:
         """stem, layer1_0, layer1_1, ..., head."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from ddlbench.models.sizes import at_least, halvings_fit, is_probability, length_is
+from ddlbench.errors import check_values
 
 POOLED = 7  # pixels a side that the convolutions' output is pooled to
 
@@ -37,10 +37,15 @@ class VGG:
     kind: str = "images"
 
     def __post_init__(self) -> None:
-        length_is(5, convs=self.convs, channels=self.channels)
-        at_least(1, convs=self.convs, channels=self.channels, hidden=self.hidden, num_classes=self.num_classes)
-        is_probability(dropout=self.dropout)
-        halvings_fit(5, self.image_size)
+        stages = {"convs": self.convs, "channels": self.channels}
+        check_values(
+            "model.", self,
+            least={"hidden": 1, "num_classes": 1, "image_size": 2**5},  # halved five times, to one pixel
+            rules={
+                "dropout": (0 <= self.dropout < 1, "a rate from 0 to below 1; 0 turns it off"),
+                **{key: (len(n) == 5 and min(n) > 0, "5 numbers, each 1 or more") for key, n in stages.items()},
+            },
+        )  # fmt: skip
 
     def build(self) -> nn.Sequential:
         """conv1_1, conv1_2, ..., conv5_3, fc6, fc7, fc8."""

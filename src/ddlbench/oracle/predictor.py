@@ -22,8 +22,11 @@ from ddlbench.frameworks.pipeline.pipedream import PipeDream
 from ddlbench.frameworks.single import Single
 from ddlbench.frameworks.tensor.adapter import TensorParallel
 from ddlbench.job import Job
+from ddlbench.oracle import bands
 from ddlbench.oracle.machine.machine import Machine
-from ddlbench.oracle.memory.errors import fits, worst_error
+from ddlbench.oracle.measured.inputs import ROOFLINE
+from ddlbench.oracle.measured.learned import Learned
+from ddlbench.oracle.memory.errors import CAST_ERROR, fits, worst_error
 from ddlbench.oracle.setting import Outcome, Setting
 from ddlbench.oracle.strategies import data_parallel as data
 from ddlbench.oracle.strategies import pipeline, sharded, spatial, tensor
@@ -67,6 +70,11 @@ class Prediction:
     comm_hidden_s: float | None = None
     bubble_s: float | None = None
     data_s: float | None = None
+    unexplained_s: float | None = None
+    low_80_s: float | None = None
+    high_80_s: float | None = None
+    low_95_s: float | None = None
+    high_95_s: float | None = None
     epoch_s: float | None = None
     samples_per_s: float | None = None
     memory_bytes: float | None = None
@@ -78,12 +86,14 @@ class Prediction:
     messages: tuple[Mapping[str, Any], ...] = ()
     basis: str | None = None
     marks: tuple[str, ...] = ()
+    learned: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Inputs:
     """The inputs of a prediction beside the configuration. samples: of an epoch; loader: samples a second that one rank
-    loads; exact_memory: rehearse each job for its memory"""
+    loads; exact_memory: rehearse each job for its memory; learned: what runs with several GPU counts say of `machine`,
+    whose terms it has already"""
 
     machine: Machine
     computation: Callable[[Config, Job], Computation]
@@ -91,6 +101,7 @@ class Inputs:
     samples: int | None = None
     loader: float | None = None
     exact_memory: bool = False
+    learned: Learned | None = None
 
 
 def predict(config: Config, framework: Any, gpus: int, inputs: Inputs) -> Prediction:
@@ -110,8 +121,11 @@ def predict(config: Config, framework: Any, gpus: int, inputs: Inputs) -> Predic
         if isinstance(error, UserError) and not isinstance(error, WrongRankCount):
             raise
         return replace(row, status="unsupported", reason=str(error))
-    formula = f"zero{framework.zero_stage}" if isinstance(framework, DeepSpeedOptions) else framework.name
-    row = replace(row, memory_error=0.0 if "traced" in outcome.notes else worst_error(formula))
+    formula, cast = framework.name, False
+    if isinstance(framework, DeepSpeedOptions):
+        formula, cast = f"zero{framework.zero_stage}", framework.zero_stage < 3 and framework.casts(job)
+    error = CAST_ERROR if cast else worst_error(formula)
+    row = replace(row, memory_error=0.0 if "traced" in outcome.notes else error)
     if inputs.exact_memory:
         try:
             memory = rehearsed_memory(framework, job, outcome.layout, config.loader.pinned)
@@ -136,11 +150,13 @@ def strategy(framework: Any, setting: Setting) -> Outcome:
 def _filled(row: Prediction, outcome: Outcome, setting: Setting, inputs: Inputs, most: int | None) -> Prediction:
     """row: with the error of its memory; most: steps of an epoch, if the configuration sets them"""
     job, machine = setting.job, setting.machine
-    wait = None
+    wait, learned = None, inputs.learned
+    unexplained = outcome.step_s * (learned.rest - 1) if learned and row.gpus >= learned.gpus else 0.0
+    without_data = outcome.step_s + unexplained
     if inputs.loader is not None:  # each replica's batch is loaded by one rank
         replicas = outcome.layout.get("dp", 1)
-        wait = max(0.0, job.replica_batch(replicas) / inputs.loader - outcome.step_s)
-    step = outcome.step_s + (wait or 0.0)
+        wait = max(0.0, job.replica_batch(replicas) / inputs.loader - without_data)
+    step = without_data + (wait or 0.0)
     capacity = machine.device.memory_bytes
     if capacity is not None and machine.device.type == "cpu":
         capacity /= machine.per_node(row.gpus)  # ranks share the node's memory
@@ -156,6 +172,8 @@ def _filled(row: Prediction, outcome: Outcome, setting: Setting, inputs: Inputs,
         comm_hidden_s=outcome.hidden_s,
         bubble_s=outcome.bubble_s,
         data_s=wait,
+        unexplained_s=unexplained,
+        **_band(row, step, inputs, setting.computation.basis),
         epoch_s=None if not steps else steps * step,
         samples_per_s=job.global_batch / step,
         memory_bytes=outcome.memory.total,
@@ -166,8 +184,19 @@ def _filled(row: Prediction, outcome: Outcome, setting: Setting, inputs: Inputs,
         limits=tuple(map(asdict, outcome.limits)),
         messages=tuple({**asdict(sent), "hidden": sent.seconds - sent.exposed} for sent in outcome.messages),
         basis=setting.computation.basis,
+        learned=tuple(learned.lines()) if learned else (),
         marks=(*row.marks, *setting.computation.marks(outcome.micro_samples), *machine.marks(row.gpus, largest)),
     )
+
+
+def _band(row: Prediction, step_s: float, inputs: Inputs, basis: str) -> dict[str, float]:
+    """The seconds between which a measured step lies with 80 and 95 % probability; none for the roofline, which is a
+    lower bound."""
+    if basis == ROOFLINE:
+        return {}
+    machine = inputs.machine
+    band = bands.band(row.framework, machine.nodes(row.gpus), machine.device.type, inputs.learned is not None)
+    return bands.around(step_s, band)
 
 
 def reason(

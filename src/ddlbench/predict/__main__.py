@@ -20,6 +20,7 @@ from ddlbench.oracle.machine import machine as machines
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured import network
 from ddlbench.oracle.measured.inputs import (
+    ROOFLINE,
     OneStep,
     from_calibration,
     from_one_step,
@@ -127,25 +128,29 @@ def tried(question: Question, framework: Any, gpus: int, per_node: int) -> list[
 
 
 def inputs_of(question: Question, machine: Machine, config: Config, results: Results | None) -> Inputs:
-    options = question.options
+    options, learned = question.options, None
+    blocks = from_calibration(config, machine) if options.calibrate else None
     samples, loader = options.samples_per_epoch, options.loader_samples_per_s
     if results is not None:
         samples, loader = samples or results.samples(config), loader or results.loader_rate(config)
+        learned = results.learned(config, machine, blocks)
+        machine = learned.machine if learned else machine
     samples = samples or SAMPLES.get(config.data.name)
     made: list[Computation] = []  # once for all layouts and numbers of GPUs
 
     def computation(config: Config, _: Job) -> Computation:
         if not made:
-            made.append(computation_of(question, machine, config, results))
+            made.append(computation_of(question, machine, config, results, blocks))
         return made[0]
 
-    return Inputs(machine, computation, options.algorithm, samples, loader, options.exact_memory)
+    return Inputs(machine, computation, options.algorithm, samples, loader, options.exact_memory, learned)
 
 
-def computation_of(question: Question, machine: Machine, config: Config, results: Results | None) -> Computation:
+def computation_of(
+    question: Question, machine: Machine, config: Config, results: Results | None, blocks: Computation | None
+) -> Computation:
     """The seconds of computing, from the best source that is given."""
     options = question.options
-    blocks = from_calibration(config, machine) if options.calibrate else None
     if results is not None:
         return results.computation(config, machine, blocks)
     if options.one_gpu_step_s is not None:
@@ -173,7 +178,7 @@ def heading(rows: Sequence[Prediction], question: Question, machine: Machine) ->
     if precision == "fp32" and device.type == "cuda":
         precision += " (without tensor cores: train.precision=bf16 or train.tf32=true use them)"
     basis = ", ".join(dict.fromkeys(row.basis or "" for row in rows))
-    bound = ": a lower bound, with each operation at the device's peak" if basis == "roofline" else ""
+    bound = ": a lower bound, with each operation at the device's peak" if basis == ROOFLINE else ""
     return (
         f"{config.model.name}, {batch}, {config.recipe.optimizer.name}, {precision}\n"
         f"on {machines.described(machine)}\nseconds of computing from: {basis}{bound}\n"
@@ -186,7 +191,7 @@ def show(rows: Sequence[Prediction], question: Question, machine: Machine) -> No
         print(heading(fine, question, machine))
         print(ranking.table(rows))
         print(f"\nGiB of the fullest rank at its fullest moment:\n{ranking.memory_table(rows)}\n")
-    for line in (*ranking.marks(rows), *(f"limit: {limit}" for limit in ranking.limits(rows))):
+    for line in (*ranking.marks(rows), *ranking.learned(rows), *(f"limit: {limit}" for limit in ranking.limits(rows))):
         print(line)
     for line in ranking.refusals(rows):
         print(f"refused: {line}")
@@ -197,7 +202,7 @@ def show(rows: Sequence[Prediction], question: Question, machine: Machine) -> No
     best = ranking.fitting(rows, question.options.max_gpus, memory * ranking.GiB if memory else None)
     caps = f" with at most {question.options.max_gpus} GPUs" if question.options.max_gpus else ""
     caps += f" in {memory:g} GiB" if memory else ""
-    print(ranking.conclusion(best, caps))
+    print("\n".join(ranking.conclusion(best, caps)))
 
 
 if __name__ == "__main__":

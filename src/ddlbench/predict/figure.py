@@ -20,6 +20,7 @@ PARTS = {
     "exposed communication": "comm_exposed_s",
     "bubble": "bubble_s",
     "waiting for data": "data_s",
+    "explained by no term": "unexplained_s",
 }
 MOST = 6  # frameworks whose steps are drawn
 
@@ -31,7 +32,8 @@ def draw(rows: Sequence[Prediction], path: Path) -> None:
         raise UserError(f"--figure={path}: nothing was predicted")
     names = list(dict.fromkeys(row.framework for row in fine))
     with mpl.rc_context(cast(Any, plotting.STYLE)):
-        first = plotting.Head(f"{fine[0].model} on {fine[0].cluster}", [f"from: {fine[0].basis}"])
+        bands = ["with the bands of 80 %"] if fine[0].low_80_s else []
+        first = plotting.Head(f"{fine[0].model} on {fine[0].cluster}", [f"from: {fine[0].basis}", *bands])
         figure = plotting.grid([first, *(plotting.Head(name, []) for name in names[:MOST])])
         _throughput(figure.axes[0], fine, names)
         for panel, name in zip(figure.axes[1:], names, strict=False):
@@ -52,6 +54,11 @@ def _throughput(axes: Axes, rows: Sequence[Prediction], names: Sequence[str]) ->
         gpus, rates = [row.gpus for row in shown], [row.samples_per_s or 0.0 for row in shown]
         look = looks.curves[name, name]
         axes.plot(gpus, rates, color=look.color, label=plotting.label(name), **look.shape)
+        bands = [(row.low_80_s, row.high_80_s) for row in shown if row.low_80_s and row.high_80_s]
+        if len(bands) == len(shown):
+            samples = [rate * (row.step_s or 0.0) for rate, row in zip(rates, shown, strict=True)]
+            slow, fast = ([n / band[end] for n, band in zip(samples, bands, strict=True)] for end in (1, 0))
+            axes.fill_between(gpus, slow, fast, color=look.color, alpha=0.12, linewidth=0)
     plotting.gpu_axis(axes, [row.gpus for row in rows], None, log=True)
     axes.set_yscale("log", base=2)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
@@ -65,4 +72,7 @@ def _steps(axes: Axes, rows: Sequence[Prediction]) -> None:
         heights = [getattr(row, key) or 0.0 for row in rows]
         axes.bar(places, heights, bottom=below, color=color, label=part)
         below = [low + height for low, height in zip(below, heights, strict=True)]
+    for place, row in zip(places, rows, strict=True):
+        if row.low_80_s and row.high_80_s:
+            axes.vlines(place, row.low_80_s, row.high_80_s, color="black")
     axes.set(xlabel="GPUs", ylabel="s a step (predicted)")

@@ -20,6 +20,7 @@ CALIBRATE = (
     "how that step is spread over the blocks"
 )
 EXACT_MEMORY = "rehearse every job (up to minutes each) and take its memory from there, instead of from the formula"
+FROM = "start from the runs in RESULTS: those on one device, and what those on several numbers of GPUs say of the links"
 GRADE = (
     "predict the published measurements of a CSV file and print their errors (docs/oracle.md, Published measurements)"
 )
@@ -75,7 +76,7 @@ def parser() -> Parser:
     )
     add = made.add_argument
     add("--json", action="store_true", help="print JSON; docs/oracle.md explains its keys")
-    add("--from", dest="results", type=Path, metavar="RESULTS", help="start from the runs on one device in RESULTS")
+    add("--from", dest="results", type=Path, metavar="RESULTS", help=FROM)
     add("--one-gpu-step-s", type=float, metavar="S", help="start from the seconds of one device's step")
     add("--one-gpu-batch", type=int, metavar="B", help="samples of that step (default: the batch of one GPU)")
     add("--calibrate", action="store_true", help=CALIBRATE)

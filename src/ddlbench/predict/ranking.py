@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from ddlbench.oracle.predictor import Prediction
 from ddlbench.texts import aligned
 
 GiB = 2**30
-TIMES = ("step", "compute", "comm", "hidden", "bubble", "data")
+TIMES = ("compute", "comm", "hidden", "bubble", "data")
 WHICH = ("framework", "layout", "gpus")
-COLUMNS = (*WHICH, *TIMES, "memory", "error", "fits", "samples/s", "epoch")
-TIE = 0.03  # the oracle cannot distinguish smaller differences
+COLUMNS = (*WHICH, "step", "80 %", *TIMES, "memory", "error", "fits", "samples/s", "epoch")
+TIE = 0.03  # without a band: the oracle cannot distinguish smaller differences
+DECIDING_STEPS = 100  # of a run that decides between two frameworks
+Z80 = 1.2816  # normal quantile of a band of 80 %
+DRAWS = 10_000  # of the steps of frameworks within their bands
 PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")
 
 
@@ -51,13 +56,19 @@ def _which(row: Prediction) -> tuple[str, str, str]:
 
 
 def _cells(row: Prediction) -> tuple[str, ...]:
-    seconds = (row.step_s, row.compute_s, row.comm_exposed_s, row.comm_hidden_s, row.bubble_s, row.data_s)
+    seconds = (row.compute_s, row.comm_exposed_s, row.comm_hidden_s, row.bubble_s, row.data_s)
     fits = {True: "yes", False: "no", None: "?"}[row.fits]
     memory, error = f"{(row.memory_bytes or 0.0) / GiB:.2f} GiB", f"±{row.memory_error or 0.0:.0%}"
     rate = f"{row.samples_per_s or 0.0:.4g}{'*' if row.marks else ''}"
     epoch = "" if row.epoch_s is None else f"{row.epoch_s:.4g} s"
-    times = ("" if took is None else f"{took * 1e3:.4g} ms" for took in seconds)
-    return (*_which(row), *times, memory, error, fits, rate, epoch)
+    times = ("" if took is None else _ms(took) for took in seconds)
+    step = _ms(row.step_s)
+    band = f"{row.low_80_s * 1e3:.4g} to {_ms(row.high_80_s)}" if row.low_80_s else "none"
+    return (*_which(row), step, band, *times, memory, error, fits, rate, epoch)
+
+
+def _ms(seconds: float | None) -> str:
+    return f"{(seconds or 0.0) * 1e3:.4g} ms"
 
 
 def refusals(rows: Sequence[Prediction]) -> list[str]:
@@ -74,22 +85,64 @@ def marks(rows: Sequence[Prediction]) -> list[str]:
     return [f"* {mark}" for mark in dict.fromkeys(mark for row in rows for mark in row.marks)]
 
 
+def learned(rows: Sequence[Prediction]) -> list[str]:
+    """What the runs with several GPU counts said of the cluster, and what not, for each framework."""
+    return list(dict.fromkeys(f"{row.framework}: {line}" for row in rows for line in row.learned))
+
+
 def limits(rows: Sequence[Prediction]) -> list[str]:
     """The largest degree of each strategy and the layer that sets it, once each."""
     largest = (limit for row in rows for limit in row.limits if limit["degree"] != "dp")
     return list(dict.fromkeys(f"{limit['degree']} <= {limit['largest']} ({limit['layer']})" for limit in largest))
 
 
-def conclusion(rows: Sequence[Prediction], caps: str) -> str:
-    """The best row, and other frameworks that are as fast on the same GPUs. rows: in the order of `fitting`"""
+def conclusion(rows: Sequence[Prediction], caps: str) -> list[str]:
+    """The best row, and other frameworks on the same GPUs that the bands do not separate from it. rows: in the order of
+    `fitting`"""
     if not rows:
-        return f"nothing that fits{caps}"
+        return [f"nothing that fits{caps}"]
     best = rows[0]
     layout = " ".join(f"{key}={value}" for key, value in best.layout.items())
-    least = (1 - TIE) * (best.samples_per_s or 0.0)
-    equal = [row.framework for row in rows[1:] if row.gpus == best.gpus and (row.samples_per_s or 0.0) >= least]
-    ties = f"; within {TIE:.0%} of it: {', '.join(equal)}" if equal else ""
-    return (
-        f"best{caps}: {best.framework} ({layout}) at {best.gpus} GPUs, {best.samples_per_s:.4g} samples/s: "
-        f"{best.reason}{ties}"
-    )
+    rate = f"{best.samples_per_s:.4g} samples/s"
+    head = f"best{caps}: {best.framework} ({layout}) at {best.gpus} GPUs, {rate}: {best.reason}"
+    equal = [row for row in rows[1:] if row.gpus == best.gpus and not separated(best, row)]
+    if not equal:
+        return [head]
+    names = ", ".join(row.framework for row in equal)
+    if best.high_80_s is None:
+        return [f"{head}; within {TIE:.0%} of it: {names}"]
+    return [
+        head,
+        f"their bands of 80 % overlap, so the predictions do not separate it from {names}",
+        *_deciding([best, *equal]),
+    ]
+
+
+def separated(best: Prediction, other: Prediction) -> bool:
+    """Whether the bands of 80 % of two predictions with the same GPUs are apart; without bands, whether the other one
+    is slower by more than TIE."""
+    if best.high_80_s is None or other.low_80_s is None:
+        return (other.samples_per_s or 0.0) < (1 - TIE) * (best.samples_per_s or 0.0)
+    return other.low_80_s > best.high_80_s
+
+
+def _deciding(equal: Sequence[Prediction]) -> list[str]:
+    """The expected loss of choosing the first of `equal` without a run, and the smallest set of runs that decides, if
+    the first one takes as long as predicted: its own, and those of the others that may be faster than that."""
+    best, *others = equal
+    runs = [best, *(row for row in others if (row.low_80_s or 0.0) < (best.step_s or 0.0))]
+    hours = sum(row.gpus * DECIDING_STEPS * (row.step_s or 0.0) / 3600 for row in runs)
+    return [
+        f"choosing {best.framework} now costs {regret(equal):.1%} of a step in the mean, against the fastest of them",
+        f"to decide, run {DECIDING_STEPS} steps of {', '.join(row.framework for row in runs)} at {best.gpus} GPUs: "
+        f"{hours:.2g} GPU-hours beside start and warm-up",
+    ]
+
+
+def regret(equal: Sequence[Prediction]) -> float:
+    """The expected seconds of a step of the first row over those of the fastest one, minus 1. The logarithm of each
+    measured step is drawn from a normal distribution with the row's band of 80 %, independently."""
+    ends = np.log([[row.low_80_s or 0.0, row.high_80_s or 0.0] for row in equal])
+    middle, half = ends.mean(axis=1), (ends[:, 1] - ends[:, 0]) / 2
+    steps = np.random.default_rng(0).normal(middle, half / Z80, (DRAWS, len(equal)))
+    return float(np.exp(steps[:, 0] - steps.min(axis=1)).mean() - 1)

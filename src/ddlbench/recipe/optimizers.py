@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from ddlbench.errors import Unavailable, UserError
+from ddlbench.errors import Unavailable, check_values
 from ddlbench.job import NamedParameters
 
 Groups = list[dict[str, Any]]
@@ -45,20 +45,18 @@ class OptimizerConfig:
     fused: bool | None = None
 
     def __post_init__(self) -> None:
-        ranges = {
-            "lr": (self.lr > 0, "above 0"),
-            "lr_base_batch": (self.lr_base_batch is None or self.lr_base_batch > 0, "above 0, or null for no scaling"),
-            "momentum": (0 <= self.momentum < 1, "at least 0 and below 1"),
-            "nesterov": (not self.nesterov or self.momentum > 0, "false where recipe.optimizer.momentum is 0"),
-            "betas": (len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas), "two numbers from [0, 1)"),
-            "eps": (self.eps >= 0, "at least 0"),
-            "weight_decay": (self.weight_decay >= 0, "at least 0"),
-            "trust_coefficient": (self.trust_coefficient > 0, "above 0"),
-            "name": (self.name in optimizers, f"one of {', '.join(optimizers)}"),
-        }
-        for key, (fits, allowed) in ranges.items():
-            if not fits:
-                raise UserError(f"recipe.optimizer.{key}={getattr(self, key)}: must be {allowed}")
+        betas = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
+        check_values(
+            "recipe.optimizer.", self,
+            above={"lr": 0, "lr_base_batch": 0, "trust_coefficient": 0},
+            least={"eps": 0, "weight_decay": 0},
+            choices={"name": optimizers},
+            rules={
+                "momentum": (0 <= self.momentum < 1, "at least 0 and below 1"),
+                "nesterov": (not self.nesterov or self.momentum > 0, "false where recipe.optimizer.momentum is 0"),
+                "betas": (betas, "two numbers from [0, 1)"),
+            },
+        )  # fmt: skip
 
 
 def make_optimizer(config: OptimizerConfig, named_parameters: NamedParameters) -> Optimizer:

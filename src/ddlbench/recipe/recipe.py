@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ddlbench.errors import UserError
+from ddlbench.errors import UserError, check_values
 from ddlbench.recipe.optimizers import OptimizerConfig
 from ddlbench.recipe.schedules import ScheduleConfig, make_schedule
 
@@ -21,8 +21,8 @@ class Recipe:
 
     def __post_init__(self) -> None:
         optimizer, schedule = self.optimizer, self.schedule
-        if not 0 <= self.label_smoothing < 1:
-            raise UserError(f"recipe.label_smoothing={self.label_smoothing}: must be at least 0 and below 1")
+        smooths = 0 <= self.label_smoothing < 1
+        check_values("recipe.", self, rules={"label_smoothing": (smooths, "at least 0 and below 1")})
         if schedule.name == "cosine" and schedule.min_lr > optimizer.lr:
             raise UserError(
                 f"recipe.schedule.min_lr={schedule.min_lr} is above recipe.optimizer.lr={optimizer.lr}: lower min_lr"

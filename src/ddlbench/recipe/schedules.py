@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddlbench.errors import UserError
+from ddlbench.errors import check_values
 
 
 @dataclass
@@ -32,22 +32,17 @@ class ScheduleConfig:
 
     def __post_init__(self) -> None:
         factor, ascending = self.warmup_start_factor, self.milestones == sorted(self.milestones)
-        ranges = {
-            "name": (self.name in curves, f"one of {', '.join(curves)}"),
-            "milestones": (ascending and min(self.milestones, default=0) >= 0, "epochs from 0 on in ascending order"),
-            "gamma": (0 < self.gamma <= 1, "above 0 and at most 1"),
-            "min_lr": (self.min_lr >= 0, "at least 0"),
-            "warmup_epochs": (self.warmup_epochs >= 0, "at least 0"),
-            "warmup_steps": (self.warmup_steps is None or self.warmup_steps >= 0, "at least 0, or null"),
-            "warmup_start_factor": (factor is None or 0 < factor <= 1, "above 0 and at most 1, or null"),
-        }
-        for key, (fits, allowed) in ranges.items():
-            if not fits:
-                raise UserError(f"recipe.schedule.{key}={getattr(self, key)}: must be {allowed}")
-
-
-def constant(config: ScheduleConfig, lr: float, epoch: float, warmup: float, epochs: int) -> float:
-    return lr
+        from_0_on = min(self.milestones, default=0) >= 0
+        check_values(
+            "recipe.schedule.", self,
+            least={"min_lr": 0, "warmup_epochs": 0, "warmup_steps": 0},
+            choices={"name": curves},
+            rules={
+                "milestones": (ascending and from_0_on, "epochs from 0 on in ascending order"),
+                "gamma": (0 < self.gamma <= 1, "above 0 and at most 1"),
+                "warmup_start_factor": (factor is None or 0 < factor <= 1, "above 0 and at most 1"),
+            },
+        )  # fmt: skip
 
 
 def step(config: ScheduleConfig, lr: float, epoch: float, warmup: float, epochs: int) -> float:
@@ -62,16 +57,12 @@ def cosine(config: ScheduleConfig, lr: float, epoch: float, warmup: float, epoch
     return config.min_lr + (lr - config.min_lr) * (1 + math.cos(math.pi * share)) / 2
 
 
-def exponential(config: ScheduleConfig, lr: float, epoch: float, warmup: float, epochs: int) -> float:
-    """Times gamma every epoch after the warm-up (Aach et al. 2023, equation 2)."""
-    return lr * config.gamma ** (epoch - warmup)
-
-
 curves: dict[str, Callable[[ScheduleConfig, float, float, float, int], float]] = {
-    "constant": constant,
+    "constant": lambda config, lr, epoch, warmup, epochs: lr,
     "step": step,
     "cosine": cosine,
-    "exponential": exponential,
+    # times gamma every epoch after the warm-up (Aach et al. 2023, equation 2)
+    "exponential": lambda config, lr, epoch, warmup, epochs: lr * config.gamma ** (epoch - warmup),
 }
 
 

@@ -106,12 +106,8 @@ def step_table(epoch: int, rank: RankEpoch, warmup: bool, complete: bool = True)
     return pa.table(columns, schema=STEP_SCHEMA)
 
 
-def rank_tables(row: EpochRow) -> Iterator[Any]:
-    """The rows of ranks.parquet: where each rank is and what it used, one table for all ranks."""
-    yield pa.Table.from_pylist([_rank_row(row, rank) for rank in row.ranks], schema=RANK_SCHEMA)
-
-
-def _rank_row(row: EpochRow, rank: RankEpoch) -> dict[str, Any]:
+def rank_row(row: EpochRow, rank: RankEpoch) -> dict[str, Any]:
+    """A row of ranks.parquet: where a rank is and what it used."""
     times, place = rank.times, rank.coordinates
     use = times.use or Use(seconds=0.0, counts_energy=False)
     return {

@@ -12,14 +12,17 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from ddlbench.errors import RunError, UserError
+import pyarrow as pa
+
+from ddlbench.errors import RunError, UserError, reporting
 from ddlbench.heartbeat import Heartbeat, Process
 from ddlbench.measure.rows import EpochRow
-from ddlbench.record.epoch_files import RANK_SCHEMA, STEP_SCHEMA, EpochFiles, rank_tables, step_tables
+from ddlbench.record.epoch_files import RANK_SCHEMA, STEP_SCHEMA, EpochFiles, rank_row, step_tables
 from ddlbench.record.files import CLAIM, HEARTBEAT, RESERVE, now, plain, why, write_json
 from ddlbench.record.schema import SCHEMA_VERSION
 from ddlbench.texts import digest
@@ -40,16 +43,13 @@ def writable(results_dir: str, key: str = "results_dir") -> None:
     """Raise UserError unless a run's folder can be made there; every rank can ask before anything starts. It makes no
     folder: what is tried is the nearest one that exists."""
     folder = Path(results_dir)
-    try:
+    with reporting(f"{key}={results_dir} cannot be written", f"choose another {key}="):
         while not os.path.lexists(folder):
             folder = folder.parent
         probe = folder / f".writable-{os.getpid()}-{os.uname().nodename}"
         probe.touch()
         probe.unlink()
         (Path(results_dir) / "attempt-1").exists()  # raises for a name that is too long
-    except OSError as error:
-        message = f"{key}={results_dir} cannot be written ({error.strerror}): choose another {key}="
-        raise UserError(message) from error
 
 
 class Record:
@@ -110,7 +110,8 @@ class Record:
             if self.finished:
                 return
             self.steps.append(row.epoch, step_tables(row))
-            self.ranks.append(row.epoch, rank_tables(row))
+            ranks = [rank_row(row, rank) for rank in row.ranks]
+            self.ranks.append(row.epoch, [pa.Table.from_pylist(ranks, schema=RANK_SCHEMA)])
             row.forget_ranks()
             self.rows.append(row)
             with (self.folder / EPOCHS).open("a") as lines:
@@ -190,10 +191,6 @@ class Record:
             write_json(self.folder / "run.json", self.content)
             return True
 
-    @contextlib.contextmanager
-    def _saving(self) -> Generator[None]:
-        try:
-            yield
-        except OSError as error:
-            remedy = "free space or choose another results_dir="
-            raise RunError(f"the record in {self.folder} cannot be written ({why(error)}): {remedy}") from error
+    def _saving(self) -> AbstractContextManager[None]:
+        what, remedy = f"the record in {self.folder} cannot be written", "free space or choose another results_dir="
+        return reporting(what, remedy, RunError)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
-from ddlbench.errors import UserError
+from ddlbench.errors import UserError, reporting
 from ddlbench.figures.figures import make_figures
 from ddlbench.figures.files import save
 from ddlbench.report.compare import SLOWER, UNDECIDED, versus
@@ -124,8 +124,8 @@ def write_report(
 
     baseline: as `make_figures` takes it; pdf: as `save` takes it
     """
-    try:
-        figures = out / "figures"
+    figures, page = out / "figures", out / "report.html"
+    with reporting(f"{out} cannot be written", "choose another folder with --out"):
         drawing = make_figures(tables, targets, baseline)
         for name, figure in drawing.figures.items():
             save(figures, name, figure, pdf)
@@ -133,10 +133,7 @@ def write_report(
         write_documents(tables.measurements, out / "tables")
         write_targets(tables, targets, out / "tables")
         write_warnings(tables.warnings, out / "tables")
-        page = out / "report.html"
         page.write_text(render(tables, drawing, figures), encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{out} cannot be written ({error.strerror}): choose another folder with --out") from error
     return page
 
 

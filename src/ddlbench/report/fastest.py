@@ -35,17 +35,12 @@ def best(measurements: Sequence[Measurement]) -> tuple[list[Paragraph], int]:
     for group in groups.values():
         models = dict.fromkeys(str(row.model) for row in group)
         subject = ", ".join([*models, *filter(None, [texts[group[0]["measurement"]]])])
-        paragraphs.append(Paragraph(subject, _sentences(group)))
+        places = group_by(group, lambda row: (row["gpus"] or 0, row["global_batch"] or 0))
+        sentences = [_sentence(places[place], len(places) > 1) for place in sorted(places)]
+        more = "more GPU counts and batches are in the table."
+        paragraphs.append(Paragraph(subject, first_few(list(filter(None, sentences)), PLACES, more)))
     shown = [paragraph for paragraph in paragraphs if paragraph.sentences]
     return shown[:PARAGRAPHS], max(0, len(shown) - PARAGRAPHS)
-
-
-def _sentences(rows: Sequence[Measurement]) -> list[str]:
-    places = group_by(rows, lambda row: (row["gpus"] or 0, row["global_batch"] or 0))
-    sentences = [_sentence(places[place], len(places) > 1) for place in sorted(places)]
-    shown = [text for text in sentences if text]
-    more = len(shown) - PLACES
-    return [*shown[:PLACES], *([f"{more} more GPU counts and batches are in the table."] if more > 0 else [])]
 
 
 def _sentence(rows: Sequence[Measurement], several: bool) -> str:

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ddlbench.config import options, schema
-from ddlbench.config.choices import choices
-from ddlbench.config.keys import Options
-from ddlbench.config.schema import GROUPS, SECTIONS, Config
-from ddlbench.errors import RunError, Unsupported, UserError
+from ddlbench.config.compose import recorded_configuration
+from ddlbench.errors import RunError, Unsupported
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured.inputs import machine_of
 from ddlbench.oracle.measured.runs import Results
@@ -46,7 +43,7 @@ class Campaign:
         missing."""
         attempt = self.attempts[run["path"]]
         self._check_place(row, attempt.record)
-        config = configuration_of(attempt.record["config"])
+        config = recorded_configuration(attempt.record["config"])
         alike = [base for base in self.runs if base["gpus"] == 1 and all(base[name] == run[name] for name in ALIKE)]
         results = Results(attempt.path.parents[1], [self.attempts[base["path"]] for base in alike])
         inputs = Inputs(self.machine, lambda asked, _: results.computation(asked, self.machine))
@@ -140,19 +137,6 @@ def components(row: Row) -> dict[str, tuple[float, float]]:
         "idle time": ("idle_share", 0.0),
     }
     return {part: ((row[share] or 0.0) * step_s, seconds) for part, (share, seconds) in predicted.items()}
-
-
-def configuration_of(recorded: Mapping[str, Any]) -> Config:
-    """The configuration of a record, built from the program's classes. UserError if this version has other keys or
-    lacks an option."""
-    plain: dict[str, Any] = {key: dict(recorded.get(key, {})) for key in SECTIONS}  # `checkpoint` came later
-    for group in GROUPS:
-        option = plain[group]["name"]
-        if option not in choices(group):
-            raise UserError(f"{group}={option} is no option of this version")
-        plain[group]["_target_"] = options.published(group, option)["_target_"]
-    keys = {field.name for field in fields(Options)}
-    return schema.build(plain | {key: value for key, value in recorded.items() if key in keys})
 
 
 def name(row: Row) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import sys
 import traceback
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 
@@ -32,11 +33,13 @@ from ddlbench.run.cold_cache import ColdCache, check_cold_cache
 from ddlbench.run.context import Attempt
 from ddlbench.run.failure import failure_of
 from ddlbench.run.preflight import preflight
-from ddlbench.run.scenarios import SCENARIOS
+from ddlbench.run.scenarios.loading import Loading
+from ddlbench.run.scenarios.training import Training
 from ddlbench.run.settings import check_machine, planned_device, set_switches
 from ddlbench.run.supervisor import NO_STEP, Supervisor
 from ddlbench.texts import printable
 
+SCENARIOS: Mapping[str, Callable[[Config, Job], Scenario]] = {"train": Training, "loader": Loading}  # by `mode`
 INTERRUPTED = ("killed", "timeout")
 NO_CONNECTION = (
     "no connection to the other ranks (check that every rank started, MASTER_ADDR, NCCL_SOCKET_IFNAME and "

@@ -22,7 +22,7 @@ from ddlbench.checkpoint import storage
 from ddlbench.checkpoint.live import OFF, checkpointable, make_optimizer_states, named_tensors, set_random_states
 from ddlbench.checkpoint.saved import Saved, complete
 from ddlbench.config.schema import Config
-from ddlbench.errors import RunError, Unsupported, UserError
+from ddlbench.errors import RunError, Unsupported, UserError, reporting
 from ddlbench.heartbeat import has_ended
 from ddlbench.job import Job, Trainer
 from ddlbench.loop import Run
@@ -136,11 +136,8 @@ class Checkpoints:
         growing = self.folder / f".epoch-{done:06}"
         if self.rank == 0:
             shutil.rmtree(growing, ignore_errors=True)
-            try:
+            with reporting(f"{growing} cannot be made", "choose another checkpoint.dir=", RunError):
                 growing.mkdir(parents=True)
-            except OSError as error:
-                reason = f"{growing} cannot be made ({error.strerror})"
-                raise RunError(f"{reason}: choose another checkpoint.dir=") from error
         barrier()
         files = storage.write(growing, named_tensors(self.state.live(), self.rank, run.job.device), self.rank)
         epochs = self.attempt.record.lines() if self.attempt.record else []

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import asdict
 
 from ddlbench.data.feed import Dataset, Loader
-from ddlbench.data.page_cache import Dropped, can_drop, drop
+from ddlbench.data.page_cache import Dropped, drop
 from ddlbench.errors import Unsupported
 from ddlbench.ranks.control import once_per_node
 from ddlbench.run.context import Attempt
@@ -17,7 +18,7 @@ OFF = "or set train.cold_cache=false"
 
 def check_cold_cache(loader: Loader, data: Dataset) -> None:
     """Raise Unsupported where pages would stay in memory, or where no file is read."""
-    if not can_drop():
+    if not hasattr(os, "posix_fadvise"):
         raise Unsupported(f"train.cold_cache=true needs posix_fadvise, which {sys.platform} lacks: use Linux, {OFF}")
     if not loader.drops_cache:
         raise Unsupported(

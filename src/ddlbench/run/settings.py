@@ -18,8 +18,8 @@ def check_machine(threads: int, loader: Loader, cores: int | None = None) -> Non
     """UserError for more threads or workers a rank than the cores of this machine can carry. `cores`: None asks."""
     cores = cores or os.cpu_count() or 1
     allowed: dict[str, tuple[int | None, int]] = {"train.threads_per_rank": (threads, cores)}
-    for key, number in loader.parallelism().items():
-        allowed[f"loader.{key}"] = (number, WORKERS_PER_CORE * cores)
+    if key := loader.parallel_key:
+        allowed[f"loader.{key}"] = (getattr(loader, key), WORKERS_PER_CORE * cores)
     for key, (value, most) in allowed.items():
         if value is not None and value > most:
             has = f"this machine has {cores} core{'s' if cores > 1 else ''}"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from ddlbench.config.choices import title
 from ddlbench.config.compose import quiet
 from ddlbench.config.keys import BATCH_PER_GPU
+from ddlbench.results.rows import group_by
 from ddlbench.supported.survey import COMPUTING, CPU, RANKS, Change, Survey, as_it_is
 from ddlbench.supported.words import Knob, Reasons, cell, code, knobs, scope, table
 
@@ -152,10 +153,8 @@ def _lines(questions: Questions, text: Callable[[str, Change], str], named: bool
     """A line for each question: the frameworks by the text that is true of them. No line where all texts are empty."""
     lines = ""
     for words, asked in questions.items():
-        frameworks: dict[str, list[str]] = {}
-        for name, change in asked.items():
-            if answer := text(name, change):
-                frameworks.setdefault(answer, []).append(name)
+        answers = {name: answer for name, change in asked.items() if (answer := text(name, change))}
+        frameworks = group_by(answers, answers.__getitem__)
         parts = [f"{code(names)} {answer}" if named else answer for answer, names in frameworks.items()]
         lines += f"- `{words}`: {'; '.join(parts)}\n" if parts else ""
     return lines

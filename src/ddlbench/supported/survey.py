@@ -17,6 +17,7 @@ from ddlbench.config.schema import Config
 from ddlbench.config.values import written
 from ddlbench.job import Framework
 from ddlbench.ranks.launch import Launch
+from ddlbench.results.rows import group_by
 from ddlbench.run.checkpoints import check_checkpoints
 from ddlbench.supported.words import Answers, Case, Knob
 
@@ -82,9 +83,7 @@ class Survey:
     @cached_property
     def groups(self) -> list[list[str]]:
         """Frameworks of one class together."""
-        groups: dict[str, list[str]] = {}
-        for name, framework in self.frameworks.items():
-            groups.setdefault(type(framework).__qualname__, []).append(name)
+        groups = group_by(self.frameworks, lambda name: type(self.frameworks[name]).__qualname__)
         return [groups[kind] for kind in sorted(groups)]
 
     @cached_property

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from ddlbench.config.choices import keys
 from ddlbench.config.keys import PRECISIONS
+from ddlbench.results.rows import group_by
 
 
 class Case(NamedTuple):
@@ -56,20 +57,15 @@ def cell(answers: Answers, reasons: Reasons) -> str:
 def scope(some: Iterable[Case], cases: Iterable[Case]) -> str:
     """The models, the precisions, or the precisions of each model that `some` of the cases have; "" for all of them."""
     chosen, complete = _by_model(some), _by_model(cases)
-    models: dict[str, list[str]] = {}
-    for model, precisions in chosen.items():
-        words = "" if precisions == complete[model] else ", ".join(precisions)
-        models.setdefault(words, []).append(model)
+    models = group_by(chosen, lambda model: "" if chosen[model] == complete[model] else ", ".join(chosen[model]))
     if len(models) == 1 and len(chosen) == len(complete):
         return next(iter(models))
     return "; ".join(", ".join(names) + (f" in {words}" if words else "") for words, names in models.items())
 
 
 def _by_model(cases: Iterable[Case]) -> dict[str, list[str]]:
-    by_model: dict[str, list[str]] = {}
-    for model, precision in cases:
-        by_model.setdefault(model, []).append(precision)
-    return {model: [name for name in PRECISIONS if name in precisions] for model, precisions in by_model.items()}
+    by_model = group_by(cases, lambda case: case.model)
+    return {model: [name for name in PRECISIONS if Case(model, name) in same] for model, same in by_model.items()}
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -92,9 +88,7 @@ class Knob:
     @property
     def default(self) -> str:
         """The value, or each with the frameworks that have it."""
-        names: dict[str, list[str]] = {}
-        for framework, value in self.values.items():
-            names.setdefault(value, []).append(framework)
+        names = group_by(self.values, self.values.__getitem__)
         return "; ".join(f"`{value}`" + (f" ({', '.join(names[value])})" if len(names) > 1 else "") for value in names)
 
     def row(self) -> list[str]:

@@ -163,7 +163,7 @@ def _asked(state: State, queued: slurm.Queue) -> Asked:
         if recorded in (MISSING, RUNNING):
             return MISSING if owner is None else QUEUED if owner.job and recorded == MISSING else RUNNING
         start = queued.start(owner.job) if owner else None
-        begun = start and any((one.job, one.restarts) == (start.number, str(start.restarts)) for one in state.of(cell))
+        begun = any((one.job, one.restarts) == start for one in state.of(cell))
         return QUEUED if start and not begun else recorded
 
     return status

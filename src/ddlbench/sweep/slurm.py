@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddlbench.errors import UserError
+from ddlbench.errors import UserError, check_values
 from ddlbench.heartbeat import server_time
 from ddlbench.results.rows import group_by
 from ddlbench.sweep.lock import FOLDER, claim
@@ -38,9 +38,7 @@ class Options:
     pack: int = 1
 
     def __post_init__(self) -> None:
-        for name, least in (("throttle", 0), ("pack", 1)):
-            if (value := getattr(self, name)) < least:
-                raise UserError(f"--{name} {value}: give a whole number from {least} on")
+        check_values("--", self, least={"throttle": 0, "pack": 1})
 
     def words(self) -> list[str]:
         """The options for sbatch: lines `#SBATCH ...` of the site's file, then the given ones, which win."""
@@ -58,12 +56,7 @@ class Plan:
     proves: bool
 
 
-@dataclass(frozen=True)
-class Start:
-    """One start of a job: its number, and how often Slurm had put it back into the queue."""
-
-    number: str
-    restarts: int = 0
+Start = tuple[str, str]  # of a job: its number, and how often Slurm had put it back into the queue
 
 
 @dataclass(frozen=True)
@@ -88,7 +81,7 @@ def queue() -> Queue:
     except (OSError, subprocess.SubprocessError):
         return Queue(None)
     jobs = (line.rsplit(maxsplit=2) for line in done.stdout.splitlines())
-    return Queue({job[0].strip(): Start(job[1], int(job[2])) for job in jobs if len(job) == 3 and job[2].isdigit()})
+    return Queue({job[0].strip(): (job[1], job[2]) for job in jobs if len(job) == 3 and job[2].isdigit()})
 
 
 def jobs(cells: Sequence[Cell], pack: int) -> list[Plan]:

@@ -150,7 +150,7 @@ def test_classes_that_differ_are_named_up_to_three(layout):
         layout.classes()
     for name in ("eel", "fox", "gnu"):
         (layout.root / "train" / name).mkdir()
-    with pytest.raises(UserError, match=r"\(5 and 3\): only one has bird, eel, fox, ...; make"):
+    with pytest.raises(UserError, match=r"\(5 and 3\): only one has bird, eel, fox, and 1 more; make"):
         layout.classes()
 
 

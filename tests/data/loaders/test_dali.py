@@ -254,7 +254,7 @@ def test_facts_and_defaults(folders):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"device": "tpu"}, "loader.device=tpu is unknown: choose null or one of cpu, gpu, mixed"),
+        ({"device": "tpu"}, "loader.device=tpu must be one of cpu, gpu, mixed, or null"),
         ({"threads": 0}, "loader.threads=0 must be 1 or more"),
         ({"prefetch": 0}, "loader.prefetch=0 must be 1 or more"),
     ],

@@ -258,6 +258,20 @@ def test_workers_die_with_a_killed_rank():
     assert not is_running(worker)
 
 
+def test_a_worker_that_breaks_its_connection_as_it_is_killed_is_named(monkeypatch):
+    """DataLoader passes on the error of the connection if it does not see yet that the worker has ended."""
+    feed = opened(KeyData(), workers=1)
+
+    def broken(iterator, timeout=None):
+        os.kill(iterator._workers[0].pid, signal.SIGKILL)
+        raise ConnectionResetError(104, "Connection reset by peer")
+
+    monkeypatch.setattr(torch.utils.data.dataloader._MultiProcessingDataLoaderIter, "_try_get_data", broken)
+    with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid \d+\) is killed by signal: Killed"):
+        list(feed.train(0))
+    feed.close()
+
+
 def is_running(pid):
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
@@ -337,7 +351,7 @@ def test_batches_are_pinned_and_moved(folders):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"workers": -1}, "loader.workers=-1 must not be negative"),
+        ({"workers": -1}, "loader.workers=-1 must be 0 or more, or null"),
         ({"prefetch": 0}, "loader.prefetch=0 must be 1 or more"),
     ],
 )

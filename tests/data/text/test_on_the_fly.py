@@ -258,7 +258,7 @@ def test_what_does_not_go_together_is_refused():
     ):
         TokenText("text", train="train.bin", valid="valid.txt", tokenize="on_the_fly")
     for kind in (TokenText, SampleText):
-        with pytest.raises(UserError, match=r"data\.tokenize=never is unknown: choose one of ahead, on_the_fly"):
+        with pytest.raises(UserError, match=r"data\.tokenize=never must be one of ahead, on_the_fly"):
             kind("text", tokenize="never")
 
 

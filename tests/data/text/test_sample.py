@@ -98,7 +98,7 @@ def test_vocabularies_that_do_not_fit_are_refused(tmp_path):
     text = SampleText("sample_text", root=str(tmp_path), vocab_size=513)
     with pytest.raises(UserError, match=r"data\.vocab_size=513 is more than the model's 512: .*model\.vocab_size=513"):
         text.check(MODEL)
-    with pytest.raises(UserError, match=r"data\.vocab_size=255 is less than the 256 bytes"):
+    with pytest.raises(UserError, match=r"data\.vocab_size=255 must be 256 or more"):
         SampleText("sample_text", vocab_size=255)
     with pytest.raises(UserError, match=r"data\.val_limit=0"):
         SampleText("sample_text", val_limit=0)

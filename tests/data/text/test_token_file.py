@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ddlbench.data.foreign_data import sha256_of
 from ddlbench.data.text.token_file import (
     FORMAT,
     TokenFile,
@@ -24,6 +23,7 @@ from ddlbench.data.text.token_file import (
 )  # fmt: skip
 from ddlbench.errors import UserError
 from ddlbench.files import replacing
+from ddlbench.foreign import sha256_of
 
 INDEX = TokenIndex(FORMAT, "uint16", 5, 2, 1, "-", "BPE-9-x", "x", 9, "text", 12, "-", 0)
 

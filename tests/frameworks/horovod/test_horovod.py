@@ -201,12 +201,12 @@ def test_horovodrun(tmp_path: Path) -> None:
 
 
 def test_unsupported_settings_are_refused_before_anything_starts() -> None:
-    with pytest.raises(UserError, match=r"framework\.compression=bf16 is unknown: choose one of none, fp16"):
+    with pytest.raises(UserError, match=r"framework\.compression=bf16 must be one of none, fp16"):
         Horovod(compression="bf16")
-    with pytest.raises(
-        UserError, match=r"fusion_threshold_mb=-1 must be at least 0 MiB and .*cycle_time_ms=0 above 0 ms"
-    ):
-        Horovod(fusion_threshold_mb=-1, cycle_time_ms=0)
+    with pytest.raises(UserError, match=r"fusion_threshold_mb=-1 must be 0 or more"):
+        Horovod(fusion_threshold_mb=-1)
+    with pytest.raises(UserError, match=r"cycle_time_ms=0 must be greater than 0"):
+        Horovod(cycle_time_ms=0)
     with pytest.raises(Unsupported, match="does not support bf16"):
         Horovod().check(two_ranks(reduce_dtype="bf16"))
     with pytest.raises(Unsupported, match="contiguous gradients"):

@@ -162,11 +162,11 @@ def test_unsupported_settings_are_refused_before_anything_starts() -> None:
 
 
 def test_wrong_knobs_are_named() -> None:
-    with pytest.raises(UserError, match=r"framework\.schedule=zbv is unknown"):
+    with pytest.raises(UserError, match=r"framework\.schedule=zbv must be one of gpipe, 1f1b"):
         Pipeline(schedule="zbv")
     with pytest.raises(UserError, match=r"framework\.dp=0"):
         Pipeline(dp=0)
     with pytest.raises(UserError, match=r"framework\.flops_per_byte=-1 must be 0 or more"):
         Pipeline(flops_per_byte=-1)
-    with pytest.raises(UserError, match=r"virtual_stages=2 with framework\.schedule=gpipe"):
+    with pytest.raises(UserError, match=r"virtual_stages=2 must be 1 with framework\.schedule=gpipe"):
         Pipeline(virtual_stages=2)

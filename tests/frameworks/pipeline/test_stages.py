@@ -13,7 +13,6 @@ from ddlbench.frameworks.pipeline.stages import (
     balanced,
     boundary_tensors,
     cut,
-    size_bytes,
     stage_costs,
     tied_names,
 )
@@ -90,7 +89,7 @@ def test_boundary_tensors_are_what_really_passes() -> None:
     assert not found[0].requires_grad
     assert found[1].dtype == torch.float32  # embeddings are not cast
     assert found[-1].dtype == torch.bfloat16
-    assert size_bytes(found[1]) == 3 * 16 * 32 * 4
+    assert found[1].nbytes == 3 * 16 * 32 * 4
 
 
 def test_what_passes_can_be_sent() -> None:

@@ -26,7 +26,7 @@ from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 from tests.equality.distances import TOLERANCES, distance
 from tests.support.broken import OwnTokens
 from tests.support.changed_job import ChangedJob
-from tests.support.equal import make_job, train_cases
+from tests.support.equal import make_job, reload, train_cases
 from tests.support.jobs import job
 from tests.support.ranks import results, run_ranks
 from tests.support.reference import Case, Outcome, reference
@@ -168,21 +168,8 @@ def changed(trainer: TensorReplica, before: dict[str, Tensor]) -> bool:
 
 
 def reloaded() -> tuple[dict[str, Tensor], dict[str, Tensor], float]:
-    """The state given back, the state loaded, and how far outputs are from the plain model's with that state."""
-    framework, job = TensorParallel(), make_job(CASE)
-    trainer = framework.setup(job)
-    place = trainer.place
-    shared = [trainer.state()]
-    dist.broadcast_object_list(shared)
-    doubled = {name: tensor * 2 for name, tensor in (shared[0] or {}).items()}
-    trainer.load(doubled)
-    plain, batch = TEXT.build(), batch_of(TEXT, place)
-    plain.load_state_dict(doubled)
-    output = trainer.evaluate(batch)
-    off = (output - plain(batch.inputs)).abs().max().item() if output is not None and batch is not None else 0.0
-    given = trainer.state() or {}
-    trainer.close()
-    return given, doubled, off
+    trainer = TensorParallel().setup(make_job(CASE))
+    return reload(trainer, TEXT, batch_of(TEXT, trainer.place))
 
 
 def facts() -> dict[str, Any]:
@@ -299,7 +286,7 @@ def test_degrees_that_do_not_divide_are_refused_with_both_numbers() -> None:
 def test_a_mesh_that_does_not_fill_the_ranks_is_refused() -> None:
     with pytest.raises(UserError, match=r"dp=2 x framework\.tp=3 does not fill 4 .*: choose .*dp=2 framework\.tp=2$"):
         TensorParallel(dp=2, tp=3).check(ranks(4))
-    with pytest.raises(UserError, match=r"framework\.dp=0 and framework\.tp=None must be 1 or more"):
+    with pytest.raises(UserError, match=r"framework\.dp=0 must be 1 or more"):
         TensorParallel(dp=0)
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import platform
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,17 @@ def test_a_few_devices_give_one_device_s_seconds(config: Config) -> None:
     result = results(record(config, 8, eight.step_s)).computation(config, ABCI)
     assert result.step(8) == pytest.approx(0.25)
     assert result.basis == "ddp on 8 devices (run-8)"
+
+
+def test_a_few_devices_with_micro_batches_give_one_device_s_seconds(config: Config) -> None:
+    """The base has two micro batches of 4 on each device, and what is asked for has one of 8."""
+    two = replace(config, train=replace(config.train, micro_batch=4))
+    inputs = Inputs(ABCI, lambda asked, _: from_one_step(asked, ABCI, OneStep(0.25, 8, 4)))
+    eight = predict(two, two.framework, 8, inputs)
+    assert eight.step_s is not None
+    ledger = {"global_batch": 64, "data_size": 8, "micro_batches": 2}
+    result = results(record(config, 8, eight.step_s, ledger=ledger)).computation(config, ABCI)
+    assert result.step(4, micro_batches=2) == pytest.approx(0.25)
 
 
 def test_runs_that_are_faster_than_their_communication_are_refused(config: Config) -> None:

@@ -11,7 +11,7 @@ from functools import cache
 import pytest
 
 from ddlbench.config.schema import Config
-from ddlbench.oracle.memory.errors import worst_error
+from ddlbench.oracle.memory.errors import CAST_ERROR, worst_error
 from tests.oracle.memory_grid import Case, configured, grid, predicted, rehearsed_ranks
 from tests.support.libraries import why_no_horovod
 
@@ -59,6 +59,21 @@ def name(case: Case) -> str:
 @pytest.mark.parametrize("case", QUICK, ids=name)
 def test_predicted_bytes_are_within_the_stated_error(case: Case) -> None:
     compare(case)
+
+
+@pytest.mark.parametrize("framework", ["zero1", "zero2"])
+def test_weights_that_deepspeed_casts_have_an_error_of_their_own(framework: str) -> None:
+    """The formula counts in fp32, so it is too large by far, and says so."""
+    words = (
+        "+model=gpt2_small", "model.n_layer=2", "model.n_embd=64", "model.n_head=4", "model.vocab_size=512",
+        "model.seq_len=64", "train.precision=bf16", "framework.mixed_precision=weights", "train.global_batch=32",
+    )  # fmt: skip
+    config = configured(f"+framework={framework}", *words)
+    row = predicted(config, 4)
+    (counted, *_) = rehearsed_ranks(config, row)
+    assert row.memory_bytes is not None
+    assert row.memory_error == CAST_ERROR
+    assert worst_error(framework) < row.memory_bytes / counted["peak"] - 1 < CAST_ERROR
 
 
 @pytest.mark.slow

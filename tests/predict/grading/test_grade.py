@@ -13,9 +13,10 @@ from ddlbench.errors import UserError
 from ddlbench.oracle import bands
 from ddlbench.predict.__main__ import main
 from ddlbench.predict.grading import grade, layouts
-from ddlbench.predict.grading.grade import Grade, Words
-from ddlbench.predict.grading.points import Point, points
-from tests.predict.grading.rows import BASE, POINT
+from ddlbench.predict.grading.grade import Grade
+from ddlbench.predict.grading.points import Point, Words, points
+from ddlbench.predict.grading.predictions import last_points, predicted_s
+from tests.predict.grading.rows import BASE, POINT, rows
 
 LAYOUT = {
     "gpus": "4", "global_batch": "16", "micro_batch": "1", "hidden": "1024", "heads": "16", "layers": "4",
@@ -24,8 +25,8 @@ LAYOUT = {
 
 
 def graded(gpus: int, measured: float, predicted: float, strategy: str = "ddp") -> grade.Graded:
-    words = Words("source", "model", strategy, "gpu", "network")
-    return grade._graded(2, words, gpus, "base", measured, predicted, ("ddp", 1))
+    words = Words(2, "source", "model", strategy, "gpu", "network")
+    return grade._graded(words, gpus, "base", measured, predicted, bands.band("ddp", 1))
 
 
 def written(path: Path, rows: Sequence[Mapping[str, str]]) -> Path:
@@ -71,11 +72,11 @@ def test_bands_are_the_ranks_of_the_ratios() -> None:
 
 def test_a_prediction_from_a_base_on_several_gpus_returns_the_base() -> None:
     """The seconds of one device are solved so that the prediction for the base is its measured step."""
-    (point,) = points([BASE, POINT])
+    (point,) = points(rows(BASE, POINT))
     assert isinstance(point, Point)
     with configurations():
-        again = grade.predicted_s(replace(point, measured=point.base))
-        more = grade.predicted_s(point)
+        again = predicted_s(replace(point, measured=point.base))
+        more = predicted_s(point)
     assert again == pytest.approx(point.base.seconds)
     assert more > point.base.seconds * point.machine.slowest(32) / point.machine.slowest(8)
 
@@ -83,25 +84,46 @@ def test_a_prediction_from_a_base_on_several_gpus_returns_the_base() -> None:
 def test_a_network_that_cannot_have_carried_the_gradients_is_no_network_of_the_measurement() -> None:
     """25.6 million gradients in fp32, 2 x 3/4 of them between four nodes: 0.153 GB over 0.1125 GB/s take 1.36 s."""
     slow = {"network": "1Gb Ethernet"}
-    (point,) = points([{**BASE, **slow}, {**POINT, **slow}])
+    (point,) = points(rows({**BASE, **slow}, {**POINT, **slow}))
     assert isinstance(point, Point)
     with configurations(), pytest.raises(UserError, match=r"needs 1\.36 s for the gradients alone.*took 0\.137 s"):
-        grade.predicted_s(point)
+        predicted_s(point)
+
+
+def test_the_largest_count_of_a_series_is_predicted_from_all_smaller_ones() -> None:
+    """The network carries half of what it should, which 16 and 32 GPUs tell; 64 GPUs follow. A series of two GPU counts
+    says nothing of a third."""
+    (sample,) = points(rows(BASE, POINT))
+    assert isinstance(sample, Point)
+    links = sample.machine.links
+    slower = replace(sample.machine, links=(links[0], replace(links[1], bytes_per_s=links[1].bytes_per_s / 20)))
+    with configurations():
+        series = list[Point]()
+        for gpus in (16, 32, 64):
+            at = replace(sample, measured=replace(sample.measured, gpus=gpus, samples=256 * gpus))
+            series.append(replace(at, measured=replace(at.measured, seconds=predicted_s(at, slower))))
+        (last,) = last_points([series[2], *series[:2]])
+        assert (last.point, last.counts) == (series[2], (16, 32))
+        wrong, measured = predicted_s(series[2]), series[2].measured.seconds
+        assert abs(last.learned_s - measured) < 0.1 * abs(wrong - measured)
+        assert list(last_points(series[2:])) == []
 
 
 def test_a_layout_takes_each_of_its_micro_batches_and_one_update() -> None:
-    rows = [{**LAYOUT, "global_batch": str(4 * count)} for count in (2, 4, 8)]
+    cells = [{**LAYOUT, "global_batch": str(4 * count)} for count in (2, 4, 8)]
     with configurations():
-        seconds = [layouts.predicted_s(layout) for layout in layouts.layouts(rows) if not isinstance(layout, str)]
+        seconds = [layouts.predicted_s(one) for one in layouts.layouts(rows(*cells)) if not isinstance(one, str)]
     two, four, eight = seconds
     assert eight - four == pytest.approx(2 * (four - two))
     assert 2 * two > four
 
 
 def test_a_layout_s_head_is_on_its_last_stage_and_small_kernels_do_not_become_faster() -> None:
-    rows = [{**LAYOUT, "dp": "1", degree: "4"} for degree in ("dp", "tp", "pp")]
+    cells = [{**LAYOUT, "dp": "1", degree: "4"} for degree in ("dp", "tp", "pp")]
     with configurations():
-        data, tensor, pipeline = (layouts.predicted_s(one) for one in layouts.layouts(rows) if not isinstance(one, str))
+        data, tensor, pipeline = (
+            layouts.predicted_s(one) for one in layouts.layouts(rows(*cells)) if not isinstance(one, str)
+        )
     assert tensor > 3 * data  # four times the micro batches of the same host's pace, and less of the head
     assert pipeline > data
 
@@ -113,13 +135,14 @@ def test_a_layout_s_head_is_on_its_last_stage_and_small_kernels_do_not_become_fa
         ({"layers": "5", "pp": "2", "dp": "2"}, "does not divide 5 layers"),
         ({"global_batch": "6"}, "does not divide 4 layers and 6 samples"),
         ({"heads": "3"}, "3 heads do not divide"),
-        ({"iteration_ms": "fast"}, "a cell is no number"),
-        ({"hidden": "-1"}, "are no sizes above 0"),
-        ({"seq_len": "nan"}, "are no sizes above 0"),
+        ({"iteration_ms": "fast"}, "iteration_ms = 'fast' is no number above 0"),
+        ({"hidden": "-1"}, "hidden = '-1' is no number above 0"),
+        ({"seq_len": "nan"}, "seq_len = 'nan' is no number above 0"),
+        ({"layers": "4.5"}, "layers = '4.5' is no whole number"),
     ],
 )
 def test_a_layout_is_left_out_with_its_reason(change: dict[str, str], reason: str) -> None:
-    (left_out,) = layouts.layouts([{**LAYOUT, **change}])
+    (left_out,) = layouts.layouts(rows({**LAYOUT, **change}))
     assert isinstance(left_out, str)
     assert left_out.startswith("line 2: ")
     assert reason in left_out

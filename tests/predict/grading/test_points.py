@@ -3,12 +3,12 @@ from __future__ import annotations
 import pytest
 
 from ddlbench.predict.grading.points import COLUMNS, Point, points
-from tests.predict.grading.rows import BASE, POINT
+from tests.predict.grading.rows import BASE, POINT, rows
 
 
 def test_a_point_has_the_seconds_of_its_step_and_of_its_base() -> None:
     """8,192 images at 60,000 images/s, from 2,048 images at 16,000 images/s."""
-    (point,) = points([BASE, POINT])
+    (point,) = points(rows(BASE, POINT))
     assert isinstance(point, Point)
     assert (point.measured.samples, point.measured.gpus) == (8192, 32)
     assert point.measured.seconds == pytest.approx(8192 / 60_000)
@@ -19,10 +19,10 @@ def test_a_point_has_the_seconds_of_its_step_and_of_its_base() -> None:
 
 def test_a_base_has_its_own_batch() -> None:
     """The batch of one GPU may differ between a point and its base."""
-    (point,) = points([{**BASE, "batch_per_gpu": "512"}, POINT])
+    (point,) = points(rows({**BASE, "batch_per_gpu": "512"}, POINT))
     assert isinstance(point, Point)
     assert point.base.samples == 8 * 512
-    (stated,) = points([{**POINT, "layout": "base batch per GPU 408; 1281167 images an epoch"}])
+    (stated,) = points(rows({**POINT, "layout": "base batch per GPU 408; 1281167 images an epoch"}))
     assert isinstance(stated, Point)
     assert stated.base.samples == 8 * 408
 
@@ -32,7 +32,7 @@ def test_a_base_has_its_own_batch() -> None:
     [
         ("img/s", "60000", {}, 8192 / 60_000),
         ("img/s/GPU", "2000", {}, 8192 / 64_000),
-        ("s/epoch (median)", "30", {}, 30 * 8192 / 1_281_167),
+        ("s/epoch (median)", "30", {"layout": "1281167 images an epoch"}, 30 * 8192 / 1_281_167),
         ("ms", "140", {}, 0.140),
         ("s/step", "0.14", {}, 0.14),
         ("tokens/s/GPU", "4096000", {"model": "GPT-2 medium", "seq_len": "1024"}, 8192 * 1024 / 32 / 4_096_000),
@@ -40,7 +40,7 @@ def test_a_base_has_its_own_batch() -> None:
 )
 def test_units(unit: str, measured: str, more: dict[str, str], seconds: float) -> None:
     row = {**POINT, **more, "unit": unit, "measured": measured, "base_value": measured}
-    (point,) = points([row])
+    (point,) = points(rows(row))
     assert isinstance(point, Point)
     assert point.measured.seconds == pytest.approx(seconds)
 
@@ -57,15 +57,17 @@ def test_units(unit: str, measured: str, more: dict[str, str], seconds: float) -
         ({"precision": "int8"}, "the precision 'int8' is not known"),
         ({"batch_per_gpu": ""}, "it states no batch"),
         ({"unit": "furlongs"}, "the unit 'furlongs' is not known"),
-        ({"step_ms": "150"}, "contradicts"),
+        ({"step_ms": "150"}, "60000 img/s give 136.533 ms a step, step_ms is 150"),
         ({"measured": "nan"}, "is no number above 0"),
         ({"gpus": "-4"}, "is no number above 0"),
+        ({"global_batch": "4096"}, "32 GPUs with 256 samples each are not global_batch = 4096"),
+        ({"unit": "s/epoch"}, "its layout does not state the images of an epoch"),
         ({"model": "GPT-2 medium"}, "it states no seq_len"),
         ({"base_gpus": "", "base_value": ""}, "no base in its series"),
     ],
 )
 def test_a_row_is_left_out_with_its_reason(change: dict[str, str], reason: str) -> None:
-    left_out = [text for text in points([BASE, {**POINT, **change}]) if "32 GPUs" in str(text) or "-4" in str(text)]
+    left_out = [text for text in points(rows(BASE, {**POINT, **change})) if "32 GPUs" in str(text) or "-4" in str(text)]
     assert len(left_out) == 1
     assert isinstance(left_out[0], str)
     assert reason in left_out[0]
@@ -73,7 +75,7 @@ def test_a_row_is_left_out_with_its_reason(change: dict[str, str], reason: str) 
 
 
 def test_a_row_counts_once() -> None:
-    first, second = points([POINT, dict(POINT)])
+    first, second = points(rows(POINT, dict(POINT)))
     assert isinstance(first, Point)
     assert isinstance(second, str)
     assert "the same as line 2" in second
@@ -91,7 +93,7 @@ def test_a_row_counts_once() -> None:
     ],
 )
 def test_strategies(strategy: str, framework: str, words: list[str]) -> None:
-    (point,) = points([{**POINT, "strategy": strategy}])
+    (point,) = points(rows({**POINT, "strategy": strategy}))
     assert isinstance(point, Point)
     assert point.framework == framework
     assert all(word in point.words for word in words)
@@ -101,7 +103,17 @@ def test_strategies(strategy: str, framework: str, words: list[str]) -> None:
 
 @pytest.mark.parametrize("broken", [{"gpus": "-4"}, {"measured": "nan"}, {"base_gpus": "some"}])
 def test_a_broken_row_leaves_out_no_other_row_of_its_series(broken: dict[str, str]) -> None:
-    first, point = points([{**POINT, **broken}, BASE, POINT])
+    first, point = points(rows({**POINT, **broken}, BASE, POINT))
     assert isinstance(first, str)
     assert first.startswith("line 2")
     assert isinstance(point, Point)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "amp fp16", "bf16"])
+def test_checkpointed_activations_are_predicted_in_every_precision(precision: str) -> None:
+    plain, checkpointed = (
+        points(rows({**POINT, "precision": precision, "layout": f"mbs8 ac={ac}"})) for ac in ("False", "True")
+    )
+    word = "train.checkpoint_activations=true"
+    assert all(isinstance(point, Point) and word not in point.words for point in plain)
+    assert [isinstance(point, Point) and word in point.words for point in checkpointed] == [True]

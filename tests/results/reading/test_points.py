@@ -34,6 +34,7 @@ EPOCH = {
     [
         ({}, 1 / 760, 1 / 100),
         ({"unit": "seq/s"}, 1 / 760, 1 / 100),
+        ({"unit": "img/s/GPU", "measured": 95}, 1 / (95 * 8), 1 / 100),
         (TOKENS, 2000 / (1000 * 8), 2000 / (1250 * 4)),  # 0.25 and 0.4 s a sample
         ({**EPOCH, "step_ms": 512 * 50 / 1e3}, 50e-6, 80e-6),
     ],
@@ -81,7 +82,7 @@ def test_rows_without_a_base_are_named(tmp_path):
         ({"gpu_type": "XPU 9"}, "unknown GPU 'XPU 9'"),
         ({"gpu_type": ""}, "unknown GPU ''"),
         ({"unit": "img/min"}, "unknown unit 'img/min'"),
-        ({"unit": "img/s/GPU"}, "unknown unit 'img/s/GPU'"),
+        ({"unit": "ms", "measured": 673.7}, "unknown unit 'ms', or its batch is not stated"),
         ({"step_ms": 84.21}, "mixed units: 760 img/s give 673.684 ms a step, step_ms is 84.21"),
         ({"gpus": 6, "gpus_per_node": 4}, "6 GPUs do not fill nodes of 4"),
         ({"gpus": "eight"}, "gpus = 'eight' is no number above 0"),
@@ -98,7 +99,7 @@ def test_rows_without_a_base_are_named(tmp_path):
 )
 def test_a_row_that_cannot_be_used_is_named_and_left_out(tmp_path, changed, reason):
     points, left_out = read(tmp_path, cells(**changed), cells(model="VGG-16"))
-    assert [point.line for point in points] == [3]
+    assert [point.row.line for point in points] == [3]
     (line,) = left_out
     assert line.startswith(f"row 2: {reason}")
     assert line.isprintable()
@@ -106,7 +107,7 @@ def test_a_row_that_cannot_be_used_is_named_and_left_out(tmp_path, changed, reas
 
 def test_units_that_are_mixed_within_a_source_and_model(tmp_path):
     points, (line,) = read(tmp_path, cells(), cells(unit="seq/s", gpus_per_node=4), cells(model="VGG-16"))
-    assert [point.line for point in points] == [4]
+    assert [point.row.line for point in points] == [4]
     assert line == "row 2, 3: Example 2020, ResNet-50: mixed units (img/s, seq/s)"
 
 

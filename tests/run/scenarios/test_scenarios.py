@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddlbench.config.keys import MODES
-from ddlbench.run.scenarios import SCENARIOS
+from ddlbench.run.attempt import SCENARIOS
 
 
 def test_every_mode_that_measures_has_a_scenario() -> None:

@@ -31,15 +31,11 @@ def longer(u: NDArray[Any], v: NDArray[Any]) -> NDArray[Any]:
     return np.maximum(abs(u), abs(v))
 
 
-def shorter(u: NDArray[Any], v: NDArray[Any]) -> NDArray[Any]:
-    return np.minimum(abs(u), abs(v))
-
-
 # In the order of their names, as an index of folders has them.
 FIGURES: dict[str, Figure] = {
     "checkers": lambda u, v: (longer(u, v) < 220) * (1 + ((u >> 6) + (v >> 6) & 1)),
     "crescent": lambda u, v: (square(u, v) < 256**2) & (square(u - 110, v) > 220**2),
-    "cross": lambda u, v: (shorter(u, v) < 70) & (longer(u, v) < 250),
+    "cross": lambda u, v: (np.minimum(abs(u), abs(v)) < 70) & (longer(u, v) < 250),
     "dots": lambda u, v: (longer(u, v) < 256) & (square((u & 127) - 64, (v & 127) - 64) < 42**2),
     "ring": lambda u, v: (square(u, v) < 256**2) & (square(u, v) > 150**2),
     # four concave points around a heart

@@ -16,7 +16,7 @@ from ddlbench.data.images.index import FolderLayout, Index, open_index, prepare_
 from ddlbench.data.images.source import FolderSource, Source
 from ddlbench.data.images.split import DECODERS, ImageSplit
 from ddlbench.data.staging import SPLITS, StagedFiles, node_folder
-from ddlbench.errors import UserError
+from ddlbench.errors import UserError, check_values
 from ddlbench.job import Model
 
 BAD_SAMPLE = ("fatal", "skip")
@@ -54,17 +54,17 @@ class ImageFolders:
     costly = True
 
     def __post_init__(self) -> None:
-        for key, choices in (("decode", DECODERS), ("on_bad_sample", BAD_SAMPLE)):
-            if getattr(self, key) not in choices:
-                raise UserError(f"data.{key}={getattr(self, key)} is unknown: choose one of {', '.join(choices)}")
-        for key in ("val_limit", "val_resize"):
-            if (value := getattr(self, key)) is not None and value < 1:
-                raise UserError(f"data.{key}={value} must be greater than 0, or null")
-        for key in ("crop_scale", "crop_ratio"):
-            if len(bounds := getattr(self, key)) != 2 or not 0 < bounds[0] <= bounds[1]:
-                raise UserError(f"data.{key}={bounds} must be [smallest, largest], both greater than 0")
-        if not 0 <= self.flip <= 1:
-            raise UserError(f"data.flip={self.flip} must be a probability from 0 to 1")
+        ends = {"crop_scale": self.crop_scale, "crop_ratio": self.crop_ratio}
+        pair = "[smallest, largest], both greater than 0"
+        check_values(
+            "data.", self,
+            above={"val_limit": 0, "val_resize": 0},
+            choices={"decode": DECODERS, "on_bad_sample": BAD_SAMPLE},
+            rules={
+                "flip": (0 <= self.flip <= 1, "a probability from 0 to 1"),
+                **{key: (len(values) == 2 and 0 < values[0] <= values[1], pair) for key, values in ends.items()},
+            },
+        )  # fmt: skip
 
     def layout(self) -> FolderLayout:
         if self.root is None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ddlbench.data.home import kept_folder, read_arrays, write_arrays
 from ddlbench.data.processes import SCANNERS
 from ddlbench.errors import UserError
-from ddlbench.texts import digest
+from ddlbench.texts import digest, first_few
 
 EXTENSIONS = (".jpg", ".jpeg", ".png")
 VERSION = 1  # of the file format
@@ -103,7 +103,7 @@ class FolderLayout:
             odd = sorted(set(train) ^ set(val))
             raise UserError(
                 f"{self.splits[0]} and {self.splits[1]} do not hold the same classes ({len(train)} and {len(val)}): "
-                f"only one has {', '.join(odd[:3])}{', ...' if len(odd) > 3 else ''}; make the folders' names equal"
+                f"only one has {', '.join(first_few(odd, 3))}; make the folders' names equal"
             )
         return train
 
@@ -167,7 +167,7 @@ def scan(layout: FolderLayout) -> Index:
             dangling += [str(folder / name / link) for link in images.dangling]
         splits.append(joined(listings))
     if dangling:
-        named = ", ".join(dangling[:3]) + (", ..." if len(dangling) > 3 else "")
+        named = ", ".join(first_few(dangling, 3))
         raise UserError(f"{len(dangling)} image links point to no file ({named}): restore their files or remove them")
     return Index(tuple(classes), *splits, hash=hashed.hexdigest())
 

@@ -13,7 +13,7 @@ from ddlbench.data.images.drawing import CLASSES, draw
 from ddlbench.data.images.folders import ImageFolders
 from ddlbench.data.images.index import FolderLayout, Index
 from ddlbench.data.processes import in_threads, usual_processes
-from ddlbench.errors import UserError
+from ddlbench.errors import check_values
 from ddlbench.job import Model
 from ddlbench.progress import Progress
 
@@ -37,9 +37,7 @@ class SampleImages(ImageFolders):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for key in ("sample_train", "sample_val"):
-            if (value := getattr(self, key)) < len(CLASSES):
-                raise UserError(f"data.{key}={value} is too small: there are {len(CLASSES)} classes to fill")
+        check_values("data.", self, least=dict.fromkeys(("sample_train", "sample_val"), len(CLASSES)))
 
     def layout(self) -> FolderLayout:
         folder = f"sample_images-v{VERSION}-{self.sample_train}-{self.sample_val}"

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ddlbench.data.images.index import Files
 from ddlbench.data.staging import StagedFiles
-from ddlbench.errors import UserError
+from ddlbench.errors import UserError, reporting
 from ddlbench.foreign import open_regular
 
 
@@ -39,14 +39,10 @@ class FolderSource:
 
     def content(self, i: int) -> bytes:
         """An image as its file has it. Raises UserError where it cannot be read."""
-        try:
+        moved = "check whether it was moved after the data set was indexed"
+        other = "check that data.stage_to is the same folder for all ranks of a node"
+        with reporting(f"cannot read {self.path(i)}", other if self.original else moved):
             return self.path(i).read_bytes()
-        except OSError as error:
-            moved = "check whether it was moved after the data set was indexed"
-            other = "check that data.stage_to is the same folder for all ranks of a node"
-            raise UserError(
-                f"cannot read {self.path(i)}: {error.strerror}; {other if self.original else moved}"
-            ) from error
 
     def name(self, i: int) -> str:
         """For the record."""

@@ -26,7 +26,7 @@ from ddlbench.data.images.split import BadImage, ImageSplit, augmentation_seed, 
 from ddlbench.data.loaders.cores import default_workers
 from ddlbench.data.loaders.dali_graph import DEVICES, Graph, import_dali
 from ddlbench.data.loaders.replica_feed import Key, ReplicaFeed
-from ddlbench.errors import Unsupported, UserError
+from ddlbench.errors import Unsupported, UserError, check_values
 from ddlbench.job import Model
 
 
@@ -42,6 +42,7 @@ class Dali:
     resumable: ClassVar[bool] = False  # DALI cannot save the random stream of crops of files in an order from outside
     counts_reads: ClassVar[bool] = False  # it maps what it opens
     drops_cache: ClassVar[bool] = False
+    parallel_key: ClassVar[str | None] = "threads"
     pinned = None
 
     name: str
@@ -51,14 +52,7 @@ class Dali:
     fused_crop: bool = True
 
     def __post_init__(self) -> None:
-        if self.device not in (None, *DEVICES):
-            raise UserError(f"loader.device={self.device} is unknown: choose null or one of {', '.join(DEVICES)}")
-        for key in ("threads", "prefetch"):
-            if (value := getattr(self, key)) is not None and value < 1:
-                raise UserError(f"loader.{key}={value} must be 1 or more")
-
-    def parallelism(self) -> dict[str, int | None]:
-        return {"threads": self.threads}
+        check_values("loader.", self, least={"threads": 1, "prefetch": 1}, choices={"device": DEVICES})
 
     def check(self, dataset: Dataset, model: Model) -> None:
         if not isinstance(dataset, ImageFolders):

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cache
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import connection, forkserver, resource_tracker
 from typing import Any, ClassVar
 
 import torch
@@ -21,11 +21,12 @@ from ddlbench.data.images.split import normalized
 from ddlbench.data.loaders.cores import default_workers
 from ddlbench.data.loaders.replica_feed import Key, ReplicaFeed
 from ddlbench.data.processes import end_with_parent
-from ddlbench.errors import RunError, UserError
+from ddlbench.errors import RunError, check_values
 from ddlbench.job import Model
 from ddlbench.measure.devices.memory import keep_freed_memory
 
 TO_THE_JOB = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+ENDS_S = 5.0  # in which a worker that broke its connection has ended
 # Imported once by the server: besides what reads samples, what every worker's copy of the main module imports.
 PRELOADED = ("ddlbench.config.compose", "ddlbench.config.help", "ddlbench.ranks.launch", __name__)
 
@@ -42,6 +43,7 @@ class Native:
     resumable: ClassVar[bool] = True
     counts_reads: ClassVar[bool] = True
     drops_cache: ClassVar[bool] = True
+    parallel_key: ClassVar[str | None] = "workers"
 
     name: str
     workers: int | None = None
@@ -50,17 +52,11 @@ class Native:
     persistent: bool = True
 
     def __post_init__(self) -> None:
-        if self.workers is not None and self.workers < 0:
-            raise UserError(f"loader.workers={self.workers} must not be negative: 0 or more, or null for the default")
-        if self.prefetch < 1:
-            raise UserError(f"loader.prefetch={self.prefetch} must be 1 or more batches per worker")
+        check_values("loader.", self, least={"workers": 0, "prefetch": 1})
 
     @property
     def pinned(self) -> bool:
         return self.pin_memory
-
-    def parallelism(self) -> dict[str, int | None]:
-        return {"workers": self.workers}
 
     def check(self, dataset: Dataset, model: Model) -> None:
         """Reads every data set."""
@@ -113,8 +109,13 @@ class Reader:
                 if isinstance(answer, RunError):
                     raise answer
                 yield Fetched(*answer)
-        except RuntimeError as error:  # DataLoader does not see which signal ended a process of another parent
-            for worker in getattr(self._iterator, "_workers", ()):
+        # DataLoader does not see which signal ended a process of another parent. A worker that ends between a batch and
+        # its memory breaks the connection before DataLoader sees that it has ended.
+        except (RuntimeError, ConnectionError, EOFError) as error:
+            workers = getattr(self._iterator, "_workers", ())
+            if not isinstance(error, RuntimeError):
+                connection.wait([worker.sentinel for worker in workers], timeout=ENDS_S)
+            for worker in workers:
                 if (worker.exitcode or 0) < 0:
                     by = signal.strsignal(-worker.exitcode)
                     raise RuntimeError(f"DataLoader worker (pid {worker.pid}) is killed by signal: {by}") from error

@@ -11,7 +11,7 @@ import torch
 
 from ddlbench.data.feed import Dataset, Request
 from ddlbench.data.sampler import training_steps, validation_batches
-from ddlbench.errors import UserError
+from ddlbench.errors import check_values
 from ddlbench.job import Batch, Model
 
 
@@ -26,6 +26,7 @@ class Synthetic:
     resumable: ClassVar[bool] = True
     counts_reads: ClassVar[bool] = True  # of which there are none
     drops_cache: ClassVar[bool] = False
+    parallel_key: ClassVar[str | None] = None
     pinned = None
 
     name: str
@@ -33,13 +34,7 @@ class Synthetic:
     val_samples: int | None = None
 
     def __post_init__(self) -> None:
-        for key, least in (("train_samples", 1), ("val_samples", 0)):
-            value = getattr(self, key)
-            if value is not None and value < least:
-                raise UserError(f"loader.{key}={value} must be at least {least}, or null for all samples")
-
-    def parallelism(self) -> dict[str, int | None]:
-        return {}
+        check_values("loader.", self, least={"train_samples": 1, "val_samples": 0})
 
     def check(self, dataset: Dataset, model: Model) -> None:
         """Replaces every data set."""

@@ -13,7 +13,7 @@ from ddlbench.data.staging import SPLITS, StagedFiles, node_folder
 from ddlbench.data.text.token_file import TokenFile, is_current, is_made, token_path
 from ddlbench.data.text.tokenizer import TokenizerFiles, table_path, tokenize_file
 from ddlbench.data.text.windows import RawText, TokenSplit, line_table
-from ddlbench.errors import UserError
+from ddlbench.errors import UserError, check_values, reporting
 from ddlbench.job import Model
 
 TOKENIZE = ("ahead", "on_the_fly")
@@ -47,12 +47,9 @@ class TokenText:
     kind = "text"
 
     def __post_init__(self) -> None:
-        if self.val_limit is not None and self.val_limit < 1:
-            raise UserError(f"data.val_limit={self.val_limit} must be greater than 0; null validates on everything")
+        check_values("data.", self, above={"val_limit": 0}, choices={"tokenize": TOKENIZE})
         if (self.train is None) != (self.valid is None):
             raise UserError(f"data.train={self.train} and data.valid={self.valid}: give both names or none")
-        if self.tokenize not in TOKENIZE:
-            raise UserError(f"data.tokenize={self.tokenize} is unknown: choose one of {', '.join(TOKENIZE)}")
         made = [name for name in (self.train, self.valid) if name and name.endswith(".bin")]
         if made and not self.mapped:
             raise UserError(
@@ -81,12 +78,16 @@ class TokenText:
         """Text and its token file, of training (True) and validation (False)."""
         files = self.tokenizer_files()
         digest = files.hash() if files else ""
-        texts = zip(SPLITS, find_texts(self.root, self.train, self.valid), strict=True)
+        texts = zip(SPLITS, self.texts(), strict=True)
         return {train: (text, token_path(text, digest, self.cache_dir)) for train, text in texts}
+
+    def texts(self) -> tuple[Path, Path]:
+        """The texts of training and of validation."""
+        return find_texts(self.root, self.train, self.valid)
 
     def tokenizer_files(self) -> TokenizerFiles | None:
         """None where there are two token files and no tokenizer to compare them with."""
-        raw = any(text.suffix != ".bin" for text in find_texts(self.root, self.train, self.valid))
+        raw = any(text.suffix != ".bin" for text in self.texts())
         place = self.tokenizer or str(self.root)
         files = TokenizerFiles.find(Path(place).expanduser())
         if files is None and (raw or self.tokenizer is not None):
@@ -104,11 +105,9 @@ class TokenText:
             if is_current(text, target) and (self.mapped or line_table(TokenFile.open(target)) is not None):
                 continue
             assert files, "raw text needs a tokenizer"
-            try:
+            with reporting(f"cannot make token file {target}", "choose data.cache_dir=FOLDER"):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 tokenize_file(text, files.load(), target)
-            except OSError as error:
-                raise UserError(f"cannot make token file {target} ({error}): choose data.cache_dir=FOLDER") from error
 
     def open(self, train: bool) -> TokenFile:
         """Raises UserError where the token file is not of the configured tokenizer, or of another than its pair."""

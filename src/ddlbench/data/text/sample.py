@@ -7,16 +7,13 @@ half a megabyte that differs between Python versions, hence the version in the f
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ddlbench.data.home import make_folder, sample_home
-from ddlbench.data.staging import StagedFiles
 from ddlbench.data.text.dataset import TokenText
-from ddlbench.data.text.windows import TokenSplit
-from ddlbench.errors import UserError
+from ddlbench.data.text.tokenizer import TokenizerFiles
+from ddlbench.errors import UserError, check_values
 from ddlbench.job import Model
 
 VERSION = "v1"  # of the way the set is made: another way, another number
@@ -24,34 +21,19 @@ BYTES = 256
 
 
 @dataclass
-class SampleText:
-    """The sample set in `root`, null: the program's own folder.
+class SampleText(TokenText):
+    """TokenText that the program makes itself: tokenizer, cache_dir, train and valid are no keys of its YAML.
 
+    root: folder of the set, made if it is missing; None: the program's own
     vocab_size: tokens of the byte-level BPE, 256 at least; a text has only so many merges, so it may come out smaller
-    stage_to, tokenize, val_limit: as TokenText's
     """
 
-    name: str
-    root: str | None = None
     vocab_size: int = 2048
-    stage_to: str | None = None
-    tokenize: str = "ahead"
-    val_limit: int | None = None
-
-    kind = "text"
 
     def __post_init__(self) -> None:
-        if self.vocab_size < BYTES:
-            raise UserError(f"data.vocab_size={self.vocab_size} is less than the {BYTES} bytes: choose {BYTES} or more")
-        self._text()
-
-    @property
-    def mapped(self) -> bool:
-        return self._text().mapped
-
-    @property
-    def costly(self) -> bool:
-        return self._text().costly
+        check_values("data.", self, least={"vocab_size": BYTES})
+        self.folder()  # raises for a root that is no folder
+        super().__post_init__()
 
     def check(self, model: Model, validate: bool = True) -> None:
         if self.vocab_size > model.outputs():
@@ -60,48 +42,30 @@ class SampleText:
                 f"give model.vocab_size={self.vocab_size} or more, or data.vocab_size={model.outputs()} or less"
             )
         if self.folder().is_dir():
-            self._text().check(model)
+            super().check(model)
         else:
             topics()
 
-    def prepare(self) -> None:
-        """A few seconds, once for each Python version and vocabulary."""
+    def texts(self) -> tuple[Path, Path]:
+        """Made at the first use, in a few seconds, once for each Python version and vocabulary; also on a node that
+        does not share the folder with the one that called `prepare`."""
         if not self.folder().is_dir():
             make_folder(self.folder(), self._make)
-        self._text().prepare()  # for a token file that was deleted
+        return self.folder() / "train.txt", self.folder() / "valid.txt"
 
-    def split(self, train: bool, model: Model, seed: int) -> TokenSplit:
-        return self._ready().split(train, model, seed)
-
-    def describe(self) -> dict[str, Any]:
-        return self._ready().describe()
-
-    def files_to_stage(self) -> list[StagedFiles]:
-        return self._ready().files_to_stage()
-
-    def files_read(self) -> Iterator[Path]:
-        return self._ready().files_read()
+    def tokenizer_files(self) -> TokenizerFiles | None:
+        return TokenizerFiles.find(self.texts()[0].parent)
 
     def folder(self) -> Path:
         """Where the set is, e.g. ~/.cache/ddlbench/sample_text-v1-py3.11.7-bpe2048."""
         return sample_home(self.root) / f"sample_text-{VERSION}-py{platform.python_version()}-bpe{self.vocab_size}"
-
-    def _ready(self) -> TokenText:
-        self.prepare()  # on a node that does not share the folder with the one that called `prepare`
-        return self._text()
-
-    def _text(self, folder: Path | None = None) -> TokenText:
-        where = str(folder or self.folder())
-        return TokenText(
-            self.name, where, cache_dir=where, stage_to=self.stage_to, tokenize=self.tokenize, val_limit=self.val_limit
-        )
 
     def _make(self, folder: Path) -> None:
         train, valid = split_paragraphs(topics())
         (folder / "train.txt").write_bytes(train.encode())
         (folder / "valid.txt").write_bytes(valid.encode())
         train_bpe(train, self.vocab_size, folder)
-        self._text(folder).prepare()
+        TokenText(self.name, str(folder)).prepare()
 
 
 def topics() -> dict[str, str]:

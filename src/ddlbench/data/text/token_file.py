@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ddlbench.data.foreign_data import from_json, read_format, regular_size, sha256_of
 from ddlbench.data.home import home
-from ddlbench.errors import UserError
+from ddlbench.errors import UserError, reporting
 from ddlbench.files import replacing
+from ddlbench.foreign import from_json, read_format, regular_size, sha256_of
 
 FORMAT = 1
 DTYPES = ("uint16", "uint32")
@@ -66,14 +66,12 @@ class TokenFile:
         """Raises UserError for a missing or unreadable index and for a file that was cut short."""
         about = path.with_suffix(".json")
         again = f"if it is a copy, copy it again; else delete it and {about.name}, and it is made again"
+        with reporting(f"token file {path} has no index {about}", again):
+            content = read_format(about, FORMAT, again)
         try:
-            index = from_json(TokenIndex, read_format(about, FORMAT, again))
+            index = from_json(TokenIndex, content)
             if index.dtype not in DTYPES:
                 raise ValueError(f"dtype is {index.dtype[:40]!a}")
-        except OSError as error:
-            raise UserError(f"token file {path} has no index {about} ({error.strerror}): {again}") from error
-        except UserError:
-            raise
         except ValueError as error:
             raise UserError(f"{about} is not the index of a token file ({error}): {again}") from error
         expected, size = index.tokens * np.dtype(index.dtype).itemsize, regular_size(path)

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from ddlbench.data.feed import Fetched
 from ddlbench.data.text.token_file import TokenFile, TokenIndex
 from ddlbench.data.text.tokenizer import ROW, THREADS, TextTokenizer, TokenizerFiles, table_path
-from ddlbench.errors import UserError
+from ddlbench.errors import UserError, reporting
 from ddlbench.recipe.losses import IGNORED
 
 
@@ -107,11 +107,9 @@ class RawTokens:
     def __getitem__(self, positions: NDArray[np.int64]) -> NDArray[Any]:
         """positions [windows, positions of a window], ascending in each; the tokens there. Raises UserError where the
         text is no longer what it was when the table was made."""
-        try:
-            with self.path.open("rb", buffering=0) as text:
-                return np.stack([self._stretch(text, row[0], row[-1])[row - row[0]] for row in positions])
-        except OSError as error:
-            raise UserError(f"cannot read {self.path} ({error.strerror}): check whether it was moved") from error
+        moved = reporting(f"cannot read {self.path}", "check whether it was moved")
+        with moved, self.path.open("rb", buffering=0) as text:
+            return np.stack([self._stretch(text, row[0], row[-1])[row - row[0]] for row in positions])
 
     def _stretch(self, text: BinaryIO, first: int, last: int) -> NDArray[Any]:
         """The tokens first..last, cut from those of the lines that hold them."""

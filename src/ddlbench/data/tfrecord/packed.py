@@ -21,11 +21,10 @@ import numpy as np
 from numpy.random import RandomState
 from numpy.typing import NDArray
 
-from ddlbench.data.foreign_data import from_json, read_format, regular_size
 from ddlbench.data.tfrecord.example import Extent, bytes_of, encode, features, number_of
 from ddlbench.data.tfrecord.records import Span, read_index
-from ddlbench.errors import UserError
-from ddlbench.foreign import read_bytes
+from ddlbench.errors import UserError, reporting
+from ddlbench.foreign import from_json, read_bytes, read_format, regular_size
 from ddlbench.texts import GIB
 
 FORMAT = 1
@@ -148,12 +147,10 @@ def index_of(path: Path) -> list[Span] | str:
 def read_manifest(folder: Path) -> Pack:
     """What pack.json says. Raises UserError where there is none, or none that this version reads."""
     path = folder / MANIFEST
-    try:
+    begun = (folder / UNFINISHED).is_file()
+    remedy = "it was not packed completely: pack it again" if begun else "give the folder of a packed image set"
+    with reporting(f"{path} cannot be read", remedy):
         content = read_format(path, FORMAT, AGAIN)
-    except OSError as error:
-        begun = (folder / UNFINISHED).is_file()
-        remedy = "it was not packed completely: pack it again" if begun else "give the folder of a packed image set"
-        raise UserError(f"{path} cannot be read ({error.strerror}); {remedy}") from error
     try:
         splits = {name: PackedSplit.of(_shards(name, content["splits"][name]["shards"])) for name in SPLITS}
         return Pack(FORMAT, _text(content["hash"]), tuple(map(_text, _list(content["classes"]))), splits)

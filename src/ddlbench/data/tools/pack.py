@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from ddlbench.data.foreign_data import from_json, regular_size, sha256_of
 from ddlbench.data.images.index import Files, FolderLayout, Index, prepare_index
 from ddlbench.data.processes import in_processes
 from ddlbench.data.tfrecord.packed import (
@@ -36,12 +35,13 @@ from ddlbench.data.tfrecord.packed import (
     read_manifest,
 )
 from ddlbench.data.tfrecord.records import BadRecord, crc32c, index_text, record, spans_of
-from ddlbench.errors import UserError
+from ddlbench.errors import UserError, reporting
 from ddlbench.files import replacing
-from ddlbench.foreign import parse, read_bytes
+from ddlbench.foreign import from_json, parse, read_bytes, regular_size, sha256_of
 from ddlbench.progress import Progress
 from ddlbench.texts import shortened
 
+WRITE_AGAIN = "free space or repair the disk, then run the command again; finished shards are kept"
 READ_AHEAD = 4  # images at once: a disk, and a parallel file system even more, is quicker with several than with one
 
 
@@ -68,7 +68,7 @@ def pack(layout: FolderLayout, target: Path, shard_bytes: int, processes: int) -
     plan = {"format": FORMAT, "hash": index.hash, "shards": counts}
     total, finished, progress = sum(counts.values()), dict[str, Shard](), Progress(enabled=True)
     processes = min(processes, total)
-    try:
+    with reporting(f"cannot write {target}", WRITE_AGAIN):
         earlier = earlier_shards(target, plan)
         for split in SPLITS:
             (target / split).mkdir(parents=True, exist_ok=True)
@@ -89,8 +89,6 @@ def pack(layout: FolderLayout, target: Path, shard_bytes: int, processes: int) -
         with replacing(target / MANIFEST) as file:
             file.write(json.dumps(asdict(packed), indent=1).encode() + b"\n")
         (target / UNFINISHED).unlink()
-    except OSError as error:
-        raise _cannot_write(error.filename or target, error) from error
     return packed
 
 
@@ -153,7 +151,7 @@ def make_shard(job: ShardToMake) -> Shard:
     path = job.target / job.file
     if job.earlier is not None and intact(path, job.earlier):
         return job.earlier
-    try:
+    with reporting(f"cannot write {path}", WRITE_AGAIN):
         with replacing(path) as out:
             size, digest = 0, hashlib.sha256()
             for (name, label, _), content in zip(job.images, _contents(job), strict=True):
@@ -163,8 +161,6 @@ def make_shard(job: ShardToMake) -> Shard:
                 size += len(written)
         with replacing(index_path(path)) as out:
             out.write(index_text(spans_of(path)))
-    except OSError as error:
-        raise _cannot_write(path, error) from error
     return Shard(job.file, len(job.images), size, digest.hexdigest())
 
 
@@ -189,20 +185,11 @@ def _contents(job: ShardToMake) -> Iterator[bytes]:
 
 
 def _read(path: Path, expected: int) -> bytes:
-    try:
+    with reporting(f"cannot read {path}", "restore or remove it, then pack again"):
         content = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"cannot read {path} ({error.strerror}): restore or remove it, then pack again") from error
     if len(content) != expected:
         raise UserError(
             f"{path} has {len(content)} bytes, {expected} when the folders were indexed: "
             f"delete the index (.ddlbench in the images' folder), then pack again"
         )
     return content
-
-
-def _cannot_write(path: object, error: OSError) -> UserError:
-    return UserError(
-        f"cannot write {path} ({error.strerror or error}): free space or repair the disk, then run the command again; "
-        f"finished shards are kept"
-    )

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from PIL import Image
 
-from ddlbench.data.foreign_data import sha256_of
 from ddlbench.data.images.index import FolderLayout, prepare_index
 from ddlbench.data.processes import in_processes
 from ddlbench.data.text.token_file import TokenFile, token_files
@@ -28,7 +27,7 @@ from ddlbench.data.tfrecord.packed import (
     read_manifest,
 )
 from ddlbench.data.tfrecord.records import FRAME, BadRecord, Span, crc32c, index_text, walk
-from ddlbench.foreign import read_bytes
+from ddlbench.foreign import read_bytes, sha256_of
 from ddlbench.progress import Progress
 
 IMAGES_A_JOB = 256  # of a folder

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 
 from ddlbench.checkpoint.live import OFF
-from ddlbench.errors import Unavailable, Unsupported, UserError
+from ddlbench.errors import Unavailable, Unsupported, UserError, check_values
 from ddlbench.frameworks.shared.meta import has_batch_norm
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction, elementwise_names, layerwise
 from ddlbench.job import Job
@@ -59,17 +59,11 @@ class DeepSpeedOptions:
     persistence_threshold: int = 100_000
 
     def __post_init__(self) -> None:
-        if self.zero_stage not in range(4):
-            raise UserError(f"framework.zero_stage={self.zero_stage} is unknown: choose 0, 1, 2 or 3")
-        if self.mixed_precision not in SCHEMES:
-            raise UserError(
-                f"framework.mixed_precision={self.mixed_precision} is unknown: choose one of {', '.join(SCHEMES)}"
-            )
-        for name in ("reduce_bucket_mb", "gather_bucket_mb"):
-            if (size := getattr(self, name)) is not None and size <= 0:
-                raise UserError(f"framework.{name}={size} must be greater than 0 MiB, or null")
-        if self.persistence_threshold < 0:
-            raise UserError(f"framework.persistence_threshold={self.persistence_threshold} must not be negative")
+        check_values(
+            "framework.", self,
+            above={"reduce_bucket_mb": 0, "gather_bucket_mb": 0}, least={"persistence_threshold": 0},
+            choices={"zero_stage": range(4), "mixed_precision": SCHEMES},
+        )  # fmt: skip
         needs = {"offload_optimizer": 1, "offload_parameters": 3, "mixed_precision": 1, "reduce_bucket_mb": 1,
                  "gather_bucket_mb": 1, "overlap_comm": 1}  # fmt: skip
         for knob, stage in needs.items():

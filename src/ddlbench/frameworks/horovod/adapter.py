@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ddlbench.checkpoint.live import OFF
-from ddlbench.errors import Unavailable, Unsupported, UserError
+from ddlbench.errors import Unavailable, Unsupported, check_values
 from ddlbench.frameworks.horovod.start import start, started_by_mpi
 from ddlbench.frameworks.horovod.traced import trace_horovod
 from ddlbench.frameworks.shared.batchnorm import batch_norms
@@ -58,15 +58,10 @@ class Horovod:
     adasum: bool = False
 
     def __post_init__(self) -> None:
-        if self.compression not in COMPRESSIONS:
-            raise UserError(
-                f"framework.compression={self.compression} is unknown: choose one of {', '.join(COMPRESSIONS)}"
-            )
-        if self.fusion_threshold_mb < 0 or self.cycle_time_ms <= 0:
-            raise UserError(
-                f"framework.fusion_threshold_mb={self.fusion_threshold_mb} must be at least 0 MiB and "
-                f"framework.cycle_time_ms={self.cycle_time_ms} above 0 ms"
-            )
+        check_values(
+            "framework.", self,
+            least={"fusion_threshold_mb": 0}, above={"cycle_time_ms": 0}, choices={"compression": COMPRESSIONS},
+        )  # fmt: skip
 
     def check(self, job: Job) -> None:
         self.supports(job)

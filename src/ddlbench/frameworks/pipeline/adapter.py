@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddlbench.errors import Unsupported, UserError
+from ddlbench.errors import Unsupported, check_values
 from ddlbench.frameworks.pipeline.blocks import Blocks
 from ddlbench.frameworks.pipeline.groups import Groups
 from ddlbench.frameworks.pipeline.schedules import (
@@ -47,20 +47,11 @@ class Pipeline:
     flops_per_byte: float = 1000.0
 
     def __post_init__(self) -> None:
-        if self.schedule not in SCHEDULES:
-            raise UserError(f"framework.schedule={self.schedule} is unknown: choose one of {', '.join(SCHEDULES)}")
-        if min(self.dp, self.tp, self.virtual_stages, self.pp or 1) < 1:
-            raise UserError(
-                f"framework.dp={self.dp}, framework.tp={self.tp}, framework.pp={self.pp} and "
-                f"framework.virtual_stages={self.virtual_stages} must be 1 or more"
-            )
-        if self.flops_per_byte < 0:
-            raise UserError(f"framework.flops_per_byte={self.flops_per_byte:g} must be 0 or more")
-        if self.virtual_stages > 1 and self.schedule not in LOOPED:
-            raise UserError(
-                f"framework.virtual_stages={self.virtual_stages} with framework.schedule={self.schedule}: "
-                f"set it to 1, or choose framework.schedule={' or '.join(LOOPED)}"
-            )
+        sizes = {"dp": 1, "tp": 1, "pp": 1, "virtual_stages": 1, "flops_per_byte": 0}
+        one = f"1 with framework.schedule={self.schedule}, or choose framework.schedule={' or '.join(LOOPED)}"
+        fits = self.virtual_stages <= 1 or self.schedule in LOOPED
+        check_values("framework.", self, least=sizes, choices={"schedule": SCHEDULES})
+        check_values("framework.", self, rules={"virtual_stages": (fits, one)})
 
     def check(self, job: Job) -> None:
         ranks = pipeline_ranks(job.world_size, self.dp, self.pp, self.tp)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddlbench.errors import Unsupported, UserError
+from ddlbench.errors import Unsupported, check_values
 from ddlbench.frameworks.pipeline.blocks import Blocks
 from ddlbench.frameworks.pipeline.groups import Groups
 from ddlbench.frameworks.pipeline.pipedream_trainer import PipeDreamTrainer
@@ -41,10 +41,7 @@ class PipeDream:
     flops_per_byte: float = 1000.0
 
     def __post_init__(self) -> None:
-        if min(self.dp, self.pp or 1) < 1:
-            raise UserError(f"framework.dp={self.dp} and framework.pp={self.pp} must be 1 or more")
-        if self.flops_per_byte < 0:
-            raise UserError(f"framework.flops_per_byte={self.flops_per_byte:g} must be 0 or more")
+        check_values("framework.", self, least={"dp": 1, "pp": 1, "flops_per_byte": 0})
 
     def check(self, job: Job) -> None:
         ranks = pipeline_ranks(job.world_size, self.dp, self.pp)

@@ -67,7 +67,7 @@ class Plan:
         """samples: of a micro batch; balance: the sizes where they are given by hand."""
         costs = list(forward_flops_per_block(job.model).values())
         tensors = boundary_tensors(job, samples)
-        sent_flops = [flops_per_byte * size_bytes(tensor) / samples for tensor in tensors[1:]]
+        sent_flops = [flops_per_byte * tensor.nbytes / samples for tensor in tensors[1:]]
         sizes = balance or balanced(costs, stages, sent_flops)
         return cls(sizes, stage_costs(costs, sizes), [tensors[block] for block in (0, *accumulate(sizes))])
 
@@ -81,7 +81,7 @@ class Plan:
             "blocks_per_stage": self.sizes,
             "flops_largest_over_mean_stage": max(self.costs) * len(self.costs) / sum(self.costs),
             "activation_dtypes": [str(tensor.dtype).removeprefix("torch.") for tensor in self.between],
-            "activation_bytes": [size_bytes(tensor) for tensor in self.between],
+            "activation_bytes": [tensor.nbytes for tensor in self.between],
         }
 
 
@@ -122,10 +122,6 @@ def boundary_tensors(job: Job, samples: int) -> list[Tensor]:
         torch.empty(tuple(value.shape), dtype=value.dtype, device="meta", requires_grad=index > 0)
         for index, value in enumerate(values)
     ]
-
-
-def size_bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 def tied_names(model: nn.Module) -> list[list[str]]:

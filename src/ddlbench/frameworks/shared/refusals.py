@@ -42,14 +42,6 @@ def elementwise_names() -> str:
     return " or ".join(name for name, entry in optimizers.items() if entry.elementwise)
 
 
-def check_elementwise(name: str, job: Job) -> None:
-    if (optimizer := layerwise(job)) is not None:
-        raise Unsupported(
-            f"{name}: {optimizer} needs the norm of each full layer, but each rank holds only part of a layer: "
-            f"choose recipe.optimizer.name={elementwise_names()}"
-        )
-
-
 def check_shards(name: str, job: Job) -> None:
     optimizer = optimizer_of(job)
     if isinstance(optimizer, torch.optim.SGD) and optimizer.defaults["fused"]:

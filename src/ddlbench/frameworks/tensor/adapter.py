@@ -16,13 +16,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddlbench.errors import Unsupported, UserError
+from ddlbench.errors import Unsupported, check_values
 from ddlbench.frameworks.shared.batchnorm import NO_BUFFER_SYNC
 from ddlbench.frameworks.shared.checkpointing import checkpoint_blocks
 from ddlbench.frameworks.shared.groups import average, clip_parts, gradient, subgroup
 from ddlbench.frameworks.shared.layout import Layout, divisors, fill
 from ddlbench.frameworks.shared.meta import on_meta
-from ddlbench.frameworks.shared.refusals import check_alike, check_elementwise, check_reduction
+from ddlbench.frameworks.shared.refusals import check_alike, check_reduction, elementwise_names, layerwise
 from ddlbench.frameworks.shared.replica import Replica, cpu_state
 from ddlbench.frameworks.shared.step import Update, accumulate, evaluate
 from ddlbench.frameworks.tensor.collectives import Part, share
@@ -42,8 +42,7 @@ class TensorParallel:
     parallel_loss: bool = True
 
     def __post_init__(self) -> None:
-        if min(self.dp, self.tp or 1) < 1:
-            raise UserError(f"framework.dp={self.dp} and framework.tp={self.tp} must be 1 or more")
+        check_values("framework.", self, least={"dp": 1, "tp": 1})
 
     def check(self, job: Job) -> None:
         tp = fill(job.world_size, {"dp": self.dp, "tp": self.tp}, free="tp")
@@ -105,7 +104,11 @@ def check_parts(name: str, job: Job, tp: int, pp: int = 1) -> None:
         )
     if job.model.outputs() < tp:
         raise Unsupported(f"{name}: {tp} ranks cannot share the {job.model.outputs()} classes: give each at least one")
-    check_elementwise(name, job)
+    if (optimizer := layerwise(job)) is not None:
+        raise Unsupported(
+            f"{name}: {optimizer} needs the norm of each full layer, but each rank holds only part of a layer: "
+            f"choose recipe.optimizer.name={elementwise_names()}"
+        )
 
 
 def check_compile(name: str, job: Job) -> None:

@@ -187,8 +187,3 @@ def topology() -> list[list[str]]:
     gpus = [library.nvmlDeviceGetHandleByIndex(index) for index in range(library.nvmlDeviceGetCount())]
     nearest = library.nvmlDeviceGetTopologyCommonAncestor
     return [["X" if a is b else TOPOLOGY[nearest(a, b)] for b in gpus] for a in gpus]
-
-
-def gpu_memory_used(device: torch.device) -> int | None:
-    """Bytes in use on the whole GPU, also by NCCL, DALI and other processes. None unless NVML reports it."""
-    return or_none(lambda: torch.cuda.device_memory_used(device)) if device.type == "cuda" else None

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from ddlbench.measure.devices.environment import gpu_memory_used
+from ddlbench.measure.devices.environment import or_none
 
 PEAKS = (
     "memory_allocated_peak_bytes",
@@ -36,14 +36,15 @@ def reset_peaks(device: torch.device) -> None:
 
 
 def peaks(device: torch.device) -> dict[str, int | None]:
-    """Bytes since `reset_peaks`; None for what this device does not report. The device's own figure (NVML) is the
-    current one, not a peak: the caching allocator and NCCL free little, so after an epoch it is at its peak."""
+    """Bytes since `reset_peaks`; None for what this device does not report. The device's own figure (NVML) is in use on
+    the whole GPU, also by NCCL, DALI and other processes, and it is the current one, not a peak: the caching allocator
+    and NCCL free little, so after an epoch it is at its peak."""
     if device.type != "cuda":
         return dict.fromkeys(PEAKS) | {"memory_host_peak_bytes": _host_peak()}
     return {
         "memory_allocated_peak_bytes": torch.cuda.max_memory_allocated(device),
         "memory_reserved_peak_bytes": torch.cuda.max_memory_reserved(device),
-        "memory_device_peak_bytes": gpu_memory_used(device),
+        "memory_device_peak_bytes": or_none(lambda: torch.cuda.device_memory_used(device)),
         "memory_host_peak_bytes": _host_peak(),
         "allocator_retries": torch.cuda.memory_stats(device)["num_alloc_retries"],
     }

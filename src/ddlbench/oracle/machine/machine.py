@@ -108,6 +108,9 @@ class Machine:
     def per_node(self, world: int) -> int:
         return min(world, self.devices_per_node or world)
 
+    def nodes(self, world: int) -> int:
+        return -(-world // self.per_node(world))
+
     def marks(self, ranks: int, largest: float = 0.0) -> list[str]:
         """Remarks if so many ranks, or those of them on one node, or messages of `largest` bytes were not measured."""
         counts, inside = sorted({count for _, count in self.sweeps}), self.per_node(ranks)

@@ -19,6 +19,8 @@ from ddlbench.oracle.measured.calibrate import calibration
 from ddlbench.oracle.setting import kind_of
 from ddlbench.oracle.timing.computation import ANY, Computation, Speeds, spread
 
+ROOFLINE = "roofline"  # the basis without any measurement
+
 
 @dataclass(frozen=True)
 class OneStep:
@@ -37,7 +39,7 @@ def proportions(config: Config, machine: Machine) -> Computation:
     precision, device = config.train.precision, machine.device
     counts = count(config.model, precision, device.type, config.recipe.label_smoothing)
     speeds = Speeds.of(device, precision, config.train.tf32) or ANY
-    return Computation(counts, speeds, kind_of(config.recipe.optimizer), "roofline")
+    return Computation(counts, speeds, kind_of(config.recipe.optimizer), ROOFLINE)
 
 
 def from_roofline(config: Config, machine: Machine) -> Computation:

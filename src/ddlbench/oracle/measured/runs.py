@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -15,6 +15,7 @@ from ddlbench.config.values import shown
 from ddlbench.errors import UserError
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured.inputs import OneStep, from_one_step
+from ddlbench.oracle.measured.learned import Learned, learn
 from ddlbench.oracle.predictor import job_of, strategy
 from ddlbench.oracle.setting import Setting
 from ddlbench.oracle.timing.computation import Computation
@@ -40,6 +41,10 @@ class Base:
     torch: str = ""
     hosts: tuple[str, ...] = ()  # of a run on CPUs
 
+    @property
+    def step(self) -> OneStep:
+        return OneStep(self.seconds, self.samples, self.micro)
+
 
 @dataclass
 class Results:
@@ -54,36 +59,22 @@ class Results:
         return cls(folder, read_all([folder]).attempts, torch)
 
     def computation(self, config: Config, machine: Machine, blocks: Computation | None = None) -> Computation:
-        """The computation, from runs of this framework on one device, else of `single` or any other framework; else
-        from runs of this framework on as few devices as possible. The median of repeats counts. UserError without a
-        run.
+        """The computation, from the run that `_chosen` takes. UserError without a run.
 
         blocks: measured blocks; a step is divided in their proportions. None: in those of the roofline
         """
         framework: Any = config.framework
-        bases = [base for attempt in self.attempts if (base := _base(attempt, config, machine)) is not None]
-        one_device = [base for base in bases if base.ranks == 1]
-        same_settings = [base for base in bases if base.settings == config.resolved["framework"]]
-        smallest = min((base.ranks for base in same_settings), default=0)
-        groups = (  # the first one that has a run counts
-            [base for base in one_device if base.framework == framework.name],
-            [base for base in one_device if base.framework == "single"],
-            one_device,
-            [base for base in same_settings if base.ranks == smallest],
-        )
-        base = next((group[-1] for group in groups if group), None)
+        base = _chosen(self._bases(config, machine), config)
         if base is None:
             raise UserError(
                 f"{self.folder} has no complete run of {config.model.name} on one {machine.device.name} that computes "
                 f"the same{self._nearest(config, machine)}: measure one with +framework=single, or give "
                 "--one-gpu-step-s SECONDS"
             )
-        base = replace(base, seconds=median(repeat.seconds for repeat in bases if repeat == base))
         where = "one device" if base.ranks == 1 else f"{base.ranks} devices"
         basis = f"{base.framework} on {where} ({base.path.parent.name})"
         remarks: list[str] = []
-        step = OneStep(base.seconds, base.samples, base.micro)
-        computation = from_devices(config, machine, base.ranks, step, basis, blocks)
+        computation = from_devices(config, machine, base.ranks, base.step, basis, blocks)
         if base.ranks == 1 and base.framework not in (framework.name, "single"):  # `single` adds no work
             remarks.append(f"{framework.name} from a run of {base.framework}, with what {base.framework} itself takes")
         if self.torch is not None and base.torch != self.torch:
@@ -91,6 +82,28 @@ class Results:
         if base.hosts and base.hosts != (platform.node(),):  # GPUs have names, but all CPUs are one kind of device
             remarks.append(f"runs on the CPU of {', '.join(base.hosts)}, not of {platform.node()}")
         return replace(computation, remarks=tuple(remarks))
+
+    def learned(self, config: Config, machine: Machine, blocks: Computation | None = None) -> Learned | None:
+        """The machine as runs of this framework with more devices than the base show it; None without such runs."""
+        bases = self._bases(config, machine)
+        base = _chosen(bases, config)
+        if base is None:
+            return None
+        more = [run for run in bases if run.settings == config.resolved["framework"] and run.torch == base.torch]
+        once = [run for index, run in enumerate(more) if run.ranks > base.ranks and run not in more[:index]]
+        runs = sorted((_median(run, bases) for run in once), key=lambda run: run.ranks)
+        if not runs:
+            return None
+
+        def predicted(machine: Machine) -> list[float]:
+            computation = from_devices(config, machine, base.ranks, base.step, "the base", blocks)
+            settings = (setting_of(config, machine, run.ranks, run.step, computation) for run in runs)
+            return [strategy(config.framework, setting).step_s for setting in settings]
+
+        return learn(machine, predicted, [run.seconds for run in runs], runs[-1].ranks)
+
+    def _bases(self, config: Config, machine: Machine) -> list[Base]:
+        return [base for attempt in self.attempts if (base := _base(attempt, config, machine)) is not None]
 
     def _nearest(self, config: Config, machine: Machine) -> str:
         """The run of the same model and device with the fewest differences, as a text; empty if there is none."""
@@ -151,25 +164,50 @@ def _base(attempt: Attempt, config: Config, machine: Machine) -> Base | None:
     return Base(name, keys, int(ranks), int(batch), micro, seconds, attempt.path, version, hosts)
 
 
+def _chosen(bases: Sequence[Base], config: Config) -> Base | None:
+    """The run that a prediction starts from: of this framework on one device, else of `single` or any other framework;
+    else of this framework on as few devices as possible. The median of repeats counts."""
+    framework: Any = config.framework
+    one_device = [base for base in bases if base.ranks == 1]
+    same_settings = [base for base in bases if base.settings == config.resolved["framework"]]
+    smallest = min((base.ranks for base in same_settings), default=0)
+    groups = (  # the first one that has a run counts
+        [base for base in one_device if base.framework == framework.name],
+        [base for base in one_device if base.framework == "single"],
+        one_device,
+        [base for base in same_settings if base.ranks == smallest],
+    )
+    base = next((group[-1] for group in groups if group), None)
+    return base and _median(base, bases)
+
+
+def _median(base: Base, bases: Sequence[Base]) -> Base:
+    """The base with the median seconds of its repeats."""
+    return replace(base, seconds=median(repeat.seconds for repeat in bases if repeat == base))
+
+
+def setting_of(config: Config, machine: Machine, ranks: int, step: OneStep, computation: Computation) -> Setting:
+    """A step of so many ranks with the samples and the micro batch of `step`."""
+    train = replace(config.train, global_batch=step.samples, batch_per_gpu=None, micro_batch=step.micro)
+    return Setting(job_of(replace(config, train=train), ranks, machine), machine, computation)
+
+
 def from_devices(
     config: Config, machine: Machine, ranks: int, step: OneStep, basis: str, blocks: Computation | None = None
 ) -> Computation:
     """The computation of one device that makes the prediction for `ranks` devices equal their measured step. UserError
     if their communication alone takes longer.
 
-    step: its samples are those of the global batch
+    step: its samples are those of the global batch, its micro batch that of a replica
     """
     assert step.samples is not None
     if ranks == 1:
         return from_one_step(config, machine, step, basis, blocks)
-    train = replace(config.train, global_batch=step.samples, batch_per_gpu=None)
-    there = replace(config, train=train)
-    job = job_of(there, ranks, machine)
     samples = max(1, step.samples // ranks)  # of one device
     one = OneStep(step.seconds, samples, min(samples, step.micro or samples))
+    setting = setting_of(config, machine, ranks, step, from_one_step(config, machine, one, basis, blocks))
     for _ in range(ROUNDS):
-        computation = from_one_step(there, machine, one, basis, blocks)
-        outcome = strategy(config.framework, Setting(job, machine, computation))
+        outcome = strategy(config.framework, setting)
         left = step.seconds - outcome.exposed_s
         if left <= 0:
             raise UserError(
@@ -178,9 +216,10 @@ def from_devices(
             )
         factor = left / (outcome.step_s - outcome.exposed_s)
         one = replace(one, seconds=one.seconds * factor)
+        setting = replace(setting, computation=from_one_step(config, machine, one, basis, blocks))
         if abs(factor - 1) < 1e-9:
             break
-    return from_one_step(there, machine, one, basis, blocks)
+    return setting.computation
 
 
 def _number(value: Any) -> float | None:

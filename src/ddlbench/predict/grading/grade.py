@@ -5,58 +5,35 @@ An error is (predicted - measured) / measured seconds of a step.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import cache
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from math import log2
 from pathlib import Path
 from statistics import mean, median
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from ddlbench.config.compose import configuration
-from ddlbench.config.schema import Config
 from ddlbench.errors import RunError, UserError
-from ddlbench.foreign import read_bytes
 from ddlbench.oracle import bands
-from ddlbench.oracle.machine.machine import Machine
-from ddlbench.oracle.measured.inputs import OneStep
-from ddlbench.oracle.measured.runs import from_devices
-from ddlbench.oracle.predictor import job_of, strategy
-from ddlbench.oracle.setting import Setting
 from ddlbench.predict.grading import layouts
 from ddlbench.predict.grading.layouts import Layout
-from ddlbench.predict.grading.points import COLUMNS, Point, Step, points
-from ddlbench.texts import aligned, printable
+from ddlbench.predict.grading.points import COLUMNS, Point, Words, points
+from ddlbench.predict.grading.predictions import last_points, predicted_s
+from ddlbench.results.reading.csv_rows import CsvRow, read_csv
+from ddlbench.results.rows import group_by
+from ddlbench.texts import aligned
 
 Z95 = 1.96  # normal quantile of a 95 % interval
 GROUPS = ("source", "model", "strategy", "gpu", "network", "gpus")
-
-
-class Words(NamedTuple):
-    """The words of a source about one measurement."""
-
-    source: str
-    model: str
-    strategy: str
-    gpu: str
-    network: str
 
 
 @dataclass(frozen=True)
 class Graded:
     """One measurement, its base and its prediction. low, high: the ends of the bands of 80 and 95 %, in seconds"""
 
-    line: int
-    source: str
-    model: str
-    strategy: str
-    gpu: str
-    network: str
+    stated: Words
     gpus: int
     base: str
     measured_s: float
@@ -67,15 +44,21 @@ class Graded:
     low_95_s: float
     high_95_s: float
 
+    def row(self) -> dict[str, Any]:
+        """Its values by name."""
+        values = asdict(self)
+        return {**values.pop("stated")._asdict(), **values}
+
 
 @dataclass(frozen=True)
 class Grade:
     """regret: measured seconds of the recommended layout over those of the best one, minus 1, of each case with more
-    than one layout"""
+    than one layout; learned: the largest GPU count of each series of at least three, predicted from all smaller ones"""
 
     points: list[Graded]
     left_out: list[str]
-    regret: list[float]
+    regret: list[float] = field(default_factory=list[float])
+    learned: list[Graded] = field(default_factory=list[Graded])
 
     def summary(self) -> dict[str, Any]:
         """docs/oracle.md explains the keys. UserError without a point."""
@@ -85,17 +68,28 @@ class Grade:
         slope, interval = _slope([log2(point.gpus) for point in self.points], errors)
         return {
             "rows": len(self.points),
-            **_errors(errors),
+            **_errors(self.points),
             "slope_per_doubling": slope,
             "slope_interval_95": interval,
-            "coverage_80": mean(p.low_80_s <= p.measured_s <= p.high_80_s for p in self.points),
-            "coverage_95": mean(p.low_95_s <= p.measured_s <= p.high_95_s for p in self.points),
+            **_coverage(self.points),
+            "learned": {"rows": len(self.learned), **_errors(self.learned), **_coverage(self.learned)}
+            if self.learned
+            else None,
             "regret": mean(self.regret) if self.regret else None,
             "by": {name: _by(self.points, name) for name in GROUPS},
         }
 
 
-def _errors(errors: Sequence[float]) -> dict[str, float]:
+def _coverage(points: Sequence[Graded]) -> dict[str, float]:
+    """The shares of points within their bands of 80 and 95 %."""
+    return {
+        "coverage_80": mean(p.low_80_s <= p.measured_s <= p.high_80_s for p in points),
+        "coverage_95": mean(p.low_95_s <= p.measured_s <= p.high_95_s for p in points),
+    }
+
+
+def _errors(points: Sequence[Graded]) -> dict[str, float]:
+    errors = [point.error for point in points]
     sizes = [abs(error) for error in errors]
     return {
         "mean_error": mean(sizes),
@@ -106,10 +100,8 @@ def _errors(errors: Sequence[float]) -> dict[str, float]:
 
 
 def _by(graded: Sequence[Graded], name: str) -> dict[str, dict[str, float]]:
-    groups: dict[str, list[float]] = {}
-    for point in graded:
-        groups.setdefault(str(getattr(point, name)), []).append(point.error)
-    return {value: {"rows": len(errors), **_errors(errors)} for value, errors in groups.items()}
+    groups = group_by(graded, lambda point: str(point.row()[name]))
+    return {value: {"rows": len(points), **_errors(points)} for value, points in groups.items()}
 
 
 def _slope(x: Sequence[float], y: Sequence[float]) -> tuple[float | None, tuple[float, float] | None]:
@@ -127,71 +119,51 @@ def _slope(x: Sequence[float], y: Sequence[float]) -> tuple[float | None, tuple[
 
 def grade(path: Path) -> Grade:
     """The grade of a file of either form. UserError if it cannot be read or has other columns."""
-    rows = _rows(path)
-    columns = set(rows[0]) if rows else set[str]()
+    columns, rows, left_out = read_csv(path)
     if columns >= set(layouts.COLUMNS):
-        return _grade_layouts(rows)
+        return _grade_layouts(rows, left_out)
     if missing := sorted(set(COLUMNS) - columns):
         raise UserError(
             f"--grade {path}: the columns {', '.join(missing)} are missing. A file has the columns "
             f"{', '.join(COLUMNS)}, or {', '.join(layouts.COLUMNS)}"
         )
-    graded, left_out = list[Graded](), list[str]()
+    graded, kept = list[Graded](), list[Point]()
     for point in points(rows):
         if isinstance(point, str):
-            left_out.append(printable(point))
+            left_out.append(point)
             continue
         try:
             predicted = predicted_s(point)
         except RunError as error:
-            left_out.append(printable(f"line {point.line}: {point.source}, {point.model}: {error}"))
+            left_out.append(f"line {point.stated.line}: {point.stated.source}, {point.stated.model}: {error}")
             continue
+        kept.append(point)
         base = f"{point.base.gpus} GPUs, {point.base.samples} samples, {point.base.seconds * 1e3:.4g} ms"
-        nodes = -(-point.measured.gpus // (point.machine.devices_per_node or point.measured.gpus))
-        words = Words(*map(printable, (point.source, point.model, point.strategy, point.gpu, point.network)))
-        where = point.framework, nodes
-        graded.append(_graded(point.line, words, point.measured.gpus, base, point.measured.seconds, predicted, where))
-    return Grade(graded, left_out, [])
+        graded.append(_graded_point(point, base, predicted))
+    learned = [
+        _graded_point(last.point, f"{', '.join(map(str, last.counts))} GPUs", last.learned_s, learned=True)
+        for last in last_points(kept)
+    ]
+    return Grade(graded, left_out, learned=learned)
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
-    try:
-        text = read_bytes(path).decode("utf-8-sig")
-        rows = list(csv.DictReader(io.StringIO(text, newline="")))
-    except (OSError, ValueError, csv.Error) as error:
-        raise UserError(f"--grade {path} cannot be read ({error}): give a CSV file in UTF-8") from error
-    return [{key: value or "" for key, value in row.items() if key} for row in rows]
+def _graded_point(point: Point, base: str, predicted: float, learned: bool = False) -> Graded:
+    gpus = point.measured.gpus
+    band = bands.band(point.framework, point.machine.nodes(gpus), learned=learned)
+    return _graded(point.stated, gpus, base, point.measured.seconds, predicted, band)
 
 
-def _graded(
-    line: int, words: Words, gpus: int, base: str, measured: float, predicted: float, where: tuple[str, int]
-) -> Graded:
-    (low_80, high_80), (low_95, high_95) = bands.band(*where)
-    return Graded(
-        line=line,
-        source=words.source,
-        model=words.model,
-        strategy=words.strategy,
-        gpu=words.gpu,
-        network=words.network,
-        gpus=gpus,
-        base=base,
-        measured_s=measured,
-        predicted_s=predicted,
-        error=predicted / measured - 1,
-        low_80_s=low_80 * predicted,
-        high_80_s=high_80 * predicted,
-        low_95_s=low_95 * predicted,
-        high_95_s=high_95 * predicted,
-    )
+def _graded(stated: Words, gpus: int, base: str, measured: float, predicted: float, band: bands.Ends) -> Graded:
+    error = predicted / measured - 1
+    return Graded(stated, gpus, base, measured, predicted, error, **bands.around(predicted, band))
 
 
-def _grade_layouts(rows: Sequence[Mapping[str, str]]) -> Grade:
-    graded, left_out = list[Graded](), list[str]()
+def _grade_layouts(rows: Sequence[CsvRow], left_out: list[str]) -> Grade:
+    graded = list[Graded]()
     cases: dict[tuple[int, ...], list[tuple[float, float]]] = {}
     for layout in layouts.layouts(rows):
         if isinstance(layout, str):
-            left_out.append(printable(layout))
+            left_out.append(layout)
             continue
         graded.append(_graded_layout(layout))
         cases.setdefault(layout.case, []).append((graded[-1].predicted_s, layout.measured_s))
@@ -204,54 +176,16 @@ def _grade_layouts(rows: Sequence[Mapping[str, str]]) -> Grade:
 def _graded_layout(layout: Layout) -> Graded:
     model = f"GPT {layout.layers} layers, width {layout.hidden}"
     network = "" if layout.gpus <= layouts.PER_NODE else layouts.NETWORK
-    words = Words("GPT layouts", model, layout.name, "A100", network)
-    where = "hybrid", -(-layout.gpus // layouts.PER_NODE)
-    return _graded(
-        layout.line, words, layout.gpus, "kernels of an A100", layout.measured_s, layouts.predicted_s(layout), where
-    )
-
-
-def predicted_s(point: Point, machine: Machine | None = None) -> float:
-    """Seconds of the point's step, from its base. RunError if the oracle refuses it, UserError if the network that the
-    source states cannot have carried the gradients in the measured time.
-
-    machine: instead of that of the source's words
-    """
-    machine, base = machine or point.machine, point.base
-    step = OneStep(base.seconds, base.samples, base.micro)
-    computation = from_devices(config_of(point, base), machine, base.gpus, step, "the base")
-    config = config_of(point, point.measured)
-    setting = Setting(job_of(config, point.measured.gpus, machine), machine, computation)
-    nodes = -(-point.measured.gpus // machine.per_node(point.measured.gpus))
-    if nodes > 1:
-        sent = 2 * (nodes - 1) / nodes * setting.gradient_bytes * setting.counts.parameter_count
-        least = sent / machine.links[1].bytes_per_s
-        if least > point.measured.seconds:
-            raise UserError(
-                f"its network {point.network!r} needs {least:.3g} s for the gradients alone, and a step took "
-                f"{point.measured.seconds:.3g} s: another network was used"
-            )
-    return strategy(config.framework, setting).step_s
-
-
-def config_of(point: Point, step: Step) -> Config:
-    config = _config(point.framework, point.words)
-    micro = min(step.micro, step.samples // step.gpus)
-    return replace(
-        config, train=replace(config.train, global_batch=step.samples, batch_per_gpu=None, micro_batch=micro)
-    )
-
-
-@cache
-def _config(framework: str, words: tuple[str, ...]) -> Config:
-    return configuration(f"+framework={framework}", *words)
+    stated = Words(layout.line, "GPT layouts", model, layout.name, "A100", network)
+    band = bands.band("hybrid", -(-layout.gpus // layouts.PER_NODE))
+    return _graded(stated, layout.gpus, "kernels of an A100", layout.measured_s, layouts.predicted_s(layout), band)
 
 
 def as_json(graded: Grade) -> str:
     summary = graded.summary()
-    return json.dumps(
-        {**summary, "points": [asdict(point) for point in graded.points], "left_out": graded.left_out}, indent=1
-    )
+    rows = {"points": graded.points, "learned_points": graded.learned}
+    lists = {name: [point.row() for point in points] for name, points in rows.items()}
+    return json.dumps({**summary, **lists, "left_out": graded.left_out}, indent=1)
 
 
 def show(graded: Grade) -> None:
@@ -260,12 +194,15 @@ def show(graded: Grade) -> None:
     columns = ("line", "source", "model", "strategy", "GPU", "GPUs", "base", "measured", "predicted", "error")
     lines = (
         (
-            *(str(point.line), point.source, point.model, point.strategy, point.gpu, str(point.gpus), point.base),
+            *(str(cell) for cell in (*point.stated[:5], point.gpus, point.base)),
             *(f"{point.measured_s * 1e3:.4g} ms", f"{point.predicted_s * 1e3:.4g} ms", f"{point.error:+.1%}"),
         )
         for point in graded.points
     )
     print("\n".join(aligned(columns, lines, left=(*columns[1:5], "base"))))
+    for point in graded.learned:
+        stated = point.stated
+        print(f"learned from {point.base}: {stated.source}, {stated.model}, {point.gpus} GPUs: {point.error:+.1%}")
     for reason in graded.left_out:
         print(f"left out: {reason}")
     print(
@@ -276,5 +213,10 @@ def show(graded: Grade) -> None:
         low, high = summary["slope_interval_95"] or (float("nan"), float("nan"))
         print(f"error per doubling of the GPUs: {summary['slope_per_doubling']:+.2%} ({low:+.2%} to {high:+.2%})")
     print(f"measured within the band of 80 %: {summary['coverage_80']:.0%}, of 95 %: {summary['coverage_95']:.0%}")
+    if learned := summary["learned"]:
+        print(
+            f"largest GPU count of {learned['rows']} series, learned from all smaller ones: mean error "
+            f"{learned['mean_error']:.1%}, median {learned['median_error']:.1%}"
+        )
     if summary["regret"] is not None:
         print(f"regret of the recommended layout: {summary['regret']:.1%} (mean of {len(graded.regret)} cases)")

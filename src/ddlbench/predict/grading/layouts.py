@@ -7,7 +7,7 @@ of another one: the seconds of computing come from constants of an A100's kernel
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import cache
 
@@ -25,8 +25,7 @@ from ddlbench.oracle.setting import Setting, kind_of
 from ddlbench.oracle.strategies import pipeline
 from ddlbench.oracle.timing.computation import Computation, Speeds
 from ddlbench.predict.grading.machines import machine_of
-
-Row = Mapping[str, str]
+from ddlbench.results.reading.csv_rows import CsvRow
 
 COLUMNS = (
     "gpus", "global_batch", "micro_batch", "hidden", "heads", "layers", "seq_len", "tp", "dp", "pp", "iteration_ms",
@@ -69,31 +68,26 @@ class Layout:
         return self.gpus, self.global_batch, self.hidden, self.layers, self.seq_len
 
 
-def layouts(rows: Sequence[Row]) -> Iterator[Layout | str]:
-    """The layouts of a file, and the reason of each row that is left out. Rows are counted from line 2 of the file."""
+def layouts(rows: Sequence[CsvRow]) -> Iterator[Layout | str]:
+    """The layouts of a file, and the reason of each row that is left out."""
     seen: dict[tuple[int, ...], int] = {}
-    for line, row in enumerate(rows, 2):
+    for row in rows:
         try:
-            layout = _layout(line, row)
+            layout = _layout(row)
         except UserError as error:
-            yield f"line {line}: {error}"
+            yield f"line {row.line}: {error}"
             continue
         key = (*layout.case, layout.micro_batch, layout.heads, layout.tp, layout.dp, layout.pp)
         if key in seen:
-            yield f"line {line}: the same layout as line {seen[key]}"
+            yield f"line {row.line}: the same layout as line {seen[key]}"
         else:
-            seen[key] = line
+            seen[key] = row.line
             yield layout
 
 
-def _layout(line: int, row: Row) -> Layout:
-    try:
-        *sizes, milliseconds = (float(row[column]) for column in COLUMNS)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"a cell is no number ({error})") from error
-    if not all(0 < size < 1e9 and size == int(size) for size in sizes) or not 0 < milliseconds < 1e9:
-        raise UserError(f"{', '.join(f'{size:g}' for size in sizes)} are no sizes above 0")
-    layout = Layout(line, *map(int, sizes), measured_s=milliseconds / 1e3)
+def _layout(row: CsvRow) -> Layout:
+    *sizes, milliseconds = COLUMNS
+    layout = Layout(row.line, *map(row.count, sizes), measured_s=row.number(milliseconds) / 1e3)
     if layout.gpus != layout.tp * layout.dp * layout.pp:
         raise UserError(f"{layout.name} does not fill {layout.gpus} GPUs")
     if layout.layers % layout.pp or layout.global_batch % (layout.dp * layout.micro_batch):

@@ -13,6 +13,7 @@ import yaml
 from ddlbench.errors import UserError
 from ddlbench.oracle.machine import machine as machines
 from ddlbench.oracle.machine.machine import Device, Link, Machine, Sweep
+from ddlbench.results.reading.published import gpu_family
 
 NETWORK_SHARE = 0.9  # of the nominal bandwidth between nodes; no point of points.csv tells it apart from 0.8 or 1.0
 NETWORK_ALPHA_S = 14e-6  # NCCL 2.x, its tuning table: latency of a step of a ring with the Simple protocol, network
@@ -48,7 +49,8 @@ def machine_of(gpu: str, network: str, per_node: int, nodes: int) -> Machine:
 
     per_node: GPUs of a node; nodes: nodes of the measurement
     """
-    entry = next((entry for entry in _gpus() if re.search(entry["pattern"], gpu, re.IGNORECASE)), None)
+    same = [entry for entry in _gpus() if gpu_family(gpu) in entry["families"]]
+    entry = next((entry for entry in same if re.search(entry.get("form", ""), gpu, re.IGNORECASE)), None)
     if entry is None:
         raise UserError(f"GPU type {gpu!r} is not one of {', '.join(entry['name'] for entry in _gpus())}")
     peaks = entry["bytes_per_s"], entry.get("tf32_flops_per_s")

@@ -1,30 +1,28 @@
 """Published measurements of training steps, each with a base: the same series with another number of GPUs.
 
-A CSV file with the columns of COLUMNS, one row a point. A row that cannot be predicted is left out with its reason, and
-nothing is repaired.
+A CSV file with at least the columns of COLUMNS, one row a point. A row that cannot be predicted is left out with its
+reason, and nothing is repaired.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ddlbench.errors import UserError
 from ddlbench.frameworks.shared.layout import divisors
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.predict.grading.machines import machine_of
-
-Row = Mapping[str, str]
+from ddlbench.results.reading.csv_rows import CsvRow
 
 COLUMNS = (
     "source", "model", "framework", "strategy", "gpus", "gpus_per_node", "gpu_type", "network", "batch_per_gpu",
     "global_batch", "precision", "measured", "unit", "base_gpus", "base_value", "step_ms", "layout", "seq_len",
 )  # fmt: skip
 SERIES = ("source", "model", "framework", "strategy", "gpu_type", "network", "precision", "seq_len")
-IMAGENET = 1_281_167  # training images, ILSVRC 2012
-MIXED = 0.02  # relative difference of the step's two statements from which on a row contradicts itself
 IMAGES = {r"resnet-?(50|101|152)": "resnet{}", r"vgg-?(16)": "vgg{}"}
 TEXT = {  # pattern: layers, width, heads, vocabulary
     r"bert-?large": (24, 1024, 16, 30528),
@@ -50,6 +48,17 @@ SIZES = {
 DECODERS = re.compile(r"gpt|mpt|llama|opt|pythia|bloom|mistral|falcon|decoder", re.IGNORECASE)
 
 
+class Words(NamedTuple):
+    """The words of a source about one measurement, and the line of its file."""
+
+    line: int
+    source: str
+    model: str
+    strategy: str
+    gpu: str
+    network: str
+
+
 @dataclass(frozen=True)
 class Step:
     """A measured step. samples: of the global batch; micro: of a micro batch of one GPU"""
@@ -64,12 +73,7 @@ class Step:
 class Point:
     """A measurement and its base. words: of the configuration, without those of the batch"""
 
-    line: int
-    source: str
-    model: str
-    strategy: str
-    gpu: str
-    network: str
+    stated: Words
     framework: str
     words: tuple[str, ...]
     machine: Machine
@@ -77,103 +81,87 @@ class Point:
     base: Step
 
 
-def points(rows: Sequence[Row]) -> Iterator[Point | str]:
+def points(rows: Sequence[CsvRow]) -> Iterator[Point | str]:
     """The points of a file, and the reason of each row that is left out. A row that is only the base of others is
-    neither. Rows are counted from line 2 of the file."""
+    neither."""
     seen: dict[tuple[str, ...], int] = {}
-    for line, row in enumerate(rows, 2):
-        content = tuple(row.get(column) or "" for column in COLUMNS)
-        name = f"line {line}: {row.get('source')}, {row.get('model')}, {row.get('strategy')}, {row.get('gpus')} GPUs"
+    for row in rows:
+        content = tuple(row[column] for column in COLUMNS)
+        name = f"line {row.line}: {row['source']}, {row['model']}, {row['strategy']}, {row['gpus']} GPUs"
         if content in seen:
             yield f"{name}: the same as line {seen[content]}"
             continue
-        seen[content] = line
+        seen[content] = row.line
         try:
-            if _number(row, "base_gpus") is None or _number(row, "base_value") is None:
+            if not (row["base_gpus"] and row["base_value"]):
                 if not any(_is_base(row, other) for other in rows):
                     yield f"{name}: no base in its series"
-            elif _number(row, "base_gpus") != _number(row, "gpus"):
-                yield _point(line, row, rows)
+            elif row.number("base_gpus") != row.number("gpus"):
+                yield _point(row, rows)
         except UserError as error:
             yield f"{name}: {error}"
 
 
-def _is_base(row: Row, other: Row) -> bool:
+def _is_base(row: CsvRow, other: CsvRow) -> bool:
     """Whether `row` is the base of `other`. A row with a broken number is not."""
-    if any(row.get(key) != other.get(key) for key in SERIES):
+    if any(row[key] != other[key] for key in SERIES) or not (other["base_gpus"] and other["base_value"]):
         return False
     try:
-        gpus, value = _number(other, "base_gpus"), _number(other, "base_value")
-        return gpus == _number(row, "gpus") and value == _number(row, "measured")
+        gpus, value = other.number("base_gpus"), other.number("base_value")
+        return gpus == row.number("gpus") and value == row.number("measured")
     except UserError:
         return False
 
 
-def _point(line: int, row: Row, rows: Sequence[Row]) -> Point:
+def _point(row: CsvRow, rows: Sequence[CsvRow]) -> Point:
     """UserError for a row that the oracle cannot predict."""
-    gpus, per_node = int(_required(row, "gpus")), int(_required(row, "gpus_per_node"))
-    measured = _step(row, gpus, _required(row, "measured"))
-    base_row = next((other for other in rows if other is not row and _is_base(other, row)), None)
-    if base_row is None:  # only its value is known: the batch of one GPU is that of the point, or in `layout`
-        batch = re.search(r"base batch per gpu (\d+)", row.get("layout") or "", re.IGNORECASE)
-        samples = int(batch[1]) if batch else measured.samples // gpus
-        base_row = {**row, "step_ms": "", "batch_per_gpu": str(samples), "global_batch": ""}
-    base = _step(base_row, int(_required(row, "base_gpus")), _required(row, "base_value"))
+    measured, base = _step(row), _base(row, rows)
     framework, words = strategy_of(row)
-    network, nodes = row.get("network") or "", math.ceil(max(gpus, base.gpus) / per_node)
+    per_node = row.count("gpus_per_node")
+    nodes = math.ceil(max(measured.gpus, base.gpus) / per_node)
     return Point(
-        line,
-        row.get("source") or "",
-        row.get("model") or "",
-        row.get("strategy") or "",
-        row.get("gpu_type") or "",
-        network,
+        Words(row.line, *(row[column] for column in ("source", "model", "strategy", "gpu_type", "network"))),
         framework,
         (*model_words(row), *words, *precision_words(row)),
-        machine_of(row.get("gpu_type") or "", network, per_node, nodes),
+        machine_of(row["gpu_type"], row["network"], per_node, nodes),
         measured,
         base,
     )
 
 
-def _step(row: Row, gpus: int, measured: float) -> Step:
-    """The seconds of a step, from `step_ms` and from the measured value. UserError if they disagree or no batch is
-    stated."""
-    samples, layout = _number(row, "global_batch"), row.get("layout") or ""
-    if samples is None:
-        samples = gpus * (_number(row, "batch_per_gpu") or 0)
-    if not samples:
-        raise UserError("it states no batch")
-    stated_micro = re.search(r"\bmbs(\d+)", layout)
-    one = max(1, int(samples) // gpus)
-    wanted = min(int(stated_micro[1]), one) if stated_micro else one
+def _base(row: CsvRow, rows: Sequence[CsvRow]) -> Step:
+    """The step of a row's base. Where only its value is known, its batch of one GPU is that of the row, or in
+    `layout`."""
+    if (stated := next((other for other in rows if other is not row and _is_base(other, row)), None)) is not None:
+        return _step(stated)
+    batch = re.search(r"base batch per gpu (\d+)", row["layout"], re.IGNORECASE)
+    samples = int(batch[1]) if batch else _batch(row) // row.count("gpus")
+    base = {"gpus": row["base_gpus"], "measured": row["base_value"], "batch_per_gpu": str(samples)}
+    return _step(CsvRow(row.line, {**row.cells, **base, "step_ms": "", "global_batch": ""}))
+
+
+def _step(row: CsvRow) -> Step:
+    """The measured step. UserError if its batch or its seconds are not known."""
+    gpus, samples = row.count("gpus"), _batch(row)
+    one = max(1, samples // gpus)
+    wanted = min(row.micro_batch or one, one)
     micro = min(divisors(one), key=lambda size: abs(size - wanted))  # the source may drop samples of a step
-    stated, seconds = _number(row, "step_ms"), _seconds(row, gpus, samples, measured)
-    if stated is not None and seconds is not None and abs(stated / 1e3 / seconds - 1) > MIXED:
-        raise UserError(f"step_ms={stated:g} contradicts {measured:g} {row.get('unit')} ({seconds * 1e3:.4g} ms)")
-    seconds = stated / 1e3 if stated is not None else seconds
+    seconds = row.step_s(gpus, samples)
     if seconds is None:
-        raise UserError(f"the unit {row.get('unit')!r} is not known, and step_ms is empty")
-    return Step(gpus, int(samples), micro, seconds)
+        raise UserError(f"the unit {row['unit']!r} is not known, and step_ms is empty")
+    return Step(gpus, samples, micro, seconds)
 
 
-def _seconds(row: Row, gpus: int, samples: float, measured: float) -> float | None:
-    """Seconds of a step, from a measured value in the row's unit; None for another unit."""
-    unit, length = (row.get("unit") or "").lower(), _number(row, "seq_len")
-    if unit.startswith(("img/s", "images/s", "seq/s", "samples/s", "sequences/s")):
-        return samples / measured / (gpus if unit.endswith("/gpu") else 1)
-    if unit.startswith("tokens/s") and length:
-        return samples * length / measured / (gpus if unit.endswith("/gpu") else 1)
-    if unit.startswith("s/epoch") and re.search("resnet|vgg", row.get("model") or "", re.IGNORECASE):
-        return measured * samples / IMAGENET
-    if unit.startswith(("s/step", "s/iteration")):
-        return measured
-    return measured / 1e3 if unit.startswith(("ms", "milliseconds")) else None
+def _batch(row: CsvRow) -> int:
+    batch = row.batch(row.count("gpus"))
+    if batch is None:
+        raise UserError("it states no batch")
+    return batch
 
 
-def model_words(row: Row) -> list[str]:
+def model_words(row: CsvRow) -> list[str]:
     """The words of the model. UserError for a model that no model of ddlbench resembles in its sizes."""
-    name = row.get("model") or ""
+    name = row["model"]
     for pattern, model in IMAGES.items():
         if match := re.search(pattern, name, re.IGNORECASE):
             return [f"+model={model.format(match[1])}"]
@@ -185,18 +173,23 @@ def model_words(row: Row) -> list[str]:
         count = float(exact[1]) if exact else float(short[1]) * {"m": 1e6, "b": 1e9}[short[2]] if short else 0.0
         near = min(SIZES, key=lambda size: abs(math.log(size / count)))
         sizes = (*SIZES[near], 50368)
-    length = _number(row, "seq_len")
-    if length is None:
+    if not row["seq_len"]:
         raise UserError(f"{name}: it states no seq_len")
     layers, width, heads, vocabulary = sizes
-    keys = {"n_layer": layers, "n_embd": width, "n_head": heads, "vocab_size": vocabulary, "seq_len": int(length)}
+    keys = {
+        "n_layer": layers,
+        "n_embd": width,
+        "n_head": heads,
+        "vocab_size": vocabulary,
+        "seq_len": row.count("seq_len"),
+    }
     model = "gpt2_small" if (layers, width, heads) == (12, 768, 12) else "gpt2_medium"
     return [f"+model={model}", *(f"model.{key}={value}" for key, value in keys.items())]
 
 
-def strategy_of(row: Row) -> tuple[str, list[str]]:
+def strategy_of(row: CsvRow) -> tuple[str, list[str]]:
     """The framework of ddlbench with that strategy, and its words. UserError if there is none."""
-    text = f"{row.get('strategy')} {row.get('framework')}".lower()
+    text = f"{row['strategy']} {row['framework']}".lower()
     stage = re.search(r"zero[ -_]?([0-3])\b", text)
     if "parameter" in text and "server" in text:
         raise UserError("a parameter server has no equations")
@@ -207,44 +200,23 @@ def strategy_of(row: Row) -> tuple[str, list[str]]:
     if "fsdp" in text or "full_shard" in text:
         return "fsdp", []
     if re.search(r"tensor.parallel|pipeline|\btp\b|\bpp\b", text):
-        raise UserError(f"the layout of {row.get('strategy')!r} is not stated")
+        raise UserError(f"the layout of {row['strategy']!r} is not stated")
     if "horovod" in text:
         return "horovod", []
     if re.search(r"\bdd?p\b|data.parallel|all-?reduce|nccl", text):
         return "ddp", []
-    raise UserError(f"the strategy {row.get('strategy')!r} is not known")
+    raise UserError(f"the strategy {row['strategy']!r} is not known")
 
 
-def precision_words(row: Row) -> list[str]:
+def precision_words(row: CsvRow) -> list[str]:
     """Gradients are sent in 16 bits where the source says so ("PURE" of llm-foundry, "fp16 gradients"), else in fp32,
     as under amp and in TensorFlow, whose weights are in fp32."""
-    text, strategy = (row.get("precision") or "").lower(), (row.get("strategy") or "").lower()
+    text, strategy = row["precision"].lower(), row["strategy"].lower()
     name = next((name for name in ("bf16", "fp16", "tf32", "fp32") if name in text), None)
     if name is None:
-        raise UserError(f"the precision {row.get('precision')!r} is not known")
+        raise UserError(f"the precision {row['precision']!r} is not known")
+    checkpointed = ["train.checkpoint_activations=true"] if "ac=true" in row["layout"].lower() else []
     if name in ("fp32", "tf32"):
-        return ["train.precision=fp32", f"train.tf32={str(name == 'tf32').lower()}"]
+        return ["train.precision=fp32", f"train.tf32={str(name == 'tf32').lower()}", *checkpointed]
     sent = name if "(pure)" in strategy or f"{name} gradients" in strategy else "fp32"
-    checkpointed = ["train.checkpoint_activations=true"] if "ac=true" in (row.get("layout") or "").lower() else []
     return [f"train.precision={name}", f"train.reduce_dtype={sent}", *checkpointed]
-
-
-def _number(row: Row, key: str) -> float | None:
-    """A number above 0; None for an empty cell. UserError for anything else."""
-    text = (row.get(key) or "").strip()
-    if not text:
-        return None
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise UserError(f"{key}={text[:40]!r} is no number above 0")
-    return value
-
-
-def _required(row: Row, key: str) -> float:
-    value = _number(row, key)
-    if value is None:
-        raise UserError(f"{key} is empty")
-    return value

@@ -22,7 +22,7 @@ from ddlbench.texts import digest
 OWN, PUBLISHED = "own", "published"  # values of the column `origin`
 GPU = re.compile(
     r"(?<![a-z0-9])(GB[23]00|GH200|B[23]00|H[128]00|H20|A[18]00|A[34]0|L40|L4|T4|V100|P100|P40|K80|MI[0-9]{3}"
-    r"|RTX ?[0-9A][0-9]{3})",
+    r"|A6000|RTX ?(?:A[0-9]{4}|[0-9]{4}))",
     re.IGNORECASE,
 )
 
@@ -61,7 +61,7 @@ def _attempt(path: Path, line: bytes) -> Attempt:
 def gpu_family(text: str) -> str | None:
     """The GPU that a text names: "A100" of "NVIDIA A100-SXM-80GB (500W)"; None where it names no known one."""
     match = GPU.search(text)
-    return match[1].upper() if match else None
+    return re.sub("^RTX ?", "RTX ", match[1].upper()) if match else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,111 @@
+"""What runs with several GPU counts say of a cluster: steps of a cluster whose terms are known lead back to them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.schema import Config
+from ddlbench.oracle.machine.machine import Machine, load
+from ddlbench.oracle.measured.inputs import OneStep, from_one_step
+from ddlbench.oracle.measured.learned import Learned
+from ddlbench.oracle.measured.runs import Results
+from ddlbench.oracle.predictor import Inputs, Prediction, predict
+from tests.oracle.measured.test_runs import ABCI, record
+
+COUNTS = 1, 4, 8, 16, 32
+
+
+@pytest.fixture(scope="module")
+def config() -> Config:
+    """VGG-16 sends 553 MB a step, so links matter."""
+    with configurations():
+        return configuration("+framework=ddp", "+model=vgg16", "train.batch_per_gpu=8")
+
+
+def machine(inner: float = 1.0, outer: float = 1.0) -> Machine:
+    """ABCI with faster or slower links."""
+    links = [
+        replace(link, bytes_per_s=link.bytes_per_s * rate)
+        for link, rate in zip(ABCI.links, (inner, outer), strict=True)
+    ]
+    return replace(ABCI, links=tuple(links))
+
+
+def on(cluster: Machine, config: Config, gpus: int) -> float:
+    inputs = Inputs(cluster, lambda asked, _: from_one_step(asked, cluster, OneStep(0.1)))
+    step_s = predict(config, config.framework, gpus, inputs).step_s
+    assert step_s is not None
+    return step_s
+
+
+def learned(config: Config, steps: dict[int, float]) -> tuple[Results, Learned]:
+    results = Results(Path("results"), [record(config, gpus, seconds) for gpus, seconds in steps.items()])
+    found = results.learned(config, ABCI)
+    assert found is not None
+    return results, found
+
+
+def predicted(config: Config, results: Results, terms: Learned, gpus: int) -> Prediction:
+    inputs = Inputs(terms.machine, lambda asked, _: results.computation(asked, terms.machine), learned=terms)
+    return predict(config, config.framework, gpus, inputs)
+
+
+@pytest.mark.parametrize(("inner", "outer"), [(0.7, 1.0), (1.0, 0.6), (1.3, 1.4)])
+def test_slower_and_faster_links_are_learned(config: Config, inner: float, outer: float) -> None:
+    there = machine(inner, outer)
+    results, terms = learned(config, {gpus: on(there, config, gpus) for gpus in COUNTS})
+    assert terms.factors["links between nodes"] == pytest.approx(outer, rel=0.1)
+    row = predicted(config, results, terms, 1024)
+    assert row.step_s == pytest.approx(on(there, config, 1024), rel=0.02)
+    assert outer == 1 or abs(on(ABCI, config, 1024) / on(there, config, 1024) - 1) > 0.1
+
+
+def test_runs_as_predicted_change_nothing(config: Config) -> None:
+    _, terms = learned(config, {gpus: on(ABCI, config, gpus) for gpus in COUNTS})
+    assert terms.rest == pytest.approx(1)
+    assert [link.bytes_per_s for link in terms.machine.links] == pytest.approx(
+        [link.bytes_per_s for link in ABCI.links]
+    )
+
+
+def test_what_no_run_depends_on_is_named(config: Config) -> None:
+    """Runs within a node say nothing of the links between nodes."""
+    _, terms = learned(config, {gpus: on(machine(inner=0.5), config, gpus) for gpus in (1, 2, 4)})
+    assert terms.factors["links between nodes"] is None
+    assert terms.machine.links[1] == ABCI.links[1]
+    told, missing = terms.lines()
+    assert told.startswith("learned: link within a node x0.")
+    assert missing.startswith("not learned, because no run depends on it enough: links between nodes")
+
+
+def test_what_the_terms_do_not_explain_is_carried_on(config: Config) -> None:
+    """Half as fast from two nodes on is more than the links explain: the largest count comes back as measured."""
+    steps = {gpus: on(ABCI, config, gpus) * (3 if gpus > 4 else 1) for gpus in COUNTS}
+    results, terms = learned(config, steps)
+    row = predicted(config, results, terms, 32)
+    assert terms.rest != pytest.approx(1, abs=0.01)
+    assert row.step_s == pytest.approx(steps[32])
+    assert row.step_s is not None
+    assert row.unexplained_s == pytest.approx(row.step_s * (1 - 1 / terms.rest))
+    assert predicted(config, results, terms, 64).unexplained_s != 0
+    base = predicted(config, results, terms, 1)
+    assert (base.step_s, base.unexplained_s) == (pytest.approx(steps[1]), 0)
+
+
+def test_other_settings_and_single_counts_teach_nothing(config: Config) -> None:
+    with configurations():
+        other = configuration("+framework=ddp", "+model=vgg16", "train.batch_per_gpu=8", "framework.bucket_cap_mb=1")
+    runs = [record(config, 1, 0.1), record(other, 8, 0.3)]
+    assert Results(Path("results"), runs).learned(config, ABCI) is None
+    assert Results(Path("results"), []).learned(config, load("abci")) is None
+
+
+def test_a_learned_prediction_has_the_band_of_its_class(config: Config) -> None:
+    results, terms = learned(config, {gpus: on(ABCI, config, gpus) for gpus in COUNTS})
+    row = predicted(config, results, terms, 64)
+    assert row.step_s is not None
+    assert (row.low_80_s, row.high_95_s) == (pytest.approx(0.93 * row.step_s), pytest.approx(1.33 * row.step_s))

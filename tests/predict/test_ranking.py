@@ -1,0 +1,59 @@
+"""The best of the predictions, what the bands cannot separate from it, and which runs decide."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddlbench.oracle.predictor import Prediction
+from ddlbench.predict.ranking import conclusion, fitting, regret, separated
+
+
+def predicted(framework: str, gpus: int, rate: float, fits: bool = True) -> Prediction:
+    return Prediction(framework, "m", "c", gpus, "ok", "why", samples_per_s=rate, memory_bytes=1.0, fits=fits)
+
+
+def banded(framework: str, step_s: float, low: float, high: float) -> Prediction:
+    """Of a step of 100 samples on 36 GPUs: 100 steps of 1 s are one GPU-hour."""
+    return Prediction(
+        framework, "m", "c", 36, "ok", "why", step_s=step_s, samples_per_s=100 / step_s, low_80_s=low, high_80_s=high
+    )
+
+
+def test_without_bands_the_conclusion_names_what_is_within_3_percent() -> None:
+    """On the same GPUs, of what fits."""
+    result = [
+        predicted("ddp", 4, 97.0), predicted("fsdp", 4, 100.0), predicted("zero3", 4, 96.9),
+        predicted("zero1", 8, 99.0), predicted("tensor", 4, 99.0, fits=False),
+    ]  # fmt: skip
+    assert conclusion(fitting(result), "") == ["best: fsdp () at 4 GPUs, 100 samples/s: why; within 3% of it: ddp"]
+    assert conclusion(fitting(result[:1]), "") == ["best: ddp () at 4 GPUs, 97 samples/s: why"]
+    assert conclusion(fitting(result, max_gpus=2), " with 2") == ["nothing that fits with 2"]
+
+
+def test_bands_that_overlap_do_not_separate() -> None:
+    """zero3 may be faster than ddp's prediction, horovod overlaps but cannot be, tensor is slower in any case."""
+    best, may, slower = (
+        banded("ddp", 1.0, 0.95, 1.1),
+        banded("zero3", 1.05, 0.9, 1.2),
+        banded("horovod", 1.2, 1.08, 1.3),
+    )
+    apart = banded("tensor", 2.0, 1.5, 2.5)
+    assert [separated(best, row) for row in (may, slower, apart)] == [False, False, True]
+    head, tie, cost, runs = conclusion(fitting([apart, slower, may, best]), "")
+    assert head == "best: ddp () at 36 GPUs, 100 samples/s: why"
+    assert tie.endswith("do not separate it from zero3, horovod")
+    assert cost.startswith(f"choosing ddp now costs {regret([best, may, slower]):.1%} of a step")
+    assert runs == "to decide, run 100 steps of ddp, zero3 at 36 GPUs: 2 GPU-hours beside start and warm-up"
+
+
+def test_separate_bands_end_with_the_best() -> None:
+    assert len(conclusion(fitting([banded("ddp", 1.0, 0.9, 1.1), banded("fsdp", 2.0, 1.8, 2.2)]), "")) == 1
+
+
+def test_the_expected_loss_by_hand() -> None:
+    """Two equal frameworks with a band of e^+-0.12816, so a standard deviation of 0.1: the logarithm of the faster one
+    lies 0.1 / sqrt(pi) = 5.64 % below the middle in the mean. Against itself alone a framework loses nothing."""
+    same = [banded(name, 1.0, 0.8797, 1.1367) for name in ("ddp", "fsdp")]
+    assert regret(same) == pytest.approx(0.0595, abs=0.003)
+    assert regret(same[:1]) == 0
+    assert regret([same[0], banded("tensor", 9.0, 8.0, 10.0)]) == pytest.approx(0, abs=1e-6)
