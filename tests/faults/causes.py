@@ -26,6 +26,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event, Thread
 
+from ddlbench.errors import RunError
 from ddlbench.ranks.launchers import free_port, rank_variables
 from ddlbench.report.explain import NO_CAUSE, Explanation, explain
 from ddlbench.results.reading.attempts import read_all
@@ -106,16 +107,16 @@ def plantings() -> list[Trial]:
         *(Trial("buckets", 2, (*ddp, f"framework.bucket_cap_mb={cap}")) for cap in (0.001, 0.01, 0.05)),
         *(Trial("buckets", 2, (*images, f"framework.bucket_cap_mb={cap}")) for cap in (0.001, 0.01, 0.05)),
         Trial("buckets", 2, (*ddp, "framework.bucket_cap_mb=0.001", "framework.gradient_as_bucket_view=false")),
-        *(Trial("link", 2, words, rate=rate) for words in (ddp, fsdp, images) for rate in ("10mbit", "20mbit")),
+        *(Trial("link", 2, words, rate=rate) for words in (ddp, fsdp, images) for rate in ("100mbit", "200mbit")),
         *(
             Trial("bubble", 2, (f"+framework={name}", *model, f"train.micro_batch={size}"))
             for name, model, size in (
                 ("gpipe", TEXT, 8),
                 ("gpipe", TEXT, 4),
-                ("1f1b", TEXT, 8),
+                ("zero_bubble", TEXT, 4),
                 ("1f1b", TEXT, 4),
                 ("gpipe", SYNTHETIC, 8),
-                ("1f1b", SYNTHETIC, 8),
+                ("1f1b", SYNTHETIC, 4),
             )
         ),
         *(Trial("host", 2, words, busy("host", 0.1)) for words in (ddp, fsdp, images)),
@@ -226,7 +227,12 @@ def campaign(kept: Path, only: str | None, again: bool, count: int | None) -> in
         if not again:
             shutil.rmtree(folder, ignore_errors=True)
         wrong = "" if folder.exists() else run(trial, folder)
-        explanation = None if wrong else explained(folder, beside)
+        explanation = None
+        if not wrong:
+            try:
+                explanation = explained(folder, beside)
+            except RunError as error:
+                wrong = str(error)
         cause = explanation.cause if explanation else wrong
         good = cause.startswith(NAMES[trial.kind])
         right[trial.kind][0] += good
