@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -175,7 +175,7 @@ def limited(rate: str) -> Generator[None]:
     if not rate:
         yield
         return
-    limit = ["tbf", "rate", rate, "burst", "64kb", "latency", "200ms"]
+    limit = ["tbf", "rate", rate, "burst", "256kb", "latency", "200ms"]  # a packet has up to 64 KiB
     subprocess.run(["tc", "qdisc", "add", "dev", "lo", "root", *limit], check=True)
     try:
         yield
@@ -189,11 +189,12 @@ def paused(pid: int, tenths: int, folder: Path) -> Generator[None]:
     ended = Event()
 
     def pause() -> None:
-        while not ended.wait(0.005 * (10 - tenths)):
-            if list(folder.glob("*/*/epochs.jsonl")):
-                os.kill(pid, signal.SIGSTOP)
-                time.sleep(0.005 * tenths)
-                os.kill(pid, signal.SIGCONT)
+        with suppress(ProcessLookupError):  # it has ended
+            while not ended.wait(0.005 * (10 - tenths)):
+                if list(folder.glob("*/*/epochs.jsonl")):
+                    os.kill(pid, signal.SIGSTOP)
+                    time.sleep(0.005 * tenths)
+                    os.kill(pid, signal.SIGCONT)
 
     thread = Thread(target=pause)
     if tenths:
@@ -220,9 +221,10 @@ def campaign(kept: Path, only: str | None, again: bool, count: int | None) -> in
     for number, trial in enumerate(references()):
         if not (beside / str(number)).exists() and (wrong := run(trial, beside / str(number))):
             raise SystemExit(f"{trial}: {wrong}")
-    trials = [trial for trial in (*plantings(), *healthy()) if only in (None, trial.kind)]
-    right = {trial.kind: [0, 0] for trial in trials}
-    for number, trial in enumerate(trials[:count]):
+    numbered = enumerate([*plantings(), *healthy()])
+    trials = [(number, trial) for number, trial in numbered if only in (None, trial.kind)][:count]
+    right = {trial.kind: [0, 0] for _, trial in trials}
+    for number, trial in trials:
         folder = kept / f"{trial.kind.replace(' ', '-')}-{number}"
         if not again:
             shutil.rmtree(folder, ignore_errors=True)

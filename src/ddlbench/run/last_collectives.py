@@ -1,5 +1,5 @@
 """The last collectives of a rank that hangs, from torch's flight recorder, which keeps the newest 2,000 of each backend
-in memory (TORCH_FR_BUFFER_SIZE): the rank with the lower sequence number is the one that the others wait for."""
+in memory (TORCH_FR_BUFFER_SIZE). report/hung.py compares the ranks."""
 
 from __future__ import annotations
 
@@ -34,22 +34,25 @@ def save_last_collectives(folder: Path, rank: int) -> None:
 
 
 def last_collectives() -> list[dict[str, Any]]:
-    """The newest of each process group and backend, in the order in which this rank began them."""
+    """The newest collectives and messages of each process group and backend, in the order in which this rank began
+    them."""
     groups = defaultdict[Any, list[dict[str, Any]]](list)
     for name in DUMPS:
         dump: dict[str, Any] = json.loads(getattr(c10d, name, lambda: "{}")())
         for entry in dump.get("entries", []):
-            groups[name, *entry["process_group"]].append(entry)
+            groups[name, entry["is_p2p"], *entry["process_group"]].append(entry)
     newest = [entry for entries in groups.values() for entry in entries[-KEPT:]]
     return [_line(entry) for entry in sorted(newest, key=lambda entry: entry["time_created_ns"])]
 
 
 def _line(entry: dict[str, Any]) -> dict[str, Any]:
-    """sequence: number of the collective, or of the message, within its group; done: whether this rank has left it"""
+    """sequence: number of the collective, or of the message, within its group; message: from one rank to another; done:
+    whether this rank has left it"""
     name: Sequence[str] = entry["process_group"]
     return {
         "group": " ".join(name),
         "sequence": entry["p2p_seq_id" if entry["is_p2p"] else "collective_seq_id"],
+        "message": entry["is_p2p"],
         "operation": entry["profiling_name"],
         "input_sizes": entry["input_sizes"],
         "input_dtypes": entry["input_dtypes"],
