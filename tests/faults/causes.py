@@ -45,6 +45,10 @@ TEXT = (
     "+model=gpt2_small", "model.n_layer=2", "model.n_embd=64", "model.n_head=2", "model.vocab_size=2048",
     "model.seq_len=32", "train.global_batch=8",
 )  # fmt: skip
+DEEP = (  # 292 small parameters: an all-reduce for each takes about as long as the computing
+    "+model=gpt2_small", "model.n_layer=24", "model.n_embd=16", "model.n_head=2", "model.vocab_size=2048",
+    "model.seq_len=32", "train.global_batch=8",
+)  # fmt: skip
 IMAGES = (
     "+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=8", "model.image_size=32",
     "train.global_batch=8",
@@ -75,8 +79,8 @@ class Trial:
     seed: int = 0
 
     def __str__(self) -> str:
-        model = "resnet50" if IMAGES[0] in self.words else "gpt2"
-        own = [word for word in self.words if word not in (*TEXT, *IMAGES)]
+        model = "resnet50" if IMAGES[0] in self.words else "deep gpt2" if DEEP[1] in self.words else "gpt2"
+        own = [word for word in self.words if word not in (*TEXT, *DEEP, *IMAGES)]
         faults = [*own, *self.planted, f"rank 1 stopped {self.paused}0 %" if self.paused else "", self.rate]
         return f"{self.kind}: {model} x {self.ranks} " + " ".join(filter(None, faults))
 
@@ -86,12 +90,14 @@ def references() -> list[Trial]:
     single = [Trial("reference", 1, ("+framework=single", *model)) for model in (TEXT, SYNTHETIC)]
     ddp = [Trial("reference", 2, ("+framework=ddp", *model)) for model in (TEXT, SYNTHETIC)]
     others = [Trial("reference", 2, (f"+framework={name}", *TEXT)) for name in ("fsdp", "gpipe")]
-    return [*single, *ddp, *others]
+    deep = [Trial("reference", ranks, (f"+framework={name}", *DEEP)) for ranks, name in ((1, "single"), (2, "ddp"))]
+    return [*single, *ddp, *others, *deep]
 
 
 def plantings() -> list[Trial]:
     """Forty."""
     ddp, fsdp, images = ("+framework=ddp", *TEXT), ("+framework=fsdp", *TEXT), ("+framework=ddp", *SYNTHETIC)
+    deep = ("+framework=ddp", *DEEP)
 
     def busy(how: str, seconds: float) -> tuple[str, ...]:
         return f"framework.how={how}", "framework.on=1", f"framework.after_s={seconds}"
@@ -104,9 +110,11 @@ def plantings() -> list[Trial]:
         *(Trial("slow rank", 2, words, paused=9) for words in (ddp, fsdp, images)),
         *(Trial("slow rank", 2, words, busy("busy", 0.1)) for words in (ddp, fsdp, images)),
         Trial("slow rank", 2, ddp, busy("busy", 0.2)),
-        *(Trial("buckets", 2, (*ddp, f"framework.bucket_cap_mb={cap}")) for cap in (0.001, 0.01, 0.05)),
-        *(Trial("buckets", 2, (*images, f"framework.bucket_cap_mb={cap}")) for cap in (0.001, 0.01, 0.05)),
-        Trial("buckets", 2, (*ddp, "framework.bucket_cap_mb=0.001", "framework.gradient_as_bucket_view=false")),
+        *(Trial("buckets", 2, (*deep, f"framework.bucket_cap_mb={cap}")) for cap in (1e-5, 2e-5, 5e-5, 1e-4)),
+        *(
+            Trial("buckets", 2, (*deep, f"framework.bucket_cap_mb={cap}", "framework.gradient_as_bucket_view=false"))
+            for cap in (1e-5, 5e-5, 1e-4)
+        ),
         *(Trial("link", 2, words, rate=rate) for words in (ddp, fsdp, images) for rate in ("100mbit", "200mbit")),
         *(
             Trial("bubble", 2, (f"+framework={name}", *model, f"train.micro_batch={size}"))

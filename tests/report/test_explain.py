@@ -49,6 +49,7 @@ def explained(
     return explanation, {bar.bar: bar.seconds for bar in explanation.bars}
 
 
+@pytest.mark.parametrize("usual", [False, True], ids=["alone", "beside a healthy run"])
 @pytest.mark.parametrize(
     ("cause", "ranks", "summary"),
     [
@@ -61,8 +62,11 @@ def explained(
     ],
 )
 def test_a_cause_of_half_the_step_is_named(
-    tmp_path: Path, cause: str, ranks: list[tuple[float, float, float, float]], summary: dict[str, Any]
+    tmp_path: Path, cause: str, ranks: list[tuple[float, float, float, float]], summary: dict[str, Any], usual: bool
 ) -> None:
+    if usual:
+        healthy = window((96, 4, 0, 0), (96, 4, 0, 0), step_s=64 / 192)
+        write_run(tmp_path, gpus=2, rate=192.0, summary=NO_WAIT, sections=healthy, train={"seed": 1})
     sections = window(*ranks) | {"framework": {"bubble": summary.get("bubble")}}
     explanation, seconds = explained(tmp_path, sections, **summary)
     assert explanation.cause == cause
@@ -76,6 +80,29 @@ def test_a_rank_that_sleeps_is_named_and_the_waits_for_it_are_no_communication(t
     assert explanation.cause == "slow rank 1 on node1"
     assert seconds["slow rank"] == pytest.approx(0.32)
     assert seconds["exposed communication"] == 0
+
+
+def test_a_slow_core_is_as_slow_where_it_communicates(tmp_path: Path) -> None:
+    """Rank 1 takes twice as long as rank 0 for its own work, 0.16 s, and communicates 0.32 s: half of it is its own
+    slowness, and with what its work takes beyond rank 0's the larger part."""
+    write_run(tmp_path, gpus=1, rate=200.0, device="cpu", summary=NO_WAIT)
+    summary = NO_WAIT | {"straggler_rank": 1, "straggler_host": "node1"}
+    sections = window((1, 3, 0, 0), (2, 2, 0, 0))
+    path = write_run(tmp_path, gpus=2, device="cpu", rate=100.0, summary=summary, sections=sections)
+    records = read_all([tmp_path])
+    explanation = explain(make_tables(records), records, path.parent.name)
+    seconds = {bar.bar: bar.seconds for bar in explanation.bars}
+    assert seconds["slow rank"] == pytest.approx(0.32)
+    assert seconds["exposed communication"] == pytest.approx(0.16)
+    assert explanation.cause == "slow rank 1 on node1"
+
+
+def test_what_repeats_differ_by_is_no_cause(tmp_path: Path) -> None:
+    """0.08 s of waiting for data in a step of 0.4 s, where the steps of two other repeats differ by 0.112 s."""
+    for repeat, rate in ((1, 160.0), (2, 125.0)):
+        write_run(tmp_path, gpus=2, rate=rate, summary=NO_WAIT, repeat=repeat)
+    sections = window((4, 0, 1, 0), (4, 0, 1, 0), step_s=0.4)
+    assert explained(tmp_path, sections, rate=160.0, data_wait_share=0.2)[0].cause == NO_CAUSE
 
 
 def test_a_healthy_run_has_no_cause(tmp_path: Path) -> None:
