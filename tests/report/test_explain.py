@@ -20,13 +20,14 @@ from tests.support.records import write_run
 NO_WAIT = {"data_wait_share": 0.0, "mfu": None}
 
 
-def window(*ranks: tuple[float, float, float, float], stages: bool = False) -> dict[str, Any]:
-    """The section `profile` of one step. ranks: seconds of computing, exposed communication, data and idle of each."""
+def window(*parts_of_ranks: tuple[float, float, float, float], step_s: float = 0.64) -> dict[str, Any]:
+    """The section `profile` of one step. parts_of_ranks: computing, exposed communication, data and idle of each"""
+    ranks = [tuple(part * step_s / sum(parts) for part in parts) for parts in parts_of_ranks]
     lines = [
         {
             "rank": n,
             "host": "node1",
-            "stage": n if stages else 0,
+            "stage": 0,
             "window_s": sum(parts),
             "own_step_s": parts[0] + parts[3],
         }
@@ -48,6 +49,7 @@ def explained(
     return explanation, {bar.bar: bar.seconds for bar in explanation.bars}
 
 
+@pytest.mark.parametrize("usual", [False, True], ids=["alone", "beside a healthy run"])
 @pytest.mark.parametrize(
     ("cause", "ranks", "summary"),
     [
@@ -60,8 +62,11 @@ def explained(
     ],
 )
 def test_a_cause_of_half_the_step_is_named(
-    tmp_path: Path, cause: str, ranks: list[tuple[float, float, float, float]], summary: dict[str, Any]
+    tmp_path: Path, cause: str, ranks: list[tuple[float, float, float, float]], summary: dict[str, Any], usual: bool
 ) -> None:
+    if usual:
+        healthy = window((96, 4, 0, 0), (96, 4, 0, 0), step_s=64 / 192)
+        write_run(tmp_path, gpus=2, rate=192.0, summary=NO_WAIT, sections=healthy, train={"seed": 1})
     sections = window(*ranks) | {"framework": {"bubble": summary.get("bubble")}}
     explanation, seconds = explained(tmp_path, sections, **summary)
     assert explanation.cause == cause
@@ -77,9 +82,55 @@ def test_a_rank_that_sleeps_is_named_and_the_waits_for_it_are_no_communication(t
     assert seconds["exposed communication"] == 0
 
 
+def test_a_slow_core_is_as_slow_where_it_communicates(tmp_path: Path) -> None:
+    """Rank 1 takes twice as long as rank 0 for its own work, 0.16 s, and communicates 0.32 s: half of it is its own
+    slowness, and with what its work takes beyond rank 0's the larger part."""
+    write_run(tmp_path, gpus=1, rate=200.0, device="cpu", summary=NO_WAIT)
+    summary = NO_WAIT | {"straggler_rank": 1, "straggler_host": "node1"}
+    sections = window((1, 3, 0, 0), (2, 2, 0, 0))
+    path = write_run(tmp_path, gpus=2, device="cpu", rate=100.0, summary=summary, sections=sections)
+    records = read_all([tmp_path])
+    explanation = explain(make_tables(records), records, path.parent.name)
+    seconds = {bar.bar: bar.seconds for bar in explanation.bars}
+    assert seconds["slow rank"] == pytest.approx(0.32)
+    assert seconds["exposed communication"] == pytest.approx(0.16)
+    assert explanation.cause == "slow rank 1 on node1"
+
+
+def test_what_repeats_differ_by_is_no_cause(tmp_path: Path) -> None:
+    """0.08 s of waiting for data in a step of 0.4 s, where the steps of two other repeats differ by 0.112 s."""
+    for repeat, rate in ((1, 160.0), (2, 125.0)):
+        write_run(tmp_path, gpus=2, rate=rate, summary=NO_WAIT, repeat=repeat)
+    sections = window((4, 0, 1, 0), (4, 0, 1, 0), step_s=0.4)
+    assert explained(tmp_path, sections, rate=160.0, data_wait_share=0.2)[0].cause == NO_CAUSE
+
+
 def test_a_healthy_run_has_no_cause(tmp_path: Path) -> None:
     """4 % of communication with one run."""
-    assert explained(tmp_path, window((96, 4, 0, 0), (96, 4, 0, 0)), rate=192.0)[0].cause == NO_CAUSE
+    assert explained(tmp_path, window((96, 4, 0, 0), (96, 4, 0, 0), step_s=64 / 192), rate=192.0)[0].cause == NO_CAUSE
+
+
+def test_what_the_window_does_not_have_is_unexplained(tmp_path: Path) -> None:
+    """The window's step took 0.4 s of communication and computing, the measured one 0.64 s."""
+    explanation, seconds = explained(tmp_path, window((1, 1, 0, 0), (1, 1, 0, 0), step_s=0.4))
+    assert seconds["exposed communication"] == pytest.approx(0.2)
+    assert seconds["unexplained"] == pytest.approx(0.64 - 0.4 + 0.12 - 0.12)
+    assert explanation.cause == NO_CAUSE
+
+
+def test_communication_that_other_runs_of_the_framework_have_is_no_cause(tmp_path: Path) -> None:
+    sections = window((1, 1, 0, 0), (1, 1, 0, 0))
+    write_run(tmp_path, gpus=2, rate=100.0, summary=NO_WAIT, sections=sections, train={"seed": 1})
+    assert explained(tmp_path, sections)[0].cause == NO_CAUSE
+
+
+def test_what_other_processes_may_have_taken_of_the_cores_is_no_cause(tmp_path: Path) -> None:
+    busy = {"cpu_others_share": 0.6}
+    write_run(tmp_path, gpus=1, rate=100.0, device="cpu", summary=NO_WAIT)
+    sections = window((2, 0, 0, 0), (2, 0, 0, 0))
+    path = write_run(tmp_path, gpus=2, device="cpu", rate=100.0, summary=NO_WAIT | busy, sections=sections)
+    records = read_all([tmp_path])
+    assert explain(make_tables(records), records, path.parent.name).cause == NO_CAUSE
 
 
 def test_without_a_window_the_rest_is_unexplained_and_no_cause_is_invented(tmp_path: Path) -> None:
@@ -101,7 +152,7 @@ def test_the_next_run_has_each_key_once(tmp_path: Path) -> None:
 
 def test_idle_time_of_the_base_is_no_cause(tmp_path: Path) -> None:
     """The ideal of 0.32 s contains the base's idle time; the run computes 0.29 s of its 0.32 s."""
-    explanation, seconds = explained(tmp_path, window((9, 0, 0, 1), (9, 0, 0, 1)), rate=200.0)
+    explanation, seconds = explained(tmp_path, window((9, 0, 0, 1), (9, 0, 0, 1), step_s=0.32), rate=200.0)
     assert explanation.cause == NO_CAUSE
     assert [seconds["kernels"], seconds["host and launch"]] == pytest.approx([0, 0])
 

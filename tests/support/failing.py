@@ -13,16 +13,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ddlbench.data.feed import Fetched
 from ddlbench.data.images.sample import SampleImages
+from ddlbench.data.text.sample import SampleText
+from ddlbench.data.text.windows import TokenSplit
 from ddlbench.errors import Unavailable, UserError
 from ddlbench.job import Batch, Job, Model, Trainer
 from ddlbench.run.peers import FAILURE
+from tests.support.busy import compute
 
 OnBatch = Callable[[Batch | None], Tensor | None]
 
@@ -32,11 +36,12 @@ class Failing:
     """Mixed into a framework.
 
     how: raise | memory | allocate | nan | exit | kill | stop | hang | freeze | worker | launcher | abort, at the third
-        step; slow, at every step; loss, at the third micro batch, on the rank that computes it; setup | hang_in_setup,
+        step; slow, at every step; busy, work that `on` alone has at every step; host, time in which every rank starts
+        no operator at every step; loss, at the third micro batch, on the rank that computes it; setup | hang_in_setup,
         before the first step; kill_in_start, while the other ranks start Horovod; validation, after the last step;
         unavailable, before the ranks connect; none
     on: the rank that fails, counted from the end where negative
-    after_s: abort only: seconds from the failure of `on` to the abort of the other ranks
+    after_s: of abort: seconds from the failure of `on` to the abort of the other ranks; of busy and host: of a step
     close_hangs: on `on`, after the end of the run
     """
 
@@ -77,6 +82,8 @@ class Failing:
             be_aborted(self.after_s)
         if self.how == "slow":
             time.sleep(0.5)
+        if self.how == "host" or (self.how == "busy" and fails):
+            compute(self.after_s)
         return step(batch)
 
     def _loss(self, loss: Callable[[Tensor, Tensor], Tensor], output: Tensor, targets: Tensor) -> Tensor:
@@ -143,6 +150,23 @@ class Stopping(SampleImages):
 
     def prepare(self) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
+
+
+@dataclass
+class SlowDisk(SampleText):
+    """Each sample takes `SECONDS` to read."""
+
+    SECONDS: ClassVar[float] = 0.05
+
+    def split(self, train: bool, model: Model, seed: int) -> TokenSplit:
+        split = super().split(train, model, seed)
+        return SlowSplit(split.file, split.seq_len, split.windows)
+
+
+class SlowSplit(TokenSplit):
+    def __getitems__(self, keys: list[tuple[int, int]]) -> Fetched:
+        time.sleep(SlowDisk.SECONDS * len(keys))
+        return super().__getitems__(keys)
 
 
 @dataclass

@@ -1,9 +1,11 @@
-"""Where the time of a step goes: stacked bars of the shares of the profiled windows, by GPU count."""
+"""Where the time of a step goes: stacked bars of the shares of the profiled windows, by GPU count; the waterfall of one
+run."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
@@ -63,6 +65,16 @@ def draw_breakdown(axes: Axes, panel: Panel) -> None:
     if not turned:
         curve = "" if several else f", {shortened(rows[0].curve, LONGEST_NAME)}"
         axes.set_xlabel(("ranks (CPU)" if panel.device == "cpu" else "GPUs") + curve)
+
+
+def draw_waterfall(axes: Axes, seconds: Mapping[str, float | None], step_s: float) -> None:
+    """One bar below the other, each from the end of the one before it. seconds: by name, None: no bar"""
+    shown = {name: value for name, value in seconds.items() if value is not None}
+    ends = list(accumulate(shown.values()))
+    axes.barh(list(shown), list(shown.values()), left=[0.0, *ends[:-1]])
+    axes.axvline(step_s, color="black", linewidth=0.8)
+    axes.invert_yaxis()
+    axes.set_xlabel("seconds of a step")
 
 
 def _short(name: str) -> str:

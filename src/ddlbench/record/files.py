@@ -17,6 +17,7 @@ from ddlbench.files import remove_leftovers, replacing
 RESERVE = ".reserve"  # holds space for the last run.json
 HEARTBEAT = ".heartbeat"  # which process keeps the record, and when it lived
 CLAIM = ".end-by-another-rank"  # who made it writes the end in the place of rank 0
+COLLECTIVES = "collectives"  # a folder: the last collectives of each rank of a run that hung
 DEAD_CLAIM_S = 30.0  # after so long, the process that claimed to write the end has not lived to do it
 
 

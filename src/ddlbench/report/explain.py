@@ -2,8 +2,13 @@
 
 The ideal is the computing of the comparable measurement on one device, else the roofline (model FLOPs at the device's
 peak). A profiled window divides the rest. Its rank with the least exposed communication is the one that waits least for
-others, so its parts are those that the step has to take; a profiler stretches them, so they are scaled to the measured
-step without the wait for data. An unknown bar is empty, and what no bar holds is unexplained: the bars sum to the step.
+others, so its parts are those that the step has to take. They keep the seconds that they took in the window: what the
+measured step has beyond them is unexplained, less than nothing where the profiler slowed the window down. An unknown
+bar is empty. The bars sum to the step.
+
+A cause is named if its bar, less what comparable runs usually have of it, is the largest, at least LEAST of the step,
+larger than the spread of the other repeats, and larger than what is unexplained. On the CPU it also has to exceed the
+share of the cores that other processes took, because they may lengthen every bar.
 """
 
 from __future__ import annotations
@@ -12,24 +17,32 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 from matplotlib.figure import Figure
 
 from ddlbench.errors import UserError
+from ddlbench.figures.bars import draw_waterfall
 from ddlbench.figures.files import save
-from ddlbench.measure.straggler import own_steps_of_window, straggler
+from ddlbench.report.hung import behind
 from ddlbench.results.reading.attempts import Records
-from ddlbench.results.rows import Row
-from ddlbench.results.tables.measurement import Measurement, duration
+from ddlbench.results.rows import Row, section
+from ddlbench.results.tables.measurement import duration
 from ddlbench.results.tables.tables import Tables, write_csv
 from ddlbench.texts import aligned, percent
 
-ONE_RUN = 0.05  # share of a step that a bar must exceed to be a cause, where no repeats say how far steps spread
 NO_CAUSE = "no single cause"
-CHOICES = ("loader", "data", "recipe")
+LEAST = 0.1  # share of a step
+ALWAYS = ("exposed communication", "bubble", "host and launch")  # bars that runs without a defect have
+ALONE = 1 / 3  # share of a step that these have to exceed where no comparable run says what is usual
+COMPARED = (*ALWAYS, "kernels")  # with comparable runs; the other bars are a defect even if all runs have them
+ALIKE = (
+    "status", "mode", "framework", "model", "model_changed", "gpus", "nodes", "device_model", "global_batch",
+    "precision",
+)  # fmt: skip
 KEPT = ("global_batch", "micro_batch", "precision", "epochs", "steps", "threads_per_rank")  # of `train`
+PARTS = ("compute_s", "exposed_s", "idle_s")  # of a rank in a profiled window
 # The bars that may be a cause, and what the next run changes to decide.
 NEXT = {
     "kernels": "profile=true",
@@ -53,6 +66,16 @@ class Bar:
     next_run: str = ""
 
 
+class Parts(NamedTuple):
+    """Seconds of a step, None: unknown. excess: what a slow rank takes beyond the others"""
+
+    evidence: str
+    compute: float | None = None
+    exposed: float | None = None
+    idle: float | None = None
+    excess: float | None = None
+
+
 @dataclass(frozen=True)
 class Explanation:
     """run: its path; step_s: measured seconds of a step, the sum of the bars; cause: a bar's name, or NO_CAUSE"""
@@ -66,7 +89,9 @@ class Explanation:
         """tables/explain.csv and figures/explain.* below `out`."""
         (out / "tables").mkdir(parents=True, exist_ok=True)
         write_csv(pd.DataFrame(map(asdict, self.bars)).convert_dtypes(), out / "tables" / "explain.csv")
-        save(out / "figures", "explain", self._figure(), pdf)
+        figure = Figure((6, 3), layout="constrained")
+        draw_waterfall(figure.subplots(), {bar.bar: bar.seconds for bar in self.bars}, self.step_s)
+        save(out / "figures", "explain", figure, pdf)
 
     def lines(self) -> list[str]:
         cells = [
@@ -77,155 +102,148 @@ class Explanation:
         table = aligned(("bar", "seconds", "share", "evidence"), cells, ("bar", "evidence"))
         return [f"{self.run}: a step takes {duration(self.step_s)}; cause: {self.cause}", "", *table, "", *runs]
 
-    def _figure(self) -> Figure:
-        shown = [bar for bar in self.bars if bar.seconds is not None]
-        seconds = [bar.seconds or 0.0 for bar in shown]
-        begins = [sum(seconds[:n]) for n in range(len(seconds))]
-        figure = Figure((6, 3), layout="constrained")
-        axes = figure.subplots()
-        axes.barh([bar.bar for bar in shown], seconds, left=begins)
-        axes.axvline(self.step_s, color="black", linewidth=0.8)
-        axes.invert_yaxis()
-        axes.set_xlabel("seconds of a step")
-        return figure
-
 
 def explain(tables: Tables, records: Records, name: str) -> Explanation:
     """The waterfall of the run with this run_id (its last attempt) or path. UserError if it has no measured step."""
     runs = [row for row in tables.run_rows if name in (row["run_id"], row["path"])]
     if not runs:
-        raise UserError(
-            f"--explain {name}: no attempt has this run_id or path: take one of the column run_id of runs.csv"
-        )
+        raise UserError(f"--explain {name}: no attempt has this run_id or path: take one of column run_id of runs.csv")
     run = runs[-1]
+    attempts = {attempt.name: attempt for attempt in records.attempts}
+    if run["status"] == "timeout" and (ranks := behind(attempts[run["path"]].path)):
+        raise UserError(f"--explain {name}: it hung: {ranks}")
     if run["status"] != "ok" or run["mode"] != "train" or not run["throughput_samples_per_s"] or not run["gpus"]:
-        raise UserError(
-            f"--explain {name}: it has no measured training step (status {run['status']}): choose another run"
-        )
-    (record,) = (attempt.record for attempt in records.attempts if attempt.name == run["path"])
-    rows = [row for row in tables.measurements if row["measurement"] == run["measurement"]]
-    step_s = run["global_batch"] / run["throughput_samples_per_s"]
-    profile: Mapping[str, Any] = record.get("profile") or {}
-    window = profile if profile.get("status") == "ok" else {}
-    bars = _bars(run, step_s, window, _ideal(tables, run, rows))
-    bars.append(Bar("unexplained", step_s - sum(bar.seconds or 0.0 for bar in bars), "the step less the other bars"))
-    cause = _cause(bars, _threshold(rows) * step_s)
-    command = _command(record["config"], run["gpus"])
-    bars = [replace(bar, share=None if bar.seconds is None else bar.seconds / step_s) for bar in bars]
-    return Explanation(run["path"], step_s, [replace(bar, next_run=_next(bar, command)) for bar in bars], cause)
+        raise UserError(f"--explain {name}: no training step is measured (status {run['status']}): choose another run")
+    ideal = _ideal(tables, run)
+    alike = [row for row in tables.run_rows if row["throughput_samples_per_s"] and all(row[k] == run[k] for k in ALIKE)]
+    windows = {row["path"]: _window(attempts[row["path"]].record) for row in alike}
+    bars = _bars(run, windows.pop(run["path"]), ideal)
+    comparable = [_bars(row, window, ideal) for row in alike if (window := windows.get(row["path"]))]
+    step_s, config = _step_s(run), attempts[run["path"]].record["config"]
+    shown = [
+        replace(bar, share=bar.seconds and bar.seconds / step_s, next_run=_next_run(bar, config, run["gpus"]))
+        for bar in bars
+    ]
+    return Explanation(run["path"], step_s, shown, _cause(bars, _usual(step_s, comparable), _least_s(run, alike)))
 
 
-def _ideal(tables: Tables, run: Row, rows: Sequence[Measurement]) -> Bar:
+def _step_s(run: Row) -> float:
+    return run["global_batch"] / run["throughput_samples_per_s"]
+
+
+def _window(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The ranks of the profiled window with the seconds of a step; empty without one."""
+    profile = section(record, "profile")
+    ranks = profile["ranks"] if profile.get("status") == "ok" else []
+    return [line | {part: line[part] / profile["steps"] for part in PARTS} for line in ranks]
+
+
+def _ideal(tables: Tables, run: Row) -> Bar:
     """Computing of the base on one device for one rank's part of the batch, else the roofline. A run on one device is
     no base of itself."""
-    for row in rows if run["gpus"] > 1 else []:
-        for base, framework in (
-            (row.base(own=True), row["own_base_framework"]),
-            (row.base(own=False), row["best_single_framework"]),
-        ):
-            if base and base.gpus == 1:
-                waits = [
-                    one["data_wait_share"] or 0.0
-                    for one in tables.scaling_rows
-                    if (one["gpus"], one["framework"], one["sample_time_s"]) == (1, framework, base.seconds)
-                ]
-                share = waits[0] if waits else 0.0
-                seconds = base.seconds * (1 - share) * run["global_batch"] / run["gpus"]
-                return Bar("ideal", seconds, f"sample_time_s of {framework} on one device less its data_wait_share")
+    bases = {(row["framework"], row["sample_time_s"]): row for row in tables.scaling_rows if row["gpus"] == 1}
+    for row in tables.scaling_rows if run["gpus"] > 1 else []:
+        for name in ("own_base", "best_single"):
+            base = bases.get((row[f"{name}_framework"], row[f"{name}_sample_time_s"]))
+            if base and row["measurement"] == run["measurement"]:
+                sample_s = base["sample_time_s"] * (1 - (base["data_wait_share"] or 0.0))
+                evidence = f"sample_time_s of {base['framework']} on one device less its data_wait_share"
+                return Bar("ideal", sample_s * run["global_batch"] / run["gpus"], evidence)
     if run["mfu"]:
-        return Bar("ideal", run["mfu"] * run["global_batch"] / run["throughput_samples_per_s"], "roofline: mfu x step")
+        return Bar("ideal", run["mfu"] * _step_s(run), "roofline: mfu x step")
     return Bar("ideal", None, "no comparable run on one device, and no peak of the device")
 
 
-def _bars(run: Row, step_s: float, window: Mapping[str, Any], ideal: Bar) -> list[Bar]:
-    """All bars but `unexplained`."""
-    ranks: Sequence[Mapping[str, float]] = window.get("ranks", [])
-    wait = run["data_wait_share"]
-    rest_s = step_s * (1 - (wait or 0.0))
-    data = Bar("input", None if wait is None else wait * step_s, "data_wait_share")
-    compute = exposed = idle = excess = None
-    late, evidence = run["straggler_rank"], "no profiled window"
-    if ranks:
-        rank = min(ranks, key=lambda line: line["exposed_s"])
-        scale = rest_s / (rank["window_s"] - rank["data_s"])
-        evidence = f"profiled window, rank {rank['rank']}"
-        exposed, compute, idle = (rank[part] * scale for part in ("exposed_s", "compute_s", "idle_s"))
-        slow = straggler(own_steps_of_window(window))
-        if slow is not None and slow.rank == rank["rank"]:
-            others = [one for one in ranks if one["stage"] == slow.stage and one["rank"] != slow.rank]
-            own = compute + idle
-            compute, idle = (median(one[part] for one in others) * scale for part in ("compute_s", "idle_s"))
-            excess = own - compute - idle
-    elif run["own_step_s"]:
-        compute, evidence = run["own_step_median_rank_s"], f"own_step_median_rank_s ({run['own_step_source']})"
-        excess = run["own_step_s"] - compute if late is not None else None
-    bubble = None if run["bubble"] is None else run["bubble"] * rest_s
+def _bars(run: Row, window: Sequence[Mapping[str, Any]], ideal: Bar) -> list[Bar]:
+    """All bars; their seconds sum to the step."""
+    step_s, wait, retries = _step_s(run), run["data_wait_share"], run["allocator_retries"]
+    evidence, compute, exposed, idle, excess = _parts(run, window)
+    bubble = None if run["bubble"] is None else run["bubble"] * step_s * (1 - (wait or 0.0))
     if exposed is not None and bubble is not None:  # a stage that waits for another waits in communication
         bubble = min(bubble, exposed)
         exposed -= bubble
     kernels = None if compute is None else compute - (ideal.seconds or 0.0)
-    name = "kernels" if ideal.seconds is not None else "computing"
     if kernels is not None and idle is not None and ideal.seconds is not None:
         of_base = min(max(-kernels, 0.0), idle)  # the base's seconds contain its own idle time
         kernels, idle = kernels + of_base, idle - of_base
-    rank_name = f"rank {late} on {run['straggler_host']}: own step above the others' median; {evidence}"
-    retries = run["allocator_retries"]
-    return [
+    name = "computing" if ideal.seconds is None else "kernels"
+    slow = f"rank {run['straggler_rank']} on {run['straggler_host']}: its work above the others' median; {evidence}"
+    bars = [
         ideal,
-        Bar(name, kernels, f"{evidence}, less the ideal" if ideal.seconds is not None else evidence),
-        data,
+        Bar(name, kernels, evidence if ideal.seconds is None else f"{evidence}, less the ideal"),
+        Bar("input", None if wait is None else wait * step_s, "data_wait_share"),
         Bar("exposed communication", exposed, f"{evidence}; its kinds are not recorded"),
-        Bar("slow rank", excess, rank_name if excess is not None else "straggler_rank is empty"),
+        Bar("slow rank", excess, "straggler_rank is empty" if excess is None else slow),
         Bar("bubble", bubble, "bubble x the step without its wait for data"),
         Bar("host and launch", idle, f"idle, less that of the base: {evidence}"),
-        Bar(
-            "allocator",
-            None,
-            "" if retries is None else f"allocator_retries: {retries}; their seconds are not recorded",
-        ),
+        Bar("allocator", None, f"allocator_retries: {retries}; their seconds are not recorded" if retries else ""),
     ]
+    rest_s = step_s - sum(bar.seconds or 0.0 for bar in bars)
+    return [*bars, Bar("unexplained", rest_s, "the step less the other bars")]
 
 
-def _cause(bars: Sequence[Bar], threshold_s: float) -> str:
-    """The largest bar, if it exceeds the spread of steps and what is unexplained."""
-    seconds = {bar.bar: bar.seconds or 0.0 for bar in bars if bar.bar in NEXT}
-    if bars[0].seconds is None:  # how much idle time is normal, only an ideal says
-        del seconds["host and launch"]
-    largest = max(seconds, key=lambda name: abs(seconds[name]) if name == "unexplained" else seconds[name])
-    if largest == "unexplained" or seconds[largest] <= threshold_s:
+def _parts(run: Row, window: Sequence[Mapping[str, Any]]) -> Parts:
+    """Those of the rank that waits least for others. One that is slow has the parts of the others of its stage."""
+    late = run["straggler_rank"]
+    if not window:
+        compute, slowest = run["own_step_median_rank_s"], run["own_step_s"]
+        excess = None if late is None else slowest - compute
+        evidence = f"own_step_median_rank_s ({run['own_step_source']})" if slowest else "no profiled window"
+        return Parts(evidence, compute, excess=excess)
+    rank = min(window, key=lambda line: line["exposed_s"])
+    compute, exposed, idle = (rank[part] for part in PARTS)
+    evidence = f"profiled window, rank {rank['rank']}"
+    if rank["rank"] != late:
+        return Parts(evidence, compute, exposed, idle)
+    others = [line for line in window if line["stage"] == rank["stage"] and line is not rank]
+    own, (compute, idle) = compute + idle, (median(line[part] for line in others) for part in ("compute_s", "idle_s"))
+    excess = own - compute - idle
+    # A slow core is as slow where it communicates.
+    waits = exposed * excess / own if run["device"] == "cpu" else 0.0
+    return Parts(evidence, compute, exposed - waits, idle, excess + waits)
+
+
+def _usual(step_s: float, comparable: Sequence[Sequence[Bar]]) -> dict[str, float]:
+    """Seconds of each bar without a defect: the median of comparable runs, else a share of the step."""
+    usual = dict.fromkeys(ALWAYS, (ALONE - LEAST) * step_s)
+    for name in COMPARED:
+        seconds = [bar.seconds for bars in comparable for bar in bars if bar.bar == name and bar.seconds is not None]
+        if seconds:
+            usual[name] = median(seconds)
+    return usual
+
+
+def _least_s(run: Row, alike: Sequence[Row]) -> float:
+    """Seconds that a cause has to exceed. alike: comparable runs, the repeats among them"""
+    repeats = [_step_s(row) for row in alike if row is not run and row["measurement"] == run["measurement"]]
+    busy = (run["cpu_others_share"] or 0.0) if run["device"] == "cpu" else 0.0
+    return max(max(LEAST, busy) * _step_s(run), max(repeats, default=0.0) - min(repeats, default=0.0))
+
+
+def _cause(bars: Sequence[Bar], usual: Mapping[str, float], least_s: float) -> str:
+    """The bar that is largest above the usual, if it exceeds `least_s` and what is unexplained."""
+    *explained, unexplained = bars
+    above = {bar: (bar.seconds or 0.0) - usual.get(bar.bar, 0.0) for bar in explained if bar.bar in NEXT}
+    largest = max(above, key=lambda bar: above[bar])
+    if above[largest] <= max(abs(unexplained.seconds or 0.0), least_s):
         return NO_CAUSE
-    bar = next(bar for bar in bars if bar.bar == largest)
-    return bar.evidence.split(":")[0].replace("rank", "slow rank", 1) if largest == "slow rank" else largest
+    return f"slow {largest.evidence.partition(':')[0]}" if largest.bar == "slow rank" else largest.bar
 
 
-def _threshold(rows: Sequence[Measurement]) -> float:
-    """The spread of the repeats' seconds a sample as a share of their median; ONE_RUN with a single one."""
-    row = rows[0] if rows else None
-    if row is None or row["runs_ok"] < 2:
-        return ONE_RUN
-    return (row["sample_time_longest_s"] - row["sample_time_shortest_s"]) / row["sample_time_s"]
-
-
-def _command(config: Mapping[str, Any], gpus: int) -> str:
-    """The command line of the run, with the keys that this version's defaults may not give."""
-    words = [f"+{group}={config[group]['name']}" for group in ("framework", "model")]
-    words += [f"{group}={config[group]['name']}" for group in CHOICES]
-    plain = {group: config[group] for group in ("framework", "model")}
-    plain["train"] = {key: config["train"].get(key) for key in KEPT}
-    for group, values in plain.items():
-        words += [
-            f"{group}.{key}={value}".replace(", ", ",")
-            for key, value in values.items()
-            if key not in ("name", "_target_") and isinstance(value, (int, float, str, list))
-        ]
-    launcher = f"torchrun --nproc-per-node={gpus}" if gpus > 1 else "python"
-    return " ".join([launcher, "-m ddlbench", *words])
-
-
-def _next(bar: Bar, command: str) -> str:
-    """The command line with the changes of NEXT, each key once: Hydra refuses a choice that is given twice."""
+def _next_run(bar: Bar, config: Mapping[str, Any], gpus: int) -> str:
+    """The command line of the run with the changes of NEXT, and with the keys that this version's defaults may not
+    give. Each key is there once, because Hydra refuses a choice that is given twice."""
     if bar.bar not in NEXT or not bar.seconds:
         return ""
-    changes = NEXT[bar.bar].split()
-    changed = {word.partition("=")[0] for word in changes}
-    return " ".join([*(word for word in command.split(" ") if word.partition("=")[0] not in changed), *changes])
+    changed = dict(change.split("=") for change in NEXT[bar.bar].split())
+    words = {group: config[group.strip("+")]["name"] for group in ("+framework", "+model", "loader", "data", "recipe")}
+    words |= {
+        f"{group}.{key}": str(value).replace(", ", ",")
+        for group in ("framework", "model", "train")
+        for key, value in config[group].items()
+        if key not in ("name", "_target_") and (group != "train" or key in KEPT)
+        if isinstance(value, (int, float, str, list))
+    }
+    words = {key: value for key, value in words.items() if key not in changed} | changed
+    launcher = f"torchrun --nproc-per-node={gpus}" if gpus > 1 else "python"
+    return " ".join([launcher, "-m ddlbench", *(f"{key}={value}" for key, value in words.items())])

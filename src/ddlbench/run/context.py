@@ -32,6 +32,7 @@ from ddlbench.record.files import end_for_rank_0
 from ddlbench.record.fingerprint import fingerprint, is_version
 from ddlbench.record.record import Record, run_id
 from ddlbench.record.run_json import opening
+from ddlbench.run.last_collectives import save_last_collectives
 from ddlbench.texts import digest, first_few
 
 SHOWN = 5  # differences between environments that one line names
@@ -74,6 +75,7 @@ class Attempt:
         self.folder: Path | None = None  # of rank 0's record, on every rank
         self.hosts: list[str] = []  # of each rank
         self.claiming = threading.Lock()
+        self.hung = False  # and the last collectives of this rank are saved
         self.shown = False  # where the record is
         self.on_success: Callable[[], None] = lambda: None  # on rank 0, once `ok` is recorded
 
@@ -143,10 +145,13 @@ class Attempt:
         self.record_end(failure)
 
     def record_end(self, failure: Failure, final: bool = True) -> None:
-        """Record the end, if this rank has the record. Never raises."""
+        """Record the end, if this rank has the record; of a hang also this rank's last collectives. Never raises."""
         record, ended_by = self.record, failure.ended_by
         if record is not None and record.finish(failure.status, failure.reason, final, ended_by=ended_by) and final:
             self._show_folder(record)
+        if failure.status == "timeout" and ended_by is None and self.folder is not None and not self.hung:
+            self.hung = True  # now: a collective that fails looks like one that ended
+            save_last_collectives(self.folder, self.launch.rank)
 
     def record_success(self) -> bool:
         """Record the end of a complete run; False where rank 0 did not record `ok`. On the other ranks True."""
