@@ -8,9 +8,7 @@ abnormal runs: a measurement far off its prediction gets a flag.
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from ddlbench.config.compose import recorded_configuration
 from ddlbench.errors import RunError, Unsupported
@@ -30,53 +28,21 @@ FAR_OFF = 0.26
 ALIKE = ("device", "device_model", "torch", "cuda", "data", "loader")
 
 
-@dataclass(frozen=True)
-class Campaign:
-    """The runs that predictions start from. runs: rows of runs.csv; attempts: by their path in these rows."""
-
-    machine: Machine
-    attempts: Mapping[str, Attempt]
-    runs: Sequence[Row]
-
-    def predict(self, row: Row, run: Row) -> Prediction:
-        """The prediction for a row of scaling.csv; run: one of its repeats. Unsupported or UserError if an input is
-        missing."""
-        attempt = self.attempts[run["path"]]
-        self._check_place(row, attempt.record)
-        config = recorded_configuration(attempt.record["config"])
-        alike = [base for base in self.runs if base["gpus"] == 1 and all(base[name] == run[name] for name in ALIKE)]
-        results = Results(attempt.path.parents[1], [self.attempts[base["path"]] for base in alike])
-        inputs = Inputs(self.machine, lambda asked, _: results.computation(asked, self.machine))
-        prediction = predict(config, config.framework, row["gpus"], inputs)
-        if prediction.status != "ok":
-            raise Unsupported(prediction.reason)
-        return prediction
-
-    def _check_place(self, row: Row, record: Mapping[str, Any]) -> None:
-        """Unsupported if the run was not on such a cluster, or its ranks were not spread over the nodes as the oracle
-        spreads them."""
-        machine, cpu = self.machine, self.machine.device.type == "cpu"
-        model = "cpu" if row["device"] == "cpu" else row["device_model"]
-        if model != machine.device.name:
-            raise Unsupported(f"its device is {model}, that of cluster {machine.name} is {machine.device.name}")
-        hosts = set(record["launch"]["hosts"] or [])
-        if cpu and hosts != {platform.node()}:
-            raise Unsupported(f"it ran on {', '.join(sorted(hosts))}, of which this machine knows nothing")
-        if row["gpus"] != machine.per_node(row["gpus"]) * row["nodes"]:
-            raise Unsupported(f"{row['nodes']} nodes of cluster {machine.name} have another number of devices")
-
-
 def with_predictions(tables: Tables, results: Records, cluster: str) -> Tables:
     """The tables with predicted_* columns, and a warning for each row that is far off or cannot be predicted. UserError
     for an unknown cluster."""
-    campaign = Campaign(machine_of(cluster), {attempt.name: attempt for attempt in results.attempts}, tables.run_rows)
+    machine, attempts = machine_of(cluster), {attempt.name: attempt for attempt in results.attempts}
+    single = [run for run in tables.run_rows if run["gpus"] == 1]
     rows, missing = list[Row](), list[tuple[str, str]]()
     for measurement in tables.measurements:
         row = measurement.row
         measured = row["status"] == "ok" and row["mode"] == "train" and row["sample_time_s"] and row["origin"] == OWN
         if measured and (row["gpus"] or 1) > 1:
             try:
-                row = row | cells(row, campaign.predict(row, measurement.runs[0]))
+                run = measurement.runs[0]
+                alike = [base for base in single if all(base[name] == run[name] for name in ALIKE)]
+                bases = [attempts[base["path"]] for base in alike]
+                row = row | cells(row, _prediction(row, attempts[run["path"]], bases, machine))
             except Exception as error:  # whatever one record holds, the others are predicted
                 text = str(error) if isinstance(error, RunError) else f"its record cannot be used ({why(error)})"
                 missing.append((" ".join(text.split()), name(row)))
@@ -86,6 +52,28 @@ def with_predictions(tables: Tables, results: Records, cluster: str) -> Tables:
     unknown = [f"no prediction of {', '.join(sorted(of))}: {reason}" for reason, of in because.items()]
     warnings = [*tables.warnings, *dict.fromkeys(flagged), *unknown]
     return replace(tables, scaling_rows=rows, warnings=warnings)
+
+
+def _prediction(row: Row, attempt: Attempt, bases: list[Attempt], machine: Machine) -> Prediction:
+    """The prediction for a row of scaling.csv. Unsupported if the run was not on such a cluster, or its ranks were not
+    spread over the nodes as the oracle spreads them; Unsupported or UserError if an input is missing.
+
+    attempt: one of the row's repeats; bases: on one device, comparable with it
+    """
+    model = "cpu" if row["device"] == "cpu" else row["device_model"]
+    if model != machine.device.name:
+        raise Unsupported(f"its device is {model}, that of cluster {machine.name} is {machine.device.name}")
+    hosts = set(attempt.record["launch"]["hosts"] or [])
+    if machine.device.type == "cpu" and hosts != {platform.node()}:
+        raise Unsupported(f"it ran on {', '.join(sorted(hosts))}, of which this machine knows nothing")
+    if row["gpus"] != machine.per_node(row["gpus"]) * row["nodes"]:
+        raise Unsupported(f"{row['nodes']} nodes of cluster {machine.name} have another number of devices")
+    config, results = recorded_configuration(attempt.record["config"]), Results(attempt.path.parents[1], bases)
+    inputs = Inputs(machine, lambda asked, _: results.computation(asked, machine))
+    prediction = predict(config, config.framework, row["gpus"], inputs)
+    if prediction.status != "ok":
+        raise Unsupported(prediction.reason)
+    return prediction
 
 
 def cells(row: Row, prediction: Prediction) -> Row:
