@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddlbench.texts import aligned, first_few, number, printable, quoted, seconds, shortened
+from ddlbench.texts import aligned, first_few, limited, number, printable, quoted, seconds, shortened
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,7 @@ def test_a_short_text_stays_and_a_long_one_is_cut_to_the_length():
 def test_the_first_few_and_how_many_more():
     assert first_few(["a", "b"], 2) == ["a", "b"]
     assert first_few(["a", "b", "c"], 2, "more letters") == ["a", "b", "and 1 more letters"]
+    assert [limited([1, 2, 3], 2), limited([1, 2], 2)] == [([1, 2], 1), ([1, 2], 0)]
     assert first_few([1, 2, 0], 2, text=lambda number: f"{1 / number}") == ["1.0", "0.5", "and 1 more"]
 
 

@@ -47,10 +47,15 @@ def bytes_text(bytes_: float) -> str:
     return f"{bytes_ / MIB:.4g} MiB" if bytes_ < GIB else f"{bytes_ / GIB:.4g} GiB"
 
 
+def limited(items: Sequence[Item], limit: int) -> tuple[Sequence[Item], int]:
+    """The first items, and the number of the others."""
+    return items[:limit], max(0, len(items) - limit)
+
+
 def first_few(items: Sequence[Item], limit: int, more: str = "more", text: Callable[[Item], str] = str) -> list[str]:
     """The first items as texts, and "and 3 more" where there are others."""
-    others = len(items) - limit
-    return [*map(text, items[:limit]), *([f"and {others} {more}"] if others > 0 else [])]
+    first, others = limited(items, limit)
+    return [*map(text, first), *([f"and {others} {more}"] if others else [])]
 
 
 def quoted(text: str) -> str:

@@ -8,12 +8,11 @@ import json
 import pytest
 
 from ddlbench.exchange.__main__ import main
-from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.reading.mllog import Log
-from ddlbench.results.tables.tables import make_tables
 from tests.support import records
 from tests.support.processes import PYTHON, run
 from tests.support.published import cells, write_csv
+from tests.support.records import tables_of
 
 needs_checker = pytest.mark.skipif(
     importlib.util.find_spec("mlperf_logging") is None, reason="needs MLPerf's checker: pip install 'ddlbench[mlperf]'"
@@ -45,7 +44,7 @@ def test_what_is_exported_can_be_imported(tmp_path):
     assert [path.name for path in exported(tmp_path)] == ["result_0.txt", "result_1.txt"]
     arguments = ["--url", "https://example.org", "--into", str(tmp_path / "back")]
     assert main(["import", str(tmp_path / "logs"), *arguments]) == 0
-    (before,), (after,) = (make_tables(read_all([tmp_path / name])).measurements for name in ("own", "back"))
+    (before,), (after,) = (tables_of(tmp_path / name).measurements for name in ("own", "back"))
     names = ("gpus", "nodes", "runs_ok", "global_batch", "device_model")
     assert [after[name] for name in names] == [before[name] for name in names]
     assert after["sample_time_s"] == pytest.approx(before["sample_time_s"], rel=1e-4)  # milliseconds of 10 s

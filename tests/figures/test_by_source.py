@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ddlbench.figures import plotting
-from ddlbench.figures.by_source import BySource
+from ddlbench.figures.by_source import by_source
 from ddlbench.figures.panels import panels
 from ddlbench.figures.plotting import Head
-from ddlbench.results.reading.attempts import read_all
-from ddlbench.results.tables.tables import make_tables
 from tests.results.tables.test_published_rows import csv_facts, store
 from tests.support import records
 from tests.support.published import cells
@@ -28,7 +26,7 @@ def figure(tmp_path):
     ]
     store(tmp_path, csv_facts(tmp_path, *rows))
     records.weak_scaling(tmp_path / "own")
-    return BySource(panels(make_tables(read_all([tmp_path])).measurements))
+    return by_source(panels(records.tables_of(tmp_path).measurements))
 
 
 def test_a_panel_for_each_family_of_models_with_a_base(figure):

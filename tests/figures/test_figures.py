@@ -13,16 +13,14 @@ from ddlbench.figures import figures as module
 from ddlbench.figures.curves import places
 from ddlbench.figures.figures import make_figures
 from ddlbench.figures.files import save
-from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.tables.measurement import Measurement
-from ddlbench.results.tables.tables import make_tables
-from tests.support.records import strong_scaling, weak_scaling, write_run
+from tests.support.records import strong_scaling, tables_of, weak_scaling, write_repeats, write_run
 
 ALWAYS = {"throughput", "speedup", "efficiency", "epoch_time", "memory"}
 
 
 def figures_of(results):
-    return make_figures(make_tables(read_all([results]))).figures
+    return make_figures(tables_of(results)).figures
 
 
 def lines(axes, label):
@@ -65,8 +63,7 @@ def drawn(axes):
 
 def test_every_repeat_is_a_point_and_six_have_an_interval(tmp_path):
     rates = [100.0, 102.0, 104.0, 106.0, 108.0, 110.0]
-    for repeat, rate in enumerate(rates):
-        write_run(tmp_path, rate=rate, repeat=repeat)
+    write_repeats(tmp_path, *rates)
     (axes,) = figures_of(tmp_path)["throughput"].axes
     assert pytest.approx(rates) in drawn(axes)
     assert [pytest.approx(100), pytest.approx(110)] in drawn(axes)
@@ -219,7 +216,7 @@ def test_too_many_panels_labels_and_failures_are_counted(tmp_path, monkeypatch):
         write_run(tmp_path, model=f"model{number}")
     for number in range(7):
         write_run(tmp_path, model="model0", framework="ddp", status="oom", knobs={"number": number})
-    drawing = make_figures(make_tables(read_all([tmp_path])))
+    drawing = make_figures(tables_of(tmp_path))
     figure = drawing.figures["memory"]
     assert len(figure.axes) == 2
     assert "memory: 2 of 4 panels are drawn; --only model=NAME or framework=A,B draws others" in drawing.notes
@@ -285,7 +282,7 @@ def test_a_family_of_nine_curves_becomes_a_panel_for_each_framework_and_the_slow
     write_run(tmp_path, framework="ddp")
     for number in range(9):
         write_run(tmp_path, framework="horovod", rate=100.0 + number, knobs={"bucket": number})
-    drawing = make_figures(make_tables(read_all([tmp_path])))
+    drawing = make_figures(tables_of(tmp_path))
     panels = {texts_of(axes)[-1]: labels(axes) for axes in drawing.figures["epoch_time"].axes}
     assert panels == {"ddp": {"ddp"}, "horovod": {f"horovod (bucket={n})" for n in range(1, 9)}}
     assert drawing.notes[0].endswith("horovod: 1 curves are not drawn: horovod (bucket=0)")
@@ -360,7 +357,7 @@ def test_by_loader_curves_have_a_colour_of_their_own_and_name_the_base(tmp_path)
     for loader in ("native", "dali"):
         for gpus in (2, 4):
             write_run(tmp_path, loader=loader, gpus=gpus, rate=100.0 * gpus)
-    figures = make_figures(make_tables(read_all([tmp_path]), by="loader")).figures
+    figures = make_figures(tables_of(tmp_path, by="loader")).figures
     (axes,) = figures["speedup"].axes
     colors = {line.get_label(): line.get_color() for line in axes.lines if line.get_label() in ("native", "dali")}
     assert len(set(colors.values())) == 2

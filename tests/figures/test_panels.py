@@ -7,14 +7,12 @@ import pytest
 from ddlbench.figures.figures import make_figures
 from ddlbench.figures.panels import panels
 from ddlbench.report.overview import base_lines
-from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.tables.measurement import devices, duration
-from ddlbench.results.tables.tables import make_tables
-from tests.support.records import strong_scaling, weak_scaling, write_run
+from tests.support.records import strong_scaling, tables_of, weak_scaling, write_run
 
 
 def panels_of(results):
-    return panels(make_tables(read_all([results])).measurements)
+    return panels(tables_of(results).measurements)
 
 
 def bases(panel):
@@ -60,7 +58,7 @@ def test_by_loader_native_and_dali_are_curves_of_one_panel_a_framework(tmp_path)
         for loader in ("native", "dali"):
             write_run(tmp_path, framework=framework, loader=loader, gpus=1)
             write_run(tmp_path, framework=framework, loader=loader, gpus=2)
-    tables = make_tables(read_all([tmp_path]), by="loader")
+    tables = tables_of(tmp_path, by="loader")
     result = panels(tables.measurements)
     assert [panel.lines[1] for panel in result] == ["ddp", "fsdp"]
     assert [[rows[0]["compared"] for rows in panel.curves.values()] for panel in result] == [["dali", "native"]] * 2
@@ -70,7 +68,7 @@ def test_a_base_is_named_by_what_is_compared(tmp_path):
     for loader, rate in (("native", 100.0), ("dali", 160.0)):
         for gpus in (1, 2):
             write_run(tmp_path, loader=loader, gpus=gpus, rate=rate * gpus)
-    tables = make_tables(read_all([tmp_path]), by="loader")
+    tables = tables_of(tmp_path, by="loader")
     (panel,) = panels(tables.measurements)
     assert panel.base == "base: dali on 1 GPU, 6.25 ms a sample"
     assert panel.against_own_bases().base == "base: each loader's own fewest GPUs"
@@ -80,7 +78,7 @@ def test_a_base_is_named_by_what_is_compared(tmp_path):
 def test_by_model_all_models_are_curves_of_one_panel(tmp_path):
     for model in ("resnet50", "resnet101"):
         write_run(tmp_path, model=model)
-    tables = make_tables(read_all([tmp_path]), by="model")
+    tables = tables_of(tmp_path, by="model")
     (panel,) = panels(tables.measurements)
     assert panel.model == "resnet101, resnet50"
     assert len(panel.curves) == 2
@@ -102,7 +100,7 @@ def test_devices():
 def test_a_model_of_other_sizes_has_panels_of_its_own_that_say_so(tmp_path):
     write_run(tmp_path, rate=100.0)
     write_run(tmp_path, rate=900.0, changed={"layers": [1, 1, 1, 1], "image_size": 64})
-    tables = make_tables(read_all([tmp_path]))
+    tables = tables_of(tmp_path)
     result = panels(tables.measurements)
     assert {panel.model: panel.lines[1] for panel in result} == {
         "resnet50": "",

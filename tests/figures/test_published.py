@@ -9,9 +9,7 @@ from matplotlib.markers import CARETDOWNBASE, CARETUPBASE
 
 from ddlbench.figures.figures import make_figures
 from ddlbench.figures.published import GREY, efficiencies, shares, sources
-from ddlbench.results.reading.attempts import read_all
-from ddlbench.results.tables.tables import make_tables
-from tests.support.records import weak_scaling, write_run
+from tests.support.records import tables_of, weak_scaling, write_run
 
 
 def test_every_number_has_a_source_that_is_listed():
@@ -44,7 +42,7 @@ def test_shares_of_the_kernels_time_leave_room_for_other_kernels():
 
 def test_drawn_beside_ones_own(tmp_path):
     weak_scaling(tmp_path)
-    drawing = make_figures(make_tables(read_all([tmp_path])), baseline=True)
+    drawing = make_figures(tables_of(tmp_path), baseline=True)
     (axes,) = drawing.figures["published_efficiency"].axes
     drawn = [line.get_xydata().tolist() for line in axes.lines]
     assert [[1, 1], [2, pytest.approx(1.875 / 2)], [4, pytest.approx(3.5 / 4)]] in drawn, "over the own base"
@@ -64,14 +62,14 @@ def test_drawn_beside_ones_own(tmp_path):
 
 def test_the_papers_counts_are_of_gpus_beside_ranks_on_the_cpu_too(tmp_path):
     weak_scaling(tmp_path, device="cpu")
-    drawing = make_figures(make_tables(read_all([tmp_path])), baseline=True)
+    drawing = make_figures(tables_of(tmp_path), baseline=True)
     for name in ("published_efficiency", "published_communication"):
         assert drawing.figures[name].axes[0].get_xlabel() == "ranks (CPU); printed values: GPUs"
 
 
 def test_where_each_number_stands_is_beside_the_figures(tmp_path):
     weak_scaling(tmp_path)
-    notes = make_figures(make_tables(read_all([tmp_path])), baseline=True).notes
+    notes = make_figures(tables_of(tmp_path), baseline=True).notes
     (first,) = [note for note in notes if "text to Fig. 4" in note]
     assert "efficiency of resnet50, ddp, dali, CPU, 1024 GPUs = 76 %; efficiency of" in first
     assert not [note for note in notes if "no printed number" in note]
@@ -79,7 +77,7 @@ def test_where_each_number_stands_is_beside_the_figures(tmp_path):
 
 def test_a_model_without_printed_numbers_is_named(tmp_path):
     weak_scaling(tmp_path, model="vgg16")
-    drawing = make_figures(make_tables(read_all([tmp_path])), baseline=True)
+    drawing = make_figures(tables_of(tmp_path), baseline=True)
     assert "published: no printed number is drawn beside vgg16" in drawing.notes
     assert not [name for name in drawing.figures if "published" in name]
 
@@ -93,7 +91,7 @@ def test_ones_own_curves_have_their_looks_and_names(tmp_path):
             profile = {"profile": {"comm_share": 0.1 * gpus, "window_s": 1.0, "steps": 5}}
             write_run(tmp_path, framework=framework, knobs=knobs, gpus=gpus, sections=profile)
     write_run(tmp_path, framework="gpipe", gpus=2)
-    drawing = make_figures(make_tables(read_all([tmp_path])), baseline=True)
+    drawing = make_figures(tables_of(tmp_path), baseline=True)
     panels = drawing.figures["published_communication"].axes
     drawn = [[line for line in axes.lines if line.get_color() != GREY] for axes in panels]
     assert [[line.get_label() for line in lines] for lines in drawn] == [
@@ -108,4 +106,4 @@ def test_ones_own_curves_have_their_looks_and_names(tmp_path):
 
 def test_not_drawn_unless_asked_for(tmp_path):
     weak_scaling(tmp_path)
-    assert not [name for name in make_figures(make_tables(read_all([tmp_path]))).figures if "published" in name]
+    assert not [name for name in make_figures(tables_of(tmp_path)).figures if "published" in name]

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from ddlbench.results.reading.attempts import read_all
-from ddlbench.results.tables.tables import Tables, make_tables, records
-from tests.support.records import write_run
+from ddlbench.results.tables.tables import Tables, records
+from tests.support.records import tables_of, write_run
 
 STAGED = {"bubble": 0.3, "bubble_theoretical": 3 / 11, "staleness": [2, 1, 0], "staleness_theoretical": [3, 1, 0]}
 COLUMNS = ("bubble", "bubble_theoretical", "staleness_max", "staleness_theoretical_max")
@@ -17,7 +16,7 @@ COSTLY = {"name": "resnet50", "changed": {}, "flops_per_sample": 2e9, "hardware_
 
 
 def tables(folder: Path) -> Tables:
-    return make_tables(read_all([folder]))
+    return tables_of(folder)
 
 
 def test_bubble_and_staleness_are_what_the_framework_says(tmp_path: Path) -> None:

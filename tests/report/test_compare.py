@@ -7,14 +7,13 @@ import json
 import pytest
 
 from ddlbench.report.__main__ import main, share
-from tests.support.records import write_run
+from tests.support.records import write_repeats, write_run
 
 ENVIRONMENT = {"torch": "2.14.1", "cuda": "13.0", "driver": "1", "packages": {"deepspeed": "0.18.1"}}
 
 
 def repeats(results, rates, environment=ENVIRONMENT, **others):
-    for repeat, rate in enumerate(rates):
-        write_run(results, rate=rate, repeat=repeat, sections={"environment": environment}, **others)
+    write_repeats(results, *rates, sections={"environment": environment}, **others)
 
 
 def compare(tmp_path, capsys, *options):

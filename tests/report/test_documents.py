@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from ddlbench.report.documents import latex, markdown, write_documents, write_warnings
-from ddlbench.results.reading.attempts import read_all
-from ddlbench.results.tables.tables import make_tables
-from tests.support.records import weak_scaling
+from tests.support.records import tables_of, weak_scaling
 
 
 def test_markdown():
@@ -40,7 +38,7 @@ def test_all_warnings_are_a_file_until_there_are_none(tmp_path):
 
 def test_every_measurement_has_a_line(tmp_path):
     weak_scaling(tmp_path / "results")
-    scaling = make_tables(read_all([tmp_path / "results"])).measurements
+    scaling = tables_of(tmp_path / "results").measurements
     write_documents(scaling, tmp_path)
     assert (tmp_path / "summary.tex").read_text().count(r" \\") == 1 + len(scaling)
     assert "| ddp | resnet50 | native | 4 | weak | ok | 1 | 3.66 s | 280.0 |" in (tmp_path / "summary.md").read_text()

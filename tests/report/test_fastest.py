@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from ddlbench.report.fastest import PARAGRAPHS, best, comparisons
-from ddlbench.results.reading.attempts import read_all
-from ddlbench.results.tables.tables import make_tables
-from tests.support.records import write_run
+from tests.support.records import tables_of, write_repeats, write_run
 
 
 def paragraphs_of(results):
-    return best(make_tables(read_all([results])).measurements)
+    return best(tables_of(results).measurements)
 
 
 def repeats(results, rate, count=6, **others):
-    for repeat in range(count):
-        write_run(results, rate=rate + repeat, repeat=repeat, **others)
+    write_repeats(results, *(rate + repeat for repeat in range(count)), **others)
 
 
 def test_intervals_that_do_not_overlap(tmp_path):
@@ -31,7 +28,7 @@ def test_intervals_that_do_not_overlap(tmp_path):
 def test_compared_models_are_one_paragraph(tmp_path):
     repeats(tmp_path, 200.0)
     repeats(tmp_path, 100.0, model="resnet101")
-    ((paragraph,), _) = best(make_tables(read_all([tmp_path]), by="model").measurements)
+    ((paragraph,), _) = best(tables_of(tmp_path, by="model").measurements)
     assert paragraph.subject == "resnet101, resnet50"
     assert paragraph.sentences[0].startswith("On 1 GPU: resnet50 is the fastest, 202.5 samples/s, 1.98 times as fast")
 
@@ -82,32 +79,27 @@ def test_many_models_are_counted(tmp_path):
 
 
 def sentences(results):
-    return comparisons(make_tables(read_all([results])).measurements)
-
-
-def repeats_of(results, framework, rates):
-    for repeat, rate in enumerate(rates):
-        write_run(results, framework=framework, rate=rate, repeat=repeat)
+    return comparisons(tables_of(results).measurements)
 
 
 def test_too_few_repeats_conclude_nothing(tmp_path):
-    repeats_of(tmp_path, "single", [100.0] * 6)
-    repeats_of(tmp_path, "ddp", [50.0] * 3)
+    write_repeats(tmp_path, *[100.0] * 6, framework="single")
+    write_repeats(tmp_path, *[50.0] * 3, framework="ddp")
     (sentence,) = sentences(tmp_path)
     assert "n=6 and n=3, no 95 % CI" in sentence
     assert "times as fast" not in sentence
 
 
 def test_overlapping_intervals_show_no_difference(tmp_path):
-    repeats_of(tmp_path, "single", [100.0, 101.0, 102.0, 103.0, 104.0, 105.0])
-    repeats_of(tmp_path, "ddp", [96.0, 97.0, 98.0, 99.0, 100.0, 101.0])
+    write_repeats(tmp_path, 100.0, 101.0, 102.0, 103.0, 104.0, 105.0, framework="single")
+    write_repeats(tmp_path, 96.0, 97.0, 98.0, 99.0, 100.0, 101.0, framework="ddp")
     (sentence,) = sentences(tmp_path)
     assert "no difference shown between single and ddp" in sentence
 
 
 def test_separate_intervals_give_the_size_of_the_effect(tmp_path):
-    repeats_of(tmp_path, "single", [200.0] * 6)
-    repeats_of(tmp_path, "ddp", [160.0] * 6)
+    write_repeats(tmp_path, *[200.0] * 6, framework="single")
+    write_repeats(tmp_path, *[160.0] * 6, framework="ddp")
     (sentence,) = sentences(tmp_path)
     assert sentence.startswith("resnet50, one GPU count, 32 samples an update, 1 GPU: ")
     assert "single is 1.25 times as fast as ddp: 5.00 ms and 6.25 ms a sample" in sentence
@@ -115,17 +107,16 @@ def test_separate_intervals_give_the_size_of_the_effect(tmp_path):
 
 def test_the_effect_has_a_range_by_hand(tmp_path):
     """10 to 12.5 ms against 20 to 40 ms: 20 / 12.5 = 1.6 to 40 / 10 = 4."""
-    repeats_of(tmp_path, "single", [100.0, 100.0, 90.0, 90.0, 80.0, 80.0])
-    repeats_of(tmp_path, "ddp", [50.0, 50.0, 40.0, 40.0, 25.0, 25.0])
+    write_repeats(tmp_path, 100.0, 100.0, 90.0, 90.0, 80.0, 80.0, framework="single")
+    write_repeats(tmp_path, 50.0, 50.0, 40.0, 40.0, 25.0, 25.0, framework="ddp")
     (sentence,) = sentences(tmp_path)
     assert sentence.endswith("the ratio is 1.6 to 4")
 
 
 def test_frameworks_on_equal_gpus_are_one_sentence_and_the_base_is_another(tmp_path):
-    repeats_of(tmp_path, "single", [100.0] * 6)
+    write_repeats(tmp_path, *[100.0] * 6, framework="single")
     for framework, rates in (("ddp", [180.0] * 6), ("fsdp", [150.0] * 6), ("zero1", [95.0] * 5 + [105.0])):
-        for repeat, rate in enumerate(rates):
-            write_run(tmp_path, framework=framework, gpus=2, rate=rate, repeat=repeat)
+        write_repeats(tmp_path, *rates, framework=framework, gpus=2)
     place, base, count = sentences(tmp_path)
     where = "resnet50, weak scaling, 32 samples a GPU, 2 GPUs"
     assert place == (

@@ -13,11 +13,10 @@ import pytest
 
 from ddlbench.report.__main__ import main
 from ddlbench.report.overview import summary_text
-from ddlbench.results.reading.attempts import read_all
-from ddlbench.results.tables.tables import make_tables, records
+from ddlbench.results.tables.tables import records
 from ddlbench.texts import printable
 from tests.support import hostile
-from tests.support.records import write_run
+from tests.support.records import tables_of, write_run
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]")
 OWN = ("framework", "gpus", "runs_ok", "sample_time_s", "epoch_time_s", "speedup", "val_top1", "mfu")
@@ -31,7 +30,7 @@ def beside(tmp_path):
 
 def good_run(results):
     write_run(results, framework="good")
-    return rows_of_good(make_tables(read_all([results])))
+    return rows_of_good(tables_of(results))
 
 
 def rows_of_good(tables):
@@ -43,7 +42,7 @@ def rows_of_good(tables):
 
 def check(results, alone):
     """The tables are made, the good run is in them as if it were alone, nothing printed controls a terminal."""
-    tables = make_tables(read_all([results]))
+    tables = tables_of(results)
     tables.write(results / "report")
     csv = [path.read_text() for path in (results / "report").iterdir()]
     text = "\n".join([summary_text(tables.measurements), *csv, *tables.warnings])

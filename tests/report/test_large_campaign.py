@@ -11,8 +11,7 @@ from ddlbench.figures.figures import MOST_FILES, PANELS_OF_A_FILE, make_figures
 from ddlbench.figures.panels import MOST_CURVES
 from ddlbench.report.__main__ import main
 from ddlbench.report.page import ROWS_SHOWN
-from ddlbench.results.reading.attempts import read_all
-from ddlbench.results.tables.tables import make_tables
+from tests.support.records import tables_of
 
 RUNS, EPOCHS = 1_250, 2  # one repeat of every cell: 11 frameworks, 5 models, 7 GPU counts, 2 loaders, 2 precisions
 KINDS = ("throughput", "speedup", "efficiency", "epoch_time", "memory", "accuracy_by_epoch", "perplexity_by_time")
@@ -27,7 +26,7 @@ def campaign(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tables(campaign):
-    return make_tables(read_all([campaign]))
+    return tables_of(campaign)
 
 
 def test_figures_panels_and_curves_are_bounded(tables):

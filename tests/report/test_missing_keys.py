@@ -9,9 +9,8 @@ import pytest
 
 from ddlbench.record.schema import EPOCHS, RUNS
 from ddlbench.report.__main__ import main
-from ddlbench.results.reading.attempts import read_all
-from ddlbench.results.tables.tables import make_tables, records
-from tests.support.records import GIB, write_run
+from ddlbench.results.tables.tables import records
+from tests.support.records import GIB, tables_of, write_run
 
 NEEDED = ("schema_version", "status")  # without them nothing of the record is used
 # What write_run leaves out, so that every section of a record has keys.
@@ -81,13 +80,13 @@ def said_by(column, dotted):
 
 def test_every_key_of_run_json_may_be_missing(full):
     results, record, epochs = full
-    before = rows_by_path(make_tables(read_all([results])))
+    before = rows_by_path(tables_of(results))
     complete = next(row for row in before.values() if row["seed"] == 1)
     names = [name for name in every_key(record) if name not in NEEDED]
     assert len(names) > 100
     assert {name.partition(".")[0] for name in names} >= {"config", "launch", "ledger", "summary", "spans", "profile"}
     paths = {add(results, number, without(record, name), epochs): name for number, name in enumerate(names)}
-    tables = make_tables(read_all([results]))
+    tables = tables_of(results)
     after = rows_by_path(tables)
     for path, row in before.items():
         assert {**after[path], "measurement": 0, "learning": 0} == {**row, "measurement": 0, "learning": 0}
@@ -111,7 +110,7 @@ def test_every_key_of_an_epoch_may_be_missing(full):
     for number, name in enumerate(names):
         text = "\n".join(json.dumps(without(line, name) if n == 1 else line) for n, line in enumerate(lines))
         paths[add(results, number, record, text)] = name
-    rows = records(make_tables(read_all([results])).epochs)
+    rows = records(tables_of(results).epochs)
     own = [column for column in EPOCHS if column.source not in ("", "run")]
     for path, name in paths.items():
         result = [row for row in rows if row["path"] == path]

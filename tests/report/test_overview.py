@@ -9,15 +9,14 @@ import pytest
 
 from ddlbench.figures.figures import Drawing, make_figures
 from ddlbench.report.documents import write_documents
-from ddlbench.report.overview import WIDTH, less_memory, summary_text
+from ddlbench.report.overview import WIDTH, remedy, summary_text
 from ddlbench.report.page import render
-from ddlbench.results.reading.attempts import read_all
-from ddlbench.results.tables.tables import make_tables, records
-from tests.support.records import strong_scaling, weak_scaling, write_run
+from ddlbench.results.tables.tables import records
+from tests.support.records import strong_scaling, tables_of, weak_scaling, write_run
 
 
 def text_of(results):
-    return summary_text(make_tables(read_all([results])).measurements)
+    return summary_text(tables_of(results).measurements)
 
 
 def line_of(text, *cells):
@@ -59,7 +58,7 @@ def test_one_gpu_count_has_no_ratios(tmp_path):
     for repeat in range(2):
         write_run(tmp_path, gpus=2, rate=100.0 + repeat, repeat=repeat)
         write_run(tmp_path, framework="fsdp", gpus=2, rate=50.0, repeat=repeat)
-    made = make_tables(read_all([tmp_path]))
+    made = tables_of(tmp_path)
     text = summary_text(made.measurements)
     drawing = make_figures(made)
     assert not any(word in text for word in ("speedup", "efficiency", "100.0 %", "base"))
@@ -68,7 +67,7 @@ def test_one_gpu_count_has_no_ratios(tmp_path):
     write_documents(made.measurements, tmp_path)
     assert "own base" not in (tmp_path / "summary.md").read_text()
     write_run(tmp_path, gpus=4, rate=150.0)
-    made = make_tables(read_all([tmp_path]))
+    made = tables_of(tmp_path)
     assert "vs own base" in summary_text(made.measurements)
     assert "own base</th>" in render(made, Drawing(), tmp_path)
 
@@ -101,7 +100,7 @@ def test_rows_that_differ_in_an_axis_show_it_and_an_oom_names_its_cell_and_the_n
     oom = "oom: ddp resnet50 on 1 GPU, batch=512 (try train.micro_batch=64): CUDA out of memory"
     assert oom in text.splitlines()
     assert "oom: fsdp resnet50 on 1 GPU, batch=64 (try a smaller train.micro_batch, or a framework that" in text
-    page = render(make_tables(read_all([tmp_path])), Drawing(), tmp_path)
+    page = render(tables_of(tmp_path), Drawing(), tmp_path)
     assert page.count(">batch=512<") == 1
     assert "CUDA out of memory (try train.micro_batch=64)" in page
 
@@ -113,15 +112,17 @@ def test_rows_that_differ_in_an_axis_show_it_and_an_oom_names_its_cell_and_the_n
         (15, "train", "train.micro_batch=1"),
         (1, "train", "train.checkpoint_activations=true"),
         (8, "loader", "a smaller loader.prefetch or loader.workers"),
+        (None, "train", "a smaller train.micro_batch, or a framework that shards the weights"),
     ],
 )
 def test_the_next_key_after_an_out_of_memory_error(size, mode, key):
-    assert less_memory(mode, size) == key
+    assert remedy("oom", mode, size) == f" (try {key})"
+    assert remedy("killed", mode, size) == ""
 
 
 def test_speedup_is_against_the_best_single_gpu_here_as_in_the_csv(tmp_path):
     weak_scaling(tmp_path)
-    tables = make_tables(read_all([tmp_path]))
+    tables = tables_of(tmp_path)
     ratios = summary_text(tables.measurements).split("\n\n")[1]
     shown = [row for row in records(tables.scaling) if row["speedup"] not in (None, 1.0)]
     assert len(shown) == 3
@@ -190,7 +191,7 @@ def test_a_model_of_other_sizes_is_marked_and_never_compared_with_the_published_
     small = {"layers": [1, 1, 1, 1], "image_size": 64}
     write_run(tmp_path, rate=900.0, changed=small)
     write_run(tmp_path, gpus=2, rate=950.0, changed={"image_size": 96})
-    tables = make_tables(read_all([tmp_path]))
+    tables = tables_of(tmp_path)
     text = summary_text(tables.measurements)
     assert "ddp@1" not in text, "each is its own base"
     assert "resnet50*: image_size=64 layers=[1,1,1,1], not as published" in text
@@ -209,4 +210,4 @@ def test_a_record_that_does_not_say_is_compared_with_the_published_values(tmp_pa
     record["config"]["model"] |= {"layers": [1, 1, 1, 1], "image_size": 224}
     del record["model"]
     (folder / "run.json").write_text(json.dumps(record))
-    assert list(make_tables(read_all([tmp_path])).runs["model_changed"]) == ["layers=[1,1,1,1]"]
+    assert list(tables_of(tmp_path).runs["model_changed"]) == ["layers=[1,1,1,1]"]

@@ -8,6 +8,9 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+from ddlbench.results.reading.attempts import read_all
+from ddlbench.results.tables.tables import Tables, make_tables
+
 GIB = 2**30
 TEXT = ("gpt2_small", "gpt2_medium")
 CPU, GPU = "Example CPU 2.0", "Example GPU 80GB"
@@ -84,6 +87,12 @@ def write(folder: Path, record: dict[str, Any], epochs: list[dict[str, Any]]) ->
         (folder / "epochs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in epochs))
 
 
+def write_repeats(results: Path, *rates: float, **others: Any) -> None:
+    """Runs that differ in repeat and samples a second alone."""
+    for repeat, rate in enumerate(rates):
+        write_run(results, rate=rate, repeat=repeat, **others)
+
+
 def weak_scaling(results: Path, repeats: int = 1, **others: Any) -> None:
     """Images: single on one GPU, ddp on 1, 2 and 4 at 32 samples a GPU, out of memory on 8.
 
@@ -101,6 +110,11 @@ def strong_scaling(results: Path, **others: Any) -> None:
     """Text: ddp on 2, 4 and 8 GPUs at 64 samples an update; 10, 19 and 32 samples/s."""
     for gpus, rate in ((2, 10.0), (4, 19.0), (8, 32.0)):
         write_run(results, model="gpt2_small", gpus=gpus, rate=rate, per_gpu=None, global_batch=64, **others)
+
+
+def tables_of(*results: Path, by: str = "framework") -> Tables:
+    """The tables of a report of folders of results."""
+    return make_tables(read_all(results), by)
 
 
 def _short(*parts: Any) -> str:

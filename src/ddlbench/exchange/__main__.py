@@ -46,7 +46,7 @@ def _read(place: Path, given: argparse.Namespace) -> tuple[list[Facts], list[str
     points, left_out = read_points(place)
     for line in without_base(points):
         _say(f"{place}: {line}", sys.stderr)
-    return [point.facts() for point in points], [f"{place}: {line}" for line in left_out]
+    return [point.facts for point in points], [f"{place}: {line}" for line in left_out]
 
 
 def export_mllog(given: argparse.Namespace) -> int:

@@ -37,19 +37,17 @@ def export(results: Path, out: Path) -> tuple[int, list[str]]:
             logs.append((run, b"".join(_lines(run))))
         except ValueError as error:
             left_out.append(f"{run.row['path']}: {error}")
-    for name, same in group_by(logs, lambda log: _folder(log[0].row)).items():
-        with reporting(f"{out / name} cannot be written", "choose another --out"):
-            (out / name).mkdir(parents=True, exist_ok=True)
-            write_json(out / name / "system.json", _system(same[0][0].row))
+    for measurement, same in group_by(logs, lambda log: log[0].row["measurement"]).items():
+        row = same[0][0].row
+        names = "-".join(str(row[name]).replace("/", "_") for name in ("framework", "model"))
+        folder = out / f"{names}-{row['gpus']}x-{measurement}"
+        with reporting(f"{folder} cannot be written", "choose another --out"):
+            folder.mkdir(parents=True, exist_ok=True)
+            write_json(folder / "system.json", _system(row))
             for number, (_, content) in enumerate(same):
-                with replacing(out / name / f"result_{number}.txt") as file:
+                with replacing(folder / f"result_{number}.txt") as file:
                     file.write(content)
     return len(logs), left_out
-
-
-def _folder(row: Row) -> str:
-    names = "-".join(str(row[name]).replace("/", "_") for name in ("framework", "model"))
-    return f"{names}-{row['gpus']}x-{row['measurement']}"
 
 
 def _lines(run: AttemptRow) -> Iterator[bytes]:

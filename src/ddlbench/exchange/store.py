@@ -33,12 +33,12 @@ def add(records: Sequence[Object], results: Path) -> Added:
     completely, or written."""
     path = results / PUBLISHED_FILE
     stored = _stored(path)
-    by_id = {str(record.get("run_id")): record for record in stored}
+    names = {str(record.get("run_id")) for record in stored}
     by_configuration = {_configuration(record): record for record in stored}
     added, new = Added(), dict[str, Object]()
     for record in map(plain, records):
         name, configuration = record["run_id"], _configuration(record)
-        if name in by_id:
+        if name in names:
             added.present += 1
         elif reason := _in_the_way(record, by_configuration.get(configuration), [*stored, *new.values()]):
             added.left_out.append(f"{name} ({_url(record)}): {reason}")
@@ -46,20 +46,24 @@ def add(records: Sequence[Object], results: Path) -> Added:
             new[name] = by_configuration[configuration] = record
     added.new = len(new)
     if new:
-        _write(path, [*stored, *new.values()])
+        with reporting(f"{path} cannot be written", "choose another --into"):
+            results.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as file:
+                for record in (*stored, *new.values()):
+                    file.write(f"{json.dumps(record, separators=COMPACT)}\n".encode())
     return added
 
 
 def _in_the_way(record: Object, same: Object | None, others: Sequence[Object]) -> str | None:
     """Why a record cannot stand beside others; None where it can. same: one of its configuration and repeat"""
     if same is not None:
-        twice = same.get("run_id") == record["run_id"]
-        return (
-            "it is given twice" if twice else f"{same.get('run_id')} is another value of its configuration and repeat"
-        )
+        if same.get("run_id") == record["run_id"]:
+            return "it is given twice"
+        return f"{same.get('run_id')} is another value of its configuration and repeat"
     for other in others:  # a row of a table that was made of logs, which are a folder with a time to train
         one, two = (source if source.endswith("/") else f"{source}/" for source in map(_url, (record, other)))
-        if _is_log(record) != _is_log(other) and (one.startswith(two) or two.startswith(one)):
+        logs = ["time_to_train_s" in section(source, "published") for source in (record, other)]
+        if logs[0] != logs[1] and (one.startswith(two) or two.startswith(one)):
             return f"its source is imported already as {_url(other)}"
     return None
 
@@ -78,14 +82,3 @@ def _configuration(record: Object) -> str:
 
 def _url(record: Object) -> str:
     return str(section(record, "published").get("url"))
-
-
-def _is_log(record: Object) -> bool:
-    return "time_to_train_s" in section(record, "published")
-
-
-def _write(path: Path, records: Sequence[Object]) -> None:
-    with reporting(f"{path} cannot be written", "choose another --into"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as file:
-            file.writelines(f"{json.dumps(record, separators=COMPACT)}\n".encode() for record in records)

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
 from ddlbench.figures import plotting
-from ddlbench.figures.panels import Panel
+from ddlbench.figures.panels import Panel, measured
 from ddlbench.results.tables.breakdown import PARTS
 from ddlbench.texts import shortened
 
@@ -32,13 +32,12 @@ LONGEST_NAME = 40
 def breakdown_panels(shown: Sequence[Panel]) -> list[Panel]:
     """The panels with the rows that have a profiled window; several for one that has too many bars."""
     parts: list[Panel] = []
-    for panel in shown:
-        rows = [row for row in panel.rows if all(row[f"{part}_share"] is not None for part in PARTS)]
-        rows.sort(key=lambda row: (row.curve, row["gpus"]))
+    for panel in measured(shown, *(f"{part}_share" for part in PARTS)):
+        rows = sorted(panel.rows, key=lambda row: (row.curve, row["gpus"]))
         count = -(-len(rows) // MOST_BARS)
         for n in range(count):
             lines = [*panel.lines, *([f"part {n + 1} of {count}"] if count > 1 else [])]
-            parts.append(replace(panel, base="", lines=lines, rows=rows[n * MOST_BARS : (n + 1) * MOST_BARS]))
+            parts.append(replace(panel, lines=lines, rows=rows[n * MOST_BARS : (n + 1) * MOST_BARS]))
     return parts
 
 

@@ -18,7 +18,7 @@ from ddlbench.figures.quantities import Quantity, QuantityOf, Values
 from ddlbench.figures.styles import Look, Looks
 from ddlbench.results.rows import group_by
 from ddlbench.results.tables.measurement import Measurement
-from ddlbench.texts import shortened
+from ddlbench.texts import limited, shortened
 
 POINTS = 72  # in an inch
 WIDEST_STEP = 7.0  # points between two curves at one GPU count: the width of a marker
@@ -70,8 +70,10 @@ def draw(axes: Axes, panel: Panel, looks: Looks, quantity: QuantityOf, others: S
     if quantity.theory:
         values += _theory_lines(axes, list(zip(drawn, curve_looks, strict=True)), quantity.theory, quantity.theory_name)
     log_values = log and quantity.proportional and all(value > 0 for value in values)
-    plotting.value_axis(axes, values, quantity.label, quantity.percent, log_values, band(panel), quantity.integers)
-    mark_failures(axes, panel, dict(zip(names, curve_looks, strict=True)))
+    failed = failed_lines(panel)
+    band = LINE * len(failed) + 0.02 if failed else 0.0  # the share of the panel's height that the marks need
+    plotting.value_axis(axes, values, quantity.label, quantity.percent, log_values, band, quantity.integers)
+    _mark_failures(axes, failed, band, dict(zip(names, curve_looks, strict=True)))
 
 
 def places(drawn: Sequence[Sequence[Measurement]]) -> list[float]:
@@ -139,17 +141,9 @@ def failed_lines(panel: Panel) -> dict[str, list[Measurement]]:
     return dict(groups[: MOST_STATUSES - 1]) | {"others": others}
 
 
-def band(panel: Panel) -> float:
-    """The share of the panel's height that the marks need."""
-    lines = len(failed_lines(panel))
-    return LINE * lines + 0.02 if lines else 0.0
-
-
-def mark_failures(axes: Axes, panel: Panel, looks: dict[str, Look]) -> None:
-    """Draw the band. looks: by the name of the curve."""
-    lines = failed_lines(panel)
+def _mark_failures(axes: Axes, lines: dict[str, list[Measurement]], share: float, looks: dict[str, Look]) -> None:
+    """Draw the band. share: of the panel's height; looks: by the name of the curve"""
     if lines:
-        share = band(panel)
         axes.add_patch(Rectangle((0, 1 - share), 1, share, transform=axes.transAxes, color="#f4f2ef", zorder=2.5))
     for number, (status, rows) in enumerate(lines.items()):
         height = 1 - 0.01 - LINE * (number + 0.5)
@@ -158,15 +152,15 @@ def mark_failures(axes: Axes, panel: Panel, looks: dict[str, Look]) -> None:
             ha="right", va="center", fontsize=7.5, color="#8a3324",
         )  # fmt: skip
         for gpus, mates in group_by(rows, lambda row: row["gpus"]).items():
-            shown, place = mates[:CROSSES_SHOWN], axes.get_xaxis_transform()
+            (shown, others), place = limited(mates, CROSSES_SHOWN), axes.get_xaxis_transform()
             for n, row in enumerate(shown):  # beside each other
                 aside = offset_copy(place, cast(Figure, axes.figure), (n - (len(shown) - 1) / 2) * 6, units="points")
                 axes.plot(
                     gpus, height, "x", transform=aside, color=looks[row.curve].color, markersize=5,
                     markeredgewidth=1.6, clip_on=False, zorder=4,
                 )  # fmt: skip
-            if len(mates) > len(shown):
+            if others:
                 axes.annotate(
-                    f"+{len(mates) - len(shown)}", (gpus, height), (3 * len(shown) + 2, 0), xycoords=place,
+                    f"+{others}", (gpus, height), (3 * len(shown) + 2, 0), xycoords=place,
                     textcoords="offset points", ha="left", va="center", fontsize=7, color="#333333",
                 )  # fmt: skip

@@ -8,6 +8,7 @@ A run that did not end ok is a thin line of its own with a cross at its end.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -16,11 +17,12 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from ddlbench.figures import plotting
-from ddlbench.figures.epoch_series import Course, Courses, Floats, courses_of
-from ddlbench.figures.panels import Panel, panel_texts, small_multiples
+from ddlbench.figures.panels import Naming, Panel, Plot, panel_texts, small_multiples
 from ddlbench.figures.styles import Look, Looks, looks_of, numbered
+from ddlbench.results.frames import plain
 from ddlbench.results.rows import group_by
 from ddlbench.results.tables.measurement import Measurement
+from ddlbench.texts import limited
 
 
 class Metric(NamedTuple):
@@ -39,15 +41,45 @@ KEYS = ["path", "measurement", "status", "epoch", "elapsed_s"]  # columns of epo
 UNITS = (("h", 3600.0), ("min", 60.0))
 SQUASHED = 20  # a curve that falls by more than this factor has no visible end on a linear axis
 MARKERS = 12  # of a line, about
+SMALL: dict[str, Any] = {"markersize": 5, "markeredgewidth": 0.5, "linewidth": 1.2}
+FAILED_SHOWN = 8  # runs of a panel that did not end ok
+PLACES = ("epoch", "elapsed_s")  # columns: when a value was reached
 
-DrawPanel = Callable[[Axes, Panel], None]
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+Drawn = tuple[Measurement, "Course"]
+
+
+class Course(NamedTuple):
+    """One metric over the epochs: of runs that differ in seed and repeat alone, or of one run (middle = low = high).
+
+    epoch, elapsed_s:        when the values were reached; elapsed_s is the median of the runs
+    middle, low, high:       the median over seeds and their range; with one seed the range of its repeats
+    inner_low, inner_high:   the interval of the median, from six seeds on; else NaN
+    """
+
+    epoch: Floats
+    elapsed_s: Floats
+    middle: Floats
+    low: Floats
+    high: Floats
+    inner_low: Floats
+    inner_high: Floats
+
+
+class Courses(NamedTuple):
+    """One metric of all measurements, by the column `learning`.
+
+    merged: the runs that ended ok; failed: one course for each other run
+    """
+
+    merged: dict[str, Course]
+    failed: dict[str, list[Course]]
 
 
 def learning(
     table: pd.DataFrame, epochs: pd.DataFrame, measurements: Sequence[Measurement], looks: Looks
-) -> Iterator[tuple[str, list[Panel], DrawPanel]]:
-    """The figures of each metric, by epoch and by time: name, panels and a function that draws a panel. table: of
-    learning.csv"""
+) -> Iterator[Plot]:
+    """The figures of each metric, by epoch and by time. table: of learning.csv"""
     of = {row["measurement"]: row["learning"] for row in measurements}
     most: Any = table.groupby("learning")["seeds"].max()
     seeds = {str(name): int(count) for name, count in most.items()}
@@ -57,8 +89,37 @@ def learning(
         for by, place in (("epoch", "epoch"), ("time", "elapsed_s")):
             rows = measured.dropna(subset=[place])
             shown = _panels(measurements, set(rows["measurement"].unique()), seeds)
-            courses = courses_of(table, rows, of, metric.column, [place])
-            yield f"{name}_by_{by}", shown, _Drawn(metric, by, shown, courses, looks).draw
+            courses = courses_of(table, rows, of, metric.column, place)
+            yield Plot(f"{name}_by_{by}", shown, _Curves(metric, by, shown, courses, looks).draw)
+
+
+def courses_of(
+    table: pd.DataFrame, epochs: pd.DataFrame, learning_of: Mapping[str, str | None], column: str, place: str
+) -> Courses:
+    """The courses of a metric.
+
+    table:       of learning.csv
+    epochs:      rows of epochs.csv with a value of the metric
+    learning_of: the column `learning` of each measurement
+    place:       the column of PLACES that must be known
+    """
+    low, high, *interval = (f"{column}_{end}" for end in ("min", "max", "low", "high"))
+    rows = table.dropna(subset=[column, place]).sort_values("epoch")
+    curves = plain(rows, ["learning"], [*PLACES, "seeds", "runs", column, low, high, *interval])
+    runs = plain(epochs, ["measurement", "path", "status"], [*PLACES, column])
+    runs["learning"] = runs["measurement"].map(dict(learning_of)).astype(object)  # also without rows
+    ok = runs["status"] == "ok"
+    # A curve of one seed has the range of its repeats.
+    one = curves.groupby("learning")["seeds"].transform("max").eq(1) & curves["runs"].gt(1)
+    ranges = runs[ok].groupby(["learning", "epoch"])[column].agg(["min", "max"])
+    curves.loc[one, [low, high]] = curves[one].join(ranges, on=["learning", "epoch"])[["min", "max"]].to_numpy()
+    names = [*PLACES, column, low, high, *interval]
+    merged = {str(name): Course(*curve[names].to_numpy().T) for name, curve in curves.groupby("learning", sort=False)}
+    names = [*PLACES, *[column] * 3, "none", "none"]
+    failed: dict[str, list[Course]] = {}
+    for (name, _), run in runs[~ok].assign(none=np.nan).groupby(["measurement", "path"]):
+        failed.setdefault(str(learning_of[name]), []).append(Course(*run[names].to_numpy().T))
+    return Courses(merged, failed)
 
 
 def _panels(measurements: Sequence[Measurement], measured: set[str], seeds: Mapping[str, int]) -> list[Panel]:
@@ -69,10 +130,10 @@ def _panels(measurements: Sequence[Measurement], measured: set[str], seeds: Mapp
     shown: list[Panel] = []
     for group in group_by(rows, lambda row: (row.model, row["learning_comparison"])).values():
         sizes = {f"{row.devices}, {row['global_batch'] or 'unknown'} samples an update" for row in group}
-        size = sizes.pop() if len(sizes) == 1 else ""
-        lines = [texts[group[0]["measurement"]], size, _seeds(group, seeds)]
-        panel = Panel(str(group[0].model), lines, "", group, one_size=bool(size))
-        shown += small_multiples(panel, _named(panel))
+        size = sizes if len(sizes) == 1 else ()
+        lines = [texts[group[0]["measurement"]], *size, _seeds(group, seeds)]
+        curve_of = attrgetter("curve") if size else _with_size(group)
+        shown += small_multiples(Panel(str(group[0].model), lines, "", group, curve_of=curve_of))
     return shown
 
 
@@ -85,109 +146,91 @@ def _seeds(rows: Sequence[Measurement], seeds: Mapping[str, int]) -> str:
     return f"median and range of {fewest}{counts[-1]} seeds"
 
 
-def _named(panel: Panel) -> Callable[[Measurement], str]:
-    """The name of a row's curve: with GPU count and batch where the panel does not show them for all."""
-    if panel.one_size:
-        return lambda row: row.curve
-    batches = {(row["gpus"], row["global_batch"]) for row in panel.rows}
+def _with_size(rows: Sequence[Measurement]) -> Naming:
+    """Names of curves with GPU count, and with the batch where that does not follow from it."""
+    batches = {(row["gpus"], row["global_batch"]) for row in rows}
     several = len({gpus for gpus, _ in batches}) < len(batches)
     return lambda row: (
         f"{row.curve}, {row.devices}" + (f", batch {row['global_batch'] or 'unknown'}" if several else "")
     )
 
 
-class _Drawn:
+class _Curves:
     """The panels of one figure: those of one model have equal axes, and a curve has one look in all of them."""
 
     def __init__(self, metric: Metric, by: str, shown: Sequence[Panel], courses: Courses, looks: Looks) -> None:
         """by: epoch | time; looks: of the report, whose colours are kept"""
-        curves = {(row.curve_key[0], _named(panel)(row)) for panel in shown for row in panel.rows}
+        curves = {key for panel in shown for key in _keys(panel)}
         self.metric, self.by, self.courses, self._looks = metric, by, courses, looks_of(curves, looks)
         self._own_legends = len(curves) > plotting.SHARED_LABELS or len({compared for compared, _ in curves}) == 1
-        self._ends: dict[Any, _Ends] = {}
-        for model, panels in group_by(shown, _model).items():
-            drawn = [courses.shown(panel.rows) for panel in panels]
-            self._ends[model] = _ends([course for part in drawn for _, course in (*part.merged, *part.failed)])
+        self._values: dict[str, Course] = {}  # of all curves of a model's panels
+        for model, panels in group_by(shown, lambda panel: panel.model).items():
+            drawn = [course for panel in panels for part in self.shown(panel.rows)[:2] for _, course in part]
+            self._values[model] = Course(*map(np.concatenate, zip(*drawn, strict=True)))
+
+    def shown(self, rows: Sequence[Measurement]) -> tuple[list[Drawn], Sequence[Drawn], int]:
+        """The merged courses of a panel's rows, the first runs that did not end ok, and the number of the others."""
+        merged, failed = self.courses
+        ended = [(row, merged[row["learning"]]) for row in rows if row["learning"] in merged]
+        return ended, *limited([(row, run) for row in rows for run in failed.get(row["learning"], [])], FAILED_SHOWN)
 
     def looks(self, panel: Panel) -> dict[str, Look]:
         """The look of each curve, by its name. If the panel has its legend to itself, and one value of the compared
         factor, its curves differ in colour, too."""
-        rows = [curve[0] for curve in group_by(panel.rows, _named(panel)).values()]
-        keys = [(row.curve_key[0], _named(panel)(row)) for row in rows]
+        keys = _keys(panel)
         alone = self._own_legends and len({compared for compared, _ in keys}) == 1 < len(keys)
         looks = numbered(len(keys)) if alone else self._looks.of(keys)
         return dict(zip((text for _, text in keys), looks, strict=True))
 
     def draw(self, axes: Axes, panel: Panel) -> None:
-        name, looks, ends = _named(panel), self.looks(panel), self._ends[_model(panel)]
-        shown = self.courses.shown(panel.rows)
-        places_of = _place_axis(axes, self.by, ends)
-        for row, course in shown.merged:
-            _line(axes, course, places_of(course), looks[name(row)])
-        for row, course in shown.failed:
-            look, places = looks[name(row)], places_of(course)
+        looks, values = self.looks(panel), self._values[panel.model]
+        merged, failed, others = self.shown(panel.rows)
+        places_of = _place_axis(axes, self.by, values)
+        for row, course in merged:
+            _line(axes, course, places_of(course), looks[panel.curve_of(row)])
+        for row, course in failed:
+            look, places = looks[panel.curve_of(row)], places_of(course)
             axes.plot(places, course.middle, color=look.color, linewidth=0.8, alpha=0.7)
             axes.plot(places[-1], course.middle[-1], "x", color=look.color, markersize=8, markeredgewidth=1.8)
         for text, look in looks.items():
-            axes.plot([], [], color=look.color, label=plotting.label(text), **_shape(look))
-        if shown.more:
-            axes.plot([], [], "x", color="#555555", label=f"{shown.more} more that did not end ok are not drawn")
-        _metric_axis(axes, self.metric, ends.values)
+            axes.plot([], [], color=look.color, label=plotting.label(text), **(look.shape | SMALL))
+        if others:
+            axes.plot([], [], "x", color="#555555", label=f"{others} more that did not end ok are not drawn")
+        _metric_axis(axes, self.metric, np.concatenate([values.low, values.high]))
 
 
-class _Ends(NamedTuple):
-    """Ends of axes for some courses: the longest time, the first and last epoch, the least and largest finite value of
-    the metric."""
-
-    seconds: float
-    epochs: tuple[float, float]
-    values: tuple[float, float] | None
+def _keys(panel: Panel) -> list[tuple[str, str]]:
+    """The value of the compared factor of each curve, which has one colour, and the name of the curve."""
+    return [(rows[0].curve_key[0], name) for name, rows in panel.curves.items()]
 
 
-def _ends(courses: Sequence[Course]) -> _Ends:
-    values = np.concatenate([end for course in courses for end in (course.low, course.high)])
-    finite = values[np.isfinite(values)]
-    epochs = np.concatenate([course.epoch for course in courses])
-    return _Ends(
-        max(float(course.elapsed_s.max()) for course in courses),
-        (float(epochs.min()), float(epochs.max())),
-        (float(finite.min()), float(finite.max())) if len(finite) else None,
-    )
-
-
-def _model(panel: Panel) -> tuple[Any, Any]:
-    return panel.model, panel.rows[0]["model_changed"]
-
-
-def _place_axis(axes: Axes, by: str, ends: _Ends) -> Callable[[Course], Floats]:
-    """Draw the axis of epochs, counted from 1, or of time. Returns a function that gives the places of a course."""
+def _place_axis(axes: Axes, by: str, values: Course) -> Callable[[Course], Floats]:
+    """Draw the axis of epochs, counted from 1, or of time, with room for all values. Returns a function that gives the
+    places of a course."""
     if by == "epoch":
         axes.set_xlabel("epochs of training")
-        _limit(axes.set_xlim, ends.epochs[0] + 1, ends.epochs[1] + 1)
+        _limit(axes.set_xlim, values.epoch.min() + 1, values.epoch.max() + 1)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         return lambda course: course.epoch + 1
-    unit, seconds = next(((unit, size) for unit, size in UNITS if ends.seconds >= 3 * size), ("s", 1.0))
+    longest_s = values.elapsed_s.max()
+    unit, seconds = next(((unit, size) for unit, size in UNITS if longest_s >= 3 * size), ("s", 1.0))
     axes.set_xlabel(f"time since the first step, validation included ({unit})")
-    _limit(axes.set_xlim, 0.0, ends.seconds / seconds)
+    _limit(axes.set_xlim, 0.0, longest_s / seconds)
     return lambda course: course.elapsed_s / seconds
 
 
-def _shape(look: Look) -> dict[str, Any]:
-    return look.shape | {"markersize": 5, "markeredgewidth": 0.5, "linewidth": 1.2}
-
-
 def _line(axes: Axes, course: Course, places: Floats, look: Look) -> None:
-    axes.plot(places, course.middle, color=look.color, markevery=len(places) // MARKERS + 1, **_shape(look))
+    axes.plot(places, course.middle, color=look.color, markevery=len(places) // MARKERS + 1, **(look.shape | SMALL))
     if (course.high > course.low).any():
         axes.fill_between(places, course.low, course.high, color=look.color, alpha=0.15, linewidth=0)
     if np.isfinite(course.inner_low).any():
         axes.fill_between(places, course.inner_low, course.inner_high, color=look.color, alpha=0.25, linewidth=0)
 
 
-def _metric_axis(axes: Axes, metric: Metric, values: tuple[float, float] | None) -> None:
-    label = metric.label
-    if values is not None:
-        low, high = values
+def _metric_axis(axes: Axes, metric: Metric, values: Floats) -> None:
+    label, finite = metric.label, values[np.isfinite(values)]
+    if len(finite):
+        low, high = finite.min(), finite.max()
         if not metric.share and high > SQUASHED * low > 0:
             axes.set_yscale("log")
             label = f"{label} (log scale)"

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from operator import attrgetter
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
 
 from ddlbench.figures.styles import family
 from ddlbench.results.rows import group_by
@@ -22,7 +26,7 @@ class Panel:
     lines:        below the title
     base:         what the ratios start from, in words
     on_own_bases: whether ratios start from each curve's own base, not from the best single GPU
-    one_size:     whether all rows have one GPU count and batch, so that the names of curves need not tell them
+    curve_of:     the name of the curve that a row belongs to
     folded:       names of the curves that the panel has no room for
     """
 
@@ -31,7 +35,7 @@ class Panel:
     base: str
     rows: list[Measurement]
     on_own_bases: bool = False
-    one_size: bool = False
+    curve_of: Naming = attrgetter("curve")
     folded: tuple[str, ...] = ()
 
     @property
@@ -50,7 +54,7 @@ class Panel:
     @property
     def curves(self) -> dict[str, list[Measurement]]:
         """The rows of each curve, by its name."""
-        return group_by(self.rows, lambda row: row.curve)
+        return group_by(self.rows, self.curve_of)
 
     def base_of(self, row: Measurement) -> Base | None:
         """What the ratios of the row start from; None without such a measurement."""
@@ -78,6 +82,14 @@ class Panel:
         return replace(self, on_own_bases=True, base=text)
 
 
+class Plot(NamedTuple):
+    """A figure: the panels that have something of it, and how one is drawn."""
+
+    name: str
+    panels: Sequence[Panel]
+    draw: Callable[[Axes, Panel], None]
+
+
 def _base_text(base: Base, device: str | None) -> str:
     return f"base: {base.name} on {devices(base.gpus, device)}, {duration(base.seconds)} a sample"
 
@@ -88,16 +100,12 @@ def panels(rows: Sequence[Measurement]) -> list[Panel]:
     drawn = [row for row in rows if row["gpus"]]
     texts = panel_texts(drawn)
     shown: list[Panel] = []
-    for series in group_by(drawn, lambda row: (_model(row), row["comparison"], row["scaling"], row.size)).values():
+    for series in group_by(drawn, lambda row: (row.compared_with, row["scaling"], row.size)).values():
         first, models = series[0], dict.fromkeys(str(row.model) for row in series)
         panel = Panel(", ".join(models), [first.scaling, texts[first["measurement"]]], "", series)
         single = first.base(own=False)
         shown.append(replace(panel, base=_base_text(single, first["device"])) if single else panel.against_own_bases())
     return shown
-
-
-def _model(row: Measurement) -> str | None:
-    return None if row["compared_by"] == "model" else row.model
 
 
 def panel_texts(rows: Sequence[Measurement], variant: str = "variant") -> dict[str, str]:
@@ -118,28 +126,35 @@ def panel_texts(rows: Sequence[Measurement], variant: str = "variant") -> dict[s
     return texts
 
 
-def small_multiples(panel: Panel, name: Naming = lambda row: row.curve) -> list[Panel]:
+def measured(shown: Sequence[Panel], *columns: str) -> list[Panel]:
+    """The panels with the rows that have a value in all columns."""
+    return with_rows(shown, lambda row: all(row[column] is not None for column in columns))
+
+
+def with_rows(shown: Sequence[Panel], wanted: Callable[[Measurement], bool]) -> list[Panel]:
+    """The panels with the rows that are wanted, without those that have none, for quantities that are no ratios."""
+    parts = [replace(panel, base="", rows=list(filter(wanted, panel.rows))) for panel in shown]
+    return [panel for panel in parts if panel.rows]
+
+
+def small_multiples(panel: Panel) -> list[Panel]:
     """The panel, or where it has more than MOST_CURVES curves one for each family of frameworks; where a family has too
-    many, one for each framework; where a framework has too many, with its fastest ones.
-
-    name: of the curve that a row belongs to
-    """
-    parts = _divided(panel, lambda row: family(str(row["framework"])), name)
-    single = [part for group in parts for part in _divided(group, lambda row: str(row["framework"]), name)]
-    return [_fastest(part, name) for part in single]
+    many, one for each framework; where a framework has too many, with its fastest ones."""
+    parts = _divided(panel, lambda row: family(str(row["framework"])))
+    return [_fastest(one) for part in parts for one in _divided(part, lambda row: str(row["framework"]))]
 
 
-def _divided(panel: Panel, key: Naming, name: Naming) -> list[Panel]:
-    if len({name(row) for row in panel.rows}) <= MOST_CURVES:
+def _divided(panel: Panel, key: Naming) -> list[Panel]:
+    if len(panel.curves) <= MOST_CURVES:
         return [panel]
     parts = group_by(panel.rows, key).items()
     lines = {text: panel.lines if text in panel.lines else [*panel.lines, text] for text, _ in parts}
     return [replace(panel, lines=lines[text], rows=rows) for text, rows in parts]
 
 
-def _fastest(panel: Panel, name: Naming) -> Panel:
+def _fastest(panel: Panel) -> Panel:
     """With the curves of the shortest seconds a sample; those without any come last."""
-    curves = group_by(panel.rows, name)
+    curves = panel.curves
     order = sorted(curves, key=lambda text: min(row["sample_time_s"] or inf for row in curves[text]))
-    kept = set(order[:MOST_CURVES])
-    return replace(panel, rows=[row for row in panel.rows if name(row) in kept], folded=tuple(order[MOST_CURVES:]))
+    rows = [row for row in panel.rows if panel.curve_of(row) in order[:MOST_CURVES]]
+    return replace(panel, rows=rows, folded=tuple(order[MOST_CURVES:]))

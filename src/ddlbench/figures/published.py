@@ -4,9 +4,9 @@ figures."""
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from typing import Any
 
@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 
 from ddlbench.figures import plotting
 from ddlbench.figures.curves import draw
-from ddlbench.figures.panels import Panel
+from ddlbench.figures.panels import Panel, Plot, measured
 from ddlbench.figures.quantities import EFFICIENCY
 from ddlbench.figures.styles import MARKERS, Looks
 from ddlbench.results.rows import group_by
@@ -87,10 +87,17 @@ def sources() -> list[str]:
     return [*lines, *values, *statements]
 
 
-def comparable(shown: Sequence[Panel], printed: Callable[[str], Any], text: str) -> list[Panel]:
-    """The panels against own bases whose model, whatever its sizes, has printed numbers. text: a description of these
-    numbers"""
-    return [replace(panel.against_own_bases(), base=text) for panel in shown if printed(published_name(panel))]
+def plots(shared: Sequence[Panel], all_panels: Sequence[Panel], looks: Looks) -> list[Plot]:
+    """The panels, against own bases, whose model has printed numbers, whatever its sizes."""
+    profiled = measured(shared, "comm_share") or all_panels
+    made: list[Plot] = []
+    for name, shown, printed, draw_panel, text in (
+        ("efficiency", shared, efficiencies, draw_efficiency, "own base; grey: printed, base 4 GPUs"),
+        ("communication", profiled, shares, draw_communication, "grey: printed shares of the kernels' time"),
+    ):
+        panels = [replace(panel.against_own_bases(), base=text) for panel in shown if printed(published_name(panel))]
+        made.append(Plot(f"published_{name}", panels, partial(draw_panel, looks=looks)))
+    return made
 
 
 def published_name(panel: Panel) -> str:

@@ -24,12 +24,11 @@ FAMILIES = {
     "hybrid": ("hybrid",),
 }
 OTHER = "other frameworks"
-_FAMILY = {framework: family for family, frameworks in FAMILIES.items() for framework in frameworks}
 
 
 def family(framework: str) -> str:
     """The family of a framework; OTHER for names that this version does not know."""
-    return _FAMILY.get(framework, OTHER)
+    return next((name for name, frameworks in FAMILIES.items() if framework in frameworks), OTHER)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.reading.published import OWN
 from ddlbench.results.tables.merge import FACTORS, AttemptRow
 from ddlbench.results.tables.only import only
-from ddlbench.results.tables.tables import Tables, make_tables, merge, not_used
+from ddlbench.results.tables.tables import Tables, make_tables, merge
 from ddlbench.results.tables.targets import Target, target, write_targets
 from ddlbench.texts import first_few, printable
 
@@ -86,12 +86,10 @@ def _compare(given: argparse.Namespace) -> int:
 
 def _measurements(name: str, folder: Path) -> list[list[AttemptRow]]:
     """The own measurements of one side of a comparison; what is not in the numbers is printed."""
-    records = read_all([folder])
-    merged = merge(records)
-    warnings, left_out = not_used(records, merged)
-    _warn(warnings, "a report of this set")
-    if left_out:
-        _say(f"{name}: {left_out}", sys.stderr)
+    merged = merge(read_all([folder]))
+    _warn(merged.warnings, "a report of this set")
+    if merged.left_out:
+        _say(f"{name}: {merged.left_out}", sys.stderr)
     compared = [group for group in merged.groups if group[0].row["origin"] == OWN]
     if published := len(merged.groups) - len(compared):
         _say(f"{name}: {published} published measurements are not compared", sys.stderr)

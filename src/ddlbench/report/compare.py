@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 from ddlbench.errors import UserError
 from ddlbench.results.rows import Row, group_by
 from ddlbench.results.tables.measurement import devices, duration
-from ddlbench.results.tables.merge import SEEN, AttemptRow
-from ddlbench.results.tables.scaling import Point, representative
+from ddlbench.results.tables.merge import FREE, SEEN, AttemptRow
+from ddlbench.results.tables.scaling import Point
 from ddlbench.results.tables.stats import ratio_interval, verdict
 from ddlbench.texts import first_few, shortened
 
@@ -99,13 +99,12 @@ def _paired(before: Sequence[Group], after: Sequence[Group]) -> tuple[list[Pair]
 
 
 def _key(names: Sequence[str], group: Group) -> tuple[Any, ...]:
-    run = representative(group)
-    return tuple(run.asked if name == "asked" else run.row[name] for name in names)
+    return tuple(group[0].asked if name == "asked" else group[0].row[name] for name in names)
 
 
 def _changes(pairs: Sequence[Pair]) -> list[str]:
     """Every change, with the number of measurements that have it."""
-    counts = Counter(change for pair in pairs for change in _changed(*map(representative, pair)))
+    counts = Counter(change for pair in pairs for change in _changed(pair[0][0], pair[1][0]))
     if not counts:
         return ["nothing changed in configuration and environment"]
     lines = [
@@ -116,7 +115,6 @@ def _changes(pairs: Sequence[Pair]) -> list[str]:
 
 
 def _changed(one: AttemptRow, two: AttemptRow) -> Iterator[str]:
-    free = ("train.repeat", "train.global_batch", "train.batch_per_gpu", "cluster.notes")
     seen = ["nodes", *(name for name in SEEN if name != "environment_id")]
     parts: list[tuple[str, Row, Row]] = [
         ("configuration", one.options, two.options),
@@ -125,7 +123,7 @@ def _changed(one: AttemptRow, two: AttemptRow) -> Iterator[str]:
     ]
     for part, old, new in parts:
         for key in sorted(old.keys() | new.keys()):
-            if key not in free and old.get(key) != new.get(key):
+            if key not in FREE and old.get(key) != new.get(key):
                 yield f"{part}: {key}: {_value(old, key)} -> {_value(new, key)}"
 
 
@@ -141,10 +139,10 @@ def _judge(result: Versus, pair: Pair, limit: float | None) -> None:
     one, two = map(Point, pair)
     name = _name(pair[0])
     if not one.sample_time_s:
-        result.lines.append(f"  {name}: no time before ({_status(pair[0])}), {_time(two, pair[1])} after")
+        result.lines.append(f"  {name}: no time before ({_status(one)}), {_time(two)} after")
         return
     if not two.sample_time_s:
-        result.lines.append(f"  {name}: {_time(one, pair[0])} before, no time after ({_status(pair[1])})")
+        result.lines.append(f"  {name}: {_time(one)} before, no time after ({_status(two)})")
         result.slower.append(f"{name}: no run ended ok")
         return
     ratio = two.sample_time_s / one.sample_time_s
@@ -166,15 +164,15 @@ def _judge(result: Versus, pair: Pair, limit: float | None) -> None:
         result.possible.append(f"{name}: up to {interval.high:.3f} times the time")
 
 
-def _status(group: Group) -> str:
-    return ", ".join(dict.fromkeys(str(run.row["status"]) for run in group))
+def _status(point: Point) -> str:
+    return ", ".join(dict.fromkeys(str(run.row["status"]) for run in point.runs))
 
 
-def _time(point: Point, group: Group) -> str:
-    return duration(point.sample_time_s) if point.sample_time_s else f"no time ({_status(group)})"
+def _time(point: Point) -> str:
+    return duration(point.sample_time_s) if point.sample_time_s else f"no time ({_status(point)})"
 
 
 def _name(group: Group) -> str:
-    row = representative(group).row
+    row = group[0].row
     where = devices(row["gpus"] or 0, row["device"])
     return f"{row['framework']}, {row['model']}, {row['loader']}, {where}, batch {row['global_batch']}"

@@ -10,7 +10,7 @@ from ddlbench.figures.panels import panel_texts
 from ddlbench.results.rows import group_by
 from ddlbench.results.tables.measurement import Measurement, devices, duration
 from ddlbench.results.tables.stats import LEVEL, NONE_SHOWN, SMALLEST_N, ratio_interval
-from ddlbench.texts import first_few, shortened
+from ddlbench.texts import first_few, limited, shortened
 
 PARAGRAPHS = 12
 PLACES = 12  # GPU counts and batches of one paragraph
@@ -26,21 +26,19 @@ class Paragraph:
     sentences: list[str]
 
 
-def best(measurements: Sequence[Measurement]) -> tuple[list[Paragraph], int]:
+def best(measurements: Sequence[Measurement]) -> tuple[Sequence[Paragraph], int]:
     """A paragraph for each group of comparable measurements, and the number of those without room."""
     texts = panel_texts(measurements)
     rows = {row["measurement"]: row for row in measurements}.values()  # strong and weak scaling: two rows, one fact
-    groups = group_by(rows, lambda row: (None if row["compared_by"] == "model" else row.model, row["comparison"]))
     paragraphs: list[Paragraph] = []
-    for group in groups.values():
+    for group in group_by(rows, lambda row: row.compared_with).values():
         models = dict.fromkeys(str(row.model) for row in group)
         subject = ", ".join([*models, *filter(None, [texts[group[0]["measurement"]]])])
         places = group_by(group, lambda row: (row["gpus"] or 0, row["global_batch"] or 0))
         sentences = [_sentence(places[place], len(places) > 1) for place in sorted(places)]
         more = "more GPU counts and batches are in the table."
         paragraphs.append(Paragraph(subject, first_few(list(filter(None, sentences)), PLACES, more)))
-    shown = [paragraph for paragraph in paragraphs if paragraph.sentences]
-    return shown[:PARAGRAPHS], max(0, len(shown) - PARAGRAPHS)
+    return limited([paragraph for paragraph in paragraphs if paragraph.sentences], PARAGRAPHS)
 
 
 def _sentence(rows: Sequence[Measurement], several: bool) -> str:

@@ -173,19 +173,21 @@ def _cell(row: Measurement) -> str:
     batch=256 (try ...)"."""
     batch, options = f"batch={row['global_batch'] or 'unknown'}", row.settings
     named = options if batch in options.split(" ") else f"{batch} {options}".strip()
-    next_key = f" (try {less_memory(row['mode'], row['micro_batch'])})" if row["status"] == "oom" else ""
     where = f"{row['framework']} {row.model} on {row.devices}"
-    return f"{where}, {shortened(named, LONGEST_CELL)}{next_key}"
+    return f"{where}, {shortened(named, LONGEST_CELL)}{remedy(row['status'], row['mode'], row['micro_batch'])}"
 
 
-def less_memory(mode: str | None, size: int | None) -> str:
-    """The key to try next where a run was out of memory: half the micro batch, which divides the same batch. size: of a
-    micro batch"""
+def remedy(status: str, mode: str | None, size: int | None) -> str:
+    """The key to try next where a run was out of memory, " (try train.micro_batch=4)": half the micro batch, which
+    divides the same batch. size: of a micro batch"""
+    if status != "oom":
+        return ""
     if mode == "loader":
-        return "a smaller loader.prefetch or loader.workers"
+        return " (try a smaller loader.prefetch or loader.workers)"
     if not size:  # it ended before its first step
-        return "a smaller train.micro_batch, or a framework that shards the weights"
-    return f"train.micro_batch={1 if size % 2 else size // 2}" if size > 1 else "train.checkpoint_activations=true"
+        return " (try a smaller train.micro_batch, or a framework that shards the weights)"
+    half = f"train.micro_batch={1 if size % 2 else size // 2}"
+    return f" (try {half if size > 1 else 'train.checkpoint_activations=true'})"
 
 
 def name(value: str | None) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,10 @@ from ddlbench.figures.files import pictures
 from ddlbench.record.schema import CLOCKS, EPOCHS, RANKS, RUNS, SCALING, Column
 from ddlbench.report import overview
 from ddlbench.report.fastest import best, comparisons
-from ddlbench.results.rows import Row, group_by
+from ddlbench.results.rows import Row
 from ddlbench.results.tables.measurement import Measurement, model_names
 from ddlbench.results.tables.tables import Tables, records
-from ddlbench.texts import first_few, shortened
+from ddlbench.texts import first_few, limited, shortened
 
 # Rows of each table on the page; the files beside the page have all rows.
 ROWS_SHOWN = 300
@@ -80,9 +80,9 @@ def render(tables: Tables, drawing: Drawing, folder: Path) -> str:
 
 
 def _failure(run: Row, names: Mapping[tuple[str | None, str | None], str]) -> Row:
-    remedy = f" (try {overview.less_memory(run['mode'], run['micro_batch'])})" if run["status"] == "oom" else ""
     model = names.get((run["model"], run["model_changed"]), run["model"])
-    return run | {"model": model, "reason": shortened(run["reason"] or "", LONGEST_REASON) + remedy}
+    reason = shortened(run["reason"] or "", LONGEST_REASON)
+    return run | {"model": model, "reason": reason + overview.remedy(run["status"], run["mode"], run["micro_batch"])}
 
 
 def first(lines: Sequence[str]) -> list[str]:
@@ -104,13 +104,11 @@ def cautions(runs: Sequence[Row], scaling: Sequence[Measurement]) -> list[str]:
 def counted(runs: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:
     """The first distinct combinations of some columns, each with its number of attempts, and the number of further
     combinations."""
-    counted_runs = [run for run in runs if any(run[name] is not None for name in names)]
-    groups = group_by(counted_runs, lambda run: tuple(run[name] for name in names))
-    lines = [
-        [*(text(name, value) for name, value in zip(names, key, strict=True)), str(len(group))]
-        for key, group in islice(groups.items(), ROWS_SHOWN)
-    ]
-    return {"headers": [*names, "attempts"], "lines": lines, "more": len(groups) - len(lines)}
+    counts = Counter(tuple(run[name] for name in names) for run in runs)
+    counts.pop((None,) * len(names), None)
+    shown, more = limited(list(counts.items()), ROWS_SHOWN)
+    lines = [[*map(text, names, values), str(count)] for values, count in shown]
+    return {"headers": [*names, "attempts"], "lines": lines, "more": more}
 
 
 def grid(columns: Sequence[Column], rows: Sequence[Row], total: int | None = None) -> dict[str, Any]:

@@ -2,16 +2,14 @@
 
 Runs on one device are what the predictions are calibrated with, so they have none themselves. A published measurement
 is predicted from the base in its source; `--predict published` predicts these alone. Where an input is missing, the
-cells are empty and a line says why. ParaDL (Kahira et al. 2021) proposes predictions as a detector of
-abnormal runs: a measurement far off its prediction gets a flag.
+cells are empty and a line says why. ParaDL (Kahira et al. 2021) proposes predictions as a detector of abnormal runs: a
+measurement far off its prediction gets a flag.
 """
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from ddlbench.config.compose import configurations, recorded_configuration
 from ddlbench.errors import RunError, Unsupported
@@ -19,12 +17,11 @@ from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured.inputs import machine_of
 from ddlbench.oracle.measured.runs import Results
 from ddlbench.oracle.predictor import Inputs, Prediction, predict
-from ddlbench.predict.grading.points import point
+from ddlbench.predict.grading.points import Point, point
 from ddlbench.predict.grading.predictions import predicted_s
 from ddlbench.results.reading.attempts import Attempt, Records, why
-from ddlbench.results.reading.csv_rows import CsvRow
 from ddlbench.results.reading.points import csv_row
-from ddlbench.results.reading.published import PUBLISHED, read_published
+from ddlbench.results.reading.published import OWN, PUBLISHED, read_published
 from ddlbench.results.rows import Row
 from ddlbench.results.tables.measurement import devices, duration
 from ddlbench.results.tables.tables import Tables
@@ -37,86 +34,27 @@ NAMED = 5  # rows that a warning names
 ALIKE = ("device", "device_model", "torch", "cuda", "data", "loader")
 
 
-@dataclass(frozen=True)
-class Campaign:
-    """The runs that predictions start from. runs: rows of runs.csv; attempts: by their path in these rows."""
-
-    machine: Machine
-    attempts: Mapping[str, Attempt]
-    runs: Sequence[Row]
-
-    def predict(self, row: Row, run: Row) -> Prediction:
-        """The prediction for a row of scaling.csv; run: one of its repeats. Unsupported or UserError if an input is
-        missing."""
-        attempt = self.attempts[run["path"]]
-        self._check_place(row, attempt.record)
-        config = recorded_configuration(attempt.record["config"])
-        alike = [base for base in self.runs if base["gpus"] == 1 and all(base[name] == run[name] for name in ALIKE)]
-        results = Results(attempt.path.parents[1], [self.attempts[base["path"]] for base in alike])
-        inputs = Inputs(self.machine, lambda asked, _: results.computation(asked, self.machine))
-        prediction = predict(config, config.framework, row["gpus"], inputs)
-        if prediction.status != "ok":
-            raise Unsupported(prediction.reason)
-        return prediction
-
-    def _check_place(self, row: Row, record: Mapping[str, Any]) -> None:
-        """Unsupported if the run was not on such a cluster, or its ranks were not spread over the nodes as the oracle
-        spreads them."""
-        machine, cpu = self.machine, self.machine.device.type == "cpu"
-        model = "cpu" if row["device"] == "cpu" else row["device_model"]
-        if model != machine.device.name:
-            raise Unsupported(f"its device is {model}, that of cluster {machine.name} is {machine.device.name}")
-        hosts = set(record["launch"]["hosts"] or [])
-        if cpu and hosts != {platform.node()}:
-            raise Unsupported(f"it ran on {', '.join(sorted(hosts))}, of which this machine knows nothing")
-        if row["gpus"] != machine.per_node(row["gpus"]) * row["nodes"]:
-            raise Unsupported(f"{row['nodes']} nodes of cluster {machine.name} have another number of devices")
-
-
-@dataclass(frozen=True)
-class Sources:
-    """Published measurements by their path in runs.csv. Rows of one source are the bases of others."""
-
-    rows: Mapping[str, CsvRow]
-
-    @classmethod
-    def of(cls, results: Records) -> Sources:
-        attempts = [attempt for file in results.published for attempt in read_published(file)]
-        return cls({attempt.name: csv_row(attempt.record, line) for line, attempt in enumerate(attempts, 1)})
-
-    def predict(self, row: Row, run: Row) -> Row:
-        """The predicted_* columns of a row of scaling.csv. UserError or Unsupported if it cannot be predicted."""
-        stated = point(self.rows[run["path"]], list(self.rows.values()))
-        base, step_s = stated.base, predicted_s(stated)
-        sample_s, measured_s = step_s / stated.measured.samples, row["sample_time_s"]
-        start = f"{base.samples} samples in {duration(base.seconds)}"
-        columns: Row = {
-            "predicted_step_s": step_s,
-            "predicted_sample_time_s": sample_s,
-            "predicted_error": (sample_s - measured_s) / measured_s,
-            "predicted_from": f"{devices(base.gpus, row['device'])} of the same source: {start}",
-        }
-        return columns | {"predicted_flag": flag(row | columns, measured_s * stated.measured.samples)}
-
-
 @configurations()  # what published measurements resemble is composed
 def with_predictions(tables: Tables, results: Records, cluster: str) -> Tables:
     """The tables with predicted_* columns, and a warning for each row that is far off or cannot be predicted. UserError
     for an unknown cluster. cluster: "published" for published measurements alone"""
-    sources, campaign = Sources.of(results), None
-    if cluster != PUBLISHED:
-        attempts = {attempt.name: attempt for attempt in results.attempts}
-        campaign = Campaign(machine_of(cluster), attempts, tables.run_rows)
+    machine = None if cluster == PUBLISHED else machine_of(cluster)
+    attempts = {attempt.name: attempt for attempt in results.attempts} if machine else {}
+    single = [run for run in tables.run_rows if run["gpus"] == 1]
+    published = [attempt for file in results.published for attempt in read_published(file)]
+    stated = {attempt.name: csv_row(attempt.record, line) for line, attempt in enumerate(published, 1)}
     rows, missing = list[Row](), list[tuple[str, str]]()
     for measurement in tables.measurements:
         row, run = measurement.row, measurement.runs[0]
         measured = row["status"] == "ok" and row["mode"] == "train" and row["sample_time_s"]
         if measured and (row["gpus"] or 1) > 1:
             try:
-                if row["origin"] == PUBLISHED:
-                    row = row | (sources.predict(row, run) if row["own_base_gpus"] != row["gpus"] else {})
-                elif campaign:
-                    row = row | cells(row, campaign.predict(row, run))
+                if row["origin"] == PUBLISHED and row["own_base_gpus"] != row["gpus"]:
+                    row = row | _from_its_base(row, point(stated[run["path"]], list(stated.values())))
+                elif row["origin"] == OWN and machine:
+                    alike = [base for base in single if all(base[name] == run[name] for name in ALIKE)]
+                    bases = [attempts[base["path"]] for base in alike]
+                    row = row | cells(row, _prediction(row, attempts[run["path"]], bases, machine))
             except Exception as error:  # whatever one record holds, the others are predicted
                 text = str(error) if isinstance(error, RunError) else f"its record cannot be used ({why(error)})"
                 missing.append((" ".join(text.split()), name(row)))
@@ -128,6 +66,42 @@ def with_predictions(tables: Tables, results: Records, cluster: str) -> Tables:
     ]
     warnings = [*tables.warnings, *dict.fromkeys(flagged), *unknown]
     return replace(tables, scaling_rows=rows, warnings=warnings)
+
+
+def _prediction(row: Row, attempt: Attempt, bases: list[Attempt], machine: Machine) -> Prediction:
+    """The prediction for a row of scaling.csv. Unsupported if the run was not on such a cluster, or its ranks were not
+    spread over the nodes as the oracle spreads them; Unsupported or UserError if an input is missing.
+
+    attempt: one of the row's repeats; bases: on one device, comparable with it
+    """
+    model = "cpu" if row["device"] == "cpu" else row["device_model"]
+    if model != machine.device.name:
+        raise Unsupported(f"its device is {model}, that of cluster {machine.name} is {machine.device.name}")
+    hosts = set(attempt.record["launch"]["hosts"] or [])
+    if machine.device.type == "cpu" and hosts != {platform.node()}:
+        raise Unsupported(f"it ran on {', '.join(sorted(hosts))}, of which this machine knows nothing")
+    if row["gpus"] != machine.per_node(row["gpus"]) * row["nodes"]:
+        raise Unsupported(f"{row['nodes']} nodes of cluster {machine.name} have another number of devices")
+    config, results = recorded_configuration(attempt.record["config"]), Results(attempt.path.parents[1], bases)
+    inputs = Inputs(machine, lambda asked, _: results.computation(asked, machine))
+    prediction = predict(config, config.framework, row["gpus"], inputs)
+    if prediction.status != "ok":
+        raise Unsupported(prediction.reason)
+    return prediction
+
+
+def _from_its_base(row: Row, stated: Point) -> Row:
+    """The predicted_* columns of a published measurement. UserError or Unsupported if it cannot be predicted."""
+    base, step_s = stated.base, predicted_s(stated)
+    sample_s, measured_s = step_s / stated.measured.samples, row["sample_time_s"]
+    start = f"{base.samples} samples in {duration(base.seconds)}"
+    columns: Row = {
+        "predicted_step_s": step_s,
+        "predicted_sample_time_s": sample_s,
+        "predicted_error": (sample_s - measured_s) / measured_s,
+        "predicted_from": f"{devices(base.gpus, row['device'])} of the same source: {start}",
+    }
+    return columns | {"predicted_flag": flag(row | columns, measured_s * stated.measured.samples)}
 
 
 def cells(row: Row, prediction: Prediction) -> Row:

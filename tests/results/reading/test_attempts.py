@@ -10,7 +10,6 @@ import pytest
 from ddlbench.errors import UserError
 from ddlbench.record.schema import READ_VERSIONS
 from ddlbench.results.reading.attempts import read, read_all
-from ddlbench.results.tables.tables import make_tables
 from tests.support import records
 
 
@@ -77,7 +76,7 @@ def test_half_a_line_is_left_out_with_a_warning(tmp_path):
     lines = (folder / "epochs.jsonl").read_text()
     (folder / "epochs.jsonl").write_text(lines + '{"epoch": 3, "epoch_ti\n' + json.dumps([1]))
     assert [row["epoch"] for row in read(folder).epochs] == [0, 1, 2]
-    (warning,) = make_tables(read_all([tmp_path])).warnings
+    (warning,) = records.tables_of(tmp_path).warnings
     assert warning == f"{folder}: 2 line(s) of epochs.jsonl cannot be read and are left out"
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from ddlbench.record.schema import EPOCHS, RUNS
-from ddlbench.results.reading.cells import LONGEST_NAME, cell, fit, in_one_line
+from ddlbench.results.reading.cells import LONGEST_NAME, cell, fit
 
 COLUMNS = {column.name: column for column in (*EPOCHS, *RUNS)}
 
@@ -91,9 +89,3 @@ def test_long_names_are_cut_and_stay_different():
     assert one != other
     hosts = " ".join(f"node{number}" for number in range(500))
     assert fit(hosts, COLUMNS["hosts"], []) == hosts
-
-
-def test_a_summary_is_one_line_and_names_the_first():
-    notes = [f"n{number}" for number in range(9)]
-    assert in_one_line(notes) == "left out of the tables: n0, n1, n2, and 6 more"
-    assert json.dumps(in_one_line(notes[:1])) == '"left out of the tables: n0"'

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tracemalloc
 
 from ddlbench.record.schema import EPOCHS
@@ -14,8 +13,7 @@ LINES = [{"epoch": n, "epoch_time_s": 2.0 + n, "steps": 5, "warmup": n == 0, "va
 
 
 def own(lines):
-    table, _ = table_of("\n".join(map(json.dumps, lines)).encode(), [])
-    return table
+    return table_of(lines, [])
 
 
 def test_columns_and_texts_of_several_attempts():

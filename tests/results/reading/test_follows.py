@@ -13,12 +13,11 @@ import pytest
 from ddlbench.measure.rows import EpochRow
 from ddlbench.measure.summary import summarize
 from ddlbench.record.schema import RUNS
-from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.reading.epoch_lines import table_of
 from ddlbench.results.reading.follows import LAST, MEASURED, contradiction
-from ddlbench.results.tables.tables import make_tables, records
+from ddlbench.results.tables.tables import records
 from tests.support.epoch_rows import epoch_row
-from tests.support.records import write_run
+from tests.support.records import tables_of, write_repeats, write_run
 
 SHARES = ("val_loss", "val_top1", "val_top5")
 COUNTS = ("val_perplexity_token", "val_perplexity_word", "val_samples")
@@ -47,9 +46,8 @@ def summary(rows: list[EpochRow]) -> dict[str, Any]:
 def table(rows: list[EpochRow], earlier: int = 0) -> pa.Table:
     """earlier: so many of the epochs were measured by an attempt that this one continued"""
     lines = [row.line() | ({"measured_in_attempt": 1} if n < earlier else {}) for n, row in enumerate(rows)]
-    notes: list[str] = []
-    result, broken = table_of("".join(json.dumps(line) + "\n" for line in lines).encode(), notes)
-    assert (notes, broken) == ([], 0)
+    result = table_of(lines, notes := [])
+    assert notes == []
     return result
 
 
@@ -82,8 +80,7 @@ def test_an_epoch_without_a_time_is_no_epoch_of_the_median() -> None:
     rows = epochs()
     rows[2].epoch_time_s = 0.0
     given = summary(rows)
-    lines = [row.line() for row in rows]
-    result, _ = table_of("".join(json.dumps(line) + "\n" for line in lines).encode(), notes := [])
+    result = table_of([row.line() for row in rows], notes := [])
     assert len(notes) == 1
     assert str(contradiction(given, result)).startswith("epoch_time_s = ")
 
@@ -101,11 +98,10 @@ def test_older_records_lack_columns() -> None:
 @pytest.mark.parametrize("said", [0, 5e-324, -0.0, 1e-9])
 def test_an_epoch_of_no_time_moves_no_median(tmp_path: Path, said: float) -> None:
     """With two others the median would be the smaller one of them."""
-    for repeat, rate in enumerate((100.0, 80.0)):
-        write_run(tmp_path, rate=rate, repeat=repeat)
-    (alone,) = records(make_tables(read_all([tmp_path])).scaling)
+    write_repeats(tmp_path, 100.0, 80.0)
+    (alone,) = records(tables_of(tmp_path).scaling)
     write_run(tmp_path, repeat=2, summary={"epoch_time_s": said})
-    tables = make_tables(read_all([tmp_path]))
+    tables = tables_of(tmp_path)
     (row,) = records(tables.scaling)
     assert row["epoch_time_s"] == alone["epoch_time_s"]
     assert any("epoch_time_s = " in text and "must lie in 1e-06 to 1e+09" in text for text in tables.warnings)
@@ -114,12 +110,12 @@ def test_an_epoch_of_no_time_moves_no_median(tmp_path: Path, said: float) -> Non
 def test_a_summary_of_other_epochs_is_left_out_and_the_attempt_stays_a_row(tmp_path: Path) -> None:
     for framework in ("single", "ddp"):
         write_run(tmp_path, framework=framework)
-    alone = records(make_tables(read_all([tmp_path])).scaling)
+    alone = records(tables_of(tmp_path).scaling)
     folder = write_run(tmp_path, repeat=1)
     content = json.loads((folder / "run.json").read_text())
     content["summary"] |= {"val_top1": 0.99, "throughput_samples_per_s": 1e9}
     (folder / "run.json").write_text(json.dumps(content))
-    tables = make_tables(read_all([tmp_path]))
+    tables = tables_of(tmp_path)
     assert [row["speedup"] for row in records(tables.scaling)] == [row["speedup"] for row in alone]
     assert any(
         text.startswith(f"{folder}: the summary is left out: val_top1 = 0.99, its epochs give ")

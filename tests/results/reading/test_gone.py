@@ -15,9 +15,9 @@ from ddlbench.heartbeat import Process
 from ddlbench.record.files import HEARTBEAT
 from ddlbench.results.reading.attempts import read, read_all
 from ddlbench.results.reading.gone import find_gone, keeper_alive
-from ddlbench.results.tables.tables import make_tables
 from tests.support import records
 from tests.support.killed import beat, ended_process
+from tests.support.records import tables_of
 
 ELSEWHERE = replace(Process.this(), place="another host")
 
@@ -99,4 +99,4 @@ def test_an_end_that_was_recorded_counts_more_than_a_copy_from_before(tmp_path: 
     (early / "run.json").write_text(json.dumps(content))
     beat(early, ELSEWHERE, 300)
     assert [read_all([tmp_path / name]).attempts[0].record["status"] for name in "ab"] == ["killed", "ok"]
-    assert list(make_tables(read_all([tmp_path])).runs["status"]) == ["ok"]
+    assert list(tables_of(tmp_path).runs["status"]) == ["ok"]

@@ -9,15 +9,13 @@ import pytest
 
 from ddlbench.foreign import LARGEST_BYTES
 from ddlbench.report.__main__ import main
-from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.reading.left_out import line
-from ddlbench.results.tables.tables import make_tables
-from tests.support.records import write_run
+from tests.support.records import tables_of, write_run
 
 
 def test_nothing_left_out_is_no_line(tmp_path):
     write_run(tmp_path)
-    assert make_tables(read_all([tmp_path])).left_out is None
+    assert tables_of(tmp_path).left_out is None
     assert line([]) is None
 
 
@@ -69,7 +67,7 @@ def test_what_is_in_no_measurement_or_in_no_time_is_counted(tmp_path):
     bare = write_run(tmp_path, gpus=2, sections={"config": None})
     write_run(tmp_path, gpus=4, sections={"summary": {}})
     write_run(tmp_path, gpus=8, status="oom")
-    tables = make_tables(read_all([tmp_path]))
+    tables = tables_of(tmp_path)
     assert tables.left_out == "left out: 1 without a configuration, 1 ended ok without a rate"
     assert tables.warnings == [f"{bare}: run.json has no configuration: the attempt is in no measurement"]
     assert list(tables.scaling["gpus"].unique()) == [1, 4, 8]
@@ -83,7 +81,7 @@ TOLD = (
 
 
 def test_every_kind_is_counted(results):
-    tables = make_tables(read_all([results]))
+    tables = tables_of(results)
     assert tables.left_out == TOLD
     assert len(tables.runs) == 14, "all but the copy are rows"
 

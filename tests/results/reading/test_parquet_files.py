@@ -12,9 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from ddlbench.record.epoch_files import EpochFiles
-from ddlbench.results.reading.attempts import PARQUET, damaged_parquet, read_all
-from ddlbench.results.tables.tables import make_tables
-from tests.support.records import write_run
+from ddlbench.results.reading.attempts import PARQUET, damaged_parquet
+from tests.support.records import tables_of, write_run
 
 TABLE = pa.table({"epoch": [0, 0], "step": [0, 1]})
 
@@ -56,13 +55,13 @@ def two_runs(results: Path) -> Path:
 def test_a_damaged_file_is_named_and_all_runs_are_reported(tmp_path: Path, name: str, kind: str) -> None:
     damage, said = DAMAGES[kind]
     folder = two_runs(tmp_path)
-    before = make_tables(read_all([tmp_path]))
+    before = tables_of(tmp_path)
     assert before.warnings == []
     damage(folder / name)
     if kind != "pipe":  # reading it would wait
         with pytest.raises((OSError, ValueError)):
             pd.read_parquet(folder / name)
-    after = make_tables(read_all([tmp_path]))
+    after = tables_of(tmp_path)
     (warning,) = after.warnings
     assert warning.startswith(f"{folder / name} cannot be read (")
     assert said in warning

@@ -41,12 +41,12 @@ EPOCH = {
 )
 def test_seconds_a_sample_in_each_unit(tmp_path, changed, seconds, base_s):
     point = the_one(tmp_path, **changed)
-    assert point.sample_time_s == pytest.approx(seconds, rel=1e-12)
-    assert point.base.sample_time_s == pytest.approx(base_s, rel=1e-12)
+    assert point.facts.sample_time_s == pytest.approx(seconds, rel=1e-12)
+    assert point.facts.more["base_sample_time_s"] == pytest.approx(base_s, rel=1e-12)
 
 
 def test_a_record_has_what_the_row_states(tmp_path):
-    record = the_one(tmp_path, layout="mbs16 acc4", gpus_per_node=4).facts().record()
+    record = the_one(tmp_path, layout="mbs16 acc4", gpus_per_node=4).facts.record()
     assert record["origin"] == "published"
     assert record["launch"] == {"world_size": 8, "nodes": 2, "ranks_per_node": 4, "device_type": "cuda"}
     assert record["ledger"] == {"global_batch": 512, "micro_batch": 16}
@@ -65,14 +65,14 @@ def test_rows_of_one_base_are_a_series(tmp_path):
         cells(),
         cells(base_value=90, measured=700, step_ms=""),
     )
-    assert base.series == other.series == "1 GPU at 100 img/s"
-    assert two.series == "1 GPU at 90 img/s"
+    assert base.facts.series == other.facts.series == "1 GPU at 100 img/s"
+    assert two.facts.series == "1 GPU at 90 img/s"
 
 
 def test_rows_without_a_base_are_named(tmp_path):
     points, left_out = read(tmp_path, cells(), cells(model="VGG-16", base_gpus="", base_value=""))
     assert left_out == []
-    assert [point.base and point.base.value for point in points] == [100, None]
+    assert [point.facts.more["base_value"] for point in points] == ["100", None]
     assert without_base(points) == ["row 3: without a base: efficiency stays empty"]
 
 

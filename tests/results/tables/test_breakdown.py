@@ -8,10 +8,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.tables.breakdown import PARTS, breakdown
-from ddlbench.results.tables.tables import Tables, make_tables
-from tests.support.records import write_run
+from ddlbench.results.tables.tables import Tables
+from tests.support.records import tables_of, write_run
 
 
 def window(steps: int, window_s: float, **seconds: float) -> dict[str, Any]:
@@ -24,7 +23,7 @@ def window(steps: int, window_s: float, **seconds: float) -> dict[str, Any]:
 
 
 def tables(folder: Path) -> Tables:
-    return make_tables(read_all([folder]))
+    return tables_of(folder)
 
 
 def test_shares_by_gpu_count_and_the_seconds_of_a_step(tmp_path: Path) -> None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from ddlbench.figures.figures import Drawing
 from ddlbench.report.page import render
-from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.tables.checks import drift
 from ddlbench.results.tables.merge import AttemptRow
-from ddlbench.results.tables.tables import make_tables
-from tests.support.records import write_run
+from tests.support.records import tables_of, write_run
 
 
 def warnings_of(results):
-    return make_tables(read_all([results])).warnings
+    return tables_of(results).warnings
 
 
 def run(results, framework, **ledger):
@@ -71,14 +69,14 @@ def test_what_failed_is_not_compared(tmp_path):
 def test_merged_commits_are_named_once(tmp_path):
     for repeat, commit in enumerate(("abc", "def")):
         write_run(tmp_path, repeat=repeat, sections={"environment": {"git_commit": commit}})
-    tables = make_tables(read_all([tmp_path]))
+    tables = tables_of(tmp_path)
     page = render(tables, Drawing(), tmp_path)
     assert page.count("git_commit (") == 1
     assert "different commits" not in page
 
 
 def doubts_of(results):
-    return [text for text in make_tables(read_all([results])).warnings if "100 %" in text]
+    return [text for text in tables_of(results).warnings if "100 %" in text]
 
 
 def test_an_efficiency_above_100_percent_is_questioned(tmp_path):

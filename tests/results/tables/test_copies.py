@@ -7,13 +7,8 @@ import shutil
 
 import pytest
 
-from ddlbench.results.reading.attempts import read_all
-from ddlbench.results.tables.tables import make_tables, records
-from tests.support.records import write_run
-
-
-def tables_of(*folders):
-    return make_tables(read_all(folders))
+from ddlbench.results.tables.tables import records
+from tests.support.records import tables_of, write_run
 
 
 def change(folder, **sections):

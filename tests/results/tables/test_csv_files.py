@@ -9,15 +9,14 @@ from pathlib import Path
 
 import pandas as pd
 
-from ddlbench.results.reading.attempts import read_all
-from ddlbench.results.tables.tables import make_tables, write_csv
-from tests.support.records import write_run
+from ddlbench.results.tables.tables import write_csv
+from tests.support.records import tables_of, write_run
 
 
 def test_a_text_that_a_spreadsheet_would_run_is_quoted_in_every_row_of_it(tmp_path: Path) -> None:
     write_run(tmp_path, framework="=1+1")
     write_run(tmp_path, framework="ddp")
-    make_tables(read_all([tmp_path])).write(tmp_path / "tables")
+    tables_of(tmp_path).write(tmp_path / "tables")
     table = pd.read_csv(tmp_path / "tables" / "epochs.csv")
     assert sorted(table["framework"]) == ["'=1+1"] * 3 + ["ddp"] * 3
     assert table["data"].eq("sample_images").all()

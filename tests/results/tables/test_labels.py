@@ -10,7 +10,7 @@ VERSIONS = {"dataset_hash": "abc", "device_model": "GPU", "torch": "2.14.1", "cu
 
 def run(framework="ddp", options=None, **row):
     names = {"framework": framework, "model": "resnet50", "loader": "native", "data": "sample", "recipe": "sgd"}
-    names |= {"precision_scheme": None, "model_changed": None}
+    names |= {"precision_scheme": None, "model_changed": None, "device": "cuda", "gpus": 1, "nodes": 1}
     return AttemptRow(names | VERSIONS | row, options or {})
 
 

@@ -7,11 +7,10 @@ import html
 from ddlbench.figures.figures import Drawing
 from ddlbench.report.overview import summary_text
 from ddlbench.report.page import render
-from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.tables.marks import explained, of_run
 from ddlbench.results.tables.measurement import Measurement
-from ddlbench.results.tables.tables import make_tables, records
-from tests.support.records import write_run
+from ddlbench.results.tables.tables import records
+from tests.support.records import tables_of, write_run
 
 NOTHING = {"marks": None, "ranks_differ": None, "straggler_rank": None, "straggler_host": None}
 
@@ -23,21 +22,21 @@ def test_a_run_has_its_own_marks_those_of_its_ranks_and_its_straggler():
     assert of_run(NOTHING | odd | {"straggler_host": "node2"})[-1] == "straggler rank 0 on node2"
 
 
-def tables_of(results):
+def marked_tables(results):
     """ddp on 1, 2 and 4 GPUs: all three runs on 4 are marked, one on 2, none on 1."""
     for repeat in range(3):
         write_run(results, repeat=repeat)
         write_run(results, gpus=2, repeat=repeat, summary={"marks": "load" if repeat else None})
         slow = {"marks": "load; steal", "straggler_rank": 3, "straggler_host": "node2"}
         write_run(results, gpus=4, repeat=repeat, summary=slow, sections={"ranks_differ": ["torch"]})
-    return make_tables(read_all([results]))
+    return tables_of(results)
 
 
 def test_a_mark_counts_the_runs_that_ended_ok(tmp_path):
     for repeat, marks in enumerate(("load", None, "load")):
         write_run(tmp_path, repeat=repeat, summary={"marks": marks})
     write_run(tmp_path, repeat=3, status="killed", sections={"summary": {"marks": "load; steal"}})
-    (row,) = records(make_tables(read_all([tmp_path])).scaling)
+    (row,) = records(tables_of(tmp_path).scaling)
     assert row["marks"] == "load (2 of 3)"
 
 
@@ -50,7 +49,7 @@ LINES = (
 
 
 def test_the_terminal_marks_the_row_and_explains_below(tmp_path):
-    text = summary_text(tables_of(tmp_path).measurements)
+    text = summary_text(marked_tables(tmp_path).measurements)
     lines = [line.split() for line in text.splitlines()]
     n = lines[0].index("n")
     assert lines[0][n + 1] == "!"
@@ -62,7 +61,7 @@ def test_the_terminal_marks_the_row_and_explains_below(tmp_path):
 
 
 def test_the_page_has_both_too(tmp_path):
-    tables = tables_of(tmp_path)
+    tables = marked_tables(tmp_path)
     page = html.unescape(render(tables, Drawing(), tmp_path))
     assert page.count('<td data-name="!" class="number">!1</td>') == 1
     assert page.count('<td data-name="!" class="number">!2</td>') == 1
@@ -83,7 +82,7 @@ def test_it_is_said_which_straggler_could_not_be_found(tmp_path):
     makes no other wait."""
 
     def remarks():
-        lines = summary_text(make_tables(read_all([tmp_path])).measurements).splitlines()
+        lines = summary_text(tables_of(tmp_path).measurements).splitlines()
         return [line for line in lines if line.startswith("stragglers")]
 
     write_run(tmp_path, gpus=1)

@@ -9,8 +9,8 @@ import pytest
 from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.tables.merge import AttemptRow, measured_options, measurements
 from ddlbench.results.tables.run_rows import run_row
-from ddlbench.results.tables.tables import make_tables
 from tests.support import records
+from tests.support.records import tables_of
 
 
 def groups(results):
@@ -111,7 +111,7 @@ def test_failures_alone_are_one_measurement(tmp_path):
 def test_both_tables_name_the_measurement_alike(tmp_path):
     records.write_run(tmp_path, repeat=0)
     records.write_run(tmp_path, repeat=1, status="oom")
-    tables = make_tables(read_all([tmp_path]))
+    tables = tables_of(tmp_path)
     assert list(tables.runs["measurement"].unique()) == list(tables.scaling["measurement"])
 
 
@@ -143,7 +143,7 @@ def six(results, gpus=2, **other):
 )
 def test_another_environment_is_another_measurement_and_is_named(tmp_path, other, named):
     six(tmp_path, **other)
-    scaling = make_tables(read_all([tmp_path])).scaling
+    scaling = tables_of(tmp_path).scaling
     assert list(scaling["runs_ok"]) == [3, 3]
     assert sorted((text if isinstance(text, str) else None for text in scaling["knobs"]), key=str) == sorted(
         named, key=str
@@ -152,7 +152,7 @@ def test_another_environment_is_another_measurement_and_is_named(tmp_path, other
 
 def test_what_differs_from_host_to_host_is_merged_with_a_warning(tmp_path):
     six(tmp_path, kernel="6.2", hostname="node9", memory_total_bytes=1)
-    tables = make_tables(read_all([tmp_path]))
+    tables = tables_of(tmp_path)
     assert list(tables.scaling["runs_ok"]) == [6]
     assert tables.warnings == [
         "repeats are merged: zero1 on 2, resnet50, differ in kernel "
@@ -177,7 +177,7 @@ def test_an_own_base_has_the_same_versions_switches_and_host(tmp_path, other):
         environment = ENVIRONMENT | changed | {"variables": {"OMP_NUM_THREADS": str(gpus)}}
         attempt = 2 if changed else 1
         records.write_run(tmp_path, gpus=gpus, rate=rate, attempt=attempt, sections={"environment": environment})
-    tables = make_tables(read_all([tmp_path]))
+    tables = tables_of(tmp_path)
     two = tables.scaling[tables.scaling["gpus"] == 2].iloc[0]
     assert two["speedup_vs_own_base"] == pytest.approx(1.5), "the 80 samples/s of the same environment"
     assert two["speedup"] == pytest.approx(1.2), "the best single GPU may have another one, with a warning"
@@ -189,7 +189,7 @@ def test_versions_are_columns(tmp_path):
     library = "deepspeed 0.19.8"
     sections = {"environment": ENVIRONMENT | {"packages": packages}, "framework_library": library}
     records.write_run(tmp_path, sections=sections)
-    tables = make_tables(read_all([tmp_path]))
+    tables = tables_of(tmp_path)
     run, row = tables.runs.iloc[0], tables.scaling.iloc[0]
     assert (run["framework_library"], run["deepspeed"], run["dali"]) == (library, "0.19.8", "2.4.0")
     assert (row["framework_library"], row["driver"], row["nccl"]) == (library, "550.54", "2.27.3")
@@ -197,4 +197,4 @@ def test_versions_are_columns(tmp_path):
 
 def test_ranks_that_differed_are_a_warning_of_the_report(tmp_path):
     folder = records.write_run(tmp_path, sections={"ranks_differ": ["rank 1 on b has driver 2, rank 0 on a has 1"]})
-    assert f"{folder}: rank 1 on b has driver 2, rank 0 on a has 1" in make_tables(read_all([tmp_path])).warnings
+    assert f"{folder}: rank 1 on b has driver 2, rank 0 on a has 1" in tables_of(tmp_path).warnings

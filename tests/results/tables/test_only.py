@@ -7,17 +7,15 @@ import pytest
 
 from ddlbench.errors import UserError
 from ddlbench.report.__main__ import main
-from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.tables.only import only
-from ddlbench.results.tables.tables import make_tables
-from tests.support.records import strong_scaling, weak_scaling, write_run
+from tests.support.records import strong_scaling, tables_of, weak_scaling, write_run
 
 
 @pytest.fixture
 def tables(tmp_path):
     weak_scaling(tmp_path)
     strong_scaling(tmp_path)
-    return make_tables(read_all([tmp_path]))
+    return tables_of(tmp_path)
 
 
 def test_the_rows_of_all_tables_and_their_bases(tables):
@@ -60,7 +58,7 @@ def test_a_filter_that_takes_a_part_of_the_repeats_says_so(tmp_path):
     for repeat in range(3):
         write_run(tmp_path, repeat=repeat)
         write_run(tmp_path, repeat=repeat, train={"seed": 1})
-    tables = make_tables(read_all([tmp_path]))
+    tables = tables_of(tmp_path)
     merged = "is not reported: the rows and figures of these are of all their attempts"
     part = only(tables, ["repeat=0,1"])
     assert part.warnings[1] == f"a part of the attempts of 2 measurements and 1 learning curves {merged}"

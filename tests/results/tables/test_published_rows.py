@@ -7,12 +7,11 @@ import shutil
 
 import pytest
 
-from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.reading.mlperf import Address, read_results
 from ddlbench.results.reading.points import read_points
-from ddlbench.results.tables.tables import make_tables
 from tests.support import records
 from tests.support.published import URL, cells, events, write_csv, write_results
+from tests.support.records import tables_of
 
 # Two systems, 4 and 8 GPUs, each with its batch per GPU; the smaller one takes 180 s an epoch.
 SLOW = (190_000, 180_000, 180_000, 180_000)
@@ -25,11 +24,11 @@ def store(folder, facts):
 
 
 def csv_facts(tmp_path, *rows):
-    return [point.facts() for point in read_points(write_csv(tmp_path / "points.csv", *rows))[0]]
+    return [point.facts for point in read_points(write_csv(tmp_path / "points.csv", *rows))[0]]
 
 
 def scaling(*folders):
-    return make_tables(read_all(folders)).measurements
+    return tables_of(*folders).measurements
 
 
 def test_the_stated_base_gives_the_efficiency_digit_for_digit(tmp_path):
@@ -93,7 +92,7 @@ def test_own_rows_come_first(tmp_path):
 
 def test_an_efficiency_above_100_percent_is_named_as_published(tmp_path):
     store(tmp_path / "a", csv_facts(tmp_path, cells(measured=880, step_ms="")))
-    (warning,) = make_tables(read_all([tmp_path])).warnings
+    (warning,) = tables_of(tmp_path).warnings
     assert warning.startswith("published, Example 2020: DDP, ResNet-50, 8 GPUs: efficiency_vs_own_base of 110.0 %")
 
 
@@ -101,7 +100,7 @@ def test_lines_that_cannot_be_read_are_rows_with_a_reason(tmp_path):
     store(tmp_path / "a", csv_facts(tmp_path, cells()))
     path = tmp_path / "a" / "published.jsonl"
     path.write_text(path.read_text() + '{"schema_version": 2\n{"schema_version": 9}\n{"schema_version": 2}\n\x1b\n')
-    tables = make_tables(read_all([tmp_path]))
+    tables = tables_of(tmp_path)
     assert tables.runs["status"].tolist() == ["ok", *["unreadable"] * 4]
     assert [text.partition(":")[2][:1] for text in tables.warnings] == ["2", "3", "4", "5"], "the number of the line"
     assert all(text.isprintable() for text in tables.warnings)
@@ -110,7 +109,7 @@ def test_lines_that_cannot_be_read_are_rows_with_a_reason(tmp_path):
 def test_a_copy_of_the_file_counts_once(tmp_path):
     store(tmp_path / "a", csv_facts(tmp_path, cells(), cells(model="VGG-16")))
     shutil.copytree(tmp_path / "a", tmp_path / "b")
-    tables = make_tables(read_all([tmp_path]))
+    tables = tables_of(tmp_path)
     assert len(tables.runs) == 2
     assert tables.left_out == "left out: 2 copies"
 
@@ -120,4 +119,4 @@ def test_a_copy_of_the_file_counts_once(tmp_path):
 def test_no_content_makes_a_report_fail(tmp_path, section, value):
     (facts,) = csv_facts(tmp_path, cells())
     (tmp_path / "published.jsonl").write_text(json.dumps(facts.record() | {section: value}))
-    assert len(make_tables(read_all([tmp_path])).runs) == 1
+    assert len(tables_of(tmp_path).runs) == 1

@@ -7,9 +7,8 @@ import json
 import pytest
 
 from ddlbench.record.schema import LEARNING
-from ddlbench.results.reading.attempts import read_all
-from ddlbench.results.tables.tables import make_tables, records
-from tests.support.records import write_run
+from ddlbench.results.tables.tables import records
+from tests.support.records import tables_of, write_run
 
 
 def run(results, seed, top1, repeat=0, **others):
@@ -22,7 +21,7 @@ def run(results, seed, top1, repeat=0, **others):
 
 
 def learning(results):
-    return records(make_tables(read_all([results])).learning)
+    return records(tables_of(results).learning)
 
 
 def test_seeds_are_merged_for_quality_and_repeats_of_a_seed_count_once(tmp_path):
@@ -67,7 +66,7 @@ def test_an_interval_is_that_of_the_seeds_with_a_value(tmp_path):
 def test_times_of_other_seeds_are_other_measurements(tmp_path):
     run(tmp_path, seed=0, top1=0.5)
     run(tmp_path, seed=1, top1=0.2)
-    tables = make_tables(read_all([tmp_path]))
+    tables = tables_of(tmp_path)
     assert list(tables.scaling["runs_ok"]) == [1, 1]
     assert tables.runs["learning"].nunique() == 1
 
@@ -89,5 +88,5 @@ def test_what_differs_in_more_than_the_seed_is_another_curve(tmp_path):
 
 def test_no_run_is_an_empty_table(tmp_path):
     write_run(tmp_path, status="oom")
-    table = make_tables(read_all([tmp_path])).learning
+    table = tables_of(tmp_path).learning
     assert (len(table), list(table)) == (0, [column.name for column in LEARNING])

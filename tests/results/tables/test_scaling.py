@@ -7,13 +7,12 @@ import json
 import pytest
 
 from ddlbench.record.schema import SCALING
-from ddlbench.results.reading.attempts import read_all
-from ddlbench.results.tables.tables import make_tables, records
-from tests.support.records import GIB, GPU, strong_scaling, weak_scaling, write_run
+from ddlbench.results.tables.tables import records
+from tests.support.records import GIB, GPU, strong_scaling, tables_of, weak_scaling, write_repeats, write_run
 
 
 def rows_of(results):
-    return records(make_tables(read_all([results])).scaling)
+    return records(tables_of(results).scaling)
 
 
 def row_of(rows, **wanted):
@@ -80,8 +79,7 @@ def test_the_reason_of_the_last_attempt_is_shown_where_none_succeeded(tmp_path):
 
 
 def test_three_repeats_have_a_median_and_no_interval(tmp_path):
-    for repeat, rate in enumerate((100.0, 50.0, 80.0)):
-        write_run(tmp_path, rate=rate, repeat=repeat)
+    write_repeats(tmp_path, 100.0, 50.0, 80.0)
     (row,) = rows_of(tmp_path)
     assert row["sample_time_s"] == pytest.approx(1 / 80)
     assert row["epoch_time_s"] == pytest.approx(12.8)
@@ -101,8 +99,7 @@ def test_the_median_is_of_seconds_not_of_rates(tmp_path):
 
 
 def test_six_repeats_have_an_interval(tmp_path):
-    for repeat, rate in enumerate((100.0, 50.0, 80.0, 64.0, 40.0, 25.0)):
-        write_run(tmp_path, rate=rate, repeat=repeat)
+    write_repeats(tmp_path, 100.0, 50.0, 80.0, 64.0, 40.0, 25.0)
     (row,) = rows_of(tmp_path)
     assert row["sample_time_s"] == pytest.approx((1 / 64 + 1 / 50) / 2)
     assert (row["sample_time_low_s"], row["sample_time_high_s"]) == (pytest.approx(0.01), pytest.approx(0.04))
@@ -352,7 +349,7 @@ def loaders_and_frameworks(results):
 
 def test_loaders_are_one_comparison_by_loader(tmp_path):
     loaders_and_frameworks(tmp_path)
-    rows = records(make_tables(read_all([tmp_path]), by="loader").scaling)
+    rows = records(tables_of(tmp_path, by="loader").scaling)
     by_framework = {name: {row["comparison"] for row in rows if row["framework"] == name} for name in ("ddp", "fsdp")}
     assert [len(ids) for ids in by_framework.values()] == [1, 1]
     assert by_framework["ddp"].isdisjoint(by_framework["fsdp"])
@@ -375,7 +372,7 @@ def test_models_are_one_comparison_by_model(tmp_path):
     for model, rate in (("resnet50", 100.0), ("resnet101", 60.0)):
         write_run(tmp_path, model=model, rate=rate)
         write_run(tmp_path, model=model, rate=2 * rate, gpus=2)
-    rows = records(make_tables(read_all([tmp_path]), by="model").scaling)
+    rows = records(tables_of(tmp_path, by="model").scaling)
     assert len({row["comparison"] for row in rows}) == 1
     assert row_of(rows, model="resnet101", gpus=2)["speedup"] == pytest.approx(1.2)
     assert row_of(rows, model="resnet101", gpus=2)["speedup_vs_own_base"] == pytest.approx(2.0)
@@ -389,6 +386,6 @@ def test_settings_of_a_loader_name_its_curves_by_loader(tmp_path):
         record["config"]["loader"]["workers"] = workers
         record["config"]["train"]["steps"] = None
         (folder / "run.json").write_text(json.dumps(record))
-    result = make_tables(read_all([tmp_path]), by="loader").scaling
+    result = tables_of(tmp_path, by="loader").scaling
     assert list(result["knobs"]) == ["workers=2", "workers=8"]
     assert result["variant"].isna().all()

@@ -9,13 +9,8 @@ import torch
 from ddlbench.ranks.launchers import SHARED_GPU
 from ddlbench.record.run_json import backend_name
 from ddlbench.record.schema import EPOCHS, RUNS, SCALING
-from ddlbench.results.reading.attempts import read_all
-from ddlbench.results.tables.tables import make_tables, records
-from tests.support.records import CPU, GIB, GPU, strong_scaling, weak_scaling, write_run
-
-
-def tables_of(results):
-    return make_tables(read_all([results]))
+from ddlbench.results.tables.tables import records
+from tests.support.records import CPU, GIB, GPU, strong_scaling, tables_of, weak_scaling, write_run
 
 
 def only(table):
@@ -109,6 +104,14 @@ def test_an_impossible_batch_is_left_out(tmp_path, batch):
     tables = tables_of(tmp_path)
     assert only(tables.runs)["global_batch"] is None
     assert tables.warnings[0].startswith(f"{folder}: left out of the tables: global_batch = {8 * batch} (")
+
+
+def test_a_warning_names_the_first_values_that_are_left_out(tmp_path):
+    names = ("epoch_time_s", "epoch_time_min_s", "epoch_time_max_s", "validation_time_s", "data_wait_share")
+    write_run(tmp_path, summary=dict.fromkeys(names, -1.0))
+    (warning,) = tables_of(tmp_path).warnings
+    assert warning.count(" = -1.0 (must lie in ") == 3
+    assert warning.endswith("), and 8 more"), "with those of the epochs"
 
 
 def test_unknown_is_an_empty_cell_never_zero(tmp_path):

@@ -10,10 +10,8 @@ import pytest
 from ddlbench.errors import UserError
 from ddlbench.figures.figures import make_figures
 from ddlbench.record.schema import TARGETS
-from ddlbench.results.reading.attempts import read_all
-from ddlbench.results.tables.tables import make_tables
 from ddlbench.results.tables.targets import Target, target, target_rows, write_targets
-from tests.support.records import write_run
+from tests.support.records import tables_of, write_run
 
 
 def write_course(results, values, metric="val_top1", **others):
@@ -27,7 +25,7 @@ def write_course(results, values, metric="val_top1", **others):
 
 
 def rows_of(results, wanted):
-    return target_rows(make_tables(read_all([results])), wanted)
+    return target_rows(tables_of(results), wanted)
 
 
 def test_the_first_epoch_that_reaches_it_counts(tmp_path):
@@ -115,7 +113,7 @@ def test_only_runs_with_the_metric_have_a_row(tmp_path):
 def test_columns_are_those_of_the_data_dictionary_and_every_row_has_all_of_them(tmp_path):
     for repeat in range(6):
         write_course(tmp_path / "results", [0.1, 0.6], repeat=repeat)
-    tables = make_tables(read_all([tmp_path / "results"]))
+    tables = tables_of(tmp_path / "results")
     wanted = [Target("val_top1", 0.5), Target("val_top1", 0.9)]
     names = [column.name for column in TARGETS]
     assert [list(row) for target in wanted for row in target_rows(tables, target)] == [names, names]
@@ -129,7 +127,7 @@ def test_columns_are_those_of_the_data_dictionary_and_every_row_has_all_of_them(
 def test_a_table_and_two_figures(tmp_path):
     for gpus in (1, 2):
         write_course(tmp_path / "results", [0.2, 0.6], gpus=gpus)
-    tables = make_tables(read_all([tmp_path / "results"]))
+    tables = tables_of(tmp_path / "results")
     write_targets(tables, [Target("val_top1", 0.5)], tmp_path)
     assert list(pd.read_csv(tmp_path / "targets.csv")["seconds_to_target"]) == [14.0, 14.0]
     figures = make_figures(tables, [Target("val_top1", 0.5)]).figures

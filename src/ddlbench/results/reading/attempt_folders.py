@@ -55,20 +55,21 @@ def _entries(folder: Path, result: Search) -> tuple[list[Path], list[Path]]:
     try:
         with os.scandir(folder) as listed:
             entries = sorted(listed, key=lambda entry: entry.name)
-        links = [folder / entry.name for entry in entries if entry.is_symlink()]
-        within = [folder / entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
     except OSError as error:
         result.unreadable[folder] = error.strerror or str(error)
         return [], []
-    result.published += [folder / entry.name for entry in entries if entry.name == PUBLISHED_FILE]
-    followed: list[Path] = []
-    for link in links:
+    within, followed = list[Path](), list[Path]()
+    for entry in entries:
+        path = folder / entry.name
         try:
-            if stat.S_ISDIR(link.stat().st_mode):
-                followed.append(link)
+            if entry.is_dir(follow_symlinks=False):
+                within.append(path)
+            elif entry.is_symlink() and stat.S_ISDIR(path.stat().st_mode):
+                followed.append(path)
+            elif ATTEMPT.fullmatch(entry.name):
+                result.unreadable[path] = "it is not a folder"
+            elif entry.name == PUBLISHED_FILE:
+                result.published.append(path)
         except OSError as error:
-            result.unreadable[link] = error.strerror or str(error)
-    others = {folder / entry.name for entry in entries if ATTEMPT.fullmatch(entry.name)} - {*within, *followed}
-    for path in sorted(others - result.unreadable.keys()):
-        result.unreadable[path] = "it is not a folder"
+            result.unreadable[path] = error.strerror or str(error)
     return within, followed

@@ -6,6 +6,7 @@ import os
 import re
 import time
 from collections.abc import Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from errno import ELOOP
 from functools import cached_property
@@ -14,7 +15,7 @@ from typing import Any
 
 from pyarrow.parquet import read_metadata
 
-from ddlbench.errors import UserError
+from ddlbench.errors import UserError, reporting
 from ddlbench.foreign import ForeignError, NotRegularError, Object, TooLargeError, open_regular, parse, read_bytes
 from ddlbench.record.schema import READ_VERSIONS, SCHEMA_VERSION
 from ddlbench.results.reading.attempt_folders import search
@@ -65,20 +66,26 @@ class Attempt:
     @property
     def epochs(self) -> list[Object]:
         """Lines of epochs.jsonl."""
-        return lines_of(self.read_epochs()[0])[0]
+        return self.read_epochs()[0]
 
-    def read_epochs(self) -> tuple[bytes, str | None]:
-        """epochs.jsonl, and a warning if it cannot be read. Both are empty beside an unreadable run.json."""
+    def read_epochs(self) -> tuple[list[Object], str | None]:
+        """The lines of epochs.jsonl, and a warning if it or some of its lines cannot be read. Both are empty beside an
+        unreadable run.json."""
         file = self.path / "epochs.jsonl"
         if self.record["status"] == "unreadable" or not os.path.lexists(file):
-            return b"", None
+            return [], None
         try:
             content = read_bytes(file)
             if (lines := content.count(b"\n")) > MOST_LINES:
                 raise TooLargeError(f"it has {lines:,} lines, more than the {MOST_LINES:,} that are read")
         except (OSError, ValueError) as error:
-            return b"", f"{self.name}: epochs.jsonl cannot be read ({why(error)}) and is left out"
-        return content, None
+            return [], f"{self.name}: epochs.jsonl cannot be read ({why(error)}) and is left out"
+        lines, broken = lines_of(content)
+        return lines, self.broken_lines(broken)
+
+    def broken_lines(self, count: int) -> str | None:
+        """A warning, if there are such lines of epochs.jsonl."""
+        return f"{self.name}: {count} line(s) of epochs.jsonl cannot be read and are left out" if count else None
 
 
 @dataclass(frozen=True)
@@ -102,12 +109,10 @@ class Records:
 def read_all(folders: Sequence[Path]) -> Records:
     """Every attempt below the folders; none is read yet. UserError where there is none."""
     for folder in folders:
-        try:
+        with reporting(f"{folder} cannot be read", "ask the owner for access"):
+            if not folder.is_dir():
+                raise UserError(f"{folder} is not a folder: give the results_dir of your runs")
             os.scandir(folder).close()
-        except (FileNotFoundError, NotADirectoryError):
-            raise UserError(f"{folder} is not a folder: give the results_dir of your runs") from None
-        except OSError as error:
-            raise UserError(f"{folder} cannot be read ({error.strerror}): ask the owner for access") from error
     result = search(folders)
     attempts = set(result.attempts.values())  # a folder of an attempt is reported with the attempt
     reasons = {path: why for path, why in result.unreadable.items() if attempts.isdisjoint((path, path.parent))}
@@ -148,13 +153,13 @@ def _kind(error: Exception) -> str:
 def other_version(path: Path, record: Object) -> Attempt | None:
     """An unreadable attempt where the record has a version that is not read; the reason says what to do about it."""
     version = record.get("schema_version")
-    if type(version) is int and version in READ_VERSIONS:  # True equals 1
+    number = version if type(version) is int else None  # True equals 1
+    if number in READ_VERSIONS:
         return None
-    number, kind, remedy = None, LeftOut.NO_RUN, "run again, or report with the version of ddlbench that wrote it"
-    if type(version) is int and version > SCHEMA_VERSION:
-        number, kind, remedy = version, LeftOut.NEWER, "it is newer: update ddlbench to report it"
-    elif type(version) is int:
-        number, kind, remedy = version, LeftOut.OLDER, f"it is older: {remedy}"
+    kind, remedy = LeftOut.NO_RUN, "run again, or report with the version of ddlbench that wrote it"
+    if number is not None:
+        newer, older = "it is newer: update ddlbench to report it", f"it is older: {remedy}"
+        kind, remedy = (LeftOut.NEWER, newer) if number > SCHEMA_VERSION else (LeftOut.OLDER, older)
     refused = f"schema_version {shortened(str(version), 40)} is refused, this ddlbench reads {READS}"
     return unreadable(path, f"{refused}: {remedy}", number, kind)
 
@@ -178,10 +183,9 @@ def _without_end(path: Path, record: Object) -> Attempt:
     if gone is None:
         unknown = "no end was recorded: it is still running, or was killed before it could write one"
         return Attempt(path, record | {"reason": record.get("reason") or unknown}, has_end=False)
-    try:
+    again = record
+    with suppress(Exception):
         again = parse(read_bytes(path / "run.json"))  # the end may have been written between the two looks
-    except Exception:
-        again = record
     if again.get("status") != "running":
         return read(path)
     return Attempt(path, record | {"status": "killed", "reason": gone.reason}, has_end=False)
@@ -192,10 +196,8 @@ def lines_of(content: bytes) -> tuple[list[Object], int]:
     lines = [line for line in content.split(b"\n") if line.strip()]
     objects: list[Object] = []
     for line in lines:
-        try:
+        with suppress(ValueError):
             objects.append(parse(line))
-        except ValueError:
-            continue
     return objects, len(lines) - len(objects)
 
 

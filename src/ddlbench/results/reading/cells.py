@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from typing import Any, cast
 
 from ddlbench.record.schema import Column
-from ddlbench.texts import first_few, shortened
+from ddlbench.texts import shortened
 
 LONGEST_NAME = 120  # letters of a cell
 LONGEST_TEXT = 10_000  # of those that hold sentences, lists or JSON
 LARGEST_INT = 2**63 - 1
-SHOWN = 3  # cells left out that one warning names
 
 _BY_STAGE = ("memory_allocated_by_stage_bytes", "memory_host_by_stage_bytes")
 _TEXTS = ("reason", "hosts", "framework_facts", "loader_facts", "throttle_reasons", "marks", *_BY_STAGE)
@@ -34,11 +32,6 @@ def fit(value: Any, column: Column, left_out: list[str]) -> Any:
     if column.kind == "text" and fitting and column.name not in _TEXTS:
         return shortened(fitting, LONGEST_NAME)
     return fitting
-
-
-def in_one_line(left_out: Sequence[str]) -> str:
-    """Notes in one line."""
-    return f"left out of the tables: {', '.join(first_few(left_out, SHOWN))}"
 
 
 def cell(value: Any, kind: str) -> Any:

@@ -13,7 +13,6 @@ import pyarrow as pa
 from ddlbench.foreign import Object
 from ddlbench.record.schema import EPOCHS, schema_of
 from ddlbench.results.frames import frame, typed
-from ddlbench.results.reading.attempts import lines_of
 from ddlbench.results.reading.cells import fit
 from ddlbench.results.rows import Row
 
@@ -21,26 +20,18 @@ COLUMNS = tuple(column for column in EPOCHS if column.source != "run")
 SCHEMA = schema_of(COLUMNS)
 
 
-def table_of(content: bytes, left_out: list[str]) -> tuple[Any, int]:
-    """A pyarrow table of SCHEMA, which takes a tenth of the memory of rows, and the number of lines that cannot be
-    read. `left_out` gets the notes of `epoch_rows`."""
-    lines, broken = lines_of(content)
-    return pa.Table.from_pylist(epoch_rows(lines, left_out), SCHEMA), broken
-
-
-def epoch_rows(lines: Sequence[Object], left_out: list[str]) -> list[Row]:
-    """Rows of SCHEMA from lines. `left_out` gets a note for each value that does not fit its column, for lines without
-    an epoch's number, and for lines that repeat an epoch: the first line counts."""
+def table_of(lines: Sequence[Object], left_out: list[str]) -> Any:
+    """A pyarrow table of SCHEMA from lines, which takes a tenth of the memory of rows. `left_out` gets a note for each
+    value that does not fit its column, for lines without an epoch's number, and for lines that repeat an epoch: the
+    first line counts."""
     rows = [{column.name: fit(line.get(column.source), column, left_out) for column in COLUMNS} for line in lines]
     numbered = [row for row in rows if row["epoch"] is not None]
-    first: dict[int, Row] = {}
-    for row in numbered:
-        first.setdefault(row["epoch"], row)
+    first = {row["epoch"]: row for row in reversed(numbered)}
     if len(numbered) < len(rows):
         left_out.append(f"{len(rows) - len(numbered)} line(s) of epochs.jsonl without the number of their epoch")
     if len(first) < len(numbered):
         left_out.append(f"{len(numbered) - len(first)} line(s) of epochs.jsonl that repeat an epoch")
-    return [first[number] for number in sorted(first)]
+    return pa.Table.from_pylist([first[number] for number in sorted(first)], SCHEMA)
 
 
 def epochs_table(runs: Sequence[Row], epochs: Sequence[Any]) -> pd.DataFrame:

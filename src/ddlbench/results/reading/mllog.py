@@ -3,7 +3,6 @@ epochs. A log that contradicts itself is refused, never repaired."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +40,14 @@ class Interval:
 
     def holds(self, other: Interval) -> bool:
         return self.start <= other.start and other.stop <= self.stop
+
+    def divided(self, trained: int) -> list[Interval]:
+        """Its epochs, which share the milliseconds of training equally."""
+        ms = trained // self.epochs if self.epochs else 0
+        if ms <= 0:
+            raise ValueError(f"broken time stamps: the block of epoch {self.number} trained for no time")
+        starts = (self.start + n * ms for n in range(self.epochs))
+        return [Interval(self.number + n, start, start + ms) for n, start in enumerate(starts)]
 
 
 @dataclass(frozen=True)
@@ -80,12 +87,19 @@ class Log:
 
     def epochs(self) -> list[Epoch]:
         """The epochs in order. Without events of epochs each has an equal part of its block."""
-        epochs, blocks = self._intervals("epoch", "epoch_num"), self._intervals("block", "first_epoch_num")
+        stated, blocks = self._intervals("epoch", "epoch_num"), self._intervals("block", "first_epoch_num")
         evaluations = self._intervals("eval", "epoch_num")
-        for block in blocks if epochs else []:
-            _check(block, epochs, evaluations)
-        if not epochs:
-            epochs = [part for block in blocks for part in _parts(block, evaluations)]
+        epochs = list(stated)
+        for block in blocks:
+            trained = block.ms - sum(evaluation.ms for evaluation in evaluations if block.holds(evaluation))
+            of_epochs = sum(epoch.ms for epoch in stated if block.holds(epoch))
+            if not stated:
+                epochs += block.divided(trained)
+            elif abs(trained - of_epochs) > TOLERANCE * trained:
+                raise ValueError(
+                    f"epochs and blocks disagree by more than 1 %: the block of epoch {block.number} trained for "
+                    f"{trained / 1e3:.3f} s, its epochs for {of_epochs / 1e3:.3f} s"
+                )
         if not epochs:
             raise ValueError("it has neither epochs nor blocks")
         after = {evaluation.number: evaluation.ms / 1e3 for evaluation in evaluations}
@@ -141,26 +155,3 @@ def _share(event: Event) -> float | None:
     """The value, if it is a share."""
     value = event.value
     return float(value) if isinstance(value, int | float) and 0 <= value <= 1 else None
-
-
-def _trained(block: Interval, evaluations: Sequence[Interval]) -> int:
-    """Milliseconds of a block without the evaluations in it."""
-    return block.ms - sum(evaluation.ms for evaluation in evaluations if block.holds(evaluation))
-
-
-def _check(block: Interval, epochs: Sequence[Interval], evaluations: Sequence[Interval]) -> None:
-    trained = _trained(block, evaluations)
-    of_epochs = sum(epoch.ms for epoch in epochs if block.holds(epoch))
-    if abs(trained - of_epochs) > TOLERANCE * trained:
-        raise ValueError(
-            f"epochs and blocks disagree by more than 1 %: the block of epoch {block.number} trained for "
-            f"{trained / 1e3:.3f} s, its epochs for {of_epochs / 1e3:.3f} s"
-        )
-
-
-def _parts(block: Interval, evaluations: Sequence[Interval]) -> list[Interval]:
-    """The epochs of a block, which share its milliseconds equally."""
-    ms = _trained(block, evaluations) // block.epochs if block.epochs else 0
-    if ms <= 0:
-        raise ValueError(f"broken time stamps: the block of epoch {block.number} trained for no time")
-    return [Interval(block.number + n, block.start + n * ms, block.start + (n + 1) * ms) for n in range(block.epochs)]

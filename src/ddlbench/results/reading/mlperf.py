@@ -18,7 +18,7 @@ from ddlbench.results.reading.published import Facts, gpu_family
 from ddlbench.results.rows import group_by
 from ddlbench.texts import shortened
 
-LOG = re.compile(r"result_([0-9]{1,4})\.txt")
+LOG = re.compile(r"result_[0-9]{1,4}\.txt")
 MODELS = {"resnet": "ResNet-50 v1.5"}  # benchmarks, by the name that other sources give their model
 BY_EPOCH = ("resnet", "ssd", "retinanet", "maskrcnn", "unet3d", "rnnt")  # those whose epoch has all training samples
 LONGEST = 200  # letters of a text of a system's description
@@ -84,7 +84,6 @@ def _facts(path: Path, system: Object, address: Address) -> Facts:
     year = datetime.fromtimestamp(log.run.start / 1e3, UTC).year
     seeds = [event.value for event in log.events.get("seed", [])]
     optimizers = [str(event.value) for event in log.events.get("opt_name", [])]
-    number = LOG.fullmatch(path.name)
     return Facts(
         source=address.source or f"MLPerf Training {year}, {log.one('submission_org').value}",
         url=address.url,
@@ -96,7 +95,7 @@ def _facts(path: Path, system: Object, address: Address) -> Facts:
         nodes=nodes,
         sample_time_s=sum(times) / (samples * len(times)),
         global_batch=log.count("global_batch_size"),
-        repeat=int(number[1]) if number else 0,
+        repeat=int(path.stem.removeprefix("result_")),
         recipe=optimizers[0] if optimizers else None,
         system=_text(system, "system_name"),
         seed=seeds[0] if seeds and type(seeds[0]) is int else None,
@@ -129,15 +128,15 @@ def _lines(epochs: Sequence[Epoch], benchmark: str) -> list[Object]:
     ends = accumulate(epoch.seconds + (epoch.evaluation_s or 0.0) for epoch in epochs)
     lines: list[Object] = []
     for number, (epoch, end) in enumerate(zip(epochs, ends, strict=True)):
-        top1 = epoch.accuracy if benchmark == "resnet" else None
-        more = {"validation_time_s": epoch.evaluation_s, "val_top1": top1}
         line = {
             "epoch": number,
             "warmup": number == 0 and len(epochs) > 1,
             "epoch_time_s": epoch.seconds,
             "elapsed_s": round(end, 3),
+            "validation_time_s": epoch.evaluation_s,
+            "val_top1": epoch.accuracy if benchmark == "resnet" else None,
         }
-        lines.append(line | {key: value for key, value in more.items() if value is not None})
+        lines.append({key: value for key, value in line.items() if value is not None})
     return lines
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ddlbench.errors import UserError
 from ddlbench.foreign import Object
@@ -22,56 +22,11 @@ OPTIONAL = ("one_gpu_value", "loader", "in_scope", "tier", "quote")
 KEPT = ("measured", "unit", "base_value", "network", "layout", "tier", "in_scope")  # as they stand in the row
 
 
-@dataclass(frozen=True)
-class Base:
-    """What the efficiency of a row starts from: GPUs, and the measured value in the row's unit."""
-
-    gpus: int
-    value: float
-    sample_time_s: float
-
-
-@dataclass(frozen=True)
-class Point:
-    """A row of the file. base: None where none is stated"""
+class Point(NamedTuple):
+    """A row of the file, and what it states."""
 
     row: CsvRow
-    gpus: int
-    nodes: int
-    value: float
-    sample_time_s: float
-    global_batch: int | None
-    tokens: int | None
-    base: Base | None
-
-    @property
-    def series(self) -> str:
-        """Equal for rows of a source that start from one base, the base itself included."""
-        base = self.base or Base(self.gpus, self.value, self.sample_time_s)
-        return f"{base.gpus} GPU{'s' if base.gpus > 1 else ''} at {base.value:g} {self.row['unit'].partition(' ')[0]}"
-
-    def facts(self) -> Facts:
-        """The point as a measurement. Its base may be no row of the file, so that it is stated with it."""
-        row, base = self.row, self.base
-        stated = {"base_gpus": base.gpus, "base_sample_time_s": base.sample_time_s} if base else {}
-        return Facts(
-            source=row["source"],
-            url=row["url"],
-            model=row["model"],
-            strategy=row["strategy"],
-            library=row["framework"],
-            gpu=row["gpu_type"],
-            gpus=self.gpus,
-            nodes=self.nodes,
-            sample_time_s=self.sample_time_s,
-            global_batch=self.global_batch,
-            series=self.series,
-            micro_batch=row.micro_batch,
-            tokens=self.tokens,
-            precision=row["precision"] or None,
-            loader=row["loader"] or None,
-            more={**{name: row[name] or None for name in KEPT}, **stated},
-        )
+    facts: Facts
 
 
 def csv_row(record: Object, line: int) -> CsvRow:
@@ -122,12 +77,32 @@ def _point(row: CsvRow) -> Point:
     seconds = _sample_time_s(row, value, gpus, batch)
     if batch:
         row.step_s(gpus, batch)
-    base = None
+    base_gpus, base_value, stated = gpus, value, dict[str, float]()  # without a base the row starts a series
     if row["base_gpus"] or row["base_value"]:
-        of_base = row.count("base_gpus"), row.number("base_value")
-        base = Base(*of_base, _sample_time_s(row, of_base[1], of_base[0], None))
-    tokens = row.count("seq_len") if row["seq_len"] else None
-    return Point(row, gpus, nodes, value, seconds, batch, tokens, base)
+        base_gpus, base_value = row.count("base_gpus"), row.number("base_value")
+        base_s = _sample_time_s(row, base_value, base_gpus, None)
+        stated = {"base_gpus": base_gpus, "base_sample_time_s": base_s}  # the base may be no row of the file
+    kept = ("measured", "unit", "base_value", "network", "layout", "tier", "in_scope")
+    facts = Facts(
+        source=row["source"],
+        url=row["url"],
+        model=row["model"],
+        strategy=row["strategy"],
+        library=row["framework"],
+        gpu=row["gpu_type"],
+        gpus=gpus,
+        nodes=nodes,
+        sample_time_s=seconds,
+        global_batch=batch,
+        # Equal for rows of a source that start from one base, the base itself included.
+        series=f"{base_gpus} GPU{'s' if base_gpus > 1 else ''} at {base_value:g} {row['unit'].partition(' ')[0]}",
+        micro_batch=row.micro_batch,
+        tokens=row.count("seq_len") if row["seq_len"] else None,
+        precision=row["precision"] or None,
+        loader=row["loader"] or None,
+        more={**{name: row[name] or None for name in kept}, **stated},
+    )
+    return Point(row, facts)
 
 
 def _sample_time_s(row: CsvRow, value: float, gpus: int, batch: int | None) -> float:
@@ -154,5 +129,5 @@ def _rows(points: Sequence[Point]) -> str:
 
 def without_base(points: Sequence[Point]) -> list[str]:
     """A line with the rows without a base, whose efficiency stays empty."""
-    alone = [point for point in points if point.base is None]
+    alone = [point for point in points if "base_gpus" not in point.facts.more]
     return [f"{_rows(alone)}: without a base: efficiency stays empty"] if alone else []

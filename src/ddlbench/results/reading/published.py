@@ -7,12 +7,11 @@ source and its address. It is a row of the same tables, and neither a repeat nor
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ddlbench.foreign import Object, parse, read_bytes
 from ddlbench.record.schema import SCHEMA_VERSION
@@ -31,10 +30,12 @@ GPU = re.compile(
 class PublishedAttempt(Attempt):
     """A line of published.jsonl. path: the file, and after a colon the number of the line"""
 
-    def read_epochs(self) -> tuple[bytes, str | None]:
+    def read_epochs(self) -> tuple[list[Object], str | None]:
         """The epochs of the record, as epochs.jsonl would have them."""
-        lines: Any = self.record.get("epochs")
-        return "\n".join(map(json.dumps, lines if isinstance(lines, list) else [])).encode(), None
+        lines = self.record.get("epochs")
+        values = cast(list[Any], lines) if isinstance(lines, list) else []
+        objects: list[Object] = [value for value in values if isinstance(value, dict)]
+        return objects, self.broken_lines(len(values) - len(objects))
 
 
 def read_published(path: Path) -> list[Attempt]:

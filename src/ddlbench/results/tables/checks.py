@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from itertools import product
 from statistics import median
 
 from ddlbench.record.fingerprint import of_the_launch
@@ -32,18 +33,16 @@ def differences(runs: Iterable[AttemptRow]) -> list[str]:
     """A sentence for each comparison, global batch and column with several values among the runs that ended ok."""
     ended = [run for run in runs if run.ok]
     groups = group_by(ended, lambda run: (run.comparison, run.row["global_batch"], run.row["epochs_done"]))
-    return [text for group in groups.values() for column in SHARED if (text := _difference(group, column))]
-
-
-def _difference(group: list[AttemptRow], column: str) -> str | None:
-    recorded = [run for run in group if run.row[column] is not None]
-    values = group_by(recorded, lambda run: run.row[column])
-    if len(values) < 2:
-        return None
-    short = {value: value[:12] if isinstance(value, str) else str(value) for value in values}  # of a hash
-    text = "; ".join(f"{short[value]}: {', '.join(sorted(set(map(_name, runs))))}" for value, runs in values.items())
-    row = recorded[0].row
-    return f"not the same training: {row['model']}, global batch {row['global_batch']}, differs in {column} ({text})"
+    sentences: list[str] = []
+    for group, column in product(groups.values(), SHARED):
+        values = group_by(group, lambda run, column=column: run.row[column])
+        values.pop(None, None)  # not recorded
+        if len(values) > 1:
+            short = {value: value[:12] if isinstance(value, str) else str(value) for value in values}  # of a hash
+            named = [f"{short[value]}: {', '.join(sorted(set(map(_name, runs))))}" for value, runs in values.items()]
+            where = f"{group[0].row['model']}, global batch {group[0].row['global_batch']}"
+            sentences.append(f"not the same training: {where}, differs in {column} ({'; '.join(named)})")
+    return sentences
 
 
 def _name(run: AttemptRow) -> str:
@@ -91,22 +90,21 @@ def _several(
 
 def above_ideal(scaling: Iterable[Row]) -> list[str]:
     """A sentence for each efficiency above 100 %."""
-    return list(dict.fromkeys(text for row in scaling for names in RATIOS if (text := _above_ideal(row, *names))))
-
-
-def _above_ideal(row: Row, column: str, base_s: str, base: str) -> str | None:
-    value, low = row.get(column), row.get(f"{column}_low")  # a ratio without a value is not in the row
-    if value is None or value <= 1 + ROUNDING:
-        return None
-    published = f"{PUBLISHED}, {row['source']}: " if row["origin"] == PUBLISHED else ""
-    name = f"{published}{row['framework']}, {row['model']}, {row['gpus']} GPUs: {column} of {100 * value:.1f} %"
-    base_text = f"{row[base]}, {1e3 * row[base_s]:.3g} ms a sample"
-    if low is not None and low <= 1:
-        return f"{name} is above 100 %, which its interval does not show: it begins at {100 * low:.1f} %"
-    few = " (without an interval)" if low is None else ""
-    return (
-        f"{name} is above 100 %{few}: is the base ({base_text}) slow for a reason of its own, such as memory or caches?"
-    )
+    sentences: list[str] = []
+    for row, (column, base_s, base) in product(scaling, RATIOS):
+        value, low = row.get(column), row.get(f"{column}_low")  # a ratio without a value is not in the row
+        if value is None or value <= 1 + ROUNDING:
+            continue
+        published = f"{PUBLISHED}, {row['source']}: " if row["origin"] == PUBLISHED else ""
+        name = f"{published}{row['framework']}, {row['model']}, {row['gpus']} GPUs: {column} of {100 * value:.1f} %"
+        base_text = f"{row[base]}, {1e3 * row[base_s]:.3g} ms a sample"
+        doubt = f": is the base ({base_text}) slow for a reason of its own, such as memory or caches?"
+        if low is None:
+            doubt = f" (without an interval){doubt}"
+        elif low <= 1:
+            doubt = f", which its interval does not show: it begins at {100 * low:.1f} %"
+        sentences.append(f"{name} is above 100 %{doubt}")
+    return list(dict.fromkeys(sentences))
 
 
 def drift(groups: Sequence[Sequence[AttemptRow]]) -> str | None:

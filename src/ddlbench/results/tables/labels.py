@@ -9,7 +9,7 @@ from typing import Any
 
 from ddlbench.record.fingerprint import of_the_launch
 from ddlbench.results.rows import Row, group_by
-from ddlbench.results.tables.merge import LAYOUT, AttemptRow, asked
+from ddlbench.results.tables.merge import LAYOUT, AttemptRow
 from ddlbench.texts import shortened
 
 # Settings that have a column of their own.
@@ -62,14 +62,11 @@ def environments(runs: Sequence[AttemptRow]) -> list[str]:
     These are the versions, switches and kinds of host in which runs of its framework and model differ, and the
     variables and cores in which runs of equal configuration differ.
     """
-    places = [n for n, run in enumerate(runs) if run.environment]
-    listed = [runs[n] for n in places]
-    curve = _differences(listed, _columns("framework", "model", "model_changed"), partial(_around, launch=False))
-    launch = _differences(listed, asked, partial(_around, launch=True))
-    texts = [""] * len(runs)
-    for n, *parts in zip(places, curve, launch, strict=True):
-        texts[n] = " ".join(filter(None, parts))
-    return texts
+    names = _columns("framework", "model", "model_changed")
+    # A run that recorded no environment differs in nothing from others.
+    curve = _differences(runs, lambda run: (names(run), not run.environment), partial(_around, launch=False))
+    launch = _differences(runs, lambda run: (run.asked, not run.environment), partial(_around, launch=True))
+    return [" ".join(filter(None, parts)) for parts in zip(curve, launch, strict=True)]
 
 
 def _around(run: AttemptRow, launch: bool) -> Row:

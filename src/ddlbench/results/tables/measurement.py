@@ -64,6 +64,11 @@ class Measurement:
         return str(self["compared"]), self.curve
 
     @property
+    def compared_with(self) -> tuple[str | None, str]:
+        """Equal for measurements that may be compared: of one model, unless models are compared."""
+        return None if self["compared_by"] == "model" else self.model, self["comparison"]
+
+    @property
     def name(self) -> str:
         """The name of its curve, and the layout of its ranks if the configuration sets it."""
         return self.curve + (f" [{self['layout']}]" if self["layout"] else "")
@@ -108,15 +113,14 @@ def measurements_of(scaling: Sequence[Row], runs: Sequence[Row]) -> list[Measure
     marks = dict.fromkeys(row["marks"] for row in scaling if row["marks"])
     numbers = {text: f"!{number}" for number, text in enumerate(marks, 1)}
     names = model_names(runs)
-    models = [_marked(names.get((row["model"], row["model_changed"]), row["model"]), row) for row in scaling]
-    return [
-        Measurement(row, ended.get(row["measurement"], []), model, numbers.get(row["marks"], ""), axes)
-        for row, model, axes in zip(scaling, models, _axes(scaling), strict=True)
-    ]
-
-
-def _marked(model: str | None, row: Row) -> str | None:
-    return f"{model} ({PUBLISHED})" if row["origin"] == PUBLISHED else model
+    measurements: list[Measurement] = []
+    for row, axes in zip(scaling, _axes(scaling), strict=True):
+        model = names.get((row["model"], row["model_changed"]), row["model"])
+        if row["origin"] == PUBLISHED:
+            model = f"{model} ({PUBLISHED})"
+        runs_ok = ended.get(row["measurement"], [])
+        measurements.append(Measurement(row, runs_ok, model, numbers.get(row["marks"], ""), axes))
+    return measurements
 
 
 def model_names(runs: Iterable[Row]) -> dict[tuple[str | None, str | None], str]:

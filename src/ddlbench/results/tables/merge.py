@@ -25,7 +25,7 @@ LAYOUT = ("framework.dp", "framework.tp", "framework.pp")
 FACTORS = ("framework", "loader", "model")  # that a report may compare: each is a group of the configuration
 # What a measurement may have several values of, and what `global_batch` says better.
 SEED = "train.seed"  # differs over runs of one curve of quality
-_FREE = ("train.repeat", "train.global_batch", "train.batch_per_gpu", "cluster.notes")
+FREE = ("train.repeat", "train.global_batch", "train.batch_per_gpu", "cluster.notes")
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,11 @@ class AttemptRow:
         return asked(self)
 
     @cached_property
+    def seen(self) -> tuple[Any, ...]:
+        """Equal for repeats that ended ok."""
+        return tuple(self.row[name] for name in SEEN)
+
+    @cached_property
     def comparison(self) -> str:
         """Equal for rows that differ in the framework and what may differ with it."""
         return comparison_id(self)
@@ -92,16 +97,16 @@ def _flatten(config: Mapping[str, Any], prefix: str = "") -> Row:
 
 def measurements(runs: Iterable[AttemptRow]) -> list[list[AttemptRow]]:
     """Groups of repeats. Runs that ended ok are merged if their options and all columns of SEEN are equal. Another
-    attempt joins the one group that its recorded columns agree with; if there are none or several, it stays alone."""
+    attempt joins the one group that its recorded columns agree with; if there are none or several, it stays alone. So
+    the first of a group ended ok if any did."""
     measured: list[list[AttemptRow]] = []
     for alike in group_by(runs, lambda run: run.asked).values():
-        groups = list(group_by((run for run in alike if run.ok), _seen).values())
-        for run in sorted((run for run in alike if not run.ok), key=lambda run: _seen(run).count(None)):
-            seen = _seen(run)
+        groups = list(group_by((run for run in alike if run.ok), lambda run: run.seen).values())
+        for run in sorted((run for run in alike if not run.ok), key=lambda run: run.seen.count(None)):
             fitting = [
                 group
                 for group in groups
-                if all(value in (None, expected) for value, expected in zip(seen, _seen(group[0]), strict=True))
+                if all(value in (None, expected) for value, expected in zip(run.seen, group[0].seen, strict=True))
             ]
             if len(fitting) == 1:
                 fitting[0].append(run)
@@ -111,24 +116,15 @@ def measurements(runs: Iterable[AttemptRow]) -> list[list[AttemptRow]]:
     return measured
 
 
-def asked(run: AttemptRow, free: Sequence[str] = _FREE) -> str:
+def asked(run: AttemptRow, free: Sequence[str] = FREE) -> str:
     """What repeats are asked to do, as a text; free: the keys that may have several values."""
     options = {key: value for key, value in run.options.items() if key not in free}
     return json.dumps([options, run.row["gpus"], run.row["nodes"]], sort_keys=True, default=str)
 
 
-def _seen(run: AttemptRow) -> tuple[Any, ...]:
-    return tuple(run.row[name] for name in SEEN)
-
-
-def measurement_id(group: list[AttemptRow]) -> str:
-    """Names a group of repeats in both tables."""
-    return digest([group[0].asked, _seen(group[0])])
-
-
-def quality_id(run: AttemptRow) -> str:
-    """Equal for repeats and for other seeds of one measurement."""
-    return digest([asked(run, (*_FREE, SEED)), _seen(run)])
+def measurement_id(run: AttemptRow, *more: str) -> str:
+    """Names a group of repeats in both tables, with SEED those of any seed. more: other keys that may differ"""
+    return digest([asked(run, (*FREE, *more)), run.seen])
 
 
 def comparison_id(run: AttemptRow, by: str = "framework", more: Sequence[str] = ()) -> str:
@@ -137,7 +133,7 @@ def comparison_id(run: AttemptRow, by: str = "framework", more: Sequence[str] = 
     by:   one of FACTORS
     more: other keys that may differ
     """
-    free = (*_FREE, *more, *LAYOUT, *(("train.micro_batch",) if by == "framework" else ()))
+    free = (*FREE, *more, *LAYOUT, *(("train.micro_batch",) if by == "framework" else ()))
     shared = {k: v for k, v in run.options.items() if k not in free and not k.startswith((f"{by}.", "cluster."))}
     return digest([shared, [run.row[name] for name in SEEN if name not in _NOT_COMPARED]])
 

@@ -53,15 +53,6 @@ def learning_table(epochs: pd.DataFrame, runs: Sequence[AttemptRow]) -> pd.DataF
 
 def _intervals(values: Any) -> pd.DataFrame:
     """The interval of the median over seeds, where there are enough. values: indexed by curve, epoch and seed"""
-    ordered = values.dropna().sort_values()
-    curves = ordered.groupby(level=["learning", "epoch"], sort=False, dropna=False)
-    count, place = curves.transform("size"), curves.cumcount() + 1
-    lowest = count.map({n: _rank(n) for n in count.unique()})
-    ends = {"low": ordered[place == lowest], "high": ordered[(lowest > 0) & (place == count + 1 - lowest)]}
-    return pd.DataFrame({name: bounds.droplevel("seed") for name, bounds in ends.items()})
-
-
-def _rank(n: int) -> int:
-    """Place of the interval's lower end among n ordered values, from 1; 0 where there is no interval."""
-    interval = median_interval([float(place) for place in range(1, n + 1)])
-    return int(interval.low) if interval else 0
+    listed = values.dropna().groupby(level=["learning", "epoch"], sort=False).agg(list)
+    intervals = {key: interval for key, of_seeds in listed.items() if (interval := median_interval(of_seeds))}
+    return pd.DataFrame({end: {key: getattr(one, end) for key, one in intervals.items()} for end in ("low", "high")})

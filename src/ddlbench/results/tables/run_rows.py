@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
-from functools import cache
+from collections.abc import Hashable
 from typing import Any, cast
 
 from ddlbench.config import options
 from ddlbench.record.fingerprint import fingerprint, noted
 from ddlbench.record.schema import RUNS, Column
-from ddlbench.results.reading.attempts import Attempt, Records, damaged_parquet, read, unreadable, why
-from ddlbench.results.reading.cells import cell, fit, in_one_line
+from ddlbench.results.reading.attempts import Attempt, damaged_parquet, unreadable, why
+from ddlbench.results.reading.cells import cell, fit
 from ddlbench.results.reading.epoch_lines import table_of
 from ddlbench.results.reading.follows import contradiction
 from ddlbench.results.reading.left_out import LeftOut
-from ddlbench.results.reading.published import OWN, PUBLISHED, PublishedAttempt, read_published
+from ddlbench.results.reading.published import OWN, PUBLISHED, PublishedAttempt
 from ddlbench.results.rows import Row, section
 from ddlbench.results.tables.labels import settings_text
 from ddlbench.results.tables.merge import AttemptRow, measured_options
-from ddlbench.texts import digest
+from ddlbench.texts import digest, first_few
 
+VALUES_SHOWN = 3  # that are left out, in one warning
 _NO_SUMMARY = {column.name: None for column in RUNS if column.source.startswith("summary.")}
 _GLOBAL_BATCH = next(column for column in RUNS if column.name == "global_batch")
 
 
-def attempt_rows(records: Records) -> Iterator[AttemptRow]:
-    """All attempts, read one after the other; unreadable ones where the values of a record cannot be used."""
-    yield from map(_attempt_row, map(read, records.folders))
-    for file in records.published:
-        yield from map(_attempt_row, read_published(file))
-
-
-def _attempt_row(attempt: Attempt) -> AttemptRow:
+def attempt_row(attempt: Attempt) -> AttemptRow:
+    """What an attempt gives the tables: that of an unreadable one where the values of its record cannot be used."""
     identity = attempt.identity
     try:
         return _usable(attempt, identity)
@@ -48,22 +42,20 @@ def _usable(attempt: Attempt, identity: Hashable) -> AttemptRow:
     row = run_row(attempt, left_out)
     if measured and row["origin"] == PUBLISHED:
         measured["origin"] = PUBLISHED  # neither a repeat nor a base of an own run, whatever its configuration
-    content, unread = attempt.read_epochs()
-    epochs, broken = table_of(content, left_out)
+    lines, unread = attempt.read_epochs()
+    epochs = table_of(lines, left_out)
     warnings, kinds = list(attempt.warnings), [attempt.left_out] if attempt.left_out else []
-    if broken:
-        unread = f"{attempt.name}: {broken} line(s) of epochs.jsonl cannot be read and are left out"
     if unread:
         warnings.append(unread)
         kinds.append(LeftOut.BROKEN_EPOCHS)
     if not measured and record["status"] != "unreadable":
         warnings.append(f"{attempt.name}: run.json has no configuration: the attempt is in no measurement")
         kinds.append(LeftOut.NO_CONFIGURATION)
-    if row["status"] == "ok" and not broken and (wrong := contradiction(row, epochs)):
+    if row["status"] == "ok" and not unread and (wrong := contradiction(row, epochs)):
         warnings.append(f"{attempt.name}: the summary is left out: {wrong}")
         row |= _NO_SUMMARY
     if left_out:
-        warnings.append(f"{attempt.name}: {in_one_line(left_out)}")
+        warnings.append(f"{attempt.name}: left out of the tables: {', '.join(first_few(left_out, VALUES_SHOWN))}")
     return AttemptRow(
         row,
         measured,
@@ -83,16 +75,16 @@ def run_row(attempt: Attempt, left_out: list[str]) -> Row:
     note for each value that does not fit its column."""
     row = {column.name: _find(attempt.record, column, left_out) for column in RUNS if column.source}
     if not row["global_batch"] and row["gpus"]:  # it failed before it wrote its ledger: as configured
-        batch = cell(_dig(attempt.record, ("config", "train", "batch_per_gpu")), "int")
+        batch = cell(_dig(attempt.record, "config.train.batch_per_gpu"), "int")
         row["global_batch"] = fit(batch * row["gpus"], _GLOBAL_BATCH, left_out) if batch else None
     row["batch_per_gpu"] = _share(row["global_batch"], row["gpus"])
     row["micro_batch"] = row["micro_batch"] or cell(_share(row["replica_batch"], row["micro_batches"]), "int")
-    changed = _dig(attempt.record, ("model", "changed"))
+    changed = _dig(attempt.record, "model.changed")
     if not isinstance(changed, dict):  # a record of an older version: compared with the published values
         changed = options.changed(section(section(attempt.record, "config"), "model"))
     row["model_changed"] = cell(settings_text(dict(sorted(cast(Row, changed).items()))) or None, "text")
     model = {"cuda": "gpu_model", "cpu": "cpu_model"}.get(row["device"] or "")
-    row["device_model"] = cell(_dig(attempt.record, ("environment", model)), "text") if model else None
+    row["device_model"] = cell(_dig(attempt.record, f"environment.{model}"), "text") if model else None
     environment = fingerprint(attempt.record.get("environment"))
     row["environment_id"] = digest(environment) if environment else None
     row["origin"] = PUBLISHED if attempt.record.get("origin") == PUBLISHED else OWN
@@ -103,22 +95,17 @@ def run_row(attempt: Attempt, left_out: list[str]) -> Row:
 
 def _find(record: Row, column: Column, left_out: list[str]) -> Any:
     """The first of the column's sources that has a value."""
-    for path in _paths(column.source):  # "a.b|c": the keys (a, b), else (c)
-        value = _dig(record, path)
-        if value is not None and (fitting := fit(value, column, left_out)) is not None:
+    for keys in column.source.split("|"):
+        if (fitting := fit(_dig(record, keys), column, left_out)) is not None:
             return fitting
     return None
 
 
-@cache
-def _paths(source: str) -> tuple[tuple[str, ...], ...]:
-    return tuple(tuple(key.split(".")) for key in source.split("|"))
-
-
-def _dig(record: Any, path: Sequence[str]) -> Any:
+def _dig(record: Any, keys: str) -> Any:
+    """The value at "a.b"; None where there is none."""
     try:
-        for part in path:
-            record = record.get(part)
+        for key in keys.split("."):
+            record = record.get(key)
     except AttributeError:  # of JSON, objects alone have it
         return None
     return record
@@ -130,6 +117,6 @@ def _share(total: int | None, parts: int | None) -> float | None:
 
 def _stalest(record: Row, key: str) -> int | None:
     """The framework says one number, or one for each stage."""
-    said = _dig(record, ("framework", key))
+    said = _dig(record, f"framework.{key}")
     stages = [cell(value, "int") for value in (cast(list[Any], said) if isinstance(said, list) else [said])]
     return max((value for value in stages if value is not None and value >= 0), default=None)

@@ -27,7 +27,10 @@ _NO_RATIOS: Row = dict.fromkeys(("speedup", "efficiency", "speedup_vs_own_base",
 
 @dataclass(frozen=True)
 class Point:
-    """One measurement: attempts that are repeats of each other, and the texts that distinguish it from others."""
+    """One measurement: attempts that are repeats of each other, and the texts that distinguish it from others.
+
+    runs: the first one ended ok if any did, as `measurements` groups them
+    """
 
     runs: list[AttemptRow]
     by: str = "framework"  # the compared factor
@@ -39,9 +42,10 @@ class Point:
     def ok(self) -> list[AttemptRow]:
         return [run for run in self.runs if run.ok]
 
-    @cached_property
+    @property
     def sample(self) -> AttemptRow:
-        return representative(self.runs)
+        """A run with the values that all repeats have in common."""
+        return self.runs[0]
 
     @cached_property
     def gpus(self) -> int | None:
@@ -76,7 +80,7 @@ class Point:
 
 def scaling_rows(groups: Sequence[list[AttemptRow]], by: str = "framework") -> list[Row]:
     """One row per measurement and kind of scaling, sorted; by: the compared factor."""
-    samples = [representative(group) for group in groups]
+    samples = [group[0] for group in groups]
     texts = zip(knobs(samples, by), variants(samples, by), variants(samples, by, without=SEED), strict=True)
     points = [Point(group, by, *parts) for group, parts in zip(groups, texts, strict=True)]
     series = {kind: group_by(points, partial(_series, kind)) for kind in KINDS}
@@ -94,11 +98,6 @@ def scaling_rows(groups: Sequence[list[AttemptRow]], by: str = "framework") -> l
         return (*place, reach[curve], framework, options, row["gpus"] or 0, str(row["layout"]))
 
     return sorted(rows, key=order)
-
-
-def representative(group: list[AttemptRow]) -> AttemptRow:
-    """A run with the values that all repeats have in common: one that ended ok, if there is one."""
-    return next((run for run in group if run.ok), group[0])
 
 
 def _series(kind: str, point: Point) -> tuple[str, Any]:

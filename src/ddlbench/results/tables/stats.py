@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from math import comb
 
 LEVEL = 0.95
 SMALLEST_N = 6  # the widest interval of five values, from least to largest, covers the median with 93.75 % only
@@ -34,16 +36,10 @@ def median_interval(values: Sequence[float], level: float = LEVEL) -> Interval |
     probability 1 - 2 P(B < k). None where even the whole range covers less: below six values at 95 %.
     """
     n, ordered = len(values), sorted(values)
-    interval = None
-    ways, beyond = 1, 0  # n over k - 1, and the sum of those up to it: of the 2^n ways, so many have B < k
-    for k in range(1, n // 2 + 1):
-        beyond += ways
-        coverage = 1 - 2 * beyond / 2**n
-        if coverage < level:
-            break
-        interval = Interval(ordered[k - 1], ordered[n - k], coverage)
-        ways = ways * (n - k + 1) // k
-    return interval
+    ways = accumulate(comb(n, below) for below in range(n // 2))  # of 2^n, so many have B < k, for k = 1, 2, ...
+    coverages = [1 - 2 * beyond / 2**n for beyond in ways]
+    k = sum(coverage >= level for coverage in coverages)  # they fall with k
+    return Interval(ordered[k - 1], ordered[n - k], coverages[k - 1]) if k else None
 
 
 def confidence(n: int, interval: Interval | None) -> str:

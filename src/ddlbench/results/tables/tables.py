@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
 import pandas as pd
@@ -12,17 +13,18 @@ import pandas as pd
 from ddlbench.foreign import read_bytes
 from ddlbench.record.schema import DEVELOPER, RUNS, SCALING
 from ddlbench.results.frames import frame
-from ddlbench.results.reading.attempts import Records
+from ddlbench.results.reading.attempts import Records, read
 from ddlbench.results.reading.epoch_lines import epochs_table
 from ddlbench.results.reading.left_out import LeftOut
 from ddlbench.results.reading.left_out import line as left_out_line
+from ddlbench.results.reading.published import read_published
 from ddlbench.results.rows import Row, group_by
 from ddlbench.results.tables.breakdown import breakdown
 from ddlbench.results.tables.checks import above_ideal, differences, drift, environments, merged_though
 from ddlbench.results.tables.measurement import Measurement, measurements_of
-from ddlbench.results.tables.merge import AttemptRow, measurement_id, measurements, quality_id
+from ddlbench.results.tables.merge import SEED, AttemptRow, measurement_id, measurements
 from ddlbench.results.tables.quality import learning_table
-from ddlbench.results.tables.run_rows import attempt_rows
+from ddlbench.results.tables.run_rows import attempt_row
 from ddlbench.results.tables.scaling import scaling_rows
 from ddlbench.texts import FORMULA, printable, quoted
 
@@ -67,23 +69,41 @@ class Tables:
 
 @dataclass(frozen=True)
 class Merged:
-    """The attempts in order, without copies, and the groups of repeats."""
+    """The attempts in order, without copies, and the groups of repeats.
+
+    warnings: one for each folder, file, copy and value that is not in the numbers
+    left_out: their counts in one line; None if nothing is left out
+    """
 
     runs: list[AttemptRow]
     groups: list[list[AttemptRow]]
-    copies: list[str]
+    warnings: list[str]
+    left_out: str | None
 
 
 def merge(records: Records) -> Merged:
     """All attempts, each with the name of its measurement."""
-    runs, copies = _without_copies(list(attempt_rows(records)))
+    published = (attempt for file in records.published for attempt in read_published(file))
+    attempts = chain(map(read, records.folders), published)  # read one after the other: their records fill the memory
+    runs, copies = _without_copies(list(map(attempt_row, attempts)))
     groups = measurements(run for run in runs if run.options and run.row["backend"] != DEVELOPER)
     for group in groups:
-        name, quality = measurement_id(group), quality_id(group[0])
+        name, quality = measurement_id(group[0]), measurement_id(group[0], SEED)
         for run in group:
-            alike = run.ok and group[0].ok  # these agree in all that a quality_id is made of
-            run.row.update(measurement=name, learning=quality if alike else quality_id(run))
-    return Merged(runs, groups, copies)
+            alike = run.ok and group[0].ok  # these agree in all that the names are made of
+            run.row.update(measurement=name, learning=quality if alike else measurement_id(run, SEED))
+    warnings = [*records.warnings, *copies, *(warning for run in runs for warning in run.warnings)]
+    rows = [run.row for run in runs]
+    measured = [row for row in rows if row["status"] == "ok" and row["measurement"] is not None]
+    kinds = [
+        *records.left_out,
+        *[LeftOut.COPY] * len(copies),
+        *(kind for run in runs for kind in run.left_out),
+        *(LeftOut.NO_RATE for row in measured if row["throughput_samples_per_s"] is None),
+        *(LeftOut.RUNNING for row in rows if row["status"] == "running"),
+        *(LeftOut.SHARED_GPU for row in rows if row["backend"] == DEVELOPER),
+    ]
+    return Merged(runs, groups, warnings, left_out_line(kinds))
 
 
 def _without_copies(runs: Sequence[AttemptRow]) -> tuple[list[AttemptRow], list[str]]:
@@ -117,14 +137,13 @@ def make_tables(records: Records, by: str = "framework") -> Tables:
     scaling = scaling_rows(merged.groups, by)
     epochs = epochs_table([run.row for run in runs], [run.epochs for run in runs])
     shared = [run.row["path"] for run in runs if run.row["backend"] == DEVELOPER]
-    unused, left_out = not_used(records, merged)
     return Tables(
         run_rows=[run.row for run in runs],
         scaling_rows=scaling,
         epochs=epochs,
         learning=learning_table(epochs, runs),
         warnings=[
-            *unused,
+            *merged.warnings,
             *differences(runs),
             *environments(runs),
             *merged_though(merged.groups),
@@ -133,24 +152,8 @@ def make_tables(records: Records, by: str = "framework") -> Tables:
             *(f"{path}: ranks shared a GPU (backend=cuda:gloo): not in the scaling table" for path in shared),
         ],
         drift=drift(merged.groups),
-        left_out=left_out,
+        left_out=merged.left_out,
     )
-
-
-def not_used(records: Records, merged: Merged) -> tuple[list[str], str | None]:
-    """A warning for each folder, file, copy and value that is not in the numbers, and one line with their counts."""
-    warnings = [*records.warnings, *merged.copies, *(warning for run in merged.runs for warning in run.warnings)]
-    rows = [run.row for run in merged.runs]
-    measured = [row for row in rows if row["status"] == "ok" and row["measurement"] is not None]
-    kinds = [
-        *records.left_out,
-        *[LeftOut.COPY] * len(merged.copies),
-        *(kind for run in merged.runs for kind in run.left_out),
-        *(LeftOut.NO_RATE for row in measured if row["throughput_samples_per_s"] is None),
-        *(LeftOut.RUNNING for row in rows if row["status"] == "running"),
-        *(LeftOut.SHARED_GPU for row in rows if row["backend"] == DEVELOPER),
-    ]
-    return warnings, left_out_line(kinds)
 
 
 def write_csv(table: pd.DataFrame, path: Path) -> None:

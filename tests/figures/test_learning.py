@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from ddlbench.figures.figures import make_figures
-from ddlbench.results.reading.attempts import read_all
-from ddlbench.results.tables.tables import make_tables
-from tests.support.records import write_run
+from tests.support.records import tables_of, write_run
 
 
 def run(results, seed, top1, **others):
@@ -22,7 +20,7 @@ def run(results, seed, top1, **others):
 
 
 def drawn(results, name="accuracy_by_epoch"):
-    return make_figures(make_tables(read_all([results]))).figures[name].axes
+    return make_figures(tables_of(results)).figures[name].axes
 
 
 def values(axes):
