@@ -82,7 +82,6 @@ def _point(row: CsvRow) -> Point:
         base_gpus, base_value = row.count("base_gpus"), row.number("base_value")
         base_s = _sample_time_s(row, base_value, base_gpus, None)
         stated = {"base_gpus": base_gpus, "base_sample_time_s": base_s}  # the base may be no row of the file
-    kept = ("measured", "unit", "base_value", "network", "layout", "tier", "in_scope")
     facts = Facts(
         source=row["source"],
         url=row["url"],
@@ -100,7 +99,7 @@ def _point(row: CsvRow) -> Point:
         tokens=row.count("seq_len") if row["seq_len"] else None,
         precision=row["precision"] or None,
         loader=row["loader"] or None,
-        more={**{name: row[name] or None for name in kept}, **stated},
+        more={**{name: row[name] or None for name in KEPT}, **stated},
     )
     return Point(row, facts)
 
