@@ -118,6 +118,13 @@ def test_what_the_window_does_not_have_is_unexplained(tmp_path: Path) -> None:
     assert explanation.cause == NO_CAUSE
 
 
+def test_less_than_what_is_unexplained_is_no_cause(tmp_path: Path) -> None:
+    """0.128 s of waiting for data, beside 0.192 s of the step that the window does not have."""
+    explanation, seconds = explained(tmp_path, window((1, 0, 0, 0), (1, 0, 0, 0), step_s=0.32), data_wait_share=0.2)
+    assert [seconds["input"], seconds["unexplained"]] == pytest.approx([0.128, 0.192])
+    assert explanation.cause == NO_CAUSE
+
+
 def test_communication_that_other_runs_of_the_framework_have_is_no_cause(tmp_path: Path) -> None:
     sections = window((1, 1, 0, 0), (1, 1, 0, 0))
     write_run(tmp_path, gpus=2, rate=100.0, summary=NO_WAIT, sections=sections, train={"seed": 1})

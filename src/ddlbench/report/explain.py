@@ -34,7 +34,7 @@ from ddlbench.texts import aligned, percent
 
 NO_CAUSE = "no single cause"
 LEAST = 0.1  # share of a step
-ALWAYS = ("exposed communication", "bubble", "host and launch")  # bars that runs without a defect have
+ALWAYS: tuple[str, ...] = ("exposed communication", "bubble", "host and launch")  # bars that runs without a defect have
 ALONE = 1 / 3  # share of a step that these have to exceed where no comparable run says what is usual
 COMPARED = (*ALWAYS, "kernels")  # with comparable runs; the other bars are a defect even if all runs have them
 ALIKE = (
