@@ -24,7 +24,7 @@ from ddlbench.models.resnet import ResNet
 def epochs(name: str, folder: str, batch: int, size: int, workers: int) -> Iterator[Iterator[Batch | None]]:
     data, model = ImageFolders("folders", root=folder), ResNet("resnet50", [3, 4, 6, 3], image_size=size)
     loader: Loader = Native(name, workers=workers) if name == "native" else Dali(name, threads=workers)
-    loader.check(data, model)
+    loader.check(data, model, torch.device("cpu"))
     data.prepare()
     feed = loader.open(data, Request(model, Place(0, 1), torch.device("cpu"), seed=0, replica_batch=batch))
     return map(feed.train, count())

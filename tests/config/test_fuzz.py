@@ -86,7 +86,7 @@ def verdict(base: Base, key: str, value: object, world_size: int) -> str:
         built = base.with_value(key, value)
         check_machine(built.train.threads_per_rank, built.loader, cores=8)
         job = make_job(built, Launch("alone", world_size=world_size), CPU)
-        refusal = check(built, SCENARIOS[built.mode](built, job))
+        refusal = check(built, SCENARIOS[built.mode](built, job), CPU)
         if refusal:
             raise refusal
         if key.startswith(("model", "results")):

@@ -205,7 +205,7 @@ def _parts(run: Row, window: Sequence[Mapping[str, Any]]) -> Parts:
 
 def _usual(step_s: float, comparable: Sequence[Sequence[Bar]]) -> dict[str, float]:
     """Seconds of each bar without a defect: the median of comparable runs, else a share of the step."""
-    usual = dict.fromkeys(ALWAYS, (ALONE - LEAST) * step_s)
+    usual: dict[str, float] = dict.fromkeys(ALWAYS, (ALONE - LEAST) * step_s)
     for name in COMPARED:
         seconds = [bar.seconds for bars in comparable for bar in bars if bar.bar == name and bar.seconds is not None]
         if seconds:

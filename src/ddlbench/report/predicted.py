@@ -93,7 +93,7 @@ def _prediction(row: Row, attempt: Attempt, bases: list[Attempt], machine: Machi
 def _from_its_base(row: Row, stated: Point) -> Row:
     """The predicted_* columns of a published measurement. UserError or Unsupported if it cannot be predicted."""
     base, step_s = stated.base, predicted_s(stated)
-    sample_s, measured_s = step_s / stated.measured.samples, row["sample_time_s"]
+    sample_s, measured_s = step_s / row["global_batch"], row["sample_time_s"]
     start = f"{base.samples} samples in {duration(base.seconds)}"
     columns: Row = {
         "predicted_step_s": step_s,
@@ -101,7 +101,7 @@ def _from_its_base(row: Row, stated: Point) -> Row:
         "predicted_error": (sample_s - measured_s) / measured_s,
         "predicted_from": f"{devices(base.gpus, row['device'])} of the same source: {start}",
     }
-    return columns | {"predicted_flag": flag(row | columns, measured_s * stated.measured.samples)}
+    return columns | {"predicted_flag": flag(row | columns, measured_s * row["global_batch"])}
 
 
 def cells(row: Row, prediction: Prediction) -> Row:

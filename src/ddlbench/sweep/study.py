@@ -69,7 +69,7 @@ class Study:
                     seen.add(str(point))
                     yield point
 
-    def _keys(self, point: Plain) -> Plain:
+    def _keys(self, point: Plain) -> dict[str, Any]:
         keys: dict[str, Any] = {"preflight": True, **self.keys}
         for setting in self.settings:
             if _matches(setting.where, point):

@@ -61,7 +61,7 @@ def test_a_set_that_pack_made(folders, tmp_path):
 @needs_dali
 @pytest.mark.parametrize("fused_crop", [True, False])
 def test_dali_sees_no_difference(folders, packed, fused_crop):
-    Dali("dali").check(packed, Shape())
+    Dali("dali").check(packed, Shape(), torch.device("cpu"))
     for got, expected in zip(
         batches(dali(packed, fused_crop=fused_crop)), batches(dali(folders, fused_crop=fused_crop)), strict=True
     ):

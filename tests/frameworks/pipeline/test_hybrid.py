@@ -147,7 +147,7 @@ def test_knobs_train_what_one_process_trains() -> None:
     """Clipped: the norm is that of the whole gradient, what several ranks have counted once."""
     outcomes = on_four_ranks()[0]["train_knobs"]
     for (name, (case, framework)), found in zip(KNOBS.items(), outcomes[:-1], strict=True):
-        expected, tolerance = reference(case, framework.dp), TOLERANCES[case.model.name, case.precision]
+        expected, tolerance = reference(case, framework.layout(4).dp), TOLERANCES[case.model.name, case.precision]
         assert distance(found.weights, expected) <= tolerance.weights, name
         assert_equal(found, expected, tolerance)
     assert distance(outcomes[-1].weights, reference(TEXT, 1)) > 0.01  # the central test would notice

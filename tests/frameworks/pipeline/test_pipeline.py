@@ -40,7 +40,7 @@ def test_knobs_train_the_same() -> None:
     """Clipped: the norm is that of the whole gradient, the tied embedding counted once."""
     ranks = run_ranks(2, train_cases, [(CASE, framework) for framework in KNOBS.values()])
     for (name, framework), found in zip(KNOBS.items(), ranks[0], strict=True):
-        expected = reference(replace(CASE, micro_batch=2), framework.dp)
+        expected = reference(replace(CASE, micro_batch=2), framework.layout(2).dp)
         assert_equal(found, expected, TOLERANCES["gpt2", "fp32"])
         assert distance(found.weights, expected) < 1e-4, name
         assert torch.equal(found.weights["embed.wte.weight"], found.weights["head.weight"]), name

@@ -189,7 +189,7 @@ def found() -> list[dict[str, Any]]:
 def test_knobs_train_the_same(found: list[dict[str, Any]]) -> None:
     trainings = zip((KNOBS | FAULTS).items(), found[0]["train_knobs"], strict=True)
     off = {
-        name: distance(outcome.weights, reference(case, framework.dp))
+        name: distance(outcome.weights, reference(case, framework.layout(2).dp))
         for (name, (case, framework)), outcome in trainings
     }
     assert all(off[name] <= EXACT for name in KNOBS), off
