@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.runs import SMALL, record
+from tests.support.waiting import WITHIN_S
 
 
 def test_a_run_leaves_one_whole_record(ddlbench, tmp_path: Path) -> None:
@@ -185,6 +186,6 @@ def test_a_diverged_run_is_a_row(ddlbench, tmp_path: Path) -> None:
 def test_from_any_folder_as_a_script(tmp_path: Path) -> None:
     """tests/scripts/test_wheel.py starts it as a module."""
     command = [str(Path(sys.executable).with_name("ddlbench")), *SMALL, "dryrun=true"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=WITHIN_S)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["would_run"] is True

@@ -12,6 +12,7 @@ import pytest
 from tests.support.pictures import write_folders
 from tests.support.processes import environment
 from tests.support.runs import GPT2, RESNET, record
+from tests.support.waiting import WITHIN_S
 
 MISSING = ("timm", "google_crc32c", "deepspeed", "horovod", "nvidia.dali", "pynvml", "jinja2")
 
@@ -49,7 +50,7 @@ def runs(home: Path) -> dict[str, dict]:
     }
     commands = [[*arguments, f"results_dir={home}/{name}"] for name, arguments in lines.items()]
     program = [sys.executable, "-c", PROGRAM, json.dumps(commands)]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=240, env=environment(), cwd=home)
+    done = subprocess.run(program, capture_output=True, text=True, timeout=WITHIN_S, env=environment(), cwd=home)
     assert done.returncode == 0, done.stderr
     codes = json.loads(done.stdout.rpartition("codes ")[2])
     return {name: record(home / name) | {"code": code} for name, code in zip(lines, codes, strict=True)}
@@ -70,6 +71,6 @@ def test_a_packed_set_cannot_be_written_without_its_checksums(home: Path) -> Non
     write_folders(home / "more", train=1, val=1)
     program = PROGRAM.partition("from ddlbench")[0] + "from ddlbench.data.__main__ import main\nsys.exit(main())"
     command = [sys.executable, "-c", program, "pack", str(home / "more"), str(home / "packed")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment(), cwd=home)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN_S, env=environment(), cwd=home)
     assert done.returncode == UNAVAILABLE, done.stderr
     assert "pip install google-crc32c" in done.stderr.splitlines()[-1]

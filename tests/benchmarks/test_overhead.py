@@ -21,6 +21,7 @@ from benchmarks.turns import ROOT, Pairs
 from ddlbench.config.compose import configuration, configurations
 from ddlbench.models import gpt2
 from ddlbench.recipe.optimizers import make_optimizer
+from tests.support.waiting import WITHIN_S
 
 GPT2 = ("gpt2_small", "2", "16")
 SETTINGS = """
@@ -64,7 +65,7 @@ def run(source: str, *arguments: str) -> str:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
     done = subprocess.run(
         [sys.executable, "-c", source, *arguments],
-        env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120,
+        env=environment, cwd=ROOT, capture_output=True, text=True, timeout=WITHIN_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1]
@@ -97,7 +98,12 @@ def test_heap_of_the_bare_script_is_kept_or_freed_as_configured():
 def test_variable_for_a_freed_heap_is_one_that_ddlbench_leaves_alone():
     source = "from ddlbench.measure.devices.memory import keep_freed_memory; print(keep_freed_memory())"
     done = subprocess.run(
-        [sys.executable, "-c", source], env=os.environ | FREED, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", source],
+        env=os.environ | FREED,
+        capture_output=True,
+        text=True,
+        timeout=WITHIN_S,
+        check=True,
     )
     assert done.stdout.strip() == "False"
 
@@ -139,7 +145,11 @@ def test_every_second_start_has_the_sides_in_the_other_order(monkeypatch: pytest
 def test_harness_prints_the_end_of_every_step(tmp_path: Path):
     command = [part for part in Work("single", "resnet50", 2, 32).ddlbench(tmp_path) if "steps=1000000" not in part]
     done = subprocess.run(
-        [*command, "model.layers=[1,1,1,1]", "train.steps=4"], cwd=ROOT, capture_output=True, text=True, timeout=240
+        [*command, "model.layers=[1,1,1,1]", "train.steps=4"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=WITHIN_S,
     )
     assert done.returncode == 0, done.stderr
     ends = [float(line) for line in done.stdout.split()]
@@ -157,7 +167,7 @@ def test_each_rank_has_a_core_of_its_own(variable: str):
     for rank in range(2):
         done = subprocess.run(
             [*start, "import os; print(os.sched_getaffinity(0))"],
-            env=others | {variable: str(rank)}, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True,
+            env=others | {variable: str(rank)}, cwd=ROOT, capture_output=True, text=True, timeout=WITHIN_S, check=True,
         )  # fmt: skip
         assert done.stdout.startswith(f"{{{cores[rank % len(cores)]}}}\n")
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.breaches.breach import LISTS, PACKAGE, ROOT, Breach, CannotApply, load
+from tests.support.waiting import WITHIN_S
 
 BREACHES = load()
 QUICK = [breach for breach in BREACHES if breach.quick]
@@ -80,7 +81,7 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> str:
     wrong.write_text(WRONG)
     lists = [word for path in (*LISTS, wrong) for word in ("--list", str(path))]
     command: Sequence[str] = [sys.executable, "-m", "tests.breaches", "--quick", "--jobs", "1", *lists]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=WITHIN_S)
     assert done.returncode == 1, done.stdout + done.stderr
     return done.stdout
 

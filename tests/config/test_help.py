@@ -11,6 +11,7 @@ import ddlbench
 from ddlbench.config.choices import LINE, choices, keys, meanings, targets, title
 from ddlbench.config.help import help_text
 from ddlbench.config.schema import GROUPS
+from tests.support.waiting import WITHIN_S
 
 ALL = [(group, choice) for group in GROUPS for choice in choices(group)]
 
@@ -18,7 +19,7 @@ ALL = [(group, choice) for group in GROUPS for choice in choices(group)]
 def asked(*words: str) -> str:
     """What the program prints, in a process that cannot import torch: that takes seconds."""
     code = "import sys; sys.modules['torch'] = None; import ddlbench.__main__ as m; sys.exit(m.main())"
-    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=WITHIN_S)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 

@@ -17,6 +17,7 @@ from ddlbench.data.text.token_file import TokenFile, token_path
 from ddlbench.data.text.tokenizer import TokenizerFiles
 from ddlbench.data.tools.pack import pack
 from tests.support.pictures import truncate, write_folders
+from tests.support.waiting import WITHIN_S
 
 
 @pytest.fixture(scope="module")
@@ -191,6 +192,6 @@ def test_mistakes_are_one_line(data, packed, text, tmp_path):
 
 def test_as_a_program(folders):
     command = [sys.executable, "-W", "error", "-m", "ddlbench.data", "info", folders.root]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=os.environ)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WITHIN_S, env=os.environ)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("kind       image folders\n")

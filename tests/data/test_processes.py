@@ -11,6 +11,7 @@ import pytest
 
 from ddlbench.data.processes import in_processes
 from ddlbench.errors import UserError
+from tests.support.waiting import WITHIN_S
 
 
 def square(number):
@@ -59,4 +60,4 @@ def test_no_process_outlives_its_parent(tmp_path):
     with subprocess.Popen([sys.executable, tmp_path / "parent.py"], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout.readline() == "working\n"
         parent.kill()
-        parent.communicate(timeout=30)  # ends when no process holds the pipe any more
+        parent.communicate(timeout=WITHIN_S)  # ends when no process holds the pipe any more

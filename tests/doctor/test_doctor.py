@@ -23,6 +23,7 @@ from ddlbench.frameworks.ddp import DDP
 from ddlbench.job import Job
 from ddlbench.ranks.launch import Launch
 from tests.support.processes import environment
+from tests.support.waiting import WITHIN_S
 
 CPU, ALONE = torch.device("cpu"), Launch("alone")
 
@@ -160,7 +161,7 @@ def test_the_program_names_every_choice_and_ends_well(tmp_path: Path) -> None:
     """With variables that no run would accept, in any folder, without a visible GPU."""
     variables = environment(RANK="0", CUDA_VISIBLE_DEVICES="")
     command = [sys.executable, "-m", "ddlbench.doctor"]
-    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=WITHIN_S)
     assert done.returncode == 0, done.stderr
     sections = dict(part.split("\n", 1) for part in done.stdout.strip().split("\n\n"))
     assert list(sections) == [

@@ -14,6 +14,7 @@ from ddlbench.figures.files import ALL_BYTES, Picture, pictures
 from ddlbench.report.__main__ import main
 from ddlbench.report.page import ROWS_SHOWN
 from tests.support.records import write_run
+from tests.support.waiting import WITHIN_S
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -64,7 +65,7 @@ def test_no_part_is_wider_than_the_window(page, tmp_path, width):
         f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=20000", "--dump-dom",
         (tmp_path / "frame.html").as_uri(),
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WITHIN_S)
     assert "<title>0</title>" in done.stdout, done.stdout[:300] + done.stderr[-300:]
 
 

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from ddlbench.config.compose import configuration, configurations
+from tests.support.waiting import WITHIN_S
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -121,6 +122,6 @@ def test_the_glossary_defines_each_word_once() -> None:
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=WITHIN_S)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "Glossary" in (tmp_path / "site" / "index.html").read_text(encoding="utf-8")

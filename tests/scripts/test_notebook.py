@@ -10,6 +10,7 @@ import pytest
 from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.tables.tables import make_tables
 from tests.support import records
+from tests.support.waiting import WITHIN_S
 
 nbformat = pytest.importorskip("nbformat")
 nbclient = pytest.importorskip("nbclient", reason="pip install 'ddlbench[notebook]'")
@@ -23,7 +24,7 @@ def executed(name, tables, monkeypatch):
     notebook = nbformat.read(NOTEBOOKS / name, as_version=4)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # jupyter_client's and zmq's own
-        client = nbclient.NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(NOTEBOOKS)}})
+        client = nbclient.NotebookClient(notebook, timeout=WITHIN_S, resources={"metadata": {"path": str(NOTEBOOKS)}})
         client.execute()
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     assert not [output for output in outputs if output.output_type == "stream"]  # no warnings on the way

@@ -12,12 +12,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import WITHIN_S
+
 ROOT = Path(__file__).parents[2]
 
 
 def run(*command: str, **environment: str) -> str:
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=240, env={**os.environ, **environment}, cwd=environment["HOME"]
+        command,
+        capture_output=True,
+        text=True,
+        timeout=WITHIN_S,
+        env={**os.environ, **environment},
+        cwd=environment["HOME"],
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -184,7 +184,7 @@ class Slurm:
             )
 
     def _wait(self, ready, fatal: bool = True) -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + (WITHIN_S if fatal else 30)
         while not ready():
             if time.monotonic() > deadline:
                 assert not fatal, f"Slurm does not come up:\n{self.logs()}"

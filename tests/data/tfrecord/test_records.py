@@ -13,6 +13,7 @@ from ddlbench.data.tfrecord.example import bytes_of, encode, features, number_of
 from ddlbench.data.tfrecord.records import BadRecord, index_text, masked_crc, read_index, record, spans_of, walk
 from tests.support.libraries import needs_dali
 from tests.support.packs import image_of
+from tests.support.waiting import WITHIN_S
 
 PAYLOADS = [b"first", b"", bytes(range(256)) * 300]
 
@@ -83,7 +84,9 @@ def test_index_is_that_of_tfrecord2idx(file):
 @needs_dali
 def test_index_is_that_of_dalis_own_script(file, tmp_path):
     script = Path(sys.executable).with_name("tfrecord2idx")
-    subprocess.run([sys.executable, script, file, tmp_path / "theirs"], check=True, capture_output=True, timeout=60)
+    subprocess.run(
+        [sys.executable, script, file, tmp_path / "theirs"], check=True, capture_output=True, timeout=WITHIN_S
+    )
     assert index_text(spans_of(file)) == (tmp_path / "theirs").read_bytes()
 
 

@@ -15,6 +15,7 @@ from tests.support.equal import make_job
 from tests.support.jobs import CASE
 from tests.support.libraries import why_no_horovod
 from tests.support.ranks import run_ranks
+from tests.support.waiting import WITHIN_S
 
 
 def test_places_of_five_ranks_on_three_hosts() -> None:
@@ -96,4 +97,4 @@ with delayed_abort():
 
 
 def test_an_abort_while_horovod_starts_leaves_time_to_record_the_end() -> None:
-    assert subprocess.run([sys.executable, "-c", ABORTED], timeout=240).returncode == 3
+    assert subprocess.run([sys.executable, "-c", ABORTED], timeout=WITHIN_S).returncode == 3

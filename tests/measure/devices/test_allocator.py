@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from tests.support.waiting import WITHIN_S
+
 # Six blocks of 9 MiB are freed together: more than glibc keeps by itself at the top of its heap.
 STEPS = """
 import resource, sys
@@ -31,7 +33,11 @@ def steps(how: str, **variables: str) -> tuple[str, int]:
     """What keep_freed_memory returned, and the page faults of ten steps."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
     done = subprocess.run(
-        [sys.executable, "-c", STEPS, how], env=environment | variables, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", STEPS, how],
+        env=environment | variables,
+        capture_output=True,
+        text=True,
+        timeout=WITHIN_S,
     )
     assert done.returncode == 0, done.stderr
     kept, faults = done.stdout.split()
