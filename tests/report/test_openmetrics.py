@@ -44,9 +44,9 @@ def test_an_unknown_number_has_no_line() -> None:
 def test_the_own_attempt_that_started_last_is_written(tmp_path: Path) -> None:
     newer = ROW | {"start": "2026-01-03T00:00:00Z", "epoch_time_s": 7.0}
     published = newer | {"start": "2026-01-04T00:00:00Z", "origin": "published"}
-    write(tmp_path / "ddlbench.prom", [newer, ROW, ROW | {"start": None}, published])
-    assert "ddlbench_epoch_time_s 7.0\n" in (tmp_path / "ddlbench.prom").read_text()
-    assert [path.name for path in tmp_path.iterdir()] == ["ddlbench.prom"]
+    write(tmp_path / "run.prom", [newer, ROW, ROW | {"start": None}, published])
+    assert "ddlbench_epoch_time_s 7.0\n" in (tmp_path / "run.prom").read_text()
+    assert [path.name for path in tmp_path.iterdir()] == ["run.prom"]
 
 
 def test_bad_input_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddlbench.measure.devices import memory
+from ddlbench.measure.devices import environment, memory
 from ddlbench.measure.devices.memory import PEAKS, peaks, reset_peaks
 from tests.support.fake_cuda import DEVICE, FakeMemory
 
@@ -61,7 +61,8 @@ def test_the_kernels_kib_are_1024_bytes() -> None:
 
 def test_without_proc_the_peak_since_the_start_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     low = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 2**10
-    monkeypatch.setattr(memory, "Path", lambda name: tmp_path / str(name).lstrip("/"))
+    for module in (memory, environment):
+        monkeypatch.setattr(module, "Path", lambda *names: tmp_path / "/".join(names).lstrip("/"))
     peak = host_peak()
     assert low <= peak <= resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 2**10
     reset_peaks(CPU)  # cannot, and does not fail
