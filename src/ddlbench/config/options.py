@@ -17,6 +17,7 @@ from ddlbench.config.choices import choices, conf_dir
 from ddlbench.config.values import shown, written
 from ddlbench.errors import UserError
 
+OF_SOME = ("framework", "loader")  # groups in which some options have keys that others lack
 ADDED = ("framework", "model")  # groups without a default: + adds them
 
 
@@ -64,6 +65,14 @@ def changed(model: Mapping[str, Any]) -> dict[str, Any]:
         for key in sorted(defaults)
         if key in model and key != "_target_" and model[key] != defaults[key]
     }
+
+
+def is_key_of(option: Any, key: str) -> bool:
+    """Whether an option has a key of its group, where some options have keys that others lack: ddp has no framework.tp.
+    True for an option that is none of the program's, and in other groups."""
+    group, _, name = key.partition(".")
+    checked = group in OF_SOME and bool(name) and option in choices(group)
+    return not checked or name.partition(".")[0] in published(group, option)
 
 
 @cache

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from ddlbench.config.choices import choices, conf_dir
-from ddlbench.config.options import published
+from ddlbench.config.options import is_key_of
 from ddlbench.config.values import check, shown
 from ddlbench.errors import UserError
 from ddlbench.sweep.values import Plain, check_key, given, quoted, read, word
@@ -21,7 +21,6 @@ LARGEST = 100_000  # cells
 MOST_GPUS = 2**20
 SCALING = {"strong": "train.global_batch", "weak": "train.batch_per_gpu"}
 NAME = re.compile(r"\w[\w. -]*")  # of a file: it becomes that of a folder, and of jobs
-OF_SOME = ("framework", "loader")  # groups in which some options have keys that others lack
 SPECIAL = ("gpus", "batch", "scaling")  # of axes, beside the keys of ddlbench
 NUMBERS = {"repeats": 1, "order": 0, "gpus_per_node": 1, "limit_s": 1}  # the smallest value of each
 
@@ -59,15 +58,14 @@ class Study:
     def points(self) -> Iterator[Plain]:
         """The values on the axes of every combination that is not excluded, once. A key that the point's framework,
         loader, ... lacks has no value there."""
-        seen = set[str]()
+        points = dict[str, Plain]()
         for values in itertools.product(*self.axes.values()):
             point = dict(zip(self.axes, values, strict=True))
             if not any(_matches(where, point) for where in self.exclude):
                 keys = self._keys(point)
-                point = {key: value for key, value in point.items() if _has(keys, key)}
-                if str(point) not in seen:
-                    seen.add(str(point))
-                    yield point
+                point = {key: value for key, value in point.items() if is_key_of(keys.get(key.partition(".")[0]), key)}
+                points.setdefault(str(point), point)
+        return iter(points.values())
 
     def _keys(self, point: Plain) -> dict[str, Any]:
         keys: dict[str, Any] = {"preflight": True, **self.keys}
@@ -230,14 +228,6 @@ def _where(raw: Any, axes: Plain, place: str) -> dict[str, list[Any]]:
 
 def _matches(where: Mapping[str, list[Any]], point: Plain) -> bool:
     return all(key in point and point[key] in values for key, values in where.items())
-
-
-def _has(keys: Plain, key: str) -> bool:
-    """Whether the chosen framework or loader has a key of its group: ddp has no framework.tp."""
-    group, _, name = key.partition(".")
-    if group not in OF_SOME or keys.get(group) not in choices(group):
-        return True
-    return not name or name.partition(".")[0] in published(group, keys[group])
 
 
 def _keys(raw: Any, place: str) -> dict[Any, Any]:
