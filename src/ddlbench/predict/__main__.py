@@ -75,14 +75,15 @@ def answer(question: Question) -> int:
         counts = [gpus for gpus in question.gpus if 1 < gpus <= (machine.devices_per_node or gpus)]
         print(f"collectives are in {network.calibrate(machine.device.type, counts)}", file=sys.stderr)
     machine = machine_of(question.machine, question.overlap)
-    rows = ranking.ranked(predictions(question, machine))
+    results = Results.read(question.options.results, str(torch.__version__)) if question.options.results else None
+    rows = ranking.ranked(predictions(question, machine, results))
     fine = [row for row in rows if row.status == "ok"]
     if question.options.figure:
         from ddlbench.predict.figure import draw  # matplotlib comes with it
 
         draw(rows, question.options.figure)
     if question.options.timeline:
-        perfetto.write(question.options.timeline, slices(question, machine, fine))
+        perfetto.write(question.options.timeline, slices(question, machine, results, fine))
     if question.options.chakra:
         for line in chakra.write(question.options.chakra, fine, partial(_config, question)):
             print(line, file=sys.stderr)
@@ -93,9 +94,10 @@ def answer(question: Question) -> int:
     return 0 if fine else 3
 
 
-def slices(question: Question, machine: Machine, rows: Sequence[Prediction]) -> Iterator[Slice]:
+def slices(
+    question: Question, machine: Machine, results: Results | None, rows: Sequence[Prediction]
+) -> Iterator[Slice]:
     """The timelines of rows with status ok."""
-    results = Results.read(question.options.results, str(torch.__version__)) if question.options.results else None
     for row in rows:
         config, passes, send = _config(question, row), (), ()
         if config is not None and isinstance(config.framework, Pipeline):
@@ -105,10 +107,9 @@ def slices(question: Question, machine: Machine, rows: Sequence[Prediction]) -> 
         yield from timeline(row, passes, send)
 
 
-def predictions(question: Question, machine: Machine) -> list[Prediction]:
+def predictions(question: Question, machine: Machine, results: Results | None) -> list[Prediction]:
     """A row for each framework at each number of GPUs. If an input is missing or a framework lacks a key, its row says
     so; UserError if that is true of all rows."""
-    results = Results.read(question.options.results, str(torch.__version__)) if question.options.results else None
     rows, errors = list[Prediction](), list[UserError]()
 
     def refused(name: str, gpus: int, error: UserError) -> Prediction:

@@ -196,10 +196,10 @@ def _parts(run: Row, window: Sequence[Mapping[str, Any]]) -> Parts:
     if rank["rank"] != late:
         return Parts(evidence, compute, exposed, idle)
     others = [line for line in window if line["stage"] == rank["stage"] and line is not rank]
-    own, (compute, idle) = compute + idle, (median(line[part] for line in others) for part in ("compute_s", "idle_s"))
-    excess = own - compute - idle
+    took, (compute, idle) = compute + idle, (median(line[part] for line in others) for part in ("compute_s", "idle_s"))
+    excess = took - compute - idle
     # A slow core is as slow where it communicates.
-    waits = exposed * excess / own if run["device"] == "cpu" else 0.0
+    waits = exposed * excess / took if run["device"] == "cpu" else 0.0
     return Parts(evidence, compute, exposed - waits, idle, excess + waits)
 
 

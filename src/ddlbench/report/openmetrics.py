@@ -34,7 +34,7 @@ def last(rows: Sequence[Row]) -> Row:
 
 
 def text(row: Row) -> bytes:
-    """A gauge for each known number of a row of runs.csv, and the names of the run as `ddlbench_run_info`. That is a
+    """A gauge for each number that a row of runs.csv has, and the names of the run as `ddlbench_run_info`. That is a
     gauge, too: node_exporter refuses a file with the type info."""
     try:
         from prometheus_client import CollectorRegistry, Gauge
@@ -46,8 +46,7 @@ def text(row: Row) -> bytes:
     Gauge("ddlbench_run_info", "The last run.", LABELS, registry=registry).labels(*names).set(1)
     for column in RUNS:
         if column.kind in ("int", "float") and row.get(column.name) is not None:
-            unit = (
-                column.unit if column.name.endswith(f"_{column.unit}") else ""
-            )  # OpenMetrics: a name ends with its unit
+            # A metric has a unit only if its name ends with it, as OpenMetrics demands.
+            unit = column.unit if column.name.endswith(f"_{column.unit}") else ""
             Gauge(f"ddlbench_{column.name}", column.meaning, unit=unit, registry=registry).set(row[column.name])
     return generate_latest(registry)

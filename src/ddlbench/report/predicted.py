@@ -90,37 +90,40 @@ def _prediction(row: Row, attempt: Attempt, bases: list[Attempt], machine: Machi
     return prediction
 
 
+def cells(row: Row, prediction: Prediction) -> Row:
+    """The predicted_* columns of an own measurement."""
+    assert prediction.step_s is not None
+    assert prediction.memory_bytes is not None
+    memory, allocated = round(prediction.memory_bytes), row["memory_allocated_peak_bytes"]  # none on the CPU
+    more: Row = {
+        "predicted_compute_s": prediction.compute_s,
+        "predicted_comm_exposed_s": prediction.comm_exposed_s,
+        "predicted_bubble_s": prediction.bubble_s,
+        "predicted_memory_bytes": memory,
+        "predicted_memory_error": (memory - allocated) / allocated if allocated else None,
+        "predicted_from": "; ".join((prediction.basis or "", *prediction.marks)),
+    }
+    return _with_error(row, prediction.step_s, more)
+
+
 def _from_its_base(row: Row, stated: Point) -> Row:
     """The predicted_* columns of a published measurement. UserError or Unsupported if it cannot be predicted."""
-    base, step_s = stated.base, predicted_s(stated)
-    sample_s, measured_s = step_s / row["global_batch"], row["sample_time_s"]
-    start = f"{base.samples} samples in {duration(base.seconds)}"
+    base = stated.base
+    start = (
+        f"{devices(base.gpus, row['device'])} of the same source: {base.samples} samples in {duration(base.seconds)}"
+    )
+    return _with_error(row, predicted_s(stated), {"predicted_from": start})
+
+
+def _with_error(row: Row, step_s: float, more: Row) -> Row:
+    """The predicted seconds, their error and flag. The error leaves out the time that ranks wait for data, which is not
+    predicted. more: other predicted_* columns"""
+    sample_s, measured_s = step_s / row["global_batch"], row["sample_time_s"] * (1 - (row["data_wait_share"] or 0.0))
     columns: Row = {
         "predicted_step_s": step_s,
         "predicted_sample_time_s": sample_s,
         "predicted_error": (sample_s - measured_s) / measured_s,
-        "predicted_from": f"{devices(base.gpus, row['device'])} of the same source: {start}",
-    }
-    return columns | {"predicted_flag": flag(row | columns, measured_s * row["global_batch"])}
-
-
-def cells(row: Row, prediction: Prediction) -> Row:
-    """The predicted_* columns. The error leaves out the time that ranks wait for data, which is not predicted."""
-    assert prediction.step_s is not None
-    assert prediction.memory_bytes is not None
-    sample_s = prediction.step_s / row["global_batch"]
-    memory, allocated = round(prediction.memory_bytes), row["memory_allocated_peak_bytes"]  # none on the CPU
-    measured_s = row["sample_time_s"] * (1 - (row["data_wait_share"] or 0.0))
-    columns: Row = {
-        "predicted_step_s": prediction.step_s,
-        "predicted_sample_time_s": sample_s,
-        "predicted_compute_s": prediction.compute_s,
-        "predicted_comm_exposed_s": prediction.comm_exposed_s,
-        "predicted_bubble_s": prediction.bubble_s,
-        "predicted_error": (sample_s - measured_s) / measured_s,
-        "predicted_memory_bytes": memory,
-        "predicted_memory_error": (memory - allocated) / allocated if allocated else None,
-        "predicted_from": "; ".join((prediction.basis or "", *prediction.marks)),
+        **more,
     }
     return columns | {"predicted_flag": flag(row | columns, measured_s * row["global_batch"])}
 

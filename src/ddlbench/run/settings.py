@@ -28,8 +28,8 @@ def check_machine(threads: int, loader: Loader, cores: int | None = None) -> Non
 
 def check_precision(train: Train, device: torch.device) -> None:
     """Unsupported for bf16 on a GPU without it, as a V100: torch would emulate it."""
-    here = train.precision == "bf16" and device.type == "cuda" and torch.cuda.is_available()
-    if here and not torch.cuda.is_bf16_supported(including_emulation=False):
+    asked = train.precision == "bf16" and device.type == "cuda" and torch.cuda.is_available()
+    if asked and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise Unsupported(f"{torch.cuda.get_device_name(device)} has no bf16: set train.precision=fp16 or fp32")
 
 

@@ -154,7 +154,7 @@ def _time(cut: Cut, stages: Stages, setting: Setting) -> tuple[float, float]:
 
 
 def _passes(cut: Cut, stages: Stages, setting: Setting) -> list[Timed]:
-    """Ranks that compute at once share the cores of their node, if it has a known number."""
+    """Ranks that compute at once share the cores of their node, if their number is known."""
     machine, world, beside = setting.machine, setting.world, cut.dp * cut.tp
     if machine.cores is None:
         return schedule.simulate(cut.schedule, stages, cut.pp, cut.count)

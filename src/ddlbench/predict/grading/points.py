@@ -84,10 +84,9 @@ def points(rows: Sequence[CsvRow]) -> Iterator[Point | str]:
             continue
         seen[content] = row.line
         try:
-            if not (row["base_gpus"] and row["base_value"]):
-                if not any(_is_base(row, other) for other in rows):
-                    yield f"{name}: no base in its series"
-            elif row.number("base_gpus") != row.number("gpus"):
+            stated = row["base_gpus"] and row["base_value"]
+            of_itself = stated and row.number("base_gpus") == row.number("gpus")
+            if not of_itself and (stated or not any(_is_base(row, other) for other in rows)):
                 yield point(row, rows)
         except UserError as error:
             yield f"{name}: {error}"
@@ -108,7 +107,7 @@ def point(row: CsvRow, rows: Sequence[CsvRow]) -> Point:
     """A row with its base. rows: those among which the base may be. UserError for a row that the oracle cannot
     predict."""
     if not (row["base_gpus"] and row["base_value"]):
-        raise UserError("it states no base")
+        raise UserError("no base in its series")
     measured, base = _step(row), _base(row, rows)
     framework, words = strategy_of(row)
     per_node = row.count("gpus_per_node")
