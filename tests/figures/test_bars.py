@@ -20,7 +20,15 @@ SHARES = dict(zip(NAMES, (0.2, 0.4, 0.1, 0.05, 0.15, 0.06, 0.04), strict=True))
 
 
 def row(gpus, **others):
-    reference = {"framework": "ddp", "compared": "ddp", "knobs": None, "gpus": gpus, "device": "cuda", "status": "ok"}
+    reference = {
+        "framework": "ddp",
+        "compared": "ddp",
+        "knobs": None,
+        "across": None,
+        "gpus": gpus,
+        "device": "cuda",
+        "status": "ok",
+    }
     return Measurement(reference | dict.fromkeys(NAMES) | others)
 
 

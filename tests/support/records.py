@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 from ddlbench.results.reading.attempts import read_all
+from ddlbench.results.tables.merge import Comparison
 from ddlbench.results.tables.tables import Tables, make_tables
 
 GIB = 2**30
@@ -38,6 +40,7 @@ def write_run(
     summary: dict[str, Any] | None = None,
     sections: dict[str, Any] | None = None,
     changed: dict[str, Any] | None = None,
+    recipe: dict[str, Any] | None = None,
 ) -> Path:
     """One attempt at `rate` samples a second over an epoch of 1024 samples; returns its folder."""
     text, ok = model in TEXT, status == "ok"
@@ -45,9 +48,10 @@ def write_run(
     config = _config(framework, model, loader, text, knobs or {}, epochs)
     config["train"] |= {"global_batch": global_batch, "batch_per_gpu": per_gpu, "repeat": repeat} | (train or {})
     config["model"] |= changed or {}
+    config["recipe"] |= recipe or {}
     rows = [_epoch(number, 1024 / rate, batch, text) for number in range(epochs if ok else 0)]
     rows = [row | {name: value for name, value in (summary or {}).items() if name in row} for row in rows]
-    short = _short(dataset, knobs, train, changed)
+    short = _short(dataset, knobs, train, changed or recipe)
     record: dict[str, Any] = {
         "schema_version": 2,
         "run_id": "-".join([framework, model, loader, f"{gpus}x", f"{batch}r{repeat}", short]),
@@ -64,7 +68,8 @@ def write_run(
     if ok:
         tokens = 1024 if text else None
         record |= {
-            "ledger": {"global_batch": batch, "samples": 1024 * epochs, "precision": "fp32", "micro_batch": None},
+            "ledger": {"global_batch": batch, "samples": 1024 * epochs, "precision": config["train"]["precision"]}
+            | {"micro_batch": None},
             "framework": {"bucket_cap_mb": 25},
             "model": {
                 "name": model,
@@ -112,9 +117,9 @@ def strong_scaling(results: Path, **others: Any) -> None:
         write_run(results, model="gpt2_small", gpus=gpus, rate=rate, per_gpu=None, global_batch=64, **others)
 
 
-def tables_of(*results: Path, by: str = "framework") -> Tables:
-    """The tables of a report of folders of results."""
-    return make_tables(read_all(results), by)
+def tables_of(*results: Path, by: str = "framework", across: Sequence[str] = ()) -> Tables:
+    """The tables of a report of folders of results. by: factors with a comma between them"""
+    return make_tables(read_all(results), Comparison(by.split(","), across))
 
 
 def _short(*parts: Any) -> str:

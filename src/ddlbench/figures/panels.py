@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
@@ -76,7 +77,8 @@ class Panel:
         """The panel with ratios to the own bases."""
         bases = {(base.name, base) for row in self.rows if (base := row.base(own=True))}
         fewest = "ranks" if self.device == "cpu" else "GPUs"
-        text = f"base: each {self.rows[0]['compared_by']}'s own fewest {fewest}" if bases else ""
+        compared = self.rows[0]["compared_by"].replace(", ", " and ")
+        text = f"base: each {compared}'s own fewest {fewest}" if bases else ""
         if len(bases) == 1:
             text = _base_text(bases.pop()[1], self.device)
         return replace(self, on_own_bases=True, base=text)
@@ -100,9 +102,11 @@ def panels(rows: Sequence[Measurement]) -> list[Panel]:
     drawn = [row for row in rows if row["gpus"]]
     texts = panel_texts(drawn)
     shown: list[Panel] = []
-    for series in group_by(drawn, lambda row: (row.compared_with, row["scaling"], row.size)).values():
+    for series in group_by(drawn, lambda row: row.series).values():
         first, models = series[0], dict.fromkeys(str(row.model) for row in series)
-        panel = Panel(", ".join(models), [first.scaling, texts[first["measurement"]]], "", series)
+        scalings = dict.fromkeys(row.scaling for row in series)
+        lines = [first.scaling if len(scalings) == 1 else "", texts[first["measurement"]], differing(series)]
+        panel = Panel(", ".join(models), lines, "", series)
         single = first.base(own=False)
         shown.append(replace(panel, base=_base_text(single, first["device"])) if single else panel.against_own_bases())
     return shown
@@ -113,8 +117,8 @@ def panel_texts(rows: Sequence[Measurement], variant: str = "variant") -> dict[s
     further settings"""
     texts: dict[str, str] = {}
     for same in group_by(rows, lambda row: row.model).values():
-        fixed = () if same[0]["compared_by"] == "framework" else ("framework",)
-        shared = [name for name in (*fixed, *_TITLES) if name != same[0]["compared_by"]]
+        compared = ", ".join(filter(None, (same[0]["compared_by"], same[0]["compared_across"]))).split(", ")
+        shared = [name for name in ("framework", *_TITLES) if name not in compared]
         values = {name: {row[name] for row in same if row[name]} for name in shared}
         shown = [
             "model_changed",
@@ -124,6 +128,12 @@ def panel_texts(rows: Sequence[Measurement], variant: str = "variant") -> dict[s
         for row in same:
             texts[row["measurement"]] = ", ".join(str(row[name]) for name in (*shown, variant) if row[name])
     return texts
+
+
+def differing(rows: Sequence[Measurement]) -> str:
+    """The settings of --across in which rows of one panel differ: "rows differ in recipe, precision"."""
+    names = dict.fromkeys(name for row in rows for name in re.findall(r"(?:^| )([\w.]+)=", row["across"] or ""))
+    return f"rows differ in {', '.join(names)}" if names else ""
 
 
 def measured(shown: Sequence[Panel], *columns: str) -> list[Panel]:

@@ -20,7 +20,7 @@ from ddlbench.report.overview import summary_text
 from ddlbench.report.page import render
 from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.reading.published import OWN
-from ddlbench.results.tables.merge import FACTORS, AttemptRow
+from ddlbench.results.tables.merge import BY_FRAMEWORK, FACTORS, AttemptRow, Comparison
 from ddlbench.results.tables.only import only
 from ddlbench.results.tables.tables import Tables, make_tables, merge
 from ddlbench.results.tables.targets import Target, target, write_targets
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         out = given.out or results[0] / "report"
         targets = [target(text) for text in given.target]
         records = read_all(results)
-        tables = make_tables(records, given.by)
+        tables = make_tables(records, Comparison(given.by, given.across))
         if given.predict is not None:
             from ddlbench.report.predicted import with_predictions  # torch comes with it
 
@@ -71,8 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _compare(given: argparse.Namespace) -> int:
     """Print what changed between two sets of results; the exit code of the gate. UserError for options of a report,
     which would have no effect."""
-    options = {"RESULTS": given.results, "--by": given.by != FACTORS[0]}
-    names = ("out", "only", "baseline", "pdf", "target", "predict", "explain", "openmetrics")
+    options = {"RESULTS": given.results, "--by": given.by != BY_FRAMEWORK.by}
+    names = ("across", "out", "only", "baseline", "pdf", "target", "predict", "explain", "openmetrics")
     options |= {f"--{name}": getattr(given, name) for name in names}
     useless = [name for name, value in options.items() if value]
     if useless:
@@ -111,6 +111,14 @@ def share(text: str) -> float:
     return value
 
 
+def factors(text: str) -> tuple[str, ...]:
+    """ "framework,loader" -> ("framework", "loader"). ValueError for others than FACTORS."""
+    given = tuple(dict.fromkeys(text.split(",")))
+    if not set(given) <= set(FACTORS):
+        raise ValueError(text)
+    return given
+
+
 def _say(text: str, stream: TextIO) -> None:
     """Print; a letter that the terminal's encoding lacks becomes an escape."""
     encoding = stream.encoding or "utf-8"
@@ -145,8 +153,14 @@ def _parser() -> argparse.ArgumentParser:
         help="folder of the report (default: RESULTS/report; several RESULTS need it)",
     )  # fmt: skip
     parser.add_argument(
-        "--by", choices=FACTORS, default="framework", help="what the curves of a figure differ in (default: framework)"
-    )
+        "--by", type=factors, default=BY_FRAMEWORK.by, metavar="FACTOR[,FACTOR]",
+        help=f"what the curves of a figure differ in, of {', '.join(FACTORS)} (default: framework)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--across", type=lambda text: text.split(","), default=(), metavar="SETTING[,SETTING]",
+        help="settings in which rows that share a table and a base may differ, too: recipe, precision, data, scaling, "
+        "or keys of the configuration. What differs is named, and no verdict is given between such rows",
+    )  # fmt: skip
     parser.add_argument(
         "--only", nargs="+", default=[], metavar="COLUMN=VALUE[,VALUE]",
         help="report the attempts with these values in columns of runs.csv: --only framework=ddp,fsdp model=resnet50",

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ddlbench.figures.panels import panel_texts
+from ddlbench.figures.panels import differing, panel_texts
 from ddlbench.results.rows import group_by
 from ddlbench.results.tables.measurement import Measurement, devices, duration
 from ddlbench.results.tables.stats import LEVEL, NONE_SHOWN, SMALLEST_N, ratio_interval
@@ -31,10 +31,11 @@ def best(measurements: Sequence[Measurement]) -> tuple[Sequence[Paragraph], int]
     texts = panel_texts(measurements)
     rows = {row["measurement"]: row for row in measurements}.values()  # strong and weak scaling: two rows, one fact
     paragraphs: list[Paragraph] = []
-    for group in group_by(rows, lambda row: row.compared_with).values():
+    for group in group_by(rows, lambda row: row["comparison"]).values():
         models = dict.fromkeys(str(row.model) for row in group)
         subject = ", ".join([*models, *filter(None, [texts[group[0]["measurement"]]])])
-        places = group_by(group, lambda row: (row["gpus"] or 0, row["global_batch"] or 0))
+        subject = ", ".join(filter(None, (subject, differing(group))))
+        places = group_by(group, lambda row: (row["gpus"] or 0, 0 if row.any_scaling else row["global_batch"] or 0))
         sentences = [_sentence(places[place], len(places) > 1) for place in sorted(places)]
         more = "more GPU counts and batches are in the table."
         paragraphs.append(Paragraph(subject, first_few(list(filter(None, sentences)), PLACES, more)))
@@ -47,7 +48,11 @@ def _sentence(rows: Sequence[Measurement], several: bool) -> str:
     if not timed:
         return ""
     first = rows[0]
-    batch = f", {first['global_batch']} samples an update" if first["global_batch"] and several else ""
+    batch = (
+        f", {first['global_batch']} samples an update"
+        if first["global_batch"] and several and not first.any_scaling
+        else ""
+    )
     where = f"On {first.devices}{batch}"
     fastest, *others = timed
     rate = f"{1 / fastest['sample_time_s']:,.4g} samples/s"
@@ -61,6 +66,10 @@ def _verdict(fastest: Measurement, others: Sequence[Measurement], rate: str) -> 
     factor = f"{second['sample_time_s'] / fastest['sample_time_s']:.3g} times as fast as {_name(second)}"
     time = f"{duration(fastest['sample_time_s'])} a sample ({rate})"
     lead = f"{_name(fastest)} has the shortest median time, {time}, {factor}"
+    judged = [row for row in others if row.judged_with == fastest.judged_with]
+    if second not in judged:
+        return f"{lead}; no verdict, because they differ in more than the {fastest['compared_by']}"
+    others = judged
     interval, counts = fastest.interval, f"n={fastest['runs_ok']} and n={second['runs_ok']}"
     if interval is None or second.interval is None:
         return f"{lead}, but with {counts} this is not certain: an interval needs {SMALLEST_N} repeats"
@@ -80,14 +89,15 @@ def comparisons(measurements: Sequence[Measurement]) -> list[str]:
     """A sentence for each model, batch and GPU count: the fastest measurement against the others; a sentence for the
     ratios to the best single GPU; at the end the number of comparisons, because each may be wrong by chance."""
     rows = [row for row in measurements if row["sample_time_s"] and row["gpus"]]
-    groups = group_by(rows, lambda row: (row["comparison"], row["scaling"], row.size, row["gpus"]))
+    groups = group_by(rows, lambda row: (*row.series, row["gpus"]))
     sentences: list[str] = []
     decided = 0
     for group in groups.values():
         fastest, *others = sorted(group, key=lambda row: row["sample_time_s"])
         alone = ", loader alone" if fastest["mode"] == "loader" else ""
         models = ", ".join(dict.fromkeys(str(row.model) for row in group))
-        where = f"{models}{alone}, {fastest.scaling}, {fastest.devices}"
+        scaling = () if fastest.any_scaling else (fastest.scaling,)
+        where = ", ".join([f"{models}{alone}", *scaling, fastest.devices])
         if others:
             sentences.append(f"{where}: {'; '.join(_difference(fastest, other) for other in others)}")
         based = [row for row in group if row["speedup_low"] is not None and row["gpus"] > 1]
@@ -96,8 +106,11 @@ def comparisons(measurements: Sequence[Measurement]) -> list[str]:
             texts: list[str] = []
             for row in based:
                 ends = f"({row['speedup_low']:.3g} to {row['speedup_high']:.3g})"
-                none = row["speedup_verdict"] == NONE_SHOWN
-                said = f": {NONE_SHOWN}" if none else f" is {row['speedup']:.3g} times as fast"
+                said = f" is {row['speedup']:.3g} times as fast"
+                if row["speedup_verdict"] == NONE_SHOWN:
+                    said = f": {NONE_SHOWN}"
+                elif not row["speedup_verdict"]:
+                    said = f": speedup {row['speedup']:.3g} without a verdict, because they differ in more,"
                 texts.append(f"{row.name}{said} {ends}")
             sentences.append(f"{where}, against {base}: {'; '.join(texts)}")
         decided += len(based) + sum(bool(fastest.interval and other.interval) for other in others)
@@ -112,6 +125,8 @@ def comparisons(measurements: Sequence[Measurement]) -> list[str]:
 def _difference(fast: Measurement, slow: Measurement) -> str:
     names = f"{fast.name} and {slow.name}"
     times = f"{duration(fast['sample_time_s'])} and {duration(slow['sample_time_s'])} a sample"
+    if fast.judged_with != slow.judged_with:
+        return f"{names} took {times}: no verdict, because they differ in more than the {fast['compared_by']}"
     if fast.interval is None or slow.interval is None:
         counts = f"n={fast['runs_ok']} and n={slow['runs_ok']}"
         return f"{names} took {times} ({counts}, no 95 % CI): too few repeats to tell them apart"

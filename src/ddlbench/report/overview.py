@@ -146,7 +146,8 @@ def base_lines(rows: Sequence[Measurement]) -> list[str]:
             start = row.base(own)
             if start and compared_with(row, own):
                 epoch = f", epoch {seconds(start.epoch_s)}" if start.epoch_s else ""
-                lines.append(f"base {base(row, own)}, {name(row.model)}: {duration(start.seconds)} a sample{epoch}")
+                text = f"{shortened(start.name, LONGEST_CELL)}@{start.gpus}"
+                lines.append(f"base {text}, {name(row.model)}: {duration(start.seconds)} a sample{epoch}")
     return list(dict.fromkeys(lines))
 
 

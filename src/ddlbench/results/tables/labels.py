@@ -9,7 +9,7 @@ from typing import Any
 
 from ddlbench.record.fingerprint import of_the_launch
 from ddlbench.results.rows import Row, group_by
-from ddlbench.results.tables.merge import LAYOUT, AttemptRow
+from ddlbench.results.tables.merge import BY_FRAMEWORK, LAYOUT, SEEN, AttemptRow, Comparison, comparison_id
 from ddlbench.texts import shortened
 
 # Settings that have a column of their own.
@@ -18,21 +18,22 @@ _TOLD = ("mode", "source", *(f"train.{name}" for name in ("precision", "repeat",
 ALWAYS_SHOWN = {"deepspeed": "zero_stage", "hybrid": "schedule"}
 LONGEST = 1_000  # letters of all settings together
 LONGEST_VALUE = 100
+# Settings of `Comparison.across` that a column of runs.csv names.
+_NAMED = ("recipe", "data", "precision", "device", "torch")
 _VERSIONS = ("dataset_hash", "device_model", "torch", "cuda")
 
 
-def knobs(runs: Sequence[AttemptRow], by: str = "framework") -> list[str]:
+def knobs(runs: Sequence[AttemptRow], comparison: Comparison = BY_FRAMEWORK) -> list[str]:
     """The distinguishing settings of each run, as a text.
 
-    These are the settings of the compared factor (for a framework also the micro batch) in which runs of the same name
+    These are the settings of the compared factors (for a framework also the micro batch) in which runs of the same name
     differ, and the key of ALWAYS_SHOWN. The precision scheme comes first, unless it is autocast.
     """
-    within = _columns(*dict.fromkeys((by, "framework", "model", "model_changed")))
+    within = _columns(*dict.fromkeys((*comparison.by, "framework", "model", "model_changed")))
 
     def chosen(run: AttemptRow) -> Row:
-        kept = ["train.micro_batch"] if by == "framework" else []
-        kept += [key for key in run.options if key.startswith(f"{by}.") and _is_setting(key)]
-        return {key.removeprefix(f"{by}."): run.options[key] for key in kept if key in run.options}
+        kept = [key for key in run.options if comparison.is_compared(key) and _is_setting(key)]
+        return {key if key.startswith("train.") else key.partition(".")[2]: run.options[key] for key in kept}
 
     differing = _differences(runs, within, chosen, lambda run: ALWAYS_SHOWN.get(run.row["framework"] or ""))
     schemes = (run.row["precision_scheme"] for run in runs)
@@ -41,19 +42,42 @@ def knobs(runs: Sequence[AttemptRow], by: str = "framework") -> list[str]:
     return [" ".join(filter(None, parts)) for parts in texts]
 
 
-def variants(runs: Sequence[AttemptRow], by: str = "framework", without: str | None = None) -> list[str]:
+def variants(
+    runs: Sequence[AttemptRow], comparison: Comparison = BY_FRAMEWORK, without: str | None = None
+) -> list[str]:
     """For each run the other settings and versions in which runs of equal model, loader, data and recipe differ.
     without: a setting that is left out"""
-    fixed = () if by == "framework" else ("framework",)
-    names = (*fixed, *(name for name in ("model", "model_changed", "loader", "data", "recipe") if name != by))
+    fixed = () if "framework" in comparison.by else ("framework",)
+    names = [name for name in ("model", "model_changed", "loader", "data", "recipe") if name not in comparison.by]
+
+    def is_other(key: str) -> bool:
+        return not (comparison.is_compared(key) or comparison.is_across(key) or key in (without, *_TOLD))
 
     def others(run: AttemptRow) -> Row:
-        left = (without, *_TOLD, *(("train.micro_batch",) if by == "framework" else ()))
-        elsewhere = {k: v for k, v in run.options.items() if k not in left and not k.startswith((f"{by}.", "cluster."))}
-        chosen = {key: value for key, value in elsewhere.items() if _is_setting(key)}
-        return chosen | {name: run.row[name] for name in _VERSIONS if run.row[name] is not None}
+        elsewhere = [key for key in run.options if not key.startswith("cluster.") and _is_setting(key)]
+        versions = [name for name in _VERSIONS if run.row[name] is not None]
+        return {key: run.options[key] for key in elsewhere if is_other(key)} | {
+            name: run.row[name] for name in versions if is_other(name)
+        }
 
-    return _differences(runs, _columns(*names), others)
+    return _differences(runs, _columns(*fixed, *names), others)
+
+
+def across(runs: Sequence[AttemptRow], comparison: Comparison) -> list[str]:
+    """For each run the settings of `comparison.across` in which it differs from runs of its table: the names of groups
+    and columns, and the keys in which runs of equal names differ."""
+    if not comparison.across:
+        return [""] * len(runs)
+    tables = {id(run): comparison_id(run, comparison) for run in runs}
+    named = [name for name in comparison.across if name in _NAMED]
+
+    def by_key(run: AttemptRow) -> Row:
+        values = {**run.options, **{name: run.row[name] for name in SEEN if run.row[name] is not None}}
+        return {key: value for key, value in values.items() if comparison.is_across(key)}
+
+    names = _differences(runs, lambda run: tables[id(run)], lambda run: {name: run.row[name] for name in named})
+    keys = _differences(runs, lambda run: (tables[id(run)], *(run.row[name] for name in named)), by_key)
+    return [" ".join(filter(None, texts)) for texts in zip(names, keys, strict=True)]
 
 
 def environments(runs: Sequence[AttemptRow]) -> list[str]:

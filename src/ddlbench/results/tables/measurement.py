@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -10,6 +11,7 @@ from typing import Any
 from ddlbench.results.reading.published import PUBLISHED
 from ddlbench.results.rows import Row, group_by
 from ddlbench.results.tables.labels import settings_text
+from ddlbench.results.tables.merge import ANY_SCALING
 from ddlbench.results.tables.stats import LEVEL, Interval
 
 # Columns of scaling.csv that an overview shows only where rows would look equal without them.
@@ -17,6 +19,8 @@ AXES = {
     "batch": "global_batch", "precision": "precision", "data": "data", "recipe": "recipe", "device": "device",
     "nodes": "nodes",
 }  # fmt: skip
+
+TOLD_BY_VALUE = ("data", "recipe", "precision", "device", "torch", "scaling", "batch")  # of the column `across`
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,9 @@ class Measurement:
            that of a published measurement says so, because all texts name it: "ResNet-50 (published)"
     mark:  the number of the reasons to doubt it, "!1"; equal reasons have the same number
     axes:  "batch=512": the columns of AXES in which it differs from rows of the same names, GPU count and settings
+
+    With --across, rows of one panel may differ in more than the compared factors: `judged_with` is equal for rows
+    between which a verdict is given.
     """
 
     row: Row
@@ -55,8 +62,9 @@ class Measurement:
 
     @property
     def curve(self) -> str:
-        """The name of its curve: the value of the compared factor, and its knobs."""
-        return f"{self['compared']} ({self['knobs']})" if self["knobs"] else str(self["compared"])
+        """The name of its curve: the values of the compared factors, its knobs, and the settings in which rows of its
+        panel differ."""
+        return _named(self["compared"], self["knobs"], self["across"])
 
     @property
     def curve_key(self) -> tuple[str, str]:
@@ -64,9 +72,17 @@ class Measurement:
         return str(self["compared"]), self.curve
 
     @property
-    def compared_with(self) -> tuple[str | None, str]:
-        """Equal for measurements that may be compared: of one model, unless models are compared."""
-        return None if self["compared_by"] == "model" else self.model, self["comparison"]
+    def series(self) -> tuple[Any, ...]:
+        """Equal for measurements of one panel: of one kind of scaling, unless --across takes all."""
+        return (self["comparison"],) if self.any_scaling else (self["comparison"], self["scaling"], self.size)
+
+    @property
+    def any_scaling(self) -> bool:
+        return ANY_SCALING in (self["compared_across"] or "").split(", ")
+
+    @property
+    def judged_with(self) -> tuple[Any, ...]:
+        return self["verdict_group"], self["scaling"], self.size
 
     @property
     def name(self) -> str:
@@ -76,7 +92,7 @@ class Measurement:
     @property
     def settings(self) -> str:
         """The other settings that distinguish it from others in a table."""
-        return " ".join(filter(None, (self.axes, self["layout"], self["knobs"], self["variant"])))
+        return " ".join(filter(None, (self.axes, self["layout"], self["knobs"], self["across"], self["variant"])))
 
     @property
     def devices(self) -> str:
@@ -104,7 +120,14 @@ class Measurement:
         """Its curve's own base, or the best single GPU; None without such a measurement."""
         kind, name = ("own_base", "compared") if own else ("best_single", "best_single_compared")
         seconds, gpus = self[f"{kind}_sample_time_s"], self["own_base_gpus"] if own else 1
-        return Base(seconds, gpus, str(self[name]), self[f"{kind}_epoch_time_s"]) if seconds else None
+        text = _named(self[name], None, self["across" if own else "best_single_across"])
+        return Base(seconds, gpus, text, self[f"{kind}_epoch_time_s"]) if seconds else None
+
+
+def _named(compared: str | None, knobs: str | None, across: str | None) -> str:
+    """ "ddp (bucket_cap_mb=1 fp16 adamw weak 32)": without the names of settings that their values tell."""
+    settings = " ".join(filter(None, (knobs, re.sub(rf"\b({'|'.join(TOLD_BY_VALUE)})=", "", across or ""))))
+    return f"{compared} ({settings})" if settings else str(compared)
 
 
 def measurements_of(scaling: Sequence[Row], runs: Sequence[Row]) -> list[Measurement]:
@@ -133,7 +156,7 @@ def model_names(runs: Iterable[Row]) -> dict[tuple[str | None, str | None], str]
 
 def _axes(rows: Sequence[Row]) -> list[str]:
     texts = ["" for _ in rows]
-    names = ("framework", "model", "model_changed", "loader", "mode", "gpus", "layout", "knobs", "variant")
+    names = ("framework", "model", "model_changed", "loader", "mode", "gpus", "layout", "knobs", "across", "variant")
     for group in group_by(range(len(rows)), lambda n: tuple(rows[n][name] for name in names)).values():
         differing = [axis for axis, column in AXES.items() if len({rows[n][column] for n in group} - {None}) > 1]
         for n in group:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
 from sys import intern
@@ -12,9 +12,10 @@ from typing import Any, cast
 
 from ddlbench.config.identity import added_later, measured_part
 from ddlbench.config.keys import Options
+from ddlbench.errors import UserError
 from ddlbench.record.fingerprint import of_the_launch
 from ddlbench.results.rows import Row, group_by
-from ddlbench.texts import digest
+from ddlbench.texts import digest, printable
 
 # Columns that a run observes instead of configures. A failed attempt may have ended before it recorded them.
 SEEN = ("dataset_hash", "device", "device_model", "torch", "cuda", "global_batch", "environment_id")
@@ -23,9 +24,45 @@ _NOT_COMPARED = ("global_batch", "environment_id")
 # The layout of a framework's ranks; it differs over the GPU counts of one curve.
 LAYOUT = ("framework.dp", "framework.tp", "framework.pp")
 FACTORS = ("framework", "loader", "model")  # that a report may compare: each is a group of the configuration
+ANY_SCALING = "scaling"  # in Comparison.across
+# Columns of SEEN that belong to a setting.
+_SEEN_WITH = {"data": ("dataset_hash",), "device": ("device", "device_model"), "torch": ("torch", "cuda")}
 # What a measurement may have several values of, and what `global_batch` says better.
 SEED = "train.seed"  # differs over runs of one curve of quality
 FREE = ("train.repeat", "train.global_batch", "train.batch_per_gpu", "cluster.notes")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What rows may differ in that share a table, a panel and a base.
+
+    by:     the compared factors, of FACTORS
+    across: other settings: groups of the configuration (recipe), keys (train.tf32, or without `train.`), columns of
+            SEEN, and ANY_SCALING for rows of weak and of strong scaling, of any batch
+    """
+
+    by: Sequence[str] = FACTORS[:1]
+    across: Sequence[str] = ()
+
+    def is_compared(self, key: str) -> bool:
+        """Whether a key of the configuration belongs to a compared factor; the micro batch goes with the framework."""
+        return key.startswith(tuple(f"{factor}." for factor in self.by)) or (
+            "framework" in self.by and key == "train.micro_batch"
+        )
+
+    def is_across(self, key: str) -> bool:
+        """Whether a key of the configuration, or a column of SEEN, belongs to a setting of `across`."""
+        return any(
+            key in (name, f"train.{name}", *_SEEN_WITH.get(name, ())) or key.startswith(f"{name}.")
+            for name in self.across
+        )
+
+    def compared(self, row: Row) -> str:
+        """A row's values of the compared factors."""
+        return ", ".join(str(row[factor]) for factor in self.by)
+
+
+BY_FRAMEWORK = Comparison()
 
 
 @dataclass(frozen=True)
@@ -127,20 +164,40 @@ def measurement_id(run: AttemptRow, *more: str) -> str:
     return digest([asked(run, (*FREE, *more)), run.seen])
 
 
-def comparison_id(run: AttemptRow, by: str = "framework", more: Sequence[str] = ()) -> str:
-    """Equal for rows that differ in the compared factor, GPU count, batch sizes and site alone.
+def check_comparison(comparison: Comparison, runs: Sequence[AttemptRow]) -> None:
+    """UserError for a setting of `across` that no run has, and for a factor, which has an option of its own."""
+    for name in comparison.across:
+        if name in FACTORS:
+            raise UserError(f"--across {name}: it is a factor that is compared: give it with --by")
+        one = replace(comparison, across=[name])
+        if name != ANY_SCALING and not any(map(one.is_across, {*SEEN, *(key for run in runs for key in run.options)})):
+            raise UserError(
+                f"--across {printable(name)}: no run has this setting; give recipe, precision, data, scaling, or a key "
+                "of the configuration such as train.tf32"
+            )
 
-    by:   one of FACTORS
-    more: other keys that may differ
-    """
-    free = (*FREE, *more, *LAYOUT, *(("train.micro_batch",) if by == "framework" else ()))
-    shared = {k: v for k, v in run.options.items() if k not in free and not k.startswith((f"{by}.", "cluster."))}
-    return digest([shared, [run.row[name] for name in SEEN if name not in _NOT_COMPARED]])
+
+def comparison_id(run: AttemptRow, comparison: Comparison = BY_FRAMEWORK, more: Sequence[str] = ()) -> str:
+    """Equal for rows that differ in the compared factors, the settings of `across`, GPU count, batch sizes and site
+    alone. more: other keys that may differ"""
+    free = (*FREE, *more, *LAYOUT)
+    shared = {
+        key: value
+        for key, value in run.options.items()
+        if not (key in free or key.startswith("cluster.") or comparison.is_compared(key) or comparison.is_across(key))
+    }
+    seen = [run.row[name] for name in SEEN if name not in _NOT_COMPARED and not comparison.is_across(name)]
+    return digest([shared, seen])
 
 
-def curve_id(run: AttemptRow, by: str = "framework") -> str:
-    """Equal for the points of one curve: the same value of the compared factor, with its settings, train.micro_batch,
-    versions and kind of host, whatever the layout."""
-    options = {key: value for key, value in run.options.items() if key.startswith(f"{by}.") and key not in LAYOUT}
+def curve_id(run: AttemptRow, comparison: Comparison = BY_FRAMEWORK) -> str:
+    """Equal for the points of one curve: the same values of the compared factors and of `across`, with their settings,
+    train.micro_batch, versions and kind of host, whatever the layout."""
+    options = {
+        key: value
+        for key, value in run.options.items()
+        if (comparison.is_compared(key) or comparison.is_across(key)) and key not in (*LAYOUT, *FREE)
+    }
+    seen = [run.row[name] for name in SEEN if comparison.is_across(name)]
     around = {key: value for key, value in run.environment.items() if not of_the_launch(key)}
-    return digest([options, run.options.get("train.micro_batch"), around])
+    return digest([options, seen, run.options.get("train.micro_batch"), around])

@@ -14,9 +14,17 @@ from ddlbench.results.reading.published import PUBLISHED
 from ddlbench.results.rows import Row, group_by
 from ddlbench.results.tables import stats
 from ddlbench.results.tables.breakdown import merged_windows
-from ddlbench.results.tables.labels import knobs, layout, variants
+from ddlbench.results.tables.labels import across, knobs, layout, settings_text, variants
 from ddlbench.results.tables.marks import of_run
-from ddlbench.results.tables.merge import SEED, AttemptRow, comparison_id, curve_id
+from ddlbench.results.tables.merge import (
+    ANY_SCALING,
+    BY_FRAMEWORK,
+    SEED,
+    AttemptRow,
+    Comparison,
+    comparison_id,
+    curve_id,
+)
 from ddlbench.results.tables.stats import Interval, confidence, median_interval
 
 # What stays equal along a curve of each kind.
@@ -33,10 +41,11 @@ class Point:
     """
 
     runs: list[AttemptRow]
-    by: str = "framework"  # the compared factor
+    how: Comparison = BY_FRAMEWORK
     knobs: str = ""
     variant: str = ""
     learning_variant: str = ""  # the variant without the seed
+    across: str = ""
 
     @cached_property
     def ok(self) -> list[AttemptRow]:
@@ -71,49 +80,85 @@ class Point:
 
     @cached_property
     def comparison(self) -> str:
-        return comparison_id(self.sample, self.by)
+        return comparison_id(self.sample, self.how)
 
     @cached_property
     def curve(self) -> str:
-        return curve_id(self.sample, self.by)
+        return curve_id(self.sample, self.how)
+
+    @cached_property
+    def verdict_group(self) -> str:
+        """Equal for points between which a verdict is given: they differ in the compared factors alone."""
+        return comparison_id(self.sample, Comparison(self.how.by))
 
 
-def scaling_rows(groups: Sequence[list[AttemptRow]], by: str = "framework") -> list[Row]:
-    """One row per measurement and kind of scaling, sorted; by: the compared factor."""
+def scaling_rows(groups: Sequence[list[AttemptRow]], how: Comparison = BY_FRAMEWORK) -> list[Row]:
+    """One row per measurement and kind of scaling, sorted."""
     samples = [group[0] for group in groups]
-    texts = zip(knobs(samples, by), variants(samples, by), variants(samples, by, without=SEED), strict=True)
-    points = [Point(group, by, *parts) for group, parts in zip(groups, texts, strict=True)]
-    series = {kind: group_by(points, partial(_series, kind)) for kind in KINDS}
+    texts = zip(
+        knobs(samples, how), variants(samples, how), variants(samples, how, without=SEED), across(samples, how),
+        strict=True,
+    )  # fmt: skip
+    points = [Point(group, how, *parts) for group, parts in zip(groups, texts, strict=True)]
+    any_scaling = ANY_SCALING in how.across
+    tables = group_by(points, lambda point: point.comparison)
+    series = {kind: group_by(points, partial(_series, kind, any_scaling)) for kind in KINDS}
     rows: list[Row] = []
     for point in points:
-        mates = {kind: series[kind][_series(kind, point)] for kind in KINDS}  # the points it is compared with
+        mates = {kind: series[kind][_series(kind, any_scaling, point)] for kind in KINDS}
         several = [kind for kind in KINDS if len({mate.gpus for mate in mates[kind]}) > 1]
-        scaled = [kind for kind in several if point.sample.row[KINDS[kind]] is not None]
-        rows += [_row(point, kind, mates[kind]) for kind in scaled] or [_row(point, "single", mates["strong"])]
+        scaled = [kind for kind in several if point.sample.row[KINDS[kind]] is not None] or ["single"]
+        for kind in scaled:
+            along = mates.get(kind, mates["strong"])  # the points with its size
+            compared = tables[point.comparison] if any_scaling else along
+            rows.append(_row(point, kind, compared, [mate for mate in along if mate.curve == point.curve]))
+    if any_scaling:
+        _name_scaling(rows)
     reach = {curve: max(row["gpus"] or 0 for row in mates) for curve, mates in group_by(rows, _curve).items()}
 
     def order(row: Row) -> tuple[Any, ...]:
         """Curve by curve; curves on one GPU come first, since they are the base of the others."""
-        *place, framework, options = curve = _curve(row)
-        return (*place, reach[curve], framework, options, row["gpus"] or 0, str(row["layout"]))
+        *place, framework, options, settings = curve = _curve(row)
+        return (*place, reach[curve], framework, options, settings, row["gpus"] or 0, str(row["layout"]))
 
     return sorted(rows, key=order)
 
 
-def _series(kind: str, point: Point) -> tuple[str, Any]:
-    return point.comparison, point.sample.row[KINDS[kind]]
+def _series(kind: str, own_curve: bool, point: Point) -> tuple[str, Any, str | None]:
+    """own_curve: whether points of other curves are no part of it: rows of any scaling share a table, so a curve alone
+    says how its points scale"""
+    return point.comparison, _size_of(point, kind), point.curve if own_curve else None
+
+
+def _name_scaling(rows: Sequence[Row]) -> None:
+    """Add the kind of scaling and its size to the settings in which rows of one table differ."""
+    for table in group_by(rows, lambda row: row["comparison"]).values():
+        kinds = [{"scaling": row["scaling"], "batch": f"{_size(row) or 0:g}"} for row in table]
+        differing = [name for name in ("scaling", "batch") if len({kind[name] for kind in kinds}) > 1]
+        for row, kind in zip(table, kinds, strict=True):
+            text = settings_text({name: kind[name] for name in differing})
+            row["across"] = " ".join(filter(None, (row["across"], text))) or None
+
+
+def _size(row: Row) -> Any:
+    """What stays equal along its kind of scaling: samples an update, or a GPU."""
+    return row[KINDS.get(row["scaling"], "global_batch")]
+
+
+def _size_of(point: Point, kind: str) -> Any:
+    return _size(point.sample.row | {"scaling": kind})
 
 
 def _curve(row: Row) -> tuple[str, ...]:
     """Key that keeps the rows of one curve together, own ones first."""
-    size = row[KINDS.get(row["scaling"], "global_batch")]
     names = ("origin", "model", "data", "loader", "variant", "comparison", "scaling")
-    return *(str(row[name]) for name in names), f"{size or 0:12}", str(row["framework"]), str(row["knobs"])
+    last = (row["framework"], row["knobs"], row["across"])
+    return *(str(row[name]) for name in names), f"{_size(row) or 0:12}", *map(str, last)
 
 
-def _row(point: Point, kind: str, mates: list[Point]) -> Row:
-    timed = [mate for mate in mates if mate.sample_time_s and mate.gpus]
-    curve = [mate for mate in timed if mate.curve == point.curve]
+def _row(point: Point, kind: str, compared: list[Point], curve: list[Point]) -> Row:
+    """compared: the points that it is compared with; curve: those of its own curve"""
+    timed, curve = ([mate for mate in mates if mate.sample_time_s and mate.gpus] for mates in (compared, curve))
     fewest = min((mate.gpus or 0 for mate in curve), default=None)
     base = _stated_base(point) or _fastest([mate for mate in curve if mate.gpus == fewest])
     single = _fastest([mate for mate in timed if mate.gpus == 1])
@@ -131,9 +176,10 @@ def _row(point: Point, kind: str, mates: list[Point]) -> Row:
         **_seconds(point),
         **_rates(point),
         **merged_windows([run.row for run in point.ok]),
-        **_against(point, single, "best_single"),
-        **_against(point, base, "own_base", "_vs_own_base"),
+        **_against(point, single, kind, "best_single"),
+        **_against(point, base, kind, "own_base", "_vs_own_base"),
         **(_NO_RATIOS if alone else {}),
+        "best_single_across": single.across or None if single else None,
     }
 
 
@@ -144,19 +190,19 @@ def _stated_base(point: Point) -> Point | None:
         return None
     rate = 1 / row["stated_base_sample_time_s"]
     stated = row | {"gpus": row["stated_base_gpus"], "throughput_samples_per_s": rate, "epoch_time_s": None}
-    return Point([replace(point.sample, row=stated)], point.by)
+    return Point([replace(point.sample, row=stated)], point.how)
 
 
-def _against(point: Point, base: Point | None, prefix: str, suffix: str = "") -> Row:
+def _against(point: Point, base: Point | None, kind: str, prefix: str, suffix: str = "") -> Row:
     """The columns of one base: its own, named with `prefix`, and speedup and efficiency with their intervals, named
-    with `suffix`."""
+    with `suffix`. A verdict needs a base that differs in the compared factors alone."""
     if base is None or not base.sample_time_s or not base.gpus:
         return {}
     epochs = base.values("epoch_time_s")
     epoch_s = median(epochs) if epochs else None
     row: Row = {
         f"{prefix}_framework": base.sample.row["framework"],
-        f"{prefix}_compared": base.sample.row[base.by],
+        f"{prefix}_compared": base.how.compared(base.sample.row),
         f"{prefix}_gpus": base.gpus,
         f"{prefix}_sample_time_s": base.sample_time_s,
         f"{prefix}_epoch_time_s": epoch_s,
@@ -168,11 +214,12 @@ def _against(point: Point, base: Point | None, prefix: str, suffix: str = "") ->
     if point is base or point.interval is None or base.interval is None:
         return row  # the ratio of a base to itself is 1 by definition
     ratio, share = stats.ratio_interval(base.interval, point.interval), base.gpus / point.gpus
+    if base.verdict_group == point.verdict_group and _size_of(base, kind) == _size_of(point, kind):
+        row[f"speedup{suffix}_verdict"] = stats.verdict(ratio, "speedup", "slowdown", stats.NONE_SHOWN)
     return row | {
         f"speedup{suffix}_low": ratio.low,
         f"speedup{suffix}_high": ratio.high,
         f"speedup{suffix}_coverage": ratio.coverage,
-        f"speedup{suffix}_verdict": stats.verdict(ratio, "speedup", "slowdown", stats.NONE_SHOWN),
         f"efficiency{suffix}_low": ratio.low * share,
         f"efficiency{suffix}_high": ratio.high * share,
     }
@@ -199,9 +246,12 @@ def _texts(point: Point, kind: str) -> Row:
         "git_commits": " ".join(sorted(commits)) or None,
         "marks": "; ".join(f"{mark} ({count} of {len(point.ok)})" for mark, count in sorted(marks.items())) or None,
         "comparison": point.comparison,
-        "learning_comparison": comparison_id(point.sample, point.by, [SEED]),
-        "compared_by": point.by,
-        "compared": point.sample.row[point.by],
+        "learning_comparison": comparison_id(point.sample, point.how, [SEED]),
+        "compared_by": ", ".join(point.how.by),
+        "compared": point.how.compared(point.sample.row),
+        "compared_across": ", ".join(point.how.across) or None,
+        "across": point.across or None,
+        "verdict_group": point.verdict_group,
     }
 
 

@@ -22,7 +22,15 @@ from ddlbench.results.rows import Row, group_by
 from ddlbench.results.tables.breakdown import breakdown
 from ddlbench.results.tables.checks import above_ideal, differences, drift, environments, merged_though
 from ddlbench.results.tables.measurement import Measurement, measurements_of
-from ddlbench.results.tables.merge import SEED, AttemptRow, measurement_id, measurements
+from ddlbench.results.tables.merge import (
+    BY_FRAMEWORK,
+    SEED,
+    AttemptRow,
+    Comparison,
+    check_comparison,
+    measurement_id,
+    measurements,
+)
 from ddlbench.results.tables.quality import learning_table
 from ddlbench.results.tables.run_rows import attempt_row
 from ddlbench.results.tables.scaling import scaling_rows
@@ -130,11 +138,13 @@ def _content(path: Path) -> bytes | None:
         return None
 
 
-def make_tables(records: Records, by: str = "framework") -> Tables:
-    """All tables of any number of attempts; by: the factor that rows of scaling.csv are compared by."""
+def make_tables(records: Records, how: Comparison = BY_FRAMEWORK) -> Tables:
+    """All tables of any number of attempts; how: what rows of scaling.csv are compared by. UserError for a setting of
+    `across` that no attempt has."""
     merged = merge(records)
     runs = merged.runs
-    scaling = scaling_rows(merged.groups, by)
+    check_comparison(how, runs)
+    scaling = scaling_rows(merged.groups, how)
     epochs = epochs_table([run.row for run in runs], [run.epochs for run in runs])
     shared = [run.row["path"] for run in runs if run.row["backend"] == DEVELOPER]
     return Tables(
