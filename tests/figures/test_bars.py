@@ -10,8 +10,10 @@ from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from ddlbench.figures import plotting
-from ddlbench.figures.bars import LOOKS, breakdown_panels, draw_breakdown
+from ddlbench.figures.bars import LOOKS, breakdown_panels, draw_bars, draw_breakdown, draw_predicted
 from ddlbench.figures.panels import Panel
+from ddlbench.figures.quantities import Quantity, Values
+from ddlbench.figures.styles import looks_of
 from ddlbench.results.tables.breakdown import PARTS
 from ddlbench.results.tables.measurement import Measurement
 
@@ -20,16 +22,8 @@ SHARES = dict(zip(NAMES, (0.2, 0.4, 0.1, 0.05, 0.15, 0.06, 0.04), strict=True))
 
 
 def row(gpus, **others):
-    reference = {
-        "framework": "ddp",
-        "compared": "ddp",
-        "knobs": None,
-        "across": None,
-        "gpus": gpus,
-        "device": "cuda",
-        "status": "ok",
-    }
-    return Measurement(reference | dict.fromkeys(NAMES) | others)
+    reference = {"framework": "ddp", "compared": "ddp", "gpus": gpus, "device": "cuda", "status": "ok"}
+    return Measurement(reference | dict.fromkeys((*NAMES, "knobs", "across")) | others)
 
 
 def test_a_bar_for_each_row_with_a_window_that_adds_up_to_one():
@@ -66,7 +60,51 @@ def test_shortened_names_keep_what_differs():
     rows = [row(4, compared="deepspeed", knobs=f"zero_stage={stage}", **SHARES) for stage in (1, 2, 3)]
     axes = matplotlib.figure.Figure().add_subplot()
     draw_breakdown(axes, Panel("resnet50", [], "", rows))
-    assert labels(axes) == [f"deepsp…_stage={stage}) 4" for stage in (1, 2, 3)]
+    assert labels(axes) == [f"deepsp…_stage={stage})" for stage in (1, 2, 3)]
+
+
+def heights(axes):
+    """The heights of the bars of each part, from bottom to top."""
+    return [[bar.get_height() for bar in container] for container in axes.containers]
+
+
+def test_seconds_of_a_step_are_shares_of_the_profiled_step():
+    axes = matplotlib.figure.Figure().add_subplot()
+    rows = [row(2, profile_step_time_s=0.5, **SHARES), row(4, profile_step_time_s=0.25, **SHARES)]
+    draw_breakdown(axes, Panel("resnet50", [], "", rows), seconds=True)
+    assert heights(axes) == [[pytest.approx(share / 2), pytest.approx(share / 4)] for share in SHARES.values()]
+    assert axes.get_ylim()[1] > 0.5
+
+
+def test_predicted_parts_stand_beside_the_measured_ones_without_waiting_for_data():
+    """64 samples of 10 ms are 0.64 s, a quarter of which waits for data: 0.48 s. Of the window's 0.6 computing, 0.15
+    communication and 0.05 idle, which are 0.8 of it, computing is 0.36 s and communication 0.09 s."""
+    times = {"sample_time_s": 0.01, "global_batch": 64, "data_wait_share": 0.25}
+    shares = {"compute_share": 0.6, "comm_exposed_share": 0.15, "idle_share": 0.05}
+    predicted = {"predicted_compute_s": 0.3, "predicted_comm_exposed_s": 0.06, "predicted_bubble_s": 0.0}
+    first = row(2, **times, **shares, **predicted, predicted_error=-0.25)
+    undivided = dict.fromkeys(shares)
+    second = row(4, **times, **undivided, **predicted, predicted_error=0.1)
+    axes = matplotlib.figure.Figure().add_subplot()
+    draw_predicted(axes, Panel("resnet50", [], "", [first, second]))
+    assert heights(axes) == [
+        [pytest.approx(0.36), 0], [pytest.approx(0.09), 0], [pytest.approx(0.03), pytest.approx(0.48)],
+        [0.3, 0.3], [0.06, 0.06],
+    ]  # fmt: skip
+    assert [text.get_text() for text in axes.texts] == ["75 %", "90 %"]
+
+
+def test_a_bar_for_each_curve_with_its_repeats_and_the_status_of_a_failure():
+    values = {"ddp": Values(2.0, [1.9, 2.1], (1.8, 2.2)), "zero2": Values(3.0, [3.0]), "tensor": Values(None)}
+    rows = [row(4, compared=name, status="oom" if name == "tensor" else "ok") for name in values]
+    quantity = Quantity("speedup", lambda panel, row: values[row["compared"]])
+    axes = matplotlib.figure.Figure().add_subplot()
+    draw_bars(axes, Panel("resnet50", [], "", rows), looks_of(row.curve_key for row in rows), quantity)
+    assert heights(axes) == [[2.0], [3.0]]
+    assert [list(line.get_ydata()) for line in axes.lines] == [[1.9, 2.1], [3.0]]
+    assert [text.get_text() for text in axes.texts] == ["oom"]
+    assert labels(axes) == ["ddp", "zero2", "tensor"]
+    assert axes.get_xlabel() == "on 4 GPUs"
 
 
 def test_no_window_no_panel():

@@ -31,6 +31,7 @@ def test_figures_for_images_and_text(tmp_path):
     weak_scaling(tmp_path)
     strong_scaling(tmp_path)
     learning = {f"{metric}_by_{axis}" for metric in ("accuracy", "perplexity") for axis in ("epoch", "time")}
+    learning |= {"accuracy_by_batch"}  # weak scaling has several batches
     assert set(figures_of(tmp_path)) == ALWAYS | {"speedup_own_base", "efficiency_own_base"} | learning
 
 

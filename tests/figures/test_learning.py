@@ -121,3 +121,26 @@ def test_failed_runs_that_are_not_drawn_are_counted(tmp_path):
     (axes,) = drawn(tmp_path)
     assert len(values(axes)) == 1 + 2 * 8, "a line and a cross each"
     assert "2 more that did not end ok are not drawn" in axes.get_legend_handles_labels()[1]
+
+
+def test_the_learning_rate_of_each_recipe_over_the_epochs(tmp_path):
+    """Drawn where it changes; learning_rate is no metric of seeds."""
+    for name, rates in (("sgd", (0.1, 0.01, 0.001)), ("cosine", (0.1, 0.05, 0.0))):
+        folder = write_run(tmp_path, recipe={"name": name})
+        lines = [json.loads(line) for line in (folder / "epochs.jsonl").read_text().splitlines()]
+        changed = [line | {"lr_last": rate} for line, rate in zip(lines, rates, strict=True)]
+        (folder / "epochs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in changed))
+    (axes,) = make_figures(tables_of(tmp_path, across=["recipe"])).figures["learning_rate"].axes
+    drawn = {tuple(line.get_ydata()) for line in axes.lines if len(line.get_ydata())}
+    assert drawn == {(0.1, 0.01, 0.001), (0.1, 0.05, 0.0)}
+
+
+def test_quality_over_the_batch(tmp_path):
+    for gpus, top1 in ((1, 0.75), (2, 0.74), (4, 0.6)):
+        for repeat in (0, 1):
+            write_run(tmp_path, gpus=gpus, repeat=repeat, summary={"val_top1": top1 + repeat / 100})
+    (axes,) = make_figures(tables_of(tmp_path)).figures["accuracy_by_batch"].axes
+    merged, repeats = axes.lines
+    assert list(merged.get_xdata()) == [32, 64, 128]
+    assert list(merged.get_ydata()) == pytest.approx([0.755, 0.745, 0.605])
+    assert len(repeats.get_ydata()) == 6

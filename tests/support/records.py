@@ -119,7 +119,7 @@ def strong_scaling(results: Path, **others: Any) -> None:
 
 def tables_of(*results: Path, by: str = "framework", across: Sequence[str] = ()) -> Tables:
     """The tables of a report of folders of results. by: factors with a comma between them"""
-    return make_tables(read_all(results), Comparison(by.split(","), across))
+    return make_tables(read_all(results), Comparison(tuple(by.split(",")), tuple(across)))
 
 
 def _short(*parts: Any) -> str:

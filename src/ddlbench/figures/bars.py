@@ -1,5 +1,5 @@
-"""Where the time of a step goes: stacked bars of the shares of the profiled windows, by GPU count; the waterfall of one
-run."""
+"""Bars: a quantity of each curve; where the time of a step goes, by GPU count, as shares or seconds, measured and
+predicted; the waterfall of one run."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ from matplotlib.ticker import FuncFormatter
 
 from ddlbench.figures import plotting
 from ddlbench.figures.panels import Panel, measured
+from ddlbench.figures.quantities import Quantity, QuantityOf
+from ddlbench.figures.styles import Looks
 from ddlbench.results.tables.breakdown import PARTS
+from ddlbench.results.tables.measurement import Measurement
 from ddlbench.texts import shortened
 
-LOOKS = {  # of each part: its name in words, a colour and a hatching
+PartLook = tuple[str, str, str]
+LOOKS: dict[str, PartLook] = {  # of each part: its name in words, a colour and a hatching
     "forward": ("forward", "#56B4E9", ""),
     "backward": ("backward", "#0072B2", ""),
     "update": ("update", "#009E73", ""),
@@ -24,15 +28,24 @@ LOOKS = {  # of each part: its name in words, a colour and a hatching
     "data": ("waiting for data", "#E69F00", ".."),
     "idle": ("idle", "#d9d9d9", ""),
 }
+COMPUTING = ("computing", "#0072B2", "")
+BUBBLE = ("bubble", "#CC79A7", "")
+UNDIVIDED = ("idle, or not divided (no profiled window)", "#d9d9d9", "")
 MOST_BARS = 24  # beside each other in one panel
 HEAD, TAIL = 6, 9  # letters of a longer name
 LONGEST_NAME = 40
+LETTERS = 36  # of all names below a panel that are beside each other; more ones are turned
 
 
 def breakdown_panels(shown: Sequence[Panel]) -> list[Panel]:
-    """The panels with the rows that have a profiled window; several for one that has too many bars."""
+    """The panels with the rows that have a profiled window."""
+    return in_parts(measured(shown, *(f"{part}_share" for part in PARTS)))
+
+
+def in_parts(shown: Sequence[Panel]) -> list[Panel]:
+    """The panels with their rows in the order of curves; several for one that has too many bars."""
     parts: list[Panel] = []
-    for panel in measured(shown, *(f"{part}_share" for part in PARTS)):
+    for panel in shown:
         rows = sorted(panel.rows, key=lambda row: (row.curve, row["gpus"]))
         count = -(-len(rows) // MOST_BARS)
         for n in range(count):
@@ -41,29 +54,116 @@ def breakdown_panels(shown: Sequence[Panel]) -> list[Panel]:
     return parts
 
 
-def draw_breakdown(axes: Axes, panel: Panel) -> None:
-    """One bar for each framework and GPU count."""
-    rows = panel.rows
-    below = [0.0] * len(rows)
-    for part in PARTS:
-        name, color, hatch = LOOKS[part]
-        shares = [row[f"{part}_share"] for row in rows]
-        axes.bar(
-            range(len(rows)), shares, 0.8, below, color=color, hatch=hatch, label=name, edgecolor="white", linewidth=0.4
-        )
-        below = [low + share for low, share in zip(below, shares, strict=True)]
-    several = len(panel.curves) > 1
-    names = [f"{_short(row.curve)} {row['gpus']}" if several else str(row["gpus"]) for row in rows]
-    turned = len(rows) > 4 and several
-    axes.set_xticks(range(len(rows)), names, rotation=90 if turned else 0, fontsize=7 if turned else 8.5)
-    axes.set_xlim(-0.6, len(rows) - 0.4)
+def draw_breakdown(axes: Axes, panel: Panel, seconds: bool = False) -> None:
+    """One bar for each framework and GPU count: shares of a step, or its seconds."""
+    lengths = [row["profile_step_time_s"] if seconds else 1.0 for row in panel.rows]
+    tops = _stack(axes, range(len(lengths)), 0.8, {
+        LOOKS[part]: [row[f"{part}_share"] * length for row, length in zip(panel.rows, lengths, strict=True)]
+        for part in PARTS
+    })  # fmt: skip
+    _name_bars(axes, panel)
+    if seconds:
+        plotting.value_axis(axes, tops, "time of a step (s)", percents=False, log=False)
+        return
     axes.set_ylim(0, 1)
-    axes.grid(visible=False, axis="x")
     axes.yaxis.set_major_formatter(FuncFormatter(plotting.percent))
     plotting.value_name(axes, "share of a step's time (%)")
+
+
+def draw_predicted(axes: Axes, panel: Panel) -> None:
+    """Two bars for each framework and GPU count, without waiting for data: measured at the left, predicted at the
+    right, with the accuracy of the prediction in percent, 100 (1 - |error|), above them (Kahira et al. 2021, figure 1).
+    A measured step without a profiled window is one part."""
+    measured: dict[PartLook, list[float]] = {COMPUTING: [], LOOKS["comm_exposed"]: [], UNDIVIDED: []}
+    for row in panel.rows:
+        parts, step_s = _measured_parts(row)
+        for values, value in zip(measured.values(), parts, strict=True):
+            values.append(value * step_s)
+    predicted = {
+        look: [row[column] or 0.0 for row in panel.rows]
+        for look, column in (
+            (COMPUTING, "predicted_compute_s"),
+            (LOOKS["comm_exposed"], "predicted_comm_exposed_s"),
+            (BUBBLE, "predicted_bubble_s"),
+        )
+    }
+    places = range(len(panel.rows))
+    left, right = ([place + aside for place in places] for aside in (-0.21, 0.21))
+    pairs = (_stack(axes, left, 0.38, measured), _stack(axes, right, 0.38, predicted))
+    tops = [max(both) for both in zip(*pairs, strict=True)]
+    for place, top, row in zip(places, tops, panel.rows, strict=True):
+        text = f"{100 * (1 - abs(row['predicted_error'])):.0f} %"
+        axes.annotate(text, (place, top), (0, 2), textcoords="offset points", ha="center", fontsize=7)
+    _name_bars(axes, panel)
+    plotting.value_axis(axes, tops, "time of a step (s), measured | predicted", percents=False, log=False, band=0.08)
+
+
+def _measured_parts(row: Measurement) -> tuple[tuple[float, float, float], float]:
+    """The shares of computing, exposed communication and what is not divided, and the seconds of a step without waiting
+    for data."""
+    waiting = row["data_wait_share"] or 0.0
+    step_s = row["sample_time_s"] * row["global_batch"] * (1 - waiting)
+    if row["compute_share"] is None:
+        return (0.0, 0.0, 1.0), step_s
+    busy = (row["compute_share"], row["comm_exposed_share"], row["idle_share"])
+    return (busy[0] / sum(busy), busy[1] / sum(busy), busy[2] / sum(busy)), step_s
+
+
+def draw_bars(axes: Axes, panel: Panel, looks: Looks, quantity: QuantityOf) -> None:
+    """One bar for each curve and GPU count, with its repeats as dots and the interval of its median."""
+    quantity = quantity if isinstance(quantity, Quantity) else quantity(panel)
+    drawn = [(place, row, quantity.values(panel, row)) for place, row in enumerate(panel.rows)]
+    values = list[float]()
+    colors = dict(zip(panel.curves, looks.of([rows[0].curve_key for rows in panel.curves.values()]), strict=True))
+    for place, row, bar in drawn:
+        if bar.merged is None:
+            continue
+        look = colors[panel.curve_of(row)]
+        values += [bar.merged, *bar.repeats, *(bar.interval or ())]
+        axes.bar(place, bar.merged, 0.7, color=look.color, alpha=0.8, label=plotting.label(row.curve))
+        axes.plot([place] * len(bar.repeats), bar.repeats, ".", color="black", markersize=3, zorder=3)
+        if bar.interval:
+            axes.vlines(place, *bar.interval, color="black", linewidth=1.5, zorder=3)
+    for place, row, bar in drawn:
+        if bar.merged is None:  # a failure has its place
+            axes.annotate(
+                f"{row['status']}", (place, 0), (0, 3), textcoords="offset points", ha="center", va="bottom",
+                rotation=90, fontsize=7.5, color="#8a3324",
+            )  # fmt: skip
+    _name_bars(axes, panel)
+    plotting.value_axis(axes, values, quantity.label, quantity.percent, log=False)
+
+
+def _stack(axes: Axes, places: Sequence[float], width: float, parts: Mapping[PartLook, Sequence[float]]) -> list[float]:
+    """Bars of parts on top of each other; returns the height of each."""
+    below = [0.0] * len(places)
+    for (name, color, hatch), values in parts.items():
+        if any(values):
+            axes.bar(
+                places, values, width, below, color=color, hatch=hatch, label=name, edgecolor="white", linewidth=0.4
+            )
+        below = [low + value for low, value in zip(below, values, strict=True)]
+    return below
+
+
+def _name_bars(axes: Axes, panel: Panel) -> None:
+    """Name each row's place by its curve and GPU count, as far as these differ."""
+    rows, device = panel.rows, "ranks (CPU)" if panel.device == "cpu" else "GPUs"
+    one_count = len(set(panel.gpus)) == 1
+    plain = len({row["compared"] for row in rows}) == len(panel.curves)  # without what else differs
+    curves = [str(row["compared"]) if plain else row.curve for row in rows]
+    if len(panel.curves) == 1:
+        names, below = [str(gpus) for gpus in panel.gpus], f"{device}, {shortened(rows[0].curve, LONGEST_NAME)}"
+    elif one_count:
+        names, below = list(map(_short, curves)), f"on {rows[0].devices}"
+    else:
+        names, below = [f"{_short(name)} {row['gpus']}" for name, row in zip(curves, rows, strict=True)], device
+    turned = sum(map(len, names)) > LETTERS
+    axes.set_xticks(range(len(rows)), names, rotation=90 if turned else 0, fontsize=7 if turned else 8.5)
+    axes.set_xlim(-0.6, len(rows) - 0.4)
+    axes.grid(visible=False, axis="x")
     if not turned:
-        curve = "" if several else f", {shortened(rows[0].curve, LONGEST_NAME)}"
-        axes.set_xlabel(("ranks (CPU)" if panel.device == "cpu" else "GPUs") + curve)
+        axes.set_xlabel(below)
 
 
 def draw_waterfall(axes: Axes, seconds: Mapping[str, float | None], step_s: float) -> None:

@@ -13,7 +13,7 @@ from functools import partial
 from matplotlib.figure import Figure
 
 from ddlbench.figures import plotting, published, quantities
-from ddlbench.figures.bars import breakdown_panels, draw_breakdown
+from ddlbench.figures.bars import breakdown_panels, draw_bars, draw_breakdown, draw_predicted, in_parts
 from ddlbench.figures.by_source import by_source
 from ddlbench.figures.curves import draw
 from ddlbench.figures.learning import learning
@@ -21,6 +21,7 @@ from ddlbench.figures.panels import Panel, Plot, measured, panels, small_multipl
 from ddlbench.figures.plotting import Head
 from ddlbench.figures.styles import Looks, looks_of
 from ddlbench.results.reading.published import OWN
+from ddlbench.results.tables.measurement import Measurement
 from ddlbench.results.tables.tables import Tables
 from ddlbench.results.tables.targets import Target, costs, target_rows
 from ddlbench.texts import limited
@@ -47,19 +48,41 @@ def make_figures(tables: Tables, targets: Sequence[Target] = (), baseline: bool 
     looks = looks_of(row.curve_key for row in rows)
     all_panels = panels(rows)
     shared = [part for panel in all_panels for part in small_multiples(panel)]
-    learned = list(learning(tables.learning, tables.epochs, rows, looks))
     plots = [
         *_scaling(shared, looks),
         *(published.plots(shared, all_panels, looks) if baseline else []),
-        *learned,
+        *learning(tables.learning, tables.epochs, rows, looks),
         *(figure for target in targets for figure in _of_target(target, tables, shared, looks)),
     ]
+    return drawing_of(plots, published.notes(all_panels) if baseline else [])
+
+
+def plots_of(measurements: Sequence[Measurement], tables: Tables, looks: Looks) -> dict[str, Plot]:
+    """Every figure of some measurements by its name, also those that only a study asks for: QUANTITY_bars,
+    step_seconds and predicted_parts."""
+    shared = [part for panel in panels(measurements) for part in small_multiples(panel)]
+    plots = [
+        *_scaling(shared, looks),
+        *(
+            Plot(f"{name}_bars", in_parts(shown), partial(draw_bars, looks=looks, quantity=quantity))
+            for name, shown, quantity in _over_gpus(shared)
+        ),
+        Plot("step_seconds", breakdown_panels(shared), partial(draw_breakdown, seconds=True)),
+        Plot("predicted_parts", in_parts(measured(shared, "predicted_step_s")), draw_predicted),
+        *learning(tables.learning, tables.epochs, measurements, looks),
+    ]
+    return {plot.name: plot for plot in plots}
+
+
+def drawing_of(plots: Sequence[Plot], notes: Sequence[str] = ()) -> Drawing:
+    """The figures of plots, without those that have no panel. notes: beside those on what is not drawn"""
     folded = [
         f"{panel.name}: {len(panel.folded)} curves are not drawn: {', '.join(panel.folded)}"
-        for panel in (*shared, *(panel for plot in learned for panel in plot.panels))
+        for plot in plots
+        for panel in plot.panels
         if panel.folded
     ]
-    drawing = Drawing(notes=[*dict.fromkeys(folded), *(published.notes(all_panels) if baseline else [])])
+    drawing = Drawing(notes=[*dict.fromkeys(folded), *notes])
     files = sum(-(-len(plot.panels) // PANELS_OF_A_FILE) for plot in plots)
     with plotting.style():
         for plot in plots:
@@ -69,10 +92,18 @@ def make_figures(tables: Tables, targets: Sequence[Target] = (), baseline: bool 
 
 def _scaling(shared: Sequence[Panel], looks: Looks) -> list[Plot]:
     """The figures over GPU counts."""
+    figures = [
+        Plot(name, shown, partial(draw, looks=looks, quantity=quantity)) for name, shown, quantity in _over_gpus(shared)
+    ]
+    return [*figures, by_source(shared), Plot("breakdown", breakdown_panels(shared), draw_breakdown)]
+
+
+def _over_gpus(shared: Sequence[Panel]) -> list[tuple[str, Sequence[Panel], quantities.QuantityOf]]:
+    """The quantities over GPU counts: their names, and the panels that have them."""
     own_bases = [panel.against_own_bases() for panel in shared if panel.own_bases_tell_more]
     ratios = [panel for panel in shared if panel.has_ratios]
     plain = [replace(panel, base="") for panel in shared]  # for quantities that are no ratios
-    over: list[tuple[str, Sequence[Panel], quantities.QuantityOf]] = [
+    return [
         ("throughput", plain, quantities.THROUGHPUT),
         ("speedup", ratios, quantities.speedup),
         ("efficiency", ratios, quantities.efficiency),
@@ -85,8 +116,6 @@ def _scaling(shared: Sequence[Panel], looks: Looks) -> list[Plot]:
         ("staleness", measured(plain, "staleness_theoretical_max"), quantities.STALENESS),
         ("predicted", measured(plain, "predicted_step_s"), quantities.PREDICTED),
     ]
-    figures = [Plot(name, shown, partial(draw, looks=looks, quantity=quantity)) for name, shown, quantity in over]
-    return [*figures, by_source(shared), Plot("breakdown", breakdown_panels(shared), draw_breakdown)]
 
 
 def _of_target(target: Target, tables: Tables, shared: Sequence[Panel], looks: Looks) -> Iterator[Plot]:

@@ -8,6 +8,7 @@ A run that did not end ok is a thin line of its own with a cross at its end.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple, cast
 
@@ -17,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from ddlbench.figures import plotting
-from ddlbench.figures.panels import Naming, Panel, Plot, panel_texts, small_multiples
+from ddlbench.figures.panels import Naming, Panel, Plot, differing, panel_texts, small_multiples
 from ddlbench.figures.styles import Look, Looks, looks_of, numbered
 from ddlbench.results.frames import plain
 from ddlbench.results.rows import group_by
@@ -37,6 +38,7 @@ METRICS = {
     "accuracy": Metric("val_top1", "top-1 (% of validation samples)", share=True),
     "perplexity": Metric("val_perplexity_token", "validation perplexity per token"),
 }
+RATE = Metric("lr_last", "learning rate of an epoch's last update")
 KEYS = ["path", "measurement", "status", "epoch", "elapsed_s"]  # columns of epochs.csv, beside a metric
 UNITS = (("h", 3600.0), ("min", 60.0))
 SQUASHED = 20  # a curve that falls by more than this factor has no visible end on a linear axis
@@ -91,6 +93,55 @@ def learning(
             shown = _panels(measurements, set(rows["measurement"].unique()), seeds)
             courses = courses_of(table, rows, of, metric.column, place)
             yield Plot(f"{name}_by_{by}", shown, _Curves(metric, by, shown, courses, looks).draw)
+        yield Plot(
+            f"{name}_by_batch", _by_batch(measurements, metric), partial(_draw_by_batch, looks=looks, metric=metric)
+        )
+    rates = _rates(epochs, of)
+    changing = {key for key, course in rates.items() if len(set(course.middle)) > 1}
+    shown = _panels(measurements, {name for name, key in of.items() if key in changing}, seeds)
+    yield Plot("learning_rate", shown, _Curves(RATE, "epoch", shown, Courses(rates, {}), looks).draw)
+
+
+def _rates(epochs: pd.DataFrame, learning_of: Mapping[str, str | None]) -> dict[str, Course]:
+    """The learning rate by epoch, which is the same in all runs of one curve: of the longest run of each."""
+    rows = plain(epochs, ["measurement", "path", "status"], [*PLACES, RATE.column]).dropna(subset=[RATE.column])
+    rates = dict[str, Course]()
+    for (measurement, _), run in rows[rows["status"] == "ok"].groupby(["measurement", "path"], sort=False):
+        key, values = str(learning_of[measurement]), run.sort_values("epoch")
+        if key not in rates or len(values) > len(rates[key].epoch):
+            columns = values[[*PLACES, *[RATE.column] * 3]].to_numpy().T
+            rates[key] = Course(*columns, *np.full((2, len(values)), np.nan))
+    return rates
+
+
+def _by_batch(measurements: Sequence[Measurement], metric: Metric) -> list[Panel]:
+    """Comparable measurements of one model that were trained with several batches."""
+    reached = [row for row in measurements if row[metric.column] is not None and row["global_batch"]]
+    texts, shown = panel_texts(measurements, variant="learning_variant"), list[Panel]()
+    for group in group_by(reached, lambda row: (row["model"], row["learning_comparison"])).values():
+        if len({row["global_batch"] for row in group}) > 1:
+            shown.append(Panel(str(group[0].model), [texts[group[0]["measurement"]], differing(group)], "", group))
+    return shown
+
+
+def _draw_by_batch(axes: Axes, panel: Panel, looks: Looks, metric: Metric) -> None:
+    """The last value of a metric over the samples of an update; small dots are the repeats (Aach et al. 2023, figure
+    8b)."""
+    curves = list(panel.curves.values())
+    values = list[float]()
+    one = len({rows[0]["compared"] for rows in curves}) == 1
+    shapes = numbered(len(curves)) if one else looks.of([rows[0].curve_key for rows in curves])
+    for rows, look in zip(curves, shapes, strict=True):
+        points = sorted((row["global_batch"], row[metric.column]) for row in rows)
+        repeats = [(row["global_batch"], run[metric.column]) for row in rows for run in row.runs]
+        known = [point for point in repeats if point[1] is not None]
+        axes.plot(*zip(*points, strict=True), color=look.color, label=plotting.label(rows[0].curve), **look.shape)
+        axes.plot(*zip(*known, strict=True), ".", color=look.color, alpha=0.35, markersize=5)
+        values += [value for _, value in (*points, *known)]
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(FuncFormatter(plotting.plain))
+    axes.set_xlabel("samples of an update")
+    _metric_axis(axes, metric, np.array(values))
 
 
 def courses_of(
@@ -128,10 +179,10 @@ def _panels(measurements: Sequence[Measurement], measured: set[str], seeds: Mapp
     rows = [next((row for row in curve if row["status"] == "ok"), curve[0]) for curve in curves.values()]
     texts = panel_texts(measurements, variant="learning_variant")
     shown: list[Panel] = []
-    for group in group_by(rows, lambda row: (row.model, row["learning_comparison"])).values():
+    for group in group_by(rows, lambda row: (row["model"], row["learning_comparison"])).values():
         sizes = {f"{row.devices}, {row['global_batch'] or 'unknown'} samples an update" for row in group}
         size = sizes if len(sizes) == 1 else ()
-        lines = [texts[group[0]["measurement"]], *size, _seeds(group, seeds)]
+        lines = [texts[group[0]["measurement"]], differing(group), *size, _seeds(group, seeds)]
         curve_of = attrgetter("curve") if size else _with_size(group)
         shown += small_multiples(Panel(str(group[0].model), lines, "", group, curve_of=curve_of))
     return shown

@@ -27,8 +27,10 @@ OTHER = "other frameworks"
 
 
 def family(framework: str) -> str:
-    """The family of a framework; OTHER for names that this version does not know."""
-    return next((name for name, frameworks in FAMILIES.items() if framework in frameworks), OTHER)
+    """The family of a framework, or of compared factors that begin with one; OTHER for names that this version does not
+    know."""
+    first = framework.partition(",")[0]
+    return next((name for name, frameworks in FAMILIES.items() if first in frameworks), OTHER)
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,12 @@ import argparse
 import math
 import sys
 from collections.abc import Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import TextIO
 
 from ddlbench.errors import RunError, UserError, reporting
-from ddlbench.figures.figures import make_figures
+from ddlbench.figures.figures import Drawing, make_figures
 from ddlbench.figures.files import save
 from ddlbench.report import openmetrics
 from ddlbench.report.compare import SLOWER, UNDECIDED, versus
@@ -18,12 +19,14 @@ from ddlbench.report.documents import write_documents, write_warnings
 from ddlbench.report.explain import explain
 from ddlbench.report.overview import summary_text
 from ddlbench.report.page import render
-from ddlbench.results.reading.attempts import read_all
+from ddlbench.report.study import draw_study
+from ddlbench.results.reading.attempts import Records, read_all
 from ddlbench.results.reading.published import OWN
 from ddlbench.results.tables.merge import BY_FRAMEWORK, FACTORS, AttemptRow, Comparison
 from ddlbench.results.tables.only import only
 from ddlbench.results.tables.tables import Tables, make_tables, merge
 from ddlbench.results.tables.targets import Target, target, write_targets
+from ddlbench.sweep.study import load
 from ddlbench.texts import first_few, printable
 
 WARNINGS_SHOWN = 50
@@ -42,15 +45,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise UserError(f"a report of {len(results)} results folders needs a folder of its own: give --out DIR")
         out = given.out or results[0] / "report"
         targets = [target(text) for text in given.target]
+        study, how = None, Comparison(given.by, given.across)
+        if given.study:
+            if how != Comparison():
+                raise UserError("--study has its own --by and --across: leave them out")
+            study = load(given.study)
+            how = Comparison(study.by, study.across)
         records = read_all(results)
-        tables = make_tables(records, Comparison(given.by, given.across))
-        if given.predict is not None:
-            from ddlbench.report.predicted import with_predictions  # torch comes with it
-
-            tables = with_predictions(tables, records, given.predict)
-        explanation = explain(tables, records, given.explain) if given.explain else None
-        tables = only(tables, given.only)
-        page = write_report(tables, out, targets, given.baseline == "published", given.pdf)
+        compared = cache(partial(_tables, records, given.predict))
+        explanation = explain(compared(how), records, given.explain) if given.explain else None
+        tables = only(compared(how), given.only)
+        if study:
+            drawing = draw_study(study, lambda how: only(compared(how), given.only))
+        else:
+            drawing = make_figures(tables, targets, given.baseline == "published")
+        page = write_report(tables, out, drawing, targets, given.pdf)
         if explanation:
             explanation.write(out, given.pdf)
         if given.openmetrics is not None:
@@ -60,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     _warn(tables.warnings, "the report (tables/warnings.txt)")
     _say(summary_text(tables.measurements), sys.stdout)
-    for line in filter(None, (tables.drift, tables.left_out)):
+    for line in filter(None, (tables.drift, tables.left_out, *(drawing.notes if study else ()))):
         _say(line, sys.stdout)
     for line in explanation.lines() if explanation else []:
         _say(line, sys.stdout)
@@ -68,11 +77,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _tables(records: Records, cluster: str | None, how: Comparison) -> Tables:
+    """The tables of a report. cluster: of --predict"""
+    tables = make_tables(records, how)
+    if cluster is None:
+        return tables
+    from ddlbench.report.predicted import with_predictions  # torch comes with it
+
+    return with_predictions(tables, records, cluster)
+
+
 def _compare(given: argparse.Namespace) -> int:
     """Print what changed between two sets of results; the exit code of the gate. UserError for options of a report,
     which would have no effect."""
     options = {"RESULTS": given.results, "--by": given.by != BY_FRAMEWORK.by}
-    names = ("across", "out", "only", "baseline", "pdf", "target", "predict", "explain", "openmetrics")
+    names = ("across", "study", "out", "only", "baseline", "pdf", "target", "predict", "explain", "openmetrics")
     options |= {f"--{name}": getattr(given, name) for name in names}
     useless = [name for name, value in options.items() if value]
     if useless:
@@ -126,15 +145,12 @@ def _say(text: str, stream: TextIO) -> None:
 
 
 def write_report(
-    tables: Tables, out: Path, targets: Sequence[Target] = (), baseline: bool = False, pdf: bool = False
+    tables: Tables, out: Path, drawing: Drawing, targets: Sequence[Target] = (), pdf: bool = False
 ) -> Path:
-    """Tables (CSV, Markdown, LaTeX), figures (PNG, SVG) and report.html below `out`; returns the page's path.
-
-    baseline: as `make_figures` takes it; pdf: as `save` takes it
-    """
+    """Tables (CSV, Markdown, LaTeX), figures (PNG, SVG) and report.html below `out`; returns the page's path. pdf: as
+    `save` takes it"""
     figures, page = out / "figures", out / "report.html"
     with reporting(f"{out} cannot be written", "choose another folder with --out"):
-        drawing = make_figures(tables, targets, baseline)
         for name, figure in drawing.figures.items():
             save(figures, name, figure, pdf)
         tables.write(out / "tables")
@@ -157,9 +173,14 @@ def _parser() -> argparse.ArgumentParser:
         help=f"what the curves of a figure differ in, of {', '.join(FACTORS)} (default: framework)",
     )  # fmt: skip
     parser.add_argument(
-        "--across", type=lambda text: text.split(","), default=(), metavar="SETTING[,SETTING]",
+        "--across", type=lambda text: tuple(text.split(",")), default=(), metavar="SETTING[,SETTING]",
         help="settings in which rows that share a table and a base may differ, too: recipe, precision, data, scaling, "
         "or keys of the configuration. What differs is named, and no verdict is given between such rows",
+    )  # fmt: skip
+    parser.add_argument(
+        "--study", metavar="NAME",
+        help="draw the figures of its paper that this study lists, and say which cells each one lacks; NAME as in "
+        "python -m ddlbench.sweep, or the path of a YAML file",
     )  # fmt: skip
     parser.add_argument(
         "--only", nargs="+", default=[], metavar="COLUMN=VALUE[,VALUE]",

@@ -25,6 +25,21 @@ SPECIAL = ("gpus", "batch", "scaling")  # of axes, beside the keys of ddlbench
 NUMBERS = {"repeats": 1, "order": 0, "gpus_per_node": 1, "limit_s": 1}  # the smallest value of each
 
 
+class Figure(NamedTuple):
+    """A figure of a paper: ddlbench-report RESULTS --study NAME draws it from the cells of the study.
+
+    kind:  a figure of the report, such as epoch_time (figures/figures.py)
+    where: the values on the axes of its cells; empty: all
+    best:  whether each curve has its fastest GPU count alone
+    by:    as Study.by, which holds where this is empty
+    """
+
+    kind: str
+    where: Mapping[str, list[Any]]
+    best: bool = False
+    by: tuple[str, ...] = ()
+
+
 class Setting(NamedTuple):
     """Keys of those cells whose values on the axes are all among those of `where`."""
 
@@ -39,6 +54,8 @@ class Study:
     order: seed of the random order of the cells
     limit_s: seconds after which a cell is ended; limits_s: limits for single GPU counts
     overrides: keys of the command line, which take precedence over all others
+    by, across: what the rows of its report are compared by, as --by and --across of ddlbench-report
+    figures: of the paper, by their numbers in it
     """
 
     name: str
@@ -54,6 +71,9 @@ class Study:
     limits_s: Mapping[int, float] = field(default_factory=dict[int, float])
     results_dir: str = ""
     overrides: Plain = field(default_factory=dict[str, Any])
+    by: tuple[str, ...] = ("framework",)
+    across: tuple[str, ...] = ()
+    figures: Mapping[str, Figure] = field(default_factory=dict[str, Figure])
 
     def points(self) -> Iterator[Plain]:
         """The values on the axes of every combination that is not excluded, once. A key that the point's framework,
@@ -61,7 +81,7 @@ class Study:
         points = dict[str, Plain]()
         for values in itertools.product(*self.axes.values()):
             point = dict(zip(self.axes, values, strict=True))
-            if not any(_matches(where, point) for where in self.exclude):
+            if not any(matches(where, point) for where in self.exclude):
                 keys = self._keys(point)
                 point = {key: value for key, value in point.items() if is_key_of(keys.get(key.partition(".")[0]), key)}
                 points.setdefault(str(point), point)
@@ -70,7 +90,7 @@ class Study:
     def _keys(self, point: Plain) -> dict[str, Any]:
         keys: dict[str, Any] = {"preflight": True, **self.keys}
         for setting in self.settings:
-            if _matches(setting.where, point):
+            if matches(setting.where, point):
                 keys |= setting.keys
         return {**keys, **point, **self.overrides}
 
@@ -136,6 +156,11 @@ def _study(name: str, raw: dict[str, Any]) -> Study:
         settings=[_setting(item, axes) for item in _list(raw.get("settings", []))],
         exclude=[_where(item, axes, "exclude") for item in _list(raw.get("exclude", []))],
         seeds=_seeds(raw.get("seeds", [0])),
+        by=_texts("by", raw.get("by", ["framework"])),
+        across=_texts("across", raw.get("across", [])),
+        figures={
+            str(name): _figure(name, content, axes) for name, content in _keys(raw.get("figures"), "figures").items()
+        },
         limits_s={_number("limits_s", gpus, 1): _number("limits_s", limit, 1) for gpus, limit in limits.items()},
         **cast(Any, {key: _number(key, raw[key], least) for key, least in NUMBERS.items() if key in raw}),
     )
@@ -215,6 +240,20 @@ def _setting(raw: Any, axes: Plain) -> Setting:
     return Setting(_where(content["where"], axes, "settings"), keys)
 
 
+def _figure(name: Any, raw: Any, axes: Plain) -> Figure:
+    content, place = _keys(raw, "figures"), f"figures: {shown(name)}"
+    if not NAME.fullmatch(str(name)) or not set(content) <= set(Figure._fields) or "kind" not in content:
+        raise UserError(f"{place}: a figure has a name of letters and digits, a kind, and may have where, by and best")
+    where = _where(content["where"], axes, place) if "where" in content else {}
+    return Figure(str(content["kind"]), where, content.get("best") is True, _texts("by", content.get("by", [])))
+
+
+def _texts(key: str, raw: Any) -> tuple[str, ...]:
+    if not all(isinstance(value, str) for value in _list(raw)):
+        raise UserError(f"{key}={shown(raw)} must be a list of names")
+    return tuple(_list(raw))
+
+
 def _where(raw: Any, axes: Plain, place: str) -> dict[str, list[Any]]:
     where = _keys(raw, place)
     if not where or [] in where.values():
@@ -226,7 +265,8 @@ def _where(raw: Any, axes: Plain, place: str) -> dict[str, list[Any]]:
     return {key: _list(value) for key, value in where.items()}
 
 
-def _matches(where: Mapping[str, list[Any]], point: Plain) -> bool:
+def matches(where: Mapping[str, list[Any]], point: Plain) -> bool:
+    """Whether a point has one of the given values on each axis."""
     return all(key in point and point[key] in values for key, values in where.items())
 
 

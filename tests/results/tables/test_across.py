@@ -160,8 +160,8 @@ def test_a_setting_that_no_run_has_is_named(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("study", "how", "curves"),
     [
-        ("lin2022", Comparison(across=["recipe", "precision", "data", "scaling", "model.tie_weights"]), [4, 4, 5, 5]),
-        ("aach2023", Comparison(["framework", "loader"], ["data"]), [9, 9, 9]),
+        ("lin2022", Comparison(across=("recipe", "precision", "data", "scaling", "model.tie_weights")), [4, 4, 5, 5]),
+        ("aach2023", Comparison(("framework", "loader"), ("data",)), [9, 9, 9]),
     ],
 )
 def test_the_rows_of_a_papers_figure_share_one_table_for_each_model(

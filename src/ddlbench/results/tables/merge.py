@@ -41,8 +41,8 @@ class Comparison:
             SEEN, and ANY_SCALING for rows of weak and of strong scaling, of any batch
     """
 
-    by: Sequence[str] = FACTORS[:1]
-    across: Sequence[str] = ()
+    by: tuple[str, ...] = FACTORS[:1]
+    across: tuple[str, ...] = ()
 
     def is_compared(self, key: str) -> bool:
         """Whether a key of the configuration belongs to a compared factor; the micro batch goes with the framework."""
@@ -169,7 +169,7 @@ def check_comparison(comparison: Comparison, runs: Sequence[AttemptRow]) -> None
     for name in comparison.across:
         if name in FACTORS:
             raise UserError(f"--across {name}: it is a factor that is compared: give it with --by")
-        one = replace(comparison, across=[name])
+        one = replace(comparison, across=(name,))
         if name != ANY_SCALING and not any(map(one.is_across, {*SEEN, *(key for run in runs for key in run.options)})):
             raise UserError(
                 f"--across {printable(name)}: no run has this setting; give recipe, precision, data, scaling, or a key "

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -42,6 +42,7 @@ class Tables:
     """The tables of a report, and warnings about records that could not be used completely.
 
     run_rows, scaling_rows: of runs.csv and scaling.csv; each has all columns
+    options:                the configuration of each measurement, as dotted keys
     drift:                  over the campaign, in words
     left_out:               counts of what is not in the numbers, in words
     """
@@ -51,6 +52,7 @@ class Tables:
     epochs: pd.DataFrame
     learning: pd.DataFrame
     warnings: list[str]
+    options: Mapping[str, Row] = field(default_factory=dict[str, Row])
     drift: str | None = None
     left_out: str | None = None
 
@@ -161,6 +163,7 @@ def make_tables(records: Records, how: Comparison = BY_FRAMEWORK) -> Tables:
             *(f"{run.row['path']}: {run.row['ranks_differ']}" for run in runs if run.row["ranks_differ"]),
             *(f"{path}: ranks shared a GPU (backend=cuda:gloo): not in the scaling table" for path in shared),
         ],
+        options={group[0].row["measurement"]: group[0].options for group in merged.groups},
         drift=drift(merged.groups),
         left_out=merged.left_out,
     )

@@ -1,0 +1,77 @@
+"""`--study NAME`: the figures of a paper that a study lists, drawn from its cells, and which cells each one lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import inf
+from typing import Any
+
+from ddlbench.errors import UserError
+from ddlbench.figures.figures import Drawing, drawing_of, plots_of
+from ddlbench.figures.panels import Plot
+from ddlbench.figures.styles import looks_of
+from ddlbench.results.rows import Row, group_by
+from ddlbench.results.tables.measurement import Measurement
+from ddlbench.results.tables.merge import Comparison
+from ddlbench.results.tables.tables import Tables
+from ddlbench.sweep.study import SCALING, Study, matches
+from ddlbench.texts import first_few
+
+CELLS_NAMED = 4
+NEEDS = {
+    "step_seconds": ": run with profile=true",
+    "breakdown": ": run with profile=true",
+    "predicted_parts": ": give --predict CLUSTER, and runs on one device",
+}
+GROUPS = ("framework", "model", "loader", "data", "recipe")
+
+
+def draw_study(study: Study, tables_of: Callable[[Comparison], Tables]) -> Drawing:
+    """The figures by STUDY_NUMBER, with a note for each that lacks cells. UserError if none can be drawn, or for a kind
+    of figure that does not exist. tables_of: the results, compared in a given way"""
+    points = list(study.points())
+    plots, notes = list[Plot](), list[str]()
+    for number, figure in study.figures.items():
+        tables, name = tables_of(Comparison(figure.by or study.by, study.across)), f"{study.name}_{number}"
+        rows = [(row, _point(study, row, tables.options)) for row in tables.measurements if row["mode"] == "train"]
+        looks = looks_of(row.curve_key for row, _ in rows)
+        wanted = [point for point in points if matches(figure.where, point)]
+        shown = [(row, point) for row, point in rows if point in wanted]
+        ended = [point for row, point in shown if row["status"] == "ok"]
+        missing = [_cell(point) for point in wanted if point not in ended]
+        kinds = plots_of(_best([row for row, _ in shown]) if figure.best else [row for row, _ in shown], tables, looks)
+        if figure.kind not in kinds:
+            raise UserError(f"{name}: kind {figure.kind} does not exist: choose one of {', '.join(kinds)}")
+        plots.append(kinds[figure.kind]._replace(name=name))
+        if missing:
+            named = ", ".join(first_few(missing, CELLS_NAMED))
+            notes.append(f"{name}: {len(missing)} of {len(wanted)} cells have no run that ended ok: {named}")
+        if not plots[-1].panels and len(missing) < len(wanted):
+            notes.append(f"{name}: no run has what {figure.kind} shows{NEEDS.get(figure.kind, '')}")
+    if not any(plot.panels for plot in plots):
+        raise UserError(f"--study {study.name}: no figure can be drawn: {'; '.join(notes) or 'it lists none'}")
+    return drawing_of(plots, notes)
+
+
+def _point(study: Study, row: Measurement, options: Mapping[str, Row]) -> dict[str, Any]:
+    """The values of a measurement on the study's axes; an axis whose key the run's framework or loader lacks has
+    none."""
+    keys = options.get(row["measurement"], {})
+    weak = keys.get(SCALING["weak"]) is not None
+    special = {
+        "gpus": row["gpus"],
+        "scaling": "weak" if weak else "strong",
+        "batch": keys.get(SCALING["weak" if weak else "strong"]),
+    }
+    values = {axis: special.get(axis, keys.get(f"{axis}.name" if axis in GROUPS else axis)) for axis in study.axes}
+    return {axis: value for axis, value in values.items() if value is not None}
+
+
+def _best(rows: list[Measurement]) -> list[Measurement]:
+    """The rows of each curve on its fastest GPU count."""
+    curves = group_by((row for row in rows if row["status"] == "ok"), lambda row: (row["comparison"], row.curve))
+    return [min(curve, key=lambda row: row["sample_time_s"] or inf) for curve in curves.values()]
+
+
+def _cell(point: Mapping[str, Any]) -> str:
+    return " ".join(str(value) if key in GROUPS else f"{key}={value}" for key, value in point.items())

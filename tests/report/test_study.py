@@ -1,0 +1,170 @@
+"""--study: the figures that a study lists, and the cells that each one lacks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddlbench.figures.figures import Drawing, plots_of
+from ddlbench.figures.styles import looks_of
+from ddlbench.report.__main__ import main
+from ddlbench.report.study import draw_study
+from ddlbench.sweep.study import load, matches
+from tests.support.records import tables_of, write_run
+
+STUDY = """# Two frameworks
+across: [recipe]
+figures:
+  1: {kind: speedup_bars, where: {gpus: 4}}
+  2a: {kind: epoch_time, where: {model: resnet50}}
+  2b: {kind: accuracy_by_time, best: true}
+  3: {kind: step_seconds}
+  4: {kind: throughput, where: {framework: ddp}, by: model}
+axes:
+  framework: [ddp, zero2]
+  model: [resnet50, vgg16]
+  gpus: [1, 2, 4]
+keys: {scaling: weak, batch: 32}
+"""
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    path = tmp_path / "paper.yaml"
+    path.write_text(STUDY)
+    return path
+
+
+def runs(folder: Path, **others: Any) -> None:
+    """ddp: 1, 2, 4 GPUs at 100, 180, 170 samples/s; zero2, with another recipe, 1 and 2 at 80 and 150."""
+    for gpus, rate in ((1, 100.0), (2, 180.0), (4, 170.0)):
+        write_run(folder, gpus=gpus, rate=rate, **others)
+    for gpus, rate in ((1, 80.0), (2, 150.0)):
+        write_run(folder, framework="zero2", gpus=gpus, rate=rate, recipe={"name": "adamw"}, **others)
+
+
+def drawn(study: Path, results: Path) -> Drawing:
+    return draw_study(load(str(study)), lambda how: tables_of(results, by=",".join(how.by), across=how.across))
+
+
+def test_each_figure_has_the_rows_of_its_cells_and_names_those_that_are_missing(study: Path, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    runs(results)
+    drawing = drawn(study, results)
+    assert list(drawing.figures) == ["paper_1", "paper_2a", "paper_2b", "paper_4"]
+    (bars,) = drawing.figures["paper_1"].axes
+    assert [patch.get_height() for patch in bars.patches] == pytest.approx([1.7])  # ddp on 4 over the 100 samples/s
+    (lines,) = drawing.figures["paper_2a"].axes
+    assert "rows differ in recipe" in lines.texts[0].get_text()
+    notes = "\n".join(drawing.notes)
+    assert "paper_1: 3 of 4 cells have no run that ended ok: ddp vgg16 gpus=4, zero2 resnet50 gpus=4" in notes
+    assert "paper_2a: 1 of 6 cells have no run that ended ok: zero2 resnet50 gpus=4" in notes
+    assert "paper_3: no run has what step_seconds shows: run with profile=true" in notes
+
+
+def test_best_takes_the_fastest_gpu_count_of_each_curve(study: Path, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    runs(results)
+    labels = drawn(study, results).figures["paper_2b"].axes[0].get_legend_handles_labels()[1]
+    assert labels == ["ddp (sgd), 2 GPUs", "zero2 (adamw), 2 GPUs"] or {text.split(",")[0] for text in labels} == {
+        "ddp (sgd)", "zero2 (adamw)",
+    }  # fmt: skip
+    assert not any("4 GPUs" in text or "1 GPU" in text for text in labels)
+
+
+def test_a_figure_may_compare_by_another_factor(study: Path, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    runs(results)
+    runs(results, model="vgg16")
+    (panel,) = drawn(study, results).figures["paper_4"].axes
+    assert {"resnet50", "vgg16"} <= set(panel.get_legend_handles_labels()[1])
+
+
+def test_runs_of_other_cells_are_not_drawn(study: Path, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    runs(results)
+    before = drawn(study, results).notes
+    write_run(results, framework="fsdp", gpus=4)
+    write_run(results, gpus=8)
+    drawing = drawn(study, results)
+    assert drawing.notes == before
+    assert not any("fsdp" in text for text in drawing.figures["paper_2a"].axes[0].get_legend_handles_labels()[1])
+
+
+def test_a_failed_cell_is_missing_and_has_its_status_in_the_figure(study: Path, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    runs(results)
+    write_run(results, framework="zero2", gpus=4, status="oom", reason="CUDA out of memory", recipe={"name": "adamw"})
+    drawing = drawn(study, results)
+    assert "paper_2a: 1 of 6 cells have no run that ended ok: zero2 resnet50 gpus=4" in drawing.notes
+    assert "oom" in [text.get_text() for text in drawing.figures["paper_1"].axes[0].texts]
+
+
+def test_the_command_draws_them_and_says_what_is_missing(
+    study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = tmp_path / "results"
+    runs(results)
+    assert main([str(results), "--study", str(study)]) == 0
+    assert {path.stem for path in (results / "report" / "figures").glob("*.png")} == {
+        "paper_1", "paper_2a", "paper_2b", "paper_4",
+    }  # fmt: skip
+    assert "paper_1: 3 of 4 cells have no run" in capsys.readouterr().out
+    assert "paper_1: 3 of 4 cells" in (results / "report" / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("kind: epoch_time,", "kind: epochs,", "paper_2a: kind epochs does not exist: choose one of throughput, "),
+        ("best: true", "worst: true", "figures: 2b: a figure has a name"),
+        ("kind: step_seconds", "where: {gpus: 1}", "figures: 3: a figure has a name"),
+        ("where: {gpus: 4}", "where: {gpus: 8}", "figures: 1: gpus=8 is on no axis"),
+        ("  3: {kind: step_seconds}", "  3: 4", "figures: 4 is no section of keys"),
+        ("across: [recipe]", "across: [1]", "across=\\[1\\] must be a list of names"),
+        ("across: [recipe]", "across: [recip]", "--across recip: no run has this setting"),
+    ],
+)
+def test_a_mistake_in_a_study_is_one_line(
+    study: Path, tmp_path: Path, old: str, new: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = tmp_path / "results"
+    runs(results)
+    assert old in STUDY
+    study.write_text(STUDY.replace(old, new))
+    assert main([str(results), "--study", str(study)]) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert said.replace("\\", "") in message
+
+
+def test_results_of_other_cells_alone_are_an_error(
+    study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = tmp_path / "results"
+    write_run(results, gpus=8)
+    write_run(results, gpus=8, recipe={"name": "adamw"})
+    assert main([str(results), "--study", str(study)]) == 2
+    assert "no figure can be drawn: paper_1: 4 of 4 cells have no run" in capsys.readouterr().err
+
+
+def test_a_study_has_its_own_comparison(study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs(tmp_path / "results")
+    assert main([str(tmp_path / "results"), "--study", str(study), "--by", "model"]) == 2
+    assert "--study has its own --by and --across" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["lin2022", "aach2023", "aach2023_batch"])
+def test_the_figures_of_the_ready_studies_exist(name: str, tmp_path: Path) -> None:
+    """Their kinds are figures of the report, and their cells cells of the study."""
+    study = load(name)
+    runs(tmp_path)
+    tables = tables_of(tmp_path)
+    kinds = plots_of(tables.measurements, tables, looks_of(row.curve_key for row in tables.measurements))
+    points = list(study.points())
+    assert study.figures
+    for figure in study.figures.values():
+        assert figure.kind in kinds
+        assert any(matches(figure.where, point) for point in points)
