@@ -101,7 +101,7 @@ def test_a_bar_for_each_curve_with_its_repeats_and_the_status_of_a_failure():
     axes = matplotlib.figure.Figure().add_subplot()
     draw_bars(axes, Panel("resnet50", [], "", rows), looks_of(row.curve_key for row in rows), quantity)
     assert heights(axes) == [[2.0], [3.0]]
-    assert [list(line.get_ydata()) for line in axes.lines] == [[1.9, 2.1], [3.0]]
+    assert [[y for _, y in line.get_xydata().tolist()] for line in axes.lines] == [[1.9, 2.1], [3.0]]
     assert [text.get_text() for text in axes.texts] == ["oom"]
     assert labels(axes) == ["ddp", "zero2", "tensor"]
     assert axes.get_xlabel() == "on 4 GPUs"

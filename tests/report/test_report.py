@@ -71,7 +71,7 @@ def test_the_page_needs_no_network(report):
             assert link[1:] in links.ids
         elif not link.startswith("data:image/svg+xml;base64,"):
             assert (folder / link).is_file(), link
-    assert sum(link.startswith("data:") for link in links.found) == 11
+    assert sum(link.startswith("data:") for link in links.found) == 12
 
 
 def test_the_page_has_failures_bases_and_how_it_was_measured(report):

@@ -14,8 +14,10 @@ from ddlbench.figures import plotting
 from ddlbench.figures.panels import Panel, measured
 from ddlbench.figures.quantities import Quantity, QuantityOf
 from ddlbench.figures.styles import Looks
+from ddlbench.results.rows import group_by
 from ddlbench.results.tables.breakdown import PARTS
 from ddlbench.results.tables.measurement import Measurement
+from ddlbench.results.tables.merge import RankPasses
 from ddlbench.texts import shortened
 
 PartLook = tuple[str, str, str]
@@ -34,6 +36,7 @@ UNDIVIDED = ("idle, or not divided (no profiled window)", "#d9d9d9", "")
 MOST_BARS = 24  # beside each other in one panel
 HEAD, TAIL = 6, 9  # letters of a longer name
 LONGEST_NAME = 40
+STEPS_SHOWN = 2  # of a schedule over time
 LETTERS = 36  # of all names below a panel that are beside each other; more ones are turned
 
 
@@ -107,6 +110,34 @@ def _measured_parts(row: Measurement) -> tuple[tuple[float, float, float], float
         return (0.0, 0.0, 1.0), step_s
     busy = (row["compute_share"], row["comm_exposed_share"], row["idle_share"])
     return (busy[0] / sum(busy), busy[1] / sum(busy), busy[2] / sum(busy)), step_s
+
+
+def draw_schedule(axes: Axes, panel: Panel, passes: Mapping[str, Sequence[RankPasses]]) -> None:
+    """The passes of a pipeline over time in its profiled window: one row for each stage, the first at the top, one box
+    for each pass of a micro batch (Lin et al. 2022, figures 2 and 3). passes: of each measurement"""
+    (row,) = panel.rows
+    stages = passes[row["measurement"]]
+    begin = min(stage[0][1] for stage in stages)
+    shown_s = _first_steps(stages, row["profile_step_time_s"])
+    for number, stage in enumerate(stages):
+        for part, parts in group_by(stage, lambda one: one[0]).items():
+            name, color, hatch = LOOKS.get(part, LOOKS["other_compute"])
+            boxes = [(start - begin, end - start) for _, start, end in parts if start - begin <= shown_s]
+            axes.broken_barh(
+                boxes, (number - 0.4, 0.8), facecolor=color, hatch=hatch, label=name, edgecolor="white", linewidth=0.4
+            )
+    axes.set_yticks(range(len(stages)), [str(number) for number in range(len(stages))])
+    axes.set_ylim(len(stages) - 0.4, -0.6)
+    axes.set_xlim(0, shown_s)
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel("seconds of the profiled window")
+    plotting.value_name(axes, "stage")
+
+
+def _first_steps(stages: Sequence[RankPasses], step_s: float | None) -> float:
+    """Seconds that hold STEPS_SHOWN steps, or all passes."""
+    longest = max(end for stage in stages for *_, end in stage) - min(stage[0][1] for stage in stages)
+    return min(longest, STEPS_SHOWN * step_s) if step_s else longest
 
 
 def draw_bars(axes: Axes, panel: Panel, looks: Looks, quantity: QuantityOf) -> None:

@@ -13,7 +13,7 @@ from functools import partial
 from matplotlib.figure import Figure
 
 from ddlbench.figures import plotting, published, quantities
-from ddlbench.figures.bars import breakdown_panels, draw_bars, draw_breakdown, draw_predicted, in_parts
+from ddlbench.figures.bars import breakdown_panels, draw_bars, draw_breakdown, draw_predicted, draw_schedule, in_parts
 from ddlbench.figures.by_source import by_source
 from ddlbench.figures.curves import draw
 from ddlbench.figures.learning import learning
@@ -69,9 +69,20 @@ def plots_of(measurements: Sequence[Measurement], tables: Tables, looks: Looks) 
         ),
         Plot("step_seconds", breakdown_panels(shared), partial(draw_breakdown, seconds=True)),
         Plot("predicted_parts", in_parts(measured(shared, "predicted_step_s")), draw_predicted),
+        Plot("schedule", _each_with_passes(shared, tables), partial(draw_schedule, passes=tables.passes)),
         *learning(tables.learning, tables.epochs, measurements, looks),
     ]
     return {plot.name: plot for plot in plots}
+
+
+def _each_with_passes(shared: Sequence[Panel], tables: Tables) -> list[Panel]:
+    """A panel for each measurement whose passes are known."""
+    rows = {row["measurement"]: (panel, row) for panel in shared for row in panel.rows}
+    return [
+        replace(panel, lines=[*panel.lines, f"{row.curve} on {row.devices}"], base="", rows=[row])
+        for name, (panel, row) in rows.items()
+        if name in tables.passes
+    ]
 
 
 def drawing_of(plots: Sequence[Plot], notes: Sequence[str] = ()) -> Drawing:

@@ -120,7 +120,8 @@ def _by_batch(measurements: Sequence[Measurement], metric: Metric) -> list[Panel
     texts, shown = panel_texts(measurements, variant="learning_variant"), list[Panel]()
     for group in group_by(reached, lambda row: (row["model"], row["learning_comparison"])).values():
         if len({row["global_batch"] for row in group}) > 1:
-            shown.append(Panel(str(group[0].model), [texts[group[0]["measurement"]], differing(group)], "", group))
+            lines = [texts[group[0]["measurement"]], differing(group)]
+            shown += small_multiples(Panel(str(group[0].model), lines, "", group))
     return shown
 
 

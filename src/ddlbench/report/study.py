@@ -21,6 +21,7 @@ CELLS_NAMED = 4
 NEEDS = {
     "step_seconds": ": run with profile=true",
     "breakdown": ": run with profile=true",
+    "schedule": ": run a pipeline with profile=true",
     "predicted_parts": ": give --predict CLUSTER, and runs on one device",
 }
 GROUPS = ("framework", "model", "loader", "data", "recipe")

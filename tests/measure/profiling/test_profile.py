@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlbench.job import Place
-from ddlbench.measure.profiling.profile import Event, RankWindow, Seconds, divide
+from ddlbench.measure.profiling.profile import MOST_PASSES, Event, RankWindow, Seconds, divide, passes_of
 from ddlbench.measure.profiling.spans import BACKWARD, COMMUNICATE, DATA, FORWARD, UPDATE, WAIT, WINDOW
 from tests.support.jobs import job
 
@@ -171,7 +171,9 @@ def test_collectives_and_parts_of_a_window_are_counted() -> None:
         "compute_s": pytest.approx(55 * NS),
         "own_s": pytest.approx(73 * NS),  # 100 - 10 of data - 17 of exposed communication
         "own_step_s": pytest.approx(73 / 4 * NS),
+        "passes": (("forward", 10e-9, 40e-9), ("backward", 40e-9, 85e-9), ("update", 85e-9, 90e-9)),
     }
+    assert "passes" not in device.line()  # no stage of a pipeline
 
 
 def test_shares_over_ranks_are_of_summed_seconds() -> None:
@@ -182,3 +184,28 @@ def test_shares_over_ranks_are_of_summed_seconds() -> None:
     assert total.window_s == pytest.approx(400 * NS)
     assert total.shares()["comm_exposed_share"] == pytest.approx(20 / 400)
     assert total.shares()["compute_share"] == pytest.approx(255 / 400)
+
+
+def test_passes_are_spans_of_the_host_after_the_begin_of_the_window() -> None:
+    events = [
+        Event(FORWARD, 50, 90), Event(FORWARD, 100, 140), Event(BACKWARD, 200, 260), Event(UPDATE, 300, 310),
+        Event(DATA, 320, 330), Event("aten::mm", 100, 130),
+    ]  # fmt: skip
+    assert passes_of(events, 100, on_device=False) == (
+        ("forward", 0.0, 40e-9), ("backward", 100e-9, 160e-9), ("update", 200e-9, 210e-9),
+    )  # fmt: skip
+
+
+def test_passes_on_the_device_last_from_their_first_kernel_to_their_last() -> None:
+    """The host launches a pass long before the device runs it."""
+    events = [
+        Event(FORWARD, 100, 110), Event(BACKWARD, 110, 120), Event(UPDATE, 120, 130),
+        Event("kernel", 500, 540, device=True, launched=101), Event("kernel", 550, 590, device=True, launched=109),
+        Event("kernel", 600, 700, device=True, launched=110), Event("kernel", 10, 20, device=True, launched=99),
+    ]  # fmt: skip
+    assert passes_of(events, 100, on_device=True) == (("forward", 400e-9, 490e-9), ("backward", 500e-9, 600e-9))
+
+
+def test_a_record_holds_the_first_passes_of_a_long_window() -> None:
+    events = [Event(FORWARD, n, n + 1) for n in range(2 * MOST_PASSES)]
+    assert len(passes_of(events, 0, on_device=False)) == MOST_PASSES

@@ -14,8 +14,8 @@ there: waiting for a slower rank, and so the bubble of a pipeline, is communicat
 from __future__ import annotations
 
 import platform
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -24,6 +24,7 @@ from ddlbench.measure.profiling.intervals import Interval, Intervals, difference
 from ddlbench.measure.profiling.spans import BACKWARD, COMMUNICATE, DATA, FORWARD, UPDATE, WAIT, WINDOW
 
 PARTS = (FORWARD, BACKWARD, UPDATE, COMMUNICATE, DATA)
+MOST_PASSES = 400  # of a rank, that a record holds
 COLLECTIVES = ("gloo:", "mpi:", "horovod:")  # on the host
 # The host's calls: gloo's threads hold a connection while they copy, and a call that starts a message waits for them.
 CALLS = ("c10d::", WAIT)
@@ -31,6 +32,10 @@ CALLS = ("c10d::", WAIT)
 SEND = "gloo:send"
 # torch's operators, and what torch.compile makes of them. Nodes of autograd are left out: hooks in them may wait.
 OPERATORS = ("aten::", "fsdp::", "torchvision::", "mkldnn::", "inductor::", "## Call CompiledFxGraph")
+
+
+PASSES = {FORWARD: "forward", BACKWARD: "backward", UPDATE: "update"}
+Pass = tuple[str, float, float]
 
 
 @dataclass(frozen=True)
@@ -104,6 +109,7 @@ class RankWindow:
     host, stage: where it ran; only ranks of one pipeline stage have the same work
     collectives: how many events of communication began in it
     parts: names of the spans that the profiler saw
+    passes: of a pipeline's first replica: part, and seconds of its begin and end after that of the window
     """
 
     rank: int
@@ -113,6 +119,7 @@ class RankWindow:
     seconds: Seconds
     collectives: int
     parts: tuple[str, ...]
+    passes: tuple[Pass, ...] = ()
 
     @classmethod
     def of(cls, job: Job, place: Place, steps: int, events: Sequence[Event]) -> RankWindow:
@@ -123,7 +130,9 @@ class RankWindow:
         parts = tuple(part for part in PARTS if any(event.name == part for event in events))
         stage = place.coordinates.get("pp", 0)
         seconds = divide(events, on_device)
-        return cls(job.rank, platform.node(), stage, steps, seconds, len(communication), parts)
+        elsewhere = any(at for axis, at in place.coordinates.items() if axis != "pp")
+        passes = passes_of(events, begin, on_device) if "pp" in place.coordinates and not elsewhere else ()
+        return cls(job.rank, platform.node(), stage, steps, seconds, len(communication), parts, passes)
 
     def line(self) -> dict[str, Any]:
         """The rank's entry in run.json."""
@@ -136,6 +145,7 @@ class RankWindow:
             "compute_s": self.seconds.compute_s,
             "own_s": self.seconds.own_s,
             "own_step_s": self.seconds.own_s / self.steps,
+            **({"passes": self.passes} if self.passes else {}),
         }
 
 
@@ -144,6 +154,24 @@ def is_communication(event: Event, on_device: bool) -> bool:
     if event.device != on_device:
         return False
     return event.name.startswith("nccl") if on_device else event.name.startswith(COLLECTIVES)
+
+
+def passes_of(events: Sequence[Event], begin: int, on_device: bool) -> tuple[Pass, ...]:
+    """The first MOST_PASSES forward and backward passes of micro batches, and updates, in order; on CUDA from the begin
+    of the first kernel that each launched to the end of the last one. begin: of the window, in nanoseconds"""
+    spans = sorted((e.begin, e.end, e.name) for e in events if e.name in PASSES and not e.device and e.begin >= begin)
+    if on_device:
+        spans = list(_on_device(spans, [event for event in events if event.device and event.launched is not None]))
+    return tuple((PASSES[name], (start - begin) / 1e9, (end - begin) / 1e9) for start, end, name in spans[:MOST_PASSES])
+
+
+def _on_device(spans: Sequence[tuple[int, int, str]], kernels: Sequence[Event]) -> Iterator[tuple[int, int, str]]:
+    """The spans as the device ran them; one that launched nothing is left out."""
+    launched = sorted((event.launched or 0, event.begin, event.end) for event in kernels)
+    for begin, end, name in spans:
+        own = launched[bisect_left(launched, (begin,)) : bisect_left(launched, (end,))]
+        if own:
+            yield min(start for _, start, _ in own), max(stop for *_, stop in own), name
 
 
 def divide(events: Sequence[Event], on_device: bool) -> Seconds:

@@ -63,6 +63,8 @@ class Comparison:
 
 
 BY_FRAMEWORK = Comparison()
+# Of one stage: part (forward, backward, update), and seconds of its begin and end in the profiled window.
+RankPasses = list[tuple[str, float, float]]
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ class AttemptRow:
     identity:    as `Attempt.identity`
     has_end:     whether the record itself says how the run ended
     warnings:    of what is left out, and in `left_out` its kinds
+    passes:      of each stage of a profiled pipeline
     """
 
     row: Row
@@ -89,6 +92,7 @@ class AttemptRow:
     has_end: bool = True
     warnings: Sequence[str] = ()
     left_out: Sequence[str] = ()
+    passes: Sequence[RankPasses] = ()
 
     @property
     def ok(self) -> bool:

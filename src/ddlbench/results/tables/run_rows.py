@@ -16,7 +16,7 @@ from ddlbench.results.reading.left_out import LeftOut
 from ddlbench.results.reading.published import OWN, PUBLISHED, PublishedAttempt
 from ddlbench.results.rows import Row, section
 from ddlbench.results.tables.labels import settings_text
-from ddlbench.results.tables.merge import AttemptRow, measured_options
+from ddlbench.results.tables.merge import AttemptRow, RankPasses, measured_options
 from ddlbench.texts import digest, first_few
 
 VALUES_SHOWN = 3  # that are left out, in one warning
@@ -67,7 +67,24 @@ def _usable(attempt: Attempt, identity: Hashable) -> AttemptRow:
         attempt.has_end,
         warnings=[*warnings, *damaged_parquet(attempt.path)],
         left_out=kinds,
+        passes=_passes(record),
     )
+
+
+def _passes(record: Row) -> list[RankPasses]:
+    """The passes of each stage in the profiled window of a pipeline, as far as the record has valid ones."""
+    stages = list[RankPasses]()
+    ranks = _dig(record, "profile.ranks")
+    for rank in cast(list[Any], ranks) if isinstance(ranks, list) else []:
+        passes = _dig(rank, "passes")
+        if isinstance(passes, list):
+            valid = [
+                (cell(one[0], "text"), cell(one[1], "float"), cell(one[2], "float"))
+                for one in cast(list[Any], passes)
+                if isinstance(one, list) and len(cast(list[Any], one)) == 3
+            ]
+            stages.append([(part, begin, end) for part, begin, end in valid if part and begin is not None and end])
+    return [stage for stage in stages if stage]
 
 
 def run_row(attempt: Attempt, left_out: list[str]) -> Row:

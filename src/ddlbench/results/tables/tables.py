@@ -27,6 +27,7 @@ from ddlbench.results.tables.merge import (
     SEED,
     AttemptRow,
     Comparison,
+    RankPasses,
     check_comparison,
     measurement_id,
     measurements,
@@ -43,6 +44,7 @@ class Tables:
 
     run_rows, scaling_rows: of runs.csv and scaling.csv; each has all columns
     options:                the configuration of each measurement, as dotted keys
+    passes:                 of each stage, of the first repeat of each measurement of a profiled pipeline
     drift:                  over the campaign, in words
     left_out:               counts of what is not in the numbers, in words
     """
@@ -53,6 +55,7 @@ class Tables:
     learning: pd.DataFrame
     warnings: list[str]
     options: Mapping[str, Row] = field(default_factory=dict[str, Row])
+    passes: Mapping[str, Sequence[RankPasses]] = field(default_factory=dict[str, Sequence[RankPasses]])
     drift: str | None = None
     left_out: str | None = None
 
@@ -164,6 +167,11 @@ def make_tables(records: Records, how: Comparison = BY_FRAMEWORK) -> Tables:
             *(f"{path}: ranks shared a GPU (backend=cuda:gloo): not in the scaling table" for path in shared),
         ],
         options={group[0].row["measurement"]: group[0].options for group in merged.groups},
+        passes={
+            run.row["measurement"]: run.passes
+            for group in merged.groups
+            if (run := next((run for run in group if run.passes), None))
+        },
         drift=drift(merged.groups),
         left_out=merged.left_out,
     )
