@@ -195,3 +195,21 @@ def test_as_a_program(folders):
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WITHIN_S, env=os.environ)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("kind       image folders\n")
+
+
+def test_a_subset_of_classes_is_links_drawn_from_a_seed(data, tmp_path):
+    whole = write_folders(tmp_path / "all", train=2, val=1, classes=5).layout()
+    chosen = []
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        code, out, _ = data("subset", whole.root, tmp_path / name, "--classes", 3, "--seed", seed)
+        assert code == 0
+        assert "3 of 5 classes" in out[0]
+        chosen.append(sorted(path.name for path in (tmp_path / name / "train").iterdir()))
+        assert chosen[-1] == sorted(path.name for path in (tmp_path / name / "val").iterdir())
+    assert chosen[0] == chosen[1] != chosen[2]
+    assert data("verify", tmp_path / "a")[1][-1].endswith("whole, 9 samples")
+    assert data("subset", whole.root, tmp_path / "a", "--classes", 3)[::2] == (
+        2, [f"ddlbench.data: {tmp_path / 'a'} exists: choose a new folder, or remove it"],
+    )  # fmt: skip
+    assert data("subset", whole.root, tmp_path / "d", "--classes", 6)[0] == 2
+    assert not (tmp_path / "d").exists()

@@ -1,8 +1,9 @@
-"""python -m ddlbench.data: make, pack, tokenise, check and describe data sets."""
+"""python -m ddlbench.data: make, choose, pack, tokenise, check and describe data sets."""
 
 from __future__ import annotations
 
 import argparse
+import random
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -43,6 +44,25 @@ def pack_folders(given: argparse.Namespace) -> int:
     made = pack(_layout(given), given.target, given.shard_mb * 1_000_000, given.processes)
     parts = ", ".join(f"{split.samples} {name} images in {len(split.shards)}" for name, split in made.splits.items())
     _say(f"{given.target}: {parts} shards, {sum(split.bytes for split in made.splits.values()) / 1e6:.1f} MB")
+    return 0
+
+
+def subset(given: argparse.Namespace) -> int:
+    """Make image folders of some classes, with links to the folders of all; the classes are drawn from a seed."""
+    layout, target = _layout(given), FolderLayout(given.target, given.train_dir, given.val_dir)
+    classes = layout.classes()
+    if given.classes > len(classes):
+        raise UserError(f"--classes {given.classes}: {given.place} has {len(classes)}: give at most so many")
+    if given.target.exists():
+        raise UserError(f"{given.target} exists: choose a new folder, or remove it")
+    chosen = sorted(random.Random(given.seed).sample(classes, given.classes))
+    with reporting(f"cannot write {given.target}", "choose another folder"):
+        for source, split in zip(layout.splits, target.splits, strict=True):
+            if source.is_dir():
+                split.mkdir(parents=True)
+                for name in chosen:
+                    (split / name).symlink_to((source / name).resolve(), target_is_directory=True)
+    _say(f"{given.target}: {len(chosen)} of {len(classes)} classes: {', '.join(first_few(chosen, 10))}")
     return 0
 
 
@@ -180,6 +200,12 @@ def _parser() -> argparse.ArgumentParser:
     packing.add_argument("target", type=Path, metavar="TARGET", help="folder of the packed set")
     packing.add_argument("--shard-mb", type=_positive, default=128, metavar="MB", help="size of a shard (default: 128)")
     _add_processes(packing)
+
+    choosing = command("subset", subset)
+    _add_place(choosing, "IMAGES", "folder with train/<class>/*.JPEG and val/<class>/*.JPEG")
+    choosing.add_argument("target", type=Path, metavar="TARGET", help="new folder of the subset")
+    choosing.add_argument("--classes", type=_positive, default=100, metavar="N", help="number (default: 100)")
+    choosing.add_argument("--seed", type=int, default=0, metavar="N", help="of the choice (default: 0)")
 
     checking = command("verify", verify)
     _add_place(checking, "PLACE", "packed set, image folders, or token file")

@@ -64,8 +64,8 @@ def _point(study: Study, row: Measurement, options: Mapping[str, Row]) -> dict[s
         "scaling": "weak" if weak else "strong",
         "batch": keys.get(SCALING["weak" if weak else "strong"]),
     }
-    values = {axis: special.get(axis, keys.get(f"{axis}.name" if axis in GROUPS else axis)) for axis in study.axes}
-    return {axis: value for axis, value in values.items() if value is not None}
+    values = {axis: special.get(axis, keys.get(f"{axis}.name" if axis in GROUPS else axis, "")) for axis in study.axes}
+    return {axis: value for axis, value in values.items() if value != ""}
 
 
 def _best(rows: list[Measurement]) -> list[Measurement]:
