@@ -125,6 +125,18 @@ def test_every_ready_study_has_cells_that_are_supported() -> None:
         ("lin2022", 108, {"tensor vgg16": 7, "tensor resnet50": 7, **PIPELINES}),
         ("aach2023", 243, {}),  # of 81 with the native loader and 162 with DALI on both devices
         ("aach2023_batch", 81, {}),
+        # Of 8 GPU counts, 5 and 7, and 2 for each CNN: data; filters alone and with data; pipelines.
+        (
+            "kahira2021",
+            4 * (8 + 5 + 7 + 2),
+            {
+                f"{framework} {model}": 11 * layouts - kept
+                for framework, layouts, kept in (("ddp", 1, 8), ("tensor", 3, 12), ("gpipe", 3, 2))
+                for model in ("resnet50", "resnet101", "resnet152", "vgg16")
+            },
+        ),
+        # No Adam on the CPU with stages 0 and 1, no fused one there.
+        ("gusak2022", 10, {"zero0 None": 2, "zero1 None": 2, "zero2 None": 1, "zero3 None": 1}),
     ],
 )
 def test_a_paper_s_study_runs_on_gpus_as_planned_without_one(name: str, cells: int, left_out: dict[str, int]) -> None:

@@ -87,6 +87,7 @@ class Prediction:
     basis: str | None = None
     marks: tuple[str, ...] = ()
     learned: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True)

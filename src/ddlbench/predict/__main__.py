@@ -34,12 +34,13 @@ from ddlbench.oracle.measured.runs import Results
 from ddlbench.oracle.predictor import SAMPLES, Inputs, Prediction, job_of, predict, setting_of
 from ddlbench.oracle.strategies import pipeline
 from ddlbench.oracle.timing.computation import Computation
-from ddlbench.predict import chakra, ranking, volumes
+from ddlbench.predict import chakra, planner, ranking, volumes
 from ddlbench.predict.question import Question, ask
 from ddlbench.predict.timeline import timeline
 from ddlbench.progress import Progress
 from ddlbench.rehearsal import perfetto
 from ddlbench.rehearsal.perfetto import Slice
+from ddlbench.results.rows import group_by
 
 TP = (2, 4, 8)  # degrees of tensor parallelism that are tried within a node
 STAGES = {"tensor": 1, "hybrid": 2}  # stages of the frameworks for which several layouts are tried
@@ -77,6 +78,8 @@ def answer(question: Question) -> int:
     machine = machine_of(question.machine, question.overlap)
     results = Results.read(question.options.results, str(torch.__version__)) if question.options.results else None
     rows = ranking.ranked(predictions(question, machine, results))
+    if question.options.plan:
+        return plan(rows, question, machine)
     fine = [row for row in rows if row.status == "ok"]
     if question.options.figure:
         from ddlbench.predict.figure import draw  # matplotlib comes with it
@@ -92,6 +95,23 @@ def answer(question: Question) -> int:
     else:
         show(rows, question, machine)
     return 0 if fine else 3
+
+
+def plan(rows: Sequence[Prediction], question: Question, machine: Machine) -> int:
+    """Print or draw the plans. Exit code 3 if there is none."""
+    options = question.options
+    if options.figure:
+        from ddlbench.predict.figure import draw_map  # matplotlib comes with it
+
+        draw_map(rows, options.figure)
+    if options.json:
+        print(json.dumps([asdict(row) for row in rows], indent=1))
+        return 0 if any(row.status == "ok" and row.fits is not False for row in rows) else 3
+    head = heading([row for row in rows if row.status == "ok"] or rows, question, machine)
+    memory = options.max_memory_gib * ranking.GiB if options.max_memory_gib else None
+    groups = group_by(rows, lambda row: (row.gpus, row.settings.get("train.global_batch")))
+    possible = [planner.show(same, head, memory) for same in groups.values()]
+    return 0 if any(possible) else 3
 
 
 def slices(
@@ -117,7 +137,8 @@ def predictions(question: Question, machine: Machine, results: Results | None) -
         framework = question.only_here.name if question.only_here else name
         return Prediction(framework, question.model, machine.name, gpus, "unsupported", str(error))
 
-    names = choices("framework") if question.framework is None else [question.framework]
+    every = planner.frameworks() if question.options.plan else choices("framework")
+    names = every if question.framework is None else [question.framework]
     for name in Progress(sys.stderr.isatty()).steps(names, len(names), "predicting", "frameworks"):
         try:
             config = configuration(f"+framework={name}", *question.words)
@@ -131,6 +152,9 @@ def predictions(question: Question, machine: Machine, results: Results | None) -
         framework = question.only_here or config.framework
         for gpus in question.gpus:
             try:
+                if question.options.plan:
+                    rows += _planned(question, config, gpus, inputs)
+                    continue
                 layouts = tried(question, framework, gpus, machine.per_node(gpus))
                 rows.append(ranking.ranked([predict(config, layout, gpus, inputs) for layout in layouts])[0])
             except UserError as error:
@@ -138,6 +162,15 @@ def predictions(question: Question, machine: Machine, results: Results | None) -
     if errors and all(row.status != "ok" for row in rows):
         raise errors[0]
     return rows
+
+
+def _planned(question: Question, config: Config, gpus: int, inputs: Inputs) -> Iterator[Prediction]:
+    """A prediction for each plan of a framework."""
+    batches = [replace(config.train, global_batch=batch, batch_per_gpu=None) for batch in question.batches]
+    for train in batches or [config.train]:
+        asked = replace(config, train=train)
+        for made in planner.plans(asked, question.words, gpus, inputs.machine.per_node(gpus)):
+            yield replace(predict(made, made.framework, gpus, inputs), settings=planner.settings(made))
 
 
 def tried(question: Question, framework: Any, gpus: int, per_node: int) -> list[Any]:

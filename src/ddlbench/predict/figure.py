@@ -8,12 +8,16 @@ from typing import Any, cast
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter
 
 from ddlbench.errors import UserError
 from ddlbench.figures import plotting
 from ddlbench.figures.styles import PALETTE, looks_of
 from ddlbench.oracle.predictor import Prediction
+from ddlbench.predict.ranking import fitting, separated, which
+from ddlbench.results.rows import group_by
 
 PARTS = {
     "computing": "compute_s",
@@ -39,12 +43,52 @@ def draw(rows: Sequence[Prediction], path: Path) -> None:
         for panel, name in zip(figure.axes[1:], names, strict=False):
             _steps(panel, [row for row in fine if row.framework == name])
         plotting.arrange(figure)
-        try:
-            for kind in ("png", "svg"):
-                figure.savefig(path.with_suffix(f".{kind}"))
-        except (OSError, ValueError) as error:  # a name that is empty or a folder's
-            why = getattr(error, "strerror", None) or error
-            raise UserError(f"--figure={path} cannot be written ({why}): choose another file") from error
+        _save(figure, path)
+
+
+def draw_map(rows: Sequence[Prediction], path: Path) -> None:
+    """Write a map of the best plan over the number of GPUs and the samples of an update. UserError as `draw`."""
+    cells = group_by(rows, lambda row: (row.gpus, row.settings.get("train.global_batch") or 0))
+    best, tied = dict[tuple[int, int], Prediction | None](), set[tuple[int, int]]()
+    for place, same in cells.items():
+        row, *others = fitting(same) or [None]
+        best[place] = row
+        if row and any(other and other.framework != row.framework and not separated(row, other) for other in others):
+            tied.add(place)
+    gpus, batches = (sorted({place[axis] for place in best}) for axis in (0, 1))
+    colors = looks_of((row.framework, row.framework) for row in best.values() if row).colors
+    with mpl.rc_context(cast(Any, plotting.STYLE)):
+        head = plotting.Head(
+            f"{rows[0].model} on {rows[0].cluster}",
+            ["the fastest plan that fits, predicted", "*: not separated from those of other frameworks"],
+        )
+        figure = plotting.grid([head])
+        (axes,) = figure.axes
+        for (count, batch), row in best.items():
+            x, y = gpus.index(count), batches.index(batch)
+            color = colors[row.framework] if row else "#eeeeee"
+            axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=color, alpha=0.35, edgecolor="white"))
+            layout = "\n".join(which(row)[1].split(" ", 1)) if row else ""
+            name = f"{row.framework}{'*' if (count, batch) in tied else ''}" if row else "nothing fits"
+            axes.annotate(f"{name}\n{layout}", (x, y), ha="center", va="center", fontsize=6)
+        axes.set_xticks(range(len(gpus)), list(map(str, gpus)))
+        axes.set_yticks(range(len(batches)), [str(batch) if batch else "" for batch in batches])
+        axes.set(
+            xlim=(-0.5, len(gpus) - 0.5), ylim=(-0.5, len(batches) - 0.5), xlabel="GPUs", ylabel="samples an update"
+        )
+        axes.grid(visible=False)
+        plotting.arrange(figure)
+        figure.set_size_inches(1.5 + 1.1 * len(gpus), 1.7 + 0.6 * len(batches))
+        _save(figure, path)
+
+
+def _save(figure: Figure, path: Path) -> None:
+    try:
+        for kind in ("png", "svg"):
+            figure.savefig(path.with_suffix(f".{kind}"))
+    except (OSError, ValueError) as error:  # a name that is empty or a folder's
+        why = getattr(error, "strerror", None) or error
+        raise UserError(f"--figure={path} cannot be written ({why}): choose another file") from error
 
 
 def _throughput(axes: Axes, rows: Sequence[Prediction], names: Sequence[str]) -> None:

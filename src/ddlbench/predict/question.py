@@ -14,6 +14,7 @@ from ddlbench.oracle.machine.collectives import ALGORITHMS
 from ddlbench.oracle.machine.machine import described, load, machine_names
 from ddlbench.oracle.strategies.spatial import Spatial
 from ddlbench.oracle.strategies.tensor import Channel
+from ddlbench.predict import planner
 
 CALIBRATE = (
     "measure each block here, once for each device, model and batch; with --from or --one-gpu-step-s these seconds say "
@@ -21,6 +22,10 @@ CALIBRATE = (
 )
 EXACT_MEMORY = "rehearse every job (up to minutes each) and take its memory from there, instead of from the formula"
 FROM = "start from the runs in RESULTS: those on one device, and what those on several numbers of GPUs say of the links"
+PLAN = (
+    "the best framework, layout, micro batch and recomputation for each number of GPUs; train.global_batch=[64,128] "
+    "takes several values; --figure FILE draws a map of the best over both"
+)
 GRADE = (
     "predict the published measurements of a CSV file and print their errors (docs/oracle.md, Published measurements)"
 )
@@ -45,6 +50,7 @@ class Question:
     words: for Hydra, without the framework; framework: None: all that can run
     machine: the name of a description or a file (oracle/machine/machine.py)
     only_here: a strategy that can be predicted but not run
+    batches: of --plan, samples an update; empty: as in the words
     """
 
     options: argparse.Namespace
@@ -54,6 +60,7 @@ class Question:
     framework: str | None = None
     only_here: Any = None
     overlap: bool | None = None
+    batches: Sequence[int] = ()
 
     @property
     def model(self) -> str:
@@ -92,6 +99,7 @@ def parser() -> Parser:
     add("--figure", type=Path, metavar="FILE", help="draw the predictions into FILE.png and FILE.svg")
     add("--timeline", type=Path, metavar="FILE", help="write the steps as a Chrome trace, which ui.perfetto.dev opens")
     add("--chakra", type=Path, metavar="FOLDER", help="write the steps as Chakra execution traces, one of each rank")
+    add("--plan", action="store_true", help=PLAN)
     add("words", nargs="*", help=argparse.SUPPRESS)
     return made
 
@@ -119,10 +127,25 @@ def ask(arguments: Sequence[str]) -> Question:
         given.get("+framework"),
         overlap=None if overlap is None else overlap == "true",
     )
+    if options.plan:
+        _plan(question)
     if question.framework in ONLY_HERE:
         question.only_here = _only_here(question, given)
         question.framework = "single"  # its configuration has no other keys
     return question
+
+
+def _plan(question: Question) -> None:
+    """Check what goes with --plan, and take its batches out of the words."""
+    for name in ("timeline", "chakra", "check_volumes", "max_gpus", "calibrate_network"):
+        if getattr(question.options, name):
+            raise UserError(f"--plan ranks many layouts: leave --{name.replace('_', '-')} out, and predict one of them")
+    planner.check_words(question.words)
+    if question.framework in ONLY_HERE:
+        raise UserError(f"+framework={question.framework} can be predicted but not run: it is no plan")
+    for word in [word for word in question.words if word.startswith("train.global_batch=[")]:
+        question.words.remove(word)
+        question.batches = numbers(word.partition("=")[2], "train.global_batch")
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -161,10 +184,11 @@ def _only_here(question: Question, given: dict[str, str]) -> Any:
     return cls(**cast(Any, degrees))
 
 
-def numbers(text: str) -> list[int]:
-    """GPU counts: 8, [4,8,16] or [4,8,...,1024], which continues with the same factor, else with the same step."""
+def numbers(text: str, key: str = "gpus") -> list[int]:
+    """GPU counts: 8, [4,8,16] or [4,8,...,1024], which continues with the same factor, else with the same step. key:
+    named by errors"""
     entries = [entry.strip() for entry in re.sub(r"^\[|\]$", "", text.strip()).split(",")]
-    refusal = f"gpus={text} must be numbers from 1 to {LARGEST_WORLD}: {EXAMPLE}"
+    refusal = f"{key}={text} must be numbers from 1 to {LARGEST_WORLD}: {EXAMPLE}"
     counts: list[int] = []
     for index, entry in enumerate(entries):
         if entry not in ("...", "…"):
@@ -172,13 +196,13 @@ def numbers(text: str) -> list[int]:
             continue
         last = _number(entries[index + 1], refusal) if index + 1 < len(entries) else 0
         if len(counts) < 2 or not counts[-2] < counts[-1] < last:
-            raise UserError(f"gpus={text}: two ascending numbers before ... and a larger one after it: {EXAMPLE}")
+            raise UserError(f"{key}={text}: two ascending numbers before ... and a larger one after it: {EXAMPLE}")
         first, second = counts[-2:]
         factor, rest = divmod(second, first)
         while (value := counts[-1] + second - first if rest else counts[-1] * factor) < last:
             counts.append(value)
     if len(counts) > MOST:
-        raise UserError(f"gpus= gives {len(counts)} numbers: ask for {MOST} at most at a time")
+        raise UserError(f"{key}= gives {len(counts)} numbers: ask for {MOST} at most at a time")
     return list(dict.fromkeys(counts))
 
 

@@ -46,13 +46,16 @@ def table(rows: Sequence[Prediction]) -> str:
 def memory_table(rows: Sequence[Prediction]) -> str:
     """GiB of the parts of `memory`, one line per prediction."""
     parts = ((row, [(row.memory or {})[name] for name in PARTS]) for row in rows if row.status == "ok")
-    lines = ((*_which(row), *(f"{bytes_ / GiB:.3f}" for bytes_ in (*of, row.memory_bytes or 0.0))) for row, of in parts)
+    lines = ((*which(row), *(f"{bytes_ / GiB:.3f}" for bytes_ in (*of, row.memory_bytes or 0.0))) for row, of in parts)
     return "\n".join(aligned((*WHICH, *PARTS, "memory"), lines, left=WHICH[:2]))
 
 
-def _which(row: Prediction) -> tuple[str, str, str]:
+def which(row: Prediction) -> tuple[str, str, str]:
+    """Framework, layout (of a plan with micro batch and recomputation) and GPUs."""
     layout = "x".join(f"{key}{value}" for key, value in row.layout.items() if value > 1 and key != "shards")
-    return row.framework, layout, str(row.gpus)
+    size, recompute = (row.settings.get(f"train.{key}") for key in ("micro_batch", "checkpoint_activations"))
+    plan = (f"micro batch {size}" if size else "", "recompute" if recompute else "")
+    return row.framework, " ".join(filter(None, (layout, *plan))), str(row.gpus)
 
 
 def _cells(row: Prediction) -> tuple[str, ...]:
@@ -64,7 +67,7 @@ def _cells(row: Prediction) -> tuple[str, ...]:
     times = ("" if took is None else _ms(took) for took in seconds)
     step = _ms(row.step_s)
     band = f"{row.low_80_s * 1e3:.4g} to {_ms(row.high_80_s)}" if row.low_80_s else "none"
-    return (*_which(row), step, band, *times, memory, error, fits, rate, epoch)
+    return (*which(row), step, band, *times, memory, error, fits, rate, epoch)
 
 
 def _ms(seconds: float | None) -> str:

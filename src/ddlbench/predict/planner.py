@@ -1,0 +1,135 @@
+"""`--plan`: which framework, layout, micro batch and recomputation to train with, by the predicted step and memory.
+
+Every framework whose updates are those of one device is tried, in every layout: tensor parallelism within a node, any
+number of stages, replicas on the other GPUs; with micro batches of 1, 2, 4, ... samples, and with and without
+train.checkpoint_activations. What does not fit the memory, or what a framework's own check refuses, is no plan.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ddlbench.config.choices import choices
+from ddlbench.config.schema import Config
+from ddlbench.errors import UserError
+from ddlbench.oracle.predictor import Prediction
+from ddlbench.predict import ranking
+
+# Their updates are late or averaged, so that a faster step may train worse; `deepspeed` is zero0 to zero3.
+NO_PLANS = ("local_sgd", "pipedream", "pipedream_2bw", "deepspeed")
+DEGREES = ("dp", "tp", "pp")
+SHOWN = 10  # of the best
+
+
+def frameworks() -> list[str]:
+    return [name for name in choices("framework") if name not in NO_PLANS]
+
+
+def check_words(words: Sequence[str]) -> None:
+    """UserError for a degree: the plan chooses it."""
+    for word in words:
+        key = word.lstrip("+").partition("=")[0]
+        if key in [f"framework.{degree}" for degree in DEGREES]:
+            raise UserError(f"{word}: --plan chooses the layout: leave it out, or predict it without --plan")
+
+
+def plans(config: Config, words: Sequence[str], gpus: int, per_node: int) -> Iterator[Config]:
+    """Every configuration of a framework that is tried. words: keys that are given are kept"""
+    given = {word.lstrip("+").partition("=")[0] for word in words}
+    for framework in _layouts(config.framework, gpus, per_node):
+        replicas = gpus // (_degree(framework, "tp") * _degree(framework, "pp"))
+        samples = config.train.samples_per_update(gpus) // replicas
+        micro_batches = [2**n for n in range(samples.bit_length()) if samples % 2**n == 0]
+        as_given = (
+            "train.micro_batch" in given or not micro_batches
+        )  # more replicas than samples: refused with a reason
+        for size in [config.train.micro_batch] if as_given else micro_batches:
+            recompute = (config.train.checkpoint_activations,)
+            for checkpointed in recompute if "train.checkpoint_activations" in given else (False, True):
+                train = replace(config.train, micro_batch=size, checkpoint_activations=checkpointed)
+                yield replace(config, train=train, framework=framework)
+
+
+def _layouts(framework: Any, gpus: int, per_node: int) -> Iterator[Any]:
+    """The layouts of a framework on so many GPUs. Where it shares layers and has stages, both are more than one,
+    because `tensor` and the pipelines are tried alone."""
+    degrees = [degree for degree in DEGREES if hasattr(framework, degree)]
+    if not degrees:
+        yield framework
+        return
+    within = [n for n in range(2, per_node + 1) if per_node % n == 0]
+    tensors = within if framework.name in ("tensor", "hybrid") else [1]
+    stages = [n for n in range(2, gpus + 1) if gpus % n == 0] if "pp" in degrees else [1]
+    for tp in tensors:
+        for pp in stages:
+            if gpus % (tp * pp) == 0:
+                chosen = {"dp": gpus // (tp * pp), "tp": tp, "pp": pp}
+                yield replace(framework, **{degree: chosen[degree] for degree in degrees})
+
+
+def _degree(framework: Any, name: str) -> int:
+    return getattr(framework, name, 1) or 1
+
+
+def settings(config: Config) -> dict[str, Any]:
+    """What a plan sets beside the framework, as keys of ddlbench."""
+    framework: Any = config.framework
+    degrees = {f"framework.{name}": getattr(framework, name) for name in DEGREES if hasattr(framework, name)}
+    keys = ("global_batch", "batch_per_gpu", "micro_batch", "checkpoint_activations")
+    train = {f"train.{key}": value for key in keys if (value := getattr(config.train, key)) is not None}
+    return degrees | train
+
+
+def contrast(best: Sequence[Prediction]) -> list[Prediction]:
+    """The fastest plan of each other framework. best: in the order of `ranking.fitting`"""
+    first: dict[str, Prediction] = {}
+    for row in best:
+        first.setdefault(row.framework, row)
+    return list(first.values())[1:]
+
+
+def show(rows: Sequence[Prediction], heading: str, max_memory: float | None) -> bool:
+    """Print the plans; whether there is one.
+
+    rows: all that were tried, on one number of GPUs; max_memory: bytes, None: those of the device
+    """
+    best = ranking.fitting(rows, max_memory=max_memory)
+    batch = (
+        f", {rows[0].settings['train.global_batch']} samples an update"
+        if "train.global_batch" in rows[0].settings
+        else ""
+    )
+    tried = f"{len(rows):,} plans of {len({row.framework for row in rows})} frameworks at {rows[0].gpus} GPUs{batch}"
+    if not best:
+        print(f"{tried}: none is possible: {_short_of(rows)}\n")
+        return False
+    print(f"{heading}\n{tried}: {len(best):,} fit; the best {min(SHOWN, len(best))}:\n")
+    print(ranking.table(best[:SHOWN]))
+    if others := contrast(best):
+        print(f"\nthe best of each other framework:\n\n{ranking.table(others)}")
+    print()
+    one = [best[0], *(row for row in contrast(best))]
+    for line in (*ranking.marks(best[:SHOWN]), *ranking.conclusion(one, "")):
+        print(line)
+    print(f"to run it: {command(best[0])}\n")
+    return True
+
+
+def command(row: Prediction) -> str:
+    """The words of ddlbench for a plan."""
+    return " ".join(
+        [f"+framework={row.framework}", *(f"{key}={str(value).lower()}" for key, value in row.settings.items())]
+    )
+
+
+def _short_of(rows: Sequence[Prediction]) -> str:
+    """What every plan lacks: memory, or what the checks say most often."""
+    possible = [row for row in rows if row.status == "ok"]
+    if possible:
+        least = min(possible, key=lambda row: row.memory_bytes or 0.0)
+        return f"the plan that needs the least memory is {command(least)}: {least.reason}"
+    (reason, count), *_ = Counter(row.reason for row in rows).most_common(1)
+    return f"{reason} ({count:,} of {len(rows):,})"

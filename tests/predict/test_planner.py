@@ -1,0 +1,152 @@
+"""--plan: every layout is tried once, the best one is the best of all, and what is printed can run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import matplotlib.image
+import pytest
+
+from ddlbench.config.compose import configuration, configurations, supports
+from ddlbench.oracle.measured.inputs import machine_of
+from ddlbench.oracle.predictor import Prediction, job_of, predict
+from ddlbench.predict import ranking
+from ddlbench.predict.__main__ import inputs_of, main, predictions
+from ddlbench.predict.planner import command, frameworks, plans
+from ddlbench.predict.question import ask
+
+GPT2 = [
+    "+model=gpt2_small", "model.n_layer=4", "model.n_embd=64", "model.n_head=4", "model.seq_len=64",
+    "model.vocab_size=512", "cluster=juwels_booster", "train.precision=bf16",
+]  # fmt: skip
+
+
+@configurations()
+def planned(*words: str, model: Sequence[str] = GPT2) -> list[Prediction]:
+    question = ask(["--plan", *model, *words])
+    return ranking.ranked(predictions(question, machine_of(question.machine), None))
+
+
+@configurations()
+def test_layouts_share_layers_within_a_node_and_are_tried_once() -> None:
+    """8 GPUs, 4 in a node, 16 samples: tensor parallelism of 2 and 4, of the other GPUs stages and replicas."""
+    config = configuration("+framework=hybrid", *GPT2[:6], "train.global_batch=16", "train.micro_batch=2")
+    made = [config.framework for config in plans(config, ["train.micro_batch=2"], 8, 4)]
+    layouts: Any = [(framework.dp, framework.tp, framework.pp) for framework in made]
+    assert sorted(layouts) == sorted(2 * [(2, 2, 2), (1, 2, 4), (1, 4, 2)])  # with and without recomputation
+
+
+@configurations()
+def test_micro_batches_divide_the_batch_of_a_replica() -> None:
+    config = configuration("+framework=ddp", *GPT2[:6], "train.global_batch=24")
+    sizes = [made.train.micro_batch for made in plans(config, ["train.checkpoint_activations=false"], 2, 4)]
+    assert sizes == [1, 2, 4]  # of 12
+
+
+@configurations()
+def exhaustive() -> list[Prediction]:
+    """Every degree of four frameworks on 8 GPUs, and micro batches from 1 to the whole batch, one by one."""
+    question = ask([*GPT2, "gpus=8", "train.global_batch=16"])
+    machine = machine_of(question.machine)
+    every: list[Prediction] = []
+    for name in ("ddp", "zero3", "tensor", "1f1b"):
+        config = configuration(f"+framework={name}", *question.words)
+        inputs = inputs_of(question, machine, config, None)
+        framework: Any = config.framework
+        shapes: list[Any] = [framework]
+        if name == "tensor":
+            shapes = [replace(framework, tp=tp, dp=8 // tp) for tp in (2, 4)]
+        if name == "1f1b":
+            shapes = [replace(framework, pp=pp, dp=8 // pp) for pp in (2, 4, 8)]
+        for shape in shapes:
+            for size in range(1, 17):
+                for recompute in (False, True):
+                    train = replace(config.train, micro_batch=size, checkpoint_activations=recompute)
+                    every.append(predict(replace(config, train=train), shape, 8, inputs))
+    return every
+
+
+def test_the_best_plan_is_the_best_of_all_that_can_be_configured() -> None:
+    every = exhaustive()
+    rows = planned("gpus=8", "train.global_batch=16")
+    chosen = ranking.fitting([row for row in rows if row.framework in {other.framework for other in every}])[0]
+    best = ranking.fitting(every)[0]
+    assert (chosen.framework, chosen.step_s, chosen.layout) == (best.framework, best.step_s, best.layout)
+
+
+def test_every_plan_passes_the_check_of_its_framework() -> None:
+    rows = [row for row in planned("gpus=8", "train.global_batch=16") if row.status == "ok"]
+    assert {row.framework for row in rows} >= {"ddp", "fsdp", "zero3", "tensor", "gpipe", "hybrid"}
+    machine = machine_of("juwels_booster")
+    with configurations():
+        for row in rows:
+            config = configuration(*command(row).split(), *GPT2[:6], GPT2[7])
+            supports(config.framework, job_of(config, 8, machine))
+
+
+def test_frameworks_with_other_updates_are_no_plans() -> None:
+    assert not {"local_sgd", "pipedream", "pipedream_2bw"} & set(frameworks())
+    assert {"ddp", "zero1", "hybrid"} <= set(frameworks())
+
+
+def test_given_keys_are_kept() -> None:
+    words = ("gpus=4", "train.global_batch=16", "train.micro_batch=2", "train.checkpoint_activations=true")
+    rows = planned(*words)
+    assert {row.settings["train.micro_batch"] for row in rows} == {2}
+    assert {row.settings["train.checkpoint_activations"] for row in rows} == {True}
+
+
+def test_the_command_prints_the_best_its_contrast_and_how_to_run_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--plan", *GPT2, "gpus=4", "train.global_batch=16"]) == 0
+    said = capsys.readouterr().out
+    best = ranking.fitting(planned("gpus=4", "train.global_batch=16"))[0]
+    assert f"to run it: {command(best)}" in said
+    assert "plans of 14 frameworks at 4 GPUs, 16 samples an update" in said
+    assert "the best of each other framework:" in said
+
+
+def test_a_map_has_a_cell_for_each_gpu_count_and_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["gpus=[2,4]", "train.global_batch=[8,16,32]", "--figure", str(tmp_path / "map.png"), "--json"]
+    assert main(["--plan", *GPT2, *words]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    places = {(row["gpus"], row["settings"]["train.global_batch"]) for row in rows}
+    assert places == {(gpus, batch) for gpus in (2, 4) for batch in (8, 16, 32)}
+    assert matplotlib.image.imread(tmp_path / "map.png").std() > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["framework.tp=2"], 2, "framework.tp=2: --plan chooses the layout"),
+        (["--timeline", "x.json"], 2, "leave --timeline out"),
+        (["+framework=channel"], 2, "can be predicted but not run"),
+        (["train.global_batch=[8,x]"], 2, "train.global_batch=[8,x] must be numbers"),
+        (["--max-memory-gib=0.001"], 3, "none is possible: the plan that needs the least memory is +framework="),
+        (["train.global_batch=3"], 3, "none is possible: train.global_batch=3 does not divide over 4 replicas"),
+    ],
+)
+def test_without_a_plan_what_is_short_is_said(
+    words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch = [] if any(word.startswith("train.global_batch") for word in words) else ["train.global_batch=16"]
+    framework = ["+framework=ddp"] if words == ["train.global_batch=3"] else []
+    assert main(["--plan", *GPT2, "gpus=4", *batch, *framework, *words]) == code
+    captured = capsys.readouterr()
+    assert said in captured.out + captured.err
+    assert "Traceback" not in captured.err
+
+
+def test_the_advice_of_lin_et_al_comes_out() -> None:
+    """Data parallel where the model fits, with or without shards; shards where memory is short (Lin et al. 2022, V)."""
+    model = ["+model=gpt2_medium", "cluster=juwels_booster", "train.precision=bf16", "train.global_batch=128"]
+    rows = planned("gpus=16", model=model)
+    data, shards = {"ddp", "horovod", "zero0"}, {"fsdp", "zero1", "zero2", "zero3"}
+    best, *others = ranking.fitting(rows)
+    assert {row.framework for row in (best, *others) if not ranking.separated(best, row)} <= data | shards
+    ddp = next(row for row in others if row.framework in data)  # the whole update of the weights on each rank
+    assert (ddp.step_s or 0) < 1.1 * (best.step_s or 0)
+    assert ranking.fitting(rows, max_memory=5e9)[0].framework in shards  # weights and AdamW of ddp: 5.7 GB
