@@ -67,11 +67,9 @@ def test_each_figure_has_the_rows_of_its_cells_and_names_those_that_are_missing(
 def test_best_takes_the_fastest_gpu_count_of_each_curve(study: Path, tmp_path: Path) -> None:
     results = tmp_path / "results"
     runs(results)
-    labels = drawn(study, results).figures["paper_2b"].axes[0].get_legend_handles_labels()[1]
-    assert labels == ["ddp (sgd), 2 GPUs", "zero2 (adamw), 2 GPUs"] or {text.split(",")[0] for text in labels} == {
-        "ddp (sgd)", "zero2 (adamw)",
-    }  # fmt: skip
-    assert not any("4 GPUs" in text or "1 GPU" in text for text in labels)
+    (axes,) = drawn(study, results).figures["paper_2b"].axes
+    assert set(axes.get_legend_handles_labels()[1]) == {"ddp (sgd)", "zero2 (adamw)"}
+    assert "2 GPUs, 64 samples an update" in axes.texts[0].get_text()  # ddp is slower on 4
 
 
 def test_a_figure_may_compare_by_another_factor(study: Path, tmp_path: Path) -> None:
