@@ -28,13 +28,14 @@ from ddlbench.oracle.measured.inputs import (
     from_one_step,
     from_roofline,
     machine_of,
+    proportions,
     require_gpu,
 )
 from ddlbench.oracle.measured.runs import Results
 from ddlbench.oracle.predictor import SAMPLES, Inputs, Prediction, job_of, predict, setting_of
 from ddlbench.oracle.strategies import pipeline
 from ddlbench.oracle.timing.computation import Computation
-from ddlbench.predict import chakra, planner, ranking, volumes
+from ddlbench.predict import blocks, chakra, planner, ranking, volumes
 from ddlbench.predict.question import Question, ask
 from ddlbench.predict.timeline import timeline
 from ddlbench.progress import Progress
@@ -187,33 +188,33 @@ def tried(question: Question, framework: Any, gpus: int, per_node: int) -> list[
 
 def inputs_of(question: Question, machine: Machine, config: Config, results: Results | None) -> Inputs:
     options, learned = question.options, None
-    blocks = from_calibration(config, machine) if options.calibrate else None
+    measured = from_calibration(config, machine) if options.calibrate else None
     samples, loader = options.samples_per_epoch, options.loader_samples_per_s
     if results is not None:
         samples, loader = samples or results.samples(config), loader or results.loader_rate(config)
-        learned = results.learned(config, machine, blocks)
+        learned = results.learned(config, machine, measured)
         machine = learned.machine if learned else machine
     samples = samples or SAMPLES.get(config.data.name)
     made: list[Computation] = []  # once for all layouts and numbers of GPUs
 
     def computation(config: Config, _: Job) -> Computation:
         if not made:
-            made.append(computation_of(question, machine, config, results, blocks))
+            made.append(computation_of(question, machine, config, results, measured))
         return made[0]
 
     return Inputs(machine, computation, options.algorithm, samples, loader, options.exact_memory, learned)
 
 
 def computation_of(
-    question: Question, machine: Machine, config: Config, results: Results | None, blocks: Computation | None
+    question: Question, machine: Machine, config: Config, results: Results | None, measured: Computation | None
 ) -> Computation:
-    """The seconds of computing, from the best source that is given."""
+    """The seconds of computing, from the best source that is given. measured: the blocks, on this device"""
     options = question.options
     if results is not None:
-        return results.computation(config, machine, blocks)
+        return results.computation(config, machine, measured)
     if options.one_gpu_step_s is not None:
-        return from_one_step(config, machine, OneStep(options.one_gpu_step_s, options.one_gpu_batch), blocks=blocks)
-    return blocks or from_roofline(config, machine)
+        return from_one_step(config, machine, OneStep(options.one_gpu_step_s, options.one_gpu_batch), blocks=measured)
+    return measured or from_roofline(config, machine)
 
 
 def _config(question: Question, row: Prediction) -> Config | None:
@@ -253,6 +254,11 @@ def show(rows: Sequence[Prediction], question: Question, machine: Machine) -> No
         print(line)
     for line in ranking.refusals(rows):
         print(f"refused: {line}")
+    if question.options.blocks:
+        config = configuration(f"+framework={question.framework or 'single'}", *question.words)
+        samples = config.train.micro_batch or config.train.samples_per_update(1)
+        for line in blocks.lines(proportions(config, machine), samples):
+            print(line)
     if question.options.check_volumes:
         for line in volumes.lines(fine, lambda row: _config(question, row)):
             print(line, flush=True)

@@ -39,7 +39,12 @@ ABOVE_0 = (
     "one_gpu_step_s", "one_gpu_batch", "samples_per_epoch", "loader_samples_per_s", "max_gpus", "max_memory_gib"
 )  # fmt: skip
 OWN = ("cluster", "gpus", "+framework", "overlap")  # words that are not for Hydra
-IN_TEXT = ("check_volumes", "max_gpus", "max_memory_gib")  # options that add lines to the table; JSON has rows only
+IN_TEXT = (
+    "blocks",
+    "check_volumes",
+    "max_gpus",
+    "max_memory_gib",
+)  # options that add lines to the table; JSON has rows only
 ONLY_HERE = {"spatial": Spatial, "channel": Channel}  # +framework=NAME for strategies that cannot be run
 
 
@@ -88,6 +93,7 @@ def parser() -> Parser:
     add("--one-gpu-batch", type=int, metavar="B", help="samples of that step (default: the batch of one GPU)")
     add("--calibrate", action="store_true", help=CALIBRATE)
     add("--calibrate-network", action="store_true", help="measure collectives here between processes")
+    add("--blocks", action="store_true", help="print FLOPs, bytes and arithmetic intensity of each block")
     add("--check-volumes", action="store_true", help="print the bytes of every kind of message in a step")
     add("--exact-memory", action="store_true", help=EXACT_MEMORY)
     add("--algorithm", choices=ALGORITHMS, default="auto", help="of all-reduces (default: the fastest)")
@@ -137,7 +143,7 @@ def ask(arguments: Sequence[str]) -> Question:
 
 def _plan(question: Question) -> None:
     """Check what goes with --plan, and take its batches out of the words."""
-    for name in ("timeline", "chakra", "check_volumes", "max_gpus", "calibrate_network"):
+    for name in ("blocks", "timeline", "chakra", "check_volumes", "max_gpus", "calibrate_network"):
         if getattr(question.options, name):
             raise UserError(f"--plan ranks many layouts: leave --{name.replace('_', '-')} out, and predict one of them")
     planner.check_words(question.words)
