@@ -5,9 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ddlbench.models.gpt2 import GPT2
+from ddlbench.oracle.counts.counting import count
 from ddlbench.oracle.counts.counts import Line, Work
+from ddlbench.oracle.timing.computation import ANY, Computation
 from ddlbench.predict.__main__ import main
-from ddlbench.predict.blocks import _of
+from ddlbench.predict.blocks import _of, lines
+
+GPT2_TINY = GPT2("gpt2_small", n_layer=2, n_embd=16, n_head=2, vocab_size=64, seq_len=8)
 
 
 def test_the_flops_grow_with_the_samples_and_a_part_of_the_bytes_does() -> None:
@@ -31,6 +36,13 @@ def test_equal_blocks_are_one_line_for_each_pass(capsys: pytest.CaptureFixture[s
     assert len(names) == 2 * len(set(names))
     assert any(" to " in name for name in names)
     assert {row[-1] for row in table[3:-1] if len(row) > 3} >= {"memory"}
+
+
+def test_without_peaks_of_the_device_nothing_is_said_to_limit() -> None:
+    counts = count(GPT2_TINY, "fp32", "cpu")
+    *table, last = lines(Computation(counts, ANY, "adamw", "none"), 2)
+    assert not any(line.endswith(("memory", "computing")) for line in table)
+    assert last.startswith("the peaks of the device are not known")
 
 
 def test_json_has_rows_only(capsys: pytest.CaptureFixture[str]) -> None:

@@ -111,6 +111,13 @@ def test_the_command_prints_the_best_its_contrast_and_how_to_run_it(capsys: pyte
     assert "the best of each other framework:" in said
 
 
+def test_the_heading_of_several_batches_has_that_of_its_plans(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--plan", *GPT2, "+framework=ddp", "gpus=2", "train.global_batch=[8,16]"]) == 0
+    said = capsys.readouterr().out
+    assert [said.count(f"{batch} samples per update") for batch in (8, 16)] == [1, 1]
+    assert "samples per GPU" not in said
+
+
 def test_a_map_has_a_cell_for_each_gpu_count_and_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["gpus=[2,4]", "train.global_batch=[8,16,32]", "--figure", str(tmp_path / "map.png"), "--json"]
     assert main(["--plan", *GPT2, *words]) == 0
@@ -125,6 +132,7 @@ def test_a_map_has_a_cell_for_each_gpu_count_and_batch(tmp_path: Path, capsys: p
     [
         (["framework.tp=2"], 2, "framework.tp=2: --plan chooses the layout"),
         (["--timeline", "x.json"], 2, "leave --timeline out"),
+        (["--exact-memory"], 2, "leave --exact-memory out"),
         (["+framework=channel"], 2, "can be predicted but not run"),
         (["train.global_batch=[8,x]"], 2, "train.global_batch=[8,x] must be numbers"),
         (["--max-memory-gib=0.001"], 3, "none is possible: the plan that needs the least memory is +framework="),

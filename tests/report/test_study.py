@@ -121,6 +121,8 @@ def test_the_command_draws_them_and_says_what_is_missing(
         ("kind: step_seconds", "where: {gpus: 1}", "figures: 3: a figure has a name"),
         ("where: {gpus: 4}", "where: {gpus: 8}", "figures: 1: gpus=8 is on no axis"),
         ("  3: {kind: step_seconds}", "  3: 4", "figures: 4 is no section of keys"),
+        ("best: true", "best: 1", "figures: 2b: a figure has a name"),
+        ("by: model}", "by: models}", "--by models: choose of framework, loader, model"),
         ("across: [recipe]", "across: [1]", "across=\\[1\\] must be a list of names"),
         ("across: [recipe]", "across: [recip]", "--across recip: no run has this setting"),
     ],
@@ -177,7 +179,8 @@ def test_the_figures_of_the_ready_studies_exist(name: str, tmp_path: Path) -> No
     study = load(name)
     runs(tmp_path)
     tables = tables_of(tmp_path)
-    kinds = plots_of(tables.measurements, tables, looks_of(row.curve_key for row in tables.measurements))
+    looks = looks_of(row.curve_key for row in tables.measurements)
+    kinds = {plot.name for plot in plots_of(tables.measurements, tables, looks)}
     points = list(study.points())
     assert study.figures
     for figure in study.figures.values():

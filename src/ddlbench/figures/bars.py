@@ -77,11 +77,8 @@ def draw_predicted(axes: Axes, panel: Panel) -> None:
     """Two bars for each framework and GPU count, without waiting for data: measured at the left, predicted at the
     right, with the accuracy of the prediction in percent, 100 (1 - |error|), above them (Kahira et al. 2021, figure 1).
     A measured step without a profiled window is one part."""
-    measured: dict[PartLook, list[float]] = {COMPUTING: [], LOOKS["comm_exposed"]: [], UNDIVIDED: []}
-    for row in panel.rows:
-        parts, step_s = _measured_parts(row)
-        for values, value in zip(measured.values(), parts, strict=True):
-            values.append(value * step_s)
+    parts = zip(*map(_measured_parts, panel.rows), strict=True)
+    measured = dict(zip((COMPUTING, LOOKS["comm_exposed"], UNDIVIDED), parts, strict=True))
     predicted = {
         look: [row[column] or 0.0 for row in panel.rows]
         for look, column in (
@@ -101,15 +98,12 @@ def draw_predicted(axes: Axes, panel: Panel) -> None:
     plotting.value_axis(axes, tops, "time of a step (s), measured | predicted", percents=False, log=False, band=0.08)
 
 
-def _measured_parts(row: Measurement) -> tuple[tuple[float, float, float], float]:
-    """The shares of computing, exposed communication and what is not divided, and the seconds of a step without waiting
-    for data."""
-    waiting = row["data_wait_share"] or 0.0
-    step_s = row["sample_time_s"] * row["global_batch"] * (1 - waiting)
-    if row["compute_share"] is None:
-        return (0.0, 0.0, 1.0), step_s
-    busy = (row["compute_share"], row["comm_exposed_share"], row["idle_share"])
-    return (busy[0] / sum(busy), busy[1] / sum(busy), busy[2] / sum(busy)), step_s
+def _measured_parts(row: Measurement) -> tuple[float, ...]:
+    """The seconds of a step without waiting for data: of computing, of exposed communication, and what is not
+    divided."""
+    shares = (row["compute_share"], row["comm_exposed_share"], row["idle_share"])
+    shares = (0.0, 0.0, 1.0) if None in shares else shares
+    return tuple(row.busy_step_s(row["sample_time_s"]) * share / sum(shares) for share in shares)
 
 
 def draw_schedule(axes: Axes, panel: Panel, passes: Mapping[str, Sequence[RankPasses]]) -> None:

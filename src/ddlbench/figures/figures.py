@@ -57,25 +57,20 @@ def make_figures(tables: Tables, targets: Sequence[Target] = (), baseline: bool 
     return drawing_of(plots, published.notes(all_panels) if baseline else [])
 
 
-def plots_of(measurements: Sequence[Measurement], tables: Tables, looks: Looks) -> dict[str, Plot]:
-    """Every figure of some measurements by its name, also those that only a study asks for: QUANTITY_bars,
-    step_seconds and predicted_parts."""
+def plots_of(measurements: Sequence[Measurement], tables: Tables, looks: Looks) -> Iterator[Plot]:
+    """Every figure of some measurements, also those that only a study asks for: QUANTITY_bars, step_seconds,
+    predicted_parts and schedule. Those of learning, which read all epochs, come last."""
     shared = [part for panel in panels(measurements) for part in small_multiples(panel)]
-    plots = [
-        *_scaling(shared, looks),
-        *(
-            Plot(f"{name}_bars", in_parts(shown), partial(draw_bars, looks=looks, quantity=quantity))
-            for name, shown, quantity in _over_gpus(shared)
-        ),
-        Plot("step_seconds", breakdown_panels(shared), partial(draw_breakdown, seconds=True)),
-        Plot("predicted_parts", in_parts(measured(shared, "predicted_step_s")), draw_predicted),
-        Plot("schedule", _each_with_passes(shared, tables), partial(draw_schedule, passes=tables.passes)),
-        *learning(tables.learning, tables.epochs, measurements, looks),
-    ]
-    return {plot.name: plot for plot in plots}
+    yield from _scaling(shared, looks)
+    for name, shown, quantity in _over_gpus(shared):
+        yield Plot(f"{name}_bars", in_parts(shown), partial(draw_bars, looks=looks, quantity=quantity))
+    yield Plot("step_seconds", breakdown_panels(shared), partial(draw_breakdown, seconds=True))
+    yield Plot("predicted_parts", in_parts(measured(shared, "predicted_step_s")), draw_predicted)
+    yield Plot("schedule", _with_passes(shared, tables), partial(draw_schedule, passes=tables.passes))
+    yield from learning(tables.learning, tables.epochs, measurements, looks)
 
 
-def _each_with_passes(shared: Sequence[Panel], tables: Tables) -> list[Panel]:
+def _with_passes(shared: Sequence[Panel], tables: Tables) -> list[Panel]:
     """A panel for each measurement whose passes are known."""
     rows = {row["measurement"]: (panel, row) for panel in shared for row in panel.rows}
     return [

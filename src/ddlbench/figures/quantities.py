@@ -121,7 +121,7 @@ STALENESS = Quantity(
 # Beside what --predict says. Waiting for data is on neither side.
 PREDICTED = Quantity(
     "time of a step (s)",
-    _of_seconds(lambda row, seconds, base: seconds * row["global_batch"] * (1 - (row["data_wait_share"] or 0.0))),
+    _of_seconds(lambda row, seconds, base: row.busy_step_s(seconds)),
     theory=lambda row: row["predicted_step_s"],
     theory_name="predicted",
 )

@@ -108,11 +108,15 @@ def plan(rows: Sequence[Prediction], question: Question, machine: Machine) -> in
     if options.json:
         print(json.dumps([asdict(row) for row in rows], indent=1))
         return 0 if any(row.status == "ok" and row.fits is not False for row in rows) else 3
-    head = heading([row for row in rows if row.status == "ok"] or rows, question, machine)
     memory = options.max_memory_gib * ranking.GiB if options.max_memory_gib else None
-    groups = group_by(rows, lambda row: (row.gpus, row.settings.get("train.global_batch")))
-    possible = [planner.show(same, head, memory) for same in groups.values()]
-    return 0 if any(possible) else 3
+    possible = False
+    for (_, batch), same in group_by(rows, lambda row: (row.gpus, row.settings.get("train.global_batch"))).items():
+        asked = replace(
+            question, words=[*question.words, *([f"train.global_batch={batch}"] if question.batches else [])]
+        )
+        head = heading([row for row in same if row.status == "ok"] or same, asked, machine)
+        possible |= planner.show(same, head, memory)
+    return 0 if possible else 3
 
 
 def slices(

@@ -7,6 +7,7 @@ train.checkpoint_activations. What does not fit the memory, or what a framework'
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -43,14 +44,12 @@ def plans(config: Config, words: Sequence[str], gpus: int, per_node: int) -> Ite
         replicas = gpus // (_degree(framework, "tp") * _degree(framework, "pp"))
         samples = config.train.samples_per_update(gpus) // replicas
         micro_batches = [2**n for n in range(samples.bit_length()) if samples % 2**n == 0]
-        as_given = (
-            "train.micro_batch" in given or not micro_batches
-        )  # more replicas than samples: refused with a reason
-        for size in [config.train.micro_batch] if as_given else micro_batches:
-            recompute = (config.train.checkpoint_activations,)
-            for checkpointed in recompute if "train.checkpoint_activations" in given else (False, True):
-                train = replace(config.train, micro_batch=size, checkpoint_activations=checkpointed)
-                yield replace(config, train=train, framework=framework)
+        if "train.micro_batch" in given or not micro_batches:  # more replicas than samples: refused with the reason
+            micro_batches = [config.train.micro_batch]
+        recompute = [config.train.checkpoint_activations] if "train.checkpoint_activations" in given else [False, True]
+        for size, again in itertools.product(micro_batches, recompute):
+            train = replace(config.train, micro_batch=size, checkpoint_activations=again)
+            yield replace(config, train=train, framework=framework)
 
 
 def _layouts(framework: Any, gpus: int, per_node: int) -> Iterator[Any]:
@@ -97,32 +96,26 @@ def show(rows: Sequence[Prediction], heading: str, max_memory: float | None) -> 
     rows: all that were tried, on one number of GPUs; max_memory: bytes, None: those of the device
     """
     best = ranking.fitting(rows, max_memory=max_memory)
-    batch = (
-        f", {rows[0].settings['train.global_batch']} samples an update"
-        if "train.global_batch" in rows[0].settings
-        else ""
-    )
+    samples = rows[0].settings.get("train.global_batch")
+    batch = f", {samples} samples an update" if samples else ""
     tried = f"{len(rows):,} plans of {len({row.framework for row in rows})} frameworks at {rows[0].gpus} GPUs{batch}"
     if not best:
         print(f"{tried}: none is possible: {_short_of(rows)}\n")
         return False
     print(f"{heading}\n{tried}: {len(best):,} fit; the best {min(SHOWN, len(best))}:\n")
     print(ranking.table(best[:SHOWN]))
-    if others := contrast(best):
+    others = contrast(best)
+    if others:
         print(f"\nthe best of each other framework:\n\n{ranking.table(others)}")
-    print()
-    one = [best[0], *(row for row in contrast(best))]
-    for line in (*ranking.marks(best[:SHOWN]), *ranking.conclusion(one, "")):
-        print(line)
+    print("", *ranking.marks(best[:SHOWN]), *ranking.conclusion([best[0], *others], ""), sep="\n")
     print(f"to run it: {command(best[0])}\n")
     return True
 
 
 def command(row: Prediction) -> str:
     """The words of ddlbench for a plan."""
-    return " ".join(
-        [f"+framework={row.framework}", *(f"{key}={str(value).lower()}" for key, value in row.settings.items())]
-    )
+    words = [f"{key}={str(value).lower()}" for key, value in row.settings.items()]
+    return " ".join([f"+framework={row.framework}", *words])
 
 
 def _short_of(rows: Sequence[Prediction]) -> str:

@@ -39,12 +39,7 @@ ABOVE_0 = (
     "one_gpu_step_s", "one_gpu_batch", "samples_per_epoch", "loader_samples_per_s", "max_gpus", "max_memory_gib"
 )  # fmt: skip
 OWN = ("cluster", "gpus", "+framework", "overlap")  # words that are not for Hydra
-IN_TEXT = (
-    "blocks",
-    "check_volumes",
-    "max_gpus",
-    "max_memory_gib",
-)  # options that add lines to the table; JSON has rows only
+IN_TEXT = ("blocks", "check_volumes", "max_gpus", "max_memory_gib")  # add lines to the table; JSON has rows only
 ONLY_HERE = {"spatial": Spatial, "channel": Channel}  # +framework=NAME for strategies that cannot be run
 
 
@@ -143,7 +138,7 @@ def ask(arguments: Sequence[str]) -> Question:
 
 def _plan(question: Question) -> None:
     """Check what goes with --plan, and take its batches out of the words."""
-    for name in ("blocks", "timeline", "chakra", "check_volumes", "max_gpus", "calibrate_network"):
+    for name in ("blocks", "timeline", "chakra", "check_volumes", "max_gpus", "calibrate_network", "exact_memory"):
         if getattr(question.options, name):
             raise UserError(f"--plan ranks many layouts: leave --{name.replace('_', '-')} out, and predict one of them")
     planner.check_words(question.words)

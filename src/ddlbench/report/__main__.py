@@ -47,8 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         targets = [target(text) for text in given.target]
         study, how = None, Comparison(given.by, given.across)
         if given.study:
-            if how != Comparison():
+            if how != BY_FRAMEWORK:
                 raise UserError("--study has its own --by and --across: leave them out")
+            if given.baseline or targets:
+                raise UserError("--study draws the figures of its paper alone: leave --baseline and --target out")
             study = load(given.study)
             how = Comparison(study.by, study.across)
         records = read_all(results)
@@ -91,8 +93,8 @@ def _compare(given: argparse.Namespace) -> int:
     """Print what changed between two sets of results; the exit code of the gate. UserError for options of a report,
     which would have no effect."""
     options = {"RESULTS": given.results, "--by": given.by != BY_FRAMEWORK.by}
-    names = ("across", "study", "out", "only", "baseline", "pdf", "target", "predict", "explain", "openmetrics")
-    options |= {f"--{name}": getattr(given, name) for name in names}
+    others = ("across", "study", "out", "only", "baseline", "pdf", "target", "predict", "explain", "openmetrics")
+    options |= {f"--{name}": getattr(given, name) for name in others}
     useless = [name for name, value in options.items() if value]
     if useless:
         raise UserError(f"--compare makes no report: leave {', '.join(useless)} out")
@@ -130,12 +132,9 @@ def share(text: str) -> float:
     return value
 
 
-def factors(text: str) -> tuple[str, ...]:
-    """ "framework,loader" -> ("framework", "loader"). ValueError for others than FACTORS."""
-    given = tuple(dict.fromkeys(text.split(",")))
-    if not set(given) <= set(FACTORS):
-        raise ValueError(text)
-    return given
+def names(text: str) -> tuple[str, ...]:
+    """ "framework,loader" -> ("framework", "loader")."""
+    return tuple(dict.fromkeys(text.split(",")))
 
 
 def _say(text: str, stream: TextIO) -> None:
@@ -169,11 +168,11 @@ def _parser() -> argparse.ArgumentParser:
         help="folder of the report (default: RESULTS/report; several RESULTS need it)",
     )  # fmt: skip
     parser.add_argument(
-        "--by", type=factors, default=BY_FRAMEWORK.by, metavar="FACTOR[,FACTOR]",
+        "--by", type=names, default=BY_FRAMEWORK.by, metavar="FACTOR[,FACTOR]",
         help=f"what the curves of a figure differ in, of {', '.join(FACTORS)} (default: framework)",
     )  # fmt: skip
     parser.add_argument(
-        "--across", type=lambda text: tuple(text.split(",")), default=(), metavar="SETTING[,SETTING]",
+        "--across", type=names, default=(), metavar="SETTING[,SETTING]",
         help="settings in which rows that share a table and a base may differ, too: recipe, precision, data, scaling, "
         "or keys of the configuration. What differs is named, and no verdict is given between such rows",
     )  # fmt: skip

@@ -48,11 +48,8 @@ def _sentence(rows: Sequence[Measurement], several: bool) -> str:
     if not timed:
         return ""
     first = rows[0]
-    batch = (
-        f", {first['global_batch']} samples an update"
-        if first["global_batch"] and several and not first.any_scaling
-        else ""
-    )
+    one_batch = several and first["global_batch"] and not first.any_scaling
+    batch = f", {first['global_batch']} samples an update" if one_batch else ""
     where = f"On {first.devices}{batch}"
     fastest, *others = timed
     rate = f"{1 / fastest['sample_time_s']:,.4g} samples/s"
@@ -66,14 +63,13 @@ def _verdict(fastest: Measurement, others: Sequence[Measurement], rate: str) -> 
     factor = f"{second['sample_time_s'] / fastest['sample_time_s']:.3g} times as fast as {_name(second)}"
     time = f"{duration(fastest['sample_time_s'])} a sample ({rate})"
     lead = f"{_name(fastest)} has the shortest median time, {time}, {factor}"
-    judged = [row for row in others if row.judged_with == fastest.judged_with]
-    if second not in judged:
+    if second.judged_with != fastest.judged_with:
         return f"{lead}; no verdict, because they differ in more than the {fastest['compared_by']}"
-    others = judged
     interval, counts = fastest.interval, f"n={fastest['runs_ok']} and n={second['runs_ok']}"
     if interval is None or second.interval is None:
         return f"{lead}, but with {counts} this is not certain: an interval needs {SMALLEST_N} repeats"
-    equal = [row for row in others if row.interval is None or interval.overlaps(row.interval)]
+    judged = [row for row in others if row.judged_with == fastest.judged_with]
+    equal = [row for row in judged if row.interval is None or interval.overlaps(row.interval)]
     if equal:
         names = ", ".join(first_few(equal, NAMED, text=_name))
         range_ = " to ".join(duration(fastest[f"sample_time_{end}_s"]) for end in ("low", "high"))

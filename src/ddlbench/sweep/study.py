@@ -242,10 +242,14 @@ def _setting(raw: Any, axes: Plain) -> Setting:
 
 def _figure(name: Any, raw: Any, axes: Plain) -> Figure:
     content, place = _keys(raw, "figures"), f"figures: {shown(name)}"
-    if not NAME.fullmatch(str(name)) or not set(content) <= set(Figure._fields) or "kind" not in content:
-        raise UserError(f"{place}: a figure has a name of letters and digits, a kind, and may have where, by and best")
+    best = content.get("best", False)
+    wrong = not NAME.fullmatch(str(name)) or not set(content) <= set(Figure._fields) or "kind" not in content
+    if wrong or not isinstance(best, bool):
+        raise UserError(
+            f"{place}: a figure has a name of letters and digits, a kind, and may have where, by, best: true | false"
+        )
     where = _where(content["where"], axes, place) if "where" in content else {}
-    return Figure(str(content["kind"]), where, content.get("best") is True, _texts("by", content.get("by", [])))
+    return Figure(str(content["kind"]), where, best, _texts("by", content.get("by", [])))
 
 
 def _texts(key: str, raw: Any) -> tuple[str, ...]:

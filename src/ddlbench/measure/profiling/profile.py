@@ -169,9 +169,9 @@ def _on_device(spans: Sequence[tuple[int, int, str]], kernels: Sequence[Event]) 
     """The spans as the device ran them; one that launched nothing is left out."""
     launched = sorted((event.launched or 0, event.begin, event.end) for event in kernels)
     for begin, end, name in spans:
-        own = launched[bisect_left(launched, (begin,)) : bisect_left(launched, (end,))]
-        if own:
-            yield min(start for _, start, _ in own), max(stop for *_, stop in own), name
+        started = launched[bisect_left(launched, (begin,)) : bisect_left(launched, (end,))]
+        if started:
+            yield min(start for _, start, _ in started), max(stop for *_, stop in started), name
 
 
 def divide(events: Sequence[Event], on_device: bool) -> Seconds:

@@ -11,7 +11,7 @@ from typing import Any
 from ddlbench.results.reading.published import PUBLISHED
 from ddlbench.results.rows import Row, group_by
 from ddlbench.results.tables.labels import settings_text
-from ddlbench.results.tables.merge import ANY_SCALING
+from ddlbench.results.tables.merge import ANY_SCALING, size
 from ddlbench.results.tables.stats import LEVEL, Interval
 
 # Columns of scaling.csv that an overview shows only where rows would look equal without them.
@@ -76,6 +76,10 @@ class Measurement:
         """Equal for measurements of one panel: of one kind of scaling, unless --across takes all."""
         return (self["comparison"],) if self.any_scaling else (self["comparison"], self["scaling"], self.size)
 
+    def busy_step_s(self, sample_time_s: float) -> float:
+        """Seconds of a step without waiting for data, of a run with so many seconds a sample: what is predicted."""
+        return sample_time_s * self["global_batch"] * (1 - (self["data_wait_share"] or 0.0))
+
     @property
     def any_scaling(self) -> bool:
         return ANY_SCALING in (self["compared_across"] or "").split(", ")
@@ -107,7 +111,7 @@ class Measurement:
     @property
     def size(self) -> float | None:
         """What stays equal along its kind of scaling: samples a GPU, or an update."""
-        return self["batch_per_gpu" if self["scaling"] == "weak" else "global_batch"]
+        return size(self.row)
 
     @property
     def scaling(self) -> str:

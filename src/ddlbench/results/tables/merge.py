@@ -32,6 +32,15 @@ SEED = "train.seed"  # differs over runs of one curve of quality
 FREE = ("train.repeat", "train.global_batch", "train.batch_per_gpu", "cluster.notes")
 
 
+# What stays equal along a curve of each kind of scaling; for a single GPU count the samples of an update.
+KINDS = {"strong": "global_batch", "weak": "batch_per_gpu"}
+
+
+def size(row: Row, kind: str | None = None) -> Any:
+    """What stays equal along a row's kind of scaling: samples an update, or a GPU. kind: instead of the row's own"""
+    return row[KINDS.get(kind or row["scaling"], "global_batch")]
+
+
 @dataclass(frozen=True)
 class Comparison:
     """What rows may differ in that share a table, a panel and a base.
@@ -169,7 +178,10 @@ def measurement_id(run: AttemptRow, *more: str) -> str:
 
 
 def check_comparison(comparison: Comparison, runs: Sequence[AttemptRow]) -> None:
-    """UserError for a setting of `across` that no run has, and for a factor, which has an option of its own."""
+    """UserError for what is no factor, for a setting of `across` that no run has, and for a factor there."""
+    for name in comparison.by:
+        if name not in FACTORS:
+            raise UserError(f"--by {printable(name)}: choose of {', '.join(FACTORS)}")
     for name in comparison.across:
         if name in FACTORS:
             raise UserError(f"--across {name}: it is a factor that is compared: give it with --by")

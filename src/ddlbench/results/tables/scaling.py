@@ -19,16 +19,16 @@ from ddlbench.results.tables.marks import of_run
 from ddlbench.results.tables.merge import (
     ANY_SCALING,
     BY_FRAMEWORK,
+    KINDS,
     SEED,
     AttemptRow,
     Comparison,
     comparison_id,
     curve_id,
+    size,
 )
 from ddlbench.results.tables.stats import Interval, confidence, median_interval
 
-# What stays equal along a curve of each kind.
-KINDS = {"strong": "global_batch", "weak": "batch_per_gpu"}
 # A published measurement without a base has no ratio, not even to itself.
 _NO_RATIOS: Row = dict.fromkeys(("speedup", "efficiency", "speedup_vs_own_base", "efficiency_vs_own_base"))
 
@@ -89,7 +89,7 @@ class Point:
     @cached_property
     def verdict_group(self) -> str:
         """Equal for points between which a verdict is given: they differ in the compared factors alone."""
-        return comparison_id(self.sample, Comparison(self.how.by))
+        return comparison_id(self.sample, Comparison(self.how.by)) if self.how.across else self.comparison
 
 
 def scaling_rows(groups: Sequence[list[AttemptRow]], how: Comparison = BY_FRAMEWORK) -> list[Row]:
@@ -127,33 +127,24 @@ def scaling_rows(groups: Sequence[list[AttemptRow]], how: Comparison = BY_FRAMEW
 def _series(kind: str, own_curve: bool, point: Point) -> tuple[str, Any, str | None]:
     """own_curve: whether points of other curves are no part of it: rows of any scaling share a table, so a curve alone
     says how its points scale"""
-    return point.comparison, _size_of(point, kind), point.curve if own_curve else None
+    return point.comparison, size(point.sample.row, kind), point.curve if own_curve else None
 
 
 def _name_scaling(rows: Sequence[Row]) -> None:
     """Add the kind of scaling and its size to the settings in which rows of one table differ."""
     for table in group_by(rows, lambda row: row["comparison"]).values():
-        kinds = [{"scaling": row["scaling"], "batch": f"{_size(row) or 0:g}"} for row in table]
+        kinds = [{"scaling": row["scaling"], "batch": f"{size(row) or 0:g}"} for row in table]
         differing = [name for name in ("scaling", "batch") if len({kind[name] for kind in kinds}) > 1]
         for row, kind in zip(table, kinds, strict=True):
             text = settings_text({name: kind[name] for name in differing})
             row["across"] = " ".join(filter(None, (row["across"], text))) or None
 
 
-def _size(row: Row) -> Any:
-    """What stays equal along its kind of scaling: samples an update, or a GPU."""
-    return row[KINDS.get(row["scaling"], "global_batch")]
-
-
-def _size_of(point: Point, kind: str) -> Any:
-    return _size(point.sample.row | {"scaling": kind})
-
-
 def _curve(row: Row) -> tuple[str, ...]:
     """Key that keeps the rows of one curve together, own ones first."""
     names = ("origin", "model", "data", "loader", "variant", "comparison", "scaling")
     last = (row["framework"], row["knobs"], row["across"])
-    return *(str(row[name]) for name in names), f"{_size(row) or 0:12}", *map(str, last)
+    return *(str(row[name]) for name in names), f"{size(row) or 0:12}", *map(str, last)
 
 
 def _row(point: Point, kind: str, compared: list[Point], curve: list[Point]) -> Row:
@@ -214,7 +205,7 @@ def _against(point: Point, base: Point | None, kind: str, prefix: str, suffix: s
     if point is base or point.interval is None or base.interval is None:
         return row  # the ratio of a base to itself is 1 by definition
     ratio, share = stats.ratio_interval(base.interval, point.interval), base.gpus / point.gpus
-    if base.verdict_group == point.verdict_group and _size_of(base, kind) == _size_of(point, kind):
+    if base.verdict_group == point.verdict_group and size(base.sample.row, kind) == size(point.sample.row, kind):
         row[f"speedup{suffix}_verdict"] = stats.verdict(ratio, "speedup", "slowdown", stats.NONE_SHOWN)
     return row | {
         f"speedup{suffix}_low": ratio.low,
