@@ -136,6 +136,7 @@ def test_a_map_has_a_cell_for_each_gpu_count_and_batch(tmp_path: Path, capsys: p
         (["+framework=channel"], 2, "can be predicted but not run"),
         (["train.global_batch=[8,x]"], 2, "train.global_batch=[8,x] must be numbers"),
         (["--max-memory-gib=0.001"], 3, "none is possible: the plan that needs the least memory is +framework="),
+        (["--max-memory-gib=0.001"], 3, "train.checkpoint_activations=true, with 0.0"),
         (["train.global_batch=3"], 3, "none is possible: train.global_batch=3 does not divide over 4 replicas"),
     ],
 )

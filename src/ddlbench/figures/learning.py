@@ -38,7 +38,7 @@ METRICS = {
     "accuracy": Metric("val_top1", "top-1 (% of validation samples)", share=True),
     "perplexity": Metric("val_perplexity_token", "validation perplexity per token"),
 }
-RATE = Metric("lr_last", "learning rate of an epoch's last update")
+RATE = Metric("lr_last", "learning rate")  # of the last update of an epoch
 KEYS = ["path", "measurement", "status", "epoch", "elapsed_s"]  # columns of epochs.csv, beside a metric
 UNITS = (("h", 3600.0), ("min", 60.0))
 SQUASHED = 20  # a curve that falls by more than this factor has no visible end on a linear axis

@@ -123,6 +123,7 @@ def _short_of(rows: Sequence[Prediction]) -> str:
     possible = [row for row in rows if row.status == "ok"]
     if possible:
         least = min(possible, key=lambda row: row.memory_bytes or 0.0)
-        return f"the plan that needs the least memory is {command(least)}: {least.reason}"
+        needed = f"{(least.memory_bytes or 0.0) / ranking.GiB:.3g} GiB"
+        return f"the plan that needs the least memory is {command(least)}, with {needed}"
     (reason, count), *_ = Counter(row.reason for row in rows).most_common(1)
     return f"{reason} ({count:,} of {len(rows):,})"
