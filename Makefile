@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup horovod run test test-all test-breaches lint format bench bench-loaders bench-oracle oracle-published chaos docs docs-site
+.PHONY: help setup horovod run papers test test-all test-breaches lint format bench bench-loaders bench-oracle oracle-published chaos docs docs-site
 
 # What needs root (Slurm, Open MPI from Debian) the tests install themselves, or they say why they skip.
 # Three files at a time on two cores: many tests wait for other processes, and for a timeout that must pass.
@@ -13,6 +13,9 @@ setup: ## make .venv with the versions of constraints.txt and ddlbench in it
 
 run: setup ## a small ResNet with one process and with two, to a table and a report (about 4 minutes)
 	@scripts/demo.sh
+
+papers: setup horovod ## the figures of the papers in miniature, from runs on this machine (less than an hour on two cores)
+	@scripts/papers.sh
 
 # Where it cannot be built, its tests skip and say so; everything else is tested all the same.
 horovod: setup ## build Horovod for CPUs and put it into .venv

@@ -39,14 +39,14 @@ def test_cpu_time_and_bytes_are_those_of_the_measured_epochs_a_second() -> None:
     """3.5, 5 and 1 s of CPU in epochs of 7, 2 and 4 s; in the warm-up, which is not measured, much more."""
     rows = [epoch_row(epoch, 4, [time_s]) for epoch, time_s in enumerate((20.0, 7.0, 2.0, 4.0))]
     for row, cpu_s, read in zip(rows, (100.0, 3.5, 5.0, 1.0), (900, 40, 10, 80), strict=True):
-        row.metrics = {"cpu_time_s": cpu_s, "read_bytes": read}
+        row.use, row.metrics = OverRanks(cpu_time_s=cpu_s), {"read_bytes": read}
     summary = summarize(rows, world_size=2, tokens_per_sample=None)
     assert summary["cpu_share"] == pytest.approx(9.5 / 13 / 2)  # the epochs' own: 0.25, 1.25, 0.125
     assert summary["read_bytes_per_s"] == pytest.approx(130 / 13)
     rows[2].metrics["read_bytes"] = None
     assert summarize(rows, world_size=2, tokens_per_sample=None)["read_bytes_per_s"] is None
     one = epoch_row(0, 1, [5.0, 1.0, 3.0], warmup=1)
-    one.metrics = {"cpu_time_s": 18.0}
+    one.use = OverRanks(cpu_time_s=18.0)
     assert summarize([one], world_size=2, tokens_per_sample=None)["cpu_share"] == 1.0  # over all of its 9 s
 
 

@@ -43,6 +43,25 @@ def test_a_key_without_content_counts_as_left_out(tmp_path: Path) -> None:
     assert (len(list(study.points())), study.settings, study.repeats) == (4, [], 1)
 
 
+def test_a_study_changes_another_one(tmp_path: Path) -> None:
+    """What it gives comes after what the other one has; rules of the other one that hit no cell are no mistake."""
+    path = tmp_path / "small.yaml"
+    path.write_text(
+        "base: lin2022\naxes: {gpus: [1, 2]}\nexclude: [{framework: zero2}]\nkeys: {train.epochs: 1}\nrepeats: 2\n"
+        "settings: [{where: {model: vgg16}, keys: {batch: 8}}]\nfigures: {9a: null, 10: {kind: memory}}\n"
+    )
+    base, study = load("lin2022"), load(str(path))
+    assert (study.name, study.results_dir, study.repeats) == ("small", "results/small", 2)
+    expected = [point for point in base.points() if point["gpus"] in (1, 2) and point["framework"] != "zero2"]
+    assert list(study.points()) == expected
+    words = study.words({"framework": "ddp", "model": "vgg16", "gpus": 1})
+    assert {"train.epochs=1", "train.batch_per_gpu=8", "train.precision=fp16", "recipe=lin2022_vgg"} <= set(words)
+    assert (study.across, study.gpus_per_node, study.seeds) == (base.across, 4, base.seeds)
+    assert set(base.figures) - set(study.figures) == {"9a"}
+    assert study.figures["10"].kind == "memory"
+    assert study.figures["4"] == base.figures["4"]
+
+
 def test_keys_settings_axes_and_command_line_win_in_this_order(tmp_path: Path) -> None:
     path = write(
         tmp_path,
@@ -119,6 +138,9 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
     ({"repeats": 10**9}, "3,000,000,000 cells"),
     ({"repeats": "6"}, "repeats=6 must be a whole number"),
     ({"nothing": 1}, "nothing is no key of a study"),
+    ({"base": "../../etc/passwd"}, "base=../../etc/passwd is no ready study: choose one of"),
+    ({"base": ["laptop"]}, "base=['laptop'] is no ready study"),
+    ({"base": "lin2022", "exclude": [{"gpus": 64}], "axes": {"gpus": [1]}}, "gpus=64 is on no axis"),
 ]
 
 

@@ -51,8 +51,8 @@ def summarize(
         "host_wait_share": max(row.host_wait_share for row in counted),
         "straggler_wait_s": max(row.straggler_wait_s for row in counted),
         "validation_time_s": _median_of(counted, "validation_time_s"),
-        "cpu_share": _a_second(counted, "cpu_time_s", ranks=world_size),
-        "read_bytes_per_s": _a_second(counted, "read_bytes"),
+        "cpu_share": _a_second(counted, [row.use.cpu_time_s for row in counted], ranks=world_size),
+        "read_bytes_per_s": _a_second(counted, [row.metrics.get("read_bytes") for row in counted]),
         "train_loss": rows[-1].line()["train_loss"],
         **{name: rows[-1].metrics[name] for name in LAST if name in rows[-1].metrics},
         **{name: largest(row.memory[name] for row in counted) for name in rows[0].memory},
@@ -109,9 +109,9 @@ def _by_stage(rows: Sequence[EpochRow], name: str) -> str | None:
     return " ".join(str(max(values)) for values in stages) if len(stages) > 1 and all(stages) else None
 
 
-def _a_second(rows: Sequence[EpochRow], metric: str, ranks: int = 1) -> float | None:
-    """A ratio of sums over whole epochs, their warm-up steps included; None where an epoch does not know it."""
-    values = [row.metrics[metric] for row in rows if row.metrics.get(metric) is not None]
+def _a_second(rows: Sequence[EpochRow], amounts: Sequence[float | None], ranks: int = 1) -> float | None:
+    """A ratio of sums over complete epochs, their warm-up steps included; None if an epoch's amount is missing."""
+    values = [amount for amount in amounts if amount is not None]
     return sum(values) / sum(row.epoch_time_s for row in rows) / ranks if len(values) == len(rows) else None
 
 

@@ -115,17 +115,20 @@ def names() -> dict[str, str]:
 
 def load(name: str, words: Sequence[str] = ()) -> Study:
     """The study of a name, or of a YAML file, with the command line's words. UserError for any mistake in them."""
-    path = _find(name)
+    study = _of_file(_find(name))
+    for given_word in words:
+        study = _override(study, *given(given_word))
+    return _checked(replace(study, results_dir=study.results_dir or f"results/{study.name}"))
+
+
+def _of_file(path: Path) -> Study:
     raw = read(path)
     if not NAME.fullmatch(path.stem):
         raise UserError(f"{shown(path)}: a study's name becomes that of a folder: use letters, digits, _, - and .")
     try:
-        study = _study(path.stem, raw)
+        return _study(path.stem, raw)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
-    for given_word in words:
-        study = _override(study, *given(given_word))
-    return _checked(replace(study, results_dir=study.results_dir or f"results/{study.name}"))
 
 
 def _find(name: str) -> Path:
@@ -140,30 +143,42 @@ def _find(name: str) -> Path:
 
 
 def _study(name: str, raw: dict[str, Any]) -> Study:
-    keys = {field.name for field in fields(Study)} - {"name", "results_dir", "overrides"}
+    keys = {field.name for field in fields(Study)} - {"name", "results_dir", "overrides"} | {"base"}
     for key in raw:
         if key not in keys:
             raise UserError(f"{shown(key)} is no key of a study: the keys are {', '.join(sorted(keys))}")
     raw = {key: value for key, value in raw.items() if value is not None}  # a key without content
-    axes = {key: _list(value) for key, value in _keys(raw.get("axes"), "axes").items()}
-    for key, values in axes.items():
+    base = _base(raw["base"]) if "base" in raw else Study(name, axes={})
+    new_axes = {key: _list(value) for key, value in _keys(raw.get("axes"), "axes").items()}
+    for key, values in new_axes.items():
         _check_axis(key, values)
+    axes = {**base.axes, **new_axes}
+    figures = {str(key): content for key, content in _keys(raw.get("figures"), "figures").items()}
     limits = _keys(raw.get("limits_s"), "limits_s")
-    return Study(
+    return replace(
+        base,
         name=name,
         axes=axes,
-        keys=_settable(raw.get("keys"), "keys"),
-        settings=[_setting(item, axes) for item in _list(raw.get("settings", []))],
-        exclude=[_where(item, axes, "exclude") for item in _list(raw.get("exclude", []))],
-        seeds=_seeds(raw.get("seeds", [0])),
-        by=_texts("by", raw.get("by", ["framework"])),
-        across=_texts("across", raw.get("across", [])),
+        keys={**base.keys, **_settable(raw.get("keys"), "keys")},
+        settings=[*base.settings, *(_setting(item, axes) for item in _list(raw.get("settings", [])))],
+        exclude=[*base.exclude, *(_where(item, axes, "exclude") for item in _list(raw.get("exclude", [])))],
+        seeds=_seeds(raw["seeds"]) if "seeds" in raw else base.seeds,
+        by=_texts("by", raw["by"]) if "by" in raw else base.by,
+        across=_texts("across", raw["across"]) if "across" in raw else base.across,
         figures={
-            str(name): _figure(name, content, axes) for name, content in _keys(raw.get("figures"), "figures").items()
+            **{key: figure for key, figure in base.figures.items() if key not in figures},
+            **{key: _figure(key, content, axes) for key, content in figures.items() if content is not None},
         },
         limits_s={_number("limits_s", gpus, 1): _number("limits_s", limit, 1) for gpus, limit in limits.items()},
         **cast(Any, {key: _number(key, raw[key], least) for key, least in NUMBERS.items() if key in raw}),
     )
+
+
+def _base(name: Any) -> Study:
+    """The ready study that another one changes."""
+    if not isinstance(name, str) or name not in names():
+        raise UserError(f"base={shown(name)} is no ready study: choose one of {', '.join(names())}")
+    return _of_file(_find(name))
 
 
 def _override(study: Study, key: str, value: Any) -> Study:

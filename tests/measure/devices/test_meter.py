@@ -136,6 +136,13 @@ def test_energy_is_the_sum_of_all_counters_or_unknown() -> None:
     assert OverRanks.of([None, None], ["a", "b"]) == OverRanks()
 
 
+def test_cpu_time_is_the_sum_of_all_ranks_or_unknown() -> None:
+    ranks = [replace(use(), cpu_before_s=before, cpu_after_s=after) for before, after in ((1.0, 3.5), (2.0, 7.0))]
+    assert OverRanks.of(ranks, ["a", "b"]).line()["cpu_time_s"] == 7.5
+    assert OverRanks.of([*ranks, replace(use(), cpu_after_s=1.0)], ["a", "b", "b"]).cpu_time_s is None
+    assert OverRanks.of([*ranks, None], ["a", "b", "b"]).cpu_time_s is None
+
+
 def test_clocks_are_the_lowest_and_reasons_those_of_all() -> None:
     slow = replace(use(), clock_before_mhz=1980, clock_after_mhz=1200, throttled=("power cap", "board limit"))
     fast = replace(use(), clock_before_mhz=1900, clock_after_mhz=1980, throttled=())

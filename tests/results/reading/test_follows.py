@@ -30,11 +30,11 @@ def epochs() -> list[EpochRow]:
     for n, row in enumerate(rows):
         odd = (7, 3, 11, 5)[n]
         row.metrics = dict.fromkeys(SHARES, odd / 100) | dict.fromkeys(COUNTS, odd)
-        row.metrics |= {"validation_time_s": odd / 2, "read_bytes": 1000 * odd, "cpu_time_s": odd / 3}
+        row.metrics |= {"validation_time_s": odd / 2, "read_bytes": 1000 * odd}
         row.memory = dict.fromkeys(row.memory, odd * 2**20)
         row.straggler_wait_s, row.data_wait_share, row.host_wait_share = odd / 64, odd / 32, odd / 128
         row.train_loss = odd / 4
-        row.use = replace(row.use, energy_j=100.0 * odd, time_s=odd + 1.0)
+        row.use = replace(row.use, energy_j=100.0 * odd, time_s=odd + 1.0, cpu_time_s=odd / 3)
     return rows
 
 

@@ -13,19 +13,16 @@ import pytest
 from ddlbench.config.compose import configuration, configurations
 from ddlbench.config.schema import Config
 from ddlbench.figures.panels import panels
-from ddlbench.measure.devices.usage import Usage
 from ddlbench.record.record import run_id
 from ddlbench.report.__main__ import main as report
 from ddlbench.report.fastest import comparisons
 from ddlbench.report.overview import summary_text
 from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.tables.tables import Tables, make_tables, records
-from ddlbench.run.scenarios.loading import over_ranks
 from tests.support.pictures import write_folders
 from tests.support.processes import PYTHON, run
 from tests.support.records import write_run
 from tests.support.runs import GPT2, RESNET, record
-from tests.support.simulated import World
 
 NEW = ("cpu_share", "read_bytes_per_s")
 OF_TRAINING = ("train_loss", "val_loss", "updates", "lr_first", "parameters", "mfu", "model_flops_per_s_per_gpu")
@@ -64,16 +61,6 @@ def test_image_folders(ddlbench, tmp_path: Path, workers: int) -> None:
     assert row["read_bytes_per_s"] == pytest.approx(last["read_bytes"] / last["epoch_time_s"])
     assert "loss" not in said
     assert "no model" in said
-
-
-def test_cpu_time_and_bytes_are_those_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bytes that one rank's kernel hides are not those of the others."""
-    world = World(3)
-    world.install(monkeypatch)
-    used = [Usage(1.0, 10), Usage(2.5, 40), Usage(4.0, 20)]
-    assert world.run(lambda rank: over_ranks(used[rank], True)) == [{"cpu_time_s": 7.5, "read_bytes": 70}] * 3
-    used[1] = Usage(2.5, None)
-    assert world.run(lambda rank: over_ranks(used[rank], True))[2] == {"cpu_time_s": 7.5, "read_bytes": None}
 
 
 def test_a_step_is_waiting_for_its_batch(ddlbench, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 from ddlbench.measure.devices.environment import or_none
 from ddlbench.measure.devices.nvml import GpuState, gpu_state_reader, joules, throttling
 from ddlbench.measure.devices.rapl import READ_EVERY_S, Rapl
-from ddlbench.measure.devices.usage import Load, difference, family_seconds, thread_seconds
+from ddlbench.measure.devices.usage import Load, difference, family_seconds, thread_seconds, total
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,14 @@ class OverRanks:
 
     energy_j: the sum; None if a counter is missing, because a part of the devices is no result
     time_s:   between the readings, on the rank where they are furthest apart
+    cpu_time_s: of a core, the sum; None if a rank's is missing
     clock_before_mhz, clock_after_mhz: the lowest
     """
 
     energy_j: float | None = None
     energy_source: str | None = None
     time_s: float | None = None
+    cpu_time_s: float | None = None
     clock_before_mhz: int | None = None
     clock_after_mhz: int | None = None
     throttled: tuple[str, ...] = ()
@@ -67,12 +69,13 @@ class OverRanks:
         """hosts: of each rank, by name."""
         read = [use for use in uses if use is not None]
         counting = [use for use in read if use.counts_energy]
-        energy_j = _total(use.energy_j for use in counting)
+        energy_j = total(use.energy_j for use in counting)
         complete = energy_j is not None
         return cls(
             energy_j=energy_j,
             energy_source=counting[0].energy_source if complete else None,
             time_s=max(use.seconds for use in counting) if complete else None,
+            cpu_time_s=total(difference(use.cpu_before_s, use.cpu_after_s) if use else None for use in uses),
             clock_before_mhz=_least(use.clock_before_mhz for use in read),
             clock_after_mhz=_least(use.clock_after_mhz for use in read),
             throttled=tuple(sorted({reason for use in read for reason in use.throttled or ()})),
@@ -84,6 +87,7 @@ class OverRanks:
         return {
             "energy_j": self.energy_j,
             "energy_time_s": self.time_s,
+            "cpu_time_s": self.cpu_time_s,
             "device_clock_before_mhz": self.clock_before_mhz,
             "device_clock_after_mhz": self.clock_after_mhz,
             "throttle_reasons": ", ".join(self.throttled) or None,
@@ -96,16 +100,10 @@ def _loads(uses: Sequence[Use | None], hosts: Sequence[str]) -> Iterator[tuple[L
     for use, host in zip(uses, hosts, strict=True):
         of_host.setdefault(host, []).append(use)
     for ranks in of_host.values():
-        totals = [_total(getattr(use, name, None) for use in ranks) for name in ("cpu_before_s", "cpu_after_s")]
+        totals = [total(getattr(use, name, None) for use in ranks) for name in ("cpu_before_s", "cpu_after_s")]
         for use in ranks:
             if use and use.before and use.after:
                 yield replace(use.before, own_s=totals[0]), replace(use.after, own_s=totals[1])
-
-
-def _total(values: Iterable[float | None]) -> float | None:
-    """The sum; None without a value and where one is not known, because a part is no result."""
-    numbers = list(values)
-    return sum(value for value in numbers if value is not None) if numbers and None not in numbers else None
 
 
 def _least(values: Iterable[int | None]) -> int | None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 
 from ddlbench.measure.devices.environment import or_none, proc_value
 
+Number = TypeVar("Number", int, float)
 PROC = Path("/proc")
 HZ = os.sysconf("SC_CLK_TCK")  # ticks a second
 BUSY = (0, 1, 2, 5, 6)  # user nice system irq softirq
@@ -70,9 +73,15 @@ def difference(first: float | None, last: float | None) -> float | None:
     return None if first is None or last is None else last - first
 
 
+def total(values: Iterable[Number | None]) -> Number | None:
+    """The sum; None without a value and where one is not known, because a part is no result."""
+    numbers = list(values)
+    return sum(value for value in numbers if value is not None) if numbers and None not in numbers else None
+
+
 def family_seconds(proc: Path = PROC, process: str = "self") -> float:
     """Seconds of a core that a process, its living children and those that it has waited for computed since their
-    starts. Raises OSError where the kernel does not say which children it has. It reads few files, unlike `Usage.now`,
+    starts. Raises OSError where the kernel does not say which children it has. It reads few files, unlike ReadBytes,
     because a reading within an epoch of mode=loader counts as bytes that were read."""
     folder = proc / process
     words = (folder / "stat").read_text().rpartition(")")[2].split()
@@ -100,40 +109,32 @@ def waited_awake(seconds: float) -> None:
 
 
 @dataclass(frozen=True)
-class Usage:
-    """CPU time and bytes since the start of each process, including those that have ended and were waited for.
+class ReadBytes:
+    """Bytes since the start of this process and its descendants.
 
-    cpu_s:      CPU seconds, user and system, in ticks of 1/100 s (proc(5))
-    read_bytes: bytes that read(2) and its like gave (proc(5): rchar), from the page cache or a disk; a mapped file is
-                read without being asked for and is not in it. None where the kernel does not report it.
-    look_bytes: of these, the bytes that this measurement itself reads
+    count: bytes that read(2) and its like gave (proc(5): rchar), from the page cache or a disk; a mapped file is read
+           without being asked for and is not in it. None where the kernel does not report it
+    look:  of these, the bytes that this measurement itself reads
     """
 
-    cpu_s: float
-    read_bytes: int | None
-    look_bytes: int = 0
+    count: int | None
+    look: int = 0
 
     @classmethod
-    def now(cls) -> Usage:
-        """Usage of this process and all its descendants."""
+    def now(cls) -> ReadBytes:
         process = psutil.Process()
         first = _read_bytes(process.pid)
-        cpu_s, read = sum(process.cpu_times()[:4]), [first]  # user, system, and the same of children that have ended
+        counts = [first]
         for child in process.children(recursive=True):
             try:
-                cpu_s += sum(child.cpu_times()[:4])
-                read.append(_read_bytes(child.pid))
+                counts.append(_read_bytes(child.pid))
             except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
                 continue  # it has just ended
-        counts = [count for count in read if count is not None]
         look = (_read_bytes(process.pid) or 0) - (first or 0)
-        return cls(cpu_s, sum(counts) if len(counts) == len(read) else None, look)
+        return cls(None if None in counts else sum(count or 0 for count in counts), look)
 
-    def since(self, earlier: Usage) -> Usage:
-        """The difference of two measurements."""
-        now, then = self.read_bytes, earlier.read_bytes
-        used = None if now is None or then is None else now - then - earlier.look_bytes
-        return Usage(self.cpu_s - earlier.cpu_s, used)
+    def since(self, earlier: ReadBytes) -> int | None:
+        return None if self.count is None or earlier.count is None else self.count - earlier.count - earlier.look
 
 
 def _read_bytes(pid: int) -> int | None:

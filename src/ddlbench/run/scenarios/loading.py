@@ -18,7 +18,7 @@ from ddlbench.job import Job, Place
 from ddlbench.loop import Run, Scenario
 from ddlbench.measure.clock import EpochClock
 from ddlbench.measure.devices.memory import reset_peaks
-from ddlbench.measure.devices.usage import Usage
+from ddlbench.measure.devices.usage import ReadBytes, total
 from ddlbench.measure.rows import RankEpoch, gather_epoch
 from ddlbench.ranks.control import all_gather, barrier, sum_over_ranks
 from ddlbench.record.run_json import ledger, model_section
@@ -53,29 +53,22 @@ class Loading(Scenario):
             run.boundary.begin(epoch, run.feed.steps_per_epoch)
             clock = run.clock = EpochClock(run.job.device, barrier, run.warmup(epoch), run.meter)
             reset_peaks(run.job.device)
-            before = Usage.now()
+            before = ReadBytes.now()
             batches = run.progress.steps(run.feed.train(epoch), run.feed.steps_per_epoch, f"epoch {epoch}")
             for _ in clock.steps(batches):
                 run.boundary.pass_step(None)
             times = clock.stop()
-            used = Usage.now().since(before)
+            read = ReadBytes.now().since(before)
             run.boundary.end()
             rank = RankEpoch.of(run.job, run.place, times, [], [])
             row = gather_epoch(epoch, run.epochs, rank, run.job.global_batch, updates=0)
             counted = self.config.loader.counts_reads and not self.config.data.mapped
-            row.metrics = {**over_ranks(used, counted), **(read_validation(run) if run.validate else {})}
+            row.metrics = {"read_bytes": total(all_gather(read if counted else None))}
+            row.metrics |= read_validation(run) if run.validate else {}
             run.record(row)
 
     def ledger(self, run: Run, steps: int) -> dict[str, Any]:
         return ledger(run, steps)
-
-
-def over_ranks(used: Usage, counted: bool) -> dict[str, Any]:
-    """CPU seconds and bytes of all ranks together. counted: whether the loader's reads can be counted"""
-    all_used = all_gather(used)
-    read = [usage.read_bytes for usage in all_used if usage.read_bytes is not None]
-    complete = counted and len(read) == len(all_used)
-    return {"cpu_time_s": sum(usage.cpu_s for usage in all_used), "read_bytes": sum(read) if complete else None}
 
 
 def read_validation(run: Run) -> dict[str, Any]:

@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# `make papers`: the laptop studies of the papers, their figures and tables, and one archive of all records.
+# A cell that has run is not run again, so an interrupted call continues.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+export OMP_NUM_THREADS=1
+studies=(lin2022_laptop aach2023_laptop aach2023_batch_laptop kahira2021_laptop gusak2022_laptop)
+
+for study in "${studies[@]}"; do
+  .venv/bin/python -m ddlbench.sweep "$study" --local ||
+    echo "papers: some cells of $study failed: their rows are in the tables" >&2
+  .venv/bin/python -m ddlbench.report "results/$study" --study "$study" --predict local --out "results/papers/$study"
+done
+tar -C results --exclude=.sweep --exclude=report -cJf results/papers/records.tar.xz "${studies[@]}"
