@@ -26,7 +26,6 @@ def refusal(*words: str) -> str | None:
     [
         ("+framework=ddp framework.comm_hook=powersgd", "ddp: PowerSGD keeps the errors of its own approximation"),
         ("+framework=horovod framework.adasum=true", "horovod: Adasum's optimizer keeps weights of its own"),
-        ("+framework=ddp loader=dali", "checkpoint.every does not go with loader=dali"),
         ("+framework=zero1 framework.offload_optimizer=true", "buffers on the host are not saved"),
         ("+framework=zero3 framework.offload_parameters=true", "buffers on the host are not saved"),
         ("+framework=zero2 train.precision=bf16 framework.mixed_precision=weights", "keeps a second copy"),

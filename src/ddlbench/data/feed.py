@@ -141,7 +141,6 @@ class Loader(Protocol):
     """How data is read. Dataclass fields are the keys of `loader.` in the configuration.
 
     scored: whether a model's answers on these samples say something about it
-    resumable: whether a run that continues gets the samples that an uninterrupted one would have got
     counts_reads: whether the kernel counts the bytes that it reads of files that are not memory-mapped
     drops_cache: whether it reads files and maps none, so that their pages can be dropped from memory
     pinned: whether batches come from pinned memory of the host; None: they are made on the device
@@ -149,7 +148,6 @@ class Loader(Protocol):
     """
 
     scored: ClassVar[bool]
-    resumable: ClassVar[bool]
     counts_reads: ClassVar[bool]
     drops_cache: ClassVar[bool]
     parallel_key: ClassVar[str | None]

@@ -19,10 +19,10 @@ from pathlib import Path
 from statistics import median
 
 from ddlbench.checkpoint import storage
-from ddlbench.checkpoint.live import OFF, checkpointable, make_optimizer_states, named_tensors, set_random_states
+from ddlbench.checkpoint.live import checkpointable, make_optimizer_states, named_tensors, set_random_states
 from ddlbench.checkpoint.saved import Saved, complete
 from ddlbench.config.schema import Config
-from ddlbench.errors import RunError, Unsupported, UserError, reporting
+from ddlbench.errors import RunError, UserError, reporting
 from ddlbench.heartbeat import has_ended
 from ddlbench.job import Job, Trainer
 from ddlbench.loop import Run
@@ -38,11 +38,6 @@ def check_checkpoints(config: Config, job: Job) -> None:
     if config.checkpoint.every is None:
         return
     getattr(config.framework, "check_checkpoint", lambda _: None)(job)
-    if not config.loader.resumable:
-        raise Unsupported(
-            f"checkpoint.every does not go with loader={config.loader.name}, which cannot save the random stream of "
-            f"its samples: choose loader=native, or {OFF}"
-        )
 
 
 def open_checkpoints(attempt: Attempt, supervisor: Supervisor, run: Run, trainer: Trainer, rates: Rates) -> None:

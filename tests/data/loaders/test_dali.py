@@ -112,6 +112,14 @@ def test_a_run_repeats_itself_and_replicas_draw_their_own(folders):
     assert not torch.equal(first[:half], first[half:])
 
 
+def test_crops_follow_from_the_epoch(folders):
+    """So a run that continues at an epoch gets those of an uninterrupted one."""
+    whole, resumed = dali(folders), dali(folders)
+    epochs = [torch.cat([batch.inputs for batch in whole.train(epoch)]) for epoch in range(3)]
+    for epoch in (2, 0, 2):
+        assert torch.equal(torch.cat([batch.inputs for batch in resumed.train(epoch)]), epochs[epoch])
+
+
 def test_an_epoch_left_in_the_middle_disturbs_none(plain):
     feed = dali(plain)
     left = feed.train(0)
@@ -149,8 +157,10 @@ def test_on_a_gpu_it_is_torchs_current_stream_that_waits(folders, monkeypatch, o
         def reset(self): ...
 
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: "side stream")
-    reader = DaliReader(folders.split(True, Shape(), 0), Pipeline, lambda _: None, False, on_gpu)
-    (fetched,) = reader.read([[(0, 1), (0, 6)]])
+    reader = DaliReader(
+        folders.split(True, Shape(), 0), lambda images, _: Pipeline(images), lambda _: None, False, on_gpu
+    )
+    (fetched,) = reader.read(0, [torch.tensor([1, 6])])
     assert (fetched.inputs.tolist(), fetched.targets.tolist()) == ([1, 1], [0, 1])
     assert asked == [("side stream" if on_gpu else None)] * 2
 

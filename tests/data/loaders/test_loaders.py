@@ -8,11 +8,11 @@ from ddlbench.config.choices import choices
 from ddlbench.config.compose import configuration, configurations
 from ddlbench.data.feed import Loader
 
-# resumable, counts_reads, drops_cache, pinned, parallel_key: a new loader gets a line
+# counts_reads, drops_cache, pinned, parallel_key: a new loader gets a line
 ANSWERS = {
-    "dali": (False, False, False, None, "threads"),
-    "native": (True, True, True, True, "workers"),
-    "synthetic": (True, True, False, None, None),
+    "dali": (False, False, None, "threads"),
+    "native": (True, True, True, "workers"),
+    "synthetic": (True, False, None, None),
 }
 
 
@@ -25,6 +25,6 @@ def test_a_loader_answers_all_that_is_asked(name: str) -> None:
     with configurations():
         loader = configuration("+framework=ddp", "+model=resnet50", f"loader={name}").loader
     assert isinstance(loader, Loader)
-    answers = (loader.resumable, loader.counts_reads, loader.drops_cache, loader.pinned, loader.parallel_key)
+    answers = (loader.counts_reads, loader.drops_cache, loader.pinned, loader.parallel_key)
     assert answers == ANSWERS[name]
     assert {loader.parallel_key} <= {None, *vars(loader)}

@@ -25,7 +25,8 @@ from ddlbench.data.images.folders import ImageFolders
 from ddlbench.data.images.source import FolderSource, Source
 from ddlbench.data.images.split import BadImage, ImageSplit, augmentation_seed, decode_image
 from ddlbench.data.loaders.dali_graph import DEVICES, Graph, import_dali
-from ddlbench.data.loaders.replica_feed import Key, ReplicaFeed
+from ddlbench.data.loaders.replica_feed import ReplicaFeed
+from ddlbench.data.sampler import Indices
 from ddlbench.errors import Unsupported, UserError, check_values, refuse
 from ddlbench.job import Model
 
@@ -39,7 +40,6 @@ class Dali:
 
     library: ClassVar[str] = "nvidia.dali"
     scored: ClassVar[bool] = True
-    resumable: ClassVar[bool] = False  # DALI cannot save the random stream of crops of files in an order from outside
     counts_reads: ClassVar[bool] = False  # it maps what it opens
     drops_cache: ClassVar[bool] = False
     parallel_key: ClassVar[str | None] = "threads"
@@ -85,37 +85,41 @@ class Dali:
             dataset, split.size, self.device, self.fused_crop, request.channels_last, to_gpu=on_gpu, named=named
         )
         settings = {"num_threads": self.threads, "device_id": (request.device.index or 0) if on_gpu else None}
-        # Replicas draw other crops, ranks of one replica the same. A signed number: DALI's -1 is a random seed.
-        seed = augmentation_seed(request.seed, 0, request.place.data_rank) >> 1
-        build = partial(
-            graph.pipeline, train=train, batch_size=request.replica_batch, prefetch_queue_depth=self.prefetch,
-            seed=seed, **settings,
-        )  # fmt: skip
+
+        def build(images: Images, epoch: int) -> Any:
+            # Replicas draw other crops, ranks of one replica the same. A signed number: DALI's -1 is a random seed.
+            seed = augmentation_seed(request.seed, epoch, request.place.data_rank) >> 1
+            batches = {"batch_size": request.replica_batch, "prefetch_queue_depth": self.prefetch}
+            return graph.pipeline(images, train=train, seed=seed, **batches, **settings)
+
         return DaliReader(split, build, partial(graph.first_bad, **settings), request.channels_last, on_gpu)
 
 
 @dataclass
 class DaliReader:
-    """One split behind one pipeline, which is built at the first `read` and stays for the next epochs.
+    """One split behind one pipeline. A pipeline has one seed, so each epoch of training has a new one: then its crops
+    follow from seed and epoch, also where a run continues another one. The pipeline of validation stays.
 
-    build: the pipeline over what is to come; first_bad: which of some images DALI cannot decode; on_gpu: whether its
-        batches lie there
+    build: the pipeline of an epoch, over what is to come; first_bad: which of some images DALI cannot decode
+    on_gpu: whether its batches lie there
     """
 
     split: ImageSplit
-    build: Callable[[Images], Any]
+    build: Callable[[Images, int], Any]
     first_bad: Callable[[Iterable[Any]], int | None]
     channels_last: bool
     on_gpu: bool
 
     def __post_init__(self) -> None:
-        self._images, self._pipeline = Images(self.split), None
+        self._images, self._pipeline, self._epoch = Images(self.split), None, 0
 
-    def read(self, batches: Iterable[list[Key]]) -> Iterator[Fetched]:
+    def read(self, epoch: int, batches: Iterable[Indices]) -> Iterator[Fetched]:
         """Raises UserError where an image cannot be decoded; `fused_crop` does not look at what lies below a crop."""
         self._images.batches = batches
         self._images.in_flight.clear()
-        pipeline, self._pipeline = self._pipeline or self.build(self._images), None
+        if epoch != self._epoch:
+            self._pipeline = None  # its memory is free before the next one takes some
+        pipeline, self._pipeline, self._epoch = self._pipeline or self.build(self._images, epoch), None, epoch
         while (images := self._next(pipeline)) is not None:
             yield self._fetched(images)
         while self._images.in_flight:  # an empty batch, which DALI has not seen
@@ -170,13 +174,13 @@ class Images:
     """
 
     split: ImageSplit
-    batches: Iterable[list[Key]] = ()
+    batches: Iterable[Indices] = ()
     in_flight: deque[list[int]] = field(default_factory=deque[list[int]])
 
     def __iter__(self) -> Iterator[list[NDArray[np.uint8]]]:
         source, chosen = self.split.source, self.split.chosen
-        for keys in self.batches:
-            positions = [index for _, index in keys]
+        for batch in self.batches:
+            positions = [int(index) for index in batch]
             self.in_flight.append(positions)
             if positions:
                 yield [external_input(source, int(chosen[position])) for position in positions]

@@ -18,12 +18,14 @@ from torch.utils.data import DataLoader
 from ddlbench.cores import default_workers
 from ddlbench.data.feed import Dataset, Fetched, Request, Split
 from ddlbench.data.images.split import normalized
-from ddlbench.data.loaders.replica_feed import Key, ReplicaFeed
+from ddlbench.data.loaders.replica_feed import ReplicaFeed
 from ddlbench.data.processes import end_with_parent
+from ddlbench.data.sampler import Indices
 from ddlbench.errors import RunError, check_values
 from ddlbench.job import Model
 from ddlbench.measure.devices.memory import keep_freed_memory
 
+Key = tuple[int, int]  # (epoch, index)
 TO_THE_JOB = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 ENDS_S = 5.0  # in which a worker that broke its connection has ended
 # Imported once by the server: besides what reads samples, what every worker's copy of the main module imports.
@@ -39,7 +41,6 @@ class Native:
     """
 
     scored: ClassVar[bool] = True
-    resumable: ClassVar[bool] = True
     counts_reads: ClassVar[bool] = True
     drops_cache: ClassVar[bool] = True
     parallel_key: ClassVar[str | None] = "workers"
@@ -98,9 +99,9 @@ class Reader:
         )
         self._iterator: Any = None
 
-    def read(self, batches: Iterable[list[Key]]) -> Iterator[Fetched]:
+    def read(self, epoch: int, batches: Iterable[Indices]) -> Iterator[Fetched]:
         """Raises the error that the split raised, and RuntimeError where a worker has ended."""
-        self._keys.batches = batches
+        self._keys.batches = ([(epoch, int(index)) for index in batch] for batch in batches)
         self._iterator = iter(self._loader)
         try:
             for answer in self._iterator:

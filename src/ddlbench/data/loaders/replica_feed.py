@@ -15,7 +15,6 @@ from ddlbench.data.loaders.to_device import ToDevice
 from ddlbench.data.sampler import Indices, epoch_order, training_batches, training_steps, validation_batches
 from ddlbench.job import Batch
 
-Key = tuple[int, int]  # (epoch, index)
 log = logging.getLogger(__name__)
 
 
@@ -25,8 +24,9 @@ class SplitReader(Protocol):
     @property
     def split(self) -> Split: ...
 
-    def read(self, batches: Iterable[list[Key]]) -> Iterator[Fetched]:
-        """The batches in their order; for an empty list of keys, no samples of the right shape."""
+    def read(self, epoch: int, batches: Iterable[Indices]) -> Iterator[Fetched]:
+        """The batches in their order; for an empty batch, no samples of the right shape. Random numbers depend on the
+        seed and the epoch alone."""
         ...
 
     def close(self) -> None:
@@ -74,7 +74,7 @@ class ReplicaFeed:
         self._validation.close()
 
     def _read(self, reader: SplitReader, epoch: int, batches: Iterable[Indices]) -> Iterator[Batch]:
-        for fetched in reader.read([(epoch, int(index)) for index in batch] for batch in batches):
+        for fetched in reader.read(epoch, batches):
             for name in fetched.bad:
                 if name not in self._bad:
                     log.warning("bad sample: %s cannot be decoded", name)

@@ -23,7 +23,6 @@ class Synthetic:
     """
 
     scored: ClassVar[bool] = False  # random numbers, in validation those of training: nothing is learned from them
-    resumable: ClassVar[bool] = True
     counts_reads: ClassVar[bool] = True  # of which there are none
     drops_cache: ClassVar[bool] = False
     parallel_key: ClassVar[str | None] = None
