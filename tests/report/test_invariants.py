@@ -179,11 +179,11 @@ def tables_of(reached: Sequence[int | None], statuses: Sequence[str] = (), seeds
 
 
 @quick
-@given(courses, st.randoms(use_true_random=False))
-def test_targets_count_every_run_that_ended_ok(reached: list[int | None], random: Any) -> None:
+@given(st.data(), courses)
+def test_targets_count_every_run_that_ended_ok(data: st.DataObject, reached: list[int | None]) -> None:
     wanted = Target("val_top1", 0.5)
     (row,) = target_rows(tables_of(reached), wanted)
-    assert target_rows(tables_of(random.sample(reached, len(reached))), wanted) == [row]
+    assert target_rows(tables_of(data.draw(st.permutations(reached))), wanted) == [row]
     assert target_rows(tables_of([*reached, 1], ["ok"] * len(reached) + ["killed"]), wanted) == [row]
     middle = median([float("inf") if epoch is None else epoch for epoch in reached])
     reference = None if middle == float("inf") else middle
@@ -194,11 +194,13 @@ def test_targets_count_every_run_that_ended_ok(reached: list[int | None], random
 
 
 @quick
-@given(courses, st.randoms(use_true_random=False))
-def test_repeats_of_a_seed_and_failed_runs_are_no_evidence_on_quality(reached: list[int | None], random: Any) -> None:
+@given(st.data(), courses)
+def test_repeats_of_a_seed_and_failed_runs_are_no_evidence_on_quality(
+    data: st.DataObject, reached: list[int | None]
+) -> None:
     seeds = list(range(len(reached)))
     plain = records(tables_of(reached, seeds=seeds).learning)
-    again = random.choice(seeds)
+    again = data.draw(st.sampled_from(seeds))
     doubled = tables_of([*reached, reached[again]], seeds=[*seeds, again]).learning
     assert [row | {"runs": row["runs"] - 1} for row in records(doubled)] == plain
     failed = tables_of([*reached, 1], ["ok"] * len(reached) + ["diverged"], [*seeds, 99]).learning
