@@ -21,7 +21,7 @@ class Forecast:
     of unknown length. It must be called within `configurations`."""
 
     def __init__(self, machine: str) -> None:
-        """machine: a description's name or file, as cluster= of the predict command; UserError for what is none"""
+        """machine: a description's name or file, as cluster= of the predict command. UserError where there is none"""
         self.machine = machines.load(machine)
         self.device = torch.device(self.machine.device.type)
         self.made: dict[str, Computation] = {}

@@ -91,7 +91,7 @@ class State:
 
     def gpu_hours(self, cells: Iterable[Cell]) -> float:
         """GPU-hours used so far, including failed attempts."""
-        return sum((one.seconds or 0) * one.gpus for cell in cells for one in self.of(cell)) / 3600
+        return sum((attempt.seconds or 0) * attempt.gpus for cell in cells for attempt in self.of(cell)) / 3600
 
     def _read(self, folder: Path) -> None:
         try:
