@@ -40,7 +40,7 @@ class Signals:
         os.close(self.writing)
 
     def wait(self, seconds: float) -> int | None:
-        """The next signal; None where none comes in time, and after `wake`. Another one (SIGCHLD) is none."""
+        """The next signal; None where none comes in time, and after `wake`. Other signals (SIGCHLD) do not count."""
         ready, _, _ = select.select([self.reading], [], [], seconds)
         number = os.read(self.reading, 1)[0] if ready else 0
         return number if number in self.handlers else None
