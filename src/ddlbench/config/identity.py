@@ -1,7 +1,7 @@
 """The part of a configuration that changes what is measured: `run_id` is its hash, reports merge and compare by it.
 
-A field that a later version adds is declared with the value that means as before, so that new records are repeats of
-old ones that lack it: `field(default=None, metadata={"before": None})`.
+A field that a later version adds is declared with the value that keeps the earlier behaviour, so that new records are
+repeats of old ones that lack it: `field(default=None, metadata={"before": None})`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ UNMEASURED = (
 
 
 def added_later(made: object, prefix: str = "") -> dict[str, Any]:
-    """The dotted keys of a dataclass, or of one of its objects, that a later version added, with the value that means
-    as before."""
+    """The dotted keys of a dataclass, or of one of its objects, that a later version added, with the value that
+    keeps the earlier behaviour."""
     added: dict[str, Any] = {}
     keys: tuple[Field[Any], ...] = fields(cast(Any, made))
     for field in keys:
