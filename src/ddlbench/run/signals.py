@@ -27,9 +27,9 @@ class Signals:
     def __enter__(self) -> Signals:
         os.set_blocking(self.writing, False)
         self.wakeup = signal.set_wakeup_fd(self.writing, warn_on_full_buffer=False)
-        taken = [number for number in self.numbers if signal.getsignal(number) is not signal.SIG_IGN]
-        self.handlers = {int(number): signal.signal(number, lambda *_: None) for number in taken}
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, taken)
+        handled = [number for number in self.numbers if signal.getsignal(number) is not signal.SIG_IGN]
+        self.handlers = {int(number): signal.signal(number, lambda *_: None) for number in handled}
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, handled)
         return self
 
     def __exit__(self, *_: object) -> None:
