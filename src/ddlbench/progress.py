@@ -12,6 +12,11 @@ from tqdm import tqdm
 Item = TypeVar("Item")
 
 
+def tell(text: str) -> None:
+    """A line of the program itself on stderr, from any rank."""
+    print(f"ddlbench: {text}", file=sys.stderr, flush=True)
+
+
 class Progress:
     """Speaks on stderr, so that stdout holds results alone."""
 

@@ -160,13 +160,13 @@ def test_a_claim_that_changed_since_the_caller_looked_holds(tmp_path: Path) -> N
     assert held is not None
     held.release()
     released = held.path.stat().st_mtime
-    assert claim(tmp_path, "cell", looked=released - 1) is None
-    after = claim(tmp_path, "cell", looked=released + 1)
+    assert claim(tmp_path, "cell", read_at=released - 1) is None
+    after = claim(tmp_path, "cell", read_at=released + 1)
     assert after is not None
     after.release()
     to_come = time.time() + 3600  # the clock of the file server was set back since
     os.utime(after.path, (to_come, to_come))
-    again = claim(tmp_path, "cell", looked=time.time())
+    again = claim(tmp_path, "cell", read_at=time.time())
     assert again is not None
     again.release()
 

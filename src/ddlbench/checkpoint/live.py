@@ -42,7 +42,7 @@ class Checkpointable(Protocol):
         ...
 
     def numbers(self) -> dict[str, Any]:
-        """What is no tensor: numbers and flags, equal on all ranks."""
+        """Its state that is not in tensors: numbers and flags, equal on all ranks."""
         ...
 
     def restore(self, numbers: Mapping[str, Any]) -> None:

@@ -62,8 +62,9 @@ def shapes(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
 
 
 def write(folder: Path, tensors: Mapping[str, Tensor], rank: int) -> Files:
-    """Write what all ranks have into a new folder; of a name that several ranks have one writes, of a DTensor each its
-    shard. The files of all ranks. Collective; RunError on every rank alike where one cannot write."""
+    """Write the tensors of all ranks into a new folder; the files of all ranks. One rank writes a tensor whose name
+    several ranks have; of a DTensor each rank writes its shard. Collective; RunError, on every rank, where one cannot
+    write."""
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.metadata import StorageMeta
     from torch.distributed.checkpoint.state_dict_saver import save

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ddlbench.job import Framework, Job
 
 Plain = dict[str, Any]
-MEANT = re.compile(r"\$\{|\?\?\?")  # what OmegaConf does not take literally
+NOT_LITERAL = re.compile(r"\$\{|\?\?\?")  # what OmegaConf does not take literally
 _composed: dict[tuple[str, ...], Plain] = {}  # by the words that choose options
 _built: dict[tuple[str, str], Any] = {}  # by section and content; never returned: a caller may set up its objects
 
@@ -96,7 +96,7 @@ def _replace(plain: Plain, override: Override) -> bool:
         plain[part] = section = cast(Plain, section) if depth == 0 else dict(cast(Plain, section))
         plain = section
     simple = not isinstance(value, dict) and not isinstance(plain.get(leaf), dict)
-    if override.type != OverrideType.CHANGE or leaf not in plain or not simple or MEANT.search(str(value)):
+    if override.type != OverrideType.CHANGE or leaf not in plain or not simple or NOT_LITERAL.search(str(value)):
         return False
     plain[leaf] = value
     return True

@@ -1,7 +1,7 @@
 """The part of a configuration that changes what is measured: `run_id` is its hash, reports merge and compare by it.
 
-A field that a later version adds is declared with the value that means as before, so that new records are repeats of
-old ones that lack it: `field(default=None, metadata={"before": None})`.
+A field that a later version adds is declared with the value that keeps the earlier behaviour, so that new records are
+repeats of old ones that lack it: `field(default=None, metadata={"before": None})`.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ UNMEASURED = (
 )  # fmt: skip
 
 
-def added_later(made: object, prefix: str = "") -> dict[str, Any]:
-    """The dotted keys of a dataclass, or of one of its objects, that a later version added, with the value that means
-    as before."""
+def added_later(config: object, prefix: str = "") -> dict[str, Any]:
+    """The dotted keys of a dataclass, or of one of its objects, that a later version added, with the value that
+    keeps the earlier behaviour."""
     added: dict[str, Any] = {}
-    keys: tuple[Field[Any], ...] = fields(cast(Any, made))
+    keys: tuple[Field[Any], ...] = fields(cast(Any, config))
     for field in keys:
         if "before" in field.metadata:
             added[prefix + field.name] = field.metadata["before"]
-        elif is_dataclass(part := getattr(made, field.name, None)):
+        elif is_dataclass(part := getattr(config, field.name, None)):
             added |= added_later(part, f"{prefix}{field.name}.")
     return added
 

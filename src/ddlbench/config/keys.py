@@ -120,7 +120,7 @@ class Checkpoint:
         return None if self.dir is None else Path(os.path.expandvars(self.dir)).expanduser()
 
     def resumes(self, env: Mapping[str, str]) -> bool:
-        """Whether to begin where an earlier attempt saved; where it is not said, if Slurm has requeued the job."""
+        """Whether to begin where an earlier attempt saved: as `resume` says; None: if Slurm has requeued the job."""
         restarted = env.get("SLURM_RESTART_COUNT", "0") not in ("", "0")
         return self.every is not None and (restarted if self.resume is None else self.resume)
 

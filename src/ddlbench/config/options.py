@@ -26,10 +26,10 @@ def choose(group: str, option: str) -> str:
     return f"{'+' if group in ADDED else ''}{group}={option}"
 
 
-def check(group: str, target: str, made: Any) -> None:
-    """Raise UserError where `made`, built of the class `target`, is not the option whose name it has. A name that is
-    none of the program's options is that of a user's own YAML."""
-    option = str(made.name)
+def check(group: str, target: str, built: Any) -> None:
+    """Raise UserError where `built`, an object of the class `target`, is not the option whose name it has. Another name
+    than those of the program's options is that of a user's own YAML."""
+    option = str(built.name)
     if option not in choices(group):
         return
     defaults = published(group, option)
@@ -37,8 +37,8 @@ def check(group: str, target: str, made: Any) -> None:
         raise UserError(
             f"{group}.name={option} is the name of {defaults['_target_']}, not of {shown(target)}: choose another name"
         )
-    for field in fields(made):
-        key, value, generic = field.name, getattr(made, field.name), field.metadata.get("defines", option)
+    for field in fields(built):
+        key, value, generic = field.name, getattr(built, field.name), field.metadata.get("defines", option)
         if generic == option or value == defaults[key]:
             continue
         named = [other for other, theirs in _others(group, option) if other != generic and theirs[key] == value]
@@ -51,7 +51,7 @@ def check(group: str, target: str, made: Any) -> None:
     # Sizes are free, but not all of those in which another option differs.
     for other, theirs in _others(group, option):
         sizes = {key: theirs[key] for key in defaults if key != "name" and theirs.get(key) != defaults[key]}
-        if sizes and all(getattr(made, key, None) == size for key, size in sizes.items()):
+        if sizes and all(getattr(built, key, None) == size for key, size in sizes.items()):
             words = " ".join(f"model.{key}={written(size)}" for key, size in sizes.items())
             raise UserError(f"{words} is {other}, not {option}: choose {choose('model', other)}")
 

@@ -39,12 +39,12 @@ class Options(argparse.ArgumentParser):
         raise UserError(f"{message}: see --help; options such as --cfg job come first or last")
 
 
-# What the chosen option is called and what it takes: no user's choice. cluster.name says where a run was made.
+# Names and kinds of the chosen options: users cannot set them. cluster.name says where a run was made.
 LABELS = {*(f"{group}.name" for group in GROUPS if group != "cluster"), "model.kind", "data.kind"}
 
 
 def check(arguments: Sequence[str]) -> None:
-    """Raise UserError for the first word that could not be meant."""
+    """Raise UserError for the first word that is not valid."""
     if {"-m", "--multirun"} & set(arguments):
         raise UserError("--multirun is not available: start one run each, or use scripts/slurm/scaling.sh")
     options = Options().parse_args(list(arguments))
@@ -59,7 +59,7 @@ def check(arguments: Sequence[str]) -> None:
 
 
 def check_words(words: Sequence[str]) -> dict[str, str]:
-    """The words that choose an option, by their groups. Raise UserError for the first word that could not be meant."""
+    """The words that choose an option, by their groups. Raise UserError for the first word that is not valid."""
     chosen: dict[str, str] = {}
     for word in words:
         override = parsed(word)

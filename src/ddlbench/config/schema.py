@@ -63,7 +63,7 @@ class Config(Options):
 
     @property
     def added_later(self) -> dict[str, Any]:
-        """The keys that were added after the first version, with the value that means as before."""
+        """The keys that were added after the first version, with the value that keeps the earlier behaviour."""
         return added_later(self)
 
     def identity(self) -> dict[str, Any]:

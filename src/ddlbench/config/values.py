@@ -43,7 +43,18 @@ def check(key: str, value: Any) -> None:
         for item in items:
             check(key, item)
     elif isinstance(value, str):
-        _check_text(key, value)
+        name = key.rpartition(".")[2] == "name"
+        size, longest = len(value.encode(errors="replace")), LONGEST_NAME if name else LONGEST_TEXT
+        if not value.strip() and key != MAY_BE_EMPTY:
+            raise UserError(f"{key}= is empty: give a value, null where the key may have none, or leave the key out")
+        if size > longest:
+            raise UserError(f"{key} has {size} bytes: give at most {longest}")
+        if not value.isprintable():
+            raise UserError(f"{key}={shown(value)} holds a control character: leave it out")
+        if name and ("/" in value or ".." in value):
+            raise UserError(f"{key}={value} names folders and rows of tables: it cannot hold / or ..")
+        if value.startswith("~") and key != EXPANDS_HOME:
+            raise UserError(f"{key}={value}: ~ is not replaced here: write $HOME instead of ~")
     elif isinstance(value, int | float):  # True and False too, which are always small enough
         if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f"{key}={value} is not a finite number: give a number, or null where the key may have none")
@@ -51,21 +62,6 @@ def check(key: str, value: Any) -> None:
         largest = LARGEST.get(key, default if isinstance(value, int) else math.inf)
         if abs(value) > largest:
             raise UserError(f"{key}={shown(value)} is too large: give at most {largest}")
-
-
-def _check_text(key: str, text: str) -> None:
-    name = key.rpartition(".")[2] == "name"
-    size, longest = len(text.encode(errors="replace")), LONGEST_NAME if name else LONGEST_TEXT
-    if not text.strip() and key != MAY_BE_EMPTY:
-        raise UserError(f"{key}= is empty: give a value, null where the key may have none, or leave the key out")
-    if size > longest:
-        raise UserError(f"{key} has {size} bytes: give at most {longest}")
-    if not text.isprintable():
-        raise UserError(f"{key}={shown(text)} holds a control character: leave it out")
-    if name and ("/" in text or ".." in text):
-        raise UserError(f"{key}={text} names folders and rows of tables: it cannot hold / or ..")
-    if text.startswith("~") and key != EXPANDS_HOME:
-        raise UserError(f"{key}={text}: ~ is not replaced here: write $HOME instead of ~")
 
 
 def shown(value: object, longest: int = 60) -> str:

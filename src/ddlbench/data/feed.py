@@ -109,7 +109,7 @@ class Dataset(Protocol):
     def costly(self) -> bool: ...
 
     def check(self, model: Model, validate: bool = True) -> None:
-        """Raise UserError, the same on every rank, when data of the user's is missing or does not fit the model.
+        """Raise UserError, the same on every rank, when the user's data are missing or do not fit the model.
 
         validate: whether validation samples are read; without it image folders need no validation folder
         """

@@ -58,15 +58,15 @@ class RankEpoch:
     @classmethod
     def of(cls, job: Job, place: Place, times: EpochTimes, losses: list[float], rates: list[float]) -> RankEpoch:
         return cls(
-            job.rank,
-            place.data_rank,
-            times,
-            losses,
-            rates,
-            peaks(job.device),
-            sum(times.samples) if place.reports else None,
-            platform.node(),
-            dict(place.coordinates),
+            rank=job.rank,
+            data_rank=place.data_rank,
+            times=times,
+            losses=losses,
+            rates=rates,
+            memory=peaks(job.device),
+            samples=sum(times.samples) if place.reports else None,
+            host=platform.node(),
+            coordinates=dict(place.coordinates),
         )
 
     @property

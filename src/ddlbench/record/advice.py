@@ -58,7 +58,7 @@ def _settings(train: Train, framework: Framework, optimizer: OptimizerConfig, jo
     fused = partial(make_optimizer, replace(optimizer, fused=True))
     unfused = optimizer_of(job).defaults.get("fused", False) is None
 
-    def taken(new: Job) -> bool:
+    def accepts(new: Job) -> bool:
         return refusal(partial(supports, framework, new)) is None
 
     helps = {
@@ -79,10 +79,10 @@ def _settings(train: Train, framework: Framework, optimizer: OptimizerConfig, jo
         ),
         "train.compile=true fuses operations between matrix products: fewer kernels and less memory traffic; the "
         "compiler works in the first step, and results differ by rounding": (
-            not job.compile and taken(replace(job, compile=True))
+            not job.compile and accepts(replace(job, compile=True))
         ),
         "recipe.optimizer.fused=true updates all weights with one kernel; results differ by rounding": (
-            unfused and taken(replace(job, optimizer=fused))
+            unfused and accepts(replace(job, optimizer=fused))
         ),
     }
     return [line for line, holds in helps.items() if holds]

@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import shutil
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -22,6 +21,7 @@ import pyarrow as pa
 from ddlbench.errors import RunError, UserError, reporting, why
 from ddlbench.heartbeat import Heartbeat, Process
 from ddlbench.measure.rows import EpochRow
+from ddlbench.progress import tell
 from ddlbench.record.epoch_files import RANK_SCHEMA, STEP_SCHEMA, EpochFiles, rank_row, step_tables
 from ddlbench.record.files import CLAIM, HEARTBEAT, RESERVE, now, plain, write_json
 from ddlbench.record.schema import SCHEMA_VERSION
@@ -177,8 +177,7 @@ class Record:
                 reason = why(error) if isinstance(error, OSError) else repr(error)
                 if last:
                     end = ": ".join(str(self.content[key]) for key in ("status", "reason") if self.content[key])
-                    line = f"ddlbench: the end cannot be recorded in {self.folder} ({reason}): {end}"
-                    print(line, file=sys.stderr, flush=True)
+                    tell(f"the end cannot be recorded in {self.folder} ({reason}): {end}")
                 with contextlib.suppress(OSError):
                     self.reserve.unlink(missing_ok=True)
         return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from ddlbench.measure.formulas.flops import mfu
 from ddlbench.measure.rows import EpochRow, RankEpoch
 from ddlbench.measure.straggler import own_columns, own_steps_of_window
 from ddlbench.measure.summary import sees_one_gpu, summarize
-from ddlbench.progress import Progress
+from ddlbench.progress import Progress, tell
 from ddlbench.record.advice import advice, advice_on_waiting
 from ddlbench.record.epoch_files import step_table
 from ddlbench.record.record import Record
@@ -57,7 +56,7 @@ class FileRecorder(Recorder):
         self.record.save()
         self.record.interrupted = lambda: self._interrupted(run)
         if self.one_gpu:
-            print(f"ddlbench: warning: {ONE_GPU}", file=sys.stderr, flush=True)
+            tell(f"warning: {ONE_GPU}")
         self._advise(self.record.content["advice"])
         size = f"{self.model['parameters']:,} parameters" if "parameters" in self.model else "no model"
         self.progress.say(
@@ -70,7 +69,11 @@ class FileRecorder(Recorder):
         self.record.epoch(row)
         self._update(run)
         self.record.save()
-        self.progress.say(_line(row))
+        rate = row.measured_samples / row.measured_time_s
+        parts = [f"epoch {row.epoch}: {row.epoch_time_s:.2f} s", f"{rate:.1f} samples/s"]
+        parts += [f"loss {row.train_loss:.4f}"] if row.train_loss is not None else []
+        parts += [f"{name} {row.metrics[name]:.4f}" for name in SHOWN if row.metrics.get(name) is not None]
+        self.progress.say(", ".join(parts))
 
     def window(self, section: Mapping[str, Any], save_trace: Callable[[Path], None]) -> None:
         """The section `profile`; the trace of rank 0 beside run.json where the configuration asks for it."""
@@ -136,11 +139,3 @@ class FileRecorder(Recorder):
             "mfu": mfu(rate * flops, gpu, run.job.precision) if gpu and not tf32 else None,
             "hfu": mfu(rate * computed, gpu, run.job.precision) if gpu and not tf32 and computed else None,
         }
-
-
-def _line(row: EpochRow) -> str:
-    rate = row.measured_samples / row.measured_time_s
-    parts = [f"epoch {row.epoch}: {row.epoch_time_s:.2f} s", f"{rate:.1f} samples/s"]
-    parts += [f"loss {row.train_loss:.4f}"] if row.train_loss is not None else []
-    parts += [f"{name} {row.metrics[name]:.4f}" for name in SHOWN if row.metrics.get(name) is not None]
-    return ", ".join(parts)

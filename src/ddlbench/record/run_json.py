@@ -95,8 +95,8 @@ def weights_hash(state: Mapping[str, Tensor]) -> str:
 
 
 def ledger(run: Run, steps: int) -> dict[str, Any]:
-    """What two rows must share to be comparable, counted and not copied from the configuration where it can be: of the
-    samples, whatever was done with them."""
+    """What two rows must share to be comparable, in every mode: the samples. It is counted where possible, not copied
+    from the configuration."""
     job, data_size = run.job, run.place.data_size
     return {
         "samples": steps * job.global_batch,

@@ -13,9 +13,9 @@ from typing import Any
 
 import pyarrow as pa
 
+DEVELOPER = "gloo (cuda)"  # the column `backend` where ranks shared a GPU: no measurement
 # Of run.json and the tables; raised when a key or a column changes its meaning. New keys alone do not raise it: a
 # record without them is read. From version 2 on, `speedup` and `efficiency` are against the best single GPU.
-DEVELOPER = "gloo (cuda)"  # the column `backend` where ranks shared a GPU: no measurement
 SCHEMA_VERSION = 2
 READ_VERSIONS = (1, 2)  # run.json of version 1 means the same: it lacks what was added
 KINDS = {"text": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}

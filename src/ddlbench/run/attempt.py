@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import sys
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -20,7 +19,7 @@ from ddlbench.job import Job, Place
 from ddlbench.loop import Recorder, Run, Scenario
 from ddlbench.measure.devices.memory import keep_freed_memory
 from ddlbench.measure.devices.meter import Meter
-from ddlbench.progress import Progress
+from ddlbench.progress import Progress, tell
 from ddlbench.ranks.boundary import Boundary
 from ddlbench.ranks.control import all_gather, barrier, single_process, wait_for
 from ddlbench.ranks.launch import Launch, connect, disable_nccl_abort, disconnect, pick_device
@@ -110,7 +109,7 @@ def dry_run(config: Config, job: Job, refusal: RunError | None) -> int:
     print(planned_run(config, job, refusal))
     if refusal is None:
         return 0
-    print(f"ddlbench: {refusal.status}: {refusal}", file=sys.stderr)
+    tell(f"{refusal.status}: {refusal}")
     return refusal.exit_code
 
 
@@ -211,9 +210,9 @@ def fail(error: Exception, attempt: Attempt, supervisor: Supervisor) -> int:
     if first.rank == mine.rank:
         if not isinstance(error, RunError):  # no mistake of the user's
             traceback.print_exception(error)
-        print(f"ddlbench: {first.status}: {printable(first.reason)}", file=sys.stderr, flush=True)
+        tell(f"{first.status}: {printable(first.reason)}")
         if first.status in INTERRUPTED and (line := how_to_continue(attempt)):
-            print(f"ddlbench: {line}", file=sys.stderr, flush=True)
+            tell(line)
     supervisor.wait_for_readers(first)
     code = mine.exit_code if mine.status == first.status else PeerFailed.exit_code
     supervisor.expect_end(code)
@@ -238,5 +237,4 @@ def close(opened: ExitStack, clean: bool) -> None:
         if clean or single_process():
             disconnect(clean)
     except Exception as error:
-        said = f"{type(error).__name__} after the end of the run: {error}"
-        print(f"ddlbench: warning: {said}", file=sys.stderr, flush=True)
+        tell(f"warning: {type(error).__name__} after the end of the run: {error}")

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -26,6 +25,7 @@ from ddlbench.errors import RunError, UserError, reporting
 from ddlbench.heartbeat import has_ended
 from ddlbench.job import Job, Trainer
 from ddlbench.loop import Run
+from ddlbench.progress import tell
 from ddlbench.ranks.control import all_gather, barrier, from_rank_0
 from ddlbench.recipe.schedules import Rates
 from ddlbench.record.files import HEARTBEAT
@@ -177,7 +177,7 @@ class Checkpoints:
             if wrong is None:  # on every rank
                 return saved
             if self.rank == 0:
-                print(f"ddlbench: warning: {folder} is damaged ({wrong}) and not used", file=sys.stderr, flush=True)
+                tell(f"warning: {folder} is damaged ({wrong}) and not used")
         if candidates:
             raise UserError(
                 f"all checkpoints of {self.attempt.run_id} in {self.place} are damaged: remove them to begin at epoch 0"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import shlex
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +23,7 @@ from ddlbench.data.staging import stage
 from ddlbench.errors import Failure, UserError
 from ddlbench.job import Job
 from ddlbench.measure.devices.environment import machine
-from ddlbench.progress import Progress
+from ddlbench.progress import Progress, tell
 from ddlbench.ranks.control import all_gather, once_per_node
 from ddlbench.ranks.launch import Launch
 from ddlbench.record.advice import advice_on_classes
@@ -100,7 +99,7 @@ class Attempt:
             self.record = Record.open(self.config.results_dir, self.run_id, content)
             advice = advice_on_classes(self.config.model, self.dataset) if self.config.mode == "train" else None
             if advice:
-                print(f"ddlbench: warning: {advice}", file=sys.stderr, flush=True)
+                tell(f"warning: {advice}")
 
     def agree(self) -> None:
         """UserError on every rank where one reads other data, or has another configuration or other versions of
@@ -120,7 +119,7 @@ class Attempt:
         if self.record:
             self.record.add(ranks_differ=differing)
             for line in differing:
-                print(f"ddlbench: warning: {line}", file=sys.stderr, flush=True)
+                tell(f"warning: {line}")
             fewest = min(opened.cores for opened in ranks)
             self.record.add(environment={**self.record.content["environment"], "cpu_count_min": fewest})
 
@@ -168,15 +167,14 @@ class Attempt:
         with self.claiming:
             status, reason, ended_by = failure.status, failure.reason, failure.ended_by
             if self.folder is not None and end_for_rank_0(self.folder, status, reason, ended_by=ended_by):
-                print(f"ddlbench: {failure.status}: {failure.reason}", file=sys.stderr, flush=True)
+                tell(f"{failure.status}: {failure.reason}")
 
     def _show_folder(self, record: Record) -> None:
         """Print where the record is, once; not with progress=false in a run that ended with `ok`."""
         if not self.shown and (self.config.progress or record.content["status"] != "ok"):
             self.shown = True
             results = shlex.quote(self.config.results_dir)
-            line = f"the record is in {record.folder}; to see tables: python -m ddlbench.report {results}"
-            print(f"ddlbench: {line}", file=sys.stderr, flush=True)
+            tell(f"the record is in {record.folder}; to see tables: python -m ddlbench.report {results}")
 
 
 def compare_environments(environment: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What ranks say to each other through the rendezvous store, apart from collectives: heartbeats, the first failure.
+"""What ranks exchange through the rendezvous store, without collectives: heartbeats, the first failure.
 
 A thread makes all requests to the store: a request to a store whose process is stopped never returns, and the thread
 that needs the answer must not wait for it.

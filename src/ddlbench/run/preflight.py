@@ -8,7 +8,6 @@ Not run on a GPU yet.
 from __future__ import annotations
 
 import socket
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -22,6 +21,7 @@ from ddlbench.errors import RunError
 from ddlbench.measure.clock import idle
 from ddlbench.measure.devices.environment import gpu, or_none
 from ddlbench.measure.devices.nvml import gpu_state_reader
+from ddlbench.progress import tell
 from ddlbench.ranks.control import all_gather, single_process
 from ddlbench.record.files import write_json
 from ddlbench.run.context import Attempt
@@ -119,13 +119,22 @@ def preflight(attempt: Attempt) -> None:
     model = str(gpu(device)["gpu_model"]) if device.type == "cuda" else "cpu"
     if device.type == "cuda":
         torch.cuda.empty_cache()  # the measured run begins with an empty allocator
-    place = (attempt.launch.rank, socket.gethostname(), model)
-    versions = (str(torch.__version__), str(attempt.dataset["hash"]))
-    checks: list[Check] = all_gather(Check(*place, clock, correct, seconds, reduced, *versions))
+    here = Check(
+        rank=attempt.launch.rank,
+        host=socket.gethostname(),
+        device=model,
+        clock_mhz=clock,
+        correct=correct,
+        matmul_s=seconds,
+        all_reduce_s=reduced,
+        torch_version=str(torch.__version__),
+        dataset_hash=str(attempt.dataset["hash"]),
+    )
+    checks: list[Check] = all_gather(here)
     slow = slow_ranks(checks, config.preflight_warn)
     if record:
         write_json(record.folder / FILE, {"ranks": [asdict(check) for check in checks]})
         record.add(preflight=section(checks, device, slow, time.perf_counter() - began))
         for line in list(slow.values())[:NAMED]:
-            print(f"ddlbench: warning: {line}", file=sys.stderr, flush=True)
+            tell(f"warning: {line}")
     require_sound(checks, config.preflight_stop)

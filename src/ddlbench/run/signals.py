@@ -27,9 +27,9 @@ class Signals:
     def __enter__(self) -> Signals:
         os.set_blocking(self.writing, False)
         self.wakeup = signal.set_wakeup_fd(self.writing, warn_on_full_buffer=False)
-        taken = [number for number in self.numbers if signal.getsignal(number) is not signal.SIG_IGN]
-        self.handlers = {int(number): signal.signal(number, lambda *_: None) for number in taken}
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, taken)
+        handled = [number for number in self.numbers if signal.getsignal(number) is not signal.SIG_IGN]
+        self.handlers = {int(number): signal.signal(number, lambda *_: None) for number in handled}
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, handled)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -40,7 +40,7 @@ class Signals:
         os.close(self.writing)
 
     def wait(self, seconds: float) -> int | None:
-        """The next signal; None where none comes in time, and after `wake`. Another one (SIGCHLD) is none."""
+        """The next signal; None where none comes in time, and after `wake`. Other signals (SIGCHLD) do not count."""
         ready, _, _ = select.select([self.reading], [], [], seconds)
         number = os.read(self.reading, 1)[0] if ready else 0
         return number if number in self.handlers else None

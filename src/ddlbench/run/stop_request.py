@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 from dataclasses import replace
 
 from ddlbench.errors import TIME_LIMIT, Failure
+from ddlbench.progress import tell
 from ddlbench.ranks.boundary import StopAgreement
 from ddlbench.run.peers import Peers
 
@@ -57,8 +57,7 @@ class StopRequest(StopAgreement):
         else:
             first = peers.request_stop(request)
         if first == request:
-            said = f"{failure.reason}: all ranks stop after this step; a second signal ends the run at once"
-            print(f"ddlbench: {said}", file=sys.stderr, flush=True)
+            tell(f"{failure.reason}: all ranks stop after this step; a second signal ends the run at once")
 
     def received(self) -> Failure | None:
         """The request of any rank, once, as soon as this rank has it: it is recorded before the ranks stop."""

@@ -11,7 +11,6 @@ import faulthandler
 import math
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -22,6 +21,7 @@ from functools import partial
 from torch._C._distributed_c10d import Store
 
 from ddlbench.errors import SIGNAL, SIGNALS, TIME_LIMIT, Failure, PeerFailed, Stopped
+from ddlbench.progress import tell
 from ddlbench.run.context import Attempt
 from ddlbench.run.peers import Peers
 from ddlbench.run.signals import Signals, print_stacks
@@ -209,7 +209,7 @@ class Supervisor:
             first = self.record_cause(failure)
             self.attempt.record_failure(first, begun)
             if first.rank == self.rank:
-                print(f"ddlbench: {first.status}: {first.reason}", file=sys.stderr, flush=True)
+                tell(f"{first.status}: {first.reason}")
             self.wait_for_readers(first)
             self._exit(first)
         finally:  # whatever happens, no process may be left that only SIGKILL ends
@@ -217,7 +217,7 @@ class Supervisor:
 
     def _leave_open(self, code: int) -> None:
         waited = f"what the run had open was not closed within {self.within_s:g} s after its end was recorded"
-        print(f"ddlbench: warning: rank {self.rank}: {waited}", file=sys.stderr, flush=True)
+        tell(f"warning: rank {self.rank}: {waited}")
         print_stacks()
         os._exit(code)
 

@@ -18,7 +18,7 @@ from ddlbench.sweep import slurm
 from ddlbench.sweep.lock import FOLDER, Owner, holder, last_job, unreadable
 from ddlbench.sweep.plan import INVALID, Cell, data_check, plan
 from ddlbench.sweep.state import FINAL, MISSING, QUEUED, RETRIES, RUNNING, State, due
-from ddlbench.sweep.status import Asked, plan_lines, status_lines
+from ddlbench.sweep.status import StatusOf, plan_lines, status_lines
 from ddlbench.sweep.study import Study, load, names
 from ddlbench.texts import printable
 
@@ -82,7 +82,7 @@ def _run(given: argparse.Namespace, study: Study) -> int:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         left_out += [cell for cell in cells if cell.gpus > local.most_ranks() and not cell.invalid]
         failed = local.run_cells(cells, state, given.retry, _say)
-        _say("\n".join(status_lines(cells, state, _asked(state, slurm.queue()))))
+        _say("\n".join(status_lines(cells, state, _statuses(state, slurm.queue()))))
         _say(f"report: python -m ddlbench.report {shlex.quote(study.results_dir)}")
     if left_out:
         _say(f"{len(left_out)} cells cannot run: --dry-run shows why")
@@ -94,12 +94,12 @@ def _run(given: argparse.Namespace, study: Study) -> int:
 
 def _status(cells: Sequence[Cell], state: State) -> int:
     queued = slurm.queue()
-    asked = _asked(state, queued)
-    lines = status_lines(cells, state, asked)
-    open_ = (cell for cell in cells if queued.starts is None and asked(cell) in (QUEUED, RUNNING))
+    status_of = _statuses(state, queued)
+    lines = status_lines(cells, state, status_of)
+    open_ = (cell for cell in cells if queued.starts is None and status_of(cell) in (QUEUED, RUNNING))
     if any(last_job(state.results, cell.key) for cell in open_):
         lines.append("squeue does not answer: cells of jobs that have ended may count as queued or running")
-    ended = [job for cell in cells if asked(cell) == MISSING and (job := last_job(state.results, cell.key))]
+    ended = [job for cell in cells if status_of(cell) == MISSING and (job := last_job(state.results, cell.key))]
     if ended:
         output = state.results / FOLDER / "logs" / f"{ended[0]}-*.out"
         lines.append(f"missing although their Slurm job has ended: {len(ended)} cells; its output: {output}")
@@ -111,12 +111,12 @@ def _show(
     given: argparse.Namespace, study: Study, cells: Sequence[Cell], state: State, forecast: Forecast | None
 ) -> int:
     """Print the plan; nothing is started, whatever else is asked for."""
-    asked = _asked(state, slurm.queue())
+    status_of = _statuses(state, slurm.queue())
     with configurations():  # once: the forecast composes one for each configuration and GPU count
-        lines = plan_lines(cells, state, asked, forecast)
+        lines = plan_lines(cells, state, status_of, forecast)
     if given.slurm:
         held = (QUEUED, RUNNING)
-        left = [cell for cell in cells if due(asked(cell), given.retry) and asked(cell) not in held]
+        left = [cell for cell in cells if due(status_of(cell), given.retry) and status_of(cell) not in held]
         lines += slurm.job_lines(study, [cell for cell in left if not cell.invalid], _options(given))
     _say("\n".join(lines))
     return 0
@@ -142,7 +142,7 @@ def _cancel(cells: Sequence[Cell], state: State) -> int:
     return 1 if left else 0
 
 
-def _asked(state: State, queued: slurm.Queue) -> Asked:
+def _statuses(state: State, queued: slurm.Queue) -> StatusOf:
     """A function that returns the status of a cell: `running` only if a process holds its claim, `queued` until its
     Slurm job has begun it, also after an attempt that failed."""
     statuses = dict[str, str]()
@@ -160,7 +160,7 @@ def _asked(state: State, queued: slurm.Queue) -> Asked:
         if recorded in (MISSING, RUNNING):
             return MISSING if owner is None else QUEUED if owner.job and recorded == MISSING else RUNNING
         start = queued.start(owner.job) if owner else None
-        begun = any((one.job, one.restarts) == start for one in state.of(cell))
+        begun = any((attempt.job, attempt.restarts) == start for attempt in state.of(cell))
         return QUEUED if start and not begun else recorded
 
     return status

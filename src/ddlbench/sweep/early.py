@@ -36,57 +36,57 @@ BY_SIGNAL = {
     "Out": STATUSES["oom"].exit_code,
     "User": 128 + signal.SIGUSR1,
 }
-OF_JOB = JOB_VARIABLE, RESTARTS_VARIABLE
 LONGEST = 1000  # letters of a reason
 
 
 def main(arguments: Sequence[str]) -> int:
     """CODE: srun's exit code; BEGAN: when the run began, in the format of a record's times; WORDS: its command line."""
     code, began, *words = arguments
-    said = sys.stdin.buffer.read().decode(errors="replace")
+    output = sys.stdin.buffer.read().decode(errors="replace")
     try:
         with configurations():
             config = configuration(*words)
-        write_row_of_job(config, int(code), began, said)
+        write_row_of_job(config, int(code), began, output)
     except (RunError, OSError):  # the run has printed it
         return 1
     return 0
 
 
-def write_row_of_job(config: Config, code: int, began: str, said: str) -> None:
+def write_row_of_job(config: Config, code: int, began: str, output: str) -> None:
     """Write the row of a run in this Slurm job, unless a rank has recorded it or a signal interrupted it."""
     tasks = tasks_per_node(os.environ["SLURM_TASKS_PER_NODE"])
     key = key_of(config.identity(), sum(tasks))
     attempts = State(Path(config.results_dir)).refresh().attempts.values()
     if not any(attempt.key == key and attempt.start >= began for attempt in attempts):
-        codes = [int(match[1]) if match[1] else BY_SIGNAL.get(match[2], 1) for match in TASK.finditer(said)]
-        record_early_end(config, codes or [code], began, said, tasks)
+        codes = [int(match[1]) if match[1] else BY_SIGNAL.get(match[2], 1) for match in TASK.finditer(output)]
+        record_early_end(config, codes or [code], began, output, tasks)
 
 
-def record_early_end(config: Config, codes: Sequence[int], began: str, said: str, tasks: Sequence[int]) -> bool:
+def record_early_end(config: Config, codes: Sequence[int], began: str, output: str, tasks: Sequence[int]) -> bool:
     """Write a record without measurements for a run that left none; whether it is on disk. The status is that of the
     first rank that failed by itself. False for a run that a signal interrupted: its cell runs again.
 
-    began: in the format of a record's times; said: the output of all ranks; tasks: the number of ranks of each node
+    began: in the format of a record's times; output: the output of all ranks; tasks: the number of ranks of each node
     """
     code = next((code for code in codes if code not in (0, PeerFailed.exit_code, *INTERRUPTS)), None)
     if code is None and INTERRUPTS.intersection(codes):
         return False
     code = code or max(codes)
     status, ended_by = ("killed", TIME_LIMIT) if code in LIMIT else (BY_CODE.get(code, "error"), None)
+    job = {name: os.environ[name] for name in (JOB_VARIABLE, RESTARTS_VARIABLE) if name in os.environ}
     content: dict[str, Any] = {
         "times": {"start": began, "end": None},
         "config": config.resolved,
         "config_added_later": config.added_later,
         "launch": {"world_size": sum(tasks), "nodes": len(tasks), "ranks_per_node": tasks[0]},
-        "environment": {"variables": {name: os.environ[name] for name in OF_JOB if name in os.environ}},
+        "environment": {"variables": job},
         "dataset": {"name": config.data.name, "kind": config.data.kind},
     }
     # The first line in which ddlbench reported the end, else what else is known, and the exit codes.
-    lines = [match[1] for line in said.splitlines() if (match := SAID.fullmatch(line.strip()))]
+    lines = [match[1] for line in output.splitlines() if (match := SAID.fullmatch(line.strip()))]
     exits = f"the run ended before it had a record: exit codes {', '.join(map(str, codes))}"
     signals = [f"rank {rank} received SIGUSR1" for rank, code in enumerate(codes) if code in LIMIT]
-    reason = "; ".join([*(lines or signals or SAID_BY_SLURM.findall(said))[:1], exits])[:LONGEST]
+    reason = "; ".join([*(lines or signals or SAID_BY_SLURM.findall(output))[:1], exits])[:LONGEST]
     name = run_id(config.identity(), sum(tasks), len(tasks), "unknown")
     return Record.open(config.results_dir, name, content).finish(status, reason, ended_by=ended_by)
 

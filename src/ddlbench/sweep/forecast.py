@@ -21,10 +21,10 @@ class Forecast:
     of unknown length. It must be called within `configurations`."""
 
     def __init__(self, machine: str) -> None:
-        """machine: a description's name or file, as cluster= of the predict command; UserError for what is none"""
+        """machine: a description's name or file, as cluster= of the predict command. UserError where there is none"""
         self.machine = machines.load(machine)
         self.device = torch.device(self.machine.device.type)
-        self.made: dict[str, Computation] = {}
+        self.computations: dict[str, Computation] = {}
         self.predicted: dict[tuple[str, int], float | None] = {}
 
     def __call__(self, cell: Cell) -> float | None:
@@ -48,6 +48,6 @@ class Forecast:
         """The computation of one device, counted once for all frameworks and GPU counts."""
         train, recipe = config.train, config.recipe
         key = f"{config.model} {train.precision} {train.tf32} {recipe.optimizer.name} {recipe.label_smoothing}"
-        if key not in self.made:
-            self.made[key] = from_roofline(config, self.machine)
-        return self.made[key]
+        if key not in self.computations:
+            self.computations[key] = from_roofline(config, self.machine)
+        return self.computations[key]

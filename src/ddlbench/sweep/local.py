@@ -89,11 +89,14 @@ def run_cell(cell: Cell, results: Path, held: Claim | None = None) -> list[int]:
 def end(ranks: Sequence[subprocess.Popen[bytes]], first: signal.Signals = signal.SIGTERM) -> None:
     """Let the ranks record their end, then kill them and the processes that they started."""
     for number in (first, signal.SIGKILL):
-        _signal(ranks, number)
+        for rank in ranks:
+            rank.send_signal(number)  # nothing where the rank has ended
         deadline = time.monotonic() + GRACE_S
         while any(rank.poll() is None for rank in ranks) and time.monotonic() < deadline:
             time.sleep(POLL_S)
-    _signal(ranks, signal.SIGKILL, group=True)
+    for rank in ranks:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(rank.pid, signal.SIGKILL)
 
 
 def _log(results: Path, cell: Cell) -> Path:
@@ -136,8 +139,8 @@ def _ended(cell: Cell, state: State, codes: list[int], began: str, logged: int) 
             config = configuration(*cell.command(state.results))
         with (log := _log(state.results, cell)).open("rb") as file:
             file.seek(max(logged, log.stat().st_size - MIB))
-            said = file.read(MIB).decode(errors="replace")
-        record_early_end(config, codes, began, said, [cell.gpus])
+            output = file.read(MIB).decode(errors="replace")
+        record_early_end(config, codes, began, output, [cell.gpus])
     return state.refresh().status(cell)
 
 
@@ -195,13 +198,3 @@ def _start(words: Sequence[str], variables: dict[str, str], log: int) -> subproc
 
 
 _LIBC = ctypes.CDLL(None)  # loaded before the fork
-
-
-def _signal(ranks: Sequence[subprocess.Popen[bytes]], number: signal.Signals, group: bool = False) -> None:
-    """Send a signal to a rank. group: also to the processes that it started, even if the rank itself has ended"""
-    for rank in ranks:
-        with contextlib.suppress(ProcessLookupError):
-            if group:
-                os.killpg(rank.pid, number)
-            elif rank.poll() is None:
-                rank.send_signal(number)

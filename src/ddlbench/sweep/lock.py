@@ -62,12 +62,12 @@ def claim(
     cell: str,
     job: str | None = None,
     queued: Callable[[str], bool] = lambda _: True,
-    looked: float = math.inf,
+    read_at: float = math.inf,
 ) -> Claim | None:
     """This process's claim of a cell (or that of a Slurm job that it is about to submit); None if another holds it.
 
     queued: whether the Slurm job of a name is still waiting or running
-    looked: when the caller asked for the jobs and read the records, by the file server's clock. A claim that changed
+    read_at: when the caller asked for the jobs and read the records, by the file server's clock. A claim that changed
     later holds even if its owner has ended, because its actions since then are not known
     """
     folder = results / FOLDER
@@ -79,7 +79,7 @@ def claim(
                 json.dump(asdict(owner), file)
             return Claim(path, owner)
         except FileExistsError:
-            if _held(path, queued) or _changed(path, looked):
+            if _held(path, queued) or _changed(path, read_at):
                 return None
             path = _next(path)
 
@@ -123,10 +123,10 @@ def _held(path: Path, queued: Callable[[str], bool]) -> bool:
     return lives(owner, path)
 
 
-def _changed(path: Path, looked: float) -> bool:
+def _changed(path: Path, read_at: float) -> bool:
     """Whether the claim has changed since then. A time in the future comes from a clock that was set back."""
     changed = path.stat().st_mtime
-    return changed > looked and changed <= server_time(path.parent)
+    return changed > read_at and changed <= server_time(path.parent)
 
 
 def _owner(path: Path) -> Owner | None:

@@ -116,7 +116,7 @@ def submit(study: Study, cells: Sequence[Cell], state: State, options: Options, 
     are submitted."""
     more = options.words()
     (state.results / FOLDER).mkdir(parents=True, exist_ok=True)
-    looked, queued = server_time(state.results), queue()  # in this order, and before the records are read
+    read_at, queued = server_time(state.results), queue()  # in this order, and before the records are read
     state.refresh()
     due_cells = [cell for cell in cells if due(state.status(cell), retry) and not cell.invalid]
     lines, numbers = list[str](), list[str]()
@@ -126,25 +126,25 @@ def submit(study: Study, cells: Sequence[Cell], state: State, options: Options, 
         _size(study, job.cells)  # raises before anything is submitted
     for job in planned:
         name = f"ddlbench-{study.name[:40].replace(' ', '_')}-{uuid.uuid4().hex[:12]}"  # that no other job has
-        held = [(cell, claim(state.results, cell.key, name, queued, looked)) for cell in job.cells]
-        mine = [cell for cell, one in held if one is not None]
-        if not mine:
+        claims = [(cell, held) for cell in job.cells if (held := claim(state.results, cell.key, name, queued, read_at))]
+        claimed = [cell for cell, _ in claims]
+        if not claimed:
             continue
-        before = [] if job.proves else [proofs[cell.family] for cell in mine if cell.family in proofs]
+        before = [] if job.proves else [proofs[cell.family] for cell in claimed if cell.family in proofs]
         waits = _dependency(before, len(job.cells) == 1, numbers, options.throttle)
         try:
-            number = _sbatch(study, mine, state.results, name, [*waits, *more], options)
+            number = _sbatch(study, claimed, state.results, name, [*waits, *more], options)
         except UserError as error:
             # Where sbatch did not answer in time, Slurm may have the job: then `squeue` knows its name.
             if not isinstance(error.__cause__, subprocess.TimeoutExpired):
-                for _, one in held:
-                    if one is not None:
-                        one.release()
+                for _, held in claims:
+                    held.release()
             raise
         numbers.append(number)
         if job.proves:
-            proofs[mine[0].family] = number
-        lines.append(f"job {number}: {len(mine)} of {mine[0].gpus} GPUs: {', '.join(cell.name for cell in mine)}")
+            proofs[claimed[0].family] = number
+        names = ", ".join(cell.name for cell in claimed)
+        lines.append(f"job {number}: {len(claimed)} of {claimed[0].gpus} GPUs: {names}")
     return lines
 
 

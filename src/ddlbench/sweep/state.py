@@ -91,7 +91,7 @@ class State:
 
     def gpu_hours(self, cells: Iterable[Cell]) -> float:
         """GPU-hours used so far, including failed attempts."""
-        return sum((one.seconds or 0) * one.gpus for cell in cells for one in self.of(cell)) / 3600
+        return sum((attempt.seconds or 0) * attempt.gpus for cell in cells for attempt in self.of(cell)) / 3600
 
     def _read(self, folder: Path) -> None:
         try:
@@ -133,17 +133,18 @@ def _attempt(folder: Path, record: Object) -> Attempt:
     config, launch, times = (cast(dict[str, Any], record[name]) for name in ("config", "launch", "times"))
     before = added_later(Options) | section(record, "config_added_later")
     start, end, gpus = str(times["start"]), times["end"], int(launch["world_size"])
+    seconds = (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds() if end else None
     variables = section(section(record, "environment"), "variables")
     return Attempt(
-        folder,
-        key_of(measured_part(config, before), gpus),
-        str(record["status"]),
-        str(record.get("reason") or ""),
-        start,
-        max(0.0, (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds()) if end else None,
-        gpus,
-        isinstance(record.get("checkpoints"), dict),
-        variables.get(JOB_VARIABLE),
-        str(variables.get(RESTARTS_VARIABLE, "0")),
-        cast(str | None, record.get("ended_by")),
+        folder=folder,
+        key=key_of(measured_part(config, before), gpus),
+        status=str(record["status"]),
+        reason=str(record.get("reason") or ""),
+        start=start,
+        seconds=max(0.0, seconds) if seconds is not None else None,
+        gpus=gpus,
+        saved=isinstance(record.get("checkpoints"), dict),
+        job=variables.get(JOB_VARIABLE),
+        restarts=str(variables.get(RESTARTS_VARIABLE, "0")),
+        ended_by=cast(str | None, record.get("ended_by")),
     )

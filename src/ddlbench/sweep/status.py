@@ -12,23 +12,23 @@ from ddlbench.sweep.plan import INVALID, Cell, points
 from ddlbench.sweep.state import MISSING, QUEUED, RUNNING, State
 from ddlbench.texts import aligned, printable
 
-Asked = Callable[[Cell], str]  # the status of a cell, running ones included
+StatusOf = Callable[[Cell], str]  # the status of a cell, running ones included
 Predict = Callable[[Cell], float | None] | None  # seconds of a run, at least; None where they are not known
 WIDEST = 100  # letters of a cell of the table
 AT_LEAST = "at least "
 
 
-def plan_lines(cells: Sequence[Cell], state: State, asked: Asked, predict: Predict = None) -> list[str]:
+def plan_lines(cells: Sequence[Cell], state: State, status_of: StatusOf, predict: Predict = None) -> list[str]:
     """A table with one row for each configuration and GPU count, the reasons below it, and sums."""
     rows: list[Mapping[str, Any]] = []
     for (_, gpus), group in points(cells).items():
         estimated, least = _seconds(group, state, predict)
-        left = [cell for cell in group if asked(cell) == MISSING]
+        left = [cell for cell in group if status_of(cell) == MISSING]
         rows.append(
             {
                 **{key: written(value) for key, value in group[0].values.items()},
                 "runs": str(len(group)),
-                "status": _counted(_shown(cell, asked) for cell in group),
+                "status": _counted(_shown(cell, status_of) for cell in group),
                 "s/run": "" if estimated is None else f"{least}{estimated:.1f}",
                 "GPU-hours": "" if estimated is None else f"{least}{estimated * gpus * len(left) / 3600:.3f}",
             }
@@ -38,14 +38,14 @@ def plan_lines(cells: Sequence[Cell], state: State, asked: Asked, predict: Predi
     refused = [group[0] for group in points(cells).values() if group[0].refused]
     for (status, why), same in group_by(refused, lambda cell: cell.refused).items():
         lines.append(f"{status} ({len(same)}, such as {same[0].name}): {why}")
-    return [*lines, *sums(cells, state, asked, predict)]
+    return [*lines, *sums(cells, state, status_of, predict)]
 
 
-def status_lines(cells: Sequence[Cell], state: State, asked: Asked) -> list[str]:
+def status_lines(cells: Sequence[Cell], state: State, status_of: StatusOf) -> list[str]:
     """The number of cells of each status, the used and remaining time, and the reason of each failure."""
-    lines = sums(cells, state, asked)
+    lines = sums(cells, state, status_of)
     for cell in cells:
-        if (status := asked(cell)) not in ("ok", "unsupported", INVALID, MISSING, QUEUED, RUNNING):
+        if (status := status_of(cell)) not in ("ok", "unsupported", INVALID, MISSING, QUEUED, RUNNING):
             reason = state.of(cell)[-1].reason if state.of(cell) else ""
             lines.append(f"{cell.name} repeat {cell.repeat}: {status}: {printable(reason)[:300]}")
     if state.unreadable:
@@ -53,14 +53,14 @@ def status_lines(cells: Sequence[Cell], state: State, asked: Asked) -> list[str]
     return lines
 
 
-def sums(cells: Sequence[Cell], state: State, asked: Asked, predict: Predict = None) -> list[str]:
+def sums(cells: Sequence[Cell], state: State, status_of: StatusOf, predict: Predict = None) -> list[str]:
     """Cells by status; GPU-hours used; time and GPU-hours that remain, from finished cells, else predicted."""
-    lines = [f"{len(cells)} cells: {_counted(_shown(cell, asked) for cell in cells)}"]
+    lines = [f"{len(cells)} cells: {_counted(_shown(cell, status_of) for cell in cells)}"]
     lines.append(f"GPU-hours used: {state.gpu_hours(cells):.3f}")
     serial = hours = unknown = 0.0
     bounds = ""
     for group in points(cells).values():
-        left = sum(asked(cell) == MISSING and not cell.refused for cell in group)
+        left = sum(status_of(cell) == MISSING and not cell.refused for cell in group)
         seconds, least = _seconds(group, state, predict) if left else (None, "")
         bounds = bounds or least
         serial += (seconds or 0) * left
@@ -83,9 +83,9 @@ def _seconds(group: Sequence[Cell], state: State, predict: Predict) -> tuple[flo
     return predicted, "" if predicted is None else AT_LEAST
 
 
-def _shown(cell: Cell, asked: Asked) -> str:
-    """The status to show: as asked, or for a cell without a record its refusal."""
-    status = asked(cell)
+def _shown(cell: Cell, status_of: StatusOf) -> str:
+    """The status to show; for a cell without a record that is refused, the kind of refusal."""
+    status = status_of(cell)
     return cell.refused[0] if status == MISSING and cell.refused else status
 
 

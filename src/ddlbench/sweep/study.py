@@ -14,7 +14,7 @@ from ddlbench.config.choices import choices, conf_dir
 from ddlbench.config.options import is_key_of
 from ddlbench.config.values import check, shown
 from ddlbench.errors import UserError
-from ddlbench.sweep.values import Plain, check_key, given, quoted, read, word
+from ddlbench.sweep.values import Plain, as_list, check_key, names_of, number, parse_word, quoted, read, section, word
 
 FOLDERS = ("study", "experiment")  # of conf/
 LARGEST = 100_000  # cells
@@ -116,9 +116,18 @@ def names() -> dict[str, str]:
 def load(name: str, words: Sequence[str] = ()) -> Study:
     """The study of a name, or of a YAML file, with the command line's words. UserError for any mistake in them."""
     study = _of_file(_find(name))
-    for given_word in words:
-        study = _override(study, *given(given_word))
+    for override in words:
+        study = _override(study, *parse_word(override))
     return _checked(replace(study, results_dir=study.results_dir or f"results/{study.name}"))
+
+
+def _find(name: str) -> Path:
+    files = [conf_dir() / folder / f"{name}.yaml" for folder in FOLDERS if re.fullmatch(r"\w[\w-]*", name)]
+    path = Path(name) if name.endswith((".yaml", ".yml")) else next(filter(Path.is_file, files), None)
+    if path is None:
+        studies = ", ".join(names())
+        raise UserError(f"{shown(name)} is no study: choose one of {studies}, or give the path of a YAML file")
+    return path
 
 
 def _of_file(path: Path) -> Study:
@@ -131,17 +140,6 @@ def _of_file(path: Path) -> Study:
         raise UserError(f"{path}: {error}") from error
 
 
-def _find(name: str) -> Path:
-    if name.endswith((".yaml", ".yml")):
-        return Path(name)
-    if re.fullmatch(r"\w[\w-]*", name):
-        for folder in FOLDERS:
-            if (path := conf_dir() / folder / f"{name}.yaml").is_file():
-                return path
-    studies = ", ".join(names())
-    raise UserError(f"{shown(name)} is no study: choose one of {studies}, or give the path of a YAML file")
-
-
 def _study(name: str, raw: dict[str, Any]) -> Study:
     keys = {field.name for field in fields(Study)} - {"name", "results_dir", "overrides"} | {"base"}
     for key in raw:
@@ -149,28 +147,28 @@ def _study(name: str, raw: dict[str, Any]) -> Study:
             raise UserError(f"{shown(key)} is no key of a study: the keys are {', '.join(sorted(keys))}")
     raw = {key: value for key, value in raw.items() if value is not None}  # a key without content
     base = _base(raw["base"]) if "base" in raw else Study(name, axes={})
-    new_axes = {key: _list(value) for key, value in _keys(raw.get("axes"), "axes").items()}
+    new_axes = {key: as_list(value) for key, value in section(raw.get("axes"), "axes").items()}
     for key, values in new_axes.items():
         _check_axis(key, values)
     axes = {**base.axes, **new_axes}
-    figures = {str(key): content for key, content in _keys(raw.get("figures"), "figures").items()}
-    limits = _keys(raw.get("limits_s"), "limits_s")
+    figures = {str(key): content for key, content in section(raw.get("figures"), "figures").items()}
+    limits = section(raw.get("limits_s"), "limits_s")
     return replace(
         base,
         name=name,
         axes=axes,
         keys={**base.keys, **_settable(raw.get("keys"), "keys")},
-        settings=[*base.settings, *(_setting(item, axes) for item in _list(raw.get("settings", [])))],
-        exclude=[*base.exclude, *(_where(item, axes, "exclude") for item in _list(raw.get("exclude", [])))],
+        settings=[*base.settings, *(_setting(item, axes) for item in as_list(raw.get("settings", [])))],
+        exclude=[*base.exclude, *(_where(item, axes, "exclude") for item in as_list(raw.get("exclude", [])))],
         seeds=_seeds(raw["seeds"]) if "seeds" in raw else base.seeds,
-        by=_texts("by", raw["by"]) if "by" in raw else base.by,
-        across=_texts("across", raw["across"]) if "across" in raw else base.across,
+        by=names_of("by", raw["by"]) if "by" in raw else base.by,
+        across=names_of("across", raw["across"]) if "across" in raw else base.across,
         figures={
             **{key: figure for key, figure in base.figures.items() if key not in figures},
             **{key: _figure(key, content, axes) for key, content in figures.items() if content is not None},
         },
-        limits_s={_number("limits_s", gpus, 1): _number("limits_s", limit, 1) for gpus, limit in limits.items()},
-        **cast(Any, {key: _number(key, raw[key], least) for key, least in NUMBERS.items() if key in raw}),
+        limits_s={number("limits_s", gpus, 1): number("limits_s", limit, 1) for gpus, limit in limits.items()},
+        **cast(Any, {key: number(key, raw[key], least) for key, least in NUMBERS.items() if key in raw}),
     )
 
 
@@ -184,15 +182,15 @@ def _base(name: Any) -> Study:
 def _override(study: Study, key: str, value: Any) -> Study:
     """The study with one word of the command line."""
     if key in NUMBERS:
-        return replace(study, **{key: _number(key, value, NUMBERS[key])})
+        return replace(study, **{key: number(key, value, NUMBERS[key])})
     if key == "seeds":
         return replace(study, seeds=_seeds(value))
     if key == "results_dir":
         check(key, value)
         return replace(study, results_dir=value)
     if key in study.axes:
-        _check_axis(key, _list(value))
-        return replace(study, axes={**study.axes, key: _list(value)})
+        _check_axis(key, as_list(value))
+        return replace(study, axes={**study.axes, key: as_list(value)})
     _check_value(key, value, of_file=False)
     return replace(study, overrides={**study.overrides, key: value})
 
@@ -234,19 +232,19 @@ def _check_value(key: Any, value: Any, of_file: bool = True) -> None:
     elif key == "scaling":
         if value not in SCALING:
             raise UserError(f"scaling={shown(value)} is unknown: choose strong (batch: of all GPUs) or weak (of each)")
-    elif _number(key, value, 1) > MOST_GPUS:
+    elif number(key, value, 1) > MOST_GPUS:
         raise UserError(f"{key}={shown(value)} is too large: give at most {MOST_GPUS}")
 
 
 def _settable(raw: Any, place: str) -> dict[str, Any]:
-    keys = _keys(raw, place)
+    keys = section(raw, place)
     for key, value in keys.items():
         _check_value(key, value)
     return keys
 
 
 def _setting(raw: Any, axes: Plain) -> Setting:
-    content = _keys(raw, "settings")
+    content = section(raw, "settings")
     if set(content) != {"where", "keys"}:
         raise UserError("each of settings has `where` (values on axes) and `keys`")
     keys = _settable(content["keys"], "settings")
@@ -256,7 +254,7 @@ def _setting(raw: Any, axes: Plain) -> Setting:
 
 
 def _figure(name: Any, raw: Any, axes: Plain) -> Figure:
-    content, place = _keys(raw, "figures"), f"figures: {shown(name)}"
+    content, place = section(raw, "figures"), f"figures: {shown(name)}"
     best = content.get("best", False)
     wrong = not NAME.fullmatch(str(name)) or not set(content) <= set(Figure._fields) or "kind" not in content
     if wrong or not isinstance(best, bool):
@@ -264,24 +262,18 @@ def _figure(name: Any, raw: Any, axes: Plain) -> Figure:
             f"{place}: a figure has a name of letters and digits, a kind, and may have where, by, best: true | false"
         )
     where = _where(content["where"], axes, place) if "where" in content else {}
-    return Figure(str(content["kind"]), where, best, _texts("by", content.get("by", [])))
-
-
-def _texts(key: str, raw: Any) -> tuple[str, ...]:
-    if not all(isinstance(value, str) for value in _list(raw)):
-        raise UserError(f"{key}={shown(raw)} must be a list of names")
-    return tuple(_list(raw))
+    return Figure(str(content["kind"]), where, best, names_of("by", content.get("by", [])))
 
 
 def _where(raw: Any, axes: Plain, place: str) -> dict[str, list[Any]]:
-    where = _keys(raw, place)
+    where = section(raw, place)
     if not where or [] in where.values():
         raise UserError(f"{place}: {shown(raw)} names no cells: give axes and values of this study, or leave it out")
     for key, value in where.items():
-        unknown = [item for item in _list(value) if key not in axes or item not in axes[key]]
+        unknown = [item for item in as_list(value) if key not in axes or item not in axes[key]]
         if key not in axes or unknown:
             raise UserError(f"{place}: {shown(key)}={shown(value)} is on no axis: give axes and values of this study")
-    return {key: _list(value) for key, value in where.items()}
+    return {key: as_list(value) for key, value in where.items()}
 
 
 def matches(where: Mapping[str, list[Any]], point: Plain) -> bool:
@@ -289,26 +281,7 @@ def matches(where: Mapping[str, list[Any]], point: Plain) -> bool:
     return all(key in point and point[key] in values for key, values in where.items())
 
 
-def _keys(raw: Any, place: str) -> dict[Any, Any]:
-    if raw is None:
-        return {}
-    if not isinstance(raw, dict):
-        raise UserError(f"{place}: {shown(raw)} is no section of keys")
-    return cast(dict[Any, Any], raw)
-
-
-def _list(value: Any) -> list[Any]:
-    return cast(list[Any], value) if isinstance(value, list) else [value]
-
-
 def _seeds(value: Any) -> list[int]:
     if value == []:
         raise UserError("seeds=[] has no values: give at least one")
-    return [_number("seeds", seed, 0) for seed in _list(value)]
-
-
-def _number(key: Any, value: Any, least: int) -> int:
-    integer = isinstance(value, int) and not isinstance(value, bool)
-    if not integer or not least <= value < 2**31:
-        raise UserError(f"{key}={shown(value)} must be a whole number from {least} on")
-    return cast(int, value)
+    return [number("seeds", seed, 0) for seed in as_list(value)]

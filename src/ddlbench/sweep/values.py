@@ -22,7 +22,7 @@ LARGEST_BYTES = 2**18
 DEEPEST = 8  # levels of nesting
 KEY = re.compile(r"[a-z_]\w*(\.[a-z_]\w*)*")
 PLAIN_TEXT = re.compile(r"[A-Za-z_][\w.-]*")
-MEANT = {"null", "true", "false", "nan", "inf"}  # of Hydra's grammar, in any case
+KEYWORDS = {"null", "true", "false", "nan", "inf"}  # of Hydra's grammar, in upper and lower case
 # Folders depend on the machine: they belong to the command line, not to a study's file.
 PATHS = (
     "results_dir", "checkpoint.dir", "data.root", "data.cache_dir", "data.stage_to", "data.tokenizer", "data.train",
@@ -82,7 +82,7 @@ class _KeysOnce(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def given(word: str) -> tuple[str, Any]:
+def parse_word(word: str) -> tuple[str, Any]:
     """Key and value of a word `key=value` of the sweep's command line."""
     key, equals, text = word.partition("=")
     key = key.lstrip("+")
@@ -94,6 +94,35 @@ def given(word: str) -> tuple[str, Any]:
         return key, parsed(text)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise UserError(f"{shown(word)}: {' '.join(str(error).split())[:200]}") from error
+
+
+def section(raw: Any, place: str) -> dict[Any, Any]:
+    """A section of keys in a study's file, {} where it is empty. place: its name in a message"""
+    if raw is None:
+        return {}
+    if not isinstance(raw, dict):
+        raise UserError(f"{place}: {shown(raw)} is no section of keys")
+    return cast(dict[Any, Any], raw)
+
+
+def as_list(value: Any) -> list[Any]:
+    """A list as it is, another value as a list of one."""
+    return cast(list[Any], value) if isinstance(value, list) else [value]
+
+
+def names_of(key: str, raw: Any) -> tuple[str, ...]:
+    """A name or a list of names. UserError for other values."""
+    if not all(isinstance(value, str) for value in as_list(raw)):
+        raise UserError(f"{key}={shown(raw)} must be a list of names")
+    return tuple(as_list(raw))
+
+
+def number(key: Any, value: Any, least: int) -> int:
+    """UserError for a value that is no whole number from `least` on."""
+    integer = isinstance(value, int) and not isinstance(value, bool)
+    if not integer or not least <= value < 2**31:
+        raise UserError(f"{key}={shown(value)} must be a whole number from {least} on")
+    return cast(int, value)
 
 
 def word(key: str, value: Any) -> str:
@@ -122,7 +151,7 @@ def _text(key: str, value: Any) -> str:
         return str(value)
     if not isinstance(value, str):
         raise UserError(f"{key}={shown(value)} is no value: give a number, a text, true, false, null or a list")
-    if PLAIN_TEXT.fullmatch(value) and value.lower() not in MEANT:
+    if PLAIN_TEXT.fullmatch(value) and value.lower() not in KEYWORDS:
         return value
     return quoted(key, value)
 

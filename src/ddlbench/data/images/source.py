@@ -3,7 +3,7 @@ of a packed set. Both kinds are picklable."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -18,21 +18,30 @@ from ddlbench.foreign import open_regular
 
 
 @dataclass(frozen=True)
-class FolderSource:
-    """where/<class>/<file>. original: the user's folder, where `where` is this node's copy of it"""
+class _Images:
+    """Images by class and file name. original: the user's folder, where `where` is this node's copy of it"""
 
     where: Path
     classes: tuple[str, ...]
     files: Files
-    original: Path | None = None
+    original: Path | None = field(default=None, kw_only=True)
+
+    def within(self, i: int) -> str:
+        """<class>/<file>"""
+        return f"{self.classes[self.files.labels[i]]}/{self.files.name(i)}"
+
+    def name(self, i: int) -> str:
+        """For the record."""
+        return f"{self.where.name}/{self.within(i)}"
+
+
+class FolderSource(_Images):
+    """where/<class>/<file>."""
 
     def files_to_stage(self, copy: Path) -> StagedFiles:
         """All files of the split, to be copied into the folder `copy`."""
         names = map(self.within, range(len(self.files)))
         return StagedFiles(self.where, copy, names, len(self.files), int(self.files.sizes.sum()))
-
-    def within(self, i: int) -> str:
-        return f"{self.classes[self.files.labels[i]]}/{self.files.name(i)}"
 
     def path(self, i: int) -> Path:
         return self.where / self.within(i)
@@ -44,27 +53,18 @@ class FolderSource:
         with reporting(f"cannot read {self.path(i)}", other if self.original else moved):
             return self.path(i).read_bytes()
 
-    def name(self, i: int) -> str:
-        """For the record."""
-        return f"{self.where.name}/{self.within(i)}"
-
     def place(self, i: int) -> str:
         """For error messages: the user's file."""
         return str((self.original or self.where) / self.within(i))
 
 
 @dataclass(frozen=True)
-class PackedSource:
-    """shards: names of the files in `where`; image i begins at byte starts[i] of shards[holders[i]]
-    original: as FolderSource's"""
+class PackedSource(_Images):
+    """shards: names of the files in `where`; image i begins at byte starts[i] of shards[holders[i]]"""
 
-    where: Path
-    classes: tuple[str, ...]
-    files: Files
     shards: tuple[str, ...]
     holders: NDArray[np.int32]
     starts: NDArray[np.int64]
-    original: Path | None = None
 
     def files_to_stage(self, copy: Path) -> StagedFiles:
         sizes = [(self.where / shard).stat().st_size for shard in self.shards]
@@ -74,9 +74,6 @@ class PackedSource:
         """No copy: the first access to the bytes waits for the disk."""
         start = int(self.starts[i])
         return mapped(self.where / self.shards[self.holders[i]])[start : start + int(self.files.sizes[i])]
-
-    def name(self, i: int) -> str:
-        return f"{self.where.name}/{self.classes[self.files.labels[i]]}/{self.files.name(i)}"
 
     def place(self, i: int) -> str:
         """For error messages: the position in the user's shard."""

@@ -7,7 +7,7 @@
 
 (tensorflow/core/example/feature.proto). In protobuf's encoding a field is a key, number * 8 + wire type, and a value:
 a varint (type 0), 8 or 4 bytes (1, 5), or a length and so many bytes (2).
-All that reads raises ValueError for bytes that are nothing of the kind.
+Every function that reads raises ValueError for other bytes.
 """
 
 from __future__ import annotations

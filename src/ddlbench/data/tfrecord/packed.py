@@ -86,8 +86,8 @@ def read_image(data: memoryview, example: Extent) -> tuple[int, bytes, Extent]:
 
 
 def order(split: str, samples: int) -> NDArray[np.int64]:
-    """Which image of the folders lies where in a packed split. Training images are shuffled once, or every shard, and
-    every reader's shuffle buffer, would hold one class."""
+    """Which image of the folders lies where in a packed split. Training images are shuffled once; otherwise every
+    shard, and every reader's shuffle buffer, would hold one class."""
     return RandomState(ORDER_SEED).permutation(samples) if split == "train" else np.arange(samples)
 
 

@@ -105,9 +105,19 @@ def verify_shard(folder: Path, split: str, shard: Shard, classes: tuple[str, ...
                 spans.append((offset, len(payload) + FRAME))
                 faults = _record(payload, split, classes, findings)
             findings.faults.extend(f"{path}, offset {offset}: {fault}" for fault in faults)
-        framed = all(record.next is not None for record in bad)
-        findings.faults.extend(_index_faults(path, index, spans if framed else None))
-        findings.faults.extend(_shard_faults(path, shard, len(spans), size, sound=not bad))
+        framed = all(record.next is not None for record in bad)  # else it is uncertain where the records are
+        if isinstance(index, str):
+            findings.faults.append(index)
+        elif framed and index != spans:
+            findings.faults.append(_stale(path, index, spans))
+        elif framed and read_bytes(index_path(path), LARGEST_INDEX) != index_text(spans):
+            findings.faults.append(f"{index_path(path)} differs in form from what tfrecord2idx writes")
+        # A shard without faults may not be the one that was packed.
+        if size != shard.bytes or (not bad and len(spans) != shard.samples):
+            says = f"{MANIFEST} says {shard.samples} and {shard.bytes}"
+            findings.faults.append(f"{path}: {len(spans)} records, {size} bytes; {says}")
+        elif not bad and sha256_of(path) != shard.sha256:
+            findings.faults.append(f"{path}: its sha256 differs from the one in {MANIFEST}: it is another shard")
     except OSError as error:
         findings.faults.append(f"{path}: cannot be read ({error.strerror})")
     return findings
@@ -132,26 +142,13 @@ def _record(payload: bytes, split: str, classes: tuple[str, ...], findings: Find
         yield f"{filename} {fault}"
 
 
-def _index_faults(path: Path, index: list[Span] | str, spans: list[Span] | None) -> Iterator[str]:
-    """spans: where the records are; None where that is uncertain."""
-    if isinstance(index, str):
-        yield index
-    elif spans is not None and index != spans:
-        at = next((i for i, pair in enumerate(zip(index, spans, strict=False)) if pair[0] != pair[1]), len(spans))
-        yield (
-            f"{index_path(path)} is stale: {len(index)} records, the shard has {len(spans)}; "
-            f"they differ from line {min(at, len(index), len(spans)) + 1} on"
-        )
-    elif spans is not None and read_bytes(index_path(path), LARGEST_INDEX) != index_text(spans):
-        yield f"{index_path(path)} differs in form from what tfrecord2idx writes"
-
-
-def _shard_faults(path: Path, shard: Shard, records: int, size: int, sound: bool) -> Iterator[str]:
-    """Compare a shard with pack.json: a shard without faults may not be the one that was packed."""
-    if size != shard.bytes or (sound and records != shard.samples):
-        yield f"{path}: {records} records, {size} bytes; {MANIFEST} says {shard.samples} and {shard.bytes}"
-    elif sound and sha256_of(path) != shard.sha256:
-        yield f"{path}: its sha256 differs from the one in {MANIFEST}: it is another shard"
+def _stale(path: Path, index: list[Span], spans: list[Span]) -> str:
+    """Where the index of a shard differs from its records."""
+    at = next((i for i, pair in enumerate(zip(index, spans, strict=False)) if pair[0] != pair[1]), len(spans))
+    return (
+        f"{index_path(path)} is stale: {len(index)} records, the shard has {len(spans)}; "
+        f"they differ from line {min(at, len(index), len(spans)) + 1} on"
+    )
 
 
 def image_fault(content: bytes) -> str | None:

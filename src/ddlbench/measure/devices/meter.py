@@ -121,7 +121,7 @@ class Reading:
 
 
 class Meter:
-    """leader: this rank reads for its node what the node has once"""
+    """leader: this rank makes the readings that exist once per node"""
 
     def __init__(self, device: torch.device, leader: bool) -> None:
         self.cuda = device.type == "cuda"

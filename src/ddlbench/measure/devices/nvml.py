@@ -59,10 +59,10 @@ def gpu_state_reader(device: torch.device) -> Callable[[], GpuState] | None:
             reasons = or_none(lambda: library.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
         return GpuState(
             # The counter is the whole GPU's: other slices of it may belong to other users.
-            None if sliced else or_none(lambda: library.nvmlDeviceGetTotalEnergyConsumption(handle)),
-            or_none(lambda: library.nvmlDeviceGetClockInfo(handle, library.NVML_CLOCK_SM)),
-            reasons,
-            {
+            energy_mj=None if sliced else or_none(lambda: library.nvmlDeviceGetTotalEnergyConsumption(handle)),
+            clock_mhz=or_none(lambda: library.nvmlDeviceGetClockInfo(handle, library.NVML_CLOCK_SM)),
+            reasons=reasons,
+            lowered_ns={
                 policy: or_none(
                     lambda policy=policy: library.nvmlDeviceGetViolationStatus(handle, policy).violationTime
                 )
