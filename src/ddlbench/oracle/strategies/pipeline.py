@@ -38,7 +38,7 @@ def cut_of(framework: Pipeline, setting: Setting) -> Cut:
 
 
 def timeline(framework: Pipeline, setting: Setting) -> tuple[list[Timed], Sequence[float]]:
-    """The passes of a step with everything that is sent, and the seconds of a message from each stage to the next."""
+    """The simulated passes of a step with all messages, and the seconds of a message from each stage to the next."""
     cut = cut_of(framework, setting)
     samples = setting.job.replica_batch(cut.dp) / cut.count
     stages = _stages(cut, setting, samples, _traffics(cut, setting, samples), sends=True)
@@ -135,8 +135,8 @@ def _sending(cut: Cut, setting: Setting, samples: float) -> list[float]:
 
 
 def _time(cut: Cut, stages: Stages, setting: Setting) -> tuple[float, float]:
-    """Seconds of a step's passes, and the computing time of the busiest rank. PipeDream has no flush: the slowest stage
-    or message sets its rate, or the cores that all stages share."""
+    """Seconds of all passes of a step, and those in which the busiest rank computes. PipeDream never waits for an empty
+    pipeline: its slowest stage, its slowest message or the cores that all stages share set its rate."""
     machine, beside = setting.machine, cut.dp * cut.tp
     node = machine.per_node(setting.world)
     if cut.schedule == "pipedream":
@@ -154,7 +154,8 @@ def _time(cut: Cut, stages: Stages, setting: Setting) -> tuple[float, float]:
 
 
 def _passes(cut: Cut, stages: Stages, setting: Setting) -> list[Timed]:
-    """Ranks that compute at once share the cores of their node, if their number is known."""
+    """The simulated passes of one replica. If the number of cores of a node is known, the ranks that compute at the
+    same time share them."""
     machine, world, beside = setting.machine, setting.world, cut.dp * cut.tp
     if machine.cores is None:
         return schedule.simulate(cut.schedule, stages, cut.pp, cut.count)

@@ -17,7 +17,7 @@ from ddlbench.frameworks.deepspeed.knobs import DeepSpeedOptions
 from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.single import Single
 from ddlbench.job import Job
-from ddlbench.measure.formulas.memory_formula import touched
+from ddlbench.measure.formulas.memory_formula import FP32_BYTES, touched
 from ddlbench.oracle.machine import collectives
 from ddlbench.oracle.setting import Memory, Message, Outcome, Setting
 from ddlbench.rehearsal.rehearse import Rehearsal, Sent, rehearse_job
@@ -32,7 +32,7 @@ def traced(framework: Any, setting: Setting) -> Outcome:
     count = job.micro_batches(rank.replicas)
     seconds = count * sum(block.forward + block.backward for block in setting.computation.blocks(samples / count))
     memory = held(rank)
-    update = setting.computation.update(memory.weights / 4)
+    update = setting.computation.update(memory.weights / FP32_BYTES)
     return Outcome(
         compute_s=(seconds * (rank.flops or 0.0) / (alone.flops or 1.0) + update) * setting.contention,
         messages=tuple(message(sent, setting) for sent in rank.collectives or () if sent.kind != "recv"),
@@ -44,6 +44,7 @@ def traced(framework: Any, setting: Setting) -> Outcome:
 
 
 def stepped(framework: Any, job: Job, pinned: bool | None = None) -> Rehearsal:
+    """Rehearse a step of the job. Unsupported with the reason if that fails."""
     rank = rehearse_job(framework, job, pinned)
     if rank.collectives is None:
         name, reason = type(framework).__name__, rank.error
@@ -87,7 +88,8 @@ def message(sent: Sent, setting: Setting) -> Message:
 
 
 def held(rank: Rehearsal) -> Memory:
-    """Memory as traced. Bytes of the peak beside weights, gradients and optimizer states count as activations."""
+    """The memory of a rehearsed rank, in bytes. What its peak has beside weights, gradients and optimizer states counts
+    as activations."""
     memory = rank.memory or {}
     weights, gradients, optimizer, peak = (
         float(memory.get(name) or 0) for name in ("parameters", "gradients", "optimizer", "peak")

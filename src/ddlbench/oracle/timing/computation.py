@@ -20,8 +20,9 @@ from ddlbench.recipe.optimizers import costs
 
 @dataclass(frozen=True)
 class Pass:
-    """Seconds of one block for one micro batch. checkpointed: the forward pass runs again before the backward pass
+    """Seconds of one block for one micro batch.
 
+    checkpointed: whether the forward pass runs again before the backward pass
     host_forward, host_backward: seconds of these in which the device waits for the host; collectives of its layers
         can use them
     """
@@ -73,7 +74,8 @@ class Speeds:
         return on_device + waiting, waiting
 
     def block(self, block: Block, samples: float, tp: int = 1) -> Pass:
-        """tp: ranks that share the block as far as it can be shared; the backward pass like the forward pass"""
+        """Seconds of a block for a micro batch. tp: ranks that share the block as far as it can be shared; its backward
+        pass is shared as its forward pass is"""
         seconds = self.operations(block.forward, samples)
         total = float(seconds.sum())
         shared = float(seconds[block.forward.shared].sum()) / total if total and tp > 1 else 0.0
