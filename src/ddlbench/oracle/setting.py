@@ -72,15 +72,13 @@ class Setting:
     def exposed(self, seconds: float, late: float) -> float:
         """Seconds by which communication delays the step: `late`, which comes after the end of computing, and the share
         of the other seconds by which hidden communication slows computing on this machine."""
-        return late + (seconds - late) * self.machine.shown(self.machine.per_node(self.world))
+        return late + (seconds - late) * self.machine.hidden_cost_with(self.machine.per_node(self.world))
 
     def path(self, ranks: int, stride: int = 1, groups: int | None = None) -> Path:
         return collectives.path(self.machine, ranks, stride, self.world, groups)
 
     def all_reduce(self, bytes_: float, ranks: int, stride: int = 1, groups: int | None = None) -> float:
         """Seconds of an all-reduce."""
-        if ranks == 1:
-            return 0.0
         return collectives.all_reduce(bytes_, self.path(ranks, stride, groups), self.algorithm)
 
 

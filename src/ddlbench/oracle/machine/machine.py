@@ -130,7 +130,7 @@ class Machine:
             return None
         return self.sweeps[kind, min(counts, key=lambda count: abs(count - ranks))]
 
-    def shown(self, ranks: int) -> float:
+    def hidden_cost_with(self, ranks: int) -> float:
         """The share of hidden communication that delays computing: as measured with the nearest number of ranks;
         without a measurement 0 or 1 by `overlap`."""
         if not self.hidden_cost:

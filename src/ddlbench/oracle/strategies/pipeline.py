@@ -41,7 +41,8 @@ def timeline(framework: Pipeline, setting: Setting) -> tuple[list[Timed], Sequen
     """The simulated passes of a step with all messages, and the seconds of a message from each stage to the next."""
     cut = cut_of(framework, setting)
     samples = setting.job.replica_batch(cut.dp) / cut.count
-    stages = _stages(cut, setting, samples, _traffics(cut, setting, samples), sends=True)
+    traffics = [traffic(block, samples, setting, cut.tp) for block in setting.counts.blocks]
+    stages = _stages(cut, setting, samples, traffics, sends=True)
     return _passes(cut, stages, setting), stages.send
 
 
@@ -65,7 +66,7 @@ def predict(cut: Cut, setting: Setting) -> Outcome:
     samples = job.replica_batch(cut.dp) / cut.count
     blocks = setting.counts.blocks
     no_traffic = [Traffic() for _ in blocks]
-    traffics = _traffics(cut, setting, samples)
+    traffics = [traffic(block, samples, setting, cut.tp) for block in blocks]
     compute_s, busy_s = _time(cut, _stages(cut, setting, samples, no_traffic, sends=False), setting)
     with_layers_s, _ = _time(cut, _stages(cut, setting, samples, traffics, sends=False), setting)
     with_sends_s, _ = _time(cut, _stages(cut, setting, samples, traffics, sends=True), setting)
@@ -163,10 +164,6 @@ def _passes(cut: Cut, stages: Stages, setting: Setting) -> list[Timed]:
     return schedule.simulate(
         cut.schedule, stages, cut.pp, cut.count, lambda busy: machine.shared_cores(ceil(busy * beside * node / world))
     )
-
-
-def _traffics(cut: Cut, setting: Setting, samples: float) -> list[Traffic]:
-    return [traffic(block, samples, setting, cut.tp) if cut.tp > 1 else Traffic() for block in setting.counts.blocks]
 
 
 def _in_layers(cut: Cut, setting: Setting, traffics: Sequence[Traffic], exposed: float) -> list[Message]:

@@ -100,11 +100,13 @@ def parts(setting: Setting, dp: int, tp: int, sequence: bool, by_channels: bool)
 def traffic(
     block: Block, samples: float, setting: Setting, tp: int, sequence: bool = False, by_channels: bool = False
 ) -> Traffic:
-    """The collectives that frameworks/tensor/layers.py makes for a block.
+    """The collectives that frameworks/tensor/layers.py makes for a block; none if tp is 1.
 
     With sequence parallelism a reduce-scatter in one direction and an all-gather in the other one replace each
     all-reduce.
     """
+    if tp == 1:
+        return Traffic()
     to, traffics = setting.path(tp), list[Traffic]()
     for exchange in block.exchanges:
         style, entering, leaving = exchange.style, exchange.input_bytes * samples, exchange.output_bytes * samples

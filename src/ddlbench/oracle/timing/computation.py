@@ -150,6 +150,16 @@ class Computation:
         once = sum(block.both(checkpointed) for block in self.blocks(samples))
         return micro_batches * once + self.update(self.counts.parameter_count)
 
+    def scaled_to(
+        self, step_s: float, samples: float, micro_batches: int, basis: str, checkpointed: bool = False
+    ) -> Computation:
+        """A measured step of one process, divided among blocks and update in the proportions of this computation.
+
+        samples: of a micro batch
+        """
+        factor = step_s / self.step(samples, micro_batches, checkpointed)
+        return replace(self, basis=basis, factor=factor, samples=samples, _cache={})
+
     def marks(self, samples: float) -> list[str]:
         """Remarks on the basis, and one if this micro batch is outside of the measured ones."""
         measured = sorted(self.measured) if self.samples is None else [self.samples]
@@ -157,11 +167,3 @@ class Computation:
             return [*self.remarks]
         sizes = ", ".join(f"{size:g}" for size in measured)
         return [*self.remarks, f"{self.basis} at a micro batch of {sizes}, not {samples:g}"]
-
-
-def spread(
-    plain: Computation, step_s: float, samples: float, micro_batches: int, basis: str, checkpointed: bool = False
-) -> Computation:
-    """A measured step of one process, divided among blocks and update in the proportions of `plain`."""
-    factor = step_s / plain.step(samples, micro_batches, checkpointed)
-    return replace(plain, basis=basis, factor=factor, samples=samples, _cache={})
