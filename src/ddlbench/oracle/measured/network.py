@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, cast
@@ -127,18 +128,16 @@ def slowest(run: Callable[[Tensor], object], size: int, device: torch.device) ->
     alone. Its memory has been touched before."""
     tensor, compute = torch.ones(size // FP32_BYTES, device=device), computing(device, ROWS)
 
-    def both() -> None:
+    def rounds(sends: bool) -> None:
         for _ in range(ROUNDS):
             compute()
-            run(tensor)
+            if sends:
+                run(tensor)
 
-    def plain() -> None:
-        for _ in range(ROUNDS):
-            compute()
-
-    both()
+    rounds(sends=True)
     alone = median(_timed(lambda: run(tensor), device) for _ in range(REPEATS))
-    added = median(_timed(both, device) - _timed(plain, device) for _ in range(REPEATS))
+    with_sending, without = partial(rounds, True), partial(rounds, False)
+    added = median(_timed(with_sending, device) - _timed(without, device) for _ in range(REPEATS))
     return max(alone, added / ROUNDS)
 
 

@@ -124,7 +124,7 @@ def _group_tensors(lists: Any, with_indices: bool = False) -> dict[Any, Any]:
 
 ANSWERS: tuple[Answer, ...] = (
     (Tensor, "_make_subclass", staticmethod(_make_subclass)),
-    (torch._C, "_group_tensors_by_device_and_dtype", _group_tensors),
+    (torch._C, "_group_tensors_by_device_and_dtype", _group_tensors),  # pyright: ignore
     (DTensor, "device", property(lambda tensor: tensor._local_tensor.device)),
     *(
         answer
