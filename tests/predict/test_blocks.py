@@ -10,14 +10,14 @@ from ddlbench.oracle.counts.counting import count
 from ddlbench.oracle.counts.counts import Line, Work
 from ddlbench.oracle.timing.computation import ANY, Computation
 from ddlbench.predict.__main__ import main
-from ddlbench.predict.blocks import _of, lines
+from ddlbench.predict.blocks import flops_and_bytes, lines
 
 GPT2_TINY = GPT2("gpt2_small", n_layer=2, n_embd=16, n_head=2, vocab_size=64, seq_len=8)
 
 
 def test_the_flops_grow_with_the_samples_and_a_part_of_the_bytes_does() -> None:
     work = Work(np.array([10.0, 4.0]), Line(np.array([100.0, 0.0]), np.array([2.0, 3.0])), np.array([True, False]))
-    assert _of(work, 3) == (42.0, 115.0)
+    assert flops_and_bytes(work, 3) == (42.0, 115.0)
 
 
 def test_equal_blocks_are_one_line_for_each_pass(capsys: pytest.CaptureFixture[str]) -> None:

@@ -180,7 +180,7 @@ def test_bad_input_is_one_line(
     monkeypatch.setitem(sys.modules, "google.protobuf", None)
     assert main([*words, f"--chakra={tmp_path / 'new'}"]) == 4
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("ddlbench.predict: --chakra needs protobuf (")
+    assert line.startswith("ddlbench.predict: protobuf, which --chakra needs, cannot be imported (")
     assert line.endswith("): pip install 'ddlbench[tools]'")
     assert not (tmp_path / "new").exists()
 

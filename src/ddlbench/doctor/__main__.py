@@ -62,7 +62,7 @@ def _made(section: Callable[[], list[Line]]) -> list[Line]:
 
 
 def table(rows: Sequence[Line]) -> str:
-    """Names and what is there in columns; a remark below the row that it belongs to."""
+    """A line for each row, with name and value in columns; a remark stands below its row."""
     width = max(len(name) for name, _, _ in rows)
     lines: list[str] = []
     for name, value, remark in rows:

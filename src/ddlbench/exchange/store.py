@@ -21,7 +21,11 @@ COMPACT = (",", ":")
 
 @dataclass
 class Added:
-    """What an import did. left_out: a line for each measurement that another one stands in the way of"""
+    """What an import did.
+
+    new, present: the number of measurements that were added, and of those that were stored already
+    left_out: a line for each measurement that contradicts a stored one
+    """
 
     new: int = 0
     present: int = 0
@@ -40,7 +44,7 @@ def add(records: Sequence[Object], results: Path) -> Added:
         name, configuration = record["run_id"], _configuration(record)
         if name in names:
             added.present += 1
-        elif reason := _in_the_way(record, by_configuration.get(configuration), [*stored, *new.values()]):
+        elif reason := _conflict(record, by_configuration.get(configuration), [*stored, *new.values()]):
             added.left_out.append(f"{name} ({_url(record)}): {reason}")
         else:
             new[name] = by_configuration[configuration] = record
@@ -54,13 +58,14 @@ def add(records: Sequence[Object], results: Path) -> Added:
     return added
 
 
-def _in_the_way(record: Object, same: Object | None, others: Sequence[Object]) -> str | None:
-    """Why a record cannot stand beside others; None where it can. same: one of its configuration and repeat"""
+def _conflict(record: Object, same: Object | None, others: Sequence[Object]) -> str | None:
+    """Why a record contradicts others; None if it does not. same: a stored record of its configuration and repeat"""
     if same is not None:
         if same.get("run_id") == record["run_id"]:
             return "it is given twice"
         return f"{same.get('run_id')} is another value of its configuration and repeat"
-    for other in others:  # a row of a table that was made of logs, which are a folder with a time to train
+    # A table may have been made from logs. Logs are a folder, and only their records have a time to train.
+    for other in others:
         one, two = (source if source.endswith("/") else f"{source}/" for source in map(_url, (record, other)))
         logs = ["time_to_train_s" in section(source, "published") for source in (record, other)]
         if logs[0] != logs[1] and (one.startswith(two) or two.startswith(one)):

@@ -21,17 +21,9 @@ BANDS: dict[str, Ends] = {
     "cpu": ((1.00, 1.19), (0.98, 1.28)),  # 54
 }
 LAYOUTS = (
-    "tensor",
-    "gpipe",
-    "1f1b",
-    "interleaved",
-    "zero_bubble",
-    "pipedream",
-    "pipedream_2bw",
-    "hybrid",
-    "spatial",
+    "tensor", "gpipe", "1f1b", "interleaved", "zero_bubble", "pipedream", "pipedream_2bw", "hybrid", "spatial",
     "channel",
-)
+)  # fmt: skip
 
 
 def band(framework: str, nodes: int, device: str = "cuda", learned: bool = False) -> Ends:

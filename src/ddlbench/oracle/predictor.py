@@ -154,7 +154,11 @@ def strategy(framework: Any, setting: Setting) -> Outcome:
 
 
 def _filled(row: Prediction, outcome: Outcome, setting: Setting, inputs: Inputs, most: int | None) -> Prediction:
-    """row: with the error of its memory; most: steps of an epoch, if the configuration sets them"""
+    """The row with all numbers of the outcome.
+
+    row: with the relative error of its memory
+    most: the largest number of steps of an epoch; None: the configuration sets none
+    """
     job, machine = setting.job, setting.machine
     wait, learned = None, inputs.learned
     unexplained = outcome.step_s * (learned.rest - 1) if learned and row.gpus >= learned.gpus else 0.0
@@ -170,6 +174,10 @@ def _filled(row: Prediction, outcome: Outcome, setting: Setting, inputs: Inputs,
     epoch_steps = None if inputs.samples is None else inputs.samples // job.global_batch
     steps = min((count for count in (epoch_steps, most) if count is not None), default=None)
     largest = max((message.bytes_ / message.count for message in outcome.messages if message.count), default=0.0)
+    band: dict[str, float] = {}
+    if setting.computation.basis != ROOFLINE:  # which is a lower bound
+        nodes, kind = machine.nodes(row.gpus), machine.device.type
+        band = bands.around(step, bands.band(row.framework, nodes, kind, learned is not None))
     return replace(
         row,
         step_s=step,
@@ -179,7 +187,7 @@ def _filled(row: Prediction, outcome: Outcome, setting: Setting, inputs: Inputs,
         bubble_s=outcome.bubble_s,
         data_s=wait,
         unexplained_s=unexplained,
-        **_band(row, step, inputs, setting.computation.basis),
+        **band,
         epoch_s=None if not steps else steps * step,
         samples_per_s=job.global_batch / step,
         memory_bytes=outcome.memory.total,
@@ -193,16 +201,6 @@ def _filled(row: Prediction, outcome: Outcome, setting: Setting, inputs: Inputs,
         learned=tuple(learned.lines()) if learned else (),
         marks=(*row.marks, *setting.computation.marks(outcome.micro_samples), *machine.marks(row.gpus, largest)),
     )
-
-
-def _band(row: Prediction, step_s: float, inputs: Inputs, basis: str) -> dict[str, float]:
-    """The seconds between which a measured step lies with 80 and 95 % probability; none for the roofline, which is a
-    lower bound."""
-    if basis == ROOFLINE:
-        return {}
-    machine = inputs.machine
-    band = bands.band(row.framework, machine.nodes(row.gpus), machine.device.type, inputs.learned is not None)
-    return bands.around(step_s, band)
 
 
 def reason(
@@ -221,6 +219,7 @@ def reason(
 
 
 def _time(gpus: int, outcome: Outcome, step_s: float, wait_s: float) -> str:
+    """What takes most of the step beside computing, as a sentence. wait_s: seconds of waiting for data"""
     where = f"at {gpus} GPU{'s' if gpus > 1 else ''}"
     computing, hidden = f"computing takes {outcome.compute_s / step_s:.0%}", ""
     if outcome.hidden_s >= 0.01 * outcome.step_s:

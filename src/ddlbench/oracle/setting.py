@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 
 from ddlbench.job import Job
+from ddlbench.measure.formulas.memory_formula import FP32_BYTES
 from ddlbench.oracle.counts.counts import Counts
 from ddlbench.oracle.machine import collectives
 from ddlbench.oracle.machine.collectives import Path
@@ -14,7 +15,8 @@ from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.timing.computation import Computation, Pass
 from ddlbench.recipe.optimizers import OptimizerConfig, optimizers
 
-BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+BYTES = {"fp32": FP32_BYTES, "bf16": 2, "fp16": 2}  # of one number
+INT64_BYTES = 8  # of a token or a target
 
 
 def kind_of(optimizer: OptimizerConfig) -> str:
@@ -52,7 +54,7 @@ class Setting:
         return BYTES[self.job.reduce_dtype]
 
     def micro_batch(self, replicas: int) -> tuple[int, float]:
-        """The number of micro batches of a step, and the samples in one."""
+        """The number of micro batches of a step, and the samples of one micro batch."""
         count = self.job.micro_batches(replicas)
         return count, self.job.replica_batch(replicas) / count
 
@@ -70,21 +72,20 @@ class Setting:
     def exposed(self, seconds: float, late: float) -> float:
         """Seconds by which communication delays the step: `late`, which comes after the end of computing, and the share
         of the other seconds by which hidden communication slows computing on this machine."""
-        return late + (seconds - late) * self.machine.shown(self.machine.per_node(self.world))
+        return late + (seconds - late) * self.machine.hidden_cost_with(self.machine.per_node(self.world))
 
     def path(self, ranks: int, stride: int = 1, groups: int | None = None) -> Path:
         return collectives.path(self.machine, ranks, stride, self.world, groups)
 
     def all_reduce(self, bytes_: float, ranks: int, stride: int = 1, groups: int | None = None) -> float:
         """Seconds of an all-reduce."""
-        if ranks == 1:
-            return 0.0
         return collectives.all_reduce(bytes_, self.path(ranks, stride, groups), self.algorithm)
 
 
 @dataclass(frozen=True)
 class Message:
-    """Communication of one kind in a step: number of messages, bytes and seconds of all, and seconds not hidden."""
+    """Communication of one kind in a step: the number of messages, their bytes and seconds together, and the seconds by
+    which they delay the step."""
 
     what: str
     count: float
@@ -111,7 +112,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Limit:
-    """The largest degree of a strategy, and the reason."""
+    """The largest degree of a strategy. layer: what sets this limit, as text"""
 
     degree: str  # dp | tp | pp | sp
     largest: int
@@ -120,8 +121,13 @@ class Limit:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A step of one strategy. compute_s: of the slowest rank; peak: computes the memory, where it is asked for;
-    bubble_s: its waiting for other stages; micro_samples: samples of a micro batch"""
+    """A predicted step.
+
+    compute_s: seconds in which the slowest rank computes
+    peak: computes the memory; called only if `memory` is read
+    bubble_s: seconds in which this rank waits for other stages
+    notes: remarks for the reader; micro_samples: samples of a micro batch
+    """
 
     compute_s: float
     messages: tuple[Message, ...]

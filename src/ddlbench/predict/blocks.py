@@ -37,9 +37,9 @@ def _rows(blocks: Sequence[Block], samples: int, ridge: float | None) -> Iterato
 
 
 def _figures(block: Block, samples: int) -> tuple[tuple[float, float], ...]:
-    return tuple(_of(work, samples) for work in (block.forward, block.backward))
+    return flops_and_bytes(block.forward, samples), flops_and_bytes(block.backward, samples)
 
 
-def _of(work: Work, samples: int) -> tuple[float, float]:
-    """FLOPs and bytes of one pass."""
+def flops_and_bytes(work: Work, samples: int) -> tuple[float, float]:
+    """FLOPs of one pass, and the bytes that it reads and writes."""
     return float(work.flops.sum()) * samples, float(work.moved.at(samples).sum())

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ddlbench.config.schema import Config
-from ddlbench.errors import RunError, Unavailable, Unsupported, reporting
+from ddlbench.errors import RunError, Unsupported, importing, reporting
 from ddlbench.oracle.predictor import Prediction
 from ddlbench.predict import volumes
 from ddlbench.rehearsal.observed import Operation
@@ -137,10 +137,8 @@ def merged(operations: Sequence[Operation]) -> Iterator[Operation]:
 
 def messages() -> dict[str, Any]:
     """Classes of the schema's messages, by name. Unavailable without protobuf."""
-    try:
+    with importing("protobuf, which --chakra needs,", "pip install 'ddlbench[tools]'"):
         from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
-    except ImportError as error:
-        raise Unavailable(f"--chakra needs protobuf ({error}): pip install 'ddlbench[tools]'") from error
     file = text_format.Parse(SCHEMA, descriptor_pb2.FileDescriptorProto())
     classes = message_factory.GetMessages([file], pool=descriptor_pool.DescriptorPool())
     return {name.rpartition(".")[2]: made for name, made in classes.items()}

@@ -89,7 +89,7 @@ def marks(rows: Sequence[Prediction]) -> list[str]:
 
 
 def learned(rows: Sequence[Prediction]) -> list[str]:
-    """What the runs with several GPU counts said of the cluster, and what not, for each framework."""
+    """The terms of the cluster that runs with several GPU counts determine, and those that they do not."""
     return list(dict.fromkeys(f"{row.framework}: {line}" for row in rows for line in row.learned))
 
 

@@ -20,16 +20,16 @@ class StopAgreement:
     side: its main thread passes boundaries, another thread announces and decides.
 
     A rank that waits for its device or for another rank cannot take part in a collective, and a vote every few steps
-    could take minutes. So threads agree (run/peers.py): each announces how many boundaries its rank has passed, and
-    with that its rank passes no boundary more before all know the answer. One more than the largest number is a
-    boundary that no rank has passed and that every rank reaches, because whatever the others need on the way there is
-    below it.
+    could take minutes. So threads agree (run/peers.py): each announces how many boundaries its rank has passed. From
+    then on its rank waits at the next boundary until all know the answer. The answer is one more than the largest
+    number: no rank has passed this boundary, and every rank reaches it, because this needs no work of another rank
+    beyond it.
 
         rank 0    b1  b2  b3 | announces 3           waits at b4 for the answer, goes on      b5 stops
         rank 1    b1  b2  b3  b4 | announces 4       waits at b5 for the answer                  stops
 
-    request: None while nobody asks for a stop
-    at: the number of the boundary at which all ranks stop; None while it is not known
+    request: the reason to stop; None: no rank has asked for a stop
+    at: the number of the boundary at which all ranks stop; None: not yet decided
     """
 
     def __init__(self) -> None:
@@ -68,8 +68,8 @@ class Boundary:
 
     Three boundaries, `every` steps apart, make a vote: copy the flag of the losses to the host, send it to all ranks,
     act on the answer. Each picks up what the one before started, so that no step waits for the device or for another
-    rank. All ranks stop together: a rank that raised alone would leave the others in a collective. A vote in flight
-    ends without further work of this rank's host (docs/adr/0014).
+    rank. All ranks stop together: a rank that raised alone would leave the others in a collective. A vote that was sent
+    ends without any further call on this rank (docs/adr/0014).
 
     progressed: called at every step, so that a hang is noticed
     stop: asked at every step, every batch of a validation and before every epoch; raises Stopped on all ranks alike

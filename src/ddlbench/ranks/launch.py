@@ -120,10 +120,13 @@ def disable_nccl_abort(env: MutableMapping[str, str] = os.environ) -> None:
 
 
 def open_store(launch: Launch, timeout: timedelta, env: Mapping[str, str] = os.environ) -> Store:
-    """The store through which ranks find each other; called by all ranks, errors are torch's own. Returns as soon as
-    the store answers: other ranks may still be missing. Under torchrun its agent holds the store, else rank 0, which
-    listens at MASTER_ADDR alone where that is an address, and on all interfaces where it is the name of a host, because
-    a name can mean another interface on another node (many systems give a host's own name a loopback address)."""
+    """The store through which ranks find each other. All ranks call this; errors are those of torch. It returns as soon
+    as the store answers: other ranks may still be missing.
+
+    Under torchrun its agent holds the store, else rank 0. Rank 0 listens at MASTER_ADDR alone if that is an address. If
+    it is the name of a host, rank 0 listens on all interfaces, because a name can mean another interface on another
+    node (many systems give a host's own name a loopback address).
+    """
     if launch.world_size == 1:
         return HashStore()
     holds = launch.rank == 0 and env.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
@@ -140,8 +143,8 @@ def open_store(launch: Launch, timeout: timedelta, env: Mapping[str, str] = os.e
 
 
 def listen(host: str, port: int) -> int | None:
-    """A socket that listens at this address alone; it becomes the store's. None for the name of a host, and where it
-    cannot be made: then torch tries, and says what is wrong."""
+    """A socket for the store that listens at this address alone. None for the name of a host, and if the socket cannot
+    be made: torch then tries it and reports the error."""
     try:
         family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=socket.SOMAXCONN).detach()

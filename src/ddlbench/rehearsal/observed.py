@@ -179,21 +179,16 @@ def collective(func: Any) -> str | None:
 
 
 def communication(kind: str, func: Any, args: Sequence[Any]) -> Operation:
-    """A call of a kind that `collective` gave."""
-    ranks = members(args)
+    """The operation of a collective, or of a message between two ranks. kind: as `collective` names it"""
+    boxed = next((argument for argument in args if isinstance(argument, torch.ScriptObject)), None)
+    if boxed is None:  # the functional collectives take the group's name, last
+        process_group = dist.distributed_c10d._resolve_process_group(args[-1])  # pyright: ignore
+    else:
+        process_group = dist.ProcessGroup.unbox(boxed)
+    ranks = dist.get_process_group_ranks(process_group)
     group = Group(kind, len(ranks), ranks[1] - ranks[0] if len(ranks) > 1 else 1)
     bytes_ = max((sum(map(size, tensors(argument))) for argument in args), default=0)
     return Operation(str(func), 0.0, bytes_, group, ranks[args[2]] if kind in ("send", "recv") else None)
-
-
-def members(arguments: Sequence[Any]) -> list[int]:
-    """The ranks in the group of a collective."""
-    boxed = next((argument for argument in arguments if isinstance(argument, torch.ScriptObject)), None)
-    if boxed is None:  # the functional collectives take the group's name, last
-        group = dist.distributed_c10d._resolve_process_group(arguments[-1])  # pyright: ignore
-    else:
-        group = dist.ProcessGroup.unbox(boxed)
-    return dist.get_process_group_ranks(group)
 
 
 def needed_by_host(func: Any, args: Any) -> str | None:

@@ -184,8 +184,8 @@ def fed(job: Job, place: Place, pinned: bool | None) -> Iterator[Batch | None]:
 
 def stepped(row: Rehearsal, trainer: Trainer, batches: Iterator[Any], observed: Observed, period: int) -> Rehearsal:
     """The row with what a step holds, sends and waits for, averaged over `period` steps, after which they repeat."""
-    held = [0]
-    before_update(trainer, lambda: held.append(stored(gradients(trainer), set())))
+    gradient_bytes = [0]
+    before_update(trainer, lambda: gradient_bytes.append(stored(gradients(trainer), set())))
     # Between two steps some pipelines keep minibatches in flight: so many steps until they are full.
     in_flight = max(trainer.facts().get("weight_versions") or [1]) - 1
     for _ in range(WARM_UP + in_flight):
@@ -199,7 +199,7 @@ def stepped(row: Rehearsal, trainer: Trainer, batches: Iterator[Any], observed: 
             sizes.setdefault(operation.group, []).append(operation.bytes_)
     sent = tuple(Sent(*group, len(bytes_) / period, sum(bytes_) / period) for group, bytes_ in sizes.items())
     waits = {f"{call} at {place}": count / period for (call, place), count in observed.waits.items()}
-    bytes_ = memory(trainer) | {"gradients": max(held) or None, "peak": observed.alive.peak}
+    bytes_ = memory(trainer) | {"gradients": max(gradient_bytes) or None, "peak": observed.alive.peak}
     flops = sum(operation.flops for operation in observed.operations) / period
     operations = tuple(observed.operations)
     return replace(row, memory=bytes_, collectives=sent, host_waits=waits, flops=flops, operations=operations)

@@ -150,7 +150,7 @@ def _on_cpu(survey: Survey, reasons: Reasons) -> str:
 
 
 def _lines(questions: Questions, text: Callable[[str, Change], str], named: bool = True) -> str:
-    """A line for each question: the frameworks by the text that is true of them. No line where all texts are empty."""
+    """A line for each question: frameworks with the same text are together. No line if all texts are empty."""
     lines = ""
     for words, asked in questions.items():
         answers = {name: answer for name, change in asked.items() if (answer := text(name, change))}

@@ -135,13 +135,15 @@ def test_what_nccl_was_measured_to_take_is_used_on_that_gpu_alone(
     machine = inputs.machine_of("abci")
     assert all_reduce(1e6, path(machine, 4)) == 1.0
     assert all_reduce(1e6, path(machine, 8)) == all_reduce(1e6, path(machines.load("abci"), 8)), "two nodes"
-    assert machine.shown(4) == 0.5
+    assert machine.hidden_cost_with(4) == 0.5
 
 
 def test_overlap_on_the_command_line_goes_before_what_was_measured(own_home: Path) -> None:
     write(own_home, "cpu", kept("cpu"))
     questions = {word: ask(["+model=resnet50", *word.split()]) for word in ("", "overlap=true", "overlap=false")}
-    result = {word: inputs.machine_of(asked.machine, asked.overlap).shown(4) for word, asked in questions.items()}
+    result = {
+        word: inputs.machine_of(asked.machine, asked.overlap).hidden_cost_with(4) for word, asked in questions.items()
+    }
     assert result == {"": 0.5, "overlap=true": 0.0, "overlap=false": 1.0}
 
 

@@ -15,7 +15,7 @@ from ddlbench.oracle.machine.collectives import path
 from ddlbench.oracle.machine.machine import Sweep, load
 from ddlbench.oracle.measured.inputs import OneStep, from_one_step
 from ddlbench.oracle.predictor import Inputs, Prediction, predict
-from ddlbench.oracle.timing.computation import Computation, Pass, Speeds, spread
+from ddlbench.oracle.timing.computation import Computation, Pass, Speeds
 from ddlbench.report.predicted import cells
 from tests.oracle.made import MACHINE, block, made
 from tests.oracle.worked.text import ms, s
@@ -53,7 +53,7 @@ def slowest_rank() -> list[str]:
 
 
 def one_measured_step() -> list[str]:
-    result = spread(computing(A, B), 160, 8, 1, "one GPU's step")
+    result = computing(A, B).scaled_to(160, 8, 1, "one GPU's step")
     return [s(computing(A, B).step(8)), s(result.step(8)), s(result.step(2))]
 
 

@@ -30,7 +30,7 @@ NOTHING = Line(np.zeros(1), np.zeros(1))
 
 
 def most(live: Line[Floats], samples: float) -> float:
-    """The largest of the numbers, at least 0."""
+    """The largest number at this batch size, at least 0."""
     return float(np.max(live.at(samples), initial=0.0))
 
 

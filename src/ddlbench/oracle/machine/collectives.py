@@ -83,13 +83,15 @@ def link(machine: Machine, level: int, ranks: int) -> Link:
 
 
 def ring_all_reduce(m: float, to: Path) -> float:
-    """2 (p - 1) (alpha + m / p beta): in each step every rank sends a piece, and the slowest link sets the time."""
+    """2 (p - 1) (alpha + m / p beta), Patarasuk and Yuan 2009: in each of 2 (p - 1) steps every rank sends m / p bytes
+    to its neighbour, and the slowest link sets the time of the step."""
     return 2 * (to.ranks - 1) * max(hop.alpha + m / to.ranks * hop.beta for hop in to.hops)
 
 
 def tree_all_reduce(m: float, to: Path) -> float:
-    """Up and down a chain within the nodes and a double binary tree between them, in a pipeline of small pieces: the
-    start-ups of both directions, and each byte twice over the slowest link."""
+    """Seconds of an all-reduce along a chain within each node and a double binary tree between the nodes (Sanders et
+    al. 2009), once up and once down. Small pieces follow each other: only the start-ups of one piece add up, and each
+    byte crosses the slowest link twice."""
     start = 2 * ((to.inner.ranks - 1) * to.inner.alpha + ceil(log2(to.outer.ranks)) * to.outer.alpha)
     return start + 2 * m * max(hop.beta for hop in to.hops)
 
@@ -102,7 +104,7 @@ def hierarchical_all_reduce(m: float, to: Path) -> float:
     return 2 * (inner.ranks - 1) * (inner.alpha + m / inner.ranks * inner.beta) + between
 
 
-# Of all-reduces. auto: the fastest one, which NCCL chooses, too.
+# Algorithms of all-reduces. auto: the fastest one, which NCCL chooses, too.
 ALGORITHMS: dict[str, Callable[[float, Path], float]] = {
     "auto": lambda m, to: min(ring_all_reduce(m, to), tree_all_reduce(m, to), hierarchical_all_reduce(m, to)),
     "ring": ring_all_reduce,
@@ -112,34 +114,36 @@ ALGORITHMS: dict[str, Callable[[float, Path], float]] = {
 
 
 def all_reduce(m: float, to: Path, algorithm: str = "auto") -> float:
+    """Seconds of an all-reduce of m bytes. algorithm: a key of ALGORITHMS"""
     return _seconds("all_reduce", m, to, ALGORITHMS[algorithm])
 
 
 def all_gather(m: float, to: Path) -> float:
-    """(p - 1) (alpha + m / p beta) in a ring, or first between the nodes and then within them."""
+    """Seconds of an all-gather to m bytes on each rank: (p - 1) (alpha + m / p beta) in a ring (Kahira et al. 2021),
+    or first between the nodes and then within them: half of the all-reduce."""
     return _seconds("all_gather", m, to, lambda m, to: min(ring_all_reduce(m, to), hierarchical_all_reduce(m, to)) / 2)
 
 
 def reduce_scatter(m: float, to: Path) -> float:
-    """The steps of an all-gather in reverse order."""
+    """Seconds of a reduce-scatter of m bytes: as many messages as an all-gather, in reverse order."""
     return _seconds("reduce_scatter", m, to, all_gather)
 
 
 def broadcast(m: float, to: Path) -> float:
-    """A pipelined tree: half an all-reduce."""
+    """Seconds of a broadcast of m bytes down a tree in small pieces: half of the tree's all-reduce."""
     return _seconds("broadcast", m, to, lambda m, to: tree_all_reduce(m, to) / 2)
 
 
 def _seconds(kind: str, m: float, to: Path, formula: Callable[[float, Path], float]) -> float:
-    """As measured, or by the formula; 0 if there is nothing to send."""
+    """The measured seconds of a collective, or those of its formula; 0 if there is nothing to send."""
     if to.ranks == 1 or m == 0:
         return 0.0
     return to.measured[kind].at(m) if kind in to.measured else formula(m, to)
 
 
 def send(m: float, machine: Machine, stride: int, world: int, crosses: bool | None = None) -> float:
-    """alpha + m beta, from each rank to the one `stride` ranks after it. Between nodes the `stride` ranks that send at
-    once, or those of them on one node, share its adapters.
+    """Seconds of a message of m bytes from each rank to the one `stride` ranks after it: alpha + m beta. Between nodes
+    the `stride` ranks that send at once, or those of them on one node, share its adapters.
 
     crosses: whether the message goes to another node; None: derived from `stride`
     """

@@ -112,7 +112,8 @@ class Machine:
         return -(-world // self.per_node(world))
 
     def marks(self, ranks: int, largest: float = 0.0) -> list[str]:
-        """Remarks if so many ranks, or those of them on one node, or messages of `largest` bytes were not measured."""
+        """Remarks for the reader where the collectives were not measured with this number of ranks (on one node), or
+        not with messages of `largest` bytes."""
         counts, inside = sorted({count for _, count in self.sweeps}), self.per_node(ranks)
         marks: list[str] = []
         if counts and inside not in (1, *counts):
@@ -129,7 +130,7 @@ class Machine:
             return None
         return self.sweeps[kind, min(counts, key=lambda count: abs(count - ranks))]
 
-    def shown(self, ranks: int) -> float:
+    def hidden_cost_with(self, ranks: int) -> float:
         """The share of hidden communication that delays computing: as measured with the nearest number of ranks;
         without a measurement 0 or 1 by `overlap`."""
         if not self.hidden_cost:

@@ -17,7 +17,7 @@ from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured import network
 from ddlbench.oracle.measured.calibrate import calibration
 from ddlbench.oracle.setting import kind_of
-from ddlbench.oracle.timing.computation import ANY, Computation, Speeds, spread
+from ddlbench.oracle.timing.computation import ANY, Computation, Speeds
 
 ROOFLINE = "roofline"  # the basis without any measurement
 
@@ -68,7 +68,7 @@ def from_one_step(
             f"choose a micro batch that divides {samples}"
         )
     plain = blocks or proportions(config, machine)
-    return spread(plain, step.seconds, micro, samples // micro, basis, train.checkpoint_activations)
+    return plain.scaled_to(step.seconds, micro, samples // micro, basis, train.checkpoint_activations)
 
 
 def from_calibration(config: Config, machine: Machine) -> Computation:

@@ -1,4 +1,4 @@
-"""What steps that were measured with several GPU counts say of a cluster.
+"""Terms of a cluster, learned from steps that were measured with several GPU counts.
 
 Each of TERMS is multiplied by a factor. The logarithms of the factors have a normal distribution around 0 with the
 standard deviations of TERMS, and a measured step differs from its prediction by NOISE: the most probable factors follow
@@ -23,8 +23,11 @@ LEARNED = 0.9  # of the standard deviation of TERMS: a factor that stays above i
 
 @dataclass(frozen=True)
 class Learned:
-    """The machine with the learned terms. rest: measured over predicted seconds with these terms at the largest count,
-    which is `gpus`; factors: by name, None if the steps do not tell it"""
+    """The machine with the learned terms.
+
+    gpus: the largest measured GPU count; rest: measured over predicted seconds at this count, with the learned terms
+    factors: of each term; None if the steps do not determine it
+    """
 
     machine: Machine
     gpus: int
@@ -64,8 +67,8 @@ def learn(
             break
     left = np.sqrt(np.diag(np.linalg.inv(precision))) / deviations
     factors = np.exp(logs)
-    told = {name: float(factors[i]) if left[i] <= LEARNED else None for i, name in enumerate(TERMS)}
-    return Learned(_with_factors(machine, factors), gpus, float(np.exp(wanted[-1] - at(logs)[-1])), told)
+    learned = {name: float(factors[i]) if left[i] <= LEARNED else None for i, name in enumerate(TERMS)}
+    return Learned(_with_factors(machine, factors), gpus, float(np.exp(wanted[-1] - at(logs)[-1])), learned)
 
 
 def _with_factors(machine: Machine, factors: np.ndarray) -> Machine:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, cast
@@ -31,6 +32,7 @@ from ddlbench.data.home import home
 from ddlbench.errors import UserError
 from ddlbench.files import replacing
 from ddlbench.frameworks.tensor.collectives import all_gather, reduce_scatter
+from ddlbench.measure.formulas.memory_formula import FP32_BYTES
 from ddlbench.oracle.machine.machine import Machine, Sweep
 
 SIZES = (2**10, 2**14, 2**17, 2**20, 2**22, 2**24, 2**26)  # bytes of the whole message
@@ -124,20 +126,18 @@ def sweep(device: torch.device, sizes: Sequence[int]) -> dict[str, list[float]]:
 def slowest(run: Callable[[Tensor], object], size: int, device: torch.device) -> float:
     """Seconds that a collective adds to computing: the median over repeats of the slowest rank, at least its time
     alone. Its memory has been touched before."""
-    tensor, compute = torch.ones(size // 4, device=device), computing(device, ROWS)
+    tensor, compute = torch.ones(size // FP32_BYTES, device=device), computing(device, ROWS)
 
-    def both() -> None:
+    def rounds(sends: bool) -> None:
         for _ in range(ROUNDS):
             compute()
-            run(tensor)
+            if sends:
+                run(tensor)
 
-    def plain() -> None:
-        for _ in range(ROUNDS):
-            compute()
-
-    both()
+    rounds(sends=True)
     alone = median(_timed(lambda: run(tensor), device) for _ in range(REPEATS))
-    added = median(_timed(both, device) - _timed(plain, device) for _ in range(REPEATS))
+    with_sending, without = partial(rounds, True), partial(rounds, False)
+    added = median(_timed(with_sending, device) - _timed(without, device) for _ in range(REPEATS))
     return max(alone, added / ROUNDS)
 
 
@@ -155,7 +155,7 @@ def contention(rank: int, device: torch.device) -> float:
 def hidden_cost(device: torch.device) -> float:
     """How much longer computing takes while an all-reduce runs, on the slowest rank, as a share of the all-reduce's
     time alone. 0: it is free; 1: sending during the backward pass gains nothing."""
-    message = torch.ones(HIDDEN // 4, device=device)
+    message = torch.ones(HIDDEN // FP32_BYTES, device=device)
 
     def beside() -> None:
         work = dist.all_reduce(message, async_op=True)

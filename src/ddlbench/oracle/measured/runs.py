@@ -107,7 +107,9 @@ class Results:
 
     def _nearest(self, config: Config, machine: Machine) -> str:
         """The run of the same model and device with the fewest differences, as a text; empty if there is none."""
-        settings = [section(attempt.record, "config") for attempt in self.attempts if _on(attempt.record, machine)]
+        settings = [
+            section(attempt.record, "config") for attempt in self.attempts if _same_device(attempt.record, machine)
+        ]
         same = [config_ for config_ in settings if section(config_, "model").get("name") == config.model.name]
         differing = [names for config_ in same if (names := _differences(config_, config))]
         return f" (the nearest has {'; '.join(min(differing, key=len))})" if differing else ""
@@ -151,7 +153,7 @@ def _base(attempt: Attempt, config: Config, machine: Machine) -> Base | None:
     ranks, count = _number(launch.get("world_size")), _number(ledger.get("micro_batches")) or 1
     if record.get("status") != "ok" or settings.get("mode", "train") != "train" or not rate or not batch or not ranks:
         return None
-    if _differences(settings, config) or not _on(record, machine):
+    if _differences(settings, config) or not _same_device(record, machine):
         return None
     seconds = batch / rate * (1 - (_number(summary.get("data_wait_share")) or 0.0))
     replicas = _number(ledger.get("data_size")) or 1
@@ -238,7 +240,7 @@ def _differences(settings: Mapping[str, Any], config: Config) -> list[str]:
     return [f"{name}={shown(recorded.get(name))}, not {shown(asked.get(name))}" for name in names]
 
 
-def _on(record: Mapping[str, Any], machine: Machine) -> bool:
+def _same_device(record: Mapping[str, Any], machine: Machine) -> bool:
     launch, environment = section(record, "launch"), section(record, "environment")
     if launch.get("device_type") != machine.device.type:
         return False

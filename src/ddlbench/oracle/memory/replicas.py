@@ -23,7 +23,7 @@ from ddlbench.recipe.optimizers import costs
 
 @dataclass(frozen=True)
 class Rank:
-    """A rank of one of dp replicas. counts: of its part of the model"""
+    """One rank of a job with dp replicas. counts: of the part of the model that the rank has"""
 
     setting: Setting
     counts: Counts
@@ -31,7 +31,7 @@ class Rank:
 
     @property
     def accumulates(self) -> bool:
-        """Whether it adds up the gradients of several micro batches."""
+        """Whether the rank adds up the gradients of several micro batches."""
         return self.setting.micro_batch(self.dp)[0] > 1
 
     @property

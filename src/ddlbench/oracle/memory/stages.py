@@ -26,7 +26,11 @@ from ddlbench.oracle.timing.schedule import INPUTS, WEIGHTS, F, Op
 
 @dataclass(frozen=True)
 class Cut:
-    """dp x tp x pp ranks; sizes: blocks of each stage; count: micro batches; shards: replicas that share the update."""
+    """A pipeline on dp x tp x pp ranks.
+
+    sizes: the number of blocks of each stage; count: micro batches of a step
+    sharded: whether the replicas share the update (ZeRO stage 3)
+    """
 
     schedule: str
     dp: int
@@ -44,6 +48,7 @@ class Cut:
 
 
 def of_ranks(stages: Sequence[float], ranks: int) -> list[float]:
+    """The sum over the stages of each rank: stage i is on rank i % ranks."""
     return [sum(stages[rank::ranks]) for rank in range(ranks)]
 
 
@@ -75,8 +80,11 @@ class Stage:
 
 
 def stage(blocks: Sequence[Block], samples: float, checkpointed: bool, gradients: Sequence[float], last: bool) -> Stage:
-    """Consecutive blocks. gradients: bytes of the gradients of each; last: the stage with the loss, which frees its
-    output with the first pass of zero bubble's two backward passes"""
+    """The memory of a stage of these consecutive blocks.
+
+    gradients: bytes of the gradients of each block
+    last: whether the stage has the loss: it frees its output in the first of zero bubble's two backward passes
+    """
     output = blocks[-1].unsaved_output * samples
     saved = sum(block.output * samples if checkpointed else block.saved.at(samples) for block in blocks)
     first = passes(blocks, samples, checkpointed, gradients, accumulating=False)
@@ -86,7 +94,10 @@ def stage(blocks: Sequence[Block], samples: float, checkpointed: bool, gradients
 
 
 def schedule_peak(passes_: Iterable[Op], stages: Mapping[int, Stage]) -> Moment:
-    """The fullest moment of the passes of one rank, in their order. stages: those of the rank"""
+    """The moment of a step with the most bytes on one rank.
+
+    passes_: of the rank, in their order; stages: of the rank, by index
+    """
     peak, saved = Moment(0.0, 0.0), 0.0
     begun = set[int]()  # stages that have gradients
     for kind, index, _ in passes_:
@@ -110,10 +121,13 @@ def schedule_peak(passes_: Iterable[Op], stages: Mapping[int, Stage]) -> Moment:
 
 @dataclass(frozen=True)
 class InFlight:
-    """What PipeDream has in flight on one stage (frameworks/pipeline/pipedream_trainer.py).
+    """What PipeDream keeps on one stage between a forward pass and its backward pass
+    (frameworks/pipeline/pipedream_trainer.py).
 
-    ahead: micro batches that wait for their backward pass, one for each later stage; count: micro batches of a
-    minibatch; gradients: minibatches with gradients at once, 2 for 2BW; input_bytes: of a micro batch
+    ahead: micro batches that wait for their backward pass, one for each later stage
+    count: micro batches of a minibatch
+    gradients: minibatches that have gradients at the same time: 2 for PipeDream-2BW, else 1
+    input_bytes: bytes of the stage's input, of one micro batch
     """
 
     ahead: int
@@ -125,8 +139,12 @@ class InFlight:
 def pipedream_peak(
     states: Bytes, stage: Stage, in_flight: InFlight, messages: float, permanent: float, update: float
 ) -> Memory:
-    """Each minibatch in flight has a version of the weights, and the update makes one more. messages: bytes of a micro
-    batch's input and of its output's gradient; update: bytes of temporary results of the update"""
+    """The memory of one stage of PipeDream. Each minibatch in flight has a version of the weights, and the update makes
+    one more.
+
+    messages: bytes of a micro batch's input and of its output's gradient
+    update: bytes of temporary results of the update
+    """
     waiting = in_flight.ahead * (stage.saved + in_flight.input_bytes) + messages
     versions = ceil(in_flight.ahead / in_flight.count)
     gradients = in_flight.gradients * states.gradients
@@ -147,6 +165,7 @@ def memory(cut: Cut, setting: Setting, samples: float) -> Memory:
 
 
 def _of_rank(cut: Cut, setting: Setting, counts: Counts, rank: int, parameters: float, samples: float) -> Memory:
+    """The memory of one rank. parameters: of this rank; samples: of a micro batch"""
     job, edges = setting.job, cut.spans()
     spans = {index: edges[index] for index in range(rank, len(edges), cut.pp)}
     blocks = [block for first, end in spans.values() for block in counts.blocks[first:end]]

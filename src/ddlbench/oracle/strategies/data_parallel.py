@@ -19,7 +19,7 @@ from ddlbench.oracle.setting import BYTES, Limit, Memory, Message, Outcome, Sett
 from ddlbench.oracle.timing import overlap
 from ddlbench.oracle.timing.overlap import Gradient, MiB
 
-# Floats of gradients that DeepSpeed copies and all-reduces at once at stage 0 (MEMORY_OPT_ALLREDUCE_SIZE).
+# At stage 0 DeepSpeed copies and all-reduces so many gradients (numbers) at once: its MEMORY_OPT_ALLREDUCE_SIZE.
 AT_ONCE = 5e8
 
 
@@ -33,7 +33,8 @@ def ddp(framework: DDP, setting: Setting) -> Outcome:
     back = backward(setting)
     # The caps count bytes in fp32, because the hook casts a full bucket.
     messages = overlap.buckets(overlap.gradients(sizes(setting, FP32_BYTES), back), first, other)
-    wire = [Gradient(message.size * BYTES.get(hook, 4) / FP32_BYTES, message.ready) for message in messages]
+    sent = BYTES.get(hook, FP32_BYTES)
+    wire = [Gradient(message.size * sent / FP32_BYTES, message.ready) for message in messages]
     # Gradients that wait to be reduced have their own memory, beside the buckets.
     count, _ = setting.micro_batch(setting.world)
     apart = FP32_BYTES * setting.counts.parameter_count if count > 1 else 0.0
@@ -46,14 +47,14 @@ def horovod(framework: Horovod, setting: Setting) -> Outcome:
     if framework.adasum:
         raise Unsupported("the oracle has no model of framework.adasum: set it to false")
     back, sent = backward(setting), framework.compression_of(setting.job)
-    tensors = overlap.gradients(sizes(setting, 2 if sent == "fp16" else 4), back)
+    tensors = overlap.gradients(sizes(setting, BYTES["fp16" if sent == "fp16" else "fp32"]), back)
     cap, cycle = framework.fusion_threshold_mb * MiB, framework.cycle_time_ms / 1e3
     messages = overlap.fused(tensors, lambda size: setting.all_reduce(size, setting.world), cap, cycle)
     return replicas(setting, (averaged(setting, messages, sum(back)),))
 
 
 def local_sgd(framework: LocalSGD, setting: Setting) -> Outcome:
-    """Weights and BatchNorm's statistics are averaged once in `local_steps` updates, and nothing overlaps with it."""
+    """The ranks average weights and BatchNorm's statistics once in `local_steps` updates. No computing hides this."""
     statistics = 2 * sum(norm.num_features for norm in batch_norms(on_meta(setting.job)))
     size = FP32_BYTES * (setting.counts.parameter_count + statistics)
     seconds = setting.all_reduce(size, setting.world) / framework.local_steps
@@ -68,7 +69,7 @@ def zero(framework: DeepSpeedOptions, setting: Setting) -> Outcome:
         raise Unsupported("the oracle has no model of offloading: set framework.offload_optimizer=false")
     stage, ranks, parameters = framework.zero_stage, setting.world, setting.counts.parameter_count
     casts, overlaps = framework.casts(setting.job), framework.overlaps(setting.job)
-    wire = 2 if casts and setting.job.reduce_dtype != "fp32" else setting.gradient_bytes
+    wire = BYTES["fp16"] if casts and setting.job.reduce_dtype != "fp32" else setting.gradient_bytes
     back = backward(setting)
     bucket = (framework.reduce_bucket_mb or BUCKET_MB) * MiB if stage else float("inf")
     buckets = overlap.buckets(overlap.gradients(sizes(setting, wire), back), bucket, bucket)
@@ -79,7 +80,7 @@ def zero(framework: DeepSpeedOptions, setting: Setting) -> Outcome:
         copied = FP32_BYTES * min(parameters, AT_ONCE)
         peak = partial(memory.replica, setting, setting.counts, ranks, reduced=copied)
         return replicas(setting, tuple(messages), peak)
-    size = parameters * (2.0 if casts else 4.0)
+    size = float(parameters * BYTES["fp16" if casts else "fp32"])
     seconds = collectives.all_gather(size, setting.path(ranks))
     messages.append(Message("all-gather of weights", 1, size, seconds, seconds))
     return replicas(setting, tuple(messages), partial(memory.zero, setting, stage, bucket, overlaps), ranks)
@@ -108,8 +109,11 @@ def replicas(
 
 
 def sizes(setting: Setting, number_bytes: float, tp: int = 1) -> list[list[float]]:
-    """Bytes of every gradient, by block. tp: ranks that share a replica; all tensors of a block count as split by the
-    same factor."""
+    """Bytes of every gradient, by block.
+
+    tp: ranks that share a replica. A block's tensors are not told apart: each counts with the part of the block that a
+    rank has
+    """
     blocks = setting.counts.blocks
     parts = [block.parameters_of_part(tp) / (block.parameter_count or 1) for block in blocks]
     return [[size * part * number_bytes for size in b.tensor_sizes] for b, part in zip(blocks, parts, strict=True)]
@@ -130,8 +134,12 @@ def averaged(
     ranks: int | None = None,
     stride: int = 1,
 ) -> Message:
-    """The all-reduce of gradients, over `ranks` (None: all). end: seconds of the backward pass; messages after it are
-    exposed. overlaps: whether the framework sends during the backward pass."""
+    """The all-reduce of gradients.
+
+    end: seconds of the backward pass; what is sent after it is exposed
+    overlaps: whether the framework sends during the backward pass
+    ranks: of a group; None: all. stride: distance of neighbours in the group
+    """
     group = setting.world if ranks is None else ranks
 
     def seconds(size: float) -> float:

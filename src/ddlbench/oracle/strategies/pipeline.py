@@ -38,10 +38,11 @@ def cut_of(framework: Pipeline, setting: Setting) -> Cut:
 
 
 def timeline(framework: Pipeline, setting: Setting) -> tuple[list[Timed], Sequence[float]]:
-    """The passes of a step with everything that is sent, and the seconds of a message from each stage to the next."""
+    """The simulated passes of a step with all messages, and the seconds of a message from each stage to the next."""
     cut = cut_of(framework, setting)
     samples = setting.job.replica_batch(cut.dp) / cut.count
-    stages = _stages(cut, setting, samples, _traffics(cut, setting, samples), sends=True)
+    traffics = [traffic(block, samples, setting, cut.tp) for block in setting.counts.blocks]
+    stages = _stages(cut, setting, samples, traffics, sends=True)
     return _passes(cut, stages, setting), stages.send
 
 
@@ -65,7 +66,7 @@ def predict(cut: Cut, setting: Setting) -> Outcome:
     samples = job.replica_batch(cut.dp) / cut.count
     blocks = setting.counts.blocks
     no_traffic = [Traffic() for _ in blocks]
-    traffics = _traffics(cut, setting, samples)
+    traffics = [traffic(block, samples, setting, cut.tp) for block in blocks]
     compute_s, busy_s = _time(cut, _stages(cut, setting, samples, no_traffic, sends=False), setting)
     with_layers_s, _ = _time(cut, _stages(cut, setting, samples, traffics, sends=False), setting)
     with_sends_s, _ = _time(cut, _stages(cut, setting, samples, traffics, sends=True), setting)
@@ -135,8 +136,8 @@ def _sending(cut: Cut, setting: Setting, samples: float) -> list[float]:
 
 
 def _time(cut: Cut, stages: Stages, setting: Setting) -> tuple[float, float]:
-    """Seconds of a step's passes, and the computing time of the busiest rank. PipeDream has no flush: the slowest stage
-    or message sets its rate, or the cores that all stages share."""
+    """Seconds of all passes of a step, and those in which the busiest rank computes. PipeDream never waits for an empty
+    pipeline: its slowest stage, its slowest message or the cores that all stages share set its rate."""
     machine, beside = setting.machine, cut.dp * cut.tp
     node = machine.per_node(setting.world)
     if cut.schedule == "pipedream":
@@ -154,7 +155,8 @@ def _time(cut: Cut, stages: Stages, setting: Setting) -> tuple[float, float]:
 
 
 def _passes(cut: Cut, stages: Stages, setting: Setting) -> list[Timed]:
-    """Ranks that compute at once share the cores of their node, if their number is known."""
+    """The simulated passes of one replica. If the number of cores of a node is known, the ranks that compute at the
+    same time share them."""
     machine, world, beside = setting.machine, setting.world, cut.dp * cut.tp
     if machine.cores is None:
         return schedule.simulate(cut.schedule, stages, cut.pp, cut.count)
@@ -162,10 +164,6 @@ def _passes(cut: Cut, stages: Stages, setting: Setting) -> list[Timed]:
     return schedule.simulate(
         cut.schedule, stages, cut.pp, cut.count, lambda busy: machine.shared_cores(ceil(busy * beside * node / world))
     )
-
-
-def _traffics(cut: Cut, setting: Setting, samples: float) -> list[Traffic]:
-    return [traffic(block, samples, setting, cut.tp) if cut.tp > 1 else Traffic() for block in setting.counts.blocks]
 
 
 def _in_layers(cut: Cut, setting: Setting, traffics: Sequence[Traffic], exposed: float) -> list[Message]:

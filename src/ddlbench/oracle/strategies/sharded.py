@@ -63,7 +63,7 @@ def fsdp(framework: FSDP, setting: Setting) -> Outcome:
     which is gathered once per micro batch by default. With replicas (HSDP) neighbours share the shards, and gradients
     are all-reduced between the replicas."""
     job, shards = setting.job, setting.world // framework.replicate
-    weight = BYTES[job.precision] if framework.scheme(job) == "policy" else 4
+    weight = BYTES[job.precision] if framework.scheme(job) == "policy" else FP32_BYTES
     blocks = setting.counts.blocks
     names = root_group(on_meta(job))
     root = tuple(index for index, block in enumerate(blocks) if block.name in names)
@@ -86,7 +86,7 @@ def zero3(framework: DeepSpeedOptions, setting: Setting) -> Outcome:
     in large messages. For the backward pass it gathers again only weights that it freed after the forward pass."""
     if framework.offload_optimizer or framework.offload_parameters:
         raise Unsupported("the oracle has no model of offloading: set framework.offload_parameters=false")
-    blocks, weight = setting.counts.blocks, 2 if framework.casts(setting.job) else 4
+    blocks, weight = setting.counts.blocks, BYTES["fp16" if framework.casts(setting.job) else "fp32"]
     gathered = tuple(sum(n for n in block.tensor_sizes if n >= framework.persistence_threshold) for block in blocks)
     prefetch = framework.gather_bucket_mb * MiB / weight if framework.gather_bucket_mb else PREFETCH
     bucket = (framework.reduce_bucket_mb or BUCKET_MB) * MiB / FP32_BYTES
@@ -102,7 +102,7 @@ def zero3(framework: DeepSpeedOptions, setting: Setting) -> Outcome:
 
 
 def _calls(parameters: Sequence[int], most: float) -> Calls:
-    """Consecutive blocks share a message until it has `most` parameters or more."""
+    """The blocks of each message: consecutive blocks share a message until it has `most` parameters or more."""
     calls: list[tuple[int, ...]] = []
     call: tuple[int, ...] = ()
     for index in range(len(parameters)):
@@ -113,14 +113,19 @@ def _calls(parameters: Sequence[int], most: float) -> Calls:
 
 
 def sharded(setting: Setting, scheme: Scheme, peak: Callable[[], Memory]) -> Outcome:
-    """A step of replicas whose weights are in shards."""
+    """The step of a strategy that keeps weights in shards."""
     count, samples = setting.micro_batch(setting.world)
     passes, parameters = setting.computation.blocks(samples), setting.counts.parameter_count
     plain, last = (_blocks(setting, scheme, passes, reduces) for reduces in (scheme.always, True))
-    compute = count * sum(block.forward + block.backward for block in plain)
-    seconds = (count - 1) * _sent(plain) + _sent(last)
-    end = _host_step if setting.job.device.type == "cpu" else overlap.sharded_step
-    late = min(seconds, max(0.0, (count - 1) * end(plain) + end(last) - compute))
+    compute = count * sum(block.computing for block in plain)
+    seconds = (count - 1) * sum(block.sent for block in plain) + sum(block.sent for block in last)
+    if setting.job.device.type == "cpu":
+        # The host itself computes, and waits for each collective: FSDP calls them with async_op=False, which returns at
+        # once only on a device's stream, and DeepSpeed waits explicitly.
+        late = seconds
+    else:
+        end = (count - 1) * overlap.sharded_step(plain) + overlap.sharded_step(last)
+        late = min(seconds, max(0.0, end - compute))
     exposed = setting.exposed(seconds, late)
     gathered = sum(number * (1 + again) for number, again in zip(scheme.gathered, scheme.again, strict=True))
     reduced = (count if scheme.always else 1) * parameters
@@ -135,7 +140,8 @@ def sharded(setting: Setting, scheme: Scheme, peak: Callable[[], Memory]) -> Out
 
 
 def _blocks(setting: Setting, scheme: Scheme, passes: Sequence[Pass], reduces: bool) -> list[Sharded]:
-    """Seconds of each block in one micro batch."""
+    """Seconds of computing and of messages of each block in one micro batch. reduces: whether its gradients are reduced
+    in this micro batch"""
     rate, checkpointed, blocks = setting.contention, setting.job.checkpoint_activations, setting.counts.blocks
     gather = reduce = [0.0] * len(blocks)
     if scheme.shards > 1:
@@ -158,7 +164,7 @@ def _blocks(setting: Setting, scheme: Scheme, passes: Sequence[Pass], reduces: b
 
 
 def _shares(sizes: Sequence[float], calls: Calls, seconds: Callable[[float], float]) -> list[float]:
-    """Each block's share of the seconds of its message, by bytes."""
+    """Divide the seconds of each message among its blocks in proportion to their bytes."""
     shares = [0.0] * len(sizes)
     for call in calls:
         total = sum(sizes[index] for index in call)
@@ -166,14 +172,3 @@ def _shares(sizes: Sequence[float], calls: Calls, seconds: Callable[[float], flo
         for index in call:
             shares[index] = took * sizes[index] / total if total else 0.0
     return shares
-
-
-def _sent(blocks: Sequence[Sharded]) -> float:
-    """Seconds of all communication of one micro batch."""
-    return sum(block.gather + block.gather_again + block.reduce for block in blocks)
-
-
-def _host_step(blocks: Sequence[Sharded]) -> float:
-    """Seconds of one micro batch if the host itself computes: it waits for each collective. FSDP calls its collectives
-    with async_op=False, which returns at once only on a device's stream, and DeepSpeed waits explicitly."""
-    return _sent(blocks) + sum(block.forward + block.backward for block in blocks)

@@ -14,12 +14,11 @@ from ddlbench.frameworks.shared.layout import fill
 from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.tensor.adapter import TensorParallel, split_numbers
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES
-from ddlbench.oracle.counts.counts import Block, Exchange
+from ddlbench.oracle.counts.counts import Block
 from ddlbench.oracle.machine import collectives
-from ddlbench.oracle.machine.collectives import Path
 from ddlbench.oracle.memory.passes import counts_of_rank
 from ddlbench.oracle.memory.replicas import replica
-from ddlbench.oracle.setting import Limit, Memory, Message, Outcome, Setting
+from ddlbench.oracle.setting import INT64_BYTES, Limit, Memory, Message, Outcome, Setting
 from ddlbench.oracle.strategies.data_parallel import averaged, backward, sizes
 from ddlbench.oracle.timing import overlap
 
@@ -101,49 +100,38 @@ def parts(setting: Setting, dp: int, tp: int, sequence: bool, by_channels: bool)
 def traffic(
     block: Block, samples: float, setting: Setting, tp: int, sequence: bool = False, by_channels: bool = False
 ) -> Traffic:
-    """The collectives that frameworks/tensor/layers.py makes for a block."""
-    to = setting.path(tp)
-    traffics = [
-        _exchange(exchange, samples, to, sequence, by_channels, setting.algorithm) for exchange in block.exchanges
-    ]
-    if block is setting.counts.blocks[-1] and not by_channels:
-        traffics.append(_loss(setting, samples, to))
-    return Traffic(*map(sum, zip(*traffics, strict=True)))
+    """The collectives that frameworks/tensor/layers.py makes for a block; none if tp is 1.
 
-
-def _exchange(
-    exchange: Exchange, samples: float, to: Path, sequence: bool, by_channels: bool, algorithm: str
-) -> Traffic:
-    enters, leaves = exchange.input_bytes * samples, exchange.output_bytes * samples
-    if by_channels and exchange.style == "filter":
-        back = 0.0 if exchange.first else collectives.all_gather(enters, to)
-        return Traffic(collectives.all_reduce(leaves, to, algorithm), back, leaves + enters * (not exchange.first), 2)
-    if by_channels and exchange.style in GATHERED:
+    With sequence parallelism a reduce-scatter in one direction and an all-gather in the other one replace each
+    all-reduce.
+    """
+    if tp == 1:
         return Traffic()
-    if exchange.style in GATHERED:
-        return Traffic(collectives.all_gather(leaves, to), 0.0, leaves, 1)
-    if exchange.style in SUMMED_BACK and not (exchange.first and not sequence):
-        return _summed(enters, to, sequence, ahead=False, algorithm=algorithm)
-    if exchange.style in SUMMED_AHEAD:
-        return _summed(leaves, to, sequence, ahead=True, algorithm=algorithm)
-    return Traffic()
-
-
-def _summed(size: float, to: Path, sequence: bool, ahead: bool, algorithm: str) -> Traffic:
-    """An all-reduce in one direction; with sequence parallelism a reduce-scatter in one, an all-gather in the other."""
-    if sequence:
-        half = collectives.all_gather(size, to)
-        return Traffic(half, half, 2 * size, 2)
-    seconds = collectives.all_reduce(size, to, algorithm)
-    return Traffic(seconds if ahead else 0.0, 0.0 if ahead else seconds, size, 1)
-
-
-def _loss(setting: Setting, samples: float, to: Path) -> Traffic:
-    """All-reduces of the loss (frameworks/tensor/loss.py): for each position the largest logit, then three sums."""
-    model = setting.job.model
-    positions = 4 * samples * (prod(model.input_shape()) if model.kind == "text" else 1)
-    seconds = sum(collectives.all_reduce(size, to, setting.algorithm) for size in (positions, 3 * positions))
-    return Traffic(seconds, 0.0, 4 * positions, 2)
+    to, traffics = setting.path(tp), list[Traffic]()
+    for exchange in block.exchanges:
+        style, entering, leaving = exchange.style, exchange.input_bytes * samples, exchange.output_bytes * samples
+        if by_channels and style == "filter":
+            seconds = collectives.all_reduce(leaving, to, setting.algorithm)
+            back = 0.0 if exchange.first else collectives.all_gather(entering, to)
+            traffics.append(Traffic(seconds, back, leaving + entering * (not exchange.first), 2))
+        elif style in GATHERED and not by_channels:
+            traffics.append(Traffic(collectives.all_gather(leaving, to), 0.0, leaving, 1))
+        elif style in SUMMED_AHEAD or (style in SUMMED_BACK and (sequence or not exchange.first)):
+            size = leaving if style in SUMMED_AHEAD else entering
+            if sequence:
+                half = collectives.all_gather(size, to)
+                traffics.append(Traffic(half, half, 2 * size, 2))
+            else:
+                seconds = collectives.all_reduce(size, to, setting.algorithm)
+                ahead, back = (seconds, 0.0) if style in SUMMED_AHEAD else (0.0, seconds)
+                traffics.append(Traffic(ahead, back, size, 1))
+    if block is setting.counts.blocks[-1] and not by_channels:
+        # All-reduces of the loss (frameworks/tensor/loss.py): for each position the largest logit, then three sums.
+        model = setting.job.model
+        positions = FP32_BYTES * samples * (prod(model.input_shape()) if model.kind == "text" else 1)
+        seconds = sum(collectives.all_reduce(size, to, setting.algorithm) for size in (positions, 3 * positions))
+        traffics.append(Traffic(seconds, 0.0, 4 * positions, 2))
+    return Traffic(*map(sum, zip(*traffics, strict=True)))
 
 
 def batch_message(setting: Setting, dp: int, tp: int) -> Message:
@@ -151,7 +139,7 @@ def batch_message(setting: Setting, dp: int, tp: int) -> Message:
     model, samples = setting.job.model, setting.job.replica_batch(dp)
     text = model.kind == "text"
     values = samples * prod(model.input_shape())
-    sizes = (values * 8, values * 8) if text else (values * 4, samples * 8)
+    sizes = values * (INT64_BYTES if text else FP32_BYTES), (values if text else samples) * INT64_BYTES
     seconds = sum(collectives.broadcast(size, setting.path(tp)) for size in sizes)
     return Message("broadcast of the batch", 2, sum(sizes), seconds, seconds)
 

@@ -17,7 +17,7 @@ from ddlbench.frameworks.deepspeed.knobs import DeepSpeedOptions
 from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.single import Single
 from ddlbench.job import Job
-from ddlbench.measure.formulas.memory_formula import touched
+from ddlbench.measure.formulas.memory_formula import FP32_BYTES, touched
 from ddlbench.oracle.machine import collectives
 from ddlbench.oracle.setting import Memory, Message, Outcome, Setting
 from ddlbench.rehearsal.rehearse import Rehearsal, Sent, rehearse_job
@@ -26,15 +26,15 @@ from ddlbench.rehearsal.rehearse import Rehearsal, Sent, rehearse_job
 def traced(framework: Any, setting: Setting) -> Outcome:
     """Unsupported if the framework cannot be rehearsed, or if it sends a message that the oracle has no seconds for."""
     job = replace(setting.job, device=torch.device("cpu"))  # such a rehearsal needs nothing of this process
-    rank = stepped(framework, job)
+    rank = rehearsed(framework, job)
     samples = job.replica_batch(rank.replicas)
-    alone = stepped(Single(), replace(job, world_size=1, global_batch=samples))
+    one_device = rehearsed(Single(), replace(job, world_size=1, global_batch=samples))
     count = job.micro_batches(rank.replicas)
     seconds = count * sum(block.forward + block.backward for block in setting.computation.blocks(samples / count))
-    memory = held(rank)
-    update = setting.computation.update(memory.weights / 4)
+    memory = memory_of(rank)
+    update = setting.computation.update(memory.weights / FP32_BYTES)
     return Outcome(
-        compute_s=(seconds * (rank.flops or 0.0) / (alone.flops or 1.0) + update) * setting.contention,
+        compute_s=(seconds * (rank.flops or 0.0) / (one_device.flops or 1.0) + update) * setting.contention,
         messages=tuple(message(sent, setting) for sent in rank.collectives or () if sent.kind != "recv"),
         peak=lambda: memory,
         layout={"dp": rank.replicas},
@@ -43,7 +43,8 @@ def traced(framework: Any, setting: Setting) -> Outcome:
     )
 
 
-def stepped(framework: Any, job: Job, pinned: bool | None = None) -> Rehearsal:
+def rehearsed(framework: Any, job: Job, pinned: bool | None = None) -> Rehearsal:
+    """Rehearse a step of the job. Unsupported with the reason if that fails."""
     rank = rehearse_job(framework, job, pinned)
     if rank.collectives is None:
         name, reason = type(framework).__name__, rank.error
@@ -67,7 +68,7 @@ def rehearsed_memory(framework: Any, job: Job, layout: Mapping[str, int], pinned
         ranks |= {world - 1, max(range(world), key=lambda rank: touched(sizes, world, rank))}
     device = torch.device("cuda", 0) if job.device.type == "cuda" else job.device
     jobs = [replace(job, device=device, rank=rank, local_rank=0) for rank in ranks]
-    memories = [held(stepped(framework, job, pinned)) for job in jobs]
+    memories = [memory_of(rehearsed(framework, job, pinned)) for job in jobs]
     return max(memories, key=lambda memory: memory.total)
 
 
@@ -86,8 +87,9 @@ def message(sent: Sent, setting: Setting) -> Message:
     return Message(f"{sent.kind} among {sent.ranks} ranks", sent.count, sent.bytes_, seconds, seconds)
 
 
-def held(rank: Rehearsal) -> Memory:
-    """Memory as traced. Bytes of the peak beside weights, gradients and optimizer states count as activations."""
+def memory_of(rank: Rehearsal) -> Memory:
+    """The memory of a rehearsed rank, in bytes. What its peak has beside weights, gradients and optimizer states counts
+    as activations."""
     memory = rank.memory or {}
     weights, gradients, optimizer, peak = (
         float(memory.get(name) or 0) for name in ("parameters", "gradients", "optimizer", "peak")

@@ -20,8 +20,9 @@ from ddlbench.recipe.optimizers import costs
 
 @dataclass(frozen=True)
 class Pass:
-    """Seconds of one block for one micro batch. checkpointed: the forward pass runs again before the backward pass
+    """Seconds of one block for one micro batch.
 
+    checkpointed: whether the forward pass runs again before the backward pass
     host_forward, host_backward: seconds of these in which the device waits for the host; collectives of its layers
         can use them
     """
@@ -73,7 +74,8 @@ class Speeds:
         return on_device + waiting, waiting
 
     def block(self, block: Block, samples: float, tp: int = 1) -> Pass:
-        """tp: ranks that share the block as far as it can be shared; the backward pass like the forward pass"""
+        """Seconds of a block for a micro batch. tp: ranks that share the block as far as it can be shared; its backward
+        pass is shared as its forward pass is"""
         seconds = self.operations(block.forward, samples)
         total = float(seconds.sum())
         shared = float(seconds[block.forward.shared].sum()) / total if total and tp > 1 else 0.0
@@ -148,6 +150,16 @@ class Computation:
         once = sum(block.both(checkpointed) for block in self.blocks(samples))
         return micro_batches * once + self.update(self.counts.parameter_count)
 
+    def scaled_to(
+        self, step_s: float, samples: float, micro_batches: int, basis: str, checkpointed: bool = False
+    ) -> Computation:
+        """A measured step of one process, divided among blocks and update in the proportions of this computation.
+
+        samples: of a micro batch
+        """
+        factor = step_s / self.step(samples, micro_batches, checkpointed)
+        return replace(self, basis=basis, factor=factor, samples=samples, _cache={})
+
     def marks(self, samples: float) -> list[str]:
         """Remarks on the basis, and one if this micro batch is outside of the measured ones."""
         measured = sorted(self.measured) if self.samples is None else [self.samples]
@@ -155,11 +167,3 @@ class Computation:
             return [*self.remarks]
         sizes = ", ".join(f"{size:g}" for size in measured)
         return [*self.remarks, f"{self.basis} at a micro batch of {sizes}, not {samples:g}"]
-
-
-def spread(
-    plain: Computation, step_s: float, samples: float, micro_batches: int, basis: str, checkpointed: bool = False
-) -> Computation:
-    """A measured step of one process, divided among blocks and update in the proportions of `plain`."""
-    factor = step_s / plain.step(samples, micro_batches, checkpointed)
-    return replace(plain, basis=basis, factor=factor, samples=samples, _cache={})

@@ -83,6 +83,14 @@ class Sharded:
     gather_again: float
     reduce: float
 
+    @property
+    def computing(self) -> float:
+        return self.forward + self.backward
+
+    @property
+    def sent(self) -> float:
+        return self.gather + self.gather_again + self.reduce
+
 
 def sharded_step(blocks: Sequence[Sharded]) -> float:
     """Seconds of a micro batch. Each block is gathered while the previous one computes (FSDP's prefetch), and its

@@ -76,12 +76,13 @@ def simulate(
             if rank in left:
                 continue
             arrival = _ready(todo[0], done, stages, count) if todo else None
-            if arrival is not None and arrival <= now + 1e-12:
-                doing[rank] = todo.popleft(), now
-                left[rank] = _took(doing[rank][0], stages)
-            elif weights[rank]:
-                doing[rank] = weights[rank].popleft(), now
-                left[rank] = _took(doing[rank][0], stages)
+            arrived = arrival is not None and arrival <= now + 1e-12
+            if arrived or weights[rank]:
+                op = (todo if arrived else weights[rank]).popleft()
+                kind, stage, _ = op
+                took = stages.forward[stage] if kind == F else stages.backward[stage]
+                doing[rank] = op, now
+                left[rank] = took / 2 if kind in (INPUTS, WEIGHTS) else took
             elif arrival is not None:
                 arrivals.append(arrival)
         rate = slower(len(left)) if left else 1.0
@@ -100,12 +101,6 @@ def simulate(
                 if kind == INPUTS:
                     weights[rank].append((WEIGHTS, stage, micro))
     return passes
-
-
-def _took(op: Op, stages: Stages) -> float:
-    kind, stage, _ = op
-    took = stages.forward[stage] if kind == F else stages.backward[stage]
-    return took / 2 if kind in (INPUTS, WEIGHTS) else took
 
 
 def _ready(op: Op, done: dict[Op, float], stages: Stages, count: int) -> float | None:

@@ -65,17 +65,19 @@ class Grade:
             raise UserError(f"no row can be graded: {'; '.join(self.left_out[:3]) or 'the file has no rows'}")
         errors = [point.error for point in self.points]
         slope, interval = _slope([log2(point.gpus) for point in self.points], errors)
+        learned = {**_errors(self.learned), **_coverage(self.learned)} if self.learned else None
+        by: dict[str, dict[str, dict[str, float]]] = {}
+        for name in GROUPS:
+            groups = group_by(self.points, lambda point, name=name: str(point.row()[name]))
+            by[name] = {value: _errors(points) for value, points in groups.items()}
         return {
-            "rows": len(self.points),
             **_errors(self.points),
             "slope_per_doubling": slope,
             "slope_interval_95": interval,
             **_coverage(self.points),
-            "learned": {"rows": len(self.learned), **_errors(self.learned), **_coverage(self.learned)}
-            if self.learned
-            else None,
+            "learned": learned,
             "regret": mean(self.regret) if self.regret else None,
-            "by": {name: _by(self.points, name) for name in GROUPS},
+            "by": by,
         }
 
 
@@ -88,19 +90,16 @@ def _coverage(points: Sequence[Graded]) -> dict[str, float]:
 
 
 def _errors(points: Sequence[Graded]) -> dict[str, float]:
+    """The number of points, and their errors as shares of the measured seconds."""
     errors = [point.error for point in points]
     sizes = [abs(error) for error in errors]
     return {
+        "rows": len(points),
         "mean_error": mean(sizes),
         "median_error": median(sizes),
         "within_10": mean(size <= 0.10 for size in sizes),
         "mean_signed_error": mean(errors),
     }
-
-
-def _by(graded: Sequence[Graded], name: str) -> dict[str, dict[str, float]]:
-    groups = group_by(graded, lambda point: str(point.row()[name]))
-    return {value: {"rows": len(points), **_errors(points)} for value, points in groups.items()}
 
 
 def _slope(x: Sequence[float], y: Sequence[float]) -> tuple[float | None, tuple[float, float] | None]:

@@ -17,11 +17,11 @@ from ddlbench.config.compose import configuration
 from ddlbench.config.schema import Config
 from ddlbench.errors import UserError
 from ddlbench.oracle.counts.counting import count
-from ddlbench.oracle.counts.counts import Block, Counts, Line, Work
+from ddlbench.oracle.counts.counts import Counts, Line, Work
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.memory.stages import Cut
 from ddlbench.oracle.predictor import job_of
-from ddlbench.oracle.setting import Setting, kind_of
+from ddlbench.oracle.setting import BYTES, Setting, kind_of
 from ddlbench.oracle.strategies import pipeline
 from ddlbench.oracle.timing.computation import Computation, Speeds
 from ddlbench.predict.grading.machines import machine_of
@@ -64,7 +64,7 @@ class Layout:
 
     @property
     def case(self) -> tuple[int, ...]:
-        """What a planner is asked for: the same for all layouts among which it chooses."""
+        """What a planner is asked for: equal for all layouts among which it chooses."""
         return self.gpus, self.global_batch, self.hidden, self.layers, self.seq_len
 
 
@@ -130,33 +130,29 @@ def _counts(hidden: int, heads: int, seq_len: int, layers: int, split: bool) -> 
     """The counts of a GPT in 16 bits: a model of two layers is counted, and its layer stands for all."""
     counts = count(_config(hidden, heads, seq_len).model, "fp16", "cuda", cast=True)
     embedding, layer, _, norm, head = counts.blocks
-    layer = _unfused(layer, 2.0 * heads * seq_len**2)
-    # Only layers are computed again, not the head. Their collectives run again, too.
-    again = (
-        replace(one, style="column", input_bytes=one.output_bytes) for one in layer.exchanges if one.style == "row"
-    )
-    backward = _after(layer.forward, layer.backward)
-    layer = replace(layer, backward=backward, exchanges=(*layer.exchanges, *again))
-    head = head if split else replace(head, forward=_longer(head.forward), backward=_longer(head.backward))
-    return replace(counts, blocks=(embedding, *[layer] * layers, norm, head))
+    score_bytes = BYTES["fp16"] * float(heads) * seq_len**2  # of one sample
 
-
-def _unfused(layer: Block, scores: float) -> Block:
-    """The layer with attention in several kernels. scores: bytes of one sample's attention scores"""
-
-    def more(work: Work, times: float) -> Work:
+    def unfused(work: Work, times: float) -> Work:
+        """The operations of a pass with attention in several kernels."""
         attention = np.array(["attention" in name for name in work.names])
-        return replace(work, moved=Line(work.moved.fixed, work.moved.per_sample + times * scores * attention))
+        return replace(work, moved=Line(work.moved.fixed, work.moved.per_sample + times * score_bytes * attention))
 
-    return replace(layer, forward=more(layer.forward, SCORES), backward=more(layer.backward, 1.2 * SCORES))
-
-
-def _after(first: Work, second: Work) -> Work:
-    """The operations of both passes."""
-    moved = Line(*(np.concatenate(parts) for parts in zip(astuple(first.moved), astuple(second.moved), strict=True)))
-    flops, shared = np.concatenate([first.flops, second.flops]), np.concatenate([first.shared, second.shared])
-    return Work(flops, moved, shared, first.names + second.names)
-
-
-def _longer(work: Work) -> Work:
-    return replace(work, flops=HEAD_FACTOR * work.flops)
+    forward, backward = unfused(layer.forward, SCORES), unfused(layer.backward, 1.2 * SCORES)
+    # Only layers are computed again for the backward pass, not the head. Their collectives run again, too.
+    moved = (np.concatenate(parts) for parts in zip(astuple(forward.moved), astuple(backward.moved), strict=True))
+    backward = Work(
+        np.concatenate([forward.flops, backward.flops]),
+        Line(*moved),
+        np.concatenate([forward.shared, backward.shared]),
+        forward.names + backward.names,
+    )
+    again = (
+        replace(exchange, style="column", input_bytes=exchange.output_bytes)
+        for exchange in layer.exchanges
+        if exchange.style == "row"
+    )
+    layer = replace(layer, forward=forward, backward=backward, exchanges=(*layer.exchanges, *again))
+    if not split:
+        forward, backward = (replace(work, flops=HEAD_FACTOR * work.flops) for work in (head.forward, head.backward))
+        head = replace(head, forward=forward, backward=backward)
+    return replace(counts, blocks=(embedding, *[layer] * layers, norm, head))

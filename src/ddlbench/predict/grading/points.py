@@ -168,16 +168,10 @@ def model_words(row: CsvRow) -> list[str]:
         sizes = (*SIZES[near], 50368)
     if not row["seq_len"]:
         raise UserError(f"{name}: it states no seq_len")
-    layers, width, heads, vocabulary = sizes
-    keys = {
-        "n_layer": layers,
-        "n_embd": width,
-        "n_head": heads,
-        "vocab_size": vocabulary,
-        "seq_len": row.count("seq_len"),
-    }
-    model = "gpt2_small" if (layers, width, heads) == (12, 768, 12) else "gpt2_medium"
-    return [f"+model={model}", *(f"model.{key}={value}" for key, value in keys.items())]
+    names = ("n_layer", "n_embd", "n_head", "vocab_size", "seq_len")
+    keys = zip(names, (*sizes, row.count("seq_len")), strict=True)
+    model = "gpt2_small" if sizes[:3] == (12, 768, 12) else "gpt2_medium"
+    return [f"+model={model}", *(f"model.{key}={value}" for key, value in keys)]
 
 
 def strategy_of(row: CsvRow) -> tuple[str, list[str]]:

@@ -8,7 +8,7 @@ C++ makes by the device, and makes differently for "meta", are in ranks/fake/ker
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -99,36 +99,32 @@ def is_meta(value: Any) -> bool:
     return isinstance(value, str | torch.device) and str(value) == "meta"
 
 
-def _make_subclass(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+MAKE_SUBCLASS = Tensor._make_subclass  # pyright: ignore
+GROUP_TENSORS: Any = torch._C._group_tensors_by_device_and_dtype  # pyright: ignore
+
+
+def _make_subclass(cls: Any, data: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """A fake tensor on "cuda" keeps the kernels of "cuda", and C++ no longer asks Python for its device."""
-
-    def call(cls: Any, data: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if issubclass(cls, FakeTensor):
-            if missing := [name for name in SEEN if name not in kwargs]:
-                raise RunError(
-                    f"no rehearsal of device cuda with torch {torch.__version__}: it makes fake tensors without "
-                    f"{missing[0]}; use torch 2.11 to 2.14, or rehearsal.device=cpu"
-                )
-            if torch.device(kwargs["device_for_backend_keys"]).type == "cuda":
-                kwargs["dispatch_device"] = False
-        return make(cls, data, *args, **kwargs)
-
-    return call
+    if issubclass(cls, FakeTensor):
+        if missing := [name for name in SEEN if name not in kwargs]:
+            raise RunError(
+                f"no rehearsal of device cuda with torch {torch.__version__}: it makes fake tensors without "
+                f"{missing[0]}; use torch 2.11 to 2.14, or rehearsal.device=cpu"
+            )
+        if torch.device(kwargs["device_for_backend_keys"]).type == "cuda":
+            kwargs["dispatch_device"] = False
+    return MAKE_SUBCLASS(cls, data, *args, **kwargs)
 
 
-def _grouped(group: Callable[..., dict[Any, Any]]) -> Callable[..., dict[Any, Any]]:
+def _group_tensors(lists: Any, with_indices: bool = False) -> dict[Any, Any]:
     """An optimizer groups its tensors by device: by the one that Python knows."""
-
-    def call(lists: Any, with_indices: bool = False) -> dict[Any, Any]:
-        groups = group(lists, with_indices)
-        return {(tensors[0][0][0].device, dtype): tensors for (_, dtype), tensors in groups.items()}
-
-    return call
+    groups = GROUP_TENSORS(lists, with_indices)
+    return {(tensors[0][0][0].device, dtype): tensors for (_, dtype), tensors in groups.items()}
 
 
 ANSWERS: tuple[Answer, ...] = (
-    (Tensor, "_make_subclass", staticmethod(_make_subclass(Tensor._make_subclass))),  # pyright: ignore
-    (torch._C, "_group_tensors_by_device_and_dtype", _grouped(torch._C._group_tensors_by_device_and_dtype)),  # pyright: ignore
+    (Tensor, "_make_subclass", staticmethod(_make_subclass)),
+    (torch._C, "_group_tensors_by_device_and_dtype", _group_tensors),  # pyright: ignore
     (DTensor, "device", property(lambda tensor: tensor._local_tensor.device)),
     *(
         answer

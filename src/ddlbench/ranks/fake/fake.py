@@ -112,38 +112,29 @@ class _Done:
         return future
 
 
-def _all_reduce(send: Callable[..., Any]) -> Callable[..., Any]:
-    """An all-reduce with a future that holds the result, like that of a real group."""
-
-    def call(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        work = send(tensor, *args, **kwargs)
-        return None if work is None else _Done(tensor)
-
-    return call
-
-
-def _pre_forward(prepare: Callable[..., Any]) -> Callable[..., Any]:
-    """DDP's preparation of a forward pass, with the hook in Python from the first forward pass on."""
-
-    def call(model: Any, *inputs: Any, **kwargs: Any) -> Any:
-        with suppress(RuntimeError):  # there is one: the framework's own, or this one
-            hook, group = allreduce_hook, model.process_group
-            dist._register_comm_hook(model.reducer, group, hook)  # pyright: ignore
-        return prepare(model, *inputs, **kwargs)
-
-    return call
-
-
-def _rebuild(rebuild: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    def call(reducer: Any) -> bool:
-        with _RealIntegers():
-            return rebuild(reducer)
-
-    return call
-
-
 MODEL: Any = DistributedDataParallel
 REDUCER: Any = dist.Reducer  # pyright: ignore
+ALL_REDUCE, PRE_FORWARD, REBUILD = dist.all_reduce, MODEL._pre_forward, REDUCER._rebuild_buckets  # torch's own
+
+
+def _all_reduce(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """An all-reduce with a future that holds the result, like that of a real group."""
+    work = ALL_REDUCE(tensor, *args, **kwargs)
+    return None if work is None else _Done(tensor)
+
+
+def _pre_forward(model: Any, *inputs: Any, **kwargs: Any) -> Any:
+    """DDP's preparation of a forward pass, with the hook in Python from the first forward pass on."""
+    with suppress(RuntimeError):  # the model has a hook: the framework's, or this one
+        dist._register_comm_hook(model.reducer, model.process_group, allreduce_hook)  # pyright: ignore
+    return PRE_FORWARD(model, *inputs, **kwargs)
+
+
+def _rebuild_buckets(reducer: Any) -> bool:
+    with _RealIntegers():
+        return REBUILD(reducer)
+
+
 ANSWERS: tuple[Answer, ...] = (
     (_fsdp_param, "_chunk_with_empty", _Chunks),
     (torch.utils, "swap_tensors", _swap),
@@ -153,10 +144,10 @@ ANSWERS: tuple[Answer, ...] = (
     # DDP's reducer is torch's, in C++. It sends by torch's hook in Python, because the built-in one needs a result that
     # the fake process group does not give. It can read the numbers that ranks exchange about their buckets. Its method
     # `prepare_for_forward` only starts a timer of the device.
-    (MODEL, "_pre_forward", _pre_forward(MODEL._pre_forward)),
+    (MODEL, "_pre_forward", _pre_forward),
     (REDUCER, "prepare_for_forward", returning(None)),
-    (REDUCER, "_rebuild_buckets", _rebuild(REDUCER._rebuild_buckets)),
-    (dist, "all_reduce", _all_reduce(dist.all_reduce)),
+    (REDUCER, "_rebuild_buckets", _rebuild_buckets),
+    (dist, "all_reduce", _all_reduce),
     # A future asks for the devices of its tensors; the memory of a fake tensor is on no device.
     (torch._jit_internal, "_extract_tensors", returning(list[Tensor]())),  # pyright: ignore
     *fake_backward.ANSWERS,
