@@ -25,8 +25,10 @@ from ddlbench.models.vgg import VGG
 from ddlbench.oracle.machine.machine import with_overlap
 from ddlbench.oracle.predictor import strategy
 from ddlbench.oracle.setting import Outcome
+from ddlbench.oracle.strategies.pipeline import stage_sizes
 from ddlbench.oracle.strategies.spatial import Spatial
 from ddlbench.oracle.strategies.tensor import Channel
+from ddlbench.oracle.timing.computation import Pass
 from tests.oracle.made import MACHINE, block, made, setting
 
 RESNET = ResNet("resnet50", [1, 1, 1, 1], width_per_group=16, image_size=64, num_classes=10)
@@ -292,10 +294,19 @@ def test_gpipe_keeps_all_micro_batches_and_1f1b_one_for_each_stage() -> None:
 
 def test_stages_are_cut_as_the_framework_cuts_them() -> None:
     given = setting(2, model=RESNET)
-    sizes = Plan.of(given.job, 2, 2, None, 1000.0).sizes
-    from ddlbench.oracle.strategies.pipeline import stage_sizes
+    sizes = Plan.of(given.job, 2, 2, Pipeline()).sizes
+    assert list(stage_sizes(Pipeline(), given, 2, 2)) == sizes
 
-    assert list(stage_sizes(given, 2, None, 1000.0)) == sizes
+
+def test_stages_by_seconds_are_cut_by_the_predicted_ones() -> None:
+    """Blocks of equal FLOPs take 9, 4, 4 and 3 s; with recomputation 9, 7, 7 and 3 s."""
+    given, framework = made(2, [block("a", 1, 2)] * 4, 8), Pipeline(balance_by="seconds")
+    given.computation.measured[2] = [Pass(0, 9), Pass(3, 1), Pass(3, 1), Pass(0, 3)]
+    assert stage_sizes(Pipeline(), given, 2, 2) == (2, 2)
+    assert stage_sizes(framework, given, 2, 2) == (1, 3)
+    again = replace(given, job=replace(given.job, checkpoint_activations=True))
+    assert stage_sizes(framework, again, 2, 2) == (2, 2)
+    assert sum(stage_sizes(PipeDream(balance_by="seconds"), setting(2, model=RESNET), 2, 2)) == 6
 
 
 def test_hybrid_communicates_in_three_ways() -> None:

@@ -15,7 +15,7 @@ from torch.optim import NAdam, Optimizer
 from ddlbench.config.choices import choices
 from ddlbench.config.compose import configuration, configurations
 from ddlbench.oracle.machine.machine import load
-from ddlbench.oracle.memory.errors import worst_error
+from ddlbench.oracle.memory.errors import MASKS_ERROR, worst_error
 from ddlbench.predict import __main__ as command
 from ddlbench.predict.__main__ import main
 from ddlbench.predict.question import parser
@@ -188,6 +188,14 @@ def test_exact_memory_is_that_of_the_fullest_rehearsed_rank(capsys: pytest.Captu
     assert exact["memory_bytes"] == max((rank.memory or {})["peak"] or 0 for rank in ranks)
     assert exact["memory_bytes"] == sum(exact["memory"].values())
     assert exact["step_s"] == formula["step_s"]
+
+
+def test_masks_of_dropout_on_a_gpu_add_to_the_error(capsys: pytest.CaptureFixture[str]) -> None:
+    text = ("+model=gpt2_small", "model.n_layer=1", "model.n_embd=32", "model.n_head=4", "model.vocab_size=64")
+    words = (*text, "model.seq_len=16", "+framework=ddp", "gpus=2", "--one-gpu-step-s", "1", "cluster=h100")
+    for dropout, error in (("0.0", worst_error("ddp")), ("0.1", worst_error("ddp") + MASKS_ERROR)):
+        (row,) = rows(capsys, *words, f"model.dropout={dropout}")
+        assert row["memory_error"] == error
 
 
 def test_what_cannot_be_rehearsed_keeps_its_formula(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,13 +16,16 @@ from ddlbench.oracle.measured.inputs import machine_of
 from ddlbench.oracle.predictor import Prediction, job_of, predict
 from ddlbench.predict import ranking
 from ddlbench.predict.__main__ import inputs_of, main, predictions
-from ddlbench.predict.planner import command, frameworks, plans
+from ddlbench.predict.planner import SHOWN, command, contrast, frameworks, plans
 from ddlbench.predict.question import ask
+from tests.support.rehearsals import MODELS
 
 GPT2 = [
     "+model=gpt2_small", "model.n_layer=4", "model.n_embd=64", "model.n_head=4", "model.seq_len=64",
     "model.vocab_size=512", "cluster=juwels_booster", "train.precision=bf16",
 ]  # fmt: skip
+
+SLOW = ("horovod", "zero0", "zero1", "zero2", "zero3")  # to rehearse, or not installed
 
 
 @configurations()
@@ -47,6 +50,36 @@ def test_micro_batches_divide_the_batch_of_a_replica() -> None:
     config = configuration("+framework=ddp", *GPT2[:6], "train.global_batch=24")
     sizes = [made.train.micro_batch for made in plans(config, ["train.checkpoint_activations=false"], 2, 4)]
     assert sizes == [1, 2, 4]  # of 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["gpt2_small", "resnet50"])
+def test_plans_need_the_memory_that_they_state(model: str) -> None:
+    """Five of the printed plans of each model, all of different frameworks, against rehearsals of the same jobs."""
+    words = {"gpt2_small": GPT2, "resnet50": [f"+model={model}", *MODELS[model], *GPT2[6:]]}[model]
+    best = ranking.fitting(planned("gpus=4", "train.global_batch=32", model=words))
+    printed = {row.framework: row for row in reversed([*best[:SHOWN], *contrast(best)])}
+    rows = [row for row in printed.values() if row.framework not in SLOW][-5:]
+    errors = [(row.memory_bytes or 0.0) / rehearsed_bytes(row, words) - 1 for row in rows]
+    assert len(errors) == 5
+    outside = {
+        f"{command(row)} (error {row.memory_error})": error
+        for row, error in zip(rows, errors, strict=True)
+        if abs(error) > (row.memory_error or 0.0)
+    }
+    assert not outside
+
+
+@configurations()
+def rehearsed_bytes(row: Prediction, model: Sequence[str]) -> float:
+    """Peak bytes of the fullest rank of a plan."""
+    question = ask([*model, f"gpus={row.gpus}"])
+    config, machine = configuration(*command(row).split(), *question.words), machine_of(question.machine)
+    exact = predict(
+        config, config.framework, row.gpus, replace(inputs_of(question, machine, config, None), exact_memory=True)
+    )
+    assert exact.memory_error == 0.0, exact.marks
+    return exact.memory_bytes or 0.0
 
 
 @configurations()

@@ -12,6 +12,7 @@ import torch
 
 from ddlbench.config.choices import choices
 from ddlbench.config.compose import configuration, configurations
+from ddlbench.errors import Unsupported
 from ddlbench.frameworks.shared.replica import Replica
 from ddlbench.frameworks.single import Single
 from ddlbench.job import Job
@@ -44,6 +45,11 @@ def check(found: dict[str, Any], framework: str, device: str) -> None:
     assert found["collectives"]
     assert all(found["memory"].values()), "parameters, gradients, optimizer and peak"
     assert found["memory"]["peak"] > found["memory"]["parameters"]
+
+
+def test_blocks_that_would_be_measured_are_refused() -> None:
+    with pytest.raises(Unsupported, match=r"balance_by=seconds: a rehearsal computes nothing"):
+        rehearsed("gpipe", "gpt2_small", "framework.balance_by=seconds")
 
 
 @pytest.mark.slow

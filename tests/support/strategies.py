@@ -68,6 +68,7 @@ def pipelines(world: int, case: Case) -> Iterator[Strategy]:
         yield Strategy(schedule, Pipeline(schedule=schedule), 1, micro_batch=2)
     if world == 2:
         yield Strategy("interleaved", Pipeline(schedule="interleaved", virtual_stages=2), 1, micro_batch=2)
+        yield Strategy("1f1b-by-seconds", Pipeline(schedule="1f1b", balance_by="seconds"), 1, micro_batch=2)
     if world == 4:
         yield Strategy("1f1b-replicas", Pipeline(schedule="1f1b", dp=2), 2, micro_batch=2)
     if not case.checkpoint_activations:

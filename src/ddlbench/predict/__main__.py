@@ -43,8 +43,8 @@ from ddlbench.rehearsal import perfetto
 from ddlbench.rehearsal.perfetto import Slice
 from ddlbench.results.rows import group_by
 
-TP = (2, 4, 8)  # degrees of tensor parallelism that are tried within a node
-STAGES = {"tensor": 1, "hybrid": 2}  # stages of the frameworks for which several layouts are tried
+SEVERAL_LAYOUTS = ("tensor", "hybrid")  # are tried without --plan, if the command gives none
+STAGES = 2  # of these layouts at most
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -179,15 +179,12 @@ def _planned(question: Question, config: Config, gpus: int, inputs: Inputs) -> I
 
 
 def tried(question: Question, framework: Any, gpus: int, per_node: int) -> list[Any]:
-    """The layouts that are compared. If no degree is given, tensor parallelism is within a node, and replicas use the
-    other GPUs."""
-    degrees = tuple(f"framework.{key}=" for key in ("dp", "tp", "pp"))
+    """The layouts that are compared: those of a plan with two stages at most, if no degree is given."""
+    degrees = tuple(f"framework.{degree}=" for degree in planner.DEGREES)
     given = any(word.lstrip("+").startswith(degrees) for word in question.words)
-    stages = None if given else STAGES.get(framework.name)
-    if stages is None:
+    if given or framework.name not in SEVERAL_LAYOUTS:
         return [framework]
-    fitting = [tp for tp in TP if tp <= per_node and gpus % (tp * stages) == 0]
-    return [replace(framework, tp=tp, dp=gpus // (tp * stages)) for tp in fitting] or [framework]
+    return list(planner.layouts(framework, gpus, per_node, STAGES)) or [framework]
 
 
 def inputs_of(question: Question, machine: Machine, config: Config, results: Results | None) -> Inputs:
@@ -226,7 +223,7 @@ def _config(question: Question, row: Prediction) -> Config | None:
     if question.only_here:
         return None
     config = configuration(f"+framework={row.framework}", *question.words)
-    if row.framework not in STAGES:
+    if row.framework not in SEVERAL_LAYOUTS:
         return config
     degrees = {key: row.layout.get(key, 1) for key in ("dp", "tp")}
     return replace(config, framework=replace(cast(Any, config.framework), **degrees))

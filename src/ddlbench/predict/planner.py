@@ -40,7 +40,7 @@ def check_words(words: Sequence[str]) -> None:
 def plans(config: Config, words: Sequence[str], gpus: int, per_node: int) -> Iterator[Config]:
     """Every configuration of a framework that is tried. words: keys that are given are kept"""
     given = {word.lstrip("+").partition("=")[0] for word in words}
-    for framework in _layouts(config.framework, gpus, per_node):
+    for framework in layouts(config.framework, gpus, per_node):
         replicas = gpus // (_degree(framework, "tp") * _degree(framework, "pp"))
         samples = config.train.samples_per_update(gpus) // replicas
         micro_batches = [2**n for n in range(samples.bit_length()) if samples % 2**n == 0]
@@ -52,16 +52,16 @@ def plans(config: Config, words: Sequence[str], gpus: int, per_node: int) -> Ite
             yield replace(config, train=train, framework=framework)
 
 
-def _layouts(framework: Any, gpus: int, per_node: int) -> Iterator[Any]:
+def layouts(framework: Any, gpus: int, per_node: int, most_stages: int | None = None) -> Iterator[Any]:
     """The layouts of a framework on so many GPUs. Where it shares layers and has stages, both are more than one,
-    because `tensor` and the pipelines are tried alone."""
+    because `tensor` and the pipelines are tried alone. most_stages: None for as many as there are GPUs"""
     degrees = [degree for degree in DEGREES if hasattr(framework, degree)]
     if not degrees:
         yield framework
         return
     within = [n for n in range(2, per_node + 1) if per_node % n == 0]
     tensors = within if framework.name in ("tensor", "hybrid") else [1]
-    stages = [n for n in range(2, gpus + 1) if gpus % n == 0] if "pp" in degrees else [1]
+    stages = [n for n in range(2, (most_stages or gpus) + 1) if gpus % n == 0] if "pp" in degrees else [1]
     for tp in tensors:
         for pp in stages:
             if gpus % (tp * pp) == 0:

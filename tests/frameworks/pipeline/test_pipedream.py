@@ -113,7 +113,7 @@ def train_and_look(work: Sequence[tuple[Case, Framework]]) -> tuple[list[Outcome
 
 
 def look() -> Layout:
-    framework = buffered()
+    framework = buffered(balance_by="seconds")
     here = replace(make_job(Case("gpt2", TIED)), micro_batch=3)
     framework.check(here)
     trainer = framework.setup(here)
@@ -155,7 +155,10 @@ def test_every_rank_has_its_coordinates_and_stages(two_ranks: tuple[dict[str, Ou
     places, facts = zip(*two_ranks[1], strict=True)
     assert [dict(place.coordinates) for place in places] == [{"dp": 0, "pp": 0}, {"dp": 0, "pp": 1}]
     assert [(place.reads_data, place.reports) for place in places] == [(True, False), (True, True)]
-    assert facts[0] == facts[1]
+    assert facts[0] == facts[1], "both have the seconds that rank 0 measured"
+    assert facts[0]["balanced_by"] == "seconds"
+    assert len(facts[0]["block_seconds"]) == sum(facts[0]["blocks_per_stage"]) == 5
+    assert min(facts[0]["block_seconds"]) > 0
     assert facts[0]["staleness_theoretical"] == [1, 1]
     assert facts[0]["staleness"] is None, "no step was made"
     assert facts[0]["weight_versions"] == [2, 1]

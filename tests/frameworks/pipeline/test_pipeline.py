@@ -161,6 +161,13 @@ def test_unsupported_settings_are_refused_before_anything_starts() -> None:
             Pipeline(schedule="zero_bubble").check(replace(two, **{key: True}))
 
 
+def test_a_cut_that_is_measured_again_saves_no_checkpoint() -> None:
+    Pipeline().check_checkpoint(job())
+    Pipeline(balance=[1, 5], balance_by="seconds").check_checkpoint(job())
+    with pytest.raises(Unsupported, match=r"balance_by=seconds: another measurement .* set framework\.balance, or set"):
+        Pipeline(balance_by="seconds").check_checkpoint(job())
+
+
 def test_wrong_knobs_are_named() -> None:
     with pytest.raises(UserError, match=r"framework\.schedule=zbv must be one of gpipe, 1f1b"):
         Pipeline(schedule="zbv")
@@ -168,5 +175,7 @@ def test_wrong_knobs_are_named() -> None:
         Pipeline(dp=0)
     with pytest.raises(UserError, match=r"framework\.flops_per_byte=-1 must be 0 or more"):
         Pipeline(flops_per_byte=-1)
+    with pytest.raises(UserError, match=r"framework\.balance_by=time must be one of flops, seconds"):
+        Pipeline(balance_by="time")
     with pytest.raises(UserError, match=r"virtual_stages=2 must be 1 with framework\.schedule=gpipe"):
         Pipeline(virtual_stages=2)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import combinations, pairwise
+from typing import Any
 
 import pytest
 import torch
 
+from ddlbench.frameworks.pipeline import stages as module
+from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.frameworks.pipeline.stages import (
+    Plan,
     Stage,
     balanced,
     boundary_tensors,
@@ -62,6 +66,25 @@ def test_no_other_cuts_are_better() -> None:
 
 def test_the_balance_of_a_deep_model_is_found_at_once() -> None:
     assert max(stage_costs([1.0] * 52, balanced([1.0] * 52, 16))) == 4
+
+
+def test_measured_seconds_give_another_cut_than_flops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """embed, h0, h1, ln_f, head: an embedding has no FLOPs, and takes as long here as all others together."""
+    given = replace(job(), model=TINY)
+    seconds = [8.0, 2.0, 2.0, 1.0, 3.0]
+    monkeypatch.setattr(module, "seconds_of_blocks", lambda *_: seconds)
+    knobs: list[dict[str, Any]] = [{}, {"balance_by": "seconds"}, {"balance_by": "seconds", "balance": [3, 2]}]
+    plans = [Plan.of(given, 2, 2, Pipeline(flops_per_byte=0, **each)) for each in knobs]
+    assert [plan.sizes for plan in plans] == [[2, 3], [1, 4], [3, 2]]
+    assert [plan.facts()["balanced_by"] for plan in plans] == ["flops", "seconds", "balance"]
+    assert [plan.facts()["block_seconds"] for plan in plans] == [None, seconds, None]
+
+
+def test_what_is_sent_counts_beside_seconds_too() -> None:
+    """40 FLOPs of the model in 4 s: a block of 1 s costs as much as 10 bytes with 1 FLOP a byte."""
+    pipeline, sent = Pipeline(balance_by="seconds", flops_per_byte=1), [9.0, 31.0, 9.0, 0.0]
+    assert pipeline.sizes(2, [40, 0, 0, 0], sent, [1, 1, 1, 1]) == [1, 3]
+    assert pipeline.sizes(2, [40, 0, 0, 0], [0.0] * 4, [1, 1, 1, 1]) == [2, 2]
 
 
 def test_stages_have_the_whole_models_names_and_weights() -> None:

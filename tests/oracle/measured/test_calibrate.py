@@ -11,6 +11,7 @@ import torch
 
 from ddlbench.config.compose import configuration, configurations
 from ddlbench.errors import UserError
+from ddlbench.measure import block_seconds
 from ddlbench.oracle.machine import machine as machines
 from ddlbench.oracle.machine.collectives import all_reduce, path
 from ddlbench.oracle.measured import calibrate, inputs, network
@@ -84,7 +85,8 @@ def test_the_median_of_the_repeats_counts_without_the_first(monkeypatch: pytest.
     ahead, back, update = (100, 1, 2, 3, 4, 90), (200, 10, 20, 30, 40, 900), (50, 7, 5, 6, 8, 70)
     blocks = [seconds for pair in zip(ahead, back, strict=True) for seconds in (0, *pair)] * 4
     times = accumulate([*blocks, *(seconds for item in update for seconds in (0, item))])
-    monkeypatch.setattr(calibrate, "time", SimpleNamespace(perf_counter=lambda: next(times)))
+    for module in (block_seconds, calibrate):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: next(times)))
     with configurations():
         config = configuration(*TINY)
     assert calibrate.measure(config, CPU, 2) == ([Pass(3, 30)] * 4, 7)

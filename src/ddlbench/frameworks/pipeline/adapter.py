@@ -22,7 +22,7 @@ from ddlbench.frameworks.pipeline.schedules import (
     check_stages,
     micro_batch_count,
 )
-from ddlbench.frameworks.pipeline.stages import Plan
+from ddlbench.frameworks.pipeline.stages import BALANCES, Balanced, Plan
 from ddlbench.frameworks.pipeline.trainer import PipelineTrainer
 from ddlbench.frameworks.shared.layout import Layout, fill
 from ddlbench.frameworks.shared.meta import on_meta
@@ -32,7 +32,7 @@ from ddlbench.job import Job
 
 
 @dataclass
-class Pipeline:
+class Pipeline(Balanced):
     """One pipeline over all ranks, or `dp` of them; conf/framework/gpipe.yaml says what each knob means."""
 
     name: str = "gpipe"
@@ -43,13 +43,14 @@ class Pipeline:
     sharded: bool = False
     virtual_stages: int = 1
     balance: list[int] | None = None
+    balance_by: str = field(default="flops", metadata={"before": "flops"})
     flops_per_byte: float = 1000.0
 
     def __post_init__(self) -> None:
         sizes = {"dp": 1, "tp": 1, "pp": 1, "virtual_stages": 1, "flops_per_byte": 0}
         one = f"1 with framework.schedule={self.schedule}, or choose framework.schedule={' or '.join(LOOPED)}"
         fits = self.virtual_stages <= 1 or self.schedule in LOOPED
-        check_values("framework.", self, least=sizes, choices={"schedule": SCHEDULES})
+        check_values("framework.", self, least=sizes, choices={"schedule": SCHEDULES, "balance_by": BALANCES})
         check_values("framework.", self, rules={"virtual_stages": (fits, one)})
 
     def layout(self, world_size: int) -> Layout:
@@ -83,7 +84,7 @@ class Pipeline:
         groups = Groups.connect(job, layout, self.sharded)
         groups.open_links(job.device, looped=self.virtual_stages > 1)
         samples = job.replica_batch(layout.dp) // count
-        plan = Plan.of(job, layout.pp * self.virtual_stages, samples, self.balance, self.flops_per_byte)
+        plan = Plan.of(job, layout.pp * self.virtual_stages, samples, self)
         blocks = Blocks(job, groups, plan, self.sharded)
         return PipelineTrainer(job, blocks, self.schedule, count, self._facts(job, layout, plan, count))
 

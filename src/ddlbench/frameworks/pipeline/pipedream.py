@@ -22,7 +22,7 @@ from ddlbench.frameworks.pipeline.blocks import Blocks
 from ddlbench.frameworks.pipeline.groups import Groups
 from ddlbench.frameworks.pipeline.pipedream_trainer import PipeDreamTrainer
 from ddlbench.frameworks.pipeline.schedules import check_stages, micro_batch_count
-from ddlbench.frameworks.pipeline.stages import Plan, tied_names
+from ddlbench.frameworks.pipeline.stages import BALANCES, Balanced, Plan, tied_names
 from ddlbench.frameworks.shared.layout import Layout, fill
 from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.shared.refusals import check_alike
@@ -30,7 +30,7 @@ from ddlbench.job import Job
 
 
 @dataclass
-class PipeDream:
+class PipeDream(Balanced):
     """One pipeline over all ranks, or `dp` of them; conf/framework/pipedream.yaml says what each knob means."""
 
     name: str = "pipedream"
@@ -38,10 +38,12 @@ class PipeDream:
     dp: int | None = 1
     pp: int | None = None
     balance: list[int] | None = None
+    balance_by: str = field(default="flops", metadata={"before": "flops"})
     flops_per_byte: float = 1000.0
 
     def __post_init__(self) -> None:
-        check_values("framework.", self, least={"dp": 1, "pp": 1, "flops_per_byte": 0})
+        sizes = {"dp": 1, "pp": 1, "flops_per_byte": 0}
+        check_values("framework.", self, least=sizes, choices={"balance_by": BALANCES})
 
     def layout(self, world_size: int) -> Layout:
         return Layout(**fill(world_size, dp=self.dp, pp=self.pp))
@@ -81,7 +83,7 @@ class PipeDream:
         count = self.micro_batches(job, layout)
         groups = Groups.connect(job, layout)
         samples = job.replica_batch(layout.dp) // count
-        plan = Plan.of(job, layout.pp, samples, self.balance, self.flops_per_byte)
+        plan = Plan.of(job, layout.pp, samples, self)
         blocks = Blocks(job, groups, plan, sharded=False)
         facts = self._facts(job, layout.pp, plan, count)
         return PipeDreamTrainer(job, blocks, count, self.double_buffered, facts)

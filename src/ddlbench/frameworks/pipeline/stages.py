@@ -1,4 +1,4 @@
-"""How a sequence of blocks is cut into pipeline stages, and what one stage is. Nothing here communicates."""
+"""How a sequence of blocks is cut into pipeline stages, and what one stage is."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from ddlbench.checkpoint.live import OFF
+from ddlbench.errors import refuse
+from ddlbench.frameworks.pipeline.seconds import seconds_of_blocks
 from ddlbench.frameworks.shared.step import autocast
 from ddlbench.job import Job, example_batch
 from ddlbench.measure.formulas.flops import forward_flops_per_block
@@ -44,6 +47,42 @@ def balanced(costs: Sequence[float], stages: int, sending: Sequence[float] | Non
     return list(best(len(costs), stages)[1])
 
 
+_balanced = cache(balanced)
+
+BALANCES = ("flops", "seconds")
+
+
+class Balanced:
+    """The keys of a pipeline that divide the blocks among its stages (conf/framework/gpipe.yaml says what each means)
+    and what follows from them."""
+
+    balance: list[int] | None
+    balance_by: str
+    flops_per_byte: float
+
+    @property
+    def by_seconds(self) -> bool:
+        return self.balance is None and self.balance_by == "seconds"
+
+    def sizes(
+        self, stages: int, flops: Sequence[float], sent: Sequence[float], seconds: Sequence[float] | None
+    ) -> list[int]:
+        """The number of blocks of each stage.
+
+        flops, sent: of each block for one sample, forward, and bytes of its output
+        seconds: of each block, forward and backward, where `by_seconds`: the model's FLOPs are divided in proportion
+        """
+        if self.balance is not None:
+            return self.balance
+        costs = flops if seconds is None else [sum(flops) / sum(seconds) * each for each in seconds]
+        return [*_balanced(tuple(costs), stages, tuple(self.flops_per_byte * bytes_ for bytes_ in sent))]
+
+    def check_checkpoint(self, _: Job) -> None:
+        """Unsupported if a run that continues could have other blocks on a rank than the one that saved them."""
+        reason = "another measurement may divide the blocks in another way: set framework.balance, or {}"
+        refuse("framework.balance_by=seconds", {reason.format(OFF): self.by_seconds})
+
+
 def cut(model: nn.Sequential, sizes: Sequence[int]) -> list[nn.Sequential]:
     """The stages' blocks by their names in the full model, so that a stage's state is a part of the model's."""
     named = list(model.named_children())
@@ -55,21 +94,27 @@ class Plan:
     """Which blocks make a stage, and what passes between stages: the same on every rank.
 
     sizes, costs: blocks and FLOPs of each stage
+    balanced_by: balance (given by hand) | flops | seconds
+    seconds: measured, of each block, where it is balanced by them
     edges: what goes into the first stage, from each to the next, and out of the last
     """
 
     sizes: list[int]
     costs: list[float]
+    balanced_by: str
+    seconds: list[float] | None
     edges: list[Tensor]
 
     @classmethod
-    def of(cls, job: Job, stages: int, samples: int, balance: list[int] | None, flops_per_byte: float) -> Plan:
-        """samples: of a micro batch; balance: the sizes where they are given by hand."""
-        costs = list(forward_flops_per_block(job.model).values())
+    def of(cls, job: Job, stages: int, samples: int, given: Balanced) -> Plan:
+        """samples: of a micro batch. Collective where the blocks are measured."""
+        flops = list(forward_flops_per_block(job.model).values())
         tensors = boundary_tensors(job, samples)
-        sent_flops = [flops_per_byte * tensor.nbytes / samples for tensor in tensors[1:]]
-        sizes = balance or balanced(costs, stages, sent_flops)
-        return cls(sizes, stage_costs(costs, sizes), [tensors[block] for block in (0, *accumulate(sizes))])
+        seconds = seconds_of_blocks(job, samples) if given.by_seconds else None
+        sizes = given.sizes(stages, flops, [tensor.nbytes / samples for tensor in tensors[1:]], seconds)
+        by = given.balance_by if given.balance is None else "balance"
+        edges = [tensors[block] for block in (0, *accumulate(sizes))]
+        return cls(sizes, stage_costs(flops, sizes), by, seconds, edges)
 
     @property
     def between(self) -> list[Tensor]:
@@ -79,6 +124,8 @@ class Plan:
     def facts(self) -> dict[str, Any]:
         return {
             "blocks_per_stage": self.sizes,
+            "balanced_by": self.balanced_by,
+            "block_seconds": self.seconds,
             "flops_largest_over_mean_stage": max(self.costs) * len(self.costs) / sum(self.costs),
             "activation_dtypes": [str(tensor.dtype).removeprefix("torch.") for tensor in self.between],
             "activation_bytes": [tensor.nbytes for tensor in self.between],

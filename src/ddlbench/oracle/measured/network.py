@@ -32,6 +32,7 @@ from ddlbench.data.home import home
 from ddlbench.errors import UserError
 from ddlbench.files import replacing
 from ddlbench.frameworks.tensor.collectives import all_gather, reduce_scatter
+from ddlbench.measure.clock import idle
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES
 from ddlbench.oracle.machine.machine import Machine, Sweep
 
@@ -176,7 +177,7 @@ def _timed(run: Callable[[], object], device: torch.device) -> float:
     dist.barrier()
     began = time.perf_counter()
     run()
-    wait(device)
+    idle(device)
     took = torch.tensor(time.perf_counter() - began, device=device)
     dist.all_reduce(took, dist.ReduceOp.MAX)
     return float(took)
@@ -186,11 +187,11 @@ def _convolve(device: torch.device, passes: int = 40) -> float:
     """Seconds of some forward and backward passes, long enough for the scheduler to be fair."""
     compute = computing(device, 8)
     compute()
-    wait(device)
+    idle(device)
     began = time.perf_counter()
     for _ in range(passes):
         compute()
-    wait(device)
+    idle(device)
     return time.perf_counter() - began
 
 
@@ -199,11 +200,6 @@ def computing(device: torch.device, rows: int) -> Callable[[], None]:
     images = torch.ones(rows, 64, 32, 32, device=device)
     weight = torch.ones(64, 64, 3, 3, device=device, requires_grad=True)
     return lambda: conv2d(images, weight, padding=1).sum().backward()
-
-
-def wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _share(tensor: Tensor) -> Tensor:

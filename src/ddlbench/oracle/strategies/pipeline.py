@@ -8,21 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from math import ceil
 
 from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.frameworks.pipeline.pipedream import PipeDream
 from ddlbench.frameworks.pipeline.schedules import micro_batch_count
-from ddlbench.frameworks.pipeline.stages import balanced
+from ddlbench.frameworks.pipeline.stages import Balanced
 from ddlbench.oracle.machine import collectives
 from ddlbench.oracle.memory.stages import Cut, memory, of_ranks, rank_parameters
 from ddlbench.oracle.setting import Limit, Message, Outcome, Setting
 from ddlbench.oracle.strategies.tensor import Traffic, batch_message, limit, traffic
 from ddlbench.oracle.timing import schedule
 from ddlbench.oracle.timing.schedule import Stages, Timed
-
-_balanced = cache(balanced)
 
 
 def pipeline(framework: Pipeline, setting: Setting) -> Outcome:
@@ -32,7 +30,8 @@ def pipeline(framework: Pipeline, setting: Setting) -> Outcome:
 def cut_of(framework: Pipeline, setting: Setting) -> Cut:
     layout = framework.layout(setting.world)
     count = micro_batch_count(framework.schedule, setting.job, layout.pp, layout.dp)
-    sizes = stage_sizes(setting, layout.pp * framework.virtual_stages, framework.balance, framework.flops_per_byte)
+    samples = setting.job.replica_batch(layout.dp) / count
+    sizes = stage_sizes(framework, setting, layout.pp * framework.virtual_stages, samples)
     sharded = framework.sharded and layout.dp > 1
     return Cut(framework.schedule, layout.dp, layout.tp, layout.pp, sizes, count, sharded)
 
@@ -49,16 +48,16 @@ def timeline(framework: Pipeline, setting: Setting) -> tuple[list[Timed], Sequen
 def pipedream(framework: PipeDream, setting: Setting) -> Outcome:
     layout, buffered = framework.layout(setting.world), framework.double_buffered
     count = framework.micro_batches(setting.job, layout)
-    sizes = stage_sizes(setting, layout.pp, framework.balance, framework.flops_per_byte)
+    sizes = stage_sizes(framework, setting, layout.pp, setting.job.replica_batch(layout.dp) / count)
     return predict(Cut("pipedream", layout.dp, 1, layout.pp, sizes, count, versions=True, buffered=buffered), setting)
 
 
-def stage_sizes(setting: Setting, stages: int, balance: list[int] | None, flops_per_byte: float) -> tuple[int, ...]:
-    """The number of blocks of each stage, as `Plan.of` in frameworks/pipeline/stages.py divides them."""
-    if balance is not None:
-        return tuple(balance)
-    blocks = setting.counts.blocks
-    return tuple(_balanced(tuple(b.flops for b in blocks), stages, tuple(flops_per_byte * b.output for b in blocks)))
+def stage_sizes(framework: Balanced, setting: Setting, stages: int, samples: float) -> tuple[int, ...]:
+    """The number of blocks of each stage, as `Plan.of` in frameworks/pipeline/stages.py divides them, by the predicted
+    seconds where a run would measure them. samples: of a micro batch"""
+    blocks, again = setting.counts.blocks, setting.job.checkpoint_activations
+    seconds = [took.both(again) for took in setting.computation.blocks(samples)] if framework.by_seconds else None
+    return tuple(framework.sizes(stages, [b.flops for b in blocks], [b.output for b in blocks], seconds))
 
 
 def predict(cut: Cut, setting: Setting) -> Outcome:

@@ -1,0 +1,56 @@
+"""Seconds of each block's forward and backward pass, measured on a device. The median of the repeats counts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from copy import deepcopy
+from statistics import median
+
+import torch
+from torch import Tensor, nn
+
+from ddlbench.job import Batch, type_of_dtype
+from ddlbench.measure.clock import idle
+
+REPEATS = 5  # after a first one, which allocates and compiles
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def block_seconds(model: nn.Sequential, batch: Batch, loss: Loss, precision: str) -> list[tuple[float, float]]:
+    """Seconds forward and backward of every block for this batch, on its device; the last block's include the loss.
+
+    The input of a block is the output of the block before. Copies of the blocks are measured, one after another, so
+    that the model does not change, and the device has the weights of one copy at a time.
+    """
+    value, passes = batch.inputs, list[tuple[float, float]]()
+    *_, last = model.children()
+    for block in model.children():
+        targets = batch.targets if block is last else None
+        seconds, value = _measured(deepcopy(block).to(value.device), value, loss, targets, precision)
+        passes.append(seconds)
+    return passes
+
+
+def _measured(
+    block: nn.Module, value: Tensor, loss: Loss, targets: Tensor | None, precision: str
+) -> tuple[tuple[float, float], Tensor]:
+    """The seconds of a block, and its output. targets: of the last block, whose passes include the loss"""
+    device, ahead, back, output = value.device, list[float](), list[float](), value
+    for _ in range(REPEATS + 1):
+        idle(device)
+        began = time.perf_counter()
+        with torch.autocast(device.type, type_of_dtype[precision], enabled=precision != "fp32"):
+            output = block(value)
+            result = output if targets is None else loss(output, targets)
+        idle(device)
+        half = time.perf_counter()
+        result.backward(torch.ones_like(result))
+        idle(device)
+        ahead.append(half - began)
+        back.append(time.perf_counter() - half)
+        block.zero_grad()
+        value = value.detach().requires_grad_(value.is_floating_point() and value.requires_grad)
+    following = output.detach().requires_grad_(output.is_floating_point())
+    return (median(ahead[1:]), median(back[1:])), following
