@@ -45,9 +45,10 @@ def with_predictions(tables: Tables, results: Records, cluster: str) -> Tables:
     stated = {attempt.name: csv_row(attempt.record, line) for line, attempt in enumerate(published, 1)}
     rows, missing = list[Row](), list[tuple[str, str]]()
     for measurement in tables.measurements:
-        row, run = measurement.row, measurement.runs[0]
+        row = measurement.row
         measured = row["status"] == "ok" and row["mode"] == "train" and row["sample_time_s"]
         if measured and (row["gpus"] or 1) > 1:
+            run = measurement.runs[0]
             try:
                 if row["origin"] == PUBLISHED and row["own_base_gpus"] != row["gpus"]:
                     row = row | _from_its_base(row, point(stated[run["path"]], list(stated.values())))
