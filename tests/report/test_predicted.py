@@ -122,6 +122,17 @@ def test_a_run_is_not_predicted_from_itself(tmp_path: Path, write: Write, cluste
     assert "has no complete run of resnet50 on one" in line
 
 
+def test_a_measurement_without_a_run_that_ended_ok_has_no_prediction(
+    tmp_path: Path, write: Write, cluster: str
+) -> None:
+    write("single", 1, 0.25)
+    write("ddp", 4, 0.32)
+    write("zero2", 4, 0.32, status="oom")
+    rows, _ = predicted(tmp_path, cluster)
+    assert (rows["zero2", 4]["status"], rows["zero2", 4]["predicted_step_s"]) == ("oom", None)
+    assert rows["ddp", 4]["predicted_step_s"] == pytest.approx(0.30)
+
+
 def test_waiting_for_data_is_on_neither_side(tmp_path: Path, write: Write, cluster: str) -> None:
     write("single", 1, 0.50, summary={"data_wait_share": 0.5})
     write("ddp", 4, 0.60, summary={"data_wait_share": 0.5})

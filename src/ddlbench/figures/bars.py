@@ -16,7 +16,6 @@ from ddlbench.figures.quantities import Quantity, QuantityOf
 from ddlbench.figures.styles import Looks
 from ddlbench.results.rows import group_by
 from ddlbench.results.tables.breakdown import PARTS
-from ddlbench.results.tables.measurement import Measurement
 from ddlbench.results.tables.merge import RankPasses
 from ddlbench.texts import shortened
 
@@ -33,6 +32,15 @@ LOOKS: dict[str, PartLook] = {  # of each part: its name in words, a colour and 
 COMPUTING = ("computing", "#0072B2", "")
 BUBBLE = ("bubble", "#CC79A7", "")
 UNDIVIDED = ("idle, or not divided (no profiled window)", "#d9d9d9", "")
+# Bars of a waterfall; the others, which are computing, look like it.
+WATERFALL: dict[str, PartLook] = {
+    "ideal": LOOKS["update"],
+    "input": LOOKS["data"],
+    "exposed communication": LOOKS["comm_exposed"],
+    "bubble": BUBBLE,
+    "host and launch": LOOKS["idle"],
+    "unexplained": UNDIVIDED,
+}
 MOST_BARS = 24  # beside each other in one panel
 HEAD, TAIL = 6, 9  # letters of a longer name
 LONGEST_NAME = 40
@@ -77,8 +85,12 @@ def draw_predicted(axes: Axes, panel: Panel) -> None:
     """Two bars for each framework and GPU count, without waiting for data: measured at the left, predicted at the
     right, with the accuracy of the prediction in percent, 100 (1 - |error|), above them (Kahira et al. 2021, figure 1).
     A measured step without a profiled window is one part."""
-    parts = zip(*map(_measured_parts, panel.rows), strict=True)
-    measured = dict(zip((COMPUTING, LOOKS["comm_exposed"], UNDIVIDED), parts, strict=True))
+    seconds: dict[PartLook, list[float]] = {COMPUTING: [], LOOKS["comm_exposed"]: [], UNDIVIDED: []}
+    for row in panel.rows:
+        shares = (row["compute_share"], row["comm_exposed_share"], row["idle_share"])
+        shares = (0.0, 0.0, 1.0) if None in shares else shares
+        for of_rows, share in zip(seconds.values(), shares, strict=True):
+            of_rows.append(row.busy_step_s(row["sample_time_s"]) * share / sum(shares))
     predicted = {
         look: [row[column] or 0.0 for row in panel.rows]
         for look, column in (
@@ -89,7 +101,7 @@ def draw_predicted(axes: Axes, panel: Panel) -> None:
     }
     places = range(len(panel.rows))
     left, right = ([place + aside for place in places] for aside in (-0.21, 0.21))
-    pairs = (_stack(axes, left, 0.38, measured), _stack(axes, right, 0.38, predicted))
+    pairs = (_stack(axes, left, 0.38, seconds), _stack(axes, right, 0.38, predicted))
     tops = [max(both) for both in zip(*pairs, strict=True)]
     for place, top, row in zip(places, tops, panel.rows, strict=True):
         text = f"{100 * (1 - abs(row['predicted_error'])):.0f} %"
@@ -98,21 +110,15 @@ def draw_predicted(axes: Axes, panel: Panel) -> None:
     plotting.value_axis(axes, tops, "time of a step (s), measured | predicted", percents=False, log=False, band=0.08)
 
 
-def _measured_parts(row: Measurement) -> tuple[float, ...]:
-    """The seconds of a step without waiting for data: of computing, of exposed communication, and what is not
-    divided."""
-    shares = (row["compute_share"], row["comm_exposed_share"], row["idle_share"])
-    shares = (0.0, 0.0, 1.0) if None in shares else shares
-    return tuple(row.busy_step_s(row["sample_time_s"]) * share / sum(shares) for share in shares)
-
-
 def draw_schedule(axes: Axes, panel: Panel, passes: Mapping[str, Sequence[RankPasses]]) -> None:
     """The passes of a pipeline over time in its profiled window: one row for each stage, the first at the top, one box
     for each pass of a micro batch (Lin et al. 2022, figures 2 and 3). passes: of each measurement"""
     (row,) = panel.rows
     stages = passes[row["measurement"]]
     begin = min(stage[0][1] for stage in stages)
-    shown_s = _first_steps(stages, row["profile_step_time_s"])
+    longest_s = max(end for stage in stages for *_, end in stage) - begin
+    step_s = row["profile_step_time_s"]
+    shown_s = min(longest_s, STEPS_SHOWN * step_s) if step_s else longest_s
     for number, stage in enumerate(stages):
         for part, parts in group_by(stage, lambda one: one[0]).items():
             name, color, hatch = LOOKS.get(part, LOOKS["other_compute"])
@@ -128,20 +134,18 @@ def draw_schedule(axes: Axes, panel: Panel, passes: Mapping[str, Sequence[RankPa
     plotting.value_name(axes, "stage")
 
 
-def _first_steps(stages: Sequence[RankPasses], step_s: float | None) -> float:
-    """Seconds that hold STEPS_SHOWN steps, or all passes."""
-    longest = max(end for stage in stages for *_, end in stage) - min(stage[0][1] for stage in stages)
-    return min(longest, STEPS_SHOWN * step_s) if step_s else longest
-
-
 def draw_bars(axes: Axes, panel: Panel, looks: Looks, quantity: QuantityOf) -> None:
     """One bar for each curve and GPU count, with its repeats as dots and the interval of its median."""
     quantity = quantity if isinstance(quantity, Quantity) else quantity(panel)
-    drawn = [(place, row, quantity.values(panel, row)) for place, row in enumerate(panel.rows)]
     values = list[float]()
     colors = dict(zip(panel.curves, looks.of([rows[0].curve_key for rows in panel.curves.values()]), strict=True))
-    for place, row, bar in drawn:
-        if bar.merged is None:
+    for place, row in enumerate(panel.rows):
+        bar = quantity.values(panel, row)
+        if bar.merged is None:  # a failure has its place
+            axes.annotate(
+                f"{row['status']}", (place, 0), (0, 3), textcoords="offset points", ha="center", va="bottom",
+                rotation=90, fontsize=7.5, color="#8a3324",
+            )  # fmt: skip
             continue
         look = colors[panel.curve_of(row)]
         values += [bar.merged, *bar.repeats, *(bar.interval or ())]
@@ -149,12 +153,6 @@ def draw_bars(axes: Axes, panel: Panel, looks: Looks, quantity: QuantityOf) -> N
         axes.plot([place] * len(bar.repeats), bar.repeats, ".", color="black", markersize=3, zorder=3)
         if bar.interval:
             axes.vlines(place, *bar.interval, color="black", linewidth=1.5, zorder=3)
-    for place, row, bar in drawn:
-        if bar.merged is None:  # a failure has its place
-            axes.annotate(
-                f"{row['status']}", (place, 0), (0, 3), textcoords="offset points", ha="center", va="bottom",
-                rotation=90, fontsize=7.5, color="#8a3324",
-            )  # fmt: skip
     _name_bars(axes, panel)
     plotting.value_axis(axes, values, quantity.label, quantity.percent, log=False)
 
@@ -195,9 +193,12 @@ def draw_waterfall(axes: Axes, seconds: Mapping[str, float | None], step_s: floa
     """One bar below the other, each from the end of the one before it. seconds: by name, None: no bar"""
     shown = {name: value for name, value in seconds.items() if value is not None}
     ends = list(accumulate(shown.values()))
-    axes.barh(list(shown), list(shown.values()), left=[0.0, *ends[:-1]])
+    for (name, value), start in zip(shown.items(), [0.0, *ends], strict=False):
+        _, color, hatch = WATERFALL.get(name, COMPUTING)
+        axes.barh(name, value, left=start, color=color, hatch=hatch, edgecolor="white", linewidth=0.4)
     axes.axvline(step_s, color="black", linewidth=0.8)
     axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
     axes.set_xlabel("seconds of a step")
 
 

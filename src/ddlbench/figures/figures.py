@@ -66,18 +66,14 @@ def plots_of(measurements: Sequence[Measurement], tables: Tables, looks: Looks) 
         yield Plot(f"{name}_bars", in_parts(shown), partial(draw_bars, looks=looks, quantity=quantity))
     yield Plot("step_seconds", breakdown_panels(shared), partial(draw_breakdown, seconds=True))
     yield Plot("predicted_parts", in_parts(measured(shared, "predicted_step_s")), draw_predicted)
-    yield Plot("schedule", _with_passes(shared, tables), partial(draw_schedule, passes=tables.passes))
-    yield from learning(tables.learning, tables.epochs, measurements, looks)
-
-
-def _with_passes(shared: Sequence[Panel], tables: Tables) -> list[Panel]:
-    """A panel for each measurement whose passes are known."""
-    rows = {row["measurement"]: (panel, row) for panel in shared for row in panel.rows}
-    return [
+    pipelines = {row["measurement"]: (panel, row) for panel in shared for row in panel.rows}
+    schedules = [
         replace(panel, lines=[*panel.lines, f"{row.curve} on {row.devices}"], base="", rows=[row])
-        for name, (panel, row) in rows.items()
+        for name, (panel, row) in pipelines.items()
         if name in tables.passes
     ]
+    yield Plot("schedule", schedules, partial(draw_schedule, passes=tables.passes))
+    yield from learning(tables.learning, tables.epochs, measurements, looks)
 
 
 def drawing_of(plots: Sequence[Plot], notes: Sequence[str] = ()) -> Drawing:

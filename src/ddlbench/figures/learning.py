@@ -135,10 +135,10 @@ def _draw_by_batch(axes: Axes, panel: Panel, looks: Looks, metric: Metric) -> No
     for rows, look in zip(curves, shapes, strict=True):
         points = sorted((row["global_batch"], row[metric.column]) for row in rows)
         repeats = [(row["global_batch"], run[metric.column]) for row in rows for run in row.runs]
-        known = [point for point in repeats if point[1] is not None]
+        measured = [point for point in repeats if point[1] is not None]
         axes.plot(*zip(*points, strict=True), color=look.color, label=plotting.label(rows[0].curve), **look.shape)
-        axes.plot(*zip(*known, strict=True), ".", color=look.color, alpha=0.35, markersize=5)
-        values += [value for _, value in (*points, *known)]
+        axes.plot(*zip(*measured, strict=True), ".", color=look.color, alpha=0.35, markersize=5)
+        values += [value for _, value in (*points, *measured)]
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(FuncFormatter(plotting.plain))
     axes.set_xlabel("samples of an update")

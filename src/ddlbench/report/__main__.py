@@ -70,12 +70,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say(f"ddlbench.report: {printable(str(error))}", sys.stderr)
         return error.exit_code
     _warn(tables.warnings, "the report (tables/warnings.txt)")
-    _say(summary_text(tables.measurements), sys.stdout)
-    for line in filter(None, (tables.drift, tables.left_out, *(drawing.notes if study else ()))):
+    lines = [summary_text(tables.measurements), *filter(None, (tables.drift, tables.left_out))]
+    lines += [*(drawing.notes if study else ()), *(explanation.lines() if explanation else ())]
+    for line in [*lines, f"\nreport: {printable(str(page))}"]:
         _say(line, sys.stdout)
-    for line in explanation.lines() if explanation else []:
-        _say(line, sys.stdout)
-    _say(f"\nreport: {printable(str(page))}", sys.stdout)
     return 0
 
 

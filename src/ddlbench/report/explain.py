@@ -20,11 +20,11 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from ddlbench.errors import UserError
 from ddlbench.figures.bars import draw_waterfall
 from ddlbench.figures.files import save
+from ddlbench.figures.plotting import Head, arrange, grid, style
 from ddlbench.report.hung import behind
 from ddlbench.results.reading.attempts import Records
 from ddlbench.results.rows import Row, section
@@ -89,8 +89,10 @@ class Explanation:
         """tables/explain.csv and figures/explain.* below `out`."""
         (out / "tables").mkdir(parents=True, exist_ok=True)
         write_csv(pd.DataFrame(map(asdict, self.bars)).convert_dtypes(), out / "tables" / "explain.csv")
-        figure = Figure((6, 3), layout="constrained")
-        draw_waterfall(figure.subplots(), {bar.bar: bar.seconds for bar in self.bars}, self.step_s)
+        with style():
+            figure = grid([Head(f"cause: {self.cause}", [f"a step takes {duration(self.step_s)}", self.run])])
+            draw_waterfall(figure.axes[0], {bar.bar: bar.seconds for bar in self.bars}, self.step_s)
+            arrange(figure)
         save(out / "figures", "explain", figure, pdf)
 
     def lines(self) -> list[str]:
@@ -124,7 +126,7 @@ def explain(tables: Tables, records: Records, name: str) -> Explanation:
         replace(bar, share=bar.seconds and bar.seconds / step_s, next_run=_next_run(bar, config, run["gpus"]))
         for bar in bars
     ]
-    return Explanation(run["path"], step_s, shown, _cause(bars, _usual(step_s, comparable), _least_s(run, alike)))
+    return Explanation(run["path"], step_s, shown, _cause(bars, run, alike, comparable))
 
 
 def _step_s(run: Row) -> float:
@@ -203,25 +205,21 @@ def _parts(run: Row, window: Sequence[Mapping[str, Any]]) -> Parts:
     return Parts(evidence, compute, exposed - waits, idle, excess + waits)
 
 
-def _usual(step_s: float, comparable: Sequence[Sequence[Bar]]) -> dict[str, float]:
-    """Seconds of each bar without a defect: the median of comparable runs, else a share of the step."""
+def _cause(bars: Sequence[Bar], run: Row, alike: Sequence[Row], comparable: Sequence[Sequence[Bar]]) -> str:
+    """The bar that is largest above what is usual, if it exceeds what is unexplained, LEAST of the step, what other
+    processes may have taken of the cores, and the spread of the repeats.
+
+    alike: comparable runs, the repeats among them; comparable: the bars of those that have a profiled window
+    """
+    step_s = _step_s(run)
     usual: dict[str, float] = dict.fromkeys(ALWAYS, (ALONE - LEAST) * step_s)
     for name in COMPARED:
         seconds = [bar.seconds for bars in comparable for bar in bars if bar.bar == name and bar.seconds is not None]
         if seconds:
             usual[name] = median(seconds)
-    return usual
-
-
-def _least_s(run: Row, alike: Sequence[Row]) -> float:
-    """Seconds that a cause has to exceed. alike: comparable runs, the repeats among them"""
     repeats = [_step_s(row) for row in alike if row is not run and row["measurement"] == run["measurement"]]
     busy = (run["cpu_others_share"] or 0.0) if run["device"] == "cpu" else 0.0
-    return max(max(LEAST, busy) * _step_s(run), max(repeats, default=0.0) - min(repeats, default=0.0))
-
-
-def _cause(bars: Sequence[Bar], usual: Mapping[str, float], least_s: float) -> str:
-    """The bar that is largest above the usual, if it exceeds `least_s` and what is unexplained."""
+    least_s = max(max(LEAST, busy) * step_s, max(repeats, default=0.0) - min(repeats, default=0.0))
     *explained, unexplained = bars
     above = {bar: (bar.seconds or 0.0) - usual.get(bar.bar, 0.0) for bar in explained if bar.bar in NEXT}
     largest = max(above, key=lambda bar: above[bar])

@@ -33,14 +33,10 @@ def behind(attempt: Path) -> str:
                     groups[group][rank] = (line["sequence"], text)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{file} holds no last collectives ({error!r}): remove it") from error
-    texts = [_behind(group, sorted(ranks.values())) for group, ranks in groups.items()]
-    return "; ".join(filter(None, texts)) or ("all ranks began the same last collectives" if groups else "")
-
-
-def _behind(group: str, ranks: list[tuple[int, str]]) -> str:
-    """ranks: sequence number and text of each, sorted"""
-    numbers = [number for number, _ in ranks]
-    if numbers[0] == numbers[-1]:
-        return ""
-    texts = "; ".join(first_few([text for _, text in ranks], SHOWN, "more ranks"))
-    return f"{numbers.count(numbers[0])} of {len(ranks)} ranks behind in group {group}: {texts}"
+    lines = list[str]()
+    for group, ranks in groups.items():
+        numbers, texts = zip(*sorted(ranks.values()), strict=True)
+        if numbers[0] != numbers[-1]:
+            last = "; ".join(first_few(texts, SHOWN, "more ranks"))
+            lines.append(f"{numbers.count(numbers[0])} of {len(ranks)} ranks behind in group {group}: {last}")
+    return "; ".join(lines) or ("all ranks began the same last collectives" if groups else "")

@@ -19,10 +19,10 @@ from ddlbench.oracle.measured.runs import Results
 from ddlbench.oracle.predictor import Inputs, Prediction, predict
 from ddlbench.predict.grading.points import Point, point
 from ddlbench.predict.grading.predictions import predicted_s
-from ddlbench.results.reading.attempts import Attempt, Records, why
+from ddlbench.results.reading.attempts import Attempt, Records, reason_of
 from ddlbench.results.reading.points import csv_row
 from ddlbench.results.reading.published import OWN, PUBLISHED, read_published
-from ddlbench.results.rows import Row
+from ddlbench.results.rows import Row, group_by
 from ddlbench.results.tables.measurement import devices, duration
 from ddlbench.results.tables.tables import Tables
 from ddlbench.texts import first_few
@@ -45,9 +45,10 @@ def with_predictions(tables: Tables, results: Records, cluster: str) -> Tables:
     stated = {attempt.name: csv_row(attempt.record, line) for line, attempt in enumerate(published, 1)}
     rows, missing = list[Row](), list[tuple[str, str]]()
     for measurement in tables.measurements:
-        row, run = measurement.row, measurement.runs[0]
+        row = measurement.row
         measured = row["status"] == "ok" and row["mode"] == "train" and row["sample_time_s"]
         if measured and (row["gpus"] or 1) > 1:
+            run = measurement.runs[0]
             try:
                 if row["origin"] == PUBLISHED and row["own_base_gpus"] != row["gpus"]:
                     row = row | _from_its_base(row, point(stated[run["path"]], list(stated.values())))
@@ -56,14 +57,14 @@ def with_predictions(tables: Tables, results: Records, cluster: str) -> Tables:
                     bases = [attempts[base["path"]] for base in alike]
                     row = row | cells(row, _prediction(row, attempts[run["path"]], bases, machine))
             except Exception as error:  # whatever one record holds, the others are predicted
-                text = str(error) if isinstance(error, RunError) else f"its record cannot be used ({why(error)})"
+                text = str(error) if isinstance(error, RunError) else f"its record cannot be used ({reason_of(error)})"
                 missing.append((" ".join(text.split()), name(row)))
         rows.append(row)
     flagged = [f"{name(row)}: {row['predicted_flag']}" for row in rows if row["predicted_flag"]]
-    because = {reason: {of for other, of in missing if other == reason} for reason, _ in missing}
-    unknown = [
-        f"no prediction of {', '.join(first_few(sorted(of), NAMED))}: {reason}" for reason, of in because.items()
-    ]
+    unknown = list[str]()
+    for reason, pairs in group_by(missing, lambda pair: pair[0]).items():
+        names = first_few(sorted({row for _, row in pairs}), NAMED)
+        unknown.append(f"no prediction of {', '.join(names)}: {reason}")
     warnings = [*tables.warnings, *dict.fromkeys(flagged), *unknown]
     return replace(tables, scaling_rows=rows, warnings=warnings)
 

@@ -79,7 +79,7 @@ class Attempt:
             if (lines := content.count(b"\n")) > MOST_LINES:
                 raise TooLargeError(f"it has {lines:,} lines, more than the {MOST_LINES:,} that are read")
         except (OSError, ValueError) as error:
-            return [], f"{self.name}: epochs.jsonl cannot be read ({why(error)}) and is left out"
+            return [], f"{self.name}: epochs.jsonl cannot be read ({reason_of(error)}) and is left out"
         lines, broken = lines_of(content)
         return lines, self.broken_lines(broken)
 
@@ -115,7 +115,7 @@ def read_all(folders: Sequence[Path]) -> Records:
             os.scandir(folder).close()
     result = search(folders)
     attempts = set(result.attempts.values())  # a folder of an attempt is reported with the attempt
-    reasons = {path: why for path, why in result.unreadable.items() if attempts.isdisjoint((path, path.parent))}
+    reasons = {path: reason for path, reason in result.unreadable.items() if attempts.isdisjoint((path, path.parent))}
     closed = [f"{printable(str(path))} cannot be read ({reason})" for path, reason in reasons.items()]
     if not result.attempts and not result.published:
         names = ", ".join(str(folder) for folder in folders)
@@ -134,7 +134,7 @@ def read(path: Path) -> Attempt:
     try:
         record = parse(read_bytes(path / "run.json"))
     except Exception as error:  # whatever one record holds, the others are reported
-        return unreadable(path, f"run.json cannot be read ({why(error)})", kind=_kind(error))
+        return unreadable(path, f"run.json cannot be read ({reason_of(error)})", kind=_kind(error))
     if refused := other_version(path, record):
         return refused
     if not isinstance(record.get("status"), str):
@@ -218,7 +218,7 @@ def damaged_parquet(attempt: Path) -> list[str]:
     return warnings
 
 
-def why(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """An error in a few words."""
     if isinstance(error, OSError):
         return error.strerror or type(error).__name__

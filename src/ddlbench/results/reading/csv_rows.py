@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ddlbench.errors import UserError
 from ddlbench.foreign import read_bytes
-from ddlbench.results.reading.attempts import why
+from ddlbench.results.reading.attempts import reason_of
 from ddlbench.texts import printable, shortened
 
 UNITS = ("img/s", "seq/s", "tokens/s", "each also /GPU", "s/epoch", "s/step", "ms")
@@ -110,7 +110,7 @@ def read_csv(path: Path) -> tuple[set[str], list[CsvRow], list[str]]:
         reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
         rows = list(reader)
     except (OSError, ValueError, csv.Error) as error:
-        reason = str(error) if isinstance(error, csv.Error) else why(error)
+        reason = str(error) if isinstance(error, csv.Error) else reason_of(error)
         raise UserError(f"{path} cannot be read ({reason}): give a CSV file in UTF-8") from error
     kept, left_out = list[CsvRow](), list[str]()
     for line, row in enumerate(rows, 2):

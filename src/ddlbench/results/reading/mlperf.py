@@ -12,7 +12,7 @@ from statistics import median
 
 from ddlbench.errors import UserError
 from ddlbench.foreign import Object, parse, read_bytes
-from ddlbench.results.reading.attempts import why
+from ddlbench.results.reading.attempts import reason_of
 from ddlbench.results.reading.mllog import Epoch, Log
 from ddlbench.results.reading.published import Facts, gpu_family
 from ddlbench.results.rows import group_by
@@ -51,7 +51,7 @@ def read_results(place: Path, address: Address) -> tuple[list[Facts], list[str]]
             try:
                 runs.append(_facts(log, system_of(folder), replace(address, url=below)))
             except (OSError, ValueError) as error:
-                left_out.append(f"{log}: {why(error)}")
+                left_out.append(f"{log}: {reason_of(error)}")
     return runs, left_out
 
 

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from ddlbench.foreign import Object, parse, read_bytes
 from ddlbench.record.schema import SCHEMA_VERSION
-from ddlbench.results.reading.attempts import Attempt, other_version, unreadable, why
+from ddlbench.results.reading.attempts import Attempt, other_version, reason_of, unreadable
 from ddlbench.texts import digest
 
 OWN, PUBLISHED = "own", "published"  # values of the column `origin`
@@ -43,7 +43,7 @@ def read_published(path: Path) -> list[Attempt]:
     try:
         lines = read_bytes(path).split(b"\n")
     except (OSError, ValueError) as error:
-        return [unreadable(path, f"it cannot be read ({why(error)})")]
+        return [unreadable(path, f"it cannot be read ({reason_of(error)})")]
     return [_attempt(path.with_name(f"{path.name}:{n}"), line) for n, line in enumerate(lines, 1) if line.strip()]
 
 
@@ -51,7 +51,7 @@ def _attempt(path: Path, line: bytes) -> Attempt:
     try:
         record = parse(line)
     except ValueError as error:
-        return unreadable(path, f"the line cannot be read ({why(error)})")
+        return unreadable(path, f"the line cannot be read ({reason_of(error)})")
     if refused := other_version(path, record):
         return refused
     if record.get("status") != "ok":

@@ -113,7 +113,14 @@ def drift(groups: Sequence[Sequence[AttemptRow]]) -> str | None:
     Each run's seconds a sample are divided by the median of its repeats, so that a third may mix any measurements.
     Nothing is dropped or corrected.
     """
-    timed = sorted(ratio for group in groups for ratio in _relative(group))
+    timed = list[tuple[str, float]]()  # start, and seconds a sample over the median of the repeats
+    for group in groups:
+        rows = [run.row for run in group if run.ok and run.row["start"] and run.row["throughput_samples_per_s"]]
+        times = [1 / row["throughput_samples_per_s"] for row in rows]
+        if len(rows) > 1:
+            middle = median(times)
+            timed += [(str(row["start"]), time / middle) for row, time in zip(rows, times, strict=True)]
+    timed.sort()
     if len(timed) < FEWEST:
         return None
     size = len(timed) // 3
@@ -126,13 +133,3 @@ def drift(groups: Sequence[Sequence[AttemptRow]]) -> str | None:
         said = verdict(ratio, "slower", "faster", "no drift shown")
         bounds = f"{ratio.low:.3f} to {ratio.high:.3f}, n={size} each: {said}"
     return f"{text} ({bounds})"
-
-
-def _relative(group: Sequence[AttemptRow]) -> list[tuple[str, float]]:
-    """(start, seconds a sample over the median of the repeats) of a measurement with repeats."""
-    rows = [run.row for run in group if run.ok and run.row["start"] and run.row["throughput_samples_per_s"]]
-    if len(rows) < 2:
-        return []
-    times = [1 / row["throughput_samples_per_s"] for row in rows]
-    middle = median(times)
-    return [(str(row["start"]), time / middle) for row, time in zip(rows, times, strict=True)]

@@ -50,14 +50,14 @@ def variants(
     fixed = () if "framework" in comparison.by else ("framework",)
     names = [name for name in ("model", "model_changed", "loader", "data", "recipe") if name not in comparison.by]
 
-    def is_other(key: str) -> bool:
-        return not (comparison.is_compared(key) or comparison.is_across(key) or key in (without, *_TOLD))
-
     def others(run: AttemptRow) -> Row:
-        elsewhere = [key for key in run.options if not key.startswith("cluster.") and _is_setting(key)]
-        versions = [name for name in _VERSIONS if run.row[name] is not None]
-        return {key: run.options[key] for key in elsewhere if is_other(key)} | {
-            name: run.row[name] for name in versions if is_other(name)
+        options = {k: v for k, v in run.options.items() if not k.startswith("cluster.") and _is_setting(k)}
+        values = options | {name: run.row[name] for name in _VERSIONS if run.row[name] is not None}
+        shown_elsewhere = (without, *_TOLD)
+        return {
+            key: value
+            for key, value in values.items()
+            if not (comparison.is_compared(key) or comparison.is_across(key) or key in shown_elsewhere)
         }
 
     return _differences(runs, _columns(*fixed, *names), others)

@@ -72,7 +72,7 @@ class Comparison:
 
 
 BY_FRAMEWORK = Comparison()
-# Of one stage: part (forward, backward, update), and seconds of its begin and end in the profiled window.
+# The passes of one stage: part (forward, backward, update), and seconds of its begin and end in the profiled window.
 RankPasses = list[tuple[str, float, float]]
 
 

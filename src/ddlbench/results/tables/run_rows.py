@@ -8,7 +8,7 @@ from typing import Any, cast
 from ddlbench.config import options
 from ddlbench.record.fingerprint import fingerprint, noted
 from ddlbench.record.schema import RUNS, Column
-from ddlbench.results.reading.attempts import Attempt, damaged_parquet, unreadable, why
+from ddlbench.results.reading.attempts import Attempt, damaged_parquet, reason_of, unreadable
 from ddlbench.results.reading.cells import cell, fit
 from ddlbench.results.reading.epoch_lines import table_of
 from ddlbench.results.reading.follows import contradiction
@@ -31,7 +31,7 @@ def attempt_row(attempt: Attempt) -> AttemptRow:
         return _usable(attempt, identity)
     except Exception as error:  # whatever one record holds, the others are reported
         name = "the line" if isinstance(attempt, PublishedAttempt) else "run.json"
-        return _usable(unreadable(attempt.path, f"the values of {name} cannot be used ({why(error)})"), identity)
+        return _usable(unreadable(attempt.path, f"the values of {name} cannot be used ({reason_of(error)})"), identity)
 
 
 def _usable(attempt: Attempt, identity: Hashable) -> AttemptRow:

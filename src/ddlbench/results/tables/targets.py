@@ -81,21 +81,20 @@ def target_rows(tables: Tables, wanted: Target) -> list[Row]:
     by_path = costs(tables.epochs, wanted)
     measured = set(tables.epochs.dropna(subset=[wanted.metric])["path"])
     runs = [run for run in tables.run_rows if run["status"] == "ok" and run["path"] in measured]
-    groups = group_by((run for run in runs if run["measurement"]), lambda run: run["measurement"])
-    return [_row(group, by_path, wanted) for group in groups.values()]
-
-
-def _row(runs: Sequence[Row], by_path: dict[str, dict[str, float | None]], wanted: Target) -> Row:
-    taken = [by_path.get(run["path"], dict.fromkeys(COSTS, inf)) for run in runs]
-    row: Row = {"target": wanted.text, **{name: runs[0][name] for name in _NAMES}}
-    row |= {"runs": len(runs), "reached": sum(run["path"] in by_path for run in runs)}
-    for name in COSTS:
-        values = [value for cost in taken if (value := cost[name]) is not None]
-        interval = median_interval(values)
-        ends = {"low": interval.low, "high": interval.high} if interval else {"low": inf, "high": inf}
-        for column, value in {"to_target": median(values) if values else inf, **ends}.items():
-            row[f"{name}_{column}"] = value if isfinite(value) else None
-    return row | {"interval": confidence(len(runs), median_interval([cost["epochs"] or inf for cost in taken]))}
+    rows = list[Row]()
+    for repeats in group_by((run for run in runs if run["measurement"]), lambda run: run["measurement"]).values():
+        taken = [by_path.get(run["path"], dict.fromkeys(COSTS, inf)) for run in repeats]
+        row: Row = {"target": wanted.text, **{name: repeats[0][name] for name in _NAMES}}
+        row |= {"runs": len(repeats), "reached": sum(run["path"] in by_path for run in repeats)}
+        for name in COSTS:
+            values = [value for cost in taken if (value := cost[name]) is not None]
+            interval = median_interval(values)
+            ends = {"low": interval.low, "high": interval.high} if interval else {"low": inf, "high": inf}
+            for column, value in {"to_target": median(values) if values else inf, **ends}.items():
+                row[f"{name}_{column}"] = value if isfinite(value) else None
+        epochs = median_interval([cost["epochs"] or inf for cost in taken])
+        rows.append(row | {"interval": confidence(len(repeats), epochs)})
+    return rows
 
 
 def write_targets(tables: Tables, targets: Sequence[Target], folder: Path) -> None:
