@@ -8,13 +8,11 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import psutil
 
 from ddlbench.measure.devices.environment import or_none, proc_value
 
-Number = TypeVar("Number", int, float)
 PROC = Path("/proc")
 HZ = os.sysconf("SC_CLK_TCK")  # ticks a second
 BUSY = (0, 1, 2, 5, 6)  # user nice system irq softirq
@@ -73,7 +71,7 @@ def difference(first: float | None, last: float | None) -> float | None:
     return None if first is None or last is None else last - first
 
 
-def total(values: Iterable[Number | None]) -> Number | None:
+def total(values: Iterable[float | None]) -> float | None:
     """The sum; None without a value and where one is not known, because a part is no result."""
     numbers = list(values)
     return sum(value for value in numbers if value is not None) if numbers and None not in numbers else None
