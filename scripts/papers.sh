@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export OMP_NUM_THREADS=1
-studies=(lin2022_laptop aach2023_laptop aach2023_batch_laptop kahira2021_laptop gusak2022_laptop)
+studies=(gusak2022_laptop kahira2021_laptop aach2023_batch_laptop aach2023_laptop lin2022_laptop)
 
 for study in "${studies[@]}"; do
   .venv/bin/python -m ddlbench.sweep "$study" --local ||

@@ -11,7 +11,7 @@ from ddlbench.figures.figures import Drawing, plots_of
 from ddlbench.figures.styles import looks_of
 from ddlbench.report.__main__ import main
 from ddlbench.report.study import draw_study
-from ddlbench.sweep.study import load, matches
+from ddlbench.sweep.study import load, matches, names
 from tests.support.records import tables_of, write_run
 
 STUDY = """# Two frameworks
@@ -173,7 +173,7 @@ def test_a_schedule_has_a_row_for_each_stage_and_a_box_for_each_pass(study: Path
     assert [text.get_text() for text in axes.get_yticklabels()] == ["0", "1"]
 
 
-@pytest.mark.parametrize("name", ["lin2022", "aach2023", "aach2023_batch", "kahira2021", "gusak2022"])
+@pytest.mark.parametrize("name", [name for name in names() if load(name).figures])
 def test_the_figures_of_the_ready_studies_exist(name: str, tmp_path: Path) -> None:
     """Their kinds are figures of the report, and their cells cells of the study."""
     study = load(name)

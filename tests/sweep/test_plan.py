@@ -149,6 +149,15 @@ def test_a_paper_s_study_runs_on_gpus_as_planned_without_one(name: str, cells: i
     assert Counter(points) - Counter(kept) == Counter(left_out)
 
 
+@pytest.mark.parametrize(
+    ("name", "cells"),
+    [("lin2022_laptop", 45), ("aach2023_laptop", 33), ("kahira2021_laptop", 24), ("gusak2022_laptop", 10)],
+)
+def test_a_small_study_of_a_paper_runs_on_a_laptop(name: str, cells: int) -> None:
+    planned = plan(load(name, ["repeats=1"]), CPU)
+    assert (len(planned), [cell.name for cell in planned if cell.refused]) == (cells, [])
+
+
 @pytest.mark.parametrize("name", choices("experiment"))
 def test_an_experiment_is_one_cell_and_its_command_runs_it(name: str) -> None:
     cells = plan(load(name), CPU)

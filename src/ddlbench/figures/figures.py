@@ -58,10 +58,12 @@ def make_figures(tables: Tables, targets: Sequence[Target] = (), baseline: bool 
 
 
 def plots_of(measurements: Sequence[Measurement], tables: Tables, looks: Looks) -> Iterator[Plot]:
-    """Every figure of some measurements, also those that only a study asks for: QUANTITY_bars, step_seconds,
-    predicted_parts and schedule. Those of learning, which read all epochs, come last."""
-    shared = [part for panel in panels(measurements) for part in small_multiples(panel)]
+    """Every figure of some measurements, also those that only a study asks for: QUANTITY_bars, published_QUANTITY,
+    step_seconds, predicted_parts and schedule. Those of learning, which read all epochs, come last."""
+    all_panels = panels(measurements)
+    shared = [part for panel in all_panels for part in small_multiples(panel)]
     yield from _scaling(shared, looks)
+    yield from published.plots(shared, all_panels, looks)
     for name, shown, quantity in _over_gpus(shared):
         yield Plot(f"{name}_bars", in_parts(shown), partial(draw_bars, looks=looks, quantity=quantity))
     yield Plot("step_seconds", breakdown_panels(shared), partial(draw_breakdown, seconds=True))
