@@ -151,7 +151,7 @@ def test_a_paper_s_study_runs_on_gpus_as_planned_without_one(name: str, cells: i
 
 @pytest.mark.parametrize(
     ("name", "cells"),
-    [("lin2022_laptop", 45), ("aach2023_laptop", 28), ("kahira2021_laptop", 24), ("gusak2022_laptop", 10)],
+    [("lin2022_laptop", 45), ("aach2023_laptop", 28), ("kahira2021_laptop", 16), ("gusak2022_laptop", 10)],
 )
 def test_a_small_study_of_a_paper_runs_on_a_laptop(name: str, cells: int) -> None:
     planned = plan(load(name, ["repeats=1"]), CPU)
