@@ -63,6 +63,14 @@ def test_shortened_names_keep_what_differs():
     assert labels(axes) == [f"deepsp…_stage={stage})" for stage in (1, 2, 3)]
 
 
+def test_names_whose_ends_are_equal_are_written_out():
+    knobs = ["a_knob=1 recipe.optimizer.fused=true", "a_knob=2 recipe.optimizer.fused=true"]
+    rows = [row(4, compared="zero2", knobs=text, **SHARES) for text in knobs]
+    axes = matplotlib.figure.Figure().add_subplot()
+    draw_breakdown(axes, Panel("gpt2", [], "", rows))
+    assert labels(axes) == [f"zero2 (a_knob={n} fused=true)" for n in (1, 2)]
+
+
 def heights(axes):
     """The heights of the bars of each part, from bottom to top."""
     return [[bar.get_height() for bar in container] for container in axes.containers]

@@ -3,6 +3,7 @@ predicted; the waterfall of one run."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -43,8 +44,9 @@ WATERFALL: dict[str, PartLook] = {
 }
 MOST_BARS = 24  # beside each other in one panel
 HEAD, TAIL = 6, 9  # letters of a longer name
-LONGEST_NAME = 40
+LONGEST_NAME = 48
 STEPS_SHOWN = 2  # of a schedule over time
+PATH = re.compile(r"(\w+\.)+(?=\w+=)")  # in front of a key: recipe.optimizer.
 LETTERS = 36  # of all names below a panel that are beside each other; more ones are turned
 
 
@@ -177,10 +179,12 @@ def _name_bars(axes: Axes, panel: Panel) -> None:
     curves = [str(row["compared"]) if plain else row.curve for row in rows]
     if len(panel.curves) == 1:
         names, below = [str(gpus) for gpus in panel.gpus], f"{device}, {shortened(rows[0].curve, LONGEST_NAME)}"
-    elif one_count:
-        names, below = list(map(_short, curves)), f"on {rows[0].devices}"
     else:
-        names, below = [f"{_short(name)} {row['gpus']}" for name, row in zip(curves, rows, strict=True)], device
+        names, below = [_short(curve) for curve in curves], f"on {rows[0].devices}" if one_count else device
+        if len(set(names)) < len(panel.curves):  # the ends do not tell the curves apart
+            names = [shortened(PATH.sub("", curve), LONGEST_NAME) for curve in curves]
+        if not one_count:
+            names = [f"{name} {row['gpus']}" for name, row in zip(names, rows, strict=True)]
     turned = sum(map(len, names)) > LETTERS
     axes.set_xticks(range(len(rows)), names, rotation=90 if turned else 0, fontsize=7 if turned else 8.5)
     axes.set_xlim(-0.6, len(rows) - 0.4)
