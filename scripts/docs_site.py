@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-LINK = re.compile(r"\[([^\]]+)\]\(((?:\.\./)+)([^)#]+)(?:#[^)]*)?\)")
+LINK = re.compile(r"!?\[([^\]]+)\]\(((?:\.\./)+)([^)#]+)(?:#[^)]*)?\)")
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
