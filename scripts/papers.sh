@@ -1,16 +1,14 @@
 #!/usr/bin/env bash
 # `make papers`: the laptop studies of the papers, their figures and tables, and one archive of all records.
-# A cell that has run is not run again, so an interrupted call continues.
+# A cell that has run is not run again, so an interrupted call continues. REPEATS=2 runs each cell twice.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export OMP_NUM_THREADS=1
-studies=(gusak2022_laptop kahira2021_laptop aach2023_batch_laptop aach2023_laptop lin2022_laptop)
+studies=(gusak2022_laptop kahira2021_laptop aach2023_laptop lin2022_laptop aach2023_batch_laptop)
 
-for study in "${studies[@]}"; do # one run of each cell first: then all figures exist
-  .venv/bin/python -m ddlbench.sweep "$study" repeats=1 --local || true
-done
+.venv/bin/python -m ddlbench.predict --calibrate-network # for the predictions beside the measured steps
 for study in "${studies[@]}"; do
-  .venv/bin/python -m ddlbench.sweep "$study" --local ||
+  .venv/bin/python -m ddlbench.sweep "$study" "repeats=${REPEATS:-1}" --local ||
     echo "papers: some cells of $study failed: their rows are in the tables" >&2
   .venv/bin/python -m ddlbench.report "results/$study" --study "$study" --predict local --out "results/papers/$study"
 done
