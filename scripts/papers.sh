@@ -8,7 +8,7 @@ studies=(gusak2022_laptop kahira2021_laptop aach2023_laptop lin2022_laptop aach2
 
 .venv/bin/python -m ddlbench.predict --calibrate-network # for the predictions beside the measured steps
 for study in "${studies[@]}"; do
-  .venv/bin/python -m ddlbench.sweep "$study" "repeats=${REPEATS:-1}" --local ||
+  .venv/bin/python -m ddlbench.sweep "$study" ${REPEATS:+repeats=$REPEATS} --local ||
     echo "papers: some cells of $study failed: their rows are in the tables" >&2
   .venv/bin/python -m ddlbench.report "results/$study" --study "$study" --predict local --out "results/papers/$study"
 done
