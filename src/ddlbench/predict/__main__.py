@@ -76,6 +76,8 @@ def answer(question: Question) -> int:
         require_gpu("--calibrate-network", machine)
         counts = [gpus for gpus in question.gpus if 1 < gpus <= (machine.devices_per_node or gpus)]
         print(f"collectives are in {network.calibrate(machine.device.type, counts)}", file=sys.stderr)
+        if not question.model:  # nothing is to be predicted
+            return 0
     machine = machine_of(question.machine, question.overlap)
     results = Results.read(question.options.results, str(torch.__version__)) if question.options.results else None
     rows = ranking.ranked(predictions(question, machine, results))

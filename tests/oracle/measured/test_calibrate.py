@@ -166,6 +166,14 @@ def test_a_network_has_two_ranks_at_least_and_is_this_machine_s(capsys: pytest.C
         assert said in capsys.readouterr().err
 
 
+def test_a_network_is_measured_without_a_model(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(network, "calibrate", lambda device, counts: f"{device} {counts}")
+    assert command.main(["--calibrate-network", "gpus=2"]) == 0
+    assert capsys.readouterr().err == "collectives are in cpu [2]\n"
+
+
 @pytest.mark.usefixtures("own_home")
 def test_nothing_measured_leaves_the_machine_as_it_is() -> None:
     machine = machines.load("local")
