@@ -84,6 +84,13 @@ def test_by_model_all_models_are_curves_of_one_panel(tmp_path):
     assert len(panel.curves) == 2
 
 
+def test_a_panel_of_several_models_names_the_changed_sizes_that_they_share(tmp_path):
+    for model, layers in (("resnet50", [1, 1, 1, 1]), ("resnet101", [1, 1, 2, 1])):
+        write_run(tmp_path, model=model, changed={"layers": layers, "image_size": 64})
+    (panel,) = panels(tables_of(tmp_path, by="model").measurements)
+    assert (panel.model, panel.lines[1]) == ("resnet101*, resnet50*", "image_size=64")
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(2.0, "2.00 s"), (0.1, "100 ms"), (0.00971, "9.71 ms"), (0.000123, "123 µs"), (12.34, "12.3 s")],

@@ -105,7 +105,12 @@ def panels(rows: Sequence[Measurement]) -> list[Panel]:
     for series in group_by(drawn, lambda row: row.series).values():
         first, models = series[0], dict.fromkeys(str(row.model) for row in series)
         scalings = dict.fromkeys(row.scaling for row in series)
-        lines = [first.scaling if len(scalings) == 1 else "", texts[first["measurement"]], differing(series)]
+        text = texts[first["measurement"]]
+        if first["model_changed"]:  # with --by model the models of a panel may differ in some of their sizes
+            sizes = [str(row["model_changed"]).split(" ") for row in series]
+            shared = " ".join(size for size in sizes[0] if all(size in others for others in sizes))
+            text = text.replace(first["model_changed"], shared).removeprefix(", ")
+        lines = [first.scaling if len(scalings) == 1 else "", text, differing(series)]
         panel = Panel(", ".join(models), lines, "", series)
         single = first.base(own=False)
         shown.append(replace(panel, base=_base_text(single, first["device"])) if single else panel.against_own_bases())
