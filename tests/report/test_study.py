@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,18 @@ def test_best_takes_the_fastest_gpu_count_of_each_curve(study: Path, tmp_path: P
     (axes,) = drawn(study, results).figures["paper_2b"].axes
     assert set(axes.get_legend_handles_labels()[1]) == {"ddp (sgd)", "zero2 (adamw)"}
     assert "2 GPUs, 64 samples an update" in axes.texts[0].get_text()  # ddp is slower on 4
+
+
+def test_learning_rates_are_those_of_the_figure_s_cells(study: Path, tmp_path: Path) -> None:
+    study.write_text(STUDY.replace("kind: step_seconds", "kind: learning_rate, where: {gpus: 2}"))
+    results = tmp_path / "results"
+    runs(results)
+    for path in results.glob("*/attempt-1/epochs.jsonl"):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        changed = [line | {"lr_last": 0.1 / (n + 1)} for n, line in enumerate(lines)]
+        path.write_text("".join(json.dumps(line) + "\n" for line in changed))
+    (axes,) = drawn(study, results).figures["paper_3"].axes
+    assert set(axes.get_legend_handles_labels()[1]) == {"ddp (sgd)", "zero2 (adamw)"}
 
 
 def test_a_figure_may_compare_by_another_factor(study: Path, tmp_path: Path) -> None:
