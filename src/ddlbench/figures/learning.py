@@ -83,7 +83,7 @@ def learning(
 ) -> Iterator[Plot]:
     """The figures of each metric, by epoch and by time. table: of learning.csv"""
     of = {row["measurement"]: row["learning"] for row in measurements}
-    epochs = epochs[epochs["measurement"].isin(list(of))]  # a figure of a study has a part of the measurements
+    epochs = epochs.loc[epochs["measurement"].isin(list(of))]  # a figure of a study has a part of the measurements
     most: Any = table.groupby("learning")["seeds"].max()
     seeds = {str(name): int(count) for name, count in most.items()}
     for name, metric in METRICS.items():

@@ -160,7 +160,7 @@ def test_on_a_gpu_it_is_torchs_current_stream_that_waits(folders, monkeypatch, o
     reader = DaliReader(
         folders.split(True, Shape(), 0), lambda images, _: Pipeline(images), lambda _: None, False, on_gpu
     )
-    (fetched,) = reader.read(0, [torch.tensor([1, 6])])
+    (fetched,) = reader.read(0, [np.array([1, 6])])
     assert (fetched.inputs.tolist(), fetched.targets.tolist()) == ([1, 1], [0, 1])
     assert asked == [("side stream" if on_gpu else None)] * 2
 
