@@ -114,8 +114,8 @@ def test_a_run_repeats_itself_and_replicas_draw_their_own(folders):
 
 def test_crops_follow_from_the_epoch(folders):
     """So a run that continues at an epoch gets those of an uninterrupted one."""
-    whole, resumed = dali(folders), dali(folders)
-    epochs = [torch.cat([batch.inputs for batch in whole.train(epoch)]) for epoch in range(3)]
+    uninterrupted, resumed = dali(folders), dali(folders)
+    epochs = [torch.cat([batch.inputs for batch in uninterrupted.train(epoch)]) for epoch in range(3)]
     for epoch in (2, 0, 2):
         assert torch.equal(torch.cat([batch.inputs for batch in resumed.train(epoch)]), epochs[epoch])
 

@@ -74,7 +74,7 @@ class Balanced:
         """
         if self.balance is not None:
             return self.balance
-        costs = flops if seconds is None else [sum(flops) / sum(seconds) * each for each in seconds]
+        costs = flops if seconds is None else [sum(flops) / sum(seconds) * block_s for block_s in seconds]
         return [*_balanced(tuple(costs), stages, tuple(self.flops_per_byte * bytes_ for bytes_ in sent))]
 
     def check_checkpoint(self, _: Job) -> None:
