@@ -125,3 +125,4 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=WITHIN_S)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "Glossary" in (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+    assert (tmp_path / "site/results/papers/lin2022_laptop/figures/lin2022_laptop_4.png").stat().st_size > 0

@@ -20,14 +20,20 @@ print(len(open("/dev/zero", "rb", 0).read(2_000_000)), flush=True)
 """
 
 
-def test_reading_is_counted_and_sleeping_is_not(tmp_path: Path) -> None:
+def test_reading_is_counted(tmp_path: Path) -> None:
+    """The least of several counts: pytest's own connection to its parent is read as well."""
     (tmp_path / "file").write_bytes(bytes(3_000_000))
-    before, cpu_s = ReadBytes.now(), family_seconds()
-    (tmp_path / "file").read_bytes()
+    counts: list[int] = []
+    for _ in range(6):
+        before = ReadBytes.now()
+        (tmp_path / "file").read_bytes()
+        counts.append(ReadBytes.now().since(before) or 0)
+    assert 3_000_000 <= min(counts) < 3_000_000 + LOOK_BYTES
+
+
+def test_sleeping_is_not_counted() -> None:
+    cpu_s = family_seconds()
     time.sleep(0.3)
-    read = ReadBytes.now().since(before)
-    assert read is not None
-    assert 3_000_000 <= read < 3_000_000 + LOOK_BYTES
     assert family_seconds() - cpu_s < 0.25
 
 
