@@ -38,6 +38,13 @@ def test_a_key_that_a_framework_lacks_adds_no_cell_of_it(tmp_path: Path) -> None
         load(str(write(tmp_path, axes=axes | {"framework.sp": [2]}, exclude=[])))
 
 
+def test_an_axis_of_frameworks_that_the_command_line_leaves_out_is_left_out_too(tmp_path: Path) -> None:
+    path = str(write(tmp_path, axes={"framework": ["ddp", "tensor"], "framework.tp": [1, 2], "gpus": [2]}, exclude=[]))
+    assert list(load(path, ["framework=[ddp]"]).points()) == [{"framework": "ddp", "gpus": 2}]
+    with pytest.raises(UserError, match=r"axis framework\.tp: no framework of this study has this key"):
+        load(path, ["framework=[ddp]", "framework.tp=[2]"])
+
+
 def test_a_key_without_content_counts_as_left_out(tmp_path: Path) -> None:
     study = load(str(write(tmp_path, exclude=None, settings=None, repeats=None)))
     assert (len(list(study.points())), study.settings, study.repeats) == (4, [], 1)

@@ -115,10 +115,11 @@ def names() -> dict[str, str]:
 
 def load(name: str, words: Sequence[str] = ()) -> Study:
     """The study of a name, or of a YAML file, with the command line's words. UserError for any mistake in them."""
-    study = _of_file(_find(name))
+    study = of_file = _of_file(_find(name))
     for override in words:
         study = _override(study, *parse_word(override))
-    return _checked(replace(study, results_dir=study.results_dir or f"results/{study.name}"))
+    study = replace(study, results_dir=study.results_dir or f"results/{study.name}")
+    return _checked(study, of_file)
 
 
 def _find(name: str) -> Path:
@@ -195,7 +196,15 @@ def _override(study: Study, key: str, value: Any) -> Study:
     return replace(study, overrides={**study.overrides, key: value})
 
 
-def _checked(study: Study) -> Study:
+def _keyless_axes(study: Study) -> list[str]:
+    """Its axes that are no key of any of its frameworks, loaders, ..."""
+    points = list(study.points())
+    return [key for key in study.axes if points and not any(key in point for point in points)]
+
+
+def _checked(study: Study, of_file: Study) -> Study:
+    """The study without the axes of cells that the command line left out. of_file: before the words of the command
+    line"""
     for key in ("framework", "model"):
         if not any(key in keys for keys in (study.axes, study.keys, study.overrides)):
             raise UserError(f"{study.name}: no {key}: give it as an axis or a key")
@@ -205,12 +214,13 @@ def _checked(study: Study) -> Study:
     cells = math.prod(len(values) for values in study.axes.values()) * study.repeats * len(study.seeds)
     if cells > LARGEST:
         raise UserError(f"{study.name} has {cells:,} cells: give fewer values or repeats, at most {LARGEST:,} cells")
-    points = list(study.points())
-    if not points:
+    if not any(True for _ in study.points()):
         raise UserError(f"{study.name}: exclude leaves no cell: leave out fewer values, or give others on its axes")
-    for key in study.axes:
-        if not any(key in point for point in points):
+    unused = _keyless_axes(study)
+    for key in unused:
+        if key in _keyless_axes(of_file) or study.axes[key] != of_file.axes[key]:
             raise UserError(f"{study.name}: axis {key}: no {key.partition('.')[0]} of this study has this key")
+    study = replace(study, axes={key: values for key, values in study.axes.items() if key not in unused})
     quoted("results_dir", study.results_dir)
     return study
 
