@@ -22,16 +22,17 @@ from ddlbench.measure.formulas.flops import forward_flops_per_block
 from ddlbench.measure.profiling.spans import FORWARD, span
 
 
-def balanced(costs: Sequence[float], stages: int, sending: Sequence[float] | None = None) -> list[int]:
+@cache
+def balanced(costs: tuple[float, ...], stages: int, sending: tuple[float, ...] = ()) -> tuple[int, ...]:
     """Blocks in each of `stages` contiguous stages such that the slowest stage is as fast as it can be.
 
     A stage is as slow as the slower one of its computing and its sending, because they overlap (Narayanan et al.
-    2019, section 3.1). costs: of computing each block; sending: of sending each block's output, None: costs nothing.
+    2019, section 3.1). costs: of computing each block; sending: of sending each block's output, empty: costs nothing.
     Exact dynamic program over the last cut; of equally good ones the one with the fewest blocks in the first stages.
     """
     assert 1 <= stages <= len(costs)
     prefix = [0.0, *accumulate(costs)]
-    sending = sending or [0.0] * len(costs)
+    sending = sending or (0.0,) * len(costs)
 
     @cache
     def best(blocks: int, stages: int) -> tuple[float, tuple[int, ...]]:
@@ -44,10 +45,8 @@ def balanced(costs: Sequence[float], stages: int, sending: Sequence[float] | Non
             options.append((max(slowest, sending[cut - 1], prefix[blocks] - prefix[cut]), (*sizes, blocks - cut)))
         return min(options)
 
-    return list(best(len(costs), stages)[1])
+    return best(len(costs), stages)[1]
 
-
-_balanced = cache(balanced)
 
 BALANCES = ("flops", "seconds")
 
@@ -75,7 +74,7 @@ class Balanced:
         if self.balance is not None:
             return self.balance
         costs = flops if seconds is None else [sum(flops) / sum(seconds) * block_s for block_s in seconds]
-        return [*_balanced(tuple(costs), stages, tuple(self.flops_per_byte * bytes_ for bytes_ in sent))]
+        return [*balanced(tuple(costs), stages, tuple(self.flops_per_byte * bytes_ for bytes_ in sent))]
 
     def check_checkpoint(self, _: Job) -> None:
         """Unsupported if a run that continues could have other blocks on a rank than the one that saved them."""

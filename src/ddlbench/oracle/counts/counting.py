@@ -27,6 +27,7 @@ from ddlbench.measure.formulas.memory_formula import SPLIT
 from ddlbench.oracle.counts.counts import Block, Counts, Floats, Line, Work
 from ddlbench.oracle.counts.operations import Observer, Operation, saved_bytes
 from ddlbench.ranks.fake.fake import fake_world
+from ddlbench.ranks.fake.kernels import dropout
 from ddlbench.recipe.losses import CrossEntropy
 from ddlbench.rehearsal.observed import size
 from ddlbench.rehearsal.storages import identity
@@ -101,11 +102,13 @@ class FakeModel:
             split_model(self.model, self.plan, part)
             self.loss = partial(parallel_cross_entropy, classes=model.outputs(), smoothing=smoothing, part=part)
         if device_type == "cuda":
-            # On GPUs attention stays one fused kernel with dropout; on the CPU torch would compute it step by step.
-            for module in self.model.modules():
-                dropout = getattr(module, "attn_dropout", None)
-                if isinstance(dropout, nn.Dropout):
-                    dropout.p = 0.0
+            # On GPUs dropout is one kernel with a mask of bytes, and attention one kernel with its dropout; on the CPU
+            # torch computes both step by step.
+            for name, module in self.model.named_modules():
+                if isinstance(module, nn.Dropout) and name.endswith("attn_dropout"):
+                    module.p = 0.0
+                elif isinstance(module, nn.Dropout):
+                    module.forward = partial(dropout, p=module.p, train=True)
 
     def run(self, samples: int) -> tuple[list[Block], int]:
         """The counts of all blocks at one batch size, and the number of tied parameters. Each block runs forward and
