@@ -26,7 +26,7 @@ from ddlbench.oracle import bands
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured.inputs import ROOFLINE
 from ddlbench.oracle.measured.learned import Learned
-from ddlbench.oracle.memory.errors import CAST_ERROR, MASKS_ERROR, fits, worst_error
+from ddlbench.oracle.memory.errors import CAST_ERROR, fits, worst_error
 from ddlbench.oracle.setting import Outcome, Setting
 from ddlbench.oracle.strategies import data_parallel as data
 from ddlbench.oracle.strategies import pipeline, sharded, spatial, tensor
@@ -125,8 +125,6 @@ def predict(config: Config, framework: Any, gpus: int, inputs: Inputs) -> Predic
     if isinstance(framework, DeepSpeedOptions):
         formula, cast = f"zero{framework.zero_stage}", framework.zero_stage < 3 and framework.casts(job)
     error = CAST_ERROR if cast else worst_error(formula)
-    if job.device.type == "cuda" and getattr(config.model, "dropout", 0.0):
-        error += MASKS_ERROR
     row = replace(row, memory_error=0.0 if "traced" in outcome.notes else error)
     if inputs.exact_memory:
         try:

@@ -28,10 +28,6 @@ WORST_ERRORS = {
 # is up to 2.1 times what a rehearsal counts (GPT-2, 4 ranks).
 CAST_ERROR = 1.2
 
-# Added on GPUs for a model with dropout: the formula counts its masks as the CPU keeps them, in the type of the
-# activations, and a GPU keeps one byte a number. It is up to 7.2 % more than what a rehearsal counts (GPT-2, fp32).
-MASKS_ERROR = 0.08
-
 
 def worst_error(framework: str) -> float:
     """The relative error of a framework's formula. A strategy that cannot be rehearsed has the largest one."""

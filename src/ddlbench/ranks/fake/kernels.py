@@ -130,11 +130,11 @@ class _Cast:
         return call
 
 
-def dropout(tensor: Tensor, p: float, train: bool) -> Tensor:
+def dropout(input: Tensor, p: float, train: bool) -> Tensor:
     """One kernel, which keeps a mask of booleans."""
-    if not train or p == 0 or not tensor.numel():
-        return tensor
-    return tensor * torch.zeros_like(tensor) if p == 1 else aten.native_dropout(tensor, p, train)[0]
+    if not train or p == 0 or not input.numel():
+        return input
+    return input * torch.zeros_like(input) if p == 1 else aten.native_dropout(input, p, train)[0]
 
 
 def _softmax(kernel: Any) -> Callable[..., Tensor]:
