@@ -32,6 +32,7 @@ VARIANTS = {
     "accumulated": ("train.micro_batch=2",),
     "checkpointed": ("train.checkpoint_activations=true",),
 }
+CAST = ("train.precision=bf16", "framework.mixed_precision=weights")  # DeepSpeed's weights and gradients in 16 bits
 # Of every rank what its shards are; small enough that the gradients of these models fill several.
 BUCKETS = ("framework.reduce_bucket_mb=0.25",)
 ZERO = ("zero1", "zero2", "zero3")
@@ -53,7 +54,9 @@ class Case:
         """Four samples a GPU."""
         size = (f"+framework={self.framework}", f"+model={self.model}", *MODELS[self.model], "train.batch_per_gpu=4")
         tied = self.framework == "pipedream" and self.model == "gpt2_small"  # which it refuses
-        more = {**VARIANTS, "buckets": BUCKETS, "replicated": REPLICATED, "sharded": SHARDED}[self.variant]
+        more = {**VARIANTS, "buckets": BUCKETS, "cast": CAST, "replicated": REPLICATED, "sharded": SHARDED}[
+            self.variant
+        ]
         degrees = () if self.variant == "sharded" else layout(self.framework, self.ranks)
         return (*size, *degrees, *(("model.tie_weights=false",) if tied else ()), *more)
 
@@ -96,7 +99,7 @@ def grid(frameworks: Sequence[str] = FRAMEWORKS, ranks: Sequence[int] = RANKS) -
 def variants(framework: str, ranks: int) -> Iterator[str]:
     yield from VARIANTS
     if framework in ZERO:
-        yield "buckets"
+        yield from ("buckets", "cast")
     if framework == "fsdp" and ranks > 2:
         yield "replicated"
     if framework in ("gpipe", "1f1b") and ranks > 2:

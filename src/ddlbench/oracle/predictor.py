@@ -121,10 +121,9 @@ def predict(config: Config, framework: Any, gpus: int, inputs: Inputs) -> Predic
         if isinstance(error, UserError) and not isinstance(error, WrongRankCount):
             raise
         return replace(row, status="unsupported", reason=str(error))
-    formula, cast = framework.name, False
+    error = worst_error(framework.name)
     if isinstance(framework, DeepSpeedOptions):
-        formula, cast = f"zero{framework.zero_stage}", framework.zero_stage < 3 and framework.casts(job)
-    error = CAST_ERROR if cast else worst_error(formula)
+        error = CAST_ERROR if framework.casts(job) else worst_error(f"zero{framework.zero_stage}")
     row = replace(row, memory_error=0.0 if "traced" in outcome.notes else error)
     if inputs.exact_memory:
         try:

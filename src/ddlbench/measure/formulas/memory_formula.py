@@ -32,18 +32,19 @@ class Bytes:
         return Bytes(self.parameters * count, self.gradients * count, self.optimizer * count)
 
 
-def in_fp32(optimizer: str, own_copy: bool = False) -> Bytes:
-    """Bytes of one parameter. optimizer: as recipe.optimizers.costs takes it.
+def of_one(optimizer: str, own_copy: bool = False, number_bytes: int = FP32_BYTES) -> Bytes:
+    """Bytes of one parameter. optimizer: as recipe.optimizers.costs takes it; its state is in fp32.
 
-    own_copy: the optimizer updates a copy of the weights and keeps it, as DeepSpeed's ZeRO does in fp32, too."""
-    return Bytes(FP32_BYTES, FP32_BYTES, FP32_BYTES * (costs(optimizer).states + own_copy))
+    own_copy: the optimizer updates a copy of the weights and keeps it, as DeepSpeed's ZeRO does in fp32, too
+    number_bytes: of a weight and of a gradient"""
+    return Bytes(number_bytes, number_bytes, FP32_BYTES * (costs(optimizer).states + own_copy))
 
 
-def data_parallel(count: int, of_one: Bytes, stage: int, ranks: int) -> Bytes:
+def data_parallel(count: int, one: Bytes, stage: int, ranks: int) -> Bytes:
     """Section 5 of ZeRO: stage 1 divides the optimizer state by the ranks, 2 the gradients too, 3 (and FSDP) the
     parameters too; 0 (and DDP) nothing. Padding, less than one row a parameter and rank, comes on top."""
     optimizer, gradients, parameters = (ranks if stage >= first else 1 for first in (1, 2, 3))
-    total = of_one.times(count)
+    total = one.times(count)
     return Bytes(total.parameters / parameters, total.gradients / gradients, total.optimizer / optimizer)
 
 

@@ -59,14 +59,14 @@ def passes(
     return peak
 
 
-def arriving(counts: Counts, accumulating: bool, shards: int = 1) -> list[float]:
+def arriving(counts: Counts, accumulating: bool, shards: int = 1, number_bytes: int = FP32_BYTES) -> list[float]:
     """Bytes of the gradients that each block adds in a backward pass; accumulating: they have memory already. The
-    gradient of a tied parameter from the last block waits for that from the first block."""
+    gradient of a tied parameter from the last block waits for that from the first block. number_bytes: of a gradient"""
     parameters = [0.0 if accumulating else block.parameter_count / shards for block in counts.blocks]
     if counts.tied:
         parameters[0] -= 0.0 if accumulating else counts.tied / shards
         parameters[-1] += counts.tied
-    return [FP32_BYTES * count for count in parameters]
+    return [number_bytes * count for count in parameters]
 
 
 def largest_tensor(blocks: Sequence[Block]) -> float:
@@ -97,10 +97,10 @@ def at_peak(states: Bytes, moments: Iterable[Moment], permanent: float) -> Memor
     return Memory(states.parameters, peak.gradients, states.optimizer, peak.activations, permanent)
 
 
-def counts_of_rank(setting: Setting, tp: int, sequence: bool = False) -> Counts:
-    """The counts of one of tp ranks that share every layer."""
-    if tp == 1:
+def counts_of_rank(setting: Setting, tp: int, sequence: bool = False, cast: bool = False) -> Counts:
+    """The counts of one of tp ranks that share every layer. cast: the weights themselves are in 16 bits"""
+    if tp == 1 and not cast:
         return setting.counts
     job, loss = setting.job, setting.job.loss
     smoothing = loss.label_smoothing if isinstance(loss, CrossEntropy) else 0.0
-    return count(job.model, job.precision, setting.machine.device.type, smoothing, tp, sequence)
+    return count(job.model, job.precision, setting.machine.device.type, smoothing, tp, sequence, cast)

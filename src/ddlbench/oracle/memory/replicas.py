@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from ddlbench.measure.formulas.memory_formula import FP32_BYTES, Bytes, data_parallel, in_fp32
+from ddlbench.measure.formulas.memory_formula import FP32_BYTES, Bytes, data_parallel, of_one
 from ddlbench.oracle.counts.counts import Counts
 from ddlbench.oracle.memory.passes import (
     Moment,
@@ -13,21 +13,24 @@ from ddlbench.oracle.memory.passes import (
     at_peak,
     batch_bytes,
     buffer_bytes,
+    counts_of_rank,
     largest_tensor,
     passes,
     update_copies,
 )
-from ddlbench.oracle.setting import Memory, Setting
+from ddlbench.oracle.setting import BYTES, Memory, Setting
 from ddlbench.recipe.optimizers import costs
 
 
 @dataclass(frozen=True)
 class Rank:
-    """One rank of a job with dp replicas. counts: of the part of the model that the rank has"""
+    """One rank of a job with dp replicas. counts: of the part of the model that the rank has; number_bytes: of a weight
+    and of a gradient"""
 
     setting: Setting
     counts: Counts
     dp: int
+    number_bytes: int = FP32_BYTES
 
     @property
     def accumulates(self) -> bool:
@@ -37,11 +40,12 @@ class Rank:
     @property
     def gradients(self) -> float:
         """Bytes of all gradients of the model part."""
-        return FP32_BYTES * float(self.counts.parameter_count)
+        return self.number_bytes * float(self.counts.parameter_count)
 
     def states(self, stage: int, shards: int, own_copy: bool = False) -> Bytes:
         """Weights, gradients and optimizer state at a stage of ZeRO."""
-        return data_parallel(self.counts.parameter_count, in_fp32(self.setting.optimizer, own_copy), stage, shards)
+        one = of_one(self.setting.optimizer, own_copy, self.number_bytes)
+        return data_parallel(self.counts.parameter_count, one, stage, shards)
 
     def passes(
         self, accumulating: bool, shards: int = 1, casts: bool = True, gathered: Sequence[tuple[float, float]] = ()
@@ -50,7 +54,7 @@ class Rank:
         weights"""
         job, blocks = self.setting.job, self.counts.blocks
         blocks = blocks if casts else [block.with_16_bit_weights() for block in blocks]
-        arrived = arriving(self.counts, accumulating, shards)
+        arrived = arriving(self.counts, accumulating, shards, self.number_bytes)
         _, samples = self.setting.micro_batch(self.dp)
         return passes(blocks, samples, job.checkpoint_activations, arrived, accumulating, gathered)
 
@@ -78,16 +82,20 @@ def replica(
     return rank.peak(rank.states(0, 1), moments, buckets)
 
 
-def zero(setting: Setting, stage: int, bucket: float, overlaps: bool) -> Memory:
+def zero(setting: Setting, stage: int, bucket: float, overlaps: bool, casts: bool) -> Memory:
     """ZeRO 1 and 2 (Rajbhandari et al. 2020) in DeepSpeed. A gradient is copied into a bucket, which is copied when it
     is full. A gradient that is larger than the bucket stays beside it. Stage 1 without overlap does this after the
     backward pass; otherwise a rank has only its share of the gradients.
 
-    bucket: bytes; overlaps: gradients are reduced during the backward pass, with two buckets
+    bucket: numbers; overlaps: gradients are reduced during the backward pass, with two buckets
+    casts: weights and gradients are in 16 bits; the update casts the rank's share of the gradients to fp32
     """
-    rank = Rank(setting, setting.counts, setting.world)
-    share, largest = rank.gradients / setting.world, largest_tensor(setting.counts.blocks)
-    update = Moment(share, share * costs(setting.optimizer).copies)
+    number_bytes = BYTES[setting.job.precision] if casts else FP32_BYTES
+    rank = Rank(setting, counts_of_rank(setting, 1, cast=casts), setting.world, number_bytes)
+    share, bucket = rank.gradients / setting.world, bucket * number_bytes
+    largest = largest_tensor(rank.counts.blocks) * number_bytes / FP32_BYTES
+    in_fp32 = share * FP32_BYTES / number_bytes
+    update = Moment(share, in_fp32 * (costs(setting.optimizer).copies + casts))
     if stage == 1 and not overlaps:
         during = rank.passes(rank.accumulates).plus(rank.gradients if rank.accumulates else 0.0)
         reduction = Moment(rank.gradients, share + (largest if largest > bucket else 0.0))

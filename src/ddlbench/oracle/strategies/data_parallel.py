@@ -83,7 +83,8 @@ def zero(framework: DeepSpeedOptions, setting: Setting) -> Outcome:
     size = float(parameters * BYTES["fp16" if casts else "fp32"])
     seconds = collectives.all_gather(size, setting.path(ranks))
     messages.append(Message("all-gather of weights", 1, size, seconds, seconds))
-    return replicas(setting, tuple(messages), partial(memory.zero, setting, stage, bucket, overlaps), ranks)
+    peak = partial(memory.zero, setting, stage, bucket / FP32_BYTES, overlaps, casts)
+    return replicas(setting, tuple(messages), peak, ranks)
 
 
 def replicas(
