@@ -139,7 +139,7 @@ class Observed(TorchDispatchMode):
         if func is OVERFLOW:
             self.overflows[identity(args[1])] = args[1]
         elif func is ANY:
-            self.overflows[identity(out)] = out
+            self.overflows |= {identity(tensor): tensor for tensor in tensors(out)}
         return out
 
     def _copy(self, func: Any, args: Any, kwargs: Any, out: Any) -> str | None:
@@ -201,7 +201,7 @@ def needed_by_host(func: Any, args: Any) -> str | None:
     return "nonzero" if by_booleans else WAITS.get(name)
 
 
-def unknown(dtype: torch.dtype, overflow: bool) -> float | int | bool:
+def unknown(dtype: torch.dtype, overflow: bool = False) -> float | int | bool:
     """The number 1 in Python's type for `dtype`; 0 for the test of an overflow, and for a byte, which is such a test of
     DeepSpeed."""
     number = True if dtype == torch.bool else 1.0 if dtype.is_floating_point else 1

@@ -94,8 +94,7 @@ def zero(setting: Setting, stage: int, bucket: float, overlaps: bool, casts: boo
     rank = Rank(setting, counts_of_rank(setting, 1, cast=casts), setting.world, number_bytes)
     share, bucket = rank.gradients / setting.world, bucket * number_bytes
     largest = largest_tensor(rank.counts.blocks) * number_bytes / FP32_BYTES
-    in_fp32 = share * FP32_BYTES / number_bytes
-    update = Moment(share, in_fp32 * (costs(setting.optimizer).copies + casts))
+    update = Moment(share, share * FP32_BYTES / number_bytes * (costs(setting.optimizer).copies + casts))
     if stage == 1 and not overlaps:
         during = rank.passes(rank.accumulates).plus(rank.gradients if rank.accumulates else 0.0)
         reduction = Moment(rank.gradients, share + (largest if largest > bucket else 0.0))
