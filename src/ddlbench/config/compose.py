@@ -75,7 +75,7 @@ def _plain(words: Sequence[str]) -> Plain:
     parsed = {word: overrides.parsed(word) for word in words}
     whole, chosen = Plain(), list[str]()
     for word, override in parsed.items():
-        group, option = override.key_or_group, override.value()
+        group, option = override.key_or_group, str(override.value())
         if group in WHOLE and option in choices(group):
             whole[group] = options.published(group, option)
         elif group in GROUPS:

@@ -43,8 +43,8 @@ def test_no_attempt_is_an_empty_table():
 
 
 def test_many_epochs_take_little_memory():
-    """20,000 epochs as one Python object a row would take some hundred MB; 10,000 runs of 100 epochs have 50 times as
-    many."""
+    """20,000 epochs as one Python object a row would take several times as much; 10,000 runs of 100 epochs have 50
+    times as many."""
     tracemalloc.start()
     try:
         epochs = [own([LINES[0] | {"epoch": n} for n in range(100)]) for _ in range(200)]
