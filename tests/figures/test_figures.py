@@ -11,16 +11,17 @@ from matplotlib.figure import Figure
 from ddlbench.figures import curves, plotting
 from ddlbench.figures import figures as module
 from ddlbench.figures.curves import places
-from ddlbench.figures.figures import make_figures
+from ddlbench.figures.figures import drawing_of, make_figures, report_plots
 from ddlbench.figures.files import save
 from ddlbench.results.tables.measurement import Measurement
+from tests.support.figures import figures_of
 from tests.support.records import strong_scaling, tables_of, weak_scaling, write_repeats, write_run
 
 ALWAYS = {"throughput", "speedup", "efficiency", "epoch_time", "memory"}
 
 
-def figures_of(results):
-    return make_figures(tables_of(results)).figures
+def drawn(results, *names):
+    return figures_of(tables_of(results), *names)
 
 
 def lines(axes, label):
@@ -32,24 +33,25 @@ def test_figures_for_images_and_text(tmp_path):
     strong_scaling(tmp_path)
     learning = {f"{metric}_by_{axis}" for metric in ("accuracy", "perplexity") for axis in ("epoch", "time")}
     learning |= {"accuracy_by_batch"}  # weak scaling has several batches
-    assert set(figures_of(tmp_path)) == ALWAYS | {"speedup_own_base", "efficiency_own_base"} | learning
+    figures = make_figures(tables_of(tmp_path)).figures
+    assert set(figures) == ALWAYS | {"speedup_own_base", "efficiency_own_base"} | learning
 
 
 def test_speedup_and_its_ideal_line(tmp_path):
     weak_scaling(tmp_path)
-    (axes,) = figures_of(tmp_path)["speedup"].axes
+    figures = drawn(tmp_path, "speedup", "speedup_own_base")
+    (axes,), (own,) = figures["speedup"].axes, figures["speedup_own_base"].axes
     assert lines(axes, "ddp") == [[[1, pytest.approx(0.8)], [2, pytest.approx(1.5)], [4, pytest.approx(2.8)]]]
     assert lines(axes, "single") == [[[1, pytest.approx(1.0)]]]
     assert lines(axes, "ideal") == [[[1, 1], [8, 8]]]
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log"), "the ideal line stays straight"
     assert axes.get_xlabel() == "GPUs"
-    (own,) = figures_of(tmp_path)["speedup_own_base"].axes
     assert lines(own, "ddp") == [[[1, pytest.approx(1.0)], [2, pytest.approx(1.875)], [4, pytest.approx(3.5)]]]
 
 
 def test_throughput_and_efficiency(tmp_path):
     strong_scaling(tmp_path)
-    figures = figures_of(tmp_path)
+    figures = drawn(tmp_path, "speedup", "throughput", "efficiency")
     (throughput,), (efficiency,) = figures["throughput"].axes, figures["efficiency"].axes
     assert lines(figures["speedup"].axes[0], "ideal") == [[[2, 1], [8, 4]]]
     assert lines(throughput, "ddp") == [[[2, pytest.approx(10)], [4, pytest.approx(19)], [8, pytest.approx(32)]]]
@@ -57,7 +59,7 @@ def test_throughput_and_efficiency(tmp_path):
     assert lines(efficiency, "ddp") == [[[2, pytest.approx(1)], [4, pytest.approx(0.95)], [8, pytest.approx(0.8)]]]
 
 
-def drawn(axes):
+def values(axes):
     """The values of each line, without the gaps between bars."""
     return [[y for y in line.get_ydata().tolist() if y == y] for line in axes.lines]
 
@@ -65,9 +67,9 @@ def drawn(axes):
 def test_every_repeat_is_a_point_and_six_have_an_interval(tmp_path):
     rates = [100.0, 102.0, 104.0, 106.0, 108.0, 110.0]
     write_repeats(tmp_path, *rates)
-    (axes,) = figures_of(tmp_path)["throughput"].axes
-    assert pytest.approx(rates) in drawn(axes)
-    assert [pytest.approx(100), pytest.approx(110)] in drawn(axes)
+    (axes,) = drawn(tmp_path, "throughput")["throughput"].axes
+    assert pytest.approx(rates) in values(axes)
+    assert [pytest.approx(100), pytest.approx(110)] in values(axes)
 
 
 def test_bars_of_ratios_count_the_interval_of_the_base_too(tmp_path):
@@ -76,7 +78,6 @@ def test_bars_of_ratios_count_the_interval_of_the_base_too(tmp_path):
     for gpus, own in times.items():
         for repeat, ms in enumerate(own):
             write_run(tmp_path, gpus=gpus, rate=1e3 / ms, repeat=repeat)
-    figures = figures_of(tmp_path)
     expected = {
         "throughput": {2: (1e3 / 15, 1e3 / 12, 100.0), 8: (125.0, 200.0, 250.0)},
         "speedup": {2: (None, 1.0, None), 8: (10 / 8, 12 / 5, 15 / 4)},
@@ -89,6 +90,7 @@ def test_bars_of_ratios_count_the_interval_of_the_base_too(tmp_path):
         "efficiency": {gpus: [12 * 2 / (ms * gpus) for ms in own] for gpus, own in times.items()},
         "epoch_time": {gpus: [1.024 * ms for ms in own] for gpus, own in times.items()},
     }
+    figures = drawn(tmp_path, *expected)
     for name, by_gpus in expected.items():
         (axes,) = figures[name].axes
         assert lines(axes, "ddp") == [[[gpus, pytest.approx(own[1])] for gpus, own in by_gpus.items()]], name
@@ -103,8 +105,9 @@ def test_bars_of_ratios_count_the_interval_of_the_base_too(tmp_path):
 
 def test_failures_are_crosses_on_the_axis(tmp_path):
     weak_scaling(tmp_path)
+    figures = drawn(tmp_path, *ALWAYS)
     for name in ALWAYS:
-        (axes,) = figures_of(tmp_path)[name].axes
+        (axes,) = figures[name].axes
         crosses = [line for line in axes.lines if line.get_marker() == "x"]
         assert [line.get_xdata()[0] for line in crosses] == [8]
         assert "oom" in [text.get_text() for text in axes.texts]
@@ -117,7 +120,7 @@ def test_a_colour_belongs_to_a_framework_in_all_figures(tmp_path):
     weak_scaling(tmp_path)
     colors = {
         (line.get_label(), line.get_color())
-        for figure in figures_of(tmp_path).values()
+        for figure in make_figures(tables_of(tmp_path)).figures.values()
         for axes in figure.axes
         for line in axes.lines
         if line.get_label() in ("ddp", "single")
@@ -128,7 +131,7 @@ def test_a_colour_belongs_to_a_framework_in_all_figures(tmp_path):
 def test_images_and_text_share_no_axis(tmp_path):
     weak_scaling(tmp_path)
     strong_scaling(tmp_path)
-    figures = figures_of(tmp_path)
+    figures = drawn(tmp_path, "accuracy_by_epoch", "perplexity_by_time")
     (accuracy,), (perplexity,) = figures["accuracy_by_epoch"].axes, figures["perplexity_by_time"].axes
     assert accuracy.get_ylabel() == "top-1 (% of validation samples)"
     assert perplexity.get_ylabel() == "validation perplexity per token"
@@ -139,7 +142,7 @@ def test_images_and_text_share_no_axis(tmp_path):
 
 def test_time_has_a_unit_and_starts_at_the_first_step(tmp_path):
     write_run(tmp_path, rate=1.0)  # epochs of 1024 s and 2 s of validation
-    (axes,) = figures_of(tmp_path)["accuracy_by_time"].axes
+    (axes,) = drawn(tmp_path, "accuracy_by_time")["accuracy_by_time"].axes
     assert axes.get_xlabel().endswith("(min)")
     longest = max(np.max(line.get_xdata(), initial=0) for line in axes.lines)
     assert longest == pytest.approx(3 * 1026 / 60)
@@ -148,18 +151,17 @@ def test_time_has_a_unit_and_starts_at_the_first_step(tmp_path):
 def test_four_gpu_counts_are_on_a_log2_axis(tmp_path):
     for gpus in (1, 2, 3, 4):
         write_run(tmp_path, gpus=gpus, rate=100.0 * gpus)
-    for name, figure in figures_of(tmp_path).items():
-        if name in ALWAYS:
-            (axes,) = figure.axes
-            assert axes.get_xscale() == "log"
-            assert axes.xaxis.get_transform().base == 2
-            assert axes.get_yscale() == ("log" if name in ("throughput", "speedup") else "linear")
+    for name, figure in drawn(tmp_path, *ALWAYS).items():
+        (axes,) = figure.axes
+        assert axes.get_xscale() == "log"
+        assert axes.xaxis.get_transform().base == 2
+        assert axes.get_yscale() == ("log" if name in ("throughput", "speedup") else "linear")
 
 
 def test_distant_gpu_counts_are_on_a_log_axis_only_where_nothing_is_proportional(tmp_path):
     for gpus in (1, 4, 64):
         write_run(tmp_path, gpus=gpus, rate=100.0 * gpus)
-    figures = figures_of(tmp_path)
+    figures = drawn(tmp_path, *ALWAYS)
     scales = {name: figures[name].axes[0].get_xscale() for name in ALWAYS}
     linear = {"throughput": "linear", "speedup": "linear"}
     assert scales == {"efficiency": "log", "epoch_time": "log", "memory": "log"} | linear
@@ -168,7 +170,7 @@ def test_distant_gpu_counts_are_on_a_log_axis_only_where_nothing_is_proportional
 
 def test_nothing_measured_is_still_a_figure(tmp_path):
     write_run(tmp_path, status="error", reason="boom")
-    figures = figures_of(tmp_path)
+    figures = make_figures(tables_of(tmp_path)).figures
     assert set(figures) == ALWAYS - {"speedup", "efficiency"}
     assert "nothing measured" in [text.get_text() for text in figures["memory"].axes[0].texts]
 
@@ -176,7 +178,7 @@ def test_nothing_measured_is_still_a_figure(tmp_path):
 def test_saved_files_are_the_same_each_time(tmp_path):
     write_run(tmp_path / "results")
     for folder in ("one", "two"):
-        save(tmp_path / folder, "memory", figures_of(tmp_path / "results")["memory"], pdf=folder == "one")
+        save(tmp_path / folder, "memory", drawn(tmp_path / "results", "memory")["memory"], pdf=folder == "one")
     assert (tmp_path / "one" / "memory.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "one" / "memory.pdf").read_bytes().startswith(b"%PDF")
     for kind in ("png", "svg"):
@@ -187,24 +189,24 @@ def test_saved_files_are_the_same_each_time(tmp_path):
 def test_names_are_no_mathematics_and_none_is_hidden(tmp_path):
     for framework in ("$x_{$", "_ddp", "你好"):
         write_run(tmp_path, framework=framework, model="$y^{$")
-    figures = figures_of(tmp_path)
-    save(tmp_path / "out", "memory", figures["memory"])
-    names = [text.get_text().strip() for text in figures["memory"].legends[0].get_texts()]
+    figure = drawn(tmp_path, "memory")["memory"]
+    save(tmp_path / "out", "memory", figure)
+    names = [text.get_text().strip() for text in figure.legends[0].get_texts()]
     assert {"$x_{$", "_ddp", "你好"} <= set(names)
-    assert figures["memory"].axes[0].get_title(loc="left") == "$y^{$"
+    assert figure.axes[0].get_title(loc="left") == "$y^{$"
 
 
 @pytest.mark.parametrize("device", ["tpu", "", None])
 def test_a_device_that_is_not_known_is_drawn_with_the_hosts_memory(tmp_path, device):
     write_run(tmp_path, device=device, summary={"memory_allocated_peak_bytes": None})
-    (axes,) = figures_of(tmp_path)["memory"].axes
+    (axes,) = drawn(tmp_path, "memory")["memory"].axes
     assert axes.get_ylabel() == "peak host memory (GiB)"
     assert [1, 2.0] in [line.get_xydata().tolist()[0] for line in axes.lines if np.size(line.get_xdata())]
 
 
 def test_nothing_used_is_an_axis_from_zero(tmp_path):
     write_run(tmp_path, summary={"memory_allocated_peak_bytes": 0})
-    (axes,) = figures_of(tmp_path)["memory"].axes
+    (axes,) = drawn(tmp_path, "memory")["memory"].axes
     assert axes.get_ylim() == (0, 1)
 
 
@@ -228,7 +230,7 @@ def test_too_many_panels_labels_and_failures_are_counted(tmp_path, monkeypatch):
 def test_many_panels_are_several_files(tmp_path):
     for number in range(7):
         write_run(tmp_path, model=f"model{number}")
-    figures = figures_of(tmp_path)
+    figures = drawn(tmp_path, "memory")
     assert [len(figures[name].axes) for name in ("memory", "memory_2")] == [6, 1]
 
 
@@ -247,15 +249,17 @@ def test_titles_of_a_row_stand_at_one_height_and_long_lines_are_several():
     assert first == second
 
 
-@pytest.mark.parametrize("frameworks", [3, 20])
-def test_nothing_is_cut_or_covered_and_panels_have_one_size(tmp_path, frameworks):
+@pytest.mark.parametrize(("of_images", "of_text"), [("abc", "abc"), ("abcdefg", "hijklmn")])
+def test_nothing_is_cut_or_covered_and_panels_have_one_size(tmp_path, of_images, of_text):
     """Legends below all panels and, of many curves, below each one."""
-    for number in range(frameworks):
-        for model in ("resnet50", "gpt2_small"):
-            write_run(tmp_path, framework=f"f{number}", model=model, knobs={"a_long_name_of_a_knob": "x" * 9 * number})
-    write_run(tmp_path, framework="f0", gpus=8, status="error", reason="boom")
-    for name, figure in figures_of(tmp_path).items():
+    for model, frameworks in (("resnet50", of_images), ("gpt2_small", of_text)):
+        for number, framework in enumerate(frameworks):
+            knobs = {"a_long_name_of_a_knob": "x" * 20 * number}
+            write_run(tmp_path, framework=framework, model=model, knobs=knobs)
+    write_run(tmp_path, framework="a", gpus=8, status="error", reason="boom")
+    for name, figure in make_figures(tables_of(tmp_path)).figures.items():
         legends = [legend.get_window_extent() for legend in figure.legends]
+        assert bool(legends) == (len(figure.axes) == 1 or of_images == of_text)
         boxes = [box for axes in figure.axes if (box := axes.get_tightbbox())] + legends
         for box in boxes:
             assert figure.bbox.count_contains(box.corners()) == 4, name
@@ -268,7 +272,7 @@ def test_nine_curves_become_a_panel_for_each_family(tmp_path):
     names = ("single", "ddp", "horovod", "fsdp", "zero1", "zero2", "gpipe", "tensor", "unheard_of")
     for name in names:
         write_run(tmp_path, framework=name)
-    figures = figures_of(tmp_path)
+    figures = drawn(tmp_path, "epoch_time")
     panels = {texts_of(axes)[-1]: labels(axes) for axes in figures["epoch_time"].axes}
     assert panels == {
         "data parallel": {"single", "ddp", "horovod"},
@@ -283,7 +287,7 @@ def test_a_family_of_nine_curves_becomes_a_panel_for_each_framework_and_the_slow
     write_run(tmp_path, framework="ddp")
     for number in range(9):
         write_run(tmp_path, framework="horovod", rate=100.0 + number, knobs={"bucket": number})
-    drawing = make_figures(tables_of(tmp_path))
+    drawing = drawing_of([plot for plot in report_plots(tables_of(tmp_path)) if plot.name == "epoch_time"])
     panels = {texts_of(axes)[-1]: labels(axes) for axes in drawing.figures["epoch_time"].axes}
     assert panels == {"ddp": {"ddp"}, "horovod": {f"horovod (bucket={n})" for n in range(1, 9)}}
     assert drawing.notes[0].endswith("horovod: 1 curves are not drawn: horovod (bucket=0)")
@@ -293,7 +297,7 @@ def test_no_two_curves_of_a_panel_have_one_colour_and_marker(tmp_path):
     for number in range(8):
         write_run(tmp_path, framework=f"f{number}", gpus=2)
         write_run(tmp_path, framework="f0", gpus=2, model="gpt2_small", knobs={"bucket": number})
-    for axes in figures_of(tmp_path)["throughput"].axes:
+    for axes in drawn(tmp_path, "throughput")["throughput"].axes:
         curves = [line for line in axes.lines if line.get_label() in labels(axes)]
         assert len({(line.get_color(), line.get_marker(), line.get_markerfacecolor()) for line in curves}) == 8
 
@@ -313,7 +317,7 @@ def test_learning_curves_are_the_median_of_the_repeats_with_their_range(tmp_path
         folder = write_run(tmp_path, repeat=repeat, epochs=1)
         line = json.loads((folder / "epochs.jsonl").read_text())
         (folder / "epochs.jsonl").write_text(json.dumps(line | {"val_top1": top1, "elapsed_s": 10.0 + repeat}))
-    figures = figures_of(tmp_path)
+    figures = drawn(tmp_path, "accuracy_by_epoch", "accuracy_by_time")
     (by_epoch,), (by_time,) = figures["accuracy_by_epoch"].axes, figures["accuracy_by_time"].axes
     assert [[1, 0.6]] in [line.get_xydata().tolist() for line in by_epoch.lines]
     assert [[11, 0.6]] in [line.get_xydata().tolist() for line in by_time.lines]
@@ -324,7 +328,7 @@ def test_learning_curves_are_the_median_of_the_repeats_with_their_range(tmp_path
 def test_energy_and_bubble_beside_its_theory(tmp_path):
     write_run(tmp_path, framework="ddp", summary={"energy_sample_j": 2.5})
     write_run(tmp_path, framework="gpipe", gpus=2, sections={"framework": {"bubble": 0.3, "bubble_theoretical": 0.2}})
-    figures = figures_of(tmp_path)
+    figures = drawn(tmp_path, "energy", "bubble")
     (energy,), (bubble,) = figures["energy"].axes, figures["bubble"].axes
     assert labels(energy) == {"ddp"}
     assert [[1, 2.5]] in lines(energy, "ddp")
@@ -337,7 +341,7 @@ def test_staleness_is_drawn_of_pipelines_that_stay_full_alone(tmp_path):
     stale = {"staleness": [2, 1, 0], "staleness_theoretical": [3, 1, 0]}
     write_run(tmp_path, framework="pipedream", gpus=3, sections={"framework": stale})
     write_run(tmp_path, framework="ddp", gpus=3, sections={"framework": {"staleness": 0}})
-    (axes,) = figures_of(tmp_path)["staleness"].axes
+    (axes,) = drawn(tmp_path, "staleness")["staleness"].axes
     assert labels(axes) == {"pipedream", "theory"}
     assert [[3, 2]] in lines(axes, "pipedream")
     assert [[3, 3]] in [line.get_xydata().tolist() for line in axes.lines if line.get_linestyle() == ":"]
@@ -346,10 +350,10 @@ def test_staleness_is_drawn_of_pipelines_that_stay_full_alone(tmp_path):
 
 def test_theory_is_seen_where_it_is_equal_to_what_was_measured(tmp_path):
     write_run(tmp_path, framework="gpipe", gpus=2, sections={"framework": {"bubble": 0.2, "bubble_theoretical": 0.2}})
-    (axes,) = figures_of(tmp_path)["bubble"].axes
-    drawn = [line for line in axes.lines if line.get_xydata().tolist() == [[2, 0.2]] and line.get_marker() != "."]
-    (theory,) = (line for line in drawn if line.get_linestyle() == ":")
-    others = [line for line in drawn if line is not theory]
+    (axes,) = drawn(tmp_path, "bubble")["bubble"].axes
+    found = [line for line in axes.lines if line.get_xydata().tolist() == [[2, 0.2]] and line.get_marker() != "."]
+    (theory,) = (line for line in found if line.get_linestyle() == ":")
+    others = [line for line in found if line is not theory]
     assert theory.get_fillstyle() == "none"
     assert theory.get_markersize() > 1.5 * max(line.get_markersize() for line in others)
 
@@ -358,7 +362,7 @@ def test_by_loader_curves_have_a_colour_of_their_own_and_name_the_base(tmp_path)
     for loader in ("native", "dali"):
         for gpus in (2, 4):
             write_run(tmp_path, loader=loader, gpus=gpus, rate=100.0 * gpus)
-    figures = make_figures(tables_of(tmp_path, by="loader")).figures
+    figures = figures_of(tables_of(tmp_path, by="loader"), "speedup")
     (axes,) = figures["speedup"].axes
     colors = {line.get_label(): line.get_color() for line in axes.lines if line.get_label() in ("native", "dali")}
     assert len(set(colors.values())) == 2
@@ -367,7 +371,7 @@ def test_by_loader_curves_have_a_colour_of_their_own_and_name_the_base(tmp_path)
 
 def test_a_speedup_over_the_best_single_gpu_has_the_plain_name(tmp_path):
     weak_scaling(tmp_path)
-    figures = figures_of(tmp_path)
+    figures = drawn(tmp_path, "speedup", "speedup_own_base")
     names = [figures[name].axes[0].get_ylabel() for name in ("speedup", "speedup_own_base")]
     assert names == ["speedup", "speedup over own base"]
 

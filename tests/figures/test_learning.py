@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from ddlbench.figures.figures import make_figures
+from tests.support.figures import figures_of
 from tests.support.records import tables_of, write_run
 
 
@@ -20,7 +20,7 @@ def run(results, seed, top1, **others):
 
 
 def drawn(results, name="accuracy_by_epoch"):
-    return make_figures(tables_of(results)).figures[name].axes
+    return figures_of(tables_of(results), name)[name].axes
 
 
 def values(axes):
@@ -130,7 +130,7 @@ def test_the_learning_rate_of_each_recipe_over_the_epochs(tmp_path):
         lines = [json.loads(line) for line in (folder / "epochs.jsonl").read_text().splitlines()]
         changed = [line | {"lr_last": rate} for line, rate in zip(lines, rates, strict=True)]
         (folder / "epochs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in changed))
-    (axes,) = make_figures(tables_of(tmp_path, across=["recipe"])).figures["learning_rate"].axes
+    (axes,) = figures_of(tables_of(tmp_path, across=["recipe"]), "learning_rate")["learning_rate"].axes
     rates = [[rate for _, rate in line] for line in values(axes)]
     assert sorted(rates) == [[0.1, 0.01, 0.001], [0.1, 0.05, 0.0]]
 
@@ -139,7 +139,7 @@ def test_quality_over_the_batch(tmp_path):
     for gpus, top1 in ((1, 0.75), (2, 0.74), (4, 0.6)):
         for repeat in (0, 1):
             write_run(tmp_path, gpus=gpus, repeat=repeat, summary={"val_top1": top1 + repeat / 100})
-    (axes,) = make_figures(tables_of(tmp_path)).figures["accuracy_by_batch"].axes
+    (axes,) = drawn(tmp_path, "accuracy_by_batch")
     merged, repeats = values(axes)
     assert merged == [[batch, pytest.approx(top1)] for batch, top1 in ((32, 0.755), (64, 0.745), (128, 0.605))]
     assert len(repeats) == 6

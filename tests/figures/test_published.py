@@ -7,8 +7,10 @@ import pytest
 from matplotlib.collections import LineCollection
 from matplotlib.markers import CARETDOWNBASE, CARETUPBASE
 
-from ddlbench.figures.figures import make_figures
-from ddlbench.figures.published import GREY, efficiencies, shares, sources
+from ddlbench.figures.figures import make_figures, report_plots
+from ddlbench.figures.panels import panels
+from ddlbench.figures.published import GREY, efficiencies, notes, shares, sources
+from tests.support.figures import figures_of
 from tests.support.records import tables_of, weak_scaling, write_run
 
 
@@ -62,24 +64,26 @@ def test_drawn_beside_ones_own(tmp_path):
 
 def test_the_papers_counts_are_of_gpus_beside_ranks_on_the_cpu_too(tmp_path):
     weak_scaling(tmp_path, device="cpu")
-    drawing = make_figures(tables_of(tmp_path), baseline=True)
-    for name in ("published_efficiency", "published_communication"):
-        assert drawing.figures[name].axes[0].get_xlabel() == "ranks (CPU); printed values: GPUs"
+    names = ("published_efficiency", "published_communication")
+    figures = figures_of(tables_of(tmp_path), *names, baseline=True)
+    for name in names:
+        assert figures[name].axes[0].get_xlabel() == "ranks (CPU); printed values: GPUs"
 
 
 def test_where_each_number_stands_is_beside_the_figures(tmp_path):
     weak_scaling(tmp_path)
-    notes = make_figures(tables_of(tmp_path), baseline=True).notes
-    (first,) = [note for note in notes if "text to Fig. 4" in note]
+    listed = notes(panels(tables_of(tmp_path).measurements))
+    (first,) = [note for note in listed if "text to Fig. 4" in note]
     assert "efficiency of resnet50, ddp, dali, CPU, 1024 GPUs = 76 %; efficiency of" in first
-    assert not [note for note in notes if "no printed number" in note]
+    assert not [note for note in listed if "no printed number" in note]
 
 
 def test_a_model_without_printed_numbers_is_named(tmp_path):
     weak_scaling(tmp_path, model="vgg16")
-    drawing = make_figures(tables_of(tmp_path), baseline=True)
-    assert "published: no printed number is drawn beside vgg16" in drawing.notes
-    assert not [name for name in drawing.figures if "published" in name]
+    tables = tables_of(tmp_path)
+    assert "published: no printed number is drawn beside vgg16" in notes(panels(tables.measurements))
+    published = [plot for plot in report_plots(tables, baseline=True) if "published" in plot.name]
+    assert [plot.panels for plot in published] == [[], []]
 
 
 def test_ones_own_curves_have_their_looks_and_names(tmp_path):
@@ -91,9 +95,9 @@ def test_ones_own_curves_have_their_looks_and_names(tmp_path):
             profile = {"profile": {"comm_share": 0.1 * gpus, "window_s": 1.0, "steps": 5}}
             write_run(tmp_path, framework=framework, knobs=knobs, gpus=gpus, sections=profile)
     write_run(tmp_path, framework="gpipe", gpus=2)
-    drawing = make_figures(tables_of(tmp_path), baseline=True)
-    panels = drawing.figures["published_communication"].axes
-    drawn = [[line for line in axes.lines if line.get_color() != GREY] for axes in panels]
+    name = "published_communication"
+    parts = figures_of(tables_of(tmp_path), name, baseline=True)[name].axes
+    drawn = [[line for line in axes.lines if line.get_color() != GREY] for axes in parts]
     assert [[line.get_label() for line in lines] for lines in drawn] == [
         ["ddp", "horovod", "local_sgd", "zero0"],
         ["deepspeed (zero_stage=1)", "deepspeed (zero_stage=2)", "fsdp", "zero1", "zero2", "zero3"],
@@ -106,4 +110,4 @@ def test_ones_own_curves_have_their_looks_and_names(tmp_path):
 
 def test_not_drawn_unless_asked_for(tmp_path):
     weak_scaling(tmp_path)
-    assert not [name for name in make_figures(tables_of(tmp_path)).figures if "published" in name]
+    assert not [plot.name for plot in report_plots(tables_of(tmp_path)) if "published" in plot.name]

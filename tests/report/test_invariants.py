@@ -8,13 +8,15 @@ from math import comb
 from statistics import median
 from typing import Any
 
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddlbench.record.schema import EPOCHS, RUNS
+from ddlbench.record.schema import EPOCHS, LEARNING, RUNS
 from ddlbench.report.compare import versus
 from ddlbench.results.frames import frame
+from ddlbench.results.rows import Row
 from ddlbench.results.tables.merge import AttemptRow
 from ddlbench.results.tables.quality import learning_table
 from ddlbench.results.tables.scaling import scaling_rows
@@ -155,12 +157,15 @@ def test_before_and_after_swapped_give_the_inverse_ratio(one: list[float], two: 
     assert not (there.slower and back.slower), "each cannot be slower than the other"
 
 
+WANTED = Target("val_top1", 0.5)
 # Runs: the epoch (from 1) in which each reaches the target, or None, of at most 5.
 courses: Any = st.lists(st.one_of(st.none(), st.integers(1, 5)), min_size=1, max_size=9)
 
 
-def tables_of(reached: Sequence[int | None], statuses: Sequence[str] = (), seeds: Sequence[int] = ()) -> Tables:
-    """Runs of 5 epochs of 100 samples and 7 s."""
+def training(
+    reached: Sequence[int | None], statuses: Sequence[str] = (), seeds: Sequence[int] = ()
+) -> tuple[list[dict[str, Any]], pd.DataFrame]:
+    """Runs of 5 epochs of 100 samples and 7 s: their rows, and those of their epochs."""
     runs: list[dict[str, Any]] = []
     epochs: list[dict[str, Any]] = []
     for number, epoch in enumerate(reached):
@@ -173,18 +178,25 @@ def tables_of(reached: Sequence[int | None], statuses: Sequence[str] = (), seeds
             top1 = 0.9 if epoch is not None and n + 1 >= epoch else 0.1
             epochs.append({"path": f"run{number}", "epoch": n, "val_top1": top1, "elapsed_s": 7.0 * (n + 1)})
             epochs[-1] |= {"samples": 100, "updates": 10 * (n + 1), "status": status, "measurement": "m"}
-    plain = [AttemptRow(run, {}) for run in runs]
-    made = frame(EPOCHS, epochs)
-    return Tables(runs, [], made, learning_table(made, plain), [])
+    return runs, frame(EPOCHS, epochs)
+
+
+def targets(reached: Sequence[int | None], statuses: Sequence[str] = ()) -> list[Row]:
+    runs, epochs = training(reached, statuses)
+    return target_rows(Tables(runs, [], epochs, frame(LEARNING, []), []), WANTED)
+
+
+def learned(reached: Sequence[int | None], statuses: Sequence[str] = (), seeds: Sequence[int] = ()) -> list[Row]:
+    runs, epochs = training(reached, statuses, seeds)
+    return records(learning_table(epochs, [AttemptRow(run, {}) for run in runs]))
 
 
 @quick
 @given(st.data(), courses)
 def test_targets_count_every_run_that_ended_ok(data: st.DataObject, reached: list[int | None]) -> None:
-    wanted = Target("val_top1", 0.5)
-    (row,) = target_rows(tables_of(reached), wanted)
-    assert target_rows(tables_of(data.draw(st.permutations(reached))), wanted) == [row]
-    assert target_rows(tables_of([*reached, 1], ["ok"] * len(reached) + ["killed"]), wanted) == [row]
+    (row,) = targets(reached)
+    assert targets(data.draw(st.permutations(reached))) == [row]
+    assert targets([*reached, 1], ["ok"] * len(reached) + ["killed"]) == [row]
     middle = median([float("inf") if epoch is None else epoch for epoch in reached])
     reference = None if middle == float("inf") else middle
     costs = {"epochs": 1, "updates": 10, "samples": 100, "seconds": 7.0}
@@ -199,12 +211,11 @@ def test_repeats_of_a_seed_and_failed_runs_are_no_evidence_on_quality(
     data: st.DataObject, reached: list[int | None]
 ) -> None:
     seeds = list(range(len(reached)))
-    plain = records(tables_of(reached, seeds=seeds).learning)
+    plain = learned(reached, seeds=seeds)
     again = data.draw(st.sampled_from(seeds))
-    doubled = tables_of([*reached, reached[again]], seeds=[*seeds, again]).learning
-    assert [row | {"runs": row["runs"] - 1} for row in records(doubled)] == plain
-    failed = tables_of([*reached, 1], ["ok"] * len(reached) + ["diverged"], [*seeds, 99]).learning
-    assert records(failed) == plain
+    doubled = learned([*reached, reached[again]], seeds=[*seeds, again])
+    assert [row | {"runs": row["runs"] - 1} for row in doubled] == plain
+    assert learned([*reached, 1], ["ok"] * len(reached) + ["diverged"], [*seeds, 99]) == plain
     for row in plain:
         values = [0.9 if epoch is not None and row["epoch"] + 1 >= epoch else 0.1 for epoch in reached]
         result, interval = (

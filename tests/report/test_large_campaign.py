@@ -25,12 +25,11 @@ def campaign(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def tables(campaign):
-    return tables_of(campaign)
+def drawing(campaign):
+    return make_figures(tables_of(campaign))
 
 
-def test_figures_panels_and_curves_are_bounded(tables):
-    drawing = make_figures(tables)
+def test_figures_panels_and_curves_are_bounded(drawing):
     assert set(KINDS) <= set(drawing.figures)
     assert len(drawing.figures) <= MOST_FILES
     for name, figure in drawing.figures.items():
@@ -40,10 +39,9 @@ def test_figures_panels_and_curves_are_bounded(tables):
             assert 0 < len(names) <= MOST_CURVES, name
 
 
-def test_what_is_not_drawn_is_named(tables):
-    notes = make_figures(tables).notes
+def test_what_is_not_drawn_is_named(drawing):
     for name in KINDS:
-        (note,) = [note for note in notes if note.startswith(f"{name}: ")]
+        (note,) = [note for note in drawing.notes if note.startswith(f"{name}: ")]
         assert "6 of " in note
         assert "--only model=NAME or framework=A,B draws others" in note
 

@@ -1,7 +1,8 @@
 """Configurations, and what a framework would do with them, without a command line and without starting anything.
 
-Hydra's compose takes about 0.4 s. Here it is called once for each combination of options; keys are then replaced in the
-plain data that it gave, and a section is built once for each of its contents, so that thousands take seconds.
+Hydra's compose takes about 0.4 s. Here it is called once for each combination of options, without those whose section
+is their YAML; keys are then replaced in the plain data that it gave, and a section is built once for each of its
+contents, so that thousands take seconds.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
 
 Plain = dict[str, Any]
 NOT_LITERAL = re.compile(r"\$\{|\?\?\?")  # what OmegaConf does not take literally
-_composed: dict[tuple[str, ...], Plain] = {}  # by the words that choose options
+WHOLE = ("framework", "loader")  # groups whose YAMLs are their sections: without interpolations and other options
+_composed: dict[tuple[str, ...], Plain] = {}  # by the words that choose options of other groups
 _built: dict[tuple[str, str], Any] = {}  # by section and content; never returned: a caller may set up its objects
 
 
@@ -71,11 +73,19 @@ def hydra_line(error: BaseException) -> str:
 def _plain(words: Sequence[str]) -> Plain:
     """The composed configuration as plain data, and the words' values in it."""
     parsed = {word: overrides.parsed(word) for word in words}
-    chosen = tuple(sorted(word for word, override in parsed.items() if override.key_or_group in GROUPS))
-    if chosen not in _composed:
-        _composed[chosen] = _compose(chosen)
-    plain = {key: dict(value) if isinstance(value, dict) else value for key, value in _composed[chosen].items()}
-    others = [override for word, override in parsed.items() if word not in chosen]
+    whole, chosen = Plain(), list[str]()
+    for word, override in parsed.items():
+        group, option = override.key_or_group, str(override.value())
+        if group in WHOLE and option in choices(group):
+            whole[group] = options.published(group, option)
+        elif group in GROUPS:
+            chosen.append(word)
+    key = tuple(sorted(chosen))
+    if key not in _composed:
+        _composed[key] = _compose(key)
+    sections = _composed[key] | whole
+    plain = {key: dict(value) if isinstance(value, dict) else value for key, value in sections.items()}
+    others = [override for override in parsed.values() if override.key_or_group not in GROUPS]
     return plain if all(_replace(plain, override) for override in others) else _compose(words)
 
 

@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
+from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 from omegaconf import DictConfig, OmegaConf
@@ -88,10 +89,16 @@ def section(name: str, raw: dict[str, Any]) -> Any:
     if unknown := sorted(str(key) for key in set(raw) - keys):
         raise UserError(unknown_key(f"{name}.{unknown[0]}" if name else unknown[0], keys))
     values.check(name, raw)
-    schema = OmegaConf.create({name: OmegaConf.structured(cls)})  # under its name, so that an error names the key
-    merged = cast(DictConfig, OmegaConf.merge(schema, {name: raw}))
+    merged = cast(DictConfig, OmegaConf.merge(_typed(name, cls), {name: raw}))
     values.check(name, OmegaConf.to_container(merged[name]))  # once more: texts such as 'nan' have become numbers
     return OmegaConf.to_object(merged[name])
+
+
+@cache
+def _typed(name: str, cls: type) -> DictConfig:
+    """The types and defaults of a section's fields, under its name, so that an error names the key. Read from the class
+    once, which takes longer than to merge values into a copy."""
+    return OmegaConf.create({name: OmegaConf.structured(cls)})
 
 
 def resolve(composed: DictConfig) -> Config:

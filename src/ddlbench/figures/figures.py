@@ -39,7 +39,13 @@ class Drawing:
 
 
 def make_figures(tables: Tables, targets: Sequence[Target] = (), baseline: bool = False) -> Drawing:
-    """Every figure that the tables have values for.
+    """Every figure that the tables have values for; arguments as report_plots takes them."""
+    notes = published.notes(panels(tables.measurements)) if baseline else []
+    return drawing_of(report_plots(tables, targets, baseline), notes)
+
+
+def report_plots(tables: Tables, targets: Sequence[Target] = (), baseline: bool = False) -> list[Plot]:
+    """The figures of a report, also those that no panel has values for.
 
     targets:  metrics to show the cost of
     baseline: whether to draw the papers' printed numbers beside the measured ones
@@ -48,13 +54,12 @@ def make_figures(tables: Tables, targets: Sequence[Target] = (), baseline: bool 
     looks = looks_of(row.curve_key for row in rows)
     all_panels = panels(rows)
     shared = [part for panel in all_panels for part in small_multiples(panel)]
-    plots = [
+    return [
         *_scaling(shared, looks),
         *(published.plots(shared, all_panels, looks) if baseline else []),
         *learning(tables.learning, tables.epochs, rows, looks),
         *(figure for target in targets for figure in _of_target(target, tables, shared, looks)),
     ]
-    return drawing_of(plots, published.notes(all_panels) if baseline else [])
 
 
 def plots_of(measurements: Sequence[Measurement], tables: Tables, looks: Looks) -> Iterator[Plot]:

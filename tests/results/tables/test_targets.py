@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 
 from ddlbench.errors import UserError
-from ddlbench.figures.figures import make_figures
 from ddlbench.record.schema import TARGETS
 from ddlbench.results.tables.targets import Target, target, target_rows, write_targets
+from tests.support.figures import figures_of
 from tests.support.records import tables_of, write_run
 
 
@@ -130,10 +130,11 @@ def test_a_table_and_two_figures(tmp_path):
     tables = tables_of(tmp_path / "results")
     write_targets(tables, [Target("val_top1", 0.5)], tmp_path)
     assert list(pd.read_csv(tmp_path / "targets.csv")["seconds_to_target"]) == [14.0, 14.0]
-    figures = make_figures(tables, [Target("val_top1", 0.5)]).figures
+    names = ("seconds_to_val_top1=0.5", "epochs_to_val_top1=0.5")
+    figures = figures_of(tables, *names, targets=[Target("val_top1", 0.5)])
+    assert tuple(sorted(figures, reverse=True)) == names
     (axes,) = figures["seconds_to_val_top1=0.5"].axes
     assert [[1, 14], [2, 14]] in [line.get_xydata().tolist() for line in axes.lines]
-    assert "epochs_to_val_top1=0.5" in figures
 
 
 @pytest.mark.parametrize("text", ["val_top1", "val_top1=", "val_top1=high", "val_top1=nan", "epoch_time_s=3"])

@@ -37,10 +37,10 @@ def learning_table(epochs: pd.DataFrame, runs: Sequence[AttemptRow]) -> pd.DataF
     groups = values.groupby(["learning", "epoch"], sort=False)
     of_seeds = values.groupby(["learning", "epoch", "seed"], sort=False, dropna=False)[list(METRICS)].median()
     seeds = of_seeds.groupby(level=["learning", "epoch"], sort=False)
-    merged = pd.DataFrame({"runs": groups.size(), "seeds": seeds.size(), "elapsed_s": groups["elapsed_s"].median()})
+    counts = {"runs": groups.size(), "seeds": seeds.size(), "elapsed_s": groups["elapsed_s"].median()}
+    ranges = [seeds.median(), seeds.min().add_suffix("_min"), seeds.max().add_suffix("_max")]
+    merged = pd.concat([pd.DataFrame(counts), *ranges], axis=1)
     for metric in METRICS:
-        merged[metric] = seeds[metric].median()
-        merged[f"{metric}_min"], merged[f"{metric}_max"] = seeds[metric].min(), seeds[metric].max()
         ends = _intervals(of_seeds[metric])
         merged[f"{metric}_low"], merged[f"{metric}_high"] = ends["low"], ends["high"]
     table = merged.reset_index()

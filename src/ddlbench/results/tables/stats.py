@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from math import comb
 
 LEVEL = 0.95
 SMALLEST_N = 6  # the widest interval of five values, from least to largest, covers the median with 93.75 % only
@@ -36,10 +34,15 @@ def median_interval(values: Sequence[float], level: float = LEVEL) -> Interval |
     probability 1 - 2 P(B < k). None where even the whole range covers less: below six values at 95 %.
     """
     n, ordered = len(values), sorted(values)
-    ways = accumulate(comb(n, below) for below in range(n // 2))  # of 2^n, so many have B < k, for k = 1, 2, ...
-    coverages = [1 - 2 * beyond / 2**n for beyond in ways]
-    k = sum(coverage >= level for coverage in coverages)  # they fall with k
-    return Interval(ordered[k - 1], ordered[n - k], coverages[k - 1]) if k else None
+    found, ways, beyond = None, 1, 0  # of 2^n: so many have B = k - 1, and B < k
+    for k in range(1, n // 2 + 1):
+        beyond += ways
+        coverage = 1 - 2 * beyond / 2**n
+        if coverage < level:
+            break
+        found = Interval(ordered[k - 1], ordered[n - k], coverage)
+        ways = ways * (n + 1 - k) // k  # comb(n, k); each by itself would take minutes for thousands of values
+    return found
 
 
 def confidence(n: int, interval: Interval | None) -> str:

@@ -1,0 +1,15 @@
+"""Some of a report's figures: a test draws those that it looks at, because each takes a quarter of a second."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from ddlbench.figures.figures import drawing_of, report_plots
+from ddlbench.results.tables.tables import Tables
+
+
+def figures_of(tables: Tables, *names: str, **options: Any) -> dict[str, Figure]:
+    """The figures of these names. options: as report_plots takes them"""
+    return drawing_of([plot for plot in report_plots(tables, **options) if plot.name in names]).figures
