@@ -179,7 +179,7 @@ def test_volumes_are_printed_twice(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("framework", ["ddp", "gpipe"])
 def test_exact_memory_is_that_of_the_fullest_rehearsed_rank(capsys: pytest.CaptureFixture[str], framework: str) -> None:
-    words = (*TINY, f"+framework={framework}", "train.batch_per_gpu=2")
+    words = (*TINY, f"+framework={framework}", "train.batch_per_gpu=2", "train.micro_batch=2")
     (formula,), (exact,) = (rows(capsys, *words, "cluster=h100", "gpus=2", *more) for more in ((), ("--exact-memory",)))
     assert (formula["memory_error"], exact["memory_error"]) == (worst_error(framework), 0)
     with configurations():

@@ -140,13 +140,13 @@ def zero3(setting: Setting, gathered: Gathered, bucket: float, persistent: float
 
     bucket: bytes; persistent: bytes of weights that every rank keeps
     """
-    rank, stay = Rank(setting, setting.counts, setting.world), gathered.stay
+    rank, stay = Rank(setting, setting.counts, setting.world, gathered.number_bytes), gathered.stay
     states = rank.states(3, setting.world, own_copy=True)
     copy = max(bucket, largest_tensor(setting.counts.blocks)) if rank.gradients > bucket else 0.0
     in_passes = [(stay + bytes_, stay + bytes_) for bytes_ in gathered.temporary]
     moments = (
         rank.passes(True, 1, gathered.number_bytes == FP32_BYTES, in_passes).plus(states.gradients, copy),
         Moment(states.gradients, stay + min(bucket, rank.gradients)),
-        Moment(states.gradients, states.gradients * costs(setting.optimizer).copies),
+        Moment(states.gradients, FP32_BYTES / rank.number_bytes * states.gradients * costs(setting.optimizer).copies),
     )
     return rank.peak(replace(states, parameters=states.parameters + persistent), moments, bucket)
