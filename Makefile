@@ -21,13 +21,13 @@ papers: setup horovod ## the figures of the papers in miniature, from runs on th
 horovod: setup ## build Horovod for CPUs and put it into .venv
 	@scripts/install_horovod.sh gloo || echo "make: Horovod's tests will be skipped" >&2
 
-test: setup horovod ## the test suite (about 12 minutes on two cores)
+test: setup horovod ## the test suite (about 20 minutes on two cores)
 	$(PYTEST) -m "not slow"
 
 test-all: setup horovod ## the test suite with its slow tests (over an hour)
 	$(PYTEST)
 
-test-breaches: setup ## plant every wrong way to measure of tests/breaches: each must be noticed (about five minutes)
+test-breaches: setup ## plant every wrong way to measure of tests/breaches: each must be noticed (about 20 minutes)
 	.venv/bin/python -m tests.breaches
 
 # MINUTES=30 SEED=7 make chaos: each trial follows from the seed and its number
