@@ -50,7 +50,7 @@ from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.tensor.adapter import TensorParallel
 from ddlbench.job import Batch, Framework, Job, Place, Trainer
-from ddlbench.measure.formulas.memory_formula import SPLIT, Bytes, data_parallel, of_one, touched
+from ddlbench.measure.formulas.memory_formula import SPLIT, Bytes, bytes_of_parameter, data_parallel, touched
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.ranks.control import all_gather
 from ddlbench.ranks.launch import connect, disconnect
@@ -139,7 +139,7 @@ def look(trainer: Trainer, before: Storages, allocated: int) -> dict[str, int]:
 
 
 def expected(framework: Any, trainer: Trainer, job: Job, kind: str) -> Expected:
-    model, each, ranks = on_meta(job), of_one(kind), job.world_size
+    model, each, ranks = on_meta(job), bytes_of_parameter(kind), job.world_size
     sizes = [parameter.numel() for parameter in model.parameters()]
     match framework:
         case DeepSpeed():
@@ -175,7 +175,7 @@ def stage_counts(model: nn.Sequential, sizes: Sequence[int]) -> list[int]:
 def expected_of_zero(stage: int, sizes: Sequence[int], kind: str, job: Job) -> Expected:
     """DeepSpeed drops other ranks' gradients once they are averaged, at stage 1 too, but at stages 1 and 2 keeps those
     whole that a border between shards cuts."""
-    each = of_one(kind, own_copy=True)
+    each = bytes_of_parameter(kind, own_copy=True)
     held = data_parallel(sum(sizes), each, stage, job.world_size)
     if stage < 3:
         held = replace(held, gradients=each.gradients * touched(sizes, job.world_size, job.rank))

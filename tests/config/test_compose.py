@@ -62,8 +62,8 @@ def test_hydra_composes_once_for_each_combination_of_options(calls: list[list[st
     }
 
 
-@pytest.mark.parametrize("group", compose.WHOLE)
-def test_the_section_of_a_whole_option_is_its_yaml(group: str) -> None:
+@pytest.mark.parametrize("group", compose.PLAIN_GROUPS)
+def test_the_section_of_a_framework_or_loader_is_its_yaml(group: str) -> None:
     with configurations():
         for option in choices(group):
             composed = hydras("config", [choose(group, option)])

@@ -21,7 +21,7 @@ pytestmark = needs_dali
 STEPS, DROPPED = divmod(CLASSES, CASE.global_batch)
 
 EVERY = [name for name in choices("framework") if name != "horovod" or not why_no_horovod()]
-QUICK = ["ddp", "1f1b", "tensor"]
+QUICK = ["ddp", "zero1", "1f1b", "tensor"]
 LAYOUTS = {
     (1, "quick"): ["single"],
     (2, "quick"): QUICK,

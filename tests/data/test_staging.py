@@ -69,11 +69,7 @@ def sample(_: Path) -> list[str]:
 STAGED_FILES = {folders: 4 * 3 + 3 * 3, shards: 2 + 2, text: 2, raw_text: 2 + 2, sample: 2}
 
 
-@pytest.mark.parametrize(
-    "data",
-    [pytest.param(data, marks=[pytest.mark.slow] if data is text else []) for data in STAGED_FILES],  # as the sample
-    ids=lambda data: data.__name__,
-)
+@pytest.mark.parametrize("data", STAGED_FILES, ids=lambda data: data.__name__)
 def test_staged_data_train_the_same(ddlbench, tmp_path: Path, data: Any) -> None:
     """And they are read from the node: the originals' content is not read any more."""
     words = data(tmp_path)

@@ -351,9 +351,9 @@ def test_staleness_is_drawn_of_pipelines_that_stay_full_alone(tmp_path):
 def test_theory_is_seen_where_it_is_equal_to_what_was_measured(tmp_path):
     write_run(tmp_path, framework="gpipe", gpus=2, sections={"framework": {"bubble": 0.2, "bubble_theoretical": 0.2}})
     (axes,) = drawn(tmp_path, "bubble")["bubble"].axes
-    found = [line for line in axes.lines if line.get_xydata().tolist() == [[2, 0.2]] and line.get_marker() != "."]
-    (theory,) = (line for line in found if line.get_linestyle() == ":")
-    others = [line for line in found if line is not theory]
+    at_value = [line for line in axes.lines if line.get_xydata().tolist() == [[2, 0.2]] and line.get_marker() != "."]
+    (theory,) = (line for line in at_value if line.get_linestyle() == ":")
+    others = [line for line in at_value if line is not theory]
     assert theory.get_fillstyle() == "none"
     assert theory.get_markersize() > 1.5 * max(line.get_markersize() for line in others)
 

@@ -32,12 +32,14 @@ VARIANTS = {
     "accumulated": ("train.micro_batch=2",),
     "checkpointed": ("train.checkpoint_activations=true",),
 }
-CAST = ("train.precision=bf16", "framework.mixed_precision=weights")  # DeepSpeed's weights and gradients in 16 bits
-# Of every rank what its shards are; small enough that the gradients of these models fill several.
-BUCKETS = ("framework.reduce_bucket_mb=0.25",)
+OF_SOME = {  # frameworks
+    # Of every rank what its shards are; small enough that the gradients of these models fill several.
+    "buckets": ("framework.reduce_bucket_mb=0.25",),
+    "cast": ("train.precision=bf16", "framework.mixed_precision=weights"),  # DeepSpeed's weights in 16 bits
+    "replicated": ("framework.replicate=2",),  # HSDP: two replicas of shards
+    "sharded": ("framework.dp=2", "framework.sharded=true"),  # pipelines whose replicas share the update
+}
 ZERO = ("zero1", "zero2", "zero3")
-REPLICATED = ("framework.replicate=2",)  # HSDP: two replicas of shards
-SHARDED = ("framework.dp=2", "framework.sharded=true")  # pipelines whose replicas share the update
 PIPELINES = ("gpipe", "1f1b", "interleaved", "zero_bubble", "pipedream", "pipedream_2bw")
 FRAMEWORKS = ("ddp", "horovod", "local_sgd", "zero0", *ZERO, "fsdp", "tensor", *PIPELINES, "hybrid")
 
@@ -54,9 +56,7 @@ class Case:
         """Four samples a GPU."""
         size = (f"+framework={self.framework}", f"+model={self.model}", *MODELS[self.model], "train.batch_per_gpu=4")
         tied = self.framework == "pipedream" and self.model == "gpt2_small"  # which it refuses
-        more = {**VARIANTS, "buckets": BUCKETS, "cast": CAST, "replicated": REPLICATED, "sharded": SHARDED}[
-            self.variant
-        ]
+        more = (VARIANTS | OF_SOME)[self.variant]
         degrees = () if self.variant == "sharded" else layout(self.framework, self.ranks)
         return (*size, *degrees, *(("model.tie_weights=false",) if tied else ()), *more)
 

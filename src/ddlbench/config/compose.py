@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 Plain = dict[str, Any]
 NOT_LITERAL = re.compile(r"\$\{|\?\?\?")  # what OmegaConf does not take literally
-WHOLE = ("framework", "loader")  # groups whose YAMLs are their sections: without interpolations and other options
+PLAIN_GROUPS = ("framework", "loader")  # their YAMLs are their sections: without interpolations and other options
 _composed: dict[tuple[str, ...], Plain] = {}  # by the words that choose options of other groups
 _built: dict[tuple[str, str], Any] = {}  # by section and content; never returned: a caller may set up its objects
 
@@ -73,18 +73,18 @@ def hydra_line(error: BaseException) -> str:
 def _plain(words: Sequence[str]) -> Plain:
     """The composed configuration as plain data, and the words' values in it."""
     parsed = {word: overrides.parsed(word) for word in words}
-    whole, chosen = Plain(), list[str]()
+    sections, chosen = Plain(), list[str]()
     for word, override in parsed.items():
         group, option = override.key_or_group, str(override.value())
-        if group in WHOLE and option in choices(group):
-            whole[group] = options.published(group, option)
+        if group in PLAIN_GROUPS and option in choices(group):
+            sections[group] = options.published(group, option)
         elif group in GROUPS:
             chosen.append(word)
     key = tuple(sorted(chosen))
     if key not in _composed:
         _composed[key] = _compose(key)
-    sections = _composed[key] | whole
-    plain = {key: dict(value) if isinstance(value, dict) else value for key, value in sections.items()}
+    composed = _composed[key] | sections
+    plain = {key: dict(value) if isinstance(value, dict) else value for key, value in composed.items()}
     others = [override for override in parsed.values() if override.key_or_group not in GROUPS]
     return plain if all(_replace(plain, override) for override in others) else _compose(words)
 

@@ -39,7 +39,6 @@ COPIES = ("aten::_to_copy", "aten::copy_")
 TO_HOST, UNPINNED = "copy to the host", "copy from memory that is not pinned"
 BLOCKING = "copy from pinned memory without non_blocking"
 OVERFLOW = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
-ANY = torch.ops.aten.any.default  # by which DeepSpeed asks whether a norm is not finite
 # Frames between a call and the line that asks for it.
 BETWEEN = ("torch/utils/", "torch/_subclasses/", "torch/_dynamo/", "torch/_compile.py", "torch/_ops.py",
            "torch/_tensor.py", "torch/overrides.py", "torch/_library/", "torch/library.py", "contextlib.py",
@@ -80,7 +79,7 @@ class Observed(TorchDispatchMode):
     pinned: pinned storages by their identity, kept by `clear`
 
     A number that depends on fake data is unknown: the step reads 1 and continues. No gradient overflows, so every
-    update is made: what torch's and DeepSpeed's tests for an overflow leave is 0.
+    update is made: torch's test for an overflow leaves 0, and other questions about data have the answer no.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -122,7 +121,7 @@ class Observed(TorchDispatchMode):
             if func is torch.ops.aten.equal.default:
                 out = True
             elif func is torch.ops.aten._local_scalar_dense.default:
-                out = unknown(args[0].dtype, overflow=identity(args[0]) in self.overflows)
+                out = 0.0 if identity(args[0]) in self.overflows else unknown(args[0].dtype)
             else:
                 raise
         if kind is not None:
@@ -138,8 +137,6 @@ class Observed(TorchDispatchMode):
             self.note_wait(copy)
         if func is OVERFLOW:
             self.overflows[identity(args[1])] = args[1]
-        elif func is ANY:
-            self.overflows |= {identity(tensor): tensor for tensor in tensors(out)}
         return out
 
     def _copy(self, func: Any, args: Any, kwargs: Any, out: Any) -> str | None:
@@ -201,11 +198,12 @@ def needed_by_host(func: Any, args: Any) -> str | None:
     return "nonzero" if by_booleans else WAITS.get(name)
 
 
-def unknown(dtype: torch.dtype, overflow: bool = False) -> float | int | bool:
-    """The number 1 in Python's type for `dtype`; 0 for the test of an overflow, and for a byte, which is such a test of
-    DeepSpeed."""
-    number = True if dtype == torch.bool else 1.0 if dtype.is_floating_point else 1
-    return type(number)(0) if overflow or dtype == torch.uint8 else number
+def unknown(dtype: torch.dtype) -> float | int | bool:
+    """The number 1 in Python's type for `dtype`; False or 0 for a bool or a byte, with which DeepSpeed asks whether a
+    gradient overflows, and FSDP's scaler whether its scale grows."""
+    if dtype in (torch.bool, torch.uint8):
+        return False if dtype == torch.bool else 0
+    return 1.0 if dtype.is_floating_point else 1
 
 
 def where() -> str:

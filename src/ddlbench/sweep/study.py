@@ -196,12 +196,6 @@ def _override(study: Study, key: str, value: Any) -> Study:
     return replace(study, overrides={**study.overrides, key: value})
 
 
-def _keyless_axes(study: Study) -> list[str]:
-    """Its axes that are no key of any of its frameworks, loaders, ..."""
-    points = list(study.points())
-    return [key for key in study.axes if points and not any(key in point for point in points)]
-
-
 def _checked(study: Study, of_file: Study) -> Study:
     """The study without the axes of cells that the command line left out. of_file: before the words of the command
     line"""
@@ -214,11 +208,12 @@ def _checked(study: Study, of_file: Study) -> Study:
     cells = math.prod(len(values) for values in study.axes.values()) * study.repeats * len(study.seeds)
     if cells > LARGEST:
         raise UserError(f"{study.name} has {cells:,} cells: give fewer values or repeats, at most {LARGEST:,} cells")
-    if not any(True for _ in study.points()):
+    points = list(study.points())
+    if not points:
         raise UserError(f"{study.name}: exclude leaves no cell: leave out fewer values, or give others on its axes")
-    unused = _keyless_axes(study)
+    unused = [key for key in study.axes if not any(key in point for point in points)]
     for key in unused:
-        if key in _keyless_axes(of_file) or study.axes[key] != of_file.axes[key]:
+        if study.axes[key] != of_file.axes[key] or not any(key in point for point in of_file.points()):
             raise UserError(f"{study.name}: axis {key}: no {key.partition('.')[0]} of this study has this key")
     study = replace(study, axes={key: values for key, values in study.axes.items() if key not in unused})
     quoted("results_dir", study.results_dir)

@@ -16,8 +16,8 @@ from ddlbench.job import Model
 from ddlbench.measure.formulas.memory_formula import (
     SPLIT,
     Bytes,
+    bytes_of_parameter,
     data_parallel,
-    of_one,
     touched,
 )
 from ddlbench.models.gpt2 import GPT2
@@ -65,9 +65,9 @@ def test_zero_papers_figure_1() -> None:
 
 
 def test_momentum_is_one_number_a_parameter_and_adam_keeps_two() -> None:
-    assert of_one("sgd") == Bytes(4, 4, 4)
-    assert of_one("adamw") == Bytes(4, 4, 8)
-    assert of_one("adamw", own_copy=True) == Bytes(4, 4, 12)
+    assert bytes_of_parameter("sgd") == Bytes(4, 4, 4)
+    assert bytes_of_parameter("adamw") == Bytes(4, 4, 8)
+    assert bytes_of_parameter("adamw", own_copy=True) == Bytes(4, 4, 12)
 
 
 def test_megatron_splits_all_of_gpt2_but_norms_row_biases_and_positions() -> None:

@@ -32,7 +32,7 @@ class Bytes:
         return Bytes(self.parameters * count, self.gradients * count, self.optimizer * count)
 
 
-def of_one(optimizer: str, own_copy: bool = False, number_bytes: int = FP32_BYTES) -> Bytes:
+def bytes_of_parameter(optimizer: str, own_copy: bool = False, number_bytes: int = FP32_BYTES) -> Bytes:
     """Bytes of one parameter. optimizer: as recipe.optimizers.costs takes it; its state is in fp32.
 
     own_copy: the optimizer updates a copy of the weights and keeps it, as DeepSpeed's ZeRO does in fp32, too
@@ -40,11 +40,11 @@ def of_one(optimizer: str, own_copy: bool = False, number_bytes: int = FP32_BYTE
     return Bytes(number_bytes, number_bytes, FP32_BYTES * (costs(optimizer).states + own_copy))
 
 
-def data_parallel(count: int, one: Bytes, stage: int, ranks: int) -> Bytes:
+def data_parallel(count: int, of_parameter: Bytes, stage: int, ranks: int) -> Bytes:
     """Section 5 of ZeRO: stage 1 divides the optimizer state by the ranks, 2 the gradients too, 3 (and FSDP) the
     parameters too; 0 (and DDP) nothing. Padding, less than one row a parameter and rank, comes on top."""
     optimizer, gradients, parameters = (ranks if stage >= first else 1 for first in (1, 2, 3))
-    total = one.times(count)
+    total = of_parameter.times(count)
     return Bytes(total.parameters / parameters, total.gradients / gradients, total.optimizer / optimizer)
 
 

@@ -69,9 +69,9 @@ def arriving(counts: Counts, accumulating: bool, shards: int = 1, number_bytes: 
     return [number_bytes * count for count in parameters]
 
 
-def largest_tensor(blocks: Sequence[Block]) -> float:
+def largest_tensor(blocks: Sequence[Block], number_bytes: int = FP32_BYTES) -> float:
     """Bytes of the largest gradient."""
-    return FP32_BYTES * float(max((size for block in blocks for size in block.tensor_sizes), default=0))
+    return number_bytes * float(max((size for block in blocks for size in block.tensor_sizes), default=0))
 
 
 def update_copies(optimizer: str, blocks: Sequence[Block], part: float = 1.0) -> float:

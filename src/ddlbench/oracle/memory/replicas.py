@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from ddlbench.measure.formulas.memory_formula import FP32_BYTES, Bytes, data_parallel, of_one
+from ddlbench.measure.formulas.memory_formula import FP32_BYTES, Bytes, bytes_of_parameter, data_parallel
 from ddlbench.oracle.counts.counts import Counts
 from ddlbench.oracle.memory.passes import (
     Moment,
@@ -44,8 +44,8 @@ class Rank:
 
     def states(self, stage: int, shards: int, own_copy: bool = False) -> Bytes:
         """Weights, gradients and optimizer state at a stage of ZeRO."""
-        one = of_one(self.setting.optimizer, own_copy, self.number_bytes)
-        return data_parallel(self.counts.parameter_count, one, stage, shards)
+        of_parameter = bytes_of_parameter(self.setting.optimizer, own_copy, self.number_bytes)
+        return data_parallel(self.counts.parameter_count, of_parameter, stage, shards)
 
     def passes(
         self, accumulating: bool, shards: int = 1, casts: bool = True, gathered: Sequence[tuple[float, float]] = ()
@@ -93,7 +93,7 @@ def zero(setting: Setting, stage: int, bucket: float, overlaps: bool, casts: boo
     number_bytes = BYTES[setting.job.precision] if casts else FP32_BYTES
     rank = Rank(setting, counts_of_rank(setting, 1, cast=casts), setting.world, number_bytes)
     share, bucket = rank.gradients / setting.world, bucket * number_bytes
-    largest = largest_tensor(rank.counts.blocks) * number_bytes / FP32_BYTES
+    largest = largest_tensor(rank.counts.blocks, number_bytes)
     update = Moment(share, share * FP32_BYTES / number_bytes * (costs(setting.optimizer).copies + casts))
     if stage == 1 and not overlaps:
         during = rank.passes(rank.accumulates).plus(rank.gradients if rank.accumulates else 0.0)

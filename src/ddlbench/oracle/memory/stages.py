@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import ceil
 
-from ddlbench.measure.formulas.memory_formula import FP32_BYTES, Bytes, data_parallel, of_one
+from ddlbench.measure.formulas.memory_formula import FP32_BYTES, Bytes, bytes_of_parameter, data_parallel
 from ddlbench.oracle.counts.counts import Block, Counts
 from ddlbench.oracle.memory.passes import (
     Moment,
@@ -177,7 +177,7 @@ def _of_rank(cut: Cut, setting: Setting, counts: Counts, rank: int, parameters: 
         )
         for index, (first, end) in spans.items()
     }
-    states = data_parallel(int(parameters), of_one(setting.optimizer), 3 if cut.sharded else 0, cut.dp)
+    states = data_parallel(int(parameters), bytes_of_parameter(setting.optimizer), 3 if cut.sharded else 0, cut.dp)
     copies, permanent = update_copies(setting.optimizer, blocks), buffer_bytes(blocks)
     if cut.dp > 1:
         copies = max(copies, states.gradients)  # replicas average a copy of all gradients

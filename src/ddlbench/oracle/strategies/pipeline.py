@@ -67,7 +67,9 @@ def predict(cut: Cut, setting: Setting) -> Outcome:
     no_traffic = [Traffic() for _ in blocks]
     traffics = [traffic(block, samples, setting, cut.tp) for block in blocks]
     compute_s, busy_s = _time(cut, _stages(cut, setting, samples, no_traffic, sends=False), setting)
-    with_layers_s, _ = _time(cut, _stages(cut, setting, samples, traffics, sends=False), setting)
+    with_layers_s = compute_s
+    if cut.tp > 1:
+        with_layers_s, _ = _time(cut, _stages(cut, setting, samples, traffics, sends=False), setting)
     with_sends_s, _ = _time(cut, _stages(cut, setting, samples, traffics, sends=True), setting)
     parameters, shards = rank_parameters(cut, setting), cut.dp if cut.sharded else 1
     update_s = setting.computation.update(max(parameters) / shards) * setting.contention

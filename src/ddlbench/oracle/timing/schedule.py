@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from typing import NamedTuple
 
 # Forward; backward; zero bubble's two backward passes, of inputs and of weights. The last is not in `order`: it runs
@@ -42,7 +42,6 @@ class Stages:
         return [ahead + back for ahead, back in zip(self.forward, self.backward, strict=True)]
 
 
-@lru_cache  # without collectives of layers the same stages are asked for twice
 def seconds(schedule: str, stages: Stages, ranks: int, micro_batches: int) -> float:
     """Seconds of all micro batches. Stage i is on rank i % ranks.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 LEVEL = 0.95
 SMALLEST_N = 6  # the widest interval of five values, from least to largest, covers the median with 93.75 % only
@@ -34,15 +35,12 @@ def median_interval(values: Sequence[float], level: float = LEVEL) -> Interval |
     probability 1 - 2 P(B < k). None where even the whole range covers less: below six values at 95 %.
     """
     n, ordered = len(values), sorted(values)
-    found, ways, beyond = None, 1, 0  # of 2^n: so many have B = k - 1, and B < k
-    for k in range(1, n // 2 + 1):
-        beyond += ways
-        coverage = 1 - 2 * beyond / 2**n
-        if coverage < level:
-            break
-        found = Interval(ordered[k - 1], ordered[n - k], coverage)
-        ways = ways * (n + 1 - k) // k  # comb(n, k); each by itself would take minutes for thousands of values
-    return found
+    # Of 2^n, so many have B = 0, 1, ...: comb(n, k) from the one before it, because each by itself takes minutes for
+    # thousands of values.
+    ways = accumulate(range(1, n // 2), lambda before, k: before * (n + 1 - k) // k, initial=1)
+    coverages = [1 - 2 * beyond / 2**n for beyond in accumulate(ways)]  # for k = 1, 2, ...: they fall with k
+    k = sum(coverage >= level for coverage in coverages)
+    return Interval(ordered[k - 1], ordered[n - k], coverages[k - 1]) if k else None
 
 
 def confidence(n: int, interval: Interval | None) -> str:
