@@ -137,6 +137,14 @@ def test_stages_of_zero_by_hand() -> None:
         assert gradients == whole if stage == 0 else gradients < whole / 2 if stage == 2 else gradients > 0
 
 
+def test_a_rehearsal_does_not_depend_on_the_one_before() -> None:
+    """DeepSpeed remembers that an engine of the process used autocast; fp32 buckets of the next were in 16 bits."""
+    weights = "train.precision=bf16", "framework.mixed_precision=weights"
+    first = rehearsed("zero3", "gpt2_small", *weights)
+    rehearsed("zero3", "gpt2_small", "train.precision=bf16")
+    assert rehearsed("zero3", "gpt2_small", *weights).memory == first.memory
+
+
 def test_tensor_parallel_layers_by_hand() -> None:
     """3 blocks sum 2 outputs and 2 gradients of 4 x 16 x 32 numbers each; embedding and loss come on top."""
     with configurations():

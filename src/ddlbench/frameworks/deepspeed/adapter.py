@@ -41,7 +41,7 @@ class DeepSpeed(DeepSpeedOptions):
         model = build(job)
         with ExitStack() as until_close:
             until_close.enter_context(device_index(job.device, job.local_rank))
-            share_world_group()
+            prepare_modules()
             engine, *_ = deepspeed.initialize(
                 args=SimpleNamespace(device_rank=job.device.index or 0),
                 model=model,
@@ -63,12 +63,15 @@ class DeepSpeed(DeepSpeedOptions):
         return answers(device)
 
 
-def share_world_group() -> None:
-    """Let the engine reduce in the world's group. It would make a second group of all ranks, with torch's default
-    timeout, at its first operation."""
+def prepare_modules() -> None:
+    """Set what DeepSpeed keeps in its modules. The engine reduces in the world's group: it would make a second group of
+    all ranks, with torch's default timeout, at its first operation. An earlier engine of this process that ran under
+    autocast does not decide the types of this engine's buckets."""
+    from deepspeed.runtime import torch_autocast
     from deepspeed.utils import groups
 
     groups._WORLD_GROUP = dist.group.WORLD  # pyright: ignore[reportPrivateUsage]
+    torch_autocast.TORCH_AUTOCAST_INITIALIZED = False
 
 
 class ZeroTrainer:

@@ -1,15 +1,14 @@
 """DeepSpeed as one rank of a world that does not exist (ranks/fake/fake.py): a GPU without a driver, ranks that agree.
 
-Replaced are only its accelerator object, of which DeepSpeed asks everything about devices, the comparison of numbers
-with those of rank 0, and the answer whether a gradient of fp16 overflowed. torch.cuda.is_available stays as it is,
-because other libraries choose kernels by it. Stage 3 replaces torch.nn.functional.linear by its own function and leaves
-it there: the next framework that is rehearsed must find torch's.
+Replaced are only its accelerator object, of which DeepSpeed asks everything about devices, and the comparison of
+numbers with those of rank 0. torch.cuda.is_available stays as it is, because other libraries choose kernels by it.
+Stage 3 replaces torch.nn.functional.linear by its own function and leaves it there: the next framework that is
+rehearsed must find torch's.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -18,8 +17,6 @@ from torch.nn import functional
 
 from ddlbench.frameworks.deepspeed.knobs import import_deepspeed
 from ddlbench.ranks.fake.answers import Answer, returning
-
-OPTIMIZERS = {"stage_1_and_2": "DeepSpeedZeroOptimizer", "stage3": "DeepSpeedZeroOptimizer_Stage3"}
 
 
 def answers(device: torch.device) -> list[Answer]:
@@ -32,22 +29,9 @@ def answers(device: torch.device) -> list[Answer]:
         (utils, "assert_lst_len_same_as_other_ranks", returning(None)),
         (functional, "linear", functional.linear),
     ]
-    for module, name in OPTIMIZERS.items():
-        optimizer = getattr(import_module(f"deepspeed.runtime.zero.{module}"), name)
-        given.append((optimizer, "has_overflow", _finite(optimizer.has_overflow)))
     if device.type == "cuda":
         given.append((import_module("deepspeed.accelerator.real_accelerator"), "ds_accelerator", gpu()))
     return given
-
-
-def _finite(check: Callable[..., bool]) -> Callable[..., bool]:
-    """It still sends and waits as it does; what it finds in fake gradients is unknown."""
-
-    def call(*args: Any, **kwargs: Any) -> bool:
-        check(*args, **kwargs)
-        return False
-
-    return call
 
 
 def gpu() -> Any:
