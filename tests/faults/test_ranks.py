@@ -14,7 +14,7 @@ import pytest
 
 from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.tables.tables import make_tables
-from tests.support.faults import end, patience_s, start
+from tests.support.faults import end, patience_s, start, start_programs
 from tests.support.libraries import needs_horovod
 from tests.support.runs import record
 from tests.support.waiting import WITHIN_S, wait_until
@@ -117,7 +117,7 @@ def test_an_allocator_that_has_no_memory_is_oom(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_timeout_shows_where_rank_and_loader_worker_wait(tmp_path: Path) -> None:
     words = ["loader=native", "loader.workers=1", "data.sample_train=40", "data.sample_val=20"]
-    codes, said = end(start(tmp_path, "hang", *words, f"train.timeout_s={patience_s()}", ranks=1))
+    codes, said = end(start_programs(tmp_path, "hang", *words, f"train.timeout_s={3 * patience_s()}", ranks=1))
     assert codes == [8], said
     rank, _, worker = said[0].partition(", pid ")
     assert "failing.py" in rank
@@ -128,7 +128,7 @@ def test_a_timeout_shows_where_rank_and_loader_worker_wait(tmp_path: Path) -> No
 @pytest.mark.slow
 def test_the_workers_of_a_killed_rank_end(tmp_path: Path) -> None:
     images = ["loader=native", "loader.workers=2", "data.sample_train=40", "data.sample_val=20", "train.steps=2"]
-    ranks = start(tmp_path, "kill", *images, "train.epochs=3")
+    ranks = start_programs(tmp_path, "kill", *images, "train.epochs=3")
     workers: set[psutil.Process] = set()
 
     def watch() -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import socket
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,10 @@ from ddlbench.ranks.control import barrier
 from ddlbench.ranks.launch import Cluster, ConnectTimeout, connect, pick_device, shared_gpu
 from ddlbench.ranks.launchers import Launch, detect, first_host, hint, tasks_per_node
 from ddlbench.run.peers import Peers
+from tests.support.faults import end
+from tests.support.meet import main as meet
 from tests.support.processes import AS_ROOT, MEET, MPI, PYTHON, environment, met, need, run
-from tests.support.ranks import run_ranks
+from tests.support.ranks import Forked, run_ranks
 
 TORCHRUN = {  # rank 5 of 2 nodes x 4
     "RANK": "5",
@@ -268,45 +269,36 @@ def test_mpirun_jobs_choose_ports_apart(mpirun, tmp_path):
 
 
 def test_missing_ranks_end_in_one_line():
-    rank: dict[str, Any] = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "28765"}
-    lonely = run(PYTHON, MEET, "1", **rank)
-    assert lonely.returncode == 8
+    rank = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "28765"}
+    codes, (said,) = end([Forked(meet, 1.0, **rank)])
+    assert codes == [8]
     assert re.search(
         r"^rank 0 of 2 could not connect to the other ranks through 127\.0\.0\.1:28765 in \d+ s \(train\.timeout_s=1\)",
-        lonely.stderr.splitlines()[-1],
+        said.splitlines()[-1],
     )
 
 
 @pytest.mark.parametrize("address", ["no.such.host.invalid", "127.0.0.9"])
 def test_a_wrong_master_address_ends_in_one_line_that_names_the_network(address):
     """127.0.0.9 is this machine, and no process listens there."""
-    rank: dict[str, Any] = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    rank["MASTER_PORT"] = "28766"
-    lost = run(PYTHON, MEET, "2", MASTER_ADDR=address, NCCL_SOCKET_IFNAME="ib0", **rank)
-    assert lost.returncode == 8
-    last = lost.stderr.splitlines()[-1]
-    assert f"MASTER_ADDR={address} and by the interfaces GLOO_SOCKET_IFNAME (not set), NCCL_SOCKET_IFNAME=ib0" in last
+    rank = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_PORT": "28766"}
+    codes, (said,) = end([Forked(meet, 2.0, MASTER_ADDR=address, NCCL_SOCKET_IFNAME="ib0", **rank)])
+    assert codes == [8]
+    named = f"MASTER_ADDR={address} and by the interfaces GLOO_SOCKET_IFNAME (not set), NCCL_SOCKET_IFNAME=ib0"
+    assert named in said.splitlines()[-1]
 
 
 def test_a_wrong_interface_of_one_rank_ends_both_in_one_line():
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "28767"}
     interfaces = ("lo", "nonexistent")
-    first, second = together(
-        {"RANK": str(i), "GLOO_SOCKET_IFNAME": name, **shared} for i, name in enumerate(interfaces)
-    )
-    assert second.returncode == 2
+    ranks = [Forked(meet, 5.0, RANK=str(i), GLOO_SOCKET_IFNAME=name, **shared) for i, name in enumerate(interfaces)]
+    codes, (first, second) = end(ranks)
+    assert codes == [8, 2]
     assert re.search(
         r"^GLOO_SOCKET_IFNAME=nonexistent is not a network interface .*: choose one of .*\blo\b.*, or unset it$",
-        second.stderr.splitlines()[-1],
+        second.splitlines()[-1],
     )
-    assert first.returncode == 8
-    assert "GLOO_SOCKET_IFNAME=lo, NCCL_SOCKET_IFNAME (not set)" in first.stderr.splitlines()[-1]
-
-
-def together(environments):
-    """meet.py in each environment at once."""
-    with ThreadPoolExecutor() as pool:
-        return list(pool.map(lambda env: run(PYTHON, MEET, "5", **env), environments))
+    assert "GLOO_SOCKET_IFNAME=lo, NCCL_SOCKET_IFNAME (not set)" in first.splitlines()[-1]
 
 
 def test_connecting_selects_the_only_visible_gpu(monkeypatch):
@@ -380,9 +372,9 @@ def test_a_taken_port_ends_in_one_line():
         other.bind(("", 0))
         other.listen()
         port = str(other.getsockname()[1])
-        refused = run(PYTHON, MEET, RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
-    assert refused.returncode == 2
-    assert refused.stderr.splitlines()[-1] == (
+        codes, (said,) = end([Forked(meet, RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)])
+    assert codes == [2]
+    assert said.splitlines()[-1] == (
         f"the port of 127.0.0.1:{port} is in use: choose another one with MASTER_PORT=<port>"
     )
 

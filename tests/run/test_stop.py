@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.faults import end, patience_s, start
+from tests.support.faults import end, patience_s, start, start_programs
+from tests.support.ranks import Forked
 from tests.support.runs import record
 from tests.support.waiting import wait_until
 
@@ -25,7 +25,7 @@ def epochs(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-def stopped(folder: Path, act: Callable[[list[subprocess.Popen[str]]], object], *words: str) -> tuple[list[int], str]:
+def stopped(folder: Path, act: Callable[[list[Forked]], object], *words: str) -> tuple[list[int], str]:
     """The exit codes of two ranks, and what they said; `act` comes when an epoch is recorded."""
     processes = start(folder, *words)
     try:
@@ -53,7 +53,7 @@ def test_a_signal_to_one_rank_stops_both_at_one_boundary(tmp_path: Path, number:
 @pytest.mark.parametrize("on", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_signal_to_one_rank_before_the_ranks_are_connected_ends_both(tmp_path: Path, on: int) -> None:
     """While it imports torch, whose threads take signals too. The other rank would wait for train.timeout_s."""
-    processes = start(tmp_path, "none")
+    processes = start_programs(tmp_path, "none")
     try:
         wait_until(lambda: "libtorch" in Path(f"/proc/{processes[on].pid}/maps").read_text())
         processes[on].send_signal(signal.SIGTERM)
@@ -77,7 +77,7 @@ def test_the_time_limit_stops_all_ranks(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_second_signal_does_not_wait_for_a_boundary(tmp_path: Path) -> None:
-    def twice(ranks: list[subprocess.Popen[str]]) -> None:
+    def twice(ranks: list[Forked]) -> None:
         time.sleep(2)  # into the step that does not end
         for rank in ranks:
             rank.send_signal(signal.SIGTERM)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -17,12 +17,16 @@ import torch
 from ddlbench.errors import Diverged, Unavailable, Unsupported, UserError
 from ddlbench.measure.devices.environment import variables
 from ddlbench.ranks.launch import NCCL_DEFAULTS, disable_nccl_abort
+from ddlbench.ranks.launchers import Launch
 from ddlbench.results.reading.attempts import read_all
+from ddlbench.run import supervisor
+from ddlbench.run.context import Attempt
 from ddlbench.run.failure import failure_of
 from tests.support.faults import WITHIN_S, end, patience_s, start
 from tests.support.killed import beaten
 from tests.support.libraries import needs_horovod
 from tests.support.processes import PYTHON, run
+from tests.support.ranks import Forked
 from tests.support.runs import record
 
 
@@ -107,23 +111,19 @@ def test_a_main_thread_that_is_silent_for_too_long_is_a_timeout(tmp_path: Path) 
     assert record(tmp_path)["reason"] == f"rank 0: no step ended within {limit} s (train.timeout_s)"
 
 
-FROZEN = """
-import ctypes, sys
-import torch
-from ddlbench.ranks.launchers import Launch
-from ddlbench.run import context, supervisor
-supervisor.FROZEN_S, seconds = map(float, sys.argv[1:])
-with supervisor.Supervisor(context.Attempt(None, Launch("alone"), torch.device("cpu")), 0.0):
-    ctypes.PyDLL(None).sleep(int(seconds))
-"""
+def hold_the_gil(limit_s: float, seconds: int) -> int:
+    supervisor.FROZEN_S = limit_s
+    attempt = Attempt(None, Launch("alone"), torch.device("cpu"))  # pyright: ignore[reportArgumentType]
+    with supervisor.Supervisor(attempt, timeout_s=0.0):
+        ctypes.PyDLL(None).sleep(seconds)
+    return 0
 
 
-@pytest.mark.parametrize(("limit", "seconds", "code"), [(1, 600, 1), (600, 2, 0)])
-def test_a_call_that_holds_the_gil_for_too_long_ends_the_process(limit: int, seconds: int, code: int) -> None:
-    words = [sys.executable, "-c", FROZEN, str(limit), str(seconds)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=WITHIN_S)
-    assert done.returncode == code
-    assert ("Timeout (" in done.stderr and 'File "<string>", line 8' in done.stderr) == bool(code), done.stderr
+@pytest.mark.parametrize(("limit_s", "seconds", "code"), [(1.0, 600, 1), (600.0, 2, 0)])
+def test_a_call_that_holds_the_gil_for_too_long_ends_the_process(limit_s: float, seconds: int, code: int) -> None:
+    codes, (said,) = end([Forked(hold_the_gil, limit_s, seconds)])
+    assert codes == [code], said
+    assert ("Timeout (" in said and "in hold_the_gil" in said) == bool(code), said
 
 
 @pytest.mark.slow
@@ -228,13 +228,13 @@ def test_the_old_name_of_the_variable_counts_too() -> None:
 
 
 def test_torchruns_own_value_is_replaced_and_a_users_stays() -> None:
-    code = (
-        "import os; from ddlbench.ranks import launch as l; l.disable_nccl_abort(); print(*sorted(os.environ.items()))"
-    )
     torchrun = (PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1", "--no-python")
-    done = run(*torchrun, PYTHON, "-c", code)
-    assert "('TORCHELASTIC_RUN_ID'" in done.stdout, done.stderr
-    assert "('TORCH_NCCL_ASYNC_ERROR_HANDLING', '0')" in done.stdout
+    done = run(*torchrun, PYTHON, "-c", "import json, os; print(json.dumps(dict(os.environ)))")
+    env = json.loads(done.stdout)
+    assert "TORCHELASTIC_RUN_ID" in env
+    assert env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "1"
+    disable_nccl_abort(env)
+    assert env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
     env = {"TORCHELASTIC_RUN_ID": "none", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
     disable_nccl_abort(env)
     assert env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "3"

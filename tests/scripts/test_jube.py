@@ -5,21 +5,16 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from pathlib import Path
 
 from tests.support.processes import need, run
-
-ROOT = Path(__file__).parents[2]
-SBATCH = """#!{python}
-import sys
-from pathlib import Path
 from tests.support.records import write_run
 
-words = sys.argv[1:]
-with open({log!r}, "a") as log:
-    log.write(" ".join(words) + "\\n")
-write_run(Path("results"), rate=125.5, epochs=2)
+ROOT = Path(__file__).parents[2]
+SBATCH = """#!/bin/sh
+echo "$*" >>{log}
+mkdir -p results
+cp -r {record}/. results
 """
 
 
@@ -30,7 +25,8 @@ def test_jube_submits_each_cell_and_reads_its_record(tmp_path: Path) -> None:
     (script,) = (tmp_path / "scripts" / "jube").glob("*.yaml")
     (tmp_path / "bin").mkdir()
     sbatch, log = tmp_path / "bin" / "sbatch", tmp_path / "log.txt"
-    sbatch.write_text(SBATCH.format(python=sys.executable, log=str(log)))
+    write_run(tmp_path / "record", rate=125.5, epochs=2)
+    sbatch.write_text(SBATCH.format(log=log, record=tmp_path / "record"))
     sbatch.chmod(0o755)
     variables = {"PATH": f"{sbatch.parent}:{os.environ['PATH']}", "PYTHONPATH": f"{ROOT}/src:{ROOT}"}
     done = run("jube", "run", script, cwd=tmp_path, **variables)

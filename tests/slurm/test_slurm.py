@@ -103,7 +103,8 @@ def test_first_host_is_scontrols(slurm, hosts):
     assert first_host(hosts) == slurm.run("scontrol", "show", "hostnames", hosts).stdout.split()[0]
 
 
-@pytest.mark.parametrize("framework", ["ddp", pytest.param("horovod", marks=[needs_horovod, pytest.mark.slow])])
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", ["ddp", pytest.param("horovod", marks=needs_horovod)])
 def test_srun_runs_the_program_into_one_record(slurm, tmp_path, framework):
     command = (PYTHON, "-m", "ddlbench", f"+framework={framework}", *TINY[1:], "train.global_batch=8")
     done = slurm.run("srun", "-N2", "-n4", "--ntasks-per-node=2", *command, f"results_dir={tmp_path}")
@@ -290,7 +291,9 @@ def test_scaling(slurm, tmp_path, kind, batches):
     assert states == ["COMPLETED", "COMPLETED"], "".join(path.read_text() for path in tmp_path.glob("*.txt"))
     found = sorted(records(tmp_path / "runs"), key=lambda record: record["launch"]["world_size"])
     assert [record["status"] for record in found] == ["ok", "ok"]
+    assert [record["launch"]["launcher"] for record in found] == ["srun", "srun"]
     assert [record["launch"]["nodes"] for record in found] == [1, 2]
+    assert sorted(found[1]["launch"]["hosts"]) == ["node1", "node2"]
     assert [record["ledger"]["global_batch"] for record in found] == batches
     starts, ends = ([record["times"][name] for record in found] for name in ("start", "end"))
     assert min(ends) <= max(starts), "one job waits for the other"

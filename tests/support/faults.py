@@ -6,10 +6,14 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+import ddlbench.__main__ as program
 from ddlbench.ranks.launchers import free_port, rank_variables
+from tests.support import planted
+from tests.support.ranks import Forked
 from tests.support.runs import record
 from tests.support.waiting import WITHIN_S
 
@@ -18,10 +22,11 @@ ROOT = Path(__file__).parents[2]
 
 @cache
 def patience_s() -> float:
-    """A timeout that a healthy run does not reach on this machine now: it follows the measured length of a start."""
+    """A timeout that no step of a healthy run reaches on this machine now: it follows the measured length of a start,
+    which is many times the work of such a step."""
     began = time.monotonic()
     subprocess.run([sys.executable, "-c", "import torch, torch.distributed"], check=True)
-    return max(15.0, 4 * (time.monotonic() - began))
+    return max(5.0, 2 * (time.monotonic() - began))
 
 
 def command(folder: Path, how: str, *more: str, framework: str = "ddp") -> list[str]:
@@ -35,18 +40,34 @@ def command(folder: Path, how: str, *more: str, framework: str = "ddp") -> list[
     return ["-m", "tests.support.planted", *planted, "--", *{word.partition("=")[0]: word for word in words}.values()]
 
 
-def start(folder: Path, how: str, *more: str, ranks: int = 2, framework: str = "ddp") -> list[subprocess.Popen[str]]:
-    """One process for each rank."""
-    words = [sys.executable, *command(folder, how, *more, framework=framework)]
+def variables(ranks: int) -> list[dict[str, str]]:
+    """Of the ranks of one run, by rank."""
     port = free_port()
-    processes: list[subprocess.Popen[str]] = []
-    for rank in range(ranks):
-        environment = {**os.environ, **rank_variables(rank, ranks, port), "PYTHONPATH": f"{ROOT}/src:{ROOT}"}
-        processes.append(subprocess.Popen(words, env=environment, text=True, stderr=subprocess.PIPE))
-    return processes
+    return [{**rank_variables(rank, ranks, port), "PYTHONPATH": f"{ROOT}/src:{ROOT}"} for rank in range(ranks)]
 
 
-def end(processes: list[subprocess.Popen[str]]) -> tuple[list[int], list[str]]:
+def start(folder: Path, how: str, *more: str, ranks: int = 2, framework: str = "ddp") -> list[Forked]:
+    """One process for each rank, which need not import the libraries."""
+    words = command(folder, how, *more, framework=framework)
+    return [Forked(run_planted, words[1:], **own) for own in variables(ranks)]
+
+
+def run_planted(words: list[str]) -> int:
+    sys.argv = words
+    program.STARTED = time.perf_counter()
+    return planted.main()
+
+
+def start_programs(folder: Path, how: str, *more: str, ranks: int = 2) -> list[subprocess.Popen[str]]:
+    """One program for each rank, as a user starts it. Its loader workers are its children and write where it does."""
+    words = [sys.executable, *command(folder, how, *more)]
+    return [
+        subprocess.Popen(words, env={**os.environ, **own}, text=True, stderr=subprocess.PIPE)
+        for own in variables(ranks)
+    ]
+
+
+def end(processes: Sequence[Forked | subprocess.Popen[str]]) -> tuple[list[int], list[str]]:
     """Exit codes and what each said; a process that does not end in time is a failure."""
     deadline = time.monotonic() + WITHIN_S
     try:
@@ -55,7 +76,7 @@ def end(processes: list[subprocess.Popen[str]]) -> tuple[list[int], list[str]]:
         for process in processes:
             if process.poll() is None:
                 process.kill()
-    return [process.returncode for process in processes], said
+    return [process.wait() for process in processes], said
 
 
 def begun(folder: Path, epochs: int = 0) -> bool:

@@ -12,7 +12,17 @@ from ddlbench.ranks.launch import connect, disconnect, pick_device
 from ddlbench.ranks.launchers import detect
 
 
-def main(timeout_s: float) -> None:
+def main(timeout_s: float = 30) -> int:
+    """The exit code."""
+    try:
+        meet(timeout_s)
+    except RunError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def meet(timeout_s: float) -> None:
     launch = detect()
     device = pick_device(launch)
     connect(launch, device, timeout_s)
@@ -28,8 +38,4 @@ def main(timeout_s: float) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(float(sys.argv[1]) if len(sys.argv) > 1 else 30)
-    except RunError as error:
-        print(error, file=sys.stderr)
-        sys.exit(error.exit_code)
+    sys.exit(main())

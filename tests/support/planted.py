@@ -37,8 +37,12 @@ def plant(words: list[str]) -> None:
     config.section = section
 
 
-if __name__ == "__main__":
+def main() -> int:
     cut = sys.argv.index("--")
     plant(sys.argv[1:cut])
     sys.argv[1 : cut + 1] = []
-    sys.exit(program.main())
+    return program.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -14,6 +14,11 @@ MODULES = (
     "transformers.models.gpt2.modeling_gpt2",
     "tests.support.equal",
     "tests.support.strategies",
+    "tests.support.faults",
+    "tests.support.failing",
+    "ddlbench.run.attempt",
+    "ddlbench.models.resnet",
+    "pandas",
     "deepspeed",
 )
 

@@ -6,12 +6,15 @@ import multiprocessing
 import os
 import resource
 import signal
+import subprocess
+import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
+from tempfile import NamedTemporaryFile, TemporaryDirectory
+from typing import Any, NoReturn
 
 import torch
 
@@ -19,21 +22,62 @@ from ddlbench.ranks.launchers import free_port, rank_variables
 from tests.support.waiting import WITHIN_S
 
 
+def fork(work: Callable[..., object], *args: Any) -> BaseProcess:
+    """A process that runs `work(*args)`, forked from one that has imported the libraries."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.support.preload"])
+    process = context.Process(target=work, args=args)
+    process.start()
+    return process
+
+
+class Forked:
+    """A forked process that stands for a program of its own, with what the tests need of Popen. What it returns is its
+    exit code; its variables are those of this process and `variables`."""
+
+    def __init__(self, main: Callable[..., int], *args: Any, **variables: str) -> None:
+        self.stderr = NamedTemporaryFile("r")  # noqa: SIM115 (until `communicate`)
+        self.process = fork(_program, self.stderr.name, {**os.environ, **variables}, main, args)
+        assert self.process.pid is not None
+        self.pid = self.process.pid
+
+    def poll(self) -> int | None:
+        return self.process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self.process.join(timeout)
+        if self.process.exitcode is None:
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+        return self.process.exitcode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        self.wait(timeout)
+        with self.stderr:
+            return "", self.stderr.read()
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.process.kill()
+
+
+def _program(stderr: str, environment: dict[str, str], main: Callable[..., int], args: tuple[Any, ...]) -> NoReturn:
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a server that a loader started blocks signals
+    os.dup2(os.open(stderr, os.O_WRONLY | os.O_APPEND), 2)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.exit(main(*args))
+
+
 def run_ranks(
     world: int, work: Callable[..., Any], *args: Any, timeout_s: float = WITHIN_S, open_files: int | None = None
 ) -> list[Any]:
     """`work(*args)` in `world` processes that are connected by gloo; what each returned, by rank. open_files: their
     soft limit as they start."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.support.preload"])
     with TemporaryDirectory() as folder:
         port = free_port()
-        processes = [
-            context.Process(target=_rank, args=(rank, world, port, folder, open_files, work, args))
-            for rank in range(world)
-        ]
-        for process in processes:
-            process.start()
+        processes = [fork(_rank, rank, world, port, folder, open_files, work, args) for rank in range(world)]
         deadline = time.monotonic() + timeout_s
         try:
             for process in processes:
