@@ -18,6 +18,7 @@ MODULES = (
     "tests.support.failing",
     "ddlbench.run.attempt",
     "ddlbench.models.resnet",
+    "torchvision.transforms.v2",
     "pandas",
     "deepspeed",
 )
