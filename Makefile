@@ -3,7 +3,7 @@
 
 # What needs root (Slurm, Open MPI from Debian) the tests install themselves, or they say why they skip.
 # Three files at a time on two cores: many tests wait for other processes, and for a timeout that must pass.
-PYTEST = .venv/bin/python -m pytest -n 3 --dist loadfile
+PYTEST = .venv/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

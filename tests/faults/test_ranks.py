@@ -117,7 +117,7 @@ def test_an_allocator_that_has_no_memory_is_oom(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_timeout_shows_where_rank_and_loader_worker_wait(tmp_path: Path) -> None:
     words = ["loader=native", "loader.workers=1", "data.sample_train=40", "data.sample_val=20"]
-    codes, said = end(start_programs(tmp_path, "hang", *words, f"train.timeout_s={3 * patience_s()}", ranks=1))
+    codes, said = end(start_programs(tmp_path, "hang", *words, f"train.timeout_s={patience_s()}", ranks=1))
     assert codes == [8], said
     rank, _, worker = said[0].partition(", pid ")
     assert "failing.py" in rank

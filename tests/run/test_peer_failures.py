@@ -15,7 +15,7 @@ import pytest
 from ddlbench.ranks.launchers import free_port
 from ddlbench.results.reading.attempts import read_all
 from tests.support.disk import fill_disk
-from tests.support.faults import ROOT, begun, command, end, patience_s, start
+from tests.support.faults import ROOT, begun, command, end, patience_s, start, start_programs
 from tests.support.killed import beaten
 from tests.support.processes import environment, small_disk
 from tests.support.runs import record
@@ -106,7 +106,7 @@ def test_a_setup_that_hangs_is_a_timeout(tmp_path: Path) -> None:
 
 def test_a_loader_worker_that_is_killed_is_named(tmp_path: Path) -> None:
     images = ["loader=native", "loader.workers=1", "data.sample_train=40", "data.sample_val=20"]
-    codes, said = end(start(tmp_path, "worker", *images, "train.steps=10"))  # more than are read ahead
+    codes, said = end(start_programs(tmp_path, "worker", *images, "train.steps=10"))  # more than are read ahead
     content = record(tmp_path)
     assert codes[1] == 1, said
     assert content["status"] == "error"
