@@ -20,6 +20,7 @@ from ddlbench.figures.learning import learning
 from ddlbench.figures.panels import Panel, Plot, measured, panels, small_multiples, with_rows
 from ddlbench.figures.plotting import Head
 from ddlbench.figures.styles import Looks, looks_of
+from ddlbench.figures.tradeoff import tradeoff
 from ddlbench.results.reading.published import OWN
 from ddlbench.results.tables.measurement import Measurement
 from ddlbench.results.tables.tables import Tables
@@ -64,13 +65,15 @@ def report_plots(tables: Tables, targets: Sequence[Target] = (), baseline: bool 
 
 def plots_of(measurements: Sequence[Measurement], tables: Tables, looks: Looks) -> Iterator[Plot]:
     """Every figure of some measurements, also those that only a study asks for: QUANTITY_bars, published_QUANTITY,
-    step_seconds, predicted_parts and schedule. Those of learning, which read all epochs, come last."""
+    memory_and_throughput, step_seconds, predicted_parts and schedule. Those of learning, which read all epochs, come
+    last."""
     all_panels = panels(measurements)
     shared = [part for panel in all_panels for part in small_multiples(panel)]
     yield from _scaling(shared, looks)
     yield from published.plots(shared, all_panels, looks)
     for name, shown, quantity in _over_gpus(shared):
         yield Plot(f"{name}_bars", in_parts(shown), partial(draw_bars, looks=looks, quantity=quantity))
+    yield tradeoff(all_panels, looks)
     yield Plot("step_seconds", breakdown_panels(shared), partial(draw_breakdown, seconds=True))
     yield Plot("predicted_parts", in_parts(measured(shared, "predicted_step_s")), draw_predicted)
     pipelines = {row["measurement"]: (panel, row) for panel in shared for row in panel.rows}
