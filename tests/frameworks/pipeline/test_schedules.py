@@ -49,9 +49,7 @@ def test_a_refused_number_is_named_with_the_nearest_choice() -> None:
         micro_batch_count("1f1b", of(12, 6), 4, 1)
     with pytest.raises(UserError, match=r"the 2 samples of a replica .*over 3\).* 1f1b over 4 ranks.*global_batch=48"):
         micro_batch_count("1f1b", of(6), 4, 3)
-    with pytest.raises(
-        UserError, match=r"dualpipev over 4 ranks, which needs 8 or more: choose train\.global_batch=16"
-    ):
+    with pytest.raises(UserError, match=r"dualpipev over 4 ranks, which needs 8 or more: .*_batch=16"):
         micro_batch_count("dualpipev", of(6), 4, 1)
     with pytest.raises(UserError, match=r"interleaved over 4 ranks cannot run 14 micro .*choose train\.micro_batch=2"):
         micro_batch_count("interleaved", of(14, 1), 4, 1)

@@ -71,7 +71,7 @@ class Pipeline(Balanced):
                 job.reduce_dtype != "fp32",
             f"{self.schedule} needs 2 ranks or more in a pipeline: use framework=gpipe":
                 ranks == 1 and self.schedule in (*LOOPED, *V_SHAPED),
-            f"shards cannot hold a weight that is tied between two stages of one rank ({self.schedule}): "
+            "shards cannot hold a weight that is tied between two stages of one rank: "
             "set framework.sharded=false or model.tie_weights=false":
                 self.sharded and self.schedule in V_SHAPED and bool(tied_names(on_meta(job))),
         }  # fmt: skip

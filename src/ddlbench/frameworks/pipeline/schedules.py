@@ -100,9 +100,9 @@ def bubble(schedule: str, count: int, ranks: int, virtual_stages: int) -> float:
     micro batches over p ranks (Huang et al. 2019).
 
     With v stages a rank the ramp is v times shorter (Narayanan et al. 2021, section 2.2; breadth-first: Lamy-Poirier
-    2023, section 4.1). Where the gradients of weights, taken to be a third of the work, fill it, a third of it is left
-    (Qi et al. 2023, ZB-H1). DualPipeV waits (p - 1) (F&B + B - 3 W) (DeepSeek-AI 2024, cut in half: Qi et al. 2025) and
-    computes 2 m (F + B); torch runs the overlapped pass F&B as F + B. ZBV waits only between its first and its last step
+    2023). Where the gradients of weights, taken to be a third of the work, fill it, a third of it is left (Qi et al.
+    2023, ZB-H1). DualPipeV waits (p - 1) (F&B + B - 3 W) of 2 m (F + B) (DeepSeek-AI 2024, cut in half by Qi et al.
+    2025); torch runs the overlapped pass F&B as F + B. A rank of ZBV does not wait between its first and its last pass
     (Qi et al. 2023, section 6).
     """
     ramp = 0 if schedule == "zbv" else ranks - 1

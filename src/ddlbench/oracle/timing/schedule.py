@@ -157,8 +157,9 @@ def _library_order(schedule: str, ranks: int, local: int, micro_batches: int) ->
 
 def _passes(action: Any) -> list[Op]:
     """The pass of an action of torch's plan, or the forward and the backward pass that it overlaps."""
+    kinds = {"FORWARD": F, "FULL_BACKWARD": B, "BACKWARD_INPUT": INPUTS, "BACKWARD_WEIGHT": WEIGHTS}
     parts = [
-        (str(part.computation_type.value), part.stage_index, part.microbatch_index)
+        (kinds[part.computation_type.name], part.stage_index, part.microbatch_index)
         for part in action.sub_actions or (action,)
     ]
     return parts if action.sub_actions is None else [(OVERLAPPED, *parts[0][1:]), parts[1]]
