@@ -78,7 +78,7 @@ def pipelines(world: int, case: Case) -> Iterator[Strategy]:
         if world in (2, 4):  # of four ranks two pipelines: the models have five blocks or more
             for schedule in V_SHAPED:
                 framework = Pipeline(schedule=schedule, virtual_stages=2, dp=world // 2)
-                yield Strategy(schedule, framework, world // 2, micro_batch=1 if world == 4 else 2)
+                yield Strategy(schedule, framework, world // 2, micro_batch=2)
 
 
 def hybrids(world: int) -> Iterator[Strategy]:

@@ -38,7 +38,7 @@ KNOBS = {
 }
 EIGHT_BLOCKS = {
     "gpt2": replace(CASE, model=replace(GPT, n_layer=6), clip_norm=None),
-    "resnet": replace(IMAGES, model=replace(RESNET, layers=[2, 2, 1, 1])),
+    "resnet": replace(IMAGES, model=replace(RESNET, layers=[2, 2, 1, 1]), lr=1e-5, seed=6),
     "vgg": Case("vgg", VGG("vgg", channels=[8, 8, 16, 16, 16], hidden=32, image_size=32, num_classes=7, dropout=0.0)),
 }
 

@@ -56,8 +56,8 @@ class Cut:
         return [sum(of for of, holder in zip(stages, ranks, strict=True) if holder == rank) for rank in range(self.pp)]
 
     @property
-    def copies_tied(self) -> bool:
-        """Whether a tied head is on another rank than the embedding, and so has a copy of it."""
+    def two_ends(self) -> bool:
+        """Whether the first and the last stage are on two ranks: both read the batch, and a tied weight has a copy."""
         return self.pp > 1 and self.rank_of(len(self.sizes) - 1) != 0
 
 
@@ -66,7 +66,7 @@ def rank_parameters(cut: Cut, setting: Setting) -> list[float]:
     blocks = setting.counts.blocks
     stages = [sum(block.parameters_of_part(cut.tp) for block in blocks[first:last]) for first, last in cut.spans()]
     ranks = cut.of_ranks(stages)
-    if cut.copies_tied:
+    if cut.two_ends:
         ranks[-1] += setting.counts.tied / cut.tp
     return ranks
 
@@ -179,8 +179,9 @@ def _of_rank(cut: Cut, setting: Setting, counts: Counts, rank: int, parameters: 
     spans = {index: span for index, span in enumerate(edges) if cut.rank_of(index) == rank}
     blocks = [block for first, end in spans.values() for block in counts.blocks[first:end]]
     gradients = [FP32_BYTES * float(block.parameter_count) for block in counts.blocks]
-    gradients[-1] += FP32_BYTES * counts.tied if cut.pp > 1 else 0.0
-    gradients[0] -= FP32_BYTES * counts.tied if cut.pp > 1 and not cut.copies_tied else 0.0
+    if cut.pp > 1:  # on one rank the last stage has the gradient of a tied weight first, and the first one adds to it
+        gradients[-1] += FP32_BYTES * counts.tied
+        gradients[0] -= 0.0 if cut.two_ends else FP32_BYTES * counts.tied
     stages = {
         index: stage(
             counts.blocks[first:end], samples, job.checkpoint_activations, gradients[first:end], end == len(gradients)

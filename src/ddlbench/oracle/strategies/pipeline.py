@@ -177,7 +177,7 @@ def _in_layers(cut: Cut, setting: Setting, traffics: Sequence[Traffic], exposed:
     bytes_, number = sum(layer.bytes_ for layer in traffics), sum(layer.number for layer in traffics)
     seconds = max(cut.count * sum(layer.forward + layer.backward for layer in traffics) / cut.pp, exposed)
     batch = batch_message(setting, cut.dp, cut.tp)
-    ends = 2 if cut.pp > 1 else 1  # stages with the batch; they broadcast at the same time
+    ends = 2 if cut.two_ends else 1  # ranks with the batch; they broadcast at the same time
     return [
         Message("collectives of layers", cut.count * number, cut.count * bytes_, seconds, exposed),
         replace(batch, count=ends * batch.count, bytes_=ends * batch.bytes_),
@@ -207,7 +207,7 @@ def _reductions(cut: Cut, setting: Setting, parameters: Sequence[float]) -> list
         seconds = setting.all_reduce(size, cut.dp, cut.tp)
         what = "reduction and gathering of shards" if cut.sharded else "all-reduce of gradients"
         messages.append(Message(what, 1, size, seconds, seconds))
-    if cut.copies_tied and setting.counts.tied:
+    if cut.two_ends and setting.counts.tied:
         size, beside = setting.gradient_bytes * setting.counts.tied / cut.tp, cut.dp * cut.tp
         seconds = setting.all_reduce(size, 2, beside * (cut.pp - 1), beside)
         messages.append(Message("all-reduce of the tied embedding", 1, size, seconds, seconds))
