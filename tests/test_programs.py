@@ -31,6 +31,7 @@ TEXT = (
         ("gpipe",),
         ("interleaved",),
         ("zero_bubble",),
+        ("zbv",),
         ("hybrid", "framework.tp=2"),
         ("hybrid", "framework.dp=2", "framework.sharded=true"),
     ],

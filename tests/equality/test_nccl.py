@@ -20,6 +20,7 @@ from tests.support.trace import Event
 
 TIED = GPT2("gpt2", n_layer=6, n_embd=16, n_head=4, vocab_size=32, seq_len=8, dropout=0.0)
 CASE = Case("gpt2", TIED, micro_batch=2, steps=4)
+TWO_STAGES_A_RANK = ("interleaved", "looped_bfs", "zbv", "dualpipev")
 
 
 def frameworks(world: int) -> Mapping[str, Framework]:
@@ -29,8 +30,8 @@ def frameworks(world: int) -> Mapping[str, Framework]:
         found |= {
             f"gpipe-dp{dp}": Pipeline(dp=dp),
             f"1f1b-dp{dp}": Pipeline(schedule="1f1b", dp=dp),
-            f"interleaved-dp{dp}": Pipeline(schedule="interleaved", virtual_stages=2, dp=dp),
             f"zero_bubble-dp{dp}": Pipeline(schedule="zero_bubble", dp=dp),
+            **{f"{name}-dp{dp}": Pipeline(schedule=name, virtual_stages=2, dp=dp) for name in TWO_STAGES_A_RANK},
             f"pipedream-dp{dp}": PipeDream(dp=dp),
             f"pipedream_2bw-dp{dp}": PipeDream("pipedream_2bw", True, dp=dp),
         }

@@ -19,7 +19,7 @@ LAYOUTS = {  # five blocks and four heads divide over at most five stages and fo
     "tensor": ["framework.tp=4", "framework.dp=2"],
     "hybrid": ["framework.tp=2", "framework.pp=2", "framework.dp=2"],
     **{name: ["framework.dp=2"] for name in ("gpipe", "1f1b", "zero_bubble", "pipedream_2bw")},
-    "interleaved": ["framework.dp=4"],
+    **{name: ["framework.dp=4"] for name in ("interleaved", "looped_bfs", "zbv", "dualpipev")},
     "pipedream": ["framework.dp=8"],  # a tied embedding may not be on two stages
 }
 EVERY = choices("framework")

@@ -40,7 +40,8 @@ OF_SOME = {  # frameworks
     "sharded": ("framework.dp=2", "framework.sharded=true"),  # pipelines whose replicas share the update
 }
 ZERO = ("zero1", "zero2", "zero3")
-PIPELINES = ("gpipe", "1f1b", "interleaved", "zero_bubble", "pipedream", "pipedream_2bw")
+TWO_STAGES_A_RANK = ("interleaved", "looped_bfs", "zbv", "dualpipev")
+PIPELINES = ("gpipe", "1f1b", "zero_bubble", "pipedream", "pipedream_2bw", *TWO_STAGES_A_RANK)
 FRAMEWORKS = ("ddp", "horovod", "local_sgd", "zero0", *ZERO, "fsdp", "tensor", *PIPELINES, "hybrid")
 
 
@@ -81,7 +82,7 @@ def layout(framework: str, ranks: int) -> tuple[str, ...]:
         return ("framework.tp=4", "framework.dp=2")
     if framework == "hybrid":
         return ("framework.pp=2", f"framework.tp={min(2, ranks // 2)}", f"framework.dp={max(1, ranks // 4)}")
-    if framework == "interleaved":
+    if framework in TWO_STAGES_A_RANK:
         return (f"framework.dp={ranks // 2}",)
     if framework in PIPELINES and ranks == 8:
         return ("framework.dp=2",)

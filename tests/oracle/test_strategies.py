@@ -23,9 +23,10 @@ from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.resnet import ResNet
 from ddlbench.models.vgg import VGG
 from ddlbench.oracle.machine.machine import with_overlap
+from ddlbench.oracle.memory.stages import rank_parameters
 from ddlbench.oracle.predictor import strategy
 from ddlbench.oracle.setting import Outcome
-from ddlbench.oracle.strategies.pipeline import stage_sizes
+from ddlbench.oracle.strategies.pipeline import cut_of, stage_sizes
 from ddlbench.oracle.strategies.spatial import Spatial
 from ddlbench.oracle.strategies.tensor import Channel
 from ddlbench.oracle.timing.computation import Pass
@@ -290,6 +291,21 @@ def test_pipedream_has_no_bubble() -> None:
 def test_gpipe_keeps_all_micro_batches_and_1f1b_one_for_each_stage() -> None:
     gpipe, one = (strategy(Pipeline(schedule=name), setting(2, 32, micro_batch=2)) for name in ("gpipe", "1f1b"))
     assert gpipe.memory.activations > 4 * one.memory.activations
+
+
+def test_on_a_v_no_rank_has_a_copy_of_the_tied_embedding() -> None:
+    """And the turn of the V sends nothing: rank 0 of two sends one output and one gradient of each micro batch, and so
+    does rank 1; round and round it would be two of them."""
+    given = setting(2, 32, micro_batch=2)
+    frameworks = {name: Pipeline(schedule=name, virtual_stages=2) for name in ("looped_bfs", "zbv", "dualpipev")}
+    outcomes = {name: strategy(framework, given) for name, framework in frameworks.items()}
+    tied = {name for name, found in outcomes.items() if "all-reduce of the tied embedding" in str(found.messages)}
+    assert tied == {"looped_bfs"}
+    sent = {name: found.messages[0].count for name, found in outcomes.items()}
+    assert sent == {"looped_bfs": 16 * 3, "zbv": 16 * 2, "dualpipev": 16 * 2}
+    parts = {name: rank_parameters(cut_of(framework, given), given) for name, framework in frameworks.items()}
+    assert sum(parts["zbv"]) == sum(block.parameter_count for block in given.counts.blocks)
+    assert sum(parts["looped_bfs"]) == sum(parts["zbv"]) + given.counts.tied
 
 
 def test_stages_are_cut_as_the_framework_cuts_them() -> None:

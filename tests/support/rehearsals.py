@@ -29,7 +29,7 @@ LAYOUTS = {
     "tensor": ("framework.tp=4", "framework.dp=2"),
     "hybrid": ("framework.tp=2", "framework.pp=2", "framework.dp=2", FEW),
     **dict.fromkeys(("gpipe", "1f1b", "zero_bubble", "pipedream_2bw"), ("framework.dp=2", FEW)),
-    "interleaved": ("framework.dp=4", FEW),
+    **dict.fromkeys(("interleaved", "looped_bfs", "zbv", "dualpipev"), ("framework.dp=4", FEW)),
     "pipedream": ("framework.dp=8",),
 }
 

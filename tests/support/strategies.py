@@ -10,6 +10,7 @@ from ddlbench.frameworks.deepspeed.adapter import DeepSpeed
 from ddlbench.frameworks.fsdp import FSDP
 from ddlbench.frameworks.horovod.adapter import Horovod
 from ddlbench.frameworks.pipeline.adapter import Pipeline
+from ddlbench.frameworks.pipeline.schedules import V_SHAPED
 from ddlbench.frameworks.single import Single
 from ddlbench.frameworks.tensor.adapter import TensorParallel
 from ddlbench.job import Framework
@@ -67,12 +68,17 @@ def pipelines(world: int, case: Case) -> Iterator[Strategy]:
     for schedule in ("gpipe", "1f1b"):
         yield Strategy(schedule, Pipeline(schedule=schedule), 1, micro_batch=2)
     if world == 2:
-        yield Strategy("interleaved", Pipeline(schedule="interleaved", virtual_stages=2), 1, micro_batch=2)
+        for schedule in ("interleaved", "looped_bfs"):
+            yield Strategy(schedule, Pipeline(schedule=schedule, virtual_stages=2), 1, micro_batch=2)
         yield Strategy("1f1b-by-seconds", Pipeline(schedule="1f1b", balance_by="seconds"), 1, micro_batch=2)
     if world == 4:
         yield Strategy("1f1b-replicas", Pipeline(schedule="1f1b", dp=2), 2, micro_batch=2)
     if not case.checkpoint_activations:
         yield Strategy("zero_bubble", Pipeline(schedule="zero_bubble"), 1, micro_batch=2)
+        if world in (2, 4):  # of four ranks two pipelines: the models have five blocks or more
+            for schedule in V_SHAPED:
+                framework = Pipeline(schedule=schedule, virtual_stages=2, dp=world // 2)
+                yield Strategy(schedule, framework, world // 2, micro_batch=2)
 
 
 def hybrids(world: int) -> Iterator[Strategy]:

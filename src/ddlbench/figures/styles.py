@@ -20,7 +20,17 @@ FAMILIES = {
     "data parallel": ("single", "ddp", "horovod", "local_sgd", "zero0"),
     "sharded": ("fsdp", "zero1", "zero2", "zero3", "deepspeed"),
     "tensor": ("tensor",),
-    "pipeline": ("gpipe", "1f1b", "interleaved", "zero_bubble", "pipedream", "pipedream_2bw"),
+    "pipeline": (
+        "gpipe",
+        "1f1b",
+        "interleaved",
+        "zero_bubble",
+        "looped_bfs",
+        "zbv",
+        "dualpipev",
+        "pipedream",
+        "pipedream_2bw",
+    ),
     "hybrid": ("hybrid",),
 }
 OTHER = "other frameworks"

@@ -21,8 +21,8 @@ BANDS: dict[str, Ends] = {
     "cpu": ((1.00, 1.19), (0.98, 1.28)),  # 54
 }
 LAYOUTS = (
-    "tensor", "gpipe", "1f1b", "interleaved", "zero_bubble", "pipedream", "pipedream_2bw", "hybrid", "spatial",
-    "channel",
+    "tensor", "gpipe", "1f1b", "interleaved", "zero_bubble", "looped_bfs", "zbv", "dualpipev", "pipedream",
+    "pipedream_2bw", "hybrid", "spatial", "channel",
 )  # fmt: skip
 
 

@@ -24,9 +24,9 @@ def timeline(row: Prediction, passes: Sequence[Timed] = (), send: Sequence[float
     messages = [message for message in row.messages if not passes or message["what"] not in IN_SCHEDULE]
     for message in messages:
         yield made(HIDDEN, message["what"], now, message["hidden"], message, overlaps=True)
-    for kind, stage, micro, begin, end in passes:
+    for kind, stage, micro, begin, end, rank in passes:
         args, name = {"stage": stage, "micro batch": micro}, f"{kind}{micro}"
-        yield made(f"rank {stage % row.layout['pp']}", name, now + begin, end - begin, args)
+        yield made(f"rank {rank}", name, now + begin, end - begin, args)
         to = stage + 1 if kind == F else stage - 1
         if kind != WEIGHTS and 0 <= to < len(send):
             yield made(f"stage {stage} to {to}", name, now + end, send[min(stage, to)], args, overlaps=True)

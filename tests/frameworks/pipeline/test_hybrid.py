@@ -44,6 +44,11 @@ KNOBS: dict[str, tuple[Case, Pipeline]] = {
     "parts, backward in halves": (TEXT, Pipeline(schedule="zero_bubble", tp=2)),
     "shards, looped": (TEXT, Pipeline(schedule="interleaved", dp=2, sharded=True)),
     "shards, backward in halves": (TEXT, Pipeline(schedule="zero_bubble", dp=2, sharded=True)),
+    "parts, on a V": (TEXT, Pipeline(schedule="zbv", tp=2, virtual_stages=2)),
+    "shards, on a V": (
+        replace(TEXT, model=replace(GPT, tie_weights=False)),
+        Pipeline(schedule="dualpipev", dp=2, virtual_stages=2, sharded=True),
+    ),
     "checkpointed": (replace(TEXT, checkpoint_activations=True), Pipeline(tp=2)),
     "shards, checkpointed": (replace(TEXT, checkpoint_activations=True), Pipeline(dp=2, sharded=True)),
     "cut between column and row": (VGG_CASE, Pipeline(tp=2, balance=WITHIN_A_CLASSIFIER)),

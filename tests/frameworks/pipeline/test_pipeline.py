@@ -11,9 +11,11 @@ import torch.distributed as dist
 
 from ddlbench.errors import Unsupported, UserError
 from ddlbench.frameworks.pipeline.adapter import Pipeline
+from ddlbench.frameworks.pipeline.schedules import V_SHAPED
 from ddlbench.job import Batch, Place
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.resnet import ResNet
+from ddlbench.models.vgg import VGG
 from tests.equality.distances import TOLERANCES, assert_equal, distance
 from tests.support.broken import CountedTwice, Untied
 from tests.support.changed_job import Loaded
@@ -32,6 +34,12 @@ KNOBS = {
     "two replicas": Pipeline(dp=2),
     "one stage a rank": Pipeline(schedule="interleaved"),
     "two stages a rank": Pipeline(schedule="zero_bubble", virtual_stages=2),
+    **{f"on a V: {name}": Pipeline(schedule=name, virtual_stages=2) for name in V_SHAPED},
+}
+EIGHT_BLOCKS = {
+    "gpt2": replace(CASE, model=replace(GPT, n_layer=6), clip_norm=None),
+    "resnet": replace(IMAGES, model=replace(RESNET, layers=[2, 2, 1, 1]), lr=1e-5, seed=6),
+    "vgg": Case("vgg", VGG("vgg", channels=[8, 8, 16, 16, 16], hidden=32, image_size=32, num_classes=7, dropout=0.0)),
 }
 
 
@@ -44,6 +52,18 @@ def test_knobs_train_the_same() -> None:
         assert_equal(found, expected, TOLERANCES["gpt2", "fp32"])
         assert distance(found.weights, expected) < 1e-4, name
         assert torch.equal(found.weights["embed.wte.weight"], found.weights["head.weight"]), name
+
+
+@pytest.mark.slow
+def test_eight_stages_on_four_ranks_train_the_same() -> None:
+    """On a V both ends of a tied weight are one tensor of rank 0: nothing is sent for it."""
+    schedules = ("looped_bfs", *V_SHAPED)
+    cases = {name: replace(case, global_batch=24, micro_batch=2) for name, case in EIGHT_BLOCKS.items()}
+    work = [(case, Pipeline(schedule=name, virtual_stages=2)) for case in cases.values() for name in schedules]
+    for (case, _), found in zip(work, run_ranks(4, train_cases, work)[0], strict=True):
+        assert_equal(found, reference(case, 1), TOLERANCES[case.name, "fp32"])
+        if case.name == "gpt2":
+            assert torch.equal(found.weights["embed.wte.weight"], found.weights["head.weight"])
 
 
 @pytest.mark.slow
@@ -93,6 +113,35 @@ def test_every_rank_has_its_coordinates_and_stages() -> None:
     assert facts[0]["bubble_theoretical"] == pytest.approx(1 / 13)
     assert facts[0]["activation_dtypes"] == ["float32"] * 3
     assert facts[0]["activation_bytes"] == [16 * 32 * 4] * 3  # one sample of 16 tokens x 32
+
+
+def v_shaped() -> tuple[Place, list[str], int, bool]:
+    """The place and the blocks of this rank, what it shares with other ranks, and whether it evaluates as one process
+    does; it trains afterwards."""
+    framework, here = Pipeline(schedule="zbv", virtual_stages=2, balance=[1, 2, 1, 1]), make_job(CASE)
+    framework.check(here)
+    trainer = framework.setup(here)
+    place, names = trainer.place, [name for name, _ in trainer.model.named_children()]
+    tokens = torch.arange(12 * 16).reshape(12, 16) % 61
+    batch = Batch(tokens, tokens, torch.ones(12, dtype=torch.bool)) if place.reads_data else None
+    expected = here.build().eval()(tokens)
+    found = [trainer.evaluate(batch) for _ in range(2)]
+    equal = all(torch.allclose(logits, expected, atol=1e-5) for logits in found if logits is not None)
+    assert all((logits is not None) == place.reports for logits in found)
+    loss = trainer.step(batch)
+    assert (loss is not None) == place.reports
+    shared = len(trainer.blocks.shared)
+    trainer.close()
+    return place, names, shared, equal
+
+
+@pytest.mark.slow
+def test_on_a_v_one_rank_begins_and_ends_each_replica() -> None:
+    (first, begin, shared, equal), (last, turn, none, _) = run_ranks(2, v_shaped)
+    assert (first.reads_data, first.reports, last.reads_data, last.reports) == (True, True, False, False)
+    assert (begin, turn) == (["embed", "head"], ["h0", "h1", "ln_f"])
+    assert (shared, none) == (0, 0)
+    assert equal
 
 
 def middle() -> tuple[bool, bool, int]:
@@ -157,8 +206,18 @@ def test_unsupported_settings_are_refused_before_anything_starts() -> None:
     with pytest.raises(Unsupported, match=r"interleaved needs 2 ranks"):
         Pipeline(schedule="interleaved").check(replace(two, world_size=1))
     for key in ("checkpoint_activations", "compile", "channels_last"):
-        with pytest.raises(Unsupported, match=f"two halves does not support train.{key}=true"):
-            Pipeline(schedule="zero_bubble").check(replace(two, **{key: True}))
+        for schedule in ("zero_bubble", *V_SHAPED):
+            stages = 2 if schedule in V_SHAPED else 1
+            with pytest.raises(Unsupported, match=f"{schedule}: .* two halves does not support train.{key}=true"):
+                Pipeline(schedule=schedule, virtual_stages=stages).check(replace(two, **{key: True}))
+
+
+def test_shards_on_a_v_need_untied_weights() -> None:
+    framework = Pipeline(schedule="zbv", virtual_stages=2, dp=2, sharded=True)
+    four = replace(job(), world_size=4, global_batch=32, micro_batch=None)
+    framework.check(replace(four, model=replace(GPT, tie_weights=False)))
+    with pytest.raises(Unsupported, match=r"tied between two stages of one rank: set framework\.sharded=false"):
+        framework.check(replace(four, model=GPT))
 
 
 def test_a_cut_that_is_measured_again_saves_no_checkpoint() -> None:
@@ -169,7 +228,9 @@ def test_a_cut_that_is_measured_again_saves_no_checkpoint() -> None:
 
 
 def test_wrong_knobs_are_named() -> None:
-    with pytest.raises(UserError, match=r"framework\.schedule=zbv must be one of gpipe, 1f1b"):
+    with pytest.raises(UserError, match=r"framework\.schedule=chimera must be one of gpipe, 1f1b"):
+        Pipeline(schedule="chimera")
+    with pytest.raises(UserError, match=r"virtual_stages=1 must be 2 with framework\.schedule=zbv"):
         Pipeline(schedule="zbv")
     with pytest.raises(UserError, match=r"framework\.dp=0"):
         Pipeline(dp=0)

@@ -9,7 +9,7 @@ import pytest
 from ddlbench.errors import Unsupported, UserError
 from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.frameworks.pipeline.pipedream import PipeDream
-from ddlbench.frameworks.pipeline.schedules import bubble, check_stages, micro_batch_count
+from ddlbench.frameworks.pipeline.schedules import bubble, check_stages, micro_batch_count, rank_of
 from ddlbench.frameworks.shared.layout import Layout
 from ddlbench.job import Job
 from tests.support.jobs import job
@@ -28,6 +28,9 @@ def of(global_batch: int, micro_batch: int | None = None) -> Job:
         ("1f1b", 17, 2, 17),  # 1 is too few, so more than 4 a rank
         ("interleaved", 64, 4, 16),
         ("interleaved", 14, 4, 7),  # 14 // 4 = 3 rounds of unequal size; 7 go in one round
+        ("looped_bfs", 17, 4, 17),  # 1 does not fill the pipeline
+        ("zbv", 7, 4, 7),  # 2 p - 1 do
+        ("dualpipev", 8, 4, 8),  # 2 p do
     ],
 )
 def test_four_a_rank_or_the_nearest_that_fits(schedule: str, samples: int, ranks: int, count: int) -> None:
@@ -46,6 +49,8 @@ def test_a_refused_number_is_named_with_the_nearest_choice() -> None:
         micro_batch_count("1f1b", of(12, 6), 4, 1)
     with pytest.raises(UserError, match=r"the 2 samples of a replica .*over 3\).* 1f1b over 4 ranks.*global_batch=48"):
         micro_batch_count("1f1b", of(6), 4, 3)
+    with pytest.raises(UserError, match=r"dualpipev over 4 ranks, which needs 8 or more: .*_batch=16"):
+        micro_batch_count("dualpipev", of(6), 4, 1)
     with pytest.raises(UserError, match=r"interleaved over 4 ranks cannot run 14 micro .*choose train\.micro_batch=2"):
         micro_batch_count("interleaved", of(14, 1), 4, 1)
 
@@ -91,3 +96,11 @@ def test_bubbles() -> None:
     assert bubble("1f1b", 8, 4, 1) == pytest.approx(3 / 11)
     assert bubble("interleaved", 8, 4, 2) == pytest.approx(3 / 19)
     assert bubble("zero_bubble", 8, 4, 1) == pytest.approx(1 / 9)  # a third of the ramp: 1 / (8 + 1)
+    assert bubble("looped_bfs", 8, 4, 2) == pytest.approx(3 / 19)
+    assert bubble("dualpipev", 8, 4, 2) == pytest.approx(3 * 2 / (8 * 2 * 3 + 3 * 2))  # F&B + B - 3 W = 3 + 2 - 3
+    assert bubble("zbv", 8, 4, 2) == 0
+
+
+def test_stages_go_round_or_there_and_back() -> None:
+    assert [rank_of(stage, 3, v_shaped=False) for stage in range(6)] == [0, 1, 2, 0, 1, 2]
+    assert [rank_of(stage, 3, v_shaped=True) for stage in range(6)] == [0, 1, 2, 2, 1, 0]

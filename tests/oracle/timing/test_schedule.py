@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from ddlbench.frameworks.pipeline.schedules import bubble
 from ddlbench.oracle.timing.schedule import (
     Stages,
     Timed,
@@ -57,12 +58,13 @@ def test_long_schedules_go_on_as_they_began(schedule: str) -> None:
 
 def took_and_busy(passes: Sequence[Timed], ranks: int) -> tuple[float, list[float]]:
     """The end of the last pass, and the computing time of each rank."""
-    busy = [sum(item.end - item.begin for item in passes if item.stage % ranks == rank) for rank in range(ranks)]
+    busy = [sum(item.end - item.begin for item in passes if item.rank == rank) for rank in range(ranks)]
     return max(item.end for item in passes), busy
 
 
 UNEQUAL = Stages((1.0, 1.5, 0.5, 1.2), (2.0, 3.0, 0.9, 2.2), (0.1, 0.4, 0.2, 0.0))
 ALL = {"gpipe": 45.2, "1f1b": 42.2, "interleaved": 66.4, "zero_bubble": 64.3}
+TWO_STAGES_A_RANK = ("interleaved", "looped_bfs", "zbv", "dualpipev")
 
 
 @pytest.mark.parametrize("schedule", ALL)
@@ -75,11 +77,30 @@ def test_unequal_stages(schedule: str) -> None:
     assert busy == pytest.approx([8 * sum(UNEQUAL.busy[rank::ranks]) for rank in range(ranks)])
 
 
-@pytest.mark.parametrize("schedule", ALL)
+@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble", *TWO_STAGES_A_RANK])
+@pytest.mark.parametrize(("ranks", "count"), [(2, 4), (4, 8), (4, 16), (8, 16)])
+def test_the_bubble_of_each_schedule_is_that_of_its_formula(schedule: str, ranks: int, count: int) -> None:
+    """Forward 1, gradients of inputs 1, of weights 1: waits of the rank that waits most, between its first and its last
+    pass (Qi et al. 2023, section 2.2)."""
+    local = 2 if schedule in TWO_STAGES_A_RANK else 1
+    passes = simulate(schedule, equal(ranks * local), ranks, count)
+    spans = [[item for item in passes if item.rank == rank] for rank in range(ranks)]
+    longest = max(max(item.end for item in own) - min(item.begin for item in own) for own in spans)
+    assert 1 - 3 * local * count / longest == pytest.approx(bubble(schedule, count, ranks, local))
+
+
+def test_an_overlapped_forward_pass_sends_with_the_backward_pass_after_it() -> None:
+    """DualPipeV on two ranks, eight micro batches of 1 + 2: 2 x 2 (p - 1) for what torch sends late; half of it if each
+    pass sent its own."""
+    assert seconds("dualpipev", equal(4), 2, 8) == pytest.approx(8 * 2 * 3 + 2)
+    assert {kind for kind, _, _ in order_with_weights("dualpipev", 0, 2, 4, 8)} == {"F", "B", "I", "W"}
+
+
+@pytest.mark.parametrize("schedule", [*ALL, "looped_bfs", "zbv", "dualpipev"])
 def test_every_pass_starts_after_what_it_waits_for(schedule: str) -> None:
     passes = simulate(schedule, UNEQUAL, 4 if schedule in ("gpipe", "1f1b") else 2, 8)
     ends = {("B" if item.kind == "I" else item.kind, item.stage, item.micro): item.end for item in passes}
-    for kind, stage, micro, begin, _ in passes:
+    for kind, stage, micro, begin, *_ in passes:
         if kind == "F" and stage:
             assert begin >= ends["F", stage - 1, micro] + UNEQUAL.send[stage - 1] - 1e-9
         if kind in ("B", "I"):
@@ -89,7 +110,7 @@ def test_every_pass_starts_after_what_it_waits_for(schedule: str) -> None:
             assert begin >= ends["B", stage, micro] - 1e-9
 
 
-@pytest.mark.parametrize("schedule", ALL)
+@pytest.mark.parametrize("schedule", [*ALL, "looped_bfs", "zbv", "dualpipev"])
 def test_one_core_takes_as_long_as_all_the_work(schedule: str) -> None:
     ranks = 4 if schedule in ("gpipe", "1f1b") else 2
     took, _ = took_and_busy(simulate(schedule, equal(4), ranks, 8, float), ranks)
@@ -105,10 +126,10 @@ def test_two_ranks_slow_each_other_while_both_compute() -> None:
     assert busy == pytest.approx([1 + 1.5 + 3 + 2, 1.5 + 1 + 2 + 3])
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zero_bubble"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble", *TWO_STAGES_A_RANK])
 def test_every_pass_once(schedule: str) -> None:
     stages = 4 if schedule in ("gpipe", "1f1b") else 8
-    ops = [op for rank in range(4) for op in order(schedule, rank, 4, stages, 8)]
+    ops = [op for rank in range(4) for op in order(schedule, rank, 4, stages, 8) if op[0] != "W"]
     assert len(ops) == len(set(ops)) == 2 * stages * 8
 
 

@@ -157,6 +157,9 @@ STRATEGIES: dict[str, Callable[[], list[str]]] = {
     "GPipe, 1F1B": lambda: of_schedule(piped(Pipeline(schedule="gpipe", balance=[1, 1]))),
     "interleaved": lambda: [s(schedule.seconds("interleaved", equal(8), 4, 8))],
     "zero bubble": lambda: [s(schedule.seconds("zero_bubble", equal(4), 4, 8))],
+    "breadth-first, ZBV, DualPipeV": lambda: [
+        s(schedule.seconds(name, equal(8), 4, 16)) for name in ("looped_bfs", "zbv", "dualpipev")
+    ],
     "PipeDream": lambda: [s(piped(PipeDream(balance=[1, 1]), output).step_s) for output in (0.0, 20e9)],
     "sending between stages": lambda: [s(schedule.seconds("gpipe", equal(4, 0.5), 4, 1))],
     "stages on shared cores": on_shared_cores,

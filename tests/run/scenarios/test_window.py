@@ -66,7 +66,10 @@ def frameworks() -> dict[str, Framework]:
         "deepspeed": DeepSpeed(zero_stage=1),
         "tensor": TensorParallel(),
         **{name: Pipeline(schedule=name) for name in ("gpipe", "1f1b", "zero_bubble")},
-        "interleaved": Pipeline(schedule="interleaved", virtual_stages=2),
+        **{
+            name: Pipeline(schedule=name, virtual_stages=2)
+            for name in ("interleaved", "looped_bfs", "zbv", "dualpipev")
+        },
         "hybrid": Pipeline(tp=2),
         "pipedream": PipeDream(),
         "pipedream_2bw": PipeDream(double_buffered=True),

@@ -1,7 +1,8 @@
 """Pipelines of torch.distributed.pipelining: each rank holds some of the blocks, micro batches flow through all.
 
-GPipe (Huang et al. 2019), 1F1B (Narayanan et al. 2019, with a flush), interleaved 1F1B (Narayanan et al. 2021) and
-zero bubble (Qi et al. 2023, ZB-1P). With framework.dp > 1 there are several such pipelines: each stage averages its
+GPipe (Huang et al. 2019), 1F1B (Narayanan et al. 2019, with a flush), interleaved 1F1B (Narayanan et al. 2021), zero
+bubble (Qi et al. 2023, ZB-1P), breadth-first (Lamy-Poirier 2023), ZBV (Qi et al. 2023, ZB-V) and DualPipeV (DeepSeek-AI
+2024, Qi et al. 2025). With framework.dp > 1 there are several such pipelines: each stage averages its
 gradients over its copies once, after the schedule has run. With framework.tp > 1 several ranks share the layers of each
 stage: all together the hybrid of Narayanan et al. 2021 (docs/adr/0010).
 """
@@ -17,12 +18,14 @@ from ddlbench.frameworks.pipeline.groups import Groups
 from ddlbench.frameworks.pipeline.schedules import (
     LOOPED,
     SCHEDULES,
+    SPLIT_BACKWARD,
+    V_SHAPED,
     bubble,
     check_split_backward,
     check_stages,
     micro_batch_count,
 )
-from ddlbench.frameworks.pipeline.stages import BALANCES, Balanced, Plan
+from ddlbench.frameworks.pipeline.stages import BALANCES, Balanced, Plan, tied_names
 from ddlbench.frameworks.pipeline.trainer import PipelineTrainer
 from ddlbench.frameworks.shared.layout import Layout, fill
 from ddlbench.frameworks.shared.meta import on_meta
@@ -48,8 +51,9 @@ class Pipeline(Balanced):
 
     def __post_init__(self) -> None:
         sizes = {"dp": 1, "tp": 1, "pp": 1, "virtual_stages": 1, "flops_per_byte": 0}
-        one = f"1 with framework.schedule={self.schedule}, or choose framework.schedule={' or '.join(LOOPED)}"
-        fits = self.virtual_stages <= 1 or self.schedule in LOOPED
+        stages = 2 if self.schedule in V_SHAPED else 1
+        one = f"{stages} with framework.schedule={self.schedule}, or choose framework.schedule={' or '.join(LOOPED)}"
+        fits = self.virtual_stages == stages or self.schedule in LOOPED
         check_values("framework.", self, least=sizes, choices={"schedule": SCHEDULES, "balance_by": BALANCES})
         check_values("framework.", self, rules={"virtual_stages": (fits, one)})
 
@@ -66,11 +70,14 @@ class Pipeline(Balanced):
             f"gradients are averaged in fp32, not {job.reduce_dtype}: set train.reduce_dtype=fp32":
                 job.reduce_dtype != "fp32",
             f"{self.schedule} needs 2 ranks or more in a pipeline: use framework=gpipe":
-                ranks == 1 and self.schedule in LOOPED,
+                ranks == 1 and self.schedule in (*LOOPED, *V_SHAPED),
+            "shards cannot hold a weight that is tied between two stages of one rank: "
+            "set framework.sharded=false or model.tie_weights=false":
+                self.sharded and self.schedule in V_SHAPED and bool(tied_names(on_meta(job))),
         }  # fmt: skip
         refuse(self.name, reasons)
-        if self.schedule == "zero_bubble":
-            check_split_backward(job)
+        if self.schedule in SPLIT_BACKWARD:
+            check_split_backward(self.schedule, job)
         if self.tp > 1:
             check_parts(self.name, job, self.tp, ranks)
             check_compile(self.name, job)
@@ -81,8 +88,8 @@ class Pipeline(Balanced):
     def setup(self, job: Job) -> PipelineTrainer:
         layout = self.layout(job.world_size)
         count = micro_batch_count(self.schedule, job, layout.pp, layout.dp)
-        groups = Groups.connect(job, layout, self.sharded)
-        groups.open_links(job.device, looped=self.virtual_stages > 1)
+        groups = Groups.connect(job, layout, self.sharded, self.schedule in V_SHAPED)
+        groups.open_links(job.device, looped=self.virtual_stages > 1 and not groups.v_shaped)
         samples = job.replica_batch(layout.dp) // count
         plan = Plan.of(job, layout.pp * self.virtual_stages, samples, self)
         blocks = Blocks(job, groups, plan, self.sharded)

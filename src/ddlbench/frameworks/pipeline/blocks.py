@@ -36,9 +36,7 @@ class Blocks:
         # Built in full on the CPU, so that all ranks have the same weights; only this rank's blocks go to the device.
         complete = replace(job, device=torch.device("cpu")).build()
         ties = tied_names(complete)
-        parts = {
-            i: part for i, part in enumerate(cut(complete, plan.sizes)) if i % groups.layout.pp == groups.stage_rank
-        }
+        parts = {index: part for index, part in enumerate(cut(complete, plan.sizes)) if groups.has(index)}
         self.model = nn.Sequential(OrderedDict(block for part in parts.values() for block in part.named_children()))
         self.splits = split_model(self.model, job.model.tensor_plan(), groups.part)
         self.model.to(job.device)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddlbench.errors import Unsupported
+from ddlbench.frameworks.pipeline.schedules import rank_of
 from ddlbench.frameworks.pipeline.stages import tied_names
 from ddlbench.frameworks.shared.groups import average, gradient, subgroup
 from ddlbench.frameworks.shared.layout import Layout
@@ -31,6 +32,7 @@ class Groups:
     embedding_group: first and last rank of this rank's pipeline, None between them; used where a weight is tied
     norm_group: the ranks that together hold the gradients of one update: those of a replica, all with shards; None
         where no update needs such a group
+    v_shaped: whether rank 0 of a pipeline has both its first and its last stage (schedules.V_SHAPED)
     """
 
     layout: Layout
@@ -41,15 +43,16 @@ class Groups:
     dp_group: dist.ProcessGroup | None
     embedding_group: dist.ProcessGroup | None
     norm_group: dist.ProcessGroup | None
+    v_shaped: bool = False
 
     @classmethod
-    def connect(cls, job: Job, layout: Layout, sharded: bool = False) -> Groups:
+    def connect(cls, job: Job, layout: Layout, sharded: bool = False, v_shaped: bool = False) -> Groups:
         if layout.pp > 1 and job.device.type == "cuda" and SHARED_GPU in dist.get_backend_config():
             raise Unsupported(f"backend={SHARED_GPU}: gloo cannot send tensors of a GPU, and a pipeline sends them")
         data_rank, tp_rank, stage_rank = layout.position(job.rank)
         pp_group = subgroup(layout.groups("pp"), job)
         dp_group = subgroup(layout.groups("dp"), job) if layout.dp > 1 else None
-        ends = layout.pp > 2 and tied_names(on_meta(job))
+        ends = layout.pp > 2 and not v_shaped and tied_names(on_meta(job))
         embedding_group = subgroup(layout.embedding_groups(), job) if ends else pp_group
         tp_group = subgroup(layout.groups("tp"), job) if layout.tp > 1 else None
         norm_group = dist.group.WORLD if sharded else pp_group
@@ -57,7 +60,7 @@ class Groups:
             needed = job.clip_norm is not None or job.precision == "fp16"  # all skip an update that overflows in one
             norm_group = subgroup(layout.groups("pp", "tp"), job) if needed else None
         part = Part(tp_group, tp_rank, layout.tp)
-        return cls(layout, stage_rank, data_rank, part, pp_group, dp_group, embedding_group, norm_group)
+        return cls(layout, stage_rank, data_rank, part, pp_group, dp_group, embedding_group, norm_group, v_shaped)
 
     @property
     def first(self) -> bool:
@@ -65,7 +68,10 @@ class Groups:
 
     @property
     def last(self) -> bool:
-        return self.stage_rank == self.layout.pp - 1
+        return self.stage_rank == (0 if self.v_shaped else self.layout.pp - 1)
+
+    def has(self, stage: int) -> bool:
+        return self.stage_rank == rank_of(stage, self.layout.pp, self.v_shaped)
 
     def open_links(self, device: torch.device, looped: bool) -> None:
         """Let NCCL make the communicators in which torch's schedules send to a neighbour: otherwise the first step

@@ -7,18 +7,40 @@ from ddlbench.frameworks.shared.layout import divisors
 from ddlbench.job import Job
 
 # Names of torch.distributed.pipelining
-SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B", "zero_bubble": "InterleavedZeroBubble"}
-LOOPED = ("interleaved", "zero_bubble")  # may have several stages a rank
+SCHEDULES = {
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "interleaved": "Interleaved1F1B",
+    "zero_bubble": "InterleavedZeroBubble",
+    "looped_bfs": "LoopedBFS",
+    "zbv": "ZBVZeroBubble",
+    "dualpipev": "DualPipeV",
+}
+LOOPED = ("interleaved", "zero_bubble", "looped_bfs")  # may have several stages a rank
+V_SHAPED = ("zbv", "dualpipev")  # have two stages a rank: rank r has stages r and 2 p - 1 - r
+SPLIT_BACKWARD = ("zero_bubble", *V_SHAPED)  # compute gradients of weights after those of inputs
 
 MICRO_BATCHES_PER_RANK = 4  # where the configuration gives no micro batch (Kim et al. 2020, "torchgpipe")
 
 
+def rank_of(stage: int, ranks: int, v_shaped: bool) -> int:
+    """The rank of a pipeline that has this stage. Stages follow the ranks round and round, or to the last rank and back
+    again (v_shaped), so that rank 0 has the first and the last stage."""
+    turn, position = divmod(stage, ranks)
+    return ranks - 1 - position if v_shaped and turn % 2 else position
+
+
+def least_count(schedule: str, ranks: int) -> int:
+    """Micro batches that fill the pipeline; torch or the schedule's bubble (`bubble`) needs so many."""
+    least = {"gpipe": 1, "interleaved": 1, "zero_bubble": 1, "zbv": 2 * ranks - 1, "dualpipev": 2 * ranks}
+    return least.get(schedule, ranks)
+
+
 def accepts(schedule: str, count: int, ranks: int) -> bool:
-    """Whether torch runs `count` micro batches over `ranks` ranks: 1F1B must fill the pipeline, the looped schedules go
-    in count // ranks rounds of equal size."""
-    if schedule in LOOPED:
-        return count % max(1, count // ranks) == 0
-    return schedule == "gpipe" or count >= ranks
+    """Whether `count` micro batches can run over `ranks` ranks: interleaved and zero_bubble go in count // ranks rounds
+    of equal size."""
+    rounds = max(1, count // ranks) if schedule in ("interleaved", "zero_bubble") else 1
+    return count >= least_count(schedule, ranks) and count % rounds == 0
 
 
 def check_stages(ranks: int, virtual_stages: int, blocks: int, balance: list[int] | None) -> None:
@@ -38,7 +60,7 @@ def check_stages(ranks: int, virtual_stages: int, blocks: int, balance: list[int
         )
 
 
-def check_split_backward(job: Job) -> None:
+def check_split_backward(schedule: str, job: Job) -> None:
     """What does not go with a backward pass in two halves, gradients of inputs first and of weights later."""
     keys = {
         "train.checkpoint_activations": job.checkpoint_activations,  # each half would recompute the block
@@ -46,7 +68,7 @@ def check_split_backward(job: Job) -> None:
         "train.channels_last": job.channels_last,  # inputs' gradients come in that layout, which cannot be sent
     }
     reason = "a backward pass in two halves does not support {}=true: set it to false, or use framework=interleaved"
-    refuse("zero_bubble", {reason.format(key): value for key, value in keys.items()})
+    refuse(schedule, {reason.format(key): value for key, value in keys.items()})
 
 
 def micro_batch_count(schedule: str, job: Job, ranks: int, replicas: int) -> int:
@@ -57,7 +79,8 @@ def micro_batch_count(schedule: str, job: Job, ranks: int, replicas: int) -> int
     if not fits:
         raise WrongRankCount(
             f"the {samples} samples of a replica (train.global_batch={job.global_batch} over {replicas}) cannot be "
-            f"divided into micro batches for {schedule} over {ranks} ranks, which needs {ranks} or more: choose "
+            f"divided into micro batches for {schedule} over {ranks} ranks, which needs "
+            f"{least_count(schedule, ranks)} or more: choose "
             f"train.global_batch={MICRO_BATCHES_PER_RANK * ranks * replicas} or more"
         )
     if job.micro_batch is None:
@@ -76,8 +99,12 @@ def bubble(schedule: str, count: int, ranks: int, virtual_stages: int) -> float:
     """Share of the time a rank waits if all stages cost the same and sending costs nothing: (p - 1) / (m + p - 1) for m
     micro batches over p ranks (Huang et al. 2019).
 
-    With v stages a rank the ramp is v times shorter (Narayanan et al. 2021, section 2.2). Where the gradients of
-    weights, taken to be a third of the work, fill it, a third of it is left (Qi et al. 2023, ZB-H1).
+    With v stages a rank the ramp is v times shorter (Narayanan et al. 2021, section 2.2; breadth-first: Lamy-Poirier
+    2023). Where the gradients of weights, taken to be a third of the work, fill it, a third of it is left (Qi et al.
+    2023, ZB-H1). DualPipeV waits (p - 1) (F&B + B - 3 W) of 2 m (F + B) (DeepSeek-AI 2024, cut in half by Qi et al.
+    2025); torch runs the overlapped pass F&B as F + B. A rank of ZBV does not wait between its first and its last pass
+    (Qi et al. 2023, section 6).
     """
-    ramp = ranks - 1
-    return ramp / (count * virtual_stages * (3 if schedule == "zero_bubble" else 1) + ramp)
+    ramp = 0 if schedule == "zbv" else ranks - 1
+    passes = {"zero_bubble": 3 * virtual_stages, "dualpipev": 3}.get(schedule, virtual_stages)
+    return ramp / (count * passes + ramp)

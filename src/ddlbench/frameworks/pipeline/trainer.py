@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from ddlbench.frameworks.pipeline.blocks import Blocks
 from ddlbench.frameworks.pipeline.clock import BusyClock
-from ddlbench.frameworks.pipeline.schedules import LOOPED, SCHEDULES
+from ddlbench.frameworks.pipeline.schedules import LOOPED, SCHEDULES, V_SHAPED
 from ddlbench.frameworks.shared.replica import RankTrainer
 from ddlbench.frameworks.shared.step import Update, autocast
 from ddlbench.frameworks.tensor.collectives import share
@@ -50,7 +50,7 @@ class PipelineTrainer(RankTrainer):
             before, after = edges[index : index + 2]  # without them torch would run the model to find the shapes
             stages.append(self._timed(PipelineStage(module, index, count, job.device, before, after, group=group)))
         schedule_class: Any = get_schedule_class(SCHEDULES[schedule])
-        one_or_more = stages if schedule in LOOPED else stages[0]
+        one_or_more = stages if schedule in (*LOOPED, *V_SHAPED) else stages[0]
         loss = self.clock.computing()(self._loss)
         self.schedule = schedule_class(one_or_more, micro_batches, loss_fn=loss, scale_grads=False)
 
@@ -60,6 +60,7 @@ class PipelineTrainer(RankTrainer):
         stage.forward_one_chunk = computing(stage.forward_one_chunk)
         stage.backward_one_chunk = computing(spanned(BACKWARD, stage.backward_one_chunk))
         stage.backward_weight_one_chunk = computing(spanned(BACKWARD, stage.backward_weight_one_chunk))
+        only_in_training(stage)
         return stage
 
     def _loss(self, output: Tensor, targets: Tensor) -> Tensor:
@@ -117,6 +118,14 @@ class PipelineTrainer(RankTrainer):
 
     def facts(self) -> dict[str, Any]:
         return {**super().facts(), "bubble": self.clock.bubble()}
+
+
+def only_in_training(stage: Any) -> None:
+    """Between two stages of one rank torch 2.14 asks for the gradient in an evaluation too, and raises that there is
+    none."""
+    get, put = stage.get_local_bwd_output, stage.set_local_bwd_input
+    stage.get_local_bwd_output = lambda micro: get(micro) if stage.has_backward else ()
+    stage.set_local_bwd_input = lambda gradients, micro: put(gradients, micro) if stage.has_backward else None
 
 
 @contextmanager

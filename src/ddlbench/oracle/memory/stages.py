@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import ceil
 
+from ddlbench.frameworks.pipeline.schedules import V_SHAPED, rank_of
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES, Bytes, bytes_of_parameter, data_parallel
 from ddlbench.oracle.counts.counts import Block, Counts
 from ddlbench.oracle.memory.passes import (
@@ -46,18 +47,26 @@ class Cut:
         """First and last block + 1 of each stage."""
         return list(pairwise([0, *accumulate(self.sizes)]))
 
+    def rank_of(self, stage: int) -> int:
+        return rank_of(stage, self.pp, self.schedule in V_SHAPED)
 
-def of_ranks(stages: Sequence[float], ranks: int) -> list[float]:
-    """The sum over the stages of each rank: stage i is on rank i % ranks."""
-    return [sum(stages[rank::ranks]) for rank in range(ranks)]
+    def of_ranks(self, stages: Sequence[float]) -> list[float]:
+        """The sum over the stages of each rank."""
+        ranks = [self.rank_of(index) for index in range(len(stages))]
+        return [sum(of for of, holder in zip(stages, ranks, strict=True) if holder == rank) for rank in range(self.pp)]
+
+    @property
+    def two_ends(self) -> bool:
+        """Whether the first and the last stage are on two ranks: both read the batch, and a tied weight has a copy."""
+        return self.pp > 1 and self.rank_of(len(self.sizes) - 1) != 0
 
 
 def rank_parameters(cut: Cut, setting: Setting) -> list[float]:
-    """Parameters of each rank. If a tied head is on another rank than the embedding, it has a copy of it."""
+    """Parameters of each rank."""
     blocks = setting.counts.blocks
     stages = [sum(block.parameters_of_part(cut.tp) for block in blocks[first:last]) for first, last in cut.spans()]
-    ranks = of_ranks(stages, cut.pp)
-    if cut.pp > 1:
+    ranks = cut.of_ranks(stages)
+    if cut.two_ends:
         ranks[-1] += setting.counts.tied / cut.tp
     return ranks
 
@@ -167,10 +176,12 @@ def memory(cut: Cut, setting: Setting, samples: float) -> Memory:
 def _of_rank(cut: Cut, setting: Setting, counts: Counts, rank: int, parameters: float, samples: float) -> Memory:
     """The memory of one rank. parameters: of this rank; samples: of a micro batch"""
     job, edges = setting.job, cut.spans()
-    spans = {index: edges[index] for index in range(rank, len(edges), cut.pp)}
+    spans = {index: span for index, span in enumerate(edges) if cut.rank_of(index) == rank}
     blocks = [block for first, end in spans.values() for block in counts.blocks[first:end]]
     gradients = [FP32_BYTES * float(block.parameter_count) for block in counts.blocks]
-    gradients[-1] += FP32_BYTES * counts.tied if cut.pp > 1 else 0.0
+    if cut.pp > 1:  # on one rank the last stage has the gradient of a tied weight first, and the first one adds to it
+        gradients[-1] += FP32_BYTES * counts.tied
+        gradients[0] -= 0.0 if cut.two_ends else FP32_BYTES * counts.tied
     stages = {
         index: stage(
             counts.blocks[first:end], samples, job.checkpoint_activations, gradients[first:end], end == len(gradients)
@@ -181,7 +192,7 @@ def _of_rank(cut: Cut, setting: Setting, counts: Counts, rank: int, parameters: 
     copies, permanent = update_copies(setting.optimizer, blocks), buffer_bytes(blocks)
     if cut.dp > 1:
         copies = max(copies, states.gradients)  # replicas average a copy of all gradients
-    if rank in (0, (len(edges) - 1) % cut.pp):  # the first and the last stage have the batch
+    if rank in (0, cut.rank_of(len(edges) - 1)):  # the first and the last stage have the batch
         permanent += batch_bytes(job, job.replica_batch(cut.dp))
     # The inputs of the stages and the gradients of their outputs.
     borders = [edge for span in spans.values() for edge in span if 0 < edge < len(counts.blocks)]

@@ -16,7 +16,7 @@ from ddlbench.frameworks.pipeline.pipedream import PipeDream
 from ddlbench.frameworks.pipeline.schedules import micro_batch_count
 from ddlbench.frameworks.pipeline.stages import Balanced
 from ddlbench.oracle.machine import collectives
-from ddlbench.oracle.memory.stages import Cut, memory, of_ranks, rank_parameters
+from ddlbench.oracle.memory.stages import Cut, memory, rank_parameters
 from ddlbench.oracle.setting import Limit, Message, Outcome, Setting
 from ddlbench.oracle.strategies.tensor import Traffic, batch_message, limit, traffic
 from ddlbench.oracle.timing import schedule
@@ -126,12 +126,15 @@ def _stages(cut: Cut, setting: Setting, samples: float, traffics: Sequence[Traff
 
 
 def _sending(cut: Cut, setting: Setting, samples: float) -> list[float]:
-    """Seconds of a message from each stage to the next one, in the same node or in another one."""
+    """Seconds of a message from each stage to the next one: in the same node, in another one, or on the same rank."""
     blocks, stride, world = setting.counts.blocks, cut.dp * cut.tp, setting.world
     node, seconds = setting.machine.per_node(world), list[float]()
     for stage, (_, end) in enumerate(cut.spans()[:-1]):
-        first = stage % cut.pp * stride
-        crosses = any(rank // node != (rank + stride) % world // node for rank in (first, first + stride - 1))
+        here, there = cut.rank_of(stage) * stride, cut.rank_of(stage + 1) * stride
+        if here == there:
+            seconds.append(0.0)
+            continue
+        crosses = any((here + peer) // node != (there + peer) // node for peer in (0, stride - 1))
         seconds.append(collectives.send(blocks[end - 1].output * samples, setting.machine, stride, world, crosses))
     return seconds
 
@@ -142,16 +145,18 @@ def _time(cut: Cut, stages: Stages, setting: Setting) -> tuple[float, float]:
     machine, beside = setting.machine, cut.dp * cut.tp
     node = machine.per_node(setting.world)
     if cut.schedule == "pipedream":
-        busy = cut.count * max(of_ranks(stages.busy, cut.pp))
+        busy = cut.count * max(cut.of_ranks(stages.busy))
         if machine.cores is not None:
             together = cut.count * sum(stages.busy) / cut.pp * machine.shared_cores(node)
             busy = max(busy * machine.shared_cores(min(beside, node)), together)
         return max(busy, cut.count * 2 * max(stages.send)), busy
     if machine.cores is None:
         took = schedule.seconds(cut.schedule, stages, cut.pp, cut.count)
-        return took, cut.count * max(of_ranks(stages.busy, cut.pp))
+        return took, cut.count * max(cut.of_ranks(stages.busy))
     passes = _passes(cut, stages, setting)
-    busy = (sum(item.end - item.begin for item in passes if item.stage % cut.pp == rank) for rank in range(cut.pp))
+    busy = [0.0] * cut.pp
+    for item in passes:
+        busy[item.rank] += item.end - item.begin
     return passes[-1].end, max(busy)
 
 
@@ -172,7 +177,7 @@ def _in_layers(cut: Cut, setting: Setting, traffics: Sequence[Traffic], exposed:
     bytes_, number = sum(layer.bytes_ for layer in traffics), sum(layer.number for layer in traffics)
     seconds = max(cut.count * sum(layer.forward + layer.backward for layer in traffics) / cut.pp, exposed)
     batch = batch_message(setting, cut.dp, cut.tp)
-    ends = 2 if cut.pp > 1 else 1  # stages with the batch; they broadcast at the same time
+    ends = 2 if cut.two_ends else 1  # ranks with the batch; they broadcast at the same time
     return [
         Message("collectives of layers", cut.count * number, cut.count * bytes_, seconds, exposed),
         replace(batch, count=ends * batch.count, bytes_=ends * batch.bytes_),
@@ -182,9 +187,12 @@ def _in_layers(cut: Cut, setting: Setting, traffics: Sequence[Traffic], exposed:
 def _between_stages(cut: Cut, setting: Setting, samples: float, exposed: float) -> Message:
     """Messages of the rank that sends most: outputs of its stages to the next stages, gradients of their inputs to the
     previous stages."""
-    edges = [setting.counts.blocks[end - 1].output * samples for _, end in cut.spans()[:-1]]
-    stages = [(bool(a) + bool(b), a + b) for a, b in zip([*edges, 0.0], [0.0, *edges], strict=True)]
-    ranks = [tuple(map(sum, zip(*stages[rank :: cut.pp], strict=True))) for rank in range(cut.pp)]
+    ranks = [(0, 0.0)] * cut.pp
+    for stage, (_, end) in enumerate(cut.spans()[:-1]):
+        ends = cut.rank_of(stage), cut.rank_of(stage + 1)
+        for rank in ends if ends[0] != ends[1] else ():
+            count, bytes_ = ranks[rank]
+            ranks[rank] = count + 1, bytes_ + setting.counts.blocks[end - 1].output * samples
     count, bytes_ = max(ranks, key=lambda rank: rank[1])
     seconds = max(exposed, 2 * cut.count * max(_sending(cut, setting, samples)))
     return Message("activations between stages", cut.count * count, cut.count * bytes_, seconds, exposed)
@@ -199,7 +207,7 @@ def _reductions(cut: Cut, setting: Setting, parameters: Sequence[float]) -> list
         seconds = setting.all_reduce(size, cut.dp, cut.tp)
         what = "reduction and gathering of shards" if cut.sharded else "all-reduce of gradients"
         messages.append(Message(what, 1, size, seconds, seconds))
-    if cut.pp > 1 and setting.counts.tied:
+    if cut.two_ends and setting.counts.tied:
         size, beside = setting.gradient_bytes * setting.counts.tied / cut.tp, cut.dp * cut.tp
         seconds = setting.all_reduce(size, 2, beside * (cut.pp - 1), beside)
         messages.append(Message("all-reduce of the tied embedding", 1, size, seconds, seconds))

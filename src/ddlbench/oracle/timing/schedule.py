@@ -1,7 +1,8 @@
 """Seconds of a pipeline schedule: the order of the passes on each rank, and a simulation of when each pass starts.
 
-GPipe (Huang et al. 2019), 1F1B (Narayanan et al. 2019), interleaved (Narayanan et al. 2021), zero bubble (Qi et al.
-2023). With p equal stages, m micro batches and free messages a schedule takes (m + p - 1) (F + B).
+GPipe (Huang et al. 2019), 1F1B (Narayanan et al. 2019), and those with several stages a rank in the order of
+torch.distributed.pipelining. With p equal stages, m micro batches and free messages GPipe and 1F1B take (m + p - 1)
+(F + B).
 """
 
 from __future__ import annotations
@@ -10,22 +11,27 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
-# Forward; backward; zero bubble's two backward passes, of inputs and of weights. The last is not in `order`: it runs
-# while a rank would otherwise wait.
+from ddlbench.frameworks.pipeline.schedules import SCHEDULES
+
+# Forward; backward; zero bubble's two backward passes, of inputs and of weights. With zero_bubble the last is not in
+# `order`: it runs while a rank would otherwise wait.
 F, B, INPUTS, WEIGHTS = "F", "B", "I", "W"
+OVERLAPPED = "O"  # DualPipeV's forward pass whose output is sent with the result of the backward pass after it
 Op = tuple[str, int, int]  # kind, stage, micro batch
 
 
 class Timed(NamedTuple):
-    """A pass with its begin and end in seconds after the begin of the schedule."""
+    """A pass of a rank of the pipeline with its begin and end in seconds after the begin of the schedule."""
 
     kind: str
     stage: int
     micro: int
     begin: float
     end: float
+    rank: int
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,7 @@ class Stages:
 
 
 def seconds(schedule: str, stages: Stages, ranks: int, micro_batches: int) -> float:
-    """Seconds of all micro batches. Stage i is on rank i % ranks.
+    """Seconds of all micro batches.
 
     In a long GPipe or 1F1B each further `ranks` micro batches take as long as those before, so only the first ones are
     simulated. A single one may take longer: with messages 1F1B waits once in so many micro batches.
@@ -68,6 +74,7 @@ def simulate(
     passes, done = list[Timed](), dict[Op, float]()
     orders = [deque(order(schedule, rank, ranks, count, micro_batches)) for rank in range(ranks)]
     weights = [deque[Op]() for _ in range(ranks)]  # gradients of weights that wait
+    held: dict[int, Op] = {}  # forward passes of ranks that send their output with the result of the next pass
     left: dict[int, float] = {}  # seconds of work left, of each rank that computes
     doing: dict[int, tuple[Op, float]] = {}  # with its begin
     while left or any(orders) or any(weights):
@@ -80,7 +87,7 @@ def simulate(
             if arrived or weights[rank]:
                 op = (todo if arrived else weights[rank]).popleft()
                 kind, stage, _ = op
-                took = stages.forward[stage] if kind == F else stages.backward[stage]
+                took = stages.forward[stage] if kind in (F, OVERLAPPED) else stages.backward[stage]
                 doing[rank] = op, now
                 left[rank] = took / 2 if kind in (INPUTS, WEIGHTS) else took
             elif arrival is not None:
@@ -95,10 +102,14 @@ def simulate(
             if left[rank] <= 1e-12 * rate:
                 del left[rank]
                 (kind, stage, micro), begin = doing.pop(rank)
-                passes.append(Timed(kind, stage, micro, begin, now))
-                if kind != WEIGHTS:  # no pass waits for gradients of weights
+                passes.append(Timed(F if kind == OVERLAPPED else kind, stage, micro, begin, now, rank))
+                if kind == OVERLAPPED:
+                    held[rank] = F, stage, micro
+                elif kind != WEIGHTS:  # no pass waits for gradients of weights
                     done[F if kind == F else B, stage, micro] = now
-                if kind == INPUTS:
+                    if rank in held:
+                        done[held.pop(rank)] = now
+                if kind == INPUTS and schedule == "zero_bubble":
                     weights[rank].append((WEIGHTS, stage, micro))
     return passes
 
@@ -106,7 +117,7 @@ def simulate(
 def _ready(op: Op, done: dict[Op, float], stages: Stages, count: int) -> float | None:
     """The time when the input of a pass is ready; None: not known yet."""
     kind, stage, micro = op
-    if kind == F:
+    if kind in (F, OVERLAPPED):
         if stage == 0:
             return 0.0
         before = done.get((F, stage - 1, micro))
@@ -127,21 +138,31 @@ def order(schedule: str, rank: int, ranks: int, stages: int, micro_batches: int)
         ahead = [(F, rank, micro) for micro in range(micro_batches)]
         back = [(B, rank, micro) for micro in range(micro_batches)]
         return _alternate(ahead, back, min(micro_batches, ranks - rank))
-    local = stages // ranks
-    rounds = max(1, micro_batches // ranks)
-    together = micro_batches // rounds  # micro batches of one stage before the rank turns to its next
-    kind = INPUTS if schedule == "zero_bubble" else B
-    ahead = [_looped(F, index, rank, ranks, local, together, False) for index in range(local * micro_batches)]
-    back = [_looped(kind, index, rank, ranks, local, together, True) for index in range(local * micro_batches)]
-    double = 1 if schedule == "zero_bubble" else 2
-    return _alternate(ahead, back, min(len(ahead), (local - 1) * together + double * (ranks - 1 - rank) + 1))
+    passes = _library_order(schedule, ranks, stages // ranks, micro_batches)[rank]
+    return tuple(op for op in passes if op[0] != WEIGHTS) if schedule == "zero_bubble" else passes
 
 
-def _looped(kind: str, index: int, rank: int, ranks: int, local: int, together: int, reverse: bool) -> Op:
-    chunk = index // together % local
-    chunk = local - 1 - chunk if reverse else chunk
-    micro = index // (together * local) * together + index % together
-    return kind, chunk * ranks + rank, micro
+@cache
+def _library_order(schedule: str, ranks: int, local: int, micro_batches: int) -> list[tuple[Op, ...]]:
+    """The passes of each rank in the plan of torch.distributed.pipelining, made without a process group."""
+    from torch.distributed.pipelining.schedules import get_schedule_class  # half a second to import
+
+    stage = SimpleNamespace(group_size=ranks, group_rank=0, num_stages=ranks * local, is_last=False, submod=None)
+    library: Any = get_schedule_class(SCHEDULES[schedule])
+    # Without its messages, which take torch seconds at 64 ranks.
+    without = type(library.__name__, (library,), {"_prepare_schedule_with_comms": lambda *_: None})
+    plan = without([stage] * local, micro_batches).pipeline_order
+    return [tuple(op for action in plan[rank] if action is not None for op in _passes(action)) for rank in plan]
+
+
+def _passes(action: Any) -> list[Op]:
+    """The pass of an action of torch's plan, or the forward and the backward pass that it overlaps."""
+    kinds = {"FORWARD": F, "FULL_BACKWARD": B, "BACKWARD_INPUT": INPUTS, "BACKWARD_WEIGHT": WEIGHTS}
+    parts = [
+        (kinds[part.computation_type.name], part.stage_index, part.microbatch_index)
+        for part in action.sub_actions or (action,)
+    ]
+    return parts if action.sub_actions is None else [(OVERLAPPED, *parts[0][1:]), parts[1]]
 
 
 def _alternate(ahead: Sequence[Op], back: Sequence[Op], warm_up: int) -> tuple[Op, ...]:
@@ -155,15 +176,8 @@ def _alternate(ahead: Sequence[Op], back: Sequence[Op], warm_up: int) -> tuple[O
 
 @cache
 def order_with_weights(schedule: str, rank: int, ranks: int, stages: int, micro_batches: int) -> tuple[Op, ...]:
-    """The passes of one rank with the gradients of weights, as torch's InterleavedZeroBubble places them: one after
-    each backward pass of inputs, from the (rank + 1)-th on, and the remaining ones at the end."""
-    ops = order(schedule, rank, ranks, stages, micro_batches)
-    passes, waiting, count = list[Op](), deque[Op](), 0
-    for op in ops:
-        passes.append(op)
-        if op[0] == INPUTS:
-            waiting.append((WEIGHTS, *op[1:]))
-            if count >= rank:
-                passes.append(waiting.popleft())
-            count += 1
-    return (*passes, *waiting)
+    """The passes of one rank with the gradients of weights, as torch.distributed.pipelining places them."""
+    if schedule == "zero_bubble":
+        return _library_order(schedule, ranks, stages // ranks, micro_batches)[rank]
+    passes = order(schedule, rank, ranks, stages, micro_batches)
+    return tuple((F, stage, micro) if kind == OVERLAPPED else (kind, stage, micro) for kind, stage, micro in passes)
