@@ -117,5 +117,7 @@ def test_values_that_exclude_each_other_are_one_line_with_the_remedy():
         load("lin2022_vgg", **{"schedule.warmup_epochs": 5})
     with pytest.raises(UserError, match=r"recipe\.label_smoothing=1\.0 must be"):
         load("sgd", label_smoothing=1.0)
-    with pytest.raises(UserError, match=r"recipe\.optimizer\.name=adamx must be one of sgd, adam, adamw, lars, lamb"):
+    with pytest.raises(
+        UserError, match=r"recipe\.optimizer\.name=adamx must be one of sgd, adam, adamw, adamw8bit, lars, lamb"
+    ):
         load("sgd", **{"optimizer.name": "adamx"})
