@@ -32,8 +32,8 @@ def load(name, **overrides):
 
 def test_the_papers_recipes_are_there():
     assert set(NAMES) == {
-        "sgd", "adamw", "lars", "lamb", "goyal2017", "aach2023_step", "aach2023_cosine", "aach2023_exponential",
-        "lin2022_vgg", "lin2022_resnet", "lin2022_gpt2", "lin2022_zero",
+        "sgd", "adamw", "adamw8bit", "lars", "lamb", "goyal2017", "aach2023_step", "aach2023_cosine",
+        "aach2023_exponential", "lin2022_vgg", "lin2022_resnet", "lin2022_gpt2", "lin2022_zero",
     }  # fmt: skip
 
 
