@@ -75,8 +75,8 @@ def test_predicted_bytes_of_the_grid(case: Case) -> None:
 
 @pytest.mark.parametrize(("framework", "more", "shards"), [("ddp", (), 1), ("fsdp", (), 4), ("fsdp", REPLICATED, 2)])
 def test_states_in_8_bits(framework: str, more: tuple[str, ...], shards: int) -> None:
-    """A rehearsal counts codes, scales and, for each parameter, 4 bytes of its number of updates, which the oracle leaves
-    out."""
+    """A rehearsal counts codes, scales and, for each parameter, 4 bytes of its number of updates: the oracle leaves
+    these out."""
     words = Case(framework, "gpt2_small", 4, "plain").words
     config = configured(*words, "model.n_embd=256", "recipe=adamw8bit", *more)
     weights = [(weight.shape[0], weight[:1].numel()) for weight in config.model.build().parameters()]
