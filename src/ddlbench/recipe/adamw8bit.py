@@ -61,9 +61,7 @@ class AdamW8bit(Optimizer):
 
     def _update(self, group: dict[str, Any], step: int, weights: Tensor, gradient: Tensor, *moments: Tensor) -> None:
         """Update one tensor in place. moments: codes of both moments, scales of both"""
-        weights.mul_(
-            1 - group["lr"] * group["weight_decay"]
-        )  # here, because the kernel for CUDA does it after the step
+        weights.mul_(1 - group["lr"] * group["weight_decay"])  # the kernel for CUDA does it after the step
         if gradient.stride() != weights.stride():
             gradient = torch.empty_like(weights).copy_(gradient)
         self.tables = [table.to(weights.device) for table in self.tables]
