@@ -20,6 +20,7 @@ from ddlbench.config.keys import Checkpoint
 from ddlbench.config.schema import Config
 from ddlbench.data.feed import Request
 from ddlbench.frameworks.ddp import DDP
+from ddlbench.frameworks.fsdp import FSDP
 from ddlbench.frameworks.local_sgd import LocalSGD
 from ddlbench.frameworks.pipeline.pipedream import PipeDream
 from ddlbench.job import Framework
@@ -40,7 +41,8 @@ from tests.support.strategies import strategies
 
 EPOCHS, EVERY = 4, 2  # one checkpoint, in the middle
 GPT2 = replace(MODELS["gpt2"], dropout=0.1)  # pyright: ignore  # resumed where its random numbers were
-QUICK = {"gpt2-ddp", "resnet-ddp", "resnet-fsdp", "gpt2-gpipe"}
+WIDER = replace(GPT2, n_embd=64)  # pyright: ignore  # half of a matrix has moments in 8 bits
+QUICK = {"gpt2-ddp", "resnet-ddp", "resnet-fsdp", "gpt2-gpipe", "gpt2-fsdp-8bit"}
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,9 @@ def trainings(world: int) -> Iterator[Training]:
     yield Training("resnet-local_sgd", images, LocalSGD(local_steps=2))
     # Without validation replicas keep their own running statistics from epoch to epoch.
     yield Training("resnet-ddp-without-validation", images, DDP(), validate=False)
+    wider = replace(text, model=WIDER, lr=0.001)
+    for framework in (DDP(), FSDP()):
+        yield Training(f"gpt2-{framework.name}-8bit", wider, framework, "adamw8bit")
     yield Training("gpt2-ddp-fp16", replace(text, precision="fp16", clip_norm=0.5), DDP(), "adamw")
 
 

@@ -32,8 +32,8 @@ def load(name, **overrides):
 
 def test_the_papers_recipes_are_there():
     assert set(NAMES) == {
-        "sgd", "adamw", "lars", "lamb", "goyal2017", "aach2023_step", "aach2023_cosine", "aach2023_exponential",
-        "lin2022_vgg", "lin2022_resnet", "lin2022_gpt2", "lin2022_zero",
+        "sgd", "adamw", "adamw8bit", "lars", "lamb", "goyal2017", "aach2023_step", "aach2023_cosine",
+        "aach2023_exponential", "lin2022_vgg", "lin2022_resnet", "lin2022_gpt2", "lin2022_zero",
     }  # fmt: skip
 
 
@@ -117,5 +117,7 @@ def test_values_that_exclude_each_other_are_one_line_with_the_remedy():
         load("lin2022_vgg", **{"schedule.warmup_epochs": 5})
     with pytest.raises(UserError, match=r"recipe\.label_smoothing=1\.0 must be"):
         load("sgd", label_smoothing=1.0)
-    with pytest.raises(UserError, match=r"recipe\.optimizer\.name=adamx must be one of sgd, adam, adamw, lars, lamb"):
+    with pytest.raises(
+        UserError, match=r"recipe\.optimizer\.name=adamx must be one of sgd, adam, adamw, adamw8bit, lars, lamb"
+    ):
         load("sgd", **{"optimizer.name": "adamx"})

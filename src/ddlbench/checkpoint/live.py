@@ -78,8 +78,12 @@ def make_optimizer_states(live: Live, shapes: Mapping[str, tuple[torch.Size, tor
     shapes: of every saved tensor, by its name
     """
     on_device = any(live.optimizer.defaults.get(name) for name in ("capturable", "fused"))
+    new_state = getattr(live.optimizer, "new_state", None)  # of an optimizer whose states have shapes of their own
     for name, parameter in live.parameters.items():
         prefix = f"{live.part}/optimizer/{name}/"
+        if new_state and any(saved.startswith(prefix) for saved in shapes):
+            live.optimizer.state[parameter] = new_state(parameter)
+            continue
         for saved, (shape, dtype) in shapes.items():
             if not saved.startswith(prefix):
                 continue

@@ -1,10 +1,11 @@
-"""Optimizers by name: SGD, Adam and AdamW from torch, LARS and LAMB from timm."""
+"""Optimizers by name: SGD, Adam and AdamW from torch, LARS and LAMB from timm, AdamW in 8 bits with bitsandbytes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from math import ceil
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from ddlbench.errors import check_values, importing
 from ddlbench.job import NamedParameters
 
 Groups = list[dict[str, Any]]
+BLOCK = 256  # numbers that share a scale where a state is in 8 bits, and
+SMALLEST = 4096  # numbers of the smallest tensor with such states: both as bitsandbytes has them
 
 
 @dataclass
@@ -23,9 +26,9 @@ class OptimizerConfig:
     lr: learning rate at a global batch of lr_base_batch samples, scaled linearly with the global batch
         (Goyal et al. 2017, section 2.1); at any batch where lr_base_batch is None
     momentum, nesterov: sgd and lars
-    betas: adam, adamw, lamb
-    eps: added to the denominator of adam, adamw and lamb, and of the trust ratio of lars
-    weight_decay: added to the gradient by sgd, adam and lars, to the update by lamb; decoupled in adamw
+    betas: adam, adamw, adamw8bit, lamb
+    eps: added to the denominator of adam, adamw, adamw8bit and lamb, and of the trust ratio of lars
+    weight_decay: added to the gradient by sgd, adam and lars, to the update by lamb; decoupled in adamw and adamw8bit
     decay_norm_and_bias: False leaves parameters of at most one dimension out of weight decay and of the layer-wise
         adaptation of lars and lamb, which then treat them as sgd and adam would
     trust_coefficient: eta of lars
@@ -70,7 +73,7 @@ def make_optimizer(config: OptimizerConfig, named_parameters: NamedParameters) -
         return entry.make(config, [{"params": trainable, "weight_decay": config.weight_decay}])
     decayed = [parameter for parameter in trainable if parameter.ndim > 1]
     others = [parameter for parameter in trainable if parameter.ndim <= 1]
-    layer_wise = {} if entry.elementwise else {"always_adapt": False}  # a key of timm's optimizers
+    layer_wise = {"always_adapt": False} if entry.needs == NORM else {}  # a key of timm's optimizers
     groups: Groups = [
         {"params": decayed, "weight_decay": config.weight_decay},
         {"params": others, "weight_decay": 0.0, **layer_wise},
@@ -86,6 +89,12 @@ def make_adam(config: OptimizerConfig, groups: Groups) -> Optimizer:
     """Adam or AdamW."""
     kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.name]
     return kind(groups, lr=config.lr, betas=pair(config.betas), eps=config.eps, fused=config.fused)
+
+
+def make_adamw8bit(config: OptimizerConfig, groups: Groups) -> Optimizer:
+    with importing("bitsandbytes, which recipe.optimizer.name=adamw8bit needs,", "pip install 'ddlbench[8bit]'"):
+        from ddlbench.recipe.adamw8bit import AdamW8bit
+    return AdamW8bit(groups, {"lr": config.lr, "betas": pair(config.betas), "eps": config.eps})
 
 
 def timm(module: str) -> Any:
@@ -134,36 +143,49 @@ class Costs:
 
     states: numbers that stay from update to update: momentum, Adam's two moments
     bytes_: read and written: weight, gradient and states are read, weight and states written; lars and lamb read
-        weight and update once more for their norms
+        weight and update once more for their norms, and weight decay of adamw8bit reads and writes the weight
     copies: numbers that live during the update of their tensor: what weight decay is added to; the square root and its
         quotient of Adam
+    quantized: states of tensors that are not small are codes of 8 bits, and a scale in fp32 of each block of them
     """
 
     states: int
     bytes_: int
     copies: int
+    quantized: bool = False
+
+    def state_bytes(self, sizes: Sequence[int]) -> int:
+        """Bytes of the states of tensors with so many numbers, in fp32 where they are not quantized."""
+        codes = [size for size in sizes if self.quantized and size >= SMALLEST]
+        in_fp32 = sum(sizes) - sum(codes) + sum(ceil(size / BLOCK) for size in codes)
+        return self.states * (4 * in_fp32 + sum(codes))
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One choice of recipe.optimizer.name: the name of torch's or timm's class in lower case.
+    """One choice of recipe.optimizer.name: the name of its class in lower case.
 
     plain: its costs where recipe.optimizer.momentum is 0; None: momentum is no key of it
-    elementwise: a number's update depends on that number alone; False: on norms of whole layers
+    needs: what an update takes from a whole layer; None: a number's update depends on that number alone
     """
 
     make: Callable[[OptimizerConfig, Groups], Optimizer]
     costs: Costs
     plain: Costs | None = None
-    elementwise: bool = True
+    needs: str | None = None
+
+
+NORM = "the norm of each full layer"
+BLOCKS = "blocks of full layers"
 
 
 optimizers = {
     "sgd": Entry(make_sgd, Costs(1, 20, 1), plain=Costs(0, 12, 1)),
     "adam": Entry(make_adam, Costs(2, 28, 2)),
     "adamw": Entry(make_adam, Costs(2, 28, 2)),
-    "lars": Entry(make_lars, Costs(1, 28, 2), plain=Costs(0, 20, 2), elementwise=False),
-    "lamb": Entry(make_lamb, Costs(2, 36, 3), elementwise=False),
+    "adamw8bit": Entry(make_adamw8bit, Costs(2, 24, 0, quantized=True), needs=BLOCKS),
+    "lars": Entry(make_lars, Costs(1, 28, 2), plain=Costs(0, 20, 2), needs=NORM),
+    "lamb": Entry(make_lamb, Costs(2, 36, 3), needs=NORM),
 }
 
 

@@ -34,7 +34,7 @@ Keys of `train.`, one at a time, for every combination that runs without it. Key
 """
 UPDATE = """## Options of the update
 
-Keys of `train.` and `checkpoint.`, and the recipes whose optimizers need norms of full layers, one at a time, for every
+Keys of `train.` and `checkpoint.`, and the recipes whose optimizers need full layers, one at a time, for every
 combination that runs without it.
 
 """

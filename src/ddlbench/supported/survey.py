@@ -56,7 +56,7 @@ UPDATING: dict[str, Change] = {
     "train.clip_norm=1": train(clip_norm=1.0),
     "checkpoint.every=1": lambda config: replace(config, checkpoint=Checkpoint(every=1)),
 }
-RECIPES = ("lars", "lamb")
+RECIPES = ("lars", "lamb", "adamw8bit")
 
 
 @dataclass(frozen=True)

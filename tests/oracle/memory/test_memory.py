@@ -7,12 +7,13 @@ samples a micro batch and checkpointed, and some at 2 and 8 ranks with the model
 from __future__ import annotations
 
 from functools import cache
+from math import ceil
 
 import pytest
 
 from ddlbench.config.schema import Config
 from ddlbench.oracle.memory.errors import CAST_ERROR, worst_error
-from tests.oracle.memory_grid import Case, configured, grid, predicted, rehearsed_ranks
+from tests.oracle.memory_grid import OF_SOME, Case, configured, grid, predicted, rehearsed, rehearsed_ranks
 from tests.support.libraries import why_no_horovod
 
 STATES = 0.05  # of weights and optimizer state: padding, small weights that are kept twice
@@ -21,6 +22,7 @@ QUICK = [
     *(Case(name, "gpt2_small", 2, "accumulated") for name in ("zero_bubble", "1f1b")),  # half as many micro batches
     *(Case(name, "gpt2_small", 2, "cast") for name in ("zero1", "zero3")),
 ]
+REPLICATED = OF_SOME["replicated"]
 TWO = ("1f1b", "gpipe", "pipedream_2bw", "zero1", "zero2", "zero3", "zero_bubble")
 EIGHT = ("ddp", "fsdp", "gpipe", "1f1b", "zero_bubble", "interleaved", "hybrid", "tensor", "zero3")
 SLOW = [
@@ -69,3 +71,18 @@ def test_predicted_bytes_are_within_the_stated_error(case: Case) -> None:
 @pytest.mark.parametrize("case", SLOW, ids=name)
 def test_predicted_bytes_of_the_grid(case: Case) -> None:
     compare(case)
+
+
+@pytest.mark.parametrize(("framework", "more", "shards"), [("ddp", (), 1), ("fsdp", (), 4), ("fsdp", REPLICATED, 2)])
+def test_states_in_8_bits(framework: str, more: tuple[str, ...], shards: int) -> None:
+    """A rehearsal counts codes, scales and, for each parameter, 4 bytes of its number of updates: the oracle leaves
+    these out."""
+    words = Case(framework, "gpt2_small", 4, "plain").words
+    config = configured(*words, "model.n_embd=256", "recipe=adamw8bit", *more)
+    weights = [(weight.shape[0], weight[:1].numel()) for weight in config.model.build().parameters()]
+    sizes = [ceil(rows / shards) * row for rows, row in weights]
+    states = sum(2 * (size + 4 * ceil(size / 256)) if size >= 4096 else 8 * size for size in sizes)
+    assert rehearsed(config, 0, 4)["optimizer"] == states + 4 * len(sizes)
+    memory = predicted(config, 4).memory
+    assert memory is not None
+    assert memory["optimizer"] == pytest.approx(states)

@@ -92,12 +92,12 @@ class DeepSpeedOptions:
     def supports(self, job: Job) -> None:
         """What `check` refuses wherever the library is installed."""
         check_reduction("deepspeed", job)
-        optimizer, casts, precision = layerwise(job), self.casts(job), job.precision
+        (optimizer, needs), casts, precision = layerwise(job), self.casts(job), job.precision
         here = f"with framework.zero_stage={self.zero_stage}"
         reasons = {
-            f"{optimizer} {here}: it needs the norm of each full layer, but ZeRO gives the optimizer flat shards: use "
+            f"{optimizer} {here}: it needs {needs}, but ZeRO gives the optimizer flat shards: use "
             f"framework.zero_stage=0, or recipe.optimizer.name={elementwise_names()}":
-                optimizer,
+                needs,
             f"train.precision=fp16 {here}: under autocast DeepSpeed does not lower the loss scale after an overflow, "
             "and clips gradients before it unscales them: use bf16, framework.mixed_precision=weights or "
             "framework.zero_stage=0":

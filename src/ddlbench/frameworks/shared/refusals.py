@@ -32,14 +32,14 @@ def optimizer_of(job: Job) -> Optimizer:
     return job.optimizer([("weight", nn.Parameter(torch.zeros(1, 1)))])
 
 
-def layerwise(job: Job) -> str | None:
-    """The class of an optimizer that takes norms of full layers; None for any other."""
+def layerwise(job: Job) -> tuple[str, str | None]:
+    """The class of the job's optimizer, and what it needs of full layers; None: nothing."""
     name = type(optimizer_of(job)).__name__
-    return None if optimizers[name.lower()].elementwise else name
+    return name, optimizers[name.lower()].needs
 
 
 def elementwise_names() -> str:
-    return " or ".join(name for name, entry in optimizers.items() if entry.elementwise)
+    return " or ".join(name for name, entry in optimizers.items() if not entry.needs)
 
 
 def check_shards(name: str, job: Job) -> None:

@@ -102,12 +102,12 @@ def check_parts(name: str, job: Job, tp: int, pp: int = 1) -> None:
             f"{name}: {tp} ranks cannot share the {numbers[uneven]} {uneven}: "
             f"choose framework.tp={fits} framework.dp={job.world_size // (fits * pp)}"
         )
-    optimizer, classes = layerwise(job), job.model.outputs()
+    (optimizer, needs), classes = layerwise(job), job.model.outputs()
     reasons = {
         f"{tp} ranks cannot share the {classes} classes: give each at least one": classes < tp,
-        f"{optimizer} needs the norm of each full layer, but each rank holds only part of a layer: choose "
+        f"{optimizer} needs {needs}, but each rank holds only part of a layer: choose "
         f"recipe.optimizer.name={elementwise_names()}":
-            optimizer,
+            needs,
     }  # fmt: skip
     refuse(name, reasons)
 

@@ -32,12 +32,16 @@ class Bytes:
         return Bytes(self.parameters * count, self.gradients * count, self.optimizer * count)
 
 
-def bytes_of_parameter(optimizer: str, own_copy: bool = False, number_bytes: int = FP32_BYTES) -> Bytes:
-    """Bytes of one parameter. optimizer: as recipe.optimizers.costs takes it; its state is in fp32.
+def bytes_of_parameter(
+    optimizer: str, own_copy: bool = False, number_bytes: int = FP32_BYTES, sizes: Sequence[int] = (1,)
+) -> Bytes:
+    """Bytes of one parameter, the mean of a rank. optimizer: as recipe.optimizers.costs takes it
 
     own_copy: the optimizer updates a copy of the weights and keeps it, as DeepSpeed's ZeRO does in fp32, too
-    number_bytes: of a weight and of a gradient"""
-    return Bytes(number_bytes, number_bytes, FP32_BYTES * (costs(optimizer).states + own_copy))
+    number_bytes: of a weight and of a gradient
+    sizes: numbers in each tensor of the rank: states in 8 bits depend on them (Dettmers et al. 2022, section 2)"""
+    state = costs(optimizer).state_bytes(sizes) / (sum(sizes) or 1)
+    return Bytes(number_bytes, number_bytes, state + FP32_BYTES * own_copy)
 
 
 def data_parallel(count: int, of_parameter: Bytes, stage: int, ranks: int) -> Bytes:

@@ -7,6 +7,7 @@ different moments. Not included: the contexts of CUDA and NCCL, workspaces of ke
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import ceil
 from typing import NamedTuple
 
 from ddlbench.job import Job, example_batch
@@ -72,6 +73,11 @@ def arriving(counts: Counts, accumulating: bool, shards: int = 1, number_bytes: 
 def largest_tensor(blocks: Sequence[Block], number_bytes: int = FP32_BYTES) -> float:
     """Bytes of the largest gradient."""
     return number_bytes * float(max((size for block in blocks for size in block.tensor_sizes), default=0))
+
+
+def sizes_of(blocks: Sequence[Block], shards: int = 1) -> list[int]:
+    """Numbers of each tensor on a rank. shards: of which it has one, cut between numbers instead of rows"""
+    return [ceil(size / shards) for block in blocks for size in block.tensor_sizes]
 
 
 def update_copies(optimizer: str, blocks: Sequence[Block], part: float = 1.0) -> float:

@@ -16,6 +16,7 @@ from ddlbench.oracle.memory.passes import (
     counts_of_rank,
     largest_tensor,
     passes,
+    sizes_of,
     update_copies,
 )
 from ddlbench.oracle.setting import BYTES, Memory, Setting
@@ -44,7 +45,8 @@ class Rank:
 
     def states(self, stage: int, shards: int, own_copy: bool = False) -> Bytes:
         """Weights, gradients and optimizer state at a stage of ZeRO."""
-        of_parameter = bytes_of_parameter(self.setting.optimizer, own_copy, self.number_bytes)
+        sizes = sizes_of(self.counts.blocks, shards)
+        of_parameter = bytes_of_parameter(self.setting.optimizer, own_copy, self.number_bytes, sizes)
         return data_parallel(self.counts.parameter_count, of_parameter, stage, shards)
 
     def passes(

@@ -18,6 +18,7 @@ from ddlbench.oracle.memory.passes import (
     buffer_bytes,
     counts_of_rank,
     passes,
+    sizes_of,
     update_copies,
 )
 from ddlbench.oracle.setting import Memory, Setting
@@ -188,7 +189,10 @@ def _of_rank(cut: Cut, setting: Setting, counts: Counts, rank: int, parameters: 
         )
         for index, (first, end) in spans.items()
     }
-    states = data_parallel(int(parameters), bytes_of_parameter(setting.optimizer), 3 if cut.sharded else 0, cut.dp)
+    tied = [counts.tied] if cut.pp > 1 and rank == cut.pp - 1 else []
+    sizes = [*sizes_of(blocks, cut.dp if cut.sharded else 1), *tied]
+    of_parameter = bytes_of_parameter(setting.optimizer, sizes=sizes)
+    states = data_parallel(int(parameters), of_parameter, 3 if cut.sharded else 0, cut.dp)
     copies, permanent = update_copies(setting.optimizer, blocks), buffer_bytes(blocks)
     if cut.dp > 1:
         copies = max(copies, states.gradients)  # replicas average a copy of all gradients

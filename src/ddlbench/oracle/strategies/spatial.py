@@ -14,7 +14,7 @@ from ddlbench.errors import Unsupported
 from ddlbench.frameworks.shared.layout import fill
 from ddlbench.measure.formulas.memory_formula import bytes_of_parameter, data_parallel
 from ddlbench.oracle.machine import collectives
-from ddlbench.oracle.memory.passes import Moment, at_peak, buffer_bytes
+from ddlbench.oracle.memory.passes import Moment, at_peak, buffer_bytes, sizes_of
 from ddlbench.oracle.setting import Limit, Message, Outcome, Setting
 from ddlbench.oracle.strategies.data_parallel import averaged, sizes
 from ddlbench.oracle.timing import overlap
@@ -59,7 +59,7 @@ def spatial(framework: Spatial, setting: Setting) -> Outcome:
         messages.append(averaged(setting, sent, sum(back)))
     parameters = setting.counts.parameter_count
     saved = sum(block.saved.at(samples) / share for block, share in zip(blocks, ranks, strict=True))
-    states = data_parallel(parameters, bytes_of_parameter(setting.optimizer), 0, 1)
+    states = data_parallel(parameters, bytes_of_parameter(setting.optimizer, sizes=sizes_of(blocks)), 0, 1)
     return Outcome(
         compute_s=setting.compute_s(parts, dp, parameters),
         messages=tuple(messages),
