@@ -42,7 +42,7 @@ def set_gradients(step: int, *copies: list[nn.Parameter]) -> None:
 def unpacked(optimizer: Any, weight: nn.Parameter, signed: bool) -> tuple[Tensor, Tensor]:
     """A moment as it is kept, and how far it can be from what was rounded: half of the larger gap beside its value in
     the table, times the scale of its block. On the CPU bitsandbytes first rounds m / scale to a multiple of 2^-15
-    (docs/adr/0026). In the order of the memory."""
+    (docs/adr/0027). In the order of the memory."""
     state, table = optimizer.state[weight], optimizer.tables[0 if signed else 1]
     name = adamw8bit.MOMENTS[0 if signed else 1]
     codes = state[name].as_strided((weight.numel(),), (1,)).int()
