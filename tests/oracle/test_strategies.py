@@ -294,7 +294,7 @@ def test_gpipe_keeps_all_micro_batches_and_1f1b_one_for_each_stage() -> None:
 
 def test_stages_are_cut_as_the_framework_cuts_them() -> None:
     given = setting(2, model=RESNET)
-    sizes = Plan.of(given.job, 2, 2, Pipeline()).sizes
+    sizes = Plan.of(given.job, [2, 2], 2, Pipeline()).sizes
     assert list(stage_sizes(Pipeline(), given, 2, 2)) == sizes
 
 
