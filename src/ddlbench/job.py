@@ -6,7 +6,7 @@ Everything the training loop knows of a framework, and everything a framework kn
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ddlbench.errors import WrongRankCount
+from ddlbench.recomputation import Choice, Link
 
 type_of_dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -105,6 +106,7 @@ class Job:
 
     local_rank: the number of this rank among the ranks of its node; not always the index of its device
     builder: makes the model that `build` returns; another one may make a model without weights
+    links: counts the blocks for a micro batch of so many samples; None: the job takes no budget of activations
     """
 
     model: Model
@@ -120,11 +122,12 @@ class Job:
     precision: str = "fp32"
     reduce_dtype: str = "fp32"
     clip_norm: float | None = None
-    checkpoint_activations: bool = False
+    checkpoint_activations: Choice = False
     compile: bool = False
     channels_last: bool = False
     timeout_s: float = 600.0
     builder: Callable[[Job], nn.Sequential] = build_model
+    links: Callable[[Job, float], Sequence[Link]] | None = None
 
     def build(self) -> nn.Sequential:
         """The whole model, as `builder` makes it."""

@@ -68,6 +68,7 @@ def sized(saved: float, forward: float, backward: float, accumulating: float, ou
 
 
 # In MB: the example of docs/oracle.md. 10 and 20 are saved; 8 and 4 of gradients arrive.
+KEPT, AGAIN = (0, 1), ((0,), (1,))  # plans of two blocks
 A, B = sized(10, 11, 12, 4, output=3), sized(20, 22, 30, 26, output=1)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ddlbench.frameworks.shared.checkpointing import checkpoint_blocks
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.record.run_json import model_section
+from tests.support.jobs import checkpoint_all
 
 TINY = GPT2("gpt2_small", n_layer=1, n_embd=8, n_head=2, vocab_size=11, seq_len=4)
 
@@ -21,7 +21,7 @@ def test_flops_of_a_sample_are_those_of_forward_and_backward() -> None:
 
 def test_what_is_computed_again_is_no_work_of_the_model() -> None:
     plain = model_section(TINY, TINY.build().state_dict())
-    again = model_section(TINY, TINY.build().state_dict(), checkpoint_blocks)
+    again = model_section(TINY, TINY.build().state_dict(), checkpoint_all)
     assert again["flops_per_sample"] == plain["flops_per_sample"] == plain["hardware_flops_per_sample"]
     assert again["hardware_flops_per_sample"] > plain["hardware_flops_per_sample"]
 

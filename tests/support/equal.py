@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from ddlbench.config.job import counted_links
 from ddlbench.config.schema import Config
 from ddlbench.data.feed import Request
 from ddlbench.data.loaders.native import Native
@@ -67,6 +68,7 @@ def make_job(case: Case) -> Job:
         checkpoint_activations=case.checkpoint_activations,
         compile=case.compile,
         timeout_s=60.0,
+        links=counted_links,
     )
 
 

@@ -7,6 +7,8 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from ddlbench.config.job import counted_links
+from ddlbench.frameworks.shared.checkpointing import checkpoint_blocks
 from ddlbench.job import Batch, Job
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.resnet import ResNet
@@ -15,6 +17,11 @@ from tests.support.reference import Case
 CPU = torch.device("cpu")
 MODEL = ResNet(name="resnet", layers=[1, 1, 1, 1], width_per_group=8, image_size=32, num_classes=5)
 CASE = Case("gpt2", GPT2("gpt2", n_layer=1, n_embd=32, n_head=4, vocab_size=61, seq_len=16, dropout=0.0), lr=0.02)
+
+
+def checkpoint_all(model: nn.Sequential) -> None:
+    """Every block a segment of its own."""
+    checkpoint_blocks(model, [[name] for name, _ in model.named_children()])
 
 
 def job(precision: str = "fp32", clip_norm: float | None = None) -> Job:
@@ -31,6 +38,7 @@ def job(precision: str = "fp32", clip_norm: float | None = None) -> Job:
         micro_batch=2,
         precision=precision,
         clip_norm=clip_norm,
+        links=counted_links,
     )
 
 

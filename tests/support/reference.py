@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ddlbench.job import Model, type_of_dtype
+from ddlbench.recomputation import Choice
 from tests.support.tiny import TinyData
 
 
@@ -28,7 +29,7 @@ class Case:
     precision: str = "fp32"
     micro_batch: int | None = None
     clip_norm: float | None = None
-    checkpoint_activations: bool = False
+    checkpoint_activations: Choice = False
     compile: bool = False
     policy: bool = False
     global_batch: int = 12

@@ -11,6 +11,7 @@ from ddlbench.job import Job
 from ddlbench.ranks.launch import Launch
 from ddlbench.recipe.losses import CrossEntropy
 from ddlbench.recipe.optimizers import make_optimizer
+from ddlbench.recomputation import Link
 
 
 def make_job(config: Config, launch: Launch, device: torch.device) -> Job:
@@ -34,4 +35,14 @@ def make_job(config: Config, launch: Launch, device: torch.device) -> Job:
         compile=train.compile,
         channels_last=train.channels_last,
         timeout_s=train.timeout_s,
+        links=counted_links,
     )
+
+
+def counted_links(job: Job, samples: float) -> list[Link]:
+    """What `Job.links` is: the counts of the model's blocks, each complete."""
+    from ddlbench.oracle.counts.counting import count  # takes a second
+
+    smoothing = job.loss.label_smoothing if isinstance(job.loss, CrossEntropy) else 0.0
+    counts = count(job.model, job.precision, job.device.type, smoothing)
+    return [block.link(samples) for block in counts.blocks]

@@ -6,7 +6,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from ddlbench import recomputation
 from ddlbench.errors import UserError, check_values
 from ddlbench.ranks.launchers import SHARED_GPU
 
@@ -35,7 +37,7 @@ class Train:
     cudnn_benchmark: bool | None = None
     reduce_dtype: str = "fp32"
     clip_norm: float | None = None
-    checkpoint_activations: bool = False
+    checkpoint_activations: Any = False  # recomputation.Choice
     compile: bool = False
     channels_last: bool = False
     seed: int = 0
@@ -48,6 +50,7 @@ class Train:
     time_limit_s: float | None = field(default=None, metadata={"before": None})
 
     def __post_init__(self) -> None:
+        self.checkpoint_activations = recomputation.choice(self.checkpoint_activations)
         check_values(
             "train.", self,
             above=dict.fromkeys(POSITIVE, 0),

@@ -14,6 +14,7 @@ from ddlbench.oracle.machine.collectives import Path
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.timing.computation import Computation, Pass
 from ddlbench.recipe.optimizers import OptimizerConfig, optimizers
+from ddlbench.recomputation import Plan, plan_of, repeats
 
 BYTES = {"fp32": FP32_BYTES, "bf16": 2, "fp16": 2}  # of one number
 INT64_BYTES = 8  # of a token or a target
@@ -58,6 +59,13 @@ class Setting:
         count = self.job.micro_batches(replicas)
         return count, self.job.replica_batch(replicas) / count
 
+    def plan(self, samples: float, first: int = 0, end: int | None = None, in_flight: int = 1) -> Plan:
+        """Which blocks of a micro batch run again, of those from `first` to `end` that one rank has, all of them if
+        None (recomputation.plan_of)."""
+        blocks = self.counts.blocks[first:end]
+        names, links = [block.name for block in blocks], lambda: [block.link(samples) for block in blocks]
+        return plan_of(self.job.checkpoint_activations, names, links, in_flight)
+
     @property
     def contention(self) -> float:
         """Factor by which the computing of the slowest rank is slower than that of one rank alone."""
@@ -65,8 +73,9 @@ class Setting:
 
     def compute_s(self, passes: Iterable[Pass], replicas: int, parameters: float) -> float:
         """Seconds in which the slowest rank computes in a step: the micro batches and the update of its parameters."""
-        count, _ = self.micro_batch(replicas)
-        once = sum(block.both(self.job.checkpoint_activations) for block in passes)
+        count, samples = self.micro_batch(replicas)
+        again = repeats(self.plan(samples))
+        once = sum(block.both(times) for block, times in zip(passes, again, strict=True))
         return (count * once + self.computation.update(parameters)) * self.contention
 
     def exposed(self, seconds: float, late: float) -> float:

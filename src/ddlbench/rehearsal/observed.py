@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,12 +16,11 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from ddlbench.measure.formulas.flops import operation_flops
 from ddlbench.ranks.fake import cuda as fake_cuda
 from ddlbench.ranks.fake.backward import BACKWARD, leave
-from ddlbench.rehearsal.storages import Alive, identity
+from ddlbench.ranks.fake.storages import Alive, identity, size, tensors, unknown
 
 # Methods that do not reach the dispatcher if nothing has to be copied.
 METHODS = {Tensor.cpu: "cpu", Tensor.tolist: "tolist", Tensor.numpy: "numpy"}
@@ -198,14 +197,6 @@ def needed_by_host(func: Any, args: Any) -> str | None:
     return "nonzero" if by_booleans else WAITS.get(name)
 
 
-def unknown(dtype: torch.dtype) -> float | int | bool:
-    """The number 1 in Python's type for `dtype`; False or 0 for a bool or a byte, with which DeepSpeed asks whether a
-    gradient overflows, and FSDP's scaler whether its scale grows."""
-    if dtype in (torch.bool, torch.uint8):
-        return False if dtype == torch.bool else 0
-    return 1.0 if dtype.is_floating_point else 1
-
-
 def where() -> str:
     """File and line of ddlbench that made a call, with the line of the library if a library made it for ddlbench."""
     frame, first = inspect.currentframe(), None
@@ -226,11 +217,3 @@ def short(file: str) -> str:
         if folder in parts:
             return str(Path(*parts[len(parts) - parts[::-1].index(folder) :]))
     return Path(file).name
-
-
-def tensors(value: Any) -> Iterator[Tensor]:
-    return (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
-
-
-def size(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

@@ -74,7 +74,7 @@ def test_measured_seconds_give_another_cut_than_flops(monkeypatch: pytest.Monkey
     seconds = [8.0, 2.0, 2.0, 1.0, 3.0]
     monkeypatch.setattr(module, "seconds_of_blocks", lambda *_: seconds)
     knobs: list[dict[str, Any]] = [{}, {"balance_by": "seconds"}, {"balance_by": "seconds", "balance": [3, 2]}]
-    plans = [Plan.of(given, 2, 2, Pipeline(flops_per_byte=0, **keys)) for keys in knobs]
+    plans = [Plan.of(given, [2, 2], 2, Pipeline(flops_per_byte=0, **keys)) for keys in knobs]
     assert [plan.sizes for plan in plans] == [[2, 3], [1, 4], [3, 2]]
     assert [plan.facts()["balanced_by"] for plan in plans] == ["flops", "seconds", "balance"]
     assert [plan.facts()["block_seconds"] for plan in plans] == [None, seconds, None]

@@ -10,29 +10,29 @@ import pytest
 from ddlbench.measure.formulas.memory_formula import Bytes
 from ddlbench.oracle.counts.counts import Counts, Line, most
 from ddlbench.oracle.memory.passes import Moment, arriving, at_peak, passes, update_copies
-from tests.oracle.made import A, B, block, setting, sized
+from tests.oracle.made import AGAIN, KEPT, A, B, block, setting, sized
 
 
 def test_gradients_arrive_while_activations_are_freed() -> None:
     """Backward pass of B: 10 + 30, without gradients of A; of A: 12, and the 4 of B."""
-    assert passes([A, B], 1, False, [8, 4], accumulating=False) == Moment(0, 40)
-    assert passes([A, sized(20, 0, 1, 26)], 1, False, [8, 4], accumulating=False) == Moment(4, 12)
+    assert passes([A, B], 1, KEPT, [8, 4], accumulating=False) == Moment(0, 40)
+    assert passes([A, sized(20, 0, 1, 26)], 1, KEPT, [8, 4], accumulating=False) == Moment(4, 12)
 
 
 def test_a_long_forward_pass_is_the_peak() -> None:
-    assert passes([A, sized(20, 35, 30, 26)], 1, False, [8, 4], accumulating=False) == Moment(0, 45)
+    assert passes([A, sized(20, 35, 30, 26)], 1, KEPT, [8, 4], accumulating=False) == Moment(0, 45)
 
 
 def test_activations_grow_with_the_batch() -> None:
     growing = replace(A, saved=Line(10, 5), live_backward=Line(np.array([12.0, 1.0]), np.array([1.0, 6.0])))
-    assert passes([growing, B], 3, False, [0, 0], accumulating=False) == Moment(0, 10 + 15 + 30)
-    assert passes([growing], 1, False, [0], accumulating=False) == Moment(0, 13)
-    assert passes([growing], 3, False, [0], accumulating=False) == Moment(0, 19)
+    assert passes([growing, B], 3, KEPT, [0, 0], accumulating=False) == Moment(0, 10 + 15 + 30)
+    assert passes([growing], 1, (0,), [0], accumulating=False) == Moment(0, 13)
+    assert passes([growing], 3, (0,), [0], accumulating=False) == Moment(0, 19)
 
 
 def test_permanent_gradients_are_there_all_the_time() -> None:
     """All 12 + 10 + 26."""
-    during = passes([A, B], 1, False, [0, 0], accumulating=True)
+    during = passes([A, B], 1, KEPT, [0, 0], accumulating=True)
     assert during == Moment(0, 36)
     assert at_peak(Bytes(12, 12, 24), [during.plus(12)], permanent=2).total == 12 + 24 + 2 + 48
 
@@ -45,20 +45,20 @@ def test_the_update_can_be_the_peak() -> None:
 
 def test_a_checkpointed_block_runs_again_beside_its_output_s_gradient() -> None:
     """B: its input of 3, and 30, or 22 + 1 when it runs again; A: 11 + 3 when it runs again, and the 4 of B."""
-    assert passes([A, B], 1, True, [8, 4], accumulating=False) == Moment(0, 33)
-    assert passes([A, sized(20, 2, 1, 1)], 1, True, [8, 4], accumulating=False) == Moment(4, 14)
+    assert passes([A, B], 1, AGAIN, [8, 4], accumulating=False) == Moment(0, 33)
+    assert passes([A, sized(20, 2, 1, 1)], 1, AGAIN, [8, 4], accumulating=False) == Moment(4, 14)
 
 
 def test_a_checkpointed_block_counts_its_unsaved_input_and_output_once() -> None:
     """B: its input of 3 is among its 30; A runs again without making its output of 3."""
     first = replace(A, unsaved_output=3)
-    assert passes([first, B], 1, True, [8, 4], accumulating=False) == Moment(0, 30)
-    assert passes([first, sized(20, 2, 1, 1)], 1, True, [8, 4], accumulating=False) == Moment(4, 12)
+    assert passes([first, B], 1, AGAIN, [8, 4], accumulating=False) == Moment(0, 30)
+    assert passes([first, sized(20, 2, 1, 1)], 1, AGAIN, [8, 4], accumulating=False) == Moment(4, 12)
 
 
 def test_what_a_library_gathers_for_a_block_is_there_while_it_runs() -> None:
-    assert passes([A, B], 1, False, [8, 4], False, gathered=[(0, 0), (7, 100)]) == Moment(0, 140)
-    assert passes([A, B], 1, False, [8, 4], False, gathered=[(100, 0), (0, 0)]) == Moment(0, 111)
+    assert passes([A, B], 1, KEPT, [8, 4], False, gathered=[(0, 0), (7, 100)]) == Moment(0, 140)
+    assert passes([A, B], 1, KEPT, [8, 4], False, gathered=[(100, 0), (0, 0)]) == Moment(0, 111)
 
 
 @pytest.mark.parametrize(("accumulating", "expected"), [(False, [80, 200, 320]), (True, [0, 0, 320])])

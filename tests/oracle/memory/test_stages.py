@@ -8,7 +8,7 @@ from ddlbench.measure.formulas.memory_formula import Bytes
 from ddlbench.oracle.memory.passes import Moment
 from ddlbench.oracle.memory.stages import InFlight, Stage, pipedream_peak, schedule_peak, stage
 from ddlbench.oracle.timing.schedule import order_with_weights
-from tests.oracle.made import A, B
+from tests.oracle.made import AGAIN, KEPT, A, B
 
 # A micro batch saves 10 and has 15 in memory at most while it runs; the stage has gradients of 7, of which 3 are there
 # at the peak of the first backward pass.
@@ -41,12 +41,12 @@ def test_a_rank_has_the_micro_batches_of_all_its_stages() -> None:
 
 def test_a_stage_keeps_an_output_that_autograd_does_not_save() -> None:
     """10 + 20 + 1; the backward pass of B has 10 + 26 + 1, the first time 10 + 30 + 1."""
-    made = stage([A, replace(B, unsaved_output=1)], 1, False, [8, 4], last=False)
+    made = stage([A, replace(B, unsaved_output=1)], 1, KEPT, [8, 4], last=False)
     assert made == Stage(31, 37, Moment(0, 41), 12)
 
 
 def test_a_checkpointed_stage_keeps_the_outputs_of_its_blocks() -> None:
-    assert stage([A, B], 1, True, [8, 4], last=False).saved == 3 + 1
+    assert stage([A, B], 1, AGAIN, [8, 4], last=False).saved == 3 + 1
 
 
 def test_each_minibatch_of_pipedream_has_its_weights() -> None:

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from ddlbench.checkpoint.live import Live
 from ddlbench.frameworks.deepspeed.knobs import DeepSpeedOptions, import_deepspeed
 from ddlbench.frameworks.shared.batchnorm import Statistics
+from ddlbench.frameworks.shared.checkpointing import facts_of_model
 from ddlbench.frameworks.shared.environment import environment
 from ddlbench.frameworks.shared.replica import build
 from ddlbench.frameworks.shared.step import evaluate, micro_batches, overflowed
@@ -197,6 +198,7 @@ class ZeroTrainer:
             "persistence_threshold": knobs.persistence_threshold if knobs.zero_stage == 3 else None,
             "precision_scheme": "fp32" if self.job.precision == "fp32" else scheme,
             "reduce_dtype": self.job.reduce_dtype,
+            **facts_of_model(self.model),
         }
 
     def close(self) -> None:

@@ -23,6 +23,7 @@ from ddlbench.frameworks.pipeline.schedules import (
     bubble,
     check_split_backward,
     check_stages,
+    in_flight,
     micro_batch_count,
 )
 from ddlbench.frameworks.pipeline.stages import BALANCES, Balanced, Plan, tied_names
@@ -64,7 +65,7 @@ class Pipeline(Balanced):
     def check(self, job: Job) -> None:
         layout = self.layout(job.world_size)
         ranks = layout.pp
-        micro_batch_count(self.schedule, job, ranks, layout.dp)
+        count = micro_batch_count(self.schedule, job, ranks, layout.dp)
         check_stages(ranks, self.virtual_stages, len(on_meta(job)), self.balance)
         reasons = {
             f"gradients are averaged in fp32, not {job.reduce_dtype}: set train.reduce_dtype=fp32":
@@ -84,6 +85,12 @@ class Pipeline(Balanced):
         if self.sharded:
             check_shards(self.name, job)
         check_alike(job, layout.dp)
+        self.check_budget(job, self.in_flight(layout, count), job.replica_batch(layout.dp) // count)
+
+    def in_flight(self, layout: Layout, count: int) -> list[int]:
+        """Micro batches in memory on the rank of each stage."""
+        virtual = self.virtual_stages
+        return virtual * [in_flight(self.schedule, rank, layout.pp, count, virtual) for rank in range(layout.pp)]
 
     def setup(self, job: Job) -> PipelineTrainer:
         layout = self.layout(job.world_size)
@@ -91,7 +98,7 @@ class Pipeline(Balanced):
         groups = Groups.connect(job, layout, self.sharded, self.schedule in V_SHAPED)
         groups.open_links(job.device, looped=self.virtual_stages > 1 and not groups.v_shaped)
         samples = job.replica_batch(layout.dp) // count
-        plan = Plan.of(job, layout.pp * self.virtual_stages, samples, self)
+        plan = Plan.of(job, self.in_flight(layout, count), samples, self)
         blocks = Blocks(job, groups, plan, self.sharded)
         return PipelineTrainer(job, blocks, self.schedule, count, self._facts(job, layout, plan, count))
 

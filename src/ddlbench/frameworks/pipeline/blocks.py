@@ -40,8 +40,8 @@ class Blocks:
         self.model = nn.Sequential(OrderedDict(block for part in parts.values() for block in part.named_children()))
         self.splits = split_model(self.model, job.model.tensor_plan(), groups.part)
         self.model.to(job.device)
-        if job.checkpoint_activations:
-            checkpoint_blocks(self.model)
+        for index, part in parts.items():
+            checkpoint_blocks(part, plan.segments[index])
         self.stages = {index: Stage(part, job) for index, part in parts.items()}
         if self.sharded:
             assert groups.dp_group is not None

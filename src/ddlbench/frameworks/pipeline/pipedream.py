@@ -21,7 +21,7 @@ from ddlbench.errors import check_values, refuse
 from ddlbench.frameworks.pipeline.blocks import Blocks
 from ddlbench.frameworks.pipeline.groups import Groups
 from ddlbench.frameworks.pipeline.pipedream_trainer import PipeDreamTrainer
-from ddlbench.frameworks.pipeline.schedules import check_stages, micro_batch_count
+from ddlbench.frameworks.pipeline.schedules import check_stages, in_flight, micro_batch_count
 from ddlbench.frameworks.pipeline.stages import BALANCES, Balanced, Plan, tied_names
 from ddlbench.frameworks.shared.layout import Layout, fill
 from ddlbench.frameworks.shared.meta import on_meta
@@ -71,6 +71,8 @@ class PipeDream(Balanced):
         }  # fmt: skip
         refuse(self.name, reasons)
         check_alike(job, layout.dp)
+        samples = job.replica_batch(layout.dp) // self.micro_batches(job, layout)
+        self.check_budget(job, self.in_flight(layout), samples)
 
     def micro_batches(self, job: Job, layout: Layout) -> int:
         """Of a minibatch. Two versions of the weights suffice only if it fills the pipeline (Narayanan et al. 2021)."""
@@ -78,12 +80,16 @@ class PipeDream(Balanced):
             return micro_batch_count(self.name, job, layout.pp, layout.dp)
         return job.micro_batches(layout.dp)
 
+    def in_flight(self, layout: Layout) -> list[int]:
+        """Micro batches in memory, by stage."""
+        return [in_flight("pipedream", rank, layout.pp, 1, 1) for rank in range(layout.pp)]
+
     def setup(self, job: Job) -> PipeDreamTrainer:
         layout = self.layout(job.world_size)
         count = self.micro_batches(job, layout)
         groups = Groups.connect(job, layout)
         samples = job.replica_batch(layout.dp) // count
-        plan = Plan.of(job, layout.pp, samples, self)
+        plan = Plan.of(job, self.in_flight(layout), samples, self)
         blocks = Blocks(job, groups, plan, sharded=False)
         facts = self._facts(job, layout.pp, plan, count)
         return PipeDreamTrainer(job, blocks, count, self.double_buffered, facts)

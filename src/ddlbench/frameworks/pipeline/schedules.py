@@ -67,8 +67,8 @@ def check_split_backward(schedule: str, job: Job) -> None:
         "train.compile": job.compile,  # torch cannot split a compiled backward pass
         "train.channels_last": job.channels_last,  # inputs' gradients come in that layout, which cannot be sent
     }
-    reason = "a backward pass in two halves does not support {}=true: set it to false, or use framework=interleaved"
-    refuse(schedule, {reason.format(key): value for key, value in keys.items()})
+    reason = "a backward pass in two halves does not support {}={}: set it to false, or use framework=interleaved"
+    refuse(schedule, {reason.format(key, str(value).lower()): value for key, value in keys.items()})
 
 
 def micro_batch_count(schedule: str, job: Job, ranks: int, replicas: int) -> int:
@@ -93,6 +93,17 @@ def micro_batch_count(schedule: str, job: Job, ranks: int, replicas: int) -> int
             f"the {samples} samples of a replica): choose train.micro_batch={samples // nearest}"
         )
     return count
+
+
+def in_flight(schedule: str, rank: int, ranks: int, count: int, virtual_stages: int) -> int:
+    """Micro batches whose activations this rank of a pipeline has in memory at once, those of each of its stages
+    counted. V-shaped schedules, which no block runs again in, are not asked for. count: micro batches of an update"""
+    if schedule in ("gpipe", "looped_bfs"):
+        return virtual_stages * count
+    if schedule not in LOOPED:  # PipeDream fills its pipeline with the next minibatches
+        return ranks - rank if schedule == "pipedream" else min(ranks - rank, count)
+    a_round = count // max(1, count // ranks)
+    return min((virtual_stages - 1) * a_round + 2 * (ranks - 1 - rank) + 1, virtual_stages * count)
 
 
 def bubble(schedule: str, count: int, ranks: int, virtual_stages: int) -> float:

@@ -13,6 +13,7 @@ from ddlbench.job import Job, Place
 from ddlbench.measure.block_seconds import block_seconds
 from ddlbench.ranks.control import from_rank_0
 from ddlbench.ranks.launch import is_fake
+from ddlbench.recomputation import plan_of, repeats
 
 
 def seconds_of_blocks(job: Job, samples: int) -> list[float]:
@@ -33,4 +34,5 @@ def _measured(job: Job, samples: int) -> list[float]:
     passes = block_seconds(model, random_batch(request, samples), job.loss, job.precision)
     if job.device.type == "cuda":
         torch.cuda.empty_cache()  # rank 0 trains with as much reserved memory as the others
-    return [forward * (2 if job.checkpoint_activations else 1) + backward for forward, backward in passes]
+    again = repeats(plan_of(job.checkpoint_activations, [name for name, _ in model.named_children()], list))
+    return [forward * (1 + times) + backward for (forward, backward), times in zip(passes, again, strict=True)]

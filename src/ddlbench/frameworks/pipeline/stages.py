@@ -16,10 +16,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ddlbench.checkpoint.live import OFF
 from ddlbench.errors import refuse
 from ddlbench.frameworks.pipeline.seconds import seconds_of_blocks
+from ddlbench.frameworks.shared.checkpointing import segment_facts, segments_of
 from ddlbench.frameworks.shared.step import autocast
 from ddlbench.job import Job, example_batch
 from ddlbench.measure.formulas.flops import forward_flops_per_block
 from ddlbench.measure.profiling.spans import FORWARD, span
+from ddlbench.recomputation import KEY, Names, budgeted
 
 
 @cache
@@ -76,6 +78,13 @@ class Balanced:
         costs = flops if seconds is None else [sum(flops) / sum(seconds) * block_s for block_s in seconds]
         return [*balanced(tuple(costs), stages, tuple(self.flops_per_byte * bytes_ for bytes_ in sent))]
 
+    def check_budget(self, job: Job, in_flight: Sequence[int], samples: int) -> None:
+        """Unsupported for a budget of activations that a stage does not fit, or with stages that are not known yet."""
+        if budgeted(job.checkpoint_activations):
+            reason = f"{KEY}={job.checkpoint_activations} needs stages that are known before: set framework.balance"
+            refuse("framework.balance_by=seconds", {reason: self.by_seconds})
+            Plan.of(job, in_flight, samples, self)
+
     def check_checkpoint(self, _: Job) -> None:
         """Unsupported if a run that continues could have other blocks on a rank than the one that saved them."""
         reason = "another measurement may divide the blocks in another way: set framework.balance, or {}"
@@ -95,6 +104,7 @@ class Plan:
     sizes, costs: blocks and FLOPs of each stage
     balanced_by: balance (given by hand) | flops | seconds
     seconds: measured, of each block, where it is balanced by them
+    segments: the blocks of each stage, those that run again in lists
     edges: what goes into the first stage, from each to the next, and out of the last
     """
 
@@ -102,18 +112,22 @@ class Plan:
     costs: list[float]
     balanced_by: str
     seconds: list[float] | None
+    segments: list[Names]
     edges: list[Tensor]
 
     @classmethod
-    def of(cls, job: Job, stages: int, samples: int, given: Balanced) -> Plan:
-        """samples: of a micro batch. Collective where the blocks are measured."""
+    def of(cls, job: Job, in_flight: Sequence[int], samples: int, given: Balanced) -> Plan:
+        """in_flight: micro batches in memory on the rank of each stage; samples: of a micro batch. Collective where the
+        blocks are measured."""
         flops = list(forward_flops_per_block(job.model).values())
         tensors = boundary_tensors(job, samples)
         seconds = seconds_of_blocks(job, samples) if given.by_seconds else None
-        sizes = given.sizes(stages, flops, [tensor.nbytes / samples for tensor in tensors[1:]], seconds)
+        sizes = given.sizes(len(in_flight), flops, [tensor.nbytes / samples for tensor in tensors[1:]], seconds)
         by = given.balance_by if given.balance is None else "balance"
         edges = [tensors[block] for block in (0, *accumulate(sizes))]
-        return cls(sizes, stage_costs(flops, sizes), by, seconds, edges)
+        spans = zip(pairwise([0, *accumulate(sizes)]), in_flight, strict=True)
+        segments = [segments_of(job, samples, first, end, number) for (first, end), number in spans]
+        return cls(sizes, stage_costs(flops, sizes), by, seconds, segments, edges)
 
     @property
     def between(self) -> list[Tensor]:
@@ -123,6 +137,7 @@ class Plan:
     def facts(self) -> dict[str, Any]:
         return {
             "blocks_per_stage": self.sizes,
+            **segment_facts([item for segments in self.segments for item in segments]),
             "balanced_by": self.balanced_by,
             "block_seconds": self.seconds,
             "flops_largest_over_mean_stage": max(self.costs) * len(self.costs) / sum(self.costs),

@@ -1,37 +1,91 @@
-"""Activation checkpointing of named blocks, exact for BatchNorm too."""
+"""Activation checkpointing of blocks and of segments of blocks, exact for BatchNorm too."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
-from typing import cast
+from functools import partial, reduce
+from typing import Any, cast
 
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ddlbench.frameworks.shared.batchnorm import batch_norms
+from ddlbench.frameworks.shared.meta import on_meta
+from ddlbench.job import Job
+from ddlbench.recomputation import Link, Names, flat, named, plan_of
 
 
-def checkpoint_blocks(model: nn.Sequential) -> None:
-    """Every named block keeps its input only and runs again in the backward pass (Chen et al. 2016)."""
-    for block in model.children():
-        contexts = partial(lambda block: (nullcontext(), _frozen_statistics(block)), block)  # of first and second run
-        forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=contexts)
-        block.forward = cast(Callable[..., Tensor], forward)
+def segments_of(job: Job, samples: float, first: int = 0, end: int | None = None, in_flight: int = 1) -> Names:
+    """The blocks from `first` to `end` that one rank has (None: all), those that run again in lists.
+
+    samples: of a micro batch; in_flight: of them, in memory at once. Unsupported for a budget that is too small.
+    """
+    names = [name for name, _ in on_meta(job).named_children()][first:end]
+
+    def links() -> Sequence[Link]:
+        assert job.links is not None, "a budget needs the counts of the blocks"
+        return job.links(job, samples)[first:end]
+
+    return named(plan_of(job.checkpoint_activations, names, links, in_flight), names)
+
+
+def replica_segments(job: Job, data_size: int) -> Names:
+    """Of a rank that has all blocks."""
+    return segments_of(job, job.replica_batch(data_size) / job.micro_batches(data_size))
+
+
+def checkpoint_blocks(model: nn.Sequential, segments: Names) -> None:
+    """Every segment keeps its input only and runs again in the backward pass (Chen et al. 2016)."""
+    vars(model)["segments"] = segments
+    forward = _forward(model, segments)
+    if any(isinstance(item, list) and len(item) > 1 for item in segments):
+        model.forward = cast(Callable[..., Tensor], forward)
+
+
+def segment_facts(segments: Names) -> dict[str, Any]:
+    """For the record: nothing where no block runs again."""
+    return {"segments": segments} if any(isinstance(item, list) for item in segments) else {}
+
+
+def facts_of_model(model: nn.Module) -> dict[str, Any]:
+    """What `checkpoint_blocks` has done to it."""
+    return segment_facts(vars(model).get("segments", []))
+
+
+def _forward(model: nn.Sequential, segments: Names) -> Callable[[Tensor], Tensor]:
+    steps = list[Callable[[Tensor], Tensor]]()
+    for item in segments:
+        blocks = [model.get_submodule(name) for name in flat([item])]
+        if isinstance(item, str):
+            steps += blocks
+        elif len(item) > 1:
+            steps.append(_checkpointed(_forward(model, item), blocks))
+        else:  # inside of the block, so that hooks around it (FSDP's) gather its weights and cast its input once
+            blocks[0].forward = cast(Callable[..., Tensor], _checkpointed(blocks[0].forward, blocks))
+            steps += blocks
+    return lambda value: reduce(lambda passed, step: step(passed), steps, value)
+
+
+def _checkpointed(forward: Callable[[Tensor], Tensor], blocks: Sequence[nn.Module]) -> Callable[[Tensor], Tensor]:
+    def contexts() -> tuple[object, object]:
+        """Of the first and of the second run."""
+        return nullcontext(), _frozen_statistics(blocks)
+
+    return cast(Any, partial(checkpoint, forward, use_reentrant=False, context_fn=contexts))
 
 
 @contextmanager
-def _frozen_statistics(block: nn.Module) -> Generator[None]:
-    """The second forward of a checkpointed block must not move BatchNorm's running statistics a second time. With
+def _frozen_statistics(blocks: Sequence[nn.Module]) -> Generator[None]:
+    """The second forward of checkpointed blocks must not move BatchNorm's running statistics a second time. With
     momentum 0 they stay, and autograd sees the same operations as in the first forward, which it insists on."""
-    norms = [(norm, norm.momentum) for norm in batch_norms(block) if norm.num_batches_tracked is not None]
-    for norm, _ in norms:
+    norms = [norm for block in blocks for norm in batch_norms(block) if norm.num_batches_tracked is not None]
+    before = [(norm, norm.momentum, cast(Tensor, norm.num_batches_tracked).clone()) for norm in norms]
+    for norm in norms:
         norm.momentum = 0.0
     try:
         yield
     finally:
-        for norm, momentum in norms:
+        for norm, momentum, count in before:  # torch may end the second run before it has reached this norm
             norm.momentum = momentum
-            assert norm.num_batches_tracked is not None
-            norm.num_batches_tracked -= 1
+            cast(Tensor, norm.num_batches_tracked).copy_(count)

@@ -7,13 +7,16 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ddlbench.errors import Unsupported
+from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.job import Job
 from ddlbench.recipe.optimizers import optimizers
+from ddlbench.recomputation import check_names
 
 
 def check_alike(job: Job, data_size: int) -> None:
     """Raise for what no framework supports."""
     job.micro_batches(data_size)
+    check_names(job.checkpoint_activations, [name for name, _ in on_meta(job).named_children()])
     if job.compile and job.checkpoint_activations:
         raise Unsupported(
             "train.compile and train.checkpoint_activations cannot be combined (torch.compile does not support what "

@@ -16,16 +16,15 @@ from torch.optim import Optimizer
 
 from ddlbench.checkpoint.live import Live
 from ddlbench.frameworks.shared.batchnorm import Statistics
-from ddlbench.frameworks.shared.checkpointing import checkpoint_blocks
+from ddlbench.frameworks.shared.checkpointing import checkpoint_blocks, facts_of_model, replica_segments
 from ddlbench.frameworks.shared.step import Update, accumulate, evaluate
 from ddlbench.job import Batch, Job, Place
 
 
 def build(job: Job) -> nn.Sequential:
-    """The full model on this rank's device; its blocks are checkpointed if the job says so."""
+    """The full model on this rank's device, with the segments that the job asks every rank for."""
     model = job.build()
-    if job.checkpoint_activations:
-        checkpoint_blocks(model)
+    checkpoint_blocks(model, replica_segments(job, job.world_size))
     return model
 
 
@@ -86,7 +85,8 @@ class RankTrainer:
     ) -> None:
         """knobs: the facts that are known before the first step
         saved_part: ranks of the same part have the same parameters, or shards of them"""
-        self.job, self.model, self.statistics, self.place, self.knobs = job, model, statistics, place, knobs
+        self.job, self.model, self.statistics, self.place = job, model, statistics, place
+        self.knobs = {**facts_of_model(model), **knobs}
         self.update, self.optimizer = update, update.optimizer
         self.parameters = dict(model.named_parameters())  # the optimizer's: FSDP puts full ones into the module
         self.saved_part = saved_part

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddlbench.errors import Unsupported, check_values, refuse
-from ddlbench.frameworks.shared.checkpointing import checkpoint_blocks
+from ddlbench.frameworks.shared.checkpointing import checkpoint_blocks, replica_segments
 from ddlbench.frameworks.shared.groups import average, clip_parts, gradient, subgroup
 from ddlbench.frameworks.shared.layout import Layout, divisors, fill
 from ddlbench.frameworks.shared.meta import on_meta
@@ -27,6 +27,7 @@ from ddlbench.frameworks.tensor.collectives import Part, share
 from ddlbench.frameworks.tensor.layers import Splits, full_state, is_transposed, local_state, split_model
 from ddlbench.frameworks.tensor.loss import full_logits, loss_of_parts
 from ddlbench.job import Batch, Job, Place
+from ddlbench.recomputation import KEY, budgeted
 
 
 @dataclass
@@ -72,8 +73,7 @@ class TensorParallel:
         model = replace(job, device=torch.device("cpu")).build()
         splits = split_model(model, job.model.tensor_plan(), part)
         model.to(job.device)
-        if job.checkpoint_activations:
-            checkpoint_blocks(model)
+        checkpoint_blocks(model, replica_segments(job, layout.dp))
         reads, coordinates = tp_rank == 0, {"dp": data_rank, "tp": tp_rank}
         place = Place(data_rank, layout.dp, reads_data=reads, reports=reads, coordinates=coordinates)
         job = replace(job, loss=loss_of_parts(job, part, self.parallel_loss))
@@ -104,6 +104,8 @@ def check_parts(name: str, job: Job, tp: int, pp: int = 1) -> None:
         )
     (optimizer, needs), classes = layerwise(job), job.model.outputs()
     reasons = {
+        f"a budget counts complete blocks, of which {tp} ranks have parts: set {KEY}=every:2, for example":
+            budgeted(job.checkpoint_activations),
         f"{tp} ranks cannot share the {classes} classes: give each at least one": classes < tp,
         f"{optimizer} needs {needs}, but each rank holds only part of a layer: choose "
         f"recipe.optimizer.name={elementwise_names()}":

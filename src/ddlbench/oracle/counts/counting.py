@@ -28,9 +28,8 @@ from ddlbench.oracle.counts.counts import Block, Counts, Floats, Line, Work
 from ddlbench.oracle.counts.operations import Observer, Operation, saved_bytes
 from ddlbench.ranks.fake.fake import fake_world
 from ddlbench.ranks.fake.kernels import dropout
+from ddlbench.ranks.fake.storages import identity, size
 from ddlbench.recipe.losses import CrossEntropy
-from ddlbench.rehearsal.observed import size
-from ddlbench.rehearsal.storages import identity
 
 SAMPLES = (2, 4)  # BatchNorm refuses one value a channel
 _counted = dict[object, Counts]()

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES
+from ddlbench.recomputation import Link
 
 Floats = NDArray[np.float64]
 Amount = TypeVar("Amount", float, Floats)
@@ -117,6 +118,18 @@ class Block:
     def flops(self) -> float:
         """FLOPs of one sample's forward pass."""
         return float(self.forward.flops.sum())
+
+    def link(self, samples: float, accumulating: bool = True) -> Link:
+        """For a micro batch. accumulating: gradients are added to existing ones"""
+        backward = self.live_accumulating if accumulating else self.live_backward
+        return Link(
+            self.flops * samples,
+            self.saved.at(samples),
+            self.output * samples,
+            self.unsaved_output * samples,
+            most(self.live_forward, samples),
+            most(backward, samples),
+        )
 
     def with_16_bit_weights(self) -> Block:
         """This block with weights in 16 bits: autograd then saves no 16-bit copies of them."""

@@ -15,8 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ddlbench.measure.formulas.flops import operation_flops
 from ddlbench.oracle.counts.counts import Exchange, Rows
-from ddlbench.rehearsal.observed import size, tensors, unknown
-from ddlbench.rehearsal.storages import Alive, identity
+from ddlbench.ranks.fake.storages import Alive, identity, size, tensors, unknown
 
 WITHOUT_WORK = ("empty", "detach", "new_empty", "empty_like", "empty_strided", "_unsafe_view", "lift_fresh")
 # Styles of `Model.tensor_plan` whose modules compute their own part only.

@@ -13,10 +13,11 @@ from typing import NamedTuple
 from ddlbench.job import Job, example_batch
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES, Bytes
 from ddlbench.oracle.counts.counting import count
-from ddlbench.oracle.counts.counts import Block, Counts, most
+from ddlbench.oracle.counts.counts import Block, Counts
 from ddlbench.oracle.setting import Memory, Setting
 from ddlbench.recipe.losses import CrossEntropy
 from ddlbench.recipe.optimizers import costs
+from ddlbench.recomputation import Plan, instants
 
 
 class Moment(NamedTuple):
@@ -32,31 +33,22 @@ class Moment(NamedTuple):
 def passes(
     blocks: Sequence[Block],
     samples: float,
-    checkpointed: bool,
+    plan: Plan,
     gradients: Sequence[float],
     accumulating: bool,
     gathered: Sequence[tuple[float, float]] = (),
 ) -> Moment:
     """The peak of one micro batch: forward block by block, then backward.
 
-    checkpointed: a block saves its input alone and runs again for its backward pass (Chen et al. 2016)
+    plan: which blocks run again
     gradients: bytes that stay in memory from the backward pass of each block on (`arriving`)
     accumulating: gradients are added to existing ones
     gathered: bytes that the library has in memory while each block runs forward and backward
     """
-    peak, saved, unsaved_input = Moment(0.0, 0.0), 0.0, 0.0
-    for index, block in enumerate(blocks):
-        before = saved - (unsaved_input if checkpointed else 0.0)  # an unsaved input counts in its block
-        forward = most(block.live_forward, samples)
-        backward = most(block.live_accumulating if accumulating else block.live_backward, samples)
-        if checkpointed:  # beside the gradient of its output; torch ends before an output that autograd does not save
-            backward = max(backward, forward + (block.output - block.unsaved_output) * samples)
-        with_forward, with_backward = gathered[index] if gathered else (0.0, 0.0)
-        arrived = sum(gradients[index + 1 :])
-        moments = Moment(0.0, before + forward + with_forward), Moment(arrived, before + backward + with_backward)
-        peak = max(peak, *moments, key=sum)
-        saved += block.output * samples if checkpointed else block.saved.at(samples)
-        unsaved_input = block.unsaved_output * samples
+    peak = Moment(0.0, 0.0)
+    for run in instants(plan, [block.link(samples, accumulating) for block in blocks]):
+        beside = gathered[run.block][run.backward] if gathered else 0.0
+        peak = max(peak, Moment(sum(gradients[run.done :]), run.bytes_ + beside), key=sum)
     return peak
 
 

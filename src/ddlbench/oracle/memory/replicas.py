@@ -54,11 +54,11 @@ class Rank:
     ) -> Moment:
         """The peak of one micro batch. shards: of the gradients that stay; casts: autograd saves 16-bit copies of the
         weights"""
-        job, blocks = self.setting.job, self.counts.blocks
+        blocks = self.counts.blocks
         blocks = blocks if casts else [block.with_16_bit_weights() for block in blocks]
         arrived = arriving(self.counts, accumulating, shards, self.number_bytes)
         _, samples = self.setting.micro_batch(self.dp)
-        return passes(blocks, samples, job.checkpoint_activations, arrived, accumulating, gathered)
+        return passes(blocks, samples, self.setting.plan(samples), arrived, accumulating, gathered)
 
     def peak(self, states: Bytes, moments: Iterable[Moment], buffers: float) -> Memory:
         """buffers: permanent bytes of the library, beside the model's buffers and the batch"""

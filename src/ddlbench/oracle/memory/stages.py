@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import ceil
 
-from ddlbench.frameworks.pipeline.schedules import V_SHAPED, rank_of
+from ddlbench.frameworks.pipeline.schedules import V_SHAPED, in_flight, rank_of
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES, Bytes, bytes_of_parameter, data_parallel
 from ddlbench.oracle.counts.counts import Block, Counts
 from ddlbench.oracle.memory.passes import (
@@ -24,6 +24,7 @@ from ddlbench.oracle.memory.passes import (
 from ddlbench.oracle.setting import Memory, Setting
 from ddlbench.oracle.timing import schedule
 from ddlbench.oracle.timing.schedule import INPUTS, WEIGHTS, F, Op
+from ddlbench.recomputation import Plan, kept, repeats
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,20 @@ class Cut:
 
     def rank_of(self, stage: int) -> int:
         return rank_of(stage, self.pp, self.schedule in V_SHAPED)
+
+    def plans(self, setting: Setting, samples: float) -> list[Plan]:
+        """Which blocks of each stage run again."""
+        virtual = len(self.sizes) // self.pp
+        return [
+            setting.plan(
+                samples, first, end, in_flight(self.schedule, self.rank_of(index), self.pp, self.count, virtual)
+            )
+            for index, (first, end) in enumerate(self.spans())
+        ]
+
+    def again(self, setting: Setting, samples: float) -> list[int]:
+        """How often each block runs again."""
+        return [count for plan in self.plans(setting, samples) for count in repeats(plan)]
 
     def of_ranks(self, stages: Sequence[float]) -> list[float]:
         """The sum over the stages of each rank."""
@@ -89,16 +104,16 @@ class Stage:
     waiting: float = 0.0
 
 
-def stage(blocks: Sequence[Block], samples: float, checkpointed: bool, gradients: Sequence[float], last: bool) -> Stage:
+def stage(blocks: Sequence[Block], samples: float, plan: Plan, gradients: Sequence[float], last: bool) -> Stage:
     """The memory of a stage of these consecutive blocks.
 
-    gradients: bytes of the gradients of each block
+    plan: which of them run again; gradients: bytes of the gradients of each block
     last: whether the stage has the loss: it frees its output in the first of zero bubble's two backward passes
     """
     output = blocks[-1].unsaved_output * samples
-    saved = sum(block.output * samples if checkpointed else block.saved.at(samples) for block in blocks)
-    first = passes(blocks, samples, checkpointed, gradients, accumulating=False)
-    running = passes(blocks, samples, checkpointed, [0.0] * len(blocks), accumulating=True)
+    saved = kept(plan, [block.link(samples) for block in blocks])[-1]
+    first = passes(blocks, samples, plan, gradients, accumulating=False)
+    running = passes(blocks, samples, plan, [0.0] * len(blocks), accumulating=True)
     waiting = samples * sum(block.weighted_outputs for block in blocks) - (output if last else 0.0)
     return Stage(saved + output, running.activations + output, first.plus(0.0, output), sum(gradients), waiting)
 
@@ -183,13 +198,12 @@ def _of_rank(cut: Cut, setting: Setting, counts: Counts, rank: int, parameters: 
     if cut.pp > 1:  # on one rank the last stage has the gradient of a tied weight first, and the first one adds to it
         gradients[-1] += FP32_BYTES * counts.tied
         gradients[0] -= 0.0 if cut.two_ends else FP32_BYTES * counts.tied
+    plans = cut.plans(setting, samples)
     stages = {
-        index: stage(
-            counts.blocks[first:end], samples, job.checkpoint_activations, gradients[first:end], end == len(gradients)
-        )
+        index: stage(counts.blocks[first:end], samples, plans[index], gradients[first:end], end == len(gradients))
         for index, (first, end) in spans.items()
     }
-    tied = [counts.tied] if cut.pp > 1 and rank == cut.pp - 1 else []
+    tied = [counts.tied] if cut.two_ends and rank == cut.pp - 1 else []
     sizes = [*sizes_of(blocks, cut.dp if cut.sharded else 1), *tied]
     of_parameter = bytes_of_parameter(setting.optimizer, sizes=sizes)
     states = data_parallel(int(parameters), of_parameter, 3 if cut.sharded else 0, cut.dp)

@@ -18,6 +18,7 @@ from ddlbench.oracle.memory import replicas as memory
 from ddlbench.oracle.setting import BYTES, Limit, Memory, Message, Outcome, Setting
 from ddlbench.oracle.timing import overlap
 from ddlbench.oracle.timing.overlap import Gradient, MiB
+from ddlbench.recomputation import repeats
 
 # At stage 0 DeepSpeed copies and all-reduces so many gradients (numbers) at once: its MEMORY_OPT_ALLREDUCE_SIZE.
 AT_ONCE = 5e8
@@ -123,8 +124,8 @@ def sizes(setting: Setting, number_bytes: float, tp: int = 1) -> list[list[float
 def backward(setting: Setting, dp: int | None = None, tp: int = 1) -> list[float]:
     """Seconds of each block's backward pass in one micro batch, including recomputation."""
     _, samples = setting.micro_batch(dp or setting.world)
-    blocks = setting.computation.blocks(samples, tp)
-    return [block.back(setting.job.checkpoint_activations) * setting.contention for block in blocks]
+    blocks, again = setting.computation.blocks(samples, tp), repeats(setting.plan(samples))
+    return [block.back(times) * setting.contention for block, times in zip(blocks, again, strict=True)]
 
 
 def averaged(

@@ -21,6 +21,7 @@ from ddlbench.oracle.setting import Limit, Message, Outcome, Setting
 from ddlbench.oracle.strategies.tensor import Traffic, batch_message, limit, traffic
 from ddlbench.oracle.timing import schedule
 from ddlbench.oracle.timing.schedule import Stages, Timed
+from ddlbench.recomputation import repeats
 
 
 def pipeline(framework: Pipeline, setting: Setting) -> Outcome:
@@ -55,8 +56,10 @@ def pipedream(framework: PipeDream, setting: Setting) -> Outcome:
 def stage_sizes(framework: Balanced, setting: Setting, stages: int, samples: float) -> tuple[int, ...]:
     """The number of blocks of each stage, as `Plan.of` in frameworks/pipeline/stages.py divides them, by the predicted
     seconds where a run would measure them. samples: of a micro batch"""
-    blocks, again = setting.counts.blocks, setting.job.checkpoint_activations
-    seconds = [took.both(again) for took in setting.computation.blocks(samples)] if framework.by_seconds else None
+    blocks, seconds = setting.counts.blocks, None
+    if framework.by_seconds:
+        again = repeats(setting.plan(samples))
+        seconds = [b.both(times) for b, times in zip(setting.computation.blocks(samples), again, strict=True)]
     return tuple(framework.sizes(stages, [b.flops for b in blocks], [b.output for b in blocks], seconds))
 
 
@@ -97,7 +100,7 @@ def predict(cut: Cut, setting: Setting) -> Outcome:
 
 def _stages(cut: Cut, setting: Setting, samples: float, traffics: Sequence[Traffic], sends: bool) -> Stages:
     """Seconds of each stage's passes for one micro batch, and of sending it to the next stage."""
-    again = 1 if setting.job.checkpoint_activations else 0
+    again = cut.again(setting, samples)
     slowest = setting.machine.slowest(setting.world)
     passes = [block.times(slowest) for block in setting.computation.blocks(samples, cut.tp)]
     # Collectives were measured while the ranks of their group share the cores. The schedule multiplies all seconds by
@@ -108,8 +111,8 @@ def _stages(cut: Cut, setting: Setting, samples: float, traffics: Sequence[Traff
         for block, sent in zip(passes, traffics, strict=True)
     ]
     block_backward = [
-        block.backward + max(0.0, sent.backward / contention - block.host_backward) + again * forward
-        for block, sent, forward in zip(passes, traffics, block_forward, strict=True)
+        block.backward + max(0.0, sent.backward / contention - block.host_backward) + times * forward
+        for block, sent, forward, times in zip(passes, traffics, block_forward, again, strict=True)
     ]
     spans = cut.spans()
     forward, backward = ([sum(s[first:last]) for first, last in spans] for s in (block_forward, block_backward))

@@ -24,6 +24,7 @@ from ddlbench.oracle.strategies.data_parallel import replicas
 from ddlbench.oracle.timing import overlap
 from ddlbench.oracle.timing.computation import Pass
 from ddlbench.oracle.timing.overlap import MiB, Sharded
+from ddlbench.recomputation import repeats
 
 # DeepSpeed's defaults, in parameters: it prefetches so many weights in one message (stage3_prefetch_bucket_size), and
 # keeps weights if fewer other weights than this are needed before their next use (stage3_max_reuse_distance).
@@ -142,7 +143,15 @@ def sharded(setting: Setting, scheme: Scheme, peak: Callable[[], Memory]) -> Out
 def _blocks(setting: Setting, scheme: Scheme, passes: Sequence[Pass], reduces: bool) -> list[Sharded]:
     """Seconds of computing and of messages of each block in one micro batch. reduces: whether its gradients are reduced
     in this micro batch"""
-    rate, checkpointed, blocks = setting.contention, setting.job.checkpoint_activations, setting.counts.blocks
+    rate, blocks = setting.contention, setting.counts.blocks
+    _, samples = setting.micro_batch(setting.world)
+    plan = setting.plan(samples)
+    if scheme.shards > 1 and any(not isinstance(item, int) and len(item) > 1 for item in plan):
+        raise Unsupported(
+            "the oracle has no model of weights that are gathered again for segments of several blocks: set "
+            "train.checkpoint_activations to blocks or to a list of blocks"
+        )
+    again = repeats(plan)
     gather = reduce = [0.0] * len(blocks)
     if scheme.shards > 1:
         to = setting.path(scheme.shards)
@@ -154,7 +163,7 @@ def _blocks(setting: Setting, scheme: Scheme, passes: Sequence[Pass], reduces: b
     return [
         Sharded(
             block.forward * rate,
-            block.back(checkpointed) * rate,
+            block.back(again[index]) * rate,
             gather[index],
             gather[index] if scheme.again[index] else 0.0,
             reduce[index],

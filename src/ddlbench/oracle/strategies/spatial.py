@@ -19,6 +19,7 @@ from ddlbench.oracle.setting import Limit, Message, Outcome, Setting
 from ddlbench.oracle.strategies.data_parallel import averaged, sizes
 from ddlbench.oracle.timing import overlap
 from ddlbench.oracle.timing.computation import Pass
+from ddlbench.recomputation import repeats
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ def spatial(framework: Spatial, setting: Setting) -> Outcome:
         gathering = Message("all-gather of the last images", count, count * size, seconds, seconds)
         messages += [_halos(setting, samples, count, sp), gathering]
     if setting.world > 1:
-        back = [block.back(job.checkpoint_activations) * setting.contention for block in parts]
+        again = repeats(setting.plan(samples))
+        back = [block.back(times) * setting.contention for block, times in zip(parts, again, strict=True)]
         sent = overlap.buckets(overlap.gradients(sizes(setting, setting.gradient_bytes), back))
         messages.append(averaged(setting, sent, sum(back)))
     parameters = setting.counts.parameter_count

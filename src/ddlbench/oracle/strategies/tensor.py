@@ -21,6 +21,7 @@ from ddlbench.oracle.memory.replicas import replica
 from ddlbench.oracle.setting import INT64_BYTES, Limit, Memory, Message, Outcome, Setting
 from ddlbench.oracle.strategies.data_parallel import averaged, backward, sizes
 from ddlbench.oracle.timing import overlap
+from ddlbench.recomputation import repeats
 
 SUMMED_AHEAD, SUMMED_BACK, GATHERED = ("row", "vocab"), ("column", "qkv", "filter", "logits"), ("norm", "channels")
 
@@ -71,8 +72,10 @@ def parts(setting: Setting, dp: int, tp: int, sequence: bool, by_channels: bool)
     messages: list[Message] = []
     if tp > 1:
         traffics = [traffic(block, samples, setting, tp, sequence, by_channels) for block in blocks]
-        forward = 2 if job.checkpoint_activations else 1  # passes
-        seconds = count * sum(layer.forward * forward + layer.backward for layer in traffics)
+        again = repeats(setting.plan(samples))
+        seconds = count * sum(
+            layer.forward * (1 + times) + layer.backward for layer, times in zip(traffics, again, strict=True)
+        )
         bytes_, number = sum(layer.bytes_ for layer in traffics), sum(layer.number for layer in traffics)
         messages.append(Message("collectives of layers", count * number, count * bytes_, seconds, seconds))
         messages.append(batch_message(setting, dp, tp))

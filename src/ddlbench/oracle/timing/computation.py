@@ -16,13 +16,14 @@ import numpy as np
 from ddlbench.oracle.counts.counts import Block, Counts, Floats, Work
 from ddlbench.oracle.machine.machine import Device
 from ddlbench.recipe.optimizers import costs
+from ddlbench.recomputation import Choice, plan_of, repeats
 
 
 @dataclass(frozen=True)
 class Pass:
     """Seconds of one block for one micro batch.
 
-    checkpointed: whether the forward pass runs again before the backward pass
+    again: how often the forward pass runs again for the backward pass
     host_forward, host_backward: seconds of these in which the device waits for the host; collectives of its layers
         can use them
     """
@@ -35,11 +36,11 @@ class Pass:
     def times(self, factor: float) -> Pass:
         return Pass(*(factor * seconds for seconds in astuple(self)))
 
-    def both(self, checkpointed: bool) -> float:
-        return self.forward * (2 if checkpointed else 1) + self.backward
+    def both(self, again: int) -> float:
+        return self.forward + self.back(again)
 
-    def back(self, checkpointed: bool) -> float:
-        return self.backward + (self.forward if checkpointed else 0.0)
+    def back(self, again: int) -> float:
+        return self.backward + again * self.forward
 
 
 @dataclass(frozen=True)
@@ -145,19 +146,21 @@ class Computation:
             parameter_s = costs(self.optimizer).bytes_ / self.speeds.bytes_per_s
         return self.factor * parameters * parameter_s
 
-    def step(self, samples: float, micro_batches: int = 1, checkpointed: bool = False) -> float:
-        """Seconds of a step of a single process."""
-        once = sum(block.both(checkpointed) for block in self.blocks(samples))
+    def step(self, samples: float, micro_batches: int = 1, choice: Choice = False) -> float:
+        """Seconds of a step of a single process. choice: of the blocks that run again"""
+        blocks = self.counts.blocks
+        plan = plan_of(choice, [block.name for block in blocks], lambda: [block.link(samples) for block in blocks])
+        once = sum(block.both(again) for block, again in zip(self.blocks(samples), repeats(plan), strict=True))
         return micro_batches * once + self.update(self.counts.parameter_count)
 
     def scaled_to(
-        self, step_s: float, samples: float, micro_batches: int, basis: str, checkpointed: bool = False
+        self, step_s: float, samples: float, micro_batches: int, basis: str, choice: Choice = False
     ) -> Computation:
         """A measured step of one process, divided among blocks and update in the proportions of this computation.
 
         samples: of a micro batch
         """
-        factor = step_s / self.step(samples, micro_batches, checkpointed)
+        factor = step_s / self.step(samples, micro_batches, choice)
         return replace(self, basis=basis, factor=factor, samples=samples, _cache={})
 
     def marks(self, samples: float) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ddlbench.config.schema import Config
@@ -40,7 +41,9 @@ class Training(Scenario):
         self.rates = Rates(learning_rate(self.config.recipe, self.job.global_batch, feed.steps_per_epoch, epochs))
         start = self.trainer.state()
         assert (start is None) == (self.job.rank != 0), "rank 0 alone has the full state"
-        model = model_section(self.config.model, start, checkpoint_blocks if self.job.checkpoint_activations else None)
+        segments = self.trainer.facts().get("segments")
+        checkpoint = partial(checkpoint_blocks, segments=segments) if segments else None
+        model = model_section(self.config.model, start, checkpoint)
         self.weights_hash = model.get("weights_hash_start")
         return model
 

@@ -1,0 +1,267 @@
+"""Which blocks of a model run again in the backward pass (train.checkpoint_activations), and the bytes that they keep.
+
+A plan is a sequence of items, in the order of the blocks. A number is a block that keeps what autograd saves. A tuple
+is a segment: it keeps its input alone (Chen et al. 2016) and runs again, as a plan of its own, before its backward
+pass. With segments within segments these are the persistent schedules of Beaumont et al. 2019, and `fastest` is their
+dynamic program for a chain of unequal blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import inf
+from typing import Any, NamedTuple, TypeAlias, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddlbench.errors import Unsupported, UserError
+from ddlbench.texts import GIB
+
+Choice: TypeAlias = bool | str | list[str]  # a value of the key: True is `blocks`, False is `none`
+Plan: TypeAlias = "tuple[int | Plan, ...]"  # of the indices of blocks
+Names: TypeAlias = "list[str | Names]"  # the same of their names, as in a record
+KEY = "train.checkpoint_activations"
+
+
+@dataclass(frozen=True)
+class Link:
+    """One block of a chain, for one micro batch. All numbers but `flops` are bytes.
+
+    flops: of the forward pass
+    saved: what autograd saves for the backward pass, without what an earlier block has saved
+    output: of the block; unsaved_output: the same, 0 if autograd saves it
+    forward, backward: the peaks of its passes, with temporary results, beyond what earlier blocks have saved
+    """
+
+    flops: float
+    saved: float
+    output: float
+    unsaved_output: float
+    forward: float
+    backward: float
+
+    @property
+    def kept_output(self) -> float:
+        """Bytes by which a kept output adds to what the next block counts as its own."""
+        return self.output - self.unsaved_output
+
+
+class Instant(NamedTuple):
+    """The peak of one run of a block. backward: whether it is in the backward pass, as a second run is; done: the first
+    of the blocks whose backward passes are over; bytes_: of activations"""
+
+    block: int
+    backward: bool
+    done: int
+    bytes_: float
+
+
+def choice(value: Any) -> Choice:
+    """The value of the key in the form that records have. UserError for a value that is none."""
+    kind, _, number = value.partition(":") if isinstance(value, str) else ("", "", "")
+    whole = kind == "every" and number.isascii() and number.isdigit() and int(number) > 0
+    if isinstance(value, bool) or whole or (kind == "budget" and _gib(number) > 0):
+        return value
+    if value in ("none", "blocks"):
+        return value == "blocks"
+    names = cast(list[Any], value) if isinstance(value, list) else []
+    if names and all(isinstance(name, str) for name in names) and len(set(names)) == len(names):
+        return names
+    raise UserError(
+        f"{KEY}={value} must be none, blocks, every:K (segments of K blocks, 1 or more), a list of different blocks, "
+        "or budget:GiB (more than 0)"
+    )
+
+
+def _gib(text: str) -> float:
+    try:
+        return float(text) if float(text) < inf else 0.0
+    except ValueError:
+        return 0.0
+
+
+def budgeted(choice: Choice) -> bool:
+    return isinstance(choice, str) and choice.startswith("budget:")
+
+
+def plan_of(choice: Choice, names: Sequence[str], links: Callable[[], Sequence[Link]], in_flight: int = 1) -> Plan:
+    """The plan for consecutive blocks of these names.
+
+    links: of these blocks; called for a budget only
+    in_flight: micro batches whose activations are in memory at once: they share a budget in equal parts
+    Unsupported for a budget that no plan fits, with the smallest one that a plan fits.
+    """
+    blocks = range(len(names))
+    if isinstance(choice, bool):
+        return tuple((index,) if choice else index for index in blocks)
+    if isinstance(choice, list):
+        return tuple((index,) if name in choice else index for index, name in enumerate(names))
+    kind, _, number = choice.partition(":")
+    if kind == "every":
+        return tuple(tuple(blocks[first : first + int(number)]) for first in blocks[:: int(number)])
+    chain = tuple(links())
+    plan = fastest(chain, float(number) * GIB / in_flight)
+    if plan is None:
+        least = in_flight * least_bytes(chain) / GIB
+        raise Unsupported(
+            f"{KEY}={choice}: no set of blocks fits: the least for {names[0]} to {names[-1]} is {least:.3g} GiB with "
+            f"{in_flight} micro batches in memory"
+        )
+    return plan
+
+
+def check_names(choice: Choice, names: Sequence[str]) -> None:
+    """Unsupported for a block that the model does not have."""
+    if isinstance(choice, list) and (unknown := next((name for name in choice if name not in names), None)):
+        raise Unsupported(f"{KEY}: the model has no block {unknown}: its blocks are {', '.join(names)}")
+
+
+def named(plan: Plan, names: Sequence[str]) -> Names:
+    return [names[item] if isinstance(item, int) else named(item, names) for item in plan]
+
+
+def flat(names: Names) -> list[str]:
+    """The blocks without their segments."""
+    return [name for item in names for name in ([item] if isinstance(item, str) else flat(item))]
+
+
+def repeats(plan: Plan, depth: int = 0) -> list[int]:
+    """How often each block runs again: the number of segments around it."""
+    nested = ([depth] if isinstance(item, int) else repeats(item, depth + 1) for item in plan)
+    return [count for counts in nested for count in counts]
+
+
+def kept(plan: Plan, links: Sequence[Link]) -> list[float]:
+    """Bytes that stay until the backward pass: before each item of a plan, and after the last one."""
+    bytes_ = [0.0]
+    for item in plan:
+        if isinstance(item, int):
+            bytes_.append(bytes_[-1] + links[item].saved)
+        else:
+            first, last = _ends(item)
+            bytes_.append(bytes_[-1] + _unsaved_input(links, first) + links[last].kept_output)
+    return bytes_
+
+
+def instants(plan: Plan, links: Sequence[Link], before: float = 0.0, held: float | None = None) -> Iterator[Instant]:
+    """Every run of a block, forward and backward.
+
+    before: bytes in memory before the plan begins
+    held: bytes of the gradient of its output while it runs again; None: it runs for the first time
+    """
+    at = [before + bytes_ for bytes_ in kept(plan, links)]
+    *_, final = plan
+    _, end = _ends(plan)
+    for item, base in zip(plan, at, strict=False):
+        first, last = _ends((item,))
+        for index in range(first, last + 1):
+            passing = base
+            if index > first:  # a segment keeps no more than its input while it runs for the first time
+                passing += _unsaved_input(links, first) + links[index - 1].kept_output
+            if held is not None:  # torch ends a second run before an output that autograd does not save
+                passing += held - (links[index].unsaved_output if index == final else 0.0)
+            yield Instant(index, held is not None, end + 1, passing + links[index].forward)
+    for item, base in reversed(list(zip(plan, at, strict=False))):
+        if isinstance(item, int):
+            yield Instant(item, True, item + 1, base + links[item].backward)
+        else:
+            yield from instants(item, links, base, links[_ends(item)[1]].output)
+
+
+def fastest(links: tuple[Link, ...], bytes_: float) -> Plan | None:
+    """The plan with the fewest FLOPs that are computed again of those whose `instants` fit so many bytes; None: none
+    fits.
+
+    The dynamic program of Beaumont et al. 2019 over the first item of each part of the chain: it is a block, or a
+    segment whose own plan is the best one for it. Instead of rounding bytes to a grid it has, for each part, every
+    plan that no other one beats in both bytes and FLOPs. A segment is never the last item, because its blocks can run
+    for the first time in the way in which they would run again.
+    """
+    front = _fronts(links)
+    fitting = int(np.searchsorted(front(0, len(links)).bytes_, bytes_, "right"))
+    return _plan(front, 0, len(links), fitting - 1) if fitting else None
+
+
+def least_bytes(links: tuple[Link, ...]) -> float:
+    """Bytes of the plan that needs the fewest."""
+    return float(_fronts(links)(0, len(links)).bytes_[0])
+
+
+class _Front(NamedTuple):
+    """The plans of a part of a chain that no other one beats: more bytes and fewer FLOPs from one to the next.
+
+    cut: the end of the segment that each plan begins with; the first block itself: it is no segment
+    segment, later: which plan of the segment, and of what follows
+    """
+
+    bytes_: NDArray[np.float64]
+    flops: NDArray[np.float64]
+    cut: NDArray[np.int64]
+    segment: NDArray[np.int64]
+    later: NDArray[np.int64]
+
+
+Fronts: TypeAlias = Callable[[int, int], _Front]
+
+
+@cache
+def _fronts(links: tuple[Link, ...]) -> Fronts:
+    """For the blocks from one index to another, which is excluded. A part that ends before the chain is a segment."""
+
+    @cache
+    def front(first: int, end: int) -> _Front:
+        link, held = links[first], links[end - 1].output if end < len(links) else 0.0
+        if first == end - 1:
+            here = max(link.backward, link.forward + (link.kept_output if held else 0.0))
+            return _Front(np.array([here]), np.zeros(1), *(np.full(1, first) for _ in range(3)))
+        here, after = max(link.backward, link.forward + held), front(first + 1, end)
+        number = np.arange(len(after.flops))
+        bytes_ = np.maximum(here, link.saved + after.bytes_)
+        found = [_Front(bytes_, after.flops, np.full_like(number, first), number, number)]
+        entering, passing, again = _unsaved_input(links, first), link.forward, link.flops
+        for cut in range(first + 1, end):
+            base, inner, after = entering + links[cut - 1].kept_output, front(first, cut), front(cut, end)
+            rest = base + after.bytes_
+            bytes_ = np.maximum(np.concatenate([inner.bytes_, rest]), max(passing + held, inner.bytes_[0], rest[0]))
+            segment, later = (np.searchsorted(part, bytes_, "right") - 1 for part in (inner.bytes_, rest))
+            flops = again + inner.flops[segment] + after.flops[later]
+            found.append(_Front(bytes_, flops, np.full_like(segment, cut), segment, later))
+            passing, again = max(passing, base + links[cut].forward), again + links[cut].flops
+        return _unbeaten(_Front(*map(np.concatenate, zip(*found, strict=True))))
+
+    return front
+
+
+def _unbeaten(plans: _Front) -> _Front:
+    order = np.lexsort((plans.flops, plans.bytes_))
+    fewest = np.minimum.accumulate(plans.flops[order])
+    order = order[np.diff(fewest, prepend=inf) < 0]
+    return _Front(*(values[order] for values in plans))
+
+
+def _plan(front: Fronts, first: int, end: int, number: int) -> Plan:
+    """The plan of a part with this number in its front."""
+    if first == end:
+        return ()
+    made = front(first, end)
+    cut, segment, later = int(made.cut[number]), int(made.segment[number]), int(made.later[number])
+    if cut == first:
+        return (first, *_plan(front, first + 1, end, later))
+    return (_plan(front, first, cut, segment), *_plan(front, cut, end, later))
+
+
+def _unsaved_input(links: Sequence[Link], first: int) -> float:
+    """Bytes that a segment's input needs beside what the block before has saved; the first input is not counted."""
+    return links[first - 1].unsaved_output if first else 0.0
+
+
+def _ends(plan: Plan) -> tuple[int, int]:
+    """The first and the last block."""
+    first, last = plan[0], plan[-1]
+    return (
+        first if isinstance(first, int) else _ends(first)[0],
+        last if isinstance(last, int) else _ends(last)[1],
+    )
