@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import cast
+from typing import Any, cast
 
 from matplotlib.axes import Axes
 
@@ -27,8 +27,9 @@ def _draw(axes: Axes, panel: Panel, looks: Looks) -> None:
     ):
         of_curve = [(cast(float, quantity.values(panel, row).merged), 1 / row["sample_time_s"]) for row in rows]
         points += of_curve
-        shape = {**look.shape, "linestyle": ""}
-        axes.plot(*zip(*of_curve, strict=True), color=look.color, label=plotting.label(name), zorder=3, **shape)
+        shape: dict[str, Any] = {**look.shape, "linestyle": ""}
+        xs, ys = zip(*of_curve, strict=True)
+        axes.plot(xs, ys, color=look.color, label=plotting.label(name), zorder=3, **shape)
     axes.plot(*zip(*front(points), strict=True), color="#999999", linewidth=1, label="not beaten in both", zorder=2)
     axes.margins(0.08)
     axes.set_xlabel(quantity.label)

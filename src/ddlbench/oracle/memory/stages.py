@@ -56,10 +56,8 @@ class Cut:
         """Which blocks of each stage run again."""
         virtual = len(self.sizes) // self.pp
         return [
-            setting.plan(
-                samples, first, end, in_flight(self.schedule, self.rank_of(index), self.pp, self.count, virtual)
-            )
-            for index, (first, end) in enumerate(self.spans())
+            setting.plan(samples, first, end, in_flight(self.schedule, rank, self.pp, self.count, virtual))
+            for (first, end), rank in zip(self.spans(), map(self.rank_of, range(len(self.sizes))), strict=True)
         ]
 
     def again(self, setting: Setting, samples: float) -> list[int]:
