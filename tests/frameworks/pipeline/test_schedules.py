@@ -9,9 +9,10 @@ import pytest
 from ddlbench.errors import Unsupported, UserError
 from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.frameworks.pipeline.pipedream import PipeDream
-from ddlbench.frameworks.pipeline.schedules import bubble, check_stages, micro_batch_count, rank_of
+from ddlbench.frameworks.pipeline.schedules import bubble, check_stages, in_flight, micro_batch_count, rank_of
 from ddlbench.frameworks.shared.layout import Layout
 from ddlbench.job import Job
+from ddlbench.oracle.timing.schedule import F, order
 from tests.support.jobs import job
 
 
@@ -104,3 +105,26 @@ def test_bubbles() -> None:
 def test_stages_go_round_or_there_and_back() -> None:
     assert [rank_of(stage, 3, v_shaped=False) for stage in range(6)] == [0, 1, 2, 0, 1, 2]
     assert [rank_of(stage, 3, v_shaped=True) for stage in range(6)] == [0, 1, 2, 2, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "ranks", "count", "virtual"),
+    [
+        ("gpipe", 2, 4, 1),
+        ("1f1b", 4, 4, 1),
+        ("1f1b", 2, 8, 1),
+        ("interleaved", 2, 2, 2),
+        ("interleaved", 4, 8, 3),
+        ("looped_bfs", 2, 4, 2),
+    ],
+)
+def test_micro_batches_in_memory_are_those_of_the_schedule(schedule: str, ranks: int, count: int, virtual: int) -> None:
+    for rank in range(ranks):
+        there = [0]
+        for kind, _, _ in order(schedule, rank, ranks, ranks * virtual, count):
+            there.append(there[-1] + (1 if kind == F else -1))
+        assert in_flight(schedule, rank, ranks, count, virtual) == max(there)
+
+
+def test_pipedream_has_a_micro_batch_for_each_later_stage() -> None:
+    assert [in_flight("pipedream", rank, 3, 1, 1) for rank in range(3)] == [3, 2, 1]

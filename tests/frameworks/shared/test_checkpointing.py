@@ -80,10 +80,10 @@ def test_flops_of_the_second_runs_are_as_counted(form: Choice) -> None:
     counted = hardware_flops(TEXT, partial(checkpoint_blocks, segments=segments))
     assert counter.get_total_flops() in (2 * counted, pytest.approx(2 * counted, rel=0.06))  # attention of the CPU
     assert this.links is not None
-    links = this.links(this, 1)
+    links = this.links(this, 4)
     plan = plan_of(this.checkpoint_activations, [name for name, _ in network.named_children()], lambda: links)
-    again = sum(times * link.flops for times, link in zip(repeats(plan), links, strict=True))
-    head = links[-1].flops if form != "budget" else 0.0
+    again = sum(times * link.flops / 4 for times, link in zip(repeats(plan), links, strict=True))
+    head = links[-1].flops / 4 if form != "budget" else 0.0
     assert counted - training_flops(TEXT) == pytest.approx(again - head, rel=1e-6)
 
 
@@ -94,7 +94,7 @@ def test_a_budget_is_kept(kind: str) -> None:
     links, names = this.links(this, 4), [name for name, _ in this.model.build().named_children()]
     plan = plan_of(this.checkpoint_activations, names, lambda: links)
     assert max(run.bytes_ for run in instants(plan, links)) <= float(BUDGET[kind].removeprefix("budget:")) * GIB
-    assert 0 < sum(repeats(plan)) < len(plan)
+    assert {0, 1} <= set(repeats(plan))
 
 
 def test_what_cannot_be_checkpointed_is_refused_before_anything_starts() -> None:

@@ -13,13 +13,14 @@ import pytest
 
 from ddlbench.config.schema import Config
 from ddlbench.oracle.memory.errors import CAST_ERROR, worst_error
-from tests.oracle.memory_grid import OF_SOME, Case, configured, grid, predicted, rehearsed, rehearsed_ranks
+from tests.oracle.memory_grid import OF_SEGMENTS, OF_SOME, Case, configured, grid, predicted, rehearsed, rehearsed_ranks
 from tests.support.libraries import why_no_horovod
 
 STATES = 0.05  # of weights and optimizer state: padding, small weights that are kept twice
 QUICK = [
     Case("ddp", "gpt2_small", 2, "plain"),
     *(Case(name, "gpt2_small", 2, "accumulated") for name in ("zero_bubble", "1f1b")),  # half as many micro batches
+    *(Case("ddp", "gpt2_small", 2, variant) for variant in OF_SEGMENTS),
     *(Case(name, "gpt2_small", 2, "cast") for name in ("zero1", "zero3")),
 ]
 REPLICATED = OF_SOME["replicated"]
@@ -29,6 +30,7 @@ SLOW = [
     *grid(ranks=(4,)),
     *(case for case in grid(TWO, (2,)) if case.model == "gpt2_small"),
     *(Case(name, "gpt2_small", 8, "plain") for name in EIGHT),
+    *(Case(name, "gpt2_small", 2, "every:2") for name in ("gpipe", "1f1b", "zero2", "tensor")),
 ]
 
 

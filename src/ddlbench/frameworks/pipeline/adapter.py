@@ -84,7 +84,7 @@ class Pipeline(Balanced):
             check_compile(self.name, job)
         if self.sharded:
             check_shards(self.name, job)
-        check_alike(job, layout.dp)
+        check_alike(job, layout.dp, stages=True)
         self.check_budget(job, self.in_flight(layout, count), job.replica_batch(layout.dp) // count)
 
     def in_flight(self, layout: Layout, count: int) -> list[int]:

@@ -70,7 +70,7 @@ class PipeDream(Balanced):
                 ranks > 1 and not self.double_buffered and tied_names(on_meta(job)),
         }  # fmt: skip
         refuse(self.name, reasons)
-        check_alike(job, layout.dp)
+        check_alike(job, layout.dp, stages=True)
         samples = job.replica_batch(layout.dp) // self.micro_batches(job, layout)
         self.check_budget(job, self.in_flight(layout), samples)
 

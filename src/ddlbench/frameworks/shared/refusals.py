@@ -7,14 +7,15 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ddlbench.errors import Unsupported
+from ddlbench.frameworks.shared.checkpointing import replica_segments
 from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.job import Job
 from ddlbench.recipe.optimizers import optimizers
 from ddlbench.recomputation import check_names
 
 
-def check_alike(job: Job, data_size: int) -> None:
-    """Raise for what no framework supports."""
+def check_alike(job: Job, data_size: int, stages: bool = False) -> None:
+    """Raise for what no framework supports. stages: a rank has some of the blocks, which it checks itself"""
     job.micro_batches(data_size)
     check_names(job.checkpoint_activations, [name for name, _ in on_meta(job).named_children()])
     if job.compile and job.checkpoint_activations:
@@ -22,6 +23,8 @@ def check_alike(job: Job, data_size: int) -> None:
             "train.compile and train.checkpoint_activations cannot be combined (torch.compile does not support what "
             "keeps BatchNorm's statistics unchanged in the recomputed forward pass): set one of them to false"
         )
+    if not stages:
+        replica_segments(job, data_size)  # a budget may be too small
 
 
 def check_reduction(name: str, job: Job, dtype: str | None = None) -> None:

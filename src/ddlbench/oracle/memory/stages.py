@@ -110,6 +110,8 @@ def stage(blocks: Sequence[Block], samples: float, plan: Plan, gradients: Sequen
     """
     output = blocks[-1].unsaved_output * samples
     saved = kept(plan, [block.link(samples) for block in blocks])[-1]
+    if not isinstance(plan[-1], int):  # rehearsals have an output after a segment once more
+        saved += output
     first = passes(blocks, samples, plan, gradients, accumulating=False)
     running = passes(blocks, samples, plan, [0.0] * len(blocks), accumulating=True)
     waiting = samples * sum(block.weighted_outputs for block in blocks) - (output if last else 0.0)
