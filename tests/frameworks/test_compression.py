@@ -202,9 +202,7 @@ def sent_bytes(hook: str, sizes: Mapping[str, torch.Size]) -> float:
         numbers = 0
         for size in sizes.values():
             rows, columns = size[0], size.numel() // size[0]
-            numbers += (
-                min(2 * (rows + columns), rows * columns) if 4 * (rows + columns) < rows * columns else size.numel()
-            )
+            numbers += 2 * (rows + columns) if 4 * (rows + columns) < rows * columns else size.numel()
         return 2 * (WORLD - 1) / WORLD * 4 * numbers
     of_all = {
         "topk": 8 * sum(ceil(0.01 * count) for count in counts),

@@ -89,6 +89,14 @@ def test_four_devices_from_one_by_hand(tmp_path: Path, write: Write, cluster: st
     assert not any("predict" in line for line in tables.warnings)
 
 
+def test_bytes_on_the_wire_by_hand(tmp_path: Path, write: Write, cluster: str) -> None:
+    """A ring of four ranks sends each share of the gradients 2 x 3 times, and BatchNorm's statistics never."""
+    write("single", 1, 0.25)
+    write("ddp", 4, 0.32)
+    row = predicted(tmp_path, cluster)[0]["ddp", 4]
+    assert row["predicted_sent_bytes"] == pytest.approx(2 * 3 / 4 * gradient_bytes(), abs=1)
+
+
 def test_memory_by_hand(tmp_path: Path, write: Write, cluster: str) -> None:
     """Weights, gradients and momentum at 4 bytes, activations and BatchNorm's statistics on top; measured 3.5 GiB."""
     write("single", 1, 0.25)

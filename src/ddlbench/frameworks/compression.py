@@ -168,7 +168,7 @@ class PowerSGD:
                 self._return()
         if state.iter >= state.start_powerSGD_iter and index not in self.buckets:
             names = self.buckets[index] = [self.names[parameter] for parameter in bucket.parameters()]
-            low_rank, none = [name for name in names if name in self.lengths], bucket.buffer().new_empty(0)
+            low_rank, none = self._low_rank(names), bucket.buffer().new_empty(0)
             state.error_dict[index] = torch.cat([self.errors.pop(name) for name in names])
             state.p_memory_dict[index] = none.new_empty(sum(self.lengths[name][0] for name in low_rank))
             state.q_memory_dict[index] = torch.cat([none, *(self.factors.pop(name) for name in low_rank)])
@@ -177,11 +177,17 @@ class PowerSGD:
             future.wait()
         return future
 
+    def _low_rank(self, names: Sequence[str]) -> list[str]:
+        """What is compressed of a bucket, in the order of the factors in torch's state: tensors of a shape together."""
+        compressed = [name for name in names if name in self.lengths]
+        shapes = [self.lengths[name] for name in compressed]
+        return sorted(compressed, key=lambda name: shapes.index(self.lengths[name]))
+
     def _return(self) -> None:
         """Take errors and factors out of torch's state, as views of its tensors."""
         sizes = {name: parameter.numel() for parameter, name in self.names.items()}
         for index, names in self.buckets.items():
-            low_rank, state = [name for name in names if name in self.lengths], self.state
+            low_rank, state = self._low_rank(names), self.state
             self.errors |= zip(names, state.error_dict[index].split([sizes[name] for name in names]), strict=True)
             factors = state.q_memory_dict[index].split([self.lengths[name][1] for name in low_rank])
             self.factors |= zip(low_rank, factors, strict=True)

@@ -93,7 +93,8 @@ class Rehearsal:
 
     def printed(self) -> dict[str, Any]:
         """The keys of the JSON."""
-        return {key: value for key, value in asdict(replace(self, operations=())).items() if key != "operations"}
+        values = asdict(replace(self, operations=())) | {"sent_bytes": self.sent_bytes}
+        return {key: value for key, value in values.items() if key != "operations"}
 
 
 def rehearsal(config: Config, launch: Launch) -> int:
@@ -126,6 +127,8 @@ def text(row: Rehearsal) -> str:
         lines.append(
             f"collective of a step: {sent.kind} among {among}: {sent.count:g} x, {bytes_text(sent.bytes_)} altogether"
         )
+    if row.sent_bytes is not None:
+        lines.append(f"a rank puts on the wire in a step: {bytes_text(row.sent_bytes)}")
     lines += [f"the host waits in a step: {call}: {count:g} x" for call, count in (row.host_waits or {}).items()]
     lines += [ON_CPU] if row.host_waits and row.device == "cpu" else []
     lines += [f"does not fit together: {row.error}"] if row.error else []

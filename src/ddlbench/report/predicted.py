@@ -12,6 +12,7 @@ import platform
 from dataclasses import replace
 
 from ddlbench.config.compose import configurations, recorded_configuration
+from ddlbench.config.schema import Config
 from ddlbench.errors import RunError, Unsupported
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured.inputs import machine_of
@@ -19,6 +20,7 @@ from ddlbench.oracle.measured.runs import Results
 from ddlbench.oracle.predictor import Inputs, Prediction, predict
 from ddlbench.predict.grading.points import Point, point
 from ddlbench.predict.grading.predictions import predicted_s
+from ddlbench.predict.volumes import stages
 from ddlbench.results.reading.attempts import Attempt, Records, reason_of
 from ddlbench.results.reading.points import csv_row
 from ddlbench.results.reading.published import OWN, PUBLISHED, read_published
@@ -55,7 +57,7 @@ def with_predictions(tables: Tables, results: Records, cluster: str) -> Tables:
                 elif row["origin"] == OWN and machine:
                     alike = [base for base in single if all(base[name] == run[name] for name in ALIKE)]
                     bases = [attempts[base["path"]] for base in alike]
-                    row = row | cells(row, _prediction(row, attempts[run["path"]], bases, machine))
+                    row = row | cells(row, *_prediction(row, attempts[run["path"]], bases, machine))
             except Exception as error:  # whatever one record holds, the others are predicted
                 text = str(error) if isinstance(error, RunError) else f"its record cannot be used ({reason_of(error)})"
                 missing.append((" ".join(text.split()), name(row)))
@@ -69,9 +71,10 @@ def with_predictions(tables: Tables, results: Records, cluster: str) -> Tables:
     return replace(tables, scaling_rows=rows, warnings=warnings)
 
 
-def _prediction(row: Row, attempt: Attempt, bases: list[Attempt], machine: Machine) -> Prediction:
-    """The prediction for a row of scaling.csv. Unsupported if the run was not on such a cluster, or its ranks were not
-    spread over the nodes as the oracle spreads them; Unsupported or UserError if an input is missing.
+def _prediction(row: Row, attempt: Attempt, bases: list[Attempt], machine: Machine) -> tuple[Prediction, int | None]:
+    """The prediction for a row of scaling.csv, and the bytes that a rank sends. Unsupported if the run was not on such a
+    cluster, or its ranks were not spread over the nodes as the oracle spreads them; Unsupported or UserError if an input
+    is missing.
 
     attempt: one of the row's repeats; bases: on one device, comparable with it
     """
@@ -88,10 +91,18 @@ def _prediction(row: Row, attempt: Attempt, bases: list[Attempt], machine: Machi
     prediction = predict(config, config.framework, row["gpus"], inputs)
     if prediction.status != "ok":
         raise Unsupported(prediction.reason)
-    return prediction
+    return prediction, _sent_bytes(config, prediction)
 
 
-def cells(row: Row, prediction: Prediction) -> Row:
+def _sent_bytes(config: Config, prediction: Prediction) -> int | None:
+    """The bytes on the wire in an update of the rank that sends most; None if it cannot be rehearsed."""
+    try:
+        return max(round(rank.sent_bytes or 0) for rank in stages(config, prediction))
+    except RunError:
+        return None
+
+
+def cells(row: Row, prediction: Prediction, sent_bytes: int | None) -> Row:
     """The predicted_* columns of an own measurement."""
     assert prediction.step_s is not None
     assert prediction.memory_bytes is not None
@@ -100,6 +111,7 @@ def cells(row: Row, prediction: Prediction) -> Row:
         "predicted_compute_s": prediction.compute_s,
         "predicted_comm_exposed_s": prediction.comm_exposed_s,
         "predicted_bubble_s": prediction.bubble_s,
+        "predicted_sent_bytes": sent_bytes,
         "predicted_memory_bytes": memory,
         "predicted_memory_error": (memory - allocated) / allocated if allocated else None,
         "predicted_from": "; ".join((prediction.basis or "", *prediction.marks)),
