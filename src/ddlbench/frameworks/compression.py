@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import GradBucket  # pyright: ignore[reportPrivateImportUsage]
 from torch.futures import Future
 
 from ddlbench.checkpoint.live import Live
@@ -95,19 +96,19 @@ class ErrorFeedback:
 
     def __init__(self, compressor: Compressor, parameters: Parameters) -> None:
         self.compressor = compressor
-        self.names = {parameter: name for name, parameter in parameters.items()}
+        self.names: dict[Tensor, str] = {parameter: name for name, parameter in parameters.items()}
         self.errors = {name: torch.zeros_like(one.detach()).flatten() for name, one in parameters.items()}
 
-    def __call__(self, bucket: dist.GradBucket) -> Future[Tensor]:
+    def __call__(self, bucket: GradBucket) -> Future[Tensor]:
         total = bucket.buffer()
         sizes = [parameter.numel() for parameter in bucket.parameters()]
         errors = [self.errors[self.names[parameter]] for parameter in bucket.parameters()]
         gradients = list(total.split(sizes))
-        torch._foreach_add_(errors, gradients)
+        torch._foreach_add_(errors, gradients)  # pyright: ignore
         first, second = self.compressor.compress(errors)
         sent = torch.zeros_like(total)
         self.compressor.add((first, second), sent, sizes)
-        torch._foreach_sub_(errors, list(sent.split(sizes)))
+        torch._foreach_sub_(errors, list(sent.split(sizes)))  # pyright: ignore
 
         message = torch.cat([first.view(torch.uint8), second.view(torch.uint8)])
         ranks = dist.get_world_size()
@@ -144,7 +145,7 @@ class PowerSGD:
         from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
 
         self.state = PowerSGDState(None, rank, start_step)
-        self.names = {parameter: name for name, parameter in parameters.items()}
+        self.names: dict[Tensor, str] = {parameter: name for name, parameter in parameters.items()}
         self.errors = {name: torch.zeros_like(one.detach()).flatten() for name, one in parameters.items()}
         self.factors: dict[str, Tensor] = {}
         self.lengths: dict[str, tuple[int, int]] = {}  # of the factors P and Q of what is compressed
@@ -158,7 +159,7 @@ class PowerSGD:
         self.buckets: dict[int, list[str]] = {}  # what torch's state has now, instead of `errors` and `factors`
         self.steps = 0  # of this process
 
-    def __call__(self, bucket: dist.GradBucket) -> Future[Tensor]:
+    def __call__(self, bucket: GradBucket) -> Future[Tensor]:
         from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import powerSGD_hook
 
         index, state = bucket.index(), self.state

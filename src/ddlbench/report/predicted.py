@@ -72,9 +72,9 @@ def with_predictions(tables: Tables, results: Records, cluster: str) -> Tables:
 
 
 def _prediction(row: Row, attempt: Attempt, bases: list[Attempt], machine: Machine) -> tuple[Prediction, int | None]:
-    """The prediction for a row of scaling.csv, and the bytes that a rank sends. Unsupported if the run was not on such a
-    cluster, or its ranks were not spread over the nodes as the oracle spreads them; Unsupported or UserError if an input
-    is missing.
+    """The prediction for a row of scaling.csv, and the bytes that a rank sends. Unsupported if the run was not on such
+    a cluster, or its ranks were not spread over the nodes as the oracle spreads them; Unsupported or UserError if an
+    input is missing.
 
     attempt: one of the row's repeats; bases: on one device, comparable with it
     """
