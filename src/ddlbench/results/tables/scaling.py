@@ -149,12 +149,14 @@ def _curve(row: Row) -> tuple[str, ...]:
 
 def _row(point: Point, kind: str, compared: list[Point], curve: list[Point]) -> Row:
     """compared: the points that it is compared with; curve: those of its own curve"""
-    timed, curve = ([mate for mate in mates if mate.sample_time_s and mate.gpus] for mates in (compared, curve))
+    timed, curve = (
+        [mate for mate in mates if mate.sample_time_s and mate.gpus and not mate.sample.row["reference"]]
+        for mates in (compared, curve)
+    )
     fewest = min((mate.gpus or 0 for mate in curve), default=None)
     base = _stated_base(point) or _fastest([mate for mate in curve if mate.gpus == fewest])
     single = _fastest([mate for mate in timed if mate.gpus == 1])
     alone = point.sample.row["origin"] == PUBLISHED and base is point and len(curve) == 1
-    reference = point.sample.row["reference"]
     merges = {"median": median, "max": max}
     merged: Row = {column.name: point.sample.row[column.name] for column in SCALING if column.source == "equal"}
     for column in SCALING:
@@ -168,10 +170,10 @@ def _row(point: Point, kind: str, compared: list[Point], curve: list[Point]) -> 
         **_seconds(point),
         **_rates(point),
         **merged_windows([run.row for run in point.ok]),
-        **({} if reference else _against(point, single, kind, "best_single")),
-        **({} if reference else _against(point, base, kind, "own_base", "_vs_own_base")),
+        **_against(point, single, kind, "best_single"),
+        **_against(point, base, kind, "own_base", "_vs_own_base"),
         **(_NO_RATIOS if alone else {}),
-        "best_single_across": single.across or None if single and not reference else None,
+        "best_single_across": single.across or None if single else None,
     }
 
 
