@@ -98,7 +98,7 @@ def test_the_global_batch() -> None:
     [
         ("train.epochs=many", r"train\.epochs: Value 'many'"),
         ("framework.bucket_cap_mb=0", r"framework\.bucket_cap_mb=0.0 must be greater than 0"),
-        ("framework.comm_hook=zip", r"framework\.comm_hook=zip must be one of none, fp16, bf16, powersgd"),
+        ("framework.comm_hook=zip", r"framework\.comm_hook=zip must be one of none, fp16, bf16, powersgd, topk"),
         ("train.clip_norm=-1", r"train\.clip_norm=-1.0 must be greater than 0, or null"),
         ("model.image_size=big", r"model\.image_size: Value 'big'"),
         ("recipe.optimizer.name=sdg", r"recipe\.optimizer\.name=sdg"),

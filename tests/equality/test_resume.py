@@ -42,7 +42,7 @@ from tests.support.strategies import strategies
 EPOCHS, EVERY = 4, 2  # one checkpoint, in the middle
 GPT2 = replace(MODELS["gpt2"], dropout=0.1)  # pyright: ignore  # resumed where its random numbers were
 WIDER = replace(GPT2, n_embd=64)  # pyright: ignore  # half of a matrix has moments in 8 bits
-QUICK = {"gpt2-ddp", "resnet-ddp", "resnet-fsdp", "gpt2-gpipe", "gpt2-fsdp-8bit"}
+QUICK = {"gpt2-ddp", "gpt2-ddp-powersgd", "resnet-ddp", "resnet-fsdp", "gpt2-gpipe", "gpt2-fsdp-8bit"}
 
 
 @dataclass(frozen=True)
@@ -159,6 +159,12 @@ def trainings(world: int) -> Iterator[Training]:
     wider = replace(text, model=WIDER, lr=0.001)
     for framework in (DDP(), FSDP()):
         yield Training(f"gpt2-{framework.name}-8bit", wider, framework, "adamw8bit")
+    # What hooks keep; PowerSGD begins before the checkpoint, and in the first step after it.
+    for hook in ("topk", "sign", "int8", "powersgd"):
+        framework = DDP(comm_hook=hook, powersgd_start_step=2, bucket_cap_mb=0.01)
+        yield Training(f"gpt2-ddp-{hook}", text, framework, "adamw")
+    late = DDP(comm_hook="powersgd", powersgd_start_step=3 * EVERY, bucket_cap_mb=0.01)
+    yield Training("gpt2-ddp-powersgd-late", text, late, "adamw")
     yield Training("gpt2-ddp-fp16", replace(text, precision="fp16", clip_norm=0.5), DDP(), "adamw")
 
 

@@ -89,6 +89,14 @@ def test_four_devices_from_one_by_hand(tmp_path: Path, write: Write, cluster: st
     assert not any("predict" in line for line in tables.warnings)
 
 
+def test_bytes_of_messages_by_hand(tmp_path: Path, write: Write, cluster: str) -> None:
+    """All gradients once, and BatchNorm's statistics never."""
+    write("single", 1, 0.25)
+    write("ddp", 4, 0.32)
+    row = predicted(tmp_path, cluster)[0]["ddp", 4]
+    assert row["predicted_message_bytes"] == pytest.approx(gradient_bytes(), abs=1)
+
+
 def test_memory_by_hand(tmp_path: Path, write: Write, cluster: str) -> None:
     """Weights, gradients and momentum at 4 bytes, activations and BatchNorm's statistics on top; measured 3.5 GiB."""
     write("single", 1, 0.25)

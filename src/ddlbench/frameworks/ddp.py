@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
 
 from ddlbench.checkpoint.live import OFF
 from ddlbench.errors import UserError, check_values, refuse
+from ddlbench.frameworks.compression import (
+    CompressedReplica,
+    ErrorFeedback,
+    Hook,
+    Int8,
+    Parameters,
+    PowerSGD,
+    Sign,
+    TopK,
+)
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction
 from ddlbench.frameworks.shared.replica import Replica, build, in_ddp
 from ddlbench.job import Job
 
-HOOKS = ("none", "fp16", "bf16", "powersgd")
+COMPRESSED = ("powersgd", "topk", "sign", "int8")  # with error feedback
+HOOKS = ("none", "fp16", "bf16", *COMPRESSED, "noop")
+NOTHING_SENT = "gradients are not sent"
 
 
 @dataclass
@@ -27,10 +40,19 @@ class DDP:
     comm_hook: str = "none"
     powersgd_rank: int = 1
     powersgd_start_step: int = 10
+    topk_ratio: float = field(default=0.01, metadata={"before": 0.01})
 
     def __post_init__(self) -> None:
+        if self.comm_hook == "onebit_adam":
+            raise UserError(
+                "framework.comm_hook=onebit_adam: 1-bit Adam compresses the momentum, and a hook of DDP has gradients "
+                "alone; DeepSpeed no longer has it: use comm_hook=sign"
+            )
         numbers = {"powersgd_rank": 1, "powersgd_start_step": 2}  # its errors feed back
-        check_values("framework.", self, above={"bucket_cap_mb": 0}, least=numbers, choices={"comm_hook": HOOKS})
+        check_values(
+            "framework.", self, above={"bucket_cap_mb": 0}, least=numbers, choices={"comm_hook": HOOKS},
+            rules={"topk_ratio": (0 < self.topk_ratio <= 1, "greater than 0 and at most 1")},
+        )  # fmt: skip
 
     def check(self, job: Job) -> None:
         hook = self.hook(job)
@@ -40,8 +62,10 @@ class DDP:
             f"static_graph does not support {count} micro batches per update (torch's reducer counts each backward "
             "pass): set framework.static_graph=false":
                 self.static_graph and count > 1,
-            "PowerSGD's error feedback never recovers from an overflow in fp16: use bf16 or comm_hook=fp16":
-                hook == "powersgd" and job.precision == "fp16",
+            f"the error feedback of {hook} never recovers from an overflow in fp16: use bf16 or comm_hook=fp16":
+                hook in COMPRESSED and job.precision == "fp16",
+            "without gradients of other ranks, replicas would skip different updates in fp16: use bf16":
+                hook == "noop" and job.precision == "fp16",
         }  # fmt: skip
         refuse("ddp", reasons)
         check_alike(job, job.world_size)
@@ -58,28 +82,37 @@ class DDP:
         return job.reduce_dtype
 
     def check_checkpoint(self, job: Job) -> None:
-        reason = "PowerSGD keeps the errors of its own approximation, which are not saved: set framework.comm_hook=none"
-        refuse("ddp", {f"{reason}, or {OFF}": self.hook(job) == "powersgd"})
+        reason = "with comm_hook=noop every rank has other weights, and those of one rank are saved"
+        refuse("ddp", {f"{reason}: set framework.comm_hook=none, or {OFF}": self.hook(job) == "noop"})
 
     def setup(self, job: Job) -> Replica:
-        from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+        from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 
-        model, hook = build(job), self.hook(job)
+        model, name = build(job), self.hook(job)
         wrapped = in_ddp(
             model,
-            hook,
+            name,
             bucket_cap_mb=self.bucket_cap_mb,  # only for None torch keeps its small first bucket
             gradient_as_bucket_view=self.gradient_as_bucket_view,
             static_graph=self.static_graph,
         )
-        if hook == "powersgd":
-            state = PowerSGDState(None, self.powersgd_rank, self.powersgd_start_step)
-            wrapped.register_comm_hook(state, powerSGD_hook)
-        optimizer = job.optimizer(model.named_parameters())
-        return Replica(
+        replica, optimizer = Replica, job.optimizer(model.named_parameters())
+        if name == "noop":
+            wrapped.register_comm_hook(None, noop_hook)
+        elif name in COMPRESSED:
+            hook = self._compressing(name, dict(model.named_parameters()))
+            wrapped.register_comm_hook(None, lambda _, bucket: hook(bucket))
+            replica = partial(CompressedReplica, hook)
+        return replica(
             job, model, optimizer, self._facts(job),
             trained=wrapped, no_sync=wrapped.no_sync, dp_group=dist.group.WORLD,
         )  # fmt: skip
+
+    def _compressing(self, name: str, parameters: Parameters) -> Hook:
+        if name == "powersgd":
+            return PowerSGD(parameters, self.powersgd_rank, self.powersgd_start_step)
+        compressor = TopK(self.topk_ratio) if name == "topk" else Sign() if name == "sign" else Int8()
+        return ErrorFeedback(compressor, parameters)
 
     def _facts(self, job: Job) -> dict[str, Any]:
         hook = self.hook(job)
@@ -91,4 +124,6 @@ class DDP:
             "static_graph": self.static_graph,
             "comm_hook": hook,
             "reduce_dtype": hook if hook in ("fp16", "bf16") else "fp32",
+            **({"alike_after": self.powersgd_start_step} if hook == "powersgd" else {}),
+            **({"reference": NOTHING_SENT} if hook == "noop" else {}),
         }

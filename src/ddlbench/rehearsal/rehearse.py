@@ -52,6 +52,15 @@ class Sent:
     count: float
     bytes_: float
 
+    @property
+    def sent_bytes(self) -> float:
+        """What one rank puts on the wire in a ring (Patarasuk and Yuan 2009): an all-reduce is a reduce-scatter and an
+        all-gather, each of which sends all shares but one. A message counts on the rank that sends it."""
+        if self.kind in ("send", "recv"):
+            return self.bytes_ if self.kind == "send" else 0.0
+        passes = 2 if self.kind == "all_reduce" else 1
+        return passes * (self.ranks - 1) / self.ranks * self.bytes_
+
 
 @dataclass(frozen=True)
 class Rehearsal:
@@ -77,9 +86,15 @@ class Rehearsal:
     error: str | None = None
     operations: tuple[Operation, ...] = field(default=(), repr=False, compare=False)
 
+    @property
+    def sent_bytes(self) -> float | None:
+        """On the wire, in a step."""
+        return None if self.collectives is None else sum(sent.sent_bytes for sent in self.collectives)
+
     def printed(self) -> dict[str, Any]:
         """The keys of the JSON."""
-        return {key: value for key, value in asdict(replace(self, operations=())).items() if key != "operations"}
+        values = asdict(replace(self, operations=())) | {"sent_bytes": self.sent_bytes}
+        return {key: value for key, value in values.items() if key != "operations"}
 
 
 def rehearsal(config: Config, launch: Launch) -> int:
@@ -112,6 +127,8 @@ def text(row: Rehearsal) -> str:
         lines.append(
             f"collective of a step: {sent.kind} among {among}: {sent.count:g} x, {bytes_text(sent.bytes_)} altogether"
         )
+    if row.sent_bytes is not None:
+        lines.append(f"a rank puts on the wire in a step: {bytes_text(row.sent_bytes)}")
     lines += [f"the host waits in a step: {call}: {count:g} x" for call, count in (row.host_waits or {}).items()]
     lines += [ON_CPU] if row.host_waits and row.device == "cpu" else []
     lines += [f"does not fit together: {row.error}"] if row.error else []
@@ -187,8 +204,9 @@ def stepped(row: Rehearsal, trainer: Trainer, batches: Iterator[Any], observed: 
     gradient_bytes = [0]
     before_update(trainer, lambda: gradient_bytes.append(stored(gradients(trainer), set())))
     # Between two steps some pipelines keep minibatches in flight: so many steps until they are full.
-    in_flight = max(trainer.facts().get("weight_versions") or [1]) - 1
-    for _ in range(WARM_UP + in_flight):
+    facts = trainer.facts()
+    in_flight = max(facts.get("weight_versions") or [1]) - 1
+    for _ in range(max(WARM_UP + in_flight, facts.get("alike_after", 0))):
         trainer.step(next(batches))
     observed.clear()
     for _ in range(period):

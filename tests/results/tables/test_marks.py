@@ -12,7 +12,7 @@ from ddlbench.results.tables.measurement import Measurement
 from ddlbench.results.tables.tables import records
 from tests.support.records import tables_of, write_run
 
-NOTHING = {"marks": None, "ranks_differ": None, "straggler_rank": None, "straggler_host": None}
+NOTHING = {"marks": None, "reference": None, "ranks_differ": None, "straggler_rank": None, "straggler_host": None}
 
 
 def test_a_run_has_its_own_marks_those_of_its_ranks_and_its_straggler():

@@ -54,6 +54,24 @@ def test_strong_scaling_from_a_base_of_two_by_hand(tmp_path):
     assert eight["tokens_per_s"] == pytest.approx(32 * 1024)
 
 
+def test_a_reference_is_named_and_neither_compared_nor_a_base(tmp_path):
+    """ddp without sending gradients would be the fastest on one GPU, and twice as fast on two."""
+    weak_scaling(tmp_path)
+    without = {"sections": {"framework": {"reference": "gradients are not sent"}}, "knobs": {"comm_hook": "noop"}}
+    for gpus in (1, 2):
+        for repeat in range(6):
+            write_run(tmp_path, gpus=gpus, rate=400.0 * gpus, repeat=repeat, **without)
+    rows = rows_of(tmp_path)
+    references = [row for row in rows if row["marks"] and "reference: gradients are not sent" in row["marks"]]
+    assert [row["gpus"] for row in references] == [1, 2]
+    for row in references:
+        ratios = [name for name in row if name.startswith(("speedup", "efficiency", "best_single", "own_base"))]
+        assert not any(row[name] for name in ratios)
+        assert not {other["comparison"] for other in rows if other not in references} & {row["comparison"]}
+    four = row_of(rows, framework="ddp", gpus=4)
+    assert (four["best_single_framework"], four["speedup"]) == ("single", pytest.approx(2.8))
+
+
 def test_a_failure_gives_a_row_where_nothing_succeeded(tmp_path):
     weak_scaling(tmp_path)
     row = row_of(rows_of(tmp_path), gpus=8)

@@ -16,6 +16,7 @@ from ddlbench.measure.formulas.memory_formula import FP32_BYTES
 from ddlbench.oracle.machine import collectives
 from ddlbench.oracle.memory import replicas as memory
 from ddlbench.oracle.setting import BYTES, Limit, Memory, Message, Outcome, Setting
+from ddlbench.oracle.strategies.traced import traced
 from ddlbench.oracle.timing import overlap
 from ddlbench.oracle.timing.overlap import Gradient, MiB
 from ddlbench.recomputation import repeats
@@ -27,8 +28,8 @@ AT_ONCE = 5e8
 def ddp(framework: DDP, setting: Setting) -> Outcome:
     """Buckets are all-reduced one after the other during the backward pass of the last micro batch (Li et al. 2020)."""
     hook = framework.hook(setting.job)
-    if hook == "powersgd":
-        raise Unsupported("the oracle has no model of framework.comm_hook=powersgd: choose none, fp16 or bf16")
+    if hook not in ("none", "fp16", "bf16"):  # what it sends and keeps is counted from the hook itself
+        return traced(framework, setting)
     cap = framework.bucket_cap_mb
     first, other = (overlap.FIRST_BUCKET, overlap.BUCKET) if cap is None else (cap * MiB, cap * MiB)
     back = backward(setting)

@@ -97,8 +97,8 @@ class _RealIntegers(TorchDispatchMode):
 class _Done:
     """The work of a collective that has ended."""
 
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
+    def __init__(self, result: Tensor | list[Tensor]) -> None:
+        self.result = result if isinstance(result, list) else [result]
 
     def wait(self, *_: object) -> bool:
         return True
@@ -108,19 +108,23 @@ class _Done:
 
     def get_future(self) -> Future[list[Tensor]]:
         future: Future[list[Tensor]] = Future()
-        future.set_result([self.tensor])
+        future.set_result(self.result)
         return future
 
 
 MODEL: Any = DistributedDataParallel
 REDUCER: Any = dist.Reducer  # pyright: ignore
-ALL_REDUCE, PRE_FORWARD, REBUILD = dist.all_reduce, MODEL._pre_forward, REDUCER._rebuild_buckets  # torch's own
+PRE_FORWARD, REBUILD = MODEL._pre_forward, REDUCER._rebuild_buckets  # torch's own
 
 
-def _all_reduce(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """An all-reduce with a future that holds the result, like that of a real group."""
-    work = ALL_REDUCE(tensor, *args, **kwargs)
-    return None if work is None else _Done(tensor)
+def _with_future(collective: Callable[..., Any]) -> Callable[..., Any]:
+    """The collective with a future that holds its first argument, the result, like that of a real group."""
+
+    def called(result: Any, *args: Any, **kwargs: Any) -> Any:
+        work = collective(result, *args, **kwargs)
+        return None if work is None else _Done(result)
+
+    return called
 
 
 def _pre_forward(model: Any, *inputs: Any, **kwargs: Any) -> Any:
@@ -147,7 +151,8 @@ ANSWERS: tuple[Answer, ...] = (
     (MODEL, "_pre_forward", _pre_forward),
     (REDUCER, "prepare_for_forward", returning(None)),
     (REDUCER, "_rebuild_buckets", _rebuild_buckets),
-    (dist, "all_reduce", _all_reduce),
+    (dist, "all_reduce", _with_future(dist.all_reduce)),
+    (dist, "all_gather", _with_future(dist.all_gather)),
     # A future asks for the devices of its tensors; the memory of a fake tensor is on no device.
     (torch._jit_internal, "_extract_tensors", returning(list[Tensor]())),  # pyright: ignore
     *fake_backward.ANSWERS,

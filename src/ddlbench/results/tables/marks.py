@@ -20,13 +20,16 @@ MEANINGS = {
     "steal": "the hypervisor gave the cores to other machines",
     "one visible GPU": "each rank sees one GPU of its node: NCCL may not have used NVLink (docs/clusters.md)",
     "ranks differ": "the ranks' environments are not the same: see ranks_differ in runs.csv",
+    "reference": "not a result: it leaves out a part of the training (reference in runs.csv), and has no ratios",
     "straggler": "its own step takes over a tenth longer than that of the other ranks of its stage",
 }
 
 
 def of_run(run: Row) -> list[str]:
-    """The marks of a row of runs.csv, with those for differing ranks and for a straggler (its rank and host)."""
+    """The marks of a row of runs.csv, with those for a reference, ranks that differ and a straggler."""
     marks = run["marks"].split("; ") if run["marks"] else []
+    if run["reference"]:
+        marks.append(f"reference: {run['reference']}")
     if run["ranks_differ"]:
         marks.append("ranks differ")
     if run["straggler_rank"] is not None:

@@ -42,6 +42,8 @@ def _usable(attempt: Attempt, identity: Hashable) -> AttemptRow:
     row = run_row(attempt, left_out)
     if measured and row["origin"] == PUBLISHED:
         measured["origin"] = PUBLISHED  # neither a repeat nor a base of an own run, whatever its configuration
+    if row["reference"]:
+        measured["reference"] = row["reference"]  # not compared with results
     lines, unread = attempt.read_epochs()
     epochs = table_of(lines, left_out)
     warnings, kinds = list(attempt.warnings), [attempt.left_out] if attempt.left_out else []

@@ -149,7 +149,10 @@ def _curve(row: Row) -> tuple[str, ...]:
 
 def _row(point: Point, kind: str, compared: list[Point], curve: list[Point]) -> Row:
     """compared: the points that it is compared with; curve: those of its own curve"""
-    timed, curve = ([mate for mate in mates if mate.sample_time_s and mate.gpus] for mates in (compared, curve))
+    timed, curve = (
+        [mate for mate in mates if mate.sample_time_s and mate.gpus and not mate.sample.row["reference"]]
+        for mates in (compared, curve)
+    )
     fewest = min((mate.gpus or 0 for mate in curve), default=None)
     base = _stated_base(point) or _fastest([mate for mate in curve if mate.gpus == fewest])
     single = _fastest([mate for mate in timed if mate.gpus == 1])

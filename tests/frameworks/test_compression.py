@@ -1,0 +1,251 @@
+"""DDP's hooks for compressed gradients. That they continue bit for bit is tests/equality/test_resume.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from math import ceil
+from typing import Any, cast
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+
+from ddlbench.errors import Unsupported, UserError
+from ddlbench.frameworks.compression import Compressor, ErrorFeedback, Int8, Message, Sign, TopK
+from ddlbench.frameworks.ddp import DDP
+from ddlbench.job import Batch
+from tests.support.equal import make_job, train_cases
+from tests.support.jobs import CASE, two_ranks
+from tests.support.ranks import run_ranks
+from tests.support.rehearsals import WORLD, config, rehearsed
+
+HOOKS = {
+    "topk": DDP(comm_hook="topk", topk_ratio=0.1, bucket_cap_mb=0.01),
+    "sign": DDP(comm_hook="sign", bucket_cap_mb=0.01),
+    "int8": DDP(comm_hook="int8", bucket_cap_mb=0.01),
+    "powersgd": DDP(comm_hook="powersgd", powersgd_rank=2, powersgd_start_step=2, bucket_cap_mb=0.01),
+    "noop": DDP(comm_hook="noop"),
+}
+ALL = {"ddp": DDP(), "all": DDP(comm_hook="topk", topk_ratio=1.0)}
+TENSORS = [torch.tensor([0.0, -3.0, 1.0, 2.0]), torch.zeros(3), torch.tensor([0.5])]
+SIZES = [4, 3, 1]
+
+
+@dataclass
+class Bucket:
+    """What a hook did with a bucket: flat tensors of all its gradients, one after the other."""
+
+    gradient: Tensor
+    error_before: Tensor
+    message: Message
+    error_after: Tensor
+    sizes: list[int]
+    received: Tensor
+
+
+@dataclass
+class Trained:
+    """Of one rank."""
+
+    weights: dict[str, dict[str, Tensor]]  # by hook
+    buckets: dict[str, list[Bucket]]
+    ddp: dict[str, Tensor]
+    every_number: dict[str, Tensor]
+
+
+def train_all() -> Trained:
+    weights, buckets = dict[str, dict[str, Tensor]](), dict[str, list[Bucket]]()
+    for name, framework in HOOKS.items():
+        job, seen = make_job(replace(CASE, micro_batch=3)), list[Bucket]()
+        framework.check(job)
+        trainer = framework.setup(job)
+        with patch.object(ErrorFeedback, "__call__", noting(seen)):
+            for step in range(4):
+                trainer.step(batch(seed=10 * step + dist.get_rank()))
+        weights[name] = {key: one.detach().clone() for key, one in trainer.model.named_parameters()}
+        buckets[name] = seen
+        dist.barrier()
+        trainer.close()
+    outcomes = train_cases([(CASE, framework) for framework in ALL.values()])
+    ddp, every_number = (outcome.weights for outcome in outcomes)
+    return Trained(weights, buckets, ddp, every_number)
+
+
+def noting(seen: list[Bucket]) -> Any:
+    original = ErrorFeedback.__call__
+
+    def call(self: ErrorFeedback, bucket: dist.GradBucket) -> Future[Tensor]:
+        errors = [self.errors[self.names[parameter]] for parameter in bucket.parameters()]
+        gradient, before = bucket.buffer().clone(), torch.cat(errors)
+        messages, compress = list[Message](), self.compressor.compress
+
+        class Noted:
+            def compress(self, gradients: Sequence[Tensor]) -> Message:
+                messages.append(compress(gradients))
+                return messages[0]
+
+            add = self.compressor.add
+
+        with patch.object(self, "compressor", Noted()):
+            future = original(self, bucket)
+            received = future.wait()
+        sizes = [error.numel() for error in errors]
+        seen.append(Bucket(gradient, before, messages[0], torch.cat(errors), sizes, received.clone()))
+        return future
+
+    return call
+
+
+def batch(seed: int) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(61, (6, 17), generator=generator)
+    return Batch(tokens[:, :-1], tokens[:, 1:], torch.ones(6, dtype=torch.bool))
+
+
+@cache
+def trained() -> list[Trained]:
+    return run_ranks(2, train_all)
+
+
+def sent(compressor: Compressor, bucket: Bucket) -> Tensor:
+    total = torch.zeros_like(bucket.gradient)
+    compressor.add(bucket.message, total, bucket.sizes)
+    return total
+
+
+def test_all_numbers_of_topk_train_as_ddp_bit_for_bit() -> None:
+    """With two ranks. With more, the sum of an all-reduce has another order: as far as rounding goes."""
+    result = trained()[0]
+    assert result.ddp.keys() == result.every_number.keys()
+    assert all(torch.equal(result.ddp[name], tensor) for name, tensor in result.every_number.items())
+
+
+@pytest.mark.parametrize("hook", [name for name in HOOKS if name != "noop"])
+def test_all_ranks_have_the_same_weights(hook: str) -> None:
+    first, second = (rank.weights[hook] for rank in trained())
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_without_gradients_of_others_ranks_have_other_weights() -> None:
+    first, second = (rank.weights["noop"] for rank in trained())
+    assert not all(torch.equal(first[name], second[name]) for name in first)
+
+
+COMPRESSORS: dict[str, Compressor] = {"topk": TopK(0.1), "sign": Sign(), "int8": Int8()}
+
+
+@pytest.mark.parametrize("hook", COMPRESSORS)
+def test_what_is_sent_and_what_stays_is_the_gradient_and_what_stayed(hook: str) -> None:
+    for rank in trained():
+        assert len(rank.buckets[hook]) > 4  # several in a step
+        lost = 0.0
+        for bucket in rank.buckets[hook]:
+            due = bucket.gradient + bucket.error_before
+            assert torch.allclose(sent(COMPRESSORS[hook], bucket) + bucket.error_after, due, rtol=1e-6, atol=1e-7)
+            lost += float(bucket.error_after.abs().sum())
+        assert lost > 0  # it did compress
+        assert any(bucket.error_before.abs().sum() > 0 for bucket in rank.buckets[hook])
+
+
+@pytest.mark.parametrize("hook", COMPRESSORS)
+def test_every_rank_receives_the_mean_of_what_is_sent(hook: str) -> None:
+    for first, second in zip(*(rank.buckets[hook] for rank in trained()), strict=True):
+        mean = (sent(COMPRESSORS[hook], first) + sent(COMPRESSORS[hook], second)) / 2
+        assert torch.equal(first.received, mean)
+        assert torch.equal(second.received, mean)
+
+
+def decoded(compressor: Compressor, tensors: Sequence[Tensor]) -> list[float]:
+    total = torch.zeros(sum(map(len, tensors)))
+    compressor.add(compressor.compress(tensors), total, [len(tensor) for tensor in tensors])
+    return total.tolist()
+
+
+def test_topk_sends_the_largest_numbers_of_each_tensor() -> None:
+    assert decoded(TopK(0.5), TENSORS) == [0.0, -3.0, 0.0, 2.0, 0.0, 0.0, 0.0, 0.5]
+    assert decoded(TopK(0.01), TENSORS) == [0.0, -3.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.5]  # at least one
+    values, places = TopK(0.5).compress(TENSORS)
+    assert (values.nbytes, places.nbytes) == (4 * 5, 4 * 5)
+
+
+def test_sign_sends_a_bit_for_each_number_and_the_mean_magnitude() -> None:
+    assert decoded(Sign(), TENSORS) == [1.5, -1.5, 1.5, 1.5, 0.0, 0.0, 0.0, 0.5]
+    scales, octets = Sign().compress([*TENSORS, torch.tensor([-1.0])])  # 9 bits
+    assert (scales.nbytes, octets.nbytes) == (4 * 4, 2)
+
+
+def test_int8_sends_a_byte_for_each_number() -> None:
+    found = decoded(Int8(), TENSORS)
+    assert found == pytest.approx([0.0, -3.0, 1.0, 2.0, 0.0, 0.0, 0.0, 0.5], abs=3 / 254)
+    assert found[1] == pytest.approx(-3.0, rel=1e-6)
+    scales, codes = Int8().compress(TENSORS)
+    assert (scales.nbytes, codes.nbytes) == (4 * 3, 8)
+
+
+@pytest.mark.parametrize("compressor", COMPRESSORS.values())
+def test_a_gradient_that_is_not_finite_stays_visible(compressor: Compressor) -> None:
+    tensor = torch.ones(20)
+    tensor[7] = torch.nan
+    assert any(number != number for number in decoded(compressor, [tensor]))
+
+
+def sent_bytes(hook: str, sizes: Mapping[str, torch.Size]) -> float:
+    """By the formulas, of a rank and update."""
+    counts = [size.numel() for size in sizes.values()]
+    scales = 4 * len(counts)
+    if hook == "powersgd":  # all-reduces of vectors, P and Q
+        numbers = 0
+        for size in sizes.values():
+            rows, columns = size[0], size.numel() // size[0]
+            numbers += 2 * (rows + columns) if 4 * (rows + columns) < rows * columns else size.numel()
+        return 2 * (WORLD - 1) / WORLD * 4 * numbers
+    of_all = {
+        "topk": 8 * sum(ceil(0.01 * count) for count in counts),
+        "sign": sum(counts) / 8 + scales,
+        "int8": sum(counts) + scales,
+        "noop": 0,
+        "none": 2 * 4 * sum(counts) / WORLD,
+        "fp16": 2 * 2 * sum(counts) / WORLD,
+    }
+    return (WORLD - 1) * of_all[hook]
+
+
+@pytest.mark.parametrize("model", ["gpt2_small", "resnet50"])
+@pytest.mark.parametrize("hook", ["none", "fp16", "topk", "sign", "int8", "powersgd", "noop"])
+def test_a_rehearsal_counts_what_a_hook_sends(model: str, hook: str) -> None:
+    more = ("framework.powersgd_rank=2", f"framework.comm_hook={hook}")
+    row = rehearsed("ddp", model, *more)
+    assert row.error is None
+    parameters = config("ddp", model).model.build().named_parameters()
+    expected = sent_bytes(hook, {name: parameter.shape for name, parameter in parameters})
+    padding = (WORLD - 1) * sum(sent.count for sent in row.collectives or ()) if hook == "sign" else 0
+    assert expected - 0.5 <= (row.sent_bytes or 0) <= expected + padding + 0.5
+
+
+def test_what_cannot_be_trained_or_saved_is_refused() -> None:
+    for hook in ("topk", "sign", "int8", "powersgd"):
+        with pytest.raises(Unsupported, match=f"error feedback of {hook} never recovers from an overflow"):
+            DDP(comm_hook=hook).check(two_ranks(precision="fp16"))
+        DDP(comm_hook=hook).check_checkpoint(two_ranks())
+    with pytest.raises(Unsupported, match="replicas would skip different updates"):
+        DDP(comm_hook="noop").check(two_ranks(precision="fp16"))
+    with pytest.raises(Unsupported, match="every rank has other weights"):
+        DDP(comm_hook="noop").check_checkpoint(two_ranks())
+    with pytest.raises(UserError, match="1-bit Adam compresses the momentum"):
+        DDP(comm_hook="onebit_adam")
+    for ratio in (0.0, -0.1, 1.5, float("nan")):
+        with pytest.raises(UserError, match="greater than 0 and at most 1"):
+            DDP(comm_hook="topk", topk_ratio=ratio)
+    with pytest.raises(UserError, match="contradict"):
+        DDP(comm_hook="sign").check(two_ranks(reduce_dtype="fp16"))
+
+
+def test_a_run_whose_gradients_are_not_sent_says_so() -> None:
+    facts = cast(Any, DDP(comm_hook="noop"))._facts(two_ranks())
+    assert facts["reference"] == "gradients are not sent"
+    assert "reference" not in cast(Any, DDP())._facts(two_ranks())
