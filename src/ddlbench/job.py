@@ -52,7 +52,7 @@ class Place:
     data_rank, data_size: which replica this rank belongs to, and how many there are
     reads_data: whether `step` and `evaluate` want the batch on this rank
     reports:    whether they return something here; exactly one rank of each replica reports
-    coordinates: position along dp, tp, pp; labels rows, and stages of a pipeline draw other random numbers
+    coordinates: position along dp, tp, pp, sp; labels rows, and stages of a pipeline draw other random numbers
     """
 
     data_rank: int

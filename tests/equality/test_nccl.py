@@ -9,9 +9,11 @@ import pytest
 
 from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.frameworks.pipeline.pipedream import PipeDream
+from ddlbench.frameworks.spatial.adapter import Spatial
 from ddlbench.frameworks.tensor.adapter import TensorParallel
 from ddlbench.job import Framework
 from ddlbench.models.gpt2 import GPT2
+from tests.equality.cases import MODELS
 from tests.equality.nccl import Replay
 from tests.support.equal import train_case
 from tests.support.ranks import run_ranks
@@ -24,8 +26,9 @@ TWO_STAGES_A_RANK = ("interleaved", "looped_bfs", "zbv", "dualpipev")
 
 
 def frameworks(world: int) -> Mapping[str, Framework]:
-    """Tied GPT-2; pipedream refuses it, so its weights are not tied."""
+    """Tied GPT-2; pipedream refuses it, so its weights are not tied. A ResNet whose last images have two rows."""
     found: dict[str, Framework] = {"tensor": TensorParallel(), "hybrid-tp": Pipeline(tp=2)}
+    found |= {"channel": TensorParallel(convolutions="channels")} | ({"spatial": Spatial()} if world == 2 else {})
     for dp in (1, 2) if world == 4 else (1,):
         found |= {
             f"gpipe-dp{dp}": Pipeline(dp=dp),
@@ -41,6 +44,7 @@ def frameworks(world: int) -> Mapping[str, Framework]:
             "hybrid-shards-1f1b": Pipeline(schedule="1f1b", dp=2, sharded=True),
             "hybrid-shards-tp": Pipeline(dp=2, tp=2, sharded=True),
             "tensor-dp2": TensorParallel(dp=2, sequence_parallel=True),
+            "spatial-dp2": Spatial(dp=2),
         }
     else:
         found |= {"hybrid-shards": Pipeline(dp=2, sharded=True), "gpipe-dp2": Pipeline(dp=2)}
@@ -48,6 +52,8 @@ def frameworks(world: int) -> Mapping[str, Framework]:
 
 
 def case_of(world: int, framework: Framework) -> Case:
+    if isinstance(framework, Spatial) or getattr(framework, "convolutions", "") == "channels":
+        return replace(CASE, model=MODELS["resnet"], global_batch=8 * world)
     model = replace(TIED, tie_weights=not (isinstance(framework, PipeDream) and not framework.double_buffered))
     return replace(CASE, model=model, global_batch=8 * world)
 

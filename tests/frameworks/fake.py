@@ -11,19 +11,22 @@ from ddlbench.job import Framework, Job
 from tests.equality.cases import MODELS, RATES
 from tests.support.equal import make_job
 from tests.support.reference import Case
+from tests.support.rehearsals import OF_IMAGES
 from tests.support.runs import composed
 
 JOB_CASE = Case("gpt2", MODELS["gpt2"], lr=0.02, global_batch=32)
 WORLD = 8
 LAYOUTS = {  # five blocks and four heads divide over at most five stages and four ranks
     "tensor": ["framework.tp=4", "framework.dp=2"],
+    "channel": ["framework.tp=4", "framework.dp=2"],
+    "spatial": ["framework.sp=2", "framework.dp=4"],
     "hybrid": ["framework.tp=2", "framework.pp=2", "framework.dp=2"],
     **{name: ["framework.dp=2"] for name in ("gpipe", "1f1b", "zero_bubble", "pipedream_2bw")},
     **{name: ["framework.dp=4"] for name in ("interleaved", "looped_bfs", "zbv", "dualpipev")},
     "pipedream": ["framework.dp=8"],  # a tied embedding may not be on two stages
 }
 EVERY = choices("framework")
-FRAMEWORKS = sorted(set(EVERY) - {"single", "horovod"})
+FRAMEWORKS = sorted(set(EVERY) - {"single", "horovod"} - OF_IMAGES)  # that train GPT-2
 NO_STEP = {"ddp", "local_sgd", "tensor"}
 
 

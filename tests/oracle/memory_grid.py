@@ -47,7 +47,8 @@ OF_SEGMENTS = {  # of GPT-2, whose activations of four samples take 0.00061 GiB 
 ZERO = ("zero1", "zero2", "zero3")
 TWO_STAGES_A_RANK = ("interleaved", "looped_bfs", "zbv", "dualpipev")
 PIPELINES = ("gpipe", "1f1b", "zero_bubble", "pipedream", "pipedream_2bw", *TWO_STAGES_A_RANK)
-FRAMEWORKS = ("ddp", "horovod", "local_sgd", "zero0", *ZERO, "fsdp", "tensor", *PIPELINES, "hybrid")
+SHARED = ("tensor", "channel", "spatial")
+FRAMEWORKS = ("ddp", "horovod", "local_sgd", "zero0", *ZERO, "fsdp", *SHARED, *PIPELINES, "hybrid")
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,9 @@ class Row:
 
 def layout(framework: str, ranks: int) -> tuple[str, ...]:
     """At most four stages; with two a rank, at most two ranks in a pipeline: the models have five or six blocks."""
-    if framework == "tensor" and ranks == 8:
+    if framework == "spatial":  # two rows of the smallest image
+        return ("framework.sp=2", f"framework.dp={ranks // 2}")
+    if framework in SHARED and ranks == 8:
         return ("framework.tp=4", "framework.dp=2")
     if framework == "hybrid":
         return ("framework.pp=2", f"framework.tp={min(2, ranks // 2)}", f"framework.dp={max(1, ranks // 4)}")
@@ -129,7 +132,10 @@ def rehearsed(config: Config, rank: int, ranks: int) -> dict[str, int]:
 
 
 def unlike(row: Prediction) -> Sequence[int]:
-    """Ranks that may hold different bytes: one of each stage; all, where a boundary between shards cuts tensors."""
+    """Ranks that may hold different bytes: one of each stage, or part of images; all, where a boundary between shards
+    cuts tensors."""
+    if "sp" in row.layout:
+        return range(row.layout["sp"])
     return range(0, row.gpus, 1 if row.framework in ("zero1", "zero2") else row.gpus // row.layout.get("pp", 1))
 
 

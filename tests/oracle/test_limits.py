@@ -14,12 +14,11 @@ from ddlbench.frameworks.local_sgd import LocalSGD
 from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.frameworks.pipeline.pipedream import PipeDream
 from ddlbench.frameworks.single import Single
+from ddlbench.frameworks.spatial.adapter import Spatial
 from ddlbench.frameworks.tensor.adapter import TensorParallel
 from ddlbench.models.vgg import VGG
 from ddlbench.oracle.predictor import strategy
 from ddlbench.oracle.setting import Outcome
-from ddlbench.oracle.strategies.spatial import Spatial
-from ddlbench.oracle.strategies.tensor import Channel
 from tests.oracle.made import setting
 
 VGG16 = VGG("vgg16", channels=[8, 8, 16, 16, 16], hidden=32, dropout=0.0, image_size=64, num_classes=10)
@@ -31,7 +30,7 @@ ON_ONE_RANK = [
     FSDP(reshard_after_forward=False),
     *(DeepSpeedOptions(zero_stage=stage) for stage in range(4)),
     TensorParallel(tp=1),
-    Channel(tp=1),
+    TensorParallel(convolutions="channels", tp=1),
     Spatial(sp=1),
     *(Pipeline(schedule=name, pp=1) for name in ("gpipe", "1f1b")),
     Pipeline(schedule="1f1b", dp=1, tp=1, pp=1, sharded=True),
@@ -41,7 +40,7 @@ ON_ONE_RANK = [
 AS_REPLICAS = [
     TensorParallel(dp=4, tp=1),
     TensorParallel(dp=4, tp=1, sequence_parallel=True),
-    Channel(dp=4, tp=1),
+    TensorParallel(convolutions="channels", dp=4, tp=1),
     Spatial(dp=4, sp=1),
     *(Pipeline(schedule=name, dp=4, pp=1) for name in ("gpipe", "1f1b")),
     Pipeline(schedule="gpipe", dp=4, tp=1, pp=1),
@@ -78,7 +77,7 @@ def test_replicas_of_one_rank_are_data_parallelism(framework: Any) -> None:
     assert outcome.bubble_s == 0
     assert sent(outcome) == pytest.approx(sent(data))
     assert outcome.memory.weights == pytest.approx(data.memory.weights)
-    if isinstance(framework, TensorParallel | Channel | Spatial):
+    if isinstance(framework, TensorParallel | Spatial):
         assert outcome.step_s == pytest.approx(data.step_s)
 
 

@@ -9,10 +9,10 @@ import pytest
 from ddlbench.config.compose import configuration, configurations
 from ddlbench.config.schema import Config
 from ddlbench.errors import UserError
+from ddlbench.frameworks.spatial.adapter import Spatial
 from ddlbench.job import Job
 from ddlbench.models.resnet import ResNet
 from ddlbench.oracle.predictor import Inputs, predict
-from ddlbench.oracle.strategies.spatial import Spatial
 from ddlbench.oracle.timing.computation import Computation
 from tests.oracle.made import MACHINE, setting
 
@@ -46,7 +46,6 @@ def test_a_missing_input_ends_the_prediction_however_its_message_begins(message:
 def test_what_another_number_of_gpus_would_solve_is_a_row(
     framework: Spatial, gpus: int, words: tuple[str, ...], said: str
 ) -> None:
-    """Spatial parallelism cannot be run and has no `check`: the mismatch shows while its time is computed."""
     inputs = Inputs(MACHINE, lambda _config, _job: setting(model=RESNET).computation)
     row = predict(config(*words), framework, gpus, inputs)
     assert row.status == "unsupported"

@@ -17,6 +17,7 @@ from ddlbench.frameworks.local_sgd import LocalSGD
 from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.frameworks.pipeline.pipedream import PipeDream
 from ddlbench.frameworks.pipeline.stages import Plan
+from ddlbench.frameworks.spatial.adapter import Spatial
 from ddlbench.frameworks.tensor.adapter import TensorParallel
 from ddlbench.job import Framework
 from ddlbench.models.gpt2 import GPT2
@@ -25,14 +26,13 @@ from ddlbench.models.vgg import VGG
 from ddlbench.oracle.machine.machine import with_overlap
 from ddlbench.oracle.memory.stages import rank_parameters
 from ddlbench.oracle.predictor import strategy
-from ddlbench.oracle.setting import Outcome
+from ddlbench.oracle.setting import Limit, Outcome
 from ddlbench.oracle.strategies.pipeline import cut_of, stage_sizes
-from ddlbench.oracle.strategies.spatial import Spatial
-from ddlbench.oracle.strategies.tensor import Channel
 from ddlbench.oracle.timing.computation import Pass
 from tests.oracle.made import MACHINE, block, made, setting
 
 RESNET = ResNet("resnet50", [1, 1, 1, 1], width_per_group=16, image_size=64, num_classes=10)
+CHANNELS = TensorParallel(convolutions="channels")
 VGG16 = VGG("vgg16", channels=[8, 8, 16, 16, 16], hidden=32, dropout=0.0, image_size=64, num_classes=10)
 ALONE = [
     DDP(),
@@ -211,24 +211,27 @@ def test_parameters_of_a_tensor_parallel_rank() -> None:
 
 def test_filters_and_channels_send_the_same_order_of_bytes() -> None:
     """Kahira et al. 2021, table 1: channel as filter. Filter: y gathered forward, dx summed backward."""
-    filters, channels = (strategy(item, setting(4, model=VGG16)) for item in (TensorParallel(), Channel()))
+    filters, channels = (strategy(item, setting(4, model=VGG16)) for item in (TensorParallel(), CHANNELS))
     assert filters.exposed_s == pytest.approx(channels.exposed_s, rel=0.5)
 
 
 def test_spatial_by_hand() -> None:
-    """The halo of a 3x3 convolution: 2 rows of 3 x 64 numbers for each of 8 samples, forward and backward."""
+    """The halo of a 3x3 convolution: a row of each of 8 samples for the neighbour, forward and backward. The images
+    need no gradient; poolings by halves send nothing where heights divide."""
     outcome = strategy(Spatial(sp=2), setting(2, model=VGG16))
     halos = next(message for message in outcome.messages if "halo" in message.what)
-    rows = [item for item in setting(1, model=VGG16).counts.blocks[0].rows if item.halo]
-    assert 2 * 8 * rows[0].halo * rows[0].row == 2 * 8 * 2 * 3 * 64 * 4
-    assert halos.count == 2 * 13  # convolutions; poolings by halves need no halo
-    assert outcome.limits[0].largest == 4
+    first, *others = (item for block in setting(1, model=VGG16).counts.blocks for item in block.rows)
+    convolutions = [item for item in others if item.window.kernel == 3]
+    assert (len(convolutions), first.row) == (12, 3 * 64 * 4)
+    assert halos.bytes_ == 8 * (first.row + 2 * sum(item.row for item in convolutions))
+    assert halos.count == 1 + 2 * 12
+    assert outcome.limits[0].largest == 2
 
 
 @pytest.mark.parametrize(("per_node", "alpha", "rate"), [(4, 1e-6, 10e9), (2, 10e-6, 1e9), (1, 10e-6, 1e9)])
 def test_neighbours_in_two_nodes_set_the_pace_of_halos(per_node: int, alpha: float, rate: float) -> None:
     machine = replace(MACHINE, devices_per_node=per_node)
-    outcome = strategy(Spatial(sp=4), setting(4, model=VGG16, machine=machine))
+    outcome = strategy(Spatial(sp=4), setting(4, model=replace(VGG16, image_size=128), machine=machine))
     halos = next(message for message in outcome.messages if "halo" in message.what)
     assert halos.seconds == pytest.approx(halos.count * alpha + halos.bytes_ / rate)
 
@@ -257,20 +260,11 @@ def test_spatial_of_one_is_data_parallel() -> None:
     assert one.step_s == pytest.approx(data.step_s)
 
 
-def test_spatial_refuses_more_ranks_than_rows_and_text() -> None:
-    with pytest.raises(Unsupported, match="8 ranks cannot share the 4 rows of conv5_1"):
-        strategy(Spatial(), setting(8, model=VGG16))
-    with pytest.raises(Unsupported, match="has no image to split"):
-        strategy(Spatial(), setting(2))
-
-
-def test_channel_refuses_more_ranks_than_channels_and_text() -> None:
+def test_channels_limit_the_ranks_that_share_them() -> None:
     """VGG of 8, 8, 16, ... channels: conv1_2 has 8 of them, conv1_1 the 3 of the images, which are not split."""
-    assert strategy(Channel(), setting(8, model=VGG16)).layout == {"dp": 1, "tp": 8}
-    with pytest.raises(Unsupported, match=r"16 ranks cannot share the 8 channels of conv1_2\.conv: choose"):
-        strategy(Channel(), setting(16, 16, model=VGG16))
-    with pytest.raises(Unsupported, match="has no channels to split"):
-        strategy(Channel(), setting(2))
+    outcome = strategy(CHANNELS, setting(8, model=VGG16))
+    assert outcome.layout == {"dp": 1, "tp": 8}
+    assert outcome.limits[0] == Limit("tp", 8, "channels of conv1_2.conv")
 
 
 def test_pipeline_of_equal_stages_by_hand() -> None:

@@ -173,8 +173,6 @@ def test_volumes_are_printed_twice(capsys: pytest.CaptureFixture[str]) -> None:
     assert "ddp at 4: all-reduce of gradients: " in out
     assert "ddp at 4: along dp: traced " in out
     assert "(+0.0%)" in out
-    assert main([*TINY, "+framework=spatial", "framework.sp=2", "cluster=h100", "gpus=2", "--check-volumes"]) == 0
-    assert "spatial at 2: not traced: it can only be predicted" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("framework", ["ddp", "gpipe"])
@@ -198,12 +196,6 @@ def test_masks_of_dropout_take_a_byte_a_number_on_a_gpu(capsys: pytest.CaptureFi
     (formula,), (exact,) = (rows(capsys, *words, "cluster=h100", "gpus=1", *more) for more in ((), ("--exact-memory",)))
     assert formula["memory_error"] == worst_error("single") == 0.02
     assert formula["memory_bytes"] == pytest.approx(exact["memory_bytes"], rel=0.02)
-
-
-def test_what_cannot_be_rehearsed_keeps_its_formula(capsys: pytest.CaptureFixture[str]) -> None:
-    (row,) = rows(capsys, *TINY, "+framework=spatial", "cluster=abci", "gpus=2", "--exact-memory")
-    assert row["memory_error"] == worst_error("spatial")
-    assert row["marks"] == ["memory by the formula: spatial can only be predicted, not rehearsed"]
 
 
 def test_a_job_near_the_capacity_may_fit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -231,7 +223,7 @@ def test_a_job_near_the_capacity_may_fit(capsys: pytest.CaptureFixture[str], tmp
     assert "?" in line.split()
 
 
-def test_strategies_that_can_only_be_predicted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_degrees_of_strategies_of_images(capsys: pytest.CaptureFixture[str]) -> None:
     words = (*TINY, "cluster=abci", "gpus=8")
     (row,) = rows(capsys, *words, "+framework=spatial", "framework.dp=4", "framework.sp=2")
     assert (row["framework"], row["layout"]) == ("spatial", {"dp": 4, "sp": 2})

@@ -168,7 +168,6 @@ def test_a_map_has_a_cell_for_each_gpu_count_and_batch(tmp_path: Path, capsys: p
         (["framework.tp=2"], 2, "framework.tp=2: --plan chooses the layout"),
         (["--timeline", "x.json"], 2, "leave --timeline out"),
         (["--exact-memory"], 2, "leave --exact-memory out"),
-        (["+framework=channel"], 2, "can be predicted but not run"),
         (["train.global_batch=[8,x]"], 2, "train.global_batch=[8,x] must be numbers"),
         (["train.global_batch=3"], 3, "none is possible: train.global_batch=3 does not divide over 4 replicas"),
     ],

@@ -39,13 +39,6 @@ def test_a_degree_of_spatial_is_no_word_of_others() -> None:
     assert "framework.sp=2" in ask(["+model=vgg16", "+framework=ddp", "framework.sp=2"]).words
 
 
-def test_degrees_of_strategies_that_can_only_be_predicted() -> None:
-    question = ask(["+model=vgg16", "+framework=spatial", "framework.dp=2", "framework.sp=4"])
-    assert (question.only_here.dp, question.only_here.sp, question.words) == (2, 4, ["+model=vgg16"])
-    with pytest.raises(UserError, match=r"framework.pp does not exist: spatial has framework.dp, framework.sp"):
-        ask(["+model=vgg16", "+framework=spatial", "framework.pp=4"])
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -56,7 +49,6 @@ def test_degrees_of_strategies_that_can_only_be_predicted() -> None:
         (["--json", "--check-volumes"], "--check-volumes adds lines to the table, and --json has rows only"),
         (["--json", "--max-gpus", "8"], "--max-gpus adds lines to the table, and --json has rows only"),
         (["--one-gpu-step-s", "fast"], "invalid float value: 'fast': see python -m ddlbench.predict --help"),
-        (["+framework=spatial", "framework.sp=many"], "framework.sp=many must be a number from 1 to"),
         (["overlap=maybe"], "overlap=maybe must be true or false"),
         (["+framework=ddp", "+framework=fsdp"], "+framework is there twice: give it once"),
         (["gpus=4", "gpus=8"], "gpus is there twice: give it once (several numbers of GPUs: gpus=[4,8,16]"),

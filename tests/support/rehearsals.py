@@ -24,9 +24,11 @@ MODELS = {
     "resnet50": ("model.layers=[1,1,1,1]", "model.width_per_group=16", "model.image_size=64"),
     "vgg16": ("model.channels=[16,32,64,64,64]", "model.hidden=256", "model.image_size=64"),
 }
+OF_IMAGES = {"channel", "spatial"}  # refuse models of text
 FEW = "train.micro_batch=4"  # four in a step, or two of interleaved; the default of 4 a rank takes as many times longer
 LAYOUTS = {
-    "tensor": ("framework.tp=4", "framework.dp=2"),
+    **dict.fromkeys(("tensor", "channel"), ("framework.tp=4", "framework.dp=2")),
+    "spatial": ("framework.sp=2", "framework.dp=4"),
     "hybrid": ("framework.tp=2", "framework.pp=2", "framework.dp=2", FEW),
     **dict.fromkeys(("gpipe", "1f1b", "zero_bubble", "pipedream_2bw"), ("framework.dp=2", FEW)),
     **dict.fromkeys(("interleaved", "looped_bfs", "zbv", "dualpipev"), ("framework.dp=4", FEW)),

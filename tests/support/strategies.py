@@ -12,6 +12,7 @@ from ddlbench.frameworks.horovod.adapter import Horovod
 from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.frameworks.pipeline.schedules import V_SHAPED
 from ddlbench.frameworks.single import Single
+from ddlbench.frameworks.spatial.adapter import Spatial
 from ddlbench.frameworks.tensor.adapter import TensorParallel
 from ddlbench.job import Framework
 from tests.support.libraries import why_no_horovod
@@ -101,5 +102,10 @@ def tensor_parallel(world: int, case: Case) -> Iterator[Strategy]:
     yield Strategy("tensor", TensorParallel(), 1)
     if case.model.kind == "text":
         yield Strategy("tensor-tokens", TensorParallel(dp=world // 2, tp=2, sequence_parallel=True), world // 2)
-    elif world == 4:
+        return
+    yield Strategy("channel", TensorParallel(convolutions="channels"), 1)
+    if world == 4:
         yield Strategy("tensor-replicas", TensorParallel(dp=2, tp=2, parallel_loss=False), 2)
+        yield Strategy("channel-replicas", TensorParallel(dp=2, tp=2, convolutions="channels"), 2)
+    if case.model.name == "resnet":  # two rows at its end; VGG-16 has one
+        yield Strategy("spatial", Spatial(dp=world // 2, sp=2), world // 2)

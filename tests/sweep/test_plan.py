@@ -125,13 +125,20 @@ def test_every_ready_study_has_cells_that_are_supported() -> None:
         ("lin2022", 108, {"tensor vgg16": 7, "tensor resnet50": 7, **PIPELINES}),
         ("aach2023", 243, {}),  # of 81 with the native loader and 162 with DALI on both devices
         ("aach2023_batch", 81, {}),
-        # Of 8 GPU counts, 5 and 7, and 2 for each CNN: data; filters alone and with data; pipelines.
+        # Of 8 GPU counts, 5 and 7, 5, 7, and 2 for each CNN: data; filters alone and with data; channels; spatial with
+        # data; pipelines.
         (
             "kahira2021",
-            4 * (8 + 5 + 7 + 2),
+            4 * (8 + 5 + 7 + 5 + 7 + 2),
             {
                 f"{framework} {model}": 11 * layouts - kept
-                for framework, layouts, kept in (("ddp", 1, 8), ("tensor", 3, 12), ("gpipe", 3, 2))
+                for framework, layouts, kept in (
+                    ("ddp", 1, 8),
+                    ("tensor", 3, 12),
+                    ("channel", 3, 5),
+                    ("spatial", 1, 7),
+                    ("gpipe", 3, 2),
+                )
                 for model in ("resnet50", "resnet101", "resnet152", "vgg16")
             },
         ),

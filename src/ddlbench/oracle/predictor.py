@@ -20,6 +20,7 @@ from ddlbench.frameworks.local_sgd import LocalSGD
 from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.frameworks.pipeline.pipedream import PipeDream
 from ddlbench.frameworks.single import Single
+from ddlbench.frameworks.spatial.adapter import Spatial
 from ddlbench.frameworks.tensor.adapter import TensorParallel
 from ddlbench.job import Job
 from ddlbench.oracle import bands
@@ -45,12 +46,10 @@ EQUATIONS: dict[type, Callable[[Any, Setting], Outcome]] = {
     ),
     FSDP: sharded.fsdp,
     TensorParallel: tensor.tensor,
-    tensor.Channel: tensor.channel,
-    spatial.Spatial: spatial.spatial,
+    Spatial: spatial.spatial,
     Pipeline: pipeline.pipeline,
     PipeDream: pipeline.pipedream,
 }
-PREDICTION_ONLY = (spatial.Spatial, tensor.Channel)
 SAMPLES = {"imagenet": 1_281_167, "imagenet_tfrecord": 1_281_167}  # Russakovsky et al. 2015, ILSVRC 2012
 
 
@@ -110,8 +109,7 @@ def predict(config: Config, framework: Any, gpus: int, inputs: Inputs) -> Predic
     row = Prediction(framework.name, config.model.name, inputs.machine.name, gpus, "ok", "")
     job = job_of(config, gpus, inputs.machine)
     try:
-        if not isinstance(framework, PREDICTION_ONLY):
-            supports(framework, job)
+        supports(framework, job)
     except RunError as error:
         return replace(row, status="unsupported", reason=str(error))
     try:

@@ -43,7 +43,7 @@ from ddlbench.rehearsal import perfetto
 from ddlbench.rehearsal.perfetto import Slice
 from ddlbench.results.rows import group_by
 
-SEVERAL_LAYOUTS = ("tensor", "hybrid")  # are tried without --plan, if the command gives none
+SEVERAL_LAYOUTS = ("tensor", "channel", "spatial", "hybrid")  # are tried without --plan, if the command gives none
 STAGES = 2  # of these layouts at most
 
 
@@ -127,7 +127,7 @@ def slices(
     """The timelines of rows with status ok."""
     for row in rows:
         config, passes, send = _config(question, row), (), ()
-        if config is not None and isinstance(config.framework, Pipeline):
+        if isinstance(config.framework, Pipeline):
             inputs = inputs_of(question, machine, config, results)
             job = job_of(config, row.gpus, machine)
             passes, send = pipeline.timeline(config.framework, setting_of(config, config.framework, job, inputs))
@@ -141,8 +141,7 @@ def predictions(question: Question, machine: Machine, results: Results | None) -
 
     def refused(name: str, gpus: int, error: UserError) -> Prediction:
         errors.append(error)
-        framework = question.only_here.name if question.only_here else name
-        return Prediction(framework, question.model, machine.name, gpus, "unsupported", str(error))
+        return Prediction(name, question.model, machine.name, gpus, "unsupported", str(error))
 
     every = planner.frameworks() if question.options.plan else choices("framework")
     names = every if question.framework is None else [question.framework]
@@ -156,13 +155,12 @@ def predictions(question: Question, machine: Machine, results: Results | None) -
                 raise
             rows += [refused(name, gpus, error) for gpus in question.gpus]
             continue
-        framework = question.only_here or config.framework
         for gpus in question.gpus:
             try:
                 if question.options.plan:
                     rows += _planned(question, config, gpus, inputs)
                     continue
-                layouts = tried(question, framework, gpus, machine.per_node(gpus))
+                layouts = tried(question, config.framework, gpus, machine.per_node(gpus))
                 rows.append(ranking.ranked([predict(config, layout, gpus, inputs) for layout in layouts])[0])
             except UserError as error:
                 rows.append(refused(name, gpus, error))
@@ -220,14 +218,12 @@ def computation_of(
     return measured or from_roofline(config, machine)
 
 
-def _config(question: Question, row: Prediction) -> Config | None:
-    """The configuration of a row in its layout; None if it cannot run."""
-    if question.only_here:
-        return None
+def _config(question: Question, row: Prediction) -> Config:
+    """The configuration of a row in its layout."""
     config = configuration(f"+framework={row.framework}", *question.words)
     if row.framework not in SEVERAL_LAYOUTS:
         return config
-    degrees = {key: row.layout.get(key, 1) for key in ("dp", "tp")}
+    degrees = {key: row.layout[key] for key in ("dp", "tp", "sp") if key in row.layout}
     return replace(config, framework=replace(cast(Any, config.framework), **degrees))
 
 

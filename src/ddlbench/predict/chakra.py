@@ -44,20 +44,18 @@ COMPUTE, SEND, RECEIVE, COLLECTIVE = 4, 5, 6, 7  # NodeType
 COLLECTIVES = {"all_reduce": 0, "all_gather": 2, "broadcast": 5, "reduce_scatter": 7}  # CollectiveCommType
 
 
-def write(folder: Path, rows: Sequence[Prediction], config_of: Callable[[Prediction], Config | None]) -> Iterator[str]:
+def write(folder: Path, rows: Sequence[Prediction], config_of: Callable[[Prediction], Config]) -> Iterator[str]:
     """Write the traces of rows. Yields a line for a row that has none. UserError for a folder that cannot be written;
     Unavailable without protobuf.
 
-    rows: with status ok; config_of: None for a row that cannot run
+    rows: with status ok
     """
     classes = messages()
     with reporting(f"{folder} cannot be written", "choose another --chakra FOLDER"):
         folder.mkdir(parents=True, exist_ok=True)
         for row in rows:
             try:
-                if (config := config_of(row)) is None:
-                    raise Unsupported("it can only be predicted")
-                write_row(folder, row, volumes.stages(config, row), classes)
+                write_row(folder, row, volumes.unlike(config_of(row), row), classes)
             except RunError as error:
                 yield f"no Chakra trace of {row.framework} at {row.gpus}: {error}"
 
@@ -66,7 +64,7 @@ def write_row(folder: Path, row: Prediction, stages: Sequence[Rehearsal], classe
     """FRAMEWORK_GPUS.RANK.et for each rank, and FRAMEWORK_GPUS.groups.json with the ranks of every `pg_name`.
     Unsupported for a collective that the schema lacks.
 
-    stages: a rank of each pipeline stage; the others of its stage do the same in their groups
+    stages: a rank of each pipeline stage, or of each part of the images; the others do the same in their groups
     """
     from google.protobuf.proto import serialize_length_prefixed
 
@@ -76,7 +74,8 @@ def write_row(folder: Path, row: Prediction, stages: Sequence[Rehearsal], classe
     for rank in range(row.gpus):
         file, head = BytesIO(), _attributes({"world_size": row.gpus, "rank": rank})
         serialize_length_prefixed(classes["GlobalMetadata"](version="1.0.0", attr=head), file)
-        for node in nodes(steps[rank * len(steps) // row.gpus], rank, speed, groups):
+        index = rank % len(steps) if "sp" in row.layout else rank * len(steps) // row.gpus
+        for node in nodes(steps[index], rank, speed, groups):
             serialize_length_prefixed(classes["Node"](**node), file)
         (folder / f"{stem}.{rank}.et").write_bytes(file.getvalue())
     (folder / f"{stem}.groups.json").write_text(json.dumps(groups), encoding="utf-8")

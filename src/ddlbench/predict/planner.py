@@ -11,6 +11,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 from ddlbench.config.choices import choices
@@ -21,7 +22,8 @@ from ddlbench.predict import ranking
 
 # Their updates are late or averaged, so that a faster step may train worse; `deepspeed` is zero0 to zero3.
 NO_PLANS = ("local_sgd", "pipedream", "pipedream_2bw", "deepspeed")
-DEGREES = ("dp", "tp", "pp")
+DEGREES = ("dp", "tp", "pp", "sp")
+SHARES = ("tensor", "channel", "spatial", "hybrid")  # whose ranks share layers or images
 SHOWN = 10  # of the best
 
 
@@ -41,7 +43,7 @@ def plans(config: Config, words: Sequence[str], gpus: int, per_node: int) -> Ite
     """Every configuration of a framework that is tried. words: keys that are given are kept"""
     given = {word.lstrip("+").partition("=")[0] for word in words}
     for framework in layouts(config.framework, gpus, per_node):
-        replicas = gpus // (_degree(framework, "tp") * _degree(framework, "pp"))
+        replicas = gpus // prod(_degree(framework, name) for name in DEGREES[1:])
         samples = config.train.samples_per_update(gpus) // replicas
         micro_batches = [2**n for n in range(samples.bit_length()) if samples % 2**n == 0]
         if "train.micro_batch" in given or not micro_batches:  # more replicas than samples: refused with the reason
@@ -53,19 +55,20 @@ def plans(config: Config, words: Sequence[str], gpus: int, per_node: int) -> Ite
 
 
 def layouts(framework: Any, gpus: int, per_node: int, most_stages: int | None = None) -> Iterator[Any]:
-    """The layouts of a framework on so many GPUs. Where it shares layers and has stages, both are more than one,
-    because `tensor` and the pipelines are tried alone. most_stages: None for as many as there are GPUs"""
+    """The layouts of a framework on so many GPUs. Images are shared within a node, as layers are. Where a framework
+    shares layers and has stages, both are more than one, because `tensor` and the pipelines are tried alone.
+    most_stages: None for as many as there are GPUs"""
     degrees = [degree for degree in DEGREES if hasattr(framework, degree)]
     if not degrees:
         yield framework
         return
     within = [n for n in range(2, per_node + 1) if per_node % n == 0]
-    tensors = within if framework.name in ("tensor", "hybrid") else [1]
+    tensors = within if framework.name in SHARES else [1]
     stages = [n for n in range(2, (most_stages or gpus) + 1) if gpus % n == 0] if "pp" in degrees else [1]
     for tp in tensors:
         for pp in stages:
             if gpus % (tp * pp) == 0:
-                chosen = {"dp": gpus // (tp * pp), "tp": tp, "pp": pp}
+                chosen = {"dp": gpus // (tp * pp), "tp": tp, "sp": tp, "pp": pp}
                 yield replace(framework, **{degree: chosen[degree] for degree in degrees})
 
 

@@ -7,13 +7,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import NoReturn
 
 from ddlbench.errors import UserError
 from ddlbench.oracle.machine.collectives import ALGORITHMS
 from ddlbench.oracle.machine.machine import described, load, machine_names
-from ddlbench.oracle.strategies.spatial import Spatial
-from ddlbench.oracle.strategies.tensor import Channel
 from ddlbench.predict import planner
 
 CALIBRATE = (
@@ -40,7 +38,6 @@ ABOVE_0 = (
 )  # fmt: skip
 OWN = ("cluster", "gpus", "+framework", "overlap")  # words that are not for Hydra
 IN_TEXT = ("blocks", "check_volumes", "max_gpus", "max_memory_gib")  # add lines to the table; JSON has rows only
-ONLY_HERE = {"spatial": Spatial, "channel": Channel}  # +framework=NAME for strategies that cannot be run
 
 
 @dataclass
@@ -49,7 +46,6 @@ class Question:
 
     words: for Hydra, without the framework; framework: None: all that can run
     machine: the name of a description or a file (oracle/machine/machine.py)
-    only_here: a strategy that can be predicted but not run
     batches: of --plan, samples an update; empty: as in the words
     """
 
@@ -58,7 +54,6 @@ class Question:
     machine: str
     gpus: list[int]
     framework: str | None = None
-    only_here: Any = None
     overlap: bool | None = None
     batches: Sequence[int] = ()
 
@@ -130,9 +125,6 @@ def ask(arguments: Sequence[str]) -> Question:
     )
     if options.plan:
         _plan(question)
-    if question.framework in ONLY_HERE:
-        question.only_here = _only_here(question, given)
-        question.framework = "single"  # its configuration has no other keys
     return question
 
 
@@ -142,8 +134,6 @@ def _plan(question: Question) -> None:
         if getattr(question.options, name):
             raise UserError(f"--plan ranks many layouts: leave --{name.replace('_', '-')} out, and predict one of them")
     planner.check_words(question.words)
-    if question.framework in ONLY_HERE:
-        raise UserError(f"+framework={question.framework} can be predicted but not run: it is no plan")
     for word in [word for word in question.words if word.startswith("train.global_batch=[")]:
         question.words.remove(word)
         question.batches = numbers(word.partition("=")[2], "train.global_batch")
@@ -166,23 +156,6 @@ def _check(options: argparse.Namespace) -> None:
             raise UserError(
                 f"--{name.replace('_', '-')} adds lines to the table, and --json has rows only: leave one out"
             )
-
-
-def _only_here(question: Question, given: dict[str, str]) -> Any:
-    """The strategy with its degrees, whose words are removed, because no framework has these keys."""
-    cls = ONLY_HERE[str(question.framework)]
-    keys = {key for key in given if key.startswith("framework.")}
-    allowed = {"framework.dp", "framework.sp" if cls is Spatial else "framework.tp"}
-    for key in sorted(keys - allowed):
-        raise UserError(f"{key} does not exist: {question.framework} has {', '.join(sorted(allowed))}")
-    question.words = [word for word in question.words if not word.startswith("framework.")]
-    degrees = {
-        key.partition(".")[2]: None
-        if given[key] == "null"
-        else _number(given[key], f"{key}={given[key]} must be a number from 1 to {LARGEST_WORLD}, or null")
-        for key in keys
-    }
-    return cls(**cast(Any, degrees))
 
 
 def numbers(text: str, key: str = "gpus") -> list[int]:

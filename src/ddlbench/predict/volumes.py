@@ -26,6 +26,9 @@ DIMENSIONS = {
     "reduction and gathering of shards": "dp",
     "collectives of layers": "tp",
     "broadcast of the batch": "tp",
+    "halo exchange": "sp",
+    "all-gather of the last images": "tp",
+    "statistics of BatchNorm": "tp",
     "activations between stages": "pp",
     "all-reduce of the tied embedding": "ends",
 }
@@ -33,7 +36,10 @@ DIMENSIONS = {
 
 @dataclass(frozen=True)
 class Volume:
-    """Bytes of a step along one dimension. tp: of all stages together; dp, pp, ends: of the rank that sends most."""
+    """Bytes of a step along one dimension. tp: of all stages together; all others: of the rank that sends most.
+
+    With parts of images sp has the halos and dp all collectives: replicas or not, gradients are sent among all ranks.
+    """
 
     dimension: str
     traced: float
@@ -45,34 +51,31 @@ class Volume:
         return (self.expected - self.traced) / self.traced if self.traced else float(bool(self.expected))
 
 
-def lines(rows: Sequence[Prediction], config_of: Callable[[Prediction], Config | None]) -> Iterator[str]:
-    """For each row the messages of its equations, and the traced bytes. config_of: None for a row that cannot run"""
+def lines(rows: Sequence[Prediction], config_of: Callable[[Prediction], Config]) -> Iterator[str]:
+    """For each row the messages of its equations, and the traced bytes."""
     yield "\nvolume of a step, of whole messages:"
     for row in rows:
         head = f"  {row.framework} at {row.gpus}:"
         for message in row.messages:
             count = f"{message['count']:g} x, " if message["count"] else ""
             yield f"{head} {message['what']}: {count}{bytes_text(message['bytes_'])}"
-        config = config_of(row)
-        if config is None:
-            yield f"{head} not traced: it can only be predicted"
-        elif any(message["what"] not in DIMENSIONS for message in row.messages):
+        if any(message["what"] not in DIMENSIONS for message in row.messages):
             yield f"{head} the messages are traced: it has no equations"
         else:
             try:
-                for volume in compared(row, stages(config, row)):
+                for volume in compared(row, unlike(config_of(row), row)):
                     both = f"traced {bytes_text(volume.traced)}, equations {bytes_text(volume.expected)}"
                     yield f"{head} along {volume.dimension}: {both} ({volume.difference:+.1%})"
             except RunError as error:
                 yield f"{head} not traced: {error}"
 
 
-def stages(config: Config, row: Prediction) -> list[Rehearsal]:
-    """One rank of each stage of a replica, in the layout of a prediction. RunError if it cannot be rehearsed."""
+def unlike(config: Config, row: Prediction) -> list[Rehearsal]:
+    """One rank of each stage of a replica, or of each part of its images, in the layout of a prediction. RunError if it
+    cannot be rehearsed."""
     layout = Layout(*(row.layout.get(name, 1) for name in ("dp", "tp", "pp")))
     ranks: list[Rehearsal] = []
-    for stage in range(layout.pp):
-        rank = layout.rank(pp=stage)
+    for rank in range(row.layout["sp"]) if "sp" in row.layout else range(0, row.gpus, row.gpus // layout.pp):
         ranks.append(rehearse(config, Launch("torchrun", rank, row.gpus, rank, row.gpus), torch.device("cpu")))
         if ranks[-1].collectives is None:
             raise RunError(ranks[-1].error or "")
@@ -80,10 +83,12 @@ def stages(config: Config, row: Prediction) -> list[Rehearsal]:
 
 
 def compared(row: Prediction, ranks: Sequence[Rehearsal]) -> list[Volume]:
-    """The bytes of the equations and the traced bytes, by dimension. ranks: one of each stage"""
+    """The bytes of the equations and the traced bytes, by dimension. ranks: of `unlike`"""
     expected: dict[str, float] = {}
     for message in row.messages:
         dimension = DIMENSIONS[message["what"]]
+        if "sp" in row.layout and dimension != "sp":
+            dimension = "dp"
         expected[dimension] = expected.get(dimension, 0.0) + message["bytes_"]
     by_rank = [traced(rank.collectives or (), row.layout) for rank in ranks]
     names = dict.fromkeys([*expected, *(name for volumes in by_rank for name in volumes)])
@@ -106,7 +111,7 @@ def traced(collectives: Sequence[Sent], layout: Mapping[str, int]) -> dict[str, 
 def dimension_of(sent: Sent, layout: Mapping[str, int]) -> str:
     dp, tp, pp = (layout.get(name, 1) for name in ("dp", "tp", "pp"))
     if sent.kind == "send":
-        return "pp"
+        return "sp" if "sp" in layout else "pp"
     if tp == pp == 1:  # with shards among neighbours there are two groups
         return "dp"
     group = sent.ranks, sent.stride

@@ -98,7 +98,7 @@ def rank_row(row: EpochRow, rank: RankEpoch) -> dict[str, Any]:
         "rank": rank.rank,
         "host": rank.host,
         "dp": rank.data_rank,
-        "tp": place.get("tp", 0),
+        "tp": place.get("tp", place.get("sp", 0)),
         "pp": rank.stage,
         "epoch": row.epoch,
         "warmup": row.warmup,

@@ -58,6 +58,14 @@ KNOBS = {
         ChangedTensor(changes={"channels_last": True}),
     ),
 }
+BY_CHANNELS = TensorParallel("channel", convolutions="channels")
+KNOBS |= {
+    "channels": (Case("vgg", IMAGES, global_batch=6, steps=3), BY_CHANNELS),
+    "channels, clipped, checkpointed": (
+        Case("vgg", IMAGES, global_batch=6, steps=3, clip_norm=0.05, checkpoint_activations=True, micro_batch=2),
+        BY_CHANNELS,
+    ),
+}
 FAULTS = {"own tokens": (CASE, OwnTokens(sequence_parallel=True))}
 
 SMOOTHED = {
@@ -244,6 +252,7 @@ def test_facts_count_this_ranks_parameters(found: list[dict[str, Any]]) -> None:
         "dp": 1,
         "tp": 2,
         "sequence_parallel": True,
+        "convolutions": "filters",
         "parallel_loss": True,
         "parameters_per_rank": vocabulary + positions + norms + attention + mlp,
         "reduce_dtype": "fp32",
@@ -266,6 +275,13 @@ def test_degrees_that_do_not_divide_are_refused_with_both_numbers() -> None:
     with pytest.raises(Unsupported, match="8 ranks cannot share the 7 classes"):
         TensorParallel().check(ranks(8, replace(IMAGES)))
     TensorParallel(dp=2, tp=4).check(ranks(8))
+    # The three channels of the images are not shared.
+    with pytest.raises(Unsupported, match=r"16 ranks cannot share the 8 channels of conv1_2\.conv: .*tp=8 .*dp=2"):
+        BY_CHANNELS.check(ranks(16, replace(IMAGES, hidden=64, num_classes=64)))
+    with pytest.raises(Unsupported, match="channel: gpt2 has no convolutions to split: choose framework=tensor"):
+        BY_CHANNELS.check(ranks(2))
+    with pytest.raises(UserError, match=r"framework\.convolutions=rows must be"):
+        TensorParallel(convolutions="rows")
 
 
 def test_a_mesh_that_does_not_fill_the_ranks_is_refused() -> None:

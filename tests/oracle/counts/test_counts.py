@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ddlbench.frameworks.spatial.rows import Window
 from ddlbench.measure.formulas.flops import forward_flops_per_block, training_flops
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.resnet import ResNet
@@ -83,9 +84,10 @@ def test_a_tied_head_counts_once() -> None:
     assert counts.blocks[-1].parameter_count == 0
 
 
-def test_halos_are_the_rows_beyond_a_window() -> None:
-    """A 3x3 convolution of stride 1 reaches over two rows, pooling by halves over none."""
+def test_windows_of_convolutions_and_poolings() -> None:
+    """3x3 convolutions of stride 1, pooling by halves; no gradient of the images is needed."""
     rows = {item.name: item for block in count(MODELS[1], "fp32", "cpu").blocks for item in block.rows}
-    assert (rows["conv1_1.conv"].halo, rows["conv1_1.conv"].height) == (2, 64)
+    assert rows["conv1_1.conv"].window == Window(64, 3, 1, 1)
     assert rows["conv1_1.conv"].row == 3 * 64 * 4
-    assert (rows["conv1_2.pool"].halo, rows["conv5_1.conv"].height) == (0, 4)
+    assert [name for name, item in rows.items() if item.first] == ["conv1_1.conv"]
+    assert (rows["conv1_2.pool"].window, rows["conv5_1.conv"].window.height) == (Window(64, 2, 2), 4)

@@ -12,6 +12,8 @@ from ddlbench.frameworks.local_sgd import LocalSGD
 from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.frameworks.pipeline.pipedream import PipeDream
 from ddlbench.frameworks.single import Single
+from ddlbench.frameworks.spatial.adapter import Spatial
+from ddlbench.frameworks.spatial.rows import Window
 from ddlbench.frameworks.tensor.adapter import TensorParallel
 from ddlbench.job import Model
 from ddlbench.models.gpt2 import GPT2
@@ -22,8 +24,7 @@ from ddlbench.oracle.machine import collectives as by
 from ddlbench.oracle.machine.collectives import path
 from ddlbench.oracle.predictor import strategy
 from ddlbench.oracle.setting import Outcome, Setting
-from ddlbench.oracle.strategies.spatial import Spatial
-from ddlbench.oracle.strategies.tensor import Channel, traffic
+from ddlbench.oracle.strategies.tensor import traffic
 from ddlbench.oracle.timing import overlap, schedule
 from ddlbench.oracle.timing.overlap import MiB
 from tests.oracle.made import GPT, MACHINE, block, made, setting
@@ -34,7 +35,8 @@ LARGE = 10**9  # numbers: 4 GB
 WEIGHTY = replace(A, tensor_sizes=(LARGE,))
 RESNET, SMALL = ResNet("resnet50", [3, 4, 6, 3]), GPT2("gpt2_small", n_layer=12, n_embd=768, n_head=12)
 IMAGES = VGG("vgg16", channels=[8] * 5, hidden=32, dropout=0.0, image_size=64, num_classes=10)  # counts are made up
-TENSOR, CHANNEL, PIPE = TensorParallel(tp=1), Channel(tp=1), Pipeline(schedule="gpipe", pp=1)
+CHANNELS = TensorParallel(tp=1, convolutions="channels")
+TENSOR, PIPE = TensorParallel(tp=1), Pipeline(schedule="gpipe", pp=1)
 
 
 def sent(outcome: Outcome, word: str) -> float:
@@ -82,8 +84,10 @@ def hsdp() -> list[str]:
 def layer(leaving: float = 2e6, by_channels: bool = False) -> tuple[float, float]:
     """Seconds forward and backward of a convolution of 1 MB in, with its norm; 4 ranks."""
     shares = (Exchange("conv", "filter", 1e6, leaving), Exchange("norm", "norm", leaving, leaving))
+    if by_channels:
+        shares = (Exchange("conv", "channel", 1e6, leaving),)
     given = made(4, [replace(A, exchanges=shares), B], 1)
-    result = traffic(given.counts.blocks[0], 1, given, 4, by_channels=by_channels)
+    result = traffic(given.counts.blocks[0], 1, given, 4)
     return result.forward, result.backward
 
 
@@ -94,7 +98,7 @@ def tensor() -> list[str]:
 
 
 def spatial() -> list[str]:
-    blocks = [replace(A, rows=(Rows("conv", 2, 3 * 64 * 4, 64),)), B]
+    blocks = [replace(A, rows=(Rows("conv", Window(64, 3, 1, 1), 3 * 64 * 4),)), B]
     given = made(2, blocks, 8, model=IMAGES)
     outcome = strategy(Spatial(sp=2), given)
     return [s(outcome.compute_s), f"{volume(outcome, 'halo') / 1024:g} KiB", us(sent(outcome, "halo"))]
@@ -130,7 +134,7 @@ def hybrid() -> list[str]:
 
 
 def data_and_spatial() -> list[str]:
-    blocks = [replace(A, tensor_sizes=(LARGE,), rows=(Rows("conv", 0, 1.0, 64),)), B]
+    blocks = [replace(A, tensor_sizes=(LARGE,), rows=(Rows("conv", Window(64), 1.0),)), B]
     return [s(sent(strategy(Spatial(dp=4, sp=2), made(8, blocks, 8, model=IMAGES)), "gradients"))]
 
 
@@ -154,6 +158,7 @@ STRATEGIES: dict[str, Callable[[], list[str]]] = {
     "filter": lambda: [us(item) for item in layer()],
     "channel": lambda: [us(item) for item in layer(by_channels=True)],
     "spatial": spatial,
+    "spatial layer": lambda: [spatial()[2]],
     "GPipe, 1F1B": lambda: of_schedule(piped(Pipeline(schedule="gpipe", balance=[1, 1]))),
     "interleaved": lambda: [s(schedule.seconds("interleaved", equal(8), 4, 8))],
     "zero bubble": lambda: [s(schedule.seconds("zero_bubble", equal(4), 4, 8))],
@@ -166,7 +171,7 @@ STRATEGIES: dict[str, Callable[[], list[str]]] = {
     "data + tensor, 3-D hybrid": hybrid,
     "data + spatial": data_and_spatial,
     "dp": lambda: [limit_of(Single(), GPT, "dp")],
-    "tp": lambda: [limit_of(TENSOR, SMALL, "tp"), *(limit_of(item, RESNET, "tp") for item in (TENSOR, CHANNEL))],
+    "tp": lambda: [limit_of(TENSOR, SMALL, "tp"), *(limit_of(item, RESNET, "tp") for item in (TENSOR, CHANNELS))],
     "sp": lambda: [limit_of(Spatial(sp=1), RESNET, "sp")],
     "pp": lambda: [limit_of(PIPE, RESNET, "pp"), limit_of(PIPE, SMALL, "pp")],
     "data": lambda: [s(by.all_reduce(M, EIGHT, "ring")), s(by.all_reduce(M, EIGHT))],

@@ -1,5 +1,5 @@
-"""Plain forward and backward passes of a wrapped model: the trainer of `single`, `ddp`, `fsdp`, `horovod`, `local_sgd`
-and `tensor`. `RankTrainer` is what it shares with the pipelines' trainers.
+"""Plain forward and backward passes of a wrapped model: the trainer of `single`, `ddp`, `fsdp`, `horovod`, `local_sgd`,
+`tensor` and `spatial`. `RankTrainer` is what it shares with the pipelines' trainers.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -26,8 +26,35 @@ from ddlbench.frameworks.shared.step import Update, accumulate, evaluate
 from ddlbench.frameworks.tensor.collectives import Part, share
 from ddlbench.frameworks.tensor.layers import Splits, full_state, is_transposed, local_state, split_model
 from ddlbench.frameworks.tensor.loss import full_logits, loss_of_parts
-from ddlbench.job import Batch, Job, Place
+from ddlbench.job import Batch, Job, Model, Place
 from ddlbench.recomputation import KEY, budgeted
+
+CONVOLUTIONS = ("filters", "channels")
+
+
+@dataclass
+class ByChannels:
+    """A model whose convolutions are split by input channels; each adds up complete outputs, so that what follows it is
+    not split. The first convolution is not split: images have three channels (Kahira et al. 2021, p <= min C)."""
+
+    name: str
+    kind: str
+    whole: Model
+
+    def build(self) -> nn.Sequential:
+        return self.whole.build()
+
+    def input_shape(self) -> tuple[int, ...]:
+        return self.whole.input_shape()
+
+    def outputs(self) -> int:
+        return self.whole.outputs()
+
+    def tensor_plan(self) -> dict[str, str]:
+        plan = {name: style for name, style in self.whole.tensor_plan().items() if style not in ("norm", "channels")}
+        _, *others = (name for name, style in plan.items() if style == "filter")
+        rest = {name: style for name, style in plan.items() if style != "filter"}
+        return dict.fromkeys(others, "channel") | rest
 
 
 @dataclass
@@ -39,15 +66,22 @@ class TensorParallel:
     tp: int | None = None
     sequence_parallel: bool = False
     parallel_loss: bool = True
+    convolutions: str = field(default="filters", metadata={"before": "filters"})
 
     def __post_init__(self) -> None:
-        check_values("framework.", self, least={"dp": 1, "tp": 1})
+        check_values("framework.", self, least={"dp": 1, "tp": 1}, choices={"convolutions": CONVOLUTIONS})
 
     def layout(self, world_size: int) -> Layout:
         return Layout(**fill(world_size, dp=self.dp, tp=self.tp))
 
+    def model(self, model: Model) -> Model:
+        """The model with the plan by which this framework shares it."""
+        return ByChannels(model.name, model.kind, model) if self.convolutions == "channels" else model
+
     def check(self, job: Job) -> None:
-        layout = self.layout(job.world_size)
+        layout, job = self.layout(job.world_size), replace(job, model=self.model(job.model))
+        no_images = self.convolutions == "channels" and job.model.kind != "images"
+        refuse("channel", {f"{job.model.name} has no convolutions to split: choose framework=tensor": no_images})
         if (tp := layout.tp) > 1:
             check_parts(self.name, job, tp)
         check_compile(self.name, job)
@@ -64,7 +98,7 @@ class TensorParallel:
         check_alike(job, layout.dp)
 
     def setup(self, job: Job) -> TensorReplica:
-        layout = self.layout(job.world_size)
+        layout, job = self.layout(job.world_size), replace(job, model=self.model(job.model))
         data_rank, tp_rank, _ = layout.position(job.rank)
         tp_group = subgroup(layout.groups("tp"), job) if layout.tp > 1 else None
         dp_group = subgroup(layout.groups("dp"), job) if layout.dp > 1 else None
@@ -84,6 +118,7 @@ class TensorParallel:
             "dp": layout.dp,
             "tp": part.size,
             "sequence_parallel": part.sequence,
+            "convolutions": self.convolutions,
             "parallel_loss": self.parallel_loss and part.size > 1,
             "parameters_per_rank": sum(parameter.numel() for parameter in model.parameters()),
             "reduce_dtype": job.reduce_dtype if layout.dp > 1 else "fp32",
@@ -131,6 +166,8 @@ def split_numbers(model: nn.Sequential, plan: Mapping[str, str]) -> dict[str, in
                 numbers[f"features of {name}"] = module.nf if is_transposed(module) else module.out_features
             case "filter":
                 numbers[f"filters of {name}"] = module.out_channels
+            case "channel":
+                numbers[f"channels of {name}"] = module.in_channels
             case _:
                 pass
     return numbers

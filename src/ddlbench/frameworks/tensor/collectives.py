@@ -57,9 +57,27 @@ def reduce_from(partial: Tensor, part: Part) -> Tensor:
     return _collective(partial, lambda x: total(x, part), lambda gradient: gradient)
 
 
-def gather_from(slice_: Tensor, dim: int, length: int, part: Part) -> Tensor:
-    """All ranks' slices joined along `dim` to `length`, for what every rank computes in the same way from there on."""
-    return _collective(slice_, lambda x: join(x, dim, length, part), lambda x: x.narrow(dim, *part.span(length)))
+def split_to(full: Tensor, dim: int, part: Part) -> Tensor:
+    """This rank's slice along `dim` of what every rank has; the gradients of all slices are joined."""
+    length = full.shape[dim]
+    return _collective(full, lambda x: x.narrow(dim, *part.span(length)), lambda x: join(x, dim, length, part))
+
+
+def gather_from(slice_: Tensor, dim: int, length: int, part: Part, factor: int = 1) -> Tensor:
+    """All ranks' slices joined along `dim` to `length`, for what every rank computes in the same way from there on.
+    factor: of the gradient"""
+
+    def own(gradient: Tensor) -> Tensor:
+        slice_ = gradient.narrow(dim, *part.span(length))
+        return slice_ if factor == 1 else slice_ * factor
+
+    return _collective(slice_, lambda x: join(x, dim, length, part), own)
+
+
+def computed(value: Tensor) -> Tensor:
+    """The value in the type of matrix products and convolutions, so that autocast sends no wider type."""
+    kind = value.device.type
+    return value.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else value
 
 
 def gather_from_sequence(slice_: Tensor, dim: int, part: Part) -> Tensor:

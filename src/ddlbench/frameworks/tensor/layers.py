@@ -7,6 +7,7 @@
     vocab      embedding split by rows: the sum over ranks of what each has
     logits     column, for the last layer: as many classes as there are, evenly divided or not
     filter     convolution split by output channels: full input, this rank's channels out (ParaDL: Kahira et al. 2021)
+    channel    convolution split by input channels: full input, the sum over ranks out (ParaDL)
     norm       BatchNorm of this rank's channels, all ranks' channels out
     channels   any block that ends with this rank's channels: all ranks' channels out
     dropout    of this rank's units
@@ -30,12 +31,14 @@ from torch.nn import functional as F
 
 from ddlbench.frameworks.tensor.collectives import (
     Part,
+    computed,
     copy_to,
     gather_from,
     gather_from_sequence,
     rank_random,
     reduce_from,
     reduce_scatter_to_sequence,
+    split_to,
 )
 from ddlbench.measure.formulas.memory_formula import SPLIT
 
@@ -91,7 +94,7 @@ def split_model(model: nn.Sequential, plan: Mapping[str, str], part: Part) -> Sp
 def _splits(module: nn.Module, style: str) -> Splits:
     """How the style cuts the module's tensors, without those of its submodules."""
     transposed = is_transposed(module)
-    features = {"row": int(not transposed)} | dict.fromkeys(("column", "qkv", "logits"), int(transposed))
+    features = {"row": int(not transposed), "channel": 1} | dict.fromkeys(("column", "qkv", "logits"), int(transposed))
     names = (*SPLIT.get(style, ()), *(("running_mean", "running_var") if style == "norm" else ()))
     pieces = 3 if style == "qkv" else 1
     splits = {name: Split(features.get(style, 0) if name == "weight" else 0, pieces) for name in names}
@@ -104,10 +107,8 @@ def is_transposed(module: nn.Module) -> bool:
 
 
 def enter(value: Tensor, part: Part) -> Tensor:
-    """The input of a layer split by outputs, cast first to the type of the computation: no wider type is sent."""
-    kind = value.device.type
-    if torch.is_autocast_enabled(kind):
-        value = value.to(torch.get_autocast_dtype(kind))
+    """The input of a layer split by outputs."""
+    value = computed(value)
     return gather_from_sequence(value, TOKENS, part) if part.sequence else copy_to(value, part)
 
 
@@ -167,6 +168,17 @@ def vocab(module: nn.Module, part: Part) -> None:
     module.forward = forward
 
 
+def channel(module: nn.Module, part: Part) -> None:
+    """The bias is added once, after the sum."""
+    conv = cast(Any, module)
+
+    def forward(x: Tensor) -> Tensor:
+        output = leave(conv._conv_forward(split_to(computed(x), CHANNELS, part), conv.weight, None), part)
+        return output if conv.bias is None else output + conv.bias.to(output.dtype)[:, None, None]
+
+    module.forward = forward
+
+
 def channels(module: nn.Module, part: Part) -> None:
     inner = module.forward
 
@@ -207,6 +219,7 @@ STYLES: dict[str, Callable[[nn.Module, Part], None]] = {
     "heads": heads,
     "vocab": vocab,
     "filter": column,
+    "channel": channel,
     "norm": channels,
     "channels": channels,
     "dropout": dropout,

@@ -16,7 +16,7 @@ FP32_BYTES = 4
 # What a style of `Model.tensor_plan` splits; every other parameter is whole on each rank.
 SPLIT = {
     **dict.fromkeys(("column", "qkv", "logits", "vocab", "filter", "norm"), ("weight", "bias")),
-    "row": ("weight",),
+    **dict.fromkeys(("row", "channel"), ("weight",)),
 }
 
 

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from ddlbench.frameworks.spatial.layers import rows_of, share_rows, windows
 from ddlbench.frameworks.tensor.collectives import Part
 from ddlbench.frameworks.tensor.layers import split_model
 from ddlbench.frameworks.tensor.loss import parallel_cross_entropy
@@ -43,15 +44,18 @@ def count(
     tp: int = 1,
     sequence: bool = False,
     cast: bool = False,
+    sp: int = 1,
 ) -> Counts:
     """The counts of a model, made once for each model, precision and kind of device. tp: count the part of one of tp
     ranks that share every layer, with sequence parallelism or without. cast: the weights themselves are in `precision`
-    (Megatron-LM, DeepSpeed's engines), instead of autocast over fp32 weights."""
-    key = type(model), repr(model), precision, device_type, smoothing, tp, sequence, cast
+    (Megatron-LM, DeepSpeed's engines), instead of autocast over fp32 weights. sp: count the part of one of sp ranks
+    that share the rows of images."""
+    key = type(model), repr(model), precision, device_type, smoothing, tp, sequence, cast, sp
     if key not in _counted:
-        with FakeTensorMode() if tp == 1 else fake_world(0, tp, torch.device("cpu")), warnings.catch_warnings():
+        ranks = tp * sp
+        with FakeTensorMode() if ranks == 1 else fake_world(0, ranks, torch.device("cpu")), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # fake tensors warn about values that they do not have
-            fake = FakeModel(model, precision, device_type, smoothing, tp, sequence, cast)
+            fake = FakeModel(model, precision, device_type, smoothing, tp, sequence, cast, sp)
             (small, tied), (large, _) = map(fake.run, SAMPLES)
         _counted[key] = Counts(model.name, tuple(map(_joined, small, large)), tied)
     return _counted[key]
@@ -84,7 +88,15 @@ class FakeModel:
     saved: set[int]
 
     def __init__(
-        self, model: Model, precision: str, device_type: str, smoothing: float, tp: int, sequence: bool, cast: bool
+        self,
+        model: Model,
+        precision: str,
+        device_type: str,
+        smoothing: float,
+        tp: int,
+        sequence: bool,
+        cast: bool,
+        sp: int,
     ) -> None:
         default, dtype = torch.get_default_dtype(), type_of_dtype[precision]
         self.dtype = dtype if cast else default
@@ -100,6 +112,9 @@ class FakeModel:
             part = Part(dist.group.WORLD, 0, tp, sequence)
             split_model(self.model, self.plan, part)
             self.loss = partial(parallel_cross_entropy, classes=model.outputs(), smoothing=smoothing, part=part)
+        self.image_part = Part(dist.group.WORLD, 0, sp) if sp > 1 else None
+        if self.image_part is not None:
+            share_rows(self.model, windows(model), self.image_part)
         if device_type == "cuda":
             # On GPUs dropout is one kernel with a mask of bytes, and attention one kernel with its dropout; on the CPU
             # torch computes both step by step.
@@ -114,6 +129,8 @@ class FakeModel:
         backward by itself; of equal blocks with equal inputs only the first one runs."""
         batch = self.example(samples)
         self.value = batch.inputs.to(self.dtype) if batch.inputs.is_floating_point() else batch.inputs
+        if self.image_part is not None:
+            self.value = rows_of(self.value, self.image_part)
         self.targets = batch.targets
         self.uncounted = [*self.model.parameters(), *self.model.buffers(), self.value, self.targets]
         self.saved = {identity(tensor) for tensor in (*self.model.parameters(), self.value)}

@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ddlbench.frameworks.spatial.rows import Window
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES
 from ddlbench.recomputation import Link
 
@@ -64,15 +65,16 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Rows:
-    """A convolution or pooling whose window reaches over the border of a part of an image.
+    """A convolution or pooling, whose window may reach over the border of a part of an image.
 
-    halo: rows that a neighbour has; row: bytes of one row of its input for one sample; height: rows of its input
+    row: bytes of one row of its input for one sample
+    first: nothing before it needs a gradient, so no gradient of its input is sent
     """
 
     name: str
-    halo: int
+    window: Window
     row: float
-    height: int
+    first: bool = False
 
 
 @dataclass(frozen=True)

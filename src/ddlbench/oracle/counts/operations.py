@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ddlbench.frameworks.spatial.layers import window_of
 from ddlbench.measure.formulas.flops import operation_flops
 from ddlbench.oracle.counts.counts import Exchange, Rows
 from ddlbench.ranks.fake.storages import Alive, identity, size, tensors, unknown
 
 WITHOUT_WORK = ("empty", "detach", "new_empty", "empty_like", "empty_strided", "_unsafe_view", "lift_fresh")
 # Styles of `Model.tensor_plan` whose modules compute their own part only.
-SHARED = ("column", "qkv", "row", "heads", "vocab", "logits", "filter", "norm", "channels", "dropout")
+SHARED = ("column", "qkv", "row", "heads", "vocab", "logits", "filter", "channel", "norm", "channels", "dropout")
 
 
 @dataclass(frozen=True)
@@ -93,17 +94,15 @@ class Observer(TorchDispatchMode):
         def after(layer: Any, given: Sequence[Any], out: Any) -> None:
             self.shared_depth -= shared
             entering, value = given[0], out[0] if isinstance(out, tuple) else out
+            # Under autocast the input is cast before it is sent (`computed` in frameworks/tensor).
+            number_bytes = value.element_size() if entering.is_floating_point() else entering.element_size()
+            bytes_in, first = entering.numel() * number_bytes, not entering.requires_grad
             if style is not None:
-                # A matrix product under autocast casts its input before it is sent (`enter` in frameworks/tensor).
-                number_bytes = value.element_size() if entering.is_floating_point() else entering.element_size()
-                bytes_in = entering.numel() * number_bytes
-                self.exchanges.append(Exchange(name, style, bytes_in, size(value), not entering.requires_grad))
+                self.exchanges.append(Exchange(name, style, bytes_in, size(value), first))
             if next(layer.parameters(recurse=False), None) is not None:
                 self.weighted_outputs += size(value)
-            if isinstance(layer, nn.Conv2d | nn.MaxPool2d):
-                kernel, stride = (by[0] if isinstance(by, tuple) else by for by in (layer.kernel_size, layer.stride))
-                height = entering.shape[-2]
-                self.rows.append(Rows(name, max(0, kernel - stride), size(entering) / height, height))
+            if isinstance(layer, nn.Conv2d | nn.MaxPool2d) and (window := window_of(layer, entering.shape[-2])):
+                self.rows.append(Rows(name, window, bytes_in / window.height, first))
 
         return module.register_forward_pre_hook(before), module.register_forward_hook(after)
 

@@ -15,6 +15,8 @@ WORST_ERRORS = {
     "zero3": 0.11,
     "fsdp": 0.05,
     "tensor": 0.09,
+    "channel": 0.04,
+    "spatial": 0.02,
     "gpipe": 0.05,
     "1f1b": 0.05,
     "interleaved": 0.05,

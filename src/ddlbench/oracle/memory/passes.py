@@ -95,10 +95,14 @@ def at_peak(states: Bytes, moments: Iterable[Moment], permanent: float) -> Memor
     return Memory(states.parameters, peak.gradients, states.optimizer, peak.activations, permanent)
 
 
-def counts_of_rank(setting: Setting, tp: int, sequence: bool = False, cast: bool = False) -> Counts:
-    """The counts of one of tp ranks that share every layer. cast: the weights themselves are in 16 bits"""
-    if tp == 1 and not cast:
-        return setting.counts
+def counts_of_rank(setting: Setting, tp: int, sequence: bool = False, cast: bool = False, sp: int = 1) -> Counts:
+    """The counts of one of tp ranks that share every layer, or of sp ranks that share the rows of images. cast: the
+    weights themselves are in 16 bits"""
+    return setting.counts if tp == sp == 1 and not cast else counted(setting, tp, sequence, cast, sp)
+
+
+def counted(setting: Setting, tp: int = 1, sequence: bool = False, cast: bool = False, sp: int = 1) -> Counts:
+    """`counts_of_rank` for the job's model, whatever model the setting's counts are of."""
     job, loss = setting.job, setting.job.loss
     smoothing = loss.label_smoothing if isinstance(loss, CrossEntropy) else 0.0
-    return count(job.model, job.precision, setting.machine.device.type, smoothing, tp, sequence, cast)
+    return count(job.model, job.precision, setting.machine.device.type, smoothing, tp, sequence, cast, sp)

@@ -1,48 +1,37 @@
-"""Spatial parallelism, prediction only: ranks share the rows of every image (Dryden et al. 2019; Kahira et al. 2021).
+"""Spatial parallelism: ranks share the rows of every image (Dryden et al. 2019; Kahira et al. 2021).
 
-The window of a convolution or pooling reaches into rows of a neighbour (its halo). Neighbours exchange these rows: of
-the input x in the forward pass, of the output's gradient dy in the backward pass. This takes 2 alpha + B (halo(x) +
-halo(dy)) beta per layer. The layers after the last window need complete images: an all-gather precedes them, and every
-rank computes them in full.
+The window of a layer reaches into rows of a neighbour (its halo). Neighbours send each other these rows of the input x
+in the forward pass and their gradients in the backward pass: 2 alpha + 2 B halo(x) beta per layer, where Kahira et al.
+have B (halo(x) + halo(dy)) beta, as if the gradient of the output were sent. BatchNorm's statistics are those of all
+parts. The layers after the last window need complete images: an all-gather precedes them, and every rank computes them
+in full.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import numpy as np
 
 from ddlbench.errors import Unsupported
-from ddlbench.frameworks.shared.layout import fill
-from ddlbench.measure.formulas.memory_formula import bytes_of_parameter, data_parallel
+from ddlbench.frameworks.shared.batchnorm import batch_norms
+from ddlbench.frameworks.shared.meta import on_meta
+from ddlbench.frameworks.spatial.adapter import Spatial
+from ddlbench.frameworks.tensor.collectives import Part
+from ddlbench.measure.formulas.memory_formula import FP32_BYTES
 from ddlbench.oracle.machine import collectives
-from ddlbench.oracle.memory.passes import Moment, at_peak, buffer_bytes, sizes_of
-from ddlbench.oracle.setting import Limit, Message, Outcome, Setting
+from ddlbench.oracle.memory.passes import counts_of_rank
+from ddlbench.oracle.memory.replicas import replica
+from ddlbench.oracle.setting import Limit, Memory, Message, Outcome, Setting
 from ddlbench.oracle.strategies.data_parallel import averaged, sizes
+from ddlbench.oracle.strategies.tensor import batch_message
 from ddlbench.oracle.timing import overlap
 from ddlbench.oracle.timing.computation import Pass
 from ddlbench.recomputation import repeats
 
 
-@dataclass(frozen=True)
-class Spatial:
-    """sp neighbouring ranks share the images of one of dp replicas; None: all ranks / dp."""
-
-    name: str = "spatial"
-    dp: int | None = 1
-    sp: int | None = None
-
-
 def spatial(framework: Spatial, setting: Setting) -> Outcome:
-    job, blocks = setting.job, setting.counts.blocks
-    if job.model.kind != "images":
-        raise Unsupported(f"spatial: {job.model.name} has no image to split: choose framework=tensor")
-    dp, sp = fill(setting.world, dp=framework.dp, sp=framework.sp).values()
-    fewest = min((layer for block in blocks for layer in block.rows), key=lambda layer: layer.height)
-    limit = Limit("sp", fewest.height, fewest.name)
-    if sp > limit.largest:
-        raise Unsupported(
-            f"spatial: {sp} ranks cannot share the {limit.largest} rows of {limit.layer}: choose "
-            f"framework.sp={limit.largest} or fewer"
-        )
+    job, blocks, layout = setting.job, setting.counts.blocks, framework.layout(setting.world)
+    dp, sp = layout.dp, layout.tp
+    fewest = min((layer for block in blocks for layer in block.rows), key=lambda layer: layer.window.output)
     count, samples = setting.micro_batch(dp)
     last = max(index for index, block in enumerate(blocks) if block.rows)
     ranks = [sp if index <= last else 1 for index in range(len(blocks))]  # that share each block
@@ -50,34 +39,78 @@ def spatial(framework: Spatial, setting: Setting) -> Outcome:
     parts = [Pass(block.forward / share, block.backward / share) for block, share in passes]
     messages: list[Message] = []
     if sp > 1:
-        size = blocks[last].output * samples  # its gradient is already on every rank
-        seconds = count * collectives.all_gather(size, setting.path(sp))
-        gathering = Message("all-gather of the last images", count, count * size, seconds, seconds)
-        messages += [_halos(setting, samples, count, sp), gathering]
+        height = blocks[last].rows[-1].window.output
+        size = blocks[last].output * samples * Part(None, 0, sp).span(height)[1] * sp / height  # of equal parts
+        number = count * _forward_passes(setting, samples)  # its gradient is already on every rank
+        seconds = number * collectives.all_gather(size, setting.path(sp))
+        gathering = Message("all-gather of the last images", number, number * size, seconds, seconds)
+        messages += [_halos(setting, samples, count, sp), gathering, batch_message(setting, dp, sp)]
+        messages += _statistics(setting, samples, count, sp)
     if setting.world > 1:
         again = repeats(setting.plan(samples))
         back = [block.back(times) * setting.contention for block, times in zip(parts, again, strict=True)]
         sent = overlap.buckets(overlap.gradients(sizes(setting, setting.gradient_bytes), back))
         messages.append(averaged(setting, sent, sum(back)))
-    parameters = setting.counts.parameter_count
-    saved = sum(block.saved.at(samples) / share for block, share in zip(blocks, ranks, strict=True))
-    states = data_parallel(parameters, bytes_of_parameter(setting.optimizer, sizes=sizes_of(blocks)), 0, 1)
+
+    def peak() -> Memory:
+        counts = counts_of_rank(setting, 1, sp=sp)
+        buckets = FP32_BYTES * float(counts.parameter_count) if setting.world > 1 and count > 1 else 0.0
+        return replica(setting, counts, dp, in_place=setting.world > 1, buckets=buckets)
+
     return Outcome(
-        compute_s=setting.compute_s(parts, dp, parameters),
+        compute_s=setting.compute_s(parts, dp, setting.counts.parameter_count),
         messages=tuple(messages),
-        peak=lambda: at_peak(states, [Moment(states.gradients, saved)], buffer_bytes(blocks)),
-        limits=(limit, Limit("dp", job.global_batch, "one sample of the global batch a replica")),
+        peak=peak,
+        limits=(
+            Limit("sp", fewest.window.output, fewest.name),
+            Limit("dp", job.global_batch, "one sample of the global batch a replica"),
+        ),
         layout={"dp": dp, "sp": sp},
         micro_samples=samples,
     )
 
 
 def _halos(setting: Setting, samples: float, count: int, sp: int) -> Message:
-    """The exchange of halos. All neighbours exchange at once. If some neighbours are on different nodes, all wait for
-    them."""
+    """The exchange of halos; the bytes are those of the rank that sends most. All neighbours exchange at once. If some
+    neighbours are on different nodes, all wait for them. The gradients of a halo are as large as the halo."""
     machine, world = setting.machine, setting.world
     crosses = bool(machine.per_node(world) % sp)
-    rows = [layer for block in setting.counts.blocks for layer in block.rows if layer.halo]
-    bytes_ = [2 * samples * layer.halo * layer.row for layer in rows]  # forward and backward
-    seconds = sum(2 * collectives.send(size / 2, machine, 1, world, crosses) for size in bytes_)
-    return Message("halo exchange", 2 * count * len(rows), count * sum(bytes_), count * seconds, count * seconds)
+    forward = _forward_passes(setting, samples)
+    number, seconds, bytes_ = 0, 0.0, np.zeros(sp)
+    for layer in (layer for block in setting.counts.blocks for layer in block.rows):
+        taken = np.array([layer.window.taken(Part(None, rank, sp)) for rank in range(sp)], dtype=float)  # [user, owner]
+        np.fill_diagonal(taken, 0.0)  # own rows are not sent
+        ahead, back = (samples * layer.row * taken.sum(axis) for axis in (0, 1))
+        passes = [sent for sent in [ahead] * forward + [back] * (not layer.first) if sent.any()]
+        number += len(passes)
+        seconds += sum(collectives.send(float(sent.max()), machine, 1, world, crosses) for sent in passes)
+        bytes_ += sum(passes)
+    total = count * float(bytes_.max())
+    return Message("halo exchange", count * number, total, count * seconds, count * seconds)
+
+
+def _statistics(setting: Setting, samples: float, count: int, sp: int) -> list[Message]:
+    """BatchNorm over all parts: mean, variance and number of the pixels of each part are gathered forward, two sums for
+    each channel are added backward."""
+    to, forward = setting.path(sp), _forward_passes(setting, samples)
+    number, bytes_, seconds = 0, 0.0, 0.0
+    for norm in batch_norms(on_meta(setting.job)):
+        gathered, summed = FP32_BYTES * sp * (2 * norm.num_features + 1), FP32_BYTES * 2 * norm.num_features
+        number += forward + 1
+        bytes_ += forward * gathered + summed
+        seconds += forward * collectives.all_gather(gathered, to)
+        seconds += collectives.all_reduce(summed, to, setting.algorithm)
+    if not number:
+        return []
+    return [Message("statistics of BatchNorm", count * number, count * bytes_, count * seconds, count * seconds)]
+
+
+def _forward_passes(setting: Setting, samples: float) -> int:
+    """How often each block runs forward. Unsupported where blocks differ."""
+    again = set(repeats(setting.plan(samples)))
+    if len(again) > 1:
+        raise Unsupported(
+            "the oracle has no model of shared images of which some blocks run again: set train.checkpoint_activations "
+            "to none or blocks"
+        )
+    return 1 + again.pop()

@@ -3,20 +3,16 @@ Korthikanti et al. 2022), convolutions by filters or channels (Kahira et al. 202
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
-from torch import nn
-
-from ddlbench.errors import Unsupported
-from ddlbench.frameworks.shared.layout import fill
 from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.tensor.adapter import TensorParallel, split_numbers
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES
 from ddlbench.oracle.counts.counts import Block
 from ddlbench.oracle.machine import collectives
-from ddlbench.oracle.memory.passes import counts_of_rank
+from ddlbench.oracle.memory.passes import counted, counts_of_rank
 from ddlbench.oracle.memory.replicas import replica
 from ddlbench.oracle.setting import INT64_BYTES, Limit, Memory, Message, Outcome, Setting
 from ddlbench.oracle.strategies.data_parallel import averaged, backward, sizes
@@ -35,43 +31,23 @@ class Traffic(NamedTuple):
     number: float = 0
 
 
-@dataclass(frozen=True)
-class Channel:
-    """Prediction only: convolutions split by input channels. An all-reduce sums the partial outputs, and an all-gather
-    in the backward pass joins the gradients of the inputs (Kahira et al. 2021, table 1, "as filter")."""
-
-    name: str = "channel"
-    dp: int | None = 1
-    tp: int | None = None
-
-
 def tensor(framework: TensorParallel, setting: Setting) -> Outcome:
-    layout = framework.layout(setting.world)
-    return parts(setting, layout.dp, layout.tp, framework.sequence_parallel, by_channels=False)
+    layout, model = framework.layout(setting.world), framework.model(setting.job.model)
+    if model is not setting.job.model:  # the same work, which is shared by another plan
+        setting = replace(setting, job=replace(setting.job, model=model))
+        computation = replace(setting.computation, counts=counted(setting))
+        setting = replace(setting, computation=computation)
+    return parts(setting, layout.dp, layout.tp, framework.sequence_parallel)
 
 
-def channel(framework: Channel, setting: Setting) -> Outcome:
-    model = setting.job.model
-    if model.kind != "images":
-        raise Unsupported(f"channel: {model.name} has no channels to split: choose framework=tensor")
-    dp, tp = fill(setting.world, dp=framework.dp, tp=framework.tp).values()
-    most = limit(setting, by_channels=True)
-    if tp > most.largest:
-        raise Unsupported(
-            f"channel: {tp} ranks cannot share the {most.largest} {most.layer}: choose framework.tp={most.largest} or "
-            "fewer"
-        )
-    return parts(setting, dp, tp, False, by_channels=True)
-
-
-def parts(setting: Setting, dp: int, tp: int, sequence: bool, by_channels: bool) -> Outcome:
+def parts(setting: Setting, dp: int, tp: int, sequence: bool) -> Outcome:
     """tp ranks share a replica. Ranks with the same part in each of dp replicas (tp ranks apart) average gradients."""
     job, blocks = setting.job, setting.counts.blocks
     count, samples = setting.micro_batch(dp)
     passes = setting.computation.blocks(samples, tp)
     messages: list[Message] = []
     if tp > 1:
-        traffics = [traffic(block, samples, setting, tp, sequence, by_channels) for block in blocks]
+        traffics = [traffic(block, samples, setting, tp, sequence) for block in blocks]
         again = repeats(setting.plan(samples))
         seconds = count * sum(
             layer.forward * (1 + times) + layer.backward for layer, times in zip(traffics, again, strict=True)
@@ -94,15 +70,13 @@ def parts(setting: Setting, dp: int, tp: int, sequence: bool, by_channels: bool)
         compute_s=setting.compute_s(passes, dp, sum(block.parameters_of_part(tp) for block in blocks)),
         messages=tuple(messages),
         peak=peak,
-        limits=(limit(setting, by_channels), Limit("dp", job.global_batch, "one sample of the global batch a replica")),
+        limits=(limit(setting), Limit("dp", job.global_batch, "one sample of the global batch a replica")),
         layout={"dp": dp, "tp": tp},
         micro_samples=samples,
     )
 
 
-def traffic(
-    block: Block, samples: float, setting: Setting, tp: int, sequence: bool = False, by_channels: bool = False
-) -> Traffic:
+def traffic(block: Block, samples: float, setting: Setting, tp: int, sequence: bool = False) -> Traffic:
     """The collectives that frameworks/tensor/layers.py makes for a block; none if tp is 1.
 
     With sequence parallelism a reduce-scatter in one direction and an all-gather in the other one replace each
@@ -113,11 +87,10 @@ def traffic(
     to, traffics = setting.path(tp), list[Traffic]()
     for exchange in block.exchanges:
         style, entering, leaving = exchange.style, exchange.input_bytes * samples, exchange.output_bytes * samples
-        if by_channels and style == "filter":
-            seconds = collectives.all_reduce(leaving, to, setting.algorithm)
-            back = 0.0 if exchange.first else collectives.all_gather(entering, to)
-            traffics.append(Traffic(seconds, back, leaving + entering * (not exchange.first), 2))
-        elif style in GATHERED and not by_channels:
+        if style == "channel":
+            seconds, back = collectives.all_reduce(leaving, to, setting.algorithm), collectives.all_gather(entering, to)
+            traffics.append(Traffic(seconds, back, leaving + entering, 2))
+        elif style in GATHERED:
             traffics.append(Traffic(collectives.all_gather(leaving, to), 0.0, leaving, 1))
         elif style in SUMMED_AHEAD or (style in SUMMED_BACK and (sequence or not exchange.first)):
             size = leaving if style in SUMMED_AHEAD else entering
@@ -128,7 +101,7 @@ def traffic(
                 seconds = collectives.all_reduce(size, to, setting.algorithm)
                 ahead, back = (seconds, 0.0) if style in SUMMED_AHEAD else (0.0, seconds)
                 traffics.append(Traffic(ahead, back, size, 1))
-    if block is setting.counts.blocks[-1] and not by_channels:
+    if block is setting.counts.blocks[-1]:
         # All-reduces of the loss (frameworks/tensor/loss.py): for each position the largest logit, then three sums.
         model = setting.job.model
         positions = FP32_BYTES * samples * (prod(model.input_shape()) if model.kind == "text" else 1)
@@ -147,16 +120,9 @@ def batch_message(setting: Setting, dp: int, tp: int) -> Message:
     return Message("broadcast of the batch", 2, sum(sizes), seconds, seconds)
 
 
-def limit(setting: Setting, by_channels: bool = False) -> Limit:
+def limit(setting: Setting) -> Limit:
     """The layer with the fewest heads, features, filters or channels."""
-    if by_channels:
-        sizes = {
-            f"channels of {name}": module.in_channels
-            for name, module in on_meta(setting.job).named_modules()
-            if isinstance(module, nn.Conv2d) and module.in_channels > 3  # those of the images are not split
-        }
-    else:
-        sizes = split_numbers(on_meta(setting.job), setting.job.model.tensor_plan())
+    sizes = split_numbers(on_meta(setting.job), setting.job.model.tensor_plan())
     if not sizes:
         return Limit("tp", 1, "no layer can be split")
     layer = min(sizes, key=sizes.__getitem__)

@@ -59,10 +59,10 @@ def rehearsed_memory(framework: Any, job: Job, layout: Mapping[str, int], pinned
 
     pinned: as for `rehearse_job`
     """
-    if not hasattr(framework, "setup"):
-        raise Unsupported(f"{framework.name} can only be predicted, not rehearsed")
     world = job.world_size
     ranks = set(range(0, world, world // layout.get("pp", 1)))
+    if "sp" in layout:  # a part in the middle has two neighbours
+        ranks |= set(range(layout["sp"]))
     if isinstance(framework, DeepSpeedOptions) and framework.zero_stage in (1, 2):
         sizes = [parameter.numel() for parameter in on_meta(job).parameters()]
         ranks |= {world - 1, max(range(world), key=lambda rank: touched(sizes, world, rank))}

@@ -22,7 +22,7 @@ SEEN = ("dataset_hash", "device", "device_model", "torch", "cuda", "global_batch
 # Columns of SEEN that may differ between rows that are compared; checks.py warns of a difference.
 _NOT_COMPARED = ("global_batch", "environment_id")
 # The layout of a framework's ranks; it differs over the GPU counts of one curve.
-LAYOUT = ("framework.dp", "framework.tp", "framework.pp")
+LAYOUT = ("framework.dp", "framework.tp", "framework.pp", "framework.sp")
 FACTORS = ("framework", "loader", "model")  # that a report may compare: each is a group of the configuration
 ANY_SCALING = "scaling"  # in Comparison.across
 # Columns of SEEN that belong to a setting.

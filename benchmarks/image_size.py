@@ -1,0 +1,51 @@
+"""Memory by image size: rehearsed peaks of a rank of ResNet-50, with complete images and with parts of them.
+
+python -m benchmarks.image_size [--sizes 224 448 896 1792] [--batch 4]
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+import torch
+
+from ddlbench.config.compose import configuration, configurations
+from ddlbench.ranks.launch import Launch
+from ddlbench.rehearsal.rehearse import rehearse
+
+PARTS = (1, 2, 4)
+GIB = 2**30
+
+
+def peak(size: int, parts: int, batch: int, precision: str) -> int:
+    """Bytes of a rank with both neighbours (of two parts: with the only one) at its fullest moment, on "cuda". batch:
+    images of a replica; the images of a replica are shared by `parts` ranks, of 4 in all."""
+    framework = (
+        ("+framework=ddp",) if parts == 1 else ("+framework=spatial", f"framework.sp={parts}", "framework.dp=null")
+    )
+    words = (*framework, "+model=resnet50", f"model.image_size={size}", f"train.global_batch={batch * 4 // parts}")
+    with configurations():
+        config = configuration(*words, f"train.precision={precision}", "recipe=sgd")
+    row = rehearse(config, Launch("torchrun", 1, 4, 1, 4), torch.device("cuda", 0))
+    if row.memory is None:
+        raise RuntimeError(row.error)
+    return row.memory["peak"] or 0
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", nargs="+", type=int, default=[224, 448, 896, 1792])
+    parser.add_argument("--batch", type=int, default=4, help="images of a replica")
+    parser.add_argument("--precision", default="bf16")
+    asked = parser.parse_args(arguments)
+    print("| image | `ddp` | " + " | ".join(f"`spatial`, sp = {parts}" for parts in PARTS[1:]) + " |")
+    print("|---" * (1 + len(PARTS)) + "|")
+    for size in asked.sizes:
+        peaks = [peak(size, parts, asked.batch, asked.precision) / GIB for parts in PARTS]
+        shares = [f"{peaks[0]:.2f} GiB", *(f"{each:.2f} GiB ({each / peaks[0]:.0%})" for each in peaks[1:])]
+        print(f"| {size} x {size} | {' | '.join(shares)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

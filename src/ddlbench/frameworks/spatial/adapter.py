@@ -1,0 +1,102 @@
+"""Spatial parallelism: sp ranks share the rows of every image, dp such groups are replicas.
+
+Dryden et al. 2019; Kahira et al. 2021. Every rank has all weights; frameworks/spatial/layers.py makes the layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ddlbench.errors import Unsupported, check_values, refuse
+from ddlbench.frameworks.shared.checkpointing import checkpoint_blocks, replica_segments
+from ddlbench.frameworks.shared.groups import subgroup
+from ddlbench.frameworks.shared.layout import Layout, fill
+from ddlbench.frameworks.shared.refusals import check_alike, check_reduction
+from ddlbench.frameworks.shared.replica import Replica, in_ddp
+from ddlbench.frameworks.spatial.layers import rows_of, share_rows, windows
+from ddlbench.frameworks.tensor.adapter import check_compile
+from ddlbench.frameworks.tensor.collectives import Part, share
+from ddlbench.job import Batch, Job, Place
+from ddlbench.recomputation import KEY, budgeted
+
+
+@dataclass
+class Spatial:
+    """dp x sp ranks, neighbours sharing the images of a replica; conf/framework/spatial.yaml explains the knobs."""
+
+    name: str = "spatial"
+    dp: int | None = 1
+    sp: int | None = None
+
+    def __post_init__(self) -> None:
+        check_values("framework.", self, least={"dp": 1, "sp": 1})
+
+    def layout(self, world_size: int) -> Layout:
+        """Parts of the images in the place of parts of the layers."""
+        dp, sp = fill(world_size, dp=self.dp, sp=self.sp).values()
+        return Layout(dp=dp, tp=sp)
+
+    def check(self, job: Job) -> None:
+        layout = self.layout(job.world_size)
+        if job.model.kind != "images":
+            raise Unsupported(f"spatial: {job.model.name} has no image to split: choose framework=tensor")
+        rows = {name: window.output for name, window in windows(job.model).items()}
+        layer = min(rows, key=rows.__getitem__)
+        most = rows[layer]
+        reason = f"{layout.tp} ranks cannot share the {most} rows of {layer}: choose framework.sp={most} or fewer"
+        whole = f"a budget counts complete images, which {layout.tp} ranks share: set {KEY}=every:2, for example"
+        refuse("spatial", {reason: layout.tp > most, whole: layout.tp > 1 and budgeted(job.checkpoint_activations)})
+        check_compile("spatial", job)
+        check_reduction("spatial", job)
+        check_alike(job, layout.dp)
+
+    def setup(self, job: Job) -> SpatialReplica:
+        layout = self.layout(job.world_size)
+        data_rank, rank, _ = layout.position(job.rank)
+        # Apart from the gradients of all ranks, which DDP sends at the same time.
+        group = subgroup(layout.groups("tp"), job, separate=True) if layout.tp > 1 else None
+        dp_group = subgroup(layout.groups("dp"), job) if layout.dp > 1 else None
+        facts = {"dp": layout.dp, "sp": layout.tp, "reduce_dtype": job.reduce_dtype if job.world_size > 1 else "fp32"}
+        place = Place(data_rank, layout.dp, rank == 0, rank == 0, {"dp": data_rank, "sp": rank})
+        return SpatialReplica(job, Part(group, rank, layout.tp), facts, place, dp_group)
+
+
+class SpatialReplica(Replica):
+    """One rank's part of the images of a live replica."""
+
+    def __init__(
+        self, job: Job, part: Part, facts: Mapping[str, Any], place: Place, dp_group: dist.ProcessGroup | None
+    ) -> None:
+        self.part = part
+        model = job.build()
+        if part.size > 1:
+            share_rows(model, windows(job.model), part)
+        checkpoint_blocks(model, replica_segments(job, place.data_size))
+        # DDP's mean over all ranks is that over the parts of a replica, too (`share_rows`).
+        wrapped = in_ddp(model, job.reduce_dtype, gradient_as_bucket_view=True) if job.world_size > 1 else None
+        super().__init__(
+            job, model, job.optimizer(model.named_parameters()), facts, trained=wrapped,
+            no_sync=wrapped.no_sync if wrapped else nullcontext, dp_group=dp_group, place=place,
+        )  # fmt: skip
+
+    def step(self, batch: Batch | None) -> Tensor | None:
+        # All ranks of a replica drop the same units of the classifier, also if the rank that loads has drawn numbers.
+        torch.manual_seed(torch.initial_seed() + self.place.data_size)
+        loss = super().step(self._rows(batch))
+        return loss if batch is not None else None
+
+    def evaluate(self, batch: Batch | None) -> Tensor | None:
+        output = super().evaluate(self._rows(batch))
+        return output if batch is not None else None
+
+    def _rows(self, batch: Batch | None) -> Batch:
+        """This rank's rows of all images of the replica."""
+        shared = share(batch, self.job, self.job.replica_batch(self.place.data_size), self.part)
+        return replace(shared, inputs=rows_of(shared.inputs, self.part))

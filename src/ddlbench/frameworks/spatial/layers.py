@@ -1,0 +1,241 @@
+"""Layers of which every rank computes some rows: convolution and pooling with halos, BatchNorm over all parts.
+
+Dryden et al. 2019, "Improving strong-scaling of CNN training by exploiting finer-grained parallelism"; Kahira et al.
+2021. Before a layer with a window, ranks send each other the rows at the borders of their parts (the halo) that the
+windows of others reach; the backward pass returns the gradients of these rows to their owners, which add them. The
+classifier needs complete images: an all-gather precedes it, and all ranks compute it in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.nn import functional as F
+
+from ddlbench.errors import Unsupported
+from ddlbench.frameworks.spatial.rows import Window, length
+from ddlbench.frameworks.tensor.collectives import Part, all_gather, computed, gather_from, layout_of, total
+from ddlbench.job import Model
+
+ROWS = 2  # dimension of [B, C, H, W]
+PIXELS = (0, 2, 3)  # all dimensions but the channels
+aten: Any = torch.ops.aten
+_windows: dict[tuple[type, str], dict[str, Window]] = {}
+
+
+def windows(model: Model) -> dict[str, Window]:
+    """The layers that ranks share by rows, by name, and last the pooling before which the rows are gathered.
+    Unsupported if it is not known which rows a layer needs."""
+    key = type(model), repr(model)
+    if key in _windows:
+        return _windows[key]
+    found: dict[str, Window] = {}
+    whole = False
+
+    def before(name: str, layer: Any, given: tuple[Tensor, ...]) -> None:
+        nonlocal whole
+        if not whole and not isinstance(layer, nn.ReLU):
+            window = window_of(layer, given[0].shape[ROWS])
+            if window is None:
+                raise Unsupported(f"spatial: it is not known which rows {name} needs: {layer}")
+            found[name], whole = window, isinstance(layer, nn.AdaptiveAvgPool2d)
+
+    with unset_fake_temporarily(), torch.device("meta"), torch.no_grad():
+        built = model.build().eval()
+        for name, layer in built.named_modules():
+            if not any(layer.children()):
+                layer.register_forward_pre_hook(partial(before, name))
+        built(torch.empty(1, *model.input_shape()))
+    _windows[key] = found
+    return found
+
+
+def window_of(layer: Any, height: int) -> Window | None:
+    """The rows that a layer needs; None: not known. height: rows of its input"""
+    if isinstance(layer, nn.BatchNorm2d | nn.AdaptiveAvgPool2d):
+        return Window(height)
+    zeros = isinstance(layer, nn.Conv2d) and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    if not zeros and not (isinstance(layer, nn.MaxPool2d) and not layer.ceil_mode):
+        return None
+    options: Any = layer.kernel_size, layer.stride, layer.padding, layer.dilation
+    kernel, stride, padding, dilation = (_pair(by)[0] for by in options)
+    return Window(height, dilation * (kernel - 1) + 1, stride, padding)
+
+
+def _pair(by: int | Sequence[int]) -> Sequence[int]:
+    """Along height and width, of what torch takes for both or for each."""
+    return (by, by) if isinstance(by, int) else by
+
+
+def share_rows(model: nn.Sequential, found: dict[str, Window], part: Part) -> None:
+    """Turn a model, in place, into one that computes this rank's rows of the images; the output is that of complete
+    images on every rank. found: of `windows`.
+
+    The gradients of a layer before the gathering are `part.size` times those of this rank's rows, and the others are
+    complete on every rank: their mean over the ranks of a replica is the gradient of the replica.
+    """
+    for name, window in found.items():
+        module: Any = model.get_submodule(name)
+        kind = type(module)
+        if issubclass(kind, nn.BatchNorm2d):
+            module.forward = partial(_normalized, module, module.forward, part)
+        elif issubclass(kind, nn.AdaptiveAvgPool2d):
+            module.forward = partial(_gathered, module.forward, window.height, part)
+        elif not window.is_local:
+            module.forward = partial(_windowed, module, Halo(window, part))
+
+
+def rows_of(images: Tensor, part: Part) -> Tensor:
+    """This rank's rows, [B, C, H / size, W], in memory of their own."""
+    rows = images.narrow(ROWS, *part.span(images.shape[ROWS]))
+    return rows.contiguous(memory_format=layout_of(images))
+
+
+def _gathered(inner: Any, height: int, part: Part, x: Tensor) -> Tensor:
+    return inner(gather_from(x, ROWS, height, part, factor=part.size))
+
+
+def _windowed(layer: Any, halo: Halo, x: Tensor) -> Tensor:
+    if isinstance(layer, nn.MaxPool2d):
+        return cast(Tensor, _Windowed.apply(x, None, None, layer, halo))
+    weight, bias = (None if tensor is None else computed(tensor) for tensor in (layer.weight, layer.bias))
+    return cast(Tensor, _Windowed.apply(computed(x), weight, bias, layer, halo))
+
+
+def _normalized(norm: Any, inner: Any, part: Part, x: Tensor) -> Tensor:
+    """As _BatchNorm.forward of torch, with statistics over all parts."""
+    if not norm.training:
+        return inner(x)
+    output, mean, variance, number = _Normalized.apply(x, norm.weight, norm.bias, norm.eps, part)
+    if norm.track_running_stats:
+        norm.num_batches_tracked.add_(1)
+        norm.running_mean.lerp_(mean, norm.momentum)
+        norm.running_var.lerp_(variance * (number / (number - 1)), norm.momentum)
+    return output
+
+
+class Halo:
+    """The exchange of rows before one layer, and of their gradients after it.
+
+    lent, taken: as `Window` has them; above, below: rows of padding outside of the image
+    """
+
+    def __init__(self, window: Window, part: Part) -> None:
+        self.part, self.lent, self.taken = part, window.lent(part), window.taken(part)
+        first, end = window.needed(part, part.rank)
+        self.above, self.below = max(0, -first), max(0, end - window.height)
+
+    def fetch(self, x: Tensor) -> list[Tensor]:
+        """The rows that this rank's output needs, [B, C, n, W] of each rank in their order."""
+        return self._swap([x[:, :, rows] for rows in self.lent], self.taken, x)
+
+    def give_back(self, gradient: Tensor, x: Tensor) -> Tensor:
+        """The gradient of this rank's rows x, from that of `joined` rows on all ranks."""
+        _, *pieces, _ = gradient.split([self.above, *self.taken, self.below], ROWS)
+        result = torch.zeros_like(x)
+        for rows, piece in zip(self.lent, self._swap(pieces, [length(rows) for rows in self.lent], x), strict=True):
+            result[:, :, rows] += piece
+        return result
+
+    def joined(self, fetched: Sequence[Tensor], fill: float) -> Tensor:
+        """The rows of `fetch` as one tensor, with padding rows of `fill`."""
+        own = fetched[self.part.rank]
+        shapes = ((*own.shape[:ROWS], rows, own.shape[-1]) for rows in (self.above, self.below))
+        above, below = (own.new_full(shape, fill) for shape in shapes)
+        pieces = [piece for piece in (above, *fetched, below) if piece.shape[ROWS]]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, ROWS)
+
+    def _swap(self, pieces: Sequence[Tensor], counts: Sequence[int], like: Tensor) -> list[Tensor]:
+        """Send each rank its piece, and receive so many rows from each; the own piece stays."""
+        batch, channels, _, width = like.shape
+        received, group = list(pieces), self.part.group
+        operations: list[dist.P2POp] = []
+        for rank in range(self.part.size):
+            if rank == self.part.rank:
+                continue
+            if pieces[rank].shape[ROWS]:
+                rows = pieces[rank].contiguous(memory_format=torch.contiguous_format)
+                operations.append(dist.P2POp(dist.isend, rows, group=group, group_peer=rank))
+            received[rank] = like.new_empty((batch, channels, counts[rank], width))
+            if counts[rank]:
+                operations.append(dist.P2POp(dist.irecv, received[rank], group=group, group_peer=rank))
+        for work in dist.batch_isend_irecv(operations) if operations else []:
+            work.wait()
+        return received
+
+
+class _Windowed(torch.autograd.Function):
+    """A convolution (with a weight) or max pooling. Between the passes it keeps this rank's rows, which other layers
+    keep too, and its halo, not their copy side by side."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, layer: Any, halo: Halo) -> Tensor:
+        fetched, padding = halo.fetch(x), (0, _pair(layer.padding)[1])
+        if weight is None:
+            rows, options = halo.joined(fetched, -torch.inf), (layer.kernel_size, layer.stride, padding, layer.dilation)
+            output, kept = F.max_pool2d(rows, *options, return_indices=True)
+        else:
+            rows, options = halo.joined(fetched, 0.0), (layer.stride, padding, layer.dilation, layer.groups)
+            output, kept = F.conv2d(rows, weight, bias, *options), weight
+        ctx.save_for_backward(x, kept, *fetched)
+        ctx.layer, ctx.halo, ctx.padding, ctx.bias = layer, halo, padding, None if bias is None else bias.shape
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
+        (gradient,), (x, kept, *fetched) = gradients, ctx.saved_tensors
+        layer, halo, rows = ctx.layer, ctx.halo, ctx.halo.joined(fetched, 0.0)
+        of_weight = of_bias = None
+        if isinstance(layer, nn.MaxPool2d):
+            options = map(_pair, (layer.kernel_size, layer.stride, ctx.padding, layer.dilation))
+            of_rows = aten.max_pool2d_with_indices_backward(gradient, rows, *options, False, kept)
+        else:
+            wanted = [ctx.needs_input_grad[0], True, ctx.bias is not None]  # images need none
+            of_rows, of_weight, of_bias = aten.convolution_backward(
+                gradient, rows, kept, ctx.bias, layer.stride, ctx.padding, layer.dilation, False, [0, 0],
+                layer.groups, wanted,
+            )  # fmt: skip
+        return halo.give_back(of_rows, x) if ctx.needs_input_grad[0] else None, of_weight, of_bias, None, None
+
+
+class _Normalized(torch.autograd.Function):
+    """BatchNorm (Ioffe & Szegedy 2015) over all parts. With z = (x - mean) / std over N pixels of a channel,
+
+    y = w z + b,   d loss / dx = w / std (dy - sum(dy) / N - z sum(dy z) / N)
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, part: Part
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        variance, mean = torch.var_mean(x.float(), PIXELS, correction=0)
+        own = torch.cat([mean, variance, mean.new_full((1,), x.numel() / len(mean))])
+        every = own.new_empty(part.size * len(own))
+        all_gather(every, own, group=part.group)
+        means, variances, numbers = every.view(part.size, -1).split([len(mean), len(mean), 1], 1)
+        number = numbers.sum()
+        mean = (means * numbers).sum(0) / number
+        variance = ((variances + (means - mean).square()) * numbers).sum(0) / number
+        ctx.save_for_backward(x, weight, mean, variance, number)
+        ctx.eps, ctx.part = eps, part
+        ctx.mark_non_differentiable(mean, variance, number)
+        return F.batch_norm(x, mean, variance, weight, bias, False, 0.0, eps), mean, variance, number
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        x, weight, mean, variance, number = ctx.saved_tensors
+        # As if the statistics were constants: w / std dy, sum(dy z), sum(dy).
+        of_x, of_weight, of_bias = aten.native_batch_norm_backward(
+            gradients[0], x, weight, mean, variance, None, None, False, ctx.eps, [True] * 3
+        )
+        both = total(torch.stack([of_weight, of_bias]), ctx.part) / number
+        slope = weight * (variance + ctx.eps).rsqrt() * both
+        by_z, constant = (row[:, None, None] for row in slope)
+        z = (x - mean[:, None, None]).mul_((variance + ctx.eps).rsqrt()[:, None, None])
+        return (of_x - z.mul_(by_z).add_(constant)).to(x.dtype), of_weight, of_bias, None, None
