@@ -230,7 +230,7 @@ def _fronts(links: tuple[Link, ...]) -> Fronts:
             flops = again + inner.flops[segment] + after.flops[later]
             found.append(_Front(bytes_, flops, np.full_like(segment, cut), segment, later))
             passing, again = max(passing, base + links[cut].forward), again + links[cut].flops
-        return _unbeaten(_Front(*map(np.concatenate, zip(*found, strict=True))))
+        return _unbeaten(_Front(*cast(Any, map(np.concatenate, zip(*found, strict=True)))))
 
     return front
 

@@ -100,7 +100,7 @@ def cells(row: Row, prediction: Prediction) -> Row:
         "predicted_compute_s": prediction.compute_s,
         "predicted_comm_exposed_s": prediction.comm_exposed_s,
         "predicted_bubble_s": prediction.bubble_s,
-        "predicted_message_bytes": round(sum(message.bytes_ for message in prediction.messages)),
+        "predicted_message_bytes": round(sum(message["bytes_"] for message in prediction.messages)),
         "predicted_memory_bytes": memory,
         "predicted_memory_error": (memory - allocated) / allocated if allocated else None,
         "predicted_from": "; ".join((prediction.basis or "", *prediction.marks)),

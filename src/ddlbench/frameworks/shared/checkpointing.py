@@ -72,7 +72,7 @@ def _checkpointed(forward: Callable[[Tensor], Tensor], blocks: Sequence[nn.Modul
         """Of the first and of the second run."""
         return nullcontext(), _frozen_statistics(blocks)
 
-    return cast(Any, partial(checkpoint, forward, use_reentrant=False, context_fn=contexts))
+    return partial(cast(Any, checkpoint), forward, use_reentrant=False, context_fn=contexts)
 
 
 @contextmanager
