@@ -21,12 +21,13 @@ AT_LEAST = "at least "
 def plan_lines(cells: Sequence[Cell], state: State, status_of: StatusOf, predict: Predict = None) -> list[str]:
     """A table with one row for each configuration and GPU count, the reasons below it, and sums."""
     rows: list[Mapping[str, Any]] = []
+    axes = dict.fromkeys(axis for cell in cells for axis in cell.values)  # a framework may lack the key of some
     for (_, gpus), group in points(cells).items():
         estimated, least = _seconds(group, state, predict)
         left = [cell for cell in group if status_of(cell) == MISSING]
         rows.append(
             {
-                **{key: written(value) for key, value in group[0].values.items()},
+                **{axis: written(group[0].values.get(axis, "")) for axis in axes},
                 "runs": str(len(group)),
                 "status": _counted(_shown(cell, status_of) for cell in group),
                 "s/run": "" if estimated is None else f"{least}{estimated:.1f}",
