@@ -239,7 +239,8 @@ def _unbeaten(plans: _Front) -> _Front:
     order = np.lexsort((plans.flops, plans.bytes_))
     fewest = np.minimum.accumulate(plans.flops[order])
     order = order[np.diff(fewest, prepend=inf) < 0]
-    return _Front(*(values[order] for values in plans))
+    bytes_, flops, cut, segment, later = plans
+    return _Front(bytes_[order], flops[order], cut[order], segment[order], later[order])
 
 
 def _plan(front: Fronts, first: int, end: int, number: int) -> Plan:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, nullcontext
-from functools import partial, reduce
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import reduce
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -68,11 +68,14 @@ def _forward(model: nn.Sequential, segments: Names) -> Callable[[Tensor], Tensor
 
 
 def _checkpointed(forward: Callable[[Tensor], Tensor], blocks: Sequence[nn.Module]) -> Callable[[Tensor], Tensor]:
-    def contexts() -> tuple[object, object]:
+    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         """Of the first and of the second run."""
         return nullcontext(), _frozen_statistics(blocks)
 
-    return partial(cast(Any, checkpoint), forward, use_reentrant=False, context_fn=contexts)
+    def run(value: Tensor) -> Tensor:
+        return checkpoint(forward, value, use_reentrant=False, context_fn=contexts)
+
+    return run
 
 
 @contextmanager
