@@ -145,13 +145,13 @@ def test_hours_and_estimates_come_from_finished_runs(tmp_path: Path, cells: list
 
 
 def test_a_key_that_a_framework_lacks_has_a_column_all_the_same(tmp_path: Path) -> None:
-    """The first cell has one key that the others lack, and lacks one of theirs."""
+    """Each framework has one key that the other lacks."""
     axes = {"framework": ["ddp", "tensor"], "framework.bucket_cap_mb": [25], "framework.tp": [2], "gpus": [2]}
     cells = plan(load(str(write(tmp_path, axes=axes, exclude=[]))), CPU)
     state = State(tmp_path / "results").refresh()
     head, _, *rows = plan_lines(cells, state, state.status)
-    assert head.split()[:4] == ["framework", "framework.bucket_cap_mb", "gpus", "framework.tp"]
-    assert [row.split()[:3] for row in rows[:2]] == [["ddp", "25", "2"], ["tensor", "2", "2"]]
+    assert {"framework", "framework.bucket_cap_mb", "framework.tp", "gpus"} < {*head.split()}
+    assert {name: {*values[:2]} for name, *values in map(str.split, rows[:2])} == {"ddp": {"25", "2"}, "tensor": {"2"}}
 
 
 def test_a_status_names_each_failure_with_its_reason(tmp_path: Path, cells: list[Cell]) -> None:
