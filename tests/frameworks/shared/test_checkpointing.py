@@ -127,7 +127,7 @@ def test_every_form_trains_the_same_to_the_bit(world: int) -> None:
 def test_a_model_says_what_was_done_to_it() -> None:
     network = MODEL.build()
     names = [name for name, _ in network.named_children()]
-    checkpoint_blocks(network, names)
+    checkpoint_blocks(network, [*names])
     assert facts_of_model(network) == {}
     checkpoint_blocks(network, [[names[0]], *names[1:]])
     assert facts_of_model(network)["segments"][0] == [names[0]]
