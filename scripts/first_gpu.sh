@@ -130,6 +130,11 @@ run_two_frameworks() {
   done
   bench pipedream ok +framework=pipedream "framework.dp=$dp" "${few[@]}" train.micro_batch=2 model.tie_weights=false
   bench hybrid ok +framework=hybrid "framework.dp=$dp" framework.tp=2 "${few[@]}" train.micro_batch=2
+  shrink images
+  few=("${resnet50[@]}" "${synthetic[@]}" "${short[@]}" train.steps=20 train.warmup_steps=5 train.timeout_s=120)
+  bench channel ok +framework=channel "framework.dp=$dp" "${few[@]}"
+  smaller+=(${tiny:+model.image_size=64}) # no layer has fewer rows than ranks
+  bench spatial ok +framework=spatial "framework.dp=$dp" "${few[@]}"
 }
 
 run_two_faults() {

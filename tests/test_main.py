@@ -55,7 +55,7 @@ def test_dryrun_starts_nothing(ddlbench, tmp_path: Path, capsys: pytest.CaptureF
 
 
 MISTAKES = [
-    (["+model=resnet50"], 2, r"no framework: give \+framework=NAME, one of 1f1b, ddp, .*single"),
+    (["+model=resnet50"], 2, r"no framework: give \+framework=NAME, one of 1f1b, channel, ddp, .*single"),
     (["+framework=ddp"], 2, r"no model: give \+model=NAME, one of gpt2_medium, .*resnet50.* vgg16"),
     (["+framework=dpp", "+model=resnet50"], 2, r"Could not find 'framework/dpp'.*ddp.*single"),
     (["framework=ddp", "+model=resnet50"], 2, r"framework=ddp: write \+framework=ddp"),

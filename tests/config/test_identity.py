@@ -73,6 +73,7 @@ def test_an_old_record_merges_with_one_that_has_the_key(monkeypatch: pytest.Monk
     old = plain.resolved
     old["framework"] |= {"_target_": "another.module.DDP"}
     del (
+        old["framework"]["topk_ratio"],
         old["backend"],
         old["data"]["train_dir"],
         old["data"]["val_dir"],

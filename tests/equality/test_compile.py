@@ -41,6 +41,7 @@ STRATEGIES = [
     Strategy("gpipe", Pipeline(), 1, micro_batch=2),
     Strategy("1f1b", Pipeline(schedule="1f1b"), 1, micro_batch=2),
     Strategy("interleaved", Pipeline(schedule="interleaved", virtual_stages=2), 1, micro_batch=2),
+    Strategy("looped_bfs", Pipeline(schedule="looped_bfs", virtual_stages=2), 1, micro_batch=2),
     Strategy("hybrid-shards", Pipeline(dp=2, sharded=True), 2, micro_batch=2),
 ]
 

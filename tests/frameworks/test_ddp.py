@@ -105,7 +105,7 @@ def test_unsupported_settings_are_refused_before_anything_starts() -> None:
         DDP().check(two_ranks(global_batch=5))
     with pytest.raises(UserError, match=r"micro_batch=4 does not divide the 6 samples .*choose train\.micro_batch=3"):
         DDP().check(replace(two_ranks(global_batch=12), micro_batch=4))
-    with pytest.raises(Unsupported, match="PowerSGD"):
+    with pytest.raises(Unsupported, match="error feedback of powersgd"):
         DDP(comm_hook="powersgd").check(two_ranks(precision="fp16"))
     for framework, ranks in ((DDP(), two_ranks()), (Single(), job())):
         with pytest.raises(Unsupported, match="cannot be combined"):

@@ -142,7 +142,7 @@ def test_the_command_prints_the_best_its_contrast_and_how_to_run_it(capsys: pyte
     said = capsys.readouterr().out
     best = ranking.fitting(planned("gpus=4", "train.global_batch=16"))[0]
     assert f"to run it: {command(best)}" in said
-    assert "plans of 14 frameworks at 4 GPUs, 16 samples an update" in said
+    assert "plans of 19 frameworks at 4 GPUs, 16 samples an update" in said
     assert "the best of each other framework:" in said
 
 

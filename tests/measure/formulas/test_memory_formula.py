@@ -95,7 +95,7 @@ def test_the_formula_covers_every_style_of_splitting() -> None:
         cut = model.build()
         split_model(cut, plan, Part(None, 0, RANKS))
         assert count == sum(parameter.numel() for parameter in cut.parameters())
-    assert set(SPLIT) == {"column", "qkv", "logits", "vocab", "filter", "norm", "row"}
+    assert set(SPLIT) == {"column", "qkv", "logits", "vocab", "filter", "channel", "norm", "row"}
 
 
 def test_a_tied_embedding_counts_at_both_ends_of_a_pipeline() -> None:

@@ -111,7 +111,8 @@ def predicted_s(layout: Layout, machine: Machine | None = None) -> float:
     computation = Computation(counts, speeds, kind_of(config.recipe.optimizer), "A100 kernels")
     middle = layout.layers // layout.pp
     sizes = [middle] * layout.pp
-    sizes[0], sizes[-1] = sizes[0] + 1, sizes[-1] + 2  # the embedding; the last norm and the head
+    sizes[0] += 1  # the embedding
+    sizes[-1] += 2  # the last norm and the head
     micro_batches = layout.global_batch // layout.dp // layout.micro_batch
     cut = Cut("1f1b", layout.dp, layout.tp, layout.pp, tuple(sizes), micro_batches)
     return pipeline.predict(cut, Setting(job, machine, computation)).step_s

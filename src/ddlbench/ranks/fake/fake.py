@@ -120,9 +120,9 @@ PRE_FORWARD, REBUILD = MODEL._pre_forward, REDUCER._rebuild_buckets  # torch's o
 def _with_future(collective: Callable[..., Any]) -> Callable[..., Any]:
     """The collective with a future that holds its first argument, the result, like that of a real group."""
 
-    def called(result: Any, *args: Any, **kwargs: Any) -> Any:
-        work = collective(result, *args, **kwargs)
-        return None if work is None else _Done(result)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        work = collective(*args, **kwargs)
+        return None if work is None else _Done((*args, *kwargs.values())[0])
 
     return called
 
