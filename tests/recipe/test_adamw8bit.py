@@ -39,6 +39,17 @@ def set_gradients(step: int, *copies: list[nn.Parameter]) -> None:
             weight.grad = gradient.clone()
 
 
+def updated(steps: int) -> tuple[list[nn.Parameter], list[nn.Parameter], torch.optim.Optimizer, torch.optim.Optimizer]:
+    """Weights after so many updates in 8 bits, those of torch's AdamW, and both optimizers."""
+    weights, expected = start(), start()
+    ours, torchs = made("adamw8bit", *weights), made("adamw", *expected)
+    for step in range(steps):
+        set_gradients(step, weights, expected)
+        ours.step()
+        torchs.step()
+    return weights, expected, ours, torchs
+
+
 def unpacked(optimizer: Any, weight: nn.Parameter, signed: bool) -> tuple[Tensor, Tensor]:
     """A moment as it is kept, and how far it can be from what was rounded: half of the larger gap beside its value in
     the table, times the scale of its block. On the CPU bitsandbytes first rounds m / scale to a multiple of 2^-15
@@ -62,32 +73,19 @@ def quantized(weights: list[nn.Parameter]) -> list[int]:
 
 def test_the_first_update_is_that_of_adamw() -> None:
     """Bit for bit: weights move by moments that are not rounded yet."""
-    weights, expected = start(), start()
-    ours, torchs = made("adamw8bit", *weights), made("adamw", *expected)
-    set_gradients(0, weights, expected)
-    ours.step()
-    torchs.step()
+    weights, expected, *_ = updated(1)
     assert all(torch.equal(*pair) for pair in zip(weights, expected, strict=True))
 
 
 def test_a_small_tensor_has_the_updates_of_adamw() -> None:
-    weights, expected = start(), start()
-    ours, torchs = made("adamw8bit", *weights), made("adamw", *expected)
-    for step in range(3):
-        set_gradients(step, weights, expected)
-        ours.step()
-        torchs.step()
+    weights, expected, *_ = updated(3)
     same = [torch.equal(*pair) for pair in zip(weights, expected, strict=True)]
     assert same == [False, False, True, False]
     assert quantized(weights) == [0, 1, 3]
 
 
 def test_moments_are_rounded_to_the_nearest_code_of_their_block() -> None:
-    weights, expected = start(), start()
-    ours, torchs = made("adamw8bit", *weights), made("adamw", *expected)
-    set_gradients(0, weights, expected)
-    ours.step()
-    torchs.step()
+    weights, expected, ours, torchs = updated(1)
     for index in quantized(weights):
         exact = torchs.state[expected[index]]
         for name, signed in zip(adamw8bit.MOMENTS, (True, False), strict=True):
@@ -101,11 +99,7 @@ def test_an_update_is_within_the_quantisers_bound_of_adamws() -> None:
 
     w' in (1 - lr wd) w - lr / c1 [min, max] of m' / (sqrt(v') / c2 + eps), m' = b1 (m +- dm) + (1 - b1) g, v' alike
     """
-    weights, expected = start(), start()
-    ours, torchs = made("adamw8bit", *weights), made("adamw", *expected)
-    set_gradients(0, weights, expected)
-    ours.step()
-    torchs.step()
+    weights, expected, ours, torchs = updated(1)
     large = quantized(weights)
     before = [flat(weights[index]).clone().double() for index in large]
     kept = [[unpacked(ours, weights[index], signed) for signed in (True, False)] for index in large]

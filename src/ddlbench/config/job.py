@@ -41,8 +41,6 @@ def make_job(config: Config, launch: Launch, device: torch.device) -> Job:
 
 def counted_links(job: Job, samples: float) -> list[Link]:
     """What `Job.links` is: the counts of the model's blocks, each complete."""
-    from ddlbench.oracle.counts.counting import count  # takes a second
+    from ddlbench.oracle.counts.counting import count_job  # takes a second
 
-    smoothing = job.loss.label_smoothing if isinstance(job.loss, CrossEntropy) else 0.0
-    counts = count(job.model, job.precision, job.device.type, smoothing)
-    return [block.link(samples) for block in counts.blocks]
+    return [block.link(samples) for block in count_job(job, job.device.type).blocks]

@@ -140,7 +140,7 @@ def draw_bars(axes: Axes, panel: Panel, looks: Looks, quantity: QuantityOf) -> N
     """One bar for each curve and GPU count, with its repeats as dots and the interval of its median."""
     quantity = quantity if isinstance(quantity, Quantity) else quantity(panel)
     values = list[float]()
-    colors = dict(zip(panel.curves, looks.of([rows[0].curve_key for rows in panel.curves.values()]), strict=True))
+    colors = dict(zip(panel.curves, looks.of(panel.curve_keys), strict=True))
     for place, row in enumerate(panel.rows):
         bar = quantity.values(panel, row)
         if bar.merged is None:  # a failure has its place

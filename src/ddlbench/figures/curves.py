@@ -44,7 +44,7 @@ def draw(axes: Axes, panel: Panel, looks: Looks, quantity: QuantityOf, others: S
     log = len(set(counts)) >= LOG_FROM or (far and not quantity.proportional)
     plotting.gpu_axis(axes, counts, panel.device, log)
     names, drawn = list(panel.curves), list(panel.curves.values())
-    curve_looks = looks.of([rows[0].curve_key for rows in drawn])
+    curve_looks = looks.of(panel.curve_keys)
     values: list[float] = []
     if quantity.ideal:  # a line from each base to the largest GPU count
         for base in dict.fromkeys(filter(None, map(panel.base_of, panel.rows))):

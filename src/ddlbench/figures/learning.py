@@ -132,7 +132,7 @@ def _draw_by_batch(axes: Axes, panel: Panel, looks: Looks, metric: Metric) -> No
     curves = list(panel.curves.values())
     values = list[float]()
     one = len({rows[0]["compared"] for rows in curves}) == 1
-    shapes = numbered(len(curves)) if one else looks.of([rows[0].curve_key for rows in curves])
+    shapes = numbered(len(curves)) if one else looks.of(panel.curve_keys)
     for rows, look in zip(curves, shapes, strict=True):
         points = sorted((row["global_batch"], row[metric.column]) for row in rows)
         repeats = [(row["global_batch"], run[metric.column]) for row in rows for run in row.runs]

@@ -57,6 +57,11 @@ class Panel:
         """The rows of each curve, by its name."""
         return group_by(self.rows, self.curve_of)
 
+    @property
+    def curve_keys(self) -> list[tuple[str, str]]:
+        """The value of the compared factor of each curve, which has one colour, and the name of the row's curve."""
+        return [rows[0].curve_key for rows in self.curves.values()]
+
     def base_of(self, row: Measurement) -> Base | None:
         """What the ratios of the row start from; None without such a measurement."""
         return row.base(self.on_own_bases)

@@ -21,18 +21,10 @@ FAMILIES = {
     "sharded": ("fsdp", "zero1", "zero2", "zero3", "deepspeed"),
     "tensor": ("tensor", "channel", "spatial"),
     "pipeline": (
-        "gpipe",
-        "1f1b",
-        "interleaved",
-        "zero_bubble",
-        "looped_bfs",
-        "zbv",
-        "dualpipev",
-        "pipedream",
-        "pipedream_2bw",
+        "gpipe", "1f1b", "interleaved", "zero_bubble", "looped_bfs", "zbv", "dualpipev", "pipedream", "pipedream_2bw",
     ),
     "hybrid": ("hybrid",),
-}
+}  # fmt: skip
 OTHER = "other frameworks"
 
 

@@ -22,9 +22,7 @@ def tradeoff(shown: Iterable[Panel], looks: Looks) -> Plot:
 def _draw(axes: Axes, panel: Panel, looks: Looks) -> None:
     """The grey line joins the rows that no other one beats: each other row that is faster needs more memory."""
     quantity, points = memory(panel), list[tuple[float, float]]()
-    for (name, rows), look in zip(
-        panel.curves.items(), looks.of([rows[0].curve_key for rows in panel.curves.values()]), strict=True
-    ):
+    for (name, rows), look in zip(panel.curves.items(), looks.of(panel.curve_keys), strict=True):
         of_curve = [(cast(float, quantity.values(panel, row).merged), 1 / row["sample_time_s"]) for row in rows]
         points += of_curve
         shape: dict[str, Any] = {**look.shape, "linestyle": ""}

@@ -89,15 +89,40 @@ class Int8:
         total.add_(codes * _repeated(scales, sizes))
 
 
-class ErrorFeedback:
+class Hook:
+    """What DDP calls with each full bucket, and what a checkpoint needs of it.
+
+    errors: what was not sent yet, flat, by parameter
+    """
+
+    def __init__(self, parameters: Parameters) -> None:
+        self.names: dict[Tensor, str] = {parameter: name for name, parameter in parameters.items()}
+        self.errors: dict[str, Tensor] = {
+            name: torch.zeros_like(one.detach()).flatten() for name, one in parameters.items()
+        }
+
+    def __call__(self, bucket: GradBucket) -> Future[Tensor]:
+        raise NotImplementedError
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint saves, in place."""
+        return self.errors
+
+    def numbers(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, numbers: Mapping[str, Any]) -> None:
+        """The tensors have been overwritten. numbers: those that were saved"""
+
+
+class ErrorFeedback(Hook):
     """The gradient g of a step and the error e that the earlier ones left are sent as far as the compressor C can:
     s = C(g + e), e = g + e - s. Every rank gets all messages and averages them in the order of the ranks, so the result
     is the same on all (and for C = identity and two ranks that of an all-reduce, bit for bit)."""
 
     def __init__(self, compressor: Compressor, parameters: Parameters) -> None:
+        super().__init__(parameters)
         self.compressor = compressor
-        self.names: dict[Tensor, str] = {parameter: name for name, parameter in parameters.items()}
-        self.errors = {name: torch.zeros_like(one.detach()).flatten() for name, one in parameters.items()}
 
     def __call__(self, bucket: GradBucket) -> Future[Tensor]:
         total = bucket.buffer()
@@ -125,18 +150,8 @@ class ErrorFeedback:
 
         return work.get_future().then(averaged)
 
-    def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint saves, in place."""
-        return self.errors
 
-    def numbers(self) -> dict[str, Any]:
-        return {}
-
-    def restore(self, numbers: Mapping[str, Any]) -> None:
-        """Nothing is beside the tensors."""
-
-
-class PowerSGD:
+class PowerSGD(Hook):
     """torch's PowerSGD (Vogels et al. 2019), which keeps errors and the factors Q of the last step by bucket. They come
     from the parameters before a bucket's first use, and return there before buckets change and before they are saved.
     The first Q are drawn here, because torch would draw them by bucket."""
@@ -144,9 +159,8 @@ class PowerSGD:
     def __init__(self, parameters: Parameters, rank: int, start_step: int) -> None:
         from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
 
+        super().__init__(parameters)
         self.state = PowerSGDState(None, rank, start_step)
-        self.names: dict[Tensor, str] = {parameter: name for name, parameter in parameters.items()}
-        self.errors = {name: torch.zeros_like(one.detach()).flatten() for name, one in parameters.items()}
         self.factors: dict[str, Tensor] = {}
         self.lengths: dict[str, tuple[int, int]] = {}  # of the factors P and Q of what is compressed
         generator = torch.Generator().manual_seed(0)  # the same on all ranks
@@ -195,7 +209,6 @@ class PowerSGD:
         self.buckets.clear()
 
     def tensors(self) -> dict[str, Tensor]:
-        """As of ErrorFeedback."""
         self._return()
         return self.errors | {f"{name}/factor": factor for name, factor in self.factors.items()}
 
@@ -204,9 +217,6 @@ class PowerSGD:
 
     def restore(self, numbers: Mapping[str, Any]) -> None:
         self.state.iter = numbers["powersgd_steps"]
-
-
-Hook = ErrorFeedback | PowerSGD
 
 
 class CompressedReplica(Replica):

@@ -14,7 +14,7 @@ from ddlbench.oracle.machine.collectives import Path
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.timing.computation import Computation, Pass
 from ddlbench.recipe.optimizers import OptimizerConfig, optimizers
-from ddlbench.recomputation import Plan, plan_of, repeats
+from ddlbench.recomputation import Plan, repeats
 
 BYTES = {"fp32": FP32_BYTES, "bf16": 2, "fp16": 2}  # of one number
 INT64_BYTES = 8  # of a token or a target
@@ -60,11 +60,8 @@ class Setting:
         return count, self.job.replica_batch(replicas) / count
 
     def plan(self, samples: float, first: int = 0, end: int | None = None, in_flight: int = 1) -> Plan:
-        """Which blocks of a micro batch run again, of those from `first` to `end` that one rank has, all of them if
-        None (recomputation.plan_of)."""
-        blocks = self.counts.blocks[first:end]
-        names, links = [block.name for block in blocks], lambda: [block.link(samples) for block in blocks]
-        return plan_of(self.job.checkpoint_activations, names, links, in_flight)
+        """Which blocks of a micro batch run again (`Counts.plan`)."""
+        return self.counts.plan(self.job.checkpoint_activations, samples, first, end, in_flight)
 
     @property
     def contention(self) -> float:

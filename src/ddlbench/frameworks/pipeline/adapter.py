@@ -19,6 +19,7 @@ from ddlbench.frameworks.pipeline.schedules import (
     LOOPED,
     SCHEDULES,
     SPLIT_BACKWARD,
+    STAGES_OF_A_RANK,
     V_SHAPED,
     bubble,
     check_split_backward,
@@ -71,7 +72,7 @@ class Pipeline(Balanced):
             f"gradients are averaged in fp32, not {job.reduce_dtype}: set train.reduce_dtype=fp32":
                 job.reduce_dtype != "fp32",
             f"{self.schedule} needs 2 ranks or more in a pipeline: use framework=gpipe":
-                ranks == 1 and self.schedule in (*LOOPED, *V_SHAPED),
+                ranks == 1 and self.schedule in STAGES_OF_A_RANK,
             "shards cannot hold a weight that is tied between two stages of one rank: "
             "set framework.sharded=false or model.tie_weights=false":
                 self.sharded and self.schedule in V_SHAPED and bool(tied_names(on_meta(job))),

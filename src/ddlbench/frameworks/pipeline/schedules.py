@@ -18,6 +18,7 @@ SCHEDULES = {
 }
 LOOPED = ("interleaved", "zero_bubble", "looped_bfs")  # may have several stages a rank
 V_SHAPED = ("zbv", "dualpipev")  # have two stages a rank: rank r has stages r and 2 p - 1 - r
+STAGES_OF_A_RANK = (*LOOPED, *V_SHAPED)  # take a list of stages, and two ranks or more
 SPLIT_BACKWARD = ("zero_bubble", *V_SHAPED)  # compute gradients of weights after those of inputs
 
 MICRO_BATCHES_PER_RANK = 4  # where the configuration gives no micro batch (Kim et al. 2020, "torchgpipe")

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from ddlbench.frameworks.pipeline.blocks import Blocks
 from ddlbench.frameworks.pipeline.clock import BusyClock
-from ddlbench.frameworks.pipeline.schedules import LOOPED, SCHEDULES, V_SHAPED
+from ddlbench.frameworks.pipeline.schedules import SCHEDULES, STAGES_OF_A_RANK
 from ddlbench.frameworks.shared.replica import RankTrainer
 from ddlbench.frameworks.shared.step import Update, autocast
 from ddlbench.frameworks.tensor.collectives import share
@@ -50,7 +50,7 @@ class PipelineTrainer(RankTrainer):
             before, after = edges[index : index + 2]  # without them torch would run the model to find the shapes
             stages.append(self._timed(PipelineStage(module, index, count, job.device, before, after, group=group)))
         schedule_class: Any = get_schedule_class(SCHEDULES[schedule])
-        one_or_more = stages if schedule in (*LOOPED, *V_SHAPED) else stages[0]
+        one_or_more = stages if schedule in STAGES_OF_A_RANK else stages[0]
         loss = self.clock.computing()(self._loss)
         self.schedule = schedule_class(one_or_more, micro_batches, loss_fn=loss, scale_grads=False)
 

@@ -35,6 +35,12 @@ def replica_segments(job: Job, data_size: int) -> Names:
     return segments_of(job, job.replica_batch(data_size) / job.micro_batches(data_size))
 
 
+def checkpoint_replica(model: nn.Sequential, job: Job, data_size: int) -> None:
+    """The segments that the job asks for, on a rank that has all blocks."""
+    if job.checkpoint_activations:
+        checkpoint_blocks(model, replica_segments(job, data_size))
+
+
 def checkpoint_blocks(model: nn.Sequential, segments: Names) -> None:
     """Every segment keeps its input only and runs again in the backward pass (Chen et al. 2016)."""
     vars(model)["segments"] = segments

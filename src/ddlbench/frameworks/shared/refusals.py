@@ -17,8 +17,10 @@ from ddlbench.recomputation import check_names
 def check_alike(job: Job, data_size: int, stages: bool = False) -> None:
     """Raise for what no framework supports. stages: a rank has some of the blocks, which it checks itself"""
     job.micro_batches(data_size)
+    if not job.checkpoint_activations:
+        return
     check_names(job.checkpoint_activations, [name for name, _ in on_meta(job).named_children()])
-    if job.compile and job.checkpoint_activations:
+    if job.compile:
         raise Unsupported(
             "train.compile and train.checkpoint_activations cannot be combined (torch.compile does not support what "
             "keeps BatchNorm's statistics unchanged in the recomputed forward pass): set one of them to false"

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from ddlbench.checkpoint.live import Live
 from ddlbench.frameworks.shared.batchnorm import Statistics
-from ddlbench.frameworks.shared.checkpointing import checkpoint_blocks, facts_of_model, replica_segments
+from ddlbench.frameworks.shared.checkpointing import checkpoint_replica, facts_of_model
 from ddlbench.frameworks.shared.step import Update, accumulate, evaluate
 from ddlbench.job import Batch, Job, Place
 
@@ -24,7 +24,7 @@ from ddlbench.job import Batch, Job, Place
 def build(job: Job) -> nn.Sequential:
     """The full model on this rank's device, with the segments that the job asks every rank for."""
     model = job.build()
-    checkpoint_blocks(model, replica_segments(job, job.world_size))
+    checkpoint_replica(model, job, job.world_size)
     return model
 
 

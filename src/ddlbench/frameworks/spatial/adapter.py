@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ddlbench.errors import Unsupported, check_values, refuse
-from ddlbench.frameworks.shared.checkpointing import checkpoint_blocks, replica_segments
+from ddlbench.frameworks.shared.checkpointing import checkpoint_replica
 from ddlbench.frameworks.shared.groups import subgroup
 from ddlbench.frameworks.shared.layout import Layout, fill
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction
@@ -78,7 +78,7 @@ class SpatialReplica(Replica):
         model = job.build()
         if part.size > 1:
             share_rows(model, windows(job.model), part)
-        checkpoint_blocks(model, replica_segments(job, place.data_size))
+        checkpoint_replica(model, job, place.data_size)
         # DDP's mean over all ranks is that over the parts of a replica, too (`share_rows`).
         wrapped = in_ddp(model, job.reduce_dtype, gradient_as_bucket_view=True) if job.world_size > 1 else None
         super().__init__(

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddlbench.errors import Unsupported, check_values, refuse
-from ddlbench.frameworks.shared.checkpointing import checkpoint_blocks, replica_segments
+from ddlbench.frameworks.shared.checkpointing import checkpoint_replica
 from ddlbench.frameworks.shared.groups import average, clip_parts, gradient, subgroup
 from ddlbench.frameworks.shared.layout import Layout, divisors, fill
 from ddlbench.frameworks.shared.meta import on_meta
@@ -107,7 +107,7 @@ class TensorParallel:
         model = replace(job, device=torch.device("cpu")).build()
         splits = split_model(model, job.model.tensor_plan(), part)
         model.to(job.device)
-        checkpoint_blocks(model, replica_segments(job, layout.dp))
+        checkpoint_replica(model, job, layout.dp)
         reads, coordinates = tp_rank == 0, {"dp": data_rank, "tp": tp_rank}
         place = Place(data_rank, layout.dp, reads_data=reads, reports=reads, coordinates=coordinates)
         job = replace(job, loss=loss_of_parts(job, part, self.parallel_loss))

@@ -23,7 +23,7 @@ from ddlbench.frameworks.spatial.layers import rows_of, share_rows, windows
 from ddlbench.frameworks.tensor.collectives import Part
 from ddlbench.frameworks.tensor.layers import split_model
 from ddlbench.frameworks.tensor.loss import parallel_cross_entropy
-from ddlbench.job import Model, example_batch, type_of_dtype
+from ddlbench.job import Job, Model, example_batch, type_of_dtype
 from ddlbench.measure.formulas.memory_formula import SPLIT
 from ddlbench.oracle.counts.counts import Block, Counts, Floats, Line, Work
 from ddlbench.oracle.counts.operations import Observer, Operation, saved_bytes
@@ -59,6 +59,14 @@ def count(
             (small, tied), (large, _) = map(fake.run, SAMPLES)
         _counted[key] = Counts(model.name, tuple(map(_joined, small, large)), tied)
     return _counted[key]
+
+
+def count_job(
+    job: Job, device_type: str, tp: int = 1, sequence: bool = False, cast: bool = False, sp: int = 1
+) -> Counts:
+    """`count` with the model, precision and loss of a job."""
+    smoothing = job.loss.label_smoothing if isinstance(job.loss, CrossEntropy) else 0.0
+    return count(job.model, job.precision, device_type, smoothing, tp, sequence, cast, sp)
 
 
 def _joined(small: Any, large: Any) -> Any:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ddlbench.frameworks.spatial.rows import Window
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES
-from ddlbench.recomputation import Link
+from ddlbench.recomputation import Choice, Link, Plan, plan_of
 
 Floats = NDArray[np.float64]
 Amount = TypeVar("Amount", float, Floats)
@@ -151,3 +151,10 @@ class Counts:
     @cached_property
     def parameter_count(self) -> int:
         return sum(block.parameter_count for block in self.blocks)
+
+    def plan(self, choice: Choice, samples: float, first: int = 0, end: int | None = None, in_flight: int = 1) -> Plan:
+        """Which blocks of a micro batch run again, of those from `first` to `end` that one rank has, all of them if
+        None (recomputation.plan_of)."""
+        blocks = self.blocks[first:end]
+        names = [block.name for block in blocks]
+        return plan_of(choice, names, lambda: [block.link(samples) for block in blocks], in_flight)

@@ -12,10 +12,9 @@ from typing import NamedTuple
 
 from ddlbench.job import Job, example_batch
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES, Bytes
-from ddlbench.oracle.counts.counting import count
+from ddlbench.oracle.counts.counting import count_job
 from ddlbench.oracle.counts.counts import Block, Counts
 from ddlbench.oracle.setting import Memory, Setting
-from ddlbench.recipe.losses import CrossEntropy
 from ddlbench.recipe.optimizers import costs
 from ddlbench.recomputation import Plan, instants
 
@@ -98,11 +97,6 @@ def at_peak(states: Bytes, moments: Iterable[Moment], permanent: float) -> Memor
 def counts_of_rank(setting: Setting, tp: int, sequence: bool = False, cast: bool = False, sp: int = 1) -> Counts:
     """The counts of one of tp ranks that share every layer, or of sp ranks that share the rows of images. cast: the
     weights themselves are in 16 bits"""
-    return setting.counts if tp == sp == 1 and not cast else counted(setting, tp, sequence, cast, sp)
-
-
-def counted(setting: Setting, tp: int = 1, sequence: bool = False, cast: bool = False, sp: int = 1) -> Counts:
-    """`counts_of_rank` for the job's model, whatever model the setting's counts are of."""
-    job, loss = setting.job, setting.job.loss
-    smoothing = loss.label_smoothing if isinstance(loss, CrossEntropy) else 0.0
-    return count(job.model, job.precision, setting.machine.device.type, smoothing, tp, sequence, cast, sp)
+    if tp == sp == 1 and not cast:
+        return setting.counts
+    return count_job(setting.job, setting.machine.device.type, tp, sequence, cast, sp)

@@ -10,9 +10,10 @@ from typing import NamedTuple
 from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.tensor.adapter import TensorParallel, split_numbers
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES
+from ddlbench.oracle.counts.counting import count_job
 from ddlbench.oracle.counts.counts import Block
 from ddlbench.oracle.machine import collectives
-from ddlbench.oracle.memory.passes import counted, counts_of_rank
+from ddlbench.oracle.memory.passes import counts_of_rank
 from ddlbench.oracle.memory.replicas import replica
 from ddlbench.oracle.setting import INT64_BYTES, Limit, Memory, Message, Outcome, Setting
 from ddlbench.oracle.strategies.data_parallel import averaged, backward, sizes
@@ -35,7 +36,7 @@ def tensor(framework: TensorParallel, setting: Setting) -> Outcome:
     layout, model = framework.layout(setting.world), framework.model(setting.job.model)
     if model is not setting.job.model:  # the same work, which is shared by another plan
         setting = replace(setting, job=replace(setting.job, model=model))
-        computation = replace(setting.computation, counts=counted(setting))
+        computation = replace(setting.computation, counts=count_job(setting.job, setting.machine.device.type))
         setting = replace(setting, computation=computation)
     return parts(setting, layout.dp, layout.tp, framework.sequence_parallel)
 

@@ -16,7 +16,7 @@ import numpy as np
 from ddlbench.oracle.counts.counts import Block, Counts, Floats, Work
 from ddlbench.oracle.machine.machine import Device
 from ddlbench.recipe.optimizers import costs
-from ddlbench.recomputation import Choice, plan_of, repeats
+from ddlbench.recomputation import Choice, repeats
 
 
 @dataclass(frozen=True)
@@ -148,9 +148,8 @@ class Computation:
 
     def step(self, samples: float, micro_batches: int = 1, choice: Choice = False) -> float:
         """Seconds of a step of a single process. choice: of the blocks that run again"""
-        blocks = self.counts.blocks
-        plan = plan_of(choice, [block.name for block in blocks], lambda: [block.link(samples) for block in blocks])
-        once = sum(block.both(again) for block, again in zip(self.blocks(samples), repeats(plan), strict=True))
+        again = repeats(self.counts.plan(choice, samples))
+        once = sum(block.both(times) for block, times in zip(self.blocks(samples), again, strict=True))
         return micro_batches * once + self.update(self.counts.parameter_count)
 
     def scaled_to(
