@@ -168,6 +168,17 @@ def test_distant_gpu_counts_are_on_a_log_axis_only_where_nothing_is_proportional
     assert all(figures[name].axes[0].get_yscale() == "linear" for name in ALWAYS)
 
 
+def test_a_reference_has_no_ratio_and_still_its_throughput(tmp_path):
+    without = {"sections": {"framework": {"reference": "gradients are not sent"}}, "knobs": {"comm_hook": "noop"}}
+    for gpus in (1, 2):
+        write_run(tmp_path, gpus=gpus, rate=100.0 * gpus, **without)
+    figures = make_figures(tables_of(tmp_path)).figures
+    assert not {"speedup", "efficiency"} & set(figures)
+    (axes,) = figures["throughput"].axes
+    ((points,),) = [lines(axes, label) for label in axes.get_legend_handles_labels()[1] if label.startswith("ddp")]
+    assert points == [[1, pytest.approx(100)], [2, pytest.approx(200)]]
+
+
 def test_nothing_measured_is_still_a_figure(tmp_path):
     write_run(tmp_path, status="error", reason="boom")
     figures = make_figures(tables_of(tmp_path)).figures

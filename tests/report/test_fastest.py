@@ -71,6 +71,16 @@ def test_a_framework_without_a_rival_is_the_only_one_with_a_result(tmp_path):
     ]
 
 
+def test_a_reference_is_called_neither_the_fastest_nor_the_only_result(tmp_path):
+    repeats(tmp_path, 100.0, gpus=2)
+    without = {"sections": {"framework": {"reference": "gradients are not sent"}}, "knobs": {"comm_hook": "noop"}}
+    repeats(tmp_path, 400.0, gpus=2, **without)
+    repeats(tmp_path, 200.0, gpus=2, loader="dali", **without)
+    ((paragraph,), _) = paragraphs_of(tmp_path)
+    assert paragraph.sentences == ["On 2 GPUs: ddp is the only one with a result, 102.5 samples/s (n=6)."]
+    assert sentences(tmp_path) == []
+
+
 def test_many_models_are_counted(tmp_path):
     for number in range(PARAGRAPHS + 2):
         write_run(tmp_path, model=f"model{number}")

@@ -69,7 +69,7 @@ class Panel:
     @property
     def has_ratios(self) -> bool:
         """Whether a row has a ratio that is not 1 by definition, as that of a base to itself."""
-        timed = [row for row in self.rows if row["sample_time_s"]]
+        timed = [row for row in self.rows if row["sample_time_s"] and self.base_of(row)]
         return any(self.base_of(row) != Base(row["sample_time_s"], row["gpus"]) for row in timed)
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 from ddlbench.figures.panels import Panel
 from ddlbench.results.rows import Row
@@ -56,14 +57,15 @@ def _of_seconds(value: Callable[[Measurement, float, Base], float], ratio: str =
     """Values computed from a row's seconds a sample and its repeats'.
 
     ratio: the column of scaling.csv with the same value, whose interval also counts that of the base; "": the interval
-           is that of the seconds
+           is that of the seconds, and the value needs no base
     """
 
     def values(panel: Panel, row: Measurement) -> Values:
         seconds, low, high = (row[f"sample_time_{end}s"] for end in ("", "low_", "high_"))
         base = panel.base_of(row)
-        if not seconds or base is None:
+        if not seconds or (ratio and base is None):
             return Values(None)
+        base = cast(Base, base)
         rates = (run["throughput_samples_per_s"] for run in row.runs)
         if ratio:
             name = f"{ratio}_vs_own_base" if panel.on_own_bases else ratio

@@ -29,7 +29,8 @@ class Paragraph:
 def best(measurements: Sequence[Measurement]) -> tuple[Sequence[Paragraph], int]:
     """A paragraph for each group of comparable measurements, and the number of those without room."""
     texts = panel_texts(measurements)
-    rows = {row["measurement"]: row for row in measurements}.values()  # strong and weak scaling: two rows, one fact
+    results = [row for row in measurements if not row.is_reference]
+    rows = {row["measurement"]: row for row in results}.values()  # strong and weak scaling: two rows, one fact
     paragraphs: list[Paragraph] = []
     for group in group_by(rows, lambda row: row["comparison"]).values():
         models = dict.fromkeys(str(row.model) for row in group)
@@ -84,7 +85,7 @@ def _name(row: Measurement) -> str:
 def comparisons(measurements: Sequence[Measurement]) -> list[str]:
     """A sentence for each model, batch and GPU count: the fastest measurement against the others; a sentence for the
     ratios to the best single GPU; at the end the number of comparisons, because each may be wrong by chance."""
-    rows = [row for row in measurements if row["sample_time_s"] and row["gpus"]]
+    rows = [row for row in measurements if row["sample_time_s"] and row["gpus"] and not row.is_reference]
     groups = group_by(rows, lambda row: (*row.series, row["gpus"]))
     sentences: list[str] = []
     decided = 0

@@ -85,6 +85,11 @@ class Measurement:
         return ANY_SCALING in (self["compared_across"] or "").split(", ")
 
     @property
+    def is_reference(self) -> bool:
+        """Whether it leaves out a part of the training, so that it is no result."""
+        return any(run["reference"] for run in self.runs)
+
+    @property
     def judged_with(self) -> tuple[Any, ...]:
         return self["verdict_group"], self["scaling"], self.size
 
