@@ -23,7 +23,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def kept_bytes(activation: Callable[[Tensor], Tensor], inputs: Tensor) -> int:
-    """Of the tensors that autograd keeps for the backward pass, each storage counted once."""
+    """Bytes of the tensors that autograd keeps for the backward pass, each storage counted once."""
     kept: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:

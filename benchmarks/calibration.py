@@ -130,7 +130,7 @@ class Calibration:
         return median(seconds for repeat in self.found[of] for seconds in repeat)
 
     def _each(self, of: Measurement) -> list[float]:
-        """Of several numbers that a measurement has, the median of each over its repeats."""
+        """The median over the repeats of each number that a measurement has."""
         return [median(numbers) for numbers in zip(*self.found[of], strict=True)]
 
     def _blocks(self, config: Config, machine: Machine) -> Computation:

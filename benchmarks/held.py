@@ -46,7 +46,7 @@ def live_tensors() -> Iterator[Tensor]:
 
 
 def storages(tensors: Iterable[Tensor]) -> Storages:
-    """Of CPU tensors that have memory; of a DTensor, of this rank's slice."""
+    """The storages of CPU tensors that have memory; for a DTensor, of this rank's slice."""
     found: Storages = {}
     for tensor in tensors:
         own = tensor._local_tensor if isinstance(tensor, DTensor) else tensor

@@ -61,7 +61,7 @@ class Kept:
     path: Path
 
     def read(self) -> dict[Measurement, list[list[float]]]:
-        """Of each the repeats."""
+        """The repeats of each measurement."""
         found: dict[Measurement, list[list[float]]] = {}
         for line in self.path.read_text().splitlines() if self.path.exists() else []:
             plain = json.loads(line)

@@ -123,7 +123,7 @@ WORKS = [
 
 
 def commands(work: Work, folder: Path) -> tuple[list[str], list[str]]:
-    """Of the side that is judged, and of the side that it is compared with."""
+    """The command of the side that is judged, and of the side that it is compared with."""
     if work.setting:
         return work.bare(), work.bare(*[work.setting] * (work.setting != SAME))
     return work.ddlbench(folder / "records"), work.bare(*["heap=freed"] * work.freed)

@@ -32,7 +32,7 @@ def step_seconds(config: Config, window_s: float) -> list[float]:
 
 
 def seconds_beside_others(config: Config, window_s: float) -> list[float]:
-    """The same of a job of one process on every rank, beside each other: they share cores, caches and memory, and send
+    """Seconds of steps of jobs of one process, one on every rank at once: they share cores, caches and memory, and send
     nothing. config: of framework `single`."""
     return _measured(config.framework, make_job(config, Launch("alone"), CPU), window_s)
 
@@ -66,7 +66,7 @@ def _measured(framework: Framework, job: Job, window_s: float) -> list[float]:
 
 
 def _seconds(trainer: Trainer, batch: Batch | None, steps: int) -> float:
-    """Of so many steps, from one barrier to the end of this rank's last step."""
+    """Seconds of so many steps, from one barrier to the end of this rank's last step."""
     dist.barrier()
     began = time.perf_counter()
     for _ in range(steps):
@@ -75,7 +75,7 @@ def _seconds(trainer: Trainer, batch: Batch | None, steps: int) -> float:
 
 
 def _slowest(seconds: float) -> float:
-    """The same number on every rank."""
+    """The largest number over the ranks, on every rank."""
     found = torch.tensor(seconds, dtype=torch.float64)
     dist.all_reduce(found, dist.ReduceOp.MAX)
     return float(found)

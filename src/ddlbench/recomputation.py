@@ -62,8 +62,8 @@ class Instant(NamedTuple):
 def choice(value: Any) -> Choice:
     """The value of the key in the form that records have. UserError for a value that is none."""
     kind, _, number = value.partition(":") if isinstance(value, str) else ("", "", "")
-    whole = kind == "every" and number.isascii() and number.isdigit() and int(number) > 0
-    if isinstance(value, bool) or whole or (kind == "budget" and _gib(number) > 0):
+    segments = kind == "every" and number.isascii() and number.isdigit() and int(number) > 0
+    if isinstance(value, bool) or segments or (kind == "budget" and _gib(number) > 0):
         return value
     if value in ("none", "blocks"):
         return value == "blocks"
@@ -220,7 +220,7 @@ def _fronts(links: tuple[Link, ...]) -> Fronts:
         here, after = max(link.backward, link.forward + held), front(first + 1, end)
         number = np.arange(len(after.flops))
         bytes_ = np.maximum(here, link.saved + after.bytes_)
-        found = [_Front(bytes_, after.flops, np.full_like(number, first), number, number)]
+        fronts = [_Front(bytes_, after.flops, np.full_like(number, first), number, number)]
         entering, passing, again = _unsaved_input(links, first), link.forward, link.flops
         for cut in range(first + 1, end):
             base, inner, after = entering + links[cut - 1].kept_output, front(first, cut), front(cut, end)
@@ -228,9 +228,9 @@ def _fronts(links: tuple[Link, ...]) -> Fronts:
             bytes_ = np.maximum(np.concatenate([inner.bytes_, rest]), max(passing + held, inner.bytes_[0], rest[0]))
             segment, later = (np.searchsorted(part, bytes_, "right") - 1 for part in (inner.bytes_, rest))
             flops = again + inner.flops[segment] + after.flops[later]
-            found.append(_Front(bytes_, flops, np.full_like(segment, cut), segment, later))
+            fronts.append(_Front(bytes_, flops, np.full_like(segment, cut), segment, later))
             passing, again = max(passing, base + links[cut].forward), again + links[cut].flops
-        return _unbeaten(_Front(*cast(Any, map(np.concatenate, zip(*found, strict=True)))))
+        return _unbeaten(_Front(*cast(Any, map(np.concatenate, zip(*fronts, strict=True)))))
 
     return front
 

@@ -116,7 +116,7 @@ def test_every_comparison_has_its_own_name_and_script():
 
 
 def test_every_second_start_has_the_sides_in_the_other_order(monkeypatch: pytest.MonkeyPatch, capsys: Any):
-    """Of a machine on which the side that is started second takes half the time, whatever it is."""
+    """On this machine the side that is started second takes half the time, whatever it is."""
     started: list[str] = []
 
     class Noted:

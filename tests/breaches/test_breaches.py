@@ -76,7 +76,7 @@ def test_the_methodology_names_each_under_its_rule() -> None:
 
 @pytest.fixture(scope="module")
 def output(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Of one process that plants the quick breaches and the wrong ones."""
+    """The output of one process that plants the quick breaches and the wrong ones."""
     wrong = tmp_path_factory.mktemp("breaches") / "wrong.toml"
     wrong.write_text(WRONG)
     lists = [word for path in (*LISTS, wrong) for word in ("--list", str(path))]

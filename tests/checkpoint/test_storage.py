@@ -19,7 +19,7 @@ from tests.support.ranks import run_ranks
 
 
 def made() -> dict[str, torch.Tensor]:
-    """Of every type that is saved."""
+    """Tensors of every type that is saved."""
     return {
         "model/parameters/weight": torch.randn(3, 4, generator=torch.Generator().manual_seed(0)),
         "model/parameters/half": torch.ones(5, dtype=torch.bfloat16),

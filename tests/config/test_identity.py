@@ -26,7 +26,7 @@ def name_of(config: Config) -> str:
 
 
 def moved(cls: type, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Config:
-    """The same command where the framework's class is `cls`, in another module."""
+    """The command's configuration where the framework's class is `cls`, in another module."""
     module = ModuleType("planted_elsewhere")
     setattr(module, cls.__name__, cls)
     monkeypatch.setitem(sys.modules, module.__name__, module)

@@ -108,7 +108,7 @@ def test_weights_are_those_of_one_process(name: str) -> None:
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_a_rank_holds_the_bytes_of_the_formula(name: str) -> None:
-    """Of fsdp on the rank with the larger half of uneven rows, and the other one has as many scales."""
+    """fsdp: on the rank with the larger half of uneven rows; the other one has as many scales."""
     sizes = [(weight.shape[0], weight[:1].numel()) for weight in MODEL.build().parameters()]
     stage, shards = (3, RANKS) if name == "fsdp" else (0, 1)
     held = [-(-rows // shards) * row for rows, row in sizes]

@@ -74,7 +74,7 @@ def record(work: Sequence[tuple[Case, Framework]]) -> list[Outcome]:
 
 
 def replay(outcomes: Sequence[Outcome], one_queue: bool) -> dict[int, str]:
-    """Of what each rank recorded."""
+    """Replay what each rank recorded."""
     events, members, worlds = zip(*(outcome.trace for outcome in outcomes), strict=True)
     assert all(sum(event[0] == "collective" for event in each) for each in events)
     return Replay(events, members, worlds[:1], one_queue).stuck()

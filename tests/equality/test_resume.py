@@ -175,7 +175,7 @@ def wanted(world: int, quick: bool) -> list[Training]:
 
 @cache
 def courses(world: int, quick: bool) -> tuple[list[dict[str, Course]], list[dict[str, Course]]]:
-    """Of every rank, the uninterrupted trainings, which leave checkpoints, and in new processes the continued ones."""
+    """By rank: the uninterrupted trainings, which leave checkpoints, and in new processes the continued ones."""
     chosen = wanted(world, quick)
     with TemporaryDirectory() as folder:
         whole = run_ranks(world, train_all, chosen, folder, 1)

@@ -216,7 +216,7 @@ def paused(pid: int, tenths: int, folder: Path) -> Generator[None]:
 
 
 def explained(folder: Path, beside: Path) -> Explanation:
-    """Of the run below `folder`, beside the reference runs below the other one."""
+    """The explanation of the run below `folder`, compared with the reference runs below `beside`."""
     records = read_all([beside, folder])
     (path,) = folder.glob("*/attempt-*")
     name = next(attempt.name for attempt in records.attempts if attempt.path == path)

@@ -24,7 +24,7 @@ def drawn(results, name="accuracy_by_epoch"):
 
 
 def values(axes):
-    """Of the curves, without those that only the legend shows."""
+    """The points of the curves, without those that only the legend shows."""
     return [line.get_xydata().tolist() for line in axes.lines if np.size(line.get_xdata())]
 
 

@@ -50,7 +50,7 @@ class Bucket:
 
 @dataclass
 class Trained:
-    """Of one rank."""
+    """What one rank trained."""
 
     weights: dict[str, dict[str, Tensor]]  # by hook
     buckets: dict[str, list[Bucket]]

@@ -62,7 +62,7 @@ def test_one_epoch_measures_the_steps_after_the_warmup() -> None:
 
 
 def test_step_times_are_those_after_the_warmup() -> None:
-    """Of 1, 2, ... 19 and 200 s, and of 50 and 90 s before, which are a warm-up."""
+    """Steps of 1, 2, ... 19 and 200 s, after a warm-up of 50 and 90 s."""
     steps = [50.0, 90.0, 200.0, *map(float, range(19, 0, -1))]
     summary = summarize([epoch_row(0, 1, steps, warmup=2)], world_size=1, tokens_per_sample=None)
     assert (summary["step_time_median_s"], summary["step_time_p95_s"]) == (10.5, 19.0)

@@ -41,7 +41,7 @@ def job(world: int = 1, batch: int = 8, model: Model = GPT, **more: object) -> J
 
 
 def setting(world: int = 1, batch: int = 8, machine: Machine = MACHINE, model: Model = GPT, **more: object) -> Setting:
-    """Of a real model, counted."""
+    """A setting with a real model, counted."""
     given = job(world, batch, model, **more)
     counts = count(model, given.precision, "cuda")
     return Setting(given, machine, Computation(counts, Speeds(15.7e12, 900e9), "sgd", "roofline"))
@@ -73,7 +73,7 @@ A, B = sized(10, 11, 12, 4, output=3), sized(20, 22, 30, 26, output=1)
 
 
 def made(world: int, blocks: list[Block], batch: int, machine: Machine = MACHINE, **more: Any) -> Setting:
-    """Of blocks with given seconds; the update takes nothing."""
+    """A setting with blocks of given seconds; the update takes nothing."""
     counts = Counts("made", tuple(blocks), 0)
     computation = Computation(counts, Speeds(1.0, float("inf")), "sgd", "given")
     return Setting(job(world, batch, **more), machine, computation)

@@ -72,7 +72,7 @@ def test_the_hierarchical_one_by_hand() -> None:
 
 
 def milliseconds(label: str) -> list[str]:
-    """Of a row of docs/oracle.md, predicted anew."""
+    """The milliseconds of a row of docs/oracle.md, predicted again."""
     name, _, ring = label.partition(", ")
     how = ("ring", "framework.bucket_cap_mb=1000") if ring else ("auto",)
     model = {"ResNet-50": "resnet50", "VGG-16": "vgg16"}[name]

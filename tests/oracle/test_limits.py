@@ -59,7 +59,7 @@ def sent(outcome: Outcome) -> float:
 
 @pytest.mark.parametrize("framework", ON_ONE_RANK, ids=name)
 def test_one_rank_is_serial(framework: Any) -> None:
-    """The same seconds, nothing sent, no bubble, the same weights."""
+    """Equal seconds and weights, nothing sent, no bubble."""
     given = setting(1, model=VGG16, micro_batch=4)
     outcome, serial = strategy(framework, given), strategy(Single(), given)
     assert outcome.step_s == pytest.approx(serial.step_s)
@@ -90,7 +90,7 @@ def test_a_hybrid_with_one_part_is_its_pipeline(schedule: str) -> None:
 
 
 def test_a_hybrid_with_one_stage_is_tensor_parallelism() -> None:
-    """The same parts and the same messages of layers."""
+    """Both have equal parts and equal messages of layers."""
     given = setting(4, 32, micro_batch=4)
     hybrid, tensor = (
         strategy(Pipeline(schedule="gpipe", dp=2, tp=2, pp=1), given),

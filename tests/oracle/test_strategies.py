@@ -98,7 +98,7 @@ def test_the_last_block_s_gradients_hide_behind_the_first_one_s_backward_pass() 
 
 @pytest.mark.parametrize(("cost", "exposed"), [({}, 0.0), ({4: 0.0}, 0.0), ({4: 0.5}, 0.300003), ({4: 1.0}, 0.600006)])
 def test_what_is_hidden_costs_what_was_measured(cost: dict[int, float], exposed: float) -> None:
-    """The same 0.6 s; on shared cores a share of them is taken from computing."""
+    """Communication takes 0.6 s; on shared cores a share of it is taken from computing."""
     blocks = [block("a", 1, 2), block("b", 3, 4, numbers=10**9)]
     outcome = strategy(DDP(), made(4, blocks, 8, machine=replace(MACHINE, hidden_cost=cost)))
     assert outcome.exposed_s == pytest.approx(exposed)

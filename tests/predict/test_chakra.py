@@ -34,7 +34,7 @@ KINDS = {number: name for name, number in chakra.COLLECTIVES.items()}
 
 
 def classes(official: bool) -> dict[str, Any]:
-    """Of MLCommons' own package, or of ddlbench."""
+    """The message classes of MLCommons' own package, or those of ddlbench."""
     if not official:
         return chakra.messages()
     try:

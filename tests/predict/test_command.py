@@ -155,7 +155,7 @@ def test_tensor_parallelism_stays_within_a_node(capsys: pytest.CaptureFixture[st
 
 
 def test_the_table_has_the_epoch_and_the_parts_of_memory(capsys: pytest.CaptureFixture[str]) -> None:
-    """The same as the JSON: 64 steps of 2 samples each on 2 GPUs take 64 times as long as one."""
+    """It equals the JSON: 64 steps of 2 samples each on 2 GPUs take 64 times as long as one."""
     words = (*TINY, "+framework=ddp", "cluster=h100", "gpus=2", "train.batch_per_gpu=1", "--samples-per-epoch", "128")
     (row,) = rows(capsys, *words)
     assert row["epoch_s"] == pytest.approx(64 * row["step_s"])

@@ -13,7 +13,7 @@ def predicted(framework: str, gpus: int, rate: float, fits: bool = True) -> Pred
 
 
 def banded(framework: str, step_s: float, low: float, high: float) -> Prediction:
-    """Of a step of 100 samples on 36 GPUs: 100 steps of 1 s are one GPU-hour."""
+    """The prediction of a step of 100 samples on 36 GPUs: 100 steps of 1 s are one GPU-hour."""
     return Prediction(
         framework, "m", "c", 36, "ok", "why", step_s=step_s, samples_per_s=100 / step_s, low_80_s=low, high_80_s=high
     )

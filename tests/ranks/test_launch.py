@@ -351,7 +351,7 @@ def test_more_ranks_connect_than_the_soft_limit_of_open_files_allows():
 
 
 def sockets():
-    """Of this rank, while it also watches the others."""
+    """The sockets of this rank, while it also watches the others."""
     store: Any = dist.distributed_c10d._get_default_store()
     peers = Peers(store.clone(), dist.get_rank(), dist.get_world_size())
     barrier()

@@ -31,7 +31,7 @@ def start() -> list[nn.Parameter]:
 
 
 def set_gradients(step: int, *copies: list[nn.Parameter]) -> None:
-    """Of many magnitudes, as in a network."""
+    """Gradients of many magnitudes, as in a network."""
     torch.manual_seed(100 + step)
     for weights in zip(*copies, strict=True):
         gradient = torch.randn(weights[0].shape) * 10 ** torch.empty(weights[0].shape).uniform_(-4, -2)

@@ -48,7 +48,7 @@ def one_epoch(
     first_epoch: int = 0,
     **spans: float,
 ) -> tuple[Record, FileRecorder, Run]:
-    """The same while the run goes on. first_epoch: epochs that earlier attempts trained"""
+    """The record while the run goes on. first_epoch: epochs that earlier attempts trained"""
     config, job = job_of(("+framework=ddp", "+model=resnet50", *words), world)
     job = replace(job, device=torch.device(device, 0), world_size=world, global_batch=8)
     content = {

@@ -23,7 +23,7 @@ SPANS = {"imports_s": 1.0, "connecting_s": 0.5, "setup_s": 2.0}
 
 
 def recorder(folder: Path, model: dict[str, Any]) -> tuple[FileRecorder, Run]:
-    """Of a run with an A100 (312 TFLOP/s in bf16), whose epoch of 8 samples takes 2 s."""
+    """The recorder of a run with an A100 (312 TFLOP/s in bf16), whose epoch of 8 samples takes 2 s."""
     config, job = job_of(WORDS)
     content = {"environment": {"gpu_model": "NVIDIA A100-SXM4-80GB"}, "launch": {}}
     subject = SimpleNamespace(facts=dict, ledger=lambda run, steps: {"samples": 8 * steps})

@@ -18,7 +18,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 
 def line() -> int:
-    """Of the caller's next line."""
+    """The number of the caller's next line."""
     return cast(FrameType, cast(FrameType, inspect.currentframe()).f_back).f_lineno + 1
 
 
@@ -50,7 +50,7 @@ def test_copies_of_a_gpu_by_line() -> None:
     ],
 )
 def test_numbers_that_the_host_needs(call: Callable[[torch.Tensor], object], name: str) -> None:
-    """Of a tensor on the device; those of the CPU cost nothing there."""
+    """The tensor is on the device; tensors on the CPU cost nothing there."""
     with fake_world(0, 1, CUDA):
         observed = Observed(CUDA)
         on_device, on_host = torch.zeros(3, device=CUDA), torch.zeros(3)

@@ -35,7 +35,7 @@ def sent(found: Rehearsal, kind: str) -> tuple[float, float]:
 
 @cache
 def gpt2_bytes() -> int:
-    """Of the weights in fp32; the tied embedding once."""
+    """Bytes of the weights in fp32; the tied embedding once."""
     return 4 * sum(parameter.numel() for parameter in config("single", "gpt2_small").model.build().parameters())
 
 
@@ -126,7 +126,7 @@ def test_shards_by_hand(device: str) -> None:
     ],
 )
 def test_replicas_of_shards_and_shards_of_stages(framework: str, words: str, groups: set[tuple[str, int, int]]) -> None:
-    """Of 8 ranks: two replicas in shards over four neighbours each; two pipelines, whose neighbours share a stage."""
+    """8 ranks: two replicas in shards over four neighbours each; two pipelines, whose neighbours share a stage."""
     found = rehearsed(framework, "gpt2_small", words)
     assert found.error is None
     assert {(each.kind, each.ranks, each.stride) for each in found.collectives or ()} >= groups

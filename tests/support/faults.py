@@ -40,7 +40,7 @@ def command(folder: Path, how: str, *more: str, framework: str = "ddp") -> list[
 
 
 def variables(ranks: int) -> list[dict[str, str]]:
-    """Of the ranks of one run, by rank."""
+    """The environment variables of the ranks of one run, by rank."""
     port = free_port()
     return [{**rank_variables(rank, ranks, port), "PYTHONPATH": f"{ROOT}/src:{ROOT}"} for rank in range(ranks)]
 

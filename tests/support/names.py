@@ -54,7 +54,7 @@ def _features(model: VGG) -> dict[str, str]:
 
 
 def renamed(state: Mapping[str, Tensor], modules: Mapping[str, str]) -> dict[str, Tensor]:
-    """The same tensors in the same order, the module of each name replaced. KeyError for a name of no module."""
+    """The tensors in their order, with the module of each name replaced. KeyError for a name of no module."""
     return {_renamed(name, modules): tensor for name, tensor in state.items()}
 
 

@@ -53,7 +53,7 @@ def rehearsed(framework: str, model: str, *more: str, rank: int = 0, device: str
 
 
 def apart(device: str, model: str, frameworks: list[str], *more: str) -> dict[str, dict[str, Any]]:
-    """Of each framework, in a process of its own, as JSON has it."""
+    """The rehearsal of each framework, made in another process and read from its JSON."""
     done = run(PYTHON, "-m", "tests.support.rehearsals", device, model, ",".join(frameworks), *more)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout.splitlines()[-1])

@@ -39,6 +39,6 @@ def composed(*words: str) -> Config:
 
 
 def record(folder: Path) -> dict[str, Any]:
-    """Of the only run below this folder."""
+    """The record of the only run below this folder."""
     (path,) = folder.glob("**/attempt-1/run.json")
     return json.loads(path.read_text())

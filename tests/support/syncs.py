@@ -72,7 +72,7 @@ def batch_for(job: Job, place: Place) -> Batch | None:
 
 
 def counts_of(case: Case, framework: Framework) -> Counter[str] | None:
-    """Of the third step: the first ones make what lasts, such as an optimizer's state and a traced order of layers.
+    """Counts of the third step: the first ones make what lasts, such as an optimizer's state, a traced order of layers.
     None where the framework refuses the case."""
     job = make_job(case)
     try:

@@ -33,7 +33,7 @@ def cell(tmp_path: Path) -> Cell:
 
 
 def config(cell: Cell, folder: Path) -> Config:
-    """Of a run of the cell, with its results in `folder`/results."""
+    """The configuration of a run of the cell, with its results in `folder`/results."""
     with configurations():
         return configuration(*cell.words, f"results_dir={folder}/results")
 

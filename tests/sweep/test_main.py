@@ -74,7 +74,7 @@ def test_a_results_folder_that_cannot_be_made_is_one_line(
 def test_a_plan_for_slurm_lists_the_jobs_of_what_is_left(
     tmp_path: Path, submitted: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of five repeats on 2 GPUs one is done, one waits in the queue, and of those on 8 two fit into a job."""
+    """On 2 GPUs one of five repeats is done and one waits in the queue; on 8 GPUs two fit into a job."""
     axes = {"framework": ["ddp"], "gpus": [2, 8]}
     study, results = write(tmp_path, axes=axes, exclude=[], repeats=5, keys=KEYS | {"batch": 8}), tmp_path / "results"
     small = [cell for cell in plan(load(str(study)), CPU) if cell.gpus == 2]

@@ -75,7 +75,7 @@ def places() -> list[tuple[dict[str, int], int, bool, bool]]:
 
 
 def batch_for(here: Job, place: Place) -> Batch | None:
-    """The same for every replica, where it is read."""
+    """One batch for all replicas, on the ranks that read it."""
     tokens = torch.randint(61, (here.replica_batch(place.data_size), 17), generator=torch.Generator().manual_seed(1))
     return Batch(tokens[:, :-1], tokens[:, 1:], torch.ones(len(tokens), dtype=torch.bool)) if place.reads_data else None
 

@@ -14,7 +14,7 @@ WINDOWS = {"3x3": (3, 1, 1), "strided": (3, 2, 1), "1x1 strided": (1, 2, 0), "st
 
 @pytest.mark.parametrize("name", WINDOWS)
 def test_lent_rows_are_what_the_windows_of_all_parts_reach(name: str) -> None:
-    """Of heights that divide and others, cut into 2 to 5 parts, against the rows of each window one by one."""
+    """Heights that divide and others, cut into 2 to 5 parts, compared with the rows of each window one by one."""
     kernel, stride, padding = WINDOWS[name]
     for height, size in product(range(14, 40), range(2, 6)):
         window = Window(height, kernel, stride, padding)
@@ -38,7 +38,7 @@ def test_lent_rows_are_what_the_windows_of_all_parts_reach(name: str) -> None:
 
 
 def test_neighbours_send_a_row_of_a_3x3_convolution() -> None:
-    """Of 8 rows each: the first part sends its last row, the others one in each direction."""
+    """Parts of 8 rows: the first one sends its last row, the others one in each direction."""
     window = Window(24, 3, 1, 1)
     lent = [[(rows.start, rows.stop) for rows in window.lent(Part(None, rank, 3))] for rank in range(3)]
     assert [lent[0][1], lent[1][0], lent[1][2], lent[2][1]] == [(7, 8), (0, 1), (7, 8), (0, 1)]

@@ -77,7 +77,7 @@ def test_the_ends_of_one_pipeline_have_the_adapters_for_themselves() -> None:
 
 @pytest.mark.parametrize("groups", [1, None])
 def test_the_first_and_the_last_of_a_node_stay_within_it(groups: int | None) -> None:
-    """Of four ranks on a node: there is one such pair, and no link between nodes is needed."""
+    """Four ranks on a node: there is one such pair, and no link between nodes is needed."""
     near = replace(MACHINE, links=LINKS[:1])
     assert path(near, 2, stride=3, world=4, groups=groups) == Path(Hop(2, 1e-6, 1e-10), Hop(1, 0.0, 0.0))
     measured = replace(near, links=(), sweeps={("all_reduce", 2): Sweep((0.0, 1e9), (0.0, 1.0))})

@@ -16,7 +16,7 @@ STAGE = Stage(saved=10, running=15, first=Moment(3, 11), gradients=7)
 
 
 def test_gpipe_keeps_all_micro_batches() -> None:
-    """Of four: the last forward pass has 3 x 10 + 15, the first backward pass 3 x 10 + 3 + 11."""
+    """Four micro batches: the last forward pass has 3 x 10 + 15, the first backward pass 3 x 10 + 3 + 11."""
     assert schedule_peak(order_with_weights("gpipe", 0, 2, 2, 4), {0: STAGE}) == Moment(0, 45)
 
 

@@ -162,7 +162,7 @@ def test_the_command_prints_every_point_and_the_summary(tmp_path: Path, capsys: 
 def test_the_recommended_layout_is_that_with_the_fewest_predicted_seconds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two layouts the slower one is predicted as the faster one: 120 ms instead of 100 ms."""
+    """The slower of two layouts is predicted as the faster one: 120 ms instead of 100 ms."""
     rows = [LAYOUT, {**LAYOUT, "tp": "4", "dp": "1", "iteration_ms": "120"}]
     monkeypatch.setattr(layouts, "predicted_s", lambda layout: 0.09 if layout.tp == 4 else 0.11)
     assert main(["--grade", str(written(tmp_path / "layouts.csv", rows)), "--json"]) == 0

@@ -63,7 +63,7 @@ def lists_of_torch() -> dict[str, set[str]]:
 
 
 def test_lists_of_autocast_are_those_of_torch() -> None:
-    """Of the operations that the header of this version of torch has; the others of ours are computed in fp32."""
+    """Only operations that the header of this version of torch has; our other ones are computed in fp32."""
     torchs = lists_of_torch()
     ours = {
         "LOWER_PRECISION_FP": LOWER,
@@ -120,7 +120,7 @@ def types_of(call: Call, dtype: torch.dtype, ours: bool) -> list[tuple[str, list
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", CALLS)
 def test_operations_compute_in_the_types_of_torchs_own_autocast(name: str, dtype: torch.dtype) -> None:
-    """The same operations with results of the same types, casts included."""
+    """They are equal operations with results of equal types, casts included."""
     assert types_of(CALLS[name], dtype, ours=True) == types_of(CALLS[name], dtype, ours=False)
 
 

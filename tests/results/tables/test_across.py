@@ -167,7 +167,7 @@ def test_a_setting_that_no_run_has_is_named(tmp_path: Path, name: str) -> None:
 def test_the_rows_of_a_papers_figure_share_one_table_for_each_model(
     study: str, how: Comparison, curves: list[int]
 ) -> None:
-    """Of Lin's figures 4 to 12 and Aach's 3b and 7: all frameworks, with DALI on either device."""
+    """The curves of Lin's figures 4 to 12 and Aach's 3b and 7: all frameworks, with DALI on either device."""
     tables = dict[str, set[str]]()
     loaded = load(study)
     with configurations():

@@ -65,7 +65,7 @@ def test_speedup_and_efficiency_start_from_the_base():
 
 
 def test_thousands_of_values_have_an_interval_too():
-    """Of the normal approximation's width: n / 2 -+ 0.98 sqrt(n). A sum of binomials for each pair would take hours."""
+    """As wide as the normal approximation, n / 2 -+ 0.98 sqrt(n). A sum of binomials for each pair would take hours."""
     result = median_interval([float(i) for i in range(20_000)])
     assert result is not None
     assert (result.low, result.high) == (pytest.approx(10_000 - 138.6, abs=2), pytest.approx(10_000 + 138.6, abs=2))

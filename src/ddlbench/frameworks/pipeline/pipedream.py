@@ -75,7 +75,7 @@ class PipeDream(Balanced):
         self.check_budget(job, self.in_flight(layout), samples)
 
     def micro_batches(self, job: Job, layout: Layout) -> int:
-        """Of a minibatch. Two versions of the weights suffice only if it fills the pipeline (Narayanan et al. 2021)."""
+        """In a minibatch. 2BW: two versions of the weights suffice only if the micro batches fill the pipeline."""
         if self.double_buffered:
             return micro_batch_count(self.name, job, layout.pp, layout.dp)
         return job.micro_batches(layout.dp)

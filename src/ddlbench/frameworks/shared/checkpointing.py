@@ -31,7 +31,7 @@ def segments_of(job: Job, samples: float, first: int = 0, end: int | None = None
 
 
 def replica_segments(job: Job, data_size: int) -> Names:
-    """Of a rank that has all blocks."""
+    """The segments on a rank that has all blocks."""
     return segments_of(job, job.replica_batch(data_size) / job.micro_batches(data_size))
 
 
@@ -75,7 +75,7 @@ def _forward(model: nn.Sequential, segments: Names) -> Callable[[Tensor], Tensor
 
 def _checkpointed(forward: Callable[[Tensor], Tensor], blocks: Sequence[nn.Module]) -> Callable[[Tensor], Tensor]:
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        """Of the first and of the second run."""
+        """The contexts of the first and the second run."""
         return nullcontext(), _frozen_statistics(blocks)
 
     def run(value: Tensor) -> Tensor:

@@ -51,8 +51,8 @@ class Spatial:
         layer = min(rows, key=rows.__getitem__)
         most = rows[layer]
         reason = f"{layout.tp} ranks cannot share the {most} rows of {layer}: choose framework.sp={most} or fewer"
-        whole = f"a budget counts complete images, which {layout.tp} ranks share: set {KEY}=every:2, for example"
-        refuse("spatial", {reason: layout.tp > most, whole: layout.tp > 1 and budgeted(job.checkpoint_activations)})
+        budget = f"a budget counts complete images, which {layout.tp} ranks share: set {KEY}=every:2, for example"
+        refuse("spatial", {reason: layout.tp > most, budget: layout.tp > 1 and budgeted(job.checkpoint_activations)})
         check_compile("spatial", job)
         check_reduction("spatial", job)
         check_alike(job, layout.dp)

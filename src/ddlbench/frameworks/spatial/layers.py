@@ -35,16 +35,16 @@ def windows(model: Model) -> dict[str, Window]:
     key = type(model), repr(model)
     if key in _windows:
         return _windows[key]
-    found: dict[str, Window] = {}
-    whole = False
+    by_name: dict[str, Window] = {}
+    gathered = False
 
     def before(name: str, layer: Any, given: tuple[Tensor, ...]) -> None:
-        nonlocal whole
-        if not whole and not isinstance(layer, nn.ReLU):
+        nonlocal gathered
+        if not gathered and not isinstance(layer, nn.ReLU):
             window = window_of(layer, given[0].shape[ROWS])
             if window is None:
                 raise Unsupported(f"spatial: it is not known which rows {name} needs: {layer}")
-            found[name], whole = window, isinstance(layer, nn.AdaptiveAvgPool2d)
+            by_name[name], gathered = window, isinstance(layer, nn.AdaptiveAvgPool2d)
 
     with unset_fake_temporarily(), torch.device("meta"), torch.no_grad():
         built = model.build().eval()
@@ -52,8 +52,8 @@ def windows(model: Model) -> dict[str, Window]:
             if not any(layer.children()):
                 layer.register_forward_pre_hook(partial(before, name))
         built(torch.empty(1, *model.input_shape()))
-    _windows[key] = found
-    return found
+    _windows[key] = by_name
+    return by_name
 
 
 def window_of(layer: Any, height: int) -> Window | None:
@@ -73,14 +73,14 @@ def _pair(by: int | Sequence[int]) -> Sequence[int]:
     return (by, by) if isinstance(by, int) else by
 
 
-def share_rows(model: nn.Sequential, found: dict[str, Window], part: Part) -> None:
+def share_rows(model: nn.Sequential, by_name: dict[str, Window], part: Part) -> None:
     """Turn a model, in place, into one that computes this rank's rows of the images; the output is that of complete
-    images on every rank. found: of `windows`.
+    images on every rank. by_name: as `windows` returns them.
 
     The gradients of a layer before the gathering are `part.size` times those of this rank's rows, and the others are
     complete on every rank: their mean over the ranks of a replica is the gradient of the replica.
     """
-    for name, window in found.items():
+    for name, window in by_name.items():
         module: Any = model.get_submodule(name)
         kind = type(module)
         if issubclass(kind, nn.BatchNorm2d):
@@ -145,9 +145,9 @@ class Halo:
 
     def joined(self, fetched: Sequence[Tensor], fill: float) -> Tensor:
         """The rows of `fetch` as one tensor, with padding rows of `fill`."""
-        own = fetched[self.part.rank]
-        shapes = ((*own.shape[:ROWS], rows, own.shape[-1]) for rows in (self.above, self.below))
-        above, below = (own.new_full(shape, fill) for shape in shapes)
+        here = fetched[self.part.rank]
+        shapes = ((*here.shape[:ROWS], rows, here.shape[-1]) for rows in (self.above, self.below))
+        above, below = (here.new_full(shape, fill) for shape in shapes)
         pieces = [piece for piece in (above, *fetched, below) if piece.shape[ROWS]]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, ROWS)
 
@@ -215,9 +215,9 @@ class _Normalized(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, part: Part
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         variance, mean = torch.var_mean(x.float(), PIXELS, correction=0)
-        own = torch.cat([mean, variance, mean.new_full((1,), x.numel() / len(mean))])
-        every = own.new_empty(part.size * len(own))
-        all_gather(every, own, group=part.group)
+        here = torch.cat([mean, variance, mean.new_full((1,), x.numel() / len(mean))])
+        every = here.new_empty(part.size * len(here))
+        all_gather(every, here, group=part.group)
         means, variances, numbers = every.view(part.size, -1).split([len(mean), len(mean), 1], 1)
         number = numbers.sum()
         mean = (means * numbers).sum(0) / number

@@ -47,7 +47,7 @@ class Window:
         return slice(first, max(first, end))
 
     def lent(self, part: Part) -> list[slice]:
-        """Of this part's rows those that each part needs, itself included."""
+        """This part's rows that each part needs, itself included."""
         return [self.shared(part, part.rank, user) for user in range(part.size)]
 
     def taken(self, part: Part) -> list[int]:

@@ -67,11 +67,11 @@ def gather_from(slice_: Tensor, dim: int, length: int, part: Part, factor: int =
     """All ranks' slices joined along `dim` to `length`, for what every rank computes in the same way from there on.
     factor: of the gradient"""
 
-    def own(gradient: Tensor) -> Tensor:
+    def narrowed(gradient: Tensor) -> Tensor:
         slice_ = gradient.narrow(dim, *part.span(length))
         return slice_ if factor == 1 else slice_ * factor
 
-    return _collective(slice_, lambda x: join(x, dim, length, part), own)
+    return _collective(slice_, lambda x: join(x, dim, length, part), narrowed)
 
 
 def computed(value: Tensor) -> Tensor:

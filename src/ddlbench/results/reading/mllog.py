@@ -103,20 +103,20 @@ class Log:
         if not epochs:
             raise ValueError("it has neither epochs nor blocks")
         after = {evaluation.number: evaluation.ms / 1e3 for evaluation in evaluations}
-        reached = {_whole(event, "epoch_num"): _share(event) for event in self.events.get("eval_accuracy", [])}
+        reached = {_count(event, "epoch_num"): _share(event) for event in self.events.get("eval_accuracy", [])}
         return [Epoch(one.ms / 1e3, after.get(one.number), reached.get(one.number)) for one in epochs]
 
     def _intervals(self, name: str, number: str) -> list[Interval]:
         """The pairs of NAME_start and NAME_stop, in order. number: of the metadata, which both share"""
         starts, stops = (
-            group_by(self.events.get(f"{name}_{end}", []), lambda event: _whole(event, number))
+            group_by(self.events.get(f"{name}_{end}", []), lambda event: _count(event, number))
             for end in ("start", "stop")
         )
         if starts.keys() != stops.keys() or any(len(same) > 1 for same in (*starts.values(), *stops.values())):
             raise ValueError(f"{name}_start and {name}_stop are no pairs")
         intervals: list[Interval] = []
         for epoch, (start,) in starts.items():
-            epochs = _whole(start, "epoch_count") if "epoch_count" in start.metadata else 1
+            epochs = _count(start, "epoch_count") if "epoch_count" in start.metadata else 1
             intervals.append(Interval(epoch, start.ms, stops[epoch][0].ms, epochs))
         intervals.sort(key=lambda interval: interval.number)
         ends = [self.run.start, *(ms for one in intervals for ms in (one.start, one.stop)), self.run.stop]
@@ -143,7 +143,7 @@ def _events(content: bytes) -> list[Event]:
     return events
 
 
-def _whole(event: Event, name: str) -> int:
+def _count(event: Event, name: str) -> int:
     """A whole number of the metadata, from 0."""
     value = event.metadata.get(name)
     if type(value) is not int or not 0 <= value <= MOST_EPOCHS:
