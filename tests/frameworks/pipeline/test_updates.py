@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ddlbench.frameworks.pipeline.updates import Staleness
 from ddlbench.frameworks.pipeline.weights import Weights
+from ddlbench.frameworks.shared.staleness import Staleness
 
 
 class Doubled(nn.Module):

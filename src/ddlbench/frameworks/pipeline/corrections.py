@@ -1,8 +1,8 @@
 """What a pipeline that stays full does about old weights (framework.correction), beside PipeDream's stashing.
 
-prediction   A minibatch sees, forward and backward, the weights that are predicted for the time of its update: SpecTrain
-             (Chen et al. 2018, arXiv:1809.02839) and XPipe (Guan et al. 2019, arXiv:1911.04610). With W(v) the weights
-             after v updates, of which s are still to be made before its own, at the rates lr_1 ... lr_s:
+prediction   A minibatch sees, forward and backward, the weights that are predicted for the time of its update:
+             SpecTrain (Chen et al. 2018, arXiv:1809.02839), XPipe (Guan et al. 2019, arXiv:1911.04610). With W(v) the
+             weights after v updates, of which s are still to be made before its own, at the rates lr_1 ... lr_s:
                  W^(v + s) = W(v) - (lr_1 + ... + lr_s) step(v)
              SGD: step = the momentum buffer, in which weight decay is; Nesterov's too, because g + m buffer is the
              buffer while g does not change. Adam: step = m^ / (sqrt(v^) + eps); AdamW: + weight decay * W(v).

@@ -31,7 +31,7 @@ class Weights:
         ]
 
     def version(self, optimizer: Optimizer, rates: Sequence[float]) -> Version:
-        """What a new minibatch sees: the newest weights as they are now; `copy_newest` protects them from later updates.
+        """What a new minibatch sees: the newest weights as they are; `copy_newest` protects them from later updates.
 
         rates: learning rates of the updates that will be made before the minibatch's own
         """
