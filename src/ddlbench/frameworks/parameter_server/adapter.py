@@ -25,7 +25,7 @@ from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.shared.refusals import check_alike
 from ddlbench.frameworks.shared.replica import Replica, build
 from ddlbench.frameworks.shared.staleness import Staleness
-from ddlbench.frameworks.shared.step import Update
+from ddlbench.frameworks.shared.step import Clip, Update
 from ddlbench.job import Batch, Job
 from ddlbench.measure.profiling.spans import COMMUNICATE, UPDATE, span
 from ddlbench.ranks.launch import group_timeout, is_fake
@@ -84,6 +84,7 @@ class Exchange(Update):
 
     parameters: of the replica, those that each rank holds
     weights: from each other rank, where its message arrives: its parameters and their staleness
+    ages: staleness of the weights in use, by the rank that holds them
     """
 
     def __init__(self, job: Job, parameters: list[list[nn.Parameter]], server: Server, staleness: Staleness) -> None:
@@ -95,9 +96,11 @@ class Exchange(Update):
             for rank, held in enumerate(parameters)
             if rank != job.rank
         }
+        self.ages = [0] * job.world_size
         self.works: list[tuple[dist.Work, Tensor]] | None = None  # messages in flight; None: no weights are asked for
 
-    def apply(self, parameters: Iterable[nn.Parameter], *_: object) -> None:
+    def apply(self, parameters: Iterable[nn.Parameter], clip: Clip | None = None) -> None:
+        """clip: is refused"""
         server = self.server
         with span(UPDATE):
             server.rates[server.clocks[self.job.rank]] = self.optimizer.param_groups[0]["lr"]
@@ -120,7 +123,8 @@ class Exchange(Update):
                 sizes = [parameter.numel() for parameter in self.parameters[rank]]
                 for parameter, values in zip(self.parameters[rank], numbers[:-1].split(sizes), strict=True):
                     parameter.copy_(values.view(parameter.shape))
-            self.age = 0 if is_fake() else int(max(float(answer[-1]) for answer in answers.values()))
+            if not is_fake():
+                self.ages = [int(answers[rank][-1]) for rank in range(self.job.world_size)]
 
     def finish(self) -> None:
         """All ranks come to the weights after all their updates, and no rank serves any more."""
@@ -133,27 +137,21 @@ class Exchange(Update):
     def _push(self, ends: bool) -> None:
         with span(COMMUNICATE):
             if not ends:
-                self.staleness.count(self.age)
+                self.staleness.count(max(self.ages))
             messages = [self._message(held, ends) for held in self.parameters]
-            works = [
-                (dist.irecv(weights, rank, self.server.group, WEIGHTS), weights)
-                for rank, weights in self.weights.items()
-            ]
-            works += [
-                (dist.isend(messages[rank], rank, self.server.group, GRADIENT), messages[rank]) for rank in self.weights
-            ]
+            group = self.server.group
+            works = [(group.recv([weights], rank, WEIGHTS), weights) for rank, weights in self.weights.items()]
+            works += [(group.send([messages[rank]], rank, GRADIENT), messages[rank]) for rank in self.weights]
             self.works = works
             # In a rehearsal there are no others, and their gradients are this one.
             for rank in range(self.job.world_size) if is_fake() else [self.job.rank]:
-                self.server.accept(rank, messages[self.job.rank])
+                self.server.accept(rank, None if ends else messages[self.job.rank][:-1])
 
     def _message(self, held: list[nn.Parameter], ends: bool) -> Tensor:
         if ends:
             return torch.ones(sum(each.numel() for each in held) + 1)
         end = torch.zeros(1, device=self.job.device)
         return flat([*(gradient(each) for each in held), end]).cpu()
-
-    age = 0  # of the weights in use, in updates
 
 
 class ServedReplica(Replica):
@@ -224,8 +222,8 @@ def messages(job: Job) -> dist.ProcessGroup:
     assert isinstance(group, dist.ProcessGroup)
     others = [rank for rank in range(job.world_size) if rank != job.rank]
     tokens = {rank: (torch.zeros(1), torch.zeros(1)) for rank in others}
-    works = [dist.isend(sent, rank, group, GRADIENT) for rank, (sent, _) in tokens.items()]
-    works += [dist.irecv(received, rank, group, GRADIENT) for rank, (_, received) in tokens.items()]
+    works = [group.send([sent], rank, GRADIENT) for rank, (sent, _) in tokens.items()]
+    works += [group.recv([received], rank, GRADIENT) for rank, (_, received) in tokens.items()]
     for work in works:
         work.wait()
     return group

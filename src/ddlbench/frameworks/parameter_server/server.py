@@ -66,14 +66,13 @@ class Server:
             work.wait()
         self.sending.clear()
 
-    def accept(self, rank: int, message: Tensor) -> None:
-        """message: a gradient, or the end of this rank's epoch"""
+    def accept(self, rank: int, gradient: Tensor | None) -> None:
+        """gradient: of this rank's next clock; None: it ends its epoch"""
         with self.changed:
-            ends = bool(message[-1])
-            if not ends:
-                self.gradients.setdefault(self.clocks[rank], {})[rank] = message[:-1]
+            if gradient is not None:
+                self.gradients.setdefault(self.clocks[rank], {})[rank] = gradient
                 self.clocks[rank] += 1
-            self.wanted[rank] = self.clocks[rank] - (0 if ends else self.bound)
+            self.wanted[rank] = self.clocks[rank] - (0 if gradient is None else self.bound)
             while len(self.gradients.get(self.version, ())) == self.ranks:
                 self._update(self.gradients.pop(self.version))
             for waiting in [waiting for waiting, version in self.wanted.items() if version <= self.version]:
@@ -97,8 +96,9 @@ class Server:
             while left:
                 message = torch.empty(sum(self.sizes) + 1)
                 rank = dist.recv(message, None, self.group, GRADIENT)
-                self.accept(rank, message)
-                left -= bool(message[-1])
+                ends = bool(message[-1])
+                self.accept(rank, None if ends else message[:-1])
+                left -= ends
         except Exception as error:  # the main thread raises it
             with self.changed:
                 self.error = error
@@ -123,7 +123,7 @@ class Server:
         if rank == self.rank:
             self.answer = answer
         else:
-            self.sending[rank] = dist.isend(answer, rank, self.group, WEIGHTS), answer
+            self.sending[rank] = self.group.send([answer], rank, WEIGHTS), answer
 
 
 def flat(tensors: Sequence[Tensor]) -> Tensor:
