@@ -37,14 +37,8 @@ def strategies(world: int, case: Case) -> list[Strategy]:
     own = list(data_parallel(world))
     if world > 2 and not case.name.endswith("-whole"):
         return own
-    return [
-        *own,
-        *served(world, case),
-        *sharded(world, case),
-        *pipelines(world, case),
-        *tensor_parallel(world, case),
-        *hybrids(world),
-    ]
+    own += [*served(world, case), *sharded(world, case), *pipelines(world, case)]
+    return [*own, *tensor_parallel(world, case), *hybrids(world)]
 
 
 def data_parallel(world: int) -> Iterator[Strategy]:

@@ -1,4 +1,4 @@
-"""Data parallelism: replicas average their gradients. DDP, Horovod, local SGD, parameter servers, ZeRO's stages 0 to 2."""
+"""Data parallelism: replicas average gradients. DDP, Horovod, local SGD, parameter servers, ZeRO's stages 0 to 2."""
 
 from __future__ import annotations
 
