@@ -118,7 +118,7 @@ class Server:
 
     def _send(self, rank: int) -> None:
         """The newest weights and how old they are for the next gradient of this rank."""
-        age = torch.tensor([float(self.clocks[rank] - self.version)])
+        age = torch.full((1,), float(self.clocks[rank] - self.version))
         answer = flat([*self.weights.values(), age])
         if rank == self.rank:
             self.answer = answer
