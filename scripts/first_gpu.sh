@@ -120,7 +120,7 @@ ranks() { # cores of a rank, the tasks' GPUs
 run_two_frameworks() {
   shrink text
   local few=("${gpt2[@]}" "${short[@]}" train.steps=20 train.warmup_steps=5 train.timeout_s=120)
-  for framework in ddp local_sgd horovod fsdp zero0 zero1 zero2 zero3; do
+  for framework in ddp local_sgd parameter_server horovod fsdp zero0 zero1 zero2 zero3; do
     bench "$framework" ok "+framework=$framework" "${few[@]}"
   done
   bench fsdp-hybrid ok +framework=fsdp framework.replicate=2 "${few[@]}"

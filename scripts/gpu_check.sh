@@ -50,7 +50,7 @@ run_gpt2() {
 
 run_frameworks() {
   shrink text
-  for framework in single ddp local_sgd horovod fsdp zero0 zero1 zero2 zero3; do
+  for framework in single ddp local_sgd parameter_server horovod fsdp zero0 zero1 zero2 zero3; do
     bench "$framework" ok "+framework=$framework" "${common[@]}" "${gpt2[@]}" train.steps=20 train.warmup_steps=5
   done
 }

@@ -16,6 +16,7 @@ from ddlbench.frameworks.deepspeed.adapter import DeepSpeed
 from ddlbench.frameworks.fsdp import FSDP
 from ddlbench.frameworks.horovod.adapter import Horovod
 from ddlbench.frameworks.local_sgd import LocalSGD
+from ddlbench.frameworks.parameter_server.adapter import ParameterServer
 from ddlbench.frameworks.pipeline.adapter import Pipeline
 from tests.equality.cases import CASES, at, plain_process
 from tests.equality.distances import TOLERANCES, assert_equal
@@ -36,6 +37,7 @@ STRATEGIES = [
     Strategy("ddp", DDP(), 2),
     Strategy("fsdp", FSDP(), 2),
     Strategy("local_sgd", LocalSGD(local_steps=1), 2),
+    Strategy("parameter_server", ParameterServer(), 2),
     *(Strategy(f"zero{stage}", DeepSpeed(zero_stage=stage), 2) for stage in range(3)),
     *([] if why_no_horovod() else [Strategy("horovod", Horovod(), 2)]),
     Strategy("gpipe", Pipeline(), 1, micro_batch=2),

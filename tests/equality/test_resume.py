@@ -153,6 +153,9 @@ def trainings(world: int) -> Iterator[Training]:
     untied = replace(text, model=replace(GPT2, tie_weights=False))  # pyright: ignore
     yield Training("gpt2-local_sgd", text, LocalSGD(local_steps=2), "adamw")
     yield Training("gpt2-pipedream", untied, PipeDream(), "adamw")
+    corrected = {"prediction": PipeDream(correction="prediction"), "pipemare": PipeDream(correction="pipemare")}
+    for name, framework in corrected.items():
+        yield Training(f"gpt2-pipedream-{name}", untied, framework, "adamw")
     yield Training("gpt2-pipedream_2bw", text, PipeDream(double_buffered=True), "adamw")
     yield Training("resnet-local_sgd", images, LocalSGD(local_steps=2))
     # Without validation replicas keep their own running statistics from epoch to epoch.

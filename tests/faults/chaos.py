@@ -32,7 +32,10 @@ from ddlbench.sweep.state import State
 from tests.support.libraries import why_no_horovod
 from tests.support.processes import environment
 
-FAMILIES = ("single", "ddp", "local_sgd", "fsdp", "zero2", "tensor", "gpipe", "hybrid", "pipedream", "horovod")
+FAMILIES = (
+    "single", "ddp", "local_sgd", "parameter_server", "fsdp", "zero2", "tensor", "gpipe", "hybrid", "pipedream",
+    "horovod",
+)  # fmt: skip
 SIGNALS = (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 SMALL = (
     "+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=8", "model.image_size=32", "loader=synthetic",

@@ -22,7 +22,7 @@ from tests.support.waiting import WITHIN_S, wait_until
 # The third step is the first one of epoch 1: epoch 0 has been recorded.
 TWO_EPOCHS = ("train.steps=2", "train.epochs=3")
 FAMILIES = [
-    *("ddp", "local_sgd", "fsdp", "zero2", "tensor", "gpipe", "hybrid", "pipedream"),
+    *("ddp", "local_sgd", "parameter_server", "fsdp", "zero2", "tensor", "gpipe", "hybrid", "pipedream"),
     pytest.param("horovod", marks=needs_horovod),
 ]
 

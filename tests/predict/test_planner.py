@@ -126,7 +126,7 @@ def test_every_plan_passes_the_check_of_its_framework() -> None:
 
 
 def test_frameworks_with_other_updates_are_no_plans() -> None:
-    assert not {"local_sgd", "pipedream", "pipedream_2bw"} & set(frameworks())
+    assert not {"local_sgd", "parameter_server", "pipedream", "pipedream_2bw"} & set(frameworks())
     assert {"ddp", "zero1", "hybrid"} <= set(frameworks())
 
 

@@ -67,7 +67,7 @@ def test_the_first_failure_is_the_records(tmp_path: Path, how: str, status: str,
         pytest.param("gpipe", "loss", marks=pytest.mark.slow),  # while the other stages wait in the schedule
         *(
             pytest.param(name, "raise", marks=pytest.mark.slow)
-            for name in ("fsdp", "local_sgd", "hybrid", "pipedream", "tensor", "spatial")
+            for name in ("fsdp", "local_sgd", "parameter_server", "hybrid", "pipedream", "tensor", "spatial")
         ),
         pytest.param("horovod", "raise", marks=[needs_horovod, pytest.mark.slow]),
     ],

@@ -42,7 +42,7 @@ class Rows(Recorder):
 
 
 def optimizer_of(case: Case) -> OptimizerConfig:
-    return OptimizerConfig("sgd", lr=case.lr, momentum=0.9, weight_decay=1e-4)
+    return OptimizerConfig(case.optimizer, lr=case.lr, momentum=0.9, weight_decay=1e-4)
 
 
 def recorded_config(case: Case) -> Config:

@@ -6,7 +6,8 @@ averaged, one update is made; BatchNorm keeps one set of running statistics a re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +40,7 @@ class Case:
     val_samples: int = 17
     framework: dict[str, Any] = field(default_factory=dict[str, Any])
     rates: list[float] = field(default_factory=list[float])
+    optimizer: str = "sgd"
 
     def rate(self, update: int) -> float:
         """Learning rate of an update: its own, where rates are given."""
@@ -76,8 +78,31 @@ def reference(case: Case, data_size: int) -> Outcome:
     return outcome(case, model, statistics, losses, start)
 
 
+class Rule:
+    """What a minibatch sees of weights that were the newest when it was admitted: here themselves."""
+
+    def forward(self, name: str, old: Tensor, rates: Sequence[float]) -> Tensor:
+        """rates: of the updates between the old weights and the minibatch's own update"""
+        return old
+
+    def saved(self, weights: Mapping[str, Tensor], newest: Mapping[str, Tensor]) -> AbstractContextManager[object]:
+        """Around a forward pass with `weights`: decides what its backward pass sees of them."""
+        return nullcontext()
+
+    def rate(self, name: str, rate: float, update: int) -> float:
+        return rate
+
+    def updated(self, name: str, gradient: Tensor, before: Tensor, after: Tensor) -> None:
+        """An update has been made."""
+
+
 def stale_reference(
-    case: Case, blocks: Sequence[int], staleness: Sequence[int], data_size: int = 1, emptied: int = 0
+    case: Case,
+    blocks: Sequence[int],
+    staleness: Sequence[int],
+    data_size: int = 1,
+    emptied: int = 0,
+    rules: Callable[[Mapping[str, int]], Rule] = lambda _: Rule(),
 ) -> Outcome:
     """Training with old weights: what PipeDream must equal.
 
@@ -85,30 +110,36 @@ def stale_reference(
     were staleness[s] updates ago, though not as they were before the pipeline was last empty.
 
     blocks: how many each stage has; emptied: the pipeline is empty before this update, as before the first
+    rules: the staleness of each weight, by name -> what is done about it
     """
-    model, optimizer = begin(case)
+    model, _ = begin(case)
     start, statistics = snapshot(model), [buffers(model) for _ in range(data_size)]
     of_blocks = [age for age, count in zip(staleness, blocks, strict=True) for _ in range(count)]
-    ages = dict(zip(model._modules, of_blocks, strict=True))
+    of_block = dict(zip(model._modules, of_blocks, strict=True))
+    ages = {name: of_block[name.split(".")[0]] for name, _ in model.named_parameters()}
+    rule = rules(ages)
+    optimizers = {name: make_optimizer(case, [parameter]) for name, parameter in model.named_parameters()}
     history = [{name: parameter.detach().clone() for name, parameter in model.named_parameters()}]
     losses: list[float] = []
     for update, chosen in enumerate(order(case).split(case.global_batch)[: case.steps]):
         first = emptied if update >= emptied else 0
-        weights = {
-            name: history[max(first, update - ages[name.split(".")[0]])][name].clone().requires_grad_()
-            for name in history[0]
-        }
+        weights = dict[str, Tensor]()
+        for name, age in ages.items():
+            seen = max(first, update - age)
+            rates = [case.rate(between) for between in range(seen, update)]
+            weights[name] = rule.forward(name, history[seen][name], rates).clone().requires_grad_()
 
         def stale(inputs: Tensor, weights: dict[str, Tensor] = weights) -> Tensor:
-            with autocast(case):
+            with autocast(case), rule.saved(weights, history[-1]):
                 return torch.func.functional_call(model, weights, (inputs,))
 
         losses.append(accumulate(case, model, statistics, chosen, stale))
         for name, parameter in model.named_parameters():
             parameter.grad = weights[name].grad
-        for group in optimizer.param_groups:
-            group["lr"] = case.rate(update)
-        optimizer.step()
+            optimizers[name].param_groups[0]["lr"] = rule.rate(name, case.rate(update), update)
+            optimizers[name].step()
+            assert parameter.grad is not None
+            rule.updated(name, parameter.grad, history[-1][name], parameter.detach())
         history.append({name: parameter.detach().clone() for name, parameter in model.named_parameters()})
     return outcome(case, model, statistics, losses, start)
 
@@ -116,7 +147,13 @@ def stale_reference(
 def begin(case: Case) -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(case.seed)
     model = case.model.build().train()
-    return model, torch.optim.SGD(model.parameters(), lr=case.lr, momentum=0.9, weight_decay=1e-4)
+    return model, make_optimizer(case, model.parameters())
+
+
+def make_optimizer(case: Case, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    if case.optimizer == "adamw":
+        return torch.optim.AdamW(parameters, lr=case.lr, weight_decay=1e-4)
+    return torch.optim.SGD(parameters, lr=case.lr, momentum=0.9, weight_decay=1e-4)
 
 
 def accumulate(

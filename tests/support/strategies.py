@@ -9,6 +9,7 @@ from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.deepspeed.adapter import DeepSpeed
 from ddlbench.frameworks.fsdp import FSDP
 from ddlbench.frameworks.horovod.adapter import Horovod
+from ddlbench.frameworks.parameter_server.adapter import ParameterServer
 from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.frameworks.pipeline.schedules import V_SHAPED
 from ddlbench.frameworks.single import Single
@@ -36,7 +37,8 @@ def strategies(world: int, case: Case) -> list[Strategy]:
     own = list(data_parallel(world))
     if world > 2 and not case.name.endswith("-whole"):
         return own
-    return [*own, *sharded(world, case), *pipelines(world, case), *tensor_parallel(world, case), *hybrids(world)]
+    own += [*served(world, case), *sharded(world, case), *pipelines(world, case)]
+    return [*own, *tensor_parallel(world, case), *hybrids(world)]
 
 
 def data_parallel(world: int) -> Iterator[Strategy]:
@@ -45,6 +47,11 @@ def data_parallel(world: int) -> Iterator[Strategy]:
     yield Strategy("ddp", DDP(), world)
     if not why_no_horovod():
         yield Strategy("horovod", Horovod(), world)
+
+
+def served(world: int, case: Case) -> Iterator[Strategy]:
+    if case.clip_norm is None:
+        yield Strategy("parameter_server", ParameterServer(), world)
 
 
 def sharded(world: int, case: Case) -> Iterator[Strategy]:

@@ -59,6 +59,7 @@ def every_strategy(world: int, case: Case) -> Iterator[Strategy]:
     yield from strategies(world, case)
     yield Strategy("local_sgd", LocalSGD(local_steps=1), world)
     yield Strategy("pipedream", PipeDream(), 1, micro_batch=2)
+    yield Strategy("pipedream-prediction", PipeDream(correction="prediction"), 1, micro_batch=2)
     yield Strategy("pipedream_2bw", PipeDream(double_buffered=True), 1, micro_batch=2)
 
 

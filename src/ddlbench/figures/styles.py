@@ -17,7 +17,7 @@ DASHES: tuple[Any, ...] = ("-", (0, (4, 1.6)), (0, (1, 1.3)), (0, (7, 1.5, 1, 1.
 
 # Where a panel has too many curves, each family of frameworks gets a panel of its own.
 FAMILIES = {
-    "data parallel": ("single", "ddp", "horovod", "local_sgd", "zero0"),
+    "data parallel": ("single", "ddp", "horovod", "local_sgd", "parameter_server", "zero0"),
     "sharded": ("fsdp", "zero1", "zero2", "zero3", "deepspeed"),
     "tensor": ("tensor", "channel", "spatial"),
     "pipeline": (

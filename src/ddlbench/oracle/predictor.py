@@ -17,6 +17,7 @@ from ddlbench.frameworks.deepspeed.knobs import DeepSpeedOptions
 from ddlbench.frameworks.fsdp import FSDP
 from ddlbench.frameworks.horovod.adapter import Horovod
 from ddlbench.frameworks.local_sgd import LocalSGD
+from ddlbench.frameworks.parameter_server.adapter import ParameterServer
 from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.frameworks.pipeline.pipedream import PipeDream
 from ddlbench.frameworks.single import Single
@@ -41,6 +42,7 @@ EQUATIONS: dict[type, Callable[[Any, Setting], Outcome]] = {
     DDP: data.ddp,
     Horovod: data.horovod,
     LocalSGD: data.local_sgd,
+    ParameterServer: data.parameter_server,
     DeepSpeedOptions: lambda framework, setting: (sharded.zero3 if framework.zero_stage == 3 else data.zero)(
         framework, setting
     ),

@@ -21,7 +21,7 @@ from ddlbench.oracle.predictor import Prediction
 from ddlbench.predict import ranking
 
 # Their updates are late or averaged, so that a faster step may train worse; `deepspeed` is zero0 to zero3.
-NO_PLANS = ("local_sgd", "pipedream", "pipedream_2bw", "deepspeed")
+NO_PLANS = ("local_sgd", "parameter_server", "pipedream", "pipedream_2bw", "deepspeed")
 DEGREES = ("dp", "tp", "pp", "sp")
 SHARES = ("tensor", "channel", "spatial", "hybrid")  # whose ranks share layers or images
 SHOWN = 10  # of the best

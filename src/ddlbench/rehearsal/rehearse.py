@@ -205,7 +205,7 @@ def stepped(row: Rehearsal, trainer: Trainer, batches: Iterator[Any], observed: 
     before_update(trainer, lambda: gradient_bytes.append(stored(gradients(trainer), set())))
     # Between two steps some pipelines keep minibatches in flight: so many steps until they are full.
     facts = trainer.facts()
-    in_flight = max(facts.get("weight_versions") or [1]) - 1
+    in_flight = max(facts.get("staleness_theoretical") or [0])
     for _ in range(max(WARM_UP + in_flight, facts.get("alike_after", 0))):
         trainer.step(next(batches))
     observed.clear()

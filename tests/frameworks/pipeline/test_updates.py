@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ddlbench.frameworks.pipeline.updates import Staleness, Weights
+from ddlbench.frameworks.pipeline.weights import Weights
+from ddlbench.frameworks.shared.staleness import Staleness
 
 
 class Doubled(nn.Module):
@@ -28,7 +29,7 @@ def test_a_version_keeps_its_weights_while_the_newest_move_on() -> None:
     model = Doubled()
     weights = Weights(model)
     optimizer = torch.optim.SGD(weights.newest.values(), lr=1.0)
-    old = weights.version()
+    old = weights.version(optimizer, [])
     weights.use(old)
     loss = model(torch.ones(1, 1)).square().sum()  # (2 w)^2 = 36
 
@@ -54,7 +55,8 @@ def test_a_version_keeps_its_weights_while_the_newest_move_on() -> None:
 def test_memory_is_shared_until_the_newest_part() -> None:
     weights = Weights(Doubled())
     (newest,) = weights.newest.values()
-    (first,), (second,) = weights.version().values(), weights.version().values()
+    optimizer = torch.optim.SGD([newest], lr=1.0)
+    (first,), (second,) = (weights.version(optimizer, []).values() for _ in range(2))
     assert first.data_ptr() == second.data_ptr() == newest.data_ptr()
     weights.copy_newest()
     assert first.data_ptr() == second.data_ptr() != newest.data_ptr()

@@ -24,6 +24,7 @@ from ddlbench.frameworks.deepspeed.adapter import DeepSpeed
 from ddlbench.frameworks.fsdp import FSDP
 from ddlbench.frameworks.horovod.adapter import Horovod
 from ddlbench.frameworks.local_sgd import LocalSGD
+from ddlbench.frameworks.parameter_server.adapter import ParameterServer
 from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.frameworks.pipeline.pipedream import PipeDream
 from ddlbench.frameworks.tensor.adapter import TensorParallel
@@ -62,6 +63,7 @@ def frameworks() -> dict[str, Framework]:
         "ddp": DDP(),
         "horovod": Horovod(),
         "local_sgd": LocalSGD(local_steps=1),
+        "parameter_server": ParameterServer(),
         "fsdp": FSDP(),
         **{f"zero{stage}": DeepSpeed(zero_stage=stage, persistence_threshold=0) for stage in range(4)},
         "deepspeed": DeepSpeed(zero_stage=1),

@@ -9,7 +9,7 @@ With t counting the minibatches of an epoch, W(t) the weights after t updates, f
     pipedream:     W(t+1) = W(t) - lr(t) df/dW [W_s(t - n_s) on each stage s],  n_s = ceil((p - 1 - s) / micro batches)
     pipedream_2bw: W(t+1) = W(t) - lr(t) df/dW [W(t - 1) on all stages]
 (no version before the epoch's first), where the forward and the backward pass of a minibatch see the same weights.
-pipedream_trainer.py has the step, tick by tick.
+pipedream_trainer.py has the step, tick by tick; corrections.py what `framework.correction` changes of it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import nn
+
 from ddlbench.errors import check_values, refuse
 from ddlbench.frameworks.pipeline.blocks import Blocks
+from ddlbench.frameworks.pipeline.corrections import CORRECTIONS, PredictedWeights, UnstashedWeights, unpredictable
 from ddlbench.frameworks.pipeline.groups import Groups
 from ddlbench.frameworks.pipeline.pipedream_trainer import PipeDreamTrainer
 from ddlbench.frameworks.pipeline.schedules import check_stages, in_flight, micro_batch_count
 from ddlbench.frameworks.pipeline.stages import BALANCES, Balanced, Plan, tied_names
+from ddlbench.frameworks.pipeline.weights import Weights
 from ddlbench.frameworks.shared.layout import Layout, fill
 from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.shared.refusals import check_alike
@@ -40,10 +44,17 @@ class PipeDream(Balanced):
     balance: list[int] | None = None
     balance_by: str = field(default="flops", metadata={"before": "flops"})
     flops_per_byte: float = 1000.0
+    correction: str = field(default="none", metadata={"before": "none"})
+    discrepancy_decay: float = field(default=0.135, metadata={"before": 0.135})
+    reschedule_updates: int = field(default=1000, metadata={"before": 1000})
 
     def __post_init__(self) -> None:
-        sizes = {"dp": 1, "pp": 1, "flops_per_byte": 0}
-        check_values("framework.", self, least=sizes, choices={"balance_by": BALANCES})
+        least = {"dp": 1, "pp": 1, "flops_per_byte": 0, "reschedule_updates": 0}
+        decays = 0 < self.discrepancy_decay < 1
+        check_values(
+            "framework.", self, least=least, choices={"balance_by": BALANCES, "correction": CORRECTIONS},
+            rules={"discrepancy_decay": (decays, "greater than 0 and less than 1")},
+        )  # fmt: skip
 
     def layout(self, world_size: int) -> Layout:
         return Layout(**fill(world_size, dp=self.dp, pp=self.pp))
@@ -70,9 +81,26 @@ class PipeDream(Balanced):
                 ranks > 1 and not self.double_buffered and tied_names(on_meta(job)),
         }  # fmt: skip
         refuse(self.name, reasons)
+        if self.correction != "none":
+            refuse(f"framework.correction={self.correction}", self._against_correction(job, layout))
         check_alike(job, layout.dp, stages=True)
         samples = job.replica_batch(layout.dp) // self.micro_batches(job, layout)
         self.check_budget(job, self.in_flight(layout), samples)
+
+    def _against_correction(self, job: Job, layout: Layout) -> dict[str, object]:
+        if self.correction == "prediction":
+            reason = unpredictable(job)
+            return {f"{reason}: choose sgd with momentum, adam or adamw (recipe.optimizer.name)": reason}
+        return {
+            "PipeDream-2BW keeps the weights of the forward pass for the backward pass: use framework=pipedream":
+                self.double_buffered,
+            "the micro batches of a minibatch would see weights of several ages: set train.micro_batch=null":
+                self.micro_batches(job, layout) > 1,
+            f"in {job.precision} the forward pass saves casts of its weights, and the backward pass would not see the "
+            "corrected ones: set train.precision=fp32": job.precision != "fp32",
+            "recomputed activations would be those of the corrected weights: set train.checkpoint_activations=false":
+                job.checkpoint_activations,
+        }  # fmt: skip
 
     def micro_batches(self, job: Job, layout: Layout) -> int:
         """In a minibatch. 2BW: two versions of the weights suffice only if the micro batches fill the pipeline."""
@@ -92,14 +120,22 @@ class PipeDream(Balanced):
         plan = Plan.of(job, self.in_flight(layout), samples, self)
         blocks = Blocks(job, groups, plan, sharded=False)
         facts = self._facts(job, layout.pp, plan, count)
-        return PipeDreamTrainer(job, blocks, count, self.double_buffered, facts)
+        weights = self._weights(blocks.model, facts["staleness_theoretical"][groups.stage_rank])
+        return PipeDreamTrainer(job, blocks, weights, count, self.double_buffered, facts)
+
+    def _weights(self, model: nn.Module, delay: int) -> Weights:
+        """delay: of the updates of this stage"""
+        if self.correction == "pipemare" and delay:
+            return UnstashedWeights(model, delay, self.discrepancy_decay, self.reschedule_updates)
+        return PredictedWeights(model) if self.correction == "prediction" else Weights(model)
 
     def _facts(self, job: Job, ranks: int, plan: Plan, count: int) -> dict[str, Any]:
         rule = "4 a rank" if self.double_buffered else "the whole minibatch"
         behind = [-(-(ranks - 1 - stage) // count) for stage in range(ranks)]  # minibatches in flight
         return {
             "staleness_theoretical": [1] * ranks if self.double_buffered else behind,  # in updates, by stage
-            "weight_versions": [number + 1 for number in behind],
+            "weight_versions": [1 if self.correction == "pipemare" else number + 1 for number in behind],
+            "correction": self.correction,
             "schedule": "1f1b without flush",
             "pp": ranks,
             **plan.facts(),

@@ -23,16 +23,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ddlbench.checkpoint.live import Live
 from ddlbench.frameworks.pipeline.blocks import Blocks
 from ddlbench.frameworks.pipeline.clock import BusyClock
 from ddlbench.frameworks.pipeline.updates import Minibatch, UpdateQueue
+from ddlbench.frameworks.pipeline.weights import Weights
 from ddlbench.frameworks.shared.replica import RankTrainer
 from ddlbench.frameworks.shared.step import autocast, micro_batches
 from ddlbench.job import Batch, Job
@@ -94,15 +96,17 @@ class PipeDreamTrainer(RankTrainer):
     returning: the gradient that the stage before waits for
     """
 
-    def __init__(self, job: Job, blocks: Blocks, micro_batches: int, delayed: bool, knobs: Mapping[str, Any]) -> None:
+    def __init__(
+        self, job: Job, blocks: Blocks, weights: Weights, micro_batches: int, delayed: bool, knobs: Mapping[str, Any]
+    ) -> None:
         """delayed: as UpdateQueue takes it"""
         groups, boundaries = blocks.groups, blocks.plan.between
         shared = {id(parameter) for parameter in blocks.shared}
         tied = [name for name, parameter in blocks.model.named_parameters() if id(parameter) in shared]
         self.clock = BusyClock(job.device)
-        self.queue = UpdateQueue(job, groups, blocks.model, delayed, tied, self.clock)
+        self.queue = UpdateQueue(job, groups, weights, delayed, tied, self.clock)
         super().__init__(job, blocks.model, self.queue.update, blocks.statistics, groups.place(), knobs)
-        self.weights, self.blocks, self.micro_batches = self.queue.weights, blocks, micro_batches
+        self.weights, self.blocks, self.micro_batches = weights, blocks, micro_batches
         (self.stage,) = blocks.stages.values()
         here, dp, pp = groups.stage_rank, groups.layout.dp, groups.layout.pp
         self.before = None if groups.first else Link(job.rank - dp, groups.pp_group, boundaries[here - 1], job.device)
@@ -172,7 +176,7 @@ class PipeDreamTrainer(RankTrainer):
         oldest = self.in_flight.popleft()
         minibatch = oldest.minibatch
         self.weights.use(minibatch.weights)  # checkpointed blocks run again
-        with span(BACKWARD), self.clock.computing():
+        with span(BACKWARD), self.clock.computing(), self.weights.backward(self.queue.age(minibatch)):
             torch.autograd.backward(oldest.output, upstream)
         self.returning = oldest.value.grad
         minibatch.backwards += 1
@@ -210,6 +214,10 @@ class PipeDreamTrainer(RankTrainer):
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         self.blocks.load(state)
+
+    def live(self) -> Live:
+        live = super().live()
+        return replace(live, own={**live.own, **self.weights.state()})
 
     def facts(self) -> dict[str, Any]:
         return {**self.knobs, "staleness": self.queue.staleness.by_stage(), "bubble": self.clock.bubble()}

@@ -1,4 +1,4 @@
-"""Data parallelism: replicas average their gradients. DDP, Horovod, local SGD, and ZeRO's stages 0 to 2."""
+"""Data parallelism: replicas average gradients. DDP, Horovod, local SGD, parameter servers, ZeRO's stages 0 to 2."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.deepspeed.knobs import BUCKET_MB, DeepSpeedOptions
 from ddlbench.frameworks.horovod.adapter import Horovod
 from ddlbench.frameworks.local_sgd import LocalSGD
+from ddlbench.frameworks.parameter_server.adapter import ParameterServer
 from ddlbench.frameworks.shared.batchnorm import batch_norms
 from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES
@@ -62,6 +63,15 @@ def local_sgd(framework: LocalSGD, setting: Setting) -> Outcome:
     seconds = setting.all_reduce(size, setting.world) / framework.local_steps
     share = 1 / framework.local_steps
     return replicas(setting, (Message("all-reduce of weights", share, size * share, seconds, seconds),))
+
+
+def parameter_server(framework: ParameterServer, setting: Setting) -> Outcome:
+    """Messages to and from every other rank, traced; none is hidden, and no rank is slower than another."""
+    if setting.job.device.type != "cpu":
+        raise Unsupported(
+            "parameter_server sends by gloo, and the oracle has no speed of that between the hosts of GPUs"
+        )
+    return traced(framework, setting)
 
 
 def zero(framework: DeepSpeedOptions, setting: Setting) -> Outcome:

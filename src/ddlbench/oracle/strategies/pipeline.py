@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from math import ceil
 
+from ddlbench.errors import Unsupported
 from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.frameworks.pipeline.pipedream import PipeDream
 from ddlbench.frameworks.pipeline.schedules import micro_batch_count
@@ -47,6 +48,8 @@ def timeline(framework: Pipeline, setting: Setting) -> tuple[list[Timed], Sequen
 
 
 def pipedream(framework: PipeDream, setting: Setting) -> Outcome:
+    if framework.correction != "none":
+        raise Unsupported("the oracle has no model of framework.correction: set it to none")
     layout, buffered = framework.layout(setting.world), framework.double_buffered
     count = framework.micro_batches(setting.job, layout)
     sizes = stage_sizes(framework, setting, layout.pp, setting.job.replica_batch(layout.dp) / count)

@@ -1,0 +1,200 @@
+"""The parameter server on real ranks: bit for bit ddp without staleness; with it, one plain process whose gradients are
+as old as each rank counted; a slow rank that the other does not wait for; refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ddlbench.errors import Unsupported, UserError
+from ddlbench.frameworks.ddp import DDP
+from ddlbench.frameworks.parameter_server.adapter import ParameterServer, ServedReplica, shares
+from ddlbench.job import Batch, Framework, Job
+from tests.equality.cases import MODELS, RATES
+from tests.equality.distances import TOLERANCES, assert_equal, distance
+from tests.support.equal import assert_reloaded, make_job, reload, train_case, train_cases
+from tests.support.jobs import two_ranks
+from tests.support.ranks import run_ranks
+from tests.support.reference import Case, Outcome, begin, cross_entropy, order, snapshot, validate
+
+CASES = {
+    "gpt2": Case("gpt2", MODELS["gpt2"], lr=0.02, rates=[0.02, 0.03, 0.005, 0.04, 0.01]),
+    "gpt2, adamw": Case("gpt2", MODELS["gpt2"], lr=0.002, optimizer="adamw"),
+    "resnet": Case("resnet", MODELS["resnet"], lr=RATES["resnet"], seed=6, micro_batch=3),
+    "vgg, bf16": Case("vgg", MODELS["vgg"], precision="bf16", lr=RATES["vgg"]),
+}
+TEXT = TOLERANCES["gpt2", "fp32"]
+BOUND = 2
+LATE = replace(CASES["gpt2"], steps=6, lr=0.1, rates=[])
+
+
+@dataclass
+class Slow(ParameterServer):
+    """After its first step (a warm-up, after which all ranks meet) rank 1 waits until rank 0 has ended as many steps as
+    it may without it. Keeps the version of each server's weights that each gradient was computed with."""
+
+    def setup(self, job: Job) -> ServedReplica:
+        trainer, store = super().setup(job), dist.distributed_c10d._get_default_store()  # pyright: ignore
+        own, push = trainer.step, trainer.exchange._push  # pyright: ignore[reportPrivateUsage]
+        self.made, self.versions, self.ended_before = 0, list[list[int]](), False
+
+        def step(batch: Batch | None) -> Tensor | None:
+            if job.rank == 1 and self.made == 1:
+                store.wait([f"steps {1 + self.bound + 1}"])
+                self.ended_before = True
+            self.made += 1
+            loss = own(batch)
+            if job.rank == 0:
+                store.set(f"steps {self.made}", "ended")
+            return loss
+
+        def pushed(ends: bool) -> None:
+            if not ends:
+                self.versions.append([self.made - 1 - age for age in trainer.exchange.ages])
+            push(ends)
+
+        trainer.step, trainer.exchange._push = step, pushed  # pyright: ignore
+        return trainer
+
+
+def everything() -> tuple[dict[str, list[Outcome]], Any, Any]:
+    """What two ranks show, in one start of them."""
+    frameworks: list[Framework] = [DDP(), ParameterServer()]
+    equal = {name: train_cases([(case, each) for each in frameworks]) for name, case in CASES.items()}
+    slow = Slow(bound=BOUND)
+    outcome = train_case(LATE, slow)
+    return equal, (outcome, slow.versions, slow.ended_before), loaded()
+
+
+def loaded() -> Any:
+    case = CASES["gpt2"]
+    split, rank = case.data.split(True, case.model, case.seed), dist.get_rank()
+    rows = slice(6 * rank, 6 * rank + 6)
+    batch = Batch(split.inputs[rows], split.targets[rows], torch.ones(6, dtype=torch.bool))
+    trainer = ParameterServer(bound=1).setup(make_job(case))
+    trainer.step(batch)
+    trainer.step(batch)
+    trainer.flush()
+    facts = trainer.facts()
+    found = reload(trainer, case.model, batch)
+    return found, facts
+
+
+@cache
+def ranks() -> list[Any]:
+    return run_ranks(2, everything)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_without_staleness_two_ranks_train_as_ddp_bit_for_bit(name: str) -> None:
+    for equal, _, _ in ranks():
+        ddp, served = equal[name]
+        assert served.losses == ddp.losses
+        assert served.updates == ddp.updates == CASES[name].steps
+        assert served.metrics["val_loss"] == ddp.metrics["val_loss"]
+        assert all(torch.equal(weight, served.weights[key]) for key, weight in ddp.weights.items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [1, 3, 4])
+def test_other_numbers_of_ranks_are_equal_within_the_tolerance(world: int) -> None:
+    """The mean is added in the order of ranks, ddp's in that of a ring."""
+    case = replace(CASES["gpt2"], global_batch=6 * world)
+    (found,) = run_ranks(world, train_cases, [(case, ParameterServer())])[0]
+    assert_equal(found, simulation(case, fresh(case, world)), TEXT)
+
+
+def fresh(case: Case, world: int) -> list[list[list[int]]]:
+    """Versions of the newest weights, as `simulation` takes them."""
+    return [[[clock] * world for clock in range(case.steps)] for _ in range(world)]
+
+
+def simulation(case: Case, versions: Sequence[Sequence[Sequence[int]]]) -> Outcome:
+    """One plain process: rank r's gradient of clock t is that of weights of which those that rank k holds are version
+    versions[r][t][k]. Update t is made by the mean of clock t."""
+    model, optimizer = begin(case)
+    start, train, world = snapshot(model), case.data.split(True, case.model, case.seed), len(versions)
+    names = shares({name: weight.numel() for name, weight in model.named_parameters()}, world)
+    holder = {name: rank for rank, held in enumerate(names) for name in held}
+    history = [{name: weight.detach().clone() for name, weight in model.named_parameters()}]
+    losses = list[float]()
+    for clock, chosen in enumerate(order(case).split(case.global_batch)[: case.steps]):
+        losses.append(0.0)
+        for seen, rows in zip(versions, chosen.split(len(chosen) // world), strict=True):
+            old: Mapping[str, Tensor] = {
+                name: history[seen[clock][rank]][name].clone().requires_grad_() for name, rank in holder.items()
+            }
+            loss = cross_entropy(torch.func.functional_call(model, old, (train.inputs[rows],)), train.targets[rows])
+            loss.backward()
+            losses[-1] += loss.item() / world
+            for name, weight in model.named_parameters():
+                gradient = old[name].grad
+                assert gradient is not None
+                weight.grad = gradient / world + (0 if weight.grad is None else weight.grad)
+        optimizer.param_groups[0]["lr"] = case.rate(clock)
+        optimizer.step()
+        optimizer.zero_grad()
+        history.append({name: weight.detach().clone() for name, weight in model.named_parameters()})
+    return Outcome(losses, snapshot(model), validate(case, model), case.steps, start)
+
+
+def test_a_slow_rank_does_not_stop_the_other_within_the_bound() -> None:
+    """Rank 1 sends one gradient, and no more until rank 0 has ended four steps. In the last of them rank 0 saw weights
+    after the one update that both had made, and lacked two of its own."""
+    (_, (_, fast, _), _), (_, (_, _, ended_before), _) = ranks()
+    assert ended_before
+    assert fast[1 + BOUND] == [1, 1]
+
+
+def test_staleness_is_counted_and_never_above_the_bound() -> None:
+    for _, (outcome, versions, _), _ in ranks():
+        ages = [clock - min(seen) for clock, seen in enumerate(versions)]
+        assert all(0 <= age <= BOUND for age in ages)
+        assert outcome.updates == LATE.steps
+    assert max(clock - min(seen) for clock, seen in enumerate(ranks()[0][1][1])) == BOUND
+
+
+def test_old_gradients_train_as_one_process_with_weights_as_old() -> None:
+    versions = [versions for _, (_, versions, _), _ in ranks()]
+    found: Outcome = ranks()[0][1][0]
+    expected = simulation(LATE, versions)
+    assert_equal(found, expected, TEXT)
+    assert distance(found.weights, simulation(LATE, fresh(LATE, 2))) > 2 * TEXT.weights
+
+
+def test_loaded_weights_are_those_of_the_server_too() -> None:
+    assert_reloaded([found for _, _, (found, _) in ranks()], MODELS["gpt2"])
+    for _, _, (_, facts) in ranks():
+        assert facts["bound"] == 1
+        assert len(facts["staleness"]) == 2
+        assert max(facts["staleness"]) <= 1
+        assert sum(facts["parameters_held"]) == sum(weight.numel() for weight in MODELS["gpt2"].build().parameters())
+
+
+def test_the_largest_parameters_are_shared_out_first() -> None:
+    assert shares({"a": 1, "b": 5, "c": 3, "d": 2}, 2) == [["b", "a"], ["c", "d"]]
+    assert shares({"a": 1, "b": 0}, 2) == [["a"], ["b"]]
+
+
+def test_unsupported_settings_are_refused_before_anything_starts() -> None:
+    ParameterServer().check(two_ranks(precision="bf16"))
+    with pytest.raises(Unsupported, match=r"summed in fp32, not bf16: set train\.reduce_dtype=fp32"):
+        ParameterServer().check(two_ranks(reduce_dtype="bf16"))
+    with pytest.raises(Unsupported, match=r"cannot skip an update .*train\.precision=bf16"):
+        ParameterServer().check(two_ranks(precision="fp16"))
+    with pytest.raises(Unsupported, match=r"norm of all gradients.*set train\.clip_norm=null"):
+        ParameterServer(bound=1).check(two_ranks(clip_norm=1.0))
+    with pytest.raises(UserError, match="global_batch=5 does not divide over 2 replicas"):
+        ParameterServer().check(two_ranks(global_batch=5))
+    many = replace(two_ranks(global_batch=1000), world_size=1000)
+    with pytest.raises(Unsupported, match=r"1000 ranks cannot share \d+ parameters"):
+        ParameterServer().check(many)
+    with pytest.raises(UserError, match=r"framework\.bound=-1 must be 0 or more"):
+        ParameterServer(bound=-1)
