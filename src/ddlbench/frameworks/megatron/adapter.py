@@ -31,6 +31,7 @@ from ddlbench.frameworks.megatron.layers import (
 from ddlbench.frameworks.shared.checkpointing import checkpoint_replica
 from ddlbench.frameworks.shared.groups import subgroup
 from ddlbench.frameworks.shared.layout import Layout, fill
+from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction
 from ddlbench.frameworks.tensor.adapter import TensorReplica, check_compile, check_parts
 from ddlbench.frameworks.tensor.collectives import Part
@@ -40,14 +41,13 @@ from ddlbench.models.gpt2 import GPT2
 from ddlbench.recipe.losses import CrossEntropy
 from ddlbench.recomputation import KEY, budgeted
 
-REMEDY = "pip install 'ddlbench[megatron]'"
-
 
 def import_megatron(device: torch.device) -> None:
     """Unavailable where it cannot be imported."""
-    with importing("megatron-core", REMEDY), warnings.catch_warnings():
+    with importing("megatron-core", "pip install 'ddlbench[megatron]'"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of optional libraries that are not there
         import_module("megatron.core.models.gpt.gpt_layer_specs")
+    warnings.filterwarnings("ignore", "MLP requires ffn_hidden_size", DeprecationWarning)  # its own call
     if device.type == "cpu":  # of CUDA_DEVICE_MAX_CONNECTIONS
         warnings.filterwarnings("ignore", "When using async grad allreduce", UserWarning)
 
@@ -73,7 +73,9 @@ class Megatron:
         self.supports(job)
         import_megatron(job.device)
         if self.layers == TRANSFORMER_ENGINE:
-            with importing("transformer_engine", "pip install 'transformer-engine[pytorch]', or framework.layers=local"):
+            with importing(
+                "transformer_engine", "pip install 'transformer-engine[pytorch]', or framework.layers=local"
+            ):
                 import_module("transformer_engine.pytorch")
 
     def supports(self, job: Job) -> None:
@@ -148,7 +150,8 @@ class MegatronReplica(TensorReplica):
         local = {name: tensor.detach().cpu().clone() for name, tensor in self._named().items()}
         full = full_state(local, self.splits, self.part) or {}
         named = {original_name(name): tensor for name, tensor in full.items()}
-        return {name: to_original(name, tensor, self._gpt2) for name, tensor in named.items()} or None
+        names = on_meta(self.job).state_dict() if named else ()
+        return {name: to_original(name, named[name], self._gpt2) for name in names} or None
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor]) -> None:
