@@ -135,7 +135,8 @@ def test_a_loaded_state_is_what_it_computes_with_and_gives_back() -> None:
     "name", ["h0.attn.c_attn.weight", "h0.attn.c_attn.bias", "h1.mlp.c_proj.weight", "embed.wpe.weight"]
 )
 def test_a_layout_has_an_inverse(name: str) -> None:
-    full = torch.arange(TEXT.build().state_dict()[name].numel()).view_as(TEXT.build().state_dict()[name])
+    weight = TEXT.build().state_dict()[name]
+    full = torch.arange(weight.numel()).view_as(weight)
     assert torch.equal(to_original(name, from_original(name, full, TEXT), TEXT), full)
 
 

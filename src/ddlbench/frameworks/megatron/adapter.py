@@ -1,8 +1,8 @@
 """Megatron-LM's own layers (megatron-core): tp ranks share every layer of GPT-2, dp such groups are replicas.
 
 Shoeybi et al. 2019, "Megatron-LM", section 3; Narayanan et al. 2021, "Efficient large-scale language model training on
-GPU clusters". Layers, their collectives and the loss are the library's; weights, samples, optimizer and the average over
-replicas are those of every framework (docs/adr/0031).
+GPU clusters". Layers, their collectives and the loss are the library's; weights, samples, optimizer and the average
+over replicas are those of every framework (docs/adr/0031).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
 from math import lcm
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -73,9 +73,8 @@ class Megatron:
         self.supports(job)
         import_megatron(job.device)
         if self.layers == TRANSFORMER_ENGINE:
-            with importing(
-                "transformer_engine", "pip install 'transformer-engine[pytorch]', or framework.layers=local"
-            ):
+            remedy = "pip install 'transformer-engine[pytorch]', or set framework.layers=local"
+            with importing("transformer_engine", remedy):
                 import_module("transformer_engine.pytorch")
 
     def supports(self, job: Job) -> None:

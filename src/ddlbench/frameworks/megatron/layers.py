@@ -1,6 +1,6 @@
 """GPT-2 of megatron-core's tensor parallel layers, as the sequence of named blocks that models/gpt2.py makes.
 
-Between blocks activations are [T, B, n_embd], as the library has them; tokens and logits are [B, T] and [B, T, classes].
+Between blocks activations are [T, B, n_embd], as the library has them; tokens are [B, T], logits [B, T, classes / tp].
 """
 
 from __future__ import annotations
@@ -69,8 +69,9 @@ class Head(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal attention of this rank's heads by torch's kernels, [T, B, heads, size] -> [T, B, heads * size], in place of
-    the library's: its own one takes buffers and random numbers from CUDA only."""
+    """Causal attention of this rank's heads by torch's kernels: [T, B, heads, size] -> [T, B, heads * size].
+
+    It replaces that of the library, which takes buffers and random numbers from CUDA only."""
 
     def __init__(self, part: Part, dropout: float) -> None:
         super().__init__()
@@ -87,33 +88,38 @@ class Attention(nn.Module):
 def build_layers(model: GPT2, part: Part, group: dist.ProcessGroup, layers: str, fused: bool) -> nn.Sequential:
     """This rank's part, on the CPU and without values. group: the ranks of `part`, which may be one; fused: the library
     compiles bias, GELU, dropout and residual into one kernel each"""
-    from megatron.core.extensions.transformer_engine import TENorm
     from megatron.core.models.common.embeddings.language_model_embedding import LanguageModelEmbedding
-    from megatron.core.models.gpt import gpt_layer_specs
     from megatron.core.process_groups_config import ProcessGroupCollection
     from megatron.core.tensor_parallel import ColumnParallelLinear
     from megatron.core.transformer.spec_utils import build_module
 
-    config = transformer_config(model, part.size, fused)
+    config, classes, width = transformer_config(model, part.size, fused), model.outputs(), model.n_embd
+    spec, norm = layer_spec(layers, lambda **_: Attention(part, model.dropout))
     groups = ProcessGroupCollection(tp=group, cp=None, pp=None)
-    if layers == TRANSFORMER_ENGINE:
-        spec, norm = gpt_layer_specs.get_gpt_layer_with_transformer_engine_spec(), TENorm
-    else:
-        spec = gpt_layer_specs.get_gpt_layer_local_spec()
-        norm = spec.submodules.input_layernorm
-    spec.submodules.self_attention.submodules.core_attention = lambda **_: Attention(part, model.dropout)
-    embed = LanguageModelEmbedding(config, model.outputs(), model.seq_len, tp_group=group)
-    blocks = {
-        f"h{i}": Block(build_module(spec, config=config, layer_number=i + 1, pg_collection=groups))
-        for i in range(model.n_layer)
-    }
+    embed = LanguageModelEmbedding(config, classes, model.seq_len, tp_group=group)
+    blocks: dict[str, nn.Module] = {"embed": Embed(embed)}
+    for number in range(model.n_layer):
+        layer: Any = build_module(spec, config=config, layer_number=number + 1, pg_collection=groups)
+        blocks[f"h{number}"] = Block(layer)
+    blocks["ln_f"] = norm(config=config, hidden_size=width, eps=config.layernorm_epsilon)
     head = ColumnParallelLinear(
-        model.n_embd, model.outputs(), config=config, init_method=config.init_method, bias=False, tp_group=group
+        width, classes, config=config, init_method=config.init_method, bias=False, tp_group=group
     )
     if model.tie_weights:
         head.weight = embed.word_embeddings.weight
-    last = norm(config=config, hidden_size=model.n_embd, eps=config.layernorm_epsilon)
-    return nn.Sequential(OrderedDict(embed=Embed(embed), **blocks, ln_f=last, head=Head(head)))
+    return nn.Sequential(OrderedDict(blocks, head=Head(head)))
+
+
+def layer_spec(layers: str, attention: Callable[..., nn.Module]) -> tuple[Any, Callable[..., nn.Module]]:
+    """What the library builds a transformer layer of, and its normalization for the end of the model."""
+    from megatron.core.extensions.transformer_engine import TENorm
+    from megatron.core.models.gpt import gpt_layer_specs as specs
+
+    engine = layers == TRANSFORMER_ENGINE
+    spec: Any = specs.get_gpt_layer_with_transformer_engine_spec() if engine else specs.get_gpt_layer_local_spec()
+    spec.submodules.self_attention.submodules.core_attention = attention
+    norm: Any = TENorm if engine else spec.submodules.input_layernorm
+    return spec, norm
 
 
 def transformer_config(model: GPT2, tp: int, fused: bool) -> Any:
