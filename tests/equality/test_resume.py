@@ -22,7 +22,6 @@ from ddlbench.data.feed import Request
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.fsdp import FSDP
 from ddlbench.frameworks.local_sgd import LocalSGD
-from ddlbench.frameworks.megatron.adapter import Megatron
 from ddlbench.frameworks.pipeline.pipedream import PipeDream
 from ddlbench.job import Framework
 from ddlbench.loop import Run, train
@@ -152,8 +151,6 @@ def trainings(world: int) -> Iterator[Training]:
     for strategy in filter(lambda one: not getattr(one.framework, "by_seconds", False), strategies(world, images)):
         yield Training(f"resnet-{strategy.name}", images, strategy.framework)
     untied = replace(text, model=replace(GPT2, tie_weights=False))  # pyright: ignore
-    even = replace(text, model=replace(GPT2, vocab_size=64))  # pyright: ignore
-    yield Training("gpt2-megatron", even, Megatron(), "adamw")
     yield Training("gpt2-local_sgd", text, LocalSGD(local_steps=2), "adamw")
     yield Training("gpt2-pipedream", untied, PipeDream(), "adamw")
     yield Training("gpt2-pipedream_2bw", text, PipeDream(double_buffered=True), "adamw")

@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
-from math import lcm
 from typing import ClassVar
 
 import torch
@@ -34,7 +33,7 @@ from ddlbench.frameworks.shared.layout import Layout, fill
 from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction
 from ddlbench.frameworks.tensor.adapter import TensorReplica, check_compile, check_parts
-from ddlbench.frameworks.tensor.collectives import Part
+from ddlbench.frameworks.tensor.collectives import Part, gather_from
 from ddlbench.frameworks.tensor.layers import full_state, local_state
 from ddlbench.job import Job, Place
 from ddlbench.models.gpt2 import GPT2
@@ -82,15 +81,12 @@ class Megatron:
         layout, model = self.layout(job.world_size), job.model
         if not isinstance(model, GPT2):
             raise Unsupported(f"megatron: its layers are those of transformers, not of {model.name}: choose GPT-2")
-        if (tp := layout.tp) > 1:
-            check_parts(self.name, job, tp)
+        if layout.tp > 1:
+            check_parts(self.name, job, layout.tp)
         check_compile(self.name, job)
-        classes, on_cpu = model.outputs(), job.device.type == "cpu"
+        on_cpu = job.device.type == "cpu"
         smoothing = isinstance(job.loss, CrossEntropy) and job.loss.label_smoothing
         reasons = {
-            f"{tp} ranks cannot share the {classes} rows of the vocabulary, which the library divides evenly: choose "
-            f"model.pad_vocab_to_multiple={lcm(128, tp)} for all frameworks of a comparison":
-                classes % tp,
             f"train.precision={job.precision} on the CPU: the library's layers know autocast on CUDA only, and gloo "
             "cannot sum bf16: use train.precision=fp32":
                 on_cpu and job.precision != "fp32",
@@ -155,9 +151,15 @@ class MegatronReplica(TensorReplica):
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor]) -> None:
         names = {original_name(name): name for name in self._named()}
-        full = {names[name]: from_original(name, tensor, self._gpt2) for name, tensor in state.items()}
+        full = {names[name]: from_original(name, tensor, self._gpt2, self.part.size) for name, tensor in state.items()}
         for name, tensor in local_state(full, self.splits, self.part).items():
             self._named()[name].copy_(tensor)
+
+    def _logits(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.model(inputs)
+        if self.part.size > 1:
+            logits = gather_from(logits, -1, logits.shape[-1] * self.part.size, self.part)
+        return logits[..., : self._gpt2.outputs()]
 
     @property
     def _gpt2(self) -> GPT2:

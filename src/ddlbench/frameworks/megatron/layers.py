@@ -9,7 +9,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from math import inf
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -60,12 +61,32 @@ class Block(nn.Module):
 
 
 class Head(nn.Module):
-    def __init__(self, layer: nn.Module) -> None:
+    """kept: rows of this rank's matrix that are classes; the other ones pad the vocabulary, which the library divides
+    evenly. Their logits are -inf, so that the softmax is that of the classes and their gradients are 0."""
+
+    def __init__(self, layer: nn.Module, kept: int) -> None:
         super().__init__()
-        self.layer = layer
+        self.layer, self.kept = layer, kept
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.layer(hidden)[0].transpose(0, 1)
+        logits, _ = self.layer(hidden)
+        if self.kept < logits.shape[-1]:
+            logits = cast(Tensor, _WithoutPadding.apply(logits, self.kept))
+        return logits.transpose(0, 1)
+
+
+class _WithoutPadding(torch.autograd.Function):
+    """In place; the gradient of the loss is 0 there already."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, kept: int) -> Tensor:
+        ctx.mark_dirty(logits)
+        logits[..., kept:] = -inf
+        return logits
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0], None
 
 
 class Attention(nn.Module):
@@ -93,7 +114,9 @@ def build_layers(model: GPT2, part: Part, group: dist.ProcessGroup, layers: str,
     from megatron.core.tensor_parallel import ColumnParallelLinear
     from megatron.core.transformer.spec_utils import build_module
 
-    config, classes, width = transformer_config(model, part.size, fused), model.outputs(), model.n_embd
+    config, width = transformer_config(model, part.size, fused), model.n_embd
+    rows = rows_of(model, part.size)
+    classes = rows * part.size
     spec, norm = layer_spec(layers, lambda **_: Attention(part, model.dropout))
     groups = ProcessGroupCollection(tp=group, cp=None, pp=None)
     embed = LanguageModelEmbedding(config, classes, model.seq_len, tp_group=group)
@@ -105,9 +128,10 @@ def build_layers(model: GPT2, part: Part, group: dist.ProcessGroup, layers: str,
     head = ColumnParallelLinear(
         width, classes, config=config, init_method=config.init_method, bias=False, tp_group=group
     )
+    kept = min(max(model.outputs() - part.rank * rows, 0), rows)
     if model.tie_weights:
         head.weight = embed.word_embeddings.weight
-    return nn.Sequential(OrderedDict(blocks, head=Head(head)))
+    return nn.Sequential(OrderedDict(blocks, head=Head(head, kept)))
 
 
 def layer_spec(layers: str, attention: Callable[..., nn.Module]) -> tuple[Any, Callable[..., nn.Module]]:
@@ -167,9 +191,17 @@ def splits_of(names: Iterable[str], plan: Mapping[str, str]) -> Splits:
     return splits
 
 
-def from_original(name: str, full: Tensor, model: GPT2) -> Tensor:
-    """A full tensor of transformers' in the layout of the library, which has queries, keys and values head by head."""
+def rows_of(model: GPT2, tp: int) -> int:
+    """Of the vocabulary on each rank."""
+    return -(-model.outputs() // tp)
+
+
+def from_original(name: str, full: Tensor, model: GPT2, tp: int = 1) -> Tensor:
+    """A full tensor of transformers' in the layout of the library, which has queries, keys and values head by head and
+    zeros where the vocabulary is padded."""
     style = style_of(name, model.tensor_plan())
+    if style in ("vocab", "logits"):
+        full = F.pad(full, (0, 0, 0, rows_of(model, tp) * tp - len(full)))
     full = full.t() if style in TRANSPOSED else full
     if style == "qkv":
         full = full.unflatten(0, (3, model.n_head, -1)).transpose(0, 1).flatten(0, 2)
@@ -180,6 +212,8 @@ def to_original(name: str, full: Tensor, model: GPT2) -> Tensor:
     style = style_of(name, model.tensor_plan())
     if style == "qkv":
         full = full.unflatten(0, (model.n_head, 3, -1)).transpose(0, 1).flatten(0, 2)
+    if style in ("vocab", "logits"):
+        full = full[: model.outputs()]
     return (full.t() if style in TRANSPOSED else full).contiguous()
 
 
