@@ -46,7 +46,7 @@ def tensor(framework: TensorParallel, setting: Setting) -> Outcome:
 
 
 def megatron(framework: Megatron, setting: Setting) -> Outcome:
-    """The library's layers compute and send what those of `tensor` do. What its kernels save is not in the equations."""
+    """The library's layers compute and send what those of `tensor` do; what its kernels save is in no equation."""
     layout = framework.layout(setting.world)
     return parts(setting, layout.dp, layout.tp, sequence=False, loss=LOSS_OF_MEGATRON)
 
