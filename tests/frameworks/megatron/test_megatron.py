@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -14,8 +15,15 @@ from torch import Tensor
 
 from ddlbench.config.compose import refusal
 from ddlbench.errors import Unavailable, Unsupported, UserError
-from ddlbench.frameworks.megatron.adapter import Megatron
-from ddlbench.frameworks.megatron.layers import Attention, from_original, to_original
+from ddlbench.frameworks.megatron import adapter
+from ddlbench.frameworks.megatron.adapter import Megatron, import_megatron
+from ddlbench.frameworks.megatron.layers import (
+    Attention,
+    build_layers,
+    from_original,
+    to_original,
+    transformer_config,
+)
 from ddlbench.frameworks.tensor.collectives import Part
 from ddlbench.job import Job, Model
 from ddlbench.models.gpt2 import GPT2
@@ -34,6 +42,17 @@ from tests.support.reference import Case, Outcome, reference
 from tests.support.rehearsals import WORLD, config, rehearsed
 
 TEXT = GPT2("gpt2", n_layer=2, n_embd=32, n_head=4, vocab_size=61, seq_len=16, dropout=0.0)
+
+
+@dataclass
+class Fused(Megatron):
+    """With the kernels of GPUs, whose formulas run operation by operation in this test."""
+
+    def setup(self, job: Job) -> Any:
+        with patch.object(adapter, "build_layers", lambda *given, fused: build_layers(*given, fused=True)):
+            return super().setup(job)
+
+
 CASE = Case("gpt2", TEXT, lr=0.02, global_batch=8, steps=4)
 KNOBS: dict[str, Any] = {"micro_batch": 2, "clip_norm": 0.05, "checkpoint_activations": True}
 TRAININGS: dict[int, dict[str, tuple[Case, Megatron]]] = {
@@ -42,6 +61,7 @@ TRAININGS: dict[int, dict[str, tuple[Case, Megatron]]] = {
         "tp": (CASE, Megatron()),
         "dp": (CASE, Megatron(dp=2)),
         "tp, knobs": (replace(CASE, **KNOBS), Megatron()),
+        "tp, fused": (CASE, Fused()),
         "tp, untied": (replace(CASE, model=replace(TEXT, tie_weights=False)), Megatron()),
     },
     4: {"dp x tp, knobs": (replace(CASE, **KNOBS), Megatron(dp=2))},
@@ -49,7 +69,8 @@ TRAININGS: dict[int, dict[str, tuple[Case, Megatron]]] = {
 
 
 def train_all() -> list[Outcome]:
-    return train_cases(list(TRAININGS[dist.get_world_size()].values()))
+    with torch.compiler.set_stance("force_eager"):
+        return train_cases(list(TRAININGS[dist.get_world_size()].values()))
 
 
 def dropped() -> list[dict[str, Tensor]]:
@@ -144,6 +165,20 @@ def test_queries_keys_and_values_are_side_by_side_for_each_head() -> None:
     """Rows of the library's matrix: 8 queries of head 0, its 8 keys, its 8 values, then head 1."""
     rows = from_original("h0.attn.c_attn.bias", torch.arange(96), TEXT)
     assert rows[:32].tolist() == [*range(8), *range(32, 40), *range(64, 72), *range(8, 16)]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_the_activation_is_that_of_gpt2(fused: bool) -> None:
+    """The exact GELU is so close to its approximation that small models train the same with both."""
+    import_megatron(torch.device("cpu"))
+    from megatron.core.fusions.fused_bias_gelu import bias_gelu_impl
+
+    x, bias = torch.linspace(-4, 4, 101), torch.ones(())
+    plain: Any = TEXT.build().get_submodule("h0.mlp.act")
+    with torch.compiler.set_stance("force_eager"):
+        found = bias_gelu_impl(x, bias) if fused else transformer_config(TEXT, 1, fused).activation_func(x + bias)
+    assert (found - plain(x + bias)).abs().max() < 1e-6
+    assert (found - torch.nn.functional.gelu(x + bias)).abs().max() > 1e-4
 
 
 def test_facts_say_which_layers_they_are() -> None:
