@@ -125,6 +125,7 @@ run_two_frameworks() {
   done
   bench fsdp-hybrid ok +framework=fsdp framework.replicate=2 "${few[@]}"
   bench tensor ok +framework=tensor "framework.dp=$dp" "${few[@]}"
+  bench megatron ok +framework=megatron "framework.dp=$dp" "${few[@]}"
   for framework in gpipe 1f1b interleaved looped_bfs zero_bubble zbv dualpipev pipedream_2bw; do
     bench "$framework" ok "+framework=$framework" "framework.dp=$dp" "${few[@]}" train.micro_batch=2
   done

@@ -19,7 +19,16 @@ STEPS = {
     ),
     "the program and one framework": (
         "import ddlbench.run.attempt, ddlbench.frameworks.ddp",
-        {"deepspeed", "horovod", "transformers", "timm", "pandas", "nvidia.dali", "torch.distributed.tensor"},
+        {
+            "deepspeed",
+            "horovod",
+            "megatron",
+            "transformers",
+            "timm",
+            "pandas",
+            "nvidia.dali",
+            "torch.distributed.tensor",
+        },
     ),
 }
 

@@ -14,7 +14,7 @@ from tests.support.processes import environment
 from tests.support.runs import GPT2, RESNET, record
 from tests.support.waiting import WITHIN_S
 
-MISSING = ("timm", "google_crc32c", "deepspeed", "horovod", "nvidia.dali", "pynvml", "jinja2")
+MISSING = ("timm", "google_crc32c", "deepspeed", "horovod", "megatron", "nvidia.dali", "pynvml", "jinja2")
 
 # The runs of one process, one after another: argv[1] is a JSON list of command lines, the answer their exit codes.
 PROGRAM = f"""
@@ -44,6 +44,7 @@ def runs(home: Path) -> dict[str, dict]:
         "images": [*RESNET, "data=imagenet", f"data.root={home}/images", "loader.workers=1"],
         "text": [*GPT2, "loader=synthetic"],
         "deepspeed": ["+framework=zero1", *GPT2[1:], "loader=synthetic"],
+        "megatron": ["+framework=megatron", *GPT2[1:], "loader=synthetic"],
         "horovod": ["+framework=horovod", *GPT2[1:], "loader=synthetic"],
         "dali": [*RESNET, "data=imagenet", f"data.root={home}/images", "loader=dali"],
         "lars": [*RESNET, "loader=synthetic", "recipe=lars"],
@@ -61,7 +62,7 @@ def test_a_run_that_needs_none_of_them_is_ok(runs: dict[str, dict], name: str) -
     assert (runs[name]["code"], runs[name]["status"]) == (0, "ok"), runs[name]["reason"]
 
 
-@pytest.mark.parametrize("name", ["deepspeed", "horovod", "dali", "lars"])
+@pytest.mark.parametrize("name", ["deepspeed", "horovod", "megatron", "dali", "lars"])
 def test_a_run_that_needs_one_is_a_row_that_says_which(runs: dict[str, dict], name: str) -> None:
     assert (runs[name]["code"], runs[name]["status"]) == (UNAVAILABLE, "unavailable")
     assert {"lars": "timm"}.get(name, name) in runs[name]["reason"]

@@ -20,8 +20,9 @@ from tests.support.ranks import run_ranks
 pytestmark = needs_dali
 STEPS, DROPPED = divmod(CLASSES, CASE.global_batch)
 
-# A rank of `spatial` computes some rows of the images alone; its batches are shared as those of `tensor`.
-LEFT_OUT = {"spatial", *(["horovod"] if why_no_horovod() else [])}
+# A rank of `spatial` computes some rows of the images alone, and `megatron` trains text; their batches are shared as
+# those of `tensor`.
+LEFT_OUT = {"spatial", "megatron", *(["horovod"] if why_no_horovod() else [])}
 EVERY = [name for name in choices("framework") if name not in LEFT_OUT]
 QUICK = ["ddp", "zero1", "1f1b", "tensor"]
 LAYOUTS = {

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from ddlbench.frameworks.megatron.adapter import Megatron
 from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.frameworks.pipeline.pipedream import PipeDream
 from ddlbench.frameworks.spatial.adapter import Spatial
@@ -27,7 +28,7 @@ TWO_STAGES_A_RANK = ("interleaved", "looped_bfs", "zbv", "dualpipev")
 
 def frameworks(world: int) -> Mapping[str, Framework]:
     """Tied GPT-2; pipedream refuses it, so its weights are not tied. A ResNet whose last images have two rows."""
-    found: dict[str, Framework] = {"tensor": TensorParallel(), "hybrid-tp": Pipeline(tp=2)}
+    found: dict[str, Framework] = {"tensor": TensorParallel(), "megatron": Megatron(), "hybrid-tp": Pipeline(tp=2)}
     found |= {"channel": TensorParallel(convolutions="channels")} | ({"spatial": Spatial()} if world == 2 else {})
     for dp in (1, 2) if world == 4 else (1,):
         found |= {

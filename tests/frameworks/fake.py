@@ -18,6 +18,7 @@ JOB_CASE = Case("gpt2", MODELS["gpt2"], lr=0.02, global_batch=32)
 WORLD = 8
 LAYOUTS = {  # five blocks and four heads divide over at most five stages and four ranks
     "tensor": ["framework.tp=4", "framework.dp=2"],
+    "megatron": ["framework.tp=4", "framework.dp=2"],
     "channel": ["framework.tp=4", "framework.dp=2"],
     "spatial": ["framework.sp=2", "framework.dp=4"],
     "hybrid": ["framework.tp=2", "framework.pp=2", "framework.dp=2"],
@@ -27,7 +28,7 @@ LAYOUTS = {  # five blocks and four heads divide over at most five stages and fo
 }
 EVERY = choices("framework")
 FRAMEWORKS = sorted(set(EVERY) - {"single", "horovod"} - OF_IMAGES)  # that train GPT-2
-NO_STEP = {"ddp", "local_sgd", "tensor"}
+NO_STEP = {"ddp", "local_sgd", "tensor", "megatron"}
 
 
 def framework(name: str) -> Framework:

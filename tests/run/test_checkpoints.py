@@ -44,8 +44,8 @@ def test_what_could_not_continue_exactly_is_refused(words: str, reason: str) -> 
     "framework",
     [
         "single", "ddp", "local_sgd", "parameter_server", "horovod", "fsdp", "zero0", "zero1", "zero2", "zero3",
-        "tensor", "channel", "spatial", "gpipe", "1f1b", "interleaved", "zero_bubble", "looped_bfs", "zbv", "dualpipev",
-        "pipedream", "pipedream_2bw", "hybrid",
+        "tensor", "megatron", "channel", "spatial", "gpipe", "1f1b", "interleaved", "zero_bubble", "looped_bfs", "zbv",
+        "dualpipev", "pipedream", "pipedream_2bw", "hybrid",
     ],
 )  # fmt: skip
 def test_every_framework_saves(framework: str) -> None:

@@ -21,6 +21,7 @@ MODULES = (
     "torchvision.transforms.v2",
     "pandas",
     "deepspeed",
+    "megatron.core.models.gpt.gpt_layer_specs",
 )
 
 # DeepSpeed asks whether there is a GPU while it is imported. After an answer of CUDA's own no fork may use a GPU, so

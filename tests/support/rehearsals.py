@@ -25,9 +25,10 @@ MODELS = {
     "vgg16": ("model.channels=[16,32,64,64,64]", "model.hidden=256", "model.image_size=64"),
 }
 OF_IMAGES = {"channel", "spatial"}  # refuse models of text
+OF_TEXT = {"megatron"}
 FEW = "train.micro_batch=4"  # four in a step, or two of interleaved; the default of 4 a rank takes as many times longer
 LAYOUTS = {
-    **dict.fromkeys(("tensor", "channel"), ("framework.tp=4", "framework.dp=2")),
+    **dict.fromkeys(("tensor", "megatron", "channel"), ("framework.tp=4", "framework.dp=2")),
     "spatial": ("framework.sp=2", "framework.dp=4"),
     "hybrid": ("framework.tp=2", "framework.pp=2", "framework.dp=2", FEW),
     **dict.fromkeys(("gpipe", "1f1b", "zero_bubble", "pipedream_2bw"), ("framework.dp=2", FEW)),

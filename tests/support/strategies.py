@@ -9,6 +9,7 @@ from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.deepspeed.adapter import DeepSpeed
 from ddlbench.frameworks.fsdp import FSDP
 from ddlbench.frameworks.horovod.adapter import Horovod
+from ddlbench.frameworks.megatron.adapter import Megatron
 from ddlbench.frameworks.parameter_server.adapter import ParameterServer
 from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.frameworks.pipeline.schedules import V_SHAPED
@@ -108,6 +109,8 @@ def tensor_parallel(world: int, case: Case) -> Iterator[Strategy]:
         return
     yield Strategy("tensor", TensorParallel(), 1)
     if case.model.kind == "text":
+        if case.precision == "fp32":
+            yield Strategy("megatron", Megatron(), 1)
         yield Strategy("tensor-tokens", TensorParallel(dp=world // 2, tp=2, sequence_parallel=True), world // 2)
         return
     yield Strategy("channel", TensorParallel(convolutions="channels"), 1)

@@ -19,7 +19,7 @@ DASHES: tuple[Any, ...] = ("-", (0, (4, 1.6)), (0, (1, 1.3)), (0, (7, 1.5, 1, 1.
 FAMILIES = {
     "data parallel": ("single", "ddp", "horovod", "local_sgd", "parameter_server", "zero0"),
     "sharded": ("fsdp", "zero1", "zero2", "zero3", "deepspeed"),
-    "tensor": ("tensor", "channel", "spatial"),
+    "tensor": ("tensor", "megatron", "channel", "spatial"),
     "pipeline": (
         "gpipe", "1f1b", "interleaved", "zero_bubble", "looped_bfs", "zbv", "dualpipev", "pipedream", "pipedream_2bw",
     ),

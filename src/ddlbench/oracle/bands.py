@@ -22,7 +22,7 @@ BANDS: dict[str, Ends] = {
 }
 LAYOUTS = (
     "tensor", "gpipe", "1f1b", "interleaved", "zero_bubble", "looped_bfs", "zbv", "dualpipev", "pipedream",
-    "pipedream_2bw", "hybrid", "spatial", "channel",
+    "pipedream_2bw", "hybrid", "spatial", "channel", "megatron",
 )  # fmt: skip
 
 

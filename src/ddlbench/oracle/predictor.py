@@ -17,6 +17,7 @@ from ddlbench.frameworks.deepspeed.knobs import DeepSpeedOptions
 from ddlbench.frameworks.fsdp import FSDP
 from ddlbench.frameworks.horovod.adapter import Horovod
 from ddlbench.frameworks.local_sgd import LocalSGD
+from ddlbench.frameworks.megatron.adapter import Megatron
 from ddlbench.frameworks.parameter_server.adapter import ParameterServer
 from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.frameworks.pipeline.pipedream import PipeDream
@@ -48,6 +49,7 @@ EQUATIONS: dict[type, Callable[[Any, Setting], Outcome]] = {
     ),
     FSDP: sharded.fsdp,
     TensorParallel: tensor.tensor,
+    Megatron: tensor.megatron,
     Spatial: spatial.spatial,
     Pipeline: pipeline.pipeline,
     PipeDream: pipeline.pipedream,

@@ -43,7 +43,8 @@ from ddlbench.rehearsal import perfetto
 from ddlbench.rehearsal.perfetto import Slice
 from ddlbench.results.rows import group_by
 
-SEVERAL_LAYOUTS = ("tensor", "channel", "spatial", "hybrid")  # are tried without --plan, if the command gives none
+# They are tried without --plan, if the command gives none.
+SEVERAL_LAYOUTS = ("tensor", "megatron", "channel", "spatial", "hybrid")
 STAGES = 2  # of these layouts at most
 
 

@@ -20,10 +20,11 @@ from ddlbench.errors import UserError
 from ddlbench.oracle.predictor import Prediction
 from ddlbench.predict import ranking
 
-# Their updates are late or averaged, so that a faster step may train worse; `deepspeed` is zero0 to zero3.
-NO_PLANS = ("local_sgd", "parameter_server", "pipedream", "pipedream_2bw", "deepspeed")
+# Their updates are late or averaged, so that a faster step may train worse; `deepspeed` is zero0 to zero3,
+# and `megatron` has the equations of `tensor`.
+NO_PLANS = ("local_sgd", "parameter_server", "pipedream", "pipedream_2bw", "deepspeed", "megatron")
 DEGREES = ("dp", "tp", "pp", "sp")
-SHARES = ("tensor", "channel", "spatial", "hybrid")  # whose ranks share layers or images
+SHARES = ("tensor", "megatron", "channel", "spatial", "hybrid")  # whose ranks share layers or images
 SHOWN = 10  # of the best
 
 

@@ -9,6 +9,7 @@ from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.deepspeed.knobs import DeepSpeedOptions
 from ddlbench.frameworks.fsdp import FSDP
 from ddlbench.frameworks.local_sgd import LocalSGD
+from ddlbench.frameworks.megatron.adapter import Megatron
 from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.frameworks.pipeline.pipedream import PipeDream
 from ddlbench.frameworks.single import Single
@@ -97,6 +98,10 @@ def tensor() -> list[str]:
     return [f"{(volume(item, 'layers') - loss) / 1024:g} KiB" for item in (plain, sequence)]
 
 
+def megatron() -> list[str]:
+    return [f"{volume(strategy(Megatron(), setting(2)), 'layers') / 1024:g} KiB"]
+
+
 def spatial() -> list[str]:
     blocks = [replace(A, rows=(Rows("conv", Window(64, 3, 1, 1), 3 * 64 * 4),)), B]
     given = made(2, blocks, 8, model=IMAGES)
@@ -155,6 +160,7 @@ STRATEGIES: dict[str, Callable[[], list[str]]] = {
     "FSDP": lambda: [s(overlap.sharded_step([overlap.Sharded(4, 8, 1, 1, 1), overlap.Sharded(4, 8, 1, 0, 1)]))],
     "HSDP": hsdp,
     "tensor": tensor,
+    "Megatron": megatron,
     "filter": lambda: [us(item) for item in layer()],
     "channel": lambda: [us(item) for item in layer(by_channels=True)],
     "spatial": spatial,

@@ -229,12 +229,12 @@ class TensorReplica(Replica):
 
     def evaluate(self, batch: Batch | None) -> Tensor | None:
         self.synchronize()
-
-        def forward(inputs: Tensor) -> Tensor:
-            return full_logits(self.model(inputs), self.job, self.part)
-
-        output = evaluate(self.model, forward, self._shared(batch), self.job, self.micro_batches)
+        output = evaluate(self.model, self._logits, self._shared(batch), self.job, self.micro_batches)
         return output if batch is not None else None
+
+    def _logits(self, inputs: Tensor) -> Tensor:
+        """Of all classes."""
+        return full_logits(self.model(inputs), self.job, self.part)
 
     def state(self) -> dict[str, Tensor] | None:
         self.synchronize()

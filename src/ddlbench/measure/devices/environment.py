@@ -24,8 +24,8 @@ T = TypeVar("T")
 
 PACKAGES = (
     "ddlbench", "torch", "torchvision", "triton", "transformers", "tokenizers", "timm", "hydra-core", "omegaconf",
-    "numpy", "pandas", "pyarrow", "pillow", "pillow-simd", "bitsandbytes", "deepspeed", "horovod", "mpi4py",
-    "nvidia-dali-cuda120", "nvidia-dali-cuda130", "nvidia-ml-py",
+    "numpy", "pandas", "pyarrow", "pillow", "pillow-simd", "bitsandbytes", "deepspeed", "horovod",
+    "megatron-core", "mpi4py", "nvidia-dali-cuda120", "nvidia-dali-cuda130", "nvidia-ml-py", "transformer-engine",
 )  # fmt: skip
 # Prefixes of the variables that libraries, networks and schedulers read: no others are recorded, and of these none that
 # may hold a credential or something private. README.md documents this: change it there too.

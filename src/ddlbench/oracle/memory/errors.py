@@ -15,6 +15,7 @@ WORST_ERRORS = {
     "zero3": 0.11,
     "fsdp": 0.05,
     "tensor": 0.09,
+    "megatron": 0.05,
     "channel": 0.04,
     "spatial": 0.02,
     "gpipe": 0.05,

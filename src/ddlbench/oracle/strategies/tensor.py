@@ -3,10 +3,12 @@ Korthikanti et al. 2022), convolutions by filters or channels (Kahira et al. 202
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
+from ddlbench.frameworks.megatron.adapter import Megatron
 from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.tensor.adapter import TensorParallel, split_numbers
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES
@@ -21,6 +23,8 @@ from ddlbench.oracle.timing import overlap
 from ddlbench.recomputation import repeats
 
 SUMMED_AHEAD, SUMMED_BACK, GATHERED = ("row", "vocab"), ("column", "qkv", "filter", "logits"), ("norm", "channels")
+# All-reduces of the loss for each position, how many numbers in each: the largest logit, then sums.
+LOSS, LOSS_OF_MEGATRON = (1, 3), (1, 1, 1)
 
 
 class Traffic(NamedTuple):
@@ -41,14 +45,20 @@ def tensor(framework: TensorParallel, setting: Setting) -> Outcome:
     return parts(setting, layout.dp, layout.tp, framework.sequence_parallel)
 
 
-def parts(setting: Setting, dp: int, tp: int, sequence: bool) -> Outcome:
+def megatron(framework: Megatron, setting: Setting) -> Outcome:
+    """The library's layers compute and send what those of `tensor` do; what its kernels save is in no equation."""
+    layout = framework.layout(setting.world)
+    return parts(setting, layout.dp, layout.tp, sequence=False, loss=LOSS_OF_MEGATRON)
+
+
+def parts(setting: Setting, dp: int, tp: int, sequence: bool, loss: Sequence[int] = LOSS) -> Outcome:
     """tp ranks share a replica. Ranks with the same part in each of dp replicas (tp ranks apart) average gradients."""
     job, blocks = setting.job, setting.counts.blocks
     count, samples = setting.micro_batch(dp)
     passes = setting.computation.blocks(samples, tp)
     messages: list[Message] = []
     if tp > 1:
-        traffics = [traffic(block, samples, setting, tp, sequence) for block in blocks]
+        traffics = [traffic(block, samples, setting, tp, sequence, loss) for block in blocks]
         again = repeats(setting.plan(samples))
         seconds = count * sum(
             layer.forward * (1 + times) + layer.backward for layer, times in zip(traffics, again, strict=True)
@@ -77,7 +87,9 @@ def parts(setting: Setting, dp: int, tp: int, sequence: bool) -> Outcome:
     )
 
 
-def traffic(block: Block, samples: float, setting: Setting, tp: int, sequence: bool = False) -> Traffic:
+def traffic(
+    block: Block, samples: float, setting: Setting, tp: int, sequence: bool = False, loss: Sequence[int] = LOSS
+) -> Traffic:
     """The collectives that frameworks/tensor/layers.py makes for a block; none if tp is 1.
 
     With sequence parallelism a reduce-scatter in one direction and an all-gather in the other one replace each
@@ -103,11 +115,10 @@ def traffic(block: Block, samples: float, setting: Setting, tp: int, sequence: b
                 ahead, back = (seconds, 0.0) if style in SUMMED_AHEAD else (0.0, seconds)
                 traffics.append(Traffic(ahead, back, size, 1))
     if block is setting.counts.blocks[-1]:
-        # All-reduces of the loss (frameworks/tensor/loss.py): for each position the largest logit, then three sums.
         model = setting.job.model
         positions = FP32_BYTES * samples * (prod(model.input_shape()) if model.kind == "text" else 1)
-        seconds = sum(collectives.all_reduce(size, to, setting.algorithm) for size in (positions, 3 * positions))
-        traffics.append(Traffic(seconds, 0.0, 4 * positions, 2))
+        seconds = sum(collectives.all_reduce(number * positions, to, setting.algorithm) for number in loss)
+        traffics.append(Traffic(seconds, 0.0, sum(loss) * positions, len(loss)))
     return Traffic(*map(sum, zip(*traffics, strict=True)))
 
 

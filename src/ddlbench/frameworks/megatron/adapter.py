@@ -1,0 +1,171 @@
+"""Megatron-LM's own layers (megatron-core): tp ranks share every layer of GPT-2, dp such groups are replicas.
+
+Shoeybi et al. 2019, "Megatron-LM", section 3; Narayanan et al. 2021, "Efficient large-scale language model training on
+GPU clusters". Layers, their collectives and the loss are the library's; weights, samples, optimizer and the average
+over replicas are those of every framework (docs/adr/0031).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ddlbench.errors import Unsupported, check_values, importing, refuse
+from ddlbench.frameworks.megatron.layers import (
+    LOCAL,
+    TRANSFORMER_ENGINE,
+    build_layers,
+    from_original,
+    original_name,
+    parallel_loss,
+    splits_of,
+    to_original,
+)
+from ddlbench.frameworks.shared.checkpointing import checkpoint_replica
+from ddlbench.frameworks.shared.groups import subgroup
+from ddlbench.frameworks.shared.layout import Layout, fill
+from ddlbench.frameworks.shared.meta import on_meta
+from ddlbench.frameworks.shared.refusals import check_alike, check_reduction
+from ddlbench.frameworks.tensor.adapter import TensorReplica, check_compile, check_parts
+from ddlbench.frameworks.tensor.collectives import Part, gather_from
+from ddlbench.frameworks.tensor.layers import full_state, local_state
+from ddlbench.job import Job, Place
+from ddlbench.models.gpt2 import GPT2
+from ddlbench.recipe.losses import CrossEntropy
+from ddlbench.recomputation import KEY, budgeted
+
+
+def import_megatron(device: torch.device) -> None:
+    """Unavailable where it cannot be imported."""
+    with importing("megatron-core", "pip install 'ddlbench[megatron]'"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of optional libraries that are not there
+        import_module("megatron.core.models.gpt.gpt_layer_specs")
+    warnings.filterwarnings("ignore", "MLP requires ffn_hidden_size", DeprecationWarning)  # its own call
+    if device.type == "cpu":  # of CUDA_DEVICE_MAX_CONNECTIONS
+        warnings.filterwarnings("ignore", "When using async grad allreduce", UserWarning)
+
+
+@dataclass
+class Megatron:
+    """conf/framework/megatron.yaml says what each knob means."""
+
+    library: ClassVar[str] = "megatron.core"
+
+    name: str = "megatron"
+    dp: int | None = 1
+    tp: int | None = None
+    layers: str | None = None
+
+    def __post_init__(self) -> None:
+        check_values("framework.", self, least={"dp": 1, "tp": 1}, choices={"layers": (LOCAL, TRANSFORMER_ENGINE)})
+
+    def layout(self, world_size: int) -> Layout:
+        return Layout(**fill(world_size, dp=self.dp, tp=self.tp))
+
+    def check(self, job: Job) -> None:
+        self.supports(job)
+        import_megatron(job.device)
+        if self.layers == TRANSFORMER_ENGINE:
+            remedy = "pip install 'transformer-engine[pytorch]', or set framework.layers=local"
+            with importing("transformer_engine", remedy):
+                import_module("transformer_engine.pytorch")
+
+    def supports(self, job: Job) -> None:
+        """What `check` refuses wherever the library is installed."""
+        layout, model = self.layout(job.world_size), job.model
+        if not isinstance(model, GPT2):
+            raise Unsupported(f"megatron: its layers are those of transformers, not of {model.name}: choose GPT-2")
+        if layout.tp > 1:
+            check_parts(self.name, job, layout.tp)
+        check_compile(self.name, job)
+        on_cpu = job.device.type == "cpu"
+        smoothing = isinstance(job.loss, CrossEntropy) and job.loss.label_smoothing
+        reasons = {
+            f"train.precision={job.precision} on the CPU: the library's layers know autocast on CUDA only, and gloo "
+            "cannot sum bf16: use train.precision=fp32":
+                on_cpu and job.precision != "fp32",
+            "framework.layers=transformer_engine needs CUDA: use framework.layers=local":
+                on_cpu and self.layers == TRANSFORMER_ENGINE,
+            f"recipe.label_smoothing={smoothing}: the library's loss would spread it over the classes of each rank: "
+            "set it to 0":
+                smoothing,
+            f"a budget counts the blocks of transformers' GPT-2: set {KEY}=every:2, for example":
+                budgeted(job.checkpoint_activations),
+        }  # fmt: skip
+        refuse(self.name, reasons)
+        check_reduction(self.name, job)
+        check_alike(job, layout.dp)
+
+    def setup(self, job: Job) -> MegatronReplica:
+        import_megatron(job.device)
+        from megatron.core import parallel_state
+        from megatron.core.extensions.transformer_engine import HAVE_TE
+
+        assert isinstance(job.model, GPT2)
+        layout, on_cuda = self.layout(job.world_size), job.device.type == "cuda"
+        data_rank, tp_rank, _ = layout.position(job.rank)
+        tp_group = subgroup(layout.groups("tp"), job)
+        dp_group = subgroup(layout.groups("dp"), job) if layout.dp > 1 else None
+        assert tp_group is not None
+        # The library's loss takes no group; its layers are given theirs.
+        parallel_state._TENSOR_MODEL_PARALLEL_GROUP = tp_group  # pyright: ignore[reportPrivateUsage]
+        part = Part(tp_group if layout.tp > 1 else None, tp_rank, layout.tp)
+        layers = self.layers or (TRANSFORMER_ENGINE if on_cuda and HAVE_TE else LOCAL)
+        model = build_layers(job.model, part, tp_group, layers, fused=on_cuda)
+        model.to(job.device)
+        checkpoint_replica(model, job, layout.dp)
+        place = Place(data_rank, layout.dp, tp_rank == 0, tp_rank == 0, {"dp": data_rank, "tp": tp_rank})
+        splits = splits_of(dict(model.named_parameters(remove_duplicate=False)), job.model.tensor_plan())
+        facts = {
+            "dp": layout.dp,
+            "tp": part.size,
+            "layers": layers,
+            "fused_kernels": on_cuda,
+            "parameters_per_rank": sum(parameter.numel() for parameter in model.parameters()),
+            "reduce_dtype": job.reduce_dtype if layout.dp > 1 else "fp32",
+        }
+        replica = MegatronReplica(replace(job, loss=parallel_loss()), model, part, splits, facts, place, dp_group)
+        replica.load(replace(job, device=torch.device("cpu")).build().state_dict())
+        return replica
+
+
+class MegatronReplica(TensorReplica):
+    """A part whose parameters have the library's names and layout; states have those of transformers."""
+
+    def state(self) -> dict[str, Tensor] | None:
+        self.synchronize()
+        if self.place.data_rank:
+            return None
+        local = {name: tensor.detach().cpu().clone() for name, tensor in self._named().items()}
+        full = full_state(local, self.splits, self.part) or {}
+        named = {original_name(name): tensor for name, tensor in full.items()}
+        names = on_meta(self.job).state_dict() if named else ()
+        return {name: to_original(name, named[name], self._gpt2) for name in names} or None
+
+    @torch.no_grad()
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        names = {original_name(name): name for name in self._named()}
+        full = {names[name]: from_original(name, tensor, self._gpt2, self.part.size) for name, tensor in state.items()}
+        for name, tensor in local_state(full, self.splits, self.part).items():
+            self._named()[name].copy_(tensor)
+
+    def _logits(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.model(inputs)
+        if self.part.size > 1:
+            logits = gather_from(logits, -1, logits.shape[-1] * self.part.size, self.part)
+        return logits[..., : self._gpt2.outputs()]
+
+    @property
+    def _gpt2(self) -> GPT2:
+        assert isinstance(self.job.model, GPT2)
+        return self.job.model
+
+    def _named(self) -> dict[str, torch.nn.Parameter]:
+        """A tied parameter has two names."""
+        return dict(self.model.named_parameters(remove_duplicate=False))

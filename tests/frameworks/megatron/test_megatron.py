@@ -1,0 +1,238 @@
+"""megatron-core's layers train what one process trains, and what they cannot do is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ddlbench.config.compose import refusal
+from ddlbench.errors import Unavailable, Unsupported, UserError
+from ddlbench.frameworks.megatron import adapter
+from ddlbench.frameworks.megatron.adapter import Megatron, import_megatron
+from ddlbench.frameworks.megatron.layers import (
+    Attention,
+    build_layers,
+    from_original,
+    to_original,
+    transformer_config,
+)
+from ddlbench.frameworks.tensor.collectives import Part
+from ddlbench.job import Job, Model
+from ddlbench.models.gpt2 import GPT2
+from ddlbench.oracle.machine.machine import load
+from ddlbench.oracle.measured.inputs import from_roofline
+from ddlbench.oracle.predictor import Inputs, predict
+from ddlbench.recipe.losses import CrossEntropy
+from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
+from tests.equality.cases import MODELS
+from tests.equality.distances import TOLERANCES, assert_equal
+from tests.frameworks.tensor.test_tensor import batch_of
+from tests.support.equal import assert_reloaded, make_job, reload, train_cases
+from tests.support.jobs import job
+from tests.support.ranks import results, run_ranks
+from tests.support.reference import Case, Outcome, reference
+from tests.support.rehearsals import WORLD, config, rehearsed
+
+TEXT = GPT2("gpt2", n_layer=2, n_embd=32, n_head=4, vocab_size=61, seq_len=16, dropout=0.0)
+
+
+@dataclass
+class Fused(Megatron):
+    """With the kernels of GPUs, whose formulas run operation by operation in this test."""
+
+    def setup(self, job: Job) -> Any:
+        with patch.object(adapter, "build_layers", lambda *given, fused: build_layers(*given, fused=True)):
+            return super().setup(job)
+
+
+CASE = Case("gpt2", TEXT, lr=0.02, global_batch=8, steps=4)
+KNOBS: dict[str, Any] = {"micro_batch": 2, "clip_norm": 0.05, "checkpoint_activations": True}
+TRAININGS: dict[int, dict[str, tuple[Case, Megatron]]] = {
+    1: {"one rank": (CASE, Megatron())},
+    2: {
+        "tp": (CASE, Megatron()),
+        "dp": (CASE, Megatron(dp=2)),
+        "tp, knobs": (replace(CASE, **KNOBS), Megatron()),
+        "tp, fused": (CASE, Fused()),
+        "tp, untied": (replace(CASE, model=replace(TEXT, tie_weights=False)), Megatron()),
+    },
+    4: {"dp x tp, knobs": (replace(CASE, **KNOBS), Megatron(dp=2))},
+}
+
+
+def train_all() -> list[Outcome]:
+    with torch.compiler.set_stance("force_eager"):
+        return train_cases(list(TRAININGS[dist.get_world_size()].values()))
+
+
+def dropped() -> list[dict[str, Tensor]]:
+    """Parameters that every rank has whole, after two updates with dropout while one rank draws numbers in between; the
+    second time with blocks that run again."""
+    found: list[dict[str, Tensor]] = []
+    for again in (False, True):
+        case = replace(CASE, model=replace(TEXT, dropout=0.5), checkpoint_activations=again)
+        trainer = Megatron().setup(make_job(case))
+        for _ in range(2):
+            torch.rand(dist.get_rank() + 1)  # as a loader would on the rank that reads
+            trainer.step(batch_of(TEXT, trainer.place, 8))
+        named = trainer.model.named_parameters()
+        found.append({name: each.detach().clone() for name, each in named if name not in trainer.splits})
+        trainer.close()
+    return found
+
+
+def reloaded() -> tuple[dict[str, Tensor], dict[str, Tensor], float]:
+    trainer = Megatron().setup(make_job(CASE))
+    return reload(trainer, TEXT, batch_of(TEXT, trainer.place, 8))
+
+
+def facts() -> dict[str, Any]:
+    trainer = Megatron().setup(make_job(CASE))
+    found = trainer.facts()
+    trainer.close()
+    return found
+
+
+WORK: list[Callable[[], Any]] = [train_all, dropped, reloaded, facts]
+
+
+@cache
+def found(world: int) -> list[dict[str, Any]]:
+    """What each piece of work returned, by rank: one set of processes does it all."""
+    return run_ranks(world, results, WORK if world == 2 else WORK[:1])
+
+
+@pytest.mark.parametrize("world", TRAININGS)
+def test_trains_what_one_process_trains(world: int) -> None:
+    for (case, framework), outcome in zip(TRAININGS[world].values(), found(world)[0]["train_all"], strict=True):
+        assert_equal(outcome, reference(case, framework.layout(world).dp), TOLERANCES["gpt2", "fp32"])
+
+
+def test_whole_activations_lose_the_same_units_on_every_rank() -> None:
+    (plain, again), (other, _) = (rank["dropped"] for rank in found(2))
+    assert "h0.layer.input_layernorm.weight" in plain
+    assert all(torch.equal(plain[name], other[name]) for name in plain)
+    assert all(torch.equal(plain[name], again[name]) for name in plain)  # a block drops the same when it runs again
+
+
+def test_each_rank_drops_attention_of_its_own_heads() -> None:
+    value = torch.rand(16, 2, 2, 8)  # [T, B, heads, size]
+
+    def mixed(rank: int, training: bool = True) -> Tensor:
+        torch.manual_seed(1)
+        return Attention(Part(None, rank, 2), 0.5).train(training)(value, value, value, None)
+
+    assert torch.equal(mixed(0), mixed(0))
+    assert not torch.equal(mixed(0), mixed(1))
+    assert torch.equal(mixed(0, training=False), mixed(1, training=False))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_equations_send_what_it_sends_on_cuda(precision: str) -> None:
+    """Forward the embedding's sum and two of each of three blocks, backward as many with the head's, the loss three."""
+    made, machine = config("megatron", "gpt2_small", f"train.precision={precision}"), load("h100")
+    row = predict(made, made.framework, WORLD, Inputs(machine, lambda given, _: from_roofline(given, machine)))
+    traced = rehearsed("megatron", "gpt2_small", f"train.precision={precision}", device="cuda")
+    layers = next(one for one in row.messages if one["what"] == "collectives of layers")
+    sums = [one for one in traced.collectives or () if (one.kind, one.ranks) == ("all_reduce", 4)]
+    assert [(one.count, one.bytes_) for one in sums] == [(layers["count"], layers["bytes_"])]
+    assert layers["count"] == 7 + 7 + 3
+    assert not traced.host_waits
+
+
+def test_a_loaded_state_is_what_it_computes_with_and_gives_back() -> None:
+    assert_reloaded((rank["reloaded"] for rank in found(2)), TEXT)
+
+
+@pytest.mark.parametrize(
+    "name", ["h0.attn.c_attn.weight", "h0.attn.c_attn.bias", "h1.mlp.c_proj.weight", "embed.wpe.weight"]
+)
+def test_a_layout_has_an_inverse(name: str) -> None:
+    weight = TEXT.build().state_dict()[name]
+    full = torch.arange(weight.numel()).view_as(weight)
+    assert torch.equal(to_original(name, from_original(name, full, TEXT), TEXT), full)
+
+
+def test_queries_keys_and_values_are_side_by_side_for_each_head() -> None:
+    """Rows of the library's matrix: 8 queries of head 0, its 8 keys, its 8 values, then head 1."""
+    rows = from_original("h0.attn.c_attn.bias", torch.arange(96), TEXT)
+    assert rows[:32].tolist() == [*range(8), *range(32, 40), *range(64, 72), *range(8, 16)]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_the_activation_is_that_of_gpt2(fused: bool) -> None:
+    """The exact GELU is so close to its approximation that small models train the same with both."""
+    import_megatron(torch.device("cpu"))
+    from megatron.core.fusions.fused_bias_gelu import bias_gelu_impl
+
+    x, bias = torch.linspace(-4, 4, 101), torch.ones(())
+    plain: Any = TEXT.build().get_submodule("h0.mlp.act")
+    with torch.compiler.set_stance("force_eager"):
+        found = bias_gelu_impl(x, bias) if fused else transformer_config(TEXT, 1, fused).activation_func(x + bias)
+    assert (found - plain(x + bias)).abs().max() < 1e-6
+    assert (found - torch.nn.functional.gelu(x + bias)).abs().max() > 1e-4
+
+
+def test_facts_say_which_layers_they_are() -> None:
+    vocabulary, positions, norms = 31 * 32, 16 * 32, 5 * 2 * 32
+    attention = (32 * 48 + 48) + (16 * 32 + 32)  # qkv of two heads, projection
+    mlp = (32 * 64 + 64) + (64 * 32 + 32)
+    assert found(2)[0]["facts"] == {
+        "staleness": 0,
+        "dp": 1,
+        "tp": 2,
+        "layers": "local",
+        "fused_kernels": False,
+        "parameters_per_rank": vocabulary + positions + norms + 2 * (attention + mlp),
+        "reduce_dtype": "fp32",
+    }
+
+
+def ranks(world: int, model: Model = TEXT, **changes: Any) -> Job:
+    return replace(
+        job(), world_size=world, model=model, micro_batch=None, global_batch=world, loss=CrossEntropy(0.0), **changes
+    )
+
+
+CUDA = torch.device("cuda")
+LAMB = partial(make_optimizer, OptimizerConfig("lamb", lr=0.02))
+REFUSED: list[tuple[Job, Megatron, str]] = [
+    (ranks(2, MODELS["resnet"]), Megatron(), "megatron: its layers are those of transformers, not of resnet"),
+    (ranks(8), Megatron(), r"8 ranks cannot share the 4 heads of h0\.attn: .*tp=4 framework\.dp=2"),
+    (ranks(2, precision="bf16"), Megatron(), r"train\.precision=bf16 on the CPU: .*use train\.precision=fp32"),
+    (ranks(2), Megatron(layers="transformer_engine"), "needs CUDA: use framework.layers=local"),
+    (replace(ranks(2), loss=CrossEntropy(0.1)), Megatron(), r"recipe\.label_smoothing=0\.1: "),
+    (ranks(1, checkpoint_activations="budget:1"), Megatron(), "a budget counts the blocks of transformers' GPT-2"),
+    (ranks(2, compile=True), Megatron(), r"set train\.compile=false"),
+    (ranks(2, optimizer=LAMB), Megatron(), "Lamb needs the norm of each full layer"),
+    (ranks(2, reduce_dtype="bf16"), Megatron(dp=2), "bf16 need NCCL"),
+]
+
+
+@pytest.mark.parametrize(("asked", "framework", "reason"), REFUSED, ids=[reason[:40] for _, _, reason in REFUSED])
+def test_what_it_cannot_do_is_refused_before_anything_starts(asked: Job, framework: Megatron, reason: str) -> None:
+    with pytest.raises(Unsupported, match=reason):
+        framework.check(asked)
+
+
+def test_on_gpus_it_takes_mixed_precision() -> None:
+    asked = ranks(2, device=CUDA, precision="bf16")
+    assert refusal(partial(Megatron().supports, asked)) is None
+
+
+def test_a_missing_transformer_engine_is_said_with_the_remedy() -> None:
+    with pytest.raises(Unavailable, match=r"transformer_engine cannot be imported .*framework\.layers=local"):
+        Megatron(layers="transformer_engine").check(ranks(2, device=CUDA))
+
+
+def test_an_unknown_kind_of_layers_is_refused() -> None:
+    with pytest.raises(UserError, match=r"framework\.layers=apex must be one of local, transformer_engine, or null"):
+        Megatron(layers="apex")
