@@ -59,7 +59,7 @@ class FSDP:
                 f"fsdp: MixedPrecisionPolicy casts BatchNorm's weights to {job.precision} but not its running "
                 "statistics, and its kernels refuse mixed types: set framework.mixed_precision=autocast"
             )
-        check_alike(job, job.world_size)
+        check_alike(job, job.world_size, built=True)
 
     def scheme(self, job: Job) -> str:
         """Whether FSDP itself casts weights and activations ("policy") or autocast does. By default the policy, because

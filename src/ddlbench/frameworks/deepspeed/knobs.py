@@ -118,7 +118,7 @@ class DeepSpeedOptions:
         }  # fmt: skip
         if self.zero_stage:
             refuse("deepspeed", reasons)
-        check_alike(job, job.world_size)
+        check_alike(job, job.world_size, built=self.zero_stage < 3)  # which gathers weights within a block
 
     def config(self, job: Job) -> dict[str, Any]:
         """What deepspeed.initialize is given. What is not here keeps DeepSpeed's default."""
