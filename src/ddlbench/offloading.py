@@ -71,7 +71,7 @@ def exposed(copy: float, forward: float, backward: float) -> float:
 
 
 def _with_offloaded(plan: Plan, offload: Choice, names: Sequence[str]) -> Plan:
-    chosen = offload if isinstance(offload, list) else names[:-1]
+    chosen = offload if isinstance(offload, list) else list(names[:-1])
     check_names(chosen, names, KEY)
     kept = [names[item] for item in plan if isinstance(item, int)]
     if isinstance(offload, list):
@@ -90,7 +90,7 @@ def _refuse(what: str, holds: object) -> None:
 def _within_budget(
     offload: str, recompute: bool, flops_per_byte: float, names: Sequence[str], links: Sequence[Link]
 ) -> Plan:
-    """The plan in which the fewest blocks are offloaded or run again. They are the first ones, which are needed last."""
+    """The plan in which the fewest blocks, the first ones, are offloaded or run again: they are needed last."""
     plans = [_emptied(links, count, recompute, flops_per_byte) for count in range(len(links))]
     peaks = [max(run.bytes_ for run in instants(plan, links)) for plan in plans]
     fitting = [plan for plan, bytes_ in zip(plans, peaks, strict=True) if bytes_ <= _bytes(offload)]

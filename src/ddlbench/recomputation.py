@@ -137,8 +137,8 @@ def repeats(plan: Plan, depth: int = 0) -> list[int]:
 
 
 def fastest(links: tuple[Link, ...], bytes_: float) -> Plan | None:
-    """The plan with the fewest FLOPs that are computed again of those whose instants (activation_memory.py) fit so many bytes; None: none
-    fits.
+    """The plan with the fewest FLOPs that are computed again of those whose instants (activation_memory.py) fit so many
+    bytes; None: none fits.
 
     The dynamic program of Beaumont et al. 2019 over the first item of each part of the chain: it is a block, or a
     segment whose own plan is the best one for it. Instead of rounding bytes to a grid it has, for each part, every

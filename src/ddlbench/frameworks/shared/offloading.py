@@ -31,7 +31,7 @@ SMALL = 1024  # bytes: means, scales and the states of random generators stay on
 VIEWS_OF_WEIGHTS = ("ToCopyBackward0", "TBackward0", "TransposeBackward0", "ViewBackward0")
 
 Key: TypeAlias = tuple[int, int, torch.dtype]  # of the content of a storage
-Place: TypeAlias = tuple["Saved", torch.Size, tuple[int, ...], int]  # a tensor as a view of a saved storage
+Place: TypeAlias = tuple["Saved", Sequence[int], Sequence[int], int]  # a tensor as a view of a saved storage
 
 
 class Host:
@@ -64,7 +64,9 @@ class Host:
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.stream):
             to.copy_(content, non_blocking=True)
-            return self.stream.record_event()
+        copied = torch.cuda.Event()
+        copied.record(self.stream)
+        return copied
 
     def wait(self, copied: torch.cuda.Event | None) -> None:
         if copied is not None:
@@ -147,7 +149,7 @@ class OffloadedBlock:
             content = tensor.detach().as_strided((storage.nbytes() // tensor.element_size(),), (1,), 0)
             saved = Saved(self.host, key, content)
         self.saved.append(saved)
-        return saved, tensor.shape, tensor.stride(), tensor.storage_offset()
+        return saved, tensor.shape, tensor.stride(), int(tensor.storage_offset())
 
     def leave(self, output: Tensor) -> None:
         """After the forward pass of the next block, whose output this is."""
@@ -166,8 +168,8 @@ class OffloadedBlock:
 def _unpack(packed: Tensor | Place) -> Tensor:
     if isinstance(packed, Tensor):
         return packed
-    saved, *view = packed
-    return saved.on_device().as_strided(*view)
+    saved, shape, strides, offset = packed
+    return saved.on_device().as_strided(shape, strides, offset)
 
 
 def _identity(tensor: Tensor) -> int:
