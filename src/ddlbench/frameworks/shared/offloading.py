@@ -144,11 +144,11 @@ class OffloadedBlock:
         ):
             return tensor
         key = _identity(tensor), tensor._version, tensor.dtype
-        saved = self.host.present.get(key)
+        saved = self.host.present.get(key)  # the input, if the block before has saved it: it comes back with that one
         if saved is None:
             content = tensor.detach().as_strided((storage.nbytes() // tensor.element_size(),), (1,), 0)
             saved = Saved(self.host, key, content)
-        self.saved.append(saved)
+            self.saved.append(saved)
         return saved, tensor.shape, tensor.stride(), int(tensor.storage_offset())
 
     def leave(self, output: Tensor) -> None:
