@@ -106,6 +106,7 @@ class Job:
 
     local_rank: the number of this rank among the ranks of its node; not always the index of its device
     builder: makes the model that `build` returns; another one may make a model without weights
+    flops_per_host_byte: FLOPs that the device computes while it copies a byte to or from its host
     links: counts the blocks for a micro batch of so many samples; None: the job takes no budget of activations
     """
 
@@ -123,6 +124,8 @@ class Job:
     reduce_dtype: str = "fp32"
     clip_norm: float | None = None
     checkpoint_activations: Choice = False
+    offload_activations: Choice = False
+    flops_per_host_byte: float = 1e4
     compile: bool = False
     channels_last: bool = False
     timeout_s: float = 600.0

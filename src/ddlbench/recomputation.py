@@ -1,14 +1,14 @@
 """Which blocks of a model run again in the backward pass (train.checkpoint_activations), and the bytes that they keep.
 
-A plan is a sequence of items, in the order of the blocks. A number is a block that keeps what autograd saves. A tuple
-is a segment: it keeps its input alone (Chen et al. 2016) and runs again, as a plan of its own, before its backward
-pass. With segments within segments these are the persistent schedules of Beaumont et al. 2019, and `fastest` is their
-dynamic program for a chain of unequal blocks.
+A plan is a sequence of items, in the order of the blocks. A number is a block that keeps what autograd saves, on the
+device or, if it is `Offloaded` (offloading.py), on the host. A tuple is a segment: it keeps its input alone (Chen et
+al. 2016) and runs again, as a plan of its own, before its backward pass. With segments within segments these are the
+persistent schedules of Beaumont et al. 2019, and `fastest` is their dynamic program for a chain of unequal blocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import inf
@@ -34,6 +34,7 @@ class Link:
     saved: what autograd saves for the backward pass, without what an earlier block has saved
     output: of the block; unsaved_output: the same, 0 if autograd saves it
     forward, backward: the peaks of its passes, with temporary results, beyond what earlier blocks have saved
+    fixed: of saved, what does not grow with the samples: casts of weights, which are not offloaded
     """
 
     flops: float
@@ -42,6 +43,12 @@ class Link:
     unsaved_output: float
     forward: float
     backward: float
+    fixed: float = 0.0
+
+    @property
+    def offloaded(self) -> float:
+        """Bytes that go to the host and come back if it is offloaded."""
+        return self.saved - self.fixed
 
     @property
     def kept_output(self) -> float:
@@ -49,14 +56,9 @@ class Link:
         return self.output - self.unsaved_output
 
 
-class Instant(NamedTuple):
-    """The peak of one run of a block. backward: whether it is in the backward pass, as a second run is; done: the first
-    of the blocks whose backward passes are over; bytes_: of activations"""
-
-    block: int
-    backward: bool
-    done: int
-    bytes_: float
+class Offloaded(int):
+    """An item of a plan: a block whose saved tensors are on the host from the end of the next block's forward pass to
+    the beginning of that block's backward pass."""
 
 
 def choice(value: Any) -> Choice:
@@ -113,10 +115,10 @@ def plan_of(choice: Choice, names: Sequence[str], links: Callable[[], Sequence[L
     return plan
 
 
-def check_names(choice: Choice, names: Sequence[str]) -> None:
+def check_names(choice: Choice, names: Sequence[str], key: str = KEY) -> None:
     """Unsupported for a block that the model does not have."""
     if isinstance(choice, list) and (unknown := next((name for name in choice if name not in names), None)):
-        raise Unsupported(f"{KEY}: the model has no block {unknown}: its blocks are {', '.join(names)}")
+        raise Unsupported(f"{key}: the model has no block {unknown}: its blocks are {', '.join(names)}")
 
 
 def named(plan: Plan, names: Sequence[str]) -> Names:
@@ -134,46 +136,9 @@ def repeats(plan: Plan, depth: int = 0) -> list[int]:
     return [count for counts in nested for count in counts]
 
 
-def kept(plan: Plan, links: Sequence[Link]) -> list[float]:
-    """Bytes that stay until the backward pass: before each item of a plan, and after the last one."""
-    bytes_ = [0.0]
-    for item in plan:
-        if isinstance(item, int):
-            bytes_.append(bytes_[-1] + links[item].saved)
-        else:
-            first, last = _ends(item)
-            bytes_.append(bytes_[-1] + _unsaved_input(links, first) + links[last].kept_output)
-    return bytes_
-
-
-def instants(plan: Plan, links: Sequence[Link], before: float = 0.0, held: float | None = None) -> Iterator[Instant]:
-    """Every run of a block, forward and backward.
-
-    before: bytes in memory before the plan begins
-    held: bytes of the gradient of its output while it runs again; None: it runs for the first time
-    """
-    at = [before + bytes_ for bytes_ in kept(plan, links)]
-    *_, final = plan
-    _, end = _ends(plan)
-    for item, base in zip(plan, at, strict=False):
-        first, last = _ends((item,))
-        for index in range(first, last + 1):
-            passing = base
-            if index > first:  # a segment keeps no more than its input while it runs for the first time
-                passing += _unsaved_input(links, first) + links[index - 1].kept_output
-            if held is not None:  # torch ends a second run before an output that autograd does not save
-                passing += held - (links[index].unsaved_output if index == final else 0.0)
-            yield Instant(index, held is not None, end + 1, passing + links[index].forward)
-    for item, base in reversed(list(zip(plan, at, strict=False))):
-        if isinstance(item, int):
-            yield Instant(item, True, item + 1, base + links[item].backward)
-        else:
-            yield from instants(item, links, base, links[_ends(item)[1]].output)
-
-
 def fastest(links: tuple[Link, ...], bytes_: float) -> Plan | None:
-    """The plan with the fewest FLOPs that are computed again of those whose `instants` fit so many bytes; None: none
-    fits.
+    """The plan with the fewest FLOPs that are computed again of those whose instants (activation_memory.py) fit so many
+    bytes; None: none fits.
 
     The dynamic program of Beaumont et al. 2019 over the first item of each part of the chain: it is a block, or a
     segment whose own plan is the best one for it. Instead of rounding bytes to a grid it has, for each part, every
@@ -221,7 +186,7 @@ def _fronts(links: tuple[Link, ...]) -> Fronts:
         number = np.arange(len(after.flops))
         bytes_ = np.maximum(here, link.saved + after.bytes_)
         fronts = [_Front(bytes_, after.flops, np.full_like(number, first), number, number)]
-        entering, passing, again = _unsaved_input(links, first), link.forward, link.flops
+        entering, passing, again = unsaved_input(links, first), link.forward, link.flops
         for cut in range(first + 1, end):
             base, inner, after = entering + links[cut - 1].kept_output, front(first, cut), front(cut, end)
             rest = base + after.bytes_
@@ -254,15 +219,15 @@ def _plan(front: Fronts, first: int, end: int, number: int) -> Plan:
     return (_plan(front, first, cut, segment), *_plan(front, cut, end, later))
 
 
-def _unsaved_input(links: Sequence[Link], first: int) -> float:
+def unsaved_input(links: Sequence[Link], first: int) -> float:
     """Bytes that a segment's input needs beside what the block before has saved; the first input is not counted."""
     return links[first - 1].unsaved_output if first else 0.0
 
 
-def _ends(plan: Plan) -> tuple[int, int]:
+def ends(plan: Plan) -> tuple[int, int]:
     """The first and the last block."""
     first, last = plan[0], plan[-1]
     return (
-        first if isinstance(first, int) else _ends(first)[0],
-        last if isinstance(last, int) else _ends(last)[1],
+        first if isinstance(first, int) else ends(first)[0],
+        last if isinstance(last, int) else ends(last)[1],
     )

@@ -66,6 +66,8 @@ CLOSE = TOLERANCES["gpt2", "bf16"].weights
 KNOBS = {
     "gathered again": (CASE, FSDP(reshard_after_forward=True), EXACT),
     "gathered once": (CASE, FSDP(reshard_after_forward=False), EXACT),
+    "offloaded": (CASE, FSDP(offload_parameters=True), EXACT),
+    "offloaded replicas": (replace(CASE, clip_norm=0.5), FSDP(offload_parameters=True, replicate=2), EXACT),
     "replicas only": (CASE, FSDP(replicate=2), EXACT),
     "untied": (UNTIED, FSDP(), EXACT),
     "channels last": (VGG_CASE, ChangedFSDP(changes={"channels_last": True}), EXACT),
@@ -341,5 +343,7 @@ def test_unsupported_settings_are_refused_before_anything_starts() -> None:
     fused = partial(make_optimizer, OptimizerConfig("sgd", lr=0.1, fused=True))
     with pytest.raises(Unsupported, match=r"fused SGD does not support shards: set recipe\.optimizer\.fused=null"):
         FSDP().check(four_ranks(optimizer=fused))
+    with pytest.raises(Unsupported, match="gradients are on the host and the loss scale is on the device"):
+        FSDP(offload_parameters=True).check(four_ranks(precision="fp16"))
     with pytest.raises(Unsupported, match="cannot be combined"):
         FSDP().check(four_ranks(compile=True, checkpoint_activations=True))

@@ -377,6 +377,8 @@ def test_an_update_is_that_of_a_rank_s_share_and_shared_cores_slow_it(
 def test_what_has_no_model_is_refused() -> None:
     with pytest.raises(Unsupported, match="the oracle has no model of"):
         strategy(DeepSpeedOptions(zero_stage=1, offload_optimizer=True), setting(2))
+    with pytest.raises(Unsupported, match="the oracle has no model of offloading"):
+        strategy(FSDP(offload_parameters=True), setting(2))
 
 
 @pytest.mark.parametrize("hook", ["topk", "noop"])

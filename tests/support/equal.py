@@ -66,6 +66,7 @@ def make_job(case: Case) -> Job:
         precision=case.precision,
         clip_norm=case.clip_norm,
         checkpoint_activations=case.checkpoint_activations,
+        offload_activations=case.offload_activations,
         compile=case.compile,
         timeout_s=60.0,
         links=counted_links,

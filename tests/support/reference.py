@@ -31,6 +31,7 @@ class Case:
     micro_batch: int | None = None
     clip_norm: float | None = None
     checkpoint_activations: Choice = False
+    offload_activations: Choice = False
     compile: bool = False
     policy: bool = False
     global_batch: int = 12

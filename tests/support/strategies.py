@@ -62,6 +62,8 @@ def sharded(world: int, case: Case) -> Iterator[Strategy]:
     yield Strategy("fsdp", FSDP(), world, policy=policy)
     if policy:
         yield Strategy("fsdp-autocast", FSDP(mixed_precision="autocast"), world)
+    if world == 2:
+        yield Strategy("fsdp-offloaded", FSDP(offload_parameters=True), world, policy=policy)
     if world == 4:
         yield Strategy("fsdp-replicas", FSDP(replicate=2), world, policy=policy)
     if world in (2, 4):

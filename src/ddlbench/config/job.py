@@ -32,6 +32,8 @@ def make_job(config: Config, launch: Launch, device: torch.device) -> Job:
         reduce_dtype=train.reduce_dtype,
         clip_norm=train.clip_norm,
         checkpoint_activations=train.checkpoint_activations,
+        offload_activations=train.offload_activations,
+        flops_per_host_byte=train.flops_per_host_byte,
         compile=train.compile,
         channels_last=train.channels_last,
         timeout_s=train.timeout_s,

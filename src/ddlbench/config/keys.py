@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ddlbench import recomputation
+from ddlbench import offloading, recomputation
 from ddlbench.errors import UserError, check_values
 from ddlbench.ranks.launchers import SHARED_GPU
 
@@ -16,7 +16,7 @@ MODES = ("train", "loader", "rehearsal")
 PRECISIONS = ("fp32", "bf16", "fp16")
 POSITIVE = (
     "epochs", "steps", "global_batch", "batch_per_gpu", "micro_batch", "clip_norm", "threads_per_rank", "timeout_s",
-    "time_limit_s",
+    "time_limit_s", "flops_per_host_byte",
 )  # fmt: skip
 BATCH_PER_GPU = 32  # where no batch is given
 DEVICES = ("cpu", "cuda")
@@ -38,6 +38,8 @@ class Train:
     reduce_dtype: str = "fp32"
     clip_norm: float | None = None
     checkpoint_activations: Any = False  # recomputation.Choice
+    offload_activations: Any = field(default=False, metadata={"before": False})  # the same
+    flops_per_host_byte: float = field(default=10_000.0, metadata={"before": 10_000.0})
     compile: bool = False
     channels_last: bool = False
     seed: int = 0
@@ -51,6 +53,8 @@ class Train:
 
     def __post_init__(self) -> None:
         self.checkpoint_activations = recomputation.choice(self.checkpoint_activations)
+        self.offload_activations = offloading.choice(self.offload_activations)
+        offloading.check(self.checkpoint_activations, self.offload_activations)
         check_values(
             "train.", self,
             above=dict.fromkeys(POSITIVE, 0),

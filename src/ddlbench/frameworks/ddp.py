@@ -68,7 +68,7 @@ class DDP:
                 hook == "noop" and job.precision == "fp16",
         }  # fmt: skip
         refuse("ddp", reasons)
-        check_alike(job, job.world_size)
+        check_alike(job, job.world_size, built=True)
 
     def hook(self, job: Job) -> str:
         """`train.reduce_dtype` means the same for every framework; here a hook does it."""

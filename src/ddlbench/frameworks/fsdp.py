@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy
 
 from ddlbench.errors import Unsupported, WrongRankCount, check_values
 from ddlbench.frameworks.shared.groups import subgroup
@@ -26,7 +26,7 @@ from ddlbench.frameworks.shared.layout import Layout, divisors
 from ddlbench.frameworks.shared.meta import has_batch_norm
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction, check_shards
 from ddlbench.frameworks.shared.replica import Replica, build
-from ddlbench.frameworks.shared.sharding import shard
+from ddlbench.frameworks.shared.sharding import OFFLOADS_NOTHING, shard
 from ddlbench.frameworks.shared.step import Update
 from ddlbench.job import Job, type_of_dtype
 
@@ -41,6 +41,7 @@ class FSDP:
     reshard_after_forward: bool | None = None
     replicate: int = 1
     mixed_precision: str | None = None
+    offload_parameters: bool = field(default=False, metadata={"before": False})
 
     def __post_init__(self) -> None:
         check_values("framework.", self, least={"replicate": 1}, choices={"mixed_precision": SCHEMES})
@@ -59,7 +60,12 @@ class FSDP:
                 f"fsdp: MixedPrecisionPolicy casts BatchNorm's weights to {job.precision} but not its running "
                 "statistics, and its kernels refuse mixed types: set framework.mixed_precision=autocast"
             )
-        check_alike(job, job.world_size)
+        if self.offload_parameters and job.precision == "fp16":
+            raise Unsupported(
+                "fsdp: train.precision=fp16 with framework.offload_parameters=true: gradients are on the host and the "
+                "loss scale is on the device: use train.precision=bf16"
+            )
+        check_alike(job, job.world_size, built=True)
 
     def scheme(self, job: Job) -> str:
         """Whether FSDP itself casts weights and activations ("policy") or autocast does. By default the policy, because
@@ -78,7 +84,8 @@ class FSDP:
             param_dtype=type_of_dtype[job.precision] if casts else None,
             reduce_dtype=type_of_dtype[job.reduce_dtype],
         )
-        shard(model, make_mesh(job, self.replicate), self.reshard_after_forward, policy)
+        mesh = make_mesh(job, self.replicate)
+        shard(model, mesh, self.reshard_after_forward, policy, self.offload_policy(job))
         # What the micro batches run under: no autocast where FSDP casts. The loss scale of fp16 is the update's.
         compute = replace(job, precision="fp32") if casts else job
         optimizer = job.optimizer(model.named_parameters())
@@ -87,11 +94,18 @@ class FSDP:
             update=Update(optimizer, job), no_sync=partial(no_sync, model), dp_group=dist.group.WORLD,
         )  # fmt: skip
 
+    def offload_policy(self, job: Job) -> OffloadPolicy:
+        """Shards, their gradients and the optimizer's state on the host, where the update runs. Its collectives (the
+        norm for clipping) use the CPU's backend of the process group, which every group here has."""
+        pinned = job.device.type != "cpu"
+        return CPUOffloadPolicy(pin_memory=pinned) if self.offload_parameters else OFFLOADS_NOTHING
+
     def _facts(self, job: Job) -> dict[str, Any]:
         return {
             "reshard_after_forward": self.reshard_after_forward,
             "replicas": self.replicate,
             "shards": job.world_size // self.replicate,
+            "offload_parameters": self.offload_parameters,
             "precision_scheme": self.scheme(job),
             "reduce_dtype": job.reduce_dtype,
         }

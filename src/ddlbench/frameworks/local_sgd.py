@@ -35,7 +35,7 @@ class LocalSGD:
             )
         if job.precision == "fp16":
             raise Unsupported("local_sgd: in fp16 replicas would skip different updates: set train.precision=bf16")
-        check_alike(job, job.world_size)
+        check_alike(job, job.world_size, built=True)
 
     def setup(self, job: Job) -> LocalReplica:
         return LocalReplica(job, build(job), self.local_steps)

@@ -22,7 +22,7 @@ class Single:
                 f"framework=single runs in one process, this launch has {job.world_size}: "
                 "start one, or use +framework=ddp"
             )
-        check_alike(job, 1)
+        check_alike(job, 1, built=True)
 
     def setup(self, job: Job) -> Replica:
         model = build(job)

@@ -60,8 +60,10 @@ class Setting:
         return count, self.job.replica_batch(replicas) / count
 
     def plan(self, samples: float, first: int = 0, end: int | None = None, in_flight: int = 1) -> Plan:
-        """Which blocks of a micro batch run again (`Counts.plan`)."""
-        return self.counts.plan(self.job.checkpoint_activations, samples, first, end, in_flight)
+        """Which blocks of a micro batch run again or are offloaded (`Counts.plan`)."""
+        job = self.job
+        offload = job.offload_activations, job.flops_per_host_byte
+        return self.counts.plan(job.checkpoint_activations, samples, first, end, in_flight, *offload)
 
     @property
     def contention(self) -> float:

@@ -11,6 +11,7 @@ from ddlbench.config.schema import Config
 from ddlbench.errors import RunError
 from ddlbench.frameworks.shared.layout import Layout
 from ddlbench.oracle.predictor import Prediction
+from ddlbench.oracle.strategies.data_parallel import HOST_COPIES
 from ddlbench.ranks.launch import Launch
 from ddlbench.rehearsal.rehearse import Rehearsal, Sent, rehearse
 from ddlbench.texts import bytes_text
@@ -59,7 +60,8 @@ def lines(rows: Sequence[Prediction], config_of: Callable[[Prediction], Config])
         for message in row.messages:
             count = f"{message['count']:g} x, " if message["count"] else ""
             yield f"{head} {message['what']}: {count}{bytes_text(message['bytes_'])}"
-        if any(message["what"] not in DIMENSIONS for message in row.messages):
+        between = [message for message in row.messages if message["what"] != HOST_COPIES]
+        if any(message["what"] not in DIMENSIONS for message in between):
             yield f"{head} the messages are traced: it has no equations"
         else:
             try:
@@ -86,6 +88,8 @@ def compared(row: Prediction, ranks: Sequence[Rehearsal]) -> list[Volume]:
     """The bytes of the equations and the traced bytes, by dimension. ranks: of `unlike`"""
     expected: dict[str, float] = {}
     for message in row.messages:
+        if message["what"] == HOST_COPIES:
+            continue
         dimension = DIMENSIONS[message["what"]]
         if "sp" in row.layout and dimension != "sp":
             dimension = "dp"

@@ -45,6 +45,7 @@ def knob(name: str, value: object) -> Change:
 
 COMPUTING: dict[str, Change] = {
     "train.checkpoint_activations=true": train(checkpoint_activations=True),
+    "train.offload_activations=true": train(offload_activations=True),
     "train.compile=true": train(compile=True),
     "both": train(checkpoint_activations=True, compile=True),
     "train.channels_last=true": train(channels_last=True),

@@ -227,6 +227,17 @@ def test_unsupported_settings_are_refused_before_anything_starts() -> None:
         ({"gather_bucket_mb": -1.0}, r"framework\.gather_bucket_mb=-1\.0 must be greater than 0, or null"),
         ({"mixed_precision": "half"}, r"mixed_precision=half must be one of autocast, weights"),
         ({"zero_stage": 0, "mixed_precision": "weights"}, r"mixed_precision=weights needs framework\.zero_stage=1"),
+        ({"zero_stage": 1, "cpu_adam": True}, r"cpu_adam needs framework\.offload_optimizer=true"),
+        ({"zero_stage": 3, "offload_to": "disk"}, r"offload_to=disk must be one of cpu, nvme"),
+        (
+            {"zero_stage": 3, "offload_to": "nvme", "nvme_path": "/"},
+            r"offload_to=nvme needs framework\.zero_stage=3, .*",
+        ),
+        (
+            {"zero_stage": 2, "offload_to": "nvme", "nvme_path": "/", "offload_optimizer": True},
+            r"offload_to=nvme needs framework\.zero_stage=3",
+        ),
+        ({"zero_stage": 3, "nvme_path": "/"}, r"nvme_path needs framework\.offload_to=nvme"),
         ({"zero_stage": 0, "overlap_comm": True}, r"overlap_comm=True needs framework\.zero_stage=1"),
     ],
 )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from ddlbench.activation_memory import instants
 from ddlbench.errors import Unsupported
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.shared.checkpointing import checkpoint_blocks, facts_of_model, replica_segments
@@ -18,7 +19,7 @@ from ddlbench.frameworks.single import Single
 from ddlbench.job import Job, Model
 from ddlbench.measure.formulas.flops import hardware_flops, training_flops
 from ddlbench.models.gpt2 import GPT2
-from ddlbench.recomputation import Choice, instants, plan_of, repeats
+from ddlbench.recomputation import Choice, plan_of, repeats
 from ddlbench.texts import GIB
 from tests.equality.cases import MODELS
 from tests.support.equal import train_cases

@@ -46,7 +46,7 @@ class DeepSpeed(DeepSpeedOptions):
             engine, *_ = deepspeed.initialize(
                 args=SimpleNamespace(device_rank=job.device.index or 0),
                 model=model,
-                optimizer=job.optimizer(model.named_parameters()),
+                optimizer=self.on_host(job.optimizer(model.named_parameters())),
                 config=self.config(job),
                 dist_init_required=False,
             )
@@ -57,6 +57,17 @@ class DeepSpeed(DeepSpeedOptions):
             if job.compile:
                 engine.compile()
             return ZeroTrainer(job, self, engine, until_close.pop_all())
+
+    def on_host(self, optimizer: Optimizer) -> Optimizer:
+        """The same update by DeepSpeed's CPU Adam (Ren et al. 2021, "ZeRO-Offload", section 5), if it is asked for."""
+        if not self.cpu_adam:
+            return optimizer
+        from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+        keys = ("params", "lr", "betas", "eps", "weight_decay")
+        return DeepSpeedCPUAdam(
+            [{key: group[key] for key in keys} for group in optimizer.param_groups], adamw_mode=True
+        )
 
     def fake_answers(self, rank: int, world_size: int, device: torch.device) -> Sequence[Answer]:
         from ddlbench.frameworks.deepspeed.fake import answers
@@ -191,6 +202,8 @@ class ZeroTrainer:
             "zero_stage": knobs.zero_stage,
             "offload_optimizer": knobs.offload_optimizer,
             "offload_parameters": knobs.offload_parameters,
+            "offload_to": knobs.offload_to,
+            "cpu_adam": knobs.cpu_adam,
             "reduce_bucket_elements": zero.get("reduce_bucket_size"),
             "gather_bucket_mb": knobs.gather_bucket_mb,
             "overlap_comm": bool(knobs.zero_stage and self.engine.zero_overlap_comm()),

@@ -7,12 +7,13 @@ import sys
 import warnings
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 
 from ddlbench.checkpoint.live import OFF
-from ddlbench.errors import UserError, check_values, importing, refuse
+from ddlbench.errors import Unavailable, UserError, check_values, importing, refuse
 from ddlbench.frameworks.shared.meta import has_batch_norm
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction, elementwise_names, layerwise
 from ddlbench.job import Job
@@ -48,6 +49,9 @@ class DeepSpeedOptions:
     zero_stage: int = field(default=1, metadata={"defines": "deepspeed"})
     offload_optimizer: bool = False
     offload_parameters: bool = False
+    offload_to: str = field(default="cpu", metadata={"before": "cpu"})
+    nvme_path: str | None = field(default=None, metadata={"before": None})
+    cpu_adam: bool = field(default=False, metadata={"before": False})
     mixed_precision: str = "autocast"
     reduce_bucket_mb: float | None = None
     gather_bucket_mb: float | None = None
@@ -58,7 +62,7 @@ class DeepSpeedOptions:
         check_values(
             "framework.", self,
             above={"reduce_bucket_mb": 0, "gather_bucket_mb": 0}, least={"persistence_threshold": 0},
-            choices={"zero_stage": range(4), "mixed_precision": SCHEMES},
+            choices={"zero_stage": range(4), "mixed_precision": SCHEMES, "offload_to": ("cpu", "nvme")},
         )  # fmt: skip
         needs = {"offload_optimizer": 1, "offload_parameters": 3, "mixed_precision": 1, "reduce_bucket_mb": 1,
                  "gather_bucket_mb": 1, "overlap_comm": 1}  # fmt: skip
@@ -69,6 +73,18 @@ class DeepSpeedOptions:
                     f"framework.{knob}={asked} needs framework.zero_stage={stage} or more, not {self.zero_stage}"
                 )
 
+        offloads = self.offload_optimizer or self.offload_parameters
+        asked = {
+            "offload_to=nvme needs framework.zero_stage=3, framework.offload_optimizer or offload_parameters, and "
+            "framework.nvme_path, a folder on an NVMe disk of every node":
+                self.offload_to == "nvme" and not (self.zero_stage == 3 and offloads and self.nvme_path),
+            "nvme_path needs framework.offload_to=nvme": self.nvme_path is not None and self.offload_to != "nvme",
+            "cpu_adam needs framework.offload_optimizer=true: it updates on the host":
+                self.cpu_adam and not self.offload_optimizer,
+        }  # fmt: skip
+        if wrong := next((text for text, holds in asked.items() if holds), None):
+            raise UserError(f"framework.{wrong}")
+
     def casts(self, job: Job) -> bool:
         """Whether DeepSpeed itself casts the weights and keeps them in fp32 beside, in autocast's place."""
         return self.mixed_precision == "weights" and job.precision != "fp32"
@@ -76,6 +92,16 @@ class DeepSpeedOptions:
     def check(self, job: Job) -> None:
         self.supports(job)
         import_deepspeed(job.device)
+        if self.cpu_adam:
+            check_op(
+                "CPUAdamBuilder", "framework.cpu_adam=true", "install g++ and ninja, which compile it at the first use"
+            )
+        if self.offload_to == "nvme":
+            check_op("AsyncIOBuilder", "framework.offload_to=nvme", "install libaio with its headers (libaio-dev)")
+            if not Path(str(self.nvme_path)).is_dir():
+                raise UserError(
+                    f"framework.nvme_path={self.nvme_path} is no folder of this node: make it, or give another"
+                )
 
     def check_checkpoint(self, job: Job) -> None:
         offload = next((name for name in ("offload_optimizer", "offload_parameters") if getattr(self, name)), None)
@@ -115,14 +141,20 @@ class DeepSpeedOptions:
             f"train.compile {here}: hooks gather the parameters, and torch.compile breaks the graph at each hook: use "
             "framework.zero_stage=2":
                 job.compile and self.zero_stage == 3,
+            f"framework.cpu_adam=true with {optimizer}: it computes AdamW alone: use recipe.optimizer.name=adamw or "
+            "framework.cpu_adam=false":
+                self.cpu_adam and optimizer != "AdamW",
         }  # fmt: skip
         if self.zero_stage:
             refuse("deepspeed", reasons)
-        check_alike(job, job.world_size)
+        check_alike(job, job.world_size, built=self.zero_stage < 3)  # which gathers weights within a block
 
     def config(self, job: Job) -> dict[str, Any]:
         """What deepspeed.initialize is given. What is not here keeps DeepSpeed's default."""
-        count, on_host = job.micro_batches(job.world_size), {"device": "cpu", "pin_memory": job.device.type == "cuda"}
+        count = job.micro_batches(job.world_size)
+        on_host: dict[str, Any] = {"device": self.offload_to, "pin_memory": job.device.type == "cuda"}
+        if self.offload_to == "nvme":
+            on_host["nvme_path"] = self.nvme_path
         gather = "stage3_prefetch_bucket_size" if self.zero_stage == 3 else "allgather_bucket_size"
         zero = {
             "stage": self.zero_stage,
@@ -172,6 +204,13 @@ class DeepSpeedOptions:
         from deepspeed.runtime.zero.config import DeepSpeedZeroConfig  # pyright: ignore
 
         return "compute_grad_norm" not in DeepSpeedZeroConfig.model_fields  # versions without this switch
+
+
+def check_op(builder: str, key: str, remedy: str) -> None:
+    """Unavailable if DeepSpeed cannot compile or load one of its operations on this machine."""
+    made = getattr(import_module("deepspeed.ops.op_builder"), builder)()
+    if not made.is_compatible():
+        raise Unavailable(f"{key}: DeepSpeed's {made.name} does not work on this machine: {remedy}")
 
 
 def elements(mebibytes: float) -> int:

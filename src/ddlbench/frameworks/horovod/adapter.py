@@ -78,7 +78,7 @@ class Horovod:
     def supports(self, job: Job) -> None:
         """What `check` refuses however the library is built and started."""
         self.compression_of(job)
-        check_alike(job, job.world_size)
+        check_alike(job, job.world_size, built=True)
         reasons = {
             "only contiguous gradients are accepted: set train.channels_last=false": job.channels_last,
             f"adasum works on 2, 4, 8, ... ranks, this launch has {job.world_size}":

@@ -13,13 +13,16 @@ from torch.utils.checkpoint import checkpoint
 from ddlbench.frameworks.shared.batchnorm import batch_norms
 from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.job import Job
-from ddlbench.recomputation import Link, Names, flat, named, plan_of
+from ddlbench.offloading import plan_of
+from ddlbench.recomputation import Link, Names, Plan, flat, named
 
 
-def segments_of(job: Job, samples: float, first: int = 0, end: int | None = None, in_flight: int = 1) -> Names:
-    """The blocks from `first` to `end` that one rank has (None: all), those that run again in lists.
+def blocks_plan(
+    job: Job, samples: float, first: int = 0, end: int | None = None, in_flight: int = 1
+) -> tuple[list[str], Plan]:
+    """The names and the plan of the blocks from `first` to `end` that one rank has (None: all).
 
-    samples: of a micro batch; in_flight: of them, in memory at once. Unsupported for a budget that is too small.
+    samples: of a micro batch; in_flight: of them, in memory at once. Unsupported for a plan that is not possible.
     """
     names = [name for name, _ in on_meta(job).named_children()][first:end]
 
@@ -27,12 +30,25 @@ def segments_of(job: Job, samples: float, first: int = 0, end: int | None = None
         assert job.links is not None, "a budget needs the counts of the blocks"
         return job.links(job, samples)[first:end]
 
-    return named(plan_of(job.checkpoint_activations, names, links, in_flight), names)
+    choices = job.checkpoint_activations, job.offload_activations, job.flops_per_host_byte
+    return names, plan_of(*choices, names, links, in_flight)
+
+
+def segments_of(job: Job, samples: float, first: int = 0, end: int | None = None, in_flight: int = 1) -> Names:
+    """The names of `blocks_plan`, those that run again in lists."""
+    names, plan = blocks_plan(job, samples, first, end, in_flight)
+    return named(plan, names)
+
+
+def replica_plan(job: Job, data_size: int) -> tuple[list[str], Plan]:
+    """Of a rank that has all blocks."""
+    return blocks_plan(job, job.replica_batch(data_size) / job.micro_batches(data_size))
 
 
 def replica_segments(job: Job, data_size: int) -> Names:
     """The segments on a rank that has all blocks."""
-    return segments_of(job, job.replica_batch(data_size) / job.micro_batches(data_size))
+    names, plan = replica_plan(job, data_size)
+    return named(plan, names)
 
 
 def checkpoint_replica(model: nn.Sequential, job: Job, data_size: int) -> None:
@@ -55,8 +71,9 @@ def segment_facts(segments: Names) -> dict[str, Any]:
 
 
 def facts_of_model(model: nn.Module) -> dict[str, Any]:
-    """What `checkpoint_blocks` has done to it."""
-    return segment_facts(vars(model).get("segments", []))
+    """What `checkpoint_blocks` and `offload_blocks` have done to it."""
+    offloaded = vars(model).get("offloaded")
+    return segment_facts(vars(model).get("segments", [])) | ({"offloaded": offloaded} if offloaded else {})
 
 
 def _forward(model: nn.Sequential, segments: Names) -> Callable[[Tensor], Tensor]:

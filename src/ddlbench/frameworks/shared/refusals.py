@@ -7,26 +7,40 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ddlbench.errors import Unsupported
-from ddlbench.frameworks.shared.checkpointing import replica_segments
+from ddlbench.frameworks.shared.checkpointing import replica_plan
 from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.job import Job
+from ddlbench.offloading import KEY as OFFLOAD
 from ddlbench.recipe.optimizers import optimizers
 from ddlbench.recomputation import check_names
 
 
-def check_alike(job: Job, data_size: int, stages: bool = False) -> None:
-    """Raise for what no framework supports. stages: a rank has some of the blocks, which it checks itself"""
+def check_alike(job: Job, data_size: int, stages: bool = False, built: bool = False) -> None:
+    """Raise for what no framework supports. stages: a rank has some of the blocks, which it checks itself; built: it
+    has a replica that `shared.replica.build` makes"""
     job.micro_batches(data_size)
-    if not job.checkpoint_activations:
+    if job.offload_activations and not built:
+        raise Unsupported(
+            f"{OFFLOAD}={job.offload_activations} needs a full replica on each rank, without stages and shared layers: "
+            f"set {OFFLOAD}=none, or use single, ddp, fsdp, horovod, local_sgd or ZeRO's stages 0 to 2"
+        )
+    asked = {"checkpoint_activations": job.checkpoint_activations, "offload_activations": job.offload_activations}
+    key = next((key for key, choice in asked.items() if choice), None)
+    if key is None:
         return
     check_names(job.checkpoint_activations, [name for name, _ in on_meta(job).named_children()])
     if job.compile:
+        reason = (
+            "what keeps BatchNorm's statistics unchanged in the recomputed forward pass"
+            if job.checkpoint_activations
+            else "the hooks that copy what autograd saves"
+        )
         raise Unsupported(
-            "train.compile and train.checkpoint_activations cannot be combined (torch.compile does not support what "
-            "keeps BatchNorm's statistics unchanged in the recomputed forward pass): set one of them to false"
+            f"train.compile and train.{key} cannot be combined (torch.compile does not support {reason}): set one of "
+            "them to false"
         )
     if not stages:
-        replica_segments(job, data_size)  # a budget may be too small
+        replica_plan(job, data_size)  # a budget may be too small
 
 
 def check_reduction(name: str, job: Job, dtype: str | None = None) -> None:

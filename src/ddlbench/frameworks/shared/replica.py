@@ -17,14 +17,16 @@ from torch.optim import Optimizer
 from ddlbench.checkpoint.live import Live
 from ddlbench.frameworks.shared.batchnorm import Statistics
 from ddlbench.frameworks.shared.checkpointing import checkpoint_replica, facts_of_model
+from ddlbench.frameworks.shared.offloading import offload_replica
 from ddlbench.frameworks.shared.step import Update, accumulate, evaluate
 from ddlbench.job import Batch, Job, Place
 
 
 def build(job: Job) -> nn.Sequential:
-    """The full model on this rank's device, with the segments that the job asks every rank for."""
+    """The full model on this rank's device, with the segments and offloaded blocks that the job asks every rank for."""
     model = job.build()
     checkpoint_replica(model, job, job.world_size)
+    offload_replica(model, job, job.world_size)
     return model
 
 

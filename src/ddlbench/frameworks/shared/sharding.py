@@ -6,15 +6,29 @@ from collections import Counter
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+OFFLOADS_NOTHING = OffloadPolicy()
 
 
-def shard(model: nn.Sequential, mesh: DeviceMesh, reshard: bool | None, policy: MixedPrecisionPolicy) -> None:
+def shard(
+    model: nn.Sequential,
+    mesh: DeviceMesh,
+    reshard: bool | None,
+    policy: MixedPrecisionPolicy,
+    offload: OffloadPolicy = OFFLOADS_NOTHING,
+) -> None:
     """A group of parameters for each named block that is no part of the root's group."""
     kept = root_group(model)
     blocks = [block for name, block in model.named_children() if name not in kept]
     for module in (*blocks, model):
-        fully_shard(module, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
+        fully_shard(
+            module,
+            mesh=mesh,
+            reshard_after_forward=reshard,
+            mp_policy=policy,
+            offload_policy=offload,
+        )
 
 
 def root_group(model: nn.Sequential) -> list[str]:

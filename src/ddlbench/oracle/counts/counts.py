@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from ddlbench.frameworks.spatial.rows import Window
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES
-from ddlbench.recomputation import Choice, Link, Plan, plan_of
+from ddlbench.offloading import plan_of
+from ddlbench.recomputation import Choice, Link, Plan
 
 Floats = NDArray[np.float64]
 Amount = TypeVar("Amount", float, Floats)
@@ -131,6 +132,7 @@ class Block:
             self.unsaved_output * samples,
             most(self.live_forward, samples),
             most(backward, samples),
+            self.saved.fixed,
         )
 
     def with_16_bit_weights(self) -> Block:
@@ -152,9 +154,21 @@ class Counts:
     def parameter_count(self) -> int:
         return sum(block.parameter_count for block in self.blocks)
 
-    def plan(self, choice: Choice, samples: float, first: int = 0, end: int | None = None, in_flight: int = 1) -> Plan:
-        """Which blocks of a micro batch run again, of those from `first` to `end` that one rank has, all of them if
-        None (recomputation.plan_of)."""
-        blocks = self.blocks[first:end]
-        names = [block.name for block in blocks]
-        return plan_of(choice, names, lambda: [block.link(samples) for block in blocks], in_flight)
+    def links(self, samples: float, first: int = 0, end: int | None = None) -> list[Link]:
+        """Of the blocks from `first` to `end`, all of them if None, for a micro batch."""
+        return [block.link(samples) for block in self.blocks[first:end]]
+
+    def plan(
+        self,
+        recompute: Choice,
+        samples: float,
+        first: int = 0,
+        end: int | None = None,
+        in_flight: int = 1,
+        offload: Choice = False,
+        flops_per_byte: float = 0.0,
+    ) -> Plan:
+        """Which blocks of a micro batch run again or are offloaded, of those from `first` to `end` that one rank has
+        (offloading.plan_of)."""
+        names = [block.name for block in self.blocks[first:end]]
+        return plan_of(recompute, offload, flops_per_byte, names, lambda: self.links(samples, first, end), in_flight)

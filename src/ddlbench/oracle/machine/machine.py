@@ -24,6 +24,7 @@ from ddlbench.measure.formulas.flops import peak_flops
 
 FOLDER = Path(__file__).parents[1] / "clusters"
 SIZES = ("alpha_s", "bytes_per_s")
+OPTIONAL = ("memory_bytes", "bytes_per_s", "host_bytes_per_s", "tf32_flops_per_s")  # of a device
 KEYS = {"name", "device", "devices_per_node", "links", "overlap", "cores", "spread"}  # of a cluster's file
 # GPUs for which nothing else was measured: what the published measurements of docs/measurements/2026-11-24-published.md
 # say of GPUs in common. Extra seconds of computing per second of communication that runs beside it; standard deviation
@@ -46,6 +47,7 @@ class Device:
     """memory_bytes, bytes_per_s: capacity and bandwidth of its memory; None: unknown.
 
     type: cuda | cpu; tf32_flops_per_s: peak of fp32 where tensor cores round its inputs
+    host_bytes_per_s: of its link to the memory of its host, in one direction; None: unknown
     kernel_s: seconds of a kernel beside its work; host_s: seconds in which the host starts a kernel
     """
 
@@ -53,6 +55,7 @@ class Device:
     type: str
     memory_bytes: float | None = None
     bytes_per_s: float | None = None
+    host_bytes_per_s: float | None = None
     tf32_flops_per_s: float | None = None
     kernel_s: float = 0.0
     host_s: float = 0.0
@@ -204,7 +207,7 @@ def parse(plain: Any, path: str) -> Machine:
 def _check(machine: Machine, path: str) -> None:
     device, links = machine.device, machine.links
     sizes = {f"{link.name}.{key}": getattr(link, key) for link in links for key in SIZES}
-    optional = {f"device.{key}": getattr(device, key) for key in ("memory_bytes", "bytes_per_s", "tf32_flops_per_s")}
+    optional = {f"device.{key}": getattr(device, key) for key in OPTIONAL}
     sizes |= {key: value for key, value in optional.items() if value is not None}
     for key, value in sizes.items():
         if type(value) not in (int, float) or not 0 < value < inf:

@@ -68,7 +68,9 @@ def from_one_step(
             f"choose a micro batch that divides {samples}"
         )
     plain = blocks or proportions(config, machine)
-    return plain.scaled_to(step.seconds, micro, samples // micro, basis, train.checkpoint_activations)
+    offload = train.offload_activations, train.flops_per_host_byte
+    plan = plain.counts.plan(train.checkpoint_activations, micro, 0, None, 1, *offload)
+    return plain.scaled_to(step.seconds, micro, samples // micro, basis, plan)
 
 
 def from_calibration(config: Config, machine: Machine) -> Computation:

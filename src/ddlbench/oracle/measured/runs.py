@@ -23,7 +23,10 @@ from ddlbench.results.reading.attempts import Attempt, read_all
 from ddlbench.results.rows import section
 
 # Keys of a run's `train` section that change how fast one process computes.
-ALIKE = ("precision", "tf32", "checkpoint_activations", "compile", "channels_last", "threads_per_rank")
+ALIKE = (
+    "precision", "tf32", "checkpoint_activations", "offload_activations", "compile", "channels_last",
+    "threads_per_rank",
+)  # fmt: skip
 ROUNDS = 30  # of solving for one device's seconds
 
 
@@ -232,7 +235,8 @@ def _differences(settings: Mapping[str, Any], config: Config) -> list[str]:
     asked = {f"model.{key}": value for key, value in config.resolved["model"].items()}
     asked |= {f"train.{key}": wanted[key] for key in ALIKE} | {"recipe.optimizer": config.recipe.optimizer.name}
     recorded = {f"model.{key}": value for key, value in section(settings, "model").items()}
-    recorded |= {f"train.{key}": train.get(key, wanted[key]) for key in ALIKE}  # an older record may lack a key
+    before = {**wanted, "offload_activations": False}  # an older record may lack a key
+    recorded |= {f"train.{key}": train.get(key, before[key]) for key in ALIKE}
     recorded["recipe.optimizer"] = section(section(settings, "recipe"), "optimizer").get("name")
     names = [
         name for name in asked | recorded if not name.endswith("._target_") and asked.get(name) != recorded.get(name)

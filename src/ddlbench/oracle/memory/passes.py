@@ -10,13 +10,14 @@ from collections.abc import Iterable, Sequence
 from math import ceil
 from typing import NamedTuple
 
+from ddlbench.activation_memory import instants
 from ddlbench.job import Job, example_batch
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES, Bytes
 from ddlbench.oracle.counts.counting import count_job
 from ddlbench.oracle.counts.counts import Block, Counts
 from ddlbench.oracle.setting import Memory, Setting
 from ddlbench.recipe.optimizers import costs
-from ddlbench.recomputation import Plan, instants
+from ddlbench.recomputation import Plan
 
 
 class Moment(NamedTuple):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import ceil
 
+from ddlbench.activation_memory import kept
 from ddlbench.frameworks.pipeline.schedules import V_SHAPED, in_flight, rank_of
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES, Bytes, bytes_of_parameter, data_parallel
 from ddlbench.oracle.counts.counts import Block, Counts
@@ -24,7 +25,7 @@ from ddlbench.oracle.memory.passes import (
 from ddlbench.oracle.setting import Memory, Setting
 from ddlbench.oracle.timing import schedule
 from ddlbench.oracle.timing.schedule import INPUTS, WEIGHTS, F, Op
-from ddlbench.recomputation import Plan, kept, repeats
+from ddlbench.recomputation import Plan, repeats
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from ddlbench.frameworks.parameter_server.adapter import ParameterServer
 from ddlbench.frameworks.shared.batchnorm import batch_norms
 from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES
+from ddlbench.offloading import exposed, offloaded
 from ddlbench.oracle.machine import collectives
 from ddlbench.oracle.memory import replicas as memory
 from ddlbench.oracle.setting import BYTES, Limit, Memory, Message, Outcome, Setting
@@ -24,6 +25,7 @@ from ddlbench.recomputation import repeats
 
 # At stage 0 DeepSpeed copies and all-reduces so many gradients (numbers) at once: its MEMORY_OPT_ALLREDUCE_SIZE.
 AT_ONCE = 5e8
+HOST_COPIES = "copies of activations to the host and back"
 
 
 def ddp(framework: DDP, setting: Setting) -> Outcome:
@@ -113,12 +115,35 @@ def replicas(
     passes, parameters = setting.computation.blocks(samples), setting.counts.parameter_count
     return Outcome(
         compute_s=setting.compute_s(passes, setting.world, parameters / shards),
-        messages=messages if setting.world > 1 else (),
+        messages=(*(messages if setting.world > 1 else ()), *host_copies(setting)),
         peak=peak or partial(memory.replica, setting, setting.counts, setting.world),
         limits=(Limit("dp", setting.job.global_batch, "one sample of the global batch a rank"),),
         layout={"dp": setting.world},
         micro_samples=samples,
     )
+
+
+def host_copies(setting: Setting) -> tuple[Message, ...]:
+    """The copies of offloaded activations, to the host and back. Those of a block run beside the passes of the next
+    block, and the computing waits for what is left of them; a measured step contains that. Unsupported if the bandwidth
+    is not known."""
+    (count, samples), rate = setting.micro_batch(setting.world), setting.machine.device.host_bytes_per_s
+    plan = setting.plan(samples)
+    blocks = offloaded(plan)
+    if not blocks:
+        return ()
+    if rate is None:
+        raise Unsupported(
+            f"cluster {setting.machine.name}: the link of a device to its host is not known: give "
+            "device.host_bytes_per_s in a cluster file"
+        )
+    passes, again, links = setting.computation.blocks(samples), repeats(plan), setting.counts.links(samples)
+    late = 0.0
+    for index in [] if setting.computation.samples else blocks:
+        following = passes[index + 1].times(setting.contention)
+        late += exposed(links[index].offloaded / rate, following.forward, following.back(again[index + 1]))
+    bytes_ = 2 * count * sum(links[index].offloaded for index in blocks)
+    return (Message(HOST_COPIES, 2 * count * len(blocks), bytes_, bytes_ / rate, count * late),)
 
 
 def sizes(setting: Setting, number_bytes: float, tp: int = 1) -> list[list[float]]:

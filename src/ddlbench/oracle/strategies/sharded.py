@@ -63,6 +63,8 @@ def fsdp(framework: FSDP, setting: Setting) -> Outcome:
     """fully_shard is called for each block except those of the root's group (a tied embedding and head, a last norm),
     which is gathered once per micro batch by default. With replicas (HSDP) neighbours share the shards, and gradients
     are all-reduced between the replicas."""
+    if framework.offload_parameters:
+        raise Unsupported("the oracle has no model of offloading: set framework.offload_parameters=false")
     job, shards = setting.job, setting.world // framework.replicate
     weight = BYTES[job.precision] if framework.scheme(job) == "policy" else FP32_BYTES
     blocks = setting.counts.blocks

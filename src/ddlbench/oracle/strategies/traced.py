@@ -25,6 +25,11 @@ from ddlbench.rehearsal.rehearse import Rehearsal, Sent, rehearse_job
 
 def traced(framework: Any, setting: Setting) -> Outcome:
     """Unsupported if the framework cannot be rehearsed, or if it sends a message that the oracle has no seconds for."""
+    if setting.job.offload_activations:
+        raise Unsupported(
+            "the oracle has no model of offloaded activations with a framework that is traced: set "
+            "train.offload_activations=none"
+        )
     job = replace(setting.job, device=torch.device("cpu"))  # such a rehearsal needs nothing of this process
     rank = rehearsed(framework, job)
     samples = job.replica_batch(rank.replicas)

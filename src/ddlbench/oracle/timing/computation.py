@@ -16,7 +16,7 @@ import numpy as np
 from ddlbench.oracle.counts.counts import Block, Counts, Floats, Work
 from ddlbench.oracle.machine.machine import Device
 from ddlbench.recipe.optimizers import costs
-from ddlbench.recomputation import Choice, repeats
+from ddlbench.recomputation import Plan, repeats
 
 
 @dataclass(frozen=True)
@@ -146,20 +146,20 @@ class Computation:
             parameter_s = costs(self.optimizer).bytes_ / self.speeds.bytes_per_s
         return self.factor * parameters * parameter_s
 
-    def step(self, samples: float, micro_batches: int = 1, choice: Choice = False) -> float:
-        """Seconds of a step of a single process. choice: of the blocks that run again"""
-        again = repeats(self.counts.plan(choice, samples))
+    def step(self, samples: float, micro_batches: int = 1, plan: Plan | None = None) -> float:
+        """Seconds of a step of a single process. plan: of the blocks that run again, None: no block does"""
+        again = repeats(plan) if plan else [0] * len(self.counts.blocks)
         once = sum(block.both(times) for block, times in zip(self.blocks(samples), again, strict=True))
         return micro_batches * once + self.update(self.counts.parameter_count)
 
     def scaled_to(
-        self, step_s: float, samples: float, micro_batches: int, basis: str, choice: Choice = False
+        self, step_s: float, samples: float, micro_batches: int, basis: str, plan: Plan | None = None
     ) -> Computation:
         """A measured step of one process, divided among blocks and update in the proportions of this computation.
 
         samples: of a micro batch
         """
-        factor = step_s / self.step(samples, micro_batches, choice)
+        factor = step_s / self.step(samples, micro_batches, plan)
         return replace(self, basis=basis, factor=factor, samples=samples, _cache={})
 
     def marks(self, samples: float) -> list[str]:

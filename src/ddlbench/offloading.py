@@ -1,0 +1,119 @@
+"""Which blocks of a model have their saved activations on the host between forward and backward pass
+(train.offload_activations), and which of them run again instead.
+
+The copies of a block have the forward pass of the next block to reach the host, and its backward pass to come back
+(Rhu et al. 2016, vDNN); the computing waits for what is left. With a budget for both keys each block that does not fit
+is swapped or recomputed, whichever delays the step less (Wahib et al. 2020, KARMA).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from ddlbench import recomputation
+from ddlbench.activation_memory import instants
+from ddlbench.errors import Unsupported, UserError
+from ddlbench.recomputation import Choice, Link, Offloaded, Plan, budgeted, check_names
+from ddlbench.texts import GIB
+
+KEY = "train.offload_activations"
+
+
+def choice(value: Any) -> Choice:
+    """The value of the key in the form that records have. UserError for a value that is none."""
+    with suppress(UserError):
+        if not str(value).startswith("every:"):
+            return recomputation.choice(value)
+    raise UserError(
+        f"{KEY}={value} must be none, blocks, a list of different blocks, or budget:GiB (more than 0) for the "
+        "activations that stay on the device"
+    )
+
+
+def check(recompute: Choice, offload: Choice) -> None:
+    """UserError for values of both keys that contradict each other."""
+    if offload and (budgeted(recompute) or (recompute and budgeted(offload))) and recompute != offload:
+        raise UserError(
+            f"{recomputation.KEY}={recompute} and {KEY}={offload}: a budget is for both keys together: give the same "
+            "budget to both, or none of them"
+        )
+
+
+def plan_of(
+    recompute: Choice,
+    offload: Choice,
+    flops_per_byte: float,
+    names: Sequence[str],
+    links: Callable[[], Sequence[Link]],
+    in_flight: int = 1,
+) -> Plan:
+    """The plan for consecutive blocks of these names, as `recomputation.plan_of`, with offloaded ones.
+
+    flops_per_byte: FLOPs that the device computes while it copies a byte to or from the host
+    Unsupported for blocks that cannot be offloaded, and for a budget that is too small.
+    """
+    if budgeted(offload):
+        return _within_budget(str(offload), bool(recompute), flops_per_byte, names, links())
+    plan = recomputation.plan_of(recompute, names, links, in_flight)
+    return _with_offloaded(plan, offload, names) if offload else plan
+
+
+def offloaded(plan: Plan) -> list[int]:
+    return [item for item in plan if isinstance(item, Offloaded)]
+
+
+def exposed(copy: float, forward: float, backward: float) -> float:
+    """What is left of two copies of a block, to the host and back, after the passes of the next block; in the unit of
+    the arguments."""
+    return max(0.0, copy - forward) + max(0.0, copy - backward)
+
+
+def _with_offloaded(plan: Plan, offload: Choice, names: Sequence[str]) -> Plan:
+    chosen = offload if isinstance(offload, list) else list(names[:-1])
+    check_names(chosen, names, KEY)
+    kept = [names[item] for item in plan if isinstance(item, int)]
+    if isinstance(offload, list):
+        _refuse(f"{names[-1]}: its backward pass begins when its forward pass ends", {names[-1]} & set(chosen))
+        _refuse(f"blocks that run again ({recomputation.KEY})", set(chosen) - set(kept))
+    result = tuple(Offloaded(item) if isinstance(item, int) and names[item] in chosen else item for item in plan)
+    _refuse(f"a block: all before {names[-1]} run again ({recomputation.KEY})", not offloaded(result))
+    return result
+
+
+def _refuse(what: str, holds: object) -> None:
+    if holds:
+        raise Unsupported(f"{KEY} cannot offload {what}: name other blocks, or set {KEY}=none")
+
+
+def _within_budget(
+    offload: str, recompute: bool, flops_per_byte: float, names: Sequence[str], links: Sequence[Link]
+) -> Plan:
+    """The plan in which the fewest blocks, the first ones, are offloaded or run again: they are needed last."""
+    plans = [_emptied(links, count, recompute, flops_per_byte) for count in range(len(links))]
+    peaks = [max(run.bytes_ for run in instants(plan, links)) for plan in plans]
+    fitting = [plan for plan, bytes_ in zip(plans, peaks, strict=True) if bytes_ <= _bytes(offload)]
+    if not fitting:
+        raise Unsupported(
+            f"{KEY}={offload}: no number of blocks fits: the least for {names[0]} to {names[-1]} is "
+            f"{min(peaks) / GIB:.3g} GiB"
+        )
+    return fitting[0]
+
+
+def _emptied(links: Sequence[Link], count: int, recompute: bool, flops_per_byte: float) -> Plan:
+    """The plan in which the first `count` blocks keep nothing. From the last of them to the first each is offloaded if
+    the computing waits for its copies no longer than its second run would take. A backward pass counts two forward
+    passes, and a third one if it begins with a second run."""
+    items: list[int | Plan] = list(range(len(links)))
+    for index in reversed(range(count)):
+        copy, following = links[index].offloaded * flops_per_byte, links[index + 1].flops
+        passes = 3 if isinstance(items[index + 1], tuple) else 2
+        again = recompute and exposed(copy, following, passes * following) > links[index].flops
+        items[index] = (index,) if again else Offloaded(index)
+    return tuple(items)
+
+
+def _bytes(budget: str) -> float:
+    return float(budget.partition(":")[2]) * GIB

@@ -1,0 +1,141 @@
+"""Plans of what is offloaded: the values of the key, the choice between offloading and recomputation, their bytes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ddlbench.activation_memory import instants, kept
+from ddlbench.errors import Unsupported, UserError
+from ddlbench.offloading import check, choice, exposed, offloaded, plan_of
+from ddlbench.recomputation import Choice, Link, Offloaded, Plan
+from ddlbench.texts import GIB
+
+NAMES = ["a", "b", "c", "d"]
+# 10 bytes each, of which 2 are casts of weights and 3 the output.
+ONE = Link(flops=8, saved=10, output=3, unsaved_output=0, forward=11, backward=14, fixed=2)
+
+
+def planned(
+    recompute: Choice, offload: Choice, links: list[Link] | None = None, flops_per_byte: float = 1.0
+) -> tuple[Plan, list[int]]:
+    plan = plan_of(recompute, offload, flops_per_byte, NAMES, lambda: links or [ONE] * 4)
+    return plan, offloaded(plan)
+
+
+@pytest.mark.parametrize(
+    ("recompute", "offload", "plan", "copied"),
+    [
+        (False, "none", (0, 1, 2, 3), []),
+        (True, "none", ((0,), (1,), (2,), (3,)), []),
+        (False, "blocks", (0, 1, 2, 3), [0, 1, 2]),
+        (False, ["c", "a"], (0, 1, 2, 3), [0, 2]),
+        (["b"], "blocks", (0, (1,), 2, 3), [0, 2]),
+        (["b"], ["a"], (0, (1,), 2, 3), [0]),
+    ],
+)
+def test_the_values_of_the_key(recompute: Choice, offload: Any, plan: Plan, copied: list[int]) -> None:
+    assert planned(recompute, choice(offload)) == (plan, copied)
+
+
+@pytest.mark.parametrize("value", ["some", "every:2", "budget:0", "budget:x", [], ["a", "a"], 3, None])
+def test_other_values_are_refused(value: Any) -> None:
+    with pytest.raises(
+        UserError, match=r"^train\.offload_activations=.* must be none, blocks, a list of different .*$"
+    ):
+        choice(value)
+
+
+@pytest.mark.parametrize(
+    ("recompute", "offload", "reason"),
+    [
+        (False, ["x"], "train.offload_activations: the model has no block x: its blocks are a, b, c, d"),
+        (False, ["a", "d"], "cannot offload d: its backward pass begins when its forward pass ends"),
+        (["a"], ["a", "b"], "cannot offload blocks that run again"),
+        (True, True, "cannot offload a block: all before d run again"),
+        ("every:2", True, "cannot offload a block: all before d run again"),
+    ],
+)
+def test_blocks_that_cannot_be_offloaded_are_refused(recompute: Choice, offload: Choice, reason: str) -> None:
+    with pytest.raises(Unsupported, match=reason):
+        planned(recompute, offload)
+
+
+@pytest.mark.parametrize(
+    ("recompute", "offload"), [("budget:1", True), ("budget:1", ["a"]), (True, "budget:1"), ("budget:1", "budget:2")]
+)
+def test_a_budget_is_for_both_keys(recompute: Choice, offload: Choice) -> None:
+    with pytest.raises(UserError, match="a budget is for both keys together: give the same budget to both"):
+        check(recompute, offload)
+    check(False, "budget:1")
+    check("budget:1", "budget:1")
+    check("budget:1", False)
+
+
+def test_bytes_by_hand() -> None:
+    """The first two blocks are offloaded: their 8 bytes are there once more in the passes of the next block. The
+    output of the second, 3 bytes, stays as the input of the third."""
+    plan = planned(False, ["a", "b"])[0]
+    assert kept(plan, [ONE] * 4) == [0, 2, 2 + 2 + 3, 7 + 10, 17 + 10]
+    runs = [(run.block, run.backward, run.bytes_) for run in instants(plan, [ONE] * 4)]
+    assert runs == [
+        (0, False, 11), (1, False, 2 + 8 + 11), (2, False, 7 + 8 - 3 + 11), (3, False, 17 + 11),
+        (3, True, 17 + 14), (2, True, 7 + 8 + 14), (1, True, 2 + 8 + 14), (0, True, 14),
+    ]  # fmt: skip
+
+
+def test_an_offloaded_block_before_one_that_runs_again() -> None:
+    """Its copies come back before the second run, which has the gradient of its output, 3, beside it."""
+    plan: Plan = (Offloaded(0), (1,), 2)
+    runs = [(run.block, run.backward, run.bytes_) for run in instants(plan, [ONE] * 3)]
+    assert runs == [
+        (0, False, 11), (1, False, 5 + 8 - 3 + 11), (2, False, 8 + 11), (2, True, 8 + 14),
+        (1, True, 5 + 8 + 11 + 3), (1, True, 5 + 8 + 14), (0, True, 14),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("bytes_", "copied"), [(44, []), (43, [0]), (39, [0]), (38, [0, 1]), (31, [0, 1])])
+def test_a_budget_offloads_the_first_blocks(bytes_: int, copied: list[int]) -> None:
+    """The last backward pass has 3 x 10 + 14 bytes beside it; 2 + 3 + 20 + 14 if one block is offloaded; 4 + 3 + 10 +
+    14 if two are, which three do not improve: 6 + 3 + 8 + 14, with the copies that come back."""
+    assert planned(False, f"budget:{bytes_ / GIB}")[1] == copied
+
+
+def test_a_budget_that_is_too_small_names_the_least() -> None:
+    with pytest.raises(Unsupported, match=r"no number of blocks fits: the least for a to d is .* GiB"):
+        planned(False, f"budget:{30 / GIB}")
+
+
+@pytest.mark.parametrize(
+    ("flops_per_byte", "plan", "copied"),
+    [
+        (1.0, (0, 1, 2, 3), [0, 1]),  # 8 bytes: copied in the time of one forward pass
+        (2.0, (0, 1, 2, 3), [0, 1]),  # 16: 8 are exposed on the way out, none on the way back: as long as 8 FLOPs
+        (2.1, ((0,), (1,), 2, 3), []),  # 16.8: more than a second run
+    ],
+)
+def test_a_block_is_swapped_or_recomputed_by_what_costs_less(
+    flops_per_byte: float, plan: Plan, copied: list[int]
+) -> None:
+    budget = f"budget:{31 / GIB}"
+    assert planned(budget, budget, flops_per_byte=flops_per_byte) == (plan, copied)
+
+
+def test_a_second_run_gives_copies_time() -> None:
+    """Block b is cheap and runs again. What block a saves comes back in 21 FLOPs: during b's backward pass of 2 x 7,
+    and its second run of 7."""
+    cheap, large = replace(ONE, flops=7, saved=42), replace(ONE, flops=14, saved=23)
+    budget = f"budget:{60 / GIB}"
+    assert planned(budget, budget, [large, cheap, ONE, ONE])[0] == (0, (1,), 2, 3)
+    assert planned(budget, budget, [large, cheap, ONE, ONE])[1] == [0]
+    assert exposed(21, 7, 21) == 14
+    assert exposed(21, 7, 14) == 21
+
+
+def test_a_plan_needs_no_counts_without_a_budget() -> None:
+    def links() -> list[Link]:
+        raise AssertionError("only a budget needs the counts")
+
+    assert plan_of(False, True, 1.0, NAMES, links) == (0, 1, 2, 3)
