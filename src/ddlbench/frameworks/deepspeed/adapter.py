@@ -59,7 +59,7 @@ class DeepSpeed(DeepSpeedOptions):
             return ZeroTrainer(job, self, engine, until_close.pop_all())
 
     def on_host(self, optimizer: Optimizer) -> Optimizer:
-        """The same update by DeepSpeed's CPU Adam (Ren et al. 2021, "ZeRO-Offload", section 5), if it is asked for."""
+        """DeepSpeed's CPU Adam (Ren et al. 2021, "ZeRO-Offload", section 5) for the optimizer, if it is asked for."""
         if not self.cpu_adam:
             return optimizer
         from deepspeed.ops.adam import DeepSpeedCPUAdam

@@ -192,7 +192,7 @@ def splits_of(names: Iterable[str], plan: Mapping[str, str]) -> Splits:
 
 
 def rows_of(model: GPT2, tp: int) -> int:
-    """Of the vocabulary on each rank."""
+    """Rows of the vocabulary on each rank."""
     return -(-model.outputs() // tp)
 
 

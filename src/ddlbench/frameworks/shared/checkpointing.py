@@ -41,7 +41,7 @@ def segments_of(job: Job, samples: float, first: int = 0, end: int | None = None
 
 
 def replica_plan(job: Job, data_size: int) -> tuple[list[str], Plan]:
-    """Of a rank that has all blocks."""
+    """The names of the blocks and their plan, on a rank that has all of them."""
     return blocks_plan(job, job.replica_batch(data_size) / job.micro_batches(data_size))
 
 

@@ -173,7 +173,7 @@ def _unpack(packed: Tensor | Place) -> Tensor:
 
 
 def _identity(tensor: Tensor) -> int:
-    """Of its storage, while it exists; a fake tensor has no address."""
+    """The key of its storage, while that exists; a fake tensor has no address."""
     return tensor.untyped_storage()._cdata  # pyright: ignore
 
 

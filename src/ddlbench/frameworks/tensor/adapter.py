@@ -233,7 +233,7 @@ class TensorReplica(Replica):
         return output if batch is not None else None
 
     def _logits(self, inputs: Tensor) -> Tensor:
-        """Of all classes."""
+        """The logits of all classes."""
         return full_logits(self.model(inputs), self.job, self.part)
 
     def state(self) -> dict[str, Tensor] | None:

@@ -155,7 +155,7 @@ class Counts:
         return sum(block.parameter_count for block in self.blocks)
 
     def links(self, samples: float, first: int = 0, end: int | None = None) -> list[Link]:
-        """Of the blocks from `first` to `end`, all of them if None, for a micro batch."""
+        """The links of the blocks from `first` to `end` (None: all of them), for a micro batch."""
         return [block.link(samples) for block in self.blocks[first:end]]
 
     def plan(
