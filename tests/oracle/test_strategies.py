@@ -395,12 +395,13 @@ def test_what_hooks_send_is_counted_from_them(hook: str) -> None:
 
 
 def test_a_parameter_server_sends_gradients_and_weights_once() -> None:
-    outcome, counts = strategy(ParameterServer(bound=2), setting(2)), setting(2).counts
-    (message,) = outcome.messages
-    assert (message.count, message.bytes_) == (2, 4 * (counts.parameter_count + 2))  # a number more in each
-    assert message.exposed == message.seconds
+    on_gpu = setting(2)
     with pytest.raises(Unsupported, match="sends by gloo"):
-        strategy(ParameterServer(), replace(setting(2), job=replace(setting(2).job, device=torch.device("cuda"))))
+        strategy(ParameterServer(), on_gpu)
+    on_cpu = replace(on_gpu, job=replace(on_gpu.job, device=torch.device("cpu")))
+    (message,) = strategy(ParameterServer(bound=2), on_cpu).messages
+    assert (message.count, message.bytes_) == (2, 4 * (on_cpu.counts.parameter_count + 2))  # a number more in each
+    assert message.exposed == message.seconds
 
 
 def test_corrections_of_old_weights_are_refused() -> None:
