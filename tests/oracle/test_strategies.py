@@ -14,6 +14,7 @@ from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.deepspeed.knobs import DeepSpeedOptions
 from ddlbench.frameworks.fsdp import FSDP
 from ddlbench.frameworks.local_sgd import LocalSGD
+from ddlbench.frameworks.parameter_server.adapter import ParameterServer
 from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.frameworks.pipeline.pipedream import PipeDream
 from ddlbench.frameworks.pipeline.stages import Plan
@@ -393,3 +394,18 @@ def test_what_hooks_send_is_counted_from_them(hook: str) -> None:
         assert (sent, outcome.exposed_s) == (0, 0)
     else:
         assert 0.04 * whole <= sent < 0.05 * whole  # the least of a tensor is one number
+
+
+def test_a_parameter_server_sends_gradients_and_weights_once() -> None:
+    on_gpu = setting(2)
+    with pytest.raises(Unsupported, match="sends by gloo"):
+        strategy(ParameterServer(), on_gpu)
+    on_cpu = replace(on_gpu, job=replace(on_gpu.job, device=torch.device("cpu")))
+    (message,) = strategy(ParameterServer(bound=2), on_cpu).messages
+    assert (message.count, message.bytes_) == (2, 4 * (on_cpu.counts.parameter_count + 2))  # a number more in each
+    assert message.exposed == message.seconds
+
+
+def test_corrections_of_old_weights_are_refused() -> None:
+    with pytest.raises(Unsupported, match=r"framework\.correction: set it to none"):
+        strategy(PipeDream(correction="prediction"), setting(2))
