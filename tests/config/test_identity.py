@@ -79,6 +79,8 @@ def test_an_old_record_merges_with_one_that_has_the_key(monkeypatch: pytest.Monk
         old["data"]["val_dir"],
         old["train"]["deterministic"],
         old["train"]["cold_cache"],
+        old["train"]["offload_activations"],
+        old["train"]["flops_per_host_byte"],
         old["train"]["time_limit_s"],
         old["checkpoint"],
     )  # a record of the first version

@@ -294,6 +294,7 @@ def test_facts_name_the_scheme(found: list[dict[str, Any]]) -> None:
         "reshard_after_forward": None,
         "replicas": 1,
         "shards": 2,
+        "offload_parameters": False,
         "precision_scheme": "policy",
         "reduce_dtype": "fp32",
     }

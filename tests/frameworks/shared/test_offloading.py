@@ -124,12 +124,12 @@ def test_a_storage_is_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_weights_batches_and_small_tensors_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also weights that autocast casts, and their transposed views."""
     for precision in (torch.float32, torch.bfloat16):
-        network = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
+        network = nn.Sequential(nn.Linear(64, 64), nn.Sequential(nn.Linear(64, 64), nn.ReLU()), nn.Linear(64, 2))
         offload_blocks(network, ["0", "1"], CPU)
         with torch.autocast("cpu", precision, enabled=precision != torch.float32):
             made = copies(network, torch.randn(16, 64), monkeypatch)
-        # What the ReLU saves; under autocast also the batch, which was cast.
-        assert [saved.buffer.shape for saved in made] == [(16 * 64,)] * (1 if precision == torch.float32 else 2)
+        # The second layer's input and what the ReLU saves; under autocast also the batch, which was cast.
+        assert [saved.buffer.shape for saved in made] == [(16 * 64,)] * (2 if precision == torch.float32 else 3)
         assert not copies(network, torch.randn(1, 64), monkeypatch)
 
 
