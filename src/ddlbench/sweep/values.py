@@ -26,7 +26,7 @@ KEYWORDS = {"null", "true", "false", "nan", "inf"}  # of Hydra's grammar, in upp
 # Folders depend on the machine: they belong to the command line, not to a study's file.
 PATHS = (
     "results_dir", "checkpoint.dir", "data.root", "data.cache_dir", "data.stage_to", "data.tokenizer", "data.train",
-    "data.valid", "data.train_dir", "data.val_dir",
+    "data.valid", "data.train_dir", "data.val_dir", "framework.nvme_path",
 )  # fmt: skip
 # Set by the sweep in each cell, and how to ask it for them.
 OF_SWEEP = {
