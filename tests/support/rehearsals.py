@@ -32,8 +32,8 @@ LAYOUTS = {
     "spatial": ("framework.sp=2", "framework.dp=4"),
     "hybrid": ("framework.tp=2", "framework.pp=2", "framework.dp=2", FEW),
     **dict.fromkeys(("gpipe", "1f1b", "zero_bubble", "pipedream_2bw"), ("framework.dp=2", FEW)),
-    **dict.fromkeys(("interleaved", "looped_bfs", "zbv"), ("framework.dp=4", FEW)),
-    "dualpipev": ("framework.dp=4", "train.micro_batch=2"),  # it needs two a stage
+    **dict.fromkeys(("interleaved", "looped_bfs"), ("framework.dp=4", FEW)),
+    **dict.fromkeys(("zbv", "dualpipev"), ("framework.dp=4", "train.micro_batch=2")),  # they need one for each stage
     "pipedream": ("framework.dp=8",),
 }
 
