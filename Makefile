@@ -14,7 +14,7 @@ setup: ## make .venv with the versions of constraints.txt and ddlbench in it
 run: setup ## a small ResNet with one process and with two, to a table and a report (about 4 minutes)
 	@scripts/demo.sh
 
-papers: setup horovod ## the figures of the papers in miniature, from runs on this machine (less than an hour on two cores)
+papers: setup horovod ## the figures of the papers in miniature, from runs on this machine (about an hour on two cores)
 	@scripts/papers.sh
 
 # Where it cannot be built, its tests skip and say so; everything else is tested all the same.
