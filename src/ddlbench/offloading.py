@@ -15,7 +15,7 @@ from typing import Any
 from ddlbench import recomputation
 from ddlbench.activation_memory import instants
 from ddlbench.errors import Unsupported, UserError
-from ddlbench.recomputation import Choice, Link, Offloaded, Plan, budgeted, check_names
+from ddlbench.recomputation import Choice, Link, Offloaded, Plan, budget_bytes, budgeted, check_names
 from ddlbench.texts import GIB
 
 KEY = "train.offload_activations"
@@ -93,7 +93,7 @@ def _within_budget(
     """The plan in which the fewest blocks, the first ones, are offloaded or run again: they are needed last."""
     plans = [_emptied(links, count, recompute, flops_per_byte) for count in range(len(links))]
     peaks = [max(run.bytes_ for run in instants(plan, links)) for plan in plans]
-    fitting = [plan for plan, bytes_ in zip(plans, peaks, strict=True) if bytes_ <= _bytes(offload)]
+    fitting = [plan for plan, bytes_ in zip(plans, peaks, strict=True) if bytes_ <= budget_bytes(offload)]
     if not fitting:
         raise Unsupported(
             f"{KEY}={offload}: no number of blocks fits: the least for {names[0]} to {names[-1]} is "
@@ -113,7 +113,3 @@ def _emptied(links: Sequence[Link], count: int, recompute: bool, flops_per_byte:
         again = recompute and exposed(copy, following, passes * following) > links[index].flops
         items[index] = (index,) if again else Offloaded(index)
     return tuple(items)
-
-
-def _bytes(budget: str) -> float:
-    return float(budget.partition(":")[2]) * GIB

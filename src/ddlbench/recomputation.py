@@ -89,6 +89,11 @@ def budgeted(choice: Choice) -> bool:
     return isinstance(choice, str) and choice.startswith("budget:")
 
 
+def budget_bytes(choice: str) -> float:
+    """The bytes of budget:GiB."""
+    return float(choice.partition(":")[2]) * GIB
+
+
 def plan_of(choice: Choice, names: Sequence[str], links: Callable[[], Sequence[Link]], in_flight: int = 1) -> Plan:
     """The plan for consecutive blocks of these names.
 
@@ -105,7 +110,7 @@ def plan_of(choice: Choice, names: Sequence[str], links: Callable[[], Sequence[L
     if kind == "every":
         return tuple(tuple(blocks[first : first + int(number)]) for first in blocks[:: int(number)])
     chain = tuple(links())
-    plan = fastest(chain, float(number) * GIB / in_flight)
+    plan = fastest(chain, budget_bytes(choice) / in_flight)
     if plan is None:
         least = in_flight * least_bytes(chain) / GIB
         raise Unsupported(

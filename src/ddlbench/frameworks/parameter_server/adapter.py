@@ -70,6 +70,10 @@ def shares(sizes: Mapping[str, int], ranks: int) -> list[list[str]]:
     return held
 
 
+def numbers_of(held: Iterable[nn.Parameter]) -> int:
+    return sum(parameter.numel() for parameter in held)
+
+
 def with_own_rates(optimizer: Optimizer) -> Optimizer:
     """The optimizer for the loop: the same states and hooks, but learning rates of its own. The loop sets that of the
     next gradient while the server's thread may be at an earlier update."""
@@ -92,7 +96,7 @@ class Exchange(Update):
         self.job, self.parameters, self.server, self.staleness = job, parameters, server, staleness
         pinned = job.device.type == "cuda"
         self.weights = {
-            rank: torch.empty(sum(each.numel() for each in held) + 1, pin_memory=pinned)
+            rank: torch.empty(numbers_of(held) + 1, pin_memory=pinned)
             for rank, held in enumerate(parameters)
             if rank != job.rank
         }
@@ -149,9 +153,9 @@ class Exchange(Update):
 
     def _message(self, held: list[nn.Parameter], ends: bool) -> Tensor:
         if ends:
-            return torch.ones(sum(each.numel() for each in held) + 1)
+            return torch.ones(numbers_of(held) + 1)
         end = torch.zeros(1, device=self.job.device)
-        return flat([*(gradient(each) for each in held), end]).cpu()
+        return flat([*(gradient(parameter) for parameter in held), end]).cpu()
 
 
 class ServedReplica(Replica):
@@ -161,19 +165,18 @@ class ServedReplica(Replica):
         parameters = dict(model.named_parameters())
         names = shares({name: parameter.numel() for name, parameter in parameters.items()}, job.world_size)
         held = [[parameters[name] for name in of_rank] for of_rank in names]
-        own = {name: nn.Parameter(parameters[name].detach().to("cpu", copy=True)) for name in names[job.rank]}
-        self.server, self.staleness = Server(job, own, bound, messages(job)), Staleness(job.rank, job.world_size)
+        served = {name: nn.Parameter(parameters[name].detach().to("cpu", copy=True)) for name in names[job.rank]}
+        self.server, self.staleness = Server(job, served, bound, messages(job)), Staleness(job.rank, job.world_size)
         self.exchange = Exchange(job, held, self.server, self.staleness)
         facts = {
             "bound": bound,
             "reduce_dtype": "fp32",
-            "parameters_held": [sum(parameter.numel() for parameter in of_rank) for of_rank in held],
+            "parameters_held": list(map(numbers_of, held)),
         }
         super().__init__(
             job, model, self.exchange.optimizer, facts,
             update=self.exchange, dp_group=dist.group.WORLD, saved_part=f"shard{job.rank}",
         )  # fmt: skip
-        self.parameters = own  # what a checkpoint has of this rank
 
     def step(self, batch: Batch | None) -> Tensor | None:
         if not is_fake():
@@ -191,15 +194,15 @@ class ServedReplica(Replica):
             weight.data.copy_(state[name])
 
     def live(self) -> Live:
-        return Live(self.parameters, self.server.optimizer, dict(self.model.named_buffers()), self.saved_part)
+        return Live(self.server.weights, self.server.optimizer, dict(self.model.named_buffers()), self.saved_part)
 
     def restore(self, numbers: Mapping[str, Any]) -> None:
         """Each rank has the weights that it holds; all get them from there."""
         super().restore(numbers)
-        own = iter(self.server.weights.values())
+        served = iter(self.server.weights.values())
         for rank, held in enumerate(self.exchange.parameters):
             for parameter in held:
-                weight = next(own).detach() if rank == self.job.rank else torch.empty(parameter.shape)
+                weight = next(served).detach() if rank == self.job.rank else torch.empty(parameter.shape)
                 dist.broadcast(weight, rank, self.server.group)
                 parameter.data.copy_(weight)
 

@@ -22,13 +22,7 @@ def shard(
     kept = root_group(model)
     blocks = [block for name, block in model.named_children() if name not in kept]
     for module in (*blocks, model):
-        fully_shard(
-            module,
-            mesh=mesh,
-            reshard_after_forward=reshard,
-            mp_policy=policy,
-            offload_policy=offload,
-        )
+        fully_shard(module, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy, offload_policy=offload)
 
 
 def root_group(model: nn.Sequential) -> list[str]:
