@@ -120,7 +120,7 @@ def test_a_step_on_a_gpu_waits_only_where_the_page_says_so(name: str, model: str
 
 
 def waits_on_gpu(case: Case, framework: Framework) -> list[str]:
-    """What torch reports of the third step on cuda:0."""
+    """Where torch reports that the third step on cuda:0 waits."""
     device = torch.device("cuda", 0)
     disconnect(clean=True)  # from a group for the CPU alone
     connect(detect(), device, 60.0)
@@ -139,4 +139,4 @@ def waits_on_gpu(case: Case, framework: Framework) -> list[str]:
         trainer.step(batch)
         torch.cuda.set_sync_debug_mode("default")
     trainer.close()
-    return [str(each.message) for each in reported if "synchronizing CUDA operation" in str(each.message)]
+    return [f"{one.filename}:{one.lineno}" for one in reported if "synchronizing CUDA operation" in str(one.message)]

@@ -183,15 +183,17 @@ def test_values_and_memory_hold_under_slow_streams(pinned: bool) -> None:
     def fetched() -> Iterator[Batch]:
         for number in range(count):
             torch.cuda._sleep(20_000_000)  # on the stream that is current: the side stream
-            batch = images(number, samples=64)
+            batch = images(number, samples=64, valid=64)
             yield Batch(batch.inputs.pin_memory(), batch.targets, batch.valid) if pinned else batch
 
+    places = torch.arange(64 * 3 * 16 * 16, dtype=torch.float64).view(64, 3, 16, 16)  # plain sums of all batches are equal
+    there = places.to(CUDA)
     sums = []
     for batch in ToDevice(CUDA, channels_last=True)(fetched()):
         torch.cuda._sleep(60_000_000)
-        sums.append((batch.inputs.double().sum(), batch.targets.sum()))
+        sums.append(((batch.inputs * there).sum(), batch.targets.sum()))
     for number, (pixels, targets) in enumerate(sums):
-        expected = TO_FLOAT(images(number, samples=64).inputs).double().sum()
+        expected = (TO_FLOAT(images(number, samples=64).inputs) * places).sum()
         assert pixels.item() == pytest.approx(expected.item(), rel=1e-12)
         assert targets.item() == 64 * number
 

@@ -110,7 +110,8 @@ class Saved:
         self.copied = None
 
     def __del__(self) -> None:
-        """Autograd has freed all tensors of this storage."""
+        """Autograd has freed all tensors of this storage, even if it never asked for a copy that is under way."""
+        self._wait()
         self.host.free[self.buffer.numel(), self.buffer.dtype].append(self.buffer)
 
 
