@@ -24,13 +24,14 @@ from ddlbench.errors import Unsupported, WrongRankCount, check_values
 from ddlbench.frameworks.shared.groups import subgroup
 from ddlbench.frameworks.shared.layout import Layout, divisors
 from ddlbench.frameworks.shared.meta import has_batch_norm
-from ddlbench.frameworks.shared.refusals import check_alike, check_reduction, check_shards
+from ddlbench.frameworks.shared.refusals import check_alike, check_reduction, check_shared_gpu, check_shards
 from ddlbench.frameworks.shared.replica import Replica, build
 from ddlbench.frameworks.shared.sharding import OFFLOADS_NOTHING, shard
 from ddlbench.frameworks.shared.step import Update
 from ddlbench.job import Job, type_of_dtype
 
 SCHEMES = ("autocast", "policy")
+GLOO_CRASHES = "torch 2.11 ends with SIGSEGV over gloo on a GPU unless framework.offload_parameters=true"
 
 
 @dataclass
@@ -53,6 +54,8 @@ class FSDP:
                 f"framework.replicate={self.replicate} does not divide {job.world_size} ranks (rest {rest}): "
                 f"choose framework.replicate={nearest}"
             )
+        if not self.offload_parameters:
+            check_shared_gpu(self.name, job, job.world_size, GLOO_CRASHES)
         check_reduction("fsdp", job)
         check_shards(self.name, job)
         if self.scheme(job) == "policy" and has_batch_norm(job):

@@ -37,8 +37,8 @@ PLACE_VARIABLES = tuple(prefix for prefixes in PLACES.values() for prefix in pre
 SETTING_VARIABLES = ("HOROVOD_", "OMPI_", "SLURM_")  # those of launchers that also say how a run computes
 # For tests of correctness (streams, mixed precision, random numbers): several ranks share a GPU and communicate over
 # gloo. Of GPU tensors torch's gloo group copies those of all_reduce, broadcast, reduce, gather, scatter, all_gather and
-# all_to_all to the host; its reduce_scatter is an all_reduce. It cannot send or receive them: pipelines refuse it. A
-# framework that asks for more (coalesced reductions) ends with torch's own error. Not run on a GPU yet.
+# all_to_all to the host; its reduce_scatter is an all_reduce. It cannot send or receive them: pipelines and `spatial`
+# refuse it (frameworks/shared/refusals.py). On an H200 two ranks trained so (docs/measurements/2026-11-26-h200.md).
 SHARED_GPU = "cuda:gloo"
 
 

@@ -1,14 +1,12 @@
-"""What the groups of a pipeline refuse; what they do is tested with the frameworks that use them."""
+"""How many groups a pipeline makes; what they do is tested with the frameworks that use them."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
-import torch
 import torch.distributed as dist
 
-from ddlbench.errors import Unsupported
 from ddlbench.frameworks.pipeline.groups import Groups
 from ddlbench.frameworks.shared.layout import Layout
 from ddlbench.job import Job
@@ -45,10 +43,3 @@ def test_the_ranks_of_a_replica_have_a_group_only_where_an_update_asks_for_it(ma
 
 def test_both_ends_of_a_pipeline_have_a_group_only_where_they_share_a_weight(made: dict[str, int]) -> None:
     assert (made["stages"], made["tied"]) == (0, 1)  # the stages' own is that of all ranks
-
-
-def test_a_pipeline_cannot_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = replace(job(), world_size=2, device=torch.device("cuda", 0))
-    monkeypatch.setattr(dist, "get_backend_config", lambda: "cpu:gloo,cuda:gloo")
-    with pytest.raises(Unsupported, match="backend=cuda:gloo: gloo cannot send tensors of a GPU, and a pipeline sends"):
-        Groups.connect(given, Layout(pp=2))

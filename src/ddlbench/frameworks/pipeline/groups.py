@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ddlbench.errors import Unsupported
 from ddlbench.frameworks.pipeline.schedules import rank_of
 from ddlbench.frameworks.pipeline.stages import tied_names
 from ddlbench.frameworks.shared.groups import average, gradient, subgroup
@@ -19,7 +18,6 @@ from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.tensor.collectives import Part
 from ddlbench.job import Job, Place
 from ddlbench.ranks.launch import is_fake
-from ddlbench.ranks.launchers import SHARED_GPU
 
 
 @dataclass(frozen=True)
@@ -47,8 +45,6 @@ class Groups:
 
     @classmethod
     def connect(cls, job: Job, layout: Layout, sharded: bool = False, v_shaped: bool = False) -> Groups:
-        if layout.pp > 1 and job.device.type == "cuda" and SHARED_GPU in dist.get_backend_config():
-            raise Unsupported(f"backend={SHARED_GPU}: gloo cannot send tensors of a GPU, and a pipeline sends them")
         data_rank, tp_rank, stage_rank = layout.position(job.rank)
         pp_group = subgroup(layout.groups("pp"), job)
         dp_group = subgroup(layout.groups("dp"), job) if layout.dp > 1 else None

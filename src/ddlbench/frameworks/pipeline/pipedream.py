@@ -29,7 +29,7 @@ from ddlbench.frameworks.pipeline.stages import BALANCES, Balanced, Plan, tied_n
 from ddlbench.frameworks.pipeline.weights import Weights
 from ddlbench.frameworks.shared.layout import Layout, fill
 from ddlbench.frameworks.shared.meta import on_meta
-from ddlbench.frameworks.shared.refusals import check_alike
+from ddlbench.frameworks.shared.refusals import check_alike, check_shared_gpu
 from ddlbench.job import Job
 
 
@@ -62,6 +62,7 @@ class PipeDream(Balanced):
     def check(self, job: Job) -> None:
         layout = self.layout(job.world_size)
         ranks = layout.pp
+        check_shared_gpu(self.name, job, ranks)
         self.micro_batches(job, layout)
         check_stages(ranks, 1, len(on_meta(job)), self.balance)
         # What does not go with stages that make the same update at different times.
