@@ -24,7 +24,7 @@ from ddlbench.errors import Unsupported, WrongRankCount, check_values
 from ddlbench.frameworks.shared.groups import subgroup
 from ddlbench.frameworks.shared.layout import Layout, divisors
 from ddlbench.frameworks.shared.meta import has_batch_norm
-from ddlbench.frameworks.shared.refusals import check_alike, check_reduction, check_shared_gpu, check_shards
+from ddlbench.frameworks.shared.refusals import check_alike, check_reduction, check_shards, check_shared_gpu
 from ddlbench.frameworks.shared.replica import Replica, build
 from ddlbench.frameworks.shared.sharding import OFFLOADS_NOTHING, shard
 from ddlbench.frameworks.shared.step import Update

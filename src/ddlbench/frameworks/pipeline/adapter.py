@@ -31,7 +31,7 @@ from ddlbench.frameworks.pipeline.stages import BALANCES, Balanced, Plan, tied_n
 from ddlbench.frameworks.pipeline.trainer import PipelineTrainer
 from ddlbench.frameworks.shared.layout import Layout, fill
 from ddlbench.frameworks.shared.meta import on_meta
-from ddlbench.frameworks.shared.refusals import check_alike, check_shared_gpu, check_shards
+from ddlbench.frameworks.shared.refusals import check_alike, check_shards, check_shared_gpu
 from ddlbench.frameworks.tensor.adapter import check_compile, check_parts
 from ddlbench.job import Job
 
