@@ -1,6 +1,6 @@
 """What NVML counts and reports of one GPU while it works: energy, clock, and why the clock was lowered.
 
-Not run on a GPU yet: tested with a recorded fake of the library (tests/measure/devices/test_nvml.py).
+Tested with a recorded fake of the library and on one GPU (tests/measure/devices/test_nvml.py).
 """
 
 from __future__ import annotations
