@@ -30,6 +30,8 @@ KEYS = {"name", "device", "devices_per_node", "links", "overlap", "cores", "spre
 # say of GPUs in common. Extra seconds of computing per second of communication that runs beside it; standard deviation
 # of a rank's computing in a step; seconds of a kernel beside its work.
 GPU_HIDDEN_COST, GPU_SPREAD, GPU_KERNEL_S = 0.4, 0.02, 1.5e-5
+# Seconds in which a host starts a kernel, as measured beside an H200 (docs/measurements/2026-11-26-h200.md).
+GPU_HOST_S = 3.3e-5
 
 
 @dataclass(frozen=True)
@@ -195,7 +197,7 @@ def parse(plain: Any, path: str) -> Machine:
         parts: dict[str, Any] = {"device": device, "links": tuple(Link(**link) for link in given["links"])}
         machine = Machine(**{**given, **parts})
         if device.type == "cuda":
-            device = replace(device, kernel_s=device.kernel_s or GPU_KERNEL_S)
+            device = replace(device, kernel_s=device.kernel_s or GPU_KERNEL_S, host_s=device.host_s or GPU_HOST_S)
             machine = replace(machine, device=device, spread=given.get("spread", GPU_SPREAD))
             machine = with_overlap(machine, machine.overlap)
     except (KeyError, TypeError) as error:

@@ -2,8 +2,8 @@
 
 By the roofline (Williams et al. 2009) an operation takes the longer of FLOPs / peak FLOP/s and bytes / bandwidth of the
 memory. Where the speed of a device's kernels is known, each kernel also takes a fixed time, and a pass takes no less
-than the host needs to start its kernels. A measured step is divided among the operations in proportion to these
-seconds; measured blocks replace them.
+than the host needs to start its kernels. A measured step says how many times as long as by the roofline the operations
+take, up to SLOWEST; what remains scales all seconds. Measured blocks replace these seconds.
 """
 
 from __future__ import annotations
@@ -17,6 +17,10 @@ from ddlbench.oracle.counts.counts import Block, Counts, Floats, Work
 from ddlbench.oracle.machine.machine import Device
 from ddlbench.recipe.optimizers import costs
 from ddlbench.recomputation import Plan, repeats
+
+# Times the roofline that large kernels take at most: 2.3 to 2.4 on an H200 in bf16 (docs/measurements/2026-11-26-h200.md).
+# The step of a small batch, which waits for its host, says nothing of it.
+SLOWEST = 2.5
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,10 @@ class Speeds:
         if flops is None or device.bytes_per_s is None:
             return None
         return cls(flops, device.bytes_per_s, device.kernel_s, device.host_s)
+
+    def slower(self, factor: float) -> Speeds:
+        """With operations that take so many times as long."""
+        return replace(self, flops_per_s=self.flops_per_s / factor, bytes_per_s=self.bytes_per_s / factor)
 
     def operations(self, work: Work, samples: float) -> Floats:
         """Seconds of the work of each operation."""
@@ -122,8 +130,27 @@ class Computation:
             if self.measure is not None and size not in self.measured:
                 self.measured[size], update_s = self.measure(size)
                 self.update_s = self.update_s or update_s / self.counts.parameter_count
-            self._cache[key] = [self._block(index, samples, tp) for index in range(len(self.counts.blocks))]
+            self._cache[key] = self._queued([self._block(index, samples, tp) for index in range(len(self.counts.blocks))])
         return self._cache[key]
+
+    def _queued(self, passes: list[Pass]) -> list[Pass]:
+        """Kernels wait in a queue: while one block keeps the device busy, the host starts the kernels of the next ones.
+        So all blocks together wait only for what the host needs beyond the device's seconds."""
+        waiting = sum(one.host_forward + one.host_backward for one in passes)
+        if not waiting:
+            return passes
+        on_device = sum(one.forward + one.backward for one in passes) - waiting
+        kernels = sum(len(block.forward.flops) + len(block.backward.flops) for block in self.counts.blocks)
+        share = max(0.0, self.factor * kernels * self.speeds.host_s - on_device) / waiting
+        return [
+            Pass(
+                one.forward - (1 - share) * one.host_forward,
+                one.backward - (1 - share) * one.host_backward,
+                share * one.host_forward,
+                share * one.host_backward,
+            )
+            for one in passes
+        ]
 
     def _block(self, index: int, samples: float, tp: int) -> Pass:
         """Seconds of a block by the roofline; or as measured at the nearest micro batch, in proportion to it."""
@@ -155,12 +182,22 @@ class Computation:
     def scaled_to(
         self, step_s: float, samples: float, micro_batches: int, basis: str, plan: Plan | None = None
     ) -> Computation:
-        """A measured step of one process, divided among blocks and update in the proportions of this computation.
+        """A measured step of one process, divided among blocks and update.
 
         samples: of a micro batch
         """
-        factor = step_s / self.step(samples, micro_batches, plan)
-        return replace(self, basis=basis, factor=factor, samples=samples, _cache={})
+
+        def at(slowdown: float, factor: float = 1.0) -> Computation:
+            speeds = self.speeds.slower(slowdown)
+            return replace(self, speeds=speeds, factor=factor, basis=basis, samples=samples, _cache={})
+
+        def missing(slowdown: float) -> float:
+            return step_s - at(slowdown).step(samples, micro_batches, plan)
+
+        # Measured blocks contain kernels and host, and without these the work alone is scaled.
+        fixed = (self.speeds.kernel_s or self.speeds.host_s) and self.measure is None
+        slowdown = _root(missing, 1.0, SLOWEST) if fixed else 1.0
+        return at(slowdown, step_s / at(slowdown).step(samples, micro_batches, plan))
 
     def marks(self, samples: float) -> list[str]:
         """Remarks on the basis, and one if this micro batch is outside of the measured ones."""
@@ -169,3 +206,11 @@ class Computation:
             return [*self.remarks]
         sizes = ", ".join(f"{size:g}" for size in measured)
         return [*self.remarks, f"{self.basis} at a micro batch of {sizes}, not {samples:g}"]
+
+
+def _root(falling: Callable[[float], float], low: float, high: float) -> float:
+    """Where a falling function is 0, or the end that is closer to it."""
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (middle, high) if falling(middle) > 0 else (low, middle)
+    return (low + high) / 2
