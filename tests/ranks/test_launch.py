@@ -385,7 +385,9 @@ def test_ranks_that_share_a_gpu_are_refused():
     refused = run(*torchrun, MEET, CUDA_VISIBLE_DEVICES="0")
     assert refused.returncode != 0
     assert refused.stderr.count("ranks 0 and 1 share a GPU: 2 ranks on this node but 1 GPU: start one rank a GPU") == 2
-    assert "Traceback" not in re.split("torch.distributed.elastic", refused.stderr)[0]  # torchrun's own has dots or slashes
+    assert (
+        "Traceback" not in re.split("torch.distributed.elastic", refused.stderr)[0]
+    )  # torchrun's own has dots or slashes
 
 
 def test_environment_hides_an_outer_launcher(monkeypatch):

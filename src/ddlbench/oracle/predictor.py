@@ -176,7 +176,7 @@ def _filled(row: Prediction, outcome: Outcome, setting: Setting, inputs: Inputs,
     steps = min((count for count in (epoch_steps, most) if count is not None), default=None)
     largest = max((message.bytes_ / message.count for message in outcome.messages if message.count), default=0.0)
     band: dict[str, float] = {}
-    if setting.computation.basis != ROOFLINE:  # which is a lower bound
+    if setting.computation.basis != ROOFLINE:  # whose error is not known
         nodes, kind = machine.nodes(row.gpus), machine.device.type
         band = bands.around(step, bands.band(row.framework, nodes, kind, learned is not None))
     return replace(

@@ -237,7 +237,7 @@ def heading(rows: Sequence[Prediction], question: Question, machine: Machine) ->
     if precision == "fp32" and device.type == "cuda":
         precision += " (without tensor cores: train.precision=bf16 or train.tf32=true use them)"
     basis = ", ".join(dict.fromkeys(row.basis or "" for row in rows))
-    bound = ": a lower bound, with each operation at the device's peak" if basis == ROOFLINE else ""
+    bound = ": each operation at the device's peak, so large batches take longer" if basis == ROOFLINE else ""
     return (
         f"{config.model.name}, {batch}, {config.recipe.optimizer.name}, {precision}\n"
         f"on {machines.described(machine)}\nseconds of computing from: {basis}{bound}\n"

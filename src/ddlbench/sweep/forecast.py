@@ -16,9 +16,9 @@ from ddlbench.sweep.plan import Cell
 
 
 class Forecast:
-    """The predicted seconds of a cell's training steps, as a function of the cell: a lower bound, because computing is
-    taken from the roofline and nothing beside the steps is predicted. None if the oracle has no answer, or for an epoch
-    of unknown length. It must be called within `configurations`."""
+    """The predicted seconds of a cell's training steps, as a function of the cell: too few for large batches, because
+    operations are taken at the device's peak, and nothing beside the steps is predicted. None if the oracle has no
+    answer, or for an epoch of unknown length. It must be called within `configurations`."""
 
     def __init__(self, machine: str) -> None:
         """machine: a description's name or file, as cluster= of the predict command. UserError where there is none"""

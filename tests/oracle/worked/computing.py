@@ -47,6 +47,14 @@ def kernels() -> list[str]:
     return [s(Speeds(10, 10, kernel_s=1, host_s=pace).seconds(work, 2)[0]) for pace in (0, 20)]
 
 
+def queue() -> list[str]:
+    """A block of one long kernel and one of four short ones, forward only, on a host that needs 3 s for each."""
+    blocks = with_work([10], [0], [0], [False]), with_work([1] * 4, [0] * 4, [0] * 4, [False] * 4)
+    blocks = tuple(replace(one, backward=with_work([], [], [], []).forward) for one in blocks)
+    passes = computing(*blocks, speeds=Speeds(1, float("inf"), host_s=3)).blocks(1)
+    return [s(one.forward) for one in passes] + [s(sum(one.forward for one in passes))]
+
+
 def slowest_rank() -> list[str]:
     machine = replace(MACHINE, spread=0.02)
     return [f"{machine.slowest(ranks):.3f} times" for ranks in (8, 1024)]
@@ -55,6 +63,13 @@ def slowest_rank() -> list[str]:
 def one_measured_step() -> list[str]:
     result = computing(A, B).scaled_to(160, 8, 1, "one GPU's step")
     return [s(computing(A, B).step(8)), s(result.step(8)), s(result.step(2))]
+
+
+def one_step_beside_a_host() -> list[str]:
+    """One kernel of 1 s a sample forward and one backward."""
+    plain = computing(block("a", 1, 1), speeds=Speeds(1, float("inf"), kernel_s=1, host_s=4))
+    result = plain.scaled_to(34, 8, 1, "one GPU's step")
+    return [s(plain.step(8)), s(result.step(8)), s(result.step(2)), s(result.step(1))]
 
 
 def calibrated() -> list[str]:
@@ -97,9 +112,11 @@ COMPUTING: dict[str, Callable[[], list[str]]] = {
     "measured collective": lambda: [s(Sweep((1e9, 2e9), (1.0, 3.0)).at(size)) for size in (1.5e9, 3e9)],
     "roofline": roofline,
     "kernels": kernels,
+    "queue": queue,
     "slowest rank": slowest_rank,
     "update": lambda: [ms(computing(A, speeds=Speeds(1.0, 900e9)).update(1e9))],
     "one measured step": one_measured_step,
+    "one measured step of a GPU": one_step_beside_a_host,
     "measured blocks": calibrated,
     "split layers": lambda: [s(computing(with_work([4, 4], [0, 0], [0, 0], [True, False])).blocks(1, tp=4)[0].forward)],
     "shared cores": shared_cores,

@@ -18,8 +18,8 @@ from ddlbench.oracle.machine.machine import Device
 from ddlbench.recipe.optimizers import costs
 from ddlbench.recomputation import Plan, repeats
 
-# Times the roofline that large kernels take at most: 2.3 to 2.4 on an H200 in bf16 (docs/measurements/2026-11-26-h200.md).
-# The step of a small batch, which waits for its host, says nothing of it.
+# Times the roofline that large kernels take at most: 2.3 to 2.4 on an H200 in bf16
+# (docs/measurements/2026-11-26-h200.md). The step of a small batch, which waits for its host, says nothing of it.
 SLOWEST = 2.5
 
 
@@ -130,7 +130,9 @@ class Computation:
             if self.measure is not None and size not in self.measured:
                 self.measured[size], update_s = self.measure(size)
                 self.update_s = self.update_s or update_s / self.counts.parameter_count
-            self._cache[key] = self._queued([self._block(index, samples, tp) for index in range(len(self.counts.blocks))])
+            self._cache[key] = self._queued(
+                [self._block(index, samples, tp) for index in range(len(self.counts.blocks))]
+            )
         return self._cache[key]
 
     def _queued(self, passes: list[Pass]) -> list[Pass]:
@@ -210,7 +212,7 @@ class Computation:
 
 def _root(falling: Callable[[float], float], low: float, high: float) -> float:
     """Where a falling function is 0, or the end that is closer to it."""
-    for _ in range(30):
+    for _ in range(16):  # to 0.002 %; the caller scales what is left
         middle = (low + high) / 2
         low, high = (middle, high) if falling(middle) > 0 else (low, middle)
     return (low + high) / 2

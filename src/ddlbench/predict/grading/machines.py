@@ -54,9 +54,7 @@ def machine_of(gpu: str, network: str, per_node: int, nodes: int) -> Machine:
     if entry is None:
         raise UserError(f"GPU type {gpu!r} is not one of {', '.join(entry['name'] for entry in _gpus())}")
     peaks = entry["bytes_per_s"], entry.get("tf32_flops_per_s")
-    device = Device(
-        entry["name"], "cuda", None, *peaks, kernel_s=machines.GPU_KERNEL_S, host_s=machines.GPU_HOST_S
-    )
+    device = Device(entry["name"], "cuda", None, *peaks, kernel_s=machines.GPU_KERNEL_S, host_s=machines.GPU_HOST_S)
     inner = Link(**entry["link"])
     links, sweeps = (inner,), dict[tuple[str, int], Sweep]()
     if entry.get("nccl"):
