@@ -46,7 +46,7 @@ class Constants(NamedTuple):
 
 
 CHOSEN = Constants(GPU_HIDDEN_COST, GPU_SPREAD, GPU_KERNEL_S)
-GRID = [Constants(*values) for values in product((0.2, 0.4, 0.6), (0.01, 0.02, 0.03), (1.0e-5, 1.5e-5, 2.0e-5))]
+GRID = [Constants(*values) for values in product((0.2, 0.4, 0.6), (0.01, 0.02, 0.03), (1.5e-5, 2.0e-5, 2.5e-5))]
 ABLATIONS = {
     "all terms": CHOSEN,
     "communication hides behind computing for free": CHOSEN._replace(hidden_cost=0.0),

@@ -29,7 +29,7 @@ KEYS = {"name", "device", "devices_per_node", "links", "overlap", "cores", "spre
 # GPUs for which nothing else was measured: what the published measurements of docs/measurements/2026-11-24-published.md
 # say of GPUs in common. Extra seconds of computing per second of communication that runs beside it; standard deviation
 # of a rank's computing in a step; seconds of a kernel beside its work.
-GPU_HIDDEN_COST, GPU_SPREAD, GPU_KERNEL_S = 0.4, 0.02, 1.5e-5
+GPU_HIDDEN_COST, GPU_SPREAD, GPU_KERNEL_S = 0.4, 0.02, 2.0e-5
 # Seconds in which a host starts a kernel, as measured beside an H200 (docs/measurements/2026-11-26-h200.md).
 GPU_HOST_S = 3.3e-5
 

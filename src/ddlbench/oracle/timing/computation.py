@@ -189,17 +189,17 @@ class Computation:
         samples: of a micro batch
         """
 
-        def at(slowdown: float, factor: float = 1.0) -> Computation:
-            speeds = self.speeds.slower(slowdown)
-            return replace(self, speeds=speeds, factor=factor, basis=basis, samples=samples, _cache={})
+        def step(speeds: Speeds) -> float:
+            return replace(self, speeds=speeds, _cache={}).step(samples, micro_batches, plan)
 
-        def missing(slowdown: float) -> float:
-            return step_s - at(slowdown).step(samples, micro_batches, plan)
-
+        speeds = self.speeds
         # Measured blocks contain kernels and host, and without these the work alone is scaled.
-        fixed = (self.speeds.kernel_s or self.speeds.host_s) and self.measure is None
-        slowdown = _root(missing, 1.0, SLOWEST) if fixed else 1.0
-        return at(slowdown, step_s / at(slowdown).step(samples, micro_batches, plan))
+        if (speeds.kernel_s or speeds.host_s) and self.measure is None:
+            work_s = step(replace(speeds, kernel_s=0.0, host_s=0.0))
+            kernels_s = step(replace(speeds, host_s=0.0)) - work_s
+            speeds = speeds.slower(min(max((step_s - kernels_s) / work_s, 1.0), SLOWEST))
+        factor = step_s / step(speeds)
+        return replace(self, speeds=speeds, factor=factor, basis=basis, samples=samples, _cache={})
 
     def marks(self, samples: float) -> list[str]:
         """Remarks on the basis, and one if this micro batch is outside of the measured ones."""
@@ -208,11 +208,3 @@ class Computation:
             return [*self.remarks]
         sizes = ", ".join(f"{size:g}" for size in measured)
         return [*self.remarks, f"{self.basis} at a micro batch of {sizes}, not {samples:g}"]
-
-
-def _root(falling: Callable[[float], float], low: float, high: float) -> float:
-    """Where a falling function is 0, or the end that is closer to it."""
-    for _ in range(16):  # to 0.002 %; the caller scales what is left
-        middle = (low + high) / 2
-        low, high = (middle, high) if falling(middle) > 0 else (low, middle)
-    return (low + high) / 2
