@@ -93,8 +93,8 @@ def forward_flops_per_block(model: Model) -> dict[str, int]:
 def _count(
     model: Model, backward: bool, checkpoint: Callable[[nn.Sequential], None] | None = None
 ) -> tuple[FlopCounterMode, list[str]]:
-    """FLOPs of one sample (of SAMPLES with `checkpoint`), and the names of the blocks. Tensors on "meta" have shapes only:
-    nothing is computed. (Fake tensors would take five times as long in a process's first count.)
+    """FLOPs of one sample (of SAMPLES with `checkpoint`), and the names of the blocks. Tensors on "meta" have shapes
+    only: nothing is computed. Fake tensors would take five times as long in a process's first count.
 
     SDPA's math kernel is made of matrix products, which the counter knows; of the fused kernels it knows only some.
     Evaluation mode: BatchNorm refuses to take statistics of one value a channel, and they count for nothing here.
