@@ -3,7 +3,8 @@
 
 # What needs root (Slurm, Open MPI from Debian) the tests install themselves, or they say why they skip.
 # Three files at a time on two cores: many tests wait for other processes, and for a timeout that must pass.
-PYTEST = .venv/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+# Containers often set PYTHONDONTWRITEBYTECODE: every process would compile the sources and the tests again.
+PYTEST = PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

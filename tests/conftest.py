@@ -13,6 +13,8 @@ from hypothesis import HealthCheck, settings
 
 # One rank is one device: one thread each, here and in every process that the tests start.
 os.environ["OMP_NUM_THREADS"] = "1"
+# The server that forks ranks and loader workers finds tests/support/preload.py from any folder a test starts it in.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.getenv("PYTHONPATH")]))
 # A shell's background ignores SIGINT, nohup ignores SIGHUP, and every process that the tests start would do the same.
 # A handler is not passed on.
 for number in (signal.SIGINT, signal.SIGHUP):

@@ -42,7 +42,7 @@ def runs(home: Path) -> dict[str, dict]:
     write_folders(home / "images", train=4, val=3)
     lines = {
         "images": [*RESNET, "data=imagenet", f"data.root={home}/images", "loader.workers=1"],
-        "text": [*GPT2, "loader=synthetic"],
+        "text": [*GPT2, "model.seq_len=16", "loader=synthetic"],
         "deepspeed": ["+framework=zero1", *GPT2[1:], "loader=synthetic"],
         "megatron": ["+framework=megatron", *GPT2[1:], "loader=synthetic"],
         "horovod": ["+framework=horovod", *GPT2[1:], "loader=synthetic"],

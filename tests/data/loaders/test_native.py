@@ -18,6 +18,8 @@ import pytest
 import torch
 
 from ddlbench.data.feed import Fetched, Request
+from ddlbench.data.images.split import ImageSplit
+from ddlbench.data.loaders import native
 from ddlbench.data.loaders.native import Native
 from ddlbench.errors import UserError
 from ddlbench.job import Place
@@ -227,6 +229,15 @@ def test_signals_to_the_job_neither_stop_workers_nor_run_the_ranks_handlers():
         signal.signal(signal.SIGUSR1, before)
         feed.close()
     assert ran == []
+
+
+def test_the_server_imports_what_a_worker_reads_images_with(folders, monkeypatch):
+    """Else each worker would import torchvision, which takes seconds."""
+    asked = []
+    monkeypatch.setattr(native, "start_server", lambda *modules: asked.extend(modules))
+    opened(folders, workers=1).close()
+    assert any(module.startswith("torchvision.transforms.v2") for module in asked)
+    assert ImageSplit.__module__ in asked
 
 
 def test_a_lock_that_a_thread_of_the_rank_holds_stops_no_worker():

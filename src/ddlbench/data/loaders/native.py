@@ -69,7 +69,7 @@ class Native:
         splits = [dataset.split(train, request.model, request.seed) for train in (True, False)]
         train, validation = (Reader(split, settings, request.device.type == "cpu") for split in splits)
         if workers and request.place.reads_data:
-            start_server(type(splits[0]).__module__)
+            start_server(*modules_of(splits[0]))
         return ReplicaFeed(train, validation, request, settings)
 
 
@@ -157,6 +157,11 @@ class SplitInWorker:
 
 def as_it_is(answer: Any) -> Any:
     return answer
+
+
+def modules_of(split: Split) -> list[str]:
+    """Those that define the split and its parts: a worker imports them to read the split's pickle."""
+    return sorted({type(part).__module__ for part in (split, *vars(split).values())} - {"builtins"})
 
 
 @cache
