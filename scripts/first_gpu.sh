@@ -24,7 +24,7 @@ resnet50    480  gpu_check.sh: ResNet-50, 4,400 images/s on an H200
 images      480  gpu_check.sh: the same while images are read and decoded
 gpt2        480  gpu_check.sh: GPT-2 small, 30 to 40 % MFU on an H200
 frameworks  480  gpu_check.sh: every framework that runs on one GPU
-choices     480  activation, vocabulary, choice of convolutions, memory layout: what each default is worth
+choices     480  activation, vocabulary, levers of memory, choice of convolutions, memory layout: what each is worth
 loaders     480  native and DALI against the batch that lies on the GPU
 records     300  out of memory, Ctrl-C and a rank that hangs: each must leave its status in the record
 PARTS
@@ -66,6 +66,9 @@ run_choices() {
   shrink text
   for multiple in 1 128; do
     bench "vocabulary-$multiple" ok +framework=single "${gpt2[@]}" "${short[@]}" "model.pad_vocab_to_multiple=$multiple"
+  done
+  for lever in train.checkpoint_activations=blocks train.offload_activations=blocks recipe=adamw8bit; do
+    bench "${lever/=/-}" ok +framework=single "${gpt2[@]}" "${short[@]}" "$lever"
   done
   shrink images
   for layout in true false; do
