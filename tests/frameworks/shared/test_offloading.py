@@ -155,6 +155,21 @@ def test_the_device_has_a_block_again_when_it_is_needed() -> None:
     assert saved.content.data_ptr() not in (value.data_ptr(), saved.buffer.data_ptr())
 
 
+def test_a_copy_that_nothing_asks_for_ends_before_its_memory_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Autograd may free what it saved without using it, while the copy stream still writes it."""
+    calls: list[object] = []
+    monkeypatch.setattr(Host, "copy", lambda *_: len(calls) + 1)  # the end of a copy
+    monkeypatch.setattr(Host, "wait", lambda _, copied: calls.append(copied))
+    host = Host(CPU)
+    saved = Saved(host, (0, 0, torch.float32), torch.ones(4))
+    saved.leave()
+    saved.fetch()
+    assert calls == [1]
+    del saved
+    assert calls == [1, 2]
+    assert len(host.free[4, torch.float32]) == 1
+
+
 def test_nothing_is_copied_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     network, _ = built(TEXT, ["embed", "h0"])
     with torch.no_grad():
