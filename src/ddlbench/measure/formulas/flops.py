@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
@@ -93,14 +94,14 @@ def forward_flops_per_block(model: Model) -> dict[str, int]:
 def _count(
     model: Model, backward: bool, checkpoint: Callable[[nn.Sequential], None] | None = None
 ) -> tuple[FlopCounterMode, list[str]]:
-    """FLOPs of one sample (of SAMPLES with `checkpoint`), and the names of the blocks. Tensors on "meta" have shapes
-    only: nothing is computed. Fake tensors would take five times as long in a process's first count.
+    """FLOPs of one sample (of SAMPLES with `checkpoint`), and the names of the blocks. Fake tensors have shapes only:
+    nothing is computed.
 
     SDPA's math kernel is made of matrix products, which the counter knows; of the fused kernels it knows only some.
     Evaluation mode: BatchNorm refuses to take statistics of one value a channel, and they count for nothing here.
     """
-    with torch.device("meta"), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        network = model.build().to("meta").train(checkpoint is not None)
+    with FakeTensorMode(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        network = model.build().train(checkpoint is not None)
         if checkpoint:
             checkpoint(network)
         output = network(example_batch(model, SAMPLES if checkpoint else 1).inputs)
