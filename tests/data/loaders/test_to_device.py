@@ -186,9 +186,8 @@ def test_values_and_memory_hold_under_slow_streams(pinned: bool) -> None:
             batch = images(number, samples=64, valid=64)
             yield Batch(batch.inputs.pin_memory(), batch.targets, batch.valid) if pinned else batch
 
-    places = torch.arange(64 * 3 * 16 * 16, dtype=torch.float64).view(
-        64, 3, 16, 16
-    )  # plain sums of all batches are equal
+    # Weights of the pixels: their plain sums are equal in all batches.
+    places = torch.arange(64 * 3 * 16 * 16, dtype=torch.float64).view(64, 3, 16, 16)
     there = places.to(CUDA)
     sums = []
     for batch in ToDevice(CUDA, channels_last=True)(fetched()):

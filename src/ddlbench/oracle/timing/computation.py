@@ -1,9 +1,9 @@
 """Seconds of computing: of each block forward and backward, and of the weight update.
 
 By the roofline (Williams et al. 2009) an operation takes the longer of FLOPs / peak FLOP/s and bytes / bandwidth of the
-memory. Where the speed of a device's kernels is known, each kernel also takes a fixed time, and a pass takes no less
-than the host needs to start its kernels. A measured step says how many times as long as by the roofline the operations
-take, up to SLOWEST; what remains scales all seconds. Measured blocks replace these seconds.
+memory. On GPUs each kernel also takes a fixed time, and all blocks together take no less than the host needs to start
+their kernels. A measured step says how many times as long as by the roofline the operations take, up to SLOWEST; what
+remains scales all seconds. Measured blocks replace these seconds.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Computation:
     """The seconds of computing of one model on one kind of device.
 
     basis: source of the seconds, for the reader
-    factor: seconds of a measured step / seconds that the roofline or the measured blocks give it
+    factor: seconds of a measured step / seconds that the speeds or the measured blocks give it
     samples: the micro batch of the measured step, None if there is none; remarks: further notes on the basis
     measured: passes of blocks by micro batch size; update_s: of one parameter, None: by its bytes
     measure: measures the blocks, and the update in seconds, for a micro batch of at most `largest` samples
@@ -193,8 +193,7 @@ class Computation:
             return replace(self, speeds=speeds, _cache={}).step(samples, micro_batches, plan)
 
         speeds = self.speeds
-        # Measured blocks contain kernels and host, and without these the work alone is scaled.
-        if (speeds.kernel_s or speeds.host_s) and self.measure is None:
+        if self.measure is None:  # measured blocks contain kernels and host
             work_s = step(replace(speeds, kernel_s=0.0, host_s=0.0))
             kernels_s = step(replace(speeds, host_s=0.0)) - work_s
             speeds = speeds.slower(min(max((step_s - kernels_s) / work_s, 1.0), SLOWEST))
