@@ -25,9 +25,11 @@ def epochs(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-def stopped(folder: Path, act: Callable[[list[Forked]], object], *words: str) -> tuple[list[int], str]:
+def stopped(
+    folder: Path, act: Callable[[list[Forked]], object], *words: str, framework: str = "ddp"
+) -> tuple[list[int], str]:
     """The exit codes of two ranks, and what they said; `act` comes when an epoch is recorded."""
-    processes = start(folder, *words)
+    processes = start(folder, *words, framework=framework)
     try:
         wait_until(lambda: epochs(folder) or any(process.poll() is not None for process in processes))
         act(processes)
@@ -36,9 +38,22 @@ def stopped(folder: Path, act: Callable[[list[Forked]], object], *words: str) ->
     return codes, "".join(said)
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
-def test_a_signal_to_one_rank_stops_both_at_one_boundary(tmp_path: Path, number: signal.Signals) -> None:
-    codes, said = stopped(tmp_path, lambda ranks: ranks[1].send_signal(number), "slow", *EPOCHS)
+@pytest.mark.parametrize(
+    ("number", "framework"),
+    [
+        (signal.SIGUSR1, "ddp"),
+        pytest.param(signal.SIGTERM, "ddp", marks=pytest.mark.slow),
+        # Its ranks need not be at the same step: one that has stopped still serves the other.
+        pytest.param(signal.SIGUSR1, "parameter_server", marks=pytest.mark.slow),
+    ],
+)
+def test_a_signal_to_one_rank_stops_both_at_one_boundary(
+    tmp_path: Path, number: signal.Signals, framework: str
+) -> None:
+    bound = ["framework.bound=3"] * (framework == "parameter_server")
+    codes, said = stopped(
+        tmp_path, lambda ranks: ranks[1].send_signal(number), "slow", *EPOCHS, *bound, framework=framework
+    )
     assert codes == [128 + number] * 2, said
     content = record(tmp_path)
     assert content["status"] == "killed"
