@@ -122,11 +122,37 @@ def test_a_layout_s_head_is_on_its_last_stage_and_small_kernels_do_not_become_fa
     assert pipeline > data
 
 
+def test_two_interleaved_stages_of_a_rank_halve_the_bubble() -> None:
+    """On two ranks the step is (micro batches + 1 / stages of a rank) passes of the larger rank, that with the head."""
+    cells = [
+        {**LAYOUT, "global_batch": "4", "dp": "2", "pp": "2", "layers": "24", "chunks": chunks}
+        for chunks in ("", "1", "2")
+    ]
+    with configurations():
+        (one,) = {layouts.predicted_s(cell) for cell in layouts.layouts(rows(*cells[:2])) if not isinstance(cell, str)}
+        (two,) = (layouts.predicted_s(cell) for cell in layouts.layouts(rows(cells[2])) if not isinstance(cell, str))
+    micro_batches = 2
+    assert two / one == pytest.approx((micro_batches + 0.5) / (micro_batches + 1), rel=0.05)
+
+
+@pytest.mark.slow
+def test_large_models_of_another_source_are_predicted_within_the_aim_on_several_nodes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Korthikanti et al. 2022, Table 5: 22 billion to 1 trillion parameters on 8 to 512 A100."""
+    assert main(["--grade", "benchmarks/measured/gpt_large.csv", "--json"]) == 0
+    graded = json.loads(capsys.readouterr().out)
+    assert graded["rows"] == 4
+    assert graded["mean_error"] < 0.14
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
         ({"dp": "2"}, "does not fill 4 GPUs"),
         ({"layers": "5", "pp": "2", "dp": "2"}, "does not divide 5 layers"),
+        ({"pp": "2", "dp": "2", "chunks": "3"}, "does not divide 4 layers"),
+        ({"chunks": "0"}, "chunks = '0' is no number above 0"),
         ({"global_batch": "6"}, "does not divide 4 layers and 6 samples"),
         ({"heads": "3"}, "3 heads do not divide"),
         ({"iteration_ms": "fast"}, "iteration_ms = 'fast' is no number above 0"),

@@ -1,8 +1,9 @@
 """Published iterations of GPT under tensor x data x pipeline parallelism, as Megatron-LM trains it on A100.
 
 A CSV file with the columns of COLUMNS. The weights are in 16 bits, activations are recomputed, the schedule is 1F1B
-with equal numbers of layers in each stage, and gradients are reduced after the last backward pass. No row is the base
-of another one: the seconds of computing come from constants of an A100's kernels.
+with equal numbers of layers in each stage (interleaved, if the column `chunks` has more than 1 for a rank), and
+gradients are reduced after the last backward pass. No row is the base of another one: the seconds of computing come
+from constants of an A100's kernels.
 """
 
 from __future__ import annotations
@@ -57,10 +58,12 @@ class Layout:
     dp: int
     pp: int
     measured_s: float
+    chunks: int = 1  # stages of a rank
 
     @property
     def name(self) -> str:
-        return f"dp{self.dp} tp{self.tp} pp{self.pp}, micro batch {self.micro_batch}"
+        interleaved = f" x {self.chunks} chunks" * (self.chunks > 1)
+        return f"dp{self.dp} tp{self.tp} pp{self.pp}{interleaved}, micro batch {self.micro_batch}"
 
     @property
     def case(self) -> tuple[int, ...]:
@@ -77,7 +80,7 @@ def layouts(rows: Sequence[CsvRow]) -> Iterator[Layout | str]:
         except UserError as error:
             yield f"line {row.line}: {error}"
             continue
-        key = (*layout.case, layout.micro_batch, layout.heads, layout.tp, layout.dp, layout.pp)
+        key = (*layout.case, layout.micro_batch, layout.heads, layout.tp, layout.dp, layout.pp, layout.chunks)
         if key in seen:
             yield f"line {row.line}: the same layout as line {seen[key]}"
         else:
@@ -87,10 +90,11 @@ def layouts(rows: Sequence[CsvRow]) -> Iterator[Layout | str]:
 
 def _layout(row: CsvRow) -> Layout:
     *sizes, milliseconds = COLUMNS
-    layout = Layout(row.line, *map(row.count, sizes), measured_s=row.number(milliseconds) / 1e3)
+    chunks = row.count("chunks") if row["chunks"] else 1
+    layout = Layout(row.line, *map(row.count, sizes), measured_s=row.number(milliseconds) / 1e3, chunks=chunks)
     if layout.gpus != layout.tp * layout.dp * layout.pp:
         raise UserError(f"{layout.name} does not fill {layout.gpus} GPUs")
-    if layout.layers % layout.pp or layout.global_batch % (layout.dp * layout.micro_batch):
+    if layout.layers % (layout.pp * layout.chunks) or layout.global_batch % (layout.dp * layout.micro_batch):
         raise UserError(f"{layout.name} does not divide {layout.layers} layers and {layout.global_batch} samples")
     if layout.hidden % layout.heads or layout.heads % layout.tp:
         raise UserError(f"{layout.heads} heads do not divide a width of {layout.hidden}, or not over tp={layout.tp}")
@@ -109,12 +113,13 @@ def predicted_s(layout: Layout, machine: Machine | None = None) -> float:
     assert speeds is not None
     speeds = replace(speeds, flops_per_s=FLOPS_SHARE * speeds.flops_per_s)
     computation = Computation(counts, speeds, kind_of(config.recipe.optimizer), "A100 kernels")
-    middle = layout.layers // layout.pp
-    sizes = [middle] * layout.pp
+    stages = layout.pp * layout.chunks
+    sizes = [layout.layers // stages] * stages
     sizes[0] += 1  # the embedding
     sizes[-1] += 2  # the last norm and the head
     micro_batches = layout.global_batch // layout.dp // layout.micro_batch
-    cut = Cut("1f1b", layout.dp, layout.tp, layout.pp, tuple(sizes), micro_batches)
+    schedule = "1f1b" if layout.chunks == 1 else "interleaved"
+    cut = Cut(schedule, layout.dp, layout.tp, layout.pp, tuple(sizes), micro_batches)
     return pipeline.predict(cut, Setting(job, machine, computation)).step_s
 
 
