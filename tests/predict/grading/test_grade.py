@@ -136,14 +136,14 @@ def test_two_interleaved_stages_of_a_rank_halve_the_bubble() -> None:
 
 
 @pytest.mark.slow
-def test_large_models_of_another_source_are_predicted_within_the_aim_on_several_nodes(
+def test_large_models_of_another_source_are_predicted(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Korthikanti et al. 2022, Table 5: 22 billion to 1 trillion parameters on 8 to 512 A100."""
     assert main(["--grade", "benchmarks/measured/gpt_large.csv", "--json"]) == 0
     graded = json.loads(capsys.readouterr().out)
     assert graded["rows"] == 4
-    assert graded["mean_error"] < 0.14
+    assert graded["mean_error"] < 0.04
 
 
 @pytest.mark.parametrize(
