@@ -132,8 +132,8 @@ def tokenize_file(source: Path, tokenizer: TextTokenizer, target: Path, chunk_by
         # In binary only "\n" ends a line.
         with source.open("rb") as text, replacing(table_path(target)) as table, replacing(target) as file:
             table.write(end.tobytes())
-            chunks, count = iter(partial(text.readlines, chunk_bytes), []), -(-state.st_size // chunk_bytes)
-            for raw in progress.steps(chunks, count, f"tokenising {source.name}, chunk"):
+            chunks = iter(partial(text.readlines, chunk_bytes), [])
+            for raw in progress.steps(chunks, -(-state.st_size // chunk_bytes), f"tokenising {source.name}, chunk"):
                 try:
                     decoded = [line.decode() for line in raw]
                 except UnicodeDecodeError as error:
@@ -142,19 +142,19 @@ def tokenize_file(source: Path, tokenizer: TextTokenizer, target: Path, chunk_by
                         f"{source}, line {number}, is not UTF-8 text ({error.reason}): convert it"
                     ) from error
                 tokens, counts = tokenizer.encode(decoded)
-                ends = end + np.cumsum([[len(line) for line in raw], counts], axis=1, dtype=ROW).T
-                file.write(tokens.tobytes())
-                table.write(ends.tobytes())
-                digest.update(tokens.tobytes())
+                file.write(tokens)
+                digest.update(tokens)
                 source_digest.update(b"".join(raw))
+                ends = end + np.cumsum([[len(line) for line in raw], counts], axis=1, dtype=ROW).T
+                table.write(ends.tobytes())
                 words, lines, end = words + sum(len(line.split()) for line in decoded), lines + len(raw), ends[-1]
     finally:
         os.environ[THREADS] = "false"  # the library's threads do not survive a fork: older versions warn of it
-    size, tokens_written = end.tolist()
+    bytes_, count = end.tolist()
     index = TokenIndex(
         format=FORMAT,
         dtype=smallest_dtype(tokenizer.vocab_size),
-        tokens=tokens_written,
+        tokens=count,
         words=words,
         lines=lines,
         sha256=digest.hexdigest(),
@@ -162,7 +162,7 @@ def tokenize_file(source: Path, tokenizer: TextTokenizer, target: Path, chunk_by
         tokenizer_hash=tokenizer.hash,
         vocab_size=tokenizer.vocab_size,
         source=source.name,
-        source_bytes=size,
+        source_bytes=bytes_,
         source_sha256=source_digest.hexdigest(),
         source_modified_ns=state.st_mtime_ns,
     )

@@ -7,9 +7,8 @@ all little-endian, and DALI's index of them: one line "offset size" a record, th
 
 from __future__ import annotations
 
-import os
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -85,24 +84,8 @@ def walk(path: Path, spans: Sequence[Span] = ()) -> Iterator[tuple[int, bytes | 
                 offset += len(payload) + FRAME
 
 
-def spans_of(path: Path) -> list[Span]:
-    """Where the records lie, by their lengths alone, as DALI's tfrecord2idx finds them.
-
-    Raises BadRecord where the file does not end with a record.
-    """
-    spans, offset, end = list[Span](), 0, path.stat().st_size
-    with open_regular(path) as file:
-        while offset < end:
-            head = file.read(HEAD.size)
-            size = (HEAD.unpack(head)[0] if len(head) == HEAD.size else HEAD.size) + FRAME
-            if offset + size > end:
-                raise BadRecord(f"the record at offset {offset} is cut short", None)
-            spans.append((offset, size))
-            offset = file.seek(size - HEAD.size, os.SEEK_CUR)
-    return spans
-
-
-def index_text(spans: Sequence[Span]) -> bytes:
+def index_text(spans: Iterable[Span]) -> bytes:
+    """What DALI's tfrecord2idx writes."""
     return b"".join(b"%d %d\n" % span for span in spans)
 
 
