@@ -27,14 +27,14 @@ def import_published(given: argparse.Namespace) -> int:
         of_place, lines = _read(place, given)
         facts += of_place
         left_out += lines
-    added = add([one.record() for one in facts], given.into)
-    left_out += added.left_out
+    new, present, conflicts = add([one.record() for one in facts], given.into)
+    left_out += conflicts
     for line in left_out:
         _say(f"left out: {line}", sys.stderr)
-    counts = f"{added.new} published measurements added, {added.present} were there"
+    counts = f"{new} published measurements added, {present} were there"
     lines = f"{len(left_out)} line{'' if len(left_out) == 1 else 's'} on what is left out"
     _say(f"{given.into}: {counts}; {lines}")
-    return 0 if added.new or added.present else NOTHING
+    return 0 if new or present else NOTHING
 
 
 def _read(place: Path, given: argparse.Namespace) -> tuple[list[Facts], list[str]]:

@@ -73,10 +73,8 @@ class TokenizerFiles:
 
     def hash(self) -> str:
         """sha256 of the files' bytes: other files, another tokenizer."""
-        digest = hashlib.sha256()
-        for path in self.paths:
-            digest.update(hashlib.sha256(path.read_bytes()).digest())
-        return digest.hexdigest()
+        digests = (hashlib.sha256(path.read_bytes()).digest() for path in self.paths)
+        return hashlib.sha256(b"".join(digests)).hexdigest()
 
     def __str__(self) -> str:
         return " and ".join(str(path) for path in self.paths)
