@@ -13,8 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from ddlbench.config.choices import choices
-from ddlbench.config.options import ADDED, choose
+from ddlbench.config.choices import ADDED, choices, choose
 from ddlbench.config.schema import GROUPS
 from ddlbench.config.values import shown
 from ddlbench.errors import UserError

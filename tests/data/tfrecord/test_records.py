@@ -9,8 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from ddlbench.data.tfrecord.example import bytes_of, encode, features, number_of
-from ddlbench.data.tfrecord.records import BadRecord, index_text, masked_crc, read_index, record, walk
+from ddlbench.data.tfrecord.records import (
+    BadRecord,
+    bytes_of,
+    encode,
+    features,
+    index_text,
+    masked_crc,
+    number_of,
+    read_index,
+    record,
+    walk,
+)
 from tests.support.libraries import needs_dali
 from tests.support.packs import image_of
 from tests.support.waiting import WITHIN_S

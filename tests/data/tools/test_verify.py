@@ -7,9 +7,18 @@ import shutil
 
 import pytest
 
-from ddlbench.data.tfrecord.example import bytes_of, encode, features, number_of
 from ddlbench.data.tfrecord.packed import ENCODED, FILENAME, LABEL
-from ddlbench.data.tfrecord.records import FRAME, index_text, read_index, record, walk
+from ddlbench.data.tfrecord.records import (
+    FRAME,
+    bytes_of,
+    encode,
+    features,
+    index_text,
+    number_of,
+    read_index,
+    record,
+    walk,
+)
 from ddlbench.data.tools.pack import pack
 from ddlbench.data.tools.verify import verify_pack
 from tests.support.pictures import write_folders

@@ -21,8 +21,7 @@ import numpy as np
 from numpy.random import RandomState
 from numpy.typing import NDArray
 
-from ddlbench.data.tfrecord.example import Extent, bytes_of, features, number_of
-from ddlbench.data.tfrecord.records import Span, read_index
+from ddlbench.data.tfrecord.records import Extent, Span, bytes_of, encode, features, number_of, read_index
 from ddlbench.errors import UserError, reporting
 from ddlbench.foreign import from_json, read_bytes, read_format, regular_size
 from ddlbench.texts import GIB
@@ -71,6 +70,11 @@ class Pack:
     @property
     def shards(self) -> list[Shard]:
         return [shard for split in SPLITS for shard in self.splits[split].shards]
+
+
+def example_of(encoded: bytes, label: int, filename: bytes) -> bytes:
+    """The Example of an image."""
+    return encode({ENCODED: encoded, LABEL: label, FILENAME: filename})
 
 
 def read_image(data: memoryview, example: Extent) -> tuple[int, bytes, Extent]:

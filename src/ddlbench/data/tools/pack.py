@@ -20,12 +20,8 @@ import numpy as np
 
 from ddlbench.data.images.index import Files, FolderLayout, Index, prepare_index
 from ddlbench.data.processes import in_processes
-from ddlbench.data.tfrecord.example import encode
 from ddlbench.data.tfrecord.packed import (
-    ENCODED,
-    FILENAME,
     FORMAT,
-    LABEL,
     LARGEST_INDEX,
     MANIFEST,
     SPLITS,
@@ -33,6 +29,7 @@ from ddlbench.data.tfrecord.packed import (
     Pack,
     PackedSplit,
     Shard,
+    example_of,
     index_path,
     is_packed,
     order,
@@ -155,7 +152,7 @@ def make_shard(job: ShardToMake) -> Shard:
         with replacing(path) as out:
             spans, size, digest = list[Span](), 0, hashlib.sha256()
             for (name, label, _), content in zip(job.images, _contents(job), strict=True):
-                written = record(encode({ENCODED: content, LABEL: label, FILENAME: os.fsencode(name)}))
+                written = record(example_of(content, label, os.fsencode(name)))
                 out.write(written)
                 digest.update(written)
                 spans.append((size, len(written)))
