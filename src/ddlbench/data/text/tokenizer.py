@@ -140,8 +140,9 @@ def tokenize_file(source: Path, tokenizer: TextTokenizer, target: Path, chunk_by
                         f"{source}, line {number}, is not UTF-8 text ({error.reason}): convert it"
                     ) from error
                 tokens, counts = tokenizer.encode(decoded)
-                file.write(tokens)
-                digest.update(tokens)
+                stored = tokens.tobytes()
+                file.write(stored)
+                digest.update(stored)
                 source_digest.update(b"".join(raw))
                 ends = end + np.cumsum([[len(line) for line in raw], counts], axis=1, dtype=ROW).T
                 table.write(ends.tobytes())
