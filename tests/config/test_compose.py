@@ -11,9 +11,8 @@ from hydra import compose as hydras
 from omegaconf import OmegaConf
 
 from ddlbench.config import compose
-from ddlbench.config.choices import choices
+from ddlbench.config.choices import choices, choose, published
 from ddlbench.config.compose import configuration, configurations
-from ddlbench.config.options import choose, published
 from ddlbench.config.schema import resolve
 from ddlbench.errors import UserError
 

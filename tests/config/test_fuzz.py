@@ -17,10 +17,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ddlbench.config import schema as config
-from ddlbench.config.choices import choices, conf_dir
+from ddlbench.config.choices import ADDED, choices, conf_dir
 from ddlbench.config.compose import hydra_line
 from ddlbench.config.job import make_job
-from ddlbench.config.options import ADDED
 from ddlbench.config.schema import Config, resolve
 from ddlbench.config.values import shown
 from ddlbench.errors import RunError

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from ddlbench.config.choices import choices
+from ddlbench.config.choices import choices, published
 from ddlbench.config.keys import Checkpoint
-from ddlbench.config.options import published
 from ddlbench.errors import UserError
 from ddlbench.sweep.study import load, names
 from ddlbench.sweep.values import PATHS, word

@@ -1,14 +1,27 @@
-"""The YAML files of the configuration: where they are, which choices they give, what their comments say. No Hydra."""
+"""The YAML files of the configuration: where they are, which options they give, what their comments say. No Hydra.
+
+A label says what was measured: an option with another option's values is refused. A field of a framework that defines
+its option says so in its metadata: {"defines": NAME}, where NAME is the option that may have any value of it, or None
+where there is no such option.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
+from omegaconf import OmegaConf
+
+from ddlbench.config.values import shown, written
+from ddlbench.errors import UserError
+
+OF_SOME = ("framework", "loader")  # groups in which some options have keys that others lack
+ADDED = ("framework", "model")  # groups without a default: + adds them
 LINE = re.compile(r"(?P<indent> *)(?P<name>\w+):(?: (?P<value>.*?))??(?: *# (?P<comment>.*))?")
 
 
@@ -70,3 +83,72 @@ def meanings(group: str) -> dict[str, str]:
 
 def _lines(group: str, choice: str) -> list[str]:
     return (conf_dir() / group / f"{choice}.yaml").read_text(encoding="utf-8").splitlines()
+
+
+def choose(group: str, option: str) -> str:
+    """The word that chooses an option."""
+    return f"{'+' if group in ADDED else ''}{group}={option}"
+
+
+def check(group: str, target: str, built: Any) -> None:
+    """Raise UserError where `built`, an object of the class `target`, is not the option whose name it has. Another name
+    than those of the program's options is that of a user's own YAML."""
+    option = str(built.name)
+    if option not in choices(group):
+        return
+    defaults = published(group, option)
+    if defaults["_target_"] != target:
+        raise UserError(
+            f"{group}.name={option} is the name of {defaults['_target_']}, not of {shown(target)}: choose another name"
+        )
+    for field in fields(built):
+        key, value, generic = field.name, getattr(built, field.name), field.metadata.get("defines", option)
+        if generic == option or value == defaults[key]:
+            continue
+        named = [other for other, theirs in _others(group, option) if other != generic and theirs[key] == value]
+        remedy = choose(group, named[0]) if named else f"{choose(group, generic)} {group}.{key}={written(value)}"
+        raise UserError(
+            f"{group}.{key}={written(value)} is not {option}, which has {written(defaults[key])}: choose {remedy}"
+        )
+    if group != "model":
+        return
+    # Sizes are free, but not all of those in which another option differs.
+    for other, theirs in _others(group, option):
+        sizes = {key: theirs[key] for key in defaults if key != "name" and theirs.get(key) != defaults[key]}
+        if sizes and all(getattr(built, key, None) == size for key, size in sizes.items()):
+            words = " ".join(f"model.{key}={written(size)}" for key, size in sizes.items())
+            raise UserError(f"{words} is {other}, not {option}: choose {choose('model', other)}")
+
+
+def changed(model: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a `model` section that differ from the published ones, in its option's YAML."""
+    name = model.get("name")
+    defaults = published("model", name) if name in choices("model") else {}
+    return {
+        key: model[key]
+        for key in sorted(defaults)
+        if key in model and key != "_target_" and model[key] != defaults[key]
+    }
+
+
+def is_key_of(option: Any, key: str) -> bool:
+    """Whether an option has a key of its group, where some options have keys that others lack: ddp has no framework.tp.
+    True for an option that is none of the program's, and in other groups."""
+    group, _, name = key.partition(".")
+    checked = group in OF_SOME and bool(name) and option in choices(group)
+    return not checked or name.partition(".")[0] in published(group, option)
+
+
+@cache
+def published(group: str, option: str) -> dict[str, Any]:
+    """The keys of an option's YAML and their values there."""
+    content = OmegaConf.to_container(OmegaConf.load(conf_dir() / group / f"{option}.yaml"))
+    return cast(dict[str, Any], content)
+
+
+def _others(group: str, option: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The other options of the same class, read from their YAMLs when they are asked for."""
+    target = published(group, option)["_target_"]
+    for other in choices(group):
+        if other != option and published(group, other)["_target_"] == target:
+            yield other, published(group, other)

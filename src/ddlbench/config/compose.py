@@ -23,8 +23,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from ddlbench.config import options, overrides, schema
-from ddlbench.config.choices import choices, conf_dir
+from ddlbench.config import overrides, schema
+from ddlbench.config.choices import choices, conf_dir, published
 from ddlbench.config.keys import Options
 from ddlbench.config.schema import GROUPS, SECTIONS, Config
 from ddlbench.errors import RunError, Unavailable, UserError
@@ -77,7 +77,7 @@ def _plain(words: Sequence[str]) -> Plain:
     for word, override in parsed.items():
         group, option = override.key_or_group, str(override.value())
         if group in PLAIN_GROUPS and option in choices(group):
-            sections[group] = options.published(group, option)
+            sections[group] = published(group, option)
         elif group in GROUPS:
             chosen.append(word)
     key = tuple(sorted(chosen))
@@ -152,6 +152,6 @@ def recorded_configuration(recorded: Mapping[str, Any]) -> Config:
         option = plain[group]["name"]
         if option not in choices(group):
             raise UserError(f"{group}={option} is no option of this version")
-        plain[group]["_target_"] = options.published(group, option)["_target_"]
+        plain[group]["_target_"] = published(group, option)["_target_"]
     keys = {field.name for field in fields(Options)}
     return schema.build(plain | {key: value for key, value in recorded.items() if key in keys})

@@ -6,19 +6,19 @@ import argparse
 import re
 import shlex
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import NoReturn
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from ddlbench.config.choices import choices
-from ddlbench.config.options import ADDED, choose
+from ddlbench.config.choices import ADDED, choices, choose
 from ddlbench.config.schema import GROUPS
 from ddlbench.config.values import shown
 from ddlbench.errors import UserError
 
+PARSER = OverridesParser.create()
 KEY = r"(\+\+?|~)?[A-Za-z_][\w@:-]*([./][\w@:-]+)*"
 
 
@@ -89,7 +89,7 @@ def parsed(word: str) -> Override:
     if equals and not re.fullmatch(KEY, key):
         raise UserError(f"{shown(word)} does not begin with a key, such as train.epochs: see --help")
     try:
-        return _parser().parse_override(word)
+        return PARSER.parse_override(word)
     except HydraException as error:
         if not equals:
             raise UserError(f"{shown(word)} is no key=value: see --help") from error
@@ -104,11 +104,6 @@ def parsed(word: str) -> Override:
             f"{shown(word)} has characters with a meaning of their own: put the value into double quotes and the whole "
             f"word into single quotes, {shown(quoted, 100)}"
         ) from error
-
-
-@cache
-def _parser() -> OverridesParser:
-    return OverridesParser.create()
 
 
 def _check_word(word: str, override: Override) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
-from ddlbench.config import options, values
+from ddlbench.config import choices, values
 from ddlbench.config.identity import added_later, measured_part
 from ddlbench.config.keys import Checkpoint, Options, RehearsalKeys, Train
 from ddlbench.errors import UserError
@@ -125,7 +125,7 @@ def build(plain: dict[str, Any], make: Callable[[str, dict[str, Any]], Any] | No
     settings = make("", others)
     built = {name: make(name, raw) for name, raw in sections.items()}
     for group in GROUPS:
-        options.check(group, str(sections[group]["_target_"]), built[group])
+        choices.check(group, str(sections[group]["_target_"]), built[group])
     return Config(**built, **vars(settings))
 
 

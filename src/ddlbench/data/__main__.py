@@ -7,7 +7,6 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import cache
 from pathlib import Path
 
 from ddlbench.data.images.index import Files, FolderLayout, prepare_index
@@ -180,7 +179,6 @@ def _say(text: object) -> None:
     print(printable(str(text)), flush=True)
 
 
-@cache
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m ddlbench.data", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")

@@ -147,17 +147,20 @@ class Loader(Protocol):
     parallel_key: the key of `loader.` that sets the number of threads or processes of a rank; None: it has none
     """
 
-    scored: ClassVar[bool]
-    counts_reads: ClassVar[bool]
-    drops_cache: ClassVar[bool]
-    parallel_key: ClassVar[str | None]
+    scored: ClassVar[bool] = True
+    counts_reads: ClassVar[bool] = True
+    drops_cache: ClassVar[bool] = False
+    parallel_key: ClassVar[str | None] = None
     name: str
 
     @property
-    def pinned(self) -> bool | None: ...
+    def pinned(self) -> bool | None:
+        return None
 
     def check(self, dataset: Dataset, model: Model, device: torch.device) -> None:
-        """Raise Unsupported or Unavailable for what this loader cannot read. device: of the machine that will run it"""
-        ...
+        """Raise Unsupported or Unavailable for what this loader cannot read, if there is anything.
+
+        device: of the machine that will run it
+        """
 
     def open(self, dataset: Dataset, request: Request) -> Feed: ...

@@ -30,11 +30,13 @@ def sample_home(root: str | None) -> Path:
 
 
 def make_folder(folder: Path, make: Callable[[Path], None]) -> None:
-    """Let `make` fill a temporary folder beside `folder`, then rename it: an interrupted process leaves nothing that
-    looks complete, and of two processes at once the slower one deletes its own folder.
+    """Where there is no `folder`, let `make` fill a temporary one beside it, then rename that: an interrupted process
+    leaves nothing that looks complete, and of two processes at once the slower one deletes its own folder.
 
     Raises UserError where the folder cannot be written.
     """
+    if folder.is_dir():
+        return
     temporary = unfinished_path(folder, folder.parent)
     try:
         with reporting(f"cannot make {folder}", "set DDLBENCH_HOME or data.root"):

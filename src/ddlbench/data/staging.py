@@ -72,7 +72,12 @@ def stage(sets: Sequence[StagedFiles], progress: Progress) -> Staged:
     folder = Path(os.path.commonpath([part.copy.parent for part in sets]))
     require_room(folder, size)
     unfinished = folder / UNFINISHED
-    clear(unfinished)
+    removed = suppress(FileNotFoundError)  # by another job, which may be copying into the folder at the same time
+    with reporting(f"cannot make {unfinished}", "choose another data.stage_to"), removed:
+        unfinished.mkdir(parents=True, exist_ok=True)
+        for path in unfinished.iterdir():  # files of killed runs
+            if time.time() - path.stat().st_mtime > ABANDONED_S:
+                path.unlink(missing_ok=True)
     progress.say(f"staging {files} files ({size / 1e9:.2f} GB) in {folder}")
     pairs = ((part.original / name, part.copy / name) for part in sets for name in part.names)
     copies = in_threads(lambda pair: copy_file(*pair, unfinished), pairs, SCANNERS)
@@ -94,16 +99,6 @@ def require_room(folder: Path, size: int) -> None:
             f"the data are {size / 1e9:.2f} GB, {there} has {free / 1e9:.2f} GB free: "
             f"choose a larger data.stage_to, or remove it"
         )
-
-
-def clear(unfinished: Path) -> None:
-    """Make the folder, and remove files of killed runs; another job may be copying into it at the same time."""
-    removed = suppress(FileNotFoundError)  # by the other job
-    with reporting(f"cannot make {unfinished}", "choose another data.stage_to"), removed:
-        unfinished.mkdir(parents=True, exist_ok=True)
-        for path in unfinished.iterdir():
-            if time.time() - path.stat().st_mtime > ABANDONED_S:
-                path.unlink(missing_ok=True)
 
 
 def copy_file(original: Path, copy: Path, unfinished: Path) -> int:

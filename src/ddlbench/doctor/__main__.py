@@ -50,15 +50,14 @@ def report(launch: Launch) -> str:
         "Limits": limits,
         "Software": lambda: software(facts),
     }
-    made = {name: _made(section) for name, section in sections.items()}
-    return "\n\n".join(f"{name}\n{table(rows)}" for name, rows in made.items() if rows)
-
-
-def _made(section: Callable[[], list[Line]]) -> list[Line]:
-    try:
-        return section()
-    except Exception as error:
-        return [("", "not available", _line(error))]
+    texts: list[str] = []
+    for name, section in sections.items():
+        try:
+            rows = section()
+        except Exception as error:
+            rows = [("", "not available", _line(error))]
+        texts += [f"{name}\n{table(rows)}"] if rows else []
+    return "\n\n".join(texts)
 
 
 def table(rows: Sequence[Line]) -> str:

@@ -24,29 +24,26 @@ def import_published(given: argparse.Namespace) -> int:
     ones. Exit code 1 if no measurement could be used."""
     facts, left_out = list[Facts](), list[str]()
     for place in given.places:
-        of_place, lines = _read(place, given)
-        facts += of_place
-        left_out += lines
-    added = add([one.record() for one in facts], given.into)
-    left_out += added.left_out
+        if not place.is_dir():
+            points, unusable = read_points(place)
+            for line in without_base(points):
+                _say(f"{place}: {line}", sys.stderr)
+            facts += [point.facts for point in points]
+            left_out += [f"{place}: {line}" for line in unusable]
+        elif given.url:
+            of_logs, unusable = read_results(place, Address(given.source, given.url, given.strategy))
+            facts += of_logs
+            left_out += unusable
+        else:
+            raise UserError(f"{place} does not say where it is published: give --url")
+    new, present, conflicts = add([one.record() for one in facts], given.into)
+    left_out += conflicts
     for line in left_out:
         _say(f"left out: {line}", sys.stderr)
-    counts = f"{added.new} published measurements added, {added.present} were there"
+    counts = f"{new} published measurements added, {present} were there"
     lines = f"{len(left_out)} line{'' if len(left_out) == 1 else 's'} on what is left out"
     _say(f"{given.into}: {counts}; {lines}")
-    return 0 if added.new or added.present else NOTHING
-
-
-def _read(place: Path, given: argparse.Namespace) -> tuple[list[Facts], list[str]]:
-    """The measurements of a CSV file or of a folder of MLPerf results, and lines on what cannot be used."""
-    if place.is_dir():
-        if not given.url:
-            raise UserError(f"{place} does not say where it is published: give --url")
-        return read_results(place, Address(given.source, given.url, given.strategy))
-    points, left_out = read_points(place)
-    for line in without_base(points):
-        _say(f"{place}: {line}", sys.stderr)
-    return [point.facts for point in points], [f"{place}: {line}" for line in left_out]
+    return 0 if new or present else NOTHING
 
 
 def export_mllog(given: argparse.Namespace) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddlbench.errors import UserError, reporting
@@ -19,43 +18,36 @@ from ddlbench.texts import digest
 COMPACT = (",", ":")
 
 
-@dataclass
-class Added:
-    """What an import did.
-
-    new, present: the number of measurements that were added, and of those that were stored already
-    left_out: a line for each measurement that contradicts a stored one
-    """
-
-    new: int = 0
-    present: int = 0
-    left_out: list[str] = field(default_factory=list[str])
-
-
-def add(records: Sequence[Object], results: Path) -> Added:
+def add(records: Sequence[Object], results: Path) -> tuple[int, int, list[str]]:
     """Add records to the published measurements of a results folder. UserError where its file cannot be read
-    completely, or written."""
-    path = results / PUBLISHED_FILE
-    stored = _stored(path)
+    completely, or written.
+
+    Returns the number of those that were added, the number of those that were stored already, and a line for each
+    that contradicts another.
+    """
+    path, stored = results / PUBLISHED_FILE, list[Object]()
+    for attempt in read_published(path) if path.exists() else []:
+        if not isinstance(attempt, PublishedAttempt):
+            raise UserError(f"{attempt.name}: {attempt.record['reason']}: repair or remove it, then import again")
+        stored.append(attempt.record)
     names = {str(record.get("run_id")) for record in stored}
     by_configuration = {_configuration(record): record for record in stored}
-    added, new = Added(), dict[str, Object]()
+    present, left_out, new = 0, list[str](), dict[str, Object]()
     for record in map(plain, records):
         name, configuration = record["run_id"], _configuration(record)
         if name in names:
-            added.present += 1
+            present += 1
         elif reason := _conflict(record, by_configuration.get(configuration), [*stored, *new.values()]):
-            added.left_out.append(f"{name} ({_url(record)}): {reason}")
+            left_out.append(f"{name} ({_url(record)}): {reason}")
         else:
             new[name] = by_configuration[configuration] = record
-    added.new = len(new)
     if new:
         with reporting(f"{path} cannot be written", "choose another --into"):
             results.mkdir(parents=True, exist_ok=True)
             with replacing(path) as file:
                 for record in (*stored, *new.values()):
                     file.write(f"{json.dumps(record, separators=COMPACT)}\n".encode())
-    return added
+    return len(new), present, left_out
 
 
 def _conflict(record: Object, same: Object | None, others: Sequence[Object]) -> str | None:
@@ -71,14 +63,6 @@ def _conflict(record: Object, same: Object | None, others: Sequence[Object]) -> 
         if logs[0] != logs[1] and (one.startswith(two) or two.startswith(one)):
             return f"its source is imported already as {_url(other)}"
     return None
-
-
-def _stored(path: Path) -> list[Object]:
-    attempts = read_published(path) if path.exists() else []
-    for attempt in attempts:
-        if not isinstance(attempt, PublishedAttempt):
-            raise UserError(f"{attempt.name}: {attempt.record['reason']}: repair or remove it, then import again")
-    return [attempt.record for attempt in attempts]
 
 
 def _configuration(record: Object) -> str:

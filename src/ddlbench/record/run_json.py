@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ddlbench.config.options import changed
+from ddlbench.config.choices import changed
 from ddlbench.config.schema import Config
 from ddlbench.errors import RunError
 from ddlbench.job import Framework, Job, Model, Trainer

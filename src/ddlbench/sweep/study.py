@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from ddlbench.config.choices import choices, conf_dir
-from ddlbench.config.options import is_key_of
+from ddlbench.config.choices import choices, conf_dir, is_key_of
 from ddlbench.config.values import check, shown
 from ddlbench.errors import UserError
 from ddlbench.sweep.values import Plain, as_list, check_key, names_of, number, parse_word, quoted, read, section, word

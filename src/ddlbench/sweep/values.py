@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import yaml
 
-from ddlbench.config.options import choose
+from ddlbench.config.choices import choose
 from ddlbench.config.overrides import check_words
 from ddlbench.config.schema import GROUPS
 from ddlbench.config.values import check, shown

@@ -15,7 +15,7 @@ import torch
 
 from ddlbench.data.images.packed import PackedImages, scan
 from ddlbench.data.loaders.dali import Dali
-from ddlbench.data.tfrecord.example import bytes_of, features, number_of, varint
+from ddlbench.data.tfrecord.records import bytes_of, features, number_of, varint
 from ddlbench.data.tools.pack import pack
 from ddlbench.errors import UserError
 from tests.support import packs

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddlbench.data.text.dataset import TokenText, find_texts
+from ddlbench.data.text.dataset import TokenText
 from ddlbench.data.text.sample import train_bpe
 from ddlbench.data.text.token_file import TokenFile
 from ddlbench.errors import UserError
@@ -116,19 +116,19 @@ def fill(folder, *names):
 
 def test_first_complete_pair_counts(tmp_path):
     fill(tmp_path, "wiki.train.raw", "wiki.train.tokens", "wiki.valid.tokens", "train.txt", "valid.txt", "a", "b")
-    names = [path.name for path in find_texts(str(tmp_path), None, None)]
+    names = [path.name for path in TokenText("text", str(tmp_path)).texts()]
     assert names == ["wiki.train.tokens", "wiki.valid.tokens"]
-    assert [path.name for path in find_texts(str(tmp_path), "a", "b")] == ["a", "b"]
+    assert [path.name for path in TokenText("text", str(tmp_path), train="a", valid="b").texts()] == ["a", "b"]
 
 
 def test_missing_text_is_refused_with_the_expected_layout(tmp_path):
     layout = r"wiki\.train\.raw and wiki\.valid\.raw; or .* or train\.txt and valid\.txt"
     with pytest.raises(UserError, match=f"give data.root=FOLDER, a folder that holds {layout}"):
-        find_texts(None, None, None)
+        TokenText("text", None).texts()
     with pytest.raises(UserError, match=f"{tmp_path}/no is not a folder: it must hold {layout}"):
-        find_texts(f"{tmp_path}/no", None, None)
+        TokenText("text", f"{tmp_path}/no").texts()
     with pytest.raises(UserError, match=f"holds nothing: it must hold {layout}"):
-        find_texts(str(tmp_path), None, None)
+        TokenText("text", str(tmp_path)).texts()
     fill(tmp_path, "wiki.train.raw")
     with pytest.raises(UserError, match=r"holds wiki\.train\.raw: it must hold a and b"):
-        find_texts(str(tmp_path), "a", "b")
+        TokenText("text", str(tmp_path), train="a", valid="b").texts()

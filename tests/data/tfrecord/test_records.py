@@ -9,13 +9,24 @@ from pathlib import Path
 
 import pytest
 
-from ddlbench.data.tfrecord.example import bytes_of, encode, features, number_of
-from ddlbench.data.tfrecord.records import BadRecord, index_text, masked_crc, read_index, record, spans_of, walk
+from ddlbench.data.tfrecord.records import (
+    BadRecord,
+    bytes_of,
+    encode,
+    features,
+    index_text,
+    masked_crc,
+    number_of,
+    read_index,
+    record,
+    walk,
+)
 from tests.support.libraries import needs_dali
 from tests.support.packs import image_of
 from tests.support.waiting import WITHIN_S
 
 PAYLOADS = [b"first", b"", bytes(range(256)) * 300]
+SPANS = [(0, 21), (21, 16), (37, 76816)]
 
 
 def slow_crc32c(content):
@@ -62,7 +73,7 @@ def test_frame_of_a_record():
 
 def test_records_come_back(file):
     assert list(seen(file).values()) == PAYLOADS
-    assert list(seen(file)) == [offset for offset, _ in spans_of(file)] == [0, 21, 37]
+    assert list(seen(file)) == [offset for offset, _ in SPANS]
 
 
 def tfrecord2idx(path):
@@ -76,9 +87,9 @@ def tfrecord2idx(path):
 
 
 def test_index_is_that_of_tfrecord2idx(file):
-    text = index_text(spans_of(file))
+    text = index_text(SPANS)
     assert text == tfrecord2idx(file) == b"0 21\n21 16\n37 76816\n"
-    assert read_index(text) == spans_of(file)
+    assert read_index(text) == SPANS
 
 
 @needs_dali
@@ -87,7 +98,7 @@ def test_index_is_that_of_dalis_own_script(file, tmp_path):
     subprocess.run(
         [sys.executable, script, file, tmp_path / "theirs"], check=True, capture_output=True, timeout=WITHIN_S
     )
-    assert index_text(spans_of(file)) == (tmp_path / "theirs").read_bytes()
+    assert index_text(SPANS) == (tmp_path / "theirs").read_bytes()
 
 
 @pytest.mark.parametrize("text", [b"0 21\n21\n", b"0 21 3\n", b"0 x\n"])
@@ -98,14 +109,13 @@ def test_what_is_no_index(text):
 
 @pytest.mark.parametrize("place", [21, 30])  # in the second record's length, and in that length's checksum
 def test_damaged_length_hides_what_follows_unless_an_index_tells(file, place):
-    spans = spans_of(file)
     flip(file, place)
     found = seen(file)
     assert found[0] == b"first"
     assert list(found) == [0, 21]
     assert "its length" in found[21]
     assert "does not match its checksum" in found[21]
-    assert seen(file, spans) == found | {37: PAYLOADS[2]}
+    assert seen(file, SPANS) == found | {37: PAYLOADS[2]}
 
 
 @pytest.mark.parametrize("place", [13, 18])  # in the first record's payload, and in its checksum
@@ -122,8 +132,6 @@ def test_damaged_payload_is_one_bad_record(file, place):
 def test_file_that_was_cut_short(file, bytes_left, what):
     file.write_bytes(file.read_bytes()[:bytes_left])
     assert what in seen(file)[37]
-    with pytest.raises(BadRecord, match="the record at offset 37 is cut short"):
-        spans_of(file)
 
 
 def decoded(example, *numbers):

@@ -8,7 +8,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -146,36 +146,27 @@ def scan(layout: FolderLayout) -> Index:
     splits: dict[str, Files] = {}
     dangling: list[str] = []
     for role, folder in zip(SPLITS, layout.splits, strict=True):
-        names = classes if folder in layout.present else []
+        names, sizes, counts = [np.empty(0, "S1")], [np.empty(0, np.int64)], list[int]()
+        folders = [folder / name for name in classes] if folder in layout.present else []
         with ThreadPoolExecutor(SCANNERS) as pool:
-            listings = list(pool.map(list_images, [folder / name for name in names]))
-        for name, images in zip(names, listings, strict=True):
-            for file, size in zip(images.names.tolist(), images.sizes.tolist(), strict=True):
-                hashed.update(b"%b%b\0%d\n" % (os.fsencode(f"{role}/{name}/"), file, size))
-            dangling += [str(folder / name / link) for link in images.dangling]
-        counts = np.array([len(images.sizes) for images in listings], np.int64)
-        splits[role] = Files(
-            names=np.concatenate([np.empty(0, "S1"), *(images.names for images in listings)]),
-            sizes=np.concatenate([np.empty(0, np.int64), *(images.sizes for images in listings)]),
-            labels=np.repeat(np.arange(len(names), dtype=np.int32), counts),
-        )
+            for within, (files, bytes_, links) in zip(folders, pool.map(list_images, folders), strict=True):
+                for file, size in zip(files.tolist(), bytes_.tolist(), strict=True):
+                    hashed.update(b"%b%b\0%d\n" % (os.fsencode(f"{role}/{within.name}/"), file, size))
+                dangling += [str(within / link) for link in links]
+                names.append(files)
+                sizes.append(bytes_)
+                counts.append(len(files))
+        labels = np.repeat(np.arange(len(folders), dtype=np.int32), np.array(counts, np.int64))
+        splits[role] = Files(np.concatenate(names), np.concatenate(sizes), labels)
     if dangling:
         named = ", ".join(first_few(dangling, 3))
         raise UserError(f"{len(dangling)} image links point to no file ({named}): restore their files or remove them")
     return Index(tuple(classes), splits, hashed.hexdigest())
 
 
-class Listing(NamedTuple):
-    """The images of one folder: names and sizes as in Files; the names of links that lead to no file, or in a
-    circle."""
-
-    names: NDArray[np.bytes_]
-    sizes: NDArray[np.int64]
-    dangling: list[str]
-
-
-def list_images(folder: Path) -> Listing:
-    """Every image in a class folder, by name."""
+def list_images(folder: Path) -> tuple[NDArray[np.bytes_], NDArray[np.int64], list[str]]:
+    """The images of a class folder, by name: names and sizes as in Files; the names of links that lead to no file, or
+    in a circle."""
     with os.scandir(folder) as entries:
         named = [entry for entry in entries if entry.name.lower().endswith(EXTENSIONS) and entry.name[0] != "."]
     dangling = {entry.name for entry in named if entry.is_symlink() and not Path(entry).exists()}
@@ -184,7 +175,7 @@ def list_images(folder: Path) -> Listing:
     if not images and not dangling:
         raise UserError(f"{folder} holds no image ({', '.join(EXTENSIONS)}): fill or remove the folder")
     names, sizes = [os.fsencode(name) for name, _ in images], [size for _, size in images]
-    return Listing(np.array(names, np.bytes_), np.array(sizes, np.int64), sorted(dangling))
+    return np.array(names, np.bytes_), np.array(sizes, np.int64), sorted(dangling)
 
 
 def _cache_file(layout: FolderLayout, cache_dir: str | None) -> Path:

@@ -7,11 +7,10 @@ order as over the folders.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,36 +92,23 @@ class PackedImages(ImageFolders):
         return kept_folder(self.folder(), self.cache_dir) / f"packed-{digest(key, 16)}.npz"
 
 
-class Image(NamedTuple):
-    """One row of the index, sorted by class, then name. start, size: of the encoded image in its shard, in bytes."""
-
-    label: int
-    name: bytes
-    holder: int
-    start: int
-    size: int
-
-
 def scan(shards: list[Path], classes: int) -> dict[str, NDArray[Any]]:
     """All images by class and name. They are Python objects one shard at a time only: a million would be gigabytes."""
-
-    def table(holder: int, shard: Path) -> NDArray[Any]:
-        """A row an image; names are padded with NUL, which no file's name holds."""
-        rows = list(images(holder, shard, classes))
-        width = max((len(image.name) for image in rows), default=1)
-        kinds = {"label": np.int32, "name": f"S{width}", "holder": np.int32, "start": np.int64, "size": np.int64}
-        return np.array(rows, dtype=list(kinds.items()))
-
     with ThreadPoolExecutor(SCANNERS) as pool:
-        merged = np.concatenate(list(pool.map(table, range(len(shards)), shards)))
-    merged = merged[np.lexsort((merged["name"], merged["label"]))]
-    return {f"{name}s": merged[name].copy() for name in Image._fields}
+        tables = pool.map(lambda holder: images_of(shards[holder], holder, classes), range(len(shards)))
+        merged = np.concatenate(list(tables))
+    merged = merged[np.lexsort((merged["names"], merged["labels"]))]
+    return {name: merged[name].copy() for name in ARRAYS}
 
 
-def images(holder: int, shard: Path, classes: int) -> Iterator[Image]:
-    """Raises UserError for an index that does not fit its shard, and a record that is no Example of an image in one of
-    `classes` classes."""
-    data = mapped(shard)
+def images_of(shard: Path, holder: int, classes: int) -> NDArray[Any]:
+    """A row an image: starts and sizes are of the encoded image in its shard, in bytes; names are padded with NUL,
+    which no file's name holds.
+
+    Raises UserError for an index that does not fit its shard, and a record that is no Example of an image in one of
+    `classes` classes.
+    """
+    data, rows = mapped(shard), list[tuple[int, bytes, int, int, int]]()
     spans = index_of(index_path(shard))
     if isinstance(spans, str):
         raise UserError(f"{spans}: {AGAIN}")
@@ -133,6 +119,9 @@ def images(holder: int, shard: Path, classes: int) -> Iterator[Image]:
             label, name, (start, end) = read_image(data, (offset + HEAD.size, offset + size - FOOT.size))
             if not 0 <= label < classes:
                 raise ValueError(f"its label is {label}, there are {classes} classes")
-            yield Image(label, name.rpartition(b"/")[2], holder, start, end - start)
+            rows.append((label, name.rpartition(b"/")[2], holder, start, end - start))
         except ValueError as error:
             raise UserError(f"{shard} holds no image at byte {offset} ({error}): {AGAIN}") from error
+    width = max((len(name) for _, name, *_ in rows), default=1)
+    kinds = {"labels": "i4", "names": f"S{width}", "holders": "i4", "starts": "i8", "sizes": "i8"}
+    return np.array(rows, dtype=list(kinds.items()))

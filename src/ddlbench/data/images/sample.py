@@ -57,9 +57,7 @@ class SampleImages(ImageFolders):
         return super()._index()
 
     def _make_missing(self) -> None:
-        folder = self.layout().root
-        if not folder.is_dir():
-            make_folder(folder, lambda temporary: make_images(temporary, self.sample_train, self.sample_val))
+        make_folder(self.layout().root, lambda temporary: make_images(temporary, self.sample_train, self.sample_val))
 
 
 def make_images(folder: Path, train: int, val: int) -> None:

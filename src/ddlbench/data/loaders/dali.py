@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import Any, ClassVar
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ddlbench.cores import default_workers
-from ddlbench.data.feed import Dataset, Fetched, Request
+from ddlbench.data.feed import Dataset, Fetched, Loader, Request
 from ddlbench.data.images.folders import ImageFolders
 from ddlbench.data.images.source import FolderSource, Source
 from ddlbench.data.images.split import BadImage, ImageSplit, augmentation_seed, decode_image
@@ -32,18 +32,15 @@ from ddlbench.job import Model
 
 
 @dataclass
-class Dali:
+class Dali(Loader):
     """device: cpu | gpu (decodes on the CPU) | mixed (decodes on the GPU too); None: mixed on a GPU, else cpu
     threads: of a pipeline, one per rank and split; None: as in cores.py; prefetch: batches it keeps ready
     fused_crop: decode no more of a training image than its crop
     """
 
     library: ClassVar[str] = "nvidia.dali"
-    scored: ClassVar[bool] = True
     counts_reads: ClassVar[bool] = False  # it maps what it opens
-    drops_cache: ClassVar[bool] = False
     parallel_key: ClassVar[str | None] = "threads"
-    pinned = None
 
     name: str
     device: str | None = None
@@ -86,11 +83,11 @@ class Dali:
         )
         settings = {"num_threads": self.threads, "device_id": (request.device.index or 0) if on_gpu else None}
 
-        def build(images: Images, epoch: int) -> Any:
+        def build(files: Iterable[Any], epoch: int) -> Any:
             # Replicas draw other crops, ranks of one replica the same. A signed number: DALI's -1 is a random seed.
             seed = augmentation_seed(request.seed, epoch, request.place.data_rank) >> 1
             batches = {"batch_size": request.replica_batch, "prefetch_queue_depth": self.prefetch}
-            return graph.pipeline(images, train=train, seed=seed, **batches, **settings)
+            return graph.pipeline(files, train=train, seed=seed, **batches, **settings)
 
         return DaliReader(split, build, partial(graph.first_bad, **settings), request.channels_last, on_gpu)
 
@@ -105,27 +102,37 @@ class DaliReader:
     """
 
     split: ImageSplit
-    build: Callable[[Images, int], Any]
+    build: Callable[[Iterable[Any], int], Any]
     first_bad: Callable[[Iterable[Any]], int | None]
     channels_last: bool
     on_gpu: bool
 
     def __post_init__(self) -> None:
-        self._images, self._pipeline, self._epoch = Images(self.split), None, 0
+        self._pipeline, self._epoch = None, 0
+        self._batches: Iterable[Indices] = ()
+        self._in_flight = deque[list[int]]()  # positions in the split, batch by batch
 
     def read(self, epoch: int, batches: Iterable[Indices]) -> Iterator[Fetched]:
         """Raises UserError where an image cannot be decoded; `fused_crop` does not look at what lies below a crop."""
-        self._images.batches = batches
-        self._images.in_flight.clear()
+        self._batches = batches
+        self._in_flight.clear()
         if epoch != self._epoch:
             self._pipeline = None  # its memory is free before the next one takes some
-        pipeline, self._pipeline, self._epoch = self._pipeline or self.build(self._images, epoch), None, epoch
+        pipeline, self._pipeline, self._epoch = self._pipeline or self.build(self, epoch), None, epoch
         while (images := self._next(pipeline)) is not None:
             yield self._fetched(images)
-        while self._images.in_flight:  # an empty batch, which DALI has not seen
+        while self._in_flight:  # an empty batch, which DALI has not seen
             yield self._fetched(torch.zeros(0, 3, *self.split.size))
         pipeline.reset()
         self._pipeline = pipeline  # not kept where an epoch was left in the middle
+
+    def __iter__(self) -> Iterator[list[NDArray[np.uint8]]]:
+        """The images that the pipeline reads, one list per batch, ahead of the batches that it returns."""
+        for batch in self._batches:
+            positions = [int(index) for index in batch]
+            self._in_flight.append(positions)
+            if positions:
+                yield [external_input(self.split.source, int(self.split.chosen[position])) for position in positions]
 
     def close(self) -> None:
         self._pipeline = None
@@ -144,12 +151,12 @@ class DaliReader:
         return tensor.permute(0, 3, 1, 2) if self.channels_last else tensor
 
     def _fetched(self, images: Tensor) -> Fetched:
-        labels = [self.split.label(position) for position in self._images.in_flight.popleft()]
+        labels = [self.split.label(position) for position in self._in_flight.popleft()]
         return Fetched(images, torch.tensor(labels, dtype=torch.int64), torch.ones(len(labels), dtype=torch.bool))
 
     def _explained(self, error: RuntimeError) -> Exception:
         """DALI says neither which of the files in its queue it could not decode nor what is wrong: Pillow says that."""
-        source, in_flight = self.split.source, chain.from_iterable(self._images.in_flight)
+        source, in_flight = self.split.source, chain.from_iterable(self._in_flight)
         images = [int(self.split.chosen[position]) for position in in_flight]
         bad = self.first_bad(external_input(source, image) for image in images)
         if bad is None:
@@ -164,26 +171,6 @@ class DaliReader:
         return UserError(
             f"{place} cannot be decoded by DALI, only by Pillow: convert the file, or choose loader=native"
         )
-
-
-@dataclass
-class Images:
-    """The source of a pipeline's images, one list per batch. It is ahead of the batches that the pipeline returns.
-
-    in_flight: positions in the split, batch by batch
-    """
-
-    split: ImageSplit
-    batches: Iterable[Indices] = ()
-    in_flight: deque[list[int]] = field(default_factory=deque[list[int]])
-
-    def __iter__(self) -> Iterator[list[NDArray[np.uint8]]]:
-        source, chosen = self.split.source, self.split.chosen
-        for batch in self.batches:
-            positions = [int(index) for index in batch]
-            self.in_flight.append(positions)
-            if positions:
-                yield [external_input(source, int(chosen[position])) for position in positions]
 
 
 def external_input(source: Source, i: int) -> NDArray[np.uint8]:

@@ -16,13 +16,12 @@ import torch
 from torch.utils.data import DataLoader
 
 from ddlbench.cores import default_workers
-from ddlbench.data.feed import Dataset, Fetched, Request, Split
+from ddlbench.data.feed import Dataset, Fetched, Loader, Request, Split
 from ddlbench.data.images.split import normalized
 from ddlbench.data.loaders.replica_feed import ReplicaFeed
 from ddlbench.data.processes import end_with_parent
 from ddlbench.data.sampler import Indices
 from ddlbench.errors import RunError, check_values
-from ddlbench.job import Model
 from ddlbench.measure.devices.memory import keep_freed_memory
 
 Key = tuple[int, int]  # (epoch, index)
@@ -33,15 +32,15 @@ PRELOADED = ("ddlbench.config.compose", "ddlbench.config.help", "ddlbench.ranks.
 
 
 @dataclass
-class Native:
-    """workers: processes per rank and split; None: as in cores.py if samples are decoded or tokenised, else 0: the
+class Native(Loader):
+    """Reads every data set.
+
+    workers: processes per rank and split; None: as in cores.py if samples are decoded or tokenised, else 0: the
         rank reads, since slicing a memory map is faster than sending the result
     prefetch: batches each worker keeps ready; pin_memory: page-locked batches, on CUDA devices only
     persistent: keep the workers between epochs
     """
 
-    scored: ClassVar[bool] = True
-    counts_reads: ClassVar[bool] = True
     drops_cache: ClassVar[bool] = True
     parallel_key: ClassVar[str | None] = "workers"
 
@@ -57,9 +56,6 @@ class Native:
     @property
     def pinned(self) -> bool:
         return self.pin_memory
-
-    def check(self, dataset: Dataset, model: Model, device: torch.device) -> None:
-        """Reads every data set."""
 
     def open(self, dataset: Dataset, request: Request) -> ReplicaFeed:
         usual = default_workers(request.cores, request.device.type, torch.get_num_threads()) if dataset.costly else 0

@@ -74,19 +74,14 @@ class ReplicaFeed:
         self._validation.close()
 
     def _read(self, reader: SplitReader, epoch: int, batches: Iterable[Indices]) -> Iterator[Batch]:
+        """Batches of equal size: missing samples are zeros and not valid."""
         for fetched in reader.read(epoch, batches):
             for name in fetched.bad:
                 if name not in self._bad:
                     log.warning("bad sample: %s cannot be decoded", name)
                 self._bad[name] += 1
             self.val_unread += len(fetched.bad) if reader is self._validation else 0
-            yield padded(fetched, self._request.replica_batch)
-
-
-def padded(fetched: Fetched, size: int) -> Batch:
-    """`size` samples: the missing ones are zeros and not valid."""
-    missing = size - len(fetched.valid)
-    parts = (fetched.inputs, fetched.targets, fetched.valid)
-    if missing:
-        parts = tuple(F.pad(part, (0, 0) * (part.dim() - 1) + (0, missing)) for part in parts)
-    return Batch(*parts)
+            parts = (fetched.inputs, fetched.targets, fetched.valid)
+            if missing := self._request.replica_batch - len(fetched.valid):
+                parts = (F.pad(part, (0, 0) * (part.dim() - 1) + (0, missing)) for part in parts)
+            yield Batch(*parts)

@@ -4,29 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache, partial
 from itertools import repeat
 from typing import Any, ClassVar
 
 import torch
 
-from ddlbench.data.feed import Dataset, Request
+from ddlbench.data.feed import Dataset, Loader, Request
 from ddlbench.data.sampler import training_steps, validation_batches
 from ddlbench.errors import check_values
-from ddlbench.job import Batch, Model
+from ddlbench.job import Batch
 
 
 @dataclass
-class Synthetic:
-    """Gives as many samples and steps as the data set, all of them random numbers.
+class Synthetic(Loader):
+    """Replaces every data set: gives as many samples and steps as the data set, all of them random numbers.
 
     train_samples, val_samples: number of samples; None: as in the data set
     """
 
     scored: ClassVar[bool] = False  # random numbers, in validation those of training: nothing is learned from them
-    counts_reads: ClassVar[bool] = True  # of which there are none
-    drops_cache: ClassVar[bool] = False
-    parallel_key: ClassVar[str | None] = None
-    pinned = None
 
     name: str
     train_samples: int | None = None
@@ -34,9 +31,6 @@ class Synthetic:
 
     def __post_init__(self) -> None:
         check_values("loader.", self, least={"train_samples": 1, "val_samples": 0})
-
-    def check(self, dataset: Dataset, model: Model, device: torch.device) -> None:
-        """Replaces every data set."""
 
     def open(self, dataset: Dataset, request: Request) -> SyntheticFeed:
         train, val = (
@@ -53,7 +47,7 @@ class SyntheticFeed:
         self.val_samples = val_samples
         self.val_unread = 0
         self._request = request
-        self._batches: dict[int, Batch] = {}
+        self._random = cache(partial(random_batch, request))
 
     def train(self, epoch: int) -> Iterator[Batch | None]:
         return repeat(self._batch(self._request.replica_batch), self.steps_per_epoch)
@@ -67,15 +61,11 @@ class SyntheticFeed:
         return {"bad_samples": {}}
 
     def close(self) -> None:
-        self._batches.clear()
+        self._random.cache_clear()
 
     def _batch(self, valid: int) -> Batch | None:
         """A full batch of which the first `valid` samples count, made at its first use."""
-        if not self._request.place.reads_data:
-            return None
-        if valid not in self._batches:
-            self._batches[valid] = random_batch(self._request, valid)
-        return self._batches[valid]
+        return self._random(valid) if self._request.place.reads_data else None
 
 
 def random_batch(request: Request, valid: int) -> Batch:

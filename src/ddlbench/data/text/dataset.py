@@ -12,7 +12,7 @@ from typing import Any
 from ddlbench.data.staging import SPLITS, StagedFiles, node_folder
 from ddlbench.data.text.token_file import TokenFile, is_current, is_made, token_path
 from ddlbench.data.text.tokenizer import TokenizerFiles, table_path, tokenize_file
-from ddlbench.data.text.windows import RawText, TokenSplit, line_table
+from ddlbench.data.text.windows import TokenSplit, line_table
 from ddlbench.errors import UserError, check_values, reporting
 from ddlbench.job import Model
 
@@ -82,8 +82,25 @@ class TokenText:
         return {train: (text, token_path(text, digest, self.cache_dir)) for train, text in texts}
 
     def texts(self) -> tuple[Path, Path]:
-        """The texts of training and of validation."""
-        return find_texts(self.root, self.train, self.valid)
+        """Training and validation text in `root`, under the names given or else a pair of PAIRS.
+
+        Raises UserError with the expected files where something is missing.
+        """
+        pairs = [(self.train, self.valid)] if self.train and self.valid else list(PAIRS)
+        layout = "; or ".join(" and ".join(pair) for pair in pairs)
+        if self.root is None:
+            raise UserError(f"data.root is not set: give data.root=FOLDER, a folder that holds {layout}")
+        folder = Path(self.root).expanduser()
+        if not folder.is_dir():
+            raise UserError(f"data.root={self.root} is not a folder: it must hold {layout}")
+        for pair in pairs:
+            train, valid = (folder / name for name in pair)
+            if train.is_file() and valid.is_file():
+                return train, valid
+        present = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
+        raise UserError(
+            f"data.root={self.root} holds {present}: it must hold {layout} (other names: data.train=, data.valid=)"
+        )
 
     def tokenizer_files(self) -> TokenizerFiles | None:
         """None where there are two token files and no tokenizer to compare them with."""
@@ -146,10 +163,10 @@ class TokenText:
             windows = min(windows, self.val_limit)
         text, _ = self.paths()[train]
         if self.stage_to is not None:
-            folder = self._here(train)
+            folder = self._staged(train)
             text, file = folder / text.name, replace(file, path=folder / file.path.name)
         files = None if self.mapped else self.tokenizer_files()
-        return TokenSplit(file, seq_len, windows, files and RawText(text, files))
+        return TokenSplit(file, seq_len, windows, files and (text, files))
 
     def describe(self) -> dict[str, Any]:
         """hash: of the tokens and the tokenizer. All sizes are of the full text, so under a val_limit, which is in
@@ -170,25 +187,24 @@ class TokenText:
         }
 
     def files_to_stage(self) -> list[StagedFiles]:
-        folders = {train: self._here(train) for train in SPLITS}
         return [
-            StagedFiles(file.parent, folders[train], [file.name], 1, file.stat().st_size)
-            for train, made in self.paths().items()
-            for file in self._read(*made)
+            StagedFiles(file.parent, self._staged(train), [file.name], 1, file.stat().st_size)
+            for train, paths in self.paths().items()
+            for file in self._sources(*paths)
         ]
 
     def files_read(self) -> Iterator[Path]:
         """Without the tables of lines, which stay mapped."""
-        for train, made in self.paths().items():
-            file, *_ = self._read(*made)
-            yield file if self.stage_to is None else self._here(train) / file.name
+        for train, paths in self.paths().items():
+            file = self._sources(*paths)[0]
+            yield file if self.stage_to is None else self._staged(train) / file.name
 
-    def _read(self, text: Path, target: Path) -> list[Path]:
+    def _sources(self, text: Path, target: Path) -> list[Path]:
         """Which files samples are made of; first the one that holds the samples."""
         return [target] if self.mapped else [text, table_path(target)]
 
-    def _here(self, train: bool) -> Path:
-        """The folder of this node's own copies."""
+    def _staged(self, train: bool) -> Path:
+        """The folder of this node's copies."""
         assert self.stage_to is not None, "nothing is staged"
         return node_folder(self.stage_to, self.name, self.describe()["hash"]) / SPLITS[train]
 
@@ -199,23 +215,3 @@ def _fits_vocabulary(what: str, needed: int, model: Model) -> None:
             f"{what} has a vocabulary of {needed}, the model's is {model.outputs()}: "
             f"give model.vocab_size={needed} or more, or another data.tokenizer="
         )
-
-
-def find_texts(root: str | None, train: str | None, valid: str | None) -> tuple[Path, Path]:
-    """Training and validation text in `root`, under the names given or else a pair of PAIRS.
-
-    Raises UserError with the expected files where something is missing.
-    """
-    pairs = [(train, valid)] if train and valid else list(PAIRS)
-    layout = "; or ".join(" and ".join(pair) for pair in pairs)
-    if root is None:
-        raise UserError(f"data.root is not set: give data.root=FOLDER, a folder that holds {layout}")
-    folder = Path(root).expanduser()
-    if not folder.is_dir():
-        raise UserError(f"data.root={root} is not a folder: it must hold {layout}")
-    for pair in pairs:
-        first, second = (folder / name for name in pair)
-        if first.is_file() and second.is_file():
-            return first, second
-    present = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
-    raise UserError(f"data.root={root} holds {present}: it must hold {layout} (other names: data.train=, data.valid=)")

@@ -49,8 +49,7 @@ class SampleText(TokenText):
     def texts(self) -> tuple[Path, Path]:
         """Made at the first use, in a few seconds, once for each Python version and vocabulary; also on a node that
         does not share the folder with the one that called `prepare`."""
-        if not self.folder().is_dir():
-            make_folder(self.folder(), self._make)
+        make_folder(self.folder(), self._make)
         return self.folder() / "train.txt", self.folder() / "valid.txt"
 
     def tokenizer_files(self) -> TokenizerFiles | None:

@@ -13,17 +13,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from ddlbench.data.text.token_file import FORMAT, TokenIndex, smallest_dtype, write_index, write_tokens
+from ddlbench.data.text.token_file import FORMAT, TokenIndex, little_endian, smallest_dtype
 from ddlbench.errors import UserError
 from ddlbench.files import replacing
 from ddlbench.progress import Progress
@@ -73,10 +73,8 @@ class TokenizerFiles:
 
     def hash(self) -> str:
         """sha256 of the files' bytes: other files, another tokenizer."""
-        digest = hashlib.sha256()
-        for path in self.paths:
-            digest.update(hashlib.sha256(path.read_bytes()).digest())
-        return digest.hexdigest()
+        digests = (hashlib.sha256(path.read_bytes()).digest() for path in self.paths)
+        return hashlib.sha256(b"".join(digests)).hexdigest()
 
     def __str__(self) -> str:
         return " and ".join(str(path) for path in self.paths)
@@ -95,7 +93,8 @@ class TextTokenizer:
         """The tokens of all lines, one after another, and how many are each line's."""
         encodings = self.core.encode_batch_fast(lines, add_special_tokens=False)
         ids = chain.from_iterable(encoding.ids for encoding in encodings)
-        return np.fromiter(ids, dtype=smallest_dtype(self.vocab_size)), [len(encoding) for encoding in encodings]
+        dtype = little_endian(smallest_dtype(self.vocab_size))
+        return np.fromiter(ids, dtype), [len(encoding) for encoding in encodings]
 
 
 def gpt2_tokenizer(vocab: Path, merges: Path) -> Tokenizer:
@@ -116,83 +115,60 @@ def gpt2_tokenizer(vocab: Path, merges: Path) -> Tokenizer:
 
 
 def tokenize_file(source: Path, tokenizer: TextTokenizer, target: Path, chunk_bytes: int = CHUNK_BYTES) -> None:
-    """Make token file `target`, the table of its lines and its index. Memory is flat in the size of the text.
+    """Make token file `target`, the table of its lines (windows.py) and its index. Memory is flat in the size of the
+    text.
 
     Raises UserError for text that is not UTF-8; OSError where `target` cannot be written.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    text, state = Lines(source, chunk_bytes), source.stat()
+    state, digest, source_digest = source.stat(), hashlib.sha256(), hashlib.sha256()
     progress = Progress(state.st_size >= WORTH_A_WORD)
     progress.say(f"tokenising {source} ({state.st_size / 1e6:.0f} MB) once, into {target}")
-    chunks = progress.steps(text, -(-state.st_size // chunk_bytes), f"tokenising {source.name}, chunk")
-    dtype = smallest_dtype(tokenizer.vocab_size)
+    words, lines, end = 0, 0, np.zeros(2, dtype=ROW)
     os.environ[THREADS] = "true"  # on all cores
     try:
-        with replacing(table_path(target)) as table:
-            tokens, sha256 = write_tokens(target, encoded(chunks, tokenizer, table), dtype)
+        # In binary only "\n" ends a line.
+        with source.open("rb") as text, replacing(table_path(target)) as table, replacing(target) as file:
+            table.write(end.tobytes())
+            chunks = iter(partial(text.readlines, chunk_bytes), [])
+            for raw in progress.steps(chunks, -(-state.st_size // chunk_bytes), f"tokenising {source.name}, chunk"):
+                try:
+                    decoded = [line.decode() for line in raw]
+                except UnicodeDecodeError as error:
+                    number = lines + raw.index(error.object) + 1
+                    raise UserError(
+                        f"{source}, line {number}, is not UTF-8 text ({error.reason}): convert it"
+                    ) from error
+                tokens, counts = tokenizer.encode(decoded)
+                stored = tokens.tobytes()
+                file.write(stored)
+                digest.update(stored)
+                source_digest.update(b"".join(raw))
+                ends = end + np.cumsum([[len(line) for line in raw], counts], axis=1, dtype=ROW).T
+                table.write(ends.tobytes())
+                words, lines, end = words + sum(len(line.split()) for line in decoded), lines + len(raw), ends[-1]
     finally:
         os.environ[THREADS] = "false"  # the library's threads do not survive a fork: older versions warn of it
+    bytes_, count = end.tolist()
     index = TokenIndex(
         format=FORMAT,
-        dtype=dtype,
-        tokens=tokens,
-        words=text.words,
-        lines=text.lines,
-        sha256=sha256,
+        dtype=smallest_dtype(tokenizer.vocab_size),
+        tokens=count,
+        words=words,
+        lines=lines,
+        sha256=digest.hexdigest(),
         tokenizer=tokenizer.name,
         tokenizer_hash=tokenizer.hash,
         vocab_size=tokenizer.vocab_size,
         source=source.name,
-        source_bytes=text.bytes,
-        source_sha256=text.digest.hexdigest(),
+        source_bytes=bytes_,
+        source_sha256=source_digest.hexdigest(),
         source_modified_ns=state.st_mtime_ns,
     )
-    write_index(target, index)
-
-
-def encoded(chunks: Iterable[list[str]], tokenizer: TextTokenizer, table: BinaryIO) -> Iterator[NDArray[Any]]:
-    """The tokens of each chunk; the table of lines is written to `table` at the same time (windows.py)."""
-    end = np.zeros(2, dtype=ROW)
-    table.write(end.tobytes())
-    for lines in chunks:
-        ids, counts = tokenizer.encode(lines)
-        ends = end + np.cumsum([[len(line.encode()) for line in lines], counts], axis=1, dtype=ROW).T
-        table.write(ends.tobytes())
-        end = ends[-1]
-        yield ids
+    with replacing(target.with_suffix(".json")) as file:
+        file.write(json.dumps(asdict(index), indent=2).encode() + b"\n")
 
 
 def table_path(target: Path) -> Path:
     """The table of lines of a token file."""
     return target.with_suffix(".lines")
-
-
-class Lines:
-    """The lines of a text file in chunks of about `chunk_bytes`, counted and hashed as they pass.
-
-    words: what whitespace (Unicode's) separates. The sizes published for WikiText (103,227,021 words of training and
-    217,646 of validation text) are larger than this: they count an end of line as a word, so compare words + lines.
-    torchtext, which put one "<eos>" behind each line, came to the 2,088,628 published for WikiText-2.
-    """
-
-    def __init__(self, path: Path, chunk_bytes: int = CHUNK_BYTES) -> None:
-        self.path, self.chunk_bytes = path, chunk_bytes
-        self.words = self.lines = self.bytes = 0
-        self.digest = hashlib.sha256()
-
-    def __iter__(self) -> Iterator[list[str]]:
-        with self.path.open("rb") as file:  # in binary only "\n" ends a line
-            while raw := file.readlines(self.chunk_bytes):
-                try:
-                    lines = [line.decode() for line in raw]
-                except UnicodeDecodeError as error:
-                    number = self.lines + raw.index(error.object) + 1
-                    raise UserError(
-                        f"{self.path}, line {number}, is not UTF-8 text ({error.reason}): convert it"
-                    ) from error
-                self.words += sum(len(line.split()) for line in lines)
-                self.lines += len(lines)
-                for line in raw:
-                    self.bytes += len(line)
-                    self.digest.update(line)
-                yield lines

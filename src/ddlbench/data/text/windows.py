@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -38,13 +38,13 @@ class TokenSplit:
     token after the first is scored exactly once: the last window may be short, its inputs are filled up with the last
     token and its targets with -100, which is not scored. Windows do not depend on epoch or seed.
 
-    raw: the text to tokenise at each access, where the tokens are not read from `file`
+    raw: the text to tokenise at each access and its tokenizer, where the tokens are not read from `file`
     """
 
     file: TokenFile
     seq_len: int
     windows: int
-    raw: RawText | None = None
+    raw: tuple[Path, TokenizerFiles] | None = None
 
     def __len__(self) -> int:
         return self.windows
@@ -66,16 +66,11 @@ class TokenSplit:
     @cached_property
     def tokens(self) -> NDArray[Any] | RawTokens:
         """All of the text, mapped, or tokenised at each access: [tokens]."""
-        return self.file.read() if self.raw is None else RawTokens.open(self.raw, self.file)
+        return self.file.read() if self.raw is None else RawTokens.open(*self.raw, self.file)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the text, because every worker opens the text itself."""
         return {key: value for key, value in self.__dict__.items() if key != "tokens"}
-
-
-class RawText(NamedTuple):
-    path: Path
-    tokenizer: TokenizerFiles
 
 
 @dataclass(frozen=True)
@@ -87,17 +82,17 @@ class RawTokens:
     tokenizer: TextTokenizer
 
     @classmethod
-    def open(cls, raw: RawText, file: TokenFile) -> RawTokens:
+    def open(cls, text: Path, tokenizer: TokenizerFiles, file: TokenFile) -> RawTokens:
         """file: made of the text. From now on the library uses one thread: a rank, and each of its loader workers,
         uses one core. Raises UserError where there is no table."""
         table = line_table(file)
         if table is None:
             raise UserError(
-                f"there is no table {table_path(file.path)} of the lines of {raw.path} on this node: "
+                f"there is no table {table_path(file.path)} of the lines of {text} on this node: "
                 f"set data.cache_dir=FOLDER to one that all nodes share"
             )
         os.environ[THREADS] = "false"
-        return cls(raw.path, table, raw.tokenizer.load())
+        return cls(text, table, tokenizer.load())
 
     def __getitem__(self, positions: NDArray[np.int64]) -> NDArray[Any]:
         """positions [windows, positions of a window], ascending in each; the tokens there. Raises UserError where the

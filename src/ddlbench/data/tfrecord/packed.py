@@ -15,14 +15,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TypeVar
 
 import numpy as np
 from numpy.random import RandomState
 from numpy.typing import NDArray
 
-from ddlbench.data.tfrecord.example import Extent, bytes_of, encode, features, number_of
-from ddlbench.data.tfrecord.records import Span, read_index
+from ddlbench.data.tfrecord.records import Extent, Span, bytes_of, encode, features, number_of, read_index
 from ddlbench.errors import UserError, reporting
 from ddlbench.foreign import from_json, read_bytes, read_format, regular_size
 from ddlbench.texts import GIB
@@ -35,6 +34,7 @@ ENCODED, LABEL, FILENAME = "image/encoded", "image/class/label", "image/filename
 SHARD = re.compile(r"(?:train|val)/[^/\0]{1,200}\.tfrecord")  # no path leads out of the set
 AGAIN = "if the set is a copy, copy it again; else pack it again, which repairs damaged shards"
 ORDER_SEED = 0  # of the training images' order
+Kind = TypeVar("Kind")
 
 
 @dataclass(frozen=True)
@@ -141,14 +141,15 @@ def read_manifest(folder: Path) -> Pack:
         content = read_format(path, FORMAT, AGAIN)
     try:
         splits = {name: PackedSplit.of(_shards(name, content["splits"][name]["shards"])) for name in SPLITS}
-        return Pack(FORMAT, _text(content["hash"]), tuple(map(_text, _list(content["classes"]))), splits)
+        classes = tuple(_checked(name, str, "text") for name in _checked(content["classes"], list, "list"))
+        return Pack(FORMAT, _checked(content["hash"], str, "text"), classes, splits)
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} does not describe a packed image set ({error!r}): {AGAIN}") from error
 
 
 def _shards(split: str, content: object) -> tuple[Shard, ...]:
     """Each once, and none outside the split's folder."""
-    shards = tuple(from_json(Shard, shard) for shard in _list(content))
+    shards = tuple(from_json(Shard, shard) for shard in _checked(content, list, "list"))
     files = [shard.file for shard in shards]
     if odd := next((file for file in files if not (file.startswith(f"{split}/") and SHARD.fullmatch(file))), None):
         raise ValueError(f"{odd[:40]!a} is no shard of {split}")
@@ -157,13 +158,7 @@ def _shards(split: str, content: object) -> tuple[Shard, ...]:
     return shards
 
 
-def _list(content: object) -> list[Any]:
-    if not isinstance(content, list):
-        raise TypeError(f"{str(content)[:40]!a} is not a list")
-    return cast(list[Any], content)
-
-
-def _text(content: object) -> str:
-    if not isinstance(content, str):
-        raise TypeError(f"{str(content)[:40]!a} is not a text")
+def _checked(content: object, kind: type[Kind], name: str) -> Kind:
+    if not isinstance(content, kind):
+        raise TypeError(f"{str(content)[:40]!a} is not a {name}")
     return content

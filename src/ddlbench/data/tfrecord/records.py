@@ -3,13 +3,23 @@
     uint64 length | uint32 masked crc32c of the length | payload | uint32 masked crc32c of the payload
 
 all little-endian, and DALI's index of them: one line "offset size" a record, the frame counted in.
+
+A payload is a tf.train.Example, here as far as image sets use it: features that are bytes or whole numbers.
+
+    Example   { Features features = 1 }
+    Features  { map<string, Feature> feature = 1 }         an entry: key = 1, value = 2
+    Feature   { oneof { BytesList bytes_list = 1; FloatList float_list = 2; Int64List int64_list = 3 } }
+    BytesList { repeated bytes value = 1 }                 Int64List { repeated int64 value = 1 [packed] }
+
+(tensorflow/core/example/feature.proto). In protobuf's encoding a field is a key, number * 8 + wire type, and a value:
+a varint (type 0), 8 or 4 bytes (1, 5), or a length and so many bytes (2).
+Every function that reads a part of an Example raises ValueError for other bytes.
 """
 
 from __future__ import annotations
 
-import os
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -22,6 +32,9 @@ HEAD, FOOT = struct.Struct("<QI"), struct.Struct("<I")
 FRAME = HEAD.size + FOOT.size  # bytes of a record that are not its payload
 
 Span = tuple[int, int]  # offset and size of a record in its file, in bytes
+Extent = tuple[int, int]  # where a part of an Example begins and ends
+DELIMITED = 2  # wire type
+BYTES_LIST, INT64_LIST = 1, 3
 
 
 class BadRecord(Exception):
@@ -85,24 +98,8 @@ def walk(path: Path, spans: Sequence[Span] = ()) -> Iterator[tuple[int, bytes | 
                 offset += len(payload) + FRAME
 
 
-def spans_of(path: Path) -> list[Span]:
-    """Where the records lie, by their lengths alone, as DALI's tfrecord2idx finds them.
-
-    Raises BadRecord where the file does not end with a record.
-    """
-    spans, offset, end = list[Span](), 0, path.stat().st_size
-    with open_regular(path) as file:
-        while offset < end:
-            head = file.read(HEAD.size)
-            size = (HEAD.unpack(head)[0] if len(head) == HEAD.size else HEAD.size) + FRAME
-            if offset + size > end:
-                raise BadRecord(f"the record at offset {offset} is cut short", None)
-            spans.append((offset, size))
-            offset = file.seek(size - HEAD.size, os.SEEK_CUR)
-    return spans
-
-
-def index_text(spans: Sequence[Span]) -> bytes:
+def index_text(spans: Iterable[Span]) -> bytes:
+    """What DALI's tfrecord2idx writes."""
     return b"".join(b"%d %d\n" % span for span in spans)
 
 
@@ -112,3 +109,91 @@ def read_index(text: bytes) -> list[Span]:
     if bad := next((number for number, line in enumerate(lines, 1) if len(line) != 2), None):
         raise ValueError(f"line {bad} is not two numbers")
     return [(line[0], line[1]) for line in lines]
+
+
+def encode(features: Mapping[str, bytes | int]) -> bytes:
+    """Features of one value each, by name. Numbers must not be negative."""
+    entries = b""
+    for name, value in sorted(features.items()):
+        if isinstance(value, bytes):
+            feature = _delimited(BYTES_LIST, _delimited(1, value))
+        else:
+            feature = _delimited(INT64_LIST, _delimited(1, _varint(value)))
+        entries += _delimited(1, _delimited(1, name.encode()) + _delimited(2, feature))
+    return _delimited(1, entries)
+
+
+def features(data: memoryview, example: Extent) -> dict[str, Extent]:
+    """Name of each feature -> where its Feature lies."""
+    entries = fields(data, one(data, example, 1), 1)
+    return {bytes(data[slice(*one(data, entry, 1))]).decode(): one(data, entry, 2) for entry in entries}
+
+
+def bytes_of(data: memoryview, extents: Mapping[str, Extent], name: str, kind: int = BYTES_LIST) -> Extent:
+    """Where the bytes of a feature lie, which has this one value; `extents`: all features, as `features` gives them."""
+    if name not in extents:
+        raise ValueError(f"it has no {name}")
+    try:
+        return one(data, one(data, extents[name], kind), 1)
+    except ValueError as error:
+        raise ValueError(f"{name} is not one value of type {'bytes' if kind == BYTES_LIST else 'int'}") from error
+
+
+def number_of(data: memoryview, extents: Mapping[str, Extent], name: str) -> int:
+    """Packed or not, the number is where the field begins."""
+    place, end = bytes_of(data, extents, name, INT64_LIST)
+    number, behind = varint(data, place, end)
+    if behind != end:
+        raise ValueError(f"{name} is not one value of type int")
+    return number
+
+
+def one(data: memoryview, message: Extent, number: int) -> Extent:
+    values = list(fields(data, message, number))
+    if len(values) != 1:
+        raise ValueError(f"{len(values)} fields of number {number} where 1 is expected")
+    return values[0]
+
+
+def fields(data: memoryview, message: Extent, wanted: int) -> Iterator[Extent]:
+    """The values of a message's fields of one number."""
+    place, end = message
+    while place < end:
+        key, place = varint(data, place, end)
+        start = place
+        match key & 7:
+            case 0:
+                after = varint(data, place, end)[1]
+            case 2:
+                length, start = varint(data, place, end)
+                after = start + length
+            case 1 | 5 as kind:
+                after = place + (8 if kind == 1 else 4)
+            case kind:
+                raise ValueError(f"wire type {kind}")
+        if after > end:
+            raise ValueError(f"a field ends {after - end} bytes behind its message")
+        if key >> 3 == wanted:
+            yield start, after
+        place = after
+
+
+def varint(data: memoryview, place: int, end: int) -> tuple[int, int]:
+    """The number at `place` and the place behind it: seven bits a byte, the lowest first; the eighth: more follow."""
+    value = 0
+    for shift, at in zip(range(0, 70, 7), range(place, end), strict=False):
+        value |= (data[at] & 0x7F) << shift
+        if data[at] < 0x80:
+            return value, at + 1
+    raise ValueError(f"no number ends between bytes {place} and {min(end, place + 10)}")
+
+
+def _delimited(number: int, content: bytes) -> bytes:
+    """A field with a length."""
+    return _varint(number << 3 | DELIMITED) + _varint(len(content)) + content
+
+
+def _varint(value: int) -> bytes:
+    """What `varint` reads."""
+    groups = [value >> shift & 0x7F for shift in range(0, max(1, value.bit_length()), 7)]
+    return bytes([*(group | 0x80 for group in groups[:-1]), groups[-1]])

@@ -35,7 +35,7 @@ from ddlbench.data.tfrecord.packed import (
     order,
     read_manifest,
 )
-from ddlbench.data.tfrecord.records import BadRecord, crc32c, index_text, record, spans_of
+from ddlbench.data.tfrecord.records import FRAME, Span, crc32c, index_text, record, walk
 from ddlbench.errors import UserError, reporting
 from ddlbench.files import replacing
 from ddlbench.foreign import from_json, parse, read_bytes, regular_size, sha256_of
@@ -102,9 +102,8 @@ def earlier_shards(target: Path, plan: dict[str, Any]) -> dict[str, Shard]:
     if (target / MANIFEST).is_file():
         manifest = read_manifest(target)
         sizes = {split: len(manifest.splits[split].shards) for split in SPLITS}
-        _same({"format": manifest.format, "hash": manifest.hash, "shards": sizes}, plan, target)
-        return {shard.file: shard for shard in manifest.shards}
-    if is_packed(target):
+        begun, shards = {"format": manifest.format, "hash": manifest.hash, "shards": sizes}, manifest.shards
+    elif is_packed(target):
         path = target / UNFINISHED
         try:  # a killed attempt may leave half a line at the end, or none
             lines = [line for line in read_bytes(path).splitlines(keepends=True) if line.endswith(b"}\n")]
@@ -114,19 +113,16 @@ def earlier_shards(target: Path, plan: dict[str, Any]) -> dict[str, Shard]:
             raise UserError(
                 f"{path} is not what an earlier attempt leaves ({error}): delete it and pack again"
             ) from error
-        _same(begun or plan, plan, target)
-        return {shard.file: shard for shard in shards}
-    if target.exists() and any(target.iterdir()):
+    elif target.exists() and any(target.iterdir()):
         raise UserError(f"{target} holds other files: give an empty or a new folder for the packed set")
-    return {}
-
-
-def _same(other: dict[str, Any], plan: dict[str, Any], target: Path) -> None:
-    if other != plan:
-        what = "these images in other shards" if other.get("hash") == plan["hash"] else "a packed set of other images"
-        odd = [key for key in plan if other.get(key) != plan[key]]
-        differences = ", ".join(f"{shortened(str(other.get(key)), 80)} is not {plan[key]}" for key in odd)
+    else:
+        return {}
+    if begun and begun != plan:
+        what = "these images in other shards" if begun.get("hash") == plan["hash"] else "a packed set of other images"
+        odd = [key for key in plan if begun.get(key) != plan[key]]
+        differences = ", ".join(f"{shortened(str(begun.get(key)), 80)} is not {plan[key]}" for key in odd)
         raise UserError(f"{target} holds {what} ({differences}): give another folder, or delete this one")
+    return {shard.file: shard for shard in shards}
 
 
 def _line(content: dict[str, Any]) -> bytes:
@@ -154,22 +150,25 @@ def make_shard(job: ShardToMake) -> Shard:
         return job.earlier
     with reporting(f"cannot write {path}", WRITE_AGAIN):
         with replacing(path) as out:
-            size, digest = 0, hashlib.sha256()
+            spans, size, digest = list[Span](), 0, hashlib.sha256()
             for (name, label, _), content in zip(job.images, _contents(job), strict=True):
                 written = record(example_of(content, label, os.fsencode(name)))
                 out.write(written)
                 digest.update(written)
+                spans.append((size, len(written)))
                 size += len(written)
         with replacing(index_path(path)) as out:
-            out.write(index_text(spans_of(path)))
+            out.write(index_text(spans))
     return Shard(job.file, len(job.images), size, digest.hexdigest())
 
 
 def intact(path: Path, expected: Shard) -> bool:
     try:
-        same = regular_size(path) == expected.bytes and sha256_of(path) == expected.sha256
-        return same and read_bytes(index_path(path), LARGEST_INDEX) == index_text(spans_of(path))
-    except (OSError, ValueError, BadRecord):
+        if regular_size(path) != expected.bytes or sha256_of(path) != expected.sha256:
+            return False
+        spans = ((offset, len(payload) + FRAME) for offset, payload in walk(path) if isinstance(payload, bytes))
+        return read_bytes(index_path(path), LARGEST_INDEX) == index_text(spans)
+    except (OSError, ValueError):
         return False
 
 

@@ -109,7 +109,12 @@ def verify_shard(folder: Path, split: str, shard: Shard, classes: tuple[str, ...
         if isinstance(index, str):
             findings.faults.append(index)
         elif framed and index != spans:
-            findings.faults.append(_stale(path, index, spans))
+            pairs = enumerate(zip(index, spans, strict=False), 1)
+            line = next((i for i, (listed, actual) in pairs if listed != actual), min(len(index), len(spans)) + 1)
+            findings.faults.append(
+                f"{index_path(path)} is stale: {len(index)} records, the shard has {len(spans)}; "
+                f"they differ from line {line} on"
+            )
         elif framed and read_bytes(index_path(path), LARGEST_INDEX) != index_text(spans):
             findings.faults.append(f"{index_path(path)} differs in form from what tfrecord2idx writes")
         # A shard without faults may not be the one that was packed.
@@ -140,15 +145,6 @@ def _record(payload: bytes, split: str, classes: tuple[str, ...], findings: Find
         yield f"{filename} has the label of class {label}"
     if fault := image_fault(payload[start:end]):
         yield f"{filename} {fault}"
-
-
-def _stale(path: Path, index: list[Span], spans: list[Span]) -> str:
-    """Where the index of a shard differs from its records."""
-    at = next((i for i, pair in enumerate(zip(index, spans, strict=False)) if pair[0] != pair[1]), len(spans))
-    return (
-        f"{index_path(path)} is stale: {len(index)} records, the shard has {len(spans)}; "
-        f"they differ from line {min(at, len(index), len(spans)) + 1} on"
-    )
 
 
 def image_fault(content: bytes) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any, cast
 
-from ddlbench.config import options
+from ddlbench.config import choices
 from ddlbench.record.fingerprint import fingerprint, noted
 from ddlbench.record.schema import RUNS, Column
 from ddlbench.results.reading.attempts import Attempt, damaged_parquet, reason_of, unreadable
@@ -100,7 +100,7 @@ def run_row(attempt: Attempt, left_out: list[str]) -> Row:
     row["micro_batch"] = row["micro_batch"] or cell(_share(row["replica_batch"], row["micro_batches"]), "int")
     changed = _dig(attempt.record, "model.changed")
     if not isinstance(changed, dict):  # a record of an older version: compared with the published values
-        changed = options.changed(section(section(attempt.record, "config"), "model"))
+        changed = choices.changed(section(section(attempt.record, "config"), "model"))
     row["model_changed"] = cell(settings_text(dict(sorted(cast(Row, changed).items()))) or None, "text")
     model = {"cuda": "gpu_model", "cpu": "cpu_model"}.get(row["device"] or "")
     row["device_model"] = cell(_dig(attempt.record, f"environment.{model}"), "text") if model else None

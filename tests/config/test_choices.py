@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from ddlbench.config.choices import choices
-from ddlbench.config.options import changed, check, published
+from ddlbench.config.choices import changed, check, choices, published
 from ddlbench.config.overrides import LABELS, check_words
 from ddlbench.config.schema import Config
 from ddlbench.errors import UserError
@@ -63,7 +62,7 @@ def test_a_generic_option_and_other_keys_are_free(words: tuple[str, ...]) -> Non
 def test_where_no_option_has_the_value_the_generic_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     without = [name for name in choices("framework") if name != "zero3"]
     found = {"framework": without, "model": choices("model")}
-    monkeypatch.setattr("ddlbench.config.options.choices", lambda group: found.get(group, []))
+    monkeypatch.setattr("ddlbench.config.choices.choices", lambda group: found.get(group, []))
     with pytest.raises(UserError, match=r"choose \+framework=deepspeed framework\.zero_stage=3$"):
         composed("+framework=zero1", "framework.zero_stage=3", "+model=resnet50")
 
