@@ -11,8 +11,8 @@ from typing import TextIO
 from ddlbench.errors import RunError, UserError
 from ddlbench.exchange.mllog import export
 from ddlbench.exchange.store import add
+from ddlbench.results.reading.csv_rows import read_points, without_base
 from ddlbench.results.reading.mlperf import Address, read_results
-from ddlbench.results.reading.points import read_points, without_base
 from ddlbench.results.reading.published import Facts
 from ddlbench.texts import printable
 

@@ -14,13 +14,11 @@ from matplotlib.figure import Figure
 
 from ddlbench.figures import plotting, published, quantities
 from ddlbench.figures.bars import breakdown_panels, draw_bars, draw_breakdown, draw_predicted, draw_schedule, in_parts
-from ddlbench.figures.by_source import by_source
-from ddlbench.figures.curves import draw
+from ddlbench.figures.curves import draw, tradeoff
 from ddlbench.figures.learning import learning
 from ddlbench.figures.panels import Panel, Plot, measured, panels, small_multiples, with_rows
 from ddlbench.figures.plotting import Head
 from ddlbench.figures.styles import Looks, looks_of
-from ddlbench.figures.tradeoff import tradeoff
 from ddlbench.results.reading.published import OWN
 from ddlbench.results.tables.measurement import Measurement
 from ddlbench.results.tables.tables import Tables
@@ -107,7 +105,7 @@ def _scaling(shared: Sequence[Panel], looks: Looks) -> list[Plot]:
     figures = [
         Plot(name, shown, partial(draw, looks=looks, quantity=quantity)) for name, shown, quantity in _over_gpus(shared)
     ]
-    return [*figures, by_source(shared), Plot("breakdown", breakdown_panels(shared), draw_breakdown)]
+    return [*figures, published.by_source(shared), Plot("breakdown", breakdown_panels(shared), draw_breakdown)]
 
 
 def _over_gpus(shared: Sequence[Panel]) -> list[tuple[str, Sequence[Panel], quantities.QuantityOf]]:

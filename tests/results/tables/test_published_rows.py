@@ -7,8 +7,8 @@ import shutil
 
 import pytest
 
+from ddlbench.results.reading.csv_rows import read_points
 from ddlbench.results.reading.mlperf import Address, read_results
-from ddlbench.results.reading.points import read_points
 from tests.support import records
 from tests.support.published import URL, cells, events, write_csv, write_results
 from tests.support.records import tables_of

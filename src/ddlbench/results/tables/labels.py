@@ -9,7 +9,7 @@ from typing import Any
 
 from ddlbench.record.fingerprint import of_the_launch
 from ddlbench.results.rows import Row, group_by
-from ddlbench.results.tables.merge import BY_FRAMEWORK, LAYOUT, SEEN, AttemptRow, Comparison, comparison_id
+from ddlbench.results.tables.merge import BY_FRAMEWORK, LAYOUT, SEEN, AttemptRow, Comparison
 from ddlbench.texts import shortened
 
 # Settings that have a column of their own.
@@ -68,7 +68,7 @@ def across(runs: Sequence[AttemptRow], comparison: Comparison) -> list[str]:
     and columns, and the keys in which runs of equal names differ."""
     if not comparison.across:
         return [""] * len(runs)
-    tables = {id(run): comparison_id(run, comparison) for run in runs}
+    tables = {id(run): comparison.comparison_id(run) for run in runs}
     named = [name for name in comparison.across if name in _NAMED]
 
     def by_key(run: AttemptRow) -> Row:

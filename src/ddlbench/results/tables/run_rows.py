@@ -9,8 +9,7 @@ from ddlbench.config import options
 from ddlbench.record.fingerprint import fingerprint, noted
 from ddlbench.record.schema import RUNS, Column
 from ddlbench.results.reading.attempts import Attempt, damaged_parquet, reason_of, unreadable
-from ddlbench.results.reading.cells import cell, fit
-from ddlbench.results.reading.epoch_lines import table_of
+from ddlbench.results.reading.cells import cell, epochs_of, fit
 from ddlbench.results.reading.follows import contradiction
 from ddlbench.results.reading.left_out import LeftOut
 from ddlbench.results.reading.published import OWN, PUBLISHED, PublishedAttempt
@@ -45,7 +44,7 @@ def _usable(attempt: Attempt, identity: Hashable) -> AttemptRow:
     if row["reference"]:
         measured["reference"] = row["reference"]  # not compared with results
     lines, unread = attempt.read_epochs()
-    epochs = table_of(lines, left_out)
+    epochs = epochs_of(lines, left_out)
     warnings, kinds = list(attempt.warnings), [attempt.left_out] if attempt.left_out else []
     if unread:
         warnings.append(unread)

@@ -14,19 +14,9 @@ from ddlbench.results.reading.published import PUBLISHED
 from ddlbench.results.rows import Row, group_by
 from ddlbench.results.tables import stats
 from ddlbench.results.tables.breakdown import merged_windows
+from ddlbench.results.tables.checks import marks_of
 from ddlbench.results.tables.labels import across, knobs, layout, settings_text, variants
-from ddlbench.results.tables.marks import of_run
-from ddlbench.results.tables.merge import (
-    ANY_SCALING,
-    BY_FRAMEWORK,
-    KINDS,
-    SEED,
-    AttemptRow,
-    Comparison,
-    comparison_id,
-    curve_id,
-    size,
-)
+from ddlbench.results.tables.merge import ANY_SCALING, BY_FRAMEWORK, KINDS, SEED, AttemptRow, Comparison, size
 from ddlbench.results.tables.stats import Interval, confidence, median_interval
 
 # A published measurement without a base has no ratio, not even to itself.
@@ -80,16 +70,16 @@ class Point:
 
     @cached_property
     def comparison(self) -> str:
-        return comparison_id(self.sample, self.how)
+        return self.how.comparison_id(self.sample)
 
     @cached_property
     def curve(self) -> str:
-        return curve_id(self.sample, self.how)
+        return self.how.curve_id(self.sample)
 
     @cached_property
     def verdict_group(self) -> str:
         """Equal for points between which a verdict is given: they differ in the compared factors alone."""
-        return comparison_id(self.sample, Comparison(self.how.by)) if self.how.across else self.comparison
+        return Comparison(self.how.by).comparison_id(self.sample) if self.how.across else self.comparison
 
 
 def scaling_rows(groups: Sequence[list[AttemptRow]], how: Comparison = BY_FRAMEWORK) -> list[Row]:
@@ -225,7 +215,7 @@ def _fastest(points: list[Point]) -> Point | None:
 
 def _texts(point: Point, kind: str) -> Row:
     last = max(point.runs, key=lambda run: (run.row["start"] or "", run.row["attempt"] or 0)).row
-    marks = Counter(mark for run in point.ok for mark in of_run(run.row))
+    marks = Counter(mark for run in point.ok for mark in marks_of(run.row))
     commits = {run.row["git_commit"] for run in point.ok if run.row["git_commit"]}
     return {
         "scaling": kind,
@@ -240,7 +230,7 @@ def _texts(point: Point, kind: str) -> Row:
         "git_commits": " ".join(sorted(commits)) or None,
         "marks": "; ".join(f"{mark} ({count} of {len(point.ok)})" for mark, count in sorted(marks.items())) or None,
         "comparison": point.comparison,
-        "learning_comparison": comparison_id(point.sample, point.how, [SEED]),
+        "learning_comparison": point.how.comparison_id(point.sample, SEED),
         "compared_by": ", ".join(point.how.by),
         "compared": point.how.compared(point.sample.row),
         "compared_across": ", ".join(point.how.across) or None,

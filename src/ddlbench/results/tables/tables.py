@@ -14,7 +14,7 @@ from ddlbench.foreign import read_bytes
 from ddlbench.record.schema import DEVELOPER, RUNS, SCALING
 from ddlbench.results.frames import frame
 from ddlbench.results.reading.attempts import Records, read
-from ddlbench.results.reading.epoch_lines import epochs_table
+from ddlbench.results.reading.cells import epochs_table
 from ddlbench.results.reading.left_out import LeftOut
 from ddlbench.results.reading.left_out import line as left_out_line
 from ddlbench.results.reading.published import read_published
@@ -22,16 +22,7 @@ from ddlbench.results.rows import Row, group_by
 from ddlbench.results.tables.breakdown import breakdown
 from ddlbench.results.tables.checks import above_ideal, differences, drift, environments, merged_though
 from ddlbench.results.tables.measurement import Measurement, measurements_of
-from ddlbench.results.tables.merge import (
-    BY_FRAMEWORK,
-    SEED,
-    AttemptRow,
-    Comparison,
-    RankPasses,
-    check_comparison,
-    measurement_id,
-    measurements,
-)
+from ddlbench.results.tables.merge import BY_FRAMEWORK, SEED, AttemptRow, Comparison, RankPasses, measurements
 from ddlbench.results.tables.quality import learning_table
 from ddlbench.results.tables.run_rows import attempt_row
 from ddlbench.results.tables.scaling import scaling_rows
@@ -101,10 +92,10 @@ def merge(records: Records) -> Merged:
     runs, copies = _without_copies(list(map(attempt_row, attempts)))
     groups = measurements(run for run in runs if run.options and run.row["backend"] != DEVELOPER)
     for group in groups:
-        name, quality = measurement_id(group[0]), measurement_id(group[0], SEED)
+        name, quality = group[0].measurement_id(), group[0].measurement_id(SEED)
         for run in group:
             alike = run.ok and group[0].ok  # these agree in all that the names are made of
-            run.row.update(measurement=name, learning=quality if alike else measurement_id(run, SEED))
+            run.row.update(measurement=name, learning=quality if alike else run.measurement_id(SEED))
     warnings = [*records.warnings, *copies, *(warning for run in runs for warning in run.warnings)]
     rows = [run.row for run in runs]
     measured = [row for row in rows if row["status"] == "ok" and row["measurement"] is not None]
@@ -148,7 +139,7 @@ def make_tables(records: Records, how: Comparison = BY_FRAMEWORK) -> Tables:
     `across` that no attempt has."""
     merged = merge(records)
     runs = merged.runs
-    check_comparison(how, runs)
+    how.check(runs)
     scaling = scaling_rows(merged.groups, how)
     epochs = epochs_table([run.row for run in runs], [run.epochs for run in runs])
     shared = [run.row["path"] for run in runs if run.row["backend"] == DEVELOPER]
