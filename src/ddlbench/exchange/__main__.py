@@ -12,7 +12,7 @@ from ddlbench.errors import RunError, UserError
 from ddlbench.exchange.mllog import export
 from ddlbench.exchange.store import add
 from ddlbench.results.reading.csv_rows import read_points, without_base
-from ddlbench.results.reading.mlperf import Address, read_results
+from ddlbench.results.reading.mlperf import read_results
 from ddlbench.results.reading.published import Facts
 from ddlbench.texts import printable
 
@@ -42,7 +42,7 @@ def _read(place: Path, given: argparse.Namespace) -> tuple[list[Facts], list[str
     if place.is_dir():
         if not given.url:
             raise UserError(f"{place} does not say where it is published: give --url")
-        return read_results(place, Address(given.source, given.url, given.strategy))
+        return read_results(place, given.source, given.url, given.strategy)
     points, left_out = read_points(place)
     for line in without_base(points):
         _say(f"{place}: {line}", sys.stderr)

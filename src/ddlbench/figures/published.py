@@ -160,7 +160,8 @@ def draw_efficiency(axes: Axes, panel: Panel, looks: Looks) -> None:
     """Draw measured efficiencies with lines, and printed ones as grey points. An arrow points away from a printed limit
     to the side on which the value lies."""
     points = efficiencies(published_name(panel))
-    draw(axes, panel, looks, EFFICIENCY, [point.gpus for point in points])
+    quantity = replace(EFFICIENCY, label="efficiency (% of ideal speedup)")
+    draw(axes, panel, looks, quantity, [point.gpus for point in points])
     for number, (name, same) in enumerate(group_by(points, lambda point: point.name).items()):
         xs, ys = [point.gpus for point in same], [point.value for point in same]
         marker = MARKERS[number % len(MARKERS)]

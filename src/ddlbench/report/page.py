@@ -4,7 +4,7 @@ LaTeX, and all warnings as lines of text."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -12,8 +12,7 @@ from typing import Any
 
 import jinja2
 
-from ddlbench.figures.figures import Drawing
-from ddlbench.figures.files import pictures
+from ddlbench.figures.figures import Drawing, pictures
 from ddlbench.record.schema import CLOCKS, EPOCHS, RANKS, RUNS, SCALING, Column
 from ddlbench.report import overview
 from ddlbench.report.fastest import best, comparisons
@@ -50,6 +49,11 @@ def render(tables: Tables, drawing: Drawing, folder: Path) -> str:
     paragraphs, more = best(scaling)
     names = model_names(runs)
     failed = [run for run in runs if run["status"] != "ok"]
+    failures = list[Row]()
+    for run in failed[:ROWS_SHOWN]:
+        remedy = overview.remedy(run["status"], run["mode"], run["micro_batch"])
+        model = names.get((run["model"], run["model_changed"]), run["model"])
+        failures.append(run | {"model": model, "reason": shortened(run["reason"] or "", LONGEST_REASON) + remedy})
     loader = jinja2.PackageLoader("ddlbench.report", ".")
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     return environment.get_template("report.html.j2").render(
@@ -71,7 +75,7 @@ def render(tables: Tables, drawing: Drawing, folder: Path) -> str:
         pictures=pictures(drawing.figures, folder),
         folded=first(drawing.notes),
         comparisons=first(comparisons(scaling)),
-        failures=[_failure(run, names) for run in failed[:ROWS_SHOWN]],
+        failures=failures,
         failed=len(failed),
         explained=[column for column in RUNS if column.name in EXPLAINED],
         over_ranks=RANKS,
@@ -84,12 +88,6 @@ def render(tables: Tables, drawing: Drawing, folder: Path) -> str:
             "Epochs": grid(EPOCHS, records(tables.epochs.head(ROWS_SHOWN)), len(tables.epochs)),
         },
     )
-
-
-def _failure(run: Row, names: Mapping[tuple[str | None, str | None], str]) -> Row:
-    model = names.get((run["model"], run["model_changed"]), run["model"])
-    reason = shortened(run["reason"] or "", LONGEST_REASON)
-    return run | {"model": model, "reason": reason + overview.remedy(run["status"], run["mode"], run["micro_batch"])}
 
 
 def first(lines: Sequence[str]) -> list[str]:

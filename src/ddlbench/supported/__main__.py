@@ -7,7 +7,7 @@ framework and their meanings are read from its YAML.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ddlbench.config.choices import title
@@ -18,14 +18,15 @@ from ddlbench.supported.survey import (
     COMPUTING,
     CPU,
     RANKS,
+    UNCHANGED,
     Answers,
     Case,
     Change,
     Questions,
     Survey,
-    as_it_is,
     knobs,
 )
+from ddlbench.texts import markdown_table
 
 HEAD = """# What runs with what
 
@@ -115,11 +116,6 @@ def _by_model(cases: Iterable[Case]) -> dict[str, list[str]]:
     return {model: [name for name in PRECISIONS if Case(model, name) in same] for model, same in by_model.items()}
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    first, *lines = (f"| {' | '.join(cells)} |" for cells in (head, *rows))
-    return "\n".join([first, "|" + "---|" * len(head), *lines]) + "\n"
-
-
 def code(names: Iterable[object]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
@@ -136,7 +132,7 @@ def page(survey: Survey) -> str:
     sections = [
         HEAD.format(ranks=ranks, batch=BATCH_PER_GPU),
         "## Models\n\n",
-        table(["framework", *survey.models], models) + "\n",
+        markdown_table(["framework", *survey.models], models) + "\n",
         COMPUTE,
         _shared(survey, COMPUTING, reasons),
         UPDATE,
@@ -158,7 +154,7 @@ def _shared(survey: Survey, changes: Mapping[str, Change], reasons: Reasons) -> 
         for name in survey.names
     ]
     heads = [f"`{words.removeprefix('train.').removesuffix('=true')}`" for words in changes]
-    return table(["framework", *heads], rows) + "\n"
+    return markdown_table(["framework", *heads], rows) + "\n"
 
 
 def _section(survey: Survey, group: list[str], reasons: Reasons) -> str:
@@ -181,7 +177,7 @@ def _section(survey: Survey, group: list[str], reasons: Reasons) -> str:
         "".join(f"- `{name}`: {title('framework', name)}\n" for name in group)
         if several
         else title("framework", group[0]) + "\n",
-        table(["option", "default", "meaning"], [key.row() for key in keys]) if keys else "No options.\n",
+        markdown_table(["option", "default", "meaning"], [key.row() for key in keys]) if keys else "No options.\n",
         _lines(survey.tried(keys), effects, several),
     ]
     return "\n".join(filter(None, parts)) + "\n"
@@ -189,7 +185,7 @@ def _section(survey: Survey, group: list[str], reasons: Reasons) -> str:
 
 def _on_cpu(survey: Survey, reasons: Reasons) -> str:
     """One line per option whose answers differ on CPU."""
-    shared = {"nothing changed": as_it_is, **COMPUTING, **survey.updating}
+    shared = {"nothing changed": UNCHANGED, **COMPUTING, **survey.updating}
     questions: Questions = {words: dict.fromkeys(survey.names, change) for words, change in shared.items()}
     for group in survey.groups:
         for words, asked in survey.tried(knobs(group)).items():

@@ -74,10 +74,6 @@ def knobs(frameworks: Sequence[str]) -> list[Knob]:
     ]
 
 
-def as_it_is(config: Config) -> Config:
-    return config
-
-
 def train(**values: Any) -> Change:
     return lambda config: replace(config, train=replace(config.train, **values))
 
@@ -90,6 +86,7 @@ def knob(name: str, value: object) -> Change:
     return change
 
 
+UNCHANGED = train()
 COMPUTING: dict[str, Change] = {
     "train.checkpoint_activations=true": train(checkpoint_activations=True),
     "train.offload_activations=true": train(offload_activations=True),
@@ -148,7 +145,7 @@ class Survey:
         return {name: next((ranks for ranks in RANKS if runs(name, ranks)), RANKS[0]) for name in self.frameworks}
 
     def answers(
-        self, framework: str, models: Mapping[str, Config], change: Change = as_it_is, device: torch.device = CUDA
+        self, framework: str, models: Mapping[str, Config], change: Change = UNCHANGED, device: torch.device = CUDA
     ) -> Answers:
         """For each model in each precision."""
         return {
@@ -160,7 +157,7 @@ class Survey:
         }
 
     def _ask(
-        self, framework: str, config: Config, device: torch.device, ranks: int, change: Change = as_it_is
+        self, framework: str, config: Config, device: torch.device, ranks: int, change: Change = UNCHANGED
     ) -> str | None:
         def ask() -> None:
             asked = change(replace(config, framework=self.frameworks[framework]))
