@@ -15,9 +15,8 @@ from ddlbench.config.choices import LINE, choices, conf_dir
 from ddlbench.errors import Unavailable, Unsupported, UserError
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.job import Job
-from ddlbench.supported.__main__ import page
-from ddlbench.supported.survey import Survey
-from ddlbench.supported.words import Case, Knob, Reasons, cell, knobs, scope
+from ddlbench.supported.__main__ import Reasons, cell, page, scope
+from ddlbench.supported.survey import Case, Knob, Survey, knobs
 
 PAGE = Path(__file__).parents[1] / "docs" / "frameworks.md"
 ALL = [Case(*case) for case in product(("ResNet", "GPT2"), ("fp32", "bf16", "fp16"))]

@@ -74,6 +74,12 @@ def aligned(headers: Sequence[str], lines: Iterable[Sequence[str]], left: Collec
     ]
 
 
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of GitHub's Markdown."""
+    first, *lines = (f"| {' | '.join(cells)} |" for cells in (head, *rows))
+    return "\n".join([first, "|" + "---|" * len(head), *lines]) + "\n"
+
+
 def seconds(value: float | None) -> str:
     """A time with the digits it deserves: "123.4 s", "1.23 s", "0.0123 s"."""
     if value is None:

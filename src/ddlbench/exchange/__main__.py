@@ -11,8 +11,8 @@ from typing import TextIO
 from ddlbench.errors import RunError, UserError
 from ddlbench.exchange.mllog import export
 from ddlbench.exchange.store import add
-from ddlbench.results.reading.mlperf import Address, read_results
-from ddlbench.results.reading.points import read_points, without_base
+from ddlbench.results.reading.csv_rows import read_points, without_base
+from ddlbench.results.reading.mlperf import read_results
 from ddlbench.results.reading.published import Facts
 from ddlbench.texts import printable
 
@@ -31,7 +31,7 @@ def import_published(given: argparse.Namespace) -> int:
             facts += [point.facts for point in points]
             left_out += [f"{place}: {line}" for line in unusable]
         elif given.url:
-            of_logs, unusable = read_results(place, Address(given.source, given.url, given.strategy))
+            of_logs, unusable = read_results(place, given.source, given.url, given.strategy)
             facts += of_logs
             left_out += unusable
         else:

@@ -7,13 +7,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
 from ddlbench.figures import plotting
 from ddlbench.figures.panels import Panel, measured
-from ddlbench.figures.quantities import Quantity, QuantityOf
+from ddlbench.figures.quantities import Quantity
 from ddlbench.figures.styles import Looks
 from ddlbench.results.rows import group_by
 from ddlbench.results.tables.breakdown import PARTS
@@ -42,6 +43,7 @@ WATERFALL: dict[str, PartLook] = {
     "host and launch": LOOKS["idle"],
     "unexplained": UNDIVIDED,
 }
+EDGE: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.4}
 MOST_BARS = 24  # beside each other in one panel
 HEAD, TAIL = 6, 9  # letters of a longer name
 LONGEST_NAME = 48
@@ -125,9 +127,7 @@ def draw_schedule(axes: Axes, panel: Panel, passes: Mapping[str, Sequence[RankPa
         for part, parts in group_by(stage, lambda one: one[0]).items():
             name, color, hatch = LOOKS.get(part, LOOKS["other_compute"])
             boxes = [(start - begin, end - start) for _, start, end in parts if start - begin <= shown_s]
-            axes.broken_barh(
-                boxes, (number - 0.4, 0.8), facecolor=color, hatch=hatch, label=name, edgecolor="white", linewidth=0.4
-            )
+            axes.broken_barh(boxes, (number - 0.4, 0.8), facecolor=color, hatch=hatch, label=name, **EDGE)
     axes.set_yticks(range(len(stages)), [str(number) for number in range(len(stages))])
     axes.set_ylim(len(stages) - 0.4, -0.6)
     axes.set_xlim(0, shown_s)
@@ -136,9 +136,8 @@ def draw_schedule(axes: Axes, panel: Panel, passes: Mapping[str, Sequence[RankPa
     plotting.value_name(axes, "stage")
 
 
-def draw_bars(axes: Axes, panel: Panel, looks: Looks, quantity: QuantityOf) -> None:
+def draw_bars(axes: Axes, panel: Panel, looks: Looks, quantity: Quantity) -> None:
     """One bar for each curve and GPU count, with its repeats as dots and the interval of its median."""
-    quantity = quantity if isinstance(quantity, Quantity) else quantity(panel)
     values = list[float]()
     colors = dict(zip(panel.curves, looks.of(panel.curve_keys), strict=True))
     for place, row in enumerate(panel.rows):
@@ -156,7 +155,7 @@ def draw_bars(axes: Axes, panel: Panel, looks: Looks, quantity: QuantityOf) -> N
         if bar.interval:
             axes.vlines(place, *bar.interval, color="black", linewidth=1.5, zorder=3)
     _name_bars(axes, panel)
-    plotting.value_axis(axes, values, quantity.label, quantity.percent, log=False)
+    plotting.value_axis(axes, values, quantity.name(panel), quantity.percent, log=False)
 
 
 def _stack(axes: Axes, places: Sequence[float], width: float, parts: Mapping[PartLook, Sequence[float]]) -> list[float]:
@@ -164,9 +163,7 @@ def _stack(axes: Axes, places: Sequence[float], width: float, parts: Mapping[Par
     below = [0.0] * len(places)
     for (name, color, hatch), values in parts.items():
         if any(values):
-            axes.bar(
-                places, values, width, below, color=color, hatch=hatch, label=name, edgecolor="white", linewidth=0.4
-            )
+            axes.bar(places, values, width, below, color=color, hatch=hatch, label=name, **EDGE)
         below = [low + value for low, value in zip(below, values, strict=True)]
     return below
 
@@ -180,7 +177,9 @@ def _name_bars(axes: Axes, panel: Panel) -> None:
     if len(panel.curves) == 1:
         names, below = [str(gpus) for gpus in panel.gpus], f"{device}, {shortened(rows[0].curve, LONGEST_NAME)}"
     else:
-        names, below = [_short(curve) for curve in curves], f"on {rows[0].devices}" if one_count else device
+        # The ends of a name: its knobs differ at the end.
+        names = [name if len(name) <= HEAD + TAIL else f"{name[:HEAD]}…{name[-TAIL:]}" for name in curves]
+        below = f"on {rows[0].devices}" if one_count else device
         if len(set(names)) < len(panel.curves):  # the ends do not tell the curves apart
             names = [shortened(PATH.sub("", curve), LONGEST_NAME) for curve in curves]
         if not one_count:
@@ -199,13 +198,8 @@ def draw_waterfall(axes: Axes, seconds: Mapping[str, float | None], step_s: floa
     ends = list(accumulate(shown.values()))
     for (name, value), start in zip(shown.items(), [0.0, *ends], strict=False):
         _, color, hatch = WATERFALL.get(name, COMPUTING)
-        axes.barh(name, value, left=start, color=color, hatch=hatch, edgecolor="white", linewidth=0.4)
+        axes.barh(name, value, left=start, color=color, hatch=hatch, **EDGE)
     axes.axvline(step_s, color="black", linewidth=0.8)
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
     axes.set_xlabel("seconds of a step")
-
-
-def _short(name: str) -> str:
-    """The ends of a name: its knobs differ at the end."""
-    return name if len(name) <= HEAD + TAIL else f"{name[:HEAD]}…{name[-TAIL:]}"

@@ -1,4 +1,5 @@
-"""One panel over GPU counts: curves with their repeats and intervals, ideal lines, failures."""
+"""One panel over GPU counts: curves with their repeats and intervals, ideal lines, failures; and memory against
+throughput: what one setting gives up for the other."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from matplotlib.patches import Rectangle
 from matplotlib.transforms import Transform, offset_copy
 
 from ddlbench.figures import plotting
-from ddlbench.figures.panels import Panel
-from ddlbench.figures.quantities import Quantity, QuantityOf, Values
+from ddlbench.figures.panels import Panel, Plot, with_rows
+from ddlbench.figures.quantities import MEMORY, THROUGHPUT, Quantity, Values, memory_column
 from ddlbench.figures.styles import Look, Looks
 from ddlbench.results.rows import group_by
 from ddlbench.results.tables.measurement import Measurement
@@ -35,9 +36,8 @@ STATUS_LETTERS = 12
 Point = tuple[int, Values]
 
 
-def draw(axes: Axes, panel: Panel, looks: Looks, quantity: QuantityOf, others: Sequence[int] = ()) -> None:
+def draw(axes: Axes, panel: Panel, looks: Looks, quantity: Quantity, others: Sequence[int] = ()) -> None:
     """Draw a quantity of the panel's rows. others: GPU counts that the axis has too"""
-    quantity = quantity if isinstance(quantity, Quantity) else quantity(panel)
     counts = [*panel.gpus, *others]
     # Few counts are on a linear axis: a straight line shows a quantity that grows with them best.
     far = max(counts) / min(counts) > LINEAR_UP_TO
@@ -72,7 +72,7 @@ def draw(axes: Axes, panel: Panel, looks: Looks, quantity: QuantityOf, others: S
     log_values = log and quantity.proportional and all(value > 0 for value in values)
     failed = failed_lines(panel)
     band = LINE * len(failed) + 0.02 if failed else 0.0  # the share of the panel's height that the marks need
-    plotting.value_axis(axes, values, quantity.label, quantity.percent, log_values, band, quantity.integers)
+    plotting.value_axis(axes, values, quantity.name(panel), quantity.percent, log_values, band, quantity.integers)
     _mark_failures(axes, failed, band, dict(zip(names, curve_looks, strict=True)))
 
 
@@ -119,16 +119,11 @@ def _spread(axes: Axes, points: Sequence[Point], style: dict[str, Any]) -> None:
         axes.plot(xs, ys, ".", alpha=0.35, markersize=5, zorder=2, **style)
     many = [(gpus, (min(v.repeats), max(v.repeats))) for gpus, v in points if len(v.repeats) > DOTS]
     intervals = [(gpus, values.interval) for gpus, values in points if values.interval]
-    _bars(axes, many, style, linewidth=1.0, alpha=0.45)
-    _bars(axes, intervals, style, linewidth=3.5, alpha=0.45)
-
-
-def _bars(axes: Axes, ends: Sequence[tuple[int, tuple[float, float]]], style: dict[str, Any], **line: float) -> None:
-    """One line, with a gap after each bar."""
-    if ends:
-        xs = [x for gpus, _ in ends for x in (gpus, gpus, nan)]
-        ys = [y for _, (low, high) in ends for y in (low, high, nan)]
-        axes.plot(xs, ys, zorder=2, **style, **cast(Any, line))
+    for bars, width in ((many, 1.0), (intervals, 3.5)):
+        if bars:  # one line, with a gap after each bar
+            xs = [x for gpus, _ in bars for x in (gpus, gpus, nan)]
+            ys = [y for _, (low, high) in bars for y in (low, high, nan)]
+            axes.plot(xs, ys, zorder=2, linewidth=width, alpha=0.45, **style)
 
 
 def failed_lines(panel: Panel) -> dict[str, list[Measurement]]:
@@ -164,3 +159,33 @@ def _mark_failures(axes: Axes, lines: dict[str, list[Measurement]], share: float
                     f"+{others}", (gpus, height), (3 * len(shown) + 2, 0), xycoords=place,
                     textcoords="offset points", ha="left", va="center", fontsize=7, color="#333333",
                 )  # fmt: skip
+
+
+def tradeoff(shown: Iterable[Panel], looks: Looks) -> Plot:
+    """One marker for each row with a throughput and a peak of memory, those of all frameworks in one panel."""
+    rows = with_rows(list(shown), lambda row: row["sample_time_s"] and row[memory_column(row["device"])] is not None)
+    return Plot("memory_and_throughput", rows, lambda axes, panel: _draw_tradeoff(axes, panel, looks))
+
+
+def _draw_tradeoff(axes: Axes, panel: Panel, looks: Looks) -> None:
+    """The grey line joins the rows that no other one beats: each other row that is faster needs more memory."""
+    points = list[tuple[float, float]]()
+    for (name, rows), look in zip(panel.curves.items(), looks.of(panel.curve_keys), strict=True):
+        of_curve = [(cast(float, MEMORY.values(panel, row).merged), 1 / row["sample_time_s"]) for row in rows]
+        points += of_curve
+        shape: dict[str, Any] = {**look.shape, "linestyle": ""}
+        xs, ys = zip(*of_curve, strict=True)
+        axes.plot(xs, ys, color=look.color, label=plotting.label(name), zorder=3, **shape)
+    axes.plot(*zip(*front(points), strict=True), color="#999999", linewidth=1, label="not beaten in both", zorder=2)
+    axes.margins(0.08)
+    axes.set_xlabel(MEMORY.name(panel))
+    plotting.value_name(axes, THROUGHPUT.name(panel))
+
+
+def front(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The (memory, throughput) that no other point beats or equals in both, from the smallest memory."""
+    best: list[tuple[float, float]] = []
+    for point in sorted(set(points), key=lambda point: (point[0], -point[1])):
+        if not best or point[1] > best[-1][1]:
+            best.append(point)
+    return best

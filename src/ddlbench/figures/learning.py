@@ -184,19 +184,14 @@ def _panels(measurements: Sequence[Measurement], measured: set[str], seeds: Mapp
     for group in group_by(rows, lambda row: (row["model"], row["learning_comparison"])).values():
         sizes = {f"{row.devices}, {row['global_batch'] or 'unknown'} samples an update" for row in group}
         size = sizes if len(sizes) == 1 else ()
-        lines = [texts[group[0]["measurement"]], differing(group), *size, _seeds(group, seeds)]
+        lines = [texts[group[0]["measurement"]], differing(group), *size]
         curve_of = attrgetter("curve") if size else _with_size(group)
+        counts = sorted({seeds[row["learning"]] for row in group if row["learning"] in seeds})
+        if counts and counts[-1] > 1:
+            fewest = f"{counts[0]} to " if counts[0] < counts[-1] else ""
+            lines.append(f"median and range of {fewest}{counts[-1]} seeds")
         shown += small_multiples(Panel(str(group[0].model), lines, "", group, curve_of=curve_of))
     return shown
-
-
-def _seeds(rows: Sequence[Measurement], seeds: Mapping[str, int]) -> str:
-    """ "median and range of 3 seeds"; empty where every curve has one."""
-    counts = sorted({seeds[row["learning"]] for row in rows if row["learning"] in seeds})
-    if not counts or counts[-1] == 1:
-        return ""
-    fewest = f"{counts[0]} to " if counts[0] < counts[-1] else ""
-    return f"median and range of {fewest}{counts[-1]} seeds"
 
 
 def _with_size(rows: Sequence[Measurement]) -> Naming:
@@ -213,7 +208,7 @@ class _Curves:
 
     def __init__(self, metric: Metric, by: str, shown: Sequence[Panel], courses: Courses, looks: Looks) -> None:
         """by: epoch | time; looks: of the report, whose colours are kept"""
-        curves = {key for panel in shown for key in _keys(panel)}
+        curves = {key for panel in shown for key in panel.curve_keys}
         self.metric, self.by, self.courses, self._looks = metric, by, courses, looks_of(curves, looks)
         self._own_legends = len(curves) > plotting.SHARED_LABELS or len({compared for compared, _ in curves}) == 1
         self._values: dict[str, Course] = {}  # of all curves of a model's panels
@@ -230,7 +225,7 @@ class _Curves:
     def looks(self, panel: Panel) -> dict[str, Look]:
         """The look of each curve, by its name. If the panel has its legend to itself, and one value of the compared
         factor, its curves differ in colour, too."""
-        keys = _keys(panel)
+        keys = panel.curve_keys
         alone = self._own_legends and len({compared for compared, _ in keys}) == 1 < len(keys)
         looks = numbered(len(keys)) if alone else self._looks.of(keys)
         return dict(zip((text for _, text in keys), looks, strict=True))
@@ -240,7 +235,13 @@ class _Curves:
         merged, failed, others = self.shown(panel.rows)
         places_of = _place_axis(axes, self.by, values)
         for row, course in merged:
-            _line(axes, course, places_of(course), looks[panel.curve_of(row)])
+            look, places = looks[panel.curve_of(row)], places_of(course)
+            every, color = len(places) // MARKERS + 1, look.color
+            axes.plot(places, course.middle, color=color, markevery=every, **(look.shape | SMALL))
+            if (course.high > course.low).any():
+                axes.fill_between(places, course.low, course.high, color=color, alpha=0.15, linewidth=0)
+            if np.isfinite(course.inner_low).any():
+                axes.fill_between(places, course.inner_low, course.inner_high, color=color, alpha=0.25, linewidth=0)
         for row, course in failed:
             look, places = looks[panel.curve_of(row)], places_of(course)
             axes.plot(places, course.middle, color=look.color, linewidth=0.8, alpha=0.7)
@@ -250,11 +251,6 @@ class _Curves:
         if others:
             axes.plot([], [], "x", color="#555555", label=f"{others} more that did not end ok are not drawn")
         _metric_axis(axes, self.metric, np.concatenate([values.low, values.high]))
-
-
-def _keys(panel: Panel) -> list[tuple[str, str]]:
-    """The value of the compared factor of each curve, which has one colour, and the name of the curve."""
-    return [(rows[0].curve_key[0], name) for name, rows in panel.curves.items()]
 
 
 def _place_axis(axes: Axes, by: str, values: Course) -> Callable[[Course], Floats]:
@@ -270,14 +266,6 @@ def _place_axis(axes: Axes, by: str, values: Course) -> Callable[[Course], Float
     axes.set_xlabel(f"time since the first step, validation included ({unit})")
     _limit(axes.set_xlim, 0.0, longest_s / seconds)
     return lambda course: course.elapsed_s / seconds
-
-
-def _line(axes: Axes, course: Course, places: Floats, look: Look) -> None:
-    axes.plot(places, course.middle, color=look.color, markevery=len(places) // MARKERS + 1, **(look.shape | SMALL))
-    if (course.high > course.low).any():
-        axes.fill_between(places, course.low, course.high, color=look.color, alpha=0.15, linewidth=0)
-    if np.isfinite(course.inner_low).any():
-        axes.fill_between(places, course.inner_low, course.inner_high, color=look.color, alpha=0.25, linewidth=0)
 
 
 def _metric_axis(axes: Axes, metric: Metric, values: Floats) -> None:

@@ -59,8 +59,8 @@ class Panel:
 
     @property
     def curve_keys(self) -> list[tuple[str, str]]:
-        """The value of the compared factor of each curve, which has one colour, and the name of the row's curve."""
-        return [rows[0].curve_key for rows in self.curves.values()]
+        """The value of the compared factor of each curve, which has one colour, and the name of the curve."""
+        return [(str(rows[0]["compared"]), name) for name, rows in self.curves.items()]
 
     def base_of(self, row: Measurement) -> Base | None:
         """What the ratios of the row start from; None without such a measurement."""
@@ -160,8 +160,14 @@ def with_rows(shown: Sequence[Panel], wanted: Callable[[Measurement], bool]) -> 
 def small_multiples(panel: Panel) -> list[Panel]:
     """The panel, or where it has more than MOST_CURVES curves one for each family of frameworks; where a family has too
     many, one for each framework; where a framework has too many, with its fastest ones."""
-    parts = _divided(panel, lambda row: family(str(row["framework"])))
-    return [_fastest(one) for part in parts for one in _divided(part, lambda row: str(row["framework"]))]
+    families = _divided(panel, lambda row: family(str(row["framework"])))
+    shown = list[Panel]()
+    for part in (part for one in families for part in _divided(one, lambda row: str(row["framework"]))):
+        curves = part.curves  # those without any seconds a sample come last
+        order = sorted(curves, key=lambda text: min(row["sample_time_s"] or inf for row in curves[text]))
+        rows = [row for row in part.rows if part.curve_of(row) in order[:MOST_CURVES]]
+        shown.append(replace(part, rows=rows, folded=tuple(order[MOST_CURVES:])))
+    return shown
 
 
 def _divided(panel: Panel, key: Naming) -> list[Panel]:
@@ -170,11 +176,3 @@ def _divided(panel: Panel, key: Naming) -> list[Panel]:
     parts = group_by(panel.rows, key).items()
     lines = {text: panel.lines if text in panel.lines else [*panel.lines, text] for text, _ in parts}
     return [replace(panel, lines=lines[text], rows=rows) for text, rows in parts]
-
-
-def _fastest(panel: Panel) -> Panel:
-    """With the curves of the shortest seconds a sample; those without any come last."""
-    curves = panel.curves
-    order = sorted(curves, key=lambda text: min(row["sample_time_s"] or inf for row in curves[text]))
-    rows = [row for row in panel.rows if panel.curve_of(row) in order[:MOST_CURVES]]
-    return replace(panel, rows=rows, folded=tuple(order[MOST_CURVES:]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import cast
 
 from ddlbench.figures.panels import Panel
@@ -28,6 +28,7 @@ ValuesOf = Callable[[Panel, Measurement], Values]
 class Quantity:
     """Something drawn over GPU counts.
 
+    label:        of its axis; a function where it depends on the panel
     values:       of a row of a panel
     ideal:        its value at a GPU count if scaling from the base were perfect; None where there is none
     theory:       what a formula expects of a row; None where there is none. theory_name: in the legend
@@ -35,7 +36,7 @@ class Quantity:
     integers:     whether it is counted, so that its axis has integers only
     """
 
-    label: str
+    label: str | Callable[[Panel], str]
     values: ValuesOf
     ideal: Callable[[Base, float], float] | None = None
     percent: bool = False
@@ -44,8 +45,8 @@ class Quantity:
     theory: Callable[[Measurement], float | None] | None = None
     theory_name: str = "theory"
 
-
-QuantityOf = Quantity | Callable[[Panel], Quantity]  # one for all panels, or one for each
+    def name(self, panel: Panel) -> str:
+        return self.label if isinstance(self.label, str) else self.label(panel)
 
 
 def memory_column(device: str | None) -> str:
@@ -96,13 +97,13 @@ THROUGHPUT = Quantity(
     proportional=True,
 )
 SPEEDUP = Quantity(
-    "speedup",
+    lambda panel: "speedup over own base" if panel.on_own_bases else "speedup",
     _of_seconds(lambda row, seconds, base: base.seconds / seconds, "speedup"),
     lambda base, gpus: gpus / base.gpus,
     proportional=True,
 )
 EFFICIENCY = Quantity(
-    "efficiency (% of ideal speedup)",
+    lambda panel: "efficiency over own base (%)" if panel.on_own_bases else "efficiency (% of ideal speedup)",
     _of_seconds(lambda row, seconds, base: base.seconds * base.gpus / (seconds * row["gpus"]), "efficiency"),
     lambda base, gpus: 1.0,
     percent=True,
@@ -120,6 +121,11 @@ STALENESS = Quantity(
     theory=lambda row: row["staleness_theoretical_max"],
     integers=True,
 )
+# The peak of the fullest rank, the largest of the repeats.
+MEMORY = Quantity(
+    lambda panel: f"peak {'allocated' if panel.device == 'cuda' else 'host'} memory (GiB)",
+    lambda panel, row: of_column(memory_column(panel.device), GIB)(panel, row),
+)
 # Beside what --predict says. Waiting for data is on neither side.
 PREDICTED = Quantity(
     "time of a step (s)",
@@ -127,14 +133,6 @@ PREDICTED = Quantity(
     theory=lambda row: row["predicted_step_s"],
     theory_name="predicted",
 )
-
-
-def speedup(panel: Panel) -> Quantity:
-    return replace(SPEEDUP, label="speedup over own base") if panel.on_own_bases else SPEEDUP
-
-
-def efficiency(panel: Panel) -> Quantity:
-    return replace(EFFICIENCY, label="efficiency over own base (%)") if panel.on_own_bases else EFFICIENCY
 
 
 def to_target(target: str, cost: str, rows: Sequence[Row], of_runs: dict[str, dict[str, float | None]]) -> Quantity:
@@ -150,9 +148,3 @@ def to_target(target: str, cost: str, rows: Sequence[Row], of_runs: dict[str, di
         return Values(merged.get(row["measurement"]), [value for value in reached if value is not None])
 
     return Quantity(f"{'time since the first step (s)' if cost == 'seconds' else cost} to {target}", values)
-
-
-def memory(panel: Panel) -> Quantity:
-    """The peak of the fullest rank, the largest of the repeats."""
-    name = "allocated" if panel.device == "cuda" else "host"
-    return Quantity(f"peak {name} memory (GiB)", of_column(memory_column(panel.device), GIB))

@@ -13,6 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from ddlbench.texts import markdown_table
+
 DEVELOPER = "gloo (cuda)"  # the column `backend` where ranks shared a GPU: no measurement
 # Of run.json and the tables; raised when a key or a column changes its meaning. New keys alone do not raise it: a
 # record without them is read. From version 2 on, `speedup` and `efficiency` are against the best single GPU.
@@ -82,26 +84,20 @@ TARGETS = _columns("targets")
 def markdown() -> str:
     """The whole dictionary as one Markdown page."""
     page, units = DICTIONARY["page"], {f"`{unit}`": f"{low:g} to {high:g}" for unit, (low, high) in RANGES.items()}
-    words = _words("over ranks", RANKS) + _words("clock", CLOCKS) + _words("unit", units, "values")
-    tables = [_section(table["file"], _columns(name), table["rows"]) for name, table in page["tables"].items()]
-    return "".join([page["head"], words, *tables])
+    words = (("over ranks", "meaning", RANKS), ("clock", "meaning", CLOCKS), ("unit", "values", units))
+    parts = [page["head"], *("\n" + markdown_table(head, texts.items()) for *head, texts in words)]
+    head = ("column", "kind", "unit", "meaning", "over ranks", "clock", "source")
+    for name, table in page["tables"].items():
+        rows = markdown_table(head, map(_cells, _columns(name)))
+        parts.append(f"\n## {table['file']}\n\n{table['rows']}\n\n{rows}")
+    return "".join(parts)
 
 
-def _words(title: str, meanings: dict[str, str], of: str = "meaning") -> str:
-    return f"\n| {title} | {of} |\n|---|---|\n" + "".join(f"| {key} | {text} |\n" for key, text in meanings.items())
-
-
-def _section(title: str, columns: tuple[Column, ...], text: str) -> str:
-    head = "| column | kind | unit | meaning | over ranks | clock | source |\n|---|---|---|---|---|---|---|\n"
-    return f"\n## {title}\n\n{text}\n\n{head}" + "".join(_line(column) for column in columns)
-
-
-def _line(column: Column) -> str:
+def _cells(column: Column) -> tuple[str, ...]:
     source = " or ".join(f"`{key}`" for key in column.source.split("|") if key)
     differs = column.range and list(column.range) != RANGES.get(column.unit)
     meaning = f"{column.meaning}; {column.allowed}" if differs else column.meaning
-    cells = (f"`{column.name}`", column.kind, column.unit, meaning, column.ranks, column.clock, source)
-    return "| " + " | ".join(cells) + " |\n"
+    return (f"`{column.name}`", column.kind, column.unit, meaning, column.ranks, column.clock, source)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
@@ -104,7 +104,18 @@ def _key(names: Sequence[str], group: Group) -> tuple[Any, ...]:
 
 def _changes(pairs: Sequence[Pair]) -> list[str]:
     """Every change, with the number of measurements that have it."""
-    counts = Counter(change for pair in pairs for change in _changed(pair[0][0], pair[1][0]))
+    counts = Counter[str]()
+    seen = ["nodes", *(name for name in SEEN if name != "environment_id")]
+    for (one, *_), (two, *_) in pairs:
+        parts: list[tuple[str, Row, Row]] = [
+            ("configuration", one.options, two.options),
+            ("environment", one.environment | one.noted, two.environment | two.noted),
+            ("seen", {name: one.row[name] for name in seen}, {name: two.row[name] for name in seen}),
+        ]
+        for part, old, new in parts:
+            for key in old.keys() | new.keys():
+                if key not in FREE and old.get(key) != new.get(key):
+                    counts[f"{part}: {key}: {_value(old, key)} -> {_value(new, key)}"] += 1
     if not counts:
         return ["nothing changed in configuration and environment"]
     lines = [
@@ -112,19 +123,6 @@ def _changes(pairs: Sequence[Pair]) -> list[str]:
         for text, count in sorted(counts.items())
     ]
     return ["changed:", *(f"  {line}" for line in first_few(lines, CHANGES_SHOWN))]
-
-
-def _changed(one: AttemptRow, two: AttemptRow) -> Iterator[str]:
-    seen = ["nodes", *(name for name in SEEN if name != "environment_id")]
-    parts: list[tuple[str, Row, Row]] = [
-        ("configuration", one.options, two.options),
-        ("environment", one.environment | one.noted, two.environment | two.noted),
-        ("seen", {name: one.row[name] for name in seen}, {name: two.row[name] for name in seen}),
-    ]
-    for part, old, new in parts:
-        for key in sorted(old.keys() | new.keys()):
-            if key not in FREE and old.get(key) != new.get(key):
-                yield f"{part}: {key}: {_value(old, key)} -> {_value(new, key)}"
 
 
 def _value(values: Row, key: str) -> str:
@@ -139,10 +137,11 @@ def _judge(result: Versus, pair: Pair, limit: float | None) -> None:
     one, two = map(Point, pair)
     name = _name(pair[0])
     if not one.sample_time_s:
-        result.lines.append(f"  {name}: no time before ({_status(one)}), {_time(two)} after")
+        after = duration(two.sample_time_s) if two.sample_time_s else f"no time ({_status(two)})"
+        result.lines.append(f"  {name}: no time before ({_status(one)}), {after} after")
         return
     if not two.sample_time_s:
-        result.lines.append(f"  {name}: {_time(one)} before, no time after ({_status(two)})")
+        result.lines.append(f"  {name}: {duration(one.sample_time_s)} before, no time after ({_status(two)})")
         result.slower.append(f"{name}: no run ended ok")
         return
     ratio = two.sample_time_s / one.sample_time_s
@@ -166,10 +165,6 @@ def _judge(result: Versus, pair: Pair, limit: float | None) -> None:
 
 def _status(point: Point) -> str:
     return ", ".join(dict.fromkeys(str(run.row["status"]) for run in point.runs))
-
-
-def _time(point: Point) -> str:
-    return duration(point.sample_time_s) if point.sample_time_s else f"no time ({_status(point)})"
 
 
 def _name(group: Group) -> str:

@@ -56,26 +56,22 @@ def _sentence(rows: Sequence[Measurement], several: bool) -> str:
     rate = f"{1 / fastest['sample_time_s']:,.4g} samples/s"
     if not others:
         return f"{where}: {_name(fastest)} is the only one with a result, {rate} (n={fastest['runs_ok']})."
-    return f"{where}: {_verdict(fastest, others, rate)}."
-
-
-def _verdict(fastest: Measurement, others: Sequence[Measurement], rate: str) -> str:
     second = others[0]
     factor = f"{second['sample_time_s'] / fastest['sample_time_s']:.3g} times as fast as {_name(second)}"
     time = f"{duration(fastest['sample_time_s'])} a sample ({rate})"
-    lead = f"{_name(fastest)} has the shortest median time, {time}, {factor}"
+    lead = f"{where}: {_name(fastest)} has the shortest median time, {time}, {factor}"
     if second.judged_with != fastest.judged_with:
-        return f"{lead}; no verdict, because they differ in more than the {fastest['compared_by']}"
+        return f"{lead}; no verdict, because they differ in more than the {fastest['compared_by']}."
     interval, counts = fastest.interval, f"n={fastest['runs_ok']} and n={second['runs_ok']}"
     if interval is None or second.interval is None:
-        return f"{lead}, but with {counts} this is not certain: an interval needs {SMALLEST_N} repeats"
+        return f"{lead}, but with {counts} this is not certain: an interval needs {SMALLEST_N} repeats."
     judged = [row for row in others if row.judged_with == fastest.judged_with]
     equal = [row for row in judged if row.interval is None or interval.overlaps(row.interval)]
     if equal:
         names = ", ".join(first_few(equal, NAMED, text=_name))
         range_ = " to ".join(duration(fastest[f"sample_time_{end}_s"]) for end in ("low", "high"))
-        return f"{lead}; no difference is shown between {_name(fastest)} and {names} (95 % interval {range_} a sample)"
-    return f"{_name(fastest)} is the fastest, {rate}, {factor}; the 95 % intervals do not overlap ({counts})"
+        return f"{lead}; no difference is shown between {_name(fastest)} and {names} (95 % interval {range_} a sample)."
+    return f"{where}: {_name(fastest)} is the fastest, {rate}, {factor}; the 95 % intervals do not overlap ({counts})."
 
 
 def _name(row: Measurement) -> str:

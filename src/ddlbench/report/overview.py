@@ -8,7 +8,7 @@ from textwrap import wrap
 from ddlbench.figures.quantities import memory_column
 from ddlbench.report.fastest import best
 from ddlbench.results.reading.published import OWN, PUBLISHED
-from ddlbench.results.tables.marks import explained, unknown_stragglers
+from ddlbench.results.tables.checks import marks_explained, unknown_stragglers
 from ddlbench.results.tables.measurement import Measurement, duration
 from ddlbench.results.tables.stats import NONE_SHOWN, SMALLEST_N
 from ddlbench.texts import aligned, first_few, gib, number, percent, ratio, seconds, shortened, signed
@@ -160,7 +160,7 @@ def notes(rows: Sequence[Measurement]) -> list[str]:
     intervals = any(row["speedup_low"] is not None or row["speedup_vs_own_base_low"] is not None for row in rows)
     return [
         *(f"{model}: {text}, not as published" for model, text in sorted(models.items())),
-        *explained(rows),
+        *marks_explained(rows),
         *unknown_stragglers(rows),
         *(["range: the shortest and the longest epoch time of the n repeats"] if repeated else []),
         *([INTERVAL_NOTE] if intervals else []),

@@ -20,7 +20,7 @@ from ddlbench.oracle.predictor import Inputs, Prediction, predict
 from ddlbench.predict.grading.points import Point, point
 from ddlbench.predict.grading.predictions import predicted_s
 from ddlbench.results.reading.attempts import Attempt, Records, reason_of
-from ddlbench.results.reading.points import csv_row
+from ddlbench.results.reading.csv_rows import csv_row
 from ddlbench.results.reading.published import OWN, PUBLISHED, read_published
 from ddlbench.results.rows import Row, group_by
 from ddlbench.results.tables.measurement import devices, duration

@@ -6,14 +6,27 @@ framework and their meanings are read from its YAML.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from ddlbench.config.choices import title
 from ddlbench.config.compose import quiet
-from ddlbench.config.keys import BATCH_PER_GPU
+from ddlbench.config.keys import BATCH_PER_GPU, PRECISIONS
 from ddlbench.results.rows import group_by
-from ddlbench.supported.survey import COMPUTING, CPU, RANKS, Change, Survey, as_it_is
-from ddlbench.supported.words import Knob, Reasons, cell, code, knobs, scope, table
+from ddlbench.supported.survey import (
+    COMPUTING,
+    CPU,
+    RANKS,
+    UNCHANGED,
+    Answers,
+    Case,
+    Change,
+    Questions,
+    Survey,
+    knobs,
+)
+from ddlbench.texts import markdown_table
 
 HEAD = """# What runs with what
 
@@ -54,16 +67,61 @@ REASONS = """## Reasons
 The messages of the program. If several frameworks or values have the same reason, the message is that of the first.
 
 """
-Questions = dict[str, dict[str, Change]]  # what is changed -> framework -> how
 
 
-def markdown() -> str:
-    """The whole page. Unavailable for a framework that cannot answer without its library."""
-    with quiet():
-        return page(Survey.compose())
+@dataclass
+class Reasons:
+    """Numbers for the program's messages, in their order on the page. Messages that differ only by the
+    framework's name before them and by words with figures in them (3, fp16, resnet50) share the first one's number."""
+
+    messages: dict[str, str] = field(default_factory=dict[str, str])  # the first one of each kind
+
+    def notes(self, reasons: Iterable[str | None]) -> str:
+        numbers = set[int]()
+        for reason in filter(None, reasons):
+            text = re.sub(r"^\w+: ", "", reason)
+            kind = re.sub(r"\w*\d\w*", "#", text)
+            self.messages.setdefault(kind, text)
+            numbers.add(list(self.messages).index(kind) + 1)
+        return f"({', '.join(f'[{number}]' for number in sorted(numbers))})" if numbers else ""
+
+    def listed(self) -> str:
+        """The numbered messages, and the targets of the numbers' links."""
+        numbered = dict(enumerate(self.messages.values(), start=1))
+        lines = [f'{number}. <a id="reason-{number}"></a>{text}\n' for number, text in numbered.items()]
+        links = [f"[{number}]: #reason-{number}\n" for number in numbered]
+        return "".join([*lines, "\n", *links])
+
+
+def cell(answers: Answers, reasons: Reasons) -> str:
+    """Yes, no, or what runs of it, with the numbers of the reasons; a dash where nothing was checked."""
+    if not answers:
+        return "-"
+    runs = [case for case, reason in answers.items() if reason is None]
+    words = (scope(runs, answers) or "yes") if runs else "no"
+    return f"{words} {reasons.notes(answers.values())}".rstrip()
+
+
+def scope(some: Iterable[Case], cases: Iterable[Case]) -> str:
+    """The models, the precisions, or the precisions of each model that `some` of the cases have; "" for all of them."""
+    chosen, complete = _by_model(some), _by_model(cases)
+    models = group_by(chosen, lambda model: "" if chosen[model] == complete[model] else ", ".join(chosen[model]))
+    if len(models) == 1 and len(chosen) == len(complete):
+        return next(iter(models))
+    return "; ".join(", ".join(names) + (f" in {words}" if words else "") for words, names in models.items())
+
+
+def _by_model(cases: Iterable[Case]) -> dict[str, list[str]]:
+    by_model = group_by(cases, lambda case: case.model)
+    return {model: [name for name in PRECISIONS if Case(model, name) in same] for model, same in by_model.items()}
+
+
+def code(names: Iterable[object]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def page(survey: Survey) -> str:
+    """The whole page. Unavailable for a framework that cannot answer without its library."""
     reasons = Reasons()
     fewer = [name for name in survey.names if survey.ranks[name] != RANKS[0]]
     ranks = f"{RANKS[0]} GPUs" + (f" ({code(fewer)}: {RANKS[1]})" if fewer else "")
@@ -74,7 +132,7 @@ def page(survey: Survey) -> str:
     sections = [
         HEAD.format(ranks=ranks, batch=BATCH_PER_GPU),
         "## Models\n\n",
-        table(["framework", *survey.models], models) + "\n",
+        markdown_table(["framework", *survey.models], models) + "\n",
         COMPUTE,
         _shared(survey, COMPUTING, reasons),
         UPDATE,
@@ -96,7 +154,7 @@ def _shared(survey: Survey, changes: Mapping[str, Change], reasons: Reasons) -> 
         for name in survey.names
     ]
     heads = [f"`{words.removeprefix('train.').removesuffix('=true')}`" for words in changes]
-    return table(["framework", *heads], rows) + "\n"
+    return markdown_table(["framework", *heads], rows) + "\n"
 
 
 def _section(survey: Survey, group: list[str], reasons: Reasons) -> str:
@@ -119,27 +177,18 @@ def _section(survey: Survey, group: list[str], reasons: Reasons) -> str:
         "".join(f"- `{name}`: {title('framework', name)}\n" for name in group)
         if several
         else title("framework", group[0]) + "\n",
-        table(["option", "default", "meaning"], [key.row() for key in keys]) if keys else "No options.\n",
-        _lines(_tried(survey, keys), effects, several),
+        markdown_table(["option", "default", "meaning"], [key.row() for key in keys]) if keys else "No options.\n",
+        _lines(survey.tried(keys), effects, several),
     ]
     return "\n".join(filter(None, parts)) + "\n"
 
 
-def _tried(survey: Survey, keys: Iterable[Knob]) -> Questions:
-    questions: Questions = {}
-    for key in keys:
-        for name in key.values:
-            for words, change in survey.tried(name, key).items():
-                questions.setdefault(words, {})[name] = change
-    return questions
-
-
 def _on_cpu(survey: Survey, reasons: Reasons) -> str:
     """One line per option whose answers differ on CPU."""
-    shared = {"nothing changed": as_it_is, **COMPUTING, **survey.updating}
+    shared = {"nothing changed": UNCHANGED, **COMPUTING, **survey.updating}
     questions: Questions = {words: dict.fromkeys(survey.names, change) for words, change in shared.items()}
     for group in survey.groups:
-        for words, asked in _tried(survey, knobs(group)).items():
+        for words, asked in survey.tried(knobs(group)).items():
             questions.setdefault(f"framework.{words}", {}).update(asked)
 
     def answer(name: str, change: Change) -> str:
@@ -161,4 +210,5 @@ def _lines(questions: Questions, text: Callable[[str, Change], str], named: bool
 
 
 if __name__ == "__main__":
-    print(markdown(), end="")
+    with quiet():
+        print(page(Survey.compose()), end="")

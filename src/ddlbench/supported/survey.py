@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, get_args, get_type_hints
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 import torch
 
-from ddlbench.config.choices import choices
+from ddlbench.config.choices import choices, keys
 from ddlbench.config.compose import configuration, configurations, refusal, supports
 from ddlbench.config.job import make_job
 from ddlbench.config.keys import PRECISIONS, Checkpoint
@@ -19,16 +20,58 @@ from ddlbench.job import Framework
 from ddlbench.ranks.launch import Launch
 from ddlbench.results.rows import group_by
 from ddlbench.run.checkpoints import check_checkpoints
-from ddlbench.supported.words import Answers, Case, Knob
 
 RANKS = (4, 1)  # the first number that a framework takes
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")  # names only: no device is touched
 
 Change = Callable[[Config], Config]
+Questions = dict[str, dict[str, Change]]  # what is changed -> framework -> how
 
 
-def as_it_is(config: Config) -> Config:
-    return config
+class Case(NamedTuple):
+    model: str  # or a family of models
+    precision: str
+
+
+Answers = Mapping[Case, str | None]  # why it is refused; None: it runs
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One key of one or more YAMLs. values: as written there, by the YAML's name; meaning: their comments."""
+
+    name: str
+    values: dict[str, str]
+    meaning: str
+
+    @property
+    def default(self) -> str:
+        """The value, or each with the frameworks that have it."""
+        names = group_by(self.values, self.values.__getitem__)
+        return "; ".join(f"`{value}`" + (f" ({', '.join(names[value])})" if len(names) > 1 else "") for value in names)
+
+    def row(self) -> list[str]:
+        return [f"`{self.name}`", self.default, self.meaning.replace("|", r"\|")]
+
+    def choices(self) -> list[str]:
+        """The words of a comment such as "none | fp16: what travels"."""
+        words = [part.partition(":")[0].strip() for part in self.meaning.split("|")]
+        return [word for word in words if re.fullmatch(r"\w+", word)]
+
+
+def knobs(frameworks: Sequence[str]) -> list[Knob]:
+    """All keys of YAMLs of one class but those that name it."""
+    values: dict[str, dict[str, str]] = {}
+    meanings: dict[str, dict[str, None]] = {}
+    for framework in frameworks:
+        for key in keys("framework", framework):
+            values.setdefault(key.name, {})[framework] = key.value
+            meanings.setdefault(key.name, {})[key.comment] = None
+    return [
+        Knob(name, values[name], "; ".join(filter(None, meanings[name])))
+        for name in values
+        if name not in ("_target_", "name")
+    ]
 
 
 def train(**values: Any) -> Change:
@@ -43,6 +86,7 @@ def knob(name: str, value: object) -> Change:
     return change
 
 
+UNCHANGED = train()
 COMPUTING: dict[str, Change] = {
     "train.checkpoint_activations=true": train(checkpoint_activations=True),
     "train.offload_activations=true": train(offload_activations=True),
@@ -101,7 +145,7 @@ class Survey:
         return {name: next((ranks for ranks in RANKS if runs(name, ranks)), RANKS[0]) for name in self.frameworks}
 
     def answers(
-        self, framework: str, models: Mapping[str, Config], change: Change = as_it_is, device: torch.device = CUDA
+        self, framework: str, models: Mapping[str, Config], change: Change = UNCHANGED, device: torch.device = CUDA
     ) -> Answers:
         """For each model in each precision."""
         return {
@@ -113,7 +157,7 @@ class Survey:
         }
 
     def _ask(
-        self, framework: str, config: Config, device: torch.device, ranks: int, change: Change = as_it_is
+        self, framework: str, config: Config, device: torch.device, ranks: int, change: Change = UNCHANGED
     ) -> str | None:
         def ask() -> None:
             asked = change(replace(config, framework=self.frameworks[framework]))
@@ -135,15 +179,21 @@ class Survey:
         after = self.answers(framework, self.families, change)
         return [case for case, reason in after.items() if reason is None and before[case] is not None]
 
-    def tried(self, framework: str, key: Knob) -> dict[str, Change]:
-        """The other values of a switch or a choice, 2 for a number."""
-        adapter = self.frameworks[framework]
-        kind = get_type_hints(type(adapter))[key.name]
-        kinds = get_args(kind) or (kind,)
-        values: list[Any] = [False, True] if bool in kinds else key.choices() if str in kinds else []
-        values += [2] if int in kinds or float in kinds else []
-        default = getattr(adapter, key.name)
-        return {f"{key.name}={written(value)}": knob(key.name, value) for value in values if value != default}
+    def tried(self, knobs: Iterable[Knob]) -> Questions:
+        """For each key the other values of a switch or a choice, 2 for a number, in each framework that has the key."""
+        questions: Questions = {}
+        for key in knobs:
+            for name in key.values:
+                adapter = self.frameworks[name]
+                kind = get_type_hints(type(adapter))[key.name]
+                kinds = get_args(kind) or (kind,)
+                values: list[Any] = [False, True] if bool in kinds else key.choices() if str in kinds else []
+                values += [2] if int in kinds or float in kinds else []
+                for value in values:
+                    if value != getattr(adapter, key.name):
+                        changed = questions.setdefault(f"{key.name}={written(value)}", {})
+                        changed[name] = knob(key.name, value)
+        return questions
 
 
 def recipe(name: str) -> Change:

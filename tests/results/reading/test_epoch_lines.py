@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ddlbench.results.reading.attempts import lines_of
-from ddlbench.results.reading.epoch_lines import table_of
+from ddlbench.results.reading.cells import epochs_of
 from tests.support import hostile
 
 LINES = [{"epoch": n, "epoch_time_s": 2.0 + n, "steps": 5, "warmup": n == 0, "val_top1": 0.5} for n in range(3)]
@@ -22,7 +22,7 @@ def text_of(lines: list[dict[str, Any]]) -> bytes:
 def read(content: bytes) -> tuple[list[dict[str, Any]], int, list[str]]:
     """The cells that have a value, broken lines, notes."""
     lines, broken = lines_of(content)
-    rows = table_of(lines, notes := []).to_pylist()
+    rows = epochs_of(lines, notes := []).to_pylist()
     return [{key: cell for key, cell in row.items() if cell is not None} for row in rows], broken, notes
 
 
@@ -111,7 +111,7 @@ def test_floats_keep_all_their_digits() -> None:
 
 
 def rows_of(*lines: dict[str, Any]) -> tuple[list[tuple[int, float | None]], list[str]]:
-    rows = table_of(lines, left_out := []).to_pylist()
+    rows = epochs_of(lines, left_out := []).to_pylist()
     return [(row["epoch"], row["epoch_time_s"]) for row in rows], left_out
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tracemalloc
 
 from ddlbench.record.schema import EPOCHS
-from ddlbench.results.reading.epoch_lines import epochs_table, table_of
+from ddlbench.results.reading.cells import epochs_of, epochs_table
 from ddlbench.results.tables.tables import records
 
 RUN = {column.name: None for column in EPOCHS} | {"framework": "ddp", "gpus": 2, "path": "a"}
@@ -13,7 +13,7 @@ LINES = [{"epoch": n, "epoch_time_s": 2.0 + n, "steps": 5, "warmup": n == 0, "va
 
 
 def own(lines):
-    return table_of(lines, [])
+    return epochs_of(lines, [])
 
 
 def test_columns_and_texts_of_several_attempts():

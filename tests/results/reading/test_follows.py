@@ -13,7 +13,7 @@ import pytest
 from ddlbench.measure.rows import EpochRow
 from ddlbench.measure.summary import summarize
 from ddlbench.record.schema import RUNS
-from ddlbench.results.reading.epoch_lines import table_of
+from ddlbench.results.reading.cells import epochs_of
 from ddlbench.results.reading.follows import LAST, MEASURED, contradiction
 from ddlbench.results.tables.tables import records
 from tests.support.epoch_rows import epoch_row
@@ -46,7 +46,7 @@ def summary(rows: list[EpochRow]) -> dict[str, Any]:
 def table(rows: list[EpochRow], earlier: int = 0) -> pa.Table:
     """earlier: so many of the epochs were measured by an attempt that this one continued"""
     lines = [row.line() | ({"measured_in_attempt": 1} if n < earlier else {}) for n, row in enumerate(rows)]
-    result = table_of(lines, notes := [])
+    result = epochs_of(lines, notes := [])
     assert notes == []
     return result
 
@@ -80,7 +80,7 @@ def test_an_epoch_without_a_time_is_no_epoch_of_the_median() -> None:
     rows = epochs()
     rows[2].epoch_time_s = 0.0
     given = summary(rows)
-    result = table_of([row.line() for row in rows], notes := [])
+    result = epochs_of([row.line() for row in rows], notes := [])
     assert len(notes) == 1
     assert str(contradiction(given, result)).startswith("epoch_time_s = ")
 

@@ -9,18 +9,18 @@ import pytest
 
 from ddlbench.foreign import LARGEST_BYTES
 from ddlbench.report.__main__ import main
-from ddlbench.results.reading.left_out import line
+from ddlbench.results.reading.attempts import left_out_line
 from tests.support.records import tables_of, write_run
 
 
 def test_nothing_left_out_is_no_line(tmp_path):
     write_run(tmp_path)
     assert tables_of(tmp_path).left_out is None
-    assert line([]) is None
+    assert left_out_line([]) is None
 
 
 def test_one_and_several():
-    assert line(["copy", "unreadable", "copy"]) == "left out: 1 unreadable, 2 copies"
+    assert left_out_line(["copy", "unreadable", "copy"]) == "left out: 1 unreadable, 2 copies"
 
 
 def replaced(results, number, content):

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from ddlbench.errors import UserError
-from ddlbench.results.reading.mlperf import Address, read_results
+from ddlbench.results.reading.mlperf import read_results
 from tests.support.published import URL, events, log_text, system, write_results
 
-ADDRESS = Address(None, f"{URL}/", "horovod")
+ADDRESS = (None, f"{URL}/", "horovod")
 
 
 def test_a_run_has_what_log_and_system_state(tmp_path):
     write_results(tmp_path / "2xExample", events(), events(top1=0.52))
-    (one, two), left_out = read_results(tmp_path, ADDRESS)
+    (one, two), left_out = read_results(tmp_path, *ADDRESS)
     assert left_out == []
     assert (one.source, one.url, one.model) == ("MLPerf Training 2020, Example", f"{URL}/2xExample", "ResNet-50 v1.5")
     assert (one.gpus, one.nodes, one.gpu, one.global_batch) == (8, 2, "NVIDIA A100-SXM4-40GB", 512)
@@ -34,7 +34,7 @@ def test_the_system_of_a_submission(tmp_path):
     folder = write_results(tmp_path / "Org" / "results" / "2xExample" / "resnet")
     (tmp_path / "Org" / "systems").mkdir()
     (folder / "system.json").rename(tmp_path / "Org" / "systems" / "2xExample.json")
-    (run,), _ = read_results(folder, ADDRESS)
+    (run,), _ = read_results(folder, *ADDRESS)
     assert (run.gpus, run.url) == (8, URL)
 
 
@@ -42,7 +42,7 @@ def test_accuracies_of_other_benchmarks_are_no_top1(tmp_path):
     listed = events()
     listed[0]["value"] = "ssd"
     write_results(tmp_path / "a", listed)
-    (run,), _ = read_results(tmp_path, ADDRESS)
+    (run,), _ = read_results(tmp_path, *ADDRESS)
     assert run.model == "ssd"
     assert run.summary["val_top1"] is None
 
@@ -51,7 +51,7 @@ def test_benchmarks_that_do_not_count_by_epochs(tmp_path):
     listed = events()
     listed[0]["value"] = "bert"
     write_results(tmp_path / "a", listed)
-    runs, (line,) = read_results(tmp_path, ADDRESS)
+    runs, (line,) = read_results(tmp_path, *ADDRESS)
     assert runs == []
     assert "an epoch of benchmark 'bert' is no pass over its training samples" in line
 
@@ -68,7 +68,7 @@ def test_benchmarks_that_do_not_count_by_epochs(tmp_path):
 )
 def test_a_system_whose_gpus_are_unknown(tmp_path, described, reason):
     write_results(tmp_path / "a", **described)
-    runs, (line,) = read_results(tmp_path, ADDRESS)
+    runs, (line,) = read_results(tmp_path, *ADDRESS)
     assert runs == []
     assert reason in line
 
@@ -76,23 +76,23 @@ def test_a_system_whose_gpus_are_unknown(tmp_path, described, reason):
 def test_a_broken_log_leaves_its_repeats(tmp_path):
     folder = write_results(tmp_path / "a", events(), events())
     (folder / "result_0.txt").write_bytes(b":::MLLOG {\xff\x00\n")
-    (run,), (line,) = read_results(tmp_path, ADDRESS)
+    (run,), (line,) = read_results(tmp_path, *ADDRESS)
     assert run.repeat == 1
     assert line.startswith(f"{folder / 'result_0.txt'}: line 1 is not JSON")
 
 
 def test_without_a_system_or_a_log(tmp_path):
     with pytest.raises(UserError, match=r"has no result_0\.txt"):
-        read_results(tmp_path, ADDRESS)
+        read_results(tmp_path, *ADDRESS)
     (tmp_path / "result_0.txt").write_text(log_text(events()))
-    runs, (line,) = read_results(tmp_path, ADDRESS)
+    runs, (line,) = read_results(tmp_path, *ADDRESS)
     assert runs == []
     assert "no description of its system: put it beside the log" in line
 
 
 def test_texts_of_a_system_are_short_and_printable(tmp_path):
     write_results(tmp_path / "a", host_networking="\x1b[2J" + "x" * 9_000, system_name="a" * 300)
-    (run,), _ = read_results(tmp_path, ADDRESS)
+    (run,), _ = read_results(tmp_path, *ADDRESS)
     assert run.more["network"].startswith("\\x1b[2Jxxx")
     assert max(map(len, run.more["system"].values())) <= 200
     assert system()["system_name"] == "2xExample"

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ddlbench.record.epoch_files import EpochFiles
-from ddlbench.results.reading.attempts import PARQUET, damaged_parquet
+from ddlbench.results.tables.run_rows import PARQUET, damaged_parquet
 from tests.support.records import tables_of, write_run
 
 TABLE = pa.table({"epoch": [0, 0], "step": [0, 1]})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddlbench.errors import UserError
-from ddlbench.results.reading.points import read_points, without_base
+from ddlbench.results.reading.csv_rows import read_points, without_base
 from tests.support.published import cells, write_csv
 
 

@@ -11,7 +11,7 @@ from ddlbench.config.compose import configuration, configurations
 from ddlbench.errors import UserError
 from ddlbench.figures.panels import panels
 from ddlbench.report.fastest import best, comparisons
-from ddlbench.results.tables.merge import SEEN, AttemptRow, Comparison, comparison_id, measured_options
+from ddlbench.results.tables.merge import SEEN, AttemptRow, Comparison, measured_options
 from ddlbench.sweep.study import load
 from tests.support.records import tables_of, write_run
 
@@ -175,5 +175,5 @@ def test_the_rows_of_a_papers_figure_share_one_table_for_each_model(
             config = configuration(*loaded.words(point)).identity()
             run = AttemptRow(dict.fromkeys(SEEN) | {"dataset_hash": config["data"]["name"]}, measured_options(config))
             key = f"{point['framework']} {point.get('loader')} {point.get('loader.device')}"
-            tables.setdefault(comparison_id(run, how), set()).add(key)
+            tables.setdefault(how.comparison_id(run), set()).add(key)
     assert sorted(map(len, tables.values())) == curves

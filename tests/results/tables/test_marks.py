@@ -7,7 +7,7 @@ import html
 from ddlbench.figures.figures import Drawing
 from ddlbench.report.overview import summary_text
 from ddlbench.report.page import render
-from ddlbench.results.tables.marks import explained, of_run
+from ddlbench.results.tables.checks import marks_explained, marks_of
 from ddlbench.results.tables.measurement import Measurement
 from ddlbench.results.tables.tables import records
 from tests.support.records import tables_of, write_run
@@ -16,10 +16,10 @@ NOTHING = {"marks": None, "reference": None, "ranks_differ": None, "straggler_ra
 
 
 def test_a_run_has_its_own_marks_those_of_its_ranks_and_its_straggler():
-    assert of_run(NOTHING) == []
+    assert marks_of(NOTHING) == []
     odd = {"marks": "throttled; steal", "ranks_differ": "torch (2.13: rank 1)", "straggler_rank": 0}
-    assert of_run(NOTHING | odd) == ["throttled", "steal", "ranks differ", "straggler rank 0"]
-    assert of_run(NOTHING | odd | {"straggler_host": "node2"})[-1] == "straggler rank 0 on node2"
+    assert marks_of(NOTHING | odd) == ["throttled", "steal", "ranks differ", "straggler rank 0"]
+    assert marks_of(NOTHING | odd | {"straggler_host": "node2"})[-1] == "straggler rank 0 on node2"
 
 
 def marked_tables(results):
@@ -72,7 +72,7 @@ def test_the_page_has_both_too(tmp_path):
 
 def test_many_different_marks_are_counted():
     rows = [Measurement({"marks": f"straggler rank {n} (1 of 1)"}, mark=f"!{n + 1}") for n in range(25)]
-    lines = explained(rows)
+    lines = marks_explained(rows)
     assert lines[19:21] == ["!20 straggler rank 19 (1 of 1)", "and 5 more: see marks in scaling.csv"]
     assert lines[21].startswith("straggler: its own step")
 

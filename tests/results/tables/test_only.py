@@ -7,7 +7,7 @@ import pytest
 
 from ddlbench.errors import UserError
 from ddlbench.report.__main__ import main
-from ddlbench.results.tables.only import only
+from ddlbench.results.tables.tables import only
 from tests.support.records import strong_scaling, tables_of, weak_scaling, write_run
 
 

@@ -7,8 +7,8 @@ import shutil
 
 import pytest
 
-from ddlbench.results.reading.mlperf import Address, read_results
-from ddlbench.results.reading.points import read_points
+from ddlbench.results.reading.csv_rows import read_points
+from ddlbench.results.reading.mlperf import read_results
 from tests.support import records
 from tests.support.published import URL, cells, events, write_csv, write_results
 from tests.support.records import tables_of
@@ -52,7 +52,7 @@ def test_repeats_of_a_folder_are_one_measurement_and_its_base_the_smaller_system
     small = events(SLOW)
     next(one for one in small if one["key"] == "global_batch_size")["value"] = 256
     write_results(tmp_path / "logs" / "one", small, number_of_nodes="1")
-    facts, left_out = read_results(tmp_path / "logs", Address("MLPerf", URL, "horovod"))
+    facts, left_out = read_results(tmp_path / "logs", "MLPerf", URL, "horovod")
     assert left_out == []
     store(tmp_path / "a", facts)
     one, two = sorted(scaling(tmp_path / "a"), key=lambda row: row["gpus"])

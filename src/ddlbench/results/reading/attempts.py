@@ -5,30 +5,68 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Hashable, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import StrEnum
 from errno import ELOOP
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pyarrow.parquet import read_metadata
-
 from ddlbench.errors import UserError, reporting
-from ddlbench.foreign import ForeignError, NotRegularError, Object, TooLargeError, open_regular, parse, read_bytes
+from ddlbench.foreign import ForeignError, NotRegularError, Object, TooLargeError, parse, read_bytes
 from ddlbench.record.schema import READ_VERSIONS, SCHEMA_VERSION
 from ddlbench.results.reading.attempt_folders import search
 from ddlbench.results.reading.gone import find_gone
-from ddlbench.results.reading.left_out import LeftOut
 from ddlbench.results.rows import section
 from ddlbench.texts import digest, printable, shortened
 
 READS = " and ".join(map(str, READ_VERSIONS))
 MOST_LINES = 200_000  # of epochs.jsonl: each becomes a row, however short it is
 REASON = 300  # letters of a reason: an error may quote what it cannot read
-PARQUET = ("steps.parquet", "ranks.parquet")
-PARQUET_REASON = 200  # letters
+
+
+class LeftOut(StrEnum):
+    """Why something is not in the numbers, in the order of the line."""
+
+    UNREADABLE = "unreadable"
+    NO_RUN = "not JSON of a run"
+    NOT_REGULAR = "no regular file"
+    TOO_LARGE = "too large"
+    CIRCLE = "a link in a circle"
+    NEWER = "of a newer schema"
+    OLDER = "of an older schema"
+    NOT_FOLLOWED = "folder or link that cannot be followed"
+    COPY = "copy"
+    NO_CONFIGURATION = "without a configuration"
+    NO_RATE = "ended ok without a rate"
+    RUNNING = "still running or killed"
+    BROKEN_EPOCHS = "epochs.jsonl that cannot be read whole"
+    SHARED_GPU = "of ranks that shared a GPU"
+
+
+_SEVERAL = {
+    LeftOut.NOT_REGULAR: "no regular files",
+    LeftOut.CIRCLE: "links in circles",
+    LeftOut.NOT_FOLLOWED: "folders or links that cannot be followed",
+    LeftOut.COPY: "copies",
+}
+_KINDS: dict[type[Exception], LeftOut] = {  # of a file that could not be read
+    NotRegularError: LeftOut.NOT_REGULAR,
+    TooLargeError: LeftOut.TOO_LARGE,
+    ForeignError: LeftOut.NO_RUN,
+}
+
+
+def left_out_line(kinds: Iterable[str]) -> str | None:
+    """ "left out: 3 unreadable, 1 of a newer schema, 2 copies"; None if nothing is left out."""
+    counts = Counter(kinds)
+    parts = [
+        f"{counts[kind]} {kind if counts[kind] == 1 else _SEVERAL.get(kind, kind)}" for kind in LeftOut if counts[kind]
+    ]
+    return f"left out: {', '.join(parts)}" if parts else None
 
 
 @dataclass(frozen=True)
@@ -38,7 +76,7 @@ class Attempt:
 
     record:   run.json
     warnings: why it could not be used
-    left_out: why an unreadable attempt is left out, as a kind of left_out.py
+    left_out: why an unreadable attempt is left out, as a kind of LeftOut
     has_end:  whether the record itself says how the run ended
     """
 
@@ -134,20 +172,15 @@ def read(path: Path) -> Attempt:
     try:
         record = parse(read_bytes(path / "run.json"))
     except Exception as error:  # whatever one record holds, the others are reported
-        return unreadable(path, f"run.json cannot be read ({reason_of(error)})", kind=_kind(error))
+        kind = next((kind for type_, kind in _KINDS.items() if isinstance(error, type_)), LeftOut.UNREADABLE)
+        if isinstance(error, OSError) and error.errno == ELOOP:
+            kind = LeftOut.CIRCLE
+        return unreadable(path, f"run.json cannot be read ({reason_of(error)})", kind=kind)
     if refused := other_version(path, record):
         return refused
     if not isinstance(record.get("status"), str):
         return unreadable(path, "run.json has no status", record["schema_version"], LeftOut.NO_RUN)
     return Attempt(path, record) if record["status"] != "running" else _without_end(path, record)
-
-
-def _kind(error: Exception) -> str:
-    """The kind of a file that could not be read, as left_out.py counts it."""
-    if isinstance(error, OSError) and error.errno == ELOOP:
-        return LeftOut.CIRCLE
-    kinds = ((NotRegularError, LeftOut.NOT_REGULAR), (TooLargeError, LeftOut.TOO_LARGE), (ForeignError, LeftOut.NO_RUN))
-    return next((kind for type_, kind in kinds if isinstance(error, type_)), LeftOut.UNREADABLE)
 
 
 def other_version(path: Path, record: Object) -> Attempt | None:
@@ -165,7 +198,7 @@ def other_version(path: Path, record: Object) -> Attempt | None:
 
 
 def unreadable(path: Path, reason: str, version: Any = None, kind: str = LeftOut.UNREADABLE) -> Attempt:
-    """An attempt whose record cannot be used. kind: of left_out.py"""
+    """An attempt whose record cannot be used. kind: of LeftOut"""
     number = re.fullmatch(r"attempt-([0-9]{1,9})", path.name)
     record = {
         "schema_version": version,
@@ -199,23 +232,6 @@ def lines_of(content: bytes) -> tuple[list[Object], int]:
         with suppress(ValueError):
             objects.append(parse(line))
     return objects, len(lines) - len(objects)
-
-
-def damaged_parquet(attempt: Path) -> list[str]:
-    """A warning for each incomplete Parquet file of an attempt, of which no table is made here: who opens them later is
-    warned. Only the footers are read. A run that has not ended, or was killed, has a folder with a file for each epoch.
-    """
-    warnings: list[str] = []
-    for path in (attempt / name for name in PARQUET):
-        folder = os.path.isdir(path)  # noqa: PTH112  # False where it may not be looked at, unlike Path.is_dir
-        for file in sorted(path.glob("epoch-*.parquet")) if folder else [path] if os.path.lexists(path) else []:
-            try:
-                with open_regular(file) as opened:
-                    read_metadata(opened)
-            except (OSError, ValueError) as error:
-                reason = getattr(error, "strerror", None) or shortened(printable(str(error).strip()), PARQUET_REASON)
-                warnings.append(f"{printable(str(file))} cannot be read ({reason})")
-    return warnings
 
 
 def reason_of(error: Exception) -> str:

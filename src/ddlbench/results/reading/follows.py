@@ -51,7 +51,7 @@ def contradiction(row: Row, epochs: Any) -> str | None:
     """The first value of a run's summary that does not follow from its epochs, with both values; None if all follow.
     A value whose columns are empty is not checked, because older records lack columns.
 
-    row: of runs.csv; epochs: as `table_of` makes them, those of the attempts that this one continued included
+    row: of runs.csv; epochs: as `epochs_of` makes them, those of the attempts that this one continued included
     """
     if not len(epochs):
         return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import accumulate
 from pathlib import Path
@@ -25,31 +24,22 @@ LONGEST = 200  # letters of a text of a system's description
 NOT_STATED = ("", "N/A")
 
 
-@dataclass(frozen=True)
-class Address:
-    """Where logs come from, and what they do not state themselves.
+def read_results(place: Path, source: str | None, url: str, strategy: str) -> tuple[list[Facts], list[str]]:
+    """The runs of all folders of results at or below a folder, and a line for each log that cannot be used. UserError
+    where there is no log.
 
     source: the publication; None: named after the year and the submitter
-    url:    of the folder that is given
+    url:    of the folder that is given; strategy: what the logs do not state themselves
     """
-
-    source: str | None
-    url: str
-    strategy: str
-
-
-def read_results(place: Path, address: Address) -> tuple[list[Facts], list[str]]:
-    """The runs of all folders of results at or below a folder, and a line for each log that cannot be used. UserError
-    where there is no log."""
     logs = sorted(path for path in place.rglob("result_*.txt") if LOG.fullmatch(path.name))
     if not logs:
         raise UserError(f"{place} has no result_0.txt: give a folder of MLPerf Training results")
     runs, left_out = list[Facts](), list[str]()
     for folder, same in group_by(logs, lambda path: path.parent).items():
-        below = "/".join([address.url.rstrip("/"), *folder.relative_to(place).parts])
+        below = "/".join([url.rstrip("/"), *folder.relative_to(place).parts])
         for log in same:
             try:
-                runs.append(_facts(log, system_of(folder), replace(address, url=below)))
+                runs.append(_facts(log, system_of(folder), source, below, strategy))
             except (OSError, ValueError) as error:
                 left_out.append(f"{log}: {reason_of(error)}")
     return runs, left_out
@@ -66,7 +56,7 @@ def system_of(folder: Path) -> Object:
     raise UserError(f"no description of its system: put it beside the log as {folder / 'system.json'}")
 
 
-def _facts(path: Path, system: Object, address: Address) -> Facts:
+def _facts(path: Path, system: Object, source: str | None, url: str, strategy: str) -> Facts:
     """One run. ValueError with the reason where log or system cannot be used."""
     log = Log(read_bytes(path))
     nodes, per_node = _count(system, "number_of_nodes"), _count(system, "accelerators_per_node")
@@ -85,10 +75,10 @@ def _facts(path: Path, system: Object, address: Address) -> Facts:
     seeds = [event.value for event in log.events.get("seed", [])]
     optimizers = [str(event.value) for event in log.events.get("opt_name", [])]
     return Facts(
-        source=address.source or f"MLPerf Training {year}, {log.one('submission_org').value}",
-        url=address.url,
+        source=source or f"MLPerf Training {year}, {log.one('submission_org').value}",
+        url=url,
         model=MODELS.get(benchmark, benchmark),
-        strategy=address.strategy,
+        strategy=strategy,
         library=_text(system, "framework"),
         gpu=gpu,
         gpus=nodes * per_node,

@@ -9,7 +9,7 @@ from typing import Any
 
 from ddlbench.record.fingerprint import of_the_launch
 from ddlbench.results.rows import Row, group_by
-from ddlbench.results.tables.merge import BY_FRAMEWORK, LAYOUT, SEEN, AttemptRow, Comparison, comparison_id
+from ddlbench.results.tables.merge import BY_FRAMEWORK, LAYOUT, SEEN, AttemptRow, Comparison
 from ddlbench.texts import shortened
 
 # Settings that have a column of their own.
@@ -27,7 +27,8 @@ def knobs(runs: Sequence[AttemptRow], comparison: Comparison = BY_FRAMEWORK) -> 
     """The distinguishing settings of each run, as a text.
 
     These are the settings of the compared factors (for a framework also the micro batch) in which runs of the same name
-    differ, and the key of ALWAYS_SHOWN. The precision scheme comes first, unless it is autocast.
+    differ, and the key of ALWAYS_SHOWN. The precision scheme comes first, unless it is autocast; the parts of the
+    environment that separate runs come last.
     """
     within = _columns(*dict.fromkeys((*comparison.by, "framework", "model", "model_changed")))
 
@@ -38,8 +39,13 @@ def knobs(runs: Sequence[AttemptRow], comparison: Comparison = BY_FRAMEWORK) -> 
     differing = _differences(runs, within, chosen, lambda run: ALWAYS_SHOWN.get(run.row["framework"] or ""))
     schemes = (run.row["precision_scheme"] for run in runs)
     firsts = ("" if scheme in (None, "autocast") else f"precision_scheme={scheme}" for scheme in schemes)
-    texts = zip(firsts, differing, environments(runs), strict=True)
-    return [" ".join(filter(None, parts)) for parts in texts]
+    # Of the environment, the versions, switches and kinds of host in which runs of one framework and model differ, and
+    # the variables and cores in which runs of equal configuration differ. A run that recorded no environment differs in
+    # nothing from others.
+    names = _columns("framework", "model", "model_changed")
+    curve = _differences(runs, lambda run: (names(run), not run.environment), partial(_around, launch=False))
+    launch = _differences(runs, lambda run: (run.asked, not run.environment), partial(_around, launch=True))
+    return [" ".join(filter(None, parts)) for parts in zip(firsts, differing, curve, launch, strict=True)]
 
 
 def variants(
@@ -68,7 +74,7 @@ def across(runs: Sequence[AttemptRow], comparison: Comparison) -> list[str]:
     and columns, and the keys in which runs of equal names differ."""
     if not comparison.across:
         return [""] * len(runs)
-    tables = {id(run): comparison_id(run, comparison) for run in runs}
+    tables = {id(run): comparison.comparison_id(run) for run in runs}
     named = [name for name in comparison.across if name in _NAMED]
 
     def by_key(run: AttemptRow) -> Row:
@@ -78,19 +84,6 @@ def across(runs: Sequence[AttemptRow], comparison: Comparison) -> list[str]:
     names = _differences(runs, lambda run: tables[id(run)], lambda run: {name: run.row[name] for name in named})
     keys = _differences(runs, lambda run: (tables[id(run)], *(run.row[name] for name in named)), by_key)
     return [" ".join(filter(None, texts)) for texts in zip(names, keys, strict=True)]
-
-
-def environments(runs: Sequence[AttemptRow]) -> list[str]:
-    """The parts of each run's environment that separate it from other runs, as a text.
-
-    These are the versions, switches and kinds of host in which runs of its framework and model differ, and the
-    variables and cores in which runs of equal configuration differ.
-    """
-    names = _columns("framework", "model", "model_changed")
-    # A run that recorded no environment differs in nothing from others.
-    curve = _differences(runs, lambda run: (names(run), not run.environment), partial(_around, launch=False))
-    launch = _differences(runs, lambda run: (run.asked, not run.environment), partial(_around, launch=True))
-    return [" ".join(filter(None, parts)) for parts in zip(curve, launch, strict=True)]
 
 
 def _around(run: AttemptRow, launch: bool) -> Row:

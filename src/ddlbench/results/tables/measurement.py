@@ -145,13 +145,19 @@ def measurements_of(scaling: Sequence[Row], runs: Sequence[Row]) -> list[Measure
     marks = dict.fromkeys(row["marks"] for row in scaling if row["marks"])
     numbers = {text: f"!{number}" for number, text in enumerate(marks, 1)}
     names = model_names(runs)
+    axes = [""] * len(scaling)
+    alike = ("framework", "model", "model_changed", "loader", "mode", "gpus", "layout", "knobs", "across", "variant")
+    for group in group_by(range(len(scaling)), lambda n: tuple(scaling[n][name] for name in alike)).values():
+        differing = [axis for axis, column in AXES.items() if len({scaling[n][column] for n in group} - {None}) > 1]
+        for n in group:
+            axes[n] = settings_text({axis: scaling[n][AXES[axis]] for axis in differing})
     measurements: list[Measurement] = []
-    for row, axes in zip(scaling, _axes(scaling), strict=True):
+    for row, text in zip(scaling, axes, strict=True):
         model = names.get((row["model"], row["model_changed"]), row["model"])
         if row["origin"] == PUBLISHED:
             model = f"{model} ({PUBLISHED})"
         runs_ok = ended.get(row["measurement"], [])
-        measurements.append(Measurement(row, runs_ok, model, numbers.get(row["marks"], ""), axes))
+        measurements.append(Measurement(row, runs_ok, model, numbers.get(row["marks"], ""), text))
     return measurements
 
 
@@ -161,16 +167,6 @@ def model_names(runs: Iterable[Row]) -> dict[tuple[str | None, str | None], str]
     ordered = sorted(changed, key=lambda sizes: (str(sizes[0]), sizes[1]))
     numbered = [pair for _, same in groupby(ordered, lambda sizes: sizes[0]) for pair in enumerate(same, 1)]
     return {sizes: f"{sizes[0]}*{number if number > 1 else ''}" for number, sizes in numbered}
-
-
-def _axes(rows: Sequence[Row]) -> list[str]:
-    texts = ["" for _ in rows]
-    names = ("framework", "model", "model_changed", "loader", "mode", "gpus", "layout", "knobs", "across", "variant")
-    for group in group_by(range(len(rows)), lambda n: tuple(rows[n][name] for name in names)).values():
-        differing = [axis for axis, column in AXES.items() if len({rows[n][column] for n in group} - {None}) > 1]
-        for n in group:
-            texts[n] = settings_text({axis: rows[n][AXES[axis]] for axis in differing})
-    return texts
 
 
 def devices(count: int, device: str | None) -> str:

@@ -70,6 +70,45 @@ class Comparison:
         """A row's values of the compared factors."""
         return ", ".join(str(row[factor]) for factor in self.by)
 
+    def check(self, runs: Sequence[AttemptRow]) -> None:
+        """UserError for what is no factor, for a setting of `across` that no run has, and for a factor there."""
+        for name in self.by:
+            if name not in FACTORS:
+                raise UserError(f"--by {printable(name)}: choose of {', '.join(FACTORS)}")
+        keys = {*SEEN, *(key for run in runs for key in run.options)}
+        for name in self.across:
+            if name in FACTORS:
+                raise UserError(f"--across {name}: it is a factor that is compared: give it with --by")
+            if name != ANY_SCALING and not any(map(replace(self, across=(name,)).is_across, keys)):
+                raise UserError(
+                    f"--across {printable(name)}: no run has this setting; give recipe, precision, data, scaling, or a "
+                    "key of the configuration such as train.tf32"
+                )
+
+    def comparison_id(self, run: AttemptRow, *more: str) -> str:
+        """Equal for rows that differ in the compared factors, the settings of `across`, GPU count, batch sizes and site
+        alone. more: other keys that may differ"""
+        free = (*FREE, *more, *LAYOUT)
+        shared = {
+            key: value
+            for key, value in run.options.items()
+            if not (key in free or key.startswith("cluster.") or self.is_compared(key) or self.is_across(key))
+        }
+        seen = [run.row[name] for name in SEEN if name not in _NOT_COMPARED and not self.is_across(name)]
+        return digest([shared, seen])
+
+    def curve_id(self, run: AttemptRow) -> str:
+        """Equal for the points of one curve: the same values of the compared factors and of `across`, with their
+        settings, train.micro_batch, versions and kind of host, whatever the layout."""
+        options = {
+            key: value
+            for key, value in run.options.items()
+            if (self.is_compared(key) or self.is_across(key)) and key not in (*LAYOUT, *FREE)
+        }
+        seen = [run.row[name] for name in SEEN if self.is_across(name)]
+        around = {key: value for key, value in run.environment.items() if not of_the_launch(key)}
+        return digest([options, seen, run.options.get("train.micro_batch"), around])
+
 
 BY_FRAMEWORK = Comparison()
 # The passes of one stage: part (forward, backward, update), and seconds of its begin and end in the profiled window.
@@ -84,7 +123,7 @@ class AttemptRow:
     options:     the measured part of its configuration, as dotted keys
     environment: the part of its environment that repeats must share
     noted:       the part in which repeats may differ, with a warning
-    epochs:      a pyarrow table of `epoch_lines.SCHEMA`
+    epochs:      a pyarrow table of `cells.EPOCH_SCHEMA`
     identity:    as `Attempt.identity`
     has_end:     whether the record itself says how the run ended
     warnings:    of what is left out, and in `left_out` its kinds
@@ -109,18 +148,27 @@ class AttemptRow:
 
     @cached_property
     def asked(self) -> str:
-        """Equal for repeats."""
-        return asked(self)
+        """What repeats are asked to do, as a text."""
+        return self._asked(FREE)
+
+    def _asked(self, free: Sequence[str]) -> str:
+        """free: the keys that may have several values"""
+        options = {key: value for key, value in self.options.items() if key not in free}
+        return json.dumps([options, self.row["gpus"], self.row["nodes"]], sort_keys=True, default=str)
 
     @cached_property
     def seen(self) -> tuple[Any, ...]:
         """Equal for repeats that ended ok."""
         return tuple(self.row[name] for name in SEEN)
 
+    def measurement_id(self, *more: str) -> str:
+        """Names a group of repeats in both tables, with SEED those of any seed. more: other keys that may differ"""
+        return digest([self._asked((*FREE, *more)), self.seen])
+
     @cached_property
     def comparison(self) -> str:
         """Equal for rows that differ in the framework and what may differ with it."""
-        return comparison_id(self)
+        return BY_FRAMEWORK.comparison_id(self)
 
 
 _added_later = cache(partial(added_later, Options))
@@ -164,56 +212,3 @@ def measurements(runs: Iterable[AttemptRow]) -> list[list[AttemptRow]]:
                 groups.append([run])
         measured += groups
     return measured
-
-
-def asked(run: AttemptRow, free: Sequence[str] = FREE) -> str:
-    """What repeats are asked to do, as a text; free: the keys that may have several values."""
-    options = {key: value for key, value in run.options.items() if key not in free}
-    return json.dumps([options, run.row["gpus"], run.row["nodes"]], sort_keys=True, default=str)
-
-
-def measurement_id(run: AttemptRow, *more: str) -> str:
-    """Names a group of repeats in both tables, with SEED those of any seed. more: other keys that may differ"""
-    return digest([asked(run, (*FREE, *more)), run.seen])
-
-
-def check_comparison(comparison: Comparison, runs: Sequence[AttemptRow]) -> None:
-    """UserError for what is no factor, for a setting of `across` that no run has, and for a factor there."""
-    for name in comparison.by:
-        if name not in FACTORS:
-            raise UserError(f"--by {printable(name)}: choose of {', '.join(FACTORS)}")
-    for name in comparison.across:
-        if name in FACTORS:
-            raise UserError(f"--across {name}: it is a factor that is compared: give it with --by")
-        one = replace(comparison, across=(name,))
-        if name != ANY_SCALING and not any(map(one.is_across, {*SEEN, *(key for run in runs for key in run.options)})):
-            raise UserError(
-                f"--across {printable(name)}: no run has this setting; give recipe, precision, data, scaling, or a key "
-                "of the configuration such as train.tf32"
-            )
-
-
-def comparison_id(run: AttemptRow, comparison: Comparison = BY_FRAMEWORK, more: Sequence[str] = ()) -> str:
-    """Equal for rows that differ in the compared factors, the settings of `across`, GPU count, batch sizes and site
-    alone. more: other keys that may differ"""
-    free = (*FREE, *more, *LAYOUT)
-    shared = {
-        key: value
-        for key, value in run.options.items()
-        if not (key in free or key.startswith("cluster.") or comparison.is_compared(key) or comparison.is_across(key))
-    }
-    seen = [run.row[name] for name in SEEN if name not in _NOT_COMPARED and not comparison.is_across(name)]
-    return digest([shared, seen])
-
-
-def curve_id(run: AttemptRow, comparison: Comparison = BY_FRAMEWORK) -> str:
-    """Equal for the points of one curve: the same values of the compared factors and of `across`, with their settings,
-    train.micro_batch, versions and kind of host, whatever the layout."""
-    options = {
-        key: value
-        for key, value in run.options.items()
-        if (comparison.is_compared(key) or comparison.is_across(key)) and key not in (*LAYOUT, *FREE)
-    }
-    seen = [run.row[name] for name in SEEN if comparison.is_across(name)]
-    around = {key: value for key, value in run.environment.items() if not of_the_launch(key)}
-    return digest([options, seen, run.options.get("train.micro_batch"), around])

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Hashable
+from pathlib import Path
 from typing import Any, cast
 
+from pyarrow.parquet import read_metadata
+
 from ddlbench.config import choices
+from ddlbench.foreign import open_regular
 from ddlbench.record.fingerprint import fingerprint, noted
-from ddlbench.record.schema import RUNS, Column
-from ddlbench.results.reading.attempts import Attempt, damaged_parquet, reason_of, unreadable
-from ddlbench.results.reading.cells import cell, fit
-from ddlbench.results.reading.epoch_lines import table_of
+from ddlbench.record.schema import RUNS
+from ddlbench.results.reading.attempts import Attempt, LeftOut, reason_of, unreadable
+from ddlbench.results.reading.cells import cell, epochs_of, fit
 from ddlbench.results.reading.follows import contradiction
-from ddlbench.results.reading.left_out import LeftOut
 from ddlbench.results.reading.published import OWN, PUBLISHED, PublishedAttempt
 from ddlbench.results.rows import Row, section
 from ddlbench.results.tables.labels import settings_text
 from ddlbench.results.tables.merge import AttemptRow, RankPasses, measured_options
-from ddlbench.texts import digest, first_few
+from ddlbench.texts import digest, first_few, printable, shortened
 
 VALUES_SHOWN = 3  # that are left out, in one warning
+PARQUET = ("steps.parquet", "ranks.parquet")
+PARQUET_REASON = 200  # letters
 _NO_SUMMARY = {column.name: None for column in RUNS if column.source.startswith("summary.")}
 _GLOBAL_BATCH = next(column for column in RUNS if column.name == "global_batch")
 
@@ -45,7 +50,7 @@ def _usable(attempt: Attempt, identity: Hashable) -> AttemptRow:
     if row["reference"]:
         measured["reference"] = row["reference"]  # not compared with results
     lines, unread = attempt.read_epochs()
-    epochs = table_of(lines, left_out)
+    epochs = epochs_of(lines, left_out)
     warnings, kinds = list(attempt.warnings), [attempt.left_out] if attempt.left_out else []
     if unread:
         warnings.append(unread)
@@ -73,6 +78,23 @@ def _usable(attempt: Attempt, identity: Hashable) -> AttemptRow:
     )
 
 
+def damaged_parquet(attempt: Path) -> list[str]:
+    """A warning for each incomplete Parquet file of an attempt, of which no table is made here: who opens them later is
+    warned. Only the footers are read. A run that has not ended, or was killed, has a folder with a file for each epoch.
+    """
+    warnings: list[str] = []
+    for path in (attempt / name for name in PARQUET):
+        folder = os.path.isdir(path)  # noqa: PTH112  # False where it may not be looked at, unlike Path.is_dir
+        for file in sorted(path.glob("epoch-*.parquet")) if folder else [path] if os.path.lexists(path) else []:
+            try:
+                with open_regular(file) as opened:
+                    read_metadata(opened)
+            except (OSError, ValueError) as error:
+                reason = getattr(error, "strerror", None) or shortened(printable(str(error).strip()), PARQUET_REASON)
+                warnings.append(f"{printable(str(file))} cannot be read ({reason})")
+    return warnings
+
+
 def _passes(record: Row) -> list[RankPasses]:
     """The passes of each stage in the profiled window of a pipeline, as far as the record has valid ones."""
     stages = list[RankPasses]()
@@ -92,12 +114,17 @@ def _passes(record: Row) -> list[RankPasses]:
 def run_row(attempt: Attempt, left_out: list[str]) -> Row:
     """One row of runs.csv, without the columns that depend on other runs (`measurement`, `learning`). `left_out` gets a
     note for each value that does not fit its column."""
-    row = {column.name: _find(attempt.record, column, left_out) for column in RUNS if column.source}
+    row: Row = {}
+    for column in RUNS:
+        if column.source:  # the first of its sources that has a value
+            values = (fit(_dig(attempt.record, keys), column, left_out) for keys in column.source.split("|"))
+            row[column.name] = next((value for value in values if value is not None), None)
     if not row["global_batch"] and row["gpus"]:  # it failed before it wrote its ledger: as configured
         batch = cell(_dig(attempt.record, "config.train.batch_per_gpu"), "int")
         row["global_batch"] = fit(batch * row["gpus"], _GLOBAL_BATCH, left_out) if batch else None
-    row["batch_per_gpu"] = _share(row["global_batch"], row["gpus"])
-    row["micro_batch"] = row["micro_batch"] or cell(_share(row["replica_batch"], row["micro_batches"]), "int")
+    row["batch_per_gpu"] = row["global_batch"] / row["gpus"] if row["global_batch"] and row["gpus"] else None
+    if not row["micro_batch"] and row["replica_batch"] and row["micro_batches"]:
+        row["micro_batch"] = cell(row["replica_batch"] / row["micro_batches"], "int")
     changed = _dig(attempt.record, "model.changed")
     if not isinstance(changed, dict):  # a record of an older version: compared with the published values
         changed = choices.changed(section(section(attempt.record, "config"), "model"))
@@ -112,14 +139,6 @@ def run_row(attempt: Attempt, left_out: list[str]) -> Row:
     return row | {"measurement": None, "learning": None, "path": attempt.name}
 
 
-def _find(record: Row, column: Column, left_out: list[str]) -> Any:
-    """The first of the column's sources that has a value."""
-    for keys in column.source.split("|"):
-        if (fitting := fit(_dig(record, keys), column, left_out)) is not None:
-            return fitting
-    return None
-
-
 def _dig(record: Any, keys: str) -> Any:
     """The value at "a.b"; None where there is none."""
     try:
@@ -128,10 +147,6 @@ def _dig(record: Any, keys: str) -> Any:
     except AttributeError:  # of JSON, objects alone have it
         return None
     return record
-
-
-def _share(total: int | None, parts: int | None) -> float | None:
-    return total / parts if total and parts else None
 
 
 def _stalest(record: Row, key: str) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from statistics import median
 from typing import Any
@@ -14,19 +14,9 @@ from ddlbench.results.reading.published import PUBLISHED
 from ddlbench.results.rows import Row, group_by
 from ddlbench.results.tables import stats
 from ddlbench.results.tables.breakdown import merged_windows
+from ddlbench.results.tables.checks import marks_of
 from ddlbench.results.tables.labels import across, knobs, layout, settings_text, variants
-from ddlbench.results.tables.marks import of_run
-from ddlbench.results.tables.merge import (
-    ANY_SCALING,
-    BY_FRAMEWORK,
-    KINDS,
-    SEED,
-    AttemptRow,
-    Comparison,
-    comparison_id,
-    curve_id,
-    size,
-)
+from ddlbench.results.tables.merge import ANY_SCALING, BY_FRAMEWORK, KINDS, SEED, AttemptRow, Comparison, size
 from ddlbench.results.tables.stats import Interval, confidence, median_interval
 
 # A published measurement without a base has no ratio, not even to itself.
@@ -37,15 +27,13 @@ _NO_RATIOS: Row = dict.fromkeys(("speedup", "efficiency", "speedup_vs_own_base",
 class Point:
     """One measurement: attempts that are repeats of each other, and the texts that distinguish it from others.
 
-    runs: the first one ended ok if any did, as `measurements` groups them
+    runs:  the first one ended ok if any did, as `measurements` groups them
+    texts: by their columns of scaling.csv
     """
 
     runs: list[AttemptRow]
     how: Comparison = BY_FRAMEWORK
-    knobs: str = ""
-    variant: str = ""
-    learning_variant: str = ""  # the variant without the seed
-    across: str = ""
+    texts: Row = field(default_factory=dict[str, Any])
 
     @cached_property
     def ok(self) -> list[AttemptRow]:
@@ -80,26 +68,29 @@ class Point:
 
     @cached_property
     def comparison(self) -> str:
-        return comparison_id(self.sample, self.how)
+        return self.how.comparison_id(self.sample)
 
     @cached_property
     def curve(self) -> str:
-        return curve_id(self.sample, self.how)
+        return self.how.curve_id(self.sample)
 
     @cached_property
     def verdict_group(self) -> str:
         """Equal for points between which a verdict is given: they differ in the compared factors alone."""
-        return comparison_id(self.sample, Comparison(self.how.by)) if self.how.across else self.comparison
+        return Comparison(self.how.by).comparison_id(self.sample) if self.how.across else self.comparison
 
 
 def scaling_rows(groups: Sequence[list[AttemptRow]], how: Comparison = BY_FRAMEWORK) -> list[Row]:
     """One row per measurement and kind of scaling, sorted."""
     samples = [group[0] for group in groups]
-    texts = zip(
-        knobs(samples, how), variants(samples, how), variants(samples, how, without=SEED), across(samples, how),
-        strict=True,
-    )  # fmt: skip
-    points = [Point(group, how, *parts) for group, parts in zip(groups, texts, strict=True)]
+    texts = {
+        "knobs": knobs(samples, how), "variant": variants(samples, how),
+        "learning_variant": variants(samples, how, without=SEED), "across": across(samples, how),
+    }  # fmt: skip
+    points = [
+        Point(group, how, {column: values[n] or None for column, values in texts.items()})
+        for n, group in enumerate(groups)
+    ]
     any_scaling = ANY_SCALING in how.across
     tables = group_by(points, lambda point: point.comparison)
     series = {kind: group_by(points, partial(_series, kind, any_scaling)) for kind in KINDS}
@@ -163,17 +154,29 @@ def _row(point: Point, kind: str, compared: list[Point], curve: list[Point]) -> 
         if column.source in merges:
             values = point.values(column.name)
             merged[column.name] = merges[column.source](values) if values else None
+    epochs, samples = point.values("epoch_time_s"), point.sample_times
+    epoch, sample = median_interval(epochs), point.interval
     return {
         **dict.fromkeys(column.name for column in SCALING),
         **merged,
+        **point.texts,
         **_texts(point, kind),
-        **_seconds(point),
+        "interval": confidence(len(samples), sample) if samples else None,
+        "epoch_time_shortest_s": min(epochs, default=None),
+        "epoch_time_longest_s": max(epochs, default=None),
+        "sample_time_shortest_s": min(samples, default=None),
+        "sample_time_longest_s": max(samples, default=None),
+        "epoch_time_low_s": epoch and epoch.low,
+        "epoch_time_high_s": epoch and epoch.high,
+        "sample_time_s": point.sample_time_s,
+        "sample_time_low_s": sample and sample.low,
+        "sample_time_high_s": sample and sample.high,
         **_rates(point),
         **merged_windows([run.row for run in point.ok]),
         **_against(point, single, kind, "best_single"),
         **_against(point, base, kind, "own_base", "_vs_own_base"),
         **(_NO_RATIOS if alone else {}),
-        "best_single_across": single.across or None if single else None,
+        "best_single_across": single.texts["across"] if single else None,
     }
 
 
@@ -225,7 +228,7 @@ def _fastest(points: list[Point]) -> Point | None:
 
 def _texts(point: Point, kind: str) -> Row:
     last = max(point.runs, key=lambda run: (run.row["start"] or "", run.row["attempt"] or 0)).row
-    marks = Counter(mark for run in point.ok for mark in of_run(run.row))
+    marks = Counter(mark for run in point.ok for mark in marks_of(run.row))
     commits = {run.row["git_commit"] for run in point.ok if run.row["git_commit"]}
     return {
         "scaling": kind,
@@ -234,35 +237,14 @@ def _texts(point: Point, kind: str) -> Row:
         "runs_ok": len(point.ok),
         "attempts_failed": len(point.runs) - len(point.ok),
         "layout": layout(point.sample) or None,
-        "knobs": point.knobs or None,
-        "variant": point.variant or None,
-        "learning_variant": point.learning_variant or None,
         "git_commits": " ".join(sorted(commits)) or None,
         "marks": "; ".join(f"{mark} ({count} of {len(point.ok)})" for mark, count in sorted(marks.items())) or None,
         "comparison": point.comparison,
-        "learning_comparison": comparison_id(point.sample, point.how, [SEED]),
+        "learning_comparison": point.how.comparison_id(point.sample, SEED),
         "compared_by": ", ".join(point.how.by),
         "compared": point.how.compared(point.sample.row),
         "compared_across": ", ".join(point.how.across) or None,
-        "across": point.across or None,
         "verdict_group": point.verdict_group,
-    }
-
-
-def _seconds(point: Point) -> Row:
-    epochs, samples = point.values("epoch_time_s"), point.sample_times
-    epoch, sample = median_interval(epochs), point.interval
-    return {
-        "interval": confidence(len(samples), sample) if samples else None,
-        "epoch_time_shortest_s": min(epochs, default=None),
-        "epoch_time_longest_s": max(epochs, default=None),
-        "sample_time_shortest_s": min(samples, default=None),
-        "sample_time_longest_s": max(samples, default=None),
-        "epoch_time_low_s": epoch and epoch.low,
-        "epoch_time_high_s": epoch and epoch.high,
-        "sample_time_s": point.sample_time_s,
-        "sample_time_low_s": sample and sample.low,
-        "sample_time_high_s": sample and sample.high,
     }
 
 

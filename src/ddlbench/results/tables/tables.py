@@ -3,39 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
 
 import pandas as pd
 
+from ddlbench.errors import UserError
 from ddlbench.foreign import read_bytes
 from ddlbench.record.schema import DEVELOPER, RUNS, SCALING
 from ddlbench.results.frames import frame
-from ddlbench.results.reading.attempts import Records, read
-from ddlbench.results.reading.epoch_lines import epochs_table
-from ddlbench.results.reading.left_out import LeftOut
-from ddlbench.results.reading.left_out import line as left_out_line
+from ddlbench.results.reading.attempts import LeftOut, Records, left_out_line, read
+from ddlbench.results.reading.cells import epochs_table
 from ddlbench.results.reading.published import read_published
 from ddlbench.results.rows import Row, group_by
 from ddlbench.results.tables.breakdown import breakdown
 from ddlbench.results.tables.checks import above_ideal, differences, drift, environments, merged_though
 from ddlbench.results.tables.measurement import Measurement, measurements_of
-from ddlbench.results.tables.merge import (
-    BY_FRAMEWORK,
-    SEED,
-    AttemptRow,
-    Comparison,
-    RankPasses,
-    check_comparison,
-    measurement_id,
-    measurements,
-)
+from ddlbench.results.tables.merge import BY_FRAMEWORK, SEED, AttemptRow, Comparison, RankPasses, measurements
 from ddlbench.results.tables.quality import learning_table
 from ddlbench.results.tables.run_rows import attempt_row
 from ddlbench.results.tables.scaling import scaling_rows
-from ddlbench.texts import FORMULA, printable, quoted
+from ddlbench.texts import FORMULA, printable, quoted, shortened
+
+VALUES_SHOWN = 20  # of a column, where --only asks for another one
 
 
 @dataclass(frozen=True)
@@ -101,10 +93,10 @@ def merge(records: Records) -> Merged:
     runs, copies = _without_copies(list(map(attempt_row, attempts)))
     groups = measurements(run for run in runs if run.options and run.row["backend"] != DEVELOPER)
     for group in groups:
-        name, quality = measurement_id(group[0]), measurement_id(group[0], SEED)
+        name, quality = group[0].measurement_id(), group[0].measurement_id(SEED)
         for run in group:
             alike = run.ok and group[0].ok  # these agree in all that the names are made of
-            run.row.update(measurement=name, learning=quality if alike else measurement_id(run, SEED))
+            run.row.update(measurement=name, learning=quality if alike else run.measurement_id(SEED))
     warnings = [*records.warnings, *copies, *(warning for run in runs for warning in run.warnings)]
     rows = [run.row for run in runs]
     measured = [row for row in rows if row["status"] == "ok" and row["measurement"] is not None]
@@ -148,7 +140,7 @@ def make_tables(records: Records, how: Comparison = BY_FRAMEWORK) -> Tables:
     `across` that no attempt has."""
     merged = merge(records)
     runs = merged.runs
-    check_comparison(how, runs)
+    how.check(runs)
     scaling = scaling_rows(merged.groups, how)
     epochs = epochs_table([run.row for run in runs], [run.epochs for run in runs])
     shared = [run.row["path"] for run in runs if run.row["backend"] == DEVELOPER]
@@ -175,6 +167,63 @@ def make_tables(records: Records, how: Comparison = BY_FRAMEWORK) -> Tables:
         drift=drift(merged.groups),
         left_out=merged.left_out,
     )
+
+
+def only(tables: Tables, filters: Sequence[str]) -> Tables:
+    """A part of the tables, `--only framework=ddp,fsdp model=resnet50`; ratios keep the bases that they have in all.
+
+    It has the attempts whose columns have one of the given values, with their epochs and measurements. UserError for
+    columns and values that the tables do not have."""
+    if not filters:
+        return tables
+    runs = kept = tables.run_rows
+    for text in filters:
+        column, _, values = text.partition("=")
+        if column not in {existing.name for existing in RUNS} or not values:
+            raise UserError(
+                f"--only {printable(text)}: write COLUMN=VALUE[,VALUE] with a column of runs.csv, such as "
+                "framework, model, loader, gpus, recipe or precision"
+            )
+        wanted, existing = values.split(","), sorted({str(run[column]) for run in runs} - {"None"})
+        unknown = [value for value in wanted if value not in existing]
+        if unknown:
+            shown = ", ".join(shortened(value, 40) for value in existing[:VALUES_SHOWN]) or "no value"
+            raise UserError(
+                f"--only {column}={printable(','.join(unknown))}: no attempt has it; the results have {shown}"
+            )
+        kept = [run for run in kept if str(run[column]) in wanted]
+    summary = f"only {' '.join(map(printable, filters))}: {len(kept)} of {len(runs)} attempts are reported"
+    if not kept:
+        raise UserError(f"{summary}: no attempt has all of these values; leave one filter out")
+    measured = _values(kept, "measurement")
+    return replace(
+        tables,
+        run_rows=kept,
+        scaling_rows=[row for row in tables.scaling_rows if row["measurement"] in measured],
+        epochs=_with(tables.epochs, "path", kept),
+        learning=_with(tables.learning, "learning", kept),
+        warnings=[summary, *_merged_with_others(runs, kept), *tables.warnings],
+    )
+
+
+def _merged_with_others(runs: Sequence[Row], kept: Sequence[Row]) -> list[str]:
+    """A warning where a filter, such as repeat=0, takes a part of the attempts that are merged."""
+    paths = {run["path"] for run in kept}
+    others = [run for run in runs if run["path"] not in paths]
+    both = {"measurements": "measurement", "learning curves": "learning"}
+    counts = {name: len(_values(kept, column) & _values(others, column)) for name, column in both.items()}
+    texts = [f"{count} {name}" for name, count in counts.items() if count]
+    merged = "the rows and figures of these are of all their attempts"
+    return [f"a part of the attempts of {' and '.join(texts)} is not reported: {merged}"] if texts else []
+
+
+def _values(rows: Sequence[Row], column: str) -> set[str]:
+    return {row[column] for row in rows if row[column] is not None}
+
+
+def _with(table: pd.DataFrame, column: str, kept: Sequence[Row]) -> pd.DataFrame:
+    """The rows of the table that belong to the runs."""
+    return table.loc[table[column].isin(list(_values(kept, column))).to_numpy(bool)]
 
 
 def write_csv(table: pd.DataFrame, path: Path) -> None:
