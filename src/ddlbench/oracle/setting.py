@@ -17,7 +17,6 @@ from ddlbench.recipe.optimizers import OptimizerConfig, optimizers
 from ddlbench.recomputation import Plan, repeats
 
 BYTES = {"fp32": FP32_BYTES, "bf16": 2, "fp16": 2}  # of one number
-INT64_BYTES = 8  # of a token or a target
 
 
 def kind_of(optimizer: OptimizerConfig) -> str:

@@ -21,7 +21,11 @@ def test_gradients_arrive_in_one_micro_batch() -> None:
 
 
 def test_buckets_hold_all_gradients_from_step_to_step() -> None:
-    assert replica(SETTING, SETTING.counts, 4, in_place=True, buckets=7) == Memory(12, 12, 12, 36, 7 + BATCH)
+    assert replica(SETTING, SETTING.counts, 4, bucketed=True) == Memory(12, 12, 12, 36, BATCH)
+
+
+def test_gradients_of_several_micro_batches_wait_beside_the_buckets() -> None:
+    assert replica(TWO, TWO.counts, 4, bucketed=True) == Memory(12, 12, 12, 36, 12 + 2 * BATCH)
 
 
 def test_gradients_can_be_copied_to_be_reduced() -> None:

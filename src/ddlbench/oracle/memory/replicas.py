@@ -67,16 +67,15 @@ class Rank:
         return at_peak(states, moments, buffers + buffer_bytes(self.counts.blocks) + batch)
 
 
-def replica(
-    setting: Setting, counts: Counts, dp: int, in_place: bool = False, buckets: float = 0.0, reduced: float = 0.0
-) -> Memory:
+def replica(setting: Setting, counts: Counts, dp: int, bucketed: bool = False, reduced: float = 0.0) -> Memory:
     """All weights on each rank: data parallelism and tensor parallelism. The peak is in the passes or in the update.
 
-    in_place: gradients have permanent memory; buckets: bytes of further buckets; reduced: bytes of gradients that are
-    copied to be reduced after the backward pass
+    bucketed: the gradients are in DDP's buckets, which are permanent; with several micro batches they wait beside them
+    reduced: bytes of gradients that are copied to be reduced after the backward pass
     """
     rank = Rank(setting, counts, dp)
-    accumulating = in_place or rank.accumulates
+    accumulating = bucketed or rank.accumulates
+    buckets = rank.gradients if bucketed and rank.accumulates else 0.0
     moments = (
         rank.passes(accumulating).plus(rank.gradients if accumulating else 0.0),
         Moment(rank.gradients, max(reduced, update_copies(setting.optimizer, counts.blocks))),

@@ -24,7 +24,7 @@ from ddlbench.oracle.memory.passes import (
 )
 from ddlbench.oracle.setting import Memory, Setting
 from ddlbench.oracle.timing import schedule
-from ddlbench.oracle.timing.schedule import INPUTS, WEIGHTS, F, Op
+from ddlbench.oracle.timing.schedule import INPUTS, OVERLAPPED, WEIGHTS, F, Op
 from ddlbench.recomputation import Plan, repeats
 
 
@@ -129,7 +129,7 @@ def schedule_peak(passes_: Iterable[Op], stages: Mapping[int, Stage]) -> Moment:
     for kind, index, _ in passes_:
         stage, gradients = stages[index], sum(stages[other].gradients for other in begun)
         waiting = stage.waiting if index else 0.0  # the first stage computes all its gradients in one pass
-        if kind == F:
+        if kind in (F, OVERLAPPED):
             moment = Moment(gradients, saved + stage.running)
             saved += stage.saved
         elif kind == WEIGHTS:
@@ -223,6 +223,6 @@ def _of_rank(cut: Cut, setting: Setting, counts: Counts, rank: int, parameters: 
     if cut.sharded:  # complete weights from one update to the next, and gradients until they are reduced
         permanent += FP32_BYTES * parameters
         copies = FP32_BYTES * parameters
-    order = schedule.order_with_weights(cut.schedule, rank, cut.pp, len(edges), cut.count)
+    order = schedule.order(cut.schedule, rank, cut.pp, len(edges), cut.count)
     moments = schedule_peak(order, stages), Moment(states.gradients, copies)
     return at_peak(states, moments, permanent + cut.count * messages)  # torch has buffers for all micro batches
