@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ddlbench.measure.formulas.memory_formula import Bytes
-from ddlbench.oracle.memory.passes import Moment
+from ddlbench.oracle.memory.replicas import Moment
 from ddlbench.oracle.memory.stages import InFlight, Stage, pipedream_peak, schedule_peak, stage
 from ddlbench.oracle.timing.schedule import order
 from tests.oracle.made import AGAIN, KEPT, A, B

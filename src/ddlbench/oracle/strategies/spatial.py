@@ -18,8 +18,7 @@ from ddlbench.frameworks.spatial.adapter import Spatial
 from ddlbench.frameworks.tensor.collectives import Part
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES
 from ddlbench.oracle.machine import collectives
-from ddlbench.oracle.memory.passes import counts_of_rank
-from ddlbench.oracle.memory.replicas import replica
+from ddlbench.oracle.memory.replicas import counts_of_rank, replica
 from ddlbench.oracle.setting import Limit, Message, Outcome, Setting
 from ddlbench.oracle.strategies.data_parallel import averaged, sizes
 from ddlbench.oracle.strategies.tensor import batch_message

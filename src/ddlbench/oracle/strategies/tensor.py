@@ -16,8 +16,7 @@ from ddlbench.measure.formulas.memory_formula import FP32_BYTES
 from ddlbench.oracle.counts.counting import count_job
 from ddlbench.oracle.counts.counts import Block
 from ddlbench.oracle.machine import collectives
-from ddlbench.oracle.memory.passes import counts_of_rank
-from ddlbench.oracle.memory.replicas import replica
+from ddlbench.oracle.memory.replicas import counts_of_rank, replica
 from ddlbench.oracle.setting import Limit, Message, Outcome, Setting
 from ddlbench.oracle.strategies.data_parallel import averaged, backward, sizes
 from ddlbench.oracle.timing import overlap

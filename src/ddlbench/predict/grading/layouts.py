@@ -113,8 +113,8 @@ def predicted_s(layout: Layout, machine: Machine | None = None) -> float:
     sizes = [middle] * layout.pp
     sizes[0] += 1  # the embedding
     sizes[-1] += 2  # the last norm and the head
-    micro_batches = layout.global_batch // layout.dp // layout.micro_batch
-    cut = Cut("1f1b", layout.dp, layout.tp, layout.pp, tuple(sizes), micro_batches)
+    count = layout.global_batch // layout.dp // layout.micro_batch
+    cut = Cut("1f1b", layout.dp, layout.tp, layout.pp, tuple(sizes), count, layout.micro_batch)
     return pipeline.predict(cut, Setting(job, machine, computation)).step_s
 
 
