@@ -15,7 +15,7 @@ from ddlbench.config.schema import Config
 from ddlbench.data.feed import Request
 from ddlbench.data.loaders.synthetic import random_batch
 from ddlbench.job import Batch, Framework, Job, Trainer
-from ddlbench.oracle.measured import calibrate, network
+from ddlbench.oracle.measured import inputs, network
 from ddlbench.ranks.launchers import Launch, detect
 from ddlbench.run.attempt import seed_replica
 
@@ -38,9 +38,8 @@ def seconds_beside_others(config: Config, window_s: float) -> list[float]:
 
 
 def blocks(config: Config, samples: int) -> tuple[list[tuple[float, float]], float]:
-    """Seconds of each block's forward and backward pass of a micro batch, and of the update (measured/calibrate.py)."""
-    passes, update_s = calibrate.measure(config, CPU, samples)
-    return [(each.forward, each.backward) for each in passes], update_s
+    """Seconds of each block's forward and backward pass of a micro batch, and of the update (measured/inputs.py)."""
+    return inputs.measure(config, CPU, samples)
 
 
 def collectives(sizes: Sequence[int]) -> dict[str, list[float]]:

@@ -17,7 +17,6 @@ from ddlbench.recipe.optimizers import OptimizerConfig, optimizers
 from ddlbench.recomputation import Plan, repeats
 
 BYTES = {"fp32": FP32_BYTES, "bf16": 2, "fp16": 2}  # of one number
-INT64_BYTES = 8  # of a token or a target
 
 
 def kind_of(optimizer: OptimizerConfig) -> str:
@@ -61,9 +60,7 @@ class Setting:
 
     def plan(self, samples: float, first: int = 0, end: int | None = None, in_flight: int = 1) -> Plan:
         """Which blocks of a micro batch run again or are offloaded (`Counts.plan`)."""
-        job = self.job
-        offload = job.offload_activations, job.flops_per_host_byte
-        return self.counts.plan(job.checkpoint_activations, samples, first, end, in_flight, *offload)
+        return self.counts.plan(self.job, samples, first, end, in_flight)
 
     @property
     def contention(self) -> float:

@@ -42,10 +42,9 @@ from ddlbench.progress import Progress
 from ddlbench.rehearsal import perfetto
 from ddlbench.rehearsal.perfetto import Slice
 from ddlbench.results.rows import group_by
+from ddlbench.texts import GIB
 
-# They are tried without --plan, if the command gives none.
-SEVERAL_LAYOUTS = ("tensor", "megatron", "channel", "spatial", "hybrid")
-STAGES = 2  # of these layouts at most
+STAGES = 2  # at most, of the layouts that are compared without --plan
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -111,7 +110,7 @@ def plan(rows: Sequence[Prediction], question: Question, machine: Machine) -> in
     if options.json:
         print(json.dumps([asdict(row) for row in rows], indent=1))
         return 0 if any(row.status == "ok" and row.fits is not False for row in rows) else 3
-    memory = options.max_memory_gib * ranking.GiB if options.max_memory_gib else None
+    memory = options.max_memory_gib * GIB if options.max_memory_gib else None
     possible = False
     for (_, batch), same in group_by(rows, lambda row: (row.gpus, row.settings.get("train.global_batch"))).items():
         asked = replace(
@@ -183,12 +182,13 @@ def tried(question: Question, framework: Any, gpus: int, per_node: int) -> list[
     """The layouts that are compared: those of a plan with two stages at most, if no degree is given."""
     degrees = tuple(f"framework.{degree}=" for degree in planner.DEGREES)
     given = any(word.lstrip("+").startswith(degrees) for word in question.words)
-    if given or framework.name not in SEVERAL_LAYOUTS:
+    if given or framework.name not in planner.SHARES:
         return [framework]
     return list(planner.layouts(framework, gpus, per_node, STAGES)) or [framework]
 
 
 def inputs_of(question: Question, machine: Machine, config: Config, results: Results | None) -> Inputs:
+    """The seconds of computing are from the best source that is given."""
     options, learned = question.options, None
     measured = from_calibration(config, machine) if options.calibrate else None
     samples, loader = options.samples_per_epoch, options.loader_samples_per_s
@@ -200,29 +200,22 @@ def inputs_of(question: Question, machine: Machine, config: Config, results: Res
     made: list[Computation] = []  # once for all layouts and numbers of GPUs
 
     def computation(config: Config, _: Job) -> Computation:
-        if not made:
-            made.append(computation_of(question, machine, config, results, measured))
+        if not made and results is not None:
+            made.append(results.computation(config, machine, measured))
+        elif not made and options.one_gpu_step_s is not None:
+            step = OneStep(options.one_gpu_step_s, options.one_gpu_batch)
+            made.append(from_one_step(config, machine, step, blocks=measured))
+        elif not made:
+            made.append(measured or from_roofline(config, machine))
         return made[0]
 
     return Inputs(machine, computation, options.algorithm, samples, loader, options.exact_memory, learned)
 
 
-def computation_of(
-    question: Question, machine: Machine, config: Config, results: Results | None, measured: Computation | None
-) -> Computation:
-    """The seconds of computing, from the best source that is given. measured: the blocks, on this device"""
-    options = question.options
-    if results is not None:
-        return results.computation(config, machine, measured)
-    if options.one_gpu_step_s is not None:
-        return from_one_step(config, machine, OneStep(options.one_gpu_step_s, options.one_gpu_batch), blocks=measured)
-    return measured or from_roofline(config, machine)
-
-
 def _config(question: Question, row: Prediction) -> Config:
     """The configuration of a row in its layout."""
     config = configuration(f"+framework={row.framework}", *question.words)
-    if row.framework not in SEVERAL_LAYOUTS:
+    if row.framework not in planner.SHARES:
         return config
     degrees = {key: row.layout[key] for key in ("dp", "tp", "sp") if key in row.layout}
     return replace(config, framework=replace(cast(Any, config.framework), **degrees))
@@ -250,10 +243,8 @@ def show(rows: Sequence[Prediction], question: Question, machine: Machine) -> No
         print(heading(fine, question, machine))
         print(ranking.table(rows))
         print(f"\nGiB of the fullest rank at its fullest moment:\n{ranking.memory_table(rows)}\n")
-    for line in (*ranking.marks(rows), *ranking.learned(rows), *(f"limit: {limit}" for limit in ranking.limits(rows))):
+    for line in (*ranking.marks(rows), *ranking.notes(rows)):
         print(line)
-    for line in ranking.refusals(rows):
-        print(f"refused: {line}")
     if question.options.blocks:
         config = configuration(f"+framework={question.framework or 'single'}", *question.words)
         samples = config.train.micro_batch or config.train.samples_per_update(1)
@@ -263,7 +254,7 @@ def show(rows: Sequence[Prediction], question: Question, machine: Machine) -> No
         for line in volumes.lines(fine, lambda row: _config(question, row)):
             print(line, flush=True)
     memory = question.options.max_memory_gib
-    best = ranking.fitting(rows, question.options.max_gpus, memory * ranking.GiB if memory else None)
+    best = ranking.fitting(rows, question.options.max_gpus, memory * GIB if memory else None)
     caps = f" with at most {question.options.max_gpus} GPUs" if question.options.max_gpus else ""
     caps += f" in {memory:g} GiB" if memory else ""
     print("\n".join(ranking.conclusion(best, caps)))

@@ -16,9 +16,9 @@ from typing import Any
 
 from ddlbench.config.choices import choices
 from ddlbench.config.schema import Config
-from ddlbench.errors import UserError
 from ddlbench.oracle.predictor import Prediction
 from ddlbench.predict import ranking
+from ddlbench.texts import GIB
 
 # Their updates are late or averaged, so that a faster step may train worse; `deepspeed` is zero0 to zero3,
 # and `megatron` has the equations of `tensor`.
@@ -32,19 +32,11 @@ def frameworks() -> list[str]:
     return [name for name in choices("framework") if name not in NO_PLANS]
 
 
-def check_words(words: Sequence[str]) -> None:
-    """UserError for a degree: the plan chooses it."""
-    for word in words:
-        key = word.lstrip("+").partition("=")[0]
-        if key in [f"framework.{degree}" for degree in DEGREES]:
-            raise UserError(f"{word}: --plan chooses the layout: leave it out, or predict it without --plan")
-
-
 def plans(config: Config, words: Sequence[str], gpus: int, per_node: int) -> Iterator[Config]:
     """Every configuration of a framework that is tried. words: keys that are given are kept"""
     given = {word.lstrip("+").partition("=")[0] for word in words}
     for framework in layouts(config.framework, gpus, per_node):
-        replicas = gpus // prod(_degree(framework, name) for name in DEGREES[1:])
+        replicas = gpus // prod(getattr(framework, name, None) or 1 for name in DEGREES[1:])
         samples = config.train.samples_per_update(gpus) // replicas
         micro_batches = [2**n for n in range(samples.bit_length()) if samples % 2**n == 0]
         if "train.micro_batch" in given or not micro_batches:  # more replicas than samples: refused with the reason
@@ -71,10 +63,6 @@ def layouts(framework: Any, gpus: int, per_node: int, most_stages: int | None = 
             if gpus % (tp * pp) == 0:
                 chosen = {"dp": gpus // (tp * pp), "tp": tp, "sp": tp, "pp": pp}
                 yield replace(framework, **{degree: chosen[degree] for degree in degrees})
-
-
-def _degree(framework: Any, name: str) -> int:
-    return getattr(framework, name, 1) or 1
 
 
 def settings(config: Config) -> dict[str, Any]:
@@ -127,7 +115,7 @@ def _short_of(rows: Sequence[Prediction]) -> str:
     possible = [row for row in rows if row.status == "ok"]
     if possible:
         least = min(possible, key=lambda row: row.memory_bytes or 0.0)
-        needed = f"{(least.memory_bytes or 0.0) / ranking.GiB:.3g} GiB"
+        needed = f"{(least.memory_bytes or 0.0) / GIB:.3g} GiB"
         return f"the plan that needs the least memory is {command(least)}, with {needed}"
     (reason, count), *_ = Counter(row.reason for row in rows).most_common(1)
     return f"{reason} ({count:,} of {len(rows):,})"

@@ -133,10 +133,13 @@ def _plan(question: Question) -> None:
     for name in ("blocks", "timeline", "chakra", "check_volumes", "max_gpus", "calibrate_network", "exact_memory"):
         if getattr(question.options, name):
             raise UserError(f"--plan ranks many layouts: leave --{name.replace('_', '-')} out, and predict one of them")
-    planner.check_words(question.words)
-    for word in [word for word in question.words if word.startswith("train.global_batch=[")]:
-        question.words.remove(word)
-        question.batches = numbers(word.partition("=")[2], "train.global_batch")
+    for word in [*question.words]:
+        key, _, value = word.partition("=")
+        if key.lstrip("+") in [f"framework.{degree}" for degree in planner.DEGREES]:
+            raise UserError(f"{word}: --plan chooses the layout: leave it out, or predict it without --plan")
+        if word.startswith("train.global_batch=["):
+            question.words.remove(word)
+            question.batches = numbers(value, "train.global_batch")
 
 
 def _check(options: argparse.Namespace) -> None:

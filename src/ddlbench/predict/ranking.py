@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from ddlbench.oracle.predictor import Prediction
-from ddlbench.texts import aligned
+from ddlbench.results.rows import group_by
+from ddlbench.texts import GIB, aligned
 
-GiB = 2**30
 TIMES = ("compute", "comm", "hidden", "bubble", "data")
 WHICH = ("framework", "layout", "gpus")
 COLUMNS = (*WHICH, "step", "80 %", *TIMES, "memory", "error", "fits", "samples/s", "epoch")
@@ -40,13 +40,23 @@ def fitting(
 
 def table(rows: Sequence[Prediction]) -> str:
     """A table for the terminal, one line per prediction, without refusals."""
-    return "\n".join(aligned(COLUMNS, (_cells(row) for row in rows if row.status == "ok"), left=WHICH[:2]))
+    lines = list[tuple[str, ...]]()
+    for row in (row for row in rows if row.status == "ok"):
+        seconds = (row.compute_s, row.comm_exposed_s, row.comm_hidden_s, row.bubble_s, row.data_s)
+        times = ("" if took is None else _ms(took) for took in seconds)
+        band = f"{row.low_80_s * 1e3:.4g} to {_ms(row.high_80_s)}" if row.low_80_s else "none"
+        fits = {True: "yes", False: "no", None: "?"}[row.fits]
+        memory, error = f"{(row.memory_bytes or 0.0) / GIB:.2f} GiB", f"±{row.memory_error or 0.0:.0%}"
+        rate = f"{row.samples_per_s or 0.0:.4g}{'*' if row.marks else ''}"
+        epoch = "" if row.epoch_s is None else f"{row.epoch_s:.4g} s"
+        lines.append((*which(row), _ms(row.step_s), band, *times, memory, error, fits, rate, epoch))
+    return "\n".join(aligned(COLUMNS, lines, left=WHICH[:2]))
 
 
 def memory_table(rows: Sequence[Prediction]) -> str:
     """GiB of the parts of `memory`, one line per prediction."""
     parts = ((row, [(row.memory or {})[name] for name in PARTS]) for row in rows if row.status == "ok")
-    lines = ((*which(row), *(f"{bytes_ / GiB:.3f}" for bytes_ in (*of, row.memory_bytes or 0.0))) for row, of in parts)
+    lines = ((*which(row), *(f"{bytes_ / GIB:.3f}" for bytes_ in (*of, row.memory_bytes or 0.0))) for row, of in parts)
     return "\n".join(aligned((*WHICH, *PARTS, "memory"), lines, left=WHICH[:2]))
 
 
@@ -58,29 +68,8 @@ def which(row: Prediction) -> tuple[str, str, str]:
     return row.framework, " ".join(filter(None, (layout, *plan))), str(row.gpus)
 
 
-def _cells(row: Prediction) -> tuple[str, ...]:
-    seconds = (row.compute_s, row.comm_exposed_s, row.comm_hidden_s, row.bubble_s, row.data_s)
-    fits = {True: "yes", False: "no", None: "?"}[row.fits]
-    memory, error = f"{(row.memory_bytes or 0.0) / GiB:.2f} GiB", f"±{row.memory_error or 0.0:.0%}"
-    rate = f"{row.samples_per_s or 0.0:.4g}{'*' if row.marks else ''}"
-    epoch = "" if row.epoch_s is None else f"{row.epoch_s:.4g} s"
-    times = ("" if took is None else _ms(took) for took in seconds)
-    step = _ms(row.step_s)
-    band = f"{row.low_80_s * 1e3:.4g} to {_ms(row.high_80_s)}" if row.low_80_s else "none"
-    return (*which(row), step, band, *times, memory, error, fits, rate, epoch)
-
-
 def _ms(seconds: float | None) -> str:
     return f"{(seconds or 0.0) * 1e3:.4g} ms"
-
-
-def refusals(rows: Sequence[Prediction]) -> list[str]:
-    """One line per framework and reason, with the GPU counts."""
-    by_reason: dict[tuple[str, str], list[int]] = {}
-    for row in rows:
-        if row.status != "ok":
-            by_reason.setdefault((row.framework, row.reason), []).append(row.gpus)
-    return [f"{name} at {', '.join(map(str, gpus))}: {reason}" for (name, reason), gpus in by_reason.items()]
 
 
 def marks(rows: Sequence[Prediction]) -> list[str]:
@@ -88,15 +77,16 @@ def marks(rows: Sequence[Prediction]) -> list[str]:
     return [f"* {mark}" for mark in dict.fromkeys(mark for row in rows for mark in row.marks)]
 
 
-def learned(rows: Sequence[Prediction]) -> list[str]:
-    """The terms of the cluster that runs with several GPU counts determine, and those that they do not."""
-    return list(dict.fromkeys(f"{row.framework}: {line}" for row in rows for line in row.learned))
-
-
-def limits(rows: Sequence[Prediction]) -> list[str]:
-    """The largest degree of each strategy and the layer that sets it, once each."""
+def notes(rows: Sequence[Prediction]) -> list[str]:
+    """The terms of the cluster that runs with several GPU counts determine, and those that they do not; the largest
+    degree of each strategy and the layer that sets it; each reason of a refusal, with the GPU counts."""
+    lines = [f"{row.framework}: {line}" for row in rows for line in row.learned]
     largest = (limit for row in rows for limit in row.limits if limit["degree"] != "dp")
-    return list(dict.fromkeys(f"{limit['degree']} <= {limit['largest']} ({limit['layer']})" for limit in largest))
+    lines += [f"limit: {limit['degree']} <= {limit['largest']} ({limit['layer']})" for limit in largest]
+    refused = group_by((row for row in rows if row.status != "ok"), lambda row: (row.framework, row.reason))
+    for (name, reason), same in refused.items():
+        lines.append(f"refused: {name} at {', '.join(str(row.gpus) for row in same)}: {reason}")
+    return list(dict.fromkeys(lines))
 
 
 def conclusion(rows: Sequence[Prediction], caps: str) -> list[str]:

@@ -14,11 +14,9 @@ from ddlbench.errors import UserError
 from ddlbench.measure import block_seconds
 from ddlbench.oracle.machine import machine as machines
 from ddlbench.oracle.machine.collectives import all_reduce, path
-from ddlbench.oracle.measured import calibrate, inputs, network
-from ddlbench.oracle.measured.calibrate import calibration
-from ddlbench.oracle.measured.inputs import from_calibration
+from ddlbench.oracle.measured import inputs, network
+from ddlbench.oracle.measured.inputs import calibration, from_calibration
 from ddlbench.oracle.predictor import Inputs, predict
-from ddlbench.oracle.timing.computation import Pass
 from ddlbench.predict import __main__ as command
 from ddlbench.predict.question import ask
 
@@ -85,11 +83,11 @@ def test_the_median_of_the_repeats_counts_without_the_first(monkeypatch: pytest.
     ahead, back, update = (100, 1, 2, 3, 4, 90), (200, 10, 20, 30, 40, 900), (50, 7, 5, 6, 8, 70)
     blocks = [seconds for pair in zip(ahead, back, strict=True) for seconds in (0, *pair)] * 4
     times = accumulate([*blocks, *(seconds for item in update for seconds in (0, item))])
-    for module in (block_seconds, calibrate):
+    for module in (block_seconds, inputs):
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: next(times)))
     with configurations():
         config = configuration(*TINY)
-    assert calibrate.measure(config, CPU, 2) == ([Pass(3, 30)] * 4, 7)
+    assert inputs.measure(config, CPU, 2) == ([(3, 30)] * 4, 7)
 
 
 def test_another_device_is_refused() -> None:

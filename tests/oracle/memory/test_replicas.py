@@ -1,17 +1,108 @@
-"""Peak memory of a rank by hand: the blocks of docs/oracle.md with 8 and 4 bytes of weights."""
+"""Peak memory of a rank by hand: the peak of its passes and of a step, with the blocks of docs/oracle.md; in the second
+half these have 8 and 4 bytes of weights."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from ddlbench.oracle.memory.passes import batch_bytes
-from ddlbench.oracle.memory.replicas import Gathered, fsdp, replica, zero, zero3
+import numpy as np
+import pytest
+
+from ddlbench.measure.formulas.memory_formula import Bytes
+from ddlbench.oracle.counts.counts import Counts, Line, most
+from ddlbench.oracle.memory.replicas import (
+    Gathered,
+    Moment,
+    arriving,
+    at_peak,
+    batch_bytes,
+    fsdp,
+    passes,
+    replica,
+    update_copies,
+    zero,
+    zero3,
+)
 from ddlbench.oracle.setting import Memory
-from tests.oracle.made import A, B, made
+from tests.oracle.made import AGAIN, KEPT, A, B, block, made, setting, sized
 
 SETTING = made(4, [replace(A, tensor_sizes=(2,)), replace(B, tensor_sizes=(1,))], batch=4)
 TWO = made(4, [replace(A, tensor_sizes=(2,)), replace(B, tensor_sizes=(1,))], batch=8, micro_batch=1)
 BATCH = batch_bytes(SETTING.job, 1)
+
+
+def test_gradients_arrive_while_activations_are_freed() -> None:
+    """Backward pass of B: 10 + 30, without gradients of A; of A: 12, and the 4 of B."""
+    assert passes([A, B], 1, KEPT, [8, 4], accumulating=False) == Moment(0, 40)
+    assert passes([A, sized(20, 0, 1, 26)], 1, KEPT, [8, 4], accumulating=False) == Moment(4, 12)
+
+
+def test_a_long_forward_pass_is_the_peak() -> None:
+    assert passes([A, sized(20, 35, 30, 26)], 1, KEPT, [8, 4], accumulating=False) == Moment(0, 45)
+
+
+def test_activations_grow_with_the_batch() -> None:
+    growing = replace(A, saved=Line(10, 5), live_backward=Line(np.array([12.0, 1.0]), np.array([1.0, 6.0])))
+    assert passes([growing, B], 3, KEPT, [0, 0], accumulating=False) == Moment(0, 10 + 15 + 30)
+    assert passes([growing], 1, (0,), [0], accumulating=False) == Moment(0, 13)
+    assert passes([growing], 3, (0,), [0], accumulating=False) == Moment(0, 19)
+
+
+def test_permanent_gradients_are_there_all_the_time() -> None:
+    """All 12 + 10 + 26."""
+    during = passes([A, B], 1, KEPT, [0, 0], accumulating=True)
+    assert during == Moment(0, 36)
+    assert at_peak(Bytes(12, 12, 24), [during.plus(12)], permanent=2).total == 12 + 24 + 2 + 48
+
+
+def test_the_update_can_be_the_peak() -> None:
+    memory = at_peak(Bytes(12, 12, 24), [Moment(0, 40), Moment(12, 50)], permanent=2)
+    assert (memory.gradients, memory.activations) == (12, 50)
+    assert memory.total == 12 + 24 + 2 + 62
+
+
+def test_a_checkpointed_block_runs_again_beside_its_output_s_gradient() -> None:
+    """B: its input of 3, and 30, or 22 + 1 when it runs again; A: 11 + 3 when it runs again, and the 4 of B."""
+    assert passes([A, B], 1, AGAIN, [8, 4], accumulating=False) == Moment(0, 33)
+    assert passes([A, sized(20, 2, 1, 1)], 1, AGAIN, [8, 4], accumulating=False) == Moment(4, 14)
+
+
+def test_a_checkpointed_block_counts_its_unsaved_input_and_output_once() -> None:
+    """B: its input of 3 is among its 30; A runs again without making its output of 3."""
+    first = replace(A, unsaved_output=3)
+    assert passes([first, B], 1, AGAIN, [8, 4], accumulating=False) == Moment(0, 30)
+    assert passes([first, sized(20, 2, 1, 1)], 1, AGAIN, [8, 4], accumulating=False) == Moment(4, 12)
+
+
+def test_what_a_library_gathers_for_a_block_is_there_while_it_runs() -> None:
+    assert passes([A, B], 1, KEPT, [8, 4], False, gathered=[(0, 0), (7, 100)]) == Moment(0, 140)
+    assert passes([A, B], 1, KEPT, [8, 4], False, gathered=[(100, 0), (0, 0)]) == Moment(0, 111)
+
+
+@pytest.mark.parametrize(("accumulating", "expected"), [(False, [80, 200, 320]), (True, [0, 0, 320])])
+def test_a_tied_gradient_is_there_from_the_last_block_on(accumulating: bool, expected: list[float]) -> None:
+    blocks = block("embed", 1, 2, numbers=100), block("middle", 1, 2, numbers=50), block("head", 1, 2)
+    assert arriving(Counts("made", blocks, 80), accumulating) == expected
+
+
+def test_copies_of_the_update_are_of_the_largest_tensor() -> None:
+    """SGD with weight decay makes one copy, Adam two."""
+    blocks = [replace(block("a", 1, 2), tensor_sizes=(3, 7)), block("b", 1, 2, numbers=5)]
+    assert [update_copies(name, blocks) for name in ("sgd", "adam")] == [28, 56]
+    assert update_copies("sgd", blocks, part=0.5) == 14
+
+
+def test_weights_gathered_in_16_bits_are_not_copied_again() -> None:
+    less = replace(A, tensor_sizes=(2,)).with_16_bit_weights()
+    assert (less.saved.at(1), most(less.live_forward, 1), most(less.live_backward, 1)) == (6, 7, 8)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_block_has_at_least_what_it_saves(precision: str) -> None:
+    """With 3 samples, which were not counted."""
+    for item in setting(1, precision=precision).counts.blocks:
+        assert most(item.live_forward, 3) >= item.saved.at(3)
+        assert most(item.live_backward, 3) >= most(item.live_accumulating, 3) > 0
 
 
 def test_gradients_arrive_in_one_micro_batch() -> None:
@@ -21,7 +112,11 @@ def test_gradients_arrive_in_one_micro_batch() -> None:
 
 
 def test_buckets_hold_all_gradients_from_step_to_step() -> None:
-    assert replica(SETTING, SETTING.counts, 4, in_place=True, buckets=7) == Memory(12, 12, 12, 36, 7 + BATCH)
+    assert replica(SETTING, SETTING.counts, 4, bucketed=True) == Memory(12, 12, 12, 36, BATCH)
+
+
+def test_gradients_of_several_micro_batches_wait_beside_the_buckets() -> None:
+    assert replica(TWO, TWO.counts, 4, bucketed=True) == Memory(12, 12, 12, 36, 12 + 2 * BATCH)
 
 
 def test_gradients_can_be_copied_to_be_reduced() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ddlbench.measure.formulas.memory_formula import Bytes
-from ddlbench.oracle.memory.passes import Moment
+from ddlbench.oracle.memory.replicas import Moment
 from ddlbench.oracle.memory.stages import InFlight, Stage, pipedream_peak, schedule_peak, stage
-from ddlbench.oracle.timing.schedule import order_with_weights
+from ddlbench.oracle.timing.schedule import order
 from tests.oracle.made import AGAIN, KEPT, A, B
 
 # A micro batch saves 10 and has 15 in memory at most while it runs; the stage has gradients of 7, of which 3 are there
@@ -17,24 +17,24 @@ STAGE = Stage(saved=10, running=15, first=Moment(3, 11), gradients=7)
 
 def test_gpipe_keeps_all_micro_batches() -> None:
     """Four micro batches: the last forward pass has 3 x 10 + 15, the first backward pass 3 x 10 + 3 + 11."""
-    assert schedule_peak(order_with_weights("gpipe", 0, 2, 2, 4), {0: STAGE}) == Moment(0, 45)
+    assert schedule_peak(order("gpipe", 0, 2, 2, 4), {0: STAGE}) == Moment(0, 45)
 
 
 def test_1f1b_keeps_one_micro_batch_for_each_later_stage() -> None:
-    assert schedule_peak(order_with_weights("1f1b", 0, 2, 2, 4), {0: STAGE}) == Moment(7, 25)
-    assert schedule_peak(order_with_weights("1f1b", 1, 2, 2, 4), {1: STAGE}) == Moment(7, 15)
+    assert schedule_peak(order("1f1b", 0, 2, 2, 4), {0: STAGE}) == Moment(7, 25)
+    assert schedule_peak(order("1f1b", 1, 2, 2, 4), {1: STAGE}) == Moment(7, 15)
 
 
 def test_zero_bubble_keeps_a_micro_batch_until_the_gradients_of_its_weights() -> None:
     """Rank 1 of 2, three micro batches: F0 I0 F1 I1 W0 F2 I2 W1 W2. At I1 those of 0 and 1 are there: 10 + 15."""
-    passes = order_with_weights("zero_bubble", 1, 2, 2, 3)
+    passes = order("zero_bubble", 1, 2, 2, 3)
     assert "".join(f"{kind}{micro}" for kind, _, micro in passes) == "F0I0F1I1W0F2I2W1W2"
     assert schedule_peak(passes, {1: STAGE}) == Moment(7, 25)
 
 
 def test_a_rank_has_the_micro_batches_of_all_its_stages() -> None:
     """Two stages a rank, two ranks, two micro batches: stage 3 runs beside both micro batches of stage 1."""
-    passes = order_with_weights("interleaved", 1, 2, 4, 2)
+    passes = order("interleaved", 1, 2, 4, 2)
     assert [(kind, index) for kind, index, _ in passes][:4] == [("F", 1), ("F", 1), ("F", 3), ("B", 3)]
     assert schedule_peak(passes, {1: STAGE, 3: replace(STAGE, saved=20, running=30)}).activations >= 2 * 10 + 30
 

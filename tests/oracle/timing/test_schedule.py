@@ -10,7 +10,6 @@ from ddlbench.oracle.timing.schedule import (
     Stages,
     Timed,
     order,
-    order_with_weights,
     seconds,
     simulate,
 )
@@ -93,7 +92,7 @@ def test_an_overlapped_forward_pass_sends_with_the_backward_pass_after_it() -> N
     """DualPipeV on two ranks, eight micro batches of 1 + 2: 2 x 2 (p - 1) for what torch sends late; half of it if each
     pass sent its own."""
     assert seconds("dualpipev", equal(4), 2, 8) == pytest.approx(8 * 2 * 3 + 2)
-    assert {kind for kind, _, _ in order_with_weights("dualpipev", 0, 2, 4, 8)} == {"F", "B", "I", "W"}
+    assert {kind for kind, _, _ in order("dualpipev", 0, 2, 4, 8)} == {"F", "O", "B", "I", "W"}
 
 
 @pytest.mark.parametrize("schedule", [*ALL, "looped_bfs", "zbv", "dualpipev"])
@@ -148,7 +147,7 @@ def test_halves_of_backward_passes_are_where_the_library_places_them(ranks: int,
     plan.microbatches_per_round = count // max(1, count // ranks)
     for rank in range(ranks):
         theirs = [str(action) for action in plan._calculate_single_rank_operations(rank) if action is not None]
-        ours = order_with_weights("zero_bubble", rank, ranks, ranks * local, count)
+        ours = order("zero_bubble", rank, ranks, ranks * local, count)
         assert [f"{stage}{kind}{micro}" for kind, stage, micro in ours] == theirs
 
 

@@ -185,7 +185,7 @@ class FakeModel:
         """The counts of one block at this batch size, and its output."""
         value = self.value
         uncounted = [*self.uncounted, value] if identity(value) in self.saved else self.uncounted
-        with Observer(uncounted, value) as observer:
+        with Observer(samples, uncounted, value) as observer:
             with self.autocast, observer.modules(name, module, self.plan), saved_bytes(self.saved) as saved:
                 output = module(value)
                 result = self.loss(output, self.targets) if is_last else output
@@ -210,11 +210,8 @@ class FakeModel:
             output=size(output) / samples,
             saved=Line(saved[0], 0.0),
             buffers=sum(map(size, module.buffers())),
-            exchanges=tuple(
-                replace(one, input_bytes=one.input_bytes / samples, output_bytes=one.output_bytes / samples)
-                for one in observer.exchanges
-            ),
-            rows=tuple(replace(one, row=one.row / samples) for one in observer.rows),
+            exchanges=tuple(observer.exchanges),
+            rows=tuple(observer.rows),
             unsaved_output=unsaved / samples,
             weighted_outputs=observer.weighted_outputs / samples,
             live_forward=_constant([operation.live for operation in operations[:ahead]]),

@@ -9,10 +9,12 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ddlbench.config.keys import Train
 from ddlbench.frameworks.spatial.rows import Window
+from ddlbench.job import Job
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES
 from ddlbench.offloading import plan_of
-from ddlbench.recomputation import Choice, Link, Plan
+from ddlbench.recomputation import Link, Plan
 
 Floats = NDArray[np.float64]
 Amount = TypeVar("Amount", float, Floats)
@@ -159,16 +161,10 @@ class Counts:
         return [block.link(samples) for block in self.blocks[first:end]]
 
     def plan(
-        self,
-        recompute: Choice,
-        samples: float,
-        first: int = 0,
-        end: int | None = None,
-        in_flight: int = 1,
-        offload: Choice = False,
-        flops_per_byte: float = 0.0,
+        self, keys: Job | Train, samples: float, first: int = 0, end: int | None = None, in_flight: int = 1
     ) -> Plan:
         """Which blocks of a micro batch run again or are offloaded, of those from `first` to `end` that one rank has
-        (offloading.plan_of)."""
+        (offloading.plan_of). keys: a job, or `train` of a configuration"""
         names = [block.name for block in self.blocks[first:end]]
-        return plan_of(recompute, offload, flops_per_byte, names, lambda: self.links(samples, first, end), in_flight)
+        choices = keys.checkpoint_activations, keys.offload_activations, keys.flops_per_host_byte
+        return plan_of(*choices, names, lambda: self.links(samples, first, end), in_flight)

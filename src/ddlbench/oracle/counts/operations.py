@@ -38,12 +38,14 @@ class Operation:
 class Observer(TorchDispatchMode):
     """The operations of a block, the modules that other ranks may share, and the layers that look beyond a border.
 
-    All bytes are those of the whole batch. weighted_outputs: of the outputs of modules with parameters
+    Bytes of exchanges and rows are those of one sample, all others those of the whole batch. weighted_outputs: of the
+    outputs of modules with parameters
     """
 
-    def __init__(self, uncounted: Iterable[Tensor], block_input: Tensor) -> None:
+    def __init__(self, samples: int, uncounted: Iterable[Tensor], block_input: Tensor) -> None:
         """uncounted: tensors that are no activations of this block: weights, targets, an input that is saved already"""
         super().__init__()
+        self.samples = samples
         self.operations = list[Operation]()
         self.exchanges, self.rows = list[Exchange](), list[Rows]()
         self.weighted_outputs = 0
@@ -98,11 +100,12 @@ class Observer(TorchDispatchMode):
             number_bytes = value.element_size() if entering.is_floating_point() else entering.element_size()
             bytes_in, first = entering.numel() * number_bytes, not entering.requires_grad
             if style is not None:
-                self.exchanges.append(Exchange(name, style, bytes_in, size(value), first))
+                sizes = bytes_in / self.samples, size(value) / self.samples
+                self.exchanges.append(Exchange(name, style, *sizes, first))
             if next(layer.parameters(recurse=False), None) is not None:
                 self.weighted_outputs += size(value)
             if isinstance(layer, nn.Conv2d | nn.MaxPool2d) and (window := window_of(layer, entering.shape[-2])):
-                self.rows.append(Rows(name, window, bytes_in / window.height, first))
+                self.rows.append(Rows(name, window, bytes_in / window.height / self.samples, first))
 
         return module.register_forward_pre_hook(before), module.register_forward_hook(after)
 

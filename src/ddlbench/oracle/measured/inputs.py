@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import json
+import platform
+import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from statistics import median
+from typing import Any
 
 import psutil
 import torch
 
 from ddlbench.config.schema import Config
 from ddlbench.cores import allowed_cores
+from ddlbench.data.feed import Request
+from ddlbench.data.home import home
+from ddlbench.data.loaders.synthetic import random_batch
 from ddlbench.errors import UserError
+from ddlbench.files import replacing
+from ddlbench.job import Place
+from ddlbench.measure.block_seconds import REPEATS, block_seconds
+from ddlbench.measure.clock import idle
 from ddlbench.oracle.counts.counting import count
 from ddlbench.oracle.machine import machine as machines
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured import network
-from ddlbench.oracle.measured.calibrate import calibration
 from ddlbench.oracle.setting import kind_of
-from ddlbench.oracle.timing.computation import ANY, Computation, Speeds
+from ddlbench.oracle.timing.computation import ANY, Computation, Pass, Speeds
+from ddlbench.recipe.losses import CrossEntropy
+from ddlbench.recipe.optimizers import make_optimizer
+from ddlbench.texts import digest
 
 ROOFLINE = "roofline"  # the basis without any measurement
 
@@ -68,9 +83,7 @@ def from_one_step(
             f"choose a micro batch that divides {samples}"
         )
     plain = blocks or proportions(config, machine)
-    offload = train.offload_activations, train.flops_per_host_byte
-    plan = plain.counts.plan(train.checkpoint_activations, micro, 0, None, 1, *offload)
-    return plain.scaled_to(step.seconds, micro, samples // micro, basis, plan)
+    return plain.scaled_to(step.seconds, micro, samples // micro, basis, plain.counts.plan(train, micro))
 
 
 def from_calibration(config: Config, machine: Machine) -> Computation:
@@ -79,6 +92,57 @@ def from_calibration(config: Config, machine: Machine) -> Computation:
     device = torch.device("cuda", 0) if machine.device.type == "cuda" else torch.device("cpu")
     largest, measure = 2 * config.train.samples_per_update(1), partial(calibration, config, device)
     return replace(proportions(config, machine), basis="calibration", measure=measure, largest=largest)
+
+
+def calibration(config: Config, device: torch.device, samples: int) -> tuple[tuple[Pass, ...], float]:
+    """Passes of the blocks, and seconds of the update, measured on this machine's device: once for each model, micro
+    batch, precision, optimizer and version of torch, and stored in $DDLBENCH_HOME/oracle."""
+    train = config.train
+    key = {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu of {platform.node()}",
+        "model": repr(config.model),
+        "samples": samples,
+        "precision": train.precision,
+        "tf32": train.tf32,
+        "channels_last": train.channels_last,
+        "threads": train.threads_per_rank,
+        "optimizer": kind_of(config.recipe.optimizer),
+        "torch": str(torch.__version__),
+    }
+    path = home() / "oracle" / f"blocks-{digest(key, 16)}.json"
+    kept: dict[str, Any] = {}
+    with suppress(OSError, ValueError, TypeError):
+        kept = dict(json.loads(path.read_text()))
+    if kept.get("key") != key:
+        passes, update_s = measure(config, device, samples)
+        kept = {"key": key, "passes": passes, "update_s": update_s}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as file:
+            file.write(json.dumps(kept, indent=1).encode())
+    return tuple(Pass(*seconds) for seconds in kept["passes"]), kept["update_s"]
+
+
+def measure(config: Config, device: torch.device, samples: int) -> tuple[list[tuple[float, float]], float]:
+    """Seconds of every block, forward and backward, and of the update: the medians of the repeats."""
+    if device.type == "cpu":
+        torch.set_num_threads(config.train.threads_per_rank)
+    torch.manual_seed(0)
+    model = config.model.build().to(device)
+    model.to(memory_format=torch.channels_last if config.train.channels_last else torch.contiguous_format)
+    batch = random_batch(Request(config.model, Place(0, 1), device, 0, samples), samples)
+    passes = block_seconds(model, batch, CrossEntropy(config.recipe.label_smoothing), config.train.precision)
+    optimizer = make_optimizer(config.recipe.optimizer, model.named_parameters())
+    updates: list[float] = []
+    for _ in range(REPEATS + 1):
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        idle(device)
+        began = time.perf_counter()
+        optimizer.step()
+        optimizer.zero_grad()
+        idle(device)
+        updates.append(time.perf_counter() - began)
+    return passes, median(updates[1:])
 
 
 def own_gpu() -> str | None:

@@ -12,11 +12,10 @@ from ddlbench.activation_memory import kept
 from ddlbench.frameworks.pipeline.schedules import V_SHAPED, in_flight, rank_of
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES, Bytes, bytes_of_parameter, data_parallel
 from ddlbench.oracle.counts.counts import Block, Counts
-from ddlbench.oracle.memory.passes import (
+from ddlbench.oracle.memory.replicas import (
     Moment,
     at_peak,
     batch_bytes,
-    buffer_bytes,
     counts_of_rank,
     passes,
     sizes_of,
@@ -24,15 +23,15 @@ from ddlbench.oracle.memory.passes import (
 )
 from ddlbench.oracle.setting import Memory, Setting
 from ddlbench.oracle.timing import schedule
-from ddlbench.oracle.timing.schedule import INPUTS, WEIGHTS, F, Op
-from ddlbench.recomputation import Plan, repeats
+from ddlbench.oracle.timing.schedule import INPUTS, OVERLAPPED, WEIGHTS, F, Op
+from ddlbench.recomputation import Plan
 
 
 @dataclass(frozen=True)
 class Cut:
     """A pipeline on dp x tp x pp ranks.
 
-    sizes: the number of blocks of each stage; count: micro batches of a step
+    sizes: the number of blocks of each stage; count: micro batches of a step; samples: of one of them
     sharded: whether the replicas share the update (ZeRO stage 3)
     """
 
@@ -42,6 +41,7 @@ class Cut:
     pp: int
     sizes: tuple[int, ...]
     count: int
+    samples: float
     sharded: bool = False
     versions: bool = False  # of the weights, while minibatches are in flight
     buffered: bool = False  # gradients of two minibatches at once
@@ -53,17 +53,13 @@ class Cut:
     def rank_of(self, stage: int) -> int:
         return rank_of(stage, self.pp, self.schedule in V_SHAPED)
 
-    def plans(self, setting: Setting, samples: float) -> list[Plan]:
+    def plans(self, setting: Setting) -> list[Plan]:
         """Which blocks of each stage run again."""
         virtual = len(self.sizes) // self.pp
         return [
-            setting.plan(samples, first, end, in_flight(self.schedule, rank, self.pp, self.count, virtual))
+            setting.plan(self.samples, first, end, in_flight(self.schedule, rank, self.pp, self.count, virtual))
             for (first, end), rank in zip(self.spans(), map(self.rank_of, range(len(self.sizes))), strict=True)
         ]
-
-    def again(self, setting: Setting, samples: float) -> list[int]:
-        """How often each block runs again."""
-        return [count for plan in self.plans(setting, samples) for count in repeats(plan)]
 
     def of_ranks(self, stages: Sequence[float]) -> list[float]:
         """The sum over the stages of each rank."""
@@ -129,7 +125,7 @@ def schedule_peak(passes_: Iterable[Op], stages: Mapping[int, Stage]) -> Moment:
     for kind, index, _ in passes_:
         stage, gradients = stages[index], sum(stages[other].gradients for other in begun)
         waiting = stage.waiting if index else 0.0  # the first stage computes all its gradients in one pass
-        if kind == F:
+        if kind in (F, OVERLAPPED):
             moment = Moment(gradients, saved + stage.running)
             saved += stage.saved
         elif kind == WEIGHTS:
@@ -183,23 +179,23 @@ def pipedream_peak(
     return max(passes_, update_, key=lambda memory: memory.total)
 
 
-def memory(cut: Cut, setting: Setting, samples: float) -> Memory:
+def memory(cut: Cut, setting: Setting) -> Memory:
     """Memory of the fullest rank of a pipeline."""
     counts, parameters = counts_of_rank(setting, cut.tp), rank_parameters(cut, setting)
-    ranks = [_of_rank(cut, setting, counts, rank, parameters[rank], samples) for rank in range(cut.pp)]
+    ranks = [_of_rank(cut, setting, counts, rank, parameters[rank]) for rank in range(cut.pp)]
     return max(ranks, key=lambda memory: memory.total)
 
 
-def _of_rank(cut: Cut, setting: Setting, counts: Counts, rank: int, parameters: float, samples: float) -> Memory:
-    """The memory of one rank. parameters: of this rank; samples: of a micro batch"""
-    job, edges = setting.job, cut.spans()
+def _of_rank(cut: Cut, setting: Setting, counts: Counts, rank: int, parameters: float) -> Memory:
+    """The memory of one rank. parameters: of this rank"""
+    job, edges, samples = setting.job, cut.spans(), cut.samples
     spans = {index: span for index, span in enumerate(edges) if cut.rank_of(index) == rank}
     blocks = [block for first, end in spans.values() for block in counts.blocks[first:end]]
     gradients = [FP32_BYTES * float(block.parameter_count) for block in counts.blocks]
     if cut.pp > 1:  # on one rank the last stage has the gradient of a tied weight first, and the first one adds to it
         gradients[-1] += FP32_BYTES * counts.tied
         gradients[0] -= 0.0 if cut.two_ends else FP32_BYTES * counts.tied
-    plans = cut.plans(setting, samples)
+    plans = cut.plans(setting)
     stages = {
         index: stage(counts.blocks[first:end], samples, plans[index], gradients[first:end], end == len(gradients))
         for index, (first, end) in spans.items()
@@ -208,7 +204,7 @@ def _of_rank(cut: Cut, setting: Setting, counts: Counts, rank: int, parameters: 
     sizes = [*sizes_of(blocks, cut.dp if cut.sharded else 1), *tied]
     of_parameter = bytes_of_parameter(setting.optimizer, sizes=sizes)
     states = data_parallel(int(parameters), of_parameter, 3 if cut.sharded else 0, cut.dp)
-    copies, permanent = update_copies(setting.optimizer, blocks), buffer_bytes(blocks)
+    copies, permanent = update_copies(setting.optimizer, blocks), float(sum(block.buffers for block in blocks))
     if cut.dp > 1:
         copies = max(copies, states.gradients)  # replicas average a copy of all gradients
     if rank in (0, cut.rank_of(len(edges) - 1)):  # the first and the last stage have the batch
@@ -223,6 +219,6 @@ def _of_rank(cut: Cut, setting: Setting, counts: Counts, rank: int, parameters: 
     if cut.sharded:  # complete weights from one update to the next, and gradients until they are reduced
         permanent += FP32_BYTES * parameters
         copies = FP32_BYTES * parameters
-    order = schedule.order_with_weights(cut.schedule, rank, cut.pp, len(edges), cut.count)
+    order = schedule.order(cut.schedule, rank, cut.pp, len(edges), cut.count)
     moments = schedule_peak(order, stages), Moment(states.gradients, copies)
     return at_peak(states, moments, permanent + cut.count * messages)  # torch has buffers for all micro batches

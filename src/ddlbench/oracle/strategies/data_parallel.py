@@ -40,10 +40,7 @@ def ddp(framework: DDP, setting: Setting) -> Outcome:
     messages = overlap.buckets(overlap.gradients(sizes(setting, FP32_BYTES), back), first, other)
     sent = BYTES.get(hook, FP32_BYTES)
     wire = [Gradient(message.size * sent / FP32_BYTES, message.ready) for message in messages]
-    # Gradients that wait to be reduced have their own memory, beside the buckets.
-    count, _ = setting.micro_batch(setting.world)
-    apart = FP32_BYTES * setting.counts.parameter_count if count > 1 else 0.0
-    peak = partial(memory.replica, setting, setting.counts, setting.world, in_place=True, buckets=apart)
+    peak = partial(memory.replica, setting, setting.counts, setting.world, bucketed=True)
     return replicas(setting, (averaged(setting, wire, sum(back)),), peak)
 
 

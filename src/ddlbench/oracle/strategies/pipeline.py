@@ -6,7 +6,7 @@ the messages between stages. The differences are the exposed seconds of each kin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from math import ceil
@@ -35,15 +35,14 @@ def cut_of(framework: Pipeline, setting: Setting) -> Cut:
     samples = setting.job.replica_batch(layout.dp) / count
     sizes = stage_sizes(framework, setting, layout.pp * framework.virtual_stages, samples)
     sharded = framework.sharded and layout.dp > 1
-    return Cut(framework.schedule, layout.dp, layout.tp, layout.pp, sizes, count, sharded)
+    return Cut(framework.schedule, layout.dp, layout.tp, layout.pp, sizes, count, samples, sharded)
 
 
 def timeline(framework: Pipeline, setting: Setting) -> tuple[list[Timed], Sequence[float]]:
     """The simulated passes of a step with all messages, and the seconds of a message from each stage to the next."""
     cut = cut_of(framework, setting)
-    samples = setting.job.replica_batch(cut.dp) / cut.count
-    traffics = [traffic(block, samples, setting, cut.tp) for block in setting.counts.blocks]
-    stages = _stages(cut, setting, samples, traffics, sends=True)
+    traffics = [traffic(block, cut.samples, setting, cut.tp) for block in setting.counts.blocks]
+    stages = _stages(cut, setting, traffics, sends=True)
     return _passes(cut, stages, setting), stages.send
 
 
@@ -52,8 +51,10 @@ def pipedream(framework: PipeDream, setting: Setting) -> Outcome:
         raise Unsupported("the oracle has no model of framework.correction: set it to none")
     layout, buffered = framework.layout(setting.world), framework.double_buffered
     count = framework.micro_batches(setting.job, layout)
-    sizes = stage_sizes(framework, setting, layout.pp, setting.job.replica_batch(layout.dp) / count)
-    return predict(Cut("pipedream", layout.dp, 1, layout.pp, sizes, count, versions=True, buffered=buffered), setting)
+    samples = setting.job.replica_batch(layout.dp) / count
+    sizes = stage_sizes(framework, setting, layout.pp, samples)
+    cut = Cut("pipedream", layout.dp, 1, layout.pp, sizes, count, samples, versions=True, buffered=buffered)
+    return predict(cut, setting)
 
 
 def stage_sizes(framework: Balanced, setting: Setting, stages: int, samples: float) -> tuple[int, ...]:
@@ -67,45 +68,35 @@ def stage_sizes(framework: Balanced, setting: Setting, stages: int, samples: flo
 
 
 def predict(cut: Cut, setting: Setting) -> Outcome:
-    job = setting.job
-    samples = job.replica_batch(cut.dp) / cut.count
     blocks = setting.counts.blocks
-    no_traffic = [Traffic() for _ in blocks]
-    traffics = [traffic(block, samples, setting, cut.tp) for block in blocks]
-    compute_s, busy_s = _time(cut, _stages(cut, setting, samples, no_traffic, sends=False), setting)
-    with_layers_s = compute_s
-    if cut.tp > 1:
-        with_layers_s, _ = _time(cut, _stages(cut, setting, samples, traffics, sends=False), setting)
-    with_sends_s, _ = _time(cut, _stages(cut, setting, samples, traffics, sends=True), setting)
+    traffics = [traffic(block, cut.samples, setting, cut.tp) for block in blocks]
+    compute_s, busy_s = _time(cut, _stages(cut, setting, [Traffic()] * len(blocks), sends=False), setting)
+    with_layers_s = _time(cut, _stages(cut, setting, traffics, sends=False), setting)[0] if cut.tp > 1 else compute_s
+    with_sends_s, _ = _time(cut, _stages(cut, setting, traffics, sends=True), setting)
     parameters, shards = rank_parameters(cut, setting), cut.dp if cut.sharded else 1
     update_s = setting.computation.update(max(parameters) / shards) * setting.contention
-    messages: list[Message] = []
-    if cut.tp > 1:
-        messages += _in_layers(cut, setting, traffics, max(0.0, with_layers_s - compute_s))
-    if cut.pp > 1:
-        messages.append(_between_stages(cut, setting, samples, max(0.0, with_sends_s - with_layers_s)))
-    messages += _reductions(cut, setting, parameters)
+    layers_s, sends_s = max(0.0, with_layers_s - compute_s), max(0.0, with_sends_s - with_layers_s)
     return Outcome(
         compute_s=busy_s + update_s,
-        messages=tuple(messages),
-        peak=partial(memory, cut, setting, samples),
+        messages=tuple(_messages(cut, setting, traffics, max(parameters), layers_s, sends_s)),
+        peak=partial(memory, cut, setting),
         limits=(
             Limit("pp", len(blocks), f"the model has {len(blocks)} blocks"),
             *([limit(setting)] if cut.tp > 1 else []),
-            Limit("dp", job.global_batch, "one sample of the global batch a replica"),
+            Limit("dp", setting.job.global_batch, "one sample of the global batch a replica"),
         ),
         bubble_s=max(0.0, compute_s - busy_s),
         layout={"dp": cut.dp, "tp": cut.tp, "pp": cut.pp},
         notes=(f"{cut.count} micro batches",),
-        micro_samples=samples,
+        micro_samples=cut.samples,
     )
 
 
-def _stages(cut: Cut, setting: Setting, samples: float, traffics: Sequence[Traffic], sends: bool) -> Stages:
+def _stages(cut: Cut, setting: Setting, traffics: Sequence[Traffic], sends: bool) -> Stages:
     """Seconds of each stage's passes for one micro batch, and of sending it to the next stage."""
-    again = cut.again(setting, samples)
+    again = [times for plan in cut.plans(setting) for times in repeats(plan)]
     slowest = setting.machine.slowest(setting.world)
-    passes = [block.times(slowest) for block in setting.computation.blocks(samples, cut.tp)]
+    passes = [block.times(slowest) for block in setting.computation.blocks(cut.samples, cut.tp)]
     # Collectives were measured while the ranks of their group share the cores. The schedule multiplies all seconds by
     # the contention of these ranks, so it is divided out here.
     contention = 1.0 if setting.machine.cores is None else setting.machine.shared_cores(cut.tp)
@@ -119,7 +110,7 @@ def _stages(cut: Cut, setting: Setting, samples: float, traffics: Sequence[Traff
     ]
     spans = cut.spans()
     forward, backward = ([sum(s[first:last]) for first, last in spans] for s in (block_forward, block_backward))
-    sending = _sending(cut, setting, samples) if sends and cut.pp > 1 else [0.0 for _ in spans[:-1]]
+    sending = _sending(cut, setting) if sends and cut.pp > 1 else [0.0 for _ in spans[:-1]]
     if setting.job.device.type == "cpu":  # gloo sends when the receiver asks, and the receiver waits
         machine, world = setting.machine, setting.world
         measured = machine.sweep("send", world) is not None  # with all ranks of a node
@@ -131,7 +122,7 @@ def _stages(cut: Cut, setting: Setting, samples: float, traffics: Sequence[Traff
     return Stages(tuple(forward), tuple(backward), (*sending, 0.0))
 
 
-def _sending(cut: Cut, setting: Setting, samples: float) -> list[float]:
+def _sending(cut: Cut, setting: Setting) -> list[float]:
     """Seconds of a message from each stage to the next one: in the same node, in another one, or on the same rank."""
     blocks, stride, world = setting.counts.blocks, cut.dp * cut.tp, setting.world
     node, seconds = setting.machine.per_node(world), list[float]()
@@ -141,7 +132,8 @@ def _sending(cut: Cut, setting: Setting, samples: float) -> list[float]:
             seconds.append(0.0)
             continue
         crosses = any((here + peer) // node != (there + peer) // node for peer in (0, stride - 1))
-        seconds.append(collectives.send(blocks[end - 1].output * samples, setting.machine, stride, world, crosses))
+        size = blocks[end - 1].output * cut.samples
+        seconds.append(collectives.send(size, setting.machine, stride, world, crosses))
     return seconds
 
 
@@ -178,43 +170,37 @@ def _passes(cut: Cut, stages: Stages, setting: Setting) -> list[Timed]:
     )
 
 
-def _in_layers(cut: Cut, setting: Setting, traffics: Sequence[Traffic], exposed: float) -> list[Message]:
-    """The collectives of tensor parallel layers, and the broadcast of the batch within the first and the last stage."""
-    bytes_, number = sum(layer.bytes_ for layer in traffics), sum(layer.number for layer in traffics)
-    seconds = max(cut.count * sum(layer.forward + layer.backward for layer in traffics) / cut.pp, exposed)
-    batch = batch_message(setting, cut.dp, cut.tp)
-    ends = 2 if cut.two_ends else 1  # ranks with the batch; they broadcast at the same time
-    return [
-        Message("collectives of layers", cut.count * number, cut.count * bytes_, seconds, exposed),
-        replace(batch, count=ends * batch.count, bytes_=ends * batch.bytes_),
-    ]
+def _messages(
+    cut: Cut, setting: Setting, traffics: Sequence[Traffic], most: float, layers_s: float, sends_s: float
+) -> Iterator[Message]:
+    """The messages of a step.
 
-
-def _between_stages(cut: Cut, setting: Setting, samples: float, exposed: float) -> Message:
-    """Messages of the rank that sends most: outputs of its stages to the next stages, gradients of their inputs to the
-    previous stages."""
-    ranks = [(0, 0.0)] * cut.pp
-    for stage, (_, end) in enumerate(cut.spans()[:-1]):
-        ends = cut.rank_of(stage), cut.rank_of(stage + 1)
-        for rank in ends if ends[0] != ends[1] else ():
-            count, bytes_ = ranks[rank]
-            ranks[rank] = count + 1, bytes_ + setting.counts.blocks[end - 1].output * samples
-    count, bytes_ = max(ranks, key=lambda rank: rank[1])
-    seconds = max(exposed, 2 * cut.count * max(_sending(cut, setting, samples)))
-    return Message("activations between stages", cut.count * count, cut.count * bytes_, seconds, exposed)
-
-
-def _reductions(cut: Cut, setting: Setting, parameters: Sequence[float]) -> list[Message]:
-    """All-reduces after the schedule: of gradients over the replicas of a stage, and of a tied embedding over the first
-    and the last stage."""
-    messages: list[Message] = []
-    if cut.dp > 1:
-        size = setting.gradient_bytes * max(parameters)
+    most: parameters of the rank that has most of them
+    layers_s, sends_s: seconds by which collectives of layers and messages between stages delay the step
+    """
+    if cut.tp > 1:
+        bytes_, number = sum(layer.bytes_ for layer in traffics), sum(layer.number for layer in traffics)
+        seconds = max(cut.count * sum(layer.forward + layer.backward for layer in traffics) / cut.pp, layers_s)
+        yield Message("collectives of layers", cut.count * number, cut.count * bytes_, seconds, layers_s)
+        batch = batch_message(setting, cut.dp, cut.tp)
+        ends = 2 if cut.two_ends else 1  # ranks with the batch; they broadcast at the same time
+        yield replace(batch, count=ends * batch.count, bytes_=ends * batch.bytes_)
+    if cut.pp > 1:  # outputs to next stages and gradients to previous ones, of the rank that sends most
+        ranks = [(0, 0.0)] * cut.pp
+        for stage, (_, end) in enumerate(cut.spans()[:-1]):
+            here, there = cut.rank_of(stage), cut.rank_of(stage + 1)
+            for rank in (here, there) if here != there else ():
+                count, bytes_ = ranks[rank]
+                ranks[rank] = count + 1, bytes_ + setting.counts.blocks[end - 1].output * cut.samples
+        count, bytes_ = max(ranks, key=lambda rank: rank[1])
+        seconds = max(sends_s, 2 * cut.count * max(_sending(cut, setting)))
+        yield Message("activations between stages", cut.count * count, cut.count * bytes_, seconds, sends_s)
+    if cut.dp > 1:  # after the schedule, over the replicas of a stage
+        size = setting.gradient_bytes * most
         seconds = setting.all_reduce(size, cut.dp, cut.tp)
         what = "reduction and gathering of shards" if cut.sharded else "all-reduce of gradients"
-        messages.append(Message(what, 1, size, seconds, seconds))
-    if cut.two_ends and setting.counts.tied:
+        yield Message(what, 1, size, seconds, seconds)
+    if cut.two_ends and setting.counts.tied:  # over the first and the last stage
         size, beside = setting.gradient_bytes * setting.counts.tied / cut.tp, cut.dp * cut.tp
         seconds = setting.all_reduce(size, 2, beside * (cut.pp - 1), beside)
-        messages.append(Message("all-reduce of the tied embedding", 1, size, seconds, seconds))
-    return messages
+        yield Message("all-reduce of the tied embedding", 1, size, seconds, seconds)

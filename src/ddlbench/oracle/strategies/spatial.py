@@ -18,9 +18,8 @@ from ddlbench.frameworks.spatial.adapter import Spatial
 from ddlbench.frameworks.tensor.collectives import Part
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES
 from ddlbench.oracle.machine import collectives
-from ddlbench.oracle.memory.passes import counts_of_rank
-from ddlbench.oracle.memory.replicas import replica
-from ddlbench.oracle.setting import Limit, Memory, Message, Outcome, Setting
+from ddlbench.oracle.memory.replicas import counts_of_rank, replica
+from ddlbench.oracle.setting import Limit, Message, Outcome, Setting
 from ddlbench.oracle.strategies.data_parallel import averaged, sizes
 from ddlbench.oracle.strategies.tensor import batch_message
 from ddlbench.oracle.timing import overlap
@@ -51,16 +50,10 @@ def spatial(framework: Spatial, setting: Setting) -> Outcome:
         back = [block.back(times) * setting.contention for block, times in zip(parts, again, strict=True)]
         sent = overlap.buckets(overlap.gradients(sizes(setting, setting.gradient_bytes), back))
         messages.append(averaged(setting, sent, sum(back)))
-
-    def peak() -> Memory:
-        counts = counts_of_rank(setting, 1, sp=sp)
-        buckets = FP32_BYTES * float(counts.parameter_count) if setting.world > 1 and count > 1 else 0.0
-        return replica(setting, counts, dp, in_place=setting.world > 1, buckets=buckets)
-
     return Outcome(
         compute_s=setting.compute_s(parts, dp, setting.counts.parameter_count),
         messages=tuple(messages),
-        peak=peak,
+        peak=lambda: replica(setting, counts_of_rank(setting, 1, sp=sp), dp, bucketed=setting.world > 1),
         limits=(
             Limit("sp", fewest.window.output, fewest.name),
             Limit("dp", job.global_batch, "one sample of the global batch a replica"),

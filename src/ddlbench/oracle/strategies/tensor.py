@@ -11,13 +11,13 @@ from typing import NamedTuple
 from ddlbench.frameworks.megatron.adapter import Megatron
 from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.tensor.adapter import TensorParallel, split_numbers
+from ddlbench.job import example_batch
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES
 from ddlbench.oracle.counts.counting import count_job
 from ddlbench.oracle.counts.counts import Block
 from ddlbench.oracle.machine import collectives
-from ddlbench.oracle.memory.passes import counts_of_rank
-from ddlbench.oracle.memory.replicas import replica
-from ddlbench.oracle.setting import INT64_BYTES, Limit, Memory, Message, Outcome, Setting
+from ddlbench.oracle.memory.replicas import counts_of_rank, replica
+from ddlbench.oracle.setting import Limit, Message, Outcome, Setting
 from ddlbench.oracle.strategies.data_parallel import averaged, backward, sizes
 from ddlbench.oracle.timing import overlap
 from ddlbench.recomputation import repeats
@@ -70,17 +70,10 @@ def parts(setting: Setting, dp: int, tp: int, sequence: bool, loss: Sequence[int
         back = backward(setting, dp, tp)
         sent = overlap.buckets(overlap.gradients(sizes(setting, setting.gradient_bytes, tp), back))
         messages.append(averaged(setting, sent, sum(back), ranks=dp, stride=tp))
-
-    def peak() -> Memory:
-        counts = counts_of_rank(setting, tp, sequence)
-        # DDP's buckets, beside the gradients that wait to be reduced.
-        buckets = FP32_BYTES * float(counts.parameter_count) if dp > 1 and count > 1 else 0.0
-        return replica(setting, counts, dp, in_place=dp > 1, buckets=buckets)
-
     return Outcome(
         compute_s=setting.compute_s(passes, dp, sum(block.parameters_of_part(tp) for block in blocks)),
         messages=tuple(messages),
-        peak=peak,
+        peak=lambda: replica(setting, counts_of_rank(setting, tp, sequence), dp, bucketed=dp > 1),
         limits=(limit(setting), Limit("dp", job.global_batch, "one sample of the global batch a replica")),
         layout={"dp": dp, "tp": tp},
         micro_samples=samples,
@@ -123,11 +116,9 @@ def traffic(
 
 
 def batch_message(setting: Setting, dp: int, tp: int) -> Message:
-    """tp rank 0 broadcasts the replica's batch to the others: images in fp32, tokens and targets in int64."""
-    model, samples = setting.job.model, setting.job.replica_batch(dp)
-    text = model.kind == "text"
-    values = samples * prod(model.input_shape())
-    sizes = values * (INT64_BYTES if text else FP32_BYTES), (values if text else samples) * INT64_BYTES
+    """tp rank 0 broadcasts the replica's batch to the others: inputs and targets."""
+    one, samples = example_batch(setting.job.model, 1), setting.job.replica_batch(dp)
+    sizes = samples * one.inputs.nbytes, samples * one.targets.nbytes
     seconds = sum(collectives.broadcast(size, setting.path(tp)) for size in sizes)
     return Message("broadcast of the batch", 2, sum(sizes), seconds, seconds)
 

@@ -8,7 +8,7 @@ torch.distributed.pipelining. With p equal stages, m micro batches and free mess
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 
 from ddlbench.frameworks.pipeline.schedules import SCHEDULES
 
-# Forward; backward; zero bubble's two backward passes, of inputs and of weights. With zero_bubble the last is not in
-# `order`: it runs while a rank would otherwise wait.
+# Forward; backward; zero bubble's two backward passes, of inputs and of weights.
 F, B, INPUTS, WEIGHTS = "F", "B", "I", "W"
 OVERLAPPED = "O"  # DualPipeV's forward pass whose output is sent with the result of the backward pass after it
 Op = tuple[str, int, int]  # kind, stage, micro batch
@@ -73,6 +72,8 @@ def simulate(
     count, now = len(stages.forward), 0.0
     passes, done = list[Timed](), dict[Op, float]()
     orders = [deque(order(schedule, rank, ranks, count, micro_batches)) for rank in range(ranks)]
+    if schedule == "zero_bubble":  # gradients of weights run while a rank would otherwise wait
+        orders = [deque(op for op in todo if op[0] != WEIGHTS) for todo in orders]
     weights = [deque[Op]() for _ in range(ranks)]  # gradients of weights that wait
     held: dict[int, Op] = {}  # forward passes of ranks that send their output with the result of the next pass
     left: dict[int, float] = {}  # seconds of work left, of each rank that computes
@@ -136,10 +137,12 @@ def order(schedule: str, rank: int, ranks: int, stages: int, micro_batches: int)
         return tuple((kind, rank, micro) for kind in (F, B) for micro in range(micro_batches))
     if schedule == "1f1b":
         ahead = [(F, rank, micro) for micro in range(micro_batches)]
-        back = [(B, rank, micro) for micro in range(micro_batches)]
-        return _alternate(ahead, back, min(micro_batches, ranks - rank))
-    passes = _library_order(schedule, ranks, stages // ranks, micro_batches)[rank]
-    return tuple(op for op in passes if op[0] != WEIGHTS) if schedule == "zero_bubble" else passes
+        warm_up = min(micro_batches, ranks - rank)
+        passes = ahead[:warm_up]
+        for micro in range(micro_batches):  # one backward and one forward pass in turn
+            passes += [(B, rank, micro), *ahead[warm_up + micro : warm_up + micro + 1]]
+        return tuple(passes)
+    return _library_order(schedule, ranks, stages // ranks, micro_batches)[rank]
 
 
 @cache
@@ -163,21 +166,3 @@ def _passes(action: Any) -> list[Op]:
         for part in action.sub_actions or (action,)
     ]
     return parts if action.sub_actions is None else [(OVERLAPPED, *parts[0][1:]), parts[1]]
-
-
-def _alternate(ahead: Sequence[Op], back: Sequence[Op], warm_up: int) -> tuple[Op, ...]:
-    """`warm_up` forward passes, then one backward and one forward in turn, then the remaining backward passes."""
-    passes = list(ahead[:warm_up])
-    for index, op in enumerate(back):
-        passes.append(op)
-        passes += ahead[warm_up + index : warm_up + index + 1]
-    return tuple(passes)
-
-
-@cache
-def order_with_weights(schedule: str, rank: int, ranks: int, stages: int, micro_batches: int) -> tuple[Op, ...]:
-    """The passes of one rank with the gradients of weights, as torch.distributed.pipelining places them."""
-    if schedule == "zero_bubble":
-        return _library_order(schedule, ranks, stages // ranks, micro_batches)[rank]
-    passes = order(schedule, rank, ranks, stages, micro_batches)
-    return tuple((F, stage, micro) if kind == OVERLAPPED else (kind, stage, micro) for kind, stage, micro in passes)

@@ -119,9 +119,9 @@ def predicted_s(layout: Layout, machine: Machine | None = None) -> float:
     sizes = [layout.layers // stages] * stages
     sizes[0] += 1  # the embedding
     sizes[-1] += 2  # the last norm and the head
-    micro_batches = layout.global_batch // layout.dp // layout.micro_batch
     schedule = "1f1b" if layout.chunks == 1 else "interleaved"
-    cut = Cut(schedule, layout.dp, layout.tp, layout.pp, tuple(sizes), micro_batches)
+    micro_batches = layout.global_batch // layout.dp // layout.micro_batch
+    cut = Cut(schedule, layout.dp, layout.tp, layout.pp, tuple(sizes), micro_batches, layout.micro_batch)
     return pipeline.predict(cut, Setting(job, machine, computation)).step_s
 
 
