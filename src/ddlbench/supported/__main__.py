@@ -211,4 +211,5 @@ def _lines(questions: Questions, text: Callable[[str, Change], str], named: bool
 
 if __name__ == "__main__":
     with quiet():
-        print(page(Survey.compose()), end="")
+        text = page(Survey.compose())
+    print(text, end="")
