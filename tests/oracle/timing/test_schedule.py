@@ -38,6 +38,12 @@ def test_zero_bubble_is_between_no_bubble_and_1f1b() -> None:
     assert took == pytest.approx(8 * 3 + 3)
 
 
+def test_zero_bubble_waits_where_the_library_s_plan_waits() -> None:
+    """With messages of 2 s: rank 0 computes W0 at 8 s as planned, although F2 could begin. Gradients of weights that
+    run only where a rank waits anyway would take 19 s: torch does not move them."""
+    assert seconds("zero_bubble", equal(2, send=2.0), 2, 4) == pytest.approx(21.0)
+
+
 def test_the_slowest_stage_sets_the_pace() -> None:
     """Stage 1 takes 3 + 6: 10 micro batches there, and 1 + 2 once in stage 0."""
     stages = Stages((1.0, 3.0), (2.0, 6.0), (0.0, 0.0))

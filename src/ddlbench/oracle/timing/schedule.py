@@ -72,27 +72,22 @@ def simulate(
     count, now = len(stages.forward), 0.0
     passes, done = list[Timed](), dict[Op, float]()
     orders = [deque(order(schedule, rank, ranks, count, micro_batches)) for rank in range(ranks)]
-    if schedule == "zero_bubble":  # gradients of weights run while a rank would otherwise wait
-        orders = [deque(op for op in todo if op[0] != WEIGHTS) for todo in orders]
-    weights = [deque[Op]() for _ in range(ranks)]  # gradients of weights that wait
     held: dict[int, Op] = {}  # forward passes of ranks that send their output with the result of the next pass
     left: dict[int, float] = {}  # seconds of work left, of each rank that computes
     doing: dict[int, tuple[Op, float]] = {}  # with its begin
-    while left or any(orders) or any(weights):
+    while left or any(orders):
         arrivals: list[float] = []  # of the inputs that idle ranks wait for, if known
         for rank, todo in enumerate(orders):
-            if rank in left:
+            arrival = _ready(todo[0], done, stages, count) if todo and rank not in left else None
+            if arrival is None:
                 continue
-            arrival = _ready(todo[0], done, stages, count) if todo else None
-            arrived = arrival is not None and arrival <= now + 1e-12
-            if arrived or weights[rank]:
-                op = (todo if arrived else weights[rank]).popleft()
-                kind, stage, _ = op
-                took = stages.forward[stage] if kind in (F, OVERLAPPED) else stages.backward[stage]
-                doing[rank] = op, now
-                left[rank] = took / 2 if kind in (INPUTS, WEIGHTS) else took
-            elif arrival is not None:
+            if arrival > now + 1e-12:
                 arrivals.append(arrival)
+                continue
+            kind, stage, _ = op = todo.popleft()
+            took = stages.forward[stage] if kind in (F, OVERLAPPED) else stages.backward[stage]
+            doing[rank] = op, now
+            left[rank] = took / 2 if kind in (INPUTS, WEIGHTS) else took
         rate = slower(len(left)) if left else 1.0
         events = [arrival - now for arrival in arrivals] + [rest * rate for rest in left.values()]
         assert events, "the schedule waits for itself"
@@ -110,8 +105,6 @@ def simulate(
                     done[F if kind == F else B, stage, micro] = now
                     if rank in held:
                         done[held.pop(rank)] = now
-                if kind == INPUTS and schedule == "zero_bubble":
-                    weights[rank].append((WEIGHTS, stage, micro))
     return passes
 
 
