@@ -43,7 +43,6 @@ LAYOUTS = {
         "1f1b framework.dp=2",
         "interleaved framework.dp=2",
         "zero_bubble",
-        "zbv framework.dp=2",
         "pipedream",
         "pipedream_2bw framework.dp=2",
         "fsdp framework.replicate=2",
