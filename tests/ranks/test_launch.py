@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -306,6 +307,8 @@ def test_connecting_selects_the_only_visible_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "set_device", asked.append)
     monkeypatch.setattr(torch.distributed, "init_process_group", refuse)
+    # On a GPU a group waits for a minute beyond its timeout; here rank 0 never comes.
+    monkeypatch.setattr(launch_module, "group_timeout", lambda _, timeout_s: timedelta(seconds=timeout_s))
     launch = Launch("srun", 1, 2, 1, 2, 1, "localhost", 28768)
     with pytest.raises(ConnectTimeout):
         connect(launch, pick_device(launch), 1.0)
