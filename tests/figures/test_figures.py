@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 from ddlbench.figures import curves, plotting
 from ddlbench.figures import figures as module
 from ddlbench.figures.curves import places
-from ddlbench.figures.figures import drawing_of, make_figures, report_plots, save
+from ddlbench.figures.figures import drawing_of, make_figures, report_plots
+from ddlbench.figures.files import save
 from ddlbench.results.tables.measurement import Measurement
 from tests.support.figures import figures_of
 from tests.support.records import strong_scaling, tables_of, weak_scaling, write_repeats, write_run

@@ -302,6 +302,12 @@ def test_a_wrong_interface_of_one_rank_ends_both_in_one_line():
     assert "GLOO_SOCKET_IFNAME=lo, NCCL_SOCKET_IFNAME (not set)" in first.splitlines()[-1]
 
 
+def test_nccls_own_timeout_comes_after_that_of_the_supervisor():
+    """NCCL would end the process without a record."""
+    assert launch_module.group_timeout(torch.device("cpu"), 5.0) == timedelta(seconds=5)
+    assert launch_module.group_timeout(torch.device("cuda"), 5.0) == timedelta(seconds=65)
+
+
 def test_connecting_selects_the_only_visible_gpu(monkeypatch):
     asked = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)

@@ -2,30 +2,25 @@
 
 A marker is the merged value of the repeats, small dots are the repeats themselves, a bar is the interval of the median
 where they are enough for one. Configurations without an attempt that ended ok are crosses above the data.
-
-As files they are PNG for the screen, SVG and PDF for documents, and images inside the page within its bytes.
 """
 
 from __future__ import annotations
 
-import base64
-import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 from matplotlib.figure import Figure
-from PIL import Image
 
 from ddlbench.figures import plotting, published, quantities
 from ddlbench.figures.bars import breakdown_panels, draw_bars, draw_breakdown, draw_predicted, draw_schedule, in_parts
-from ddlbench.figures.curves import draw, tradeoff
+from ddlbench.figures.by_source import by_source
+from ddlbench.figures.curves import draw
 from ddlbench.figures.learning import learning
 from ddlbench.figures.panels import Panel, Plot, measured, panels, small_multiples, with_rows
 from ddlbench.figures.plotting import Head
 from ddlbench.figures.styles import Looks, looks_of
+from ddlbench.figures.tradeoff import tradeoff
 from ddlbench.results.reading.published import OWN
 from ddlbench.results.tables.measurement import Measurement
 from ddlbench.results.tables.tables import Tables
@@ -34,12 +29,6 @@ from ddlbench.texts import limited
 
 PANELS_OF_A_FILE = 6  # fit a page of paper
 MOST_FILES = 30  # of all figures; above this number each quantity has one file, because the others would take minutes
-COLOURS = 256  # of a PNG: a third of the bytes, and no difference that is seen in lines and letters
-# What the other kinds of file say of their making, without the time: the same records give the same bytes.
-METADATA: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None, "Producer": None}}
-LARGEST_SVG = 300_000  # bytes; a figure beyond it is faster and smaller as PNG
-ALL_SVG = 3_000_000
-ALL_BYTES = 8_000_000  # of images; base64 adds a third
 
 
 @dataclass(frozen=True)
@@ -109,20 +98,7 @@ def drawing_of(plots: Sequence[Plot], notes: Sequence[str] = ()) -> Drawing:
     files = sum(-(-len(plot.panels) // PANELS_OF_A_FILE) for plot in plots)
     with plotting.style():
         for plot in plots:
-            shown, others = limited(plot.panels, len(plot.panels) if files <= MOST_FILES else PANELS_OF_A_FILE)
-            for start in range(0, len(shown), PANELS_OF_A_FILE):
-                part = shown[start : start + PANELS_OF_A_FILE]
-                figure = plotting.grid([Head(panel.model, [*panel.lines, panel.base]) for panel in part])
-                for axes, panel in zip(figure.axes, part, strict=True):
-                    plot.draw(axes, panel)
-                plotting.arrange(figure)
-                number = start // PANELS_OF_A_FILE + 1
-                drawing.figures[plot.name if number == 1 else f"{plot.name}_{number}"] = figure
-            if others:
-                drawing.notes.append(
-                    f"{plot.name}: {len(shown)} of {len(plot.panels)} panels are drawn; --only model=NAME or "
-                    "framework=A,B draws others"
-                )
+            _add(drawing, plot, len(plot.panels) if files <= MOST_FILES else PANELS_OF_A_FILE)
     return drawing
 
 
@@ -131,7 +107,7 @@ def _scaling(shared: Sequence[Panel], looks: Looks) -> list[Plot]:
     figures = [
         Plot(name, shown, partial(draw, looks=looks, quantity=quantity)) for name, shown, quantity in _over_gpus(shared)
     ]
-    return [*figures, published.by_source(shared), Plot("breakdown", breakdown_panels(shared), draw_breakdown)]
+    return [*figures, by_source(shared), Plot("breakdown", breakdown_panels(shared), draw_breakdown)]
 
 
 def _over_gpus(shared: Sequence[Panel]) -> list[tuple[str, Sequence[Panel], quantities.Quantity]]:
@@ -169,48 +145,19 @@ def _own_or_stated(shown: Sequence[Panel], column: str) -> list[Panel]:
     return [panel for panel in shown if panel.rows[0]["origin"] == OWN or measured([panel], column)]
 
 
-def save(folder: Path, name: str, figure: Figure, pdf: bool = False) -> None:
-    """NAME.png and NAME.svg of a figure. pdf: NAME.pdf too, which takes as long as both, because it embeds fonts"""
-    folder.mkdir(parents=True, exist_ok=True)
-    with plotting.style():
-        stream = io.BytesIO()
-        figure.savefig(stream, format="png", pil_kwargs={"compress_level": 0})
-        with Image.open(stream) as image:
-            few = image.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
-            few.save(folder / f"{name}.png", dpi=image.info["dpi"])
-        for kind in ("svg", "pdf") if pdf else ("svg",):
-            figure.savefig(folder / f"{name}.{kind}", metadata=METADATA[kind])
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A figure in the page. source: a data URL, or None where the page has no room for it; width: inches."""
-
-    name: str
-    source: str | None
-    width: float
-
-    @property
-    def base(self) -> str:
-        """The name of the figure that this is a part of: "speedup" of "speedup_2"."""
-        head, _, number = self.name.rpartition("_")
-        return head if number.isdigit() else self.name
-
-    @property
-    def part(self) -> str:
-        return "" if self.base == self.name else ", continued"
-
-
-def pictures(figures: Mapping[str, Figure], folder: Path) -> list[Picture]:
-    """The saved figures in `folder` as data URLs: SVG while they are small, then PNG."""
-    left, left_svg = ALL_BYTES, ALL_SVG
-    images: list[Picture] = []
-    for name, figure in figures.items():
-        kind, content = "svg+xml", (folder / f"{name}.svg").read_bytes()
-        if len(content) > min(LARGEST_SVG, left_svg):
-            kind, content = "png", (folder / f"{name}.png").read_bytes()
-        source = f"data:image/{kind};base64,{base64.b64encode(content).decode()}" if len(content) <= left else None
-        left -= len(content) if source else 0
-        left_svg -= len(content) if kind != "png" else 0
-        images.append(Picture(name, source, figure.get_figwidth()))
-    return images
+def _add(drawing: Drawing, plot: Plot, most: int) -> None:
+    """The figures of one quantity: none where there is no panel. most: panels that are drawn"""
+    shown, others = limited(plot.panels, most)
+    for start in range(0, len(shown), PANELS_OF_A_FILE):
+        part = shown[start : start + PANELS_OF_A_FILE]
+        figure = plotting.grid([Head(panel.model, [*panel.lines, panel.base]) for panel in part])
+        for axes, panel in zip(figure.axes, part, strict=True):
+            plot.draw(axes, panel)
+        plotting.arrange(figure)
+        number = start // PANELS_OF_A_FILE + 1
+        drawing.figures[plot.name if number == 1 else f"{plot.name}_{number}"] = figure
+    if others:
+        drawing.notes.append(
+            f"{plot.name}: {len(shown)} of {len(plot.panels)} panels are drawn; --only model=NAME or framework=A,B "
+            "draws others"
+        )

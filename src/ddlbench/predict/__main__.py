@@ -200,14 +200,17 @@ def inputs_of(question: Question, machine: Machine, config: Config, results: Res
     made: list[Computation] = []  # once for all layouts and numbers of GPUs
 
     def computation(config: Config, _: Job) -> Computation:
-        if not made and results is not None:
-            made.append(results.computation(config, machine, measured))
-        elif not made and options.one_gpu_step_s is not None:
+        if made:
+            return made[0]
+        if results is not None:
+            source = results.computation(config, machine, measured)
+        elif options.one_gpu_step_s is not None:
             step = OneStep(options.one_gpu_step_s, options.one_gpu_batch)
-            made.append(from_one_step(config, machine, step, blocks=measured))
-        elif not made:
-            made.append(measured or from_roofline(config, machine))
-        return made[0]
+            source = from_one_step(config, machine, step, blocks=measured)
+        else:
+            source = measured or from_roofline(config, machine)
+        made.append(source)
+        return source
 
     return Inputs(machine, computation, options.algorithm, samples, loader, options.exact_memory, learned)
 

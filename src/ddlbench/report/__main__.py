@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import TextIO
 
 from ddlbench.errors import RunError, UserError, reporting
-from ddlbench.figures.figures import Drawing, make_figures, save
+from ddlbench.figures.figures import Drawing, make_figures
+from ddlbench.figures.files import save
 from ddlbench.report import openmetrics
 from ddlbench.report.compare import SLOWER, UNDECIDED, versus
+from ddlbench.report.documents import write_documents, write_warnings
 from ddlbench.report.explain import explain
 from ddlbench.report.overview import summary_text
-from ddlbench.report.page import render, write_documents, write_warnings
+from ddlbench.report.page import render
 from ddlbench.report.study import draw_study
 from ddlbench.results.reading.attempts import Records, read_all
 from ddlbench.results.reading.published import OWN

@@ -23,7 +23,7 @@ import pandas as pd
 
 from ddlbench.errors import UserError
 from ddlbench.figures.bars import draw_waterfall
-from ddlbench.figures.figures import save
+from ddlbench.figures.files import save
 from ddlbench.figures.plotting import Head, arrange, grid, style
 from ddlbench.report.hung import behind
 from ddlbench.results.reading.attempts import Records

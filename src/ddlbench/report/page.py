@@ -1,5 +1,4 @@
-"""report.html: the whole report in one file that needs no network. The summary as tables for documents, Markdown and
-LaTeX, and all warnings as lines of text."""
+"""report.html: the whole report in one file that needs no network."""
 
 from __future__ import annotations
 
@@ -12,7 +11,8 @@ from typing import Any
 
 import jinja2
 
-from ddlbench.figures.figures import Drawing, pictures
+from ddlbench.figures.figures import Drawing
+from ddlbench.figures.files import pictures
 from ddlbench.record.schema import CLOCKS, EPOCHS, RANKS, RUNS, SCALING, Column
 from ddlbench.report import overview
 from ddlbench.report.fastest import best, comparisons
@@ -33,12 +33,6 @@ EXPLAINED = (
     "data_wait_share", "straggler_wait_s", "val_top1", "val_perplexity_token", "memory_allocated_peak_bytes",
     "memory_host_peak_bytes", "mfu",
 )  # fmt: skip
-_LATEX = str.maketrans({
-    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "_": r"\_", "%": r"\%",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    "|": r"\textbar{}", '"': r"\textquotedbl{}", "µ": r"\textmu{}",
-})  # fmt: skip
-_MARKDOWN = str.maketrans({letter: f"\\{letter}" for letter in "\\`*_{}[]<>#|$~!&="})
 
 
 def render(tables: Tables, drawing: Drawing, folder: Path) -> str:
@@ -134,43 +128,3 @@ def text(name: str, value: Any) -> str:
     if name.endswith(("_hash", "git_commit", "hash_start")):
         return str(value)[:12]
     return shortened(str(value), LONGEST_CELL)
-
-
-def write_documents(rows: Sequence[Measurement], folder: Path) -> None:
-    """summary.md and summary.tex."""
-    headers, lines = overview.overview_cells(rows, overview.MEASURED | overview.ratio_columns(rows) | overview.SETTINGS)
-    (folder / "summary.md").write_text(markdown(headers, lines, overview.notes(rows)), encoding="utf-8")
-    (folder / "summary.tex").write_text(latex(headers, lines, overview.notes(rows)), encoding="utf-8")
-
-
-def write_warnings(warnings: Sequence[str], folder: Path) -> None:
-    """warnings.txt, where there are warnings: the page and the terminal show the first ones."""
-    path = folder / "warnings.txt"
-    if warnings:
-        path.write_text("".join(f"{warning}\n" for warning in warnings), encoding="utf-8")
-    else:
-        path.unlink(missing_ok=True)  # of an earlier report
-
-
-def markdown(headers: Sequence[str], lines: Sequence[Sequence[str]], below: Sequence[str]) -> str:
-    """A table of GitHub's Markdown; numbers are aligned to the right."""
-    rule = ["---" if header in overview.LEFT else "---:" for header in headers]
-    first, *others = ([cell.translate(_MARKDOWN) for cell in line] for line in (headers, *lines))
-    table = [f"| {' | '.join(cells)} |" for cells in (first, rule, *others)]
-    return "\n".join([*table, "", *(f"- {note.translate(_MARKDOWN)}" for note in below)]) + "\n"
-
-
-def latex(headers: Sequence[str], lines: Sequence[Sequence[str]], below: Sequence[str]) -> str:
-    r"""A tabular with the rules of the package booktabs, to \input into a document."""
-    columns = "".join("l" if header in overview.LEFT else "r" for header in headers)
-    rows = [" & ".join(map(_latex, line)) + r" \\" for line in lines]
-    lines_below = [f"% {_latex(note)}" for note in below]
-    head = [r"% needs \usepackage{booktabs,textcomp} and an input encoding of UTF-8", *lines_below]
-    begin = [f"\\begin{{tabular}}{{{columns}}}", r"\toprule", " & ".join(map(_latex, headers)) + r" \\", r"\midrule"]
-    return "\n".join([*head, *begin, *rows, r"\bottomrule", r"\end{tabular}"]) + "\n"
-
-
-def _latex(text: str) -> str:
-    r"""A cell. LaTeX takes a [ or * at the start of a row for an argument of the \\ or \midrule before it."""
-    start = "{}" if text.startswith(("[", "*")) else ""
-    return start + text.translate(_LATEX)

@@ -1,5 +1,5 @@
 """What makes a campaign's numbers doubtful, as sentences: comparable runs that differ where they should agree,
-efficiencies above 100 %, and times that change during the campaign; and marks beside the rows that are in doubt."""
+efficiencies above 100 %, and times that change during the campaign."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from itertools import product
 from statistics import median
 
 from ddlbench.record.fingerprint import of_the_launch
-from ddlbench.results.reading.published import OWN, PUBLISHED
+from ddlbench.results.reading.published import PUBLISHED
 from ddlbench.results.rows import Row, group_by
-from ddlbench.results.tables.measurement import Measurement
 from ddlbench.results.tables.merge import AttemptRow
 from ddlbench.results.tables.stats import median_interval, ratio_interval, verdict
 from ddlbench.texts import first_few, shortened
@@ -28,20 +27,6 @@ RATIOS = (
     ("efficiency", "best_single_sample_time_s", "best_single_compared"),
     ("efficiency_vs_own_base", "own_base_sample_time_s", "compared"),
 )
-MARKS_SHOWN = 20
-LONGEST_MARK = 400
-# The meaning of each mark. The mark of a straggler also names its rank; the mark "ranks differ" points to the run.
-MEANINGS = {
-    "throttled": "the driver lowered the clock of a GPU",
-    "allocator retries": "the allocator ran out of memory and freed its cache",
-    "load": "programs that are not of the run computed on the host",
-    "cpu pressure": "processes waited for a core",
-    "steal": "the hypervisor gave the cores to other machines",
-    "one visible GPU": "each rank sees one GPU of its node: NCCL may not have used NVLink (docs/clusters.md)",
-    "ranks differ": "the ranks' environments are not the same: see ranks_differ in runs.csv",
-    "reference": "not a result: it leaves out a part of the training (reference in runs.csv), and has no ratios",
-    "straggler": "its own step takes over a tenth longer than that of the other ranks of its stage",
-}
 
 
 def differences(runs: Iterable[AttemptRow]) -> list[str]:
@@ -148,47 +133,3 @@ def drift(groups: Sequence[Sequence[AttemptRow]]) -> str | None:
         said = verdict(ratio, "slower", "faster", "no drift shown")
         bounds = f"{ratio.low:.3f} to {ratio.high:.3f}, n={size} each: {said}"
     return f"{text} ({bounds})"
-
-
-def marks_of(run: Row) -> list[str]:
-    """The marks of a row of runs.csv, with those for a reference, ranks that differ and a straggler."""
-    marks = run["marks"].split("; ") if run["marks"] else []
-    if run["reference"]:
-        marks.append(f"reference: {run['reference']}")
-    if run["ranks_differ"]:
-        marks.append("ranks differ")
-    if run["straggler_rank"] is not None:
-        host = f" on {run['straggler_host']}" if run["straggler_host"] else ""
-        marks.append(f"straggler rank {run['straggler_rank']}{host}")
-    return marks
-
-
-def marks_explained(rows: Sequence[Measurement]) -> list[str]:
-    """The marks behind each number, with the number of runs, and then the meaning of the words."""
-    texts = {row["marks"]: row.mark for row in rows if row.mark}
-    lines = [f"{number} {shortened(text, LONGEST_MARK)}" for text, number in texts.items()]
-    parts = [part for text in texts for part in text.split("; ")]
-    names = [name for name in MEANINGS if any(part.startswith(name) for part in parts)]
-    return [
-        *first_few(lines, MARKS_SHOWN, "more: see marks in scaling.csv"),
-        *(f"{name}: {MEANINGS[name]}" for name in names),
-    ]
-
-
-def unknown_stragglers(rows: Sequence[Measurement]) -> list[str]:
-    """The number of own measurements without a search for stragglers."""
-    ended = [row for row in rows if row["status"] == "ok" and row["origin"] == OWN]
-    trained = [row for row in ended if (row["gpus"] or 0) > 1 and row["mode"] != "loader"]
-    measured = {row["measurement"]: row for row in trained}.values()
-    lines: list[str] = []
-    if unknown := sum(row["own_step_s"] is None for row in measured):
-        lines.append(
-            f"stragglers: not looked for in {unknown} of {len(measured)} measurements on several ranks, whose own "
-            "steps are not known: profile=true measures them"
-        )
-    if any(row["own_step_s"] is not None and not row["profile_windows"] for row in measured):
-        lines.append(
-            "stragglers on the CPU: by the time that ranks computed; one that sleeps or waits for a disk shows with "
-            "profile=true alone"
-        )
-    return lines

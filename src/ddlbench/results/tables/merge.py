@@ -123,7 +123,7 @@ class AttemptRow:
     options:     the measured part of its configuration, as dotted keys
     environment: the part of its environment that repeats must share
     noted:       the part in which repeats may differ, with a warning
-    epochs:      a pyarrow table of `cells.EPOCH_SCHEMA`
+    epochs:      a pyarrow table of `epoch_lines.SCHEMA`
     identity:    as `Attempt.identity`
     has_end:     whether the record itself says how the run ended
     warnings:    of what is left out, and in `left_out` its kinds

@@ -14,8 +14,8 @@ from ddlbench.results.reading.published import PUBLISHED
 from ddlbench.results.rows import Row, group_by
 from ddlbench.results.tables import stats
 from ddlbench.results.tables.breakdown import merged_windows
-from ddlbench.results.tables.checks import marks_of
 from ddlbench.results.tables.labels import across, knobs, layout, settings_text, variants
+from ddlbench.results.tables.marks import marks_of
 from ddlbench.results.tables.merge import ANY_SCALING, BY_FRAMEWORK, KINDS, SEED, AttemptRow, Comparison, size
 from ddlbench.results.tables.stats import Interval, confidence, median_interval
 
