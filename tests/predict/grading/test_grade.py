@@ -152,6 +152,11 @@ def test_large_models_of_another_source_are_predicted(
         ({"dp": "2"}, "does not fill 4 GPUs"),
         ({"layers": "5", "pp": "2", "dp": "2"}, "does not divide 5 layers"),
         ({"pp": "2", "dp": "2", "chunks": "3"}, "does not divide 4 layers"),
+        ({"chunks": "2"}, "4 micro batches over pp=1 cannot be interleaved"),
+        (
+            {"gpus": "3", "dp": "1", "pp": "3", "chunks": "2", "layers": "6", "global_batch": "7"},
+            "7 micro batches over pp=3 ",
+        ),
         ({"chunks": "0"}, "chunks = '0' is no number above 0"),
         ({"global_batch": "6"}, "does not divide 4 layers and 6 samples"),
         ({"heads": "3"}, "3 heads do not divide"),

@@ -17,6 +17,7 @@ import numpy as np
 from ddlbench.config.compose import configuration
 from ddlbench.config.schema import Config
 from ddlbench.errors import UserError
+from ddlbench.frameworks.pipeline.schedules import accepts
 from ddlbench.oracle.counts.counting import count
 from ddlbench.oracle.counts.counts import Counts, Line, Work
 from ddlbench.oracle.machine.machine import Machine
@@ -68,6 +69,15 @@ class Layout:
         return f"dp{self.dp} tp{self.tp} pp{self.pp}{interleaved}, micro batch {self.micro_batch}"
 
     @property
+    def schedule(self) -> str:
+        return "1f1b" if self.chunks == 1 else "interleaved"
+
+    @property
+    def micro_batches(self) -> int:
+        """Of a replica."""
+        return self.global_batch // self.dp // self.micro_batch
+
+    @property
     def case(self) -> tuple[int, ...]:
         """What a planner is asked for: equal for all layouts among which it chooses."""
         return self.gpus, self.global_batch, self.hidden, self.layers, self.seq_len
@@ -100,6 +110,8 @@ def _layout(row: CsvRow) -> Layout:
         raise UserError(f"{layout.name} does not divide {layout.layers} layers and {layout.global_batch} samples")
     if layout.hidden % layout.heads or layout.heads % layout.tp:
         raise UserError(f"{layout.heads} heads do not divide a width of {layout.hidden}, or not over tp={layout.tp}")
+    if chunks > 1 and not (layout.pp > 1 and accepts(layout.schedule, layout.micro_batches, layout.pp)):
+        raise UserError(f"{layout.micro_batches} micro batches over pp={layout.pp} cannot be interleaved")
     return layout
 
 
@@ -119,9 +131,8 @@ def predicted_s(layout: Layout, machine: Machine | None = None) -> float:
     sizes = [layout.layers // stages] * stages
     sizes[0] += 1  # the embedding
     sizes[-1] += 2  # the last norm and the head
-    schedule = "1f1b" if layout.chunks == 1 else "interleaved"
-    micro_batches = layout.global_batch // layout.dp // layout.micro_batch
-    cut = Cut(schedule, layout.dp, layout.tp, layout.pp, tuple(sizes), micro_batches, layout.micro_batch)
+    degrees = layout.dp, layout.tp, layout.pp
+    cut = Cut(layout.schedule, *degrees, tuple(sizes), layout.micro_batches, layout.micro_batch)
     return pipeline.predict(cut, Setting(job, machine, computation)).step_s
 
 
