@@ -9,7 +9,7 @@
 set -uo pipefail
 # shellcheck source=scripts/gpu_common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/gpu_common.sh"
-gpus=${GPUS:-4} cpus=${CPUS:-8} workers=${WORKERS:-16}
+gpus=${GPUS:-4} cpus=${CPUS:-8} workers=${WORKERS:-8}
 dp=$((gpus > 1 ? gpus / 2 : 1)) # of the frameworks that split a model: 4 ranks a replica
 short=(train.precision=bf16 train.epochs=1 train.warmup_steps=20 train.steps=60 train.validate=false)
 resnet50=(+model=resnet50 train.channels_last=true train.batch_per_gpu=256)
@@ -81,9 +81,10 @@ run_choices() {
   done
 }
 
-run_loaders() { # the sample set has eleven batches of this size
+run_loaders() { # 203 batches: ten times as many as eight workers read ahead
   shrink images
-  local few=(+framework=single "${resnet50[@]}" "${short[@]}" train.steps=11 train.warmup_steps=2)
+  local few=(+framework=single "${resnet50[@]}" "${short[@]}" train.batch_per_gpu=64 train.steps=200
+    "$images")
   bench synthetic ok "${few[@]}" loader=synthetic
   bench native ok "${few[@]}" loader=native "loader.workers=$workers"
   bench native-alone ok "${few[@]}" loader=native "loader.workers=$workers" mode=loader
@@ -187,8 +188,8 @@ run_two_cores() {
   for cores in 1 2 4 8; do
     ((cores <= cpus)) || continue
     ranks "$cores"
-    bench "cores-$cores" ok +framework=ddp "${resnet50[@]}" "${short[@]}" train.batch_per_gpu=32 train.steps=10 \
-      train.warmup_steps=2 "loader.workers=$((cores > 2 ? cores - 2 : 1))"
+    bench "cores-$cores" ok +framework=ddp "${resnet50[@]}" "${short[@]}" train.batch_per_gpu=32 train.steps=50 \
+      train.warmup_steps=2 "$images" "loader.workers=$((cores > 2 ? cores - 2 : 1))"
   done
 }
 

@@ -36,10 +36,10 @@ run_resnet50() {
   compiled synthetic "${resnet50[@]}" loader=synthetic loader.train_samples=1281167
 }
 
-run_images() { # the sample set has eleven batches of this size
+run_images() {
   shrink images
-  bench native ok +framework=single "${common[@]}" "${resnet50[@]}" "loader.workers=${WORKERS:-16}" train.steps=11 \
-    train.warmup_steps=2
+  bench native ok +framework=single "${common[@]}" "${resnet50[@]}" "$images" \
+    "loader.workers=${WORKERS:-16}" train.steps=50 train.warmup_steps=2
 }
 
 run_gpt2() {

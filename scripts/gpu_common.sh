@@ -8,6 +8,9 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root" || exit
 python=${PYTHON:-python} tiny=${DDLBENCH_TINY:-} dry='' failed=0 deadline=0 launcher=() smaller=()
 results=results/gpu # of the script that sources this
+# Sample images: epochs much longer than what the loader's workers read ahead, else the rows have the mark `read ahead`.
+# shellcheck disable=SC2034 # the scripts that source this use it
+images=data.sample_train=13000
 
 die() {
   echo "$(basename "$0" .sh): $*" >&2
@@ -93,7 +96,7 @@ shrink() { # images | text | nothing
   [ -n "$tiny" ] || return 0
   smaller=(train.batch_per_gpu=4 train.steps=3 train.warmup_steps=1 train.compile=false)
   case ${1:-} in
-    images) smaller+=('model.layers=[1,1,1,1]' model.width_per_group=8 model.image_size=32) ;;
+    images) smaller+=('model.layers=[1,1,1,1]' model.width_per_group=8 model.image_size=32 data.sample_train=3000) ;;
     text) smaller+=(model.n_layer=2 model.n_embd=32 model.n_head=4 model.seq_len=32) ;;
   esac
 }

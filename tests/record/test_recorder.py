@@ -46,9 +46,11 @@ def one_epoch(
     device: str = "cuda",
     visible: int = 2,
     first_epoch: int = 0,
+    ahead: int = 0,
     **spans: float,
 ) -> tuple[Record, FileRecorder, Run]:
-    """The record while the run goes on. first_epoch: epochs that earlier attempts trained"""
+    """The record while the run goes on. first_epoch: epochs that earlier attempts trained;
+    ahead: batches that the loader may have ready"""
     config, job = job_of(("+framework=ddp", "+model=resnet50", *words), world)
     job = replace(job, device=torch.device(device, 0), world_size=world, global_batch=8)
     content = {
@@ -58,7 +60,7 @@ def one_epoch(
         "dataset": {"hash": "a" * 64},
     }
     record = Record.open(str(results), "run", content)
-    feed = SimpleNamespace(facts=dict[str, Any], steps_per_epoch=4)
+    feed = SimpleNamespace(facts=lambda: {"ahead": ahead}, steps_per_epoch=4)
     model = {**model_section(config.model, None), "flops_per_sample": flops, "hardware_flops_per_sample": flops}
     files = FileRecorder(record, cast(Config, config), model, SAID, Progress(False))
     run = cast(Run, SimpleNamespace(job=job, place=Place(0, world), feed=feed, first_epoch=first_epoch, clock=None))
@@ -88,6 +90,18 @@ def test_ranks_of_a_node_that_see_one_gpu_each_are_a_mark_and_a_warning(
     records = [one_epoch(tmp_path / str(visible), visible=visible)[0] for visible in (2, 1)]
     assert [record.content["summary"]["marks"] for record in records] == [None, "one visible GPU"]
     assert capsys.readouterr().err.count("ddlbench: warning: each rank sees one GPU of its node") == 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "ahead", "marked"),
+    [("train", 3, False), ("train", 4, True), ("loader", 0, False), ("loader", 1, True)],
+)
+def test_batches_that_may_be_older_than_the_measured_time_are_a_mark(
+    tmp_path: Path, mode: str, ahead: int, marked: bool
+) -> None:
+    """Sixteen workers had read the eleven batches of an epoch when the first was measured: 7,301 images/s."""
+    record, _, _ = one_epoch(tmp_path, f"mode={mode}", ahead=ahead)
+    assert record.content["summary"]["marks"] == ("read ahead" if marked else None)
 
 
 def test_start_up_is_imports_connecting_and_setup(tmp_path: Path) -> None:

@@ -157,6 +157,11 @@ class Loader(Protocol):
     def pinned(self) -> bool | None:
         return None
 
+    @property
+    def ahead(self) -> int:
+        """Batches of an epoch that may be ready, or begun, before a step asks for them."""
+        return 0
+
     def check(self, dataset: Dataset, model: Model, device: torch.device) -> None:
         """Raise Unsupported or Unavailable for what this loader cannot read, if there is anything.
 

@@ -21,9 +21,9 @@ MOST_OTHERS, MOST_PRESSURE, MOST_STEAL = 0.1, 0.1, 0.01
 
 
 def summarize(
-    rows: Sequence[EpochRow], world_size: int, tokens_per_sample: int | None, one_gpu: bool = False
+    rows: Sequence[EpochRow], world_size: int, tokens_per_sample: int | None, more_marks: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Flat metrics named as the table's columns; only what is known. one_gpu: as `marks` takes it."""
+    """Flat metrics named as the table's columns; only what is known. more_marks: as `marks` takes them."""
     if not rows:
         return {"epochs_done": 0}
     counted = [row for row in rows if not row.warmup] or list(rows)
@@ -58,7 +58,7 @@ def summarize(
         **{name: largest(row.memory[name] for row in counted) for name in rows[0].memory},
         **{name.replace("peak", "by_stage"): _by_stage(counted, name) for name in rows[0].stage_memory},
         **_energy(counted),
-        **_state(rows, one_gpu),
+        **_state(rows, more_marks),
         **own_columns(_own_steps(counted), "thread"),
     }
 
@@ -77,7 +77,7 @@ def _energy(rows: Sequence[EpochRow]) -> dict[str, Any]:
     }
 
 
-def _state(rows: Sequence[EpochRow], one_gpu: bool) -> dict[str, Any]:
+def _state(rows: Sequence[EpochRow], more_marks: Sequence[str]) -> dict[str, Any]:
     """Clock, throttling and load from the run's begin to its end, warm-up epochs included, and the marks."""
     first, last = rows[0].use, rows[-1].use
     reasons = sorted({reason for row in rows for reason in row.use.throttled})
@@ -88,7 +88,7 @@ def _state(rows: Sequence[EpochRow], one_gpu: bool) -> dict[str, Any]:
         "device_clock_end_mhz": last.clock_after_mhz,
         "throttle_reasons": ", ".join(reasons) or None,
         **loads,
-        "marks": "; ".join(marks(reasons, retries, loads, one_gpu)) or None,
+        "marks": "; ".join(marks(reasons, retries, loads, more_marks)) or None,
     }
 
 
@@ -133,7 +133,7 @@ def load_columns(before: Sequence[Load], after: Sequence[Load]) -> dict[str, flo
 
 
 def marks(
-    throttled: Sequence[str], retries: int, loads: Mapping[str, float | None], one_gpu: bool = False
+    throttled: Sequence[str], retries: int, loads: Mapping[str, float | None], more: Sequence[str] = ()
 ) -> list[str]:
     """What makes the timing of a run doubtful, in words. A marked run stays in every table; the reader judges.
 
@@ -145,7 +145,7 @@ def marks(
     - steal: the hypervisor gave more than a hundredth of the cores' time to others.
 
     throttled: why a GPU's clock had been lowered; retries: of the allocator; loads: as `load_columns`
-    one_gpu: `sees_one_gpu`
+    more: marks that do not come from measured values
     """
     pressure = max(loads["cpu_pressure_start"] or 0.0, loads["cpu_pressure_end"] or 0.0)
     doubts = {
@@ -154,9 +154,8 @@ def marks(
         "load": (loads["cpu_others_share"] or 0.0) > MOST_OTHERS,
         "cpu pressure": pressure > MOST_PRESSURE,
         "steal": (loads["cpu_steal_share"] or 0.0) > MOST_STEAL,
-        "one visible GPU": one_gpu,
     }
-    return [name for name, holds in doubts.items() if holds]
+    return [*(name for name, holds in doubts.items() if holds), *more]
 
 
 def sees_one_gpu(launch: Mapping[str, Any], visible: int | None) -> bool:

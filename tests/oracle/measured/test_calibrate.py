@@ -11,7 +11,7 @@ import torch
 
 from ddlbench.config.compose import configuration, configurations
 from ddlbench.errors import UserError
-from ddlbench.measure import block_seconds
+from ddlbench.measure import clock
 from ddlbench.oracle.machine import machine as machines
 from ddlbench.oracle.machine.collectives import all_reduce, path
 from ddlbench.oracle.measured import inputs, network
@@ -82,8 +82,8 @@ def test_the_median_of_the_repeats_counts_without_the_first(monkeypatch: pytest.
     """Seconds of each repeat, forward, backward and of the update; what the system delays is in one of them."""
     ahead, back, update = (100, 1, 2, 3, 4, 90), (200, 10, 20, 30, 40, 900), (50, 7, 5, 6, 8, 70)
     blocks = [seconds for pair in zip(ahead, back, strict=True) for seconds in (0, *pair)] * 4
-    times = accumulate([*blocks, *(seconds for item in update for seconds in (0, item))])
-    for module in (block_seconds, inputs):
+    times = accumulate(map(float, [*blocks, *(seconds for item in update for seconds in (0, item))]))
+    for module in (clock, inputs):
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: next(times)))
     with configurations():
         config = configuration(*TINY)

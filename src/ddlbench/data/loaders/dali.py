@@ -51,6 +51,10 @@ class Dali(Loader):
     def __post_init__(self) -> None:
         check_values("loader.", self, least={"threads": 1, "prefetch": 1}, choices={"device": DEVICES})
 
+    @property
+    def ahead(self) -> int:
+        return self.prefetch
+
     def check(self, dataset: Dataset, model: Model, device: torch.device) -> None:
         if not isinstance(dataset, ImageFolders):
             raise Unsupported(f"loader=dali reads only images, and data={dataset.name} has none: choose loader=native")

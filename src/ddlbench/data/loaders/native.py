@@ -57,6 +57,10 @@ class Native(Loader):
     def pinned(self) -> bool:
         return self.pin_memory
 
+    @property
+    def ahead(self) -> int:
+        return (self.workers or 0) * self.prefetch
+
     def open(self, dataset: Dataset, request: Request) -> ReplicaFeed:
         usual = default_workers(request.cores, request.device.type, torch.get_num_threads()) if dataset.costly else 0
         workers = usual if self.workers is None else self.workers

@@ -64,10 +64,10 @@ class ReplicaFeed:
         return self._to_device(self._read(self._validation, 0, batches))
 
     def facts(self) -> dict[str, Any]:
-        """cores: that each rank has to itself
+        """cores: that each rank has to itself; ahead: as Loader.ahead
         bad_samples: name of each sample that could not be read -> how often this rank met it"""
         settings = {key: value for key, value in vars(self._loader).items() if key != "name"}
-        return {**settings, "cores": self._request.cores, "bad_samples": dict(self._bad)}
+        return {**settings, "ahead": self._loader.ahead, "cores": self._request.cores, "bad_samples": dict(self._bad)}
 
     def close(self) -> None:
         self._train.close()

@@ -129,7 +129,8 @@ def measure(config: Config, device: torch.device, samples: int) -> tuple[list[tu
     torch.manual_seed(0)
     model = config.model.build().to(device)
     model.to(memory_format=torch.channels_last if config.train.channels_last else torch.contiguous_format)
-    batch = random_batch(Request(config.model, Place(0, 1), device, 0, samples), samples)
+    request = Request(config.model, Place(0, 1), device, 0, samples, channels_last=config.train.channels_last)
+    batch = random_batch(request, samples)
     passes = block_seconds(model, batch, CrossEntropy(config.recipe.label_smoothing), config.train.precision)
     optimizer = make_optimizer(config.recipe.optimizer, model.named_parameters())
     updates: list[float] = []

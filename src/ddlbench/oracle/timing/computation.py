@@ -2,8 +2,9 @@
 
 By the roofline (Williams et al. 2009) an operation takes the longer of FLOPs / peak FLOP/s and bytes / bandwidth of the
 memory. On GPUs each kernel also takes a fixed time, and all blocks together take no less than the host needs to start
-their kernels. A measured step says how many times as long as by the roofline the operations take, up to SLOWEST; what
-remains scales all seconds. Measured blocks replace these seconds.
+their kernels. A measured step says how many times as long as by the roofline the operations take; a step that takes
+longer than SLOWEST times says how fast the host is. What remains scales all seconds. Measured blocks replace these
+seconds.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from ddlbench.oracle.machine.machine import Device
 from ddlbench.recipe.optimizers import costs
 from ddlbench.recomputation import Plan, repeats
 
-# Times the roofline that large kernels take at most: 2.3 to 2.4 on an H200 in bf16
-# (docs/measurements/2026-11-26-h200.md). The step of a small batch, which waits for its host, says nothing of it.
-SLOWEST = 2.5
+# Times the roofline that the operations of a large batch take in bf16: 1.6 to 2.4, of five models on an H100 and two on
+# an H200 (docs/measurements). A step that takes longer than SLOWEST times waits for its host, so it does not show them.
+USUAL, SLOWEST = 2.0, 2.5
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,10 @@ class Computation:
         if self.measure is None:  # measured blocks contain kernels and host
             work_s = step(replace(speeds, kernel_s=0.0, host_s=0.0))
             kernels_s = step(replace(speeds, host_s=0.0)) - work_s
-            speeds = speeds.slower(min(max((step_s - kernels_s) / work_s, 1.0), SLOWEST))
+            times = max((step_s - kernels_s) / work_s, 1.0)
+            speeds = speeds.slower(times if times <= SLOWEST else USUAL)
+            if times > SLOWEST:
+                speeds = replace(speeds, host_s=speeds.host_s * step_s / step(speeds))
         factor = step_s / step(speeds)
         return replace(self, speeds=speeds, factor=factor, basis=basis, samples=samples, _cache={})
 

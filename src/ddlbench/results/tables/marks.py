@@ -19,6 +19,8 @@ MEANINGS = {
     "cpu pressure": "processes waited for a core",
     "steal": "the hypervisor gave the cores to other machines",
     "one visible GPU": "each rank sees one GPU of its node: NCCL may not have used NVLink (docs/clusters.md)",
+    "read ahead": "the loader may have read the batches before the measured time: neither its rate nor the data wait "
+    "is that of a long epoch (more train.steps, or fewer loader.workers)",
     "ranks differ": "the ranks' environments are not the same: see ranks_differ in runs.csv",
     "reference": "not a result: it leaves out a part of the training (reference in runs.csv), and has no ratios",
     "straggler": "its own step takes over a tenth longer than that of the other ranks of its stage",
