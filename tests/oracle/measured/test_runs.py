@@ -51,6 +51,18 @@ def test_equal_runs_count_by_their_median(config: Config) -> None:
     assert result.basis == "ddp on one device (run-1)"
 
 
+def test_the_run_with_the_nearest_micro_batch_counts(config: Config) -> None:
+    """Not the last one: a step of one sample on an H100 waits for its host, and gave 150 ms for a measured 160."""
+
+    def batch_of(batch: int, step_s: float) -> Attempt:
+        ledger = {"global_batch": batch, "data_size": 1, "micro_batches": 1}
+        return record(config, 1, step_s, ledger=ledger, summary={"throughput_samples_per_s": batch / step_s})
+
+    there = results(batch_of(8, 0.5), batch_of(64, 3.0), batch_of(1, 0.2)).computation(config, ABCI)
+    assert there.step(8) == pytest.approx(0.5)
+    assert there.marks(8) == []
+
+
 @pytest.mark.parametrize(
     ("base", "marks"),
     [("ddp", []), ("single", []), ("gpipe", ["ddp from a run of gpipe, with what gpipe itself takes"])],

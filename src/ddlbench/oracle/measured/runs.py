@@ -171,8 +171,11 @@ def _base(attempt: Attempt, config: Config, machine: Machine) -> Base | None:
 
 def _chosen(bases: Sequence[Base], config: Config) -> Base | None:
     """The run that a prediction starts from: of this framework on one device, else of `single` or any other framework;
-    else of this framework on as few devices as possible. The median of repeats counts."""
+    else of this framework on as few devices as possible. Of several, the one whose micro batch is nearest, and of these
+    the last. The median of repeats counts."""
     framework: Any = config.framework
+    micro = config.train.micro_batch or config.train.samples_per_update(1)
+    bases = sorted(bases, key=lambda base: -abs(math.log(base.micro / micro)))
     one_device = [base for base in bases if base.ranks == 1]
     same_settings = [base for base in bases if base.settings == config.resolved["framework"]]
     smallest = min((base.ranks for base in same_settings), default=0)
