@@ -65,6 +65,21 @@ def test_each_figure_has_the_rows_of_its_cells_and_names_those_that_are_missing(
     assert "paper_3: no run has what step_seconds shows: run with profile=true" in notes
 
 
+def test_a_key_that_a_later_version_added_has_its_value_of_before(tmp_path: Path) -> None:
+    """The tables leave it out there; the legend names keys without their groups."""
+    (tmp_path / "levers.yaml").write_text(
+        "across: [train.offload_activations]\nfigures:\n  1: {kind: memory_and_throughput}\n"
+        "axes: {framework: [ddp], train.offload_activations: [false, true], gpus: [2]}\nkeys: {model: resnet50}\n"
+    )
+    results = tmp_path / "results"
+    write_run(results, gpus=2, rate=100.0)
+    write_run(results, gpus=2, rate=50.0, train={"offload_activations": True})
+    drawing = drawn(tmp_path / "levers.yaml", results)
+    assert not any("have no run" in note for note in drawing.notes)
+    (panel,) = drawing.figures["levers_1"].axes
+    assert {"ddp", "ddp (offload_activations=true)"} <= set(panel.get_legend_handles_labels()[1])
+
+
 def test_best_takes_the_fastest_gpu_count_of_each_curve(study: Path, tmp_path: Path) -> None:
     results = tmp_path / "results"
     runs(results)

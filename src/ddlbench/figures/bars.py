@@ -3,7 +3,6 @@ predicted; the waterfall of one run."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -48,7 +47,6 @@ MOST_BARS = 24  # beside each other in one panel
 HEAD, TAIL = 6, 9  # letters of a longer name
 LONGEST_NAME = 48
 STEPS_SHOWN = 2  # of a schedule over time
-PATH = re.compile(r"(\w+\.)+(?=\w+=)")  # in front of a key: recipe.optimizer.
 LETTERS = 36  # of all names below a panel that are beside each other; more ones are turned
 
 
@@ -181,7 +179,7 @@ def _name_bars(axes: Axes, panel: Panel) -> None:
         names = [name if len(name) <= HEAD + TAIL else f"{name[:HEAD]}…{name[-TAIL:]}" for name in curves]
         below = f"on {rows[0].devices}" if one_count else device
         if len(set(names)) < len(panel.curves):  # the ends do not tell the curves apart
-            names = [shortened(PATH.sub("", curve), LONGEST_NAME) for curve in curves]
+            names = [shortened(plotting.PATH.sub("", curve), LONGEST_NAME) for curve in curves]
         if not one_count:
             names = [f"{name} {row['gpus']}" for name, row in zip(names, rows, strict=True)]
     turned = sum(map(len, names)) > LETTERS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -58,7 +59,8 @@ LETTERS = 13  # of a legend, in one inch
 # What a figure has room for.
 SHARED_LABELS = 12  # more than these are below their own panels
 MOST_LABELS = 100
-LONGEST_LABEL = 90
+LONGEST_LABEL = 100
+PATH = re.compile(r"(\w+\.)+(?=\w+=)")  # in front of a key: recipe.optimizer.
 LONGEST_LINE = 56  # letters that are as wide as a panel
 LONGEST_TEXT = 3 * LONGEST_LINE
 LONGEST_TITLE = 44
@@ -141,8 +143,9 @@ def _legend(owner: Axes | Figure, labels: dict[str, Any], width: float, **place:
 
 
 def label(text: str) -> str:
-    """A text as an entry of a legend: of bounded length, and visible even where it begins with an underscore."""
-    return shortened(f" {text}" if text.startswith("_") else text, LONGEST_LABEL)
+    """A text as an entry of a legend: keys without their groups, of bounded length, and visible even where it begins
+    with an underscore."""
+    return shortened(f" {text}" if text.startswith("_") else PATH.sub("", text), LONGEST_LABEL)
 
 
 def gpu_axis(axes: Axes, counts: Sequence[int], device: str | None, log: bool) -> None:

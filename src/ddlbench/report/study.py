@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from math import inf
 from typing import Any
 
+from ddlbench.config.identity import added_later
+from ddlbench.config.keys import Train
 from ddlbench.errors import UserError
 from ddlbench.figures.figures import Drawing, drawing_of, plots_of
 from ddlbench.figures.panels import Plot
@@ -64,8 +66,8 @@ def _plot(kind: str, plots: Iterable[Plot], name: str) -> Plot:
 
 def _point(study: Study, row: Measurement, options: Mapping[str, Row]) -> dict[str, Any]:
     """The values of a measurement on the study's axes; an axis whose key the run's framework or loader lacks has
-    none."""
-    keys = options.get(row["measurement"], {})
+    none. Options leave out a key that a later version added where it has the value of before."""
+    keys = {**added_later(Train, "train."), **options.get(row["measurement"], {})}
     weak = keys.get(SCALING["weak"]) is not None
     special = {
         "gpus": row["gpus"],
