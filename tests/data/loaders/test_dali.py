@@ -260,7 +260,8 @@ def test_a_missing_library_is_unavailable(folders, monkeypatch):
 
 def test_facts_and_defaults(folders):
     assert dali(folders, cores=3).facts() == {
-        "device": "cpu", "threads": 2, "prefetch": 2, "fused_crop": True, "cores": 3, "bad_samples": {},
+        "device": "cpu", "threads": 2, "prefetch": 2, "fused_crop": True, "ahead": 2, "cores": 3,
+        "bad_samples": {},
     }  # fmt: skip
 
 
@@ -290,7 +291,8 @@ def test_the_program_trains_on_it(ddlbench, tmp_path, folders, monkeypatch):
     content = record(tmp_path)
     assert content["config"]["loader"]["threads"] is None, "the same run on every machine"
     assert content["loader"] == {
-        "device": "cpu", "threads": 2, "prefetch": 2, "fused_crop": True, "cores": 3, "bad_samples": [],
+        "device": "cpu", "threads": 2, "prefetch": 2, "fused_crop": True, "ahead": 2, "cores": 3,
+        "bad_samples": [],
     }  # fmt: skip
     assert (content["ledger"]["samples"], content["ledger"]["dropped_samples_per_epoch"]) == (24, 3)
     assert content["summary"]["val_samples"] == 9

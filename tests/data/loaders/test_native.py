@@ -332,10 +332,12 @@ def test_workers_follow_the_kind_of_data(folders):
         "prefetch": 2,
         "pin_memory": False,
         "persistent": True,
+        "ahead": 4,
         "cores": 3,
         "bad_samples": {},
     }
-    assert loader.open(KeyData(), request(cores=3)).facts()["workers"] == 0
+    in_the_rank = loader.open(KeyData(), request(cores=3)).facts()
+    assert (in_the_rank["workers"], in_the_rank["ahead"]) == (0, 0)
     assert Native("native", workers=1).open(folders, request(cores=3)).facts()["workers"] == 1
     loader.check(folders, Shape(), torch.device("cpu"))
 
