@@ -20,7 +20,8 @@ from ddlbench.recipe.optimizers import costs
 from ddlbench.recomputation import Plan, repeats
 
 # Times the roofline that the operations of a large batch take in bf16: 1.6 to 2.4, of five models on an H100 and two on
-# an H200 (docs/measurements). A step that takes longer than SLOWEST times waits for its host, so it does not show them.
+# an H200 (docs/measurements). A step that takes longer than SLOWEST times does not show them: its host limits it, or it
+# is slow as a whole.
 USUAL, SLOWEST = 2.0, 2.5
 
 
@@ -199,7 +200,8 @@ class Computation:
             kernels_s = step(replace(speeds, host_s=0.0)) - work_s
             times = max((step_s - kernels_s) / work_s, 1.0)
             speeds = speeds.slower(times if times <= SLOWEST else USUAL)
-            if times > SLOWEST:
+            host_limits = step(speeds) > step(replace(speeds, host_s=0.0))
+            if times > SLOWEST and host_limits:
                 speeds = replace(speeds, host_s=speeds.host_s * step_s / step(speeds))
         factor = step_s / step(speeds)
         return replace(self, speeds=speeds, factor=factor, basis=basis, samples=samples, _cache={})
