@@ -250,8 +250,7 @@ def show(rows: Sequence[Prediction], question: Question, machine: Machine) -> No
         print(line)
     if question.options.blocks:
         config = configuration(f"+framework={question.framework or 'single'}", *question.words)
-        samples = config.train.micro_batch or config.train.samples_per_update(1)
-        for line in blocks.lines(proportions(config, machine), samples):
+        for line in blocks.lines(proportions(config, machine), config.train.samples_per_micro_batch()):
             print(line)
     if question.options.check_volumes:
         for line in volumes.lines(fine, lambda row: _config(question, row)):

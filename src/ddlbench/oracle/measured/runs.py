@@ -174,7 +174,7 @@ def _chosen(bases: Sequence[Base], config: Config) -> Base | None:
     else of this framework on as few devices as possible. Of several, the one whose micro batch is nearest, and of these
     the last. The median of repeats counts."""
     framework: Any = config.framework
-    micro = config.train.micro_batch or config.train.samples_per_update(1)
+    micro = config.train.samples_per_micro_batch()
     bases = sorted(bases, key=lambda base: -abs(math.log(base.micro / micro)))
     one_device = [base for base in bases if base.ranks == 1]
     same_settings = [base for base in bases if base.settings == config.resolved["framework"]]
