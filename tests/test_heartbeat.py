@@ -68,3 +68,12 @@ def test_a_heartbeat_ends_with_its_file_and_does_not_make_it_again(
 
 def test_a_folder_that_cannot_be_written_gives_this_hosts_time(tmp_path: Path) -> None:
     assert server_time(tmp_path / "nowhere") > 1e9
+
+
+def test_a_file_that_is_no_heartbeat_says_nothing_of_a_process(tmp_path: Path) -> None:
+    """Neither a pipe that nobody writes nor JSON that is nested too deep ends or holds the run that looks."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "deep").write_text("[" * 100_000)
+    assert not heartbeat.has_ended(tmp_path / "pipe")
+    assert not heartbeat.has_ended(tmp_path / "deep")
+    assert heartbeat.has_ended(tmp_path / "none")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import threading
@@ -13,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+from ddlbench.foreign import parse, read_bytes
 
 BEAT_S = 10.0  # between two heartbeats: parallel file systems must not be kept busy
 SILENT_S = 120.0  # without a heartbeat for so long, a process on another host counts as ended
@@ -85,7 +86,7 @@ def lives(process: Process, path: Path) -> bool:
 def has_ended(path: Path) -> bool:
     """Whether the process that renews this file has ended, or has removed it; False where that is not certain."""
     try:
-        return not lives(Process(**json.loads(path.read_text())), path)
+        return not lives(Process(**parse(read_bytes(path))), path)
     except FileNotFoundError:
         return True
     except (OSError, TypeError, ValueError):

@@ -18,7 +18,7 @@ from ddlbench.heartbeat import _started
 from ddlbench.sweep import local
 from ddlbench.sweep.__main__ import main
 from ddlbench.sweep.lock import Owner, claim
-from ddlbench.sweep.plan import plan
+from ddlbench.sweep.plan import data_check, plan
 from ddlbench.sweep.study import load
 from tests.sweep.studies import KEYS, record, write
 
@@ -132,6 +132,22 @@ def test_a_plan_makes_the_checks_of_a_submission(
     said = capsys.readouterr().err
     assert (said.count("\n"), expected.replace("FILE", str(file)) in said) == (1, True), said
     assert not submitted.exists()
+
+
+@pytest.mark.parametrize("option", ["--site=moon", "--pack=0", "--throttle=-1"])
+def test_the_options_of_slurm_are_checked_also_without_it(tmp_path: Path, option: str) -> None:
+    study = write(tmp_path, axes={"framework": ["single"]}, exclude=[])
+    assert main([str(study), f"results_dir={tmp_path}/results", "--dry-run", option]) == 2
+
+
+def test_only_cells_that_validate_need_validation_data(tmp_path: Path) -> None:
+    (tmp_path / "train" / "a").mkdir(parents=True)
+    (tmp_path / "train" / "a" / "1.JPEG").touch()
+    study = write(tmp_path, axes={"framework": ["single"], "train.validate": [True, False]}, exclude=[])
+    check = data_check(here=True)
+    cells = plan(load(str(study), ["data=imagenet", f"data.root={tmp_path}"]), CPU, check)
+    refused = {cell.values["train.validate"]: cell.refused for cell in cells}
+    assert refused[False] is None and "val" in str(refused[True])
 
 
 @pytest.mark.parametrize(("option", "code"), [("--local", 2), ("--slurm", 0)])

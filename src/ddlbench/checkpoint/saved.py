@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from ddlbench.checkpoint.storage import Files
 from ddlbench.files import replacing
+from ddlbench.foreign import read_bytes
 
 FORMAT = 1
 ABOUT = "checkpoint.json"
@@ -40,7 +41,7 @@ class Saved:
     def read(cls, folder: Path) -> Saved:
         """ValueError for what is no checkpoint of this version."""
         try:
-            content = json.loads((folder / ABOUT).read_text())
+            content = json.loads(read_bytes(folder / ABOUT))
         except RecursionError as error:
             raise ValueError(f"{ABOUT} is nested too deep") from error
         if not isinstance(content, dict) or content.pop("format", None) != FORMAT:  # pyright: ignore

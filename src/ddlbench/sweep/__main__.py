@@ -52,6 +52,8 @@ def _run(given: argparse.Namespace, study: Study) -> int:
     from ddlbench.record.record import writable
     from ddlbench.sweep import local
 
+    options = slurm.Options(given.site, given.sbatch, given.throttle, given.pack)
+    options.words()  # a mistake in them is an error of every command, also of one that submits nothing
     starts = (given.slurm or given.local) and not given.dry_run
     asks = given.status or given.cancel
     forecast = check = None
@@ -73,11 +75,11 @@ def _run(given: argparse.Namespace, study: Study) -> int:
     if given.slurm or given.local:
         writable(study.results_dir)
     if not starts:
-        return _show(given, study, cells, state, forecast)
+        return _show(given, study, cells, state, options, forecast)
     left_out = [cell for cell in cells if cell.invalid]
     if given.slurm:
         failed = 0
-        _say("\n".join(slurm.submit(study, cells, state, _options(given), given.retry)) or "nothing to submit")
+        _say("\n".join(slurm.submit(study, cells, state, options, given.retry)) or "nothing to submit")
     else:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         left_out += [cell for cell in cells if cell.gpus > local.most_ranks() and not cell.invalid]
@@ -108,7 +110,12 @@ def _status(cells: Sequence[Cell], state: State) -> int:
 
 
 def _show(
-    given: argparse.Namespace, study: Study, cells: Sequence[Cell], state: State, forecast: Forecast | None
+    given: argparse.Namespace,
+    study: Study,
+    cells: Sequence[Cell],
+    state: State,
+    options: slurm.Options,
+    forecast: Forecast | None,
 ) -> int:
     """Print the plan; nothing is started, whatever else is asked for."""
     status_of = _statuses(state, slurm.queue())
@@ -117,7 +124,7 @@ def _show(
     if given.slurm:
         held = (QUEUED, RUNNING)
         left = [cell for cell in cells if due(status_of(cell), given.retry) and status_of(cell) not in held]
-        lines += slurm.job_lines(study, [cell for cell in left if not cell.invalid], _options(given))
+        lines += slurm.job_lines(study, [cell for cell in left if not cell.invalid], options)
     _say("\n".join(lines))
     return 0
 
@@ -164,10 +171,6 @@ def _statuses(state: State, queued: slurm.Queue) -> StatusOf:
         return QUEUED if start and not begun else recorded
 
     return status
-
-
-def _options(given: argparse.Namespace) -> slurm.Options:
-    return slurm.Options(given.site, given.sbatch, given.throttle, given.pack)
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -94,7 +94,7 @@ def key_of(identity: Mapping[str, Any], world_size: int) -> str:
 
 
 def data_check(here: bool) -> Check:
-    """A check of the data, made once for each data set and model.
+    """A check of the data, made once for each data set and model, with and without validation.
 
     here: whether the cells run on this machine; if not, a folder that is missing here may exist on the machine that
     runs them
@@ -102,10 +102,11 @@ def data_check(here: bool) -> Check:
     reasons: dict[str, str | None] = {}
 
     def check(config: Config) -> None:
-        key, root = f"{config.data} {config.model}", config.data.root
+        validate, root = config.train.validate, config.data.root
+        key = f"{config.data} {config.model} {validate}"
         if key not in reasons:
             elsewhere = not here and root is not None and not Path(root).expanduser().exists()
-            reasons[key] = None if elsewhere else refusal(partial(config.data.check, config.model))
+            reasons[key] = None if elsewhere else refusal(partial(config.data.check, config.model, validate))
         if (reason := reasons[key]) is not None:
             raise UserError(reason)
 

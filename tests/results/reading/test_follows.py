@@ -92,7 +92,24 @@ def test_older_records_lack_columns() -> None:
         name: pa.nulls(4, field.type) for name, field in zip(table(rows).schema.names, table(rows).schema, strict=True)
     }
     assert contradiction(summary(rows), pa.table(empty | {"epoch": thin["epoch"]})) is None
-    assert contradiction(summary(rows), table([]).slice(0)) is None
+    assert contradiction(summary(rows) | {"epochs_done": None}, table([]).slice(0)) is None
+
+
+@pytest.mark.parametrize("lines", ["whole", "one broken", "empty", "missing"])
+def test_a_rate_that_nothing_confirms_moves_no_speedup(tmp_path: Path, lines: str) -> None:
+    for framework in ("single", "ddp"):
+        write_run(tmp_path, framework=framework)
+    alone = records(tables_of(tmp_path).scaling)
+    folder = write_run(tmp_path, framework="ddp", repeat=1, summary={"throughput_samples_per_s": 1e9})
+    file = folder / "epochs.jsonl"
+    measured = {"measured_samples": 1024, "measured_time_s": 10.24}
+    whole = "".join(json.dumps(json.loads(line) | measured) + "\n" for line in file.read_text().splitlines())
+    file.write_text({"one broken": whole.split("\n", 1)[1] + "{", "empty": ""}.get(lines, whole))
+    if lines == "missing":
+        file.unlink()
+    tables = tables_of(tmp_path)
+    assert [row["speedup"] for row in records(tables.scaling)] == [row["speedup"] for row in alone]
+    assert any(text.startswith(f"{folder}: the summary is left out: ") for text in tables.warnings)
 
 
 @pytest.mark.parametrize("said", [0, 5e-324, -0.0, 1e-9])

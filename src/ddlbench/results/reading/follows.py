@@ -1,5 +1,5 @@
 """Checks whether the columns of a run's summary follow from its epochs.jsonl, as measure/summary.py computes them. A
-summary that differs was changed or damaged."""
+summary that differs, or whose epochs are not all there, was changed or damaged."""
 
 from __future__ import annotations
 
@@ -53,8 +53,6 @@ def contradiction(row: Row, epochs: Any) -> str | None:
 
     row: of runs.csv; epochs: as `epochs_of` makes them, those of the attempts that this one continued included
     """
-    if not len(epochs):
-        return None
     if row["epochs_done"] not in (None, len(epochs)):
         return f"epochs_done = {row['epochs_done']}, epochs.jsonl has {len(epochs)}"
     cells: dict[str, list[Any]] = epochs.select(READ).to_pydict()

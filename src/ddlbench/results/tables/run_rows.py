@@ -59,7 +59,7 @@ def _usable(attempt: Attempt, identity: Hashable) -> AttemptRow:
     if not measured and record["status"] != "unreadable":
         warnings.append(f"{attempt.name}: run.json has no configuration: the attempt is in no measurement")
         kinds.append(LeftOut.NO_CONFIGURATION)
-    if row["status"] == "ok" and not unread and (wrong := contradiction(row, epochs)):
+    if row["status"] == "ok" and row["origin"] != PUBLISHED and (wrong := contradiction(row, epochs)):
         warnings.append(f"{attempt.name}: the summary is left out: {wrong}")
         row |= _NO_SUMMARY
     if left_out:
