@@ -21,10 +21,11 @@ class Tolerance:
 
 
 # fp32: sums in another order. bf16: a weight that differs in its last bits may round the other way; in a ResNet, where
-# BatchNorm amplifies that, bf16 can only show gross faults, and fp32 shows the others.
+# BatchNorm amplifies that, bf16 can only show gross faults, and fp32 shows the others (seen: 0.32 from
+# `channel`, whose ranks add parts of a sum that are rounded to bf16).
 TOLERANCES = {
     ("resnet", "fp32"): Tolerance(1e-5, 0.02),
-    ("resnet", "bf16"): Tolerance(2e-2, 0.3),
+    ("resnet", "bf16"): Tolerance(2e-2, 0.5),
     ("vgg", "fp32"): Tolerance(1e-5, 1e-4),
     ("vgg", "bf16"): Tolerance(5e-3, 0.02),
     ("gpt2", "fp32"): Tolerance(1e-5, 1e-4),

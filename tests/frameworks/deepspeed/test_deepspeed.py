@@ -59,6 +59,12 @@ def found() -> Found:
     return first
 
 
+def test_a_version_with_known_wrong_results_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(import_deepspeed(torch.device("cpu")), "__version__", "0.19.7")
+    with pytest.raises(Unavailable, match=r"deepspeed 0.19.7 is older than 0.19.8: pip install"):
+        import_deepspeed(torch.device("cpu"))
+
+
 @pytest.mark.slow
 def test_knobs_train_the_same(found: Found) -> None:
     expected = reference(THREES, 2)

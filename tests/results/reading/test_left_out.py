@@ -76,7 +76,8 @@ def test_what_is_in_no_measurement_or_in_no_time_is_counted(tmp_path):
 TOLD = (
     "left out: 1 unreadable, 3 not JSON of a run, 2 no regular files, 1 too large, 2 links in circles, "
     "1 of a newer schema, 1 of an older schema, 1 folder or link that cannot be followed, 1 copy, "
-    "1 ended ok without a rate, 1 still running or killed, 1 epochs.jsonl that cannot be read whole, 1 of ranks that shared a GPU"
+    "1 ended ok without a rate, 1 still running or killed, 1 epochs.jsonl that cannot be read whole, "
+    "1 of ranks that shared a GPU"
 )
 
 

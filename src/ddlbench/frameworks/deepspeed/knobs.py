@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from torch.torch_version import TorchVersion
 
 from ddlbench.checkpoint.live import OFF
 from ddlbench.errors import Unavailable, UserError, check_values, importing, refuse
@@ -18,20 +19,24 @@ from ddlbench.frameworks.shared.meta import has_batch_norm
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction, elementwise_names, layerwise
 from ddlbench.job import Job
 
+OLDEST = "0.19.8"  # before, ZeRO 1 and 2 with overlap_comm and torch.compile gave NaN (DeepSpeed#8061)
 SCHEMES = ("autocast", "weights")
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 BUCKET_MB = 25.0  # DDP's. DeepSpeed's own, 5e8 elements, takes 2 GB whatever the size of the model
 
 
 def import_deepspeed(device: torch.device) -> Any:
-    """The module, quiet; Unavailable where it cannot be imported."""
+    """The module, quiet; Unavailable where it cannot be imported or is older than OLDEST."""
+    remedy = "pip install 'ddlbench[deepspeed]'"
     os.environ.setdefault("DS_ACCELERATOR", device.type)  # else it says aloud what it finds
-    with importing("deepspeed", "pip install 'ddlbench[deepspeed]'"), warnings.catch_warnings():
+    with importing("deepspeed", remedy), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it uses what its own dependencies deprecate
         import deepspeed
 
         # deepspeed.initialize imports it by way of torch.compile, and torch 2.11 warns of it.
         import_module("torch.utils.mkldnn")
+    if TorchVersion(deepspeed.__version__) < OLDEST:
+        raise Unavailable(f"deepspeed {deepspeed.__version__} is older than {OLDEST}: {remedy}")
     warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)  # names that torch 2.14 changed, every step
     if device.type == "cpu":
         # Its shared-memory all-reduce serves inference only, and would be compiled at the first start.
