@@ -88,6 +88,30 @@ CREDENTIALS = {
     "digitalocean": f"dop_v1_{HEX}",
     "replicate": f"r8_{A[:37]}",
     "groq": f"gsk_{A[:50]}",
+    "slack app": f"xapp-1-{A[:11]}-{D}-{HEX}",
+    "discord": f"MTk4{A[:20]}.{A[:6]}.{A[:27]}",
+    "telegram": f"{D}:{A[:35]}",
+    "twilio": f"SK{HEX[:32]}",
+    "square": f"sq0atp-{A[:22]}",
+    "artifactory": f"AKC{A}{A[:18]}",
+    "databricks": f"dapi{HEX[:32]}",
+    "mailgun": f"key-{HEX[:32]}",
+    "mailchimp": f"{HEX[:32]}-us12",
+    "shopify": f"shpat_{HEX[:32]}",
+    "notion": f"secret_{A[:43]}",
+    "notion new": f"ntn_{A[:46]}",
+    "grafana": f"glsa_{A[:32]}_{HEX[:8]}",
+    "tailscale": f"tskey-auth-{A[:11]}-{A[:20]}",
+    "sentry": f"sntrys_{A}",
+    "export short token": "ALL,HF_TOKEN=abc123",
+    "export pat": "ALL,GITHUB_PAT=abc123",
+    "export secrets": "ALL,MYSECRETS=abc123",
+    "export pwd in a name": "ALL,DBPWD=hunter2",
+    "url short token": "https://example.org/x?token=abc",
+    "url in a url": "https://login.example/?next=https%3A%2F%2Fme%3Ahunter2%40git.example%2Fx",
+    "curl -u": "curl -u me:hunter2 example.org",
+    "sshpass": "sshpass -p hunter2 ssh node1",
+    "mysql": "mysql --host=db -phunter2 x",
 }
 INNOCENT = [
     "a1b2c3d4" * 5, HEX, "sha256:" + HEX, "sha1-" + HEX[:40], "gcc/12.2.0:openmpi/4.1.5:cuda/12.4",
@@ -111,7 +135,9 @@ INNOCENT = [
     "rank 3 exited with -9 at AllReduce, SeqNum=12", "C:\\Users\\me", "task_key_frame", "12345678:abcdef",
     "skip-connections-with-a-very-long-name", "risk-averse-optimization-of-things",
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", "attention.key=4x4 attention.query=4x4",
-    "key=12", "tokens: 50,257; token 12", "loss of token: 3.2",
+    "key=12", "tokens: 50,257; token 12", "loss of token: 3.2", "docker run -u 1000:1000 image", "unk_token=x",
+    "OLDPWD=/home/me", "PATH=/usr/bin:/bin", "x_path=3", "https%3A%2F%2Fexample.org%2Fa%40b", "python -u train.py a:b",
+    "model.pattern=x", "LD_LIBRARY_PATH=/usr/lib", "mysqlclient 2.2.4", "key-value-store", "STOKEN_COUNT=3",
 ]  # fmt: skip
 
 
@@ -126,7 +152,7 @@ def test_no_other_text_is_taken_for_one(text: str) -> None:
     assert not may_hold_credential(text)
 
 
-@pytest.mark.parametrize("text", ["a_", "token ", "eyJa", "--user="])
+@pytest.mark.parametrize("text", ["a_", "token ", "eyJa", "--user=", " -u a", "mysql ", "%3a%2f%2f", "1"])
 def test_the_time_grows_with_the_length_of_a_text_and_no_faster(text: str) -> None:
     """A second each; a rule that tries every place with every other one takes longer than a test may."""
     assert not may_hold_credential(text * 200_000)
