@@ -14,7 +14,7 @@ from typing import Any
 
 from ddlbench import recomputation
 from ddlbench.activation_memory import instants
-from ddlbench.errors import Unsupported, UserError
+from ddlbench.errors import Unsupported, UserError, refuse
 from ddlbench.recomputation import Choice, Link, Offloaded, Plan, budget_bytes, budgeted, check_names
 from ddlbench.texts import GIB
 
@@ -74,17 +74,16 @@ def _with_offloaded(plan: Plan, offload: Choice, names: Sequence[str]) -> Plan:
     chosen = offload if isinstance(offload, list) else list(names[:-1])
     check_names(chosen, names, KEY)
     kept = [names[item] for item in plan if isinstance(item, int)]
-    if isinstance(offload, list):
-        _refuse(f"{names[-1]}: its backward pass begins when its forward pass ends", {names[-1]} & set(chosen))
-        _refuse(f"blocks that run again ({recomputation.KEY})", set(chosen) - set(kept))
     result = tuple(Offloaded(item) if isinstance(item, int) and names[item] in chosen else item for item in plan)
-    _refuse(f"a block: all before {names[-1]} run again ({recomputation.KEY})", not offloaded(result))
+    listed, last, others = isinstance(offload, list), names[-1], f"name other blocks, or set {KEY}=none"
+    reasons = {
+        f"cannot offload {last}: its backward pass begins when its forward pass ends: {others}":
+            listed and last in chosen,
+        f"cannot offload blocks that run again ({recomputation.KEY}): {others}": listed and set(chosen) - set(kept),
+        f"cannot offload a block: all before {last} run again ({recomputation.KEY}): {others}": not offloaded(result),
+    }  # fmt: skip
+    refuse(KEY, reasons)
     return result
-
-
-def _refuse(what: str, holds: object) -> None:
-    if holds:
-        raise Unsupported(f"{KEY} cannot offload {what}: name other blocks, or set {KEY}=none")
 
 
 def _within_budget(

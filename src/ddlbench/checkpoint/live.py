@@ -23,13 +23,13 @@ class Live:
     """The tensors of a rank that training changes, in place and not copied, and the optimizer that changes them.
 
     parameters: what the optimizer updates, by name; a DTensor where ranks have shards of one
-    own: other tensors, of which every rank has its own (BatchNorm's statistics), by name
+    rank_tensors: other tensors, whose values differ between ranks (BatchNorm's statistics), by name
     part: ranks of the same part have equal parameters and optimizer states, or shards of the same: saved once
     """
 
     parameters: Mapping[str, Tensor]
     optimizer: Optimizer
-    own: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+    rank_tensors: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
     part: str = "model"
 
 
@@ -68,7 +68,7 @@ def named_tensors(live: Live, rank: int, device: torch.device) -> dict[str, Tens
         for key, value in live.optimizer.state.get(parameter, {}).items():
             if value is not None:
                 saved[f"{live.part}/optimizer/{name}/{key}"] = value
-    saved |= {f"rank{rank}/own/{name}": tensor for name, tensor in live.own.items()}
+    saved |= {f"rank{rank}/own/{name}": tensor for name, tensor in live.rank_tensors.items()}
     return saved | {f"rank{rank}/random/{name}": state for name, state in random_states(device).items()}
 
 

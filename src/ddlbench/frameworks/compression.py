@@ -8,7 +8,7 @@ parameter: neither the result nor a checkpoint depends on the buckets.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 from typing import Any, Protocol
 
@@ -17,9 +17,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import GradBucket  # pyright: ignore[reportPrivateImportUsage]
 from torch.futures import Future
-
-from ddlbench.checkpoint.live import Live
-from ddlbench.frameworks.shared.replica import Replica
 
 Parameters = Mapping[str, nn.Parameter]
 Message = tuple[Tensor, Tensor]  # numbers in fp32, and codes of any type
@@ -98,7 +95,7 @@ class Hook:
     def __init__(self, parameters: Parameters) -> None:
         self.names: dict[Tensor, str] = {parameter: name for name, parameter in parameters.items()}
         self.errors: dict[str, Tensor] = {
-            name: torch.zeros_like(one.detach()).flatten() for name, one in parameters.items()
+            name: torch.zeros_like(parameter.detach()).flatten() for name, parameter in parameters.items()
         }
 
     def __call__(self, bucket: GradBucket) -> Future[Tensor]:
@@ -143,8 +140,8 @@ class ErrorFeedback(Hook):
 
         def averaged(_: object) -> Tensor:
             total.zero_()
-            for one in messages:
-                parts = one.split([first.nbytes, second.nbytes])
+            for received in messages:
+                parts = received.split([first.nbytes, second.nbytes])
                 self.compressor.add((parts[0].view(first.dtype), parts[1].view(second.dtype)), total, sizes)
             return total.div_(ranks)
 
@@ -217,26 +214,6 @@ class PowerSGD(Hook):
 
     def restore(self, numbers: Mapping[str, Any]) -> None:
         self.state.iter = numbers["powersgd_steps"]
-
-
-class CompressedReplica(Replica):
-    """A replica whose checkpoints have what its hook keeps."""
-
-    def __init__(self, hook: Hook, *args: Any, **kwargs: Any) -> None:
-        """args, kwargs: as of Replica"""
-        super().__init__(*args, **kwargs)
-        self.hook = hook
-
-    def live(self) -> Live:
-        live = super().live()
-        return replace(live, own={**live.own, **{f"hook/{name}": one for name, one in self.hook.tensors().items()}})
-
-    def numbers(self) -> dict[str, Any]:
-        return {**super().numbers(), **self.hook.numbers()}
-
-    def restore(self, numbers: Mapping[str, Any]) -> None:
-        super().restore(numbers)
-        self.hook.restore(numbers)
 
 
 def _bits(like: Tensor) -> Tensor:

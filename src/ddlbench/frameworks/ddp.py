@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-from ddlbench.checkpoint.live import OFF
+from ddlbench.checkpoint.live import OFF, Live
 from ddlbench.errors import UserError, check_values, refuse
-from ddlbench.frameworks.compression import (
-    CompressedReplica,
-    ErrorFeedback,
-    Hook,
-    Int8,
-    Parameters,
-    PowerSGD,
-    Sign,
-    TopK,
-)
+from ddlbench.frameworks.compression import ErrorFeedback, Hook, Int8, PowerSGD, Sign, TopK
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction
 from ddlbench.frameworks.shared.replica import Replica, build, in_ddp
+from ddlbench.frameworks.shared.step import Update
 from ddlbench.job import Job
 
 COMPRESSED = ("powersgd", "topk", "sign", "int8")  # with error feedback
@@ -96,19 +90,15 @@ class DDP:
             gradient_as_bucket_view=self.gradient_as_bucket_view,
             static_graph=self.static_graph,
         )
-        replica, optimizer = Replica, job.optimizer(model.named_parameters())
+        update = Update(job.optimizer(model.named_parameters()), job)
+        if name in COMPRESSED:
+            return CompressedReplica(job, update, self._facts(job), wrapped, self._compressing(name, model))
         if name == "noop":
             wrapped.register_comm_hook(None, noop_hook)
-        elif name in COMPRESSED:
-            hook = self._compressing(name, dict(model.named_parameters()))
-            wrapped.register_comm_hook(None, lambda _, bucket: hook(bucket))
-            replica = partial(CompressedReplica, hook)
-        return replica(
-            job, model, optimizer, self._facts(job),
-            trained=wrapped, no_sync=wrapped.no_sync, dp_group=dist.group.WORLD,
-        )  # fmt: skip
+        return Replica(job, model, update, self._facts(job), trained=wrapped, dp_group=dist.group.WORLD)
 
-    def _compressing(self, name: str, parameters: Parameters) -> Hook:
+    def _compressing(self, name: str, model: nn.Module) -> Hook:
+        parameters = dict(model.named_parameters())
         if name == "powersgd":
             return PowerSGD(parameters, self.powersgd_rank, self.powersgd_start_step)
         compressor = TopK(self.topk_ratio) if name == "topk" else Sign() if name == "sign" else Int8()
@@ -127,3 +117,26 @@ class DDP:
             **({"alike_after": self.powersgd_start_step} if hook == "powersgd" else {}),
             **({"reference": NOTHING_SENT} if hook == "noop" else {}),
         }
+
+
+class CompressedReplica(Replica):
+    """A replica that sends its gradients through the hook, and whose checkpoints have what the hook keeps."""
+
+    def __init__(
+        self, job: Job, update: Update, knobs: Mapping[str, Any], trained: DistributedDataParallel, hook: Hook
+    ) -> None:
+        trained.register_comm_hook(None, lambda _, bucket: hook(bucket))
+        super().__init__(job, trained.module, update, knobs, trained=trained, dp_group=dist.group.WORLD)
+        self.hook = hook
+
+    def live(self) -> Live:
+        live = super().live()
+        kept = {f"hook/{name}": tensor for name, tensor in self.hook.tensors().items()}
+        return replace(live, rank_tensors={**live.rank_tensors, **kept})
+
+    def numbers(self) -> dict[str, Any]:
+        return {**super().numbers(), **self.hook.numbers()}
+
+    def restore(self, numbers: Mapping[str, Any]) -> None:
+        super().restore(numbers)
+        self.hook.restore(numbers)

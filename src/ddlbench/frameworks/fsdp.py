@@ -8,6 +8,7 @@ between the replicas.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -18,15 +19,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-from ddlbench.errors import Unsupported, WrongRankCount, check_values
+from ddlbench.errors import WrongRankCount, check_values, refuse
 from ddlbench.frameworks.shared.groups import subgroup
 from ddlbench.frameworks.shared.layout import Layout, divisors
 from ddlbench.frameworks.shared.meta import has_batch_norm
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction, check_shards, check_shared_gpu
 from ddlbench.frameworks.shared.replica import Replica, build
-from ddlbench.frameworks.shared.sharding import OFFLOADS_NOTHING, shard
 from ddlbench.frameworks.shared.step import Update
 from ddlbench.job import Job, type_of_dtype
 
@@ -58,16 +58,15 @@ class FSDP:
             check_shared_gpu(self.name, job, job.world_size, GLOO_CRASHES)
         check_reduction("fsdp", job)
         check_shards(self.name, job)
-        if self.scheme(job) == "policy" and has_batch_norm(job):
-            raise Unsupported(
-                f"fsdp: MixedPrecisionPolicy casts BatchNorm's weights to {job.precision} but not its running "
-                "statistics, and its kernels refuse mixed types: set framework.mixed_precision=autocast"
-            )
-        if self.offload_parameters and job.precision == "fp16":
-            raise Unsupported(
-                "fsdp: train.precision=fp16 with framework.offload_parameters=true: gradients are on the host and the "
-                "loss scale is on the device: use train.precision=bf16"
-            )
+        reasons = {
+            f"MixedPrecisionPolicy casts BatchNorm's weights to {job.precision} but not its running statistics, and "
+            "its kernels refuse mixed types: set framework.mixed_precision=autocast":
+                self.scheme(job) == "policy" and has_batch_norm(job),
+            "train.precision=fp16 with framework.offload_parameters=true: gradients are on the host and the loss scale "
+            "is on the device: use train.precision=bf16":
+                self.offload_parameters and job.precision == "fp16",
+        }  # fmt: skip
+        refuse("fsdp", reasons)
         check_alike(job, job.world_size, built=True)
 
     def scheme(self, job: Job) -> str:
@@ -87,21 +86,16 @@ class FSDP:
             param_dtype=type_of_dtype[job.precision] if casts else None,
             reduce_dtype=type_of_dtype[job.reduce_dtype],
         )
-        mesh = make_mesh(job, self.replicate)
-        shard(model, mesh, self.reshard_after_forward, policy, self.offload_policy(job))
+        # Shards, their gradients and the optimizer's state on the host, where the update runs. Its collectives (the
+        # norm for clipping) use the CPU's backend of the process group, which every group here has.
+        offload = CPUOffloadPolicy(pin_memory=job.device.type != "cpu") if self.offload_parameters else None
+        shard(model, make_mesh(job, self.replicate), self.reshard_after_forward, policy, offload)
         # What the micro batches run under: no autocast where FSDP casts. The loss scale of fp16 is the update's.
         compute = replace(job, precision="fp32") if casts else job
-        optimizer = job.optimizer(model.named_parameters())
+        update = Update(job.optimizer(model.named_parameters()), job)
         return Replica(
-            compute, model, optimizer, self._facts(job),
-            update=Update(optimizer, job), no_sync=partial(no_sync, model), dp_group=dist.group.WORLD,
-        )  # fmt: skip
-
-    def offload_policy(self, job: Job) -> OffloadPolicy:
-        """Shards, their gradients and the optimizer's state on the host, where the update runs. Its collectives (the
-        norm for clipping) use the CPU's backend of the process group, which every group here has."""
-        pinned = job.device.type != "cpu"
-        return CPUOffloadPolicy(pin_memory=pinned) if self.offload_parameters else OFFLOADS_NOTHING
+            compute, model, update, self._facts(job), no_sync=partial(no_sync, model), dp_group=dist.group.WORLD
+        )
 
     def _facts(self, job: Job) -> dict[str, Any]:
         return {
@@ -112,6 +106,33 @@ class FSDP:
             "precision_scheme": self.scheme(job),
             "reduce_dtype": job.reduce_dtype,
         }
+
+
+def shard(
+    model: nn.Sequential,
+    mesh: DeviceMesh,
+    reshard: bool | None,
+    policy: MixedPrecisionPolicy,
+    offload: OffloadPolicy | None = None,
+) -> None:
+    """A group of parameters for each named block that is no part of the root's group."""
+    kept = root_group(model)
+    blocks = [block for name, block in model.named_children() if name not in kept]
+    offload = offload or OffloadPolicy()
+    for module in (*blocks, model):
+        fully_shard(module, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy, offload_policy=offload)
+
+
+def root_group(model: nn.Sequential) -> list[str]:
+    """Names of the blocks whose parameters stay in the root's group: blocks that share one (the tied embedding and head
+    must be in the same group), and blocks that have vectors only (a last norm), because gathering and reducing so
+    few numbers separately costs three messages a step."""
+    users = Counter(parameter for block in model.children() for parameter in block.parameters())
+    return [
+        name
+        for name, block in model.named_children()
+        if any(users[tensor] > 1 for tensor in block.parameters()) or all(t.ndim < 2 for t in block.parameters())
+    ]
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from ddlbench.frameworks.shared.batchnorm import average_statistics
 from ddlbench.frameworks.shared.groups import average
 from ddlbench.frameworks.shared.refusals import check_alike
 from ddlbench.frameworks.shared.replica import Replica, build
+from ddlbench.frameworks.shared.step import Update
 from ddlbench.job import Batch, Job
 from ddlbench.measure.profiling.spans import COMMUNICATE, span
 
@@ -47,7 +48,8 @@ class LocalReplica(Replica):
     def __init__(self, job: Job, model: nn.Module, local_steps: int) -> None:
         facts = {"local_steps": local_steps, "reduce_dtype": "fp32"}
         part = f"replica{job.rank}"  # momentum is never averaged
-        super().__init__(job, model, job.optimizer(model.named_parameters()), facts, saved_part=part)
+        update = Update(job.optimizer(model.named_parameters()), job)
+        super().__init__(job, model, update, facts, saved_part=part)
         self.local_steps, self.updates_since_average = local_steps, 0
 
     def step(self, batch: Batch | None) -> Tensor | None:

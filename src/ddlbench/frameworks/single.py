@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ddlbench.errors import Unsupported
 from ddlbench.frameworks.shared.refusals import check_alike
 from ddlbench.frameworks.shared.replica import Replica, build
+from ddlbench.frameworks.shared.step import Update
 from ddlbench.job import Job
 
 
@@ -26,4 +27,4 @@ class Single:
 
     def setup(self, job: Job) -> Replica:
         model = build(job)
-        return Replica(job, model, job.optimizer(model.named_parameters()), {"reduce_dtype": "fp32"})
+        return Replica(job, model, Update(job.optimizer(model.named_parameters()), job), {"reduce_dtype": "fp32"})

@@ -2,7 +2,7 @@
 
 Simonyan & Zisserman 2015, "Very deep convolutional networks for large-scale image recognition": configuration D is
 VGG-16. torchvision's class fixes the classifier at 512 * 7 * 7 -> 4096 -> 4096, so the same modules are made here,
-in the same order and with the same initialisation: with its sizes, a seed gives torchvision's weights.
+in the same order and with the same initialization: with its sizes, a seed gives torchvision's weights.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class VGG:
         blocks["fc6"] = nn.Sequential(pool | self._hidden(width * POOLED**2))
         blocks["fc7"] = nn.Sequential(self._hidden(self.hidden))
         blocks["fc8"] = nn.Linear(self.hidden, self.num_classes)
-        return nn.Sequential(blocks).apply(_initialise)
+        return nn.Sequential(blocks).apply(_initialize)
 
     def input_shape(self) -> tuple[int, ...]:
         return (3, self.image_size, self.image_size)
@@ -80,7 +80,7 @@ class VGG:
         return OrderedDict(linear=nn.Linear(width, self.hidden), relu=nn.ReLU(True), dropout=nn.Dropout(self.dropout))
 
 
-def _initialise(module: nn.Module) -> None:
+def _initialize(module: nn.Module) -> None:
     """He et al. 2015 by fan-out for convolutions, N(0, 0.01²) for the classifier, biases 0: torchvision's choice."""
     if isinstance(module, nn.Conv2d):
         nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

@@ -14,12 +14,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from ddlbench.activation_memory import instants
 from ddlbench.errors import Unsupported
 from ddlbench.frameworks.ddp import DDP
-from ddlbench.frameworks.shared.checkpointing import checkpoint_blocks, facts_of_model, replica_segments
+from ddlbench.frameworks.shared.checkpointing import checkpoint_blocks, facts_of_model, replica_plan
 from ddlbench.frameworks.single import Single
 from ddlbench.job import Job, Model
 from ddlbench.measure.formulas.flops import hardware_flops, training_flops
 from ddlbench.models.gpt2 import GPT2
-from ddlbench.recomputation import Choice, plan_of, repeats
+from ddlbench.recomputation import Choice, Names, named, plan_of, repeats
 from ddlbench.texts import GIB
 from tests.equality.cases import MODELS
 from tests.support.equal import train_cases
@@ -41,6 +41,11 @@ def given(kind: str, form: Choice) -> Job:
     return replace(job(), model=model, checkpoint_activations=chosen, global_batch=4, micro_batch=4)
 
 
+def segments_of(this: Job) -> Names:
+    names, plan = replica_plan(this, 1)
+    return named(plan, names)
+
+
 def passes(model: Model, segments: Any) -> tuple[list[Tensor], list[Tensor]]:
     """Gradients and buffers after two passes."""
     torch.manual_seed(0)
@@ -58,7 +63,7 @@ def passes(model: Model, segments: Any) -> tuple[list[Tensor], list[Tensor]]:
 def test_checkpointing_changes_nothing_but_memory(kind: str) -> None:
     """Also in segments within segments. BatchNorm counts once however often it runs, and dropout draws the same."""
     names = [name for name, _ in TRAINED[kind].build().named_children()]
-    forms = [replica_segments(given(kind, form), 1) for form in FORMS]
+    forms = [segments_of(given(kind, form)) for form in FORMS]
     forms.append([[[[names[0]], names[1]], [names[2]], names[3]], *names[4:]])
     plain = passes(TRAINED[kind], names)
     for segments in forms:
@@ -72,7 +77,7 @@ def test_flops_of_the_second_runs_are_as_counted(form: Choice) -> None:
     """By torch's own counter over real passes; by the plan up to products that no backward pass needs: the head, and
     the last one of a segment."""
     this = given("dropout", form)
-    segments = replica_segments(this, 1)
+    segments = segments_of(this)
     assert hardware_flops(TEXT, lambda _: None) == training_flops(TEXT)
     network = TEXT.build()
     checkpoint_blocks(network, segments)

@@ -31,6 +31,7 @@ from ddlbench.ranks.launchers import OPEN_MPI
 
 if TYPE_CHECKING:
     from ddlbench.ranks.fake.answers import Answer
+RECORDED = ("zero_stage", "offload_optimizer", "offload_parameters", "offload_to", "cpu_adam", "gather_bucket_mb")
 
 
 @dataclass
@@ -98,7 +99,7 @@ class ZeroTrainer:
         self.model: nn.Module = engine.module
         self.place = Place(job.rank, job.world_size, coordinates={"dp": job.rank})
         self.optimizer = engine.basic_optimizer
-        self.optimizer.register_step_post_hook(self._made)
+        self.optimizer.register_step_post_hook(self._count)
         self.statistics = Statistics(self.model, dist.group.WORLD)
         self.micro_batches = job.micro_batches(job.world_size)
         self.applied = 0
@@ -109,7 +110,7 @@ class ZeroTrainer:
             return self.engine.global_steps - self.engine.skipped_steps
         return self.applied
 
-    def _made(self, optimizer: Optimizer, *_: object) -> None:
+    def _count(self, optimizer: Optimizer, *_: object) -> None:
         self.applied += not overflowed(optimizer)
 
     def step(self, batch: Batch | None) -> Tensor | None:
@@ -199,13 +200,8 @@ class ZeroTrainer:
         scheme = "deepspeed weights" if knobs.casts(self.job) else "autocast"
         return {
             "staleness": 0,
-            "zero_stage": knobs.zero_stage,
-            "offload_optimizer": knobs.offload_optimizer,
-            "offload_parameters": knobs.offload_parameters,
-            "offload_to": knobs.offload_to,
-            "cpu_adam": knobs.cpu_adam,
+            **{knob: getattr(knobs, knob) for knob in RECORDED},
             "reduce_bucket_elements": zero.get("reduce_bucket_size"),
-            "gather_bucket_mb": knobs.gather_bucket_mb,
             "overlap_comm": bool(knobs.zero_stage and self.engine.zero_overlap_comm()),
             "gradient_norm": knobs.needs_norm(self.job),
             "persistence_threshold": knobs.persistence_threshold if knobs.zero_stage == 3 else None,

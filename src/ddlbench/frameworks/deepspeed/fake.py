@@ -37,7 +37,7 @@ def answers(device: torch.device) -> list[Answer]:
 def gpu() -> Any:
     """DeepSpeed's own accelerator for CUDA, of which everything fits into the memory."""
     accelerator = import_module("deepspeed.accelerator.cuda_accelerator").CUDA_Accelerator()
-    # Stage 3 divides by the number of devices of a node, and uses the result for quantised gradients only.
+    # Stage 3 divides by the number of devices of a node, and uses the result for quantized gradients only.
     given = {"is_available": True, "available_memory": sys.maxsize, "device_count": 1}
     ignored = ("empty_cache", "range_push", "range_pop", "reset_peak_memory_stats")
     for name, value in {**given, **dict.fromkeys(ignored)}.items():

@@ -71,15 +71,14 @@ class DeepSpeedOptions:
         )  # fmt: skip
         needs = {"offload_optimizer": 1, "offload_parameters": 3, "mixed_precision": 1, "reduce_bucket_mb": 1,
                  "gather_bucket_mb": 1, "overlap_comm": 1}  # fmt: skip
-        for knob, stage in needs.items():
-            asked = getattr(self, knob)
-            if asked and asked != "autocast" and self.zero_stage < stage:
-                raise UserError(
-                    f"framework.{knob}={asked} needs framework.zero_stage={stage} or more, not {self.zero_stage}"
-                )
-
+        asked = {knob: value for knob in needs if (value := getattr(self, knob)) not in (None, False, "autocast")}
         offloads = self.offload_optimizer or self.offload_parameters
-        asked = {
+        wrong = {
+            **{
+                f"{knob}={value} needs framework.zero_stage={needs[knob]} or more, not {self.zero_stage}":
+                    self.zero_stage < needs[knob]
+                for knob, value in asked.items()
+            },
             "offload_to=nvme needs framework.zero_stage=3, framework.offload_optimizer or offload_parameters, and "
             "framework.nvme_path, a folder on an NVMe disk of every node":
                 self.offload_to == "nvme" and not (self.zero_stage == 3 and offloads and self.nvme_path),
@@ -87,8 +86,8 @@ class DeepSpeedOptions:
             "cpu_adam needs framework.offload_optimizer=true: it updates on the host":
                 self.cpu_adam and not self.offload_optimizer,
         }  # fmt: skip
-        if wrong := next((text for text, holds in asked.items() if holds), None):
-            raise UserError(f"framework.{wrong}")
+        if reason := next((reason for reason, holds in wrong.items() if holds), None):
+            raise UserError(f"framework.{reason}")
 
     def casts(self, job: Job) -> bool:
         """Whether DeepSpeed itself casts the weights and keeps them in fp32 beside, in autocast's place."""

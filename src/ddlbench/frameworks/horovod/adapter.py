@@ -127,7 +127,7 @@ class Horovod:
         combined = self.adasum and job.world_size > 1
         update = Update(optimizer, job) if combined else AveragedUpdate(optimizer, job)
         facts = self._facts(job, controller="mpi" if hvd.mpi_enabled() else "gloo")
-        return Replica(job, model, optimizer, facts, update=update, dp_group=dist.group.WORLD)
+        return Replica(job, model, update, facts, dp_group=dist.group.WORLD)
 
     def fake_answers(self, rank: int, world_size: int, device: torch.device) -> Sequence[Answer]:
         from ddlbench.frameworks.horovod.fake import answers

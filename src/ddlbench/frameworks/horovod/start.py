@@ -67,7 +67,15 @@ def delayed_abort() -> Generator[None]:
 @contextmanager
 def rendezvous(rank: int) -> Generator[dict[str, str]]:
     """The variables that give a rank its place and the address of the others; rank 0 runs the server meanwhile."""
-    server = serve() if rank == 0 else None
+    server: Any = None
+    if rank == 0:  # Horovod's own server on a free port, in a thread
+        from horovod.runner.http.http_server import (  # pyright: ignore[reportMissingImports]
+            RendezvousHandler,
+            RendezvousHTTPServer,
+        )
+
+        server = RendezvousHTTPServer(("", 0), RendezvousHandler, 0)
+        threading.Thread(target=server.serve_forever, args=(0.05,), name="horovod-rendezvous", daemon=True).start()
     try:
         met = all_gather((socket.gethostname(), server.server_address[1] if server else 0))
         hosts, port = [host for host, _ in met], met[0][1]
@@ -76,18 +84,6 @@ def rendezvous(rank: int) -> Generator[dict[str, str]]:
         if server is not None:
             server.shutdown()
             server.server_close()
-
-
-def serve() -> Any:
-    """Horovod's own server on a free port, in a thread."""
-    from horovod.runner.http.http_server import (  # pyright: ignore[reportMissingImports]
-        RendezvousHandler,
-        RendezvousHTTPServer,
-    )
-
-    server: Any = RendezvousHTTPServer(("", 0), RendezvousHandler, 0)
-    threading.Thread(target=server.serve_forever, args=(0.05,), name="horovod-rendezvous", daemon=True).start()
-    return server
 
 
 def places(hosts: list[str], rank: int) -> dict[str, str]:

@@ -173,10 +173,7 @@ class ServedReplica(Replica):
             "reduce_dtype": "fp32",
             "parameters_held": list(map(numbers_of, held)),
         }
-        super().__init__(
-            job, model, self.exchange.optimizer, facts,
-            update=self.exchange, dp_group=dist.group.WORLD, saved_part=f"shard{job.rank}",
-        )  # fmt: skip
+        super().__init__(job, model, self.exchange, facts, dp_group=dist.group.WORLD, saved_part=f"shard{job.rank}")
 
     def step(self, batch: Batch | None) -> Tensor | None:
         if not is_fake():

@@ -54,10 +54,10 @@ class Pipeline(Balanced):
     def __post_init__(self) -> None:
         sizes = {"dp": 1, "tp": 1, "pp": 1, "virtual_stages": 1, "flops_per_byte": 0}
         stages = 2 if self.schedule in V_SHAPED else 1
-        one = f"{stages} with framework.schedule={self.schedule}, or choose framework.schedule={' or '.join(LOOPED)}"
+        valid = f"{stages} with framework.schedule={self.schedule}, or choose framework.schedule={' or '.join(LOOPED)}"
         fits = self.virtual_stages == stages or self.schedule in LOOPED
         check_values("framework.", self, least=sizes, choices={"schedule": SCHEDULES, "balance_by": BALANCES})
-        check_values("framework.", self, rules={"virtual_stages": (fits, one)})
+        check_values("framework.", self, rules={"virtual_stages": (fits, valid)})
 
     def layout(self, world_size: int) -> Layout:
         shared = {"tp": self.tp} if self.tp > 1 else {}

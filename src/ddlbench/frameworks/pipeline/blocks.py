@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+from ddlbench.frameworks.fsdp import shard
 from ddlbench.frameworks.pipeline.groups import Groups
 from ddlbench.frameworks.pipeline.stages import Plan, Stage, cut, tied_names
 from ddlbench.frameworks.shared.batchnorm import Statistics
 from ddlbench.frameworks.shared.checkpointing import checkpoint_blocks
-from ddlbench.frameworks.shared.groups import clip_parts, gradient
+from ddlbench.frameworks.shared.groups import average, clip_parts, gradient
 from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.shared.replica import cpu_state, load_full_state
-from ddlbench.frameworks.shared.sharding import shard
 from ddlbench.frameworks.tensor.layers import full_state, local_state, split_model, splits_output
 from ddlbench.job import Job
 
@@ -50,8 +52,17 @@ class Blocks:
             for stage in self.stages.values():
                 shard(stage.blocks, mesh, False, policy)
                 fully_shard(stage, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
-        self.shared = groups.shared(self.model, ties)
+        self.shared = self._shared(ties)
         self.statistics = Statistics(self.model, groups.dp_group)
+
+    def _shared(self, ties: Sequence[Sequence[str]]) -> list[nn.Parameter]:
+        """This rank's parameters of which the other end of the pipeline holds a copy. (Within one rank a tied parameter
+        is one tensor, and autograd sums.) ties: the names of each tied parameter in the full model."""
+        parameters = dict(self.model.named_parameters(remove_duplicate=False))
+        held = [([name for name in names if name in parameters], names) for names in ties]
+        shared = [parameters[here[0]] for here, names in held if 0 < len(here) < len(names)]
+        assert not shared or self.groups.first or self.groups.last, "only first and last stage may share a parameter"
+        return shared
 
     def edges(self, job: Job) -> list[Tensor]:
         """The plan's edges on this rank: where ranks share layers, some blocks give its slice of the features."""
@@ -64,9 +75,12 @@ class Blocks:
         return [first, *others]
 
     def reduce(self) -> None:
-        """Average gradients over replicas, sum those of tied parameters. torch's schedule has averaged sharded ones."""
-        unaveraged = [] if self.sharded else [gradient(parameter) for parameter in self.model.parameters()]
-        self.groups.reduce(unaveraged, self.shared)
+        """Average gradients over replicas (torch's schedule has averaged sharded ones), then sum those of tied
+        parameters: two numbers add up to the same on both ends, so both copies stay equal to the last bit."""
+        if self.groups.dp_group is not None and not self.sharded:
+            average([gradient(parameter) for parameter in self.model.parameters()], self.groups.dp_group)
+        for parameter in self.shared:
+            dist.all_reduce(gradient(parameter), group=self.groups.embedding_group)
         self.statistics.mark_changed()
 
     def clip(self, parameters: Iterable[nn.Parameter], max_norm: float) -> None:
@@ -82,12 +96,16 @@ class Blocks:
         ]
 
     def state(self) -> dict[str, Tensor] | None:
+        """The full model's state on rank 0, from the stages of the first pipeline in their order; None elsewhere."""
         self.statistics.synchronize()
-        state = cpu_state(self.model, keep=self.groups.data_rank == 0)
-        if self.groups.data_rank > 0:
+        groups, first_pipeline = self.groups, self.groups.data_rank == 0
+        state = cpu_state(self.model, keep=first_pipeline)
+        stage = full_state(state, self.splits, groups.part) if first_pipeline else None
+        if stage is None:
             return None
-        stage = full_state(state, self.splits, self.groups.part)
-        return None if stage is None else self.groups.gather(stage)
+        stages: list[Any] | None = [None] * groups.layout.pp if groups.first else None
+        dist.gather_object(stage, stages, dst=0, group=groups.pp_group)
+        return None if stages is None else {name: tensor for stage in stages for name, tensor in stage.items()}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         part = local_state({name: state[name] for name in self.model.state_dict()}, self.splits, self.groups.part)

@@ -1,18 +1,15 @@
-"""The position of a rank among replicas, stages and parts of layers, and its collectives."""
+"""The position of a rank among replicas, stages and parts of layers, and the groups that it is in."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
 
 from ddlbench.frameworks.pipeline.schedules import rank_of
 from ddlbench.frameworks.pipeline.stages import tied_names
-from ddlbench.frameworks.shared.groups import average, gradient, subgroup
+from ddlbench.frameworks.shared.groups import subgroup
 from ddlbench.frameworks.shared.layout import Layout
 from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.tensor.collectives import Part
@@ -96,28 +93,3 @@ class Groups:
             reports=leads and self.last,
             coordinates={"dp": self.data_rank, "pp": self.stage_rank, **tp},
         )
-
-    def shared(self, model: nn.Module, ties: Sequence[Sequence[str]]) -> list[nn.Parameter]:
-        """This rank's parameters of which the other end of the pipeline holds a copy. (Within one rank a tied parameter
-        is one tensor, and autograd sums.) ties: the names of each tied parameter in the full model."""
-        parameters = dict(model.named_parameters(remove_duplicate=False))
-        held = [([name for name in names if name in parameters], names) for names in ties]
-        shared = [parameters[here[0]] for here, names in held if 0 < len(here) < len(names)]
-        assert not shared or self.first or self.last, "only first and last stage may share a parameter"
-        return shared
-
-    def reduce(self, gradients: Sequence[Tensor], shared: Sequence[nn.Parameter]) -> None:
-        """Averages over copies first, sums of tied parameters then: two numbers add up to the same on both ends, so the
-        two copies of a tied parameter stay equal to the last bit. gradients: those that are not averaged yet."""
-        if self.dp_group is not None and gradients:
-            average(gradients, self.dp_group)
-        for parameter in shared:
-            dist.all_reduce(gradient(parameter), group=self.embedding_group)
-
-    def gather(self, state: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-        """The states of the first pipeline's ranks as one, in their order, on rank 0; None elsewhere."""
-        if self.data_rank > 0 or self.part.rank > 0:
-            return None
-        parts: list[Any] | None = [None] * self.layout.pp if self.first else None
-        dist.gather_object(state, parts, dst=0, group=self.pp_group)
-        return None if parts is None else {name: tensor for part in parts for name, tensor in part.items()}

@@ -9,7 +9,7 @@ With t counting the minibatches of an epoch, W(t) the weights after t updates, f
     pipedream:     W(t+1) = W(t) - lr(t) df/dW [W_s(t - n_s) on each stage s],  n_s = ceil((p - 1 - s) / micro batches)
     pipedream_2bw: W(t+1) = W(t) - lr(t) df/dW [W(t - 1) on all stages]
 (no version before the epoch's first), where the forward and the backward pass of a minibatch see the same weights.
-pipedream_trainer.py has the step, tick by tick; corrections.py what `framework.correction` changes of it.
+pipedream_trainer.py has the step, tick by tick; weights.py what `framework.correction` changes of it.
 """
 
 from __future__ import annotations
@@ -17,19 +17,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+from torch.optim import SGD, Adam
 
 from ddlbench.errors import check_values, refuse
 from ddlbench.frameworks.pipeline.blocks import Blocks
-from ddlbench.frameworks.pipeline.corrections import CORRECTIONS, PredictedWeights, UnstashedWeights, unpredictable
 from ddlbench.frameworks.pipeline.groups import Groups
 from ddlbench.frameworks.pipeline.pipedream_trainer import PipeDreamTrainer
 from ddlbench.frameworks.pipeline.schedules import check_stages, in_flight, micro_batch_count
 from ddlbench.frameworks.pipeline.stages import BALANCES, Balanced, Plan, tied_names
-from ddlbench.frameworks.pipeline.weights import Weights
+from ddlbench.frameworks.pipeline.weights import CORRECTIONS, PredictedWeights, UnstashedWeights, Weights
 from ddlbench.frameworks.shared.layout import Layout, fill
 from ddlbench.frameworks.shared.meta import on_meta
-from ddlbench.frameworks.shared.refusals import check_alike, check_shared_gpu
+from ddlbench.frameworks.shared.refusals import check_alike, check_shared_gpu, optimizer_of
 from ddlbench.job import Job
 
 
@@ -90,8 +89,13 @@ class PipeDream(Balanced):
 
     def _against_correction(self, job: Job, layout: Layout) -> dict[str, object]:
         if self.correction == "prediction":
-            reason = unpredictable(job)
-            return {f"{reason}: choose sgd with momentum, adam or adamw (recipe.optimizer.name)": reason}
+            optimizer, choose = optimizer_of(job), "choose sgd with momentum, adam or adamw (recipe.optimizer.name)"
+            return {
+                f"without momentum there is no mean gradient to predict with: {choose}":
+                    type(optimizer) is SGD and not optimizer.defaults["momentum"],
+                f"there is no rule for {type(optimizer).__name__}: {choose}":
+                    type(optimizer) is not SGD and not isinstance(optimizer, Adam),
+            }  # fmt: skip
         return {
             "PipeDream-2BW keeps the weights of the forward pass for the backward pass: use framework=pipedream":
                 self.double_buffered,
@@ -121,14 +125,11 @@ class PipeDream(Balanced):
         plan = Plan.of(job, self.in_flight(layout), samples, self)
         blocks = Blocks(job, groups, plan, sharded=False)
         facts = self._facts(job, layout.pp, plan, count)
-        weights = self._weights(blocks.model, facts["staleness_theoretical"][groups.stage_rank])
-        return PipeDreamTrainer(job, blocks, weights, count, self.double_buffered, facts)
-
-    def _weights(self, model: nn.Module, delay: int) -> Weights:
-        """delay: of the updates of this stage"""
+        delay = facts["staleness_theoretical"][groups.stage_rank]  # of the updates of this stage
+        weights = PredictedWeights(blocks.model) if self.correction == "prediction" else Weights(blocks.model)
         if self.correction == "pipemare" and delay:
-            return UnstashedWeights(model, delay, self.discrepancy_decay, self.reschedule_updates)
-        return PredictedWeights(model) if self.correction == "prediction" else Weights(model)
+            weights = UnstashedWeights(blocks.model, delay, self.discrepancy_decay, self.reschedule_updates)
+        return PipeDreamTrainer(job, blocks, weights, count, self.double_buffered, facts)
 
     def _facts(self, job: Job, ranks: int, plan: Plan, count: int) -> dict[str, Any]:
         rule = "4 a rank" if self.double_buffered else "the whole minibatch"

@@ -119,7 +119,7 @@ class PipeDreamTrainer(RankTrainer):
         self.statistics.mark_changed()
         losses: list[Tensor] = []
         with self.clock.schedule():
-            minibatch = self.queue.admit(in_flight=bool(self.in_flight))
+            minibatch = self.queue.admit()
             for micro in self._slices(batch):
                 output = self._forward(minibatch, micro)
                 steady = len(self.in_flight) > self.ahead  # else warm-up: no gradient comes back yet
@@ -181,7 +181,7 @@ class PipeDreamTrainer(RankTrainer):
         self.returning = oldest.value.grad
         minibatch.backwards += 1
         if minibatch.backwards == self.micro_batches:
-            self.queue.enqueue(minibatch, in_flight=bool(self.in_flight))
+            self.queue.backward_done(minibatch)
 
     def _send_back(self) -> None:
         if self.before is not None and self.returning is not None:
@@ -217,7 +217,7 @@ class PipeDreamTrainer(RankTrainer):
 
     def live(self) -> Live:
         live = super().live()
-        return replace(live, own={**live.own, **self.weights.state()})
+        return replace(live, rank_tensors={**live.rank_tensors, **self.weights.state()})
 
     def facts(self) -> dict[str, Any]:
         return {**self.knobs, "staleness": self.queue.staleness.by_stage(), "bubble": self.clock.bubble()}

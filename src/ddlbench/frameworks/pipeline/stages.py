@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate, pairwise
 from typing import Any
@@ -14,14 +14,18 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ddlbench.checkpoint.live import OFF
-from ddlbench.errors import refuse
-from ddlbench.frameworks.pipeline.seconds import seconds_of_blocks
-from ddlbench.frameworks.shared.checkpointing import segment_facts, segments_of
+from ddlbench.data.feed import Request
+from ddlbench.data.loaders.synthetic import random_batch
+from ddlbench.errors import Unsupported, refuse
+from ddlbench.frameworks.shared.checkpointing import blocks_plan, segment_facts
 from ddlbench.frameworks.shared.step import autocast
-from ddlbench.job import Job, example_batch
+from ddlbench.job import Job, Place, example_batch
+from ddlbench.measure.block_seconds import block_seconds
 from ddlbench.measure.formulas.flops import forward_flops_per_block
 from ddlbench.measure.profiling.spans import FORWARD, span
-from ddlbench.recomputation import KEY, Names, budgeted
+from ddlbench.ranks.control import from_rank_0
+from ddlbench.ranks.launch import is_fake
+from ddlbench.recomputation import KEY, Names, budgeted, named, plan_of, repeats
 
 
 @cache
@@ -126,7 +130,10 @@ class Plan:
         by = given.balance_by if given.balance is None else "balance"
         edges = [tensors[block] for block in (0, *accumulate(sizes))]
         spans = zip(pairwise([0, *accumulate(sizes)]), in_flight, strict=True)
-        segments = [segments_of(job, samples, first, end, number) for (first, end), number in spans]
+        segments = list[Names]()
+        for (first, end), number in spans:
+            names, plan = blocks_plan(job, samples, first, end, number)
+            segments.append(named(plan, names))
         return cls(sizes, stage_costs(flops, sizes), by, seconds, segments, edges)
 
     @property
@@ -149,6 +156,28 @@ class Plan:
 def stage_costs(costs: Sequence[float], sizes: Sequence[int]) -> list[float]:
     """The cost of each stage: sums over its blocks."""
     return [sum(costs[start:end]) for start, end in pairwise([0, *accumulate(sizes)])]
+
+
+def seconds_of_blocks(job: Job, samples: int) -> list[float]:
+    """Seconds of each block for a micro batch of `samples`, with recomputation and without torch.compile: measured
+    before training (Narayanan et al. 2019, 3.1) on rank 0's device while the others wait, the same on every rank.
+    Blocks have all their layers, also where ranks will share them. Collective. Unsupported in a rehearsal."""
+    if is_fake():
+        raise Unsupported(
+            "framework.balance_by=seconds: a rehearsal computes nothing that could be measured: set framework.balance "
+            "to the blocks_per_stage of a run, or framework.balance_by=flops"
+        )
+    if job.rank > 0:
+        return from_rank_0(None)
+    model = replace(job, device=torch.device("cpu")).build()
+    request = Request(job.model, Place(0, 1), job.device, job.seed, samples, channels_last=job.channels_last)
+    passes = block_seconds(model, random_batch(request, samples), job.loss, job.precision)
+    if job.device.type == "cuda":
+        torch.cuda.empty_cache()  # rank 0 trains with as much reserved memory as the others
+    again = repeats(plan_of(job.checkpoint_activations, [name for name, _ in model.named_children()], list))
+    return from_rank_0(
+        [forward * (1 + times) + backward for (forward, backward), times in zip(passes, again, strict=True)]
+    )
 
 
 class Stage(nn.Module):

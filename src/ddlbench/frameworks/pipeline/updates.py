@@ -12,7 +12,7 @@ import torch.distributed as dist
 from ddlbench.frameworks.pipeline.clock import BusyClock
 from ddlbench.frameworks.pipeline.groups import Groups
 from ddlbench.frameworks.pipeline.weights import Version, Weights
-from ddlbench.frameworks.shared.groups import gradient, subgroup
+from ddlbench.frameworks.shared.groups import average, gradient, subgroup
 from ddlbench.frameworks.shared.staleness import Staleness
 from ddlbench.frameworks.shared.step import Update
 from ddlbench.job import Job
@@ -29,6 +29,7 @@ class Minibatch:
     weights: the version that all its passes on this stage see
     updates_when_admitted: number of updates that this stage had made
     backwards: number of its micro batches whose backward pass has ended on this stage
+    complete: whether all have, and its gradient is averaged over the copies of the stage
     sums: all-reduces of tied weights' gradients; None: not started
     """
 
@@ -37,14 +38,15 @@ class Minibatch:
     weights: Version
     updates_when_admitted: int
     backwards: int = 0
+    complete: bool = False
     sums: Sequence[dist.Work] | None = None
 
 
 class UpdateQueue:
-    """Minibatches whose update is not made yet on this stage (`pending`), those with a complete gradient (`complete`).
+    """Minibatches whose update is not made yet on this stage (`pending`), in their order.
 
     delayed: an update is made when the minibatch after the next is admitted, so that all stages admit each minibatch
-        with the same weights (PipeDream-2BW); otherwise at once
+        with the same weights (PipeDream-2BW); otherwise as soon as its gradient is complete
     tied: names of weights of which the other end of the pipeline has a copy
     clock: updates are made within the schedule, and are computing
     """
@@ -60,29 +62,27 @@ class UpdateQueue:
         # The tied weights' group is their own: both ends send in it between other messages, in another order.
         pairs = groups.layout.embedding_groups()
         self.embedding_group = subgroup(pairs, job, separate=True) if groups.layout.pp > 1 else None
-        self.pending, self.complete = deque[Minibatch](), deque[Minibatch]()
+        self.pending = deque[Minibatch]()
         self.admitted = 0
 
-    def admit(self, in_flight: bool) -> Minibatch:
-        """The next minibatch, with the newest weights that it may see and the learning rate of its update.
-
-        in_flight: minibatches admitted before still need the weights that they were admitted with
-        """
-        while self.complete and self.complete[0].index < self.admitted - 1:
-            self._apply(self.complete.popleft(), in_flight)
-        self.admitted += 1
+    def admit(self) -> Minibatch:
+        """The next minibatch, with the newest weights that it may see and the learning rate of its update."""
+        self._apply(before=self.admitted - 1)
         rate = self.optimizer.param_groups[0]["lr"]
-        version = self.weights.version(self.optimizer, [before.rate for before in self.pending])
-        self.pending.append(Minibatch(self.admitted - 1, rate, version, self.update.count))
-        return self.pending[-1]
+        version = self.weights.version(self.optimizer, [earlier.rate for earlier in self.pending])
+        minibatch = Minibatch(self.admitted, rate, version, self.update.count)
+        self.pending.append(minibatch)
+        self.admitted += 1
+        return minibatch
 
-    def enqueue(self, minibatch: Minibatch, in_flight: bool) -> None:
-        """The gradient of this minibatch is complete on this stage. in_flight: as in `admit`."""
-        with span(COMMUNICATE):  # averages over copies of the stage
-            self.groups.reduce([gradient(weight) for weight in minibatch.weights.values()], ())
-        self.complete.append(minibatch)
+    def backward_done(self, minibatch: Minibatch) -> None:
+        """All backward passes of this minibatch have ended on this stage."""
+        if self.groups.dp_group is not None:
+            with span(COMMUNICATE):
+                average([gradient(weight) for weight in minibatch.weights.values()], self.groups.dp_group)
+        minibatch.complete = True
         if not self.delayed:
-            self._apply(self.complete.popleft(), in_flight)
+            self._apply(before=self.admitted)
 
     def age(self, minibatch: Minibatch) -> int:
         """Updates of this stage since the minibatch was admitted."""
@@ -95,8 +95,8 @@ class UpdateQueue:
         in the next one, after the exchange of a turn: then the sum ends without any later work of this rank's host
         (docs/adr/0014), and both stages, which are p - 1 turns apart, come to it at the same time.
         """
-        for minibatch in self.complete:
-            if minibatch.sums is None and minibatch.index < before:
+        for minibatch in self.pending:
+            if minibatch.complete and minibatch.sums is None and minibatch.index < before:
                 with span(COMMUNICATE):
                     shares = [gradient(minibatch.weights[name]) for name in self.tied]
                     minibatch.sums = [
@@ -104,24 +104,25 @@ class UpdateQueue:
                     ]
 
     def finish(self) -> None:
-        """Make the updates that are left: no minibatch is in flight any more."""
+        """Make the updates that are left: all gradients are complete."""
         self.start_sums(before=self.admitted)
-        while self.complete:
-            self._apply(self.complete.popleft(), in_flight=False)
+        self._apply(before=self.admitted)
         self.weights.use(self.weights.newest)
         self.admitted = 0
 
-    def _apply(self, minibatch: Minibatch, in_flight: bool) -> None:
-        """Update the newest weights by this minibatch's gradient, at its learning rate; afterwards the optimizer has
-        again the rate that the loop has set for the minibatch that it is at."""
-        for work in minibatch.sums or ():
-            work.wait()
-        assert self.pending.popleft() is minibatch
-        with self.clock.computing():
-            self.staleness.count(self.age(minibatch))
-            with self.weights.updating(in_flight):
-                self.weights.take_gradients(minibatch.weights)
-                rate = self.optimizer.param_groups[0]["lr"]
-                set_learning_rate(self.optimizer, self.weights.rate(minibatch.rate, self.update.count))
-                self.update.apply(self.weights.newest.values())
-            set_learning_rate(self.optimizer, rate)
+    def _apply(self, before: int) -> None:
+        """Update the newest weights by each complete gradient below this index, at the learning rate of its minibatch;
+        afterwards the optimizer has again the rate that the loop has set for the minibatch that it is at."""
+        while self.pending and self.pending[0].complete and self.pending[0].index < before:
+            minibatch = self.pending.popleft()
+            for work in minibatch.sums or ():
+                work.wait()
+            in_flight = any(not later.complete for later in self.pending)  # these need the weights that they have seen
+            with self.clock.computing():
+                self.staleness.count(self.age(minibatch))
+                with self.weights.updating(in_flight):
+                    self.weights.take_gradients(minibatch.weights)
+                    rate = self.optimizer.param_groups[0]["lr"]
+                    set_learning_rate(self.optimizer, self.weights.rate(minibatch.rate, self.update.count))
+                    self.update.apply(self.weights.newest.values())
+                set_learning_rate(self.optimizer, rate)

@@ -18,7 +18,7 @@ def average_statistics(model: nn.Module, group: dist.ProcessGroup | None = None)
     buffers = [
         buffer for norm in batch_norms(model) for buffer in (norm.running_mean, norm.running_var) if buffer is not None
     ]
-    if buffers and dist.get_world_size(group) > 1:
+    if dist.get_world_size(group) > 1:
         average(buffers, group)
 
 

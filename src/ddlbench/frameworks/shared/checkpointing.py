@@ -34,27 +34,16 @@ def blocks_plan(
     return names, plan_of(*choices, names, links, in_flight)
 
 
-def segments_of(job: Job, samples: float, first: int = 0, end: int | None = None, in_flight: int = 1) -> Names:
-    """The names of `blocks_plan`, those that run again in lists."""
-    names, plan = blocks_plan(job, samples, first, end, in_flight)
-    return named(plan, names)
-
-
 def replica_plan(job: Job, data_size: int) -> tuple[list[str], Plan]:
     """The names of the blocks and their plan, on a rank that has all of them."""
     return blocks_plan(job, job.replica_batch(data_size) / job.micro_batches(data_size))
 
 
-def replica_segments(job: Job, data_size: int) -> Names:
-    """The segments on a rank that has all blocks."""
-    names, plan = replica_plan(job, data_size)
-    return named(plan, names)
-
-
 def checkpoint_replica(model: nn.Sequential, job: Job, data_size: int) -> None:
     """The segments that the job asks for, on a rank that has all blocks."""
     if job.checkpoint_activations:
-        checkpoint_blocks(model, replica_segments(job, data_size))
+        names, plan = replica_plan(job, data_size)
+        checkpoint_blocks(model, named(plan, names))
 
 
 def checkpoint_blocks(model: nn.Sequential, segments: Names) -> None:

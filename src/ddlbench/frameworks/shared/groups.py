@@ -30,7 +30,9 @@ def subgroup(lists: Sequence[Sequence[int]], job: Job, separate: bool = False) -
 
 
 def average(tensors: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> None:
-    """Each tensor becomes its mean over the ranks of the group; one all-reduce for all of them."""
+    """Each tensor becomes its mean over the ranks of the group; one all-reduce for all of them, none for no tensors."""
+    if not tensors:
+        return
     flat = torch.cat([tensor.flatten() for tensor in tensors])
     dist.all_reduce(flat, group=group)
     flat /= dist.get_world_size(group)

@@ -23,10 +23,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from ddlbench.frameworks.shared.checkpointing import replica_plan
-from ddlbench.job import Job
-from ddlbench.offloading import offloaded
-
 SMALL = 1024  # bytes: means, scales and the states of random generators stay on the device
 VIEWS_OF_WEIGHTS = ("ToCopyBackward0", "TBackward0", "TransposeBackward0", "ViewBackward0")
 
@@ -155,8 +151,8 @@ class OffloadedBlock:
     def leave(self, output: Tensor) -> None:
         """After the forward pass of the next block, whose output this is."""
         saved, self.saved = self.saved, []
-        for one in saved:
-            one.leave()
+        for storage in saved:
+            storage.leave()
 
         def come_back(_: Tensor) -> None:
             while saved:  # autograd alone refers to them then
@@ -184,13 +180,6 @@ def _is_weight(tensor: Tensor) -> bool:
     while node is not None and node.name() in VIEWS_OF_WEIGHTS:
         node = node.next_functions[0][0]
     return node is not None and hasattr(node, "variable")  # AccumulateGrad, of a leaf
-
-
-def offload_replica(model: nn.Sequential, job: Job, data_size: int) -> None:
-    """The blocks that the job asks for, on a rank that has all blocks. After `checkpoint_replica`."""
-    if job.offload_activations:
-        names, plan = replica_plan(job, data_size)
-        offload_blocks(model, [names[index] for index in offloaded(plan)], job.device)
 
 
 def offload_blocks(model: nn.Sequential, names: Sequence[str], device: torch.device) -> Host:

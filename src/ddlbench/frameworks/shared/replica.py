@@ -12,21 +12,23 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
 from ddlbench.checkpoint.live import Live
 from ddlbench.frameworks.shared.batchnorm import Statistics
-from ddlbench.frameworks.shared.checkpointing import checkpoint_replica, facts_of_model
-from ddlbench.frameworks.shared.offloading import offload_replica
+from ddlbench.frameworks.shared.checkpointing import checkpoint_replica, facts_of_model, replica_plan
+from ddlbench.frameworks.shared.offloading import offload_blocks
 from ddlbench.frameworks.shared.step import Update, accumulate, evaluate
 from ddlbench.job import Batch, Job, Place
+from ddlbench.offloading import offloaded
 
 
 def build(job: Job) -> nn.Sequential:
     """The full model on this rank's device, with the segments and offloaded blocks that the job asks every rank for."""
     model = job.build()
     checkpoint_replica(model, job, job.world_size)
-    offload_replica(model, job, job.world_size)
+    if job.offload_activations:  # after the checkpointed blocks, of which none is offloaded
+        names, plan = replica_plan(job, job.world_size)
+        offload_blocks(model, [names[index] for index in offloaded(plan)], job.device)
     return model
 
 
@@ -124,24 +126,24 @@ class Replica(RankTrainer):
         self,
         job: Job,
         model: nn.Module,
-        optimizer: Optimizer,
+        update: Update,
         knobs: Mapping[str, Any],
         *,
         trained: nn.Module | None = None,
-        update: Update | None = None,
-        no_sync: Callable[[], AbstractContextManager[object]] = nullcontext,
+        no_sync: Callable[[], AbstractContextManager[object]] | None = None,
         dp_group: dist.ProcessGroup | None = None,
         place: Place | None = None,
         saved_part: str = "model",
     ) -> None:
         """model, trained: the plain model, and the framework's wrapper around it (None: not wrapped)
-        no_sync: the context of every micro batch but the last of an update
+        no_sync: the context of every micro batch but the last of an update; None: that of DistributedDataParallel
         dp_group: the ranks that average BatchNorm's statistics; None: no average
         place: every rank is a replica if None"""
         place = place or Place(job.rank, job.world_size, coordinates={"dp": job.rank})
-        statistics = Statistics(model, dp_group)
-        super().__init__(job, model, update or Update(optimizer, job), statistics, place, knobs, saved_part)
-        self.trained, self.no_sync = model if trained is None else trained, no_sync
+        super().__init__(job, model, update, Statistics(model, dp_group), place, knobs, saved_part)
+        self.trained = model if trained is None else trained
+        default = self.trained.no_sync if isinstance(self.trained, DistributedDataParallel) else nullcontext
+        self.no_sync = no_sync or default
         self.micro_batches = job.micro_batches(place.data_size)  # in one update
         if job.compile:
             self.trained.compile()

@@ -6,7 +6,6 @@ Dryden et al. 2019; Kahira et al. 2021. Every rank has all weights; frameworks/s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +19,7 @@ from ddlbench.frameworks.shared.groups import subgroup
 from ddlbench.frameworks.shared.layout import Layout, fill
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction, check_shared_gpu
 from ddlbench.frameworks.shared.replica import Replica, in_ddp
+from ddlbench.frameworks.shared.step import Update
 from ddlbench.frameworks.spatial.layers import rows_of, share_rows, windows
 from ddlbench.frameworks.tensor.adapter import check_compile
 from ddlbench.frameworks.tensor.collectives import Part, share
@@ -83,8 +83,8 @@ class SpatialReplica(Replica):
         # DDP's mean over all ranks is that over the parts of a replica, too (`share_rows`).
         wrapped = in_ddp(model, job.reduce_dtype, gradient_as_bucket_view=True) if job.world_size > 1 else None
         super().__init__(
-            job, model, job.optimizer(model.named_parameters()), facts, trained=wrapped,
-            no_sync=wrapped.no_sync if wrapped else nullcontext, dp_group=dp_group, place=place,
+            job, model, Update(job.optimizer(model.named_parameters()), job), facts,
+            trained=wrapped, dp_group=dp_group, place=place,
         )  # fmt: skip
 
     def step(self, batch: Batch | None) -> Tensor | None:

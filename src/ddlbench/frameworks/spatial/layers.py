@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from ddlbench.errors import Unsupported
 from ddlbench.frameworks.spatial.rows import Window, length
-from ddlbench.frameworks.tensor.collectives import Part, all_gather, computed, gather_from, layout_of, total
+from ddlbench.frameworks.tensor.collectives import Part, all_gather, gather_from, in_autocast_type, layout_of, total
 from ddlbench.job import Model
 
 ROWS = 2  # dimension of [B, C, H, W]
@@ -84,11 +84,11 @@ def share_rows(model: nn.Sequential, by_name: dict[str, Window], part: Part) -> 
         module: Any = model.get_submodule(name)
         kind = type(module)
         if issubclass(kind, nn.BatchNorm2d):
-            module.forward = partial(_normalized, module, module.forward, part)
+            module.forward = partial(_sync_batch_norm, module, module.forward, part)
         elif issubclass(kind, nn.AdaptiveAvgPool2d):
-            module.forward = partial(_gathered, module.forward, window.height, part)
+            module.forward = partial(_gather_rows, module.forward, window.height, part)
         elif not window.is_local:
-            module.forward = partial(_windowed, module, Halo(window, part))
+            module.forward = partial(_with_halo, module, Halo(window, part))
 
 
 def rows_of(images: Tensor, part: Part) -> Tensor:
@@ -97,22 +97,22 @@ def rows_of(images: Tensor, part: Part) -> Tensor:
     return rows.contiguous(memory_format=layout_of(images))
 
 
-def _gathered(inner: Any, height: int, part: Part, x: Tensor) -> Tensor:
+def _gather_rows(inner: Any, height: int, part: Part, x: Tensor) -> Tensor:
     return inner(gather_from(x, ROWS, height, part, factor=part.size))
 
 
-def _windowed(layer: Any, halo: Halo, x: Tensor) -> Tensor:
+def _with_halo(layer: Any, halo: Halo, x: Tensor) -> Tensor:
     if isinstance(layer, nn.MaxPool2d):
-        return cast(Tensor, _Windowed.apply(x, None, None, layer, halo))
-    weight, bias = (None if tensor is None else computed(tensor) for tensor in (layer.weight, layer.bias))
-    return cast(Tensor, _Windowed.apply(computed(x), weight, bias, layer, halo))
+        return cast(Tensor, _WithHalo.apply(x, None, None, layer, halo))
+    weight, bias = (None if tensor is None else in_autocast_type(tensor) for tensor in (layer.weight, layer.bias))
+    return cast(Tensor, _WithHalo.apply(in_autocast_type(x), weight, bias, layer, halo))
 
 
-def _normalized(norm: Any, inner: Any, part: Part, x: Tensor) -> Tensor:
+def _sync_batch_norm(norm: Any, inner: Any, part: Part, x: Tensor) -> Tensor:
     """As _BatchNorm.forward of torch, with statistics over all parts."""
     if not norm.training:
         return inner(x)
-    output, mean, variance, number = _Normalized.apply(x, norm.weight, norm.bias, norm.eps, part)
+    output, mean, variance, number = _SyncBatchNorm.apply(x, norm.weight, norm.bias, norm.eps, part)
     if norm.track_running_stats:
         norm.num_batches_tracked.add_(1)
         norm.running_mean.lerp_(mean, norm.momentum)
@@ -170,7 +170,7 @@ class Halo:
         return received
 
 
-class _Windowed(torch.autograd.Function):
+class _WithHalo(torch.autograd.Function):
     """A convolution (with a weight) or max pooling. Between the passes it keeps this rank's rows, which other layers
     keep too, and its halo, not their copy side by side."""
 
@@ -204,7 +204,7 @@ class _Windowed(torch.autograd.Function):
         return halo.give_back(of_rows, x) if ctx.needs_input_grad[0] else None, of_weight, of_bias, None, None
 
 
-class _Normalized(torch.autograd.Function):
+class _SyncBatchNorm(torch.autograd.Function):
     """BatchNorm (Ioffe & Szegedy 2015) over all parts. With z = (x - mean) / std over N pixels of a channel,
 
     y = w z + b,   d loss / dx = w / std (dy - sum(dy) / N - z sum(dy z) / N)
@@ -216,9 +216,9 @@ class _Normalized(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         variance, mean = torch.var_mean(x.float(), PIXELS, correction=0)
         here = torch.cat([mean, variance, mean.new_full((1,), x.numel() / len(mean))])
-        every = here.new_empty(part.size * len(here))
-        all_gather(every, here, group=part.group)
-        means, variances, numbers = every.view(part.size, -1).split([len(mean), len(mean), 1], 1)
+        gathered = here.new_empty(part.size * len(here))
+        all_gather(gathered, here, group=part.group)
+        means, variances, numbers = gathered.view(part.size, -1).split([len(mean), len(mean), 1], 1)
         number = numbers.sum()
         mean = (means * numbers).sum(0) / number
         variance = ((variances + (means - mean).square()) * numbers).sum(0) / number

@@ -7,7 +7,6 @@ is split, and how, is said beside each model; the parts are made in frameworks/t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -39,19 +38,19 @@ class ByChannels:
 
     name: str
     kind: str
-    whole: Model
+    model: Model
 
     def build(self) -> nn.Sequential:
-        return self.whole.build()
+        return self.model.build()
 
     def input_shape(self) -> tuple[int, ...]:
-        return self.whole.input_shape()
+        return self.model.input_shape()
 
     def outputs(self) -> int:
-        return self.whole.outputs()
+        return self.model.outputs()
 
     def tensor_plan(self) -> dict[str, str]:
-        plan = {name: style for name, style in self.whole.tensor_plan().items() if style not in ("norm", "channels")}
+        plan = {name: style for name, style in self.model.tensor_plan().items() if style not in ("norm", "channels")}
         _, *others = (name for name, style in plan.items() if style == "filter")
         rest = {name: style for name, style in plan.items() if style != "filter"}
         return dict.fromkeys(others, "channel") | rest
@@ -190,12 +189,10 @@ class TensorReplica(Replica):
         wrapped = None
         if dp_group is not None:  # each part averages its gradients over its copies in the other replicas
             wrapped = in_ddp(model, job.reduce_dtype, dp_group, gradient_as_bucket_view=True)
-        optimizer = job.optimizer(model.named_parameters())
+        update = Update(job.optimizer(model.named_parameters()), job, part.group)
         super().__init__(
-            job, model, optimizer, knobs,
-            trained=wrapped, update=Update(optimizer, job, part.group),
-            no_sync=wrapped.no_sync if wrapped else nullcontext, dp_group=dp_group, place=place,
-            saved_part=f"tensor{part.rank}",
+            job, model, update, knobs,
+            trained=wrapped, dp_group=dp_group, place=place, saved_part=f"tensor{part.rank}",
         )  # fmt: skip
 
     def step(self, batch: Batch | None) -> Tensor | None:

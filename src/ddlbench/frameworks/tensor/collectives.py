@@ -57,7 +57,7 @@ def reduce_from(partial: Tensor, part: Part) -> Tensor:
     return _collective(partial, lambda x: total(x, part), lambda gradient: gradient)
 
 
-def split_to(full: Tensor, dim: int, part: Part) -> Tensor:
+def scatter_to(full: Tensor, dim: int, part: Part) -> Tensor:
     """This rank's slice along `dim` of what every rank has; the gradients of all slices are joined."""
     length = full.shape[dim]
     return _collective(full, lambda x: x.narrow(dim, *part.span(length)), lambda x: join(x, dim, length, part))
@@ -74,7 +74,7 @@ def gather_from(slice_: Tensor, dim: int, length: int, part: Part, factor: int =
     return _collective(slice_, lambda x: join(x, dim, length, part), narrowed)
 
 
-def computed(value: Tensor) -> Tensor:
+def in_autocast_type(value: Tensor) -> Tensor:
     """The value in the type of matrix products and convolutions, so that autocast sends no wider type."""
     kind = value.device.type
     return value.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else value

@@ -31,14 +31,14 @@ from torch.nn import functional as F
 
 from ddlbench.frameworks.tensor.collectives import (
     Part,
-    computed,
     copy_to,
     gather_from,
     gather_from_sequence,
+    in_autocast_type,
     rank_random,
     reduce_from,
     reduce_scatter_to_sequence,
-    split_to,
+    scatter_to,
 )
 from ddlbench.measure.formulas.memory_formula import SPLIT
 
@@ -108,7 +108,7 @@ def is_transposed(module: nn.Module) -> bool:
 
 def enter(value: Tensor, part: Part) -> Tensor:
     """The input of a layer split by outputs."""
-    value = computed(value)
+    value = in_autocast_type(value)
     return gather_from_sequence(value, TOKENS, part) if part.sequence else copy_to(value, part)
 
 
@@ -173,7 +173,7 @@ def channel(module: nn.Module, part: Part) -> None:
     conv = cast(Any, module)
 
     def forward(x: Tensor) -> Tensor:
-        output = leave(conv._conv_forward(split_to(computed(x), CHANNELS, part), conv.weight, None), part)
+        output = leave(conv._conv_forward(scatter_to(in_autocast_type(x), CHANNELS, part), conv.weight, None), part)
         return output if conv.bias is None else output + conv.bias.to(output.dtype)[:, None, None]
 
     module.forward = forward

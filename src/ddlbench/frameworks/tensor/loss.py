@@ -54,10 +54,10 @@ class _CrossEntropy(torch.autograd.Function):
         hit = shifted.gather(-1, target).squeeze(-1).masked_fill(elsewhere, 0.0)
         mean = shifted.sum(-1) / classes if smoothing else torch.zeros_like(hit)
         shares = shifted.exp_()
-        normaliser, hit, mean = total(torch.stack([shares.sum(-1), hit, mean]), part)
-        shares /= normaliser.unsqueeze(-1)
+        normalizer, hit, mean = total(torch.stack([shares.sum(-1), hit, mean]), part)
+        shares /= normalizer.unsqueeze(-1)
         scored = targets != IGNORED
-        nats = normaliser.log() - (1 - smoothing) * hit - smoothing * mean
+        nats = normalizer.log() - (1 - smoothing) * hit - smoothing * mean
         ctx.save_for_backward(shares, target, elsewhere, scored)
         ctx.constants = classes, smoothing, logits.dtype
         return nats.masked_fill(~scored, 0.0).sum() / scored.sum()

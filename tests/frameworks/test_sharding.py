@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ddlbench.frameworks.shared.sharding import root_group
+from ddlbench.frameworks.fsdp import root_group
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.vgg import VGG
 

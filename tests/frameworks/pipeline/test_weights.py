@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ddlbench.errors import Unsupported, UserError
-from ddlbench.frameworks.pipeline.corrections import PredictedWeights, UnstashedWeights
 from ddlbench.frameworks.pipeline.pipedream import PipeDream
+from ddlbench.frameworks.pipeline.weights import PredictedWeights, UnstashedWeights
 from ddlbench.job import Job
 from tests.equality.distances import TOLERANCES, assert_equal, distance
 from tests.frameworks.pipeline.test_pipedream import CHANGING, TIED, UNTIED, VGG, of
@@ -198,7 +198,7 @@ def look() -> dict[str, Any]:
     trainer = pipemare([2, 3]).setup(make_job(TEXT))
     facts = trainer.facts()
     assert isinstance(trainer.weights, UnstashedWeights) == (trainer.job.rank == 0), "the last stage is never late"
-    assert any(name.startswith("velocity/") for name in trainer.live().own) == (trainer.job.rank == 0)
+    assert any(name.startswith("velocity/") for name in trainer.live().rank_tensors) == (trainer.job.rank == 0)
     trainer.close()
     return facts
 
