@@ -99,13 +99,15 @@ def test_waiting_for_data_is_taken_off(config: Config) -> None:
     assert result.step(8) == pytest.approx(0.4)
 
 
-def test_a_few_devices_give_one_device_s_seconds(config: Config) -> None:
+@pytest.mark.parametrize("algorithm", ["auto", "ring"])
+def test_a_few_devices_give_one_device_s_seconds(config: Config, algorithm: str) -> None:
     """What one device with 0.25 s predicts for 8 leads back to 0.25 s."""
-    inputs = Inputs(ABCI, lambda asked: from_one_step(asked, ABCI, OneStep(0.25)))
+    machine = replace(ABCI, algorithm=algorithm)
+    inputs = Inputs(machine, lambda asked: from_one_step(asked, machine, OneStep(0.25)))
     eight = predict(config, 8, inputs)
     assert eight.step_s is not None
     assert eight.comm_exposed_s
-    result = results(record(config, 8, eight.step_s)).computation(config, ABCI)
+    result = results(record(config, 8, eight.step_s)).computation(config, machine)
     assert result.step(8) == pytest.approx(0.25)
     assert result.basis == "ddp on 8 devices (run-8)"
 
