@@ -111,7 +111,7 @@ class Calibration:
         """What is known when that case is predicted."""
         machine = self.machine(case.model)
 
-        def computation(config: Config, _: object) -> Computation:
+        def computation(config: Config) -> Computation:
             step = OneStep(self._median(Measurement("step", case.model, case.framework, 1)), SAMPLES, MICRO)
             blocks = self._blocks(config, machine)
             return from_one_step(config, machine, step, f"{case.framework} in one process", blocks)

@@ -91,7 +91,7 @@ def rows(cases: Sequence[Measurement], found: dict[Measurement, list[list[float]
 
 def predicted(case: Measurement, known: Calibration) -> Prediction:
     config = configuration(*words(case))
-    return predict(config, config.framework, case.ranks, known.of(case))
+    return predict(config, case.ranks, known.of(case))
 
 
 def table(found: Sequence[Row]) -> str:

@@ -121,8 +121,8 @@ def configured(*words: str) -> Config:
 
 
 def predicted(config: Config, ranks: int) -> Prediction:
-    inputs = Inputs(MACHINE, lambda config, _: from_one_step(config, MACHINE, OneStep(1.0)))
-    return predict(config, config.framework, ranks, inputs)
+    inputs = Inputs(MACHINE, lambda config: from_one_step(config, MACHINE, OneStep(1.0)))
+    return predict(config, ranks, inputs)
 
 
 def rehearsed(config: Config, rank: int, ranks: int) -> dict[str, int]:

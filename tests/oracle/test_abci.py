@@ -5,13 +5,14 @@ NVLink 20 us and 50 GB/s, network 0.5 us and 12.5 GB/s, four GPUs a node: 1,024 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 from ddlbench.config.compose import configuration, configurations
-from ddlbench.oracle.machine.collectives import all_reduce, path
+from ddlbench.oracle.machine.collectives import all_reduce, hierarchical_all_reduce, path, ring_all_reduce
 from ddlbench.oracle.machine.machine import load
 from ddlbench.oracle.measured.inputs import OneStep, from_one_step
 from ddlbench.oracle.predictor import Inputs, Prediction, predict
@@ -29,8 +30,8 @@ def predicted(model: str, gpus: int, algorithm: str, *more: str) -> Prediction:
     with configurations():
         words = ("+framework=ddp", f"+model={model}", f"train.batch_per_gpu={SAMPLES[model]}", *more)
         config = configuration(*words)
-        inputs = Inputs(ABCI, lambda given, _: from_one_step(given, ABCI, OneStep(STEP_S)), algorithm)
-        return predict(config, config.framework, gpus, inputs)
+        machine = replace(ABCI, algorithm=algorithm)
+        return predict(config, gpus, Inputs(machine, lambda given: from_one_step(given, machine, OneStep(STEP_S))))
 
 
 @pytest.mark.parametrize("model", BYTES)
@@ -49,10 +50,10 @@ def test_each_step_of_a_ring_is_as_slow_as_its_slowest_link() -> None:
     0.5 us + 8 us; so NVLink's start-up sets the pace. A step never has one link's start-up and another one's bytes."""
     near, far = 20e-6 + 99_832 / 50e9, 0.5e-6 + 99_832 / 12.5e9
     assert (near, far) == pytest.approx((22.0e-6, 8.49e-6), rel=1e-3)
-    seconds = all_reduce(BYTES["resnet50"], path(ABCI, 1024), "ring")
+    seconds = ring_all_reduce(BYTES["resnet50"], path(ABCI, 1024))
     assert seconds == pytest.approx(2046 * near, rel=1e-4)
     assert seconds == pytest.approx(0.0450, rel=1e-3)
-    large = all_reduce(1024 * 1e6, path(ABCI, 1024), "ring")  # pieces of 1 MB: 40 us over NVLink, 80.5 us between nodes
+    large = ring_all_reduce(1024 * 1e6, path(ABCI, 1024))  # pieces of 1 MB: 40 us over NVLink, 80.5 us between nodes
     assert large == pytest.approx(2046 * 80.5e-6)
 
 
@@ -68,7 +69,7 @@ def test_the_hierarchical_one_by_hand() -> None:
     """6 steps of a quarter within a node, 510 of 1/256 between nodes."""
     size = BYTES["resnet50"]
     within, between = 6 * (20e-6 + size / 4 / 50e9), 510 * (0.5e-6 + size / 256 / 12.5e9)
-    assert all_reduce(size, path(ABCI, 1024), "hierarchical") == pytest.approx(within + between)
+    assert hierarchical_all_reduce(size, path(ABCI, 1024)) == pytest.approx(within + between)
 
 
 def milliseconds(label: str) -> list[str]:

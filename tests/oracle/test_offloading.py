@@ -87,12 +87,12 @@ def test_every_cluster_of_gpus_has_a_link_to_its_host() -> None:
 def test_bytes_on_the_device_are_those_of_a_rehearsal(framework: str, model: str, keys: tuple[str, ...]) -> None:
     """Within the error of the framework's formula, and less than without."""
     machine, ranks = load("h100"), 1 if framework == "single" else 2
-    inputs = Inputs(machine, lambda config, _: from_roofline(config, machine))
+    inputs = Inputs(machine, lambda config: from_roofline(config, machine))
     words = (f"+framework={framework}", f"+model={model}", *MODELS[model], "train.batch_per_gpu=16", *keys)
     peaks = list[float]()
     for offload in ("none", "blocks"):
         config = configured(*words, "train.micro_batch=8", f"train.offload_activations={offload}")
-        row = predict(config, config.framework, ranks, inputs)
+        row = predict(config, ranks, inputs)
         rank = rehearse(config, Launch("torchrun", 0, ranks, 0, ranks), torch.device("cuda", 0))
         assert rank.error is None
         assert rank.memory is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -10,7 +11,6 @@ from ddlbench.config.compose import configuration, configurations
 from ddlbench.config.schema import Config
 from ddlbench.errors import UserError
 from ddlbench.frameworks.spatial.adapter import Spatial
-from ddlbench.job import Job
 from ddlbench.models.resnet import ResNet
 from ddlbench.oracle.predictor import Inputs, predict
 from ddlbench.oracle.timing.computation import Computation
@@ -24,7 +24,7 @@ def config(*words: str) -> Config:
         return configuration("+framework=ddp", "+model=resnet50", "train.global_batch=8", *words)
 
 
-def failing(error: UserError, _config: Config, _job: Job) -> Computation:
+def failing(error: UserError, _config: Config) -> Computation:
     raise error
 
 
@@ -32,7 +32,7 @@ def failing(error: UserError, _config: Config, _job: Job) -> Computation:
 def test_a_missing_input_ends_the_prediction_however_its_message_begins(message: str) -> None:
     inputs = Inputs(MACHINE, partial(failing, UserError(message)))
     with pytest.raises(UserError, match=message):
-        predict(made := config(), made.framework, 4, inputs)
+        predict(config(), 4, inputs)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_a_missing_input_ends_the_prediction_however_its_message_begins(message:
 def test_what_another_number_of_gpus_would_solve_is_a_row(
     framework: Spatial, gpus: int, words: tuple[str, ...], said: str
 ) -> None:
-    inputs = Inputs(MACHINE, lambda _config, _job: setting(model=RESNET).computation)
-    row = predict(config(*words), framework, gpus, inputs)
+    inputs = Inputs(MACHINE, lambda _config: setting(model=RESNET).computation)
+    row = predict(replace(config(*words), framework=framework), gpus, inputs)
     assert row.status == "unsupported"
     assert row.reason.startswith(said)

@@ -19,7 +19,7 @@ from ddlbench.oracle.measured.inputs import from_roofline
 from ddlbench.oracle.predictor import Inputs, Prediction, predict
 from ddlbench.predict import chakra
 from ddlbench.predict.__main__ import main
-from ddlbench.predict.volumes import compared, dimension_of, unlike
+from ddlbench.predict.volumes import compared, dimension_of, distinct_ranks
 from ddlbench.rehearsal.observed import Group, Operation
 from ddlbench.rehearsal.rehearse import Rehearsal, Sent
 from tests.support.rehearsals import config
@@ -84,9 +84,9 @@ def traced(sent: tuple[Sent, ...]) -> dict[Group, float]:
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_the_bytes_read_back_are_those_of_check_volumes(framework: str, tmp_path: Path) -> None:
     made, machine = config(framework, "gpt2_small", *FRAMEWORKS[framework]), load("h100")
-    row = predict(made, made.framework, RANKS, Inputs(machine, lambda given, _: from_roofline(given, machine)))
+    row = predict(made, RANKS, Inputs(machine, lambda given: from_roofline(given, machine)))
     assert row.status == "ok", row.reason
-    rehearsed = unlike(made, row)
+    rehearsed = distinct_ranks(made, row)
     chakra.write_row(tmp_path, row, rehearsed, chakra.messages())
     groups = json.loads((tmp_path / f"{framework}_4.groups.json").read_text())
     messages, by_stage, seconds = list[tuple[int, Any]](), list[dict[str, float]](), 0.0

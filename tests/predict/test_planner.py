@@ -16,9 +16,10 @@ from ddlbench.config.compose import configuration, configurations, supports
 from ddlbench.oracle.measured.inputs import machine_of
 from ddlbench.oracle.predictor import Prediction, job_of, predict
 from ddlbench.predict import ranking
-from ddlbench.predict.__main__ import inputs_of, main, predictions
+from ddlbench.predict.__main__ import main
 from ddlbench.predict.planner import SHOWN, command, contrast, frameworks, plans
 from ddlbench.predict.question import ask
+from ddlbench.predict.rows import Sources, predictions
 from tests.support.rehearsals import MODELS
 
 GPT2 = (
@@ -33,7 +34,7 @@ SLOW = ("horovod", "zero0", "zero1", "zero2", "zero3")  # to rehearse, or not in
 @configurations()
 def planned(*words: str, model: tuple[str, ...] = GPT2) -> list[Prediction]:
     question = ask(["--plan", *model, *words])
-    return ranking.ranked(predictions(question, machine_of(question.machine), None))
+    return ranking.ranked(predictions(Sources(question, machine_of(question.machine))))
 
 
 @configurations()
@@ -77,9 +78,7 @@ def rehearsed_bytes(row: Prediction, model: Sequence[str]) -> float:
     """Peak bytes of the fullest rank of a plan."""
     question = ask([*model, f"gpus={row.gpus}"])
     config, machine = configuration(*command(row).split(), *question.words), machine_of(question.machine)
-    exact = predict(
-        config, config.framework, row.gpus, replace(inputs_of(question, machine, config, None), exact_memory=True)
-    )
+    exact = predict(config, row.gpus, replace(Sources(question, machine).inputs(config), exact_memory=True))
     assert exact.memory_error == 0.0, exact.marks
     return exact.memory_bytes or 0.0
 
@@ -92,7 +91,7 @@ def exhaustive() -> list[Prediction]:
     every: list[Prediction] = []
     for name in ("ddp", "zero3", "tensor", "1f1b"):
         config = configuration(f"+framework={name}", *question.words)
-        inputs = inputs_of(question, machine, config, None)
+        inputs = Sources(question, machine).inputs(config)
         framework: Any = config.framework
         shapes: list[Any] = [framework]
         if name == "tensor":
@@ -103,7 +102,7 @@ def exhaustive() -> list[Prediction]:
             for size in range(1, 17):
                 for recompute in (False, True):
                     train = replace(config.train, micro_batch=size, checkpoint_activations=recompute)
-                    every.append(predict(replace(config, train=train), shape, 8, inputs))
+                    every.append(predict(replace(config, train=train, framework=shape), 8, inputs))
     return every
 
 

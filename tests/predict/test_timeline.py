@@ -13,7 +13,8 @@ from ddlbench.errors import UserError
 from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.oracle.machine.machine import load
 from ddlbench.oracle.measured.inputs import from_roofline
-from ddlbench.oracle.predictor import Inputs, Prediction, job_of, predict, setting_of
+from ddlbench.oracle.predictor import Inputs, Prediction, job_of, predict
+from ddlbench.oracle.setting import Setting
 from ddlbench.oracle.strategies import pipeline
 from ddlbench.predict.__main__ import main
 from ddlbench.predict.timeline import timeline
@@ -27,12 +28,12 @@ SCHEDULES = ["gpipe", "1f1b", "zero_bubble", "hybrid", *sorted(TWO_STAGES_A_RANK
 
 def predicted(framework: str, loader: float | None = None, cluster: str = "h100") -> tuple[Prediction, list[Slice]]:
     made, machine = config(framework, "gpt2_small", "train.batch_per_gpu=8"), load(cluster)
-    inputs = Inputs(machine, lambda given, _: from_roofline(given, machine), loader=loader)
-    row = predict(made, made.framework, WORLD, inputs)
+    inputs = Inputs(machine, lambda given: from_roofline(given, machine), loader=loader)
+    row = predict(made, WORLD, inputs)
     assert row.status == "ok", row.reason
     if not isinstance(made.framework, Pipeline):
         return row, list(timeline(row))
-    setting = setting_of(made, made.framework, job_of(made, WORLD, machine), inputs)
+    setting = Setting(job_of(made, WORLD, machine), machine, from_roofline(made, machine))
     return row, list(timeline(row, *pipeline.timeline(made.framework, setting)))
 
 

@@ -10,7 +10,7 @@ from ddlbench.oracle.machine.machine import load
 from ddlbench.oracle.measured.inputs import from_roofline
 from ddlbench.oracle.predictor import Inputs, Prediction, predict, strategy
 from ddlbench.oracle.strategies.traced import traced as trace
-from ddlbench.predict.volumes import Volume, compared, dimension_of, lines, traced, unlike
+from ddlbench.predict.volumes import Volume, compared, dimension_of, distinct_ranks, lines, traced
 from ddlbench.rehearsal.rehearse import Sent
 from tests.oracle.made import setting as made_setting
 from tests.support.libraries import why_no_horovod
@@ -24,10 +24,10 @@ FRAMEWORKS = [
 def volumes(framework: str, model: str, *more: str) -> dict[str, Volume]:
     """By dimension."""
     made, machine = config(framework, model, *more), load("h100")
-    inputs = Inputs(machine, lambda given, _: from_roofline(given, machine))
-    row = predict(made, made.framework, WORLD, inputs)
+    inputs = Inputs(machine, lambda given: from_roofline(given, machine))
+    row = predict(made, WORLD, inputs)
     assert row.status == "ok", row.reason
-    return {item.dimension: item for item in compared(row, unlike(made, row))}
+    return {item.dimension: item for item in compared(row, distinct_ranks(made, row))}
 
 
 @pytest.mark.slow

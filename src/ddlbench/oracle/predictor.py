@@ -95,21 +95,25 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The inputs of a prediction beside the configuration. samples: of an epoch; loader: samples a second that one rank
-    loads; exact_memory: rehearse each job for its memory; learned: what runs with several GPU counts say of `machine`,
-    whose terms it has already"""
+    """The inputs of a prediction beside the configuration.
+
+    computation: the seconds of computing of a configuration on one device; UserError if their source has none
+    samples: of an epoch; loader: samples a second that one rank loads
+    exact_memory: rehearse each job for its memory
+    learned: what runs with several GPU counts say of `machine`, which has these terms already
+    """
 
     machine: Machine
-    computation: Callable[[Config, Job], Computation]
-    algorithm: str = "auto"
+    computation: Callable[[Config], Computation]
     samples: int | None = None
     loader: float | None = None
     exact_memory: bool = False
     learned: Learned | None = None
 
 
-def predict(config: Config, framework: Any, gpus: int, inputs: Inputs) -> Prediction:
+def predict(config: Config, gpus: int, inputs: Inputs) -> Prediction:
     """Predict a row. UserError if an input of the prediction is missing (no link, no speed, no base)."""
+    framework: Any = config.framework
     row = Prediction(framework.name, config.model.name, inputs.machine.name, gpus, "ok", "")
     job = job_of(config, gpus, inputs.machine)
     try:
@@ -117,7 +121,7 @@ def predict(config: Config, framework: Any, gpus: int, inputs: Inputs) -> Predic
     except RunError as error:
         return replace(row, status="unsupported", reason=str(error))
     try:
-        setting = setting_of(config, framework, job, inputs)
+        setting = Setting(job, inputs.machine, inputs.computation(config))
         outcome = strategy(framework, setting)
     except RunError as error:
         if isinstance(error, UserError) and not isinstance(error, WrongRankCount):
@@ -126,7 +130,7 @@ def predict(config: Config, framework: Any, gpus: int, inputs: Inputs) -> Predic
     error = worst_error(framework.name)
     if isinstance(framework, DeepSpeedOptions):
         error = CAST_ERROR if framework.casts(job) else worst_error(f"zero{framework.zero_stage}")
-    row = replace(row, memory_error=0.0 if "traced" in outcome.notes else error)
+    row = replace(row, memory_error=0.0 if outcome.traced else error)
     if inputs.exact_memory:
         try:
             memory = rehearsed_memory(framework, job, outcome.layout, config.loader.pinned)
@@ -134,12 +138,6 @@ def predict(config: Config, framework: Any, gpus: int, inputs: Inputs) -> Predic
         except RunError as error:
             row = replace(row, marks=(f"memory by the formula: {error}",))
     return _filled(row, outcome, setting, inputs, config.train.steps)
-
-
-def setting_of(config: Config, framework: Any, job: Job, inputs: Inputs) -> Setting:
-    """UserError if an input of the prediction is missing."""
-    computation = inputs.computation(replace(config, framework=framework), job)
-    return Setting(job, inputs.machine, computation, inputs.algorithm)
 
 
 def job_of(config: Config, gpus: int, machine: Machine) -> Job:
@@ -233,7 +231,7 @@ def _time(gpus: int, outcome: Outcome, step_s: float, wait_s: float) -> str:
     if seconds < 0.05 * step_s:
         return f"{where} {computing} of the step{hidden}"
     if name == "bubble":
-        return f"{where} stages wait for each other for {share} ({', '.join(outcome.notes)})"
+        return f"{where} stages wait for each other for {share} ({outcome.micro_batches} micro batches)"
     if name == "data":
         return f"{where} the loader is waited for during {share}"
     assert largest is not None

@@ -28,12 +28,11 @@ def kind_of(optimizer: OptimizerConfig) -> str:
 
 @dataclass(frozen=True)
 class Setting:
-    """One job on one machine. algorithm: of all-reduces"""
+    """One job on one machine, and the seconds of computing of its model there."""
 
     job: Job
     machine: Machine
     computation: Computation
-    algorithm: str = "auto"
 
     @property
     def counts(self) -> Counts:
@@ -49,6 +48,11 @@ class Setting:
         return self.job.world_size
 
     @property
+    def per_node(self) -> int:
+        """Ranks of a node."""
+        return self.machine.per_node(self.world)
+
+    @property
     def gradient_bytes(self) -> int:
         """Bytes of one number of a gradient that is sent."""
         return BYTES[self.job.reduce_dtype]
@@ -62,29 +66,37 @@ class Setting:
         """Which blocks of a micro batch run again or are offloaded (`Counts.plan`)."""
         return self.counts.plan(self.job, samples, first, end, in_flight)
 
+    def again(self, samples: float) -> list[int]:
+        """How often each block runs again in the backward pass of a micro batch."""
+        return repeats(self.plan(samples))
+
     @property
     def contention(self) -> float:
         """Factor by which the computing of the slowest rank is slower than that of one rank alone."""
-        return self.machine.shared_cores(self.machine.per_node(self.world)) * self.machine.slowest(self.world)
+        return self.machine.shared_cores(self.per_node) * self.machine.slowest(self.world)
 
     def compute_s(self, passes: Iterable[Pass], replicas: int, parameters: float) -> float:
         """Seconds in which the slowest rank computes in a step: the micro batches and the update of its parameters."""
         count, samples = self.micro_batch(replicas)
-        again = repeats(self.plan(samples))
-        once = sum(block.both(times) for block, times in zip(passes, again, strict=True))
+        once = sum(block.both(times) for block, times in zip(passes, self.again(samples), strict=True))
         return (count * once + self.computation.update(parameters)) * self.contention
+
+    def backward_s(self, passes: Iterable[Pass], replicas: int) -> list[float]:
+        """Seconds of the backward pass of each block for one micro batch, with what runs again in it."""
+        (_, samples), contention = self.micro_batch(replicas), self.contention
+        return [block.back(times) * contention for block, times in zip(passes, self.again(samples), strict=True)]
 
     def exposed(self, seconds: float, late: float) -> float:
         """Seconds by which communication delays the step: `late`, which comes after the end of computing, and the share
         of the other seconds by which hidden communication slows computing on this machine."""
-        return late + (seconds - late) * self.machine.hidden_cost_with(self.machine.per_node(self.world))
+        return late + (seconds - late) * self.machine.hidden_cost_with(self.per_node)
 
     def path(self, ranks: int, stride: int = 1, groups: int | None = None) -> Path:
         return collectives.path(self.machine, ranks, stride, self.world, groups)
 
     def all_reduce(self, bytes_: float, ranks: int, stride: int = 1, groups: int | None = None) -> float:
         """Seconds of an all-reduce."""
-        return collectives.all_reduce(bytes_, self.path(ranks, stride, groups), self.algorithm)
+        return collectives.all_reduce(bytes_, self.path(ranks, stride, groups))
 
 
 @dataclass(frozen=True)
@@ -131,7 +143,8 @@ class Outcome:
     compute_s: seconds in which the slowest rank computes
     peak: computes the memory; called only if `memory` is read
     bubble_s: seconds in which this rank waits for other stages
-    notes: remarks for the reader; micro_samples: samples of a micro batch
+    traced: whether a rehearsal counted its messages and memory
+    micro_batches: of a step, in a pipeline; micro_samples: samples of a micro batch
     """
 
     compute_s: float
@@ -140,7 +153,8 @@ class Outcome:
     limits: tuple[Limit, ...] = ()
     bubble_s: float = 0.0
     layout: Mapping[str, int] = field(default_factory=dict[str, int])
-    notes: tuple[str, ...] = ()
+    traced: bool = False
+    micro_batches: int = 1
     micro_samples: float = 0.0
 
     @cached_property

@@ -55,7 +55,7 @@ def write(folder: Path, rows: Sequence[Prediction], config_of: Callable[[Predict
         folder.mkdir(parents=True, exist_ok=True)
         for row in rows:
             try:
-                write_row(folder, row, volumes.unlike(config_of(row), row), classes)
+                write_row(folder, row, volumes.distinct_ranks(config_of(row), row), classes)
             except RunError as error:
                 yield f"no Chakra trace of {row.framework} at {row.gpus}: {error}"
 

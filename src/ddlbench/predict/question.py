@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn, cast
 
+from ddlbench.config.compose import configuration
+from ddlbench.config.schema import Config
 from ddlbench.errors import UserError
 from ddlbench.oracle.machine.collectives import ALGORITHMS
 from ddlbench.oracle.machine.machine import described, load, machine_names
+from ddlbench.oracle.predictor import Prediction
 from ddlbench.predict import planner
 
 CALIBRATE = (
@@ -36,11 +39,11 @@ EXAMPLE = "gpus=[4,8,16] or gpus=[4,8,...,1024]"
 ABOVE_0 = (
     "one_gpu_step_s", "one_gpu_batch", "samples_per_epoch", "loader_samples_per_s", "max_gpus", "max_memory_gib"
 )  # fmt: skip
-OWN = ("cluster", "gpus", "+framework", "overlap")  # words that are not for Hydra
+OPTION_KEYS = ("cluster", "gpus", "+framework", "overlap")  # of words that are not for Hydra
 IN_TEXT = ("blocks", "check_volumes", "max_gpus", "max_memory_gib")  # add lines to the table; JSON has rows only
 
 
-@dataclass
+@dataclass(frozen=True)
 class Question:
     """What to predict.
 
@@ -56,6 +59,18 @@ class Question:
     framework: str | None = None
     overlap: bool | None = None
     batches: Sequence[int] = ()
+
+    def configuration(self, framework: str) -> Config:
+        """The configuration with a framework. UserError as the command line of ddlbench has it."""
+        return configuration(f"+framework={framework}", *self.words)
+
+    def in_layout(self, row: Prediction) -> Config:
+        """The configuration of a row in its layout."""
+        config = self.configuration(row.framework)
+        if row.framework not in planner.SHARES:
+            return config
+        degrees = {key: row.layout[key] for key in ("dp", "tp", "sp") if key in row.layout}
+        return replace(config, framework=replace(cast(Any, config.framework), **degrees))
 
     @property
     def model(self) -> str:
@@ -110,36 +125,35 @@ def ask(arguments: Sequence[str]) -> Question:
     _check(options)
     given = dict(word.split("=", 1) for word in words)
     overlap = given.get("overlap")
-    for key in OWN:
+    for key in OPTION_KEYS:
         if sum(word.startswith(f"{key}=") for word in words) > 1:
             raise UserError(f"{key} is there twice: give it once (several numbers of GPUs: {EXAMPLE})")
     if overlap not in (None, "true", "false"):
         raise UserError(f"overlap={overlap} must be true or false")
+    for_hydra = [word for word in words if word.split("=", 1)[0] not in OPTION_KEYS]
+    several = [word for word in for_hydra if options.plan and word.startswith("train.global_batch=[")]
     question = Question(
         options,
-        [word for word in words if word.split("=", 1)[0] not in OWN],
+        [word for word in for_hydra if word not in several],
         given.get("cluster", "local"),
         numbers(given["gpus"]) if "gpus" in given else [1, 2, 4],
         given.get("+framework"),
         overlap=None if overlap is None else overlap == "true",
+        batches=numbers(several[-1].partition("=")[2], "train.global_batch") if several else (),
     )
     if options.plan:
-        _plan(question)
+        _check_plan(question)
     return question
 
 
-def _plan(question: Question) -> None:
-    """Check what goes with --plan, and take its batches out of the words."""
+def _check_plan(question: Question) -> None:
+    """UserError for options and words that do not go with --plan."""
     for name in ("blocks", "timeline", "chakra", "check_volumes", "max_gpus", "calibrate_network", "exact_memory"):
         if getattr(question.options, name):
             raise UserError(f"--plan ranks many layouts: leave --{name.replace('_', '-')} out, and predict one of them")
-    for word in [*question.words]:
-        key, _, value = word.partition("=")
-        if key.lstrip("+") in [f"framework.{degree}" for degree in planner.DEGREES]:
+    for word in question.words:
+        if word.partition("=")[0].lstrip("+") in [f"framework.{degree}" for degree in planner.DEGREES]:
             raise UserError(f"{word}: --plan chooses the layout: leave it out, or predict it without --plan")
-        if word.startswith("train.global_batch=["):
-            question.words.remove(word)
-            question.batches = numbers(value, "train.global_batch")
 
 
 def _check(options: argparse.Namespace) -> None:

@@ -55,8 +55,10 @@ def table(rows: Sequence[Prediction]) -> str:
 
 def memory_table(rows: Sequence[Prediction]) -> str:
     """GiB of the parts of `memory`, one line per prediction."""
-    parts = ((row, [(row.memory or {})[name] for name in PARTS]) for row in rows if row.status == "ok")
-    lines = ((*which(row), *(f"{bytes_ / GIB:.3f}" for bytes_ in (*of, row.memory_bytes or 0.0))) for row, of in parts)
+    lines = list[tuple[str, ...]]()
+    for row in (row for row in rows if row.status == "ok"):
+        sizes = [*((row.memory or {})[name] for name in PARTS), row.memory_bytes or 0.0]
+        lines.append((*which(row), *(f"{bytes_ / GIB:.3f}" for bytes_ in sizes)))
     return "\n".join(aligned((*WHICH, *PARTS, "memory"), lines, left=WHICH[:2]))
 
 

@@ -65,14 +65,14 @@ def lines(rows: Sequence[Prediction], config_of: Callable[[Prediction], Config])
             yield f"{head} the messages are traced: it has no equations"
         else:
             try:
-                for volume in compared(row, unlike(config_of(row), row)):
+                for volume in compared(row, distinct_ranks(config_of(row), row)):
                     both = f"traced {bytes_text(volume.traced)}, equations {bytes_text(volume.expected)}"
                     yield f"{head} along {volume.dimension}: {both} ({volume.difference:+.1%})"
             except RunError as error:
                 yield f"{head} not traced: {error}"
 
 
-def unlike(config: Config, row: Prediction) -> list[Rehearsal]:
+def distinct_ranks(config: Config, row: Prediction) -> list[Rehearsal]:
     """One rank of each stage of a replica, or of each part of its images, in the layout of a prediction. RunError if it
     cannot be rehearsed."""
     layout = Layout(*(row.layout.get(name, 1) for name in ("dp", "tp", "pp")))
@@ -85,7 +85,7 @@ def unlike(config: Config, row: Prediction) -> list[Rehearsal]:
 
 
 def compared(row: Prediction, ranks: Sequence[Rehearsal]) -> list[Volume]:
-    """The bytes of the equations and the traced bytes, by dimension. ranks: of `unlike`"""
+    """The bytes of the equations and the traced bytes, by dimension. ranks: of `distinct_ranks`"""
     expected: dict[str, float] = {}
     for message in row.messages:
         if message["what"] == HOST_COPIES:

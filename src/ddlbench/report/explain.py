@@ -27,7 +27,7 @@ from ddlbench.figures.files import save
 from ddlbench.figures.plotting import Head, arrange, grid, style
 from ddlbench.report.hung import behind
 from ddlbench.results.reading.attempts import Records
-from ddlbench.results.rows import Row, section
+from ddlbench.results.rows import Row, section, without_data_wait
 from ddlbench.results.tables.measurement import duration
 from ddlbench.results.tables.tables import Tables, write_csv
 from ddlbench.texts import aligned, percent
@@ -148,7 +148,7 @@ def _ideal(tables: Tables, run: Row) -> Bar:
         for name in ("own_base", "best_single"):
             base = bases.get((row[f"{name}_framework"], row[f"{name}_sample_time_s"]))
             if base and row["measurement"] == run["measurement"]:
-                sample_s = base["sample_time_s"] * (1 - (base["data_wait_share"] or 0.0))
+                sample_s = without_data_wait(base["sample_time_s"], base["data_wait_share"])
                 evidence = f"sample_time_s of {base['framework']} on one device less its data_wait_share"
                 return Bar("ideal", sample_s * run["global_batch"] / run["gpus"], evidence)
     if run["mfu"]:
@@ -160,7 +160,7 @@ def _bars(run: Row, window: Sequence[Mapping[str, Any]], ideal: Bar) -> list[Bar
     """All bars; their seconds sum to the step."""
     step_s, wait, retries = _step_s(run), run["data_wait_share"], run["allocator_retries"]
     evidence, compute, exposed, idle, excess = _parts(run, window)
-    bubble = None if run["bubble"] is None else run["bubble"] * step_s * (1 - (wait or 0.0))
+    bubble = None if run["bubble"] is None else without_data_wait(run["bubble"] * step_s, wait)
     if exposed is not None and bubble is not None:  # a stage that waits for another waits in communication
         bubble = min(bubble, exposed)
         exposed -= bubble

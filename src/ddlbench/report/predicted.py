@@ -22,7 +22,7 @@ from ddlbench.predict.grading.predictions import predicted_s
 from ddlbench.results.reading.attempts import Attempt, Records, reason_of
 from ddlbench.results.reading.csv_rows import csv_row
 from ddlbench.results.reading.published import OWN, PUBLISHED, read_published
-from ddlbench.results.rows import Row, group_by
+from ddlbench.results.rows import Row, group_by, without_data_wait
 from ddlbench.results.tables.measurement import devices, duration
 from ddlbench.results.tables.tables import Tables
 from ddlbench.texts import first_few
@@ -84,8 +84,8 @@ def _prediction(row: Row, attempt: Attempt, bases: list[Attempt], machine: Machi
     if row["gpus"] != machine.per_node(row["gpus"]) * row["nodes"]:
         raise Unsupported(f"{row['nodes']} nodes of cluster {machine.name} have another number of devices")
     config, results = recorded_configuration(attempt.record["config"]), Results(attempt.path.parents[1], bases)
-    inputs = Inputs(machine, lambda asked, _: results.computation(asked, machine))
-    prediction = predict(config, config.framework, row["gpus"], inputs)
+    inputs = Inputs(machine, lambda asked: results.computation(asked, machine))
+    prediction = predict(config, row["gpus"], inputs)
     if prediction.status != "ok":
         raise Unsupported(prediction.reason)
     return prediction
@@ -120,7 +120,8 @@ def _from_its_base(row: Row, stated: Point) -> Row:
 def _with_error(row: Row, step_s: float, more: Row) -> Row:
     """The predicted seconds, their error and flag. The error leaves out the time that ranks wait for data, which is not
     predicted. more: other predicted_* columns"""
-    sample_s, measured_s = step_s / row["global_batch"], row["sample_time_s"] * (1 - (row["data_wait_share"] or 0.0))
+    measured_s = without_data_wait(row["sample_time_s"], row["data_wait_share"])
+    sample_s = step_s / row["global_batch"]
     columns: Row = {
         "predicted_step_s": step_s,
         "predicted_sample_time_s": sample_s,

@@ -15,6 +15,11 @@ def section(record: Mapping[str, Any], key: str) -> Row:
     return cast(Row, value) if isinstance(value, dict) else {}
 
 
+def without_data_wait(seconds: float, share: float | None) -> float:
+    """Seconds less the share in which ranks wait for data, which the oracle does not predict. share: None for none"""
+    return seconds * (1 - (share or 0.0))
+
+
 def group_by(items: Iterable[Item], key: Callable[[Item], Hashable]) -> dict[Any, list[Item]]:
     """Items of equal key together, in the order of their first appearance."""
     groups: dict[Any, list[Item]] = {}

@@ -7,7 +7,6 @@ import torch
 from ddlbench.config.compose import configuration
 from ddlbench.config.schema import Config
 from ddlbench.errors import UserError
-from ddlbench.job import Job
 from ddlbench.oracle.machine import machine as machines
 from ddlbench.oracle.measured.inputs import from_roofline
 from ddlbench.oracle.predictor import SAMPLES, Inputs, predict
@@ -37,14 +36,14 @@ class Forecast:
         config = configuration(*cell.words)
         inputs = Inputs(self.machine, self._computation, samples=SAMPLES.get(config.data.name))
         try:
-            prediction = predict(config, config.framework, cell.gpus, inputs)
+            prediction = predict(config, cell.gpus, inputs)
         except UserError:
             return None
         steps = config.train.steps
         epoch_s = prediction.step_s * steps if prediction.step_s and steps else prediction.epoch_s
         return None if epoch_s is None else epoch_s * config.train.epochs
 
-    def _computation(self, config: Config, job: Job) -> Computation:
+    def _computation(self, config: Config) -> Computation:
         """The computation of one device, counted once for all frameworks and GPU counts."""
         train, recipe = config.train, config.recipe
         key = f"{config.model} {train.precision} {train.tf32} {recipe.optimizer.name} {recipe.label_smoothing}"

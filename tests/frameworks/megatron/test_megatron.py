@@ -139,7 +139,7 @@ def test_each_rank_drops_attention_of_its_own_heads() -> None:
 def test_the_equations_send_what_it_sends_on_cuda(precision: str) -> None:
     """Forward the embedding's sum and two of each of three blocks, backward as many with the head's, the loss three."""
     made, machine = config("megatron", "gpt2_small", f"train.precision={precision}"), load("h100")
-    row = predict(made, made.framework, WORLD, Inputs(machine, lambda given, _: from_roofline(given, machine)))
+    row = predict(made, WORLD, Inputs(machine, lambda given: from_roofline(given, machine)))
     traced = rehearsed("megatron", "gpt2_small", f"train.precision={precision}", device="cuda")
     layers = next(one for one in row.messages if one["what"] == "collectives of layers")
     sums = [one for one in traced.collectives or () if (one.kind, one.ranks) == ("all_reduce", 4)]

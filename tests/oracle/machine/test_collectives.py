@@ -45,7 +45,7 @@ def test_hierarchical() -> None:
 def test_the_fastest_is_chosen() -> None:
     to = path(MACHINE, 8)
     assert all_reduce(M, to) == min(ring_all_reduce(M, to), tree_all_reduce(M, to), hierarchical_all_reduce(M, to))
-    assert all_reduce(M, to, "ring") == ring_all_reduce(M, to)
+    assert all_reduce(M, replace(to, algorithm="ring")) == ring_all_reduce(M, to)
 
 
 def test_an_all_gather_is_half_an_all_reduce() -> None:
@@ -115,7 +115,7 @@ def test_a_sweep_is_of_one_node() -> None:
     sweeps = {(kind, 4): Sweep((0.0, 1e9), (0.0, 1.0)) for kind in ("all_reduce", "send")}
     machine = replace(MACHINE, sweeps=sweeps)
     assert all_reduce(1e9, path(machine, 4, world=8)) == pytest.approx(1.0)
-    assert all_reduce(M, path(machine, 8), "ring") == pytest.approx(14 * (10e-6 + 1.0))
+    assert all_reduce(M, path(replace(machine, algorithm="ring"), 8)) == pytest.approx(14 * (10e-6 + 1.0))
     assert (send(1e9, machine, 1, 8), send(1e9, machine, 4, 8)) == (pytest.approx(1.0), pytest.approx(10e-6 + 4.0))
     assert machine.marks(8) == []
     assert machine.marks(2) == ["collectives measured with 4 ranks, not 2"]

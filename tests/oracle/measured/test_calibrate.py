@@ -73,7 +73,7 @@ def test_a_predicted_step_has_the_measured_blocks_and_update() -> None:
         config = configuration(*TINY)
     machine = machines.load("local")
     computation = from_calibration(config, machine)
-    row = predict(config, config.framework, 1, Inputs(machine, lambda *_: computation))
+    row = predict(config, 1, Inputs(machine, lambda *_: computation))
     passes, update_s = computation.measured[2], (computation.update_s or 0.0) * computation.counts.parameter_count
     assert row.compute_s == pytest.approx(sum(item.forward + item.backward for item in passes) + update_s)
 
@@ -131,7 +131,7 @@ def test_what_nccl_was_measured_to_take_is_used_on_that_gpu_alone(
 ) -> None:
     write(own_home, "cuda", kept("cuda"))
     assert inputs.machine_of("abci").sweep("all_reduce", 4) is None, "this machine has another device"
-    monkeypatch.setattr(inputs, "own_gpu", lambda: "Tesla V100-SXM2-16GB")
+    monkeypatch.setattr(inputs, "local_gpu", lambda: "Tesla V100-SXM2-16GB")
     machine = inputs.machine_of("abci")
     assert all_reduce(1e6, path(machine, 4)) == 1.0
     assert all_reduce(1e6, path(machine, 8)) == all_reduce(1e6, path(machines.load("abci"), 8)), "two nodes"

@@ -36,8 +36,8 @@ def machine(inner: float = 1.0, outer: float = 1.0) -> Machine:
 
 
 def on(cluster: Machine, config: Config, gpus: int) -> float:
-    inputs = Inputs(cluster, lambda asked, _: from_one_step(asked, cluster, OneStep(0.1)))
-    step_s = predict(config, config.framework, gpus, inputs).step_s
+    inputs = Inputs(cluster, lambda asked: from_one_step(asked, cluster, OneStep(0.1)))
+    step_s = predict(config, gpus, inputs).step_s
     assert step_s is not None
     return step_s
 
@@ -50,8 +50,8 @@ def learned(config: Config, steps: dict[int, float]) -> tuple[Results, Learned]:
 
 
 def predicted(config: Config, results: Results, terms: Learned, gpus: int) -> Prediction:
-    inputs = Inputs(terms.machine, lambda asked, _: results.computation(asked, terms.machine), learned=terms)
-    return predict(config, config.framework, gpus, inputs)
+    inputs = Inputs(terms.machine, lambda asked: results.computation(asked, terms.machine), learned=terms)
+    return predict(config, gpus, inputs)
 
 
 @pytest.mark.parametrize(("inner", "outer"), [(0.7, 1.0), (1.0, 0.6), (1.3, 1.4)])

@@ -71,7 +71,7 @@ def test_a_base_of_another_framework_carries_a_mark(config: Config, base: str, m
     """`single` has nothing of its own; of any other framework the row says whose run it starts from."""
     settings = {**config.resolved, "framework": {**config.resolved["framework"], "name": base}}
     there = results(record(config, 1, 0.5, config=settings))
-    row = predict(config, config.framework, 1, Inputs(ABCI, lambda asked, _: there.computation(asked, ABCI)))
+    row = predict(config, 1, Inputs(ABCI, lambda asked: there.computation(asked, ABCI)))
     assert row.basis == f"{base} on one device (run-1)"
     assert list(row.marks) == marks
 
@@ -99,13 +99,15 @@ def test_waiting_for_data_is_taken_off(config: Config) -> None:
     assert result.step(8) == pytest.approx(0.4)
 
 
-def test_a_few_devices_give_one_device_s_seconds(config: Config) -> None:
+@pytest.mark.parametrize("algorithm", ["auto", "ring"])
+def test_a_few_devices_give_one_device_s_seconds(config: Config, algorithm: str) -> None:
     """What one device with 0.25 s predicts for 8 leads back to 0.25 s."""
-    inputs = Inputs(ABCI, lambda asked, _: from_one_step(asked, ABCI, OneStep(0.25)))
-    eight = predict(config, config.framework, 8, inputs)
+    machine = replace(ABCI, algorithm=algorithm)
+    inputs = Inputs(machine, lambda asked: from_one_step(asked, machine, OneStep(0.25)))
+    eight = predict(config, 8, inputs)
     assert eight.step_s is not None
     assert eight.comm_exposed_s
-    result = results(record(config, 8, eight.step_s)).computation(config, ABCI)
+    result = results(record(config, 8, eight.step_s)).computation(config, machine)
     assert result.step(8) == pytest.approx(0.25)
     assert result.basis == "ddp on 8 devices (run-8)"
 
@@ -113,8 +115,8 @@ def test_a_few_devices_give_one_device_s_seconds(config: Config) -> None:
 def test_a_few_devices_with_micro_batches_give_one_device_s_seconds(config: Config) -> None:
     """The base has two micro batches of 4 on each device, and what is asked for has one of 8."""
     two = replace(config, train=replace(config.train, micro_batch=4))
-    inputs = Inputs(ABCI, lambda asked, _: from_one_step(asked, ABCI, OneStep(0.25, 8, 4)))
-    eight = predict(two, two.framework, 8, inputs)
+    inputs = Inputs(ABCI, lambda asked: from_one_step(asked, ABCI, OneStep(0.25, 8, 4)))
+    eight = predict(two, 8, inputs)
     assert eight.step_s is not None
     ledger = {"global_batch": 64, "data_size": 8, "micro_batches": 2}
     result = results(record(config, 8, eight.step_s, ledger=ledger)).computation(config, ABCI)

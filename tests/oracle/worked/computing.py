@@ -96,8 +96,8 @@ def loaded() -> Prediction:
     with configurations():
         config = configuration(*words, "model.image_size=64", "train.batch_per_gpu=8")
     abci = replace(load("abci"), spread=0.0)
-    inputs = Inputs(abci, lambda given, _: from_one_step(given, abci, OneStep(1.0)), samples=320, loader=4.0)
-    return predict(config, config.framework, 4, inputs)
+    inputs = Inputs(abci, lambda given: from_one_step(given, abci, OneStep(1.0)), samples=320, loader=4.0)
+    return predict(config, 4, inputs)
 
 
 def error() -> list[str]:

@@ -25,7 +25,7 @@ from ddlbench.frameworks.tensor.layers import split_model
 from ddlbench.frameworks.tensor.loss import parallel_cross_entropy
 from ddlbench.job import Job, Model, example_batch, type_of_dtype
 from ddlbench.measure.formulas.memory_formula import SPLIT
-from ddlbench.oracle.counts.counts import Block, Counts, Floats, Line, Work
+from ddlbench.oracle.counts.counts import WHOLE, Block, Counts, Floats, Line, Share, Work
 from ddlbench.oracle.counts.operations import Observer, Operation, saved_bytes
 from ddlbench.ranks.fake.fake import fake_world
 from ddlbench.ranks.fake.kernels import dropout
@@ -36,37 +36,24 @@ SAMPLES = (2, 4)  # BatchNorm refuses one value a channel
 _counted = dict[object, Counts]()
 
 
-def count(
-    model: Model,
-    precision: str,
-    device_type: str,
-    smoothing: float = 0.0,
-    tp: int = 1,
-    sequence: bool = False,
-    cast: bool = False,
-    sp: int = 1,
-) -> Counts:
-    """The counts of a model, made once for each model, precision and kind of device. tp: count the part of one of tp
-    ranks that share every layer, with sequence parallelism or without. cast: the weights themselves are in `precision`
-    (Megatron-LM, DeepSpeed's engines), instead of autocast over fp32 weights. sp: count the part of one of sp ranks
-    that share the rows of images."""
-    key = type(model), repr(model), precision, device_type, smoothing, tp, sequence, cast, sp
+def count(model: Model, precision: str, device_type: str, smoothing: float = 0.0, share: Share = WHOLE) -> Counts:
+    """The counts of a rank's share of a model, made once for each model, precision, kind of device and share.
+    smoothing: of the labels in the loss"""
+    key = type(model), repr(model), precision, device_type, smoothing, share
     if key not in _counted:
-        ranks = tp * sp
+        ranks = share.tp * share.sp
         with FakeTensorMode() if ranks == 1 else fake_world(0, ranks, torch.device("cpu")), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # fake tensors warn about values that they do not have
-            fake = FakeModel(model, precision, device_type, smoothing, tp, sequence, cast, sp)
+            fake = FakeModel(model, precision, device_type, smoothing, share)
             (small, tied), (large, _) = map(fake.run, SAMPLES)
         _counted[key] = Counts(model.name, tuple(map(_joined, small, large)), tied)
     return _counted[key]
 
 
-def count_job(
-    job: Job, device_type: str, tp: int = 1, sequence: bool = False, cast: bool = False, sp: int = 1
-) -> Counts:
+def count_job(job: Job, device_type: str, share: Share = WHOLE) -> Counts:
     """`count` with the model, precision and loss of a job."""
     smoothing = job.loss.label_smoothing if isinstance(job.loss, CrossEntropy) else 0.0
-    return count(job.model, job.precision, device_type, smoothing, tp, sequence, cast, sp)
+    return count(job.model, job.precision, device_type, smoothing, share)
 
 
 def _joined(small: Any, large: Any) -> Any:
@@ -95,20 +82,10 @@ class FakeModel:
     uncounted: list[Tensor]
     saved: set[int]
 
-    def __init__(
-        self,
-        model: Model,
-        precision: str,
-        device_type: str,
-        smoothing: float,
-        tp: int,
-        sequence: bool,
-        cast: bool,
-        sp: int,
-    ) -> None:
+    def __init__(self, model: Model, precision: str, device_type: str, smoothing: float, share: Share) -> None:
         default, dtype = torch.get_default_dtype(), type_of_dtype[precision]
-        self.dtype = dtype if cast else default
-        self.autocast = torch.autocast("cpu", dtype, enabled=precision != "fp32" and not cast)
+        self.dtype = dtype if share.cast else default
+        self.autocast = torch.autocast("cpu", dtype, enabled=precision != "fp32" and not share.cast)
         self.example, self.plan = partial(example_batch, model), model.tensor_plan()
         self.loss: Callable[[Tensor, Tensor], Tensor] = CrossEntropy(smoothing)
         torch.set_default_dtype(self.dtype)
@@ -116,11 +93,11 @@ class FakeModel:
             self.model = model.build().train()
         finally:
             torch.set_default_dtype(default)
-        if tp > 1:
-            part = Part(dist.group.WORLD, 0, tp, sequence)
+        if share.tp > 1:
+            part = Part(dist.group.WORLD, 0, share.tp, share.sequence)
             split_model(self.model, self.plan, part)
             self.loss = partial(parallel_cross_entropy, classes=model.outputs(), smoothing=smoothing, part=part)
-        self.image_part = Part(dist.group.WORLD, 0, sp) if sp > 1 else None
+        self.image_part = Part(dist.group.WORLD, 0, share.sp) if share.sp > 1 else None
         if self.image_part is not None:
             share_rows(self.model, windows(model), self.image_part)
         if device_type == "cuda":
@@ -159,9 +136,7 @@ class FakeModel:
                 runs[kind] = block, self._maker(output)
             tied += sum(tensor.numel() for tensor in module.parameters() if id(tensor) in counted)
             counted |= {id(tensor) for tensor in module.parameters()}
-            exchanges = tuple(replace(one, name=one.name.replace(block.name, name, 1)) for one in block.exchanges)
-            rows = tuple(replace(one, name=one.name.replace(block.name, name, 1)) for one in block.rows)
-            blocks.append(replace(block, name=name, exchanges=exchanges, rows=rows))
+            blocks.append(block.named(name))
             self.value = output.detach().requires_grad_()
         return blocks, tied
 

@@ -137,11 +137,35 @@ class Block:
             self.saved.fixed,
         )
 
+    def named(self, name: str) -> Block:
+        """An equal block of the model with this name."""
+        exchanges = tuple(replace(item, name=item.name.replace(self.name, name, 1)) for item in self.exchanges)
+        rows = tuple(replace(item, name=item.name.replace(self.name, name, 1)) for item in self.rows)
+        return replace(self, name=name, exchanges=exchanges, rows=rows)
+
     def with_16_bit_weights(self) -> Block:
         """This block with weights in 16 bits: autograd then saves no 16-bit copies of them."""
         copies = self.parameter_count * FP32_BYTES / 2
         lines = {name: line for name, line in vars(self).items() if isinstance(line, Line)}
         return replace(self, **{name: Line(line.fixed - copies, line.per_sample) for name, line in lines.items()})
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one rank has of a model: all of it by default.
+
+    tp: ranks that share every layer; sequence: with sequence parallelism; sp: ranks that share the rows of images
+    cast: the weights themselves are in the job's precision (Megatron-LM, DeepSpeed's engines), instead of autocast over
+        fp32 weights
+    """
+
+    tp: int = 1
+    sequence: bool = False
+    sp: int = 1
+    cast: bool = False
+
+
+WHOLE = Share()
 
 
 @dataclass(frozen=True)

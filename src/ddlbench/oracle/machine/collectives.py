@@ -31,11 +31,13 @@ class Path:
     """The connection of the ranks of a group: `inner` within a node, `outer` between nodes; or measured collectives.
 
     The beta of `outer` is that of one flow into and out of a node while the other groups of its devices send, too.
+    algorithm: of all-reduces, a key of ALGORITHMS
     """
 
     inner: Hop
     outer: Hop
     measured: Mapping[str, Sweep] = field(default_factory=dict[str, Sweep])
+    algorithm: str = "auto"
 
     @property
     def ranks(self) -> int:
@@ -66,7 +68,9 @@ def path(machine: Machine, ranks: int, stride: int = 1, world: int | None = None
     groups = groups or world // ranks
     sharing = max(1, min(groups, per_node // within))  # flows of these groups through the same adapters
     return Path(
-        Hop(within, inner.alpha_s, 1 / inner.bytes_per_s), Hop(outside, outer.alpha_s, sharing / outer.bytes_per_s)
+        Hop(within, inner.alpha_s, 1 / inner.bytes_per_s),
+        Hop(outside, outer.alpha_s, sharing / outer.bytes_per_s),
+        algorithm=machine.algorithm,
     )
 
 
@@ -113,9 +117,9 @@ ALGORITHMS: dict[str, Callable[[float, Path], float]] = {
 }
 
 
-def all_reduce(m: float, to: Path, algorithm: str = "auto") -> float:
-    """Seconds of an all-reduce of m bytes. algorithm: a key of ALGORITHMS"""
-    return _seconds("all_reduce", m, to, ALGORITHMS[algorithm])
+def all_reduce(m: float, to: Path) -> float:
+    """Seconds of an all-reduce of m bytes."""
+    return _seconds("all_reduce", m, to, ALGORITHMS[to.algorithm])
 
 
 def all_gather(m: float, to: Path) -> float:

@@ -97,6 +97,7 @@ class Machine:
     contention: measured by number of ranks: factor by which computing is slower while so many ranks of a node compute
     sweeps: measured collectives by name and number of ranks
     spread: standard deviation of a rank's seconds of computing in a step, as a share of their mean
+    algorithm: of all-reduces (collectives.ALGORITHMS)
     """
 
     name: str
@@ -109,6 +110,7 @@ class Machine:
     contention: Mapping[int, float] = field(default_factory=dict[int, float], hash=False)
     sweeps: Mapping[tuple[str, int], Sweep] = field(default_factory=dict[tuple[str, int], "Sweep"], hash=False)
     spread: float = 0.0
+    algorithm: str = "auto"
 
     def per_node(self, world: int) -> int:
         return min(world, self.devices_per_node or world)

@@ -146,15 +146,16 @@ def measure(config: Config, device: torch.device, samples: int) -> tuple[list[tu
     return passes, median(updates[1:])
 
 
-def own_gpu() -> str | None:
+def local_gpu() -> str | None:
+    """The name of the first GPU; None without one."""
     return torch.cuda.get_device_name() if torch.cuda.is_available() else None
 
 
 def require_gpu(option: str, machine: Machine, alternative: str = "") -> None:
     """UserError if the option measures a machine whose GPUs this machine does not have."""
-    if machine.device.type == "cuda" and machine.device.name != own_gpu():
+    if machine.device.type == "cuda" and machine.device.name != local_gpu():
         raise UserError(
-            f"{option} measures this machine, which has {own_gpu() or 'no GPU'}, not {machine.device.name}: run it "
+            f"{option} measures this machine, which has {local_gpu() or 'no GPU'}, not {machine.device.name}: run it "
             f"there{alternative}"
         )
 
@@ -171,6 +172,6 @@ def machine_of(name: str, overlap: bool | None = None) -> Machine:
         memory = device.memory_bytes or float(psutil.virtual_memory().total)
         device = replace(device, memory_bytes=memory)
         machine = replace(network.calibrated(machine), device=device, cores=machine.cores or len(allowed_cores()))
-    elif device.type == "cuda" and device.name == own_gpu():
+    elif device.type == "cuda" and device.name == local_gpu():
         machine = network.calibrated(machine)
     return machines.with_overlap(machine, overlap)

@@ -66,8 +66,8 @@ def calibrate(device_type: str, counts: Sequence[int], sizes: Sequence[int] = SI
         with tempfile.TemporaryDirectory() as folder:
             mp.start_processes(_rank, args=(device_type, ranks, folder, sizes), nprocs=ranks, start_method="spawn")  # pyright: ignore
             measured = json.loads((Path(folder) / "measured.json").read_text())
-        contention[str(ranks)], cost[str(ranks)] = measured.pop("contention")[0], measured.pop("hidden_cost")[0]
-        for kind, of_sizes in measured.items():
+        contention[str(ranks)], cost[str(ranks)] = measured["contention"], measured["hidden_cost"]
+        for kind, of_sizes in measured["seconds"].items():
             seconds.setdefault(kind, {})[str(ranks)] = of_sizes
     target = path(device_type)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -111,8 +111,11 @@ def _rank(rank: int, device_type: str, ranks: int, folder: str, sizes: Sequence[
         torch.cuda.set_device(device)
     init, timeout = f"file://{folder}/store", timedelta(seconds=TIMEOUT_S)
     dist.init_process_group(backend, init_method=init, rank=rank, world_size=ranks, timeout=timeout)
-    measured = sweep(device, sizes)
-    measured["contention"], measured["hidden_cost"] = [contention(rank, device)], [hidden_cost(device)]
+    measured = {
+        "seconds": sweep(device, sizes),
+        "contention": contention(rank, device),
+        "hidden_cost": hidden_cost(device),
+    }
     if rank == 0:
         (Path(folder) / "measured.json").write_text(json.dumps(measured))
     dist.barrier()

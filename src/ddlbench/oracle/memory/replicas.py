@@ -15,7 +15,7 @@ from ddlbench.activation_memory import instants
 from ddlbench.job import Job, example_batch
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES, Bytes, bytes_of_parameter, data_parallel
 from ddlbench.oracle.counts.counting import count_job
-from ddlbench.oracle.counts.counts import Block, Counts
+from ddlbench.oracle.counts.counts import Block, Counts, Share
 from ddlbench.oracle.setting import BYTES, Memory, Setting
 from ddlbench.recipe.optimizers import costs
 from ddlbench.recomputation import Plan
@@ -91,12 +91,11 @@ def at_peak(states: Bytes, moments: Iterable[Moment], permanent: float) -> Memor
     return Memory(states.parameters, peak.gradients, states.optimizer, peak.activations, permanent)
 
 
-def counts_of_rank(setting: Setting, tp: int, sequence: bool = False, cast: bool = False, sp: int = 1) -> Counts:
-    """The counts of one of tp ranks that share every layer, or of sp ranks that share the rows of images. cast: the
-    weights themselves are in 16 bits"""
-    if tp == sp == 1 and not cast:
+def counts_of_rank(setting: Setting, share: Share) -> Counts:
+    """The counts of a rank's share of the model."""
+    if share.tp == share.sp == 1 and not share.cast:
         return setting.counts
-    return count_job(setting.job, setting.machine.device.type, tp, sequence, cast, sp)
+    return count_job(setting.job, setting.machine.device.type, share)
 
 
 @dataclass(frozen=True)
@@ -167,7 +166,7 @@ def zero(setting: Setting, stage: int, bucket: float, overlaps: bool, casts: boo
     casts: weights and gradients are in 16 bits; the update casts the rank's share of the gradients to fp32
     """
     number_bytes = BYTES[setting.job.precision] if casts else FP32_BYTES
-    rank = Rank(setting, counts_of_rank(setting, 1, cast=casts), setting.world, number_bytes)
+    rank = Rank(setting, counts_of_rank(setting, Share(cast=casts)), setting.world, number_bytes)
     share, bucket = rank.gradients / setting.world, bucket * number_bytes
     largest = largest_tensor(rank.counts.blocks, number_bytes)
     update = Moment(share, share * FP32_BYTES / number_bytes * (costs(setting.optimizer).copies + casts))

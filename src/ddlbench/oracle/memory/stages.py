@@ -11,7 +11,7 @@ from math import ceil
 from ddlbench.activation_memory import kept
 from ddlbench.frameworks.pipeline.schedules import V_SHAPED, in_flight, rank_of
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES, Bytes, bytes_of_parameter, data_parallel
-from ddlbench.oracle.counts.counts import Block, Counts
+from ddlbench.oracle.counts.counts import Block, Counts, Share
 from ddlbench.oracle.memory.replicas import (
     Moment,
     at_peak,
@@ -29,12 +29,13 @@ from ddlbench.recomputation import Plan
 
 @dataclass(frozen=True)
 class Cut:
-    """A pipeline on dp x tp x pp ranks.
+    """A job as a pipeline on dp x tp x pp ranks.
 
     sizes: the number of blocks of each stage; count: micro batches of a step; samples: of one of them
     sharded: whether the replicas share the update (ZeRO stage 3)
     """
 
+    setting: Setting
     schedule: str
     dp: int
     tp: int
@@ -53,18 +54,26 @@ class Cut:
     def rank_of(self, stage: int) -> int:
         return rank_of(stage, self.pp, self.schedule in V_SHAPED)
 
-    def plans(self, setting: Setting) -> list[Plan]:
+    def plans(self) -> list[Plan]:
         """Which blocks of each stage run again."""
-        virtual = len(self.sizes) // self.pp
-        return [
-            setting.plan(self.samples, first, end, in_flight(self.schedule, rank, self.pp, self.count, virtual))
-            for (first, end), rank in zip(self.spans(), map(self.rank_of, range(len(self.sizes))), strict=True)
-        ]
+        plans: list[Plan] = []
+        stages_per_rank = len(self.sizes) // self.pp
+        for stage, (first, end) in enumerate(self.spans()):
+            waiting = in_flight(self.schedule, self.rank_of(stage), self.pp, self.count, stages_per_rank)
+            plans.append(self.setting.plan(self.samples, first, end, waiting))
+        return plans
 
     def of_ranks(self, stages: Sequence[float]) -> list[float]:
         """The sum over the stages of each rank."""
-        ranks = [self.rank_of(index) for index in range(len(stages))]
-        return [sum(of for of, holder in zip(stages, ranks, strict=True) if holder == rank) for rank in range(self.pp)]
+        sums = [0.0] * self.pp
+        for stage, amount in enumerate(stages):
+            sums[self.rank_of(stage)] += amount
+        return sums
+
+    @property
+    def stage_ranks(self) -> int:
+        """Ranks that have the same stages: the distance from a rank to the one with the next stage."""
+        return self.dp * self.tp
 
     @property
     def two_ends(self) -> bool:
@@ -72,13 +81,13 @@ class Cut:
         return self.pp > 1 and self.rank_of(len(self.sizes) - 1) != 0
 
 
-def rank_parameters(cut: Cut, setting: Setting) -> list[float]:
+def rank_parameters(cut: Cut) -> list[float]:
     """Parameters of each rank."""
-    blocks = setting.counts.blocks
-    stages = [sum(block.parameters_of_part(cut.tp) for block in blocks[first:last]) for first, last in cut.spans()]
-    ranks = cut.of_ranks(stages)
+    counts = cut.setting.counts
+    blocks = [block.parameters_of_part(cut.tp) for block in counts.blocks]
+    ranks = cut.of_ranks([sum(blocks[first:end]) for first, end in cut.spans()])
     if cut.two_ends:
-        ranks[-1] += setting.counts.tied / cut.tp
+        ranks[-1] += counts.tied / cut.tp
     return ranks
 
 
@@ -179,23 +188,26 @@ def pipedream_peak(
     return max(passes_, update_, key=lambda memory: memory.total)
 
 
-def memory(cut: Cut, setting: Setting) -> Memory:
+def memory(cut: Cut) -> Memory:
     """Memory of the fullest rank of a pipeline."""
-    counts, parameters = counts_of_rank(setting, cut.tp), rank_parameters(cut, setting)
-    ranks = [_of_rank(cut, setting, counts, rank, parameters[rank]) for rank in range(cut.pp)]
+    counts = counts_of_rank(cut.setting, Share(cut.tp))
+    ranks = [_of_rank(cut, counts, rank, parameters) for rank, parameters in enumerate(rank_parameters(cut))]
     return max(ranks, key=lambda memory: memory.total)
 
 
-def _of_rank(cut: Cut, setting: Setting, counts: Counts, rank: int, parameters: float) -> Memory:
-    """The memory of one rank. parameters: of this rank"""
-    job, edges, samples = setting.job, cut.spans(), cut.samples
+def _of_rank(cut: Cut, counts: Counts, rank: int, parameters: float) -> Memory:
+    """The memory of one rank.
+
+    counts: of one of the ranks that share each stage; parameters: of this rank
+    """
+    setting, edges, samples = cut.setting, cut.spans(), cut.samples
     spans = {index: span for index, span in enumerate(edges) if cut.rank_of(index) == rank}
     blocks = [block for first, end in spans.values() for block in counts.blocks[first:end]]
     gradients = [FP32_BYTES * float(block.parameter_count) for block in counts.blocks]
     if cut.pp > 1:  # on one rank the last stage has the gradient of a tied weight first, and the first one adds to it
         gradients[-1] += FP32_BYTES * counts.tied
         gradients[0] -= 0.0 if cut.two_ends else FP32_BYTES * counts.tied
-    plans = cut.plans(setting)
+    plans = cut.plans()
     stages = {
         index: stage(counts.blocks[first:end], samples, plans[index], gradients[first:end], end == len(gradients))
         for index, (first, end) in spans.items()
@@ -208,7 +220,7 @@ def _of_rank(cut: Cut, setting: Setting, counts: Counts, rank: int, parameters: 
     if cut.dp > 1:
         copies = max(copies, states.gradients)  # replicas average a copy of all gradients
     if rank in (0, cut.rank_of(len(edges) - 1)):  # the first and the last stage have the batch
-        permanent += batch_bytes(job, job.replica_batch(cut.dp))
+        permanent += batch_bytes(setting.job, setting.job.replica_batch(cut.dp))
     # The inputs of the stages and the gradients of their outputs.
     borders = [edge for span in spans.values() for edge in span if 0 < edge < len(counts.blocks)]
     messages = samples * sum(counts.blocks[edge - 1].output for edge in borders)

@@ -146,19 +146,17 @@ def host_copies(setting: Setting) -> tuple[Message, ...]:
 def sizes(setting: Setting, number_bytes: float, tp: int = 1) -> list[list[float]]:
     """Bytes of every gradient, by block.
 
-    tp: ranks that share a replica. A block's tensors are not told apart: each counts with the part of the block that a
-    rank has
+    tp: ranks that share a replica. Every tensor of a block counts with the share of the block that a rank has
     """
     blocks = setting.counts.blocks
     parts = [block.parameters_of_part(tp) / (block.parameter_count or 1) for block in blocks]
     return [[size * part * number_bytes for size in b.tensor_sizes] for b, part in zip(blocks, parts, strict=True)]
 
 
-def backward(setting: Setting, dp: int | None = None, tp: int = 1) -> list[float]:
-    """Seconds of each block's backward pass in one micro batch, including recomputation."""
-    _, samples = setting.micro_batch(dp or setting.world)
-    blocks, again = setting.computation.blocks(samples, tp), repeats(setting.plan(samples))
-    return [block.back(times) * setting.contention for block, times in zip(blocks, again, strict=True)]
+def backward(setting: Setting) -> list[float]:
+    """Seconds of the backward pass of each block for one micro batch."""
+    _, samples = setting.micro_batch(setting.world)
+    return setting.backward_s(setting.computation.blocks(samples), setting.world)
 
 
 def averaged(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from math import ceil
 
 from ddlbench.errors import Unsupported
@@ -26,7 +25,7 @@ from ddlbench.recomputation import repeats
 
 
 def pipeline(framework: Pipeline, setting: Setting) -> Outcome:
-    return predict(cut_of(framework, setting), setting)
+    return predict(cut_of(framework, setting))
 
 
 def cut_of(framework: Pipeline, setting: Setting) -> Cut:
@@ -35,15 +34,14 @@ def cut_of(framework: Pipeline, setting: Setting) -> Cut:
     samples = setting.job.replica_batch(layout.dp) / count
     sizes = stage_sizes(framework, setting, layout.pp * framework.virtual_stages, samples)
     sharded = framework.sharded and layout.dp > 1
-    return Cut(framework.schedule, layout.dp, layout.tp, layout.pp, sizes, count, samples, sharded)
+    return Cut(setting, framework.schedule, layout.dp, layout.tp, layout.pp, sizes, count, samples, sharded)
 
 
 def timeline(framework: Pipeline, setting: Setting) -> tuple[list[Timed], Sequence[float]]:
     """The simulated passes of a step with all messages, and the seconds of a message from each stage to the next."""
     cut = cut_of(framework, setting)
-    traffics = [traffic(block, cut.samples, setting, cut.tp) for block in setting.counts.blocks]
-    stages = _stages(cut, setting, traffics, sends=True)
-    return _passes(cut, stages, setting), stages.send
+    stages = _stages(cut, _traffics(cut), sends=True)
+    return _passes(cut, stages), stages.send
 
 
 def pipedream(framework: PipeDream, setting: Setting) -> Outcome:
@@ -53,8 +51,9 @@ def pipedream(framework: PipeDream, setting: Setting) -> Outcome:
     count = framework.micro_batches(setting.job, layout)
     samples = setting.job.replica_batch(layout.dp) / count
     sizes = stage_sizes(framework, setting, layout.pp, samples)
-    cut = Cut("pipedream", layout.dp, 1, layout.pp, sizes, count, samples, versions=True, buffered=buffered)
-    return predict(cut, setting)
+    return predict(
+        Cut(setting, "pipedream", layout.dp, 1, layout.pp, sizes, count, samples, versions=True, buffered=buffered)
+    )
 
 
 def stage_sizes(framework: Balanced, setting: Setting, stages: int, samples: float) -> tuple[int, ...]:
@@ -62,44 +61,50 @@ def stage_sizes(framework: Balanced, setting: Setting, stages: int, samples: flo
     seconds where a run would measure them. samples: of a micro batch"""
     blocks, seconds = setting.counts.blocks, None
     if framework.by_seconds:
-        again = repeats(setting.plan(samples))
-        seconds = [b.both(times) for b, times in zip(setting.computation.blocks(samples), again, strict=True)]
+        passes = setting.computation.blocks(samples)
+        seconds = [block.both(times) for block, times in zip(passes, setting.again(samples), strict=True)]
     return tuple(framework.sizes(stages, [b.flops for b in blocks], [b.output for b in blocks], seconds))
 
 
-def predict(cut: Cut, setting: Setting) -> Outcome:
-    blocks = setting.counts.blocks
-    traffics = [traffic(block, cut.samples, setting, cut.tp) for block in blocks]
-    compute_s, busy_s = _time(cut, _stages(cut, setting, [Traffic()] * len(blocks), sends=False), setting)
-    with_layers_s = _time(cut, _stages(cut, setting, traffics, sends=False), setting)[0] if cut.tp > 1 else compute_s
-    with_sends_s, _ = _time(cut, _stages(cut, setting, traffics, sends=True), setting)
-    parameters, shards = rank_parameters(cut, setting), cut.dp if cut.sharded else 1
+def predict(cut: Cut) -> Outcome:
+    setting, traffics = cut.setting, _traffics(cut)
+    silent = [Traffic()] * len(traffics)
+    compute_s, busy_s = _time(cut, _stages(cut, silent, sends=False))
+    with_layers_s = _time(cut, _stages(cut, traffics, sends=False))[0] if cut.tp > 1 else compute_s
+    with_sends_s, _ = _time(cut, _stages(cut, traffics, sends=True))
+    parameters, shards = rank_parameters(cut), cut.dp if cut.sharded else 1
     update_s = setting.computation.update(max(parameters) / shards) * setting.contention
     layers_s, sends_s = max(0.0, with_layers_s - compute_s), max(0.0, with_sends_s - with_layers_s)
     return Outcome(
         compute_s=busy_s + update_s,
-        messages=tuple(_messages(cut, setting, traffics, max(parameters), layers_s, sends_s)),
-        peak=partial(memory, cut, setting),
+        messages=tuple(_messages(cut, traffics, max(parameters), layers_s, sends_s)),
+        peak=lambda: memory(cut),
         limits=(
-            Limit("pp", len(blocks), f"the model has {len(blocks)} blocks"),
+            Limit("pp", len(traffics), f"the model has {len(traffics)} blocks"),
             *([limit(setting)] if cut.tp > 1 else []),
             Limit("dp", setting.job.global_batch, "one sample of the global batch a replica"),
         ),
         bubble_s=max(0.0, compute_s - busy_s),
         layout={"dp": cut.dp, "tp": cut.tp, "pp": cut.pp},
-        notes=(f"{cut.count} micro batches",),
+        micro_batches=cut.count,
         micro_samples=cut.samples,
     )
 
 
-def _stages(cut: Cut, setting: Setting, traffics: Sequence[Traffic], sends: bool) -> Stages:
+def _traffics(cut: Cut) -> list[Traffic]:
+    """The collectives of each block for one micro batch."""
+    return [traffic(block, cut.samples, cut.setting, cut.tp) for block in cut.setting.counts.blocks]
+
+
+def _stages(cut: Cut, traffics: Sequence[Traffic], sends: bool) -> Stages:
     """Seconds of each stage's passes for one micro batch, and of sending it to the next stage."""
-    again = [times for plan in cut.plans(setting) for times in repeats(plan)]
-    slowest = setting.machine.slowest(setting.world)
+    setting, machine = cut.setting, cut.setting.machine
+    again = [times for plan in cut.plans() for times in repeats(plan)]
+    slowest = machine.slowest(setting.world)
     passes = [block.times(slowest) for block in setting.computation.blocks(cut.samples, cut.tp)]
     # Collectives were measured while the ranks of their group share the cores. The schedule multiplies all seconds by
     # the contention of these ranks, so it is divided out here.
-    contention = 1.0 if setting.machine.cores is None else setting.machine.shared_cores(cut.tp)
+    contention = 1.0 if machine.cores is None else machine.shared_cores(cut.tp)
     block_forward = [
         block.forward + max(0.0, sent.forward / contention - block.host_forward)
         for block, sent in zip(passes, traffics, strict=True)
@@ -110,11 +115,10 @@ def _stages(cut: Cut, setting: Setting, traffics: Sequence[Traffic], sends: bool
     ]
     spans = cut.spans()
     forward, backward = ([sum(s[first:last]) for first, last in spans] for s in (block_forward, block_backward))
-    sending = _sending(cut, setting) if sends and cut.pp > 1 else [0.0 for _ in spans[:-1]]
+    sending = _sending(cut) if sends and cut.pp > 1 else [0.0 for _ in spans[:-1]]
     if setting.job.device.type == "cpu":  # gloo sends when the receiver asks, and the receiver waits
-        machine, world = setting.machine, setting.world
-        measured = machine.sweep("send", world) is not None  # with all ranks of a node
-        contention = machine.shared_cores(machine.per_node(world)) if measured else 1.0
+        measured = machine.sweep("send", setting.world) is not None  # with all ranks of a node
+        contention = machine.shared_cores(setting.per_node) if measured else 1.0
         for stage, seconds in enumerate(sending):
             forward[stage + 1] += seconds / contention
             backward[stage] += seconds / contention
@@ -122,62 +126,58 @@ def _stages(cut: Cut, setting: Setting, traffics: Sequence[Traffic], sends: bool
     return Stages(tuple(forward), tuple(backward), (*sending, 0.0))
 
 
-def _sending(cut: Cut, setting: Setting) -> list[float]:
+def _sending(cut: Cut) -> list[float]:
     """Seconds of a message from each stage to the next one: in the same node, in another one, or on the same rank."""
-    blocks, stride, world = setting.counts.blocks, cut.dp * cut.tp, setting.world
-    node, seconds = setting.machine.per_node(world), list[float]()
+    setting, stride, seconds = cut.setting, cut.stage_ranks, list[float]()
+    node = setting.per_node
     for stage, (_, end) in enumerate(cut.spans()[:-1]):
         here, there = cut.rank_of(stage) * stride, cut.rank_of(stage + 1) * stride
         if here == there:
             seconds.append(0.0)
             continue
         crosses = any((here + peer) // node != (there + peer) // node for peer in (0, stride - 1))
-        size = blocks[end - 1].output * cut.samples
-        seconds.append(collectives.send(size, setting.machine, stride, world, crosses))
+        size = setting.counts.blocks[end - 1].output * cut.samples
+        seconds.append(collectives.send(size, setting.machine, stride, setting.world, crosses))
     return seconds
 
 
-def _time(cut: Cut, stages: Stages, setting: Setting) -> tuple[float, float]:
+def _time(cut: Cut, stages: Stages) -> tuple[float, float]:
     """Seconds of all passes of a step, and those in which the busiest rank computes. PipeDream never waits for an empty
     pipeline: its slowest stage, its slowest message or the cores that all stages share set its rate."""
-    machine, beside = setting.machine, cut.dp * cut.tp
-    node = machine.per_node(setting.world)
+    machine, node = cut.setting.machine, cut.setting.per_node
     if cut.schedule == "pipedream":
-        busy = cut.count * max(cut.of_ranks(stages.busy))
+        busy_s = cut.count * max(cut.of_ranks(stages.busy))
         if machine.cores is not None:
             together = cut.count * sum(stages.busy) / cut.pp * machine.shared_cores(node)
-            busy = max(busy * machine.shared_cores(min(beside, node)), together)
-        return max(busy, cut.count * 2 * max(stages.send)), busy
+            busy_s = max(busy_s * machine.shared_cores(min(cut.stage_ranks, node)), together)
+        return max(busy_s, cut.count * 2 * max(stages.send)), busy_s
     if machine.cores is None:
         took = schedule.seconds(cut.schedule, stages, cut.pp, cut.count)
         return took, cut.count * max(cut.of_ranks(stages.busy))
-    passes = _passes(cut, stages, setting)
-    busy = [0.0] * cut.pp
-    for item in passes:
-        busy[item.rank] += item.end - item.begin
+    passes = _passes(cut, stages)
+    busy = [sum(item.end - item.begin for item in passes if item.rank == rank) for rank in range(cut.pp)]
     return passes[-1].end, max(busy)
 
 
-def _passes(cut: Cut, stages: Stages, setting: Setting) -> list[Timed]:
+def _passes(cut: Cut, stages: Stages) -> list[Timed]:
     """The simulated passes of one replica. If the number of cores of a node is known, the ranks that compute at the
     same time share them."""
-    machine, world, beside = setting.machine, setting.world, cut.dp * cut.tp
-    if machine.cores is None:
-        return schedule.simulate(cut.schedule, stages, cut.pp, cut.count)
-    node = machine.per_node(world)
-    return schedule.simulate(
-        cut.schedule, stages, cut.pp, cut.count, lambda busy: machine.shared_cores(ceil(busy * beside * node / world))
-    )
+    setting, machine = cut.setting, cut.setting.machine
+
+    def slower(busy: int) -> float:
+        ranks = busy * cut.stage_ranks * setting.per_node / setting.world  # that compute on a node
+        return machine.shared_cores(ceil(ranks)) if machine.cores is not None else 1.0
+
+    return schedule.simulate(cut.schedule, stages, cut.pp, cut.count, slower)
 
 
-def _messages(
-    cut: Cut, setting: Setting, traffics: Sequence[Traffic], most: float, layers_s: float, sends_s: float
-) -> Iterator[Message]:
+def _messages(cut: Cut, traffics: Sequence[Traffic], most: float, layers_s: float, sends_s: float) -> Iterator[Message]:
     """The messages of a step.
 
     most: parameters of the rank that has most of them
     layers_s, sends_s: seconds by which collectives of layers and messages between stages delay the step
     """
+    setting, counts = cut.setting, cut.setting.counts
     if cut.tp > 1:
         bytes_, number = sum(layer.bytes_ for layer in traffics), sum(layer.number for layer in traffics)
         seconds = max(cut.count * sum(layer.forward + layer.backward for layer in traffics) / cut.pp, layers_s)
@@ -191,16 +191,16 @@ def _messages(
             here, there = cut.rank_of(stage), cut.rank_of(stage + 1)
             for rank in (here, there) if here != there else ():
                 count, bytes_ = ranks[rank]
-                ranks[rank] = count + 1, bytes_ + setting.counts.blocks[end - 1].output * cut.samples
+                ranks[rank] = count + 1, bytes_ + counts.blocks[end - 1].output * cut.samples
         count, bytes_ = max(ranks, key=lambda rank: rank[1])
-        seconds = max(sends_s, 2 * cut.count * max(_sending(cut, setting)))
+        seconds = max(sends_s, 2 * cut.count * max(_sending(cut)))
         yield Message("activations between stages", cut.count * count, cut.count * bytes_, seconds, sends_s)
     if cut.dp > 1:  # after the schedule, over the replicas of a stage
         size = setting.gradient_bytes * most
         seconds = setting.all_reduce(size, cut.dp, cut.tp)
         what = "reduction and gathering of shards" if cut.sharded else "all-reduce of gradients"
         yield Message(what, 1, size, seconds, seconds)
-    if cut.two_ends and setting.counts.tied:  # over the first and the last stage
-        size, beside = setting.gradient_bytes * setting.counts.tied / cut.tp, cut.dp * cut.tp
-        seconds = setting.all_reduce(size, 2, beside * (cut.pp - 1), beside)
+    if cut.two_ends and counts.tied:  # over the first and the last stage
+        size = setting.gradient_bytes * counts.tied / cut.tp
+        seconds = setting.all_reduce(size, 2, cut.stage_ranks * (cut.pp - 1), cut.stage_ranks)
         yield Message("all-reduce of the tied embedding", 1, size, seconds, seconds)

@@ -17,6 +17,7 @@ from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.spatial.adapter import Spatial
 from ddlbench.frameworks.tensor.collectives import Part
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES
+from ddlbench.oracle.counts.counts import Share
 from ddlbench.oracle.machine import collectives
 from ddlbench.oracle.memory.replicas import counts_of_rank, replica
 from ddlbench.oracle.setting import Limit, Message, Outcome, Setting
@@ -24,7 +25,6 @@ from ddlbench.oracle.strategies.data_parallel import averaged, sizes
 from ddlbench.oracle.strategies.tensor import batch_message
 from ddlbench.oracle.timing import overlap
 from ddlbench.oracle.timing.computation import Pass
-from ddlbench.recomputation import repeats
 
 
 def spatial(framework: Spatial, setting: Setting) -> Outcome:
@@ -46,14 +46,13 @@ def spatial(framework: Spatial, setting: Setting) -> Outcome:
         messages += [_halos(setting, samples, count, sp), gathering, batch_message(setting, dp, sp)]
         messages += _statistics(setting, samples, count, sp)
     if setting.world > 1:
-        again = repeats(setting.plan(samples))
-        back = [block.back(times) * setting.contention for block, times in zip(parts, again, strict=True)]
+        back = setting.backward_s(parts, dp)
         sent = overlap.buckets(overlap.gradients(sizes(setting, setting.gradient_bytes), back))
         messages.append(averaged(setting, sent, sum(back)))
     return Outcome(
         compute_s=setting.compute_s(parts, dp, setting.counts.parameter_count),
         messages=tuple(messages),
-        peak=lambda: replica(setting, counts_of_rank(setting, 1, sp=sp), dp, bucketed=setting.world > 1),
+        peak=lambda: replica(setting, counts_of_rank(setting, Share(sp=sp)), dp, bucketed=setting.world > 1),
         limits=(
             Limit("sp", fewest.window.output, fewest.name),
             Limit("dp", job.global_batch, "one sample of the global batch a replica"),
@@ -67,8 +66,7 @@ def _halos(setting: Setting, samples: float, count: int, sp: int) -> Message:
     """The exchange of halos; the bytes are those of the rank that sends most. All neighbours exchange at once. If some
     neighbours are on different nodes, all wait for them. The gradients of a halo are as large as the halo."""
     machine, world = setting.machine, setting.world
-    crosses = bool(machine.per_node(world) % sp)
-    forward = _forward_passes(setting, samples)
+    crosses, forward = bool(setting.per_node % sp), _forward_passes(setting, samples)
     number, seconds, bytes_ = 0, 0.0, np.zeros(sp)
     for layer in (layer for block in setting.counts.blocks for layer in block.rows):
         taken = np.array([layer.window.taken(Part(None, rank, sp)) for rank in range(sp)], dtype=float)  # [user, owner]
@@ -92,7 +90,7 @@ def _statistics(setting: Setting, samples: float, count: int, sp: int) -> list[M
         number += forward + 1
         bytes_ += forward * gathered + summed
         seconds += forward * collectives.all_gather(gathered, to)
-        seconds += collectives.all_reduce(summed, to, setting.algorithm)
+        seconds += collectives.all_reduce(summed, to)
     if not number:
         return []
     return [Message("statistics of BatchNorm", count * number, count * bytes_, count * seconds, count * seconds)]
@@ -100,7 +98,7 @@ def _statistics(setting: Setting, samples: float, count: int, sp: int) -> list[M
 
 def _forward_passes(setting: Setting, samples: float) -> int:
     """How often each block runs forward. Unsupported where blocks differ."""
-    again = set(repeats(setting.plan(samples)))
+    again = set(setting.again(samples))
     if len(again) > 1:
         raise Unsupported(
             "the oracle has no model of shared images of which some blocks run again: set train.checkpoint_activations "

@@ -14,13 +14,12 @@ from ddlbench.frameworks.tensor.adapter import TensorParallel, split_numbers
 from ddlbench.job import example_batch
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES
 from ddlbench.oracle.counts.counting import count_job
-from ddlbench.oracle.counts.counts import Block
+from ddlbench.oracle.counts.counts import Block, Share
 from ddlbench.oracle.machine import collectives
 from ddlbench.oracle.memory.replicas import counts_of_rank, replica
 from ddlbench.oracle.setting import Limit, Message, Outcome, Setting
-from ddlbench.oracle.strategies.data_parallel import averaged, backward, sizes
+from ddlbench.oracle.strategies.data_parallel import averaged, sizes
 from ddlbench.oracle.timing import overlap
-from ddlbench.recomputation import repeats
 
 SUMMED_AHEAD, SUMMED_BACK, GATHERED = ("row", "vocab"), ("column", "qkv", "filter", "logits"), ("norm", "channels")
 # All-reduces of the loss for each position, how many numbers in each: the largest logit, then sums.
@@ -59,21 +58,21 @@ def parts(setting: Setting, dp: int, tp: int, sequence: bool, loss: Sequence[int
     messages: list[Message] = []
     if tp > 1:
         traffics = [traffic(block, samples, setting, tp, sequence, loss) for block in blocks]
-        again = repeats(setting.plan(samples))
         seconds = count * sum(
-            layer.forward * (1 + times) + layer.backward for layer, times in zip(traffics, again, strict=True)
+            layer.forward * (1 + times) + layer.backward
+            for layer, times in zip(traffics, setting.again(samples), strict=True)
         )
         bytes_, number = sum(layer.bytes_ for layer in traffics), sum(layer.number for layer in traffics)
         messages.append(Message("collectives of layers", count * number, count * bytes_, seconds, seconds))
         messages.append(batch_message(setting, dp, tp))
     if dp > 1:
-        back = backward(setting, dp, tp)
+        back = setting.backward_s(passes, dp)
         sent = overlap.buckets(overlap.gradients(sizes(setting, setting.gradient_bytes, tp), back))
         messages.append(averaged(setting, sent, sum(back), ranks=dp, stride=tp))
     return Outcome(
         compute_s=setting.compute_s(passes, dp, sum(block.parameters_of_part(tp) for block in blocks)),
         messages=tuple(messages),
-        peak=lambda: replica(setting, counts_of_rank(setting, tp, sequence), dp, bucketed=dp > 1),
+        peak=lambda: replica(setting, counts_of_rank(setting, Share(tp, sequence)), dp, bucketed=dp > 1),
         limits=(limit(setting), Limit("dp", job.global_batch, "one sample of the global batch a replica")),
         layout={"dp": dp, "tp": tp},
         micro_samples=samples,
@@ -94,7 +93,7 @@ def traffic(
     for exchange in block.exchanges:
         style, entering, leaving = exchange.style, exchange.input_bytes * samples, exchange.output_bytes * samples
         if style == "channel":
-            seconds, back = collectives.all_reduce(leaving, to, setting.algorithm), collectives.all_gather(entering, to)
+            seconds, back = collectives.all_reduce(leaving, to), collectives.all_gather(entering, to)
             traffics.append(Traffic(seconds, back, leaving + entering, 2))
         elif style in GATHERED:
             traffics.append(Traffic(collectives.all_gather(leaving, to), 0.0, leaving, 1))
@@ -104,13 +103,13 @@ def traffic(
                 half = collectives.all_gather(size, to)
                 traffics.append(Traffic(half, half, 2 * size, 2))
             else:
-                seconds = collectives.all_reduce(size, to, setting.algorithm)
+                seconds = collectives.all_reduce(size, to)
                 ahead, back = (seconds, 0.0) if style in SUMMED_AHEAD else (0.0, seconds)
                 traffics.append(Traffic(ahead, back, size, 1))
     if block is setting.counts.blocks[-1]:
         model = setting.job.model
         positions = FP32_BYTES * samples * (prod(model.input_shape()) if model.kind == "text" else 1)
-        seconds = sum(collectives.all_reduce(number * positions, to, setting.algorithm) for number in loss)
+        seconds = sum(collectives.all_reduce(number * positions, to) for number in loss)
         traffics.append(Traffic(seconds, 0.0, sum(loss) * positions, len(loss)))
     return Traffic(*map(sum, zip(*traffics, strict=True)))
 

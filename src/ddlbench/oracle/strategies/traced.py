@@ -43,7 +43,7 @@ def traced(framework: Any, setting: Setting) -> Outcome:
         messages=tuple(message(sent, setting) for sent in rank.collectives or () if sent.kind != "recv"),
         peak=lambda: memory,
         layout={"dp": rank.replicas},
-        notes=("traced",),
+        traced=True,
         micro_samples=samples / count,
     )
 

@@ -19,7 +19,7 @@ from ddlbench.config.schema import Config
 from ddlbench.errors import UserError
 from ddlbench.frameworks.pipeline.schedules import accepts
 from ddlbench.oracle.counts.counting import count
-from ddlbench.oracle.counts.counts import Counts, Line, Work
+from ddlbench.oracle.counts.counts import Counts, Line, Share, Work
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.memory.stages import Cut
 from ddlbench.oracle.predictor import job_of
@@ -74,7 +74,7 @@ class Layout:
 
     @property
     def micro_batches(self) -> int:
-        """Of a replica."""
+        """The micro batches of a replica in an iteration."""
         return self.global_batch // self.dp // self.micro_batch
 
     @property
@@ -132,8 +132,9 @@ def predicted_s(layout: Layout, machine: Machine | None = None) -> float:
     sizes[0] += 1  # the embedding
     sizes[-1] += 2  # the last norm and the head
     degrees = layout.dp, layout.tp, layout.pp
-    cut = Cut(layout.schedule, *degrees, tuple(sizes), layout.micro_batches, layout.micro_batch)
-    return pipeline.predict(cut, Setting(job, machine, computation)).step_s
+    setting = Setting(job, machine, computation)
+    cut = Cut(setting, layout.schedule, *degrees, tuple(sizes), layout.micro_batches, layout.micro_batch)
+    return pipeline.predict(cut).step_s
 
 
 @cache
@@ -147,7 +148,7 @@ def _config(hidden: int, heads: int, seq_len: int) -> Config:
 @cache
 def _counts(hidden: int, heads: int, seq_len: int, layers: int, split: bool) -> Counts:
     """The counts of a GPT in 16 bits: a model of two layers is counted, and its layer stands for all."""
-    counts = count(_config(hidden, heads, seq_len).model, "fp16", "cuda", cast=True)
+    counts = count(_config(hidden, heads, seq_len).model, "fp16", "cuda", share=Share(cast=True))
     embedding, layer, _, norm, head = counts.blocks
     score_bytes = BYTES["fp16"] * float(heads) * seq_len**2  # of one sample
 

@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from ddlbench.results.reading.published import PUBLISHED
-from ddlbench.results.rows import Row, group_by
+from ddlbench.results.rows import Row, group_by, without_data_wait
 from ddlbench.results.tables.labels import settings_text
 from ddlbench.results.tables.merge import ANY_SCALING, size
 from ddlbench.results.tables.stats import LEVEL, Interval
@@ -78,7 +78,7 @@ class Measurement:
 
     def busy_step_s(self, sample_time_s: float) -> float:
         """Seconds of a step without waiting for data, of a run with so many seconds a sample: what is predicted."""
-        return sample_time_s * self["global_batch"] * (1 - (self["data_wait_share"] or 0.0))
+        return without_data_wait(sample_time_s * self["global_batch"], self["data_wait_share"])
 
     @property
     def any_scaling(self) -> bool:

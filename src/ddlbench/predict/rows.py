@@ -1,0 +1,127 @@
+"""The rows of ddlbench-predict: one for each framework at each number of GPUs, or for each of its plans."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ddlbench.config.choices import choices
+from ddlbench.config.schema import Config
+from ddlbench.errors import UserError
+from ddlbench.oracle.machine.machine import Machine
+from ddlbench.oracle.measured.inputs import OneStep, from_calibration, from_one_step, from_roofline
+from ddlbench.oracle.measured.runs import Results
+from ddlbench.oracle.predictor import SAMPLES, Inputs, Prediction, predict
+from ddlbench.oracle.timing.computation import Computation
+from ddlbench.predict import planner, ranking
+from ddlbench.predict.question import Question
+from ddlbench.progress import Progress
+
+STAGES = 2  # at most, of the layouts that are compared without --plan
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What the predictions of one command start from. results: the runs of --from; None without it"""
+
+    question: Question
+    machine: Machine
+    results: Results | None = None
+
+    def inputs(self, config: Config) -> Inputs:
+        """The inputs of all layouts of a framework at all numbers of GPUs. The seconds of computing are from the best
+        source that is given."""
+        options, machine, results, learned = self.question.options, self.machine, self.results, None
+        blocks = from_calibration(config, machine) if options.calibrate else None
+        samples, loader = options.samples_per_epoch, options.loader_samples_per_s
+        if results is not None:
+            samples, loader = samples or results.samples(config), loader or results.loader_rate(config)
+            learned = results.learned(config, machine, blocks)
+            machine = learned.machine if learned else machine
+        samples = samples or SAMPLES.get(config.data.name)
+        made: dict[str, Computation] = {}  # by layout, as each may have a run of its own; "": equal for all
+
+        def computation(config: Config) -> Computation:
+            layout = repr(config.framework) if results is not None else ""
+            if layout in made:
+                return made[layout]
+            if results is not None:
+                source = results.computation(config, machine, blocks)
+            elif options.one_gpu_step_s is not None:
+                step = OneStep(options.one_gpu_step_s, options.one_gpu_batch)
+                source = from_one_step(config, machine, step, blocks=blocks)
+            else:
+                source = blocks or from_roofline(config, machine)
+            made[layout] = source
+            return source
+
+        return Inputs(machine, computation, samples, loader, options.exact_memory, learned)
+
+
+def predictions(sources: Sources) -> list[Prediction]:
+    """If an input is missing or a framework lacks a key, the row says so; UserError if that is true of all rows."""
+    question, machine = sources.question, sources.machine
+    rows, errors = list[Prediction](), list[UserError]()
+
+    def refused(name: str, gpus: int, error: UserError) -> Prediction:
+        errors.append(error)
+        return Prediction(name, question.model, machine.name, gpus, "unsupported", str(error))
+
+    frameworks = planner.frameworks() if question.options.plan else choices("framework")
+    names = frameworks if question.framework is None else [question.framework]
+    for name in Progress(sys.stderr.isatty()).steps(names, len(names), "predicting", "frameworks"):
+        try:
+            config = question.configuration(name)
+            inputs = sources.inputs(config)
+        except UserError as error:
+            framework_keys = any(word.lstrip("+~").startswith("framework.") for word in question.words)
+            if question.framework is not None or not framework_keys:
+                raise
+            rows += [refused(name, gpus, error) for gpus in question.gpus]
+            continue
+        for gpus in question.gpus:
+            try:
+                if question.options.plan:
+                    rows += _planned(question, config, gpus, inputs)
+                else:
+                    rows.append(_fastest(_layouts(question, config, gpus, machine.per_node(gpus)), gpus, inputs))
+            except UserError as error:
+                rows.append(refused(name, gpus, error))
+    if errors and all(row.status != "ok" for row in rows):
+        raise errors[0]
+    return rows
+
+
+def _planned(question: Question, config: Config, gpus: int, inputs: Inputs) -> Iterator[Prediction]:
+    """A prediction for each plan of a framework."""
+    batches = [replace(config.train, global_batch=batch, batch_per_gpu=None) for batch in question.batches]
+    for train in batches or [config.train]:
+        with_batch = replace(config, train=train)
+        for plan in planner.plans(with_batch, question.words, gpus, inputs.machine.per_node(gpus)):
+            yield replace(predict(plan, gpus, inputs), settings=planner.settings(plan))
+
+
+def _layouts(question: Question, config: Config, gpus: int, per_node: int) -> list[Config]:
+    """The layouts that are compared: those of a plan with two stages at most, if no degree is given."""
+    degrees = tuple(f"framework.{degree}=" for degree in planner.DEGREES)
+    framework: Any = config.framework
+    if framework.name not in planner.SHARES or any(word.lstrip("+").startswith(degrees) for word in question.words):
+        return [config]
+    layouts = planner.layouts(framework, gpus, per_node, STAGES)
+    return [replace(config, framework=layout) for layout in layouts] or [config]
+
+
+def _fastest(layouts: Sequence[Config], gpus: int, inputs: Inputs) -> Prediction:
+    """The fastest layout that fits. A layout without an input, such as a run that it can start from, is left out;
+    UserError if all are."""
+    rows, errors = list[Prediction](), list[UserError]()
+    for layout in layouts:
+        try:
+            rows.append(predict(layout, gpus, inputs))
+        except UserError as error:
+            errors.append(error)
+    if not rows:
+        raise errors[0]
+    return ranking.ranked(rows)[0]
