@@ -25,7 +25,7 @@ TOLD_BY_VALUE = ("data", "recipe", "precision", "device", "torch", "scaling", "b
 
 @dataclass(frozen=True)
 class Base:
-    """What ratios start from: seconds a sample on a number of GPUs.
+    """The base of a ratio: seconds a sample on a number of GPUs.
 
     name: its value of the compared factor: "ddp", with --by loader "dali"
     """
@@ -78,7 +78,7 @@ class Measurement:
 
     def busy_step_s(self, sample_time_s: float) -> float:
         """Seconds of a step without waiting for data, of a run with so many seconds a sample: what is predicted."""
-        return sample_time_s * self["global_batch"] * (1 - (self["data_wait_share"] or 0.0))
+        return without_data_wait(sample_time_s * self["global_batch"], self.row)
 
     @property
     def any_scaling(self) -> bool:
@@ -115,7 +115,7 @@ class Measurement:
 
     @property
     def size(self) -> float | None:
-        """What stays equal along its kind of scaling: samples a GPU, or an update."""
+        """The batch that stays equal along its kind of scaling: samples a GPU, or an update."""
         return size(self.row)
 
     @property
@@ -126,11 +126,16 @@ class Measurement:
         return f"{kind}, {self.size:g} samples {per}" if self.size is not None else kind
 
     def base(self, own: bool) -> Base | None:
-        """Its curve's own base, or the best single GPU; None without such a measurement."""
+        """The base of its curve, or the best single GPU; None without such a measurement."""
         kind, name = ("own_base", "compared") if own else ("best_single", "best_single_compared")
         seconds, gpus = self[f"{kind}_sample_time_s"], self["own_base_gpus"] if own else 1
         text = _named(self[name], None, self["across" if own else "best_single_across"])
         return Base(seconds, gpus, text, self[f"{kind}_epoch_time_s"]) if seconds else None
+
+
+def without_data_wait(seconds: float, row: Row) -> float:
+    """Seconds of a run less its wait for data, which no prediction contains. row: of runs.csv or scaling.csv"""
+    return seconds * (1 - (row["data_wait_share"] or 0.0))
 
 
 def _named(compared: str | None, knobs: str | None, across: str | None) -> str:
