@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from io import BytesIO, TextIOWrapper
+from pathlib import Path
+
 import pytest
 
-from ddlbench.texts import aligned, first_few, limited, number, printable, quoted, seconds, shortened
+from ddlbench.texts import aligned, first_few, limited, number, printable, quoted, say, seconds, shortened
 
 
 @pytest.mark.parametrize(
@@ -62,3 +65,10 @@ def test_seconds(value, text):
 @pytest.mark.parametrize(("value", "text"), [(12345.6, "12,346"), (123.45, "123.5"), (1.234, "1.23"), (None, "")])
 def test_numbers(value, text):
     assert number(value) == text
+
+
+def test_what_is_said_has_escapes_for_what_the_terminal_lacks():
+    content = BytesIO()
+    terminal = TextIOWrapper(content, encoding="ascii")
+    say("a\nb", Path("µ"), stream=terminal)
+    assert content.getvalue() == b"a\\nb\n\\xb5\n"

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 Item = TypeVar("Item")
 
@@ -20,6 +21,15 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+
+
+def say(*lines: object, stream: TextIO | None = None) -> None:
+    """Print lines at once, with an escape for every character that does not print or that the terminal's encoding
+    lacks. stream: None: stdout"""
+    terminal = stream or sys.stdout
+    encoding = terminal.encoding or "utf-8"
+    for line in lines:
+        print(printable(str(line)).encode(encoding, "backslashreplace").decode(encoding), file=terminal, flush=True)
 
 
 def shortened(text: str, longest: int) -> str:

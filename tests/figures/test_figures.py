@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from ddlbench.figures import curves, plotting
@@ -35,6 +37,30 @@ def test_figures_for_images_and_text(tmp_path):
     learning |= {"accuracy_by_batch"}  # weak scaling has several batches
     figures = make_figures(tables_of(tmp_path)).figures
     assert set(figures) == ALWAYS | {"speedup_own_base", "efficiency_own_base"} | learning
+
+
+@pytest.mark.parametrize(
+    ("counts", "labelled"),
+    [
+        ([1, 16, 64, 512, 768], ["1", "16", "64", "512"]),
+        ([1, 512, 768, 1024, 3456], ["1", "512", "3456"]),
+        ([2**n for n in range(11)], [str(2**n) for n in range(11)]),
+    ],
+)
+def test_labels_of_gpu_counts_do_not_touch(counts, labelled):
+    with plotting.style():
+        figure = plotting.grid([plotting.Head("resnet50", [])])
+        (axes,) = figure.axes
+        axes.plot(counts, counts)
+        plotting.gpu_axis(axes, counts, "cuda", log=True)
+        plotting.arrange(figure)
+        pixels = FigureCanvasAgg(figure).get_renderer()
+        figure.draw(pixels)
+    texts = axes.get_xticklabels()
+    assert [text.get_text() for text in texts] == labelled
+    boxes = [text.get_window_extent(pixels) for text in texts]
+    digit = boxes[0].width  # of "1" or "8"
+    assert all(later.x0 - box.x1 > 0.3 * digit for box, later in pairwise(boxes))
 
 
 def test_speedup_and_its_ideal_line(tmp_path):

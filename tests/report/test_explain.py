@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from ddlbench.errors import UserError
+from ddlbench.exchange.__main__ import main as import_published
 from ddlbench.report.__main__ import main
 from ddlbench.report.explain import NO_CAUSE, Explanation, explain
 from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.tables.tables import make_tables
+from tests.support.published import cells, write_csv
 from tests.support.records import write_run
 
 NO_WAIT = {"data_wait_share": 0.0, "mfu": None}
@@ -177,6 +179,15 @@ def test_an_unknown_run_is_named(tmp_path: Path) -> None:
     records = read_all([tmp_path])
     with pytest.raises(UserError, match="no attempt has this run_id"):
         explain(make_tables(records), records, "other")
+
+
+def test_a_published_measurement_is_not_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    points = write_csv(tmp_path / "points.csv", cells())
+    assert import_published(["import", str(points), "--into", str(tmp_path / "results")]) == 0
+    records = read_all([tmp_path / "results"])
+    tables = make_tables(records)
+    with pytest.raises(UserError, match="a published measurement has no record of its steps"):
+        explain(tables, records, tables.run_rows[0]["run_id"])
 
 
 def test_the_command_writes_the_bars(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -80,6 +80,20 @@ def test_a_key_that_a_later_version_added_has_its_value_of_before(tmp_path: Path
     assert {"ddp", "ddp (offload_activations=true)"} <= set(panel.get_legend_handles_labels()[1])
 
 
+def test_a_key_of_a_framework_that_a_later_version_added_has_its_value_of_before(tmp_path: Path) -> None:
+    """The record says which; its configuration in the tables does not have it."""
+    (tmp_path / "ratios.yaml").write_text(
+        "figures:\n  1: {kind: throughput_bars}\n"
+        "axes: {framework: [ddp], framework.topk_ratio: [0.01, 0.1], gpus: [2]}\nkeys: {model: resnet50}\n"
+    )
+    later = {"config_added_later": {"framework.topk_ratio": 0.01}}
+    for ratio, rate in ((0.01, 100.0), (0.1, 50.0)):
+        write_run(tmp_path / "results", gpus=2, rate=rate, knobs={"topk_ratio": ratio}, sections=later)
+    drawing = drawn(tmp_path / "ratios.yaml", tmp_path / "results")
+    assert drawing.notes == []
+    assert sorted(patch.get_height() for patch in drawing.figures["ratios_1"].axes[0].patches) == [50, 100]
+
+
 def test_best_takes_the_fastest_gpu_count_of_each_curve(study: Path, tmp_path: Path) -> None:
     results = tmp_path / "results"
     runs(results)

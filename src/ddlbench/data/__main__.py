@@ -16,7 +16,7 @@ from ddlbench.data.tfrecord.packed import UNFINISHED, Pack, is_packed, read_mani
 from ddlbench.data.tools.pack import pack
 from ddlbench.data.tools.verify import verify_folders, verify_pack, verify_tokens
 from ddlbench.errors import RunError, UserError, reporting
-from ddlbench.texts import first_few, printable
+from ddlbench.texts import first_few, printable, say
 
 DAMAGED, INTERRUPTED = 1, 130  # exit codes
 KINDS = "image folders (train/<class>/*.JPEG, val/<class>/*.JPEG), a packed image set (pack.json), a token file (.bin)"
@@ -31,11 +31,11 @@ def make_sample(given: argparse.Namespace) -> int:
     if given.text:
         text = SampleText("sample_text", root=root)
         text.prepare()
-        _say(text.folder())
+        say(text.folder())
     else:
         images = SampleImages("sample_images", root=root, sample_train=given.train, sample_val=given.val)
         images.prepare()
-        _say(images.layout().root)
+        say(images.layout().root)
     return 0
 
 
@@ -43,7 +43,7 @@ def pack_folders(given: argparse.Namespace) -> int:
     """Copy image folders into a few large TFRecord files with DALI's indices; resume an earlier attempt."""
     made = pack(_layout(given), given.target, given.shard_mb * 1_000_000, given.processes)
     parts = ", ".join(f"{split.samples} {name} images in {len(split.shards)}" for name, split in made.splits.items())
-    _say(f"{given.target}: {parts} shards, {sum(split.bytes for split in made.splits.values()) / 1e6:.1f} MB")
+    say(f"{given.target}: {parts} shards, {sum(split.bytes for split in made.splits.values()) / 1e6:.1f} MB")
     return 0
 
 
@@ -62,7 +62,7 @@ def subset(given: argparse.Namespace) -> int:
                 split.mkdir(parents=True)
                 for name in chosen:
                     (split / name).symlink_to((source / name).resolve(), target_is_directory=True)
-    _say(f"{given.target}: {len(chosen)} of {len(classes)} classes: {', '.join(first_few(chosen, 10))}")
+    say(f"{given.target}: {len(chosen)} of {len(classes)} classes: {', '.join(first_few(chosen, 10))}")
     return 0
 
 
@@ -77,13 +77,12 @@ def verify(given: argparse.Namespace) -> int:
     for part in checks[_kind(given.place, _layout(given))]():
         counts.update({(split, printable(label)): samples for (split, label), samples in part.counts.items()})
         faults += len(part.faults)
-        for fault in part.faults:
-            _say(fault)
+        say(*part.faults)
     width = max((len(label) for _, label in counts), default=0)
     for (split, label), samples in sorted(counts.items()):
-        _say(f"{split:5}  {label:{width}}  {samples:7}")
+        say(f"{split:5}  {label:{width}}  {samples:7}")
     verdict = f"{faults} fault{'s' if faults > 1 else ''}" if faults else "whole"
-    _say(f"{given.place}: {verdict}" + (f", {counts.total()} samples" if counts else ""))
+    say(f"{given.place}: {verdict}" + (f", {counts.total()} samples" if counts else ""))
     return DAMAGED if faults else 0
 
 
@@ -103,14 +102,14 @@ def tokenize(given: argparse.Namespace) -> int:
     if given.out or not is_current(text, target):
         with reporting(f"cannot write {target}", "choose another --out"):
             tokenize_file(text, files.load(), target)
-    _say(f"{target}: {TokenFile.open(target).index.tokens} tokens")
+    say(f"{target}: {TokenFile.open(target).index.tokens} tokens")
     return 0
 
 
 def describe(given: argparse.Namespace) -> int:
     """Print what a folder or file is, its contents and its hash."""
     for name, value in list(_description(given.place, _layout(given))):
-        _say(f"{name:9}  {value}")
+        say(f"{name:9}  {value}")
     return 0
 
 
@@ -170,13 +169,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = UserError.exit_code
     except KeyboardInterrupt:
         reason, code = "interrupted; run the same command again to resume", INTERRUPTED
-    print(f"ddlbench.data: {printable(reason)}", file=sys.stderr)
+    say(f"ddlbench.data: {reason}", stream=sys.stderr)
     return code
-
-
-def _say(text: object) -> None:
-    """Names of files, folders and classes come from other people."""
-    print(printable(str(text)), flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:

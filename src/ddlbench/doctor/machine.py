@@ -145,10 +145,10 @@ def this_process(env: Mapping[str, str]) -> Line:
 def slurm(env: Mapping[str, str]) -> list[Line]:
     rows = [_program("srun", "Slurm")]
     if shutil.which("sinfo") and not rows[0][2]:
-        done, answer = run("sinfo", "--noheader", "--format=%R: %D nodes of %c cores, %m MB, %G, %l at most")
-        lines = [line.strip() for line in answer.splitlines()[:PARTITIONS_SHOWN]] if done else []
+        succeeded, answer = run("sinfo", "--noheader", "--format=%R: %D nodes of %c cores, %m MB, %G, %l at most")
+        lines = [line.strip() for line in answer.splitlines()[:PARTITIONS_SHOWN]] if succeeded else []
         rows += [("partition", line, "") for line in lines]
-        rows += [] if done else [("partition", "unknown", f"sinfo failed: {first_line(answer)}")]
+        rows += [] if succeeded else [("partition", "unknown", f"sinfo failed: {first_line(answer)}")]
     if "SLURM_JOB_ID" in env:
         rows.append(("slurm job", f"{env['SLURM_JOB_ID']} of {env.get('SLURM_NTASKS', '?')} tasks", ""))
     return rows
@@ -158,17 +158,17 @@ def _program(name: str, what: str) -> Line:
     """The first line of a launcher's version; a remark if it is installed but does not work."""
     if shutil.which(name) is None:
         return name, f"not found: {what} cannot start ranks here", ""
-    done, said = run(name, "--version")
-    return (name, first_line(said), "") if done else (name, "does not work", first_line(said))
+    succeeded, output = run(name, "--version")
+    return (name, first_line(output), "") if succeeded else (name, "does not work", first_line(output))
 
 
 def run(*command: str) -> tuple[bool, str]:
     """Whether a command succeeded in time, and its output (stderr if stdout is empty)."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, stdin=subprocess.DEVNULL)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired) as error:
         return False, str(error)
-    return done.returncode == 0, done.stdout or done.stderr
+    return process.returncode == 0, process.stdout or process.stderr
 
 
 def size(count: int) -> str:

@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TextIO
 
 from ddlbench.errors import RunError, UserError
 from ddlbench.exchange.mllog import export
@@ -14,7 +13,7 @@ from ddlbench.exchange.store import add
 from ddlbench.results.reading.csv_rows import read_points, without_base
 from ddlbench.results.reading.mlperf import read_results
 from ddlbench.results.reading.published import Facts
-from ddlbench.texts import printable
+from ddlbench.texts import say
 
 NOTHING = 1  # exit code
 
@@ -26,8 +25,7 @@ def import_published(given: argparse.Namespace) -> int:
     for place in given.places:
         if not place.is_dir():
             points, unusable = read_points(place)
-            for line in without_base(points):
-                _say(f"{place}: {line}", sys.stderr)
+            say(*(f"{place}: {line}" for line in without_base(points)), stream=sys.stderr)
             facts += [point.facts for point in points]
             left_out += [f"{place}: {line}" for line in unusable]
         elif given.url:
@@ -38,11 +36,10 @@ def import_published(given: argparse.Namespace) -> int:
             raise UserError(f"{place} does not say where it is published: give --url")
     new, present, conflicts = add([one.record() for one in facts], given.into)
     left_out += conflicts
-    for line in left_out:
-        _say(f"left out: {line}", sys.stderr)
+    say(*(f"left out: {line}" for line in left_out), stream=sys.stderr)
     counts = f"{new} published measurements added, {present} were there"
     lines = f"{len(left_out)} line{'' if len(left_out) == 1 else 's'} on what is left out"
-    _say(f"{given.into}: {counts}; {lines}")
+    say(f"{given.into}: {counts}; {lines}")
     return 0 if new or present else NOTHING
 
 
@@ -50,9 +47,8 @@ def export_mllog(given: argparse.Namespace) -> int:
     """Write a log of MLPerf Training for each run that ended ok, and the description of its system. They are no MLPerf
     result and say so. Exit code 1 if there is no such run."""
     logs, left_out = export(given.results, given.out)
-    for line in left_out:
-        _say(f"left out: {line}", sys.stderr)
-    _say(f"{given.out}: {logs} logs, {len(left_out)} runs left out")
+    say(*(f"left out: {line}" for line in left_out), stream=sys.stderr)
+    say(f"{given.out}: {logs} logs, {len(left_out)} runs left out")
     return 0 if logs else NOTHING
 
 
@@ -62,13 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return given.run(given)
     except RunError as error:
-        _say(f"ddlbench.exchange: {error}", sys.stderr)
+        say(f"ddlbench.exchange: {error}", stream=sys.stderr)
         return error.exit_code
-
-
-def _say(text: str, stream: TextIO | None = None) -> None:
-    """Texts come from files of other people."""
-    print(printable(text), file=stream or sys.stdout, flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:

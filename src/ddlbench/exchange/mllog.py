@@ -73,7 +73,7 @@ def _lines(run: AttemptRow) -> Iterator[bytes]:
 
 
 def _head(run: AttemptRow, epochs: Sequence[Row]) -> Iterator[tuple[str, Any]]:
-    """What is logged once, without what is not known."""
+    """The keys and values that are logged once; an unknown one is left out."""
     row, options = run.row, run.options
     values: Row = {
         "cache_clear": bool(options.get("train.cold_cache")),

@@ -58,9 +58,9 @@ def _conflict(record: Object, same: Object | None, others: Sequence[Object]) -> 
         return f"{same.get('run_id')} is another value of its configuration and repeat"
     # A table may have been made from logs. Logs are a folder, and only their records have a time to train.
     for other in others:
-        one, two = (source if source.endswith("/") else f"{source}/" for source in map(_url, (record, other)))
+        urls = [f"{_url(source).removesuffix('/')}/" for source in (record, other)]
         logs = ["time_to_train_s" in section(source, "published") for source in (record, other)]
-        if logs[0] != logs[1] and (one.startswith(two) or two.startswith(one)):
+        if logs[0] != logs[1] and (urls[0].startswith(urls[1]) or urls[1].startswith(urls[0])):
             return f"its source is imported already as {_url(other)}"
     return None
 

@@ -97,8 +97,8 @@ def beside(axes: Axes, place: float, of: int, counts: Iterable[int]) -> Transfor
 def _theory_lines(
     axes: Axes, drawn: list[tuple[list[Measurement], Look]], theory: Callable[[Measurement], float | None], name: str
 ) -> list[float]:
-    """What a formula expects, as thin dotted lines with open markers around those of equal measured values. Returns the
-    values drawn."""
+    """Draw the values that a formula expects as thin dotted lines, with open markers around those of equal measured
+    values. Returns the values drawn."""
     style: dict[str, Any] = {"fillstyle": "none", "markersize": THEORY_SIZE, "linestyle": ":", "linewidth": 1}
     values: list[float] = []
     for rows, look in drawn:

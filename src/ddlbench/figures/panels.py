@@ -63,7 +63,7 @@ class Panel:
         return [(str(rows[0]["compared"]), name) for name, rows in self.curves.items()]
 
     def base_of(self, row: Measurement) -> Base | None:
-        """What the ratios of the row start from; None without such a measurement."""
+        """The base of the row's ratios; None without such a measurement."""
         return row.base(self.on_own_bases)
 
     @property

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from math import inf, log2
+from math import inf
 from textwrap import wrap
 from typing import Any, NamedTuple, cast
 
@@ -56,6 +56,7 @@ ROOM = (12, 40)  # inches of a panel with the longest texts around it
 VALUE_NAME = (-55, 0)
 LEGEND = (-60, -36)
 LETTERS = 13  # of a legend, in one inch
+DIGIT = 0.084  # inches of one below an axis
 # What a figure has room for.
 SHARED_LABELS = 12  # more than these are below their own panels
 MOST_LABELS = 100
@@ -151,17 +152,19 @@ def label(text: str) -> str:
 def gpu_axis(axes: Axes, counts: Sequence[int], device: str | None, log: bool) -> None:
     """GPU counts at their positions, labelled by their numbers as far as these do not overlap."""
     low, high = min(counts), max(counts)
-    place: Callable[[float], float] = log2 if log else float
     if log:
         axes.set_xscale("log", base=2)
         axes.set_xlim(low / 1.25, high * 1.25)
     else:
         room = max(0.12 * (high - low), 0.4)
         axes.set_xlim(low - room, high + room)
-    labelled: list[int] = []
+    labelled, free = list[int](), 0.0  # free: inches right of the last label
     for count in sorted(set(counts)):
-        if not labelled or place(count) - place(labelled[-1]) > 0.055 * (place(high) - place(low)):
+        place = PANEL[0] * (axes.transScale + axes.transLimits).transform((count, 1))[0]
+        half = DIGIT * (len(str(count)) + 0.4) / 2  # with 0.4 digits between two labels
+        if not labelled or place - half >= free:
             labelled.append(count)
+            free = place + half
     axes.xaxis.set_major_locator(ticker.FixedLocator(labelled))
     axes.xaxis.set_minor_locator(ticker.NullLocator())
     axes.xaxis.set_major_formatter(ticker.StrMethodFormatter("{x:.0f}"))

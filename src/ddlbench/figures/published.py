@@ -90,15 +90,20 @@ def sources() -> list[str]:
 
 def plots(shared: Sequence[Panel], all_panels: Sequence[Panel], looks: Looks) -> list[Plot]:
     """The panels, against own bases, whose model has printed numbers, whatever its sizes."""
-    profiled = measured(shared, "comm_share") or all_panels
-    made: list[Plot] = []
-    for name, shown, printed, draw_panel, text in (
-        ("efficiency", shared, efficiencies, draw_efficiency, "own base; grey: printed, base 4 GPUs"),
-        ("communication", profiled, shares, draw_communication, "grey: printed shares of the kernels' time"),
-    ):
-        panels = [replace(panel.against_own_bases(), base=text) for panel in shown if printed(published_name(panel))]
-        made.append(Plot(f"published_{name}", panels, partial(draw_panel, looks=looks)))
-    return made
+    efficiency = [
+        replace(panel.against_own_bases(), base="own base; grey: printed, base 4 GPUs")
+        for panel in shared
+        if efficiencies(published_name(panel))
+    ]
+    communication = [
+        replace(panel.against_own_bases(), base="grey: printed shares of the kernels' time")
+        for panel in measured(shared, "comm_share") or all_panels
+        if shares(published_name(panel))
+    ]
+    return [
+        Plot("published_efficiency", efficiency, partial(draw_efficiency, looks=looks)),
+        Plot("published_communication", communication, partial(draw_communication, looks=looks)),
+    ]
 
 
 def published_name(panel: Panel) -> str:

@@ -29,7 +29,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def plain(value: Any) -> Any:
-    """What JSON can hold: a number that is not finite is unknown, null. A text with a credential is left out."""
+    """The value as JSON can hold it: a number that is not finite is null, a text with a credential is left out."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in cast(Mapping[Any, Any], value).items()}
     if isinstance(value, list | tuple):

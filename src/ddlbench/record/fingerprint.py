@@ -1,4 +1,4 @@
-"""What of a record's `environment` repeats must share: versions, driver, switches, variables, kind of host.
+"""The part of a record's `environment` that repeats must share: versions, driver, switches, variables, kind of host.
 
 Plain data in, plain data out: the run compares its ranks by it, the report decides by it what is a repeat.
 """
@@ -32,24 +32,24 @@ PLACES = ("_CACHE_DIR", "_CACHE_PATH", "_HOME", "_DEBUG_FILE", "_EXTENSIONS_DIR"
 
 
 def fingerprint(environment: object) -> dict[str, Any]:
-    """What repeats must share, as dotted keys; what is not known is left out.
+    """The values that repeats must share, by dotted keys; unknown ones are left out.
 
     environment: the section of run.json, of any shape where others wrote it
     """
-    given = _section(environment)
-    packages = {k: v for k, v in _section(given.get("packages")).items() if k not in NOTED_PACKAGES}
-    variables = {k: v for k, v in _section(given.get("variables")).items() if is_setting(k)}
-    plain = {name: given.get(name) for name in (*VERSIONS, *HOST, "cpu_count")}
-    nested = {"packages": packages, "switches": _section(given.get("switches")), "variables": variables}
+    recorded = _section(environment)
+    packages = {k: v for k, v in _section(recorded.get("packages")).items() if k not in NOTED_PACKAGES}
+    variables = {k: v for k, v in _section(recorded.get("variables")).items() if is_setting(k)}
+    plain = {name: recorded.get(name) for name in (*VERSIONS, *HOST, "cpu_count")}
+    nested = {"packages": packages, "switches": _section(recorded.get("switches")), "variables": variables}
     dotted = {f"{section}.{key}": value for section, values in nested.items() for key, value in values.items()}
     return {key: value for key, value in (plain | dotted).items() if value is not None}
 
 
 def noted(environment: object) -> dict[str, Any]:
-    """What repeats may differ in, with a warning."""
-    given = _section(environment)
-    packages = _section(given.get("packages"))
-    plain = {name: given.get(name) for name in NOTED}
+    """The values in which repeats may differ, with a warning."""
+    recorded = _section(environment)
+    packages = _section(recorded.get("packages"))
+    plain = {name: recorded.get(name) for name in NOTED}
     versions = {f"packages.{name}": packages.get(name) for name in NOTED_PACKAGES}
     return {key: value for key, value in (plain | versions).items() if value is not None}
 

@@ -35,8 +35,8 @@ def run_id(config: Mapping[str, Any], world_size: int, nodes: int, dataset_hash:
     """A pure function of what was to be measured: readable prefix and short hash."""
     identity = {"config": config, "world_size": world_size, "nodes": nodes, "dataset": dataset_hash}
     names = "-".join(str(config[group]["name"]) for group in ("framework", "model", "loader"))
-    alone = "loader-" if config.get("mode") == "loader" else ""
-    return f"{alone}{names}-{world_size}x-{digest(identity)}"
+    mode = "loader-" if config.get("mode") == "loader" else ""
+    return f"{mode}{names}-{world_size}x-{digest(identity)}"
 
 
 def writable(results_dir: str, key: str = "results_dir") -> None:
@@ -131,7 +131,7 @@ class Record:
             self.write()
 
     def lines(self) -> list[dict[str, Any]]:
-        """What epochs.jsonl has so far."""
+        """The lines of epochs.jsonl so far."""
         return [json.loads(line) for line in (self.folder / EPOCHS).read_text().splitlines()]
 
     def save(self) -> None:

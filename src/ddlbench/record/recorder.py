@@ -83,9 +83,9 @@ class FileRecorder(Recorder):
         self.record.save()
         if "comm_exposed_share" in section:
             names = {"compute": "computing", "comm_exposed": "exposed communication", "data": "waiting for data"}
-            said = ", ".join(f"{section[f'{name}_share']:.1%} {text}" for name, text in names.items())
-            said = f"{said}, {section['idle_share']:.1%} idle"
-            self.progress.say(f"profiled window of {section['steps']} steps: {said}")
+            shares = ", ".join(f"{section[f'{name}_share']:.1%} {text}" for name, text in names.items())
+            shares = f"{shares}, {section['idle_share']:.1%} idle"
+            self.progress.say(f"profiled window of {section['steps']} steps: {shares}")
 
     def end(self, run: Run, feeds: Sequence[Mapping[str, Any]]) -> None:
         bad = sorted({name for facts in feeds for name in facts.get("bad_samples", [])})

@@ -25,7 +25,7 @@ from ddlbench.record.schema import DEVELOPER
 
 
 def opening(config: Config, launch: Launch, device: torch.device, dataset: Mapping[str, Any]) -> dict[str, Any]:
-    """What is known before anything starts."""
+    """The sections that are known before anything starts."""
     return {
         "config": config.resolved,
         "config_added_later": config.added_later,
@@ -95,8 +95,8 @@ def weights_hash(state: Mapping[str, Tensor]) -> str:
 
 
 def ledger(run: Run, steps: int) -> dict[str, Any]:
-    """What two rows must share to be comparable, in every mode: the samples. It is counted where possible, not copied
-    from the configuration."""
+    """The samples, which two rows must share to be comparable, in every mode. They are counted where possible, not
+    copied from the configuration."""
     job, data_size = run.job, run.place.data_size
     return {
         "samples": steps * job.global_batch,

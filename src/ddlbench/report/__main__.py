@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import TextIO
 
 from ddlbench.errors import RunError, UserError, reporting
 from ddlbench.figures.figures import Drawing, make_figures
@@ -26,7 +25,7 @@ from ddlbench.results.tables.merge import BY_FRAMEWORK, FACTORS, AttemptRow, Com
 from ddlbench.results.tables.tables import Tables, make_tables, merge, only
 from ddlbench.results.tables.targets import Target, target, write_targets
 from ddlbench.sweep.study import load
-from ddlbench.texts import first_few, printable
+from ddlbench.texts import first_few, say
 
 WARNINGS_SHOWN = 50
 
@@ -66,13 +65,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.openmetrics is not None:
             openmetrics.write(given.openmetrics, tables.run_rows)
     except RunError as error:
-        _say(f"ddlbench.report: {printable(str(error))}", sys.stderr)
+        say(f"ddlbench.report: {error}", stream=sys.stderr)
         return error.exit_code
     _warn(tables.warnings, "the report (tables/warnings.txt)")
-    lines = [summary_text(tables.measurements), *filter(None, (tables.drift, tables.left_out))]
-    lines += [*(drawing.notes if study else ()), *(explanation.lines() if explanation else ())]
-    for line in [*lines, f"\nreport: {printable(str(page))}"]:
-        _say(line, sys.stdout)
+    say(*summary_text(tables.measurements).split("\n"), *filter(None, (tables.drift, tables.left_out)))
+    say(*(drawing.notes if study else ()), *(explanation.lines() if explanation else ()))
+    say("", f"report: {page}")
     return 0
 
 
@@ -97,8 +95,7 @@ def _compare(given: argparse.Namespace) -> int:
         raise UserError(f"--compare makes no report: leave {', '.join(useless)} out")
     before, after = map(_measurements, ("before", "after"), given.compare)
     comparison = versus(before, after, given.fail_if_slower)
-    for line in comparison.lines:
-        _say(line, sys.stdout)
+    say(*comparison.lines)
     return comparison.exit_code
 
 
@@ -107,17 +104,17 @@ def _measurements(name: str, folder: Path) -> list[list[AttemptRow]]:
     merged = merge(read_all([folder]))
     _warn(merged.warnings, "a report of this set")
     if merged.left_out:
-        _say(f"{name}: {merged.left_out}", sys.stderr)
+        say(f"{name}: {merged.left_out}", stream=sys.stderr)
     compared = [group for group in merged.groups if group[0].row["origin"] == OWN]
     if published := len(merged.groups) - len(compared):
-        _say(f"{name}: {published} published measurements are not compared", sys.stderr)
+        say(f"{name}: {published} published measurements are not compared", stream=sys.stderr)
     return compared
 
 
 def _warn(warnings: Sequence[str], others: str) -> None:
     """Print the first warnings. others: the place of the remaining ones"""
-    for warning in first_few(warnings, WARNINGS_SHOWN, f"more warnings are in {others}"):
-        _say(f"warning: {warning}", sys.stderr)
+    shown = first_few(warnings, WARNINGS_SHOWN, f"more warnings are in {others}")
+    say(*(f"warning: {warning}" for warning in shown), stream=sys.stderr)
 
 
 def share(text: str) -> float:
@@ -132,12 +129,6 @@ def share(text: str) -> float:
 def names(text: str) -> tuple[str, ...]:
     """ "framework,loader" -> ("framework", "loader")."""
     return tuple(dict.fromkeys(text.split(",")))
-
-
-def _say(text: str, stream: TextIO) -> None:
-    """Print; a letter that the terminal's encoding lacks becomes an escape."""
-    encoding = stream.encoding or "utf-8"
-    print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream)
 
 
 def write_report(

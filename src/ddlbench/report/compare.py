@@ -149,8 +149,8 @@ def _judge(result: Versus, pair: Pair, limit: float | None) -> None:
     before, after = (len(point.runs) - len(point.ok) for point in (one, two))
     failed = f", {before} and {after} attempts failed" if before or after else ""
     counts = f"n={len(one.sample_times)} and n={len(two.sample_times)}{failed}"
-    said = verdict(interval, "slower", "faster", "no difference shown") if interval else ""
-    bounds = f"{said}, {interval.low:.3f} to {interval.high:.3f}" if interval else "too few for an interval"
+    decision = verdict(interval, "slower", "faster", "no difference shown") if interval else ""
+    bounds = f"{decision}, {interval.low:.3f} to {interval.high:.3f}" if interval else "too few for an interval"
     times = f"{duration(one.sample_time_s)} -> {duration(two.sample_time_s)}"
     result.lines.append(f"  {name}: {times}, ratio {ratio:.3f} ({bounds}, {counts})")
     if limit is None:

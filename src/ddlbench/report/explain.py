@@ -27,6 +27,7 @@ from ddlbench.figures.files import save
 from ddlbench.figures.plotting import Head, arrange, grid, style
 from ddlbench.report.hung import behind
 from ddlbench.results.reading.attempts import Records
+from ddlbench.results.reading.published import OWN
 from ddlbench.results.rows import Row, section, without_data_wait
 from ddlbench.results.tables.measurement import duration
 from ddlbench.results.tables.tables import Tables, write_csv
@@ -38,7 +39,7 @@ ALWAYS: tuple[str, ...] = ("exposed communication", "bubble", "host and launch")
 ALONE = 1 / 3  # share of a step that these have to exceed where no comparable run says what is usual
 COMPARED = (*ALWAYS, "kernels")  # with comparable runs; the other bars are a defect even if all runs have them
 ALIKE = (
-    "status", "mode", "framework", "model", "model_changed", "gpus", "nodes", "device_model", "global_batch",
+    "origin", "status", "mode", "framework", "model", "model_changed", "gpus", "nodes", "device_model", "global_batch",
     "precision",
 )  # fmt: skip
 KEPT = ("global_batch", "micro_batch", "precision", "epochs", "steps", "threads_per_rank")  # of `train`
@@ -111,13 +112,15 @@ def explain(tables: Tables, records: Records, name: str) -> Explanation:
     if not runs:
         raise UserError(f"--explain {name}: no attempt has this run_id or path: take one of column run_id of runs.csv")
     run = runs[-1]
-    attempts = {attempt.name: attempt for attempt in records.attempts}
+    if run["origin"] != OWN:
+        raise UserError(f"--explain {name}: a published measurement has no record of its steps: choose an own run")
+    alike = [row for row in tables.run_rows if row["throughput_samples_per_s"] and all(row[k] == run[k] for k in ALIKE)]
+    attempts = records.named({row["path"] for row in (run, *alike)})
     if run["status"] == "timeout" and (ranks := behind(attempts[run["path"]].path)):
         raise UserError(f"--explain {name}: it hung: {ranks}")
     if run["status"] != "ok" or run["mode"] != "train" or not run["throughput_samples_per_s"] or not run["gpus"]:
         raise UserError(f"--explain {name}: no training step is measured (status {run['status']}): choose another run")
     ideal = _ideal(tables, run)
-    alike = [row for row in tables.run_rows if row["throughput_samples_per_s"] and all(row[k] == run[k] for k in ALIKE)]
     windows = {row["path"]: _window(attempts[row["path"]].record) for row in alike}
     bars = _bars(run, windows.pop(run["path"]), ideal)
     comparable = [_bars(row, window, ideal) for row in alike if (window := windows.get(row["path"]))]
@@ -185,7 +188,7 @@ def _bars(run: Row, window: Sequence[Mapping[str, Any]], ideal: Bar) -> list[Bar
 
 
 def _parts(run: Row, window: Sequence[Mapping[str, Any]]) -> Parts:
-    """Those of the rank that waits least for others. One that is slow has the parts of the others of its stage."""
+    """The parts of the rank that waits least for others; a slow rank has those of the other ranks of its stage."""
     late = run["straggler_rank"]
     if not window:
         compute, slowest = run["own_step_median_rank_s"], run["own_step_s"]

@@ -99,12 +99,12 @@ def comparisons(measurements: Sequence[Measurement]) -> list[str]:
             texts: list[str] = []
             for row in based:
                 ends = f"({row['speedup_low']:.3g} to {row['speedup_high']:.3g})"
-                said = f" is {row['speedup']:.3g} times as fast"
+                result = f" is {row['speedup']:.3g} times as fast"
                 if row["speedup_verdict"] == NONE_SHOWN:
-                    said = f": {NONE_SHOWN}"
+                    result = f": {NONE_SHOWN}"
                 elif not row["speedup_verdict"]:
-                    said = f": speedup {row['speedup']:.3g} without a verdict, because they differ in more,"
-                texts.append(f"{row.name}{said} {ends}")
+                    result = f": speedup {row['speedup']:.3g} without a verdict, because they differ in more,"
+                texts.append(f"{row.name}{result} {ends}")
             sentences.append(f"{where}, against {base}: {'; '.join(texts)}")
         decided += len(based) + sum(bool(fastest.interval and other.interval) for other in others)
     if decided > 1:

@@ -192,7 +192,7 @@ def remedy(status: str, mode: str | None, size: int | None) -> str:
 
 
 def name(value: str | None) -> str:
-    """What a column is narrow enough for."""
+    """A text in the width of its column."""
     return shortened(value or "", LONGEST_NAME)
 
 

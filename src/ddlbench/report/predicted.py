@@ -23,7 +23,7 @@ from ddlbench.results.reading.attempts import Attempt, Records, reason_of
 from ddlbench.results.reading.csv_rows import csv_row
 from ddlbench.results.reading.published import OWN, PUBLISHED, read_published
 from ddlbench.results.rows import Row, group_by, without_data_wait
-from ddlbench.results.tables.measurement import devices, duration
+from ddlbench.results.tables.measurement import Measurement, devices, duration
 from ddlbench.results.tables.tables import Tables
 from ddlbench.texts import first_few
 
@@ -35,35 +35,37 @@ ALIKE = ("device", "device_model", "torch", "cuda", "data", "loader")
 
 
 @configurations()  # what published measurements resemble is composed
-def with_predictions(tables: Tables, results: Records, cluster: str) -> Tables:
+def with_predictions(tables: Tables, records: Records, cluster: str) -> Tables:
     """The tables with predicted_* columns, and a warning for each row that is far off or cannot be predicted. UserError
     for an unknown cluster. cluster: "published" for published measurements alone"""
     machine = None if cluster == PUBLISHED else machine_of(cluster)
-    attempts = {attempt.name: attempt for attempt in results.attempts} if machine else {}
     single = [run for run in tables.run_rows if run["gpus"] == 1]
-    published = [attempt for file in results.published for attempt in read_published(file)]
+    several = [
+        row
+        for row in tables.measurements
+        if row["status"] == "ok" and row["mode"] == "train" and row["sample_time_s"] and (row["gpus"] or 1) > 1
+    ]
+    needed = (*single, *(measurement.runs[0] for measurement in several))
+    attempts = records.named({run["path"] for run in needed}) if machine else {}
+    published = [attempt for file in records.published for attempt in read_published(file)]
     stated = {attempt.name: csv_row(attempt.record, line) for line, attempt in enumerate(published, 1)}
-    rows, missing = list[Row](), list[tuple[str, str]]()
-    for measurement in tables.measurements:
-        row = measurement.row
-        measured = row["status"] == "ok" and row["mode"] == "train" and row["sample_time_s"]
-        if measured and (row["gpus"] or 1) > 1:
-            run = measurement.runs[0]
-            try:
-                if row["origin"] == PUBLISHED and row["own_base_gpus"] != row["gpus"]:
-                    row = row | _from_its_base(row, point(stated[run["path"]], list(stated.values())))
-                elif row["origin"] == OWN and machine:
-                    alike = [base for base in single if all(base[name] == run[name] for name in ALIKE)]
-                    bases = [attempts[base["path"]] for base in alike]
-                    row = row | cells(row, _prediction(row, attempts[run["path"]], bases, machine))
-            except Exception as error:  # whatever one record holds, the others are predicted
-                text = str(error) if isinstance(error, RunError) else f"its record cannot be used ({reason_of(error)})"
-                missing.append((" ".join(text.split()), name(row)))
-        rows.append(row)
-    flagged = [f"{name(row)}: {row['predicted_flag']}" for row in rows if row["predicted_flag"]]
+    columns, missing = dict[Measurement, Row](), list[tuple[str, str]]()
+    for measurement in several:
+        row, run = measurement.row, measurement.runs[0]
+        try:
+            if row["origin"] == PUBLISHED and row["own_base_gpus"] != row["gpus"]:
+                columns[measurement] = _from_its_base(row, point(stated[run["path"]], list(stated.values())))
+            elif row["origin"] == OWN and machine:
+                bases = [attempts[base["path"]] for base in single if all(base[name] == run[name] for name in ALIKE)]
+                columns[measurement] = cells(row, _prediction(row, attempts[run["path"]], bases, machine))
+        except Exception as error:  # whatever one record holds, the others are predicted
+            text = str(error) if isinstance(error, RunError) else f"its record cannot be used ({reason_of(error)})"
+            missing.append((" ".join(text.split()), _name(row)))
+    rows = [measurement.row | columns.get(measurement, {}) for measurement in tables.measurements]
+    flagged = [f"{_name(row)}: {row['predicted_flag']}" for row in rows if row["predicted_flag"]]
     unknown = list[str]()
     for reason, pairs in group_by(missing, lambda pair: pair[0]).items():
-        names = first_few(sorted({row for _, row in pairs}), NAMED)
+        names = first_few(sorted({name for _, name in pairs}), NAMED)
         unknown.append(f"no prediction of {', '.join(names)}: {reason}")
     warnings = [*tables.warnings, *dict.fromkeys(flagged), *unknown]
     return replace(tables, scaling_rows=rows, warnings=warnings)
@@ -128,38 +130,30 @@ def _with_error(row: Row, step_s: float, more: Row) -> Row:
         "predicted_error": (sample_s - measured_s) / measured_s,
         **more,
     }
-    return columns | {"predicted_flag": flag(row | columns, measured_s * row["global_batch"])}
+    return columns | {"predicted_flag": _flag(row | columns, measured_s * row["global_batch"])}
 
 
-def flag(row: Row, measured_s: float) -> str | None:
+def _flag(row: Row, measured_s: float) -> str | None:
     """The flag of a row far off its prediction, with the component that deviates most in the same direction; None for a
     row near it. measured_s: seconds of a step without waiting for data"""
     if abs(row["predicted_error"]) <= FAR_OFF:
         return None
     text = f"far off its prediction: a step took {duration(measured_s)}, {duration(row['predicted_step_s'])} predicted"
-    parts = components(row)
-    if not parts:
+    window_step_s, bubble_s = row["profile_step_time_s"], row["predicted_bubble_s"]
+    if window_step_s is None or row["compute_share"] is None:
         return f"{text} (no profiled window says which part of it)"
+    # A stage that waits for another one waits in communication. The oracle predicts no idle device.
+    sending = "communication with the pipeline's bubble" if bubble_s else "exposed communication"
+    parts = {
+        "computation": (row["compute_share"], row["predicted_compute_s"]),
+        sending: (row["comm_exposed_share"], row["predicted_comm_exposed_s"] + bubble_s),
+        "idle time": (row["idle_share"], 0.0),
+    }
+    seconds = {part: ((share or 0.0) * window_step_s, expected) for part, (share, expected) in parts.items()}
     sign = -1 if row["predicted_error"] < 0 else 1
-    part, (took, expected) = max(parts.items(), key=lambda item: sign * (item[1][1] - item[1][0]))
+    part, (took, expected) = max(seconds.items(), key=lambda item: sign * (item[1][1] - item[1][0]))
     return f"{text}; in the profiled window {part} took {duration(took)}, {duration(expected)} predicted"
 
 
-def components(row: Row) -> dict[str, tuple[float, float]]:
-    """Seconds of a step by part, measured in the profiled window and predicted; empty without a window. A stage that
-    waits for another one waits in communication. The oracle predicts no idle device."""
-    step_s = row["profile_step_time_s"]
-    if step_s is None or row["compute_share"] is None:
-        return {}
-    bubble = row["predicted_bubble_s"]
-    sending = "communication with the pipeline's bubble" if bubble else "exposed communication"
-    predicted = {
-        "computation": ("compute_share", row["predicted_compute_s"]),
-        sending: ("comm_exposed_share", row["predicted_comm_exposed_s"] + bubble),
-        "idle time": ("idle_share", 0.0),
-    }
-    return {part: ((row[share] or 0.0) * step_s, seconds) for part, (share, seconds) in predicted.items()}
-
-
-def name(row: Row) -> str:
+def _name(row: Row) -> str:
     return f"{row['framework']}, {row['model']}, {devices(row['gpus'], row['device'])}"

@@ -36,13 +36,12 @@ def draw_study(study: Study, tables_of: Callable[[Comparison], Tables]) -> Drawi
     plots, notes = list[Plot](), list[str]()
     for number, figure in study.figures.items():
         tables, name = tables_of(Comparison(figure.by or study.by, study.across)), f"{study.name}_{number}"
-        rows = [(row, _point(study, row, tables.options)) for row in tables.measurements if row["mode"] == "train"]
-        looks = looks_of(row.curve_key for row, _ in rows)
+        trained = {row: _point(study, row, tables.options) for row in tables.measurements if row["mode"] == "train"}
+        looks = looks_of(row.curve_key for row in trained)
         wanted = [point for point in points if matches(figure.where, point)]
-        shown = [(row, point) for row, point in rows if point in wanted]
-        ended = [point for row, point in shown if row["status"] == "ok"]
+        drawn = [row for row, point in trained.items() if point in wanted]
+        ended = [trained[row] for row in drawn if row["status"] == "ok"]
         missing = [_cell(point) for point in wanted if point not in ended]
-        drawn = [row for row, _ in shown]
         plots.append(_plot(figure.kind, plots_of(_best(drawn) if figure.best else drawn, tables, looks), name))
         if missing:
             named = ", ".join(first_few(missing, CELLS_NAMED))
@@ -66,7 +65,7 @@ def _plot(kind: str, plots: Iterable[Plot], name: str) -> Plot:
 
 def _point(study: Study, row: Measurement, options: Mapping[str, Row]) -> dict[str, Any]:
     """The values of a measurement on the study's axes; an axis whose key the run's framework or loader lacks has
-    none. Options leave out a key that a later version added where it has the value of before."""
+    none. Records that are older than a key of `train` behave as its value of before says."""
     keys = {**added_later(Train, "train."), **options.get(row["measurement"], {})}
     weak = keys.get(SCALING["weak"]) is not None
     special = {

@@ -20,7 +20,7 @@ from ddlbench.sweep.plan import INVALID, Cell, data_check, plan
 from ddlbench.sweep.state import FINAL, MISSING, QUEUED, RETRIES, RUNNING, State, due
 from ddlbench.sweep.status import StatusOf, plan_lines, status_lines
 from ddlbench.sweep.study import Study, load, names
-from ddlbench.texts import printable
+from ddlbench.texts import say
 
 if TYPE_CHECKING:
     from ddlbench.sweep.forecast import Forecast
@@ -34,15 +34,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_intermixed_args(arguments)
     try:
         if given.study is None:
-            _say("\n".join(f"{name:24} {title}" for name, title in names().items()))
+            say(*(f"{name:24} {title}" for name, title in names().items()))
             return 0
         return _run(given, load(given.study, given.words))
     except (RunError, OSError) as error:  # OSError: the results folder, mostly: full, of another user, gone
-        print(f"ddlbench.sweep: {printable(str(error))}", file=sys.stderr)
+        say(f"ddlbench.sweep: {error}", stream=sys.stderr)
         return error.exit_code if isinstance(error, RunError) else UserError.exit_code
     except KeyboardInterrupt:
         again = f"python -m ddlbench.sweep {shlex.join(sys.argv[1:] if arguments is None else arguments)}"
-        print(f"ddlbench.sweep: interrupted; what has ended is kept, to go on: {again}", file=sys.stderr)
+        say(f"ddlbench.sweep: interrupted; what has ended is kept, to go on: {again}", stream=sys.stderr)
         return INTERRUPTED
 
 
@@ -79,18 +79,18 @@ def _run(given: argparse.Namespace, study: Study) -> int:
     left_out = [cell for cell in cells if cell.invalid]
     if given.slurm:
         failed = 0
-        _say("\n".join(slurm.submit(study, cells, state, options, given.retry)) or "nothing to submit")
+        say(*slurm.submit(study, cells, state, options, given.retry) or ["nothing to submit"])
     else:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         left_out += [cell for cell in cells if cell.gpus > local.most_ranks() and not cell.invalid]
-        failed = local.run_cells(cells, state, given.retry, _say)
-        _say("\n".join(status_lines(cells, state, _statuses(state, slurm.queue()))))
-        _say(f"report: python -m ddlbench.report {shlex.quote(study.results_dir)}")
+        failed = local.run_cells(cells, state, given.retry, say)
+        say(*status_lines(cells, state, _statuses(state, slurm.queue())))
+        say(f"report: python -m ddlbench.report {shlex.quote(study.results_dir)}")
     if left_out:
-        _say(f"{len(left_out)} cells cannot run: --dry-run shows why")
+        say(f"{len(left_out)} cells cannot run: --dry-run shows why")
     still_due = (cell for cell in cells if due(state.status(cell), given.retry) and not cell.invalid)
     for path in (claims := [path for cell in still_due if (path := unreadable(state.results, cell.key))]):
-        _say(f"{path} holds a cell, but no sweep has written it: remove it, or start again after two minutes")
+        say(f"{path} holds a cell, but no sweep has written it: remove it, or start again after two minutes")
     return 1 if claims or failed else 0
 
 
@@ -105,7 +105,7 @@ def _status(cells: Sequence[Cell], state: State) -> int:
     if ended:
         output = state.results / FOLDER / "logs" / f"{ended[0]}-*.out"
         lines.append(f"missing although their Slurm job has ended: {len(ended)} cells; its output: {output}")
-    _say("\n".join(lines))
+    say(*lines)
     return 0
 
 
@@ -125,7 +125,7 @@ def _show(
         held = (QUEUED, RUNNING)
         left = [cell for cell in cells if due(status_of(cell), given.retry) and status_of(cell) not in held]
         lines += slurm.job_lines(study, [cell for cell in left if not cell.invalid], options)
-    _say("\n".join(lines))
+    say(*lines)
     return 0
 
 
@@ -143,9 +143,9 @@ def _cancel(cells: Sequence[Cell], state: State) -> int:
             with contextlib.suppress(OSError):  # of another user, or it has just ended
                 os.kill(pid, signal.SIGINT)
                 ended.add((place, pid))
-    _say(f"cancelled: {len(cancelled)} Slurm jobs, {len(ended)} local sweeps")
+    say(f"cancelled: {len(cancelled)} Slurm jobs, {len(ended)} local sweeps")
     if left := len(jobs - cancelled) + len(sweeps - ended):
-        _say(f"{left} of other users or machines still hold cells of this study: cancel them there")
+        say(f"{left} of other users or machines still hold cells of this study: cancel them there")
     return 1 if left else 0
 
 
@@ -178,10 +178,6 @@ def _words(text: str) -> tuple[str, ...]:
         return tuple(shlex.split(text))
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text}: {str(error).lower()}: close it") from error
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -6,7 +6,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -142,6 +142,11 @@ class Records:
     def attempts(self) -> list[Attempt]:
         """All attempts in memory."""
         return list(map(read, self.folders))
+
+    def named(self, names: Collection[str]) -> dict[str, Attempt]:
+        """The attempts of some rows of runs.csv, by their column `path`."""
+        folders = {name: folder for folder in self.folders if (name := printable(str(folder))) in names}
+        return {name: read(folder) for name, folder in folders.items()}
 
 
 def read_all(folders: Sequence[Path]) -> Records:

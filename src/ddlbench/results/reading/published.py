@@ -67,7 +67,7 @@ def gpu_family(text: str) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What a source states of one run; None for what it does not state.
+    """The statements of a source on one run; None for what it does not state.
 
     model, strategy, library, gpu, precision, loader, recipe, system: in the source's words
     series:        what distinguishes runs of the source that have a base of their own from others

@@ -130,6 +130,6 @@ def drift(groups: Sequence[Sequence[AttemptRow]]) -> str | None:
     bounds = f"n={size} each, too few for an interval"
     if (before := median_interval(first)) and (after := median_interval(last)):
         ratio = ratio_interval(after, before)
-        said = verdict(ratio, "slower", "faster", "no drift shown")
-        bounds = f"{ratio.low:.3f} to {ratio.high:.3f}, n={size} each: {said}"
+        decision = verdict(ratio, "slower", "faster", "no drift shown")
+        bounds = f"{ratio.low:.3f} to {ratio.high:.3f}, n={size} each: {decision}"
     return f"{text} ({bounds})"

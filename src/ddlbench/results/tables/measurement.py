@@ -25,7 +25,7 @@ TOLD_BY_VALUE = ("data", "recipe", "precision", "device", "torch", "scaling", "b
 
 @dataclass(frozen=True)
 class Base:
-    """What ratios start from: seconds a sample on a number of GPUs.
+    """The base of a ratio: seconds a sample on a number of GPUs.
 
     name: its value of the compared factor: "ddp", with --by loader "dali"
     """
@@ -115,7 +115,7 @@ class Measurement:
 
     @property
     def size(self) -> float | None:
-        """What stays equal along its kind of scaling: samples a GPU, or an update."""
+        """The batch that stays equal along its kind of scaling: samples a GPU, or an update."""
         return size(self.row)
 
     @property
@@ -126,7 +126,7 @@ class Measurement:
         return f"{kind}, {self.size:g} samples {per}" if self.size is not None else kind
 
     def base(self, own: bool) -> Base | None:
-        """Its curve's own base, or the best single GPU; None without such a measurement."""
+        """The base of its curve, or the best single GPU; None without such a measurement."""
         kind, name = ("own_base", "compared") if own else ("best_single", "best_single_compared")
         seconds, gpus = self[f"{kind}_sample_time_s"], self["own_base_gpus"] if own else 1
         text = _named(self[name], None, self["across" if own else "best_single_across"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from sys import intern
 from typing import Any, cast
@@ -37,13 +37,13 @@ KINDS = {"strong": "global_batch", "weak": "batch_per_gpu"}
 
 
 def size(row: Row, kind: str | None = None) -> Any:
-    """What stays equal along a row's kind of scaling: samples an update, or a GPU. kind: instead of the row's own"""
+    """The batch that stays equal along a kind of scaling: samples an update, or a GPU. kind: None: the row's"""
     return row[KINDS.get(kind or row["scaling"], "global_batch")]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What rows may differ in that share a table, a panel and a base.
+    """The settings in which rows may differ that share a table, a panel and a base.
 
     by:     the compared factors, of FACTORS
     across: other settings: groups of the configuration (recipe), keys (train.tf32, or without `train.`), columns of
@@ -117,12 +117,13 @@ RankPasses = list[tuple[str, float, float]]
 
 @dataclass(frozen=True)
 class AttemptRow:
-    """What one attempt gives the tables.
+    """One attempt, as the tables take it.
 
     row:         its row of runs.csv
     options:     the measured part of its configuration, as dotted keys
     environment: the part of its environment that repeats must share
     noted:       the part in which repeats may differ, with a warning
+    added_later: keys of its configuration that a later version added, with the values that `options` leaves out
     epochs:      a pyarrow table of `epoch_lines.SCHEMA`
     identity:    as `Attempt.identity`
     has_end:     whether the record itself says how the run ended
@@ -134,6 +135,7 @@ class AttemptRow:
     options: Row
     environment: Row = field(default_factory=dict[str, Any])
     noted: Row = field(default_factory=dict[str, Any])
+    added_later: Row = field(default_factory=dict[str, Any])
     epochs: Any = ()
     folder: Path = Path()
     identity: Hashable = None
@@ -148,7 +150,7 @@ class AttemptRow:
 
     @cached_property
     def asked(self) -> str:
-        """What repeats are asked to do, as a text."""
+        """The configuration and the GPUs that repeats have in common, as a text."""
         return self._asked(FREE)
 
     def _asked(self, free: Sequence[str]) -> str:
@@ -171,7 +173,7 @@ class AttemptRow:
         return BY_FRAMEWORK.comparison_id(self)
 
 
-_added_later = cache(partial(added_later, Options))
+_ADDED_LATER = added_later(Options)
 
 
 def measured_options(config: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> Row:
@@ -179,7 +181,7 @@ def measured_options(config: Mapping[str, Any], before: Mapping[str, Any] | None
 
     before: the keys that a later version added, with the value at which they are left out, as the record says
     """
-    return _flatten(measured_part(config, _added_later() | dict(before or {})))
+    return _flatten(measured_part(config, _ADDED_LATER | dict(before or {})))
 
 
 def _flatten(config: Mapping[str, Any], prefix: str = "") -> Row:

@@ -31,7 +31,7 @@ _GLOBAL_BATCH = next(column for column in RUNS if column.name == "global_batch")
 
 
 def attempt_row(attempt: Attempt) -> AttemptRow:
-    """What an attempt gives the tables: that of an unreadable one where the values of its record cannot be used."""
+    """The row and the epochs of an attempt; of an unreadable one where the values of its record cannot be used."""
     identity = attempt.identity
     try:
         return _usable(attempt, identity)
@@ -43,7 +43,8 @@ def attempt_row(attempt: Attempt) -> AttemptRow:
 def _usable(attempt: Attempt, identity: Hashable) -> AttemptRow:
     left_out: list[str] = []
     record = attempt.record
-    measured = measured_options(section(record, "config"), section(record, "config_added_later"))
+    added_later = section(record, "config_added_later")
+    measured = measured_options(section(record, "config"), added_later)
     environment = record.get("environment")
     row = run_row(attempt, left_out)
     if measured and row["origin"] == PUBLISHED:
@@ -66,13 +67,14 @@ def _usable(attempt: Attempt, identity: Hashable) -> AttemptRow:
         warnings.append(f"{attempt.name}: left out of the tables: {', '.join(first_few(left_out, VALUES_SHOWN))}")
     return AttemptRow(
         row,
-        measured,
-        fingerprint(environment),
-        noted(environment),
-        epochs,
-        attempt.path,
-        identity,
-        attempt.has_end,
+        options=measured,
+        environment=fingerprint(environment),
+        noted=noted(environment),
+        added_later=added_later,
+        epochs=epochs,
+        folder=attempt.path,
+        identity=identity,
+        has_end=attempt.has_end,
         warnings=[*warnings, *damaged_parquet(attempt.path)],
         left_out=kinds,
         passes=_passes(record),
@@ -104,9 +106,9 @@ def _passes(record: Row) -> list[RankPasses]:
         passes = _dig(rank, "passes")
         if isinstance(passes, list):
             valid = [
-                (cell(one[0], "text"), cell(one[1], "float"), cell(one[2], "float"))
-                for one in cast(list[Any], passes)
-                if isinstance(one, list) and len(cast(list[Any], one)) == 3
+                (cell(item[0], "text"), cell(item[1], "float"), cell(item[2], "float"))
+                for item in cast(list[Any], passes)
+                if isinstance(item, list) and len(cast(list[Any], item)) == 3
             ]
             stages.append([(part, begin, end) for part, begin, end in valid if part and begin is not None and end])
     return [stage for stage in stages if stage]
@@ -152,6 +154,7 @@ def _dig(record: Any, keys: str) -> Any:
 
 def _stalest(record: Row, key: str) -> int | None:
     """The framework says one number, or one for each stage."""
-    said = _dig(record, f"framework.{key}")
-    stages = [cell(value, "int") for value in (cast(list[Any], said) if isinstance(said, list) else [said])]
-    return max((value for value in stages if value is not None and value >= 0), default=None)
+    recorded = _dig(record, f"framework.{key}")
+    stages = cast(list[Any], recorded) if isinstance(recorded, list) else [recorded]
+    numbers = [cell(value, "int") for value in stages]
+    return max((number for number in numbers if number is not None and number >= 0), default=None)

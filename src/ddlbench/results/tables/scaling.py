@@ -49,7 +49,7 @@ class Point:
         return self.sample.row["gpus"]
 
     def values(self, column: str) -> list[Any]:
-        """What is known of a column over the runs that ended ok."""
+        """The recorded values of a column in the runs that ended ok."""
         return [run.row[column] for run in self.ok if run.row[column] is not None]
 
     @cached_property
@@ -93,10 +93,15 @@ def scaling_rows(groups: Sequence[list[AttemptRow]], how: Comparison = BY_FRAMEW
     ]
     any_scaling = ANY_SCALING in how.across
     tables = group_by(points, lambda point: point.comparison)
-    series = {kind: group_by(points, partial(_series, kind, any_scaling)) for kind in KINDS}
+
+    def series(kind: str, point: Point) -> tuple[str, Any, str | None]:
+        """Where rows of any scaling share a table, only the points of one curve say how it scales."""
+        return point.comparison, size(point.sample.row, kind), point.curve if any_scaling else None
+
+    by_series = {kind: group_by(points, partial(series, kind)) for kind in KINDS}
     rows: list[Row] = []
     for point in points:
-        mates = {kind: series[kind][_series(kind, any_scaling, point)] for kind in KINDS}
+        mates = {kind: by_series[kind][series(kind, point)] for kind in KINDS}
         several = [kind for kind in KINDS if len({mate.gpus for mate in mates[kind]}) > 1]
         scaled = [kind for kind in several if point.sample.row[KINDS[kind]] is not None] or ["single"]
         for kind in scaled:
@@ -113,12 +118,6 @@ def scaling_rows(groups: Sequence[list[AttemptRow]], how: Comparison = BY_FRAMEW
         return (*place, reach[curve], framework, options, settings, row["gpus"] or 0, str(row["layout"]))
 
     return sorted(rows, key=order)
-
-
-def _series(kind: str, own_curve: bool, point: Point) -> tuple[str, Any, str | None]:
-    """own_curve: whether points of other curves are no part of it: rows of any scaling share a table, so a curve alone
-    says how its points scale"""
-    return point.comparison, size(point.sample.row, kind), point.curve if own_curve else None
 
 
 def _name_scaling(rows: Sequence[Row]) -> None:

@@ -35,7 +35,7 @@ class Tables:
     """The tables of a report, and warnings about records that could not be used completely.
 
     run_rows, scaling_rows: of runs.csv and scaling.csv; each has all columns
-    options:                the configuration of each measurement, as dotted keys
+    options:                the configuration of each measurement, as dotted keys, also of those added later
     passes:                 of each stage, of the first repeat of each measurement of a profiled pipeline
     drift:                  over the campaign, in words
     left_out:               counts of what is not in the numbers, in words
@@ -158,7 +158,7 @@ def make_tables(records: Records, how: Comparison = BY_FRAMEWORK) -> Tables:
             *(f"{run.row['path']}: {run.row['ranks_differ']}" for run in runs if run.row["ranks_differ"]),
             *(f"{path}: ranks shared a GPU (backend=cuda:gloo): not in the scaling table" for path in shared),
         ],
-        options={group[0].row["measurement"]: group[0].options for group in merged.groups},
+        options={run.row["measurement"]: run.added_later | run.options for run, *_ in merged.groups},
         passes={
             run.row["measurement"]: run.passes
             for group in merged.groups
