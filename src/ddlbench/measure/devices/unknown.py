@@ -26,7 +26,7 @@ def total(values: Iterable[Number | None]) -> Number | None:
     """The sum; None without a value and where one is not known, because a part is no result."""
     readings = list(values)
     numbers = [value for value in readings if value is not None]
-    return sum(numbers) if readings and len(numbers) == len(readings) else None
+    return sum(numbers) if readings and len(numbers) == len(readings) else None  # pyright: ignore[reportReturnType]
 
 
 def largest(values: Iterable[Number | None]) -> Number | None:
