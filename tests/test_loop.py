@@ -18,6 +18,7 @@ from ddlbench.loop import Run, train
 from ddlbench.progress import Progress
 from ddlbench.ranks.boundary import Boundary
 from ddlbench.recipe.schedules import Rates
+from ddlbench.run.stop_request import StopRequest
 from tests.support.equal import Rows
 
 
@@ -98,7 +99,8 @@ def test_no_tensor_of_a_step_outlives_the_next_step(monkeypatch: pytest.MonkeyPa
 
 def test_a_run_that_is_stopped_keeps_the_epochs_that_are_done() -> None:
     (run, rows), trainer = run_of(epochs=3, steps=3), Weight()
-    stop, own = run.boundary.stop, trainer.step
+    stop, own = StopRequest(0), trainer.step
+    run.boundary.stop = stop.pass_boundary
 
     def step(batch: object) -> torch.Tensor:
         if trainer.updates == 4:  # within epoch 1

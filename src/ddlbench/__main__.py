@@ -29,7 +29,7 @@ LONGEST_LINE = 1500
 
 def compose() -> Config | None:
     """The configuration of the command line; None where Hydra only had to print something (--cfg, --info, ...)."""
-    overrides.check(sys.argv[1:])
+    overrides.check_command_line(sys.argv[1:])
     composed: list[DictConfig] = []
     # Hydra would print its own many-lined reports and exit; this makes it raise instead.
     os.environ["HYDRA_FULL_ERROR"] = "1"

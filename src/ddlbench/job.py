@@ -108,7 +108,7 @@ class Job:
     builder: makes the model that `build` returns; another one may make a model without weights
     flops_per_host_byte: FLOPs that the device computes while it copies a byte to or from its host
     backend: that of `ranks.launch.connect`
-    links: counts the blocks for a micro batch of so many samples; None: the job takes no budget of activations
+    links: counts the blocks for a micro batch of this many samples; None: the job takes no budget of activations
     """
 
     model: Model

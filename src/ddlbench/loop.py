@@ -51,7 +51,7 @@ class Scenario(Protocol):
         return {}
 
     def ledger(self, run: Run, steps: int) -> dict[str, Any]:
-        """The record's section `ledger` after so many steps."""
+        """The record's section `ledger` after `steps` steps."""
         ...
 
 
@@ -100,7 +100,7 @@ class Run:
         return min(self.warmup_steps, self.feed.steps_per_epoch - 1) if epoch == self.first_epoch else 0
 
     def validated(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        """What may be reported of a validation. RunError on every rank alike where samples are missing or doubled."""
+        """What may be reported of a validation. RunError on every rank where samples are missing or doubled."""
         unread = self.feed.val_unread if self.place.reports else 0
         require_val_samples(metrics["val_samples"], self.feed.val_samples, unread)
         return metrics if self.scored else without_scores(metrics)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ddlbench.config.choices import changed, check, choices, published
+from ddlbench.config.choices import changed, check_label, choices, published
 from ddlbench.config.overrides import LABELS, check_words
 from ddlbench.config.schema import Config
 from ddlbench.errors import UserError
@@ -77,8 +77,8 @@ def test_the_report_shows_what_defines_a_generic_option() -> None:
 
 def test_a_class_under_the_name_of_another_option() -> None:
     with pytest.raises(UserError, match=r"framework\.name=fsdp is the name of .*\.FSDP, not of x\.DDP: choose another"):
-        check("framework", "x.DDP", DDP(name="fsdp"))
-    check("framework", "x.DDP", DDP(name="of_the_users_own_file"))
+        check_label("framework", "x.DDP", DDP(name="fsdp"))
+    check_label("framework", "x.DDP", DDP(name="of_the_users_own_file"))
 
 
 def model_of(*words: str) -> Config:

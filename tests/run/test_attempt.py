@@ -11,9 +11,9 @@ import torch
 
 from ddlbench.errors import Unsupported
 from ddlbench.job import Place
-from ddlbench.ranks.boundary import StopAgreement
 from ddlbench.run.attempt import make_run
 from ddlbench.run.settings import check_precision
+from ddlbench.run.stop_request import StopRequest
 from tests.support.simulated_run import job_of
 
 
@@ -22,7 +22,7 @@ def test_one_rank_of_each_node_reads_what_the_node_has_once(rank: int, local_ran
     """Two nodes of two ranks: the energy of each node's CPU, and its load."""
     config, job = job_of(("+framework=ddp", "+model=resnet50"), 4)
     scenario: Any = SimpleNamespace(begin=lambda feed: {})
-    supervisor: Any = SimpleNamespace(progressed=lambda: None, stop=StopAgreement())
+    supervisor: Any = SimpleNamespace(progressed=lambda: None, stop=StopRequest(0))
     feed: Any = SimpleNamespace()
     here = replace(job, rank=rank, local_rank=local_rank)
     attempt: Any = SimpleNamespace(config=config, job=here, record=None, dataset={})

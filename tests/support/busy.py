@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from ddlbench.measure.devices.environment import or_none
+from ddlbench.measure.devices.unknown import or_none
 from ddlbench.measure.devices.usage import thread_seconds
 
 needs_thread_seconds = pytest.mark.skipif(

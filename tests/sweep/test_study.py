@@ -12,8 +12,9 @@ import pytest
 from ddlbench.config.choices import choices, published
 from ddlbench.config.keys import Checkpoint
 from ddlbench.errors import UserError
+from ddlbench.sweep.parts import PATHS
 from ddlbench.sweep.study import load, names
-from ddlbench.sweep.values import PATHS, word
+from ddlbench.sweep.values import word
 from tests.sweep.studies import KEYS, write
 
 
@@ -215,7 +216,8 @@ def test_every_path_of_the_configuration_belongs_to_the_command_line() -> None:
     "given",
     ["model._target_=os.system", "framework=[../x]", "gpus=-1", "order=x", "train.seed=3", "dryrun=true", "nonsense",
      "cluster.notes=${oc.env:HOME}", "cluster.notes=!!python/name:os.system", "hydra.run.dir=/tmp", "x=*a",
-     'results_dir=a"b', "results_dir=${oc.env:HOME}", "results_dir=", "results_dir= ", "results_dir=~/x", "seeds=[]"],
+     'results_dir=a"b', "results_dir=${oc.env:HOME}", "results_dir=", "results_dir= ", "results_dir=~/x", "seeds=[]",
+     "scaling=[strong]", "scaling=none"],
 )  # fmt: skip
 def test_words_of_the_command_line_are_checked_alike(tmp_path: Path, given: str) -> None:
     with pytest.raises(UserError):

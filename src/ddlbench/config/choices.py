@@ -90,7 +90,7 @@ def choose(group: str, option: str) -> str:
     return f"{'+' if group in ADDED else ''}{group}={option}"
 
 
-def check(group: str, target: str, built: Any) -> None:
+def check_label(group: str, target: str, built: Any) -> None:
     """Raise UserError where `built`, an object of the class `target`, is not the option whose name it has. Another name
     than those of the program's options is that of a user's own YAML."""
     option = str(built.name)
@@ -137,6 +137,13 @@ def is_key_of(option: Any, key: str) -> bool:
     group, _, name = key.partition(".")
     checked = group in OF_SOME and bool(name) and option in choices(group)
     return not checked or name.partition(".")[0] in published(group, option)
+
+
+@cache
+def defaults() -> dict[str, str]:
+    """The option of each group that no word of the command line has to choose, as conf/config.yaml names it."""
+    entries = cast(list[dict[str, str] | str], published(".", "config")["defaults"])
+    return {group: option for entry in entries if isinstance(entry, dict) for group, option in entry.items()}
 
 
 @cache

@@ -51,7 +51,7 @@ def configurations() -> Generator[None]:
 
 def configuration(*words: str) -> Config:
     """What a command line of these words would run. UserError as the command line has it."""
-    overrides.check(words)
+    overrides.check_command_line(words)
     try:
         return schema.build(_plain(words), _section)
     except (HydraException, OmegaConfBaseException) as error:

@@ -6,10 +6,9 @@ import textwrap
 from collections.abc import Sequence
 
 import ddlbench
-from ddlbench.config.choices import choices, keys, meanings, title
+from ddlbench.config.choices import choices, choose, defaults, keys, meanings, title
 from ddlbench.config.schema import GROUPS
 
-DEFAULTS = {"loader": "native", "data": "sample_images", "recipe": "sgd", "cluster": "local"}
 HEAD = """\
 ddlbench {version}: one training loop, many frameworks for parallel training, one table.
 
@@ -32,12 +31,12 @@ WIDTH, COLUMN = 120, 34
 def help_text(words: Sequence[str]) -> str:
     """`words`: the command line, whose choices decide which keys are shown."""
     given = dict(word.lstrip("+").split("=", 1) for word in words if "=" in word)
-    chosen = {group: given.get(group, DEFAULTS.get(group, "")) for group in GROUPS}
+    chosen = {group: given.get(group, defaults().get(group, "")) for group in GROUPS}
     lines = [HEAD.format(version=ddlbench.__version__)]
     for group in GROUPS:
-        lines.append(f"{'+' if group not in DEFAULTS else ''}{group}=NAME")
+        lines.append(choose(group, "NAME"))
         for choice in choices(group):
-            default = " (default)" if DEFAULTS.get(group) == choice else ""
+            default = " (default)" if defaults().get(group) == choice else ""
             lines.append(_row(f"{choice}{default}", title(group, choice)))
         lines.append("")
     lines += ["Keys, each with its default", *_keys("", ".", "config"), ""]

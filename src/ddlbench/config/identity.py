@@ -1,6 +1,6 @@
 """The part of a configuration that changes what is measured: `run_id` is its hash, reports merge and compare by it.
 
-A field that a later version adds is declared with the value that keeps the earlier behaviour, so that new records are
+A field that a later version adds is declared with the value that keeps the earlier behavior, so that new records are
 repeats of old ones that lack it: `field(default=None, metadata={"before": None})`.
 """
 
@@ -23,7 +23,7 @@ UNMEASURED = (
 
 def added_later(config: object, prefix: str = "") -> dict[str, Any]:
     """The dotted keys of a dataclass, or of one of its objects, that a later version added, with the value that
-    keeps the earlier behaviour."""
+    keeps the earlier behavior."""
     added: dict[str, Any] = {}
     keys: tuple[Field[Any], ...] = fields(cast(Any, config))
     for field in keys:

@@ -79,7 +79,7 @@ class Train:
         return (self.batch_per_gpu or BATCH_PER_GPU) * world_size
 
     def samples_per_micro_batch(self) -> int:
-        """Of a single device."""
+        """Samples of one forward pass of a single device."""
         return self.micro_batch or self.samples_per_update(1)
 
 

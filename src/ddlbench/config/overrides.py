@@ -22,7 +22,7 @@ PARSER = OverridesParser.create()
 KEY = r"(\+\+?|~)?[A-Za-z_][\w@:-]*([./][\w@:-]+)*"
 
 
-class Options(argparse.ArgumentParser):
+class HydraOptions(argparse.ArgumentParser):
     """The options of Hydra that make sense here; its other ones start several runs or other configurations."""
 
     def __init__(self) -> None:
@@ -43,11 +43,11 @@ class Options(argparse.ArgumentParser):
 LABELS = {*(f"{group}.name" for group in GROUPS if group != "cluster"), "model.kind", "data.kind"}
 
 
-def check(arguments: Sequence[str]) -> None:
+def check_command_line(arguments: Sequence[str]) -> None:
     """Raise UserError for the first word that is not valid."""
     if {"-m", "--multirun"} & set(arguments):
         raise UserError("--multirun is not available: start one run each, or use scripts/slurm/scaling.sh")
-    options = Options().parse_args(list(arguments))
+    options = HydraOptions().parse_args(list(arguments))
     if options.shell_completion:
         return  # its word is install=SHELL
     chosen = check_words(options.overrides)

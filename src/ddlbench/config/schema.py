@@ -64,7 +64,7 @@ class Config(Options):
 
     @property
     def added_later(self) -> dict[str, Any]:
-        """The keys that were added after the first version, with the value that keeps the earlier behaviour."""
+        """The keys that were added after the first version, with the value that keeps the earlier behavior."""
         return added_later(self)
 
     def identity(self) -> dict[str, Any]:
@@ -88,9 +88,9 @@ def section(name: str, raw: dict[str, Any]) -> Any:
     keys = {key.name for key in fields(cls)}
     if unknown := sorted(str(key) for key in set(raw) - keys):
         raise UserError(unknown_key(f"{name}.{unknown[0]}" if name else unknown[0], keys))
-    values.check(name, raw)
+    values.check_value(name, raw)
     merged = cast(DictConfig, OmegaConf.merge(_typed(name, cls), {name: raw}))
-    values.check(name, OmegaConf.to_container(merged[name]))  # once more: texts such as 'nan' have become numbers
+    values.check_value(name, OmegaConf.to_container(merged[name]))  # once more: texts such as 'nan' have become numbers
     return OmegaConf.to_object(merged[name])
 
 
@@ -125,7 +125,7 @@ def build(plain: dict[str, Any], make: Callable[[str, dict[str, Any]], Any] | No
     settings = make("", others)
     built = {name: make(name, raw) for name, raw in sections.items()}
     for group in GROUPS:
-        choices.check(group, str(sections[group]["_target_"]), built[group])
+        choices.check_label(group, str(sections[group]["_target_"]), built[group])
     return Config(**built, **vars(settings))
 
 

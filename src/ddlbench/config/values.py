@@ -31,17 +31,17 @@ MAY_BE_EMPTY = "cluster.notes"
 EXPANDS_HOME = "data.stage_to"  # on the node that copies
 
 
-def check(key: str, value: Any) -> None:
+def check_value(key: str, value: Any) -> None:
     """Raise UserError for a value that no key may have. `value`: plain data below `key` ("" for the top level)."""
     if isinstance(value, Mapping):
         for name, item in cast(Mapping[str, Any], value).items():
-            check(f"{key}.{name}" if key else name, item)
+            check_value(f"{key}.{name}" if key else name, item)
     elif isinstance(value, list):
         items = cast(list[Any], value)
         if len(items) > LONGEST_LIST:
             raise UserError(f"{key} has {len(items)} entries: give at most {LONGEST_LIST}")
         for item in items:
-            check(key, item)
+            check_value(key, item)
     elif isinstance(value, str):
         name = key.rpartition(".")[2] == "name"
         size, longest = len(value.encode(errors="replace")), LONGEST_NAME if name else LONGEST_TEXT

@@ -1,4 +1,4 @@
-"""python -m ddlbench.data: make, choose, pack, tokenise, check and describe data sets."""
+"""python -m ddlbench.data: make, choose, pack, tokenize, check and describe data sets."""
 
 from __future__ import annotations
 

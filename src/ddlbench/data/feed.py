@@ -65,7 +65,7 @@ class Feed(Protocol):
 class Fetched(NamedTuple):
     """Samples read by a split or a loader: shapes as in Batch.
 
-    inputs: images as uint8, as every split gives them, or float32 where a loader has normalised them already; tokens
+    inputs: images as uint8, as every split gives them, or float32 where a loader has normalized them already; tokens
     valid: False where a sample could not be read (validation only: training uses another sample instead)
     bad: names of the samples that could not be read
     """
@@ -94,7 +94,7 @@ class Dataset(Protocol):
     root: folder that holds the data, None: none was given
     mapped: whether samples are read from memory-mapped files, of which the kernel counts no bytes
     stage_to: folder of each node's own storage to read copies from, None: the originals are read
-    costly: whether samples are decoded or tokenised, so that worker processes are useful
+    costly: whether samples are decoded or tokenized, so that worker processes are useful
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The program's own folder, folders that appear under their names only when they are complete, and kept indices."""
+"""The program's own folder, names of the splits, folders that appear only when they are complete, kept indices."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ from numpy.typing import NDArray
 from ddlbench.errors import UserError, reporting
 from ddlbench.files import remove_leftovers, replacing, unfinished_path
 from ddlbench.foreign import open_regular
+
+# Names of the training split (True) and the validation split in indices, packed sets and copies, whatever the names of
+# the user's folders.
+SPLITS = {True: "train", False: "val"}
 
 
 def home() -> Path:

@@ -16,6 +16,7 @@ import numpy as np
 
 from ddlbench.data.processes import SCANNERS, in_threads
 from ddlbench.errors import reporting
+from ddlbench.measure.devices.unknown import total
 
 IN_MEMORY = 1  # the bit of a page in what mincore(2) returns
 
@@ -30,13 +31,9 @@ class Dropped:
 
     @classmethod
     def total(cls, parts: Iterable[Dropped]) -> Dropped:
-        all_parts = list(parts)
-        left = [part.left_bytes for part in all_parts if part.left_bytes is not None]
-        return cls(
-            files=sum(part.files for part in all_parts),
-            bytes=sum(part.bytes for part in all_parts),
-            left_bytes=sum(left) if len(left) == len(all_parts) else None,
-        )
+        parts = list(parts)
+        left_bytes = total(part.left_bytes for part in parts)
+        return cls(sum(part.files for part in parts), sum(part.bytes for part in parts), left_bytes)
 
 
 def drop(files: Iterable[Path]) -> Dropped:

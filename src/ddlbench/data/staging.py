@@ -24,7 +24,6 @@ from ddlbench.files import replacing
 from ddlbench.progress import Progress
 
 CHUNK_BYTES = 2**22
-SPLITS = {True: "train", False: "val"}  # names of the folders of copies, whatever the names of the original folders
 UNFINISHED = ".unfinished"  # folder of copies in the making
 ABANDONED_S = 3600  # a file that was not written to for this time belongs to no running process
 

@@ -24,7 +24,9 @@ from ddlbench.config.compose import configuration, configurations, quiet, refusa
 from ddlbench.config.job import make_job
 from ddlbench.doctor.machine import Line, launchers, limits, links, size
 from ddlbench.errors import RunError, Unavailable, Unsupported
-from ddlbench.measure.devices.environment import environment, gpu, or_none
+from ddlbench.measure.devices.environment import environment
+from ddlbench.measure.devices.nvml import gpu
+from ddlbench.measure.devices.unknown import or_none
 from ddlbench.ranks.launch import pick_device
 from ddlbench.ranks.launchers import Launch, detect
 from ddlbench.texts import first_line

@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from ddlbench.errors import UserError
-from ddlbench.measure.devices.environment import or_none
+from ddlbench.measure.devices.unknown import or_none
 from ddlbench.ranks.launchers import detect, hint
 from ddlbench.texts import GIB, MIB, first_line
 

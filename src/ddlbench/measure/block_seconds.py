@@ -55,6 +55,6 @@ def _measured(
         value = value.detach().requires_grad_(value.is_floating_point() and value.requires_grad)
     idle(device)
     passes = [(seconds(begin, half), seconds(half, end)) for begin, half, end in stamps[1:]]
-    forward, backward = (median(each) for each in zip(*passes, strict=True))
+    forward, backward = map(median, zip(*passes, strict=True))
     following = output.detach().requires_grad_(output.is_floating_point())
     return (forward, backward), following

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import platform
+import socket
 import statistics
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -18,11 +18,10 @@ from ddlbench.job import Job, Place
 from ddlbench.measure.clock import EpochTimes
 from ddlbench.measure.devices.memory import BY_STAGE, PEAKS, peaks
 from ddlbench.measure.devices.meter import OverRanks
+from ddlbench.measure.devices.unknown import largest
 from ddlbench.measure.straggler import OwnStep
 from ddlbench.ranks.boundary import REMEDY
 from ddlbench.ranks.control import all_gather, from_rank_0, gather_to_rank0
-
-Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class RankEpoch:
             rates=rates,
             memory=peaks(job.device),
             samples=sum(times.samples) if place.reports else None,
-            host=platform.node(),
+            host=socket.gethostname(),
             coordinates=dict(place.coordinates),
         )
 
@@ -118,7 +117,7 @@ class EpochRow:
         return self.bad_step is None
 
     def require_finite(self) -> None:
-        """Raise Diverged on every rank alike."""
+        """Raise Diverged on every rank."""
         if not self.finite:
             raise Diverged(f"the loss is not finite at epoch {self.epoch}, step {self.bad_step}: {REMEDY}")
         if not math.isfinite(self.metrics.get("val_loss") or 0.0):
@@ -201,7 +200,7 @@ def _row(epoch: int, warmup: bool, ranks: Sequence[RankEpoch], global_batch: int
 
 
 def require_samples(counted: Sequence[int | None], asked: int) -> None:
-    """Raise RunError, on every rank alike, unless an epoch's batches held what its steps ask for.
+    """Raise RunError, on every rank, unless an epoch's batches held what its steps ask for.
 
     counted: samples of the batches of each rank; None on a rank that does not report
     """
@@ -214,7 +213,7 @@ def require_samples(counted: Sequence[int | None], asked: int) -> None:
 
 
 def require_val_samples(counted: int, expected: int, unread_here: int) -> None:
-    """Raise RunError, on every rank alike, unless every validation sample was counted once, but for those that could
+    """Raise RunError, on every rank, unless every validation sample was counted once, but for those that could
     not be read (data.on_bad_sample=skip).
 
     counted, expected: over all ranks
@@ -228,8 +227,3 @@ def require_val_samples(counted: int, expected: int, unread_here: int) -> None:
             f"{counted} validation samples were counted and {unread} could not be read, of {expected}: "
             "report this as a bug of the loader or of the framework's layout"
         )
-
-
-def largest(values: Iterable[Number | None]) -> Number | None:
-    """The largest of the values that are not None; None if there is none."""
-    return max((value for value in values if value is not None), default=None)

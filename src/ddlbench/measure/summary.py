@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ddlbench.measure.devices.unknown import largest
 from ddlbench.measure.devices.usage import Load
-from ddlbench.measure.rows import EpochRow, largest
+from ddlbench.measure.rows import EpochRow
 from ddlbench.measure.straggler import OwnStep, own_columns
 
 LAST = ("val_loss", "val_top1", "val_top5", "val_perplexity_token", "val_perplexity_word", "val_samples")

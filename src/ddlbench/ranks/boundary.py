@@ -2,65 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ddlbench.errors import Diverged, Failure, Stopped
+from ddlbench.errors import Diverged
 from ddlbench.ranks.control import AsyncReduction, barrier
 
 REMEDY = "lower recipe.optimizer.lr, lengthen the warm-up (recipe.schedule.warmup_epochs) or set train.clip_norm"
-
-
-class StopAgreement:
-    """Where all ranks stop: a boundary that no rank has passed, agreed on without a collective. This is one rank's
-    side: its main thread passes boundaries, another thread announces and decides.
-
-    A rank that waits for its device or for another rank cannot take part in a collective, and a vote every few steps
-    could take minutes. So threads agree (run/peers.py): each announces how many boundaries its rank has passed. From
-    then on its rank waits at the next boundary until all know the answer. The answer is one more than the largest
-    number: no rank has passed this boundary, and every rank reaches it, because this needs no work of another rank
-    beyond it.
-
-        rank 0    b1  b2  b3 | announces 3           waits at b4 for the answer, goes on      b5 stops
-        rank 1    b1  b2  b3  b4 | announces 4       waits at b5 for the answer                  stops
-
-    request: the reason to stop; None: no rank has asked for a stop
-    at: the number of the boundary at which all ranks stop; None: not yet decided
-    """
-
-    def __init__(self) -> None:
-        self.changed = threading.Condition()
-        self.passed = 0
-        self.request: Failure | None = None
-        self.at: int | None = None
-
-    def pass_boundary(self, where: str) -> None:
-        """Called by every rank at the same points of a run. Raises Stopped at the one that was agreed on.
-
-        where: as in "after step 3 of epoch 0"
-        """
-        with self.changed:
-            self.passed += 1
-            if self.request is None:
-                return
-            self.changed.wait_for(lambda: self.at is not None)
-            if self.passed == self.at:
-                raise Stopped(self.request, where)
-
-    def announce(self, request: Failure) -> int:
-        """How many boundaries this rank has passed; from now on it waits at the next one for `decide`."""
-        with self.changed:
-            self.request = self.request or request
-            return self.passed
-
-    def decide(self, at: int) -> None:
-        with self.changed:
-            self.at = at
-            self.changed.notify_all()
 
 
 class Boundary:
@@ -72,7 +23,8 @@ class Boundary:
     ends without any further call on this rank (docs/adr/0014).
 
     progressed: called at every step, so that a hang is noticed
-    stop: asked at every step, every batch of a validation and before every epoch; raises Stopped on all ranks alike
+    stop: called with a place such as "after step 3 of epoch 0" at every step, every batch of a validation and before
+        every epoch; raises Stopped on all ranks (run/stop_request.py)
     before_epoch: called by `begin` on every rank
     """
 
@@ -80,13 +32,13 @@ class Boundary:
         self,
         device: torch.device,
         progressed: Callable[[], None] = lambda: None,
-        stop: StopAgreement | None = None,
+        stop: Callable[[str], None] = lambda _: None,
         every: int = 50,
         before_epoch: Callable[[], None] = lambda: None,
     ) -> None:
         self.device = device
         self.progressed = progressed
-        self.stop = stop or StopAgreement()
+        self.stop = stop
         self.every = every
         self.before_epoch = before_epoch
         self.epoch = 0
@@ -98,24 +50,24 @@ class Boundary:
         self.vote: AsyncReduction | None = None
 
     def begin(self, epoch: int, steps: int) -> None:
-        """Before an epoch of so many steps, outside its clock. All ranks wait for each other. Raises Stopped."""
+        """Before an epoch of `steps` steps, outside its clock. All ranks wait for each other. Raises Stopped."""
         self.epoch, self.steps, self.looked, self.vote = epoch, 0, None, None
         self.steps_per_epoch, self.reported, self.voted_on = steps, 0, 0
         barrier()
-        self.stop.pass_boundary(f"before epoch {epoch}")
+        self.stop(f"before epoch {epoch}")
         self.before_epoch()
 
     def heartbeat(self) -> None:
         """Between two pieces of work that are no step of an epoch, as the batches of a validation. Raises Stopped."""
         self.progressed()
-        self.stop.pass_boundary(f"after the last step of epoch {self.epoch}")
+        self.stop(f"after the last step of epoch {self.epoch}")
 
     def pass_step(self, loss: Tensor | None) -> None:
         """After every step of an epoch; loss: a number on the device, None where this rank has none. Raises Diverged
         or Stopped, on every rank."""
         self.progressed()
         self.steps += 1
-        self.stop.pass_boundary(f"after step {self.steps - 1} of epoch {self.epoch}")
+        self.stop(f"after step {self.steps - 1} of epoch {self.epoch}")
         if loss is not None:
             if self.reported == 0:
                 self._losses = torch.empty(self.steps_per_epoch, device=loss.device)

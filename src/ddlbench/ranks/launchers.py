@@ -23,17 +23,12 @@ OPEN_MPI = "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCA
 HOROVOD = "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"
 HYDRA = "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"  # MPICH, Intel MPI, MVAPICH
 PMIX_RANK = "PMIX_RANK"  # of Open MPI 5, and of srun --mpi=pmix
-# How the names of the variables begin by which each launcher tells a process its place.
-PLACES = {
-    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_"),
-    "srun": ("SLURM_",),
-    "mpirun": ("OMPI_", "PMI", "MPI_LOCAL"),
-    "horovodrun": (
-        "HOROVOD_CROSS_", "HOROVOD_GLOO_RENDEZVOUS_", "HOROVOD_HOSTNAME", "HOROVOD_LOCAL_", "HOROVOD_RANK",
-        "HOROVOD_SIZE",
-    ),
-}  # fmt: skip
-PLACE_VARIABLES = tuple(prefix for prefixes in PLACES.values() for prefix in prefixes)
+# Prefixes of the variables by which torchrun, srun, mpirun and horovodrun tell a process its place.
+PLACE_VARIABLES = (
+    "RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMI",
+    "MPI_LOCAL", "HOROVOD_CROSS_", "HOROVOD_GLOO_RENDEZVOUS_", "HOROVOD_HOSTNAME", "HOROVOD_LOCAL_", "HOROVOD_RANK",
+    "HOROVOD_SIZE",
+)  # fmt: skip
 SETTING_VARIABLES = ("HOROVOD_", "OMPI_", "SLURM_")  # those of launchers that also say how a run computes
 # For tests of correctness (streams, mixed precision, random numbers): several ranks share a GPU and communicate over
 # gloo. Of GPU tensors torch's gloo group copies those of all_reduce, broadcast, reduce, gather, scatter, all_gather and

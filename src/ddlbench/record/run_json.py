@@ -16,7 +16,8 @@ from ddlbench.config.schema import Config
 from ddlbench.errors import RunError
 from ddlbench.job import Framework, Job, Model, Trainer
 from ddlbench.loop import Run
-from ddlbench.measure.devices.environment import environment, or_none
+from ddlbench.measure.devices.environment import environment
+from ddlbench.measure.devices.unknown import or_none
 from ddlbench.measure.formulas.flops import hardware_flops, training_flops
 from ddlbench.ranks.launch import Launch
 from ddlbench.recipe.recipe import Recipe

@@ -172,7 +172,7 @@ def make_run(attempt: Attempt, scenario: Scenario, place: Place, feed: Feed, sup
     config, job, record = attempt.config, attempt.job, attempt.record
     model = scenario.begin(feed)
     progress = Progress(config.progress and job.rank == 0)
-    boundary = Boundary(job.device, supervisor.progressed, supervisor.stop)
+    boundary = Boundary(job.device, supervisor.progressed, supervisor.stop.pass_boundary)
     if config.train.cold_cache:
         boundary.before_epoch = ColdCache(attempt, supervisor).drop
     return Run(

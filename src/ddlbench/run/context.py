@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -48,15 +48,6 @@ class Spans:
     def end(self, name: str) -> None:
         now = time.perf_counter()
         self.seconds[name], self.last = now - self.last, now
-
-
-class Opened(NamedTuple):
-    """What a rank tells the others once it can name the run."""
-
-    host: str
-    run_id: str
-    folder: Path | None
-    cores: int
 
 
 class Attempt:
@@ -105,23 +96,21 @@ class Attempt:
         """UserError on every rank where one reads other data, or has another configuration or other versions of
         libraries. Other differences between their environments are recorded and printed."""
         folder = self.record.folder.resolve() if self.record else None
-        ranks = all_gather(Opened(socket.gethostname(), self.run_id, folder, len(allowed_cores())))
-        first = ranks[0]
-        self.folder, self.hosts = first.folder, [opened.host for opened in ranks]
-        for rank, opened in enumerate(ranks):
-            if opened.run_id != first.run_id:
+        here = socket.gethostname(), self.run_id, folder, len(allowed_cores())
+        hosts, run_ids, folders, cores = zip(*all_gather(here), strict=True)
+        self.folder, self.hosts = folders[0], list(hosts)
+        for rank, other in enumerate(run_ids):
+            if other != run_ids[0]:
                 raise UserError(
-                    f"rank {rank} on {opened.host} has the data or configuration of {opened.run_id}, rank 0 on "
-                    f"{first.host} has those of {first.run_id}: give every node the same (data.root, stale file list "
-                    "in data.cache_dir)"
+                    f"rank {rank} on {hosts[rank]} has the data or configuration of {other}, rank 0 on {hosts[0]} has "
+                    f"those of {run_ids[0]}: give every node the same (data.root, stale file list in data.cache_dir)"
                 )
         differing = compare_environments(machine(self.device))
         if self.record:
             self.record.add(ranks_differ=differing)
             for line in differing:
                 tell(f"warning: {line}")
-            fewest = min(opened.cores for opened in ranks)
-            self.record.add(environment={**self.record.content["environment"], "cpu_count_min": fewest})
+            self.record.add(environment={**self.record.content["environment"], "cpu_count_min": min(cores)})
 
     def stage_data(self) -> None:
         """Copy the data to the nodes' own storage where data.stage_to is set."""
@@ -147,7 +136,7 @@ class Attempt:
         """Record the end, if this rank has the record; of a hang also this rank's last collectives. Never raises."""
         record, ended_by = self.record, failure.ended_by
         if record is not None and record.finish(failure.status, failure.reason, final, ended_by=ended_by) and final:
-            self._show_folder(record)
+            self._show_folder()
         if failure.status == "timeout" and ended_by is None and self.folder is not None and not self.hung:
             self.hung = True  # now: a collective that fails looks like one that ended
             save_last_collectives(self.folder, self.launch.rank)
@@ -158,7 +147,7 @@ class Attempt:
             return True
         recorded = self.record.finish("ok")
         if recorded:
-            self._show_folder(self.record)
+            self._show_folder()
             self.on_success()
         return recorded
 
@@ -169,12 +158,13 @@ class Attempt:
             if self.folder is not None and end_for_rank_0(self.folder, status, reason, ended_by=ended_by):
                 tell(f"{failure.status}: {failure.reason}")
 
-    def _show_folder(self, record: Record) -> None:
+    def _show_folder(self) -> None:
         """Print where the record is, once; not with progress=false in a run that ended with `ok`."""
-        if not self.shown and (self.config.progress or record.content["status"] != "ok"):
+        assert self.record is not None, "rank 0 has the record"
+        if not self.shown and (self.config.progress or self.record.content["status"] != "ok"):
             self.shown = True
             results = shlex.quote(self.config.results_dir)
-            tell(f"the record is in {record.folder}; to see tables: python -m ddlbench.report {results}")
+            tell(f"the record is in {self.record.folder}; to see tables: python -m ddlbench.report {results}")
 
 
 def compare_environments(environment: Mapping[str, Any]) -> list[str]:

@@ -4,7 +4,7 @@ in memory (TORCH_FR_BUFFER_SIZE). report/hung.py compares the ranks."""
 from __future__ import annotations
 
 import json
-import platform
+import socket
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +26,7 @@ def save_last_collectives(folder: Path, rank: int) -> None:
     def save() -> None:
         target = folder / COLLECTIVES / f"rank-{rank}.json"
         target.parent.mkdir(exist_ok=True)
-        write_json(target, {"rank": rank, "host": platform.node(), "collectives": last_collectives()})
+        write_json(target, {"rank": rank, "host": socket.gethostname(), "collectives": last_collectives()})
 
     thread = Thread(target=save, name="ddlbench-collectives", daemon=True)
     thread.start()

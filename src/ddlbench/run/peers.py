@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import queue
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 from ddlbench.errors import Failure, PeerFailed
-from ddlbench.ranks.boundary import StopAgreement
+from ddlbench.run.stop_request import StopRequest
 from ddlbench.texts import first_few
 
 T = TypeVar("T")
@@ -36,11 +36,11 @@ class Peers:
     store: a connection of its own, so that a thread may read it while another waits in the store
     failure: the first that was posted; recorded: whether rank 0 has written it
     lost: the store's process has ended
-    stop: this rank's, which gets what the ranks agree on (ranks/boundary.py)
+    stop: this rank's, which gets what the ranks agree on
     """
 
-    def __init__(self, store: Any, rank: int, world_size: int, stop: StopAgreement | None = None) -> None:
-        self.store, self.rank, self.world_size, self.stop = store, rank, world_size, stop or StopAgreement()
+    def __init__(self, store: Any, rank: int, world_size: int, stop: StopRequest | None = None) -> None:
+        self.store, self.rank, self.world_size, self.stop = store, rank, world_size, stop or StopRequest(rank)
         self.announced = False
         self.period_s = max(0.25, world_size / 500)
         self.failure: Failure | None = None
@@ -198,7 +198,7 @@ class Peers:
     def _round(self) -> None:
         """Send a heartbeat; read what other ranks have posted."""
         self.beats += 1
-        self.store.set(f"{BEAT}/{self.rank}", f"{self.beats} {platform.node()}, pid {os.getpid()}")
+        self.store.set(f"{BEAT}/{self.rank}", f"{self.beats} {socket.gethostname()}, pid {os.getpid()}")
         if self.failure is None and self.store.check([FAILURE]):
             self.failure = Failure(**json.loads(self.store.get(FAILURE)))
         elif self.failure is not None and not self.recorded:

@@ -19,8 +19,8 @@ import torch.distributed as dist
 
 from ddlbench.errors import RunError
 from ddlbench.measure.clock import idle
-from ddlbench.measure.devices.environment import gpu, or_none
-from ddlbench.measure.devices.nvml import gpu_state_reader
+from ddlbench.measure.devices.nvml import gpu, gpu_state_reader
+from ddlbench.measure.devices.unknown import or_none
 from ddlbench.progress import tell
 from ddlbench.ranks.control import all_gather, single_process
 from ddlbench.record.files import write_json

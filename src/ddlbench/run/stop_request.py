@@ -1,15 +1,19 @@
-"""A request to stop, from a signal or the run's time limit, and until when the ranks must have stopped."""
+"""A request to stop, from a signal or the run's time limit: at which boundary all ranks stop, and until when they must
+have stopped."""
 
 from __future__ import annotations
 
 import math
+import threading
 import time
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from ddlbench.errors import TIME_LIMIT, Failure
+from ddlbench.errors import TIME_LIMIT, Failure, Stopped
 from ddlbench.progress import tell
-from ddlbench.ranks.boundary import StopAgreement
-from ddlbench.run.peers import Peers
+
+if TYPE_CHECKING:
+    from ddlbench.run.peers import Peers
 
 # With the time to record a failure these stay below the 30 s that Slurm and torchrun give a rank.
 REACH_S = 10.0  # while the ranks connect: until this rank reaches the store, and once more until all ranks read it
@@ -19,21 +23,60 @@ BEHIND_S = 5.0  # between the first rank that is there and this one
 ONE_SIGNAL_S = 1.0  # a terminal signals the launcher and the ranks, and the launcher signals the ranks again
 
 
-class StopRequest(StopAgreement):
-    """One rank's side of a stop, with the requests that this rank itself makes.
+class StopRequest:
+    """One rank's side of a stop at a boundary that no rank has passed. Its main thread passes boundaries, another
+    thread sends requests, announces and decides.
+
+    A rank that waits for its device or for another rank cannot take part in a collective, and a vote every few steps
+    could take minutes. So threads agree (run/peers.py): each announces how many boundaries its rank has passed. From
+    then on its rank waits at the next boundary until all know the answer. The answer is one more than the largest
+    number: no rank has passed this boundary, and every rank reaches it, because this needs no work of another rank
+    beyond it.
+
+        rank 0    b1  b2  b3 | announces 3           waits at b4 for the answer, goes on      b5 stops
+        rank 1    b1  b2  b3  b4 | announces 4       waits at b5 for the answer                  stops
 
     limit_s: the run's time limit, counted from `began` (of perf_counter)
+    request: the reason to stop; None: no rank has asked for a stop
+    at: the number of the boundary at which all ranks stop; None: not yet decided
     sent: the request of this rank; None: it has sent none
     """
 
     def __init__(self, rank: int, limit_s: float | None = None, began: float = 0.0) -> None:
-        super().__init__()
+        self.changed = threading.Condition()
+        self.passed = 0
+        self.request: Failure | None = None
+        self.at: int | None = None
         self.rank, self.limit_s = rank, limit_s
         self.limit_at = math.inf if limit_s is None else began + limit_s
         self.sent: Failure | None = None
         self.since = math.inf  # when this rank sent its request
         self.wait_until = math.inf  # for the main thread, where another rank is at the boundary
         self.reported = False
+
+    def pass_boundary(self, where: str) -> None:
+        """Called by every rank at the same points of a run. Raises Stopped at the one that was agreed on.
+
+        where: as in "after step 3 of epoch 0"
+        """
+        with self.changed:
+            self.passed += 1
+            if self.request is None:
+                return
+            self.changed.wait_for(lambda: self.at is not None)
+            if self.passed == self.at:
+                raise Stopped(self.request, where)
+
+    def announce(self, request: Failure) -> int:
+        """How many boundaries this rank has passed; from now on it waits at the next one for `decide`."""
+        with self.changed:
+            self.request = self.request or request
+            return self.passed
+
+    def decide(self, at: int) -> None:
+        with self.changed:
+            self.at = at
+            self.changed.notify_all()
 
     def same_signal(self) -> bool:
         """Whether a signal that has just come is the one that came before."""

@@ -48,7 +48,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SlurmJob:
     """One job: its cells, all with the same GPU count. proves: whether it is the smallest cell of its configuration,
     which has to end well before the others start."""
 
@@ -84,16 +84,16 @@ def queue() -> Queue:
     return Queue({job[0].strip(): (job[1], job[2]) for job in jobs if len(job) == 3 and job[2].isdigit()})
 
 
-def jobs(cells: Sequence[Cell], pack: int) -> list[Plan]:
+def jobs(cells: Sequence[Cell], pack: int) -> list[SlurmJob]:
     """The first cell of each configuration at its smallest GPU count, alone; then the others, small GPU counts first,
     in the order of the study, `pack` of one GPU count in a job."""
     by_size = sorted(cells, key=lambda cell: cell.gpus)
     smallest = [group[0] for group in group_by(by_size, lambda cell: cell.family).values()]
-    plans = [Plan((cell,), True) for cell in smallest]
+    plans = [SlurmJob((cell,), True) for cell in smallest]
     proofs = {cell.key for cell in smallest}
     others = [cell for cell in by_size if cell.key not in proofs]
     for group in group_by(others, lambda cell: cell.gpus).values():
-        plans += [Plan(tuple(group[start : start + pack]), False) for start in range(0, len(group), pack)]
+        plans += [SlurmJob(tuple(group[start : start + pack]), False) for start in range(0, len(group), pack)]
     return plans
 
 

@@ -1,4 +1,4 @@
-"""A study: axes, what is excluded, repeats. docs/studies.md explains the keys of its YAML file."""
+"""A study, its cells, and how it is read from a YAML file and the command line. docs/studies.md explains its keys."""
 
 from __future__ import annotations
 
@@ -8,42 +8,30 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from ddlbench.config.choices import choices, conf_dir, is_key_of
-from ddlbench.config.values import check, shown
+from ddlbench.config.values import check_value, shown
 from ddlbench.errors import UserError
-from ddlbench.sweep.values import Plain, as_list, check_key, names_of, number, parse_word, quoted, read, section, word
+from ddlbench.sweep.parts import (
+    NAME,
+    SCALING,
+    Figure,
+    Setting,
+    check_axis,
+    check_key,
+    figure_of,
+    matches,
+    seeds_of,
+    settable,
+    setting_of,
+    where_of,
+)
+from ddlbench.sweep.values import Plain, as_list, names_of, number, parse_word, quoted, read, section, word
 
 FOLDERS = ("study", "experiment")  # of conf/
 LARGEST = 100_000  # cells
-MOST_GPUS = 2**20
-SCALING = {"strong": "train.global_batch", "weak": "train.batch_per_gpu"}
-NAME = re.compile(r"\w[\w. -]*")  # of a file: it becomes that of a folder, and of jobs
-SPECIAL = ("gpus", "batch", "scaling")  # of axes, beside the keys of ddlbench
 NUMBERS = {"repeats": 1, "order": 0, "gpus_per_node": 1, "limit_s": 1}  # the smallest value of each
-
-
-class Figure(NamedTuple):
-    """A figure of a paper: ddlbench-report RESULTS --study NAME draws it from the cells of the study.
-
-    kind:  a figure of the report, such as epoch_time (figures/figures.py)
-    where: the values on the axes of its cells; empty: all
-    best:  whether each curve has its fastest GPU count alone
-    by:    as Study.by, which holds where this is empty
-    """
-
-    kind: str
-    where: Mapping[str, list[Any]]
-    best: bool = False
-    by: tuple[str, ...] = ()
-
-
-class Setting(NamedTuple):
-    """Keys of those cells whose values on the axes are all among those of `where`."""
-
-    where: Mapping[str, list[Any]]
-    keys: Plain
 
 
 @dataclass(frozen=True)
@@ -149,7 +137,7 @@ def _study(name: str, raw: dict[str, Any]) -> Study:
     base = _base(raw["base"]) if "base" in raw else Study(name, axes={})
     new_axes = {key: as_list(value) for key, value in section(raw.get("axes"), "axes").items()}
     for key, values in new_axes.items():
-        _check_axis(key, values)
+        check_axis(key, values)
     axes = {**base.axes, **new_axes}
     figures = {str(key): content for key, content in section(raw.get("figures"), "figures").items()}
     limits = section(raw.get("limits_s"), "limits_s")
@@ -157,15 +145,15 @@ def _study(name: str, raw: dict[str, Any]) -> Study:
         base,
         name=name,
         axes=axes,
-        keys={**base.keys, **_settable(raw.get("keys"), "keys")},
-        settings=[*base.settings, *(_setting(item, axes) for item in as_list(raw.get("settings", [])))],
-        exclude=[*base.exclude, *(_where(item, axes, "exclude") for item in as_list(raw.get("exclude", [])))],
-        seeds=_seeds(raw["seeds"]) if "seeds" in raw else base.seeds,
+        keys={**base.keys, **settable(raw.get("keys"), "keys")},
+        settings=[*base.settings, *(setting_of(item, axes) for item in as_list(raw.get("settings", [])))],
+        exclude=[*base.exclude, *(where_of(item, axes, "exclude") for item in as_list(raw.get("exclude", [])))],
+        seeds=seeds_of(raw["seeds"]) if "seeds" in raw else base.seeds,
         by=names_of("by", raw["by"]) if "by" in raw else base.by,
         across=names_of("across", raw["across"]) if "across" in raw else base.across,
         figures={
             **{key: figure for key, figure in base.figures.items() if key not in figures},
-            **{key: _figure(key, content, axes) for key, content in figures.items() if content is not None},
+            **{key: figure_of(key, content, axes) for key, content in figures.items() if content is not None},
         },
         limits_s={number("limits_s", gpus, 1): number("limits_s", limit, 1) for gpus, limit in limits.items()},
         **cast(Any, {key: number(key, raw[key], least) for key, least in NUMBERS.items() if key in raw}),
@@ -184,14 +172,14 @@ def _override(study: Study, key: str, value: Any) -> Study:
     if key in NUMBERS:
         return replace(study, **{key: number(key, value, NUMBERS[key])})
     if key == "seeds":
-        return replace(study, seeds=_seeds(value))
+        return replace(study, seeds=seeds_of(value))
     if key == "results_dir":
-        check(key, value)
+        check_value(key, value)
         return replace(study, results_dir=value)
     if key in study.axes:
-        _check_axis(key, as_list(value))
+        check_axis(key, as_list(value))
         return replace(study, axes={**study.axes, key: as_list(value)})
-    _check_value(key, value, of_file=False)
+    check_key(key, value, of_file=False)
     return replace(study, overrides={**study.overrides, key: value})
 
 
@@ -217,75 +205,3 @@ def _checked(study: Study, of_file: Study) -> Study:
     study = replace(study, axes={key: values for key, values in study.axes.items() if key not in unused})
     quoted("results_dir", study.results_dir)
     return study
-
-
-def _check_axis(key: Any, values: list[Any]) -> None:
-    if not values:
-        raise UserError(f"axis {shown(key)} has no values: give at least one")
-    for value in values:
-        _check_value(key, value)
-    texts = [str(value) for value in values]
-    if len(set(texts)) < len(texts):
-        raise UserError(f"axis {shown(key)} names a value twice: use repeats for several runs of one cell")
-
-
-def _check_value(key: Any, value: Any, of_file: bool = True) -> None:
-    """UserError for what no axis and no key of a study may be; of_file: as check_key takes it."""
-    if key not in SPECIAL:
-        check_key(key, value, of_file)
-    elif key == "scaling":
-        if value not in SCALING:
-            raise UserError(f"scaling={shown(value)} is unknown: choose strong (batch: of all GPUs) or weak (of each)")
-    elif number(key, value, 1) > MOST_GPUS:
-        raise UserError(f"{key}={shown(value)} is too large: give at most {MOST_GPUS}")
-
-
-def _settable(raw: Any, place: str) -> dict[str, Any]:
-    keys = section(raw, place)
-    for key, value in keys.items():
-        _check_value(key, value)
-    return keys
-
-
-def _setting(raw: Any, axes: Plain) -> Setting:
-    content = section(raw, "settings")
-    if set(content) != {"where", "keys"}:
-        raise UserError("each of settings has `where` (values on axes) and `keys`")
-    keys = _settable(content["keys"], "settings")
-    if "gpus" in keys:
-        raise UserError("settings cannot set gpus: make it an axis")
-    return Setting(_where(content["where"], axes, "settings"), keys)
-
-
-def _figure(name: Any, raw: Any, axes: Plain) -> Figure:
-    content, place = section(raw, "figures"), f"figures: {shown(name)}"
-    best = content.get("best", False)
-    wrong = not NAME.fullmatch(str(name)) or not set(content) <= set(Figure._fields) or "kind" not in content
-    if wrong or not isinstance(best, bool):
-        raise UserError(
-            f"{place}: a figure has a name of letters and digits, a kind, and may have where, by, best: true | false"
-        )
-    where = _where(content["where"], axes, place) if "where" in content else {}
-    return Figure(str(content["kind"]), where, best, names_of("by", content.get("by", [])))
-
-
-def _where(raw: Any, axes: Plain, place: str) -> dict[str, list[Any]]:
-    where = section(raw, place)
-    if not where or [] in where.values():
-        raise UserError(f"{place}: {shown(raw)} names no cells: give axes and values of this study, or leave it out")
-    for key, value in where.items():
-        unknown = [item for item in as_list(value) if key not in axes or item not in axes[key]]
-        if key not in axes or unknown:
-            raise UserError(f"{place}: {shown(key)}={shown(value)} is on no axis: give axes and values of this study")
-    return {key: as_list(value) for key, value in where.items()}
-
-
-def matches(where: Mapping[str, list[Any]], point: Plain) -> bool:
-    """Whether a point has one of the given values on each axis."""
-    return all(key in point and point[key] in values for key, values in where.items())
-
-
-def _seeds(value: Any) -> list[int]:
-    if value == []:
-        raise UserError("seeds=[] has no values: give at least one")
-    return [number("seeds", seed, 0) for seed in as_list(value)]

@@ -1,4 +1,4 @@
-"""What a study's YAML may contain: a small, safe part of YAML; and its values as words of ddlbench's command line."""
+"""A small, safe part of YAML as plain data, and its values as words of ddlbench's command line."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from typing import Any, cast
 import yaml
 
 from ddlbench.config.choices import choose
-from ddlbench.config.overrides import check_words
 from ddlbench.config.schema import GROUPS
-from ddlbench.config.values import check, shown
+from ddlbench.config.values import shown
 from ddlbench.errors import UserError
 
 Plain = Mapping[str, Any]
@@ -23,20 +22,6 @@ DEEPEST = 8  # levels of nesting
 KEY = re.compile(r"[a-z_]\w*(\.[a-z_]\w*)*")
 PLAIN_TEXT = re.compile(r"[A-Za-z_][\w.-]*")
 KEYWORDS = {"null", "true", "false", "nan", "inf"}  # of Hydra's grammar, in upper and lower case
-# Folders depend on the machine: they belong to the command line, not to a study's file.
-PATHS = (
-    "results_dir", "checkpoint.dir", "data.root", "data.cache_dir", "data.stage_to", "data.tokenizer", "data.train",
-    "data.valid", "data.train_dir", "data.val_dir", "framework.nvme_path",
-)  # fmt: skip
-# Set by the sweep in each cell, and how to ask it for them.
-OF_SWEEP = {
-    "train.repeat": "repeats=N",
-    "train.seed": "seeds=[A,B]",
-    "train.global_batch": "scaling=strong batch=N",
-    "train.batch_per_gpu": "scaling=weak batch=N",
-    "dryrun": "--dry-run",
-    "backend": "python -m ddlbench, for single runs",
-}
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -128,18 +113,6 @@ def number(key: Any, value: Any, least: int) -> int:
 def word(key: str, value: Any) -> str:
     """One word of ddlbench's command line."""
     return choose(key, _text(key, value)) if key in GROUPS else f"{key}={_text(key, value)}"
-
-
-def check_key(key: Any, value: Any, of_file: bool = True) -> None:
-    """UserError for a key that a study cannot set. of_file: in a study's file; else on the command line."""
-    if not isinstance(key, str) or not KEY.fullmatch(key):
-        raise UserError(f"{shown(key)} is no key of ddlbench: write dotted names, such as train.epochs")
-    if key in OF_SWEEP:
-        raise UserError(f"{key} cannot be set in a study: use {OF_SWEEP[key]}")
-    if of_file and key in PATHS:
-        raise UserError(f"{key} cannot be set in a study's file: paths belong to the command line, {key}=PATH")
-    check(key, value)
-    check_words([word(key, value)])
 
 
 def _text(key: str, value: Any) -> str:

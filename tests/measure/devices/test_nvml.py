@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ddlbench.measure.devices import environment, nvml
+from ddlbench.measure.devices import nvml
 from ddlbench.measure.devices.nvml import GpuState, gpu_state_reader, joules, throttling
 
 CUDA = torch.device("cuda", 0)
@@ -56,7 +56,6 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Nvml:
     library = Nvml()
     place = SimpleNamespace(pci_domain_id=10, pci_bus_id=11, pci_device_id=0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: place)
-    monkeypatch.setattr(environment, "nvml", lambda: library)
     monkeypatch.setattr(nvml, "nvml", lambda: library)
     return library
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ddlbench.measure.devices import usage
-from ddlbench.measure.devices.usage import ReadBytes, family_seconds, total
+from ddlbench.measure.devices.usage import ReadBytes, family_seconds
 
 LOOK_BYTES = 2_000  # of a few files in /proc of one process
 BUSY = """import time
@@ -72,9 +72,3 @@ def test_a_child_counts_while_it_runs_and_after_its_end(ended: bool) -> None:
 def test_a_counter_that_the_kernel_hides_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(usage, "_read_bytes", lambda pid: None)
     assert ReadBytes.now().since(ReadBytes(5)) is None
-
-
-def test_a_part_of_a_sum_is_no_sum() -> None:
-    assert total([10, 40, 20]) == 70
-    assert total([10, None, 20]) is None
-    assert total([]) is None

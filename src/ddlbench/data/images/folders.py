@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ddlbench.data.home import SPLITS
 from ddlbench.data.images.index import FolderLayout, Index, open_index, prepare_index
 from ddlbench.data.images.source import FolderSource, Source
 from ddlbench.data.images.split import DECODERS, ImageSplit
-from ddlbench.data.staging import SPLITS, StagedFiles, node_folder
+from ddlbench.data.staging import StagedFiles, node_folder
 from ddlbench.errors import UserError, check_values
 from ddlbench.job import Model
 
@@ -27,7 +28,7 @@ class ImageFolders:
 
     cache_dir: where the list of files is kept; None: in root, or with the program's files where root is read-only
     stage_to: folder of each node's own storage to copy the images to before the clock starts; None: read them in root
-    val_limit: validate on so many samples, evenly_spaced evenly over all classes; None: all
+    val_limit: number of validation samples, evenly spaced over all classes; None: all
     decode: pil | torchvision; on_bad_sample: fatal | skip (training takes the next file in its place, validation
         leaves it out of the sums; either way it is named in the log and in the record)
     val_resize: shorter side before validation's centre crop; None: 256/224 of the model's image size

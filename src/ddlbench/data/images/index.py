@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ddlbench.data.home import kept_folder, read_arrays, write_arrays
+from ddlbench.data.home import SPLITS, kept_folder, read_arrays, write_arrays
 from ddlbench.data.processes import SCANNERS
-from ddlbench.data.tfrecord.packed import SPLITS
 from ddlbench.errors import UserError
 from ddlbench.texts import digest, first_few
 
@@ -39,7 +38,7 @@ class Files:
         return len(self.labels)
 
     def sound(self, classes: int) -> bool:
-        """Whether the arrays fit each other and so many classes: a kept index may have come with the data."""
+        """Whether the arrays fit each other and the number of classes: a kept index may have come with the data."""
         kinds = self.names.dtype.kind, self.sizes.dtype, self.labels.dtype
         shapes = {self.names.shape, self.sizes.shape, self.labels.shape}
         if kinds != ("S", np.int64, np.int32) or shapes != {(self.labels.size,)}:
@@ -145,7 +144,7 @@ def scan(layout: FolderLayout) -> Index:
     classes, hashed = layout.classes(), hashlib.sha256()
     splits: dict[str, Files] = {}
     dangling: list[str] = []
-    for role, folder in zip(SPLITS, layout.splits, strict=True):
+    for role, folder in zip(SPLITS.values(), layout.splits, strict=True):
         names, sizes, counts = [np.empty(0, "S1")], [np.empty(0, np.int64)], list[int]()
         folders = [folder / name for name in classes] if folder in layout.present else []
         with ThreadPoolExecutor(SCANNERS) as pool:
@@ -185,10 +184,10 @@ def _cache_file(layout: FolderLayout, cache_dir: str | None) -> Path:
 
 def _read(file: Path) -> tuple[Index, list[int]] | None:
     """The kept index and its stamps; None where there is none, or none that can be read."""
-    arrays = read_arrays(file, ["about", *(f"{role}_{key}" for role in SPLITS for key in KEYS)])
+    arrays = read_arrays(file, ["about", *(f"{role}_{key}" for role in SPLITS.values() for key in KEYS)])
     if arrays is None:
         return None
-    splits = {role: Files(*(arrays[f"{role}_{key}"] for key in KEYS)) for role in SPLITS}
+    splits = {role: Files(*(arrays[f"{role}_{key}"] for key in KEYS)) for role in SPLITS.values()}
     try:
         about: dict[str, Any] = json.loads(arrays["about"].tobytes())
         index = Index(tuple(about["classes"]), splits, str(about["hash"]))

@@ -1,6 +1,6 @@
 """Packed image sets (data/tfrecord/packed.py) as training data, with the crops and flips of data/images/folders.py.
 
-The records of the shards are looked through once, and where the images lie is kept. Images are numbered by class and
+The records of the shards are read once, and the position of each image is kept. Images are numbered by class and
 name, as in their original folders (data/images/index.py), wherever they are in the shards. So an epoch has the same
 order as over the folders.
 """

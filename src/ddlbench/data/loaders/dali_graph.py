@@ -82,7 +82,7 @@ class Graph:
         else:
             crops = fn.slice(self._moved(self._decoded(encoded)), **window)
         images = self._resized(crops, self.size)
-        return self._normalised(images, mirror=fn.random.coin_flip(probability=self.data.flip))
+        return self._normalized(images, mirror=fn.random.coin_flip(probability=self.data.flip))
 
     def _crop(self, image: Any) -> tuple[Any, Any]:
         """Start and shape (H, W) of a random crop of an image of shape [H, W, 3].
@@ -112,7 +112,7 @@ class Graph:
         images = self._moved(self._decoded(encoded))
         resized = self._resized(images, fn.cast(fn.stack(*sides), dtype=dali.types.FLOAT))
         start = fn.cast(fn.stack(*starts), dtype=dali.types.INT32)
-        return self._normalised(fn.slice(resized, start=start, shape=self.size, axes=(0, 1)), mirror=0)
+        return self._normalized(fn.slice(resized, start=start, shape=self.size, axes=(0, 1)), mirror=0)
 
     def _moved(self, images: Any) -> Any:
         return images.gpu() if self.device == "gpu" else images
@@ -128,7 +128,7 @@ class Graph:
         how = {"output_type": types.RGB, "adjust_orientation": False, "jpeg_fancy_upsampling": True}
         return {"device": "mixed" if self.device == "mixed" else "cpu", **how}
 
-    def _normalised(self, images: Any, mirror: Any) -> Any:
+    def _normalized(self, images: Any, mirror: Any) -> Any:
         """On the GPU where the images are wanted there: as uint8 they take a quarter of the copying."""
         dali = import_dali()
         return dali.fn.crop_mirror_normalize(

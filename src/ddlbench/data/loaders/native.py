@@ -35,7 +35,7 @@ PRELOADED = ("ddlbench.config.compose", "ddlbench.config.help", "ddlbench.ranks.
 class Native(Loader):
     """Reads every data set.
 
-    workers: processes per rank and split; None: as in cores.py if samples are decoded or tokenised, else 0: the
+    workers: processes per rank and split; None: as in cores.py if samples are decoded or tokenized, else 0: the
         rank reads, since slicing a memory map is faster than sending the result
     prefetch: batches each worker keeps ready; pin_memory: page-locked batches, on CUDA devices only
     persistent: keep the workers between epochs
@@ -76,7 +76,7 @@ class Native(Loader):
 class Reader:
     """One split behind one DataLoader. No worker starts before the first `read`.
 
-    normalize: images, where they are read; else they stay uint8, for a device that normalises them
+    normalize: images, where they are read; else they stay uint8, for a device that normalizes them
     """
 
     def __init__(self, split: Split, settings: Native, normalize: bool) -> None:

@@ -1,10 +1,10 @@
-"""Batches from a loader to the device of this rank: copied one batch ahead on CUDA, and images normalised there.
+"""Batches from a loader to the device of this rank: copied one batch ahead on CUDA, and images normalized there.
 
-On the CPU nothing is copied, and the native loader has normalised images already, in its workers. On CUDA images
+On the CPU nothing is copied, and the native loader has normalized images already, in its workers. On CUDA images
 arrive as uint8, a quarter of the bytes, and two streams share the work:
 
     side stream:     copy 0 | copy 1 | copy 2 ...
-    compute stream:  wait for copy 0, normalise 0, step 0 | wait for copy 1, normalise 1, step 1 | ...
+    compute stream:  wait for copy 0, normalize 0, step 0 | wait for copy 1, normalize 1, step 1 | ...
 
 The host starts the copy of batch n + 1 before it returns batch n, so that the copy runs while the device computes on
 batch n. The time that the compute stream waits for its batch is the data wait of measure/clock.py. An epoch requests
@@ -67,7 +67,7 @@ class ToDevice:
         return self._ready(batch, full)
 
     def _ready(self, batch: Batch, full: bool) -> Batch:
-        """With images normalised and in their layout. full: whether all samples are valid; the others become zeros."""
+        """With images normalized and in their layout. full: whether all samples are valid; the others become zeros."""
         images = batch.inputs
         if images.dim() != 4:  # tokens
             return batch

@@ -1,5 +1,5 @@
 """Text to train on: windows over memory-mapped token files, made once from raw text and a tokenizer, or over the raw
-text itself, tokenised while it is read."""
+text itself, tokenized while it is read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ddlbench.data.staging import SPLITS, StagedFiles, node_folder
+from ddlbench.data.home import SPLITS
+from ddlbench.data.staging import StagedFiles, node_folder
 from ddlbench.data.text.token_file import TokenFile, is_current, is_made, token_path
 from ddlbench.data.text.tokenizer import TokenizerFiles, table_path, tokenize_file
 from ddlbench.data.text.windows import TokenSplit, line_table
@@ -31,7 +32,7 @@ class TokenText:
     cache_dir: where the token files go; null: root if it can be written, else the program's own folder
     train, valid: other names in root; a name that ends in .bin is a token file made before
     tokenize: ahead, on first use into token files | on_the_fly, again whenever a sample is read; the same samples
-    val_limit: at most so many validation windows, the first ones; the number of their words is then not available
+    val_limit: maximum number of validation windows (the first ones), whose number of words is then not available
     """
 
     name: str
@@ -115,7 +116,7 @@ class TokenText:
         return files
 
     def prepare(self) -> None:
-        """Tokenise texts without a current token file, or without the table of lines that raw text is read with.
+        """Tokenize texts without a current token file, or without the table of lines that raw text is read with.
         Processes that do so at the same time write the same files."""
         files = self.tokenizer_files()
         for text, target in self.paths().values():

@@ -1,6 +1,6 @@
 """A text as one file of tokens, memory-mapped, with a small JSON index beside it.
 
-Random access to any window costs one page fault at most and no tokenising, however often the text is read: the layout
+Random access to any window costs one page fault at most and no tokenizing, however often the text is read: the layout
 Megatron-LM's indexed datasets made usual (Shoeybi et al. 2019, "Megatron-LM"), for one continuous text.
 
     NAME.bin    the tokens, little-endian uint16, or uint32 for vocabularies above 65,536

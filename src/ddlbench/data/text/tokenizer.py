@@ -1,8 +1,8 @@
 """From text to tokens: byte-level BPE tokenizers, and a stream from a text file into a token file.
 
-A text is tokenised line by line. A line ends with its "\\n", which belongs to it, and nothing else ends a line. So
+A text is tokenized line by line. A line ends with its "\\n", which belongs to it, and nothing else ends a line. So
 the tokens are a function of the text alone: neither the size of a chunk nor the number of threads can move them, and
-decoding them gives the text back byte by byte. Tokenised in one piece the same text may give a few tokens less,
+decoding them gives the text back byte by byte. Tokenized in one piece the same text may give a few tokens less,
 because GPT-2's pre-tokenizer takes white space that runs over a line end (an empty line, an indented one) as one run,
 which here is cut behind each "\\n". No token is put between lines, articles or files; WikiText's "<unk>" and "@-@"
 stay as they are.
@@ -123,7 +123,7 @@ def tokenize_file(source: Path, tokenizer: TextTokenizer, target: Path, chunk_by
     target.parent.mkdir(parents=True, exist_ok=True)
     state, digest, source_digest = source.stat(), hashlib.sha256(), hashlib.sha256()
     progress = Progress(state.st_size >= WORTH_A_WORD)
-    progress.say(f"tokenising {source} ({state.st_size / 1e6:.0f} MB) once, into {target}")
+    progress.say(f"tokenizing {source} ({state.st_size / 1e6:.0f} MB) once, into {target}")
     words, lines, end = 0, 0, np.zeros(2, dtype=ROW)
     os.environ[THREADS] = "true"  # on all cores
     try:
@@ -131,7 +131,7 @@ def tokenize_file(source: Path, tokenizer: TextTokenizer, target: Path, chunk_by
         with source.open("rb") as text, replacing(table_path(target)) as table, replacing(target) as file:
             table.write(end.tobytes())
             chunks = iter(partial(text.readlines, chunk_bytes), [])
-            for raw in progress.steps(chunks, -(-state.st_size // chunk_bytes), f"tokenising {source.name}, chunk"):
+            for raw in progress.steps(chunks, -(-state.st_size // chunk_bytes), f"tokenizing {source.name}, chunk"):
                 try:
                     decoded = [line.decode() for line in raw]
                 except UnicodeDecodeError as error:

@@ -1,11 +1,11 @@
 """The windows of a text by random access: over the tokens of its token file, or over the raw text, whose lines are read
-and tokenised again at each access. The tokens are equal, because both are made line by line (tokenizer.py).
+and tokenized again at each access. The tokens are equal, because both are made line by line (tokenizer.py).
 
 A table that is made with the token file has the position of each line:
 
     NAME.lines    [lines + 1, 2] little-endian int64: where each line begins, in bytes and in tokens; then the ends
 
-Full lines are tokenised, so a window costs what its lines cost: a text of one line costs all of it a window.
+Full lines are tokenized, so a window costs what its lines cost: a text of one line costs all of it a window.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TokenSplit:
     token after the first is scored exactly once: the last window may be short, its inputs are filled up with the last
     token and its targets with -100, which is not scored. Windows do not depend on epoch or seed.
 
-    raw: the text to tokenise at each access and its tokenizer, where the tokens are not read from `file`
+    raw: the text to tokenize at each access and its tokenizer, where the tokens are not read from `file`
     """
 
     file: TokenFile
@@ -65,7 +65,7 @@ class TokenSplit:
 
     @cached_property
     def tokens(self) -> NDArray[Any] | RawTokens:
-        """All of the text, mapped, or tokenised at each access: [tokens]."""
+        """All of the text, mapped, or tokenized at each access: [tokens]."""
         return self.file.read() if self.raw is None else RawTokens.open(*self.raw, self.file)
 
     def __getstate__(self) -> dict[str, Any]:

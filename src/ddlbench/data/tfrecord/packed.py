@@ -21,6 +21,7 @@ import numpy as np
 from numpy.random import RandomState
 from numpy.typing import NDArray
 
+from ddlbench.data.home import SPLITS
 from ddlbench.data.tfrecord.records import Extent, Span, bytes_of, encode, features, number_of, read_index
 from ddlbench.errors import UserError, reporting
 from ddlbench.foreign import from_json, read_bytes, read_format, regular_size
@@ -28,7 +29,6 @@ from ddlbench.texts import GIB
 
 FORMAT = 1
 MANIFEST, UNFINISHED = "pack.json", "pack.unfinished.jsonl"
-SPLITS = ("train", "val")
 LARGEST_INDEX = GIB  # bytes: fifty million images in one shard
 ENCODED, LABEL, FILENAME = "image/encoded", "image/class/label", "image/filename"
 SHARD = re.compile(r"(?:train|val)/[^/\0]{1,200}\.tfrecord")  # no path leads out of the set
@@ -69,7 +69,7 @@ class Pack:
 
     @property
     def shards(self) -> list[Shard]:
-        return [shard for split in SPLITS for shard in self.splits[split].shards]
+        return [shard for split in SPLITS.values() for shard in self.splits[split].shards]
 
 
 def example_of(encoded: bytes, label: int, filename: bytes) -> bytes:
@@ -140,7 +140,7 @@ def read_manifest(folder: Path) -> Pack:
     with reporting(f"{path} cannot be read", remedy):
         content = read_format(path, FORMAT, AGAIN)
     try:
-        splits = {name: PackedSplit.of(_shards(name, content["splits"][name]["shards"])) for name in SPLITS}
+        splits = {name: PackedSplit.of(_shards(name, content["splits"][name]["shards"])) for name in SPLITS.values()}
         classes = tuple(_checked(name, str, "text") for name in _checked(content["classes"], list, "list"))
         return Pack(FORMAT, _checked(content["hash"], str, "text"), classes, splits)
     except (KeyError, TypeError, ValueError) as error:

@@ -12,7 +12,7 @@ A payload is a tf.train.Example, here as far as image sets use it: features that
     BytesList { repeated bytes value = 1 }                 Int64List { repeated int64 value = 1 [packed] }
 
 (tensorflow/core/example/feature.proto). In protobuf's encoding a field is a key, number * 8 + wire type, and a value:
-a varint (type 0), 8 or 4 bytes (1, 5), or a length and so many bytes (2).
+a varint (type 0), 8 or 4 bytes (1, 5), or a length and that many bytes (2).
 Every function that reads a part of an Example raises ValueError for other bytes.
 """
 

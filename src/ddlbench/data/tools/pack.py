@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
+from ddlbench.data.home import SPLITS
 from ddlbench.data.images.index import Files, FolderLayout, Index, prepare_index
 from ddlbench.data.processes import in_processes
 from ddlbench.data.tfrecord.packed import (
     FORMAT,
     LARGEST_INDEX,
     MANIFEST,
-    SPLITS,
     UNFINISHED,
     Pack,
     PackedSplit,
@@ -71,7 +71,7 @@ def pack(layout: FolderLayout, target: Path, shard_bytes: int, processes: int) -
     processes = min(processes, total)
     with reporting(f"cannot write {target}", WRITE_AGAIN):
         earlier = earlier_shards(target, plan)
-        for split in SPLITS:
+        for split in SPLITS.values():
             (target / split).mkdir(parents=True, exist_ok=True)
         with replacing(target / UNFINISHED) as ledger:
             ledger.writelines(map(_line, [plan, *map(asdict, earlier.values())]))
@@ -84,7 +84,7 @@ def pack(layout: FolderLayout, target: Path, shard_bytes: int, processes: int) -
                 ledger.write(_line(asdict(shard)))
         splits = {
             split: PackedSplit.of(tuple(finished[file] for file in sorted(finished) if file.startswith(f"{split}/")))
-            for split in SPLITS
+            for split in SPLITS.values()
         }
         packed = Pack(FORMAT, index.hash, index.classes, splits)
         with replacing(target / MANIFEST) as file:
@@ -101,7 +101,7 @@ def earlier_shards(target: Path, plan: dict[str, Any]) -> dict[str, Shard]:
     """The shards that earlier attempts at `plan` made, by file. Raises UserError where `target` is of another plan."""
     if (target / MANIFEST).is_file():
         manifest = read_manifest(target)
-        sizes = {split: len(manifest.splits[split].shards) for split in SPLITS}
+        sizes = {split: len(manifest.splits[split].shards) for split in SPLITS.values()}
         begun, shards = {"format": manifest.format, "hash": manifest.hash, "shards": sizes}, manifest.shards
     elif is_packed(target):
         path = target / UNFINISHED

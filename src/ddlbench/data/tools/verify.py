@@ -14,13 +14,13 @@ from pathlib import Path
 
 from PIL import Image
 
+from ddlbench.data.home import SPLITS
 from ddlbench.data.images.index import FolderLayout, prepare_index
 from ddlbench.data.processes import in_processes
 from ddlbench.data.text.token_file import TokenFile, token_files
 from ddlbench.data.tfrecord.packed import (
     LARGEST_INDEX,
     MANIFEST,
-    SPLITS,
     Shard,
     index_of,
     index_path,
@@ -47,11 +47,11 @@ def verify_pack(folder: Path, processes: int) -> Iterator[Findings]:
     crc32c()  # a missing library is reported before the work begins
     pack = read_manifest(folder)
     listed = {shard.file for shard in pack.shards}
-    present = {f"{split}/{path.name}" for split in SPLITS for path in (folder / split).glob("*.tfrecord")}
+    present = {f"{split}/{path.name}" for split in SPLITS.values() for path in (folder / split).glob("*.tfrecord")}
     yield Findings(faults=[f"{folder / file}: not in the list of {MANIFEST}" for file in present - listed])
     jobs = (
         partial(verify_shard, folder, split, shard, pack.classes)
-        for split in SPLITS
+        for split in SPLITS.values()
         for shard in pack.splits[split].shards
     )
     parts = in_processes(call, jobs, processes)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
+import socket
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import psutil
 import torch
@@ -18,9 +18,9 @@ from torch.cuda import nccl
 import ddlbench
 from ddlbench.cores import allowed_cores
 from ddlbench.credentials import may_hold_credential
+from ddlbench.measure.devices.nvml import gpu
+from ddlbench.measure.devices.unknown import or_none
 from ddlbench.ranks.launchers import SETTING_VARIABLES
-
-T = TypeVar("T")
 
 PACKAGES = (
     "ddlbench", "torch", "torchvision", "triton", "transformers", "tokenizers", "timm", "hydra-core", "omegaconf",
@@ -39,8 +39,6 @@ SECRETS = (
     "AUTH", "COMMENT", "COOKIE", "CREDENTIAL", "JWT", "KEY", "LICENSE", "PASS", "PWD", "SECRET", "SESSION", "TOKEN",
 )  # fmt: skip
 LONGEST_VALUE = 1000  # characters
-# NVML's levels of the nearest common ancestor of two GPUs, in the letters of `nvidia-smi topo -m`
-TOPOLOGY = {0: "SAME", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -58,7 +56,7 @@ def machine(device: torch.device) -> dict[str, Any]:
         "packages": {
             name: version for name in PACKAGES if (version := or_none(lambda name=name: metadata.version(name)))
         },
-        "hostname": platform.node(),
+        "hostname": socket.gethostname(),
         "kernel": platform.release(),
         "cpu_model": or_none(lambda: proc_value("cpuinfo", "model name")),  # ARM machines may name none
         "cpu_count": len(allowed_cores()),
@@ -70,14 +68,6 @@ def machine(device: torch.device) -> dict[str, Any]:
         "gpu_count": or_none(torch.cuda.device_count),
         **gpu(device),
     }
-
-
-def or_none(read: Callable[[], T]) -> T | None:
-    """What `read` returns, or None: an incomplete record is better than a run that fails while it collects facts."""
-    try:
-        return read()
-    except Exception:
-        return None
 
 
 def source(package: Path) -> dict[str, Any]:
@@ -128,62 +118,3 @@ def switches() -> dict[str, Any]:
         "float32_matmul_precision": or_none(torch.get_float32_matmul_precision),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
     }
-
-
-def gpu(device: torch.device) -> dict[str, Any]:
-    """The GPU of this rank, and how the GPUs of the node are connected; all null on a CPU."""
-    cuda = device.type == "cuda"
-    properties = or_none(lambda: torch.cuda.get_device_properties(device)) if cuda else None
-    handle = or_none(lambda: nvml_handle(device)) if cuda else None
-    facts: dict[str, Callable[[Any], Any]] = {
-        "driver": lambda _: nvml().nvmlSystemGetDriverVersion(),
-        "gpu_power_limit_w": lambda gpu: nvml().nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000,
-        "gpu_power_limit_default_w": lambda gpu: nvml().nvmlDeviceGetPowerManagementDefaultLimit(gpu) / 1000,
-        "gpu_persistence": lambda gpu: bool(nvml().nvmlDeviceGetPersistenceMode(gpu)),
-        "gpu_clock_mhz": lambda gpu: nvml().nvmlDeviceGetClockInfo(gpu, nvml().NVML_CLOCK_SM),
-        "gpu_clock_max_mhz": lambda gpu: nvml().nvmlDeviceGetMaxClockInfo(gpu, nvml().NVML_CLOCK_SM),
-        "gpu_memory_clock_mhz": lambda gpu: nvml().nvmlDeviceGetClockInfo(gpu, nvml().NVML_CLOCK_MEM),
-        "gpu_memory_clock_max_mhz": lambda gpu: nvml().nvmlDeviceGetMaxClockInfo(gpu, nvml().NVML_CLOCK_MEM),
-        "gpu_ecc": lambda gpu: bool(nvml().nvmlDeviceGetEccMode(gpu)[0]),
-        "topology": lambda _: topology(),
-    }
-    return {
-        "cudnn": or_none(torch.backends.cudnn.version) if cuda else None,
-        "cuda_module_loading": or_none(module_loading) if properties else None,
-        "gpu_model": properties.name if properties else None,
-        "gpu_memory_total_bytes": properties.total_memory if properties else None,
-        **{name: or_none(lambda read=read: read(handle)) if handle else None for name, read in facts.items()},
-    }
-
-
-def module_loading() -> str:
-    """When the driver loads kernels: `lazy`, at their first use, or `eager`; CUDA_MODULE_LOADING chooses. The driver
-    must be initialized."""
-    driver = ctypes.CDLL("libcuda.so.1")
-    mode = ctypes.c_int()
-    if error := driver.cuModuleGetLoadingMode(ctypes.byref(mode)):
-        raise OSError(error, "cuModuleGetLoadingMode")
-    return {1: "eager", 2: "lazy"}[mode.value]  # CUmoduleLoadingMode of cuda.h
-
-
-def nvml() -> Any:
-    """NVIDIA's management library; raises where there is no driver."""
-    import pynvml  # here: machines without an NVIDIA GPU never need it
-
-    pynvml.nvmlInit()
-    return pynvml
-
-
-def nvml_handle(device: torch.device) -> Any:
-    """NVML's handle of a torch device, by its PCI address: CUDA_VISIBLE_DEVICES renumbers torch's devices only."""
-    place: Any = torch.cuda.get_device_properties(device)
-    bus = f"{place.pci_domain_id:08x}:{place.pci_bus_id:02x}:{place.pci_device_id:02x}.0"
-    return nvml().nvmlDeviceGetHandleByPciBusId(bus)
-
-
-def topology() -> list[list[str]]:
-    """How each two GPUs of the node are connected over PCIe, visible to this process or not: [gpu][gpu]."""
-    library = nvml()
-    gpus = [library.nvmlDeviceGetHandleByIndex(index) for index in range(library.nvmlDeviceGetCount())]
-    nearest = library.nvmlDeviceGetTopologyCommonAncestor
-    return [["X" if a is b else TOPOLOGY[nearest(a, b)] for b in gpus] for a in gpus]

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import torch
 
-from ddlbench.measure.devices.environment import or_none, proc_value
+from ddlbench.measure.devices.environment import proc_value
+from ddlbench.measure.devices.unknown import or_none
 
 PEAKS = (
     "memory_allocated_peak_bytes",

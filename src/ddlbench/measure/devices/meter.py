@@ -5,16 +5,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from ddlbench.measure.devices.environment import or_none
 from ddlbench.measure.devices.nvml import GpuState, gpu_state_reader, joules, throttling
 from ddlbench.measure.devices.rapl import READ_EVERY_S, Rapl
-from ddlbench.measure.devices.usage import Load, difference, family_seconds, thread_seconds, total
+from ddlbench.measure.devices.unknown import difference, least, or_none, total
+from ddlbench.measure.devices.usage import Load, family_seconds, thread_seconds
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ class OverRanks:
             energy_source=counting[0].energy_source if complete else None,
             time_s=max(use.seconds for use in counting) if complete else None,
             cpu_time_s=total(difference(use.cpu_before_s, use.cpu_after_s) if use else None for use in uses),
-            clock_before_mhz=_least(use.clock_before_mhz for use in read),
-            clock_after_mhz=_least(use.clock_after_mhz for use in read),
+            clock_before_mhz=least(use.clock_before_mhz for use in read),
+            clock_after_mhz=least(use.clock_after_mhz for use in read),
             throttled=tuple(sorted({reason for use in read for reason in use.throttled or ()})),
             loads=tuple(_loads(uses, hosts)),
         )
@@ -104,10 +104,6 @@ def _loads(uses: Sequence[Use | None], hosts: Sequence[str]) -> Iterator[tuple[L
         for use in ranks:
             if use and use.before and use.after:
                 yield replace(use.before, own_s=totals[0]), replace(use.after, own_s=totals[1])
-
-
-def _least(values: Iterable[int | None]) -> int | None:
-    return min((value for value in values if value is not None), default=None)
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from ddlbench.measure.devices.environment import or_none, proc_value
+from ddlbench.measure.devices.unknown import difference, or_none
 
 PROC = Path("/proc")
 HZ = os.sysconf("SC_CLK_TCK")  # ticks a second
@@ -66,17 +66,6 @@ class Load:
         return max(0.0, busy - of_run_s * HZ) / passed
 
 
-def difference(first: float | None, last: float | None) -> float | None:
-    """What a counter has grown by; None where one of the readings is not known."""
-    return None if first is None or last is None else last - first
-
-
-def total(values: Iterable[float | None]) -> float | None:
-    """The sum; None without a value and where one is not known, because a part is no result."""
-    numbers = list(values)
-    return sum(value for value in numbers if value is not None) if numbers and None not in numbers else None
-
-
 def family_seconds(proc: Path = PROC, process: str = "self") -> float:
     """Seconds of a core that a process, its living children and those that it has waited for computed since their
     starts. Raises OSError where the kernel does not say which children it has. It reads few files, unlike ReadBytes,
@@ -121,22 +110,20 @@ class ReadBytes:
     @classmethod
     def now(cls) -> ReadBytes:
         process = psutil.Process()
-        first = _read_bytes(process.pid)
+        first = _read_bytes(process)
         counts = [first]
         for child in process.children(recursive=True):
-            try:
-                counts.append(_read_bytes(child.pid))
-            except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
-                continue  # it has just ended
-        look = (_read_bytes(process.pid) or 0) - (first or 0)
+            with suppress(psutil.NoSuchProcess):  # it has just ended
+                counts.append(_read_bytes(child))
+        look = (_read_bytes(process) or 0) - (first or 0)
         return cls(None if None in counts else sum(count or 0 for count in counts), look)
 
     def since(self, earlier: ReadBytes) -> int | None:
         return None if self.count is None or earlier.count is None else self.count - earlier.count - earlier.look
 
 
-def _read_bytes(pid: int) -> int | None:
+def _read_bytes(process: psutil.Process) -> int | None:
     try:
-        return int(proc_value(f"{pid}/io", "rchar"))
-    except PermissionError:
+        return process.io_counters().read_chars
+    except psutil.AccessDenied:
         return None

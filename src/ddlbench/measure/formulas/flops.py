@@ -131,7 +131,7 @@ def peak_flops(gpu_name: str, precision: str) -> float | None:
 
 
 def mfu(flops_per_s: float, gpu_name: str, precision: str) -> float | None:
-    """Model FLOPs utilisation: the share of one device's peak that its model FLOP/s reach; None for an unknown peak.
-    Of hardware FLOP/s: hardware FLOPs utilisation."""
+    """Model FLOPs utilization: the share of one device's peak that its model FLOP/s reach; None for an unknown peak.
+    With hardware FLOP/s it is the hardware FLOPs utilization."""
     peak = peak_flops(gpu_name, precision)
     return None if peak is None else flops_per_s / peak

@@ -14,7 +14,7 @@ communication.
 
 from __future__ import annotations
 
-import platform
+import socket
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -133,7 +133,7 @@ class RankWindow:
         seconds = divide(events, on_device)
         elsewhere = any(at for axis, at in place.coordinates.items() if axis != "pp")
         passes = passes_of(events, begin, on_device) if "pp" in place.coordinates and not elsewhere else ()
-        return cls(job.rank, platform.node(), stage, steps, seconds, len(communication), parts, passes)
+        return cls(job.rank, socket.gethostname(), stage, steps, seconds, len(communication), parts, passes)
 
     def line(self) -> dict[str, Any]:
         """The rank's entry in run.json."""

@@ -18,7 +18,8 @@ from ddlbench.job import Job, Place
 from ddlbench.loop import Run, Scenario
 from ddlbench.measure.clock import EpochClock
 from ddlbench.measure.devices.memory import reset_peaks
-from ddlbench.measure.devices.usage import ReadBytes, total
+from ddlbench.measure.devices.unknown import total
+from ddlbench.measure.devices.usage import ReadBytes
 from ddlbench.measure.rows import RankEpoch, gather_epoch
 from ddlbench.ranks.control import all_gather, barrier, sum_over_ranks
 from ddlbench.record.run_json import ledger, model_section

@@ -14,23 +14,24 @@ import torch
 import torch.distributed as dist
 
 from ddlbench.errors import Failure, Stopped
-from ddlbench.ranks.boundary import Boundary, StopAgreement
+from ddlbench.ranks.boundary import Boundary
 from ddlbench.run.failure import failure_of
 from ddlbench.run.peers import Peers
+from ddlbench.run.stop_request import StopRequest
 from tests.support.ranks import run_ranks
 
 ASK = Failure("timeout", "rank 1 reached the time limit", 8, 1)
 
 
 def test_no_boundary_stops_a_run_that_nobody_asks_to_stop() -> None:
-    stop = StopAgreement()
+    stop = StopRequest(0)
     for _ in range(100):
         stop.pass_boundary("anywhere")
     assert stop.passed == 100
 
 
 def test_status_reason_and_exit_code_are_those_of_who_asked() -> None:
-    stop = StopAgreement()
+    stop = StopRequest(0)
     stop.decide(stop.announce(ASK) + 1)
     with pytest.raises(Stopped) as raised:
         stop.pass_boundary("after step 7 of epoch 2")
@@ -41,7 +42,7 @@ def test_status_reason_and_exit_code_are_those_of_who_asked() -> None:
 
 
 def test_a_rank_that_has_announced_passes_no_boundary_before_the_answer() -> None:
-    stop, passed = StopAgreement(), threading.Event()
+    stop, passed = StopRequest(0), threading.Event()
     assert stop.announce(ASK) == 0
 
     def main_thread() -> None:
@@ -62,10 +63,10 @@ def test_ranks_that_wait_for_each_other_stop_at_one_boundary(seed: int) -> None:
     """Rank r cannot be more than `lead` boundaries ahead of another, as where hosts run ahead of their devices; each
     announces at a moment of its own."""
     draw = random.Random(seed)
-    lead, ranks = draw.randint(1, 3), [StopAgreement() for _ in range(4)]
+    lead, ranks = draw.randint(1, 3), [StopRequest(0) for _ in range(4)]
     moved, ended = threading.Condition(), dict[int, int]()
 
-    def train(own: StopAgreement, rank: int) -> None:
+    def train(own: StopRequest, rank: int) -> None:
         try:
             while own.passed < 10_000:
                 with moved:  # the collectives of a step
@@ -105,9 +106,9 @@ def every_case() -> dict[str, tuple[str, int]]:
 
 
 def stopped(store: Any, phase: str) -> tuple[str, int]:
-    stop = StopAgreement()
+    stop = StopRequest(0)
     peers = Peers(store.clone(), dist.get_rank(), 2, stop)
-    boundary = Boundary(torch.device("cpu"), stop=stop, every=4)
+    boundary = Boundary(torch.device("cpu"), stop=stop.pass_boundary, every=4)
     try:
         boundary.begin(0, 40)
         for step in range(100_000):
