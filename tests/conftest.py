@@ -35,9 +35,9 @@ settings.load_profile("ddlbench")
 
 # Files that take a minute or more begin first (make test keeps this order): no core waits for one of them at the end.
 LONG = {
-    "test_equal_training.py", "test_supervisor.py", "test_peer_failures.py", "test_loading.py", "test_rehearse.py",
-    "test_slurm.py", "test_launch.py", "test_feeding.py", "test_breaches.py", "test_missing_libraries.py",
-    "test_staging.py", "test_plan.py", "test_resumed_runs.py", "test_cores.py", "test_last_collectives.py",
+    "test_equal_training.py", "test_supervisor.py", "test_peer_failures.py", "test_rehearse.py", "test_hostile.py",
+    "test_slurm.py", "test_launch.py", "test_feeding.py", "test_breaches.py", "test_command.py", "test_memory.py",
+    "test_staging.py", "test_plan.py", "test_resumed_runs.py", "test_cores.py", "test_nccl.py", "test_chakra.py",
 }  # fmt: skip
 
 

@@ -41,7 +41,7 @@ def runs(home: Path) -> dict[str, dict]:
     """The records of one process's runs, by the name of their results folder; `code` is the exit code."""
     write_folders(home / "images", train=4, val=3)
     lines = {
-        "images": [*RESNET, "data=imagenet", f"data.root={home}/images", "loader.workers=1"],
+        "images": [*RESNET, "data=imagenet", f"data.root={home}/images", "loader.workers=0"],
         "text": [*GPT2, "model.seq_len=16", "loader=synthetic"],
         "deepspeed": ["+framework=zero1", *GPT2[1:], "loader=synthetic"],
         "megatron": ["+framework=megatron", *GPT2[1:], "loader=synthetic"],

@@ -55,7 +55,9 @@ def frameworks(world: int) -> Mapping[str, Framework]:
 def case_of(world: int, framework: Framework) -> Case:
     if isinstance(framework, Spatial) or getattr(framework, "convolutions", "") == "channels":
         return replace(CASE, model=MODELS["resnet"], global_batch=8 * world)
-    model = replace(TIED, tie_weights=not (isinstance(framework, PipeDream) and not framework.double_buffered))
+    tied = not (isinstance(framework, PipeDream) and not framework.double_buffered)
+    # With the model's ends, blocks for two stages a rank.
+    model = replace(TIED, n_layer=2 * world - 2, tie_weights=tied)
     return replace(CASE, model=model, global_batch=8 * world)
 
 

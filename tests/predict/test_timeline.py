@@ -92,7 +92,7 @@ def test_events_have_names_and_microseconds(tmp_path: Path) -> None:
 
 
 def test_the_command_writes_the_timeline_of_every_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["+model=resnet50", "cluster=h100", "train.batch_per_gpu=8", "gpus=[4]"]
+    words = ["+model=resnet50", "model.layers=[1,1,1,1]", "cluster=h100", "train.batch_per_gpu=8", "gpus=[4]"]
     for framework in ("gpipe", "ddp", "spatial"):
         file = tmp_path / f"{framework}.json"
         assert main([*words, f"+framework={framework}", "--json", f"--timeline={file}"]) == 0

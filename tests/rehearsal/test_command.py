@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
+import ddlbench.__main__ as program
 from ddlbench.errors import UserError
 from ddlbench.ranks.launch import Launch
 from ddlbench.rehearsal.rehearse import rehearsal
-from tests.support.processes import PYTHON, run
 from tests.support.rehearsals import config, words
 
 ALONE, TWO = Launch("alone"), Launch("torchrun", 0, 2, 0, 2)
 
 
-def test_the_main_command_prints_json_and_records_nothing(tmp_path: Path) -> None:
+def test_the_main_command_prints_json_and_records_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     rank = ("rehearsal.gpus=8", "rehearsal.rank=7", "rehearsal.device=cuda", "rehearsal.json=true")
-    main = (PYTHON, "-m", "ddlbench", *words("gpipe", "gpt2_small"), "mode=rehearsal")
-    done = run(*main, *rank, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["ddlbench", *words("gpipe", "gpt2_small"), "mode=rehearsal", *rank])
+    assert program.main() == 0
+    found = json.loads(capfd.readouterr().out)
     assert (found["rank"], found["device"], found["coordinates"]) == (7, "cuda", {"dp": 1, "pp": 3})
     assert found["memory"]["parameters"]
     assert not list(tmp_path.iterdir())

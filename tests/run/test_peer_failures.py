@@ -5,30 +5,34 @@ from __future__ import annotations
 import re
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch.distributed.run as launcher
 
 from ddlbench.ranks.launchers import free_port
 from ddlbench.results.reading.attempts import read_all
 from tests.support.disk import fill_disk
-from tests.support.faults import ROOT, begun, command, end, patience_s, start, start_programs
+from tests.support.faults import ROOT, begun, command, end, patience_s, start
 from tests.support.killed import beaten
-from tests.support.processes import environment, small_disk
+from tests.support.processes import small_disk
+from tests.support.ranks import Forked
 from tests.support.runs import record
 from tests.support.waiting import WITHIN_S, wait_until
 
 GONE = r"rank {} \(.*, pid \d+\) ended without a message, or is stopped: .*; rank {}"
 
 
-def torchrun(folder: Path, how: str, *more: str) -> subprocess.Popen[str]:
-    """Two ranks whose store lives in torchrun."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
-    words = [*launcher, *command(folder, how, *more)]
-    return subprocess.Popen(words, env=environment(PYTHONPATH=f"{ROOT}/src:{ROOT}"), text=True, stderr=subprocess.PIPE)
+def torchrun(folder: Path, how: str, *more: str) -> Forked:
+    """Two ranks, programs of their own, whose store lives in torchrun."""
+    words = ["--nproc-per-node=2", f"--master-port={free_port()}", *command(folder, how, *more)]
+    return Forked(launch, words, PYTHONPATH=f"{ROOT}/src:{ROOT}")
+
+
+def launch(words: list[str]) -> int:
+    launcher.main(words)
+    return 0
 
 
 @pytest.mark.parametrize("on", [1, pytest.param(0, marks=pytest.mark.slow)])
@@ -85,12 +89,12 @@ def test_rank_0_is_stopped_and_another_rank_writes_the_end(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_rank_0_is_stopped_under_torchrun(tmp_path: Path) -> None:
-    launcher = torchrun(tmp_path, "stop", "+framework.on=0", f"train.timeout_s={patience_s()}")
+    started = torchrun(tmp_path, "stop", "+framework.on=0", f"train.timeout_s={patience_s()}")
     try:
         wait_until(lambda: begun(tmp_path) and record(tmp_path)["status"] != "running")
     finally:
-        launcher.send_signal(signal.SIGTERM)
-        end([launcher])
+        started.send_signal(signal.SIGTERM)
+        end([started])
     content = record(tmp_path)
     assert content["status"] == "timeout"
     assert re.match(GONE.format(0, 1), content["reason"]), content["reason"]
@@ -106,7 +110,7 @@ def test_a_setup_that_hangs_is_a_timeout(tmp_path: Path) -> None:
 
 def test_a_loader_worker_that_is_killed_is_named(tmp_path: Path) -> None:
     images = ["loader=native", "loader.workers=1", "data.sample_train=40", "data.sample_val=20"]
-    codes, said = end(start_programs(tmp_path, "worker", *images, "train.steps=10"))  # more than are read ahead
+    codes, said = end(start(tmp_path, "worker", *images, "train.steps=10"))  # more than are read ahead
     content = record(tmp_path)
     assert codes[1] == 1, said
     assert content["status"] == "error"

@@ -8,7 +8,9 @@ import os
 import re
 import signal
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -18,7 +20,9 @@ from ddlbench.errors import Diverged, Unavailable, Unsupported, UserError
 from ddlbench.measure.devices.environment import variables
 from ddlbench.ranks.launch import NCCL_DEFAULTS, disable_nccl_abort
 from ddlbench.ranks.launchers import Launch
+from ddlbench.report.explain import explain
 from ddlbench.results.reading.attempts import read_all
+from ddlbench.results.tables.tables import make_tables
 from ddlbench.run import supervisor
 from ddlbench.run.context import Attempt
 from ddlbench.run.failure import failure_of
@@ -91,14 +95,55 @@ def test_a_rank_that_vanishes_does_not_leave_the_other_waiting(tmp_path: Path) -
     assert re.match(r"rank 1 \(.*, pid \d+\) ended without a message, .*; rank 0: RuntimeError", content["reason"])
 
 
-def test_a_rank_that_hangs_is_a_timeout(tmp_path: Path) -> None:
-    processes = start(tmp_path, "hang", f"train.timeout_s={patience_s()}")
-    codes, said = end(processes)
-    assert sorted(codes) in ([6, 8], [8, 8]), said  # either rank may notice first; the one that sleeps ends too
-    assert any("failing.py" in text for text in said)  # the stack of the rank that sleeps
-    content = record(tmp_path)
+@dataclass
+class Waited:
+    """A run of two ranks that has ended."""
+
+    folder: Path
+    codes: list[int]
+    said: list[str]
+
+
+@pytest.fixture(scope="module")
+def waited(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Waited]:
+    """Two runs that wait for a timeout at the same time: rank 1 hangs at its third step, and in closing a complete run.
+
+    Where the machine is so busy that the timeout is over before that step, they have twice the time."""
+    hows = {"step": ["hang"], "close": ["none", "+framework.close_hangs=true"]}
+    timeout_s = patience_s()
+    while True:
+        folders = {name: tmp_path_factory.mktemp(name) for name in hows}
+        started = {name: start(folders[name], *words, f"train.timeout_s={timeout_s}") for name, words in hows.items()}
+        found = {name: Waited(folders[name], *end(ranks)) for name, ranks in started.items()}
+        if 'failing.py", line' in found["step"].said[1]:
+            return found
+        timeout_s *= 2
+
+
+def test_a_rank_that_hangs_is_a_timeout(waited: dict[str, Waited]) -> None:
+    hang = waited["step"]
+    # Either rank may notice first; the one that sleeps ends too, with its stack.
+    assert sorted(hang.codes) in ([6, 8], [8, 8]), hang.said
+    content = record(hang.folder)
     assert content["status"] == "timeout"
     assert "train.timeout_s" in content["reason"]
+
+
+def test_a_rank_that_hangs_is_behind_the_rank_that_waits_for_it(waited: dict[str, Waited]) -> None:
+    """By the last collectives of both, in files beside the record."""
+    (attempt,) = waited["step"].folder.glob("*/attempt-1")
+    files = sorted(attempt.glob("collectives/rank-*.json"))
+    assert [file.name for file in files] == ["rank-0.json", "rank-1.json"], waited["step"].said
+    last: list[dict[str, Any]] = [json.loads(file.read_text())["collectives"][-1] for file in files]
+    waiting, behind = last
+    assert waiting["group"] == behind["group"]
+    assert waiting["sequence"] > behind["sequence"]
+    assert behind["done"]
+    assert waiting["operation"] == "gloo:all_reduce"
+    records = read_all([attempt])
+    named = r"1 of 2 ranks behind in group .*: rank 1 on .* last began .*; rank 0 on .* last began gloo:all_reduce"
+    with pytest.raises(UserError, match=named):
+        explain(make_tables(records), records, records.attempts[0].name)
 
 
 @pytest.mark.slow
@@ -148,11 +193,11 @@ def test_the_next_reader_sees_that_a_frozen_rank_alone_has_ended(tmp_path: Path)
     assert attempt.record["status"] == "killed"
 
 
-def test_a_complete_run_is_ok_where_closing_it_hangs(tmp_path: Path) -> None:
-    codes, said = end(start(tmp_path, "none", "+framework.close_hangs=true", f"train.timeout_s={patience_s()}"))
-    assert codes == [0, 0], said
-    assert record(tmp_path)["status"] == "ok"
-    assert "rank 1: what the run had open was not closed within" in said[1]
+def test_a_complete_run_is_ok_where_closing_it_hangs(waited: dict[str, Waited]) -> None:
+    closed = waited["close"]
+    assert closed.codes == [0, 0], closed.said
+    assert record(closed.folder)["status"] == "ok"
+    assert "rank 1: what the run had open was not closed within" in closed.said[1]
 
 
 @pytest.mark.slow

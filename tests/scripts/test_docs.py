@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,7 @@ def pod_specs(node: Any) -> list[dict[str, Any]]:
 KINDS = (".md", ".py", ".sh", ".sbatch", ".yaml", ".yml", ".toml", ".j2")
 FOLDERS = ("conf", "docs", "scripts", "src", "tests", "benchmarks", "notebooks")
 FILES = {path.relative_to(ROOT).as_posix() for folder in FOLDERS for path in ROOT.glob(f"{folder}/**/*")}
+NAMES = {name.rpartition("/")[2] for name in FILES}
 TOP = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "Makefile", "mkdocs.yml", "pyproject.toml")
 TEXTS = [*TOP, *sorted(name for name in FILES if name.endswith(KINDS) and name != "tests/scripts/test_docs.py")]
 ROOMS = {path.name for path in ROOT.glob("src/ddlbench/*") if path.is_dir()}
@@ -80,11 +82,15 @@ EXAMPLES = ("scripts/slurm/site/mine.sh", "scripts/slurm/site/NAME.sh")  # files
 def missing_names(text: str, scripts: bool) -> set[str]:
     """Paths and modules (and names of Python files, where `scripts`) in `text` that the repository does not have."""
     paths = set(PATH.findall(text)) | {f"src/ddlbench/{name}" for name in IN_SRC.findall(text)}
-    missing = {path for path in paths if not any(name.startswith(path) for name in FILES)}
+    missing = {path for path in paths if not _begins_a_file(path)}
     modules = {module for module in MODULE.findall(text) if not _is_module(module)}
-    known = {Path(name).name for name in FILES}
-    named = set(SCRIPT.findall(text)) - known if scripts else set[str]()
+    named = set(SCRIPT.findall(text)) - NAMES if scripts else set[str]()
     return (missing | modules | named) - set(EXAMPLES)
+
+
+@cache
+def _begins_a_file(path: str) -> bool:
+    return any(name.startswith(path) for name in FILES)
 
 
 def _is_module(name: str) -> bool:

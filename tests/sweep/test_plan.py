@@ -6,6 +6,7 @@ import re
 import time
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import torch
 from ddlbench.config.choices import choices, conf_dir
 from ddlbench.config.compose import configuration, configurations
 from ddlbench.errors import UserError
-from ddlbench.sweep.plan import INVALID, key_of, plan
+from ddlbench.sweep.plan import INVALID, Cell, key_of, plan
 from ddlbench.sweep.study import load, names
 from tests.sweep.studies import KEYS, write
 
@@ -114,9 +115,15 @@ def test_planning_costs_the_same_for_each_of_many_cells(tmp_path: Path) -> None:
     assert many < 30 * few  # 10 times as many cells; compared pair by pair they would take 100 times as long
 
 
+@cache
+def once(name: str) -> list[Cell]:
+    """The cells of a ready study without repeats, on a CPU."""
+    return plan(load(name, ["repeats=1"]), CPU)
+
+
 def test_every_ready_study_has_cells_that_are_supported() -> None:
     for name in names():
-        assert any(cell.refused is None for cell in plan(load(name, ["repeats=1"]), CPU)), name
+        assert any(cell.refused is None for cell in once(name)), name
 
 
 @pytest.mark.parametrize(
@@ -162,8 +169,7 @@ def test_a_paper_s_study_runs_on_gpus_as_planned_without_one(name: str, cells: i
     [("lin2022_laptop", 45), ("aach2023_laptop", 28), ("kahira2021_laptop", 24), ("gusak2022_laptop", 11)],
 )
 def test_a_small_study_of_a_paper_runs_on_a_laptop(name: str, cells: int) -> None:
-    planned = plan(load(name, ["repeats=1"]), CPU)
-    assert (len(planned), [cell.name for cell in planned if cell.refused]) == (cells, [])
+    assert (len(once(name)), [cell.name for cell in once(name) if cell.refused]) == (cells, [])
 
 
 @pytest.mark.parametrize("name", choices("experiment"))

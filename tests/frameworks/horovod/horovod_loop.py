@@ -1,22 +1,17 @@
-"""Horovod as its documentation shows it (0.28, "Horovod with PyTorch"), started by horovodrun and without ddlbench's
-frameworks: what ours must equal.
-
-    horovodrun -np 2 python -m tests.frameworks.horovod.horovod_loop <weights.pt> <micro batch or nothing>
-"""
+"""Horovod as its documentation shows it (0.28, "Horovod with PyTorch"), without ddlbench's frameworks: what ours must
+equal."""
 
 from __future__ import annotations
-
-import sys
-from dataclasses import replace
 
 import horovod.torch as hvd  # pyright: ignore[reportMissingImports]
 import torch
 
-from tests.support.jobs import CASE
 from tests.support.reference import Case, cross_entropy, order
 
 
 def train(case: Case) -> dict[str, torch.Tensor]:
+    """The weights, on a rank of a Horovod that has been started."""
+    torch.manual_seed(case.seed + hvd.rank())  # rank 0's weights are broadcast
     model = case.model.build()
     replica = case.global_batch // hvd.size()
     micro = case.micro_batch or replica
@@ -34,14 +29,3 @@ def train(case: Case) -> dict[str, torch.Tensor]:
             (loss * micro / replica).backward()
         optimizer.step()
     return model.state_dict()
-
-
-if __name__ == "__main__":
-    path, *micro_batch = sys.argv[1:]
-    hvd.init()
-    torch.set_num_threads(1)
-    torch.manual_seed(CASE.seed + hvd.rank())  # rank 0's weights are broadcast
-    weights = train(replace(CASE, micro_batch=int(micro_batch[0]) if micro_batch else None))
-    if hvd.rank() == 0:
-        torch.save(weights, path)
-    hvd.shutdown()
