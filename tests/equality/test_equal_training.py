@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -31,19 +30,12 @@ def strategies_of(world: int, case: Case, quick: bool) -> list[Strategy]:
     return [strategy for strategy in strategies(world, case) if is_quick(world, case, strategy) == quick]
 
 
-def trained(world: int, case: Case) -> Case:
-    """A step of the ResNet takes several times as long as one of the others. In fp32, where rounding is far below a
-    fault, it makes fewer."""
-    few = (case.model.name, case.precision) == ("resnet", "fp32")
-    return replace(at(world, case), steps=3 if few else case.steps)
-
-
 @cache
 def outcomes(world: int, slow_case: str | None) -> dict[tuple[str, str], Outcome]:
     """The quick cases of every framework at one world size, or a slow one, trained in one set of processes. All slow
     cases of two ranks take half an hour, and more than a set may take on a busy machine."""
     work = {
-        (case.name, strategy.name): (trained(world, case), strategy.framework)
+        (case.name, strategy.name): (at(world, case), strategy.framework)
         for case in CASES
         for strategy in strategies_of(world, case, slow_case is None)
         if slow_case in (None, case.name)
@@ -70,14 +62,14 @@ TRAININGS = [
 @pytest.mark.parametrize(("world", "quick", "case"), TRAININGS)
 def test_equals_one_plain_process(world: int, quick: bool, case: Case) -> None:
     found = outcomes(world, None if quick else case.name)
-    plain = cache(partial(plain_process, trained(world, case)))
+    plain = cache(partial(plain_process, at(world, case)))
     unequal: dict[str, str] = {}
     for strategy in strategies_of(world, case, quick):
         expected = plain(strategy.replicas, strategy.micro_batch, strategy.policy)
         try:
             outcome = found[case.name, strategy.name]
             assert_equal(outcome, expected, TOLERANCES[case.model.name, case.precision])
-            written = expected_ledger(trained(world, case), expected)
+            written = expected_ledger(at(world, case), expected)
             assert {name: outcome.ledger[name] for name in written} == written
         except AssertionError as error:
             unequal[strategy.name] = str(error)
