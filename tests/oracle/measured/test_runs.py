@@ -15,6 +15,7 @@ from ddlbench.oracle.measured.inputs import OneStep, from_one_step
 from ddlbench.oracle.measured.runs import Results
 from ddlbench.oracle.predictor import Inputs, predict
 from ddlbench.results.reading.attempts import Attempt
+from tests.support.records import write_run
 
 WORDS = ("+framework=ddp", "+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=16",
          "model.image_size=64", "train.batch_per_gpu=8")  # fmt: skip
@@ -142,6 +143,12 @@ def test_runs_that_are_faster_than_their_communication_are_refused(config: Confi
 def test_what_is_no_base(config: Config, changes: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="has no complete run of resnet50 on one Tesla V100-SXM2-16GB"):
         results(record(config, 1, 0.5, **changes)).computation(config, ABCI)
+
+
+def test_a_run_whose_summary_the_tables_leave_out_is_no_base(tmp_path: Path) -> None:
+    kept, changed = (write_run(tmp_path, repeat=number) for number in range(2))
+    (changed / "epochs.jsonl").unlink()
+    assert [attempt.path for attempt in Results.read(tmp_path).attempts] == [kept]
 
 
 def test_another_precision_is_no_base(config: Config) -> None:

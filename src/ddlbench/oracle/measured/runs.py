@@ -21,6 +21,7 @@ from ddlbench.oracle.setting import Setting
 from ddlbench.oracle.timing.computation import Computation
 from ddlbench.results.reading.attempts import Attempt, read_all
 from ddlbench.results.rows import section, without_data_wait
+from ddlbench.results.tables.run_rows import attempt_row
 
 # Keys of a run's `train` section that change how fast one process computes.
 ALIKE = (
@@ -59,7 +60,10 @@ class Results:
 
     @classmethod
     def read(cls, folder: Path, torch: str | None = None) -> Results:
-        return cls(folder, read_all([folder]).attempts, torch)
+        """All attempts but those that ended ok without a rate that the tables use."""
+        rows = ((attempt, attempt_row(attempt).row) for attempt in read_all([folder]).attempts)
+        usable = [attempt for attempt, row in rows if row["status"] != "ok" or row["throughput_samples_per_s"]]
+        return cls(folder, usable, torch)
 
     def computation(self, config: Config, machine: Machine, blocks: Computation | None = None) -> Computation:
         """The computation, from the run that `_chosen` takes. UserError without a run.
