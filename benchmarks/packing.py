@@ -18,12 +18,13 @@ from statistics import median
 import numpy as np
 
 from benchmarks.pairs import peak_resident, ratio_text, show
+from ddlbench.data.home import SPLITS
 from ddlbench.data.images.index import FolderLayout, prepare_index
 from ddlbench.data.images.sample import SampleImages
 from ddlbench.data.images.source import FolderSource
 from ddlbench.data.images.split import decode_image
 from ddlbench.data.processes import usual_processes
-from ddlbench.data.tfrecord.packed import SPLITS, order
+from ddlbench.data.tfrecord.packed import order
 from ddlbench.data.tools.pack import pack, shard_count
 from ddlbench.files import replacing
 
@@ -35,7 +36,7 @@ COUNTS = (3_000, 12_000)  # images, when memory is looked at
 def copy(layout: FolderLayout, target: Path, shard_bytes: int) -> int:
     """The bytes written."""
     index, size = prepare_index(layout, None), 0
-    for split, where, files in zip(SPLITS, layout.splits, index.splits.values(), strict=True):
+    for split, where, files in zip(SPLITS.values(), layout.splits, index.splits.values(), strict=True):
         source = FolderSource(where, index.classes, files)
         (target / split).mkdir(parents=True)
         for number, chosen in enumerate(np.array_split(order(split, len(files)), shard_count(files, shard_bytes))):

@@ -37,22 +37,33 @@ def run(tp: int, step_s: float) -> Attempt:
 
 
 @configurations()
-def predicted(seconds: dict[int, float]) -> Prediction:
-    """The row of 4 GPUs. seconds: of a measured step, by tensor parallel ranks"""
+def predicted(seconds: dict[int, float], *options: str) -> list[Prediction]:
+    """The rows of 4 GPUs. seconds: of a measured step, by tensor parallel ranks"""
     results = Results(Path("results"), [run(tp, step_s) for tp, step_s in seconds.items()])
-    (row,) = predictions(Sources(ask([*WORDS, "cluster=abci", "gpus=4"]), ABCI, results))
-    return row
+    return predictions(Sources(ask([*WORDS, "cluster=abci", "gpus=4", *options]), ABCI, results))
 
 
 @pytest.mark.parametrize(("seconds", "fastest"), [({2: 0.5, 4: 0.45}, 4), ({2: 0.45, 4: 0.5}, 2)])
 def test_each_layout_is_predicted_from_its_run(seconds: dict[int, float], fastest: int) -> None:
     """A run that a prediction starts from comes back as it was measured."""
-    row = predicted(seconds)
+    (row,) = predicted(seconds)
     assert row.layout == {"dp": 4 // fastest, "tp": fastest}
     assert row.step_s == pytest.approx(0.45)
 
 
 def test_a_layout_without_a_run_is_left_out() -> None:
-    row = predicted({4: 0.5})
+    (row,) = predicted({4: 0.5})
     assert row.layout == {"dp": 1, "tp": 4}
     assert row.step_s == pytest.approx(0.5)
+
+
+def test_a_plan_starts_from_the_run_of_its_layout_with_the_micro_batch_that_was_measured() -> None:
+    """Layouts without a run are no plans. The run had one micro batch of 32, and no recomputation."""
+    rows = predicted({4: 0.5}, "--plan")
+    assert {row.layout["tp"] for row in rows} == {4}
+    (measured,) = [
+        row
+        for row in rows
+        if row.settings["train.micro_batch"] == 32 and not row.settings["train.checkpoint_activations"]
+    ]
+    assert measured.step_s == pytest.approx(0.5)

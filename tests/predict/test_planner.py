@@ -129,6 +129,13 @@ def test_frameworks_with_other_updates_are_no_plans() -> None:
     assert {"ddp", "zero1", "hybrid"} <= set(frameworks())
 
 
+def test_the_measured_step_of_the_command_line_is_that_of_its_micro_batch() -> None:
+    rows = planned("+framework=single", "gpus=1", "train.batch_per_gpu=8", "--one-gpu-step-s", "0.5")
+    steps = {tuple(row.settings.values())[-2:]: row.step_s for row in rows}
+    assert steps[8, False] == pytest.approx(0.5)
+    assert steps[1, False] > 0.5
+
+
 def test_given_keys_are_kept() -> None:
     words = ("gpus=4", "train.global_batch=16", "train.micro_batch=2", "train.checkpoint_activations=true")
     rows = planned(*words)

@@ -5,34 +5,30 @@ from __future__ import annotations
 import re
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
-import torch.distributed.run as launcher
 
 from ddlbench.ranks.launchers import free_port
 from ddlbench.results.reading.attempts import read_all
 from tests.support.disk import fill_disk
 from tests.support.faults import ROOT, begun, command, end, patience_s, start
 from tests.support.killed import beaten
-from tests.support.processes import small_disk
-from tests.support.ranks import Forked
+from tests.support.processes import environment, small_disk
 from tests.support.runs import record
 from tests.support.waiting import WITHIN_S, wait_until
 
 GONE = r"rank {} \(.*, pid \d+\) ended without a message, or is stopped: .*; rank {}"
 
 
-def torchrun(folder: Path, how: str, *more: str) -> Forked:
-    """Two ranks, programs of their own, whose store lives in torchrun."""
-    words = ["--nproc-per-node=2", f"--master-port={free_port()}", *command(folder, how, *more)]
-    return Forked(launch, words, PYTHONPATH=f"{ROOT}/src:{ROOT}")
-
-
-def launch(words: list[str]) -> int:
-    launcher.main(words)
-    return 0
+def torchrun(folder: Path, how: str, *more: str) -> subprocess.Popen[str]:
+    """Two ranks whose store lives in torchrun."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
+    words = [*launcher, *command(folder, how, *more)]
+    return subprocess.Popen(words, env=environment(PYTHONPATH=f"{ROOT}/src:{ROOT}"), text=True, stderr=subprocess.PIPE)
 
 
 @pytest.mark.parametrize("on", [1, pytest.param(0, marks=pytest.mark.slow)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,18 +43,21 @@ class Sources:
         samples = samples or SAMPLES.get(config.data.name)
         made: dict[str, Computation] = {}  # by layout, as each may have a run of its own; "": equal for all
 
-        def computation(config: Config) -> Computation:
-            layout = repr(config.framework) if results is not None else ""
-            if layout in made:
-                return made[layout]
+        def computation(layout: Config) -> Computation:
+            """What was measured has the micro batch and the recomputation of the command line, not those of a plan."""
+            key, measured = "", config
             if results is not None:
-                source = results.computation(config, machine, blocks)
+                key, measured = repr(layout.framework), replace(config, framework=layout.framework)
+            if key in made:
+                return made[key]
+            if results is not None:
+                source = results.computation(measured, machine, blocks)
             elif options.one_gpu_step_s is not None:
                 step = OneStep(options.one_gpu_step_s, options.one_gpu_batch)
-                source = from_one_step(config, machine, step, blocks=blocks)
+                source = from_one_step(measured, machine, step, blocks=blocks)
             else:
-                source = blocks or from_roofline(config, machine)
-            made[layout] = source
+                source = blocks or from_roofline(measured, machine)
+            made[key] = source
             return source
 
         return Inputs(machine, computation, samples, loader, options.exact_memory, learned)
@@ -86,7 +89,8 @@ def predictions(sources: Sources) -> list[Prediction]:
                 if question.options.plan:
                     rows += _planned(question, config, gpus, inputs)
                 else:
-                    rows.append(_fastest(_layouts(question, config, gpus, machine.per_node(gpus)), gpus, inputs))
+                    layouts = _layouts(question, config, gpus, machine.per_node(gpus))
+                    rows.append(ranking.ranked([row for _, row in _possible(layouts, gpus, inputs)])[0])
             except UserError as error:
                 rows.append(refused(name, gpus, error))
     if errors and all(row.status != "ok" for row in rows):
@@ -98,9 +102,9 @@ def _planned(question: Question, config: Config, gpus: int, inputs: Inputs) -> I
     """A prediction for each plan of a framework."""
     batches = [replace(config.train, global_batch=batch, batch_per_gpu=None) for batch in question.batches]
     for train in batches or [config.train]:
-        with_batch = replace(config, train=train)
-        for plan in planner.plans(with_batch, question.words, gpus, inputs.machine.per_node(gpus)):
-            yield replace(predict(plan, gpus, inputs), settings=planner.settings(plan))
+        plans = planner.plans(replace(config, train=train), question.words, gpus, inputs.machine.per_node(gpus))
+        for plan, row in _possible(plans, gpus, inputs):
+            yield replace(row, settings=planner.settings(plan))
 
 
 def _layouts(question: Question, config: Config, gpus: int, per_node: int) -> list[Config]:
@@ -113,15 +117,15 @@ def _layouts(question: Question, config: Config, gpus: int, per_node: int) -> li
     return [replace(config, framework=layout) for layout in layouts] or [config]
 
 
-def _fastest(layouts: Sequence[Config], gpus: int, inputs: Inputs) -> Prediction:
-    """The fastest layout that fits. A layout without an input, such as a run that it can start from, is left out;
+def _possible(configs: Iterable[Config], gpus: int, inputs: Inputs) -> list[tuple[Config, Prediction]]:
+    """Configurations and their predictions. One without an input, such as a run that it can start from, is left out;
     UserError if all are."""
-    rows, errors = list[Prediction](), list[UserError]()
-    for layout in layouts:
+    rows, errors = list[tuple[Config, Prediction]](), list[UserError]()
+    for config in configs:
         try:
-            rows.append(predict(layout, gpus, inputs))
+            rows.append((config, predict(config, gpus, inputs)))
         except UserError as error:
             errors.append(error)
-    if not rows:
+    if errors and not rows:
         raise errors[0]
-    return ranking.ranked(rows)[0]
+    return rows
