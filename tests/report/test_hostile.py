@@ -86,11 +86,12 @@ def test_any_kind_of_file(kind):
         folder = write_run(results, framework="odd", attempt=2)
         make(folder)
         tables = check(results, alone)
-        warning, *others = tables.warnings
+        summary = f"{folder}: the summary is left out: epochs_done = "
+        (warning,) = [text for text in tables.warnings if not text.startswith(summary)]
         assert warning.startswith(f"{folder}: ")
         assert said in warning
-        without_summary = [text.startswith(f"{folder}: the summary is left out: epochs_done = ") for text in others]
-        assert without_summary == [True] * kind.startswith("epochs")
+        lacks_epochs = kind.startswith("epochs") and kind != "epochs twice"
+        assert len(tables.warnings) == 1 + lacks_epochs
         (row,) = [row for row in records(tables.runs) if row["path"] == str(folder)]
         assert row["status"] == ("ok" if kind.startswith("epochs") else "unreadable")
 
