@@ -6,14 +6,11 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ddlbench.errors import TIME_LIMIT, Failure, Stopped
 from ddlbench.progress import tell
-
-if TYPE_CHECKING:
-    from ddlbench.run.peers import Peers
 
 # With the time to record a failure these stay below the 30 s that Slurm and torchrun give a rank.
 REACH_S = 10.0  # while the ranks connect: until this rank reaches the store, and once more until all ranks read it
@@ -90,15 +87,18 @@ class StopRequest:
         """Whether this rank may send a request: only once, and after the first boundary."""
         return self.sent is None and self.passed > 0
 
-    def send(self, failure: Failure, peers: Peers | None) -> None:
-        """Request that all ranks stop at a boundary for this reason."""
+    def send(self, failure: Failure, ask_all: Callable[[Failure], Failure | None] | None) -> None:
+        """Request that all ranks stop at a boundary for this reason.
+
+        ask_all: sends it to the other ranks and returns the request that came first; None where there is one rank
+        """
         self.hold(failure)
         request = replace(failure, doubtful=False)
-        if peers is None:
+        if ask_all is None:
             first = request
             self.decide(self.announce(request) + 1)
         else:
-            first = peers.request_stop(request)
+            first = ask_all(request)
         if first == request:
             tell(f"{failure.reason}: all ranks stop after this step; a second signal ends the run at once")
 
@@ -117,13 +117,16 @@ class StopRequest:
         reason = f"rank {self.rank} reached the time limit of {self.limit_s:g} s (train.time_limit_s)"
         return Failure.with_status("timeout", reason, self.rank, doubtful=True, ended_by=TIME_LIMIT)
 
-    def overdue(self, peers: Peers | None) -> Failure | None:
-        """The request of this rank if the ranks have not stopped in time, or if no boundary has come yet."""
-        waited, period_s = time.perf_counter() - self.since, 2 * peers.period_s if peers else 0.0
+    def overdue(self, period_s: float | None) -> Failure | None:
+        """The request of this rank if the ranks have not stopped in time, or if no boundary has come yet.
+
+        period_s: of the ranks' heartbeats; None where there is one rank
+        """
+        waited = time.perf_counter() - self.since
         if self.passed == 0:
-            late = peers is not None or waited > REACH_S
+            late = period_s is not None or waited > REACH_S
         else:
-            late = waited > (AGREE_S + period_s if self.at is None else STOP_S)
+            late = waited > (AGREE_S + 2 * (period_s or 0.0) if self.at is None else STOP_S)
         return self.sent if late else None
 
     def main_thread_is_coming(self, failure: Failure) -> bool:

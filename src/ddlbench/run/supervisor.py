@@ -165,10 +165,11 @@ class Supervisor:
                 self._signalled(number)
                 continue
             peers, silence_s = self.peers, self.timeout_s if self.connected else math.inf
+            period_s = peers.period_s if peers else None
             # A failure that another rank posted, unless this main thread will soon have stopped for the same reason.
             if peers and (failure := peers.failure) and not self.stop.main_thread_is_coming(failure):
                 self._peer_failed(failure)
-            elif failure := (peers.lost_contact(silence_s) if peers else None) or self.stop.overdue(peers):
+            elif failure := (peers.lost_contact(silence_s) if peers else None) or self.stop.overdue(period_s):
                 self._fail(failure)
             elif time.perf_counter() - self.progress_at > self.within_s:
                 self.when_late()
@@ -195,7 +196,7 @@ class Supervisor:
         if not self.stop.can_send():
             self._fail(failure)
         self.attempt.record_end(failure, final=False)
-        self.stop.send(failure, self.peers)
+        self.stop.send(failure, self.peers.request_stop if self.peers else None)
 
     def _peer_failed(self, failure: Failure) -> None:
         """Record it first, then give the main thread time to leave in order: often its collective fails by itself."""
