@@ -75,11 +75,14 @@ class Setting:
         """Factor by which the computing of the slowest rank is slower than that of one rank alone."""
         return self.machine.shared_cores(self.per_node) * self.machine.slowest(self.world)
 
+    def both_s(self, passes: Iterable[Pass], samples: float) -> list[float]:
+        """Seconds of both passes of each block for one micro batch, with what runs again, on one device alone."""
+        return [block.both(times) for block, times in zip(passes, self.again(samples), strict=True)]
+
     def compute_s(self, passes: Iterable[Pass], replicas: int, parameters: float) -> float:
         """Seconds in which the slowest rank computes in a step: the micro batches and the update of its parameters."""
         count, samples = self.micro_batch(replicas)
-        once = sum(block.both(times) for block, times in zip(passes, self.again(samples), strict=True))
-        return (count * once + self.computation.update(parameters)) * self.contention
+        return (count * sum(self.both_s(passes, samples)) + self.computation.update(parameters)) * self.contention
 
     def backward_s(self, passes: Iterable[Pass], replicas: int) -> list[float]:
         """Seconds of the backward pass of each block for one micro batch, with what runs again in it."""

@@ -61,8 +61,11 @@ class Results:
     @classmethod
     def read(cls, folder: Path, torch: str | None = None) -> Results:
         """All attempts but those that ended ok without a rate that the tables use."""
-        rows = ((attempt, attempt_row(attempt).row) for attempt in read_all([folder]).attempts)
-        usable = [attempt for attempt, row in rows if row["status"] != "ok" or row["throughput_samples_per_s"]]
+        usable = [
+            attempt
+            for attempt in read_all([folder]).attempts
+            if attempt.record.get("status") != "ok" or attempt_row(attempt).row["throughput_samples_per_s"]
+        ]
         return cls(folder, usable, torch)
 
     def computation(self, config: Config, machine: Machine, blocks: Computation | None = None) -> Computation:

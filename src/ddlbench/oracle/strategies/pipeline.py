@@ -61,8 +61,7 @@ def stage_sizes(framework: Balanced, setting: Setting, stages: int, samples: flo
     seconds where a run would measure them. samples: of a micro batch"""
     blocks, seconds = setting.counts.blocks, None
     if framework.by_seconds:
-        passes = setting.computation.blocks(samples)
-        seconds = [block.both(times) for block, times in zip(passes, setting.again(samples), strict=True)]
+        seconds = setting.both_s(setting.computation.blocks(samples), samples)
     return tuple(framework.sizes(stages, [b.flops for b in blocks], [b.output for b in blocks], seconds))
 
 
@@ -155,7 +154,9 @@ def _time(cut: Cut, stages: Stages) -> tuple[float, float]:
         took = schedule.seconds(cut.schedule, stages, cut.pp, cut.count)
         return took, cut.count * max(cut.of_ranks(stages.busy))
     passes = _passes(cut, stages)
-    busy = [sum(item.end - item.begin for item in passes if item.rank == rank) for rank in range(cut.pp)]
+    busy = [0.0] * cut.pp
+    for item in passes:
+        busy[item.rank] += item.end - item.begin
     return passes[-1].end, max(busy)
 
 
