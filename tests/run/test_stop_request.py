@@ -19,7 +19,6 @@ from ddlbench.record.record import Record
 from ddlbench.run import stop_request
 from ddlbench.run.context import Attempt
 from ddlbench.run.failure import failure_of
-from ddlbench.run.peers import Peers
 from ddlbench.run.stop_request import StopRequest
 
 SIGNAL = Failure("killed", "rank 0 received SIGTERM", 143, 0, doubtful=True)
@@ -107,7 +106,7 @@ def test_while_the_ranks_connect_the_end_waits_for_the_store_and_no_longer_than_
     made = StopRequest(0)
     made.hold(SIGNAL)
     assert made.overdue(None) is None
-    assert made.overdue(cast(Peers, SimpleNamespace(period_s=0.25))) == SIGNAL
+    assert made.overdue(0.25) == SIGNAL
     monkeypatch.setattr(stop_request, "REACH_S", 0.0)
     assert made.overdue(None) == SIGNAL
 
