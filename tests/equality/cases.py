@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from unittest.mock import patch
+
+from torch import nn
 
 from ddlbench.job import Model
 from ddlbench.models.gpt2 import GPT2
@@ -10,8 +13,18 @@ from ddlbench.models.resnet import ResNet
 from ddlbench.models.vgg import VGG
 from tests.support.reference import Case, Outcome, reference
 
+
+@dataclass
+class NarrowResNet(ResNet):
+    """128 to 1,024 channels between its blocks instead of 256 to 2,048: bf16 convolutions are slow on a CPU."""
+
+    def build(self) -> nn.Sequential:
+        with patch("torchvision.models.resnet.Bottleneck.expansion", 2):
+            return super().build()
+
+
 MODELS: dict[str, Model] = {
-    "resnet": ResNet(name="resnet", layers=[1, 1, 1, 1], width_per_group=8, image_size=64, num_classes=7),
+    "resnet": NarrowResNet(name="resnet", layers=[1, 1, 1, 1], width_per_group=8, image_size=64, num_classes=7),
     "vgg": VGG(name="vgg", channels=[8, 8, 16, 16, 16], hidden=32, image_size=32, num_classes=7, dropout=0.0),
     "gpt2": GPT2(name="gpt2", n_layer=2, n_embd=32, n_head=4, vocab_size=61, seq_len=16, dropout=0.0),
 }
