@@ -123,10 +123,10 @@ class CompressedReplica(Replica):
     """A replica that sends its gradients through the hook, and whose checkpoints have what the hook keeps."""
 
     def __init__(
-        self, job: Job, update: Update, knobs: Mapping[str, Any], trained: DistributedDataParallel, hook: Hook
+        self, job: Job, update: Update, facts: Mapping[str, Any], trained: DistributedDataParallel, hook: Hook
     ) -> None:
         trained.register_comm_hook(None, lambda _, bucket: hook(bucket))
-        super().__init__(job, trained.module, update, knobs, trained=trained, dp_group=dist.group.WORLD)
+        super().__init__(job, trained.module, update, facts, trained=trained, dp_group=dist.group.WORLD)
         self.hook = hook
 
     def live(self) -> Live:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ddlbench.errors import Unsupported, check_values
+from ddlbench.errors import check_values, refuse
 from ddlbench.frameworks.shared.batchnorm import average_statistics
 from ddlbench.frameworks.shared.groups import average
 from ddlbench.frameworks.shared.refusals import check_alike
@@ -29,13 +29,12 @@ class LocalSGD:
         check_values("framework.", self, least={"local_steps": 1})
 
     def check(self, job: Job) -> None:
-        if job.reduce_dtype != "fp32":
-            raise Unsupported(
-                f"local_sgd averages weights in fp32 and sends no gradients in {job.reduce_dtype}: "
-                "set train.reduce_dtype=fp32"
-            )
-        if job.precision == "fp16":
-            raise Unsupported("local_sgd: in fp16 replicas would skip different updates: set train.precision=bf16")
+        reasons = {
+            f"averages weights in fp32 and sends no gradients in {job.reduce_dtype}: set train.reduce_dtype=fp32":
+                job.reduce_dtype != "fp32",
+            "in fp16 replicas would skip different updates: set train.precision=bf16": job.precision == "fp16",
+        }  # fmt: skip
+        refuse(self.name, reasons)
         check_alike(job, job.world_size, built=True)
 
     def setup(self, job: Job) -> LocalReplica:

@@ -204,7 +204,7 @@ class ServedReplica(Replica):
                 parameter.data.copy_(weight)
 
     def facts(self) -> dict[str, Any]:
-        return {**self.knobs, "staleness": self.staleness.by_stage()}
+        return {**self.constant_facts, "staleness": self.staleness.by_stage()}
 
     def close(self) -> None:
         """A rank that stops between two steps serves the others until they have stopped there."""

@@ -27,7 +27,7 @@ from ddlbench.frameworks.pipeline.schedules import (
     in_flight,
     micro_batch_count,
 )
-from ddlbench.frameworks.pipeline.stages import BALANCES, Balanced, Plan, tied_names
+from ddlbench.frameworks.pipeline.stages import BALANCES, Staged, Plan, tied_names
 from ddlbench.frameworks.pipeline.trainer import PipelineTrainer
 from ddlbench.frameworks.shared.layout import Layout, fill
 from ddlbench.frameworks.shared.meta import on_meta
@@ -37,19 +37,14 @@ from ddlbench.job import Job
 
 
 @dataclass
-class Pipeline(Balanced):
+class Pipeline(Staged):
     """One pipeline over all ranks, or `dp` of them; conf/framework/gpipe.yaml says what each knob means."""
 
     name: str = "gpipe"
     schedule: str = field(default="gpipe", metadata={"defines": "hybrid"})
-    dp: int | None = 1
-    pp: int | None = None
     tp: int = 1
     sharded: bool = False
     virtual_stages: int = 1
-    balance: list[int] | None = None
-    balance_by: str = field(default="flops", metadata={"before": "flops"})
-    flops_per_byte: float = 1000.0
 
     def __post_init__(self) -> None:
         sizes = {"dp": 1, "tp": 1, "pp": 1, "virtual_stages": 1, "flops_per_byte": 0}

@@ -24,7 +24,7 @@ from ddlbench.frameworks.pipeline.blocks import Blocks
 from ddlbench.frameworks.pipeline.groups import Groups
 from ddlbench.frameworks.pipeline.pipedream_trainer import PipeDreamTrainer
 from ddlbench.frameworks.pipeline.schedules import check_stages, in_flight, micro_batch_count
-from ddlbench.frameworks.pipeline.stages import BALANCES, Balanced, Plan, tied_names
+from ddlbench.frameworks.pipeline.stages import BALANCES, Staged, Plan, tied_names
 from ddlbench.frameworks.pipeline.weights import CORRECTIONS, PredictedWeights, UnstashedWeights, Weights
 from ddlbench.frameworks.shared.layout import Layout, fill
 from ddlbench.frameworks.shared.meta import on_meta
@@ -33,16 +33,11 @@ from ddlbench.job import Job
 
 
 @dataclass
-class PipeDream(Balanced):
+class PipeDream(Staged):
     """One pipeline over all ranks, or `dp` of them; conf/framework/pipedream.yaml says what each knob means."""
 
     name: str = "pipedream"
     double_buffered: bool = field(default=False, metadata={"defines": None})
-    dp: int | None = 1
-    pp: int | None = None
-    balance: list[int] | None = None
-    balance_by: str = field(default="flops", metadata={"before": "flops"})
-    flops_per_byte: float = 1000.0
     correction: str = field(default="none", metadata={"before": "none"})
     discrepancy_decay: float = field(default=0.135, metadata={"before": 0.135})
     reschedule_updates: int = field(default=1000, metadata={"before": 1000})

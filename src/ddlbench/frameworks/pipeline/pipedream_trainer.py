@@ -97,7 +97,7 @@ class PipeDreamTrainer(RankTrainer):
     """
 
     def __init__(
-        self, job: Job, blocks: Blocks, weights: Weights, micro_batches: int, delayed: bool, knobs: Mapping[str, Any]
+        self, job: Job, blocks: Blocks, weights: Weights, micro_batches: int, delayed: bool, facts: Mapping[str, Any]
     ) -> None:
         """delayed: as UpdateQueue takes it"""
         groups, boundaries = blocks.groups, blocks.plan.between
@@ -105,7 +105,7 @@ class PipeDreamTrainer(RankTrainer):
         tied = [name for name, parameter in blocks.model.named_parameters() if id(parameter) in shared]
         self.clock = BusyClock(job.device)
         self.queue = UpdateQueue(job, groups, weights, delayed, tied, self.clock)
-        super().__init__(job, blocks.model, self.queue.update, blocks.statistics, groups.place(), knobs)
+        super().__init__(job, blocks.model, self.queue.update, blocks.statistics, groups.place(), facts)
         self.weights, self.blocks, self.micro_batches = weights, blocks, micro_batches
         (self.stage,) = blocks.stages.values()
         here, dp, pp = groups.stage_rank, groups.layout.dp, groups.layout.pp
@@ -220,4 +220,4 @@ class PipeDreamTrainer(RankTrainer):
         return replace(live, rank_tensors={**live.rank_tensors, **self.weights.state()})
 
     def facts(self) -> dict[str, Any]:
-        return {**self.knobs, "staleness": self.queue.staleness.by_stage(), "bubble": self.clock.bubble()}
+        return {**self.constant_facts, "staleness": self.queue.staleness.by_stage(), "bubble": self.clock.bubble()}

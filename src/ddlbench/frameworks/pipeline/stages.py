@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import accumulate, pairwise
 from typing import Any
@@ -57,13 +57,16 @@ def balanced(costs: tuple[float, ...], stages: int, sending: tuple[float, ...] =
 BALANCES = ("flops", "seconds")
 
 
-class Balanced:
-    """The keys of a pipeline that divide the blocks among its stages (conf/framework/gpipe.yaml says what each means)
-    and what follows from them."""
+@dataclass
+class Staged:
+    """The keys of every pipeline: its replicas, its stages, and how the blocks are divided among them
+    (conf/framework/gpipe.yaml says what each means)."""
 
-    balance: list[int] | None
-    balance_by: str
-    flops_per_byte: float
+    dp: int | None = 1
+    pp: int | None = None
+    balance: list[int] | None = None
+    balance_by: str = field(default="flops", metadata={"before": "flops"})
+    flops_per_byte: float = 1000.0
 
     @property
     def by_seconds(self) -> bool:
@@ -120,7 +123,7 @@ class Plan:
     edges: list[Tensor]
 
     @classmethod
-    def of(cls, job: Job, in_flight: Sequence[int], samples: int, given: Balanced) -> Plan:
+    def of(cls, job: Job, in_flight: Sequence[int], samples: int, given: Staged) -> Plan:
         """in_flight: micro batches in memory on the rank of each stage; samples: of a micro batch. Collective where the
         blocks are measured."""
         flops = list(forward_flops_per_block(job.model).values())

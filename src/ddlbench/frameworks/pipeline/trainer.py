@@ -30,12 +30,12 @@ class PipelineTrainer(RankTrainer):
     losses: of the micro batches of the last step, on the last stage
     """
 
-    def __init__(self, job: Job, blocks: Blocks, schedule: str, micro_batches: int, knobs: Mapping[str, Any]) -> None:
+    def __init__(self, job: Job, blocks: Blocks, schedule: str, micro_batches: int, facts: Mapping[str, Any]) -> None:
         groups = blocks.groups
         job = replace(job, loss=loss_of_parts(job, groups.part, parallel=True))
         update = Update(job.optimizer(blocks.model.named_parameters()), job, groups.norm_group)
         part = f"tensor{groups.part.rank}"  # names differ between stages
-        super().__init__(job, blocks.model, update, blocks.statistics, groups.place(), knobs, part)
+        super().__init__(job, blocks.model, update, blocks.statistics, groups.place(), facts, part)
         self.groups, self.blocks, self.micro_batches = groups, blocks, micro_batches
         self.clock, self.losses = BusyClock(job.device), list[Tensor]()
 

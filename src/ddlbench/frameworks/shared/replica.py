@@ -84,13 +84,13 @@ class RankTrainer:
         update: Update,
         statistics: Statistics,
         place: Place,
-        knobs: Mapping[str, Any],
+        facts: Mapping[str, Any],
         saved_part: str = "model",
     ) -> None:
-        """knobs: the facts that are known before the first step
+        """facts: those that are known before the first step
         saved_part: ranks of the same part have the same parameters, or shards of them"""
         self.job, self.model, self.statistics, self.place = job, model, statistics, place
-        self.knobs = {**facts_of_model(model), **knobs}
+        self.constant_facts = {**facts_of_model(model), **facts}
         self.update, self.optimizer = update, update.optimizer
         self.parameters = dict(model.named_parameters())  # the optimizer's: FSDP puts full ones into the module
         self.saved_part = saved_part
@@ -103,7 +103,7 @@ class RankTrainer:
         """Nothing is in flight between steps."""
 
     def facts(self) -> dict[str, Any]:
-        return {"staleness": 0, **self.knobs}
+        return {"staleness": 0, **self.constant_facts}
 
     def close(self) -> None:
         vars(self).clear()
@@ -127,7 +127,7 @@ class Replica(RankTrainer):
         job: Job,
         model: nn.Module,
         update: Update,
-        knobs: Mapping[str, Any],
+        facts: Mapping[str, Any],
         *,
         trained: nn.Module | None = None,
         no_sync: Callable[[], AbstractContextManager[object]] | None = None,
@@ -140,7 +140,7 @@ class Replica(RankTrainer):
         dp_group: the ranks that average BatchNorm's statistics; None: no average
         place: every rank is a replica if None"""
         place = place or Place(job.rank, job.world_size, coordinates={"dp": job.rank})
-        super().__init__(job, model, update, Statistics(model, dp_group), place, knobs, saved_part)
+        super().__init__(job, model, update, Statistics(model, dp_group), place, facts, saved_part)
         self.trained = model if trained is None else trained
         default = self.trained.no_sync if isinstance(self.trained, DistributedDataParallel) else nullcontext
         self.no_sync = no_sync or default

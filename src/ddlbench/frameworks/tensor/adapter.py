@@ -181,7 +181,7 @@ class TensorReplica(Replica):
         model: nn.Sequential,
         part: Part,
         splits: Splits,
-        knobs: Mapping[str, Any],
+        facts: Mapping[str, Any],
         place: Place,
         dp_group: dist.ProcessGroup | None,
     ) -> None:

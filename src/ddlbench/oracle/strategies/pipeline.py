@@ -14,7 +14,7 @@ from ddlbench.errors import Unsupported
 from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.frameworks.pipeline.pipedream import PipeDream
 from ddlbench.frameworks.pipeline.schedules import micro_batch_count
-from ddlbench.frameworks.pipeline.stages import Balanced
+from ddlbench.frameworks.pipeline.stages import Staged
 from ddlbench.oracle.machine import collectives
 from ddlbench.oracle.memory.stages import Cut, memory, rank_parameters
 from ddlbench.oracle.setting import Limit, Message, Outcome, Setting
@@ -56,7 +56,7 @@ def pipedream(framework: PipeDream, setting: Setting) -> Outcome:
     )
 
 
-def stage_sizes(framework: Balanced, setting: Setting, stages: int, samples: float) -> tuple[int, ...]:
+def stage_sizes(framework: Staged, setting: Setting, stages: int, samples: float) -> tuple[int, ...]:
     """The number of blocks of each stage, as `Plan.of` in frameworks/pipeline/stages.py divides them, by the predicted
     seconds where a run would measure them. samples: of a micro batch"""
     blocks, seconds = setting.counts.blocks, None
