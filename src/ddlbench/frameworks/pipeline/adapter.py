@@ -27,7 +27,7 @@ from ddlbench.frameworks.pipeline.schedules import (
     in_flight,
     micro_batch_count,
 )
-from ddlbench.frameworks.pipeline.stages import BALANCES, Staged, Plan, tied_names
+from ddlbench.frameworks.pipeline.stages import BALANCES, Plan, Staged, tied_names
 from ddlbench.frameworks.pipeline.trainer import PipelineTrainer
 from ddlbench.frameworks.shared.layout import Layout, fill
 from ddlbench.frameworks.shared.meta import on_meta

@@ -24,7 +24,7 @@ from ddlbench.frameworks.pipeline.blocks import Blocks
 from ddlbench.frameworks.pipeline.groups import Groups
 from ddlbench.frameworks.pipeline.pipedream_trainer import PipeDreamTrainer
 from ddlbench.frameworks.pipeline.schedules import check_stages, in_flight, micro_batch_count
-from ddlbench.frameworks.pipeline.stages import BALANCES, Staged, Plan, tied_names
+from ddlbench.frameworks.pipeline.stages import BALANCES, Plan, Staged, tied_names
 from ddlbench.frameworks.pipeline.weights import CORRECTIONS, PredictedWeights, UnstashedWeights, Weights
 from ddlbench.frameworks.shared.layout import Layout, fill
 from ddlbench.frameworks.shared.meta import on_meta

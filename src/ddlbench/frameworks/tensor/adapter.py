@@ -191,7 +191,7 @@ class TensorReplica(Replica):
             wrapped = in_ddp(model, job.reduce_dtype, dp_group, gradient_as_bucket_view=True)
         update = Update(job.optimizer(model.named_parameters()), job, part.group)
         super().__init__(
-            job, model, update, knobs,
+            job, model, update, facts,
             trained=wrapped, dp_group=dp_group, place=place, saved_part=f"tensor{part.rank}",
         )  # fmt: skip
 
