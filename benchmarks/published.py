@@ -17,7 +17,7 @@ from dataclasses import replace
 from itertools import cycle, product
 from math import exp, floor, log
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean
 from typing import Any, NamedTuple, cast
 
 import matplotlib as mpl
@@ -30,6 +30,7 @@ from ddlbench.figures.styles import PALETTE
 from ddlbench.oracle import bands
 from ddlbench.oracle.machine.machine import GPU_HIDDEN_COST, GPU_KERNEL_S, GPU_SPREAD
 from ddlbench.predict.grading import layouts
+from ddlbench.predict.grading.grade import statistics
 from ddlbench.predict.grading.points import Point, points
 from ddlbench.predict.grading.predictions import last_points, predicted_s
 from ddlbench.results.reading.csv_rows import read_csv
@@ -130,9 +131,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def summary(values: Sequence[float]) -> list[str]:
-    sizes = [abs(value) for value in values]
-    within = mean(size <= 0.1 for size in sizes)
-    return [str(len(values)), f"{mean(sizes):.1%}", f"{median(sizes):.1%}", f"{within:.0%}", f"{mean(values):+.1%}"]
+    rows, *sizes, within, signed = statistics(values).values()
+    return [str(rows), *(f"{size:.1%}" for size in sizes), f"{within:.0%}", f"{signed:+.1%}"]
 
 
 def by(groups: Mapping[str, list[float]], name: str) -> str:

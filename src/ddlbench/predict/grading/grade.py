@@ -65,13 +65,14 @@ class Grade:
             raise UserError(f"no row can be graded: {'; '.join(self.left_out[:3]) or 'the file has no rows'}")
         errors = [point.error for point in self.points]
         slope, interval = _slope([log2(point.gpus) for point in self.points], errors)
-        learned = {**_errors(self.learned), **_coverage(self.learned)} if self.learned else None
+        of_learned = [point.error for point in self.learned]
+        learned = {**statistics(of_learned), **_coverage(self.learned)} if of_learned else None
         by: dict[str, dict[str, dict[str, float]]] = {}
         for name in GROUPS:
             groups = group_by(self.points, lambda point, name=name: str(point.row()[name]))
-            by[name] = {value: _errors(points) for value, points in groups.items()}
+            by[name] = {value: statistics([point.error for point in points]) for value, points in groups.items()}
         return {
-            **_errors(self.points),
+            **statistics(errors),
             "slope_per_doubling": slope,
             "slope_interval_95": interval,
             **_coverage(self.points),
@@ -89,12 +90,11 @@ def _coverage(points: Sequence[Graded]) -> dict[str, float]:
     }
 
 
-def _errors(points: Sequence[Graded]) -> dict[str, float]:
-    """The number of points, and their errors as shares of the measured seconds."""
-    errors = [point.error for point in points]
+def statistics(errors: Sequence[float]) -> dict[str, float]:
+    """The number of points, and statistics of their errors (shares of the measured seconds)."""
     sizes = [abs(error) for error in errors]
     return {
-        "rows": len(points),
+        "rows": len(errors),
         "mean_error": mean(sizes),
         "median_error": median(sizes),
         "within_10": mean(size <= 0.10 for size in sizes),
