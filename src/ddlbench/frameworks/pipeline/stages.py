@@ -57,7 +57,7 @@ def balanced(costs: tuple[float, ...], stages: int, sending: tuple[float, ...] =
 BALANCES = ("flops", "seconds")
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Staged:
     """The keys of every pipeline: its replicas, its stages, and how the blocks are divided among them
     (conf/framework/gpipe.yaml says what each means)."""
