@@ -20,14 +20,26 @@ from ddlbench.predict.grading.machines import machine_of, node_bytes_per_s
         ("InfiniBand EDR", 12.5),
         ("4 x HDR", 100),
         ("3.2 Tb/s", 400),
+        ("8x200Gb/s", 200),
+        ("4 HDR adapters", 100),
+        ("dual-rail EDR", 25),
+        ("HDR-100", 12.5),
+        ("10 GbE", 1.25),
+        ("40 gigabit Ethernet", 5),
+        ("100G", 12.5),
+        ("Slingshot 11", 25),
+        ("Cray Aries 10 GB/s", 10),
+        ("Ethernet 10GB/Sec", 1.25),
+        ("NVLink 300 GB/s, InfiniBand EDR 100 Gb/s", 12.5),
+        ("NVSwitch 600 GB/s; 8x HDR", 200),
     ],
 )
 def test_a_network_s_words_give_bytes_per_second_of_a_node(network: str, gigabytes: float) -> None:
     assert node_bytes_per_s(network, per_node=8) == pytest.approx(gigabytes * 1e9)
 
 
-@pytest.mark.parametrize("network", ["", "fast", "Management: 1x Ethernet 10GB/Sec"])
-def test_a_network_for_management_or_without_a_speed_is_refused(network: str) -> None:
+@pytest.mark.parametrize("network", ["", "fast", "Management: 1x Ethernet 10GB/Sec", "NVLink 300 GB/s"])
+def test_a_network_for_management_or_within_a_node_or_without_a_speed_is_refused(network: str) -> None:
     with pytest.raises(UserError, match="has no speed"):
         node_bytes_per_s(network, per_node=8)
 

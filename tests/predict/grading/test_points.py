@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddlbench.predict.grading.points import COLUMNS, Point, points
+from ddlbench.predict.grading.points import COLUMNS, Point, model_words, points, precision_words
 from tests.predict.grading.rows import BASE, POINT, rows
 
 
@@ -51,8 +51,12 @@ def test_units(unit: str, measured: str, more: dict[str, str], seconds: float) -
         ({"model": "AlexNet"}, "the model 'AlexNet' is not known"),
         ({"gpu_type": "TPU v3"}, "GPU type 'TPU v3'"),
         ({"network": "fast"}, "network 'fast' has no speed"),
-        ({"strategy": "parameter_server on cpu"}, "a parameter server has no equations"),
-        ({"strategy": "TP 8 x PP 4"}, "is not stated"),
+        ({"model": "WideResNet-50"}, "the model 'WideResNet-50' is not known"),
+        ({"strategy": "parameter_server on cpu"}, "a parameter server and asynchronous updates have no equations"),
+        ({"strategy": "asynchronous SGD"}, "a parameter server and asynchronous updates have no equations"),
+        ({"strategy": "TP 8 x PP 4"}, "does not state the layout of"),
+        ({"strategy": "FSDP + TP"}, "does not state the layout of"),
+        ({"strategy": "FSDP HYBRID_SHARD"}, "does not state how many replicas"),
         ({"strategy": "magic", "framework": "wand"}, "the strategy 'magic' is not known"),
         ({"precision": "int8"}, "the precision 'int8' is not known"),
         ({"batch_per_gpu": ""}, "it states no batch"),
@@ -89,6 +93,11 @@ def test_a_row_counts_once() -> None:
         ("FSDP FULL_SHARD (PURE)", "fsdp", []),
         ("Horovod DP", "horovod", []),
         ("ZeRO-2", "zero2", []),
+        ("ZeRO stage 3", "zero3", []),
+        ("fully sharded", "fsdp", []),
+        ("DistributedDataParallel", "ddp", []),
+        ("MultiWorkerMirroredStrategy", "ddp", []),
+        ("synchronous SGD", "ddp", []),
         ("replicated all-reduce (NCCL)", "ddp", []),
     ],
 )
@@ -99,6 +108,40 @@ def test_strategies(strategy: str, framework: str, words: list[str]) -> None:
     assert all(word in point.words for word in words)
     sent = "fp16" if "PURE" in strategy else "fp32"
     assert f"train.reduce_dtype={sent}" in point.words
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("RN50", ["+model=resnet50"]),
+        ("resnet_152", ["+model=resnet152"]),
+        ("VGG 16", ["+model=vgg16"]),
+        ("BERT Large", ["model.n_layer=24", "model.n_embd=1024"]),
+        ("GPT-2 (1.5B)", ["model.n_layer=48", "model.n_embd=1600"]),
+        ("GPT-NeoX-20B", ["model.n_layer=44", "model.n_embd=6144"]),
+        ("GPT 1T", ["model.n_layer=128", "model.n_embd=25600"]),
+        ("Llama 3.1 8B", ["model.n_layer=32", "model.n_embd=4096"]),
+    ],
+)
+def test_models(model: str, words: list[str]) -> None:
+    (row,) = rows({**POINT, "model": model, "seq_len": "512"})
+    assert set(words) <= set(model_words(row))
+
+
+@pytest.mark.parametrize(
+    ("precision", "word"),
+    [("float32", "fp32"), ("single", "fp32"), ("amp", "fp16"), ("mixed precision", "fp16"), ("bfloat16", "bf16")],
+)
+def test_precisions(precision: str, word: str) -> None:
+    (row,) = rows({**POINT, "precision": precision})
+    assert f"train.precision={word}" in precision_words(row)
+
+
+@pytest.mark.parametrize("broken", [{"measured": "-5"}, {"unit": "furlongs"}])
+def test_the_first_row_of_a_series_is_named_where_it_is_broken(broken: dict[str, str]) -> None:
+    (reason,) = points(rows({**POINT, "gpus": POINT["base_gpus"], "global_batch": "", **broken}))
+    assert isinstance(reason, str)
+    assert reason.startswith("line 2")
 
 
 @pytest.mark.parametrize("broken", [{"gpus": "-4"}, {"measured": "nan"}, {"base_gpus": "some"}])

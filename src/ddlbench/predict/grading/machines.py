@@ -17,9 +17,16 @@ from ddlbench.results.reading.published import gpu_family
 
 NETWORK_SHARE = 0.9  # of the nominal bandwidth between nodes; no point of points.csv tells it apart from 0.8 or 1.0
 NETWORK_ALPHA_S = 14e-6  # NCCL 2.x, its tuning table: latency of a step of a ring with the Simple protocol, network
-NAMES = {"fdr": 56, "edr": 100, "hdr100": 100, "hdr": 200, "ndr": 400, "omni-path": 100}  # Gbit/s of an adapter
-SPEED = re.compile(r"(\d+(?:\.\d+)?) ?(g|t)b(?:it)?(?:ps|/s| )", re.IGNORECASE)
-ADAPTERS = re.compile(r"\b(\d+) ?x ", re.IGNORECASE)
+NAMES = {  # Gbit/s of an adapter
+    "qdr": 40, "fdr": 56, "edr": 100, "hdr[- ]?100": 100, "hdr": 200, "hdr200": 200, "ndr[- ]?200": 200, "ndr": 400,
+    "ndr400": 400, "omni-?path|opa": 100, "slingshot[- ]?11": 200,
+}  # fmt: skip
+SPEED = re.compile(r"(\d+(?:\.\d+)?) ?(g|t)(b(?:it|e|ps)?|igabit)?(?:ps|/s(?:ec)?)?\b", re.IGNORECASE)
+ADAPTERS = re.compile(
+    r"\b(\d+) ?[x\u00d7] ?(?=\w)|\b(\d+) (?:\w+ )?(?:adapter|rail|nic|hca|port)s\b|\bdual\b", re.IGNORECASE
+)
+WITHIN_NODE = re.compile("nvlink|nvswitch|pcie", re.IGNORECASE)
+BETWEEN_NODES = re.compile(r"infiniband|\bib\b|ethernet|roce|connectx|\b[qfehn]dr", re.IGNORECASE)
 
 
 @cache
@@ -84,15 +91,19 @@ def node_bytes_per_s(network: str, per_node: int) -> float:
     """Nominal bytes per second of a node in one direction. UserError if the text has no speed.
 
     Several networks of one text have names ("Storage: ..., Management: ..., Compute: ..."): the one for computing
-    counts, and a network for management does not.
+    counts, and a network for management does not. Links within a node do not count. GB/s are bytes, except of Ethernet
+    and InfiniBand, whose speeds are always stated in bits.
     """
     parts = re.split(r"[,;] ?(?=[A-Z][a-z]+:)", network)
     named = {part.partition(":")[0].lower(): part for part in parts if ":" in part}
-    text = named.get("compute", "" if "management" in named else network)
-    match, adapters = SPEED.search(text + " "), ADAPTERS.search(text)
-    count = int(adapters[1]) if adapters else 1
+    clauses = re.split("[,;+]", named.get("compute", "" if "management" in named else network))
+    text = ",".join(clause for clause in clauses if BETWEEN_NODES.search(clause) or not WITHIN_NODE.search(clause))
+    match, adapters = SPEED.search(text), ADAPTERS.search(text)
+    count = int(adapters[1] or adapters[2] or 2) if adapters else 1
     if match:
         gbit = float(match[1]) * (1000 if match[2] in "tT" else 1) * count
+        if re.search("[GT]B/s", match[0]) and not BETWEEN_NODES.search(text):
+            gbit *= 8
         if re.search(r"\b(a|per) (gpu|device)\b|/gpu", text, re.IGNORECASE):
             gbit *= per_node
     else:

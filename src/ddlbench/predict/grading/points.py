@@ -24,16 +24,20 @@ COLUMNS = (
     "global_batch", "precision", "measured", "unit", "base_gpus", "base_value", "step_ms", "layout", "seq_len",
 )  # fmt: skip
 SERIES = ("source", "model", "framework", "strategy", "gpu_type", "network", "precision", "seq_len")
-IMAGES = {r"resnet-?(50|101|152)": "resnet{}", r"vgg-?(16)": "vgg{}"}
-TEXT = {  # pattern: layers, width, heads, vocabulary
-    r"bert-?large": (24, 1024, 16, 30528),
-    r"bert-?base": (12, 768, 12, 30528),
-    r"gpt-?2[ _-]*small": (12, 768, 12, 50257),
-    r"gpt-?2[ _-]*medium": (24, 1024, 16, 50257),
-    r"gpt-?2[ _-]*large": (36, 1280, 20, 50257),
-    r"gpt-?2[ _-]*xl": (48, 1600, 25, 50257),
+IMAGES = {  # not WideResNet
+    r"(?<![a-z])(?<!wide[-_ ])(?:resnet|rn)[-_ ]?(50|101|152)(?!\d)": "resnet{}",
+    r"(?<![a-z])vgg[-_ ]?(16)(?!\d)": "vgg{}",
 }
-# Layers, width, heads of decoders by their parameters: Brown et al. 2020, table 2.1; Touvron et al. 2023, table 2
+TEXT = {  # pattern: layers, width, heads, vocabulary
+    r"bert[-_ ]?large": (24, 1024, 16, 30528),
+    r"bert[-_ ]?base": (12, 768, 12, 30528),
+    r"gpt[-_ ]?2[-_ ]*small": (12, 768, 12, 50257),
+    r"gpt[-_ ]?2[-_ ]*medium": (24, 1024, 16, 50257),
+    r"gpt[-_ ]?2[-_ ]*large": (36, 1280, 20, 50257),
+    r"gpt[-_ ]?2[-_ (]*(?:xl|1\.5 ?b)": (48, 1600, 25, 50257),
+}
+# Layers, width, heads of decoders by their parameters: Brown et al. 2020, table 2.1; Touvron et al. 2023, table 2;
+# Black et al. 2022 (20 B); Narayanan et al. 2021, table 1 (530 B, 1 T)
 SIZES = {
     0.125e9: (12, 768, 12),
     0.355e9: (24, 1024, 16),
@@ -42,11 +46,21 @@ SIZES = {
     2.7e9: (32, 2560, 32),
     6.7e9: (32, 4096, 32),
     13e9: (40, 5120, 40),
+    20e9: (44, 6144, 64),
     33e9: (60, 6656, 52),
     65e9: (80, 8192, 64),
     175e9: (96, 12288, 96),
+    530e9: (105, 20480, 128),
+    1e12: (128, 25600, 160),
 }
-DECODERS = re.compile(r"gpt|mpt|llama|opt|pythia|bloom|mistral|falcon|decoder", re.IGNORECASE)
+DECODERS = re.compile(
+    "gpt|mpt|llama|opt|pythia|bloom|mistral|falcon|qwen|gemma|deepseek|megatron|decoder", re.IGNORECASE
+)
+MILLIONS = {"m": 1, "b": 1e3, "t": 1e6}
+PRECISIONS = {
+    "bf16": "bf(loat)?16", "fp16": r"fp16|float16|\bhalf\b|\bamp\b|mixed", "tf32": "tf32",
+    "fp32": r"fp32|float32|\bsingle\b",
+}  # fmt: skip
 
 
 class Words(NamedTuple):
@@ -85,8 +99,9 @@ def points(rows: Sequence[CsvRow]) -> Iterator[Point | str]:
         seen[content] = row.line
         try:
             stated = row["base_gpus"] and row["base_value"]
-            of_itself = stated and row.number("base_gpus") == row.number("gpus")
-            if not of_itself and (stated or not any(_is_base(row, other) for other in rows)):
+            if stated and row.number("base_gpus") == row.number("gpus"):
+                _step(row)  # the first of a series: UserError where its numbers are broken
+            elif stated or not any(_is_base(row, other) for other in rows):
                 yield point(row, rows)
         except UserError as error:
             yield f"{name}: {error}"
@@ -160,10 +175,10 @@ def model_words(row: CsvRow) -> list[str]:
             return [f"+model={model.format(match[1])}"]
     sizes = next((sizes for pattern, sizes in TEXT.items() if re.search(pattern, name, re.IGNORECASE)), None)
     if sizes is None:
-        exact, short = re.search(r"\((\d+) parameters\)", name), re.search(r"(\d+(?:\.\d+)?) ?([mb])\b", name.lower())
+        exact, short = re.search(r"\((\d+) parameters\)", name), re.search(r"(\d+(?:\.\d+)?) ?([mbt])\b", name.lower())
         if not DECODERS.search(name) or not (exact or short):
             raise UserError(f"the model {name!r} is not known")
-        count = float(exact[1]) if exact else float(short[1]) * {"m": 1e6, "b": 1e9}[short[2]] if short else 0.0
+        count = float(exact[1]) if exact else 1e6 * float(short[1]) * MILLIONS[short[2]] if short else 0.0
         near = min(SIZES, key=lambda size: abs(math.log(size / count)))
         sizes = (*SIZES[near], 50368)
     if not row["seq_len"]:
@@ -176,21 +191,24 @@ def model_words(row: CsvRow) -> list[str]:
 
 def strategy_of(row: CsvRow) -> tuple[str, list[str]]:
     """The framework of ddlbench with that strategy, and its words. UserError if there is none."""
-    text = f"{row['strategy']} {row['framework']}".lower()
-    stage = re.search(r"zero[ -_]?([0-3])\b", text)
-    if "parameter" in text and "server" in text:
-        raise UserError("a parameter server has no equations")
+    strategy = row["strategy"].lower()
+    text = f"{strategy} {row['framework'].lower()}"
+    stage = re.search(r"zero[-_ ]?(?:stage[-_ ]?)?([0-3])\b", text)
+    if "async" in text or ("parameter" in text and "server" in text):
+        raise UserError("a parameter server and asynchronous updates have no equations")
+    if re.search(r"(tensor|model).parallel|pipeline|gpipe|\btp\b|\bpp\b", text):
+        raise UserError(f"a row of this form does not state the layout of {row['strategy']!r}")
+    if re.search(r"hybrid.?shard|hsdp", text):
+        raise UserError(f"{row['strategy']!r} does not state how many replicas the shards have")
     if stage:
         return f"zero{stage[1]}", []
     if "shard_grad_op" in text:
         return "fsdp", ["framework.reshard_after_forward=false"]
-    if "fsdp" in text or "full_shard" in text:
+    if re.search(r"fsdp|fully?[-_ ]shard", text):
         return "fsdp", []
-    if re.search(r"tensor.parallel|pipeline|\btp\b|\bpp\b", text):
-        raise UserError(f"the layout of {row['strategy']!r} is not stated")
     if "horovod" in text:
         return "horovod", []
-    if re.search(r"\bdd?p\b|data.parallel|all-?reduce|nccl", text):
+    if re.search(r"\bdd?p\b|data.?parallel|all[- ]?reduce|nccl|distributed|replicated|mirrored|\bsync", strategy):
         return "ddp", []
     raise UserError(f"the strategy {row['strategy']!r} is not known")
 
@@ -199,7 +217,7 @@ def precision_words(row: CsvRow) -> list[str]:
     """Gradients are sent in 16 bits where the source says so ("PURE" of llm-foundry, "fp16 gradients"), else in fp32,
     as under amp and in TensorFlow, whose weights are in fp32."""
     text, strategy = row["precision"].lower(), row["strategy"].lower()
-    name = next((name for name in ("bf16", "fp16", "tf32", "fp32") if name in text), None)
+    name = next((name for name, pattern in PRECISIONS.items() if re.search(pattern, text)), None)
     if name is None:
         raise UserError(f"the precision {row['precision']!r} is not known")
     checkpointed = ["train.checkpoint_activations=true"] if "ac=true" in row["layout"].lower() else []
