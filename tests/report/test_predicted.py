@@ -169,7 +169,7 @@ def test_a_slow_run_names_the_part_that_deviates(
     write("ddp", 4, 0.60, sections=window(0.60, **shares))
     rows, tables = predicted(tmp_path, cluster)
     flag = rows["ddp", 4]["predicted_flag"]
-    assert flag == f"far off its prediction: a step took 600 ms, 300 ms predicted; in the profiled window {part}"
+    assert flag == f"outside the band of its prediction: a step took 600 ms, 300 ms predicted (95 %: 267 ms to 396 ms); in the profiled window {part}"
     assert f"ddp, resnet50, 4 GPUs: {flag}" in tables.warnings
 
 
@@ -233,11 +233,11 @@ def test_the_report_shows_both(tmp_path: Path, write: Write, cluster: str, capsy
     memory = [f"{row['predicted_memory_bytes'] / GIB:.2f}", "GiB", f"{100 * row['predicted_memory_error']:+.1f}", "%"]
     assert line == ["ddp", "resnet50", "native", "4", "weak", *memory, "0.300", "s", "-50.0", "%!"]
     assert (tmp_path / "results" / "report" / "figures" / "predicted.svg").exists()
-    assert "far off its prediction" in told.err
+    assert "outside the band of its prediction" in told.err
     page = (tmp_path / "results" / "report" / "report.html").read_text()
     assert "prediction error" in page
     assert "-50.0 %!" in page
-    assert "far off its prediction" in page
+    assert "outside the band of its prediction" in page
 
 
 def test_published_measurements_are_predicted_from_the_bases_of_their_sources(tmp_path: Path) -> None:

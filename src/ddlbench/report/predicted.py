@@ -3,7 +3,7 @@
 Runs on one device are what the predictions are calibrated with, so they have none themselves. A published measurement
 is predicted from the base in its source; `--predict published` predicts these alone. Where an input is missing, the
 cells are empty and a line says why. ParaDL (Kahira et al. 2021) proposes predictions as a detector of abnormal runs: a
-measurement far off its prediction gets a flag.
+measurement outside the band of 95 % of its prediction gets a flag.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from ddlbench.config.compose import configurations, recorded_configuration
 from ddlbench.errors import RunError, Unsupported
+from ddlbench.oracle import bands
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured.inputs import machine_of
 from ddlbench.oracle.measured.runs import Results
@@ -27,8 +28,6 @@ from ddlbench.results.tables.measurement import Measurement, devices, duration
 from ddlbench.results.tables.tables import Tables
 from ddlbench.texts import first_few
 
-# Relative error from which a row has a flag: ParaDL's average error for its least accurate strategy (channels).
-FAR_OFF = 0.26
 NAMED = 5  # rows that a warning names
 # Columns of runs.csv that a base shares with what is predicted from it; the oracle compares model, sizes and precision.
 ALIKE = ("device", "device_model", "torch", "cuda", "data", "loader")
@@ -36,8 +35,8 @@ ALIKE = ("device", "device_model", "torch", "cuda", "data", "loader")
 
 @configurations()  # what published measurements resemble is composed
 def with_predictions(tables: Tables, records: Records, cluster: str) -> Tables:
-    """The tables with predicted_* columns, and a warning for each row that is far off or cannot be predicted. UserError
-    for an unknown cluster. cluster: "published" for published measurements alone"""
+    """The tables with predicted_* columns, and a warning for each row that is outside its band or cannot be predicted.
+    UserError for an unknown cluster. cluster: "published" for published measurements alone"""
     machine = None if cluster == PUBLISHED else machine_of(cluster)
     single = [run for run in tables.run_rows if run["gpus"] == 1]
     several = [
@@ -107,7 +106,7 @@ def cells(row: Row, prediction: Prediction) -> Row:
         "predicted_memory_error": (memory - allocated) / allocated if allocated else None,
         "predicted_from": "; ".join((prediction.basis or "", *prediction.marks)),
     }
-    return _with_error(row, prediction.step_s, more)
+    return _with_error(row, prediction.step_s, (prediction.low_95_s, prediction.high_95_s), more)
 
 
 def _from_its_base(row: Row, stated: Point) -> Row:
@@ -116,16 +115,20 @@ def _from_its_base(row: Row, stated: Point) -> Row:
     start = (
         f"{devices(base.gpus, row['device'])} of the same source: {base.samples} samples in {duration(base.seconds)}"
     )
-    return _with_error(row, predicted_s(stated), {"predicted_from": start})
+    step_s, gpus = predicted_s(stated), stated.measured.gpus
+    ends = bands.around(step_s, bands.band(stated.framework, stated.machine.nodes(gpus)))
+    return _with_error(row, step_s, (ends["low_95_s"], ends["high_95_s"]), {"predicted_from": start})
 
 
-def _with_error(row: Row, step_s: float, more: Row) -> Row:
-    """The predicted seconds, their error and flag. The error leaves out the time that ranks wait for data, which is not
-    predicted. more: other predicted_* columns"""
+def _with_error(row: Row, step_s: float, band: tuple[float | None, float | None], more: Row) -> Row:
+    """The predicted seconds, their band of 95 %, error and flag. The error leaves out the time that ranks wait for data,
+    which is not predicted. more: other predicted_* columns"""
     measured_s = without_data_wait(row["sample_time_s"], row["data_wait_share"])
     sample_s = step_s / row["global_batch"]
     columns: Row = {
         "predicted_step_s": step_s,
+        "predicted_low_s": band[0],
+        "predicted_high_s": band[1],
         "predicted_sample_time_s": sample_s,
         "predicted_error": (sample_s - measured_s) / measured_s,
         **more,
@@ -134,11 +137,15 @@ def _with_error(row: Row, step_s: float, more: Row) -> Row:
 
 
 def _flag(row: Row, measured_s: float) -> str | None:
-    """The flag of a row far off its prediction, with the component that deviates most in the same direction; None for a
-    row near it. measured_s: seconds of a step without waiting for data"""
-    if abs(row["predicted_error"]) <= FAR_OFF:
+    """The flag of a row outside its band, with the component that deviates most in the same direction; None for a row
+    within it. measured_s: seconds of a step without waiting for data"""
+    low_s, high_s = row["predicted_low_s"], row["predicted_high_s"]
+    if low_s is None or high_s is None or low_s <= measured_s <= high_s:
         return None
-    text = f"far off its prediction: a step took {duration(measured_s)}, {duration(row['predicted_step_s'])} predicted"
+    text = (
+        f"outside the band of its prediction: a step took {duration(measured_s)}, {duration(row['predicted_step_s'])} "
+        f"predicted (95 %: {duration(low_s)} to {duration(high_s)})"
+    )
     window_step_s, bubble_s = row["profile_step_time_s"], row["predicted_bubble_s"]
     if window_step_s is None or row["compute_share"] is None:
         return f"{text} (no profiled window says which part of it)"
