@@ -120,7 +120,7 @@ def grade(path: Path) -> Grade:
         return _grade_layouts(rows, left_out)
     if missing := sorted(set(COLUMNS) - columns):
         raise UserError(
-            f"--grade {path}: the columns {', '.join(missing)} are missing. A file has the columns "
+            f"--grade {path}: missing columns: {', '.join(missing)}. A file has the columns "
             f"{', '.join(COLUMNS)}, or {', '.join(layouts.COLUMNS)}"
         )
     graded, kept = list[Graded](), list[Point]()
