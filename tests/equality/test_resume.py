@@ -22,6 +22,7 @@ from ddlbench.data.feed import Request
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.fsdp import FSDP
 from ddlbench.frameworks.local_sgd import LocalSGD
+from ddlbench.frameworks.parameter_server.adapter import ParameterServer
 from ddlbench.frameworks.pipeline.pipedream import PipeDream
 from ddlbench.job import Framework
 from ddlbench.loop import Run, train
@@ -152,6 +153,8 @@ def trainings(world: int) -> Iterator[Training]:
         yield Training(f"resnet-{strategy.name}", images, strategy.framework)
     untied = replace(text, model=replace(GPT2, tie_weights=False))  # pyright: ignore
     yield Training("gpt2-local_sgd", text, LocalSGD(local_steps=2), "adamw")
+    if world == 1:  # with several ranks the order of their gradients is not the same twice
+        yield Training("gpt2-parameter_server-bound", text, ParameterServer(bound=2), "adamw")
     yield Training("gpt2-pipedream", untied, PipeDream(), "adamw")
     corrected = {"prediction": PipeDream(correction="prediction"), "pipemare": PipeDream(correction="pipemare")}
     for name, framework in corrected.items():

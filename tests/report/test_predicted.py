@@ -169,7 +169,8 @@ def test_a_slow_run_names_the_part_that_deviates(
     write("ddp", 4, 0.60, sections=window(0.60, **shares))
     rows, tables = predicted(tmp_path, cluster)
     flag = rows["ddp", 4]["predicted_flag"]
-    assert flag == f"outside the band of its prediction: a step took 600 ms, 300 ms predicted (95 %: 267 ms to 396 ms); in the profiled window {part}"
+    seconds = "a step took 600 ms, 300 ms predicted (95 %: 267 ms to 396 ms)"
+    assert flag == f"outside the band of its prediction: {seconds}; in the profiled window {part}"
     assert f"ddp, resnet50, 4 GPUs: {flag}" in tables.warnings
 
 

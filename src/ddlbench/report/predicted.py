@@ -121,8 +121,8 @@ def _from_its_base(row: Row, stated: Point) -> Row:
 
 
 def _with_error(row: Row, step_s: float, band: tuple[float | None, float | None], more: Row) -> Row:
-    """The predicted seconds, their band of 95 %, error and flag. The error leaves out the time that ranks wait for data,
-    which is not predicted. more: other predicted_* columns"""
+    """The predicted seconds, their band, error and flag. The error leaves out the time that ranks wait for data, which
+    is not predicted. band: of 95 %; more: other predicted_* columns"""
     measured_s = without_data_wait(row["sample_time_s"], row["data_wait_share"])
     sample_s = step_s / row["global_batch"]
     columns: Row = {
