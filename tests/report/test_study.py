@@ -123,6 +123,14 @@ def test_a_figure_may_compare_by_another_factor(study: Path, tmp_path: Path) -> 
     assert {"resnet50", "vgg16"} <= set(panel.get_legend_handles_labels()[1])
 
 
+def test_a_figure_has_the_rows_of_each_entry_of_where(study: Path, tmp_path: Path) -> None:
+    study.write_text(STUDY.replace("{model: resnet50}", "[{framework: ddp, gpus: 4}, {framework: zero2, gpus: 1}]"))
+    results = tmp_path / "results"
+    runs(results)
+    (axes,) = drawn(study, results).figures["paper_2a"].axes
+    assert {tuple(line.get_xdata()) for line in axes.lines} == {(1,), (4,)}
+
+
 def test_runs_of_other_cells_are_not_drawn(study: Path, tmp_path: Path) -> None:
     results = tmp_path / "results"
     runs(results)
@@ -163,6 +171,9 @@ def test_the_command_draws_them_and_says_what_is_missing(
         ("best: true", "worst: true", "figures: 2b: a figure has a name"),
         ("kind: step_seconds", "where: {gpus: 1}", "figures: 3: a figure has a name"),
         ("where: {gpus: 4}", "where: {gpus: 8}", "figures: 1: gpus=8 is on no axis"),
+        ("where: {gpus: 4}", "where: [{gpus: 4}, {gpus: 8}]", "figures: 1: gpus=8 is on no axis"),
+        ("where: {gpus: 4}", "where: [{gpus: 4}, {}]", "figures: 1: {} names no cells"),
+        ("where: {gpus: 4}", "where: []", "figures: 1: [] is no section of keys"),
         ("  3: {kind: step_seconds}", "  3: 4", "figures: 4 is no section of keys"),
         ("best: true", "best: 1", "figures: 2b: a figure has a name"),
         ("by: model}", "by: models}", "--by models: choose of framework, loader, model"),

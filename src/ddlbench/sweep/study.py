@@ -18,14 +18,15 @@ from ddlbench.sweep.parts import (
     SCALING,
     Figure,
     Setting,
+    Where,
     check_axis,
     check_key,
+    entry_of,
     figure_of,
     matches,
     seeds_of,
     settable,
     setting_of,
-    where_of,
 )
 from ddlbench.sweep.values import Plain, as_list, names_of, number, parse_word, quoted, read, section, word
 
@@ -36,7 +37,7 @@ NUMBERS = {"repeats": 1, "order": 0, "gpus_per_node": 1, "limit_s": 1}  # the sm
 
 @dataclass(frozen=True)
 class Study:
-    """Every combination of the axes' values that no line of `exclude` names, `repeats` times for each seed.
+    """Every combination of the axes' values that `exclude` does not name, `repeats` times for each seed.
 
     order: seed of the random order of the cells
     limit_s: seconds after which a cell is ended; limits_s: limits for single GPU counts
@@ -49,7 +50,7 @@ class Study:
     axes: Mapping[str, list[Any]]
     keys: Plain = field(default_factory=dict[str, Any])
     settings: Sequence[Setting] = ()
-    exclude: Sequence[Mapping[str, list[Any]]] = ()
+    exclude: Where = ()
     repeats: int = 1
     seeds: Sequence[int] = (0,)
     order: int = 0
@@ -83,7 +84,7 @@ class Study:
     def _combinations(self) -> Iterator[Plain]:
         for values in itertools.product(*self.axes.values()):
             combination = dict(zip(self.axes, values, strict=True))
-            if not any(matches(where, combination) for where in self.exclude):
+            if not matches(self.exclude, combination):
                 yield combination
 
     def _given(self, point: Plain) -> dict[str, Any]:
@@ -165,7 +166,7 @@ def _study(name: str, raw: dict[str, Any]) -> Study:
         axes=axes,
         keys={**base.keys, **settable(raw.get("keys"), "keys")},
         settings=[*base.settings, *(setting_of(item, axes) for item in as_list(raw.get("settings", [])))],
-        exclude=[*base.exclude, *(where_of(item, axes, "exclude") for item in as_list(raw.get("exclude", [])))],
+        exclude=[*base.exclude, *(entry_of(item, axes, "exclude") for item in as_list(raw.get("exclude", [])))],
         seeds=seeds_of(raw["seeds"]) if "seeds" in raw else base.seeds,
         by=names_of("by", raw["by"]) if "by" in raw else base.by,
         across=names_of("across", raw["across"]) if "across" in raw else base.across,
