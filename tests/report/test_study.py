@@ -142,6 +142,29 @@ def test_runs_of_other_cells_are_not_drawn(study: Path, tmp_path: Path) -> None:
     assert not any("fsdp" in text for text in drawing.figures["paper_2a"].axes[0].get_legend_handles_labels()[1])
 
 
+def test_runs_of_another_model_or_loader_than_the_study_s_are_left_out(study: Path, tmp_path: Path) -> None:
+    study.write_text(STUDY.replace("batch: 32", "batch: 32, loader: native, model.image_size: 32"))
+    results = tmp_path / "results"
+    runs(results)
+    before = drawn(study, results)
+    write_run(results, framework="zero2", gpus=4, changed={"layers": [1, 1, 1, 1]})
+    write_run(results, framework="zero2", gpus=4, loader="synthetic")
+    write_run(results, framework="zero2", gpus=2, changed={"image_size": 224})
+    drawing = drawn(study, results)
+    keys = "loader.name, model.image_size, model.layers"
+    first = f"3 measurements are not of this study: they differ from its cells in {keys}"
+    assert drawing.notes == [first, *before.notes]
+    (panel,) = drawing.figures["paper_2a"].axes
+    assert len(panel.lines) == len(before.figures["paper_2a"].axes[0].lines)
+
+
+def test_runs_that_differ_in_other_keys_are_drawn(study: Path, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    runs(results)
+    write_run(results, framework="zero2", gpus=4, changed={"num_classes": 10}, train={"precision": "bf16"}, epochs=5)
+    assert not any(note.startswith("paper_2a") or "not of this study" in note for note in drawn(study, results).notes)
+
+
 def test_a_failed_cell_is_missing_and_has_its_status_in_the_figure(study: Path, tmp_path: Path) -> None:
     results = tmp_path / "results"
     runs(results)

@@ -68,7 +68,7 @@ class Study:
         loader, ... lacks has no value there."""
         points = dict[str, Plain]()
         for combination in self._combinations():
-            keys = self._keys(combination)
+            keys = self.keys_of(combination)
             point = {key: value for key, value in combination.items() if key in keys}
             points.setdefault(str(point), point)
         return iter(points.values())
@@ -78,7 +78,7 @@ class Study:
         given, used = set[str](), set[str]()
         for combination in self._combinations():
             given |= self._given(combination).keys()
-            used |= self._keys(combination).keys()
+            used |= self.keys_of(combination).keys()
         return given - used
 
     def _combinations(self) -> Iterator[Plain]:
@@ -95,14 +95,15 @@ class Study:
                 keys |= setting.keys
         return {**keys, **self.overrides, **point}
 
-    def _keys(self, point: Plain) -> dict[str, Any]:
+    def keys_of(self, point: Plain) -> dict[str, Any]:
+        """The keys of a point that its framework and loader have."""
         given = self._given(point)
         options = {**defaults(), **given}
         return {key: value for key, value in given.items() if is_key_of(options.get(key.partition(".")[0]), key)}
 
     def words(self, point: Plain) -> tuple[str, ...]:
         """ddlbench's command line, without seed and repeat. GPU count and batch rule are taken out of the keys."""
-        keys = self._keys(point)
+        keys = self.keys_of(point)
         scaling, batch = keys.pop("scaling", "strong"), keys.pop("batch", None)
         keys.pop("gpus", None)
         if batch is not None:
