@@ -7,9 +7,10 @@ import pytest
 from matplotlib.collections import LineCollection
 from matplotlib.markers import CARETDOWNBASE, CARETUPBASE
 
-from ddlbench.figures.figures import make_figures, report_plots
+from ddlbench.figures.figures import drawing_of, make_figures, plots_of, report_plots
 from ddlbench.figures.panels import panels
 from ddlbench.figures.published import GREY, efficiencies, notes, shares, sources
+from ddlbench.figures.styles import looks_of
 from tests.support.figures import figures_of
 from tests.support.records import tables_of, weak_scaling, write_run
 
@@ -60,6 +61,23 @@ def test_drawn_beside_ones_own(tmp_path):
     assert "Aach et al. 2023, Table 2: ddp, native" in axes.get_legend_handles_labels()[1]
     assert len([line for line in axes.lines if np.size(line.get_xdata()) == 9]) == 1
     assert any("JUWELS Booster" in note for note in drawing.notes)
+
+
+def test_a_figure_of_a_study_has_the_printed_efficiencies_of_its_models_and_loaders(tmp_path):
+    for model in ("resnet50", "resnet152"):
+        for gpus, rate in ((4, 400.0), (8, 700.0)):
+            write_run(tmp_path, model=model, gpus=gpus, rate=rate, loader="dali", changed={"width_per_group": 32})
+    tables = tables_of(tmp_path, by="model")
+    rows = tables.measurements
+    (plot,) = [
+        plot for plot in plots_of(rows, tables, looks_of(row.curve_key for row in rows))
+        if plot.name == "published_efficiency"
+    ]  # fmt: skip
+    (axes,) = drawing_of([plot]).figures["published_efficiency"].axes
+    printed = {line.get_label(): line.get_xydata().tolist() for line in axes.lines if line.get_color() == GREY}
+    assert printed["resnet152, Aach et al. 2023: ddp, dali, CPU"] == [[1024, 0.81]]
+    assert printed["resnet50, Aach et al. 2023: ddp, dali, GPU"] == [[1024, 0.68]]
+    assert not [name for name in printed if "native" in name]
 
 
 def test_the_papers_counts_are_of_gpus_beside_ranks_on_the_cpu_too(tmp_path):

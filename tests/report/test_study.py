@@ -123,6 +123,14 @@ def test_a_figure_may_compare_by_another_factor(study: Path, tmp_path: Path) -> 
     assert {"resnet50", "vgg16"} <= set(panel.get_legend_handles_labels()[1])
 
 
+def test_a_figure_has_the_rows_of_each_entry_of_where(study: Path, tmp_path: Path) -> None:
+    study.write_text(STUDY.replace("{model: resnet50}", "[{framework: ddp, gpus: 4}, {framework: zero2, gpus: 1}]"))
+    results = tmp_path / "results"
+    runs(results)
+    (axes,) = drawn(study, results).figures["paper_2a"].axes
+    assert {tuple(line.get_xdata()) for line in axes.lines} == {(1,), (4,)}
+
+
 def test_runs_of_other_cells_are_not_drawn(study: Path, tmp_path: Path) -> None:
     results = tmp_path / "results"
     runs(results)
@@ -132,6 +140,29 @@ def test_runs_of_other_cells_are_not_drawn(study: Path, tmp_path: Path) -> None:
     drawing = drawn(study, results)
     assert drawing.notes == before
     assert not any("fsdp" in text for text in drawing.figures["paper_2a"].axes[0].get_legend_handles_labels()[1])
+
+
+def test_runs_of_another_model_or_loader_than_the_study_s_are_left_out(study: Path, tmp_path: Path) -> None:
+    study.write_text(STUDY.replace("batch: 32", "batch: 32, loader: native, model.image_size: 32"))
+    results = tmp_path / "results"
+    runs(results)
+    before = drawn(study, results)
+    write_run(results, framework="zero2", gpus=4, changed={"layers": [1, 1, 1, 1]})
+    write_run(results, framework="zero2", gpus=4, loader="synthetic")
+    write_run(results, framework="zero2", gpus=2, changed={"image_size": 224})
+    drawing = drawn(study, results)
+    keys = "loader.name, model.image_size, model.layers"
+    first = f"3 measurements are not of this study: they differ from its cells in {keys}"
+    assert drawing.notes == [first, *before.notes]
+    (panel,) = drawing.figures["paper_2a"].axes
+    assert len(panel.lines) == len(before.figures["paper_2a"].axes[0].lines)
+
+
+def test_runs_that_differ_in_other_keys_are_drawn(study: Path, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    runs(results)
+    write_run(results, framework="zero2", gpus=4, changed={"num_classes": 10}, train={"precision": "bf16"}, epochs=5)
+    assert not any(note.startswith("paper_2a") or "not of this study" in note for note in drawn(study, results).notes)
 
 
 def test_a_failed_cell_is_missing_and_has_its_status_in_the_figure(study: Path, tmp_path: Path) -> None:
@@ -163,6 +194,9 @@ def test_the_command_draws_them_and_says_what_is_missing(
         ("best: true", "worst: true", "figures: 2b: a figure has a name"),
         ("kind: step_seconds", "where: {gpus: 1}", "figures: 3: a figure has a name"),
         ("where: {gpus: 4}", "where: {gpus: 8}", "figures: 1: gpus=8 is on no axis"),
+        ("where: {gpus: 4}", "where: [{gpus: 4}, {gpus: 8}]", "figures: 1: gpus=8 is on no axis"),
+        ("where: {gpus: 4}", "where: [{gpus: 4}, {}]", "figures: 1: {} names no cells"),
+        ("where: {gpus: 4}", "where: []", "figures: 1: [] is no section of keys"),
         ("  3: {kind: step_seconds}", "  3: 4", "figures: 4 is no section of keys"),
         ("best: true", "best: 1", "figures: 2b: a figure has a name"),
         ("by: model}", "by: models}", "--by models: choose of framework, loader, model"),

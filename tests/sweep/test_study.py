@@ -38,6 +38,38 @@ def test_a_key_that_a_framework_lacks_adds_no_cell_of_it(tmp_path: Path) -> None
         load(str(write(tmp_path, axes=axes | {"framework.sp": [2]}, exclude=[])))
 
 
+@pytest.mark.parametrize(
+    ("words", "ddp", "tensor"),
+    [
+        ("framework=[ddp]", [""], []),
+        ("framework.bucket_cap_mb=[1,25]", ["framework.bucket_cap_mb=1", "framework.bucket_cap_mb=25"], [""]),
+        ("framework.bucket_cap_mb=1 framework.bucket_cap_mb=[25]", ["framework.bucket_cap_mb=25"], [""]),
+        ("framework.bucket_cap_mb=1 framework.tp=2", ["framework.bucket_cap_mb=1"], ["framework.tp=2"]),
+        ("loader=dali loader.device=[cpu,gpu]", *[["loader.device=cpu", "loader.device=gpu"]] * 2),
+        ("loader=[native,dali] loader.threads=2", *[["", "loader.threads=2"]] * 2),
+        ("model.layers=[1,2,1,1]", *[["model.layers=[1,2,1,1]"]] * 2),
+    ],
+)
+def test_lists_of_the_command_line_are_axes_and_a_cell_has_the_keys_of_its_options(
+    tmp_path: Path, words: str, ddp: list[str], tensor: list[str]
+) -> None:
+    path = write(
+        tmp_path, axes={"framework": ["ddp", "tensor"]}, exclude=[], keys={"model": "resnet50", "framework.tp": 1}
+    )
+    study = load(str(path), words.split())
+    dotted = [[word for word in study.words(point) if "." in word] for point in study.points()]
+    assert [" ".join(cell).removeprefix("framework.tp=1").strip() for cell in dotted] == ddp + tensor
+
+
+@pytest.mark.parametrize(
+    "words", [["framework.bucket=[1]"], ["framework.bucket=1"], ["framework.tp=1", "framework=ddp"]]
+)
+def test_a_key_that_no_framework_of_the_study_has_is_refused(tmp_path: Path, words: list[str]) -> None:
+    path = str(write(tmp_path, axes={"framework": ["ddp", "tensor"]}, exclude=[]))
+    with pytest.raises(UserError, match=r"framework\.\w+: no framework of this study has this key: leave it out"):
+        load(path, words)
+
+
 def test_an_axis_of_frameworks_that_the_command_line_leaves_out_is_left_out_too(tmp_path: Path) -> None:
     path = str(write(tmp_path, axes={"framework": ["ddp", "tensor"], "framework.tp": [1, 2], "gpus": [2]}, exclude=[]))
     assert list(load(path, ["framework=[ddp]"]).points()) == [{"framework": "ddp", "gpus": 2}]
@@ -217,7 +249,7 @@ def test_every_path_of_the_configuration_belongs_to_the_command_line() -> None:
     ["model._target_=os.system", "framework=[../x]", "gpus=-1", "order=x", "train.seed=3", "dryrun=true", "nonsense",
      "cluster.notes=${oc.env:HOME}", "cluster.notes=!!python/name:os.system", "hydra.run.dir=/tmp", "x=*a",
      'results_dir=a"b', "results_dir=${oc.env:HOME}", "results_dir=", "results_dir= ", "results_dir=~/x", "seeds=[]",
-     "scaling=[strong]", "scaling=none"],
+     "scaling=[[strong]]", "scaling=[none]", "scaling=none"],
 )  # fmt: skip
 def test_words_of_the_command_line_are_checked_alike(tmp_path: Path, given: str) -> None:
     with pytest.raises(UserError):

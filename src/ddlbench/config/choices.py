@@ -140,6 +140,14 @@ def is_key_of(option: Any, key: str) -> bool:
 
 
 @cache
+def holds_list(key: str) -> bool:
+    """Whether the value of a key is a list, as that of model.layers."""
+    group, _, name = key.partition(".")
+    entries = (entry for option in choices(group) for entry in keys(group, option))
+    return any(entry.name == name and entry.value.startswith("[") for entry in entries)
+
+
+@cache
 def defaults() -> dict[str, str]:
     """The option of each group that no word of the command line has to choose, as conf/config.yaml names it."""
     entries = cast(list[dict[str, str] | str], published(".", "config")["defaults"])

@@ -70,7 +70,7 @@ def plots_of(measurements: Sequence[Measurement], tables: Tables, looks: Looks) 
     all_panels = panels(measurements)
     shared = [part for panel in all_panels for part in small_multiples(panel)]
     yield from _scaling(shared, looks)
-    yield from published.plots(shared, all_panels, looks)
+    yield from published.plots(shared, all_panels, looks, of_all_loaders=False)
     for name, shown, quantity in _over_gpus(shared):
         yield Plot(f"{name}_bars", in_parts(shown), partial(draw_bars, looks=looks, quantity=quantity))
     yield tradeoff(all_panels, looks)

@@ -58,9 +58,9 @@ def authors(source: str) -> str:
     return str(_file()["sources"][source]["text"]).partition(",")[0]
 
 
-def efficiencies(model: str) -> list[Printed]:
-    """Printed efficiencies of a model against 4 GPUs of the same framework."""
-    return [Printed(**row) for row in _file()["efficiency"] if row["model"] == model]
+def efficiencies(models: str) -> list[Printed]:
+    """Printed efficiencies of models ("resnet50, resnet101") against 4 GPUs of the same framework."""
+    return [Printed(**row) for row in _file()["efficiency"] if row["model"] in models.split(", ")]
 
 
 def shares(model: str) -> dict[str, list[tuple[int, float, float, float]]]:
@@ -88,8 +88,11 @@ def sources() -> list[str]:
     return [*lines, *values, *statements]
 
 
-def plots(shared: Sequence[Panel], all_panels: Sequence[Panel], looks: Looks) -> list[Plot]:
-    """The panels, against own bases, whose model has printed numbers, whatever its sizes."""
+def plots(
+    shared: Sequence[Panel], all_panels: Sequence[Panel], looks: Looks, of_all_loaders: bool = True
+) -> list[Plot]:
+    """The panels, against own bases, whose model has printed numbers, whatever its sizes. of_all_loaders: whether
+    efficiencies of loaders that a panel does not have are drawn"""
     efficiency = [
         replace(panel.against_own_bases(), base="own base; grey: printed, base 4 GPUs")
         for panel in shared
@@ -101,23 +104,28 @@ def plots(shared: Sequence[Panel], all_panels: Sequence[Panel], looks: Looks) ->
         if shares(published_name(panel))
     ]
     return [
-        Plot("published_efficiency", efficiency, partial(draw_efficiency, looks=looks)),
+        Plot("published_efficiency", efficiency, partial(draw_efficiency, looks=looks, of_all_loaders=of_all_loaders)),
         Plot("published_communication", communication, partial(draw_communication, looks=looks)),
     ]
 
 
 def published_name(panel: Panel) -> str:
-    """The name of the panel's model, whatever its sizes; a panel that compares several models has none."""
-    return panel.model.partition("*")[0]
+    """The name of the panel's model, whatever its sizes; "resnet50, resnet101" of a panel that compares models."""
+    return panel.model.replace("*", "")
 
 
-def draw_efficiency(axes: Axes, panel: Panel, looks: Looks) -> None:
+def draw_efficiency(axes: Axes, panel: Panel, looks: Looks, of_all_loaders: bool) -> None:
     """Draw measured efficiencies with lines, and printed ones as grey points. An arrow points away from a printed limit
     to the side on which the value lies."""
-    points = efficiencies(published_name(panel))
+    loaders, models = {row["loader"] for row in panel.rows}, published_name(panel)
+    points = [point for point in efficiencies(models) if of_all_loaders or point.loader.partition(",")[0] in loaders]
+
+    def label(point: Printed) -> str:
+        return point.name if point.model == models else f"{point.model}, {point.name}"
+
     quantity = replace(EFFICIENCY, label="efficiency (% of ideal speedup)")
     draw(axes, panel, looks, quantity, [point.gpus for point in points])
-    for number, (name, same) in enumerate(group_by(points, lambda point: point.name).items()):
+    for number, (name, same) in enumerate(group_by(points, label).items()):
         xs, ys = [point.gpus for point in same], [point.value for point in same]
         marker = MARKERS[number % len(MARKERS)]
         axes.plot(xs, ys, color=GREY, marker=marker, fillstyle="none", linestyle="", label=plotting.label(name))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from math import inf
 from typing import Any
 
+from ddlbench.config.choices import choices, published
 from ddlbench.config.identity import added_later
 from ddlbench.config.keys import Train
 from ddlbench.errors import UserError
@@ -18,6 +19,7 @@ from ddlbench.results.tables.merge import Comparison
 from ddlbench.results.tables.tables import Tables
 from ddlbench.sweep.parts import SCALING, matches
 from ddlbench.sweep.study import Study
+from ddlbench.sweep.values import Plain
 from ddlbench.texts import first_few
 
 CELLS_NAMED = 4
@@ -28,19 +30,25 @@ NEEDS = {
     "predicted_parts": ": give --predict CLUSTER, and runs on one device",
 }
 GROUPS = ("framework", "model", "loader", "data", "recipe")
+FIXED = ("framework", "model", "loader")  # choices of a study that its cells have; recipe and data may be changed
+OF_DATA = ("num_classes", "vocab_size")  # sizes of a model that follow from the data
 
 
 def draw_study(study: Study, tables_of: Callable[[Comparison], Tables]) -> Drawing:
-    """The figures by STUDY_NUMBER, with a note for each that lacks cells. UserError if none can be drawn, or for a kind
-    of figure that does not exist. tables_of: the results, compared in a given way"""
+    """The figures by STUDY_NUMBER, with a note for each that lacks cells, and one for measurements of other models.
+    UserError if none can be drawn, or for a kind of figure that does not exist. tables_of: the results, compared in a
+    given way"""
     points = list(study.points())
-    plots, notes = list[Plot](), list[str]()
+    plots, notes, others = list[Plot](), list[str](), dict[str, str]()
     for number, figure in study.figures.items():
         tables, name = tables_of(Comparison(figure.by or study.by, study.across)), f"{study.name}_{number}"
         trained = {row: _point(study, row, tables.options) for row in tables.measurements if row["mode"] == "train"}
         looks = looks_of(row.curve_key for row in trained)
         wanted = [point for point in points if matches(figure.where, point)]
-        drawn = [row for row, point in trained.items() if point in wanted]
+        placed = [row for row, point in trained.items() if point in wanted]
+        differing = {row: _differing(study, row, trained[row], tables.options) for row in placed}
+        others |= {row["measurement"]: key for row, key in differing.items() if key}
+        drawn = [row for row, key in differing.items() if not key]
         ended = [trained[row] for row in drawn if row["status"] == "ok"]
         missing = [_cell(point) for point in wanted if point not in ended]
         plots.append(_plot(figure.kind, plots_of(_best(drawn) if figure.best else drawn, tables, looks), name))
@@ -49,6 +57,9 @@ def draw_study(study: Study, tables_of: Callable[[Comparison], Tables]) -> Drawi
             notes.append(f"{name}: {len(missing)} of {len(wanted)} cells have no run that ended ok: {named}")
         if not plots[-1].panels and len(missing) < len(wanted):
             notes.append(f"{name}: no run has what {figure.kind} shows{NEEDS.get(figure.kind, '')}")
+    if others:
+        keys = ", ".join(sorted(set(others.values())))
+        notes.insert(0, f"{len(others)} measurements are not of this study: they differ from its cells in {keys}")
     if not any(plot.panels for plot in plots):
         raise UserError(f"--study {study.name}: no figure can be drawn: {'; '.join(notes) or 'it lists none'}")
     return drawing_of(plots, notes)
@@ -76,6 +87,17 @@ def _point(study: Study, row: Measurement, options: Mapping[str, Row]) -> dict[s
     }
     values = {axis: special.get(axis, keys.get(f"{axis}.name" if axis in GROUPS else axis, "")) for axis in study.axes}
     return {axis: value for axis, value in values.items() if value != ""}
+
+
+def _differing(study: Study, row: Measurement, point: Plain, options: Mapping[str, Row]) -> str | None:
+    """The first key of the model, or choice that the study fixes, in which a measurement differs from its cell."""
+    keys, measured = study.keys_of(point), options.get(row["measurement"], {})
+    model = keys["model"]
+    sizes = published("model", model) if model in choices("model") else {}
+    expected = {f"{group}.name": keys[group] for group in FIXED if group in keys}
+    expected |= {f"model.{key}": size for key, size in sizes.items() if key not in OF_DATA}
+    expected |= {key: value for key, value in keys.items() if key.startswith("model.")}
+    return next((key for key, value in expected.items() if measured.get(key, value) != value), None)
 
 
 def _best(rows: list[Measurement]) -> list[Measurement]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ddlbench.config.overrides import check_words
 from ddlbench.config.values import check_value, shown
 from ddlbench.errors import UserError
 from ddlbench.sweep.values import KEY, Plain, as_list, names_of, number, section, word
+
+Where = Sequence[Mapping[str, list[Any]]]  # cells: those whose values on the axes are all among those of one entry
 
 MOST_GPUS = 2**20
 SCALING = {"strong": "train.global_batch", "weak": "train.batch_per_gpu"}
@@ -34,21 +36,21 @@ class Figure(NamedTuple):
     """A figure of a paper: ddlbench-report RESULTS --study NAME draws it from the cells of the study.
 
     kind:  a figure of the report, such as epoch_time (figures/figures.py)
-    where: the values on the axes of its cells; empty: all
+    where: its cells; [{}]: all
     best:  whether each curve has its fastest GPU count alone
     by:    as Study.by, which holds where this is empty
     """
 
     kind: str
-    where: Mapping[str, list[Any]]
+    where: Where
     best: bool = False
     by: tuple[str, ...] = ()
 
 
 class Setting(NamedTuple):
-    """Keys of those cells whose values on the axes are all among those of `where`."""
+    """Keys of the cells that `where` names."""
 
-    where: Mapping[str, list[Any]]
+    where: Where
     keys: Plain
 
 
@@ -111,11 +113,16 @@ def figure_of(name: Any, raw: Any, axes: Plain) -> Figure:
         raise UserError(
             f"{place}: a figure has a name of letters and digits, a kind, and may have where, by, best: true | false"
         )
-    where = where_of(content["where"], axes, place) if "where" in content else {}
+    where = where_of(content["where"], axes, place) if "where" in content else [{}]
     return Figure(str(content["kind"]), where, best, names_of("by", content.get("by", [])))
 
 
-def where_of(raw: Any, axes: Plain, place: str) -> dict[str, list[Any]]:
+def where_of(raw: Any, axes: Plain, place: str) -> Where:
+    """The cells that one entry or a list of entries names; arguments as entry_of takes them."""
+    return [entry_of(entry, axes, place) for entry in as_list(raw) or [raw]]
+
+
+def entry_of(raw: Any, axes: Plain, place: str) -> dict[str, list[Any]]:
     """The values on axes that name some cells. axes: of the study; place: the name of the section in a message"""
     where = section(raw, place)
     if not where or [] in where.values():
@@ -127,9 +134,9 @@ def where_of(raw: Any, axes: Plain, place: str) -> dict[str, list[Any]]:
     return {key: as_list(value) for key, value in where.items()}
 
 
-def matches(where: Mapping[str, list[Any]], point: Plain) -> bool:
-    """Whether a point has one of the given values on each axis."""
-    return all(key in point and point[key] in values for key, values in where.items())
+def matches(where: Where, point: Plain) -> bool:
+    """Whether a point has, for one entry, one of the given values on each axis."""
+    return any(all(key in point and point[key] in values for key, values in entry.items()) for entry in where)
 
 
 def seeds_of(value: Any) -> list[int]:

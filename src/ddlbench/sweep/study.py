@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, cast
 
-from ddlbench.config.choices import choices, conf_dir, is_key_of
+from ddlbench.config.choices import choices, conf_dir, defaults, holds_list, is_key_of
 from ddlbench.config.values import check_value, shown
 from ddlbench.errors import UserError
 from ddlbench.sweep.parts import (
@@ -18,14 +18,15 @@ from ddlbench.sweep.parts import (
     SCALING,
     Figure,
     Setting,
+    Where,
     check_axis,
     check_key,
+    entry_of,
     figure_of,
     matches,
     seeds_of,
     settable,
     setting_of,
-    where_of,
 )
 from ddlbench.sweep.values import Plain, as_list, names_of, number, parse_word, quoted, read, section, word
 
@@ -36,7 +37,7 @@ NUMBERS = {"repeats": 1, "order": 0, "gpus_per_node": 1, "limit_s": 1}  # the sm
 
 @dataclass(frozen=True)
 class Study:
-    """Every combination of the axes' values that no line of `exclude` names, `repeats` times for each seed.
+    """Every combination of the axes' values that `exclude` does not name, `repeats` times for each seed.
 
     order: seed of the random order of the cells
     limit_s: seconds after which a cell is ended; limits_s: limits for single GPU counts
@@ -49,7 +50,7 @@ class Study:
     axes: Mapping[str, list[Any]]
     keys: Plain = field(default_factory=dict[str, Any])
     settings: Sequence[Setting] = ()
-    exclude: Sequence[Mapping[str, list[Any]]] = ()
+    exclude: Where = ()
     repeats: int = 1
     seeds: Sequence[int] = (0,)
     order: int = 0
@@ -66,24 +67,43 @@ class Study:
         """The values on the axes of every combination that is not excluded, once. A key that the point's framework,
         loader, ... lacks has no value there."""
         points = dict[str, Plain]()
-        for values in itertools.product(*self.axes.values()):
-            point = dict(zip(self.axes, values, strict=True))
-            if not any(matches(where, point) for where in self.exclude):
-                keys = self._keys(point)
-                point = {key: value for key, value in point.items() if is_key_of(keys.get(key.partition(".")[0]), key)}
-                points.setdefault(str(point), point)
+        for combination in self._combinations():
+            keys = self.keys_of(combination)
+            point = {key: value for key, value in combination.items() if key in keys}
+            points.setdefault(str(point), point)
         return iter(points.values())
 
-    def _keys(self, point: Plain) -> dict[str, Any]:
+    def unused(self) -> set[str]:
+        """The keys that only combinations of options without them would have."""
+        given, used = set[str](), set[str]()
+        for combination in self._combinations():
+            given |= self._given(combination).keys()
+            used |= self.keys_of(combination).keys()
+        return given - used
+
+    def _combinations(self) -> Iterator[Plain]:
+        for values in itertools.product(*self.axes.values()):
+            combination = dict(zip(self.axes, values, strict=True))
+            if not matches(self.exclude, combination):
+                yield combination
+
+    def _given(self, point: Plain) -> dict[str, Any]:
+        """The keys that the study gives a point, also those that the point's framework or loader lacks."""
         keys: dict[str, Any] = {"preflight": True, **self.keys}
         for setting in self.settings:
             if matches(setting.where, point):
                 keys |= setting.keys
-        return {**keys, **point, **self.overrides}
+        return {**keys, **self.overrides, **point}
+
+    def keys_of(self, point: Plain) -> dict[str, Any]:
+        """The keys of a point that its framework and loader have."""
+        given = self._given(point)
+        options = {**defaults(), **given}
+        return {key: value for key, value in given.items() if is_key_of(options.get(key.partition(".")[0]), key)}
 
     def words(self, point: Plain) -> tuple[str, ...]:
         """ddlbench's command line, without seed and repeat. GPU count and batch rule are taken out of the keys."""
-        keys = self._keys(point)
+        keys = self.keys_of(point)
         scaling, batch = keys.pop("scaling", "strong"), keys.pop("batch", None)
         keys.pop("gpus", None)
         if batch is not None:
@@ -147,7 +167,7 @@ def _study(name: str, raw: dict[str, Any]) -> Study:
         axes=axes,
         keys={**base.keys, **settable(raw.get("keys"), "keys")},
         settings=[*base.settings, *(setting_of(item, axes) for item in as_list(raw.get("settings", [])))],
-        exclude=[*base.exclude, *(where_of(item, axes, "exclude") for item in as_list(raw.get("exclude", [])))],
+        exclude=[*base.exclude, *(entry_of(item, axes, "exclude") for item in as_list(raw.get("exclude", [])))],
         seeds=seeds_of(raw["seeds"]) if "seeds" in raw else base.seeds,
         by=names_of("by", raw["by"]) if "by" in raw else base.by,
         across=names_of("across", raw["across"]) if "across" in raw else base.across,
@@ -176,7 +196,7 @@ def _override(study: Study, key: str, value: Any) -> Study:
     if key == "results_dir":
         check_value(key, value)
         return replace(study, results_dir=value)
-    if key in study.axes:
+    if key in study.axes or (isinstance(value, list) and not holds_list(key)):
         check_axis(key, as_list(value))
         return replace(study, axes={**study.axes, key: as_list(value)})
     check_key(key, value, of_file=False)
@@ -195,13 +215,14 @@ def _checked(study: Study, of_file: Study) -> Study:
     cells = math.prod(len(values) for values in study.axes.values()) * study.repeats * len(study.seeds)
     if cells > LARGEST:
         raise UserError(f"{study.name} has {cells:,} cells: give fewer values or repeats, at most {LARGEST:,} cells")
-    points = list(study.points())
-    if not points:
+    if not any(study.points()):
         raise UserError(f"{study.name}: exclude leaves no cell: leave out fewer values, or give others on its axes")
-    unused = [key for key in study.axes if not any(key in point for point in points)]
-    for key in unused:
-        if study.axes[key] != of_file.axes[key] or not any(key in point for point in of_file.points()):
-            raise UserError(f"{study.name}: axis {key}: no {key.partition('.')[0]} of this study has this key")
+    unused = study.unused()
+    for key in sorted(unused):
+        of_words = key in study.overrides or study.axes.get(key) != of_file.axes.get(key)
+        if of_words or key in of_file.unused():
+            axis, group = "axis " * (key in study.axes), key.partition(".")[0]
+            raise UserError(f"{study.name}: {axis}{key}: no {group} of this study has this key: leave it out")
     study = replace(study, axes={key: values for key, values in study.axes.items() if key not in unused})
     quoted("results_dir", study.results_dir)
     return study
