@@ -41,7 +41,7 @@ PLANNED: dict[str, list[tuple[Any, ...]]] = {  # the values on the axes of every
         *product(("ddp",), KAHIRA, [1, *GPUS[4:]]),
         *product(("tensor", "channel"), (None,), KAHIRA, GPUS[2:7]),
         *product(("tensor",), (4,), KAHIRA, GPUS[4:]),
-        *product(("spatial",), KAHIRA, GPUS[4:]),
+        *product(("spatial",), KAHIRA, (4, *GPUS[4:])),
         *product(("gpipe",), (1,), KAHIRA, (2, 4)),
     ],
     "gusak2022": [  # Adam is fused, and on the CPU
@@ -57,6 +57,7 @@ PLANNED: dict[str, list[tuple[Any, ...]]] = {  # the values on the axes of every
         ("single", 1, False, False, "adamw8bit", 1),
     ],
 }
+PLANNED["lin2022_lassen"] = PLANNED["lin2022"]
 
 
 def test_each_seed_and_repeat_is_a_cell_of_its_own(tmp_path: Path) -> None:
