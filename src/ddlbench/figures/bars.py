@@ -175,7 +175,8 @@ def _name_bars(axes: Axes, panel: Panel) -> None:
     elif len(set(panel.gpus)) == 1:
         below = f"on {rows[0].devices}"
     else:
-        names, below = [f"{name} {gpus}" for name, gpus in zip(names, panel.gpus, strict=True)], device
+        names = [f"{name} {gpus}" for name, gpus in zip(names, panel.gpus, strict=True)]
+        below = f"name and {device}"
     if max(map(len, names)) > LONGEST_NAME:
         lines = [below, *(f"{n}  {plotting.label(name)}" for n, name in enumerate(names, 1))]
         below = "\n".join(part for line in lines for part in wrap(line, plotting.LONGEST_LINE))

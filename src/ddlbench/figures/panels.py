@@ -148,12 +148,15 @@ def differing(rows: Sequence[Measurement]) -> str:
 
 
 def short_names(rows: Sequence[Measurement]) -> list[str]:
-    """A name for each row of a panel: the value of the compared factor, and the settings that differ between rows."""
+    """A name for each row of a panel: the value of the compared factor and, unless these values tell the curves apart,
+    the settings that differ between rows."""
     texts = [" ".join(filter(None, (row.mixed_layout, row.axes, row["knobs"], row["across"]))) for row in rows]
     settings = [dict[str, str](SETTING.findall(text)) for text in texts]
     differing = {key for one in settings for key in one if len({other.get(key) for other in settings}) > 1}
     shown = [" ".join(f"{key}={value}" for key, value in one.items() if key in differing) for one in settings]
-    return [named(row["compared"], None, text) for row, text in zip(rows, shown, strict=True)]
+    names = [named(row["compared"], None, text) for row, text in zip(rows, shown, strict=True)]
+    values = [str(row["compared"]) for row in rows]
+    return values if len(set(values)) == len(set(names)) else names
 
 
 def measured(shown: Sequence[Panel], *columns: str) -> list[Panel]:
