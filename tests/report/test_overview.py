@@ -190,8 +190,8 @@ def test_names_in_sentences_and_documents_are_complete(tmp_path):
     name = "ddp (recipe.optimizer_of_matrices.momentum_of_gradients=0.8)"
     assert f"| {name}@1 |" in (tmp_path / "summary.md").read_text().replace("\\", "")
     text = summary_text(measurements)
-    assert f"On 1 GPU: {name} has the shortest" in " ".join(text.split())
-    assert " ddp (recipe.optimizer_of_…)@1 " in text, "a cell of the terminal"
+    assert f": {name} has the shortest" in " ".join(text.split())
+    assert " ddp (recipe.optimizer_of_m…)@1 " in text, "a cell of the terminal"
 
 
 def test_an_overview_without_a_readable_record_says_so(tmp_path):
