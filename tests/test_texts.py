@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddlbench.texts import aligned, first_few, limited, number, printable, quoted, say, seconds, shortened
+from ddlbench.texts import aligned, clipped, first_few, limited, number, printable, quoted, say, seconds, shortened
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,13 @@ def test_a_short_text_stays_and_a_long_one_is_cut_to_the_length():
     assert shortened("x" * 20, 20) == "x" * 20
     assert len(shortened("x" * 21, 20)) == 20
     assert shortened("x" * 50 + "a", 20) != shortened("x" * 50 + "b", 20)
+
+
+def test_a_text_is_cut_inside_of_the_bracket_that_ends_it():
+    assert clipped("zero2 (offload=true fused=false)@4", 23) == "zero2 (offload=true…)@4"
+    assert clipped("x" * 30 + "(a)", 20) == "x" * 19 + "…"
+    assert len(shortened("zero2 (offload_optimizer=true fused=false)", 30)) == 30
+    assert shortened("zero2 (offload_optimizer=true fused=false)", 30).endswith(")")
 
 
 def test_the_first_few_and_how_many_more():

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, TextIO, TypeVar
@@ -32,13 +33,20 @@ def say(*lines: object, stream: TextIO | None = None) -> None:
         print(printable(str(line)).encode(encoding, "backslashreplace").decode(encoding), file=terminal, flush=True)
 
 
-def shortened(text: str, longest: int) -> str:
-    """At most `longest` letters. A shortened text ends with a hash of the whole text, so that different texts stay
-    different."""
+def clipped(text: str, longest: int, mark: str = "…") -> str:
+    """At most `longest` letters, with `mark` in place of the others: at the end, or inside of a bracket that ends the
+    text, "zero2 (fused=tr…)@4"."""
     if len(text) <= longest:
         return text
-    mark = "…" + hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()[:8]
-    return text[: longest - len(mark)] + mark
+    bracket = re.search(r"\)[^()]{0,9}$", text)
+    tail = bracket[0] if bracket else ""
+    head = text[: max(0, longest - len(mark) - len(tail))]
+    return f"{head}{mark}{tail}" if "(" in head else text[: longest - len(mark)] + mark
+
+
+def shortened(text: str, longest: int) -> str:
+    """`clipped`, with a hash of the whole text, so that different texts stay different."""
+    return clipped(text, longest, "…" + hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()[:8])
 
 
 def first_line(said: BaseException | str) -> str:

@@ -23,7 +23,7 @@ SHARES = dict(zip(NAMES, (0.2, 0.4, 0.1, 0.05, 0.15, 0.06, 0.04), strict=True))
 
 def row(gpus, **others):
     reference = {"framework": "ddp", "compared": "ddp", "gpus": gpus, "device": "cuda", "status": "ok"}
-    return Measurement(reference | dict.fromkeys((*NAMES, "knobs", "across")) | others)
+    return Measurement(reference | dict.fromkeys((*NAMES, "knobs", "across", "layout")) | others)
 
 
 def test_a_bar_for_each_row_with_a_window_that_adds_up_to_one():
@@ -56,19 +56,39 @@ def test_no_bar_is_dropped_where_they_are_many():
     assert axes.get_xlabel() == "GPUs, zero3", "the name of a single curve"
 
 
-def test_shortened_names_keep_what_differs():
-    rows = [row(4, compared="deepspeed", knobs=f"zero_stage={stage}", **SHARES) for stage in (1, 2, 3)]
+@pytest.mark.parametrize(
+    ("rows", "names"),
+    [
+        ([{"knobs": f"zero_stage={n} bucket=5"} for n in (1, 2)], ["ddp (zero_stage=1)", "ddp (zero_stage=2)"]),
+        ([{"across": f"data=text recipe.optimizer.fused={n}"} for n in (1, 2)], ["ddp (fused=1)", "ddp (fused=2)"]),
+        ([{"across": f"scaling={n} batch=16"} for n in ("weak", "strong")], ["ddp (weak)", "ddp (strong)"]),
+        ([{"layout": "dp=1 tp=4"}, {"layout": "dp=2 tp=2"}], ["ddp", "ddp (dp=2 tp=2)"]),
+        ([{"layout": "dp=1 tp=4"}, {"layout": "dp=4 tp=1"}], ["ddp", "ddp (dp=4)"]),
+        ([{"across": "scaling=weak"}, {"across": "scaling=strong", "compared": "gpipe"}], ["ddp", "gpipe"]),
+    ],
+    ids=["knobs", "short keys", "values", "mixed layout", "replicas alone", "frameworks suffice"],
+)
+def test_bars_are_named_by_what_differs(rows, names):
     axes = matplotlib.figure.Figure().add_subplot()
-    draw_breakdown(axes, Panel("resnet50", [], "", rows))
-    assert labels(axes) == [f"deepsp…_stage={stage})" for stage in (1, 2, 3)]
+    draw_breakdown(axes, Panel("gpt2", [], "", [row(4, **SHARES, **others) for others in rows]))
+    assert labels(axes) == names
 
 
-def test_names_whose_ends_are_equal_are_written_out():
-    knobs = ["a_knob=1 recipe.optimizer.fused=true", "a_knob=2 recipe.optimizer.fused=true"]
-    rows = [row(4, compared="zero2", knobs=text, **SHARES) for text in knobs]
+def test_bars_with_long_names_are_numbered_and_listed_below():
+    rows = [row(gpus, knobs=f"offload_optimizer_and_weights={gpus}", **SHARES) for gpus in (2, 4)]
     axes = matplotlib.figure.Figure().add_subplot()
     draw_breakdown(axes, Panel("gpt2", [], "", rows))
-    assert labels(axes) == [f"zero2 (a_knob={n} fused=true)" for n in (1, 2)]
+    assert labels(axes) == ["1", "2"]
+    listed = [f"{n}  ddp (offload_optimizer_and_weights={gpus}) {gpus}" for n, gpus in ((1, 2), (2, 4))]
+    assert axes.get_xlabel().split("\n") == ["name and GPUs", *listed]
+
+
+def test_curves_of_one_colour_have_one_entry_in_the_legend():
+    rows = [row(4, knobs=f"bucket_cap_mb={n}") for n in (1, 25)]
+    axes = matplotlib.figure.Figure().add_subplot()
+    quantity = Quantity("speedup", lambda panel, row: Values(2.0, [2.0]))
+    draw_bars(axes, Panel("resnet50", [], "", rows), looks_of(row.curve_key for row in rows), quantity)
+    assert set(axes.get_legend_handles_labels()[1]) == {"ddp"}
 
 
 def heights(axes):

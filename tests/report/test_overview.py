@@ -181,6 +181,19 @@ def test_it_fits_a_terminal_and_moves_settings_below(tmp_path):
     assert "[2] bucket_cap_mb=50 comm_hook=powersgdpowersgd\n" in text
 
 
+def test_names_in_sentences_and_documents_are_complete(tmp_path):
+    for rate, moment in ((100.0, 0.8), (90.0, 0.9)):
+        write_run(tmp_path, rate=rate, recipe={"optimizer_of_matrices": {"momentum_of_gradients": moment}})
+        write_run(tmp_path, gpus=2, rate=150.0, recipe={"optimizer_of_matrices": {"momentum_of_gradients": moment}})
+    measurements = tables_of(tmp_path, across=["recipe"]).measurements
+    write_documents(measurements, tmp_path)
+    name = "ddp (recipe.optimizer_of_matrices.momentum_of_gradients=0.8)"
+    assert f"| {name}@1 |" in (tmp_path / "summary.md").read_text().replace("\\", "")
+    text = summary_text(measurements)
+    assert f": {name} has the shortest" in " ".join(text.split())
+    assert " ddp (recipe.optimizer_of_m…)@1 " in text, "a cell of the terminal"
+
+
 def test_an_overview_without_a_readable_record_says_so(tmp_path):
     write_run(tmp_path, sections={"schema_version": 0})
     assert "no attempt has a configuration" in text_of(tmp_path)

@@ -6,19 +6,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
+from textwrap import wrap
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
 from ddlbench.figures import plotting
-from ddlbench.figures.panels import Panel, measured
+from ddlbench.figures.panels import Panel, measured, short_names
 from ddlbench.figures.quantities import Quantity
 from ddlbench.figures.styles import Looks
 from ddlbench.results.rows import group_by
 from ddlbench.results.tables.breakdown import PARTS
 from ddlbench.results.tables.merge import RankPasses
-from ddlbench.texts import shortened
 
 PartLook = tuple[str, str, str]
 LOOKS: dict[str, PartLook] = {  # of each part: its name in words, a colour and a hatching
@@ -44,8 +44,7 @@ WATERFALL: dict[str, PartLook] = {
 }
 EDGE: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.4}
 MOST_BARS = 24  # beside each other in one panel
-HEAD, TAIL = 6, 9  # letters of a longer name
-LONGEST_NAME = 48
+LONGEST_NAME = 32  # letters of a name that is turned
 STEPS_SHOWN = 2  # of a schedule over time
 LETTERS = 36  # of all names below a panel that are beside each other; more ones are turned
 
@@ -148,7 +147,7 @@ def draw_bars(axes: Axes, panel: Panel, looks: Looks, quantity: Quantity) -> Non
             continue
         look = colors[panel.curve_of(row)]
         values += [bar.merged, *bar.repeats, *(bar.interval or ())]
-        axes.bar(place, bar.merged, 0.7, color=look.color, alpha=0.8, label=plotting.label(row.curve))
+        axes.bar(place, bar.merged, 0.7, color=look.color, alpha=0.8, label=plotting.label(str(row["compared"])))
         axes.plot([place] * len(bar.repeats), bar.repeats, ".", color="black", markersize=3, zorder=3)
         if bar.interval:
             axes.vlines(place, *bar.interval, color="black", linewidth=1.5, zorder=3)
@@ -167,27 +166,26 @@ def _stack(axes: Axes, places: Sequence[float], width: float, parts: Mapping[Par
 
 
 def _name_bars(axes: Axes, panel: Panel) -> None:
-    """Name each row's place by its curve and GPU count, as far as these differ."""
+    """Name each row's place by what differs and its GPU count; number them where a name is too long, with the names
+    below."""
     rows, device = panel.rows, "ranks (CPU)" if panel.device == "cpu" else "GPUs"
-    one_count = len(set(panel.gpus)) == 1
-    plain = len({row["compared"] for row in rows}) == len(panel.curves)  # without what else differs
-    curves = [str(row["compared"]) if plain else row.curve for row in rows]
-    if len(panel.curves) == 1:
-        names, below = [str(gpus) for gpus in panel.gpus], f"{device}, {shortened(rows[0].curve, LONGEST_NAME)}"
+    names = short_names(rows)
+    if len(set(names)) == 1:
+        names, below = [str(gpus) for gpus in panel.gpus], f"{device}, {plotting.label(rows[0].curve)}"
+    elif len(set(panel.gpus)) == 1:
+        below = f"on {rows[0].devices}"
     else:
-        # The ends of a name: its knobs differ at the end.
-        names = [name if len(name) <= HEAD + TAIL else f"{name[:HEAD]}…{name[-TAIL:]}" for name in curves]
-        below = f"on {rows[0].devices}" if one_count else device
-        if len(set(names)) < len(panel.curves):  # the ends do not tell the curves apart
-            names = [shortened(plotting.PATH.sub("", curve), LONGEST_NAME) for curve in curves]
-        if not one_count:
-            names = [f"{name} {row['gpus']}" for name, row in zip(names, rows, strict=True)]
+        names = [f"{name} {gpus}" for name, gpus in zip(names, panel.gpus, strict=True)]
+        below = f"name and {device}"
+    if max(map(len, names)) > LONGEST_NAME:
+        lines = [below, *(f"{n}  {plotting.label(name)}" for n, name in enumerate(names, 1))]
+        below = "\n".join(part for line in lines for part in wrap(line, plotting.LONGEST_LINE))
+        names = [str(n) for n in range(1, len(names) + 1)]
     turned = sum(map(len, names)) > LETTERS
     axes.set_xticks(range(len(rows)), names, rotation=90 if turned else 0, fontsize=7 if turned else 8.5)
     axes.set_xlim(-0.6, len(rows) - 0.4)
     axes.grid(visible=False, axis="x")
-    if not turned:
-        axes.set_xlabel(below)
+    axes.set_xlabel(below, loc="left" if "\n" in below else None, fontsize=plotting.SMALL)
 
 
 def draw_waterfall(axes: Axes, seconds: Mapping[str, float | None], step_s: float) -> None:

@@ -71,11 +71,11 @@ def plots_of(measurements: Sequence[Measurement], tables: Tables, looks: Looks) 
     shared = [part for panel in all_panels for part in small_multiples(panel)]
     yield from _scaling(shared, looks)
     yield from published.plots(shared, all_panels, looks, of_all_loaders=False)
-    for name, shown, quantity in _over_gpus(shared):
+    for name, shown, quantity in _over_gpus(all_panels):
         yield Plot(f"{name}_bars", in_parts(shown), partial(draw_bars, looks=looks, quantity=quantity))
     yield tradeoff(all_panels, looks)
-    yield Plot("step_seconds", breakdown_panels(shared), partial(draw_breakdown, seconds=True))
-    yield Plot("predicted_parts", in_parts(measured(shared, "predicted_step_s")), draw_predicted)
+    yield Plot("step_seconds", breakdown_panels(all_panels), partial(draw_breakdown, seconds=True))
+    yield Plot("predicted_parts", in_parts(measured(all_panels, "predicted_step_s")), draw_predicted)
     pipelines = {row["measurement"]: (panel, row) for panel in shared for row in panel.rows}
     schedules = [
         replace(panel, lines=[*panel.lines, f"{row.curve} on {row.devices}"], base="", rows=[row])

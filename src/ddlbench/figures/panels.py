@@ -13,9 +13,10 @@ from matplotlib.axes import Axes
 
 from ddlbench.figures.styles import family
 from ddlbench.results.rows import group_by
-from ddlbench.results.tables.measurement import Base, Measurement, devices, duration
+from ddlbench.results.tables.measurement import Base, Measurement, devices, duration, named
 
 Naming = Callable[[Measurement], str]
+SETTING = re.compile(r"(?:^|(?<= ))(?:\w+\.)*(\w+)=(.*?)(?= [\w.]+=|$)")  # a key without its groups, and its value
 MOST_CURVES = 8  # of a panel that a reader can tell apart
 _TITLES = ("mode", "loader", "data", "recipe", "precision", "device_model")
 
@@ -144,6 +145,18 @@ def differing(rows: Sequence[Measurement]) -> str:
     """The settings of --across in which rows of one panel differ: "rows differ in recipe, precision"."""
     names = dict.fromkeys(name for row in rows for name in re.findall(r"(?:^| )([\w.]+)=", row["across"] or ""))
     return f"rows differ in {', '.join(names)}" if names else ""
+
+
+def short_names(rows: Sequence[Measurement]) -> list[str]:
+    """A name for each row of a panel: the value of the compared factor and, unless these values tell the curves apart,
+    the settings that differ between rows."""
+    texts = [" ".join(filter(None, (row.mixed_layout, row.axes, row["knobs"], row["across"]))) for row in rows]
+    settings = [dict[str, str](SETTING.findall(text)) for text in texts]
+    differing = {key for one in settings for key in one if len({other.get(key) for other in settings}) > 1}
+    shown = [" ".join(f"{key}={value}" for key, value in one.items() if key in differing) for one in settings]
+    names = [named(row["compared"], None, text) for row, text in zip(rows, shown, strict=True)]
+    values = [str(row["compared"]) for row in rows]
+    return values if len(set(values)) == len(set(names)) else names
 
 
 def measured(shown: Sequence[Panel], *columns: str) -> list[Panel]:

@@ -5,17 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from ddlbench.figures.panels import differing, panel_texts
 from ddlbench.results.rows import group_by
 from ddlbench.results.tables.measurement import Measurement, devices, duration
 from ddlbench.results.tables.stats import LEVEL, NONE_SHOWN, SMALLEST_N, ratio_interval
-from ddlbench.texts import first_few, limited, shortened
+from ddlbench.texts import first_few, limited
 
 PARAGRAPHS = 12
 PLACES = 12  # GPU counts and batches of one paragraph
 NAMED = 4  # frameworks without a clear difference
-LONGEST_NAME = 60
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,11 @@ def _sentence(rows: Sequence[Measurement], several: bool) -> str:
     fastest, *others = timed
     rate = f"{1 / fastest['sample_time_s']:,.4g} samples/s"
     if not others:
-        return f"{where}: {_name(fastest)} is the only one with a result, {rate} (n={fastest['runs_ok']})."
+        return f"{where}: {fastest.name} is the only one with a result, {rate} (n={fastest['runs_ok']})."
     second = others[0]
-    factor = f"{second['sample_time_s'] / fastest['sample_time_s']:.3g} times as fast as {_name(second)}"
+    factor = f"{second['sample_time_s'] / fastest['sample_time_s']:.3g} times as fast as {second.name}"
     time = f"{duration(fastest['sample_time_s'])} a sample ({rate})"
-    lead = f"{where}: {_name(fastest)} has the shortest median time, {time}, {factor}"
+    lead = f"{where}: {fastest.name} has the shortest median time, {time}, {factor}"
     if second.judged_with != fastest.judged_with:
         return f"{lead}; no verdict, because they differ in more than the {fastest['compared_by']}."
     interval, counts = fastest.interval, f"n={fastest['runs_ok']} and n={second['runs_ok']}"
@@ -68,14 +68,10 @@ def _sentence(rows: Sequence[Measurement], several: bool) -> str:
     judged = [row for row in others if row.judged_with == fastest.judged_with]
     equal = [row for row in judged if row.interval is None or interval.overlaps(row.interval)]
     if equal:
-        names = ", ".join(first_few(equal, NAMED, text=_name))
+        names = ", ".join(first_few(equal, NAMED, text=attrgetter("name")))
         range_ = " to ".join(duration(fastest[f"sample_time_{end}_s"]) for end in ("low", "high"))
-        return f"{lead}; no difference is shown between {_name(fastest)} and {names} (95 % interval {range_} a sample)."
-    return f"{where}: {_name(fastest)} is the fastest, {rate}, {factor}; the 95 % intervals do not overlap ({counts})."
-
-
-def _name(row: Measurement) -> str:
-    return shortened(row.name, LONGEST_NAME)
+        return f"{lead}; no difference is shown between {fastest.name} and {names} (95 % interval {range_} a sample)."
+    return f"{where}: {fastest.name} is the fastest, {rate}, {factor}; the 95 % intervals do not overlap ({counts})."
 
 
 def comparisons(measurements: Sequence[Measurement]) -> list[str]:

@@ -11,12 +11,12 @@ from ddlbench.results.reading.published import OWN, PUBLISHED
 from ddlbench.results.tables.marks import marks_explained, unknown_stragglers
 from ddlbench.results.tables.measurement import Measurement, duration
 from ddlbench.results.tables.stats import NONE_SHOWN, SMALLEST_N
-from ddlbench.texts import aligned, first_few, gib, number, percent, ratio, seconds, shortened, signed
+from ddlbench.texts import aligned, clipped, first_few, gib, number, percent, ratio, seconds, signed
 
 WIDTH = 140
 FAILURES_SHOWN = 10
-LONGEST_NAME = 30
-LONGEST_CELL = 60
+LONGEST_CELL = 30
+LONGEST_SETTINGS = 60
 LEFT = (  # columns of texts
     "framework", "model", "loader", "mode", "scaling", "source", "status", "best single", "own base", "vs own base",
     "settings",
@@ -29,13 +29,13 @@ INTERVAL_NOTE = (
 
 Columns = dict[str, Callable[[Measurement], str]]
 MEASURED: Columns = {
-    "framework": lambda row: name(row["framework"]),
-    "model": lambda row: name(row.model),
-    "loader": lambda row: name(row["loader"]),
-    "mode": lambda row: "" if row["mode"] == "train" else name(row["mode"]),
+    "framework": lambda row: row["framework"] or "",
+    "model": lambda row: row.model or "",
+    "loader": lambda row: row["loader"] or "",
+    "mode": lambda row: "" if row["mode"] == "train" else row["mode"] or "",
     "gpus": lambda row: str(row["gpus"] or ""),
     "scaling": lambda row: str(row["scaling"]),
-    "status": lambda row: name(row["status"]),
+    "status": lambda row: str(row["status"]),
     "n": lambda row: str(row["runs_ok"]),
     "!": lambda row: row.mark,
     "epoch time": lambda row: seconds(row["epoch_time_s"]),
@@ -43,7 +43,7 @@ MEASURED: Columns = {
     "samples/s": lambda row: number(row["throughput_samples_per_s"]),
     "peak memory": lambda row: gib(row[memory_column(row["device"])]),
     "top-1/ppl": lambda row: quality(row),
-    "source": lambda row: name(row["source"]),
+    "source": lambda row: row["source"] or "",
 }
 VS_SINGLE: Columns = {
     "speedup": lambda row: shown_ratio(row, "speedup"),
@@ -106,7 +106,8 @@ def summary_text(rows: Sequence[Measurement]) -> str:
     for shown, columns in tables:
         if shown:
             headers, cells = overview_cells(shown, columns | marks)
-            lines += [*map(_cut, aligned(headers, cells, LEFT)), ""]
+            short = [[clipped(cell, LONGEST_CELL) for cell in line] for line in cells]
+            lines += [*(clipped(line, WIDTH) for line in aligned(headers, short, LEFT)), ""]
     fastest = [
         line
         for paragraph in best(rows)[0]
@@ -114,7 +115,7 @@ def summary_text(rows: Sequence[Measurement]) -> str:
     ]
     below = [f"{number} {text}" for text, number in numbers.items()] + base_lines(rows) + notes(rows)
     failed = [row for row in rows if row["status"] != "ok"]
-    failures = [_cut(": ".join(filter(None, (row["status"], _cell(row), row["reason"])))) for row in failed]
+    failures = [clipped(": ".join(filter(None, (row["status"], _cell(row), row["reason"]))), WIDTH) for row in failed]
     more = "more that did not end ok: see the report"
     return "\n".join([*lines, *fastest, *below, *first_few(failures, FAILURES_SHOWN, more)])
 
@@ -146,8 +147,7 @@ def base_lines(rows: Sequence[Measurement]) -> list[str]:
             start = row.base(own)
             if start and compared_with(row, own):
                 epoch = f", epoch {seconds(start.epoch_s)}" if start.epoch_s else ""
-                text = f"{shortened(start.name, LONGEST_CELL)}@{start.gpus}"
-                lines.append(f"base {text}, {name(row.model)}: {duration(start.seconds)} a sample{epoch}")
+                lines.append(f"base {base(row, own)}, {row.model}: {duration(start.seconds)} a sample{epoch}")
     return list(dict.fromkeys(lines))
 
 
@@ -175,7 +175,7 @@ def _cell(row: Measurement) -> str:
     batch, options = f"batch={row['global_batch'] or 'unknown'}", row.settings
     named = options if batch in options.split(" ") else f"{batch} {options}".strip()
     where = f"{row['framework']} {row.model} on {row.devices}"
-    return f"{where}, {shortened(named, LONGEST_CELL)}{remedy(row['status'], row['mode'], row['micro_batch'])}"
+    return f"{where}, {clipped(named, LONGEST_SETTINGS)}{remedy(row['status'], row['mode'], row['micro_batch'])}"
 
 
 def remedy(status: str, mode: str | None, size: int | None) -> str:
@@ -189,11 +189,6 @@ def remedy(status: str, mode: str | None, size: int | None) -> str:
         return " (try a smaller train.micro_batch, or a framework that shards the weights)"
     half = f"train.micro_batch={1 if size % 2 else size // 2}"
     return f" (try {half if size > 1 else 'train.checkpoint_activations=true'})"
-
-
-def name(value: str | None) -> str:
-    """A text in the width of its column."""
-    return shortened(value or "", LONGEST_NAME)
 
 
 def spread(row: Measurement) -> str:
@@ -222,7 +217,7 @@ def between(row: Measurement, column: str, text: Callable[[float | None], str]) 
 def base(row: Measurement, own: bool) -> str:
     """The base of a row's ratios, "ddp@2"."""
     start = row.base(own)
-    return f"{name(start.name)}@{start.gpus}" if start else ""
+    return f"{start.name}@{start.gpus}" if start else ""
 
 
 def quality(row: Measurement) -> str:
@@ -230,7 +225,3 @@ def quality(row: Measurement) -> str:
     if row["val_perplexity_token"] is not None:
         return f"ppl {number(row['val_perplexity_token'])}"
     return percent(row["val_top1"])
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= WIDTH else text[: WIDTH - 1] + "…"

@@ -58,7 +58,9 @@ def test_settings_of_another_loader_are_no_difference():
 
 
 def test_layout():
-    assert layout(run(options={"framework.dp": 2, "framework.tp": 4, "framework.pp": None})) == "dp=2 tp=4"
+    options = {"framework.dp": 2, "framework.tp": 4, "framework.pp": None}
+    assert layout(run(options=options, gpus=16)) == "dp=2 tp=4 pp=2"
+    assert layout(run(options=options, gpus=12)) == layout(run(options=options, gpus=None)) == "dp=2 tp=4"
     assert layout(run()) == ""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
+from math import prod
 from typing import Any
 
 from ddlbench.record.fingerprint import of_the_launch
@@ -98,8 +99,12 @@ def _columns(*names: str) -> Callable[[AttemptRow], Hashable]:
 
 
 def layout(run: AttemptRow) -> str:
-    """The layout of the ranks, if the configuration sets it: "dp=2 tp=4"."""
-    return settings_text({key.removeprefix("framework."): run.options.get(key) for key in LAYOUT})
+    """The layout of the ranks, if the configuration sets it: "dp=2 tp=4". A key that is null has the other ranks."""
+    degrees = {key.removeprefix("framework."): run.options[key] for key in LAYOUT if key in run.options}
+    gpus, given = run.row["gpus"], prod(degree for degree in degrees.values() if isinstance(degree, int))
+    if gpus and given > 0 and gpus % given == 0 and list(degrees.values()).count(None) == 1:
+        degrees = {key: gpus // given if degree is None else degree for key, degree in degrees.items()}
+    return settings_text(degrees)
 
 
 def _is_setting(key: str) -> bool:

@@ -64,7 +64,7 @@ class Measurement:
     def curve(self) -> str:
         """The name of its curve: the values of the compared factors, its knobs, and the settings in which rows of its
         panel differ."""
-        return _named(self["compared"], self["knobs"], self["across"])
+        return named(self["compared"], self["knobs"], self["across"])
 
     @property
     def curve_key(self) -> tuple[str, str]:
@@ -99,6 +99,12 @@ class Measurement:
         return self.curve + (f" [{self['layout']}]" if self["layout"] else "")
 
     @property
+    def mixed_layout(self) -> str:
+        """The layout without degrees of 1; empty where all ranks share what the framework is named after."""
+        degrees = " ".join(degree for degree in (self["layout"] or "").split() if not degree.endswith("=1"))
+        return degrees if degrees.startswith("dp=") or " " in degrees else ""
+
+    @property
     def settings(self) -> str:
         """The other settings that distinguish it from others in a table."""
         return " ".join(filter(None, (self.axes, self["layout"], self["knobs"], self["across"], self["variant"])))
@@ -129,11 +135,11 @@ class Measurement:
         """The base of its curve, or the best single GPU; None without such a measurement."""
         kind, name = ("own_base", "compared") if own else ("best_single", "best_single_compared")
         seconds, gpus = self[f"{kind}_sample_time_s"], self["own_base_gpus"] if own else 1
-        text = _named(self[name], None, self["across" if own else "best_single_across"])
+        text = named(self[name], None, self["across" if own else "best_single_across"])
         return Base(seconds, gpus, text, self[f"{kind}_epoch_time_s"]) if seconds else None
 
 
-def _named(compared: str | None, knobs: str | None, across: str | None) -> str:
+def named(compared: str | None, knobs: str | None, across: str | None) -> str:
     """ "ddp (bucket_cap_mb=1 fp16 adamw weak 32)": without the names of settings that their values tell."""
     settings = " ".join(filter(None, (knobs, re.sub(rf"\b({'|'.join(TOLD_BY_VALUE)})=", "", across or ""))))
     return f"{compared} ({settings})" if settings else str(compared)
