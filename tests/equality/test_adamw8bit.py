@@ -111,7 +111,7 @@ def test_losses_are_those_of_one_process(name: str) -> None:
 def test_weights_are_those_of_one_process(name: str) -> None:
     """Full layers have the blocks of one process: where the last bit of a gradient moves a number into the next code,
     its next step changes by up to a gap, and that is rare. Sharded blocks begin with each shard: these weights are no
-    further from those of one process than rounding in other blocks moves them, as far as those of AdamW in 32 bits are."""
+    further from those of one process than rounding in other blocks moves them, as far as those of AdamW in 32 bits."""
     distance = apart(found()[0][name].weights, plain("adamw8bit")[1])
     rounding = apart(plain("adamw")[1], plain("adamw8bit")[1])
     if name not in SHARDED:
