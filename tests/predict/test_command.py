@@ -102,6 +102,13 @@ def test_abci_adds_communication_as_the_paper_does(capsys: pytest.CaptureFixture
     assert hidden["comm_hidden_s"] > 0.5 * row["comm_exposed_s"]
 
 
+@pytest.mark.parametrize("more", [[], ["--plan"], ["--plan", "--one-gpu-step-s", "0.5"]])
+def test_a_gpu_without_bf16_is_refused_as_in_a_run(capsys: pytest.CaptureFixture[str], more: list[str]) -> None:
+    assert main([*TINY, "cluster=lassen", "gpus=8", "train.precision=bf16", *more]) == 3
+    sentence = "Tesla V100-SXM2-16GB has no bf16: set train.precision=fp16 or fp32"
+    assert capsys.readouterr() == ("", f"ddlbench.predict: {sentence}\n")
+
+
 def test_every_framework_and_the_best(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*TINY, "cluster=h100", "gpus=[1,4]", "--max-gpus", "4"]) == 0
     out = capsys.readouterr().out
