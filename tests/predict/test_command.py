@@ -102,6 +102,13 @@ def test_abci_adds_communication_as_the_paper_does(capsys: pytest.CaptureFixture
     assert hidden["comm_hidden_s"] > 0.5 * row["comm_exposed_s"]
 
 
+@pytest.mark.parametrize("more", [[], ["--plan"], ["--plan", "--one-gpu-step-s", "0.5"]])
+def test_a_gpu_without_bf16_is_refused_as_in_a_run(capsys: pytest.CaptureFixture[str], more: list[str]) -> None:
+    assert main([*TINY, "cluster=lassen", "gpus=8", "train.precision=bf16", *more]) == 3
+    sentence = "Tesla V100-SXM2-16GB has no bf16: set train.precision=fp16 or fp32"
+    assert capsys.readouterr() == ("", f"ddlbench.predict: {sentence}\n")
+
+
 def test_every_framework_and_the_best(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*TINY, "cluster=h100", "gpus=[1,4]", "--max-gpus", "4"]) == 0
     out = capsys.readouterr().out
@@ -155,14 +162,15 @@ def test_tensor_parallelism_stays_within_a_node(capsys: pytest.CaptureFixture[st
     assert asked["layout"] == {"dp": 1, "tp": 16}
 
 
-def test_the_table_has_the_epoch_and_the_parts_of_memory(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_has_the_epoch_the_reason_and_the_parts_of_memory(capsys: pytest.CaptureFixture[str]) -> None:
     """It equals the JSON: 64 steps of 2 samples each on 2 GPUs take 64 times as long as one."""
     words = (*TINY, "+framework=ddp", "cluster=h100", "gpus=2", "train.batch_per_gpu=1", "--samples-per-epoch", "128")
     (row,) = rows(capsys, *words)
     assert row["epoch_s"] == pytest.approx(64 * row["step_s"])
     assert main(words) == 0
     times, memory = (line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("ddp "))
-    assert times[-2:] == [f"{row['epoch_s']:.4g}", "s"]
+    reason = row["reason"].removeprefix("at 2 GPUs ").split()
+    assert times[-2 - len(reason) :] == [f"{row['epoch_s']:.4g}", "s", *reason]
     parts = [*row["memory"].values(), row["memory_bytes"]]
     assert memory == ["ddp", "dp2", "2", *(f"{bytes_ / 2**30:.3f}" for bytes_ in parts)]
 

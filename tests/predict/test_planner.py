@@ -17,7 +17,7 @@ from ddlbench.oracle.measured.inputs import machine_of
 from ddlbench.oracle.predictor import Prediction, job_of, predict
 from ddlbench.predict import ranking
 from ddlbench.predict.__main__ import main
-from ddlbench.predict.planner import SHOWN, command, contrast, frameworks, plans
+from ddlbench.predict.planner import SHOWN, command, frameworks, plans
 from ddlbench.predict.question import ask
 from ddlbench.predict.rows import Sources, predictions
 from tests.support.rehearsals import MODELS
@@ -39,13 +39,16 @@ def planned(*words: str, model: tuple[str, ...] = GPT2) -> list[Prediction]:
 
 @configurations()
 def test_layouts_share_layers_within_a_node_and_are_tried_once() -> None:
-    """16 GPUs, 4 in a node: tensor parallelism of 2 and 4, stages and replicas on the other GPUs."""
+    """16 GPUs, 4 in a node: tensor parallelism of 2 and 4, stages and replicas on the other GPUs, with and without
+    shards."""
     config = configuration("+framework=hybrid", *GPT2[:6], "train.global_batch=16", "train.micro_batch=2")
     made = [config.framework for config in plans(config, ["train.micro_batch=2"], 16, 4)]
-    layouts: Any = [(framework.dp, framework.tp, framework.pp) for framework in made]
-    assert sorted(layouts) == sorted(
-        2 * [(4, 2, 2), (2, 2, 4), (1, 2, 8), (2, 4, 2), (1, 4, 4)]
-    )  # with and without recomputation
+    layouts: Any = [(framework.dp, framework.tp, framework.pp, framework.sharded) for framework in made]
+    plain = [(4, 2, 2, False), (2, 2, 4, False), (1, 2, 8, False), (2, 4, 2, False), (1, 4, 4, False)]
+    sharded = [(4, 2, 2, True), (2, 2, 4, True), (2, 4, 2, True)]
+    assert sorted(layouts) == sorted(2 * [*plain, *sharded])  # with and without recomputation
+    (kept,) = {made.framework.sharded for made in plans(config, ["framework.sharded=false"], 16, 4)}
+    assert kept is False
 
 
 @configurations()
@@ -61,7 +64,7 @@ def test_plans_need_the_memory_that_they_state(model: str) -> None:
     """Five of the printed plans of each model, all of different frameworks, against rehearsals of the same jobs."""
     words = {"gpt2_small": GPT2, "resnet50": (f"+model={model}", *MODELS[model], *GPT2[6:])}[model]
     best = ranking.fitting(planned("gpus=4", "train.global_batch=32", model=words))
-    printed = {row.framework: row for row in reversed([*best[:SHOWN], *contrast(best)])}
+    printed = {row.framework: row for row in reversed([*best[:SHOWN], *ranking.contrast(best)])}
     rows = [row for row in printed.values() if row.framework not in SLOW][-5:]
     errors = [(row.memory_bytes or 0.0) / rehearsed_bytes(row, words) - 1 for row in rows]
     assert len(errors) == 5
@@ -85,7 +88,8 @@ def rehearsed_bytes(row: Prediction, model: Sequence[str]) -> float:
 
 @configurations()
 def exhaustive() -> list[Prediction]:
-    """Every degree of four frameworks on 8 GPUs, and micro batches from 1 to the whole batch, one by one."""
+    """Every degree of four frameworks on 8 GPUs, 1f1b with and without shards, and micro batches from 1 to the whole
+    batch, one by one."""
     question = ask([*GPT2, "gpus=8", "train.global_batch=16"])
     machine = machine_of(question.machine)
     every: list[Prediction] = []
@@ -97,7 +101,7 @@ def exhaustive() -> list[Prediction]:
         if name == "tensor":
             shapes = [replace(framework, tp=tp, dp=8 // tp) for tp in (2, 4)]
         if name == "1f1b":
-            shapes = [replace(framework, pp=pp, dp=8 // pp) for pp in (2, 4, 8)]
+            shapes = [replace(framework, pp=pp, dp=8 // pp, sharded=on) for pp in (2, 4, 8) for on in (False, True)]
         for shape in shapes:
             for size in range(1, 17):
                 for recompute in (False, True):
@@ -109,9 +113,18 @@ def exhaustive() -> list[Prediction]:
 def test_the_best_plan_is_the_best_of_all_that_can_be_configured() -> None:
     every = exhaustive()
     rows = planned("gpus=8", "train.global_batch=16")
-    chosen = ranking.fitting([row for row in rows if row.framework in {other.framework for other in every}])[0]
-    best = ranking.fitting(every)[0]
-    assert (chosen.framework, chosen.step_s, chosen.layout) == (best.framework, best.step_s, best.layout)
+    for names in ({"ddp", "zero3", "tensor", "1f1b"}, {"1f1b"}):
+        chosen, best = (ranking.fitting([row for row in all_ if row.framework in names])[0] for all_ in (rows, every))
+        assert (chosen.framework, chosen.step_s, chosen.layout) == (best.framework, best.step_s, best.layout)
+
+
+def test_a_plan_says_whether_replicas_of_a_pipeline_have_shards() -> None:
+    rows = [row for row in planned("gpus=8", "train.global_batch=16") if row.framework == "1f1b" and row.status == "ok"]
+    for row in rows:
+        sharded = row.settings["framework.sharded"]
+        assert sharded == ("framework.sharded=true" in command(row)) == (" sharded " in ranking.which(row)[1])
+        assert row.layout.get("shards", 1) == (row.layout["dp"] if sharded else 1)
+    assert {row.settings["framework.sharded"] for row in rows} == {False, True}
 
 
 def test_every_plan_passes_the_check_of_its_framework() -> None:
@@ -150,6 +163,9 @@ def test_the_command_prints_the_best_its_contrast_and_how_to_run_it(capsys: pyte
     assert f"to run it: {command(best)}" in said
     assert "plans of 19 frameworks at 4 GPUs, 16 samples an update" in said
     assert "the best of each other framework:" in said
+    lines = [line for line in said.splitlines() if " micro batch " in line and " GiB " in line]
+    assert len(lines) > SHOWN
+    assert all("of the step" in line for line in lines)  # why it takes its time
 
 
 def test_the_heading_of_several_batches_has_that_of_its_plans(capsys: pytest.CaptureFixture[str]) -> None:
@@ -199,7 +215,8 @@ def test_the_plan_that_needs_the_least_memory_is_named(capsys: pytest.CaptureFix
 
 
 def test_the_advice_of_lin_et_al_comes_out() -> None:
-    """Data parallel where the model fits, with or without shards; shards where memory is short (Lin et al. 2022, V)."""
+    """Data parallel where the model fits, with or without shards; shards where memory is short; then tensor parallelism
+    within a node (Lin et al. 2022, V), here together with stages."""
     model = ("+model=gpt2_medium", "cluster=juwels_booster", "train.precision=bf16", "train.global_batch=128")
     rows = planned("gpus=16", model=model)
     data, shards = {"ddp", "horovod", "zero0"}, {"fsdp", "zero1", "zero2", "zero3"}
@@ -208,3 +225,9 @@ def test_the_advice_of_lin_et_al_comes_out() -> None:
     ddp = next(row for row in others if row.framework in data)  # the whole update of the weights on each rank
     assert (ddp.step_s or 0) < 1.1 * (best.step_s or 0)
     assert ranking.fitting(rows, max_memory=5e9)[0].framework in shards  # weights and AdamW of ddp: 5.7 GB
+    best, *others = ranking.fitting(rows, max_memory=2.5e9)
+    assert {row.framework for row in (best, *others)}.isdisjoint(data | shards)
+    tp, sharded = (best.settings.get(f"framework.{key}") for key in ("tp", "sharded"))
+    assert (best.framework, tp, sharded) == ("hybrid", 2, True)  # of 4 GPUs in a node
+    tensor = next(row for row in others if row.framework == "tensor")
+    assert 2 < (tensor.step_s or 0) / (best.step_s or 1) < 3

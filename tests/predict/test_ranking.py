@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ddlbench.oracle.predictor import Prediction
@@ -44,6 +46,18 @@ def test_bands_that_overlap_do_not_separate() -> None:
     assert tie.endswith("do not separate it from zero3, horovod")
     assert cost.startswith(f"choosing ddp now costs {regret([best, may, slower]):.1%} of a step")
     assert runs == "to decide, run 100 steps of ddp, zero3 at 36 GPUs: 2 GPU-hours beside start and warm-up"
+
+
+def test_equal_plans_of_one_framework_are_named_and_count_once() -> None:
+    """The best plan is ddp's with micro batches of 16; of its four others three are named."""
+    sizes = {16: 1.0, 8: 1.01, 4: 1.02, 2: 1.03, 1: 1.04}
+    plans = [replace(banded("ddp", s, 0.9, 1.2), settings={"train.micro_batch": size}) for size, s in sizes.items()]
+    other = replace(banded("fsdp", 1.05, 0.9, 1.2), settings={"train.micro_batch": 4}, layout={"dp": 36})
+    _, tie, cost, runs = conclusion(fitting([*plans, other]), "")
+    named = "ddp (micro batch 8; micro batch 4; micro batch 2; and 1 more), fsdp (dp36 micro batch 4)"
+    assert tie.endswith(f"do not separate it from {named}")
+    assert cost.startswith(f"choosing ddp now costs {regret([plans[0], other]):.1%} of a step")
+    assert runs.startswith("to decide, run 100 steps of ddp, fsdp at 36 GPUs: ")
 
 
 def test_separate_bands_end_with_the_best() -> None:

@@ -85,6 +85,19 @@ def test_a_plan_marks_what_is_predicted_and_prefers_what_was_measured(
     assert "no finished run" not in rest
 
 
+def test_a_plan_refuses_bf16_on_a_cluster_whose_gpu_has_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = write(tmp_path, keys=KEYS | {"train.precision": "bf16"})
+    words = [str(study), f"results_dir={tmp_path}/results", "--slurm", "--dry-run", "--cluster"]
+    assert main([*words, "lassen"]) == 0
+    sentence = "Tesla V100-SXM2-16GB has no bf16: set train.precision=fp16 or fp32"
+    (refused,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("unsupported ("))
+    assert refused.endswith(sentence)
+    assert main([*words, "h100"]) == 0
+    assert "unsupported" not in capsys.readouterr().out
+
+
 def test_hydra_composes_once_for_all_gpu_counts_of_the_same_choices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

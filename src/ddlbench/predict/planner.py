@@ -1,8 +1,9 @@
 """`--plan`: which framework, layout, micro batch and recomputation to train with, by the predicted step and memory.
 
 Every framework whose updates are those of one device is tried, in every layout: tensor parallelism within a node, any
-number of stages, replicas on the other GPUs; with micro batches of 1, 2, 4, ... samples, and with and without
-train.checkpoint_activations. What does not fit the memory, or what a framework's own check refuses, is no plan.
+number of stages, replicas on the other GPUs (those of pipelines with and without framework.sharded); with micro batches
+of 1, 2, 4, ... samples, and with and without train.checkpoint_activations. What does not fit the memory, or what a
+framework's own check refuses, is no plan.
 """
 
 from __future__ import annotations
@@ -33,16 +34,20 @@ def frameworks() -> list[str]:
 
 
 def plans(config: Config, words: Sequence[str], gpus: int, per_node: int) -> Iterator[Config]:
-    """Every configuration of a framework that is tried. words: keys that are given are kept"""
+    """Every configuration of a framework that is tried; replicas of a pipeline with and without shards. words: keys
+    that are given are kept"""
     given = {word.lstrip("+").partition("=")[0] for word in words}
-    for framework in layouts(config.framework, gpus, per_node):
-        replicas = gpus // prod(getattr(framework, name, None) or 1 for name in DEGREES[1:])
+    for layout in layouts(config.framework, gpus, per_node):
+        replicas = gpus // prod(getattr(layout, name, None) or 1 for name in DEGREES[1:])
+        frameworks = [layout]
+        if hasattr(layout, "sharded") and replicas > 1 and "framework.sharded" not in given:
+            frameworks = [replace(layout, sharded=sharded) for sharded in (False, True)]
         samples = config.train.samples_per_update(gpus) // replicas
         micro_batches = [2**n for n in range(samples.bit_length()) if samples % 2**n == 0]
         if "train.micro_batch" in given or not micro_batches:  # more replicas than samples: refused with the reason
             micro_batches = [config.train.micro_batch]
         recompute = [config.train.checkpoint_activations] if "train.checkpoint_activations" in given else [False, True]
-        for size, again in itertools.product(micro_batches, recompute):
+        for framework, size, again in itertools.product(frameworks, micro_batches, recompute):
             train = replace(config.train, micro_batch=size, checkpoint_activations=again)
             yield replace(config, train=train, framework=framework)
 
@@ -68,18 +73,11 @@ def layouts(framework: Any, gpus: int, per_node: int, most_stages: int | None = 
 def settings(config: Config) -> dict[str, Any]:
     """What a plan sets beside the framework, as keys of ddlbench."""
     framework: Any = config.framework
-    degrees = {f"framework.{name}": getattr(framework, name) for name in DEGREES if hasattr(framework, name)}
+    names = (*DEGREES, "sharded")
+    layout = {f"framework.{name}": getattr(framework, name) for name in names if hasattr(framework, name)}
     keys = ("global_batch", "batch_per_gpu", "micro_batch", "checkpoint_activations")
     train = {f"train.{key}": value for key in keys if (value := getattr(config.train, key)) is not None}
-    return degrees | train
-
-
-def contrast(best: Sequence[Prediction]) -> list[Prediction]:
-    """The fastest plan of each other framework. best: in the order of `ranking.fitting`"""
-    first: dict[str, Prediction] = {}
-    for row in best:
-        first.setdefault(row.framework, row)
-    return list(first.values())[1:]
+    return layout | train
 
 
 def show(rows: Sequence[Prediction], heading: str, max_memory: float | None) -> bool:
@@ -96,10 +94,10 @@ def show(rows: Sequence[Prediction], heading: str, max_memory: float | None) -> 
         return False
     print(f"{heading}\n{tried}: {len(best):,} fit; the best {min(SHOWN, len(best))}:\n")
     print(ranking.table(best[:SHOWN]))
-    others = contrast(best)
+    others = ranking.contrast(best)
     if others:
         print(f"\nthe best of each other framework:\n\n{ranking.table(others)}")
-    print("", *ranking.marks(best[:SHOWN]), *ranking.conclusion([best[0], *others], ""), sep="\n")
+    print("", *ranking.marks(best[:SHOWN]), *ranking.conclusion(best, ""), sep="\n")
     print(f"to run it: {command(best[0])}\n")
     return True
 

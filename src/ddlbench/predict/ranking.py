@@ -8,14 +8,15 @@ import numpy as np
 
 from ddlbench.oracle.predictor import Prediction
 from ddlbench.results.rows import group_by
-from ddlbench.texts import GIB, aligned
+from ddlbench.texts import GIB, aligned, first_few
 
 TIMES = ("compute", "comm", "hidden", "bubble", "data")
 WHICH = ("framework", "layout", "gpus")
-COLUMNS = (*WHICH, "step", "80 %", *TIMES, "memory", "error", "fits", "samples/s", "epoch")
+COLUMNS = (*WHICH, "step", "80 %", *TIMES, "memory", "error", "fits", "samples/s", "epoch", "reason")
 TIE = 0.03  # without a band: the oracle cannot distinguish smaller differences
 DECIDING_STEPS = 100  # of a run that decides between two frameworks
 Z80 = 1.2816  # normal quantile of a band of 80 %
+EQUAL = 3  # plans of a framework that are named
 DRAWS = 10_000  # of the steps of frameworks within their bands
 PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")
 
@@ -49,8 +50,9 @@ def table(rows: Sequence[Prediction]) -> str:
         memory, error = f"{(row.memory_bytes or 0.0) / GIB:.2f} GiB", f"±{row.memory_error or 0.0:.0%}"
         rate = f"{row.samples_per_s or 0.0:.4g}{'*' if row.marks else ''}"
         epoch = "" if row.epoch_s is None else f"{row.epoch_s:.4g} s"
-        lines.append((*which(row), _ms(row.step_s), band, *times, memory, error, fits, rate, epoch))
-    return "\n".join(aligned(COLUMNS, lines, left=WHICH[:2]))
+        why = row.reason.removeprefix(f"at {row.gpus} GPUs ")
+        lines.append((*which(row), _ms(row.step_s), band, *times, memory, error, fits, rate, epoch, why))
+    return "\n".join(aligned(COLUMNS, lines, left=(*WHICH[:2], "reason")))
 
 
 def memory_table(rows: Sequence[Prediction]) -> str:
@@ -63,10 +65,11 @@ def memory_table(rows: Sequence[Prediction]) -> str:
 
 
 def which(row: Prediction) -> tuple[str, str, str]:
-    """Framework, layout (of a plan with micro batch and recomputation) and GPUs."""
+    """Framework, layout (of a plan with shards of a pipeline, micro batch and recomputation) and GPUs."""
     layout = "x".join(f"{key}{value}" for key, value in row.layout.items() if value > 1 and key != "shards")
-    size, recompute = (row.settings.get(f"train.{key}") for key in ("micro_batch", "checkpoint_activations"))
-    plan = (f"micro batch {size}" if size else "", "recompute" if recompute else "")
+    keys = ("framework.sharded", "train.micro_batch", "train.checkpoint_activations")
+    sharded, size, recompute = map(row.settings.get, keys)
+    plan = ("sharded" if sharded else "", f"micro batch {size}" if size else "", "recompute" if recompute else "")
     return row.framework, " ".join(filter(None, (layout, *plan))), str(row.gpus)
 
 
@@ -92,8 +95,8 @@ def notes(rows: Sequence[Prediction]) -> list[str]:
 
 
 def conclusion(rows: Sequence[Prediction], caps: str) -> list[str]:
-    """The best row, and other frameworks on the same GPUs that the bands do not separate from it. rows: in the order of
-    `fitting`"""
+    """The best row, and other frameworks and plans on the same GPUs that the bands do not separate from it. rows: in
+    the order of `fitting`"""
     if not rows:
         return [f"nothing that fits{caps}"]
     best = rows[0]
@@ -103,14 +106,25 @@ def conclusion(rows: Sequence[Prediction], caps: str) -> list[str]:
     equal = [row for row in rows[1:] if row.gpus == best.gpus and not separated(best, row)]
     if not equal:
         return [head]
-    names = ", ".join(row.framework for row in equal)
+    names = ", ".join(_names(framework, same) for framework, same in group_by(equal, lambda row: row.framework).items())
     if best.high_80_s is None:
         return [f"{head}; within {TIE:.0%} of it: {names}"]
     return [
         head,
         f"their bands of 80 % overlap, so the predictions do not separate it from {names}",
-        *_deciding([best, *equal]),
+        *_deciding([best, *contrast([best, *equal])]),
     ]
+
+
+def _names(framework: str, rows: Sequence[Prediction]) -> str:
+    """The framework, and where its rows are plans, the first ones of them."""
+    plans = [which(row)[1] for row in rows if row.settings]
+    return f"{framework} ({'; '.join(first_few(plans, EQUAL))})" if plans else framework
+
+
+def contrast(best: Sequence[Prediction]) -> list[Prediction]:
+    """The fastest row of each other framework. best: in the order of `fitting`"""
+    return [row for row, *_ in group_by(best, lambda row: row.framework).values()][1:]
 
 
 def separated(best: Prediction, other: Prediction) -> bool:
@@ -123,7 +137,8 @@ def separated(best: Prediction, other: Prediction) -> bool:
 
 def _deciding(equal: Sequence[Prediction]) -> list[str]:
     """The expected loss of choosing the first of `equal` without a run, and the smallest set of runs that decides, if
-    the first one takes as long as predicted: its own, and those of the others that may be faster than that."""
+    the first one takes as long as predicted: its own, and those of the others that may be faster than that. Each is of
+    another framework, because the errors of one framework's plans are not independent."""
     best, *others = equal
     runs = [best, *(row for row in others if (row.low_80_s or 0.0) < (best.step_s or 0.0))]
     hours = sum(row.gpus * DECIDING_STEPS * (row.step_s or 0.0) / 3600 for row in runs)

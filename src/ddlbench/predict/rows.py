@@ -10,6 +10,7 @@ from typing import Any
 from ddlbench.config.choices import choices
 from ddlbench.config.schema import Config
 from ddlbench.errors import UserError
+from ddlbench.measure.formulas.flops import check_precision
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured.inputs import OneStep, from_calibration, from_one_step, from_roofline
 from ddlbench.oracle.measured.runs import Results
@@ -64,7 +65,8 @@ class Sources:
 
 
 def predictions(sources: Sources) -> list[Prediction]:
-    """If an input is missing or a framework lacks a key, the row says so; UserError if that is true of all rows."""
+    """If an input is missing or a framework lacks a key, the row says so; UserError if that is true of all rows.
+    Unsupported for a precision that the device lacks."""
     question, machine = sources.question, sources.machine
     rows, errors = list[Prediction](), list[UserError]()
 
@@ -77,6 +79,7 @@ def predictions(sources: Sources) -> list[Prediction]:
     for name in Progress(sys.stderr.isatty()).steps(names, len(names), "predicting", "frameworks"):
         try:
             config = question.configuration(name)
+            check_precision(config.train.precision, machine.device.name)
             inputs = sources.inputs(config)
         except UserError as error:
             framework_keys = any(word.lstrip("+~").startswith("framework.") for word in question.words)

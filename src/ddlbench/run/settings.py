@@ -9,7 +9,8 @@ import torch
 
 from ddlbench.config.schema import Train
 from ddlbench.data.feed import Loader
-from ddlbench.errors import Unsupported, UserError
+from ddlbench.errors import UserError
+from ddlbench.measure.formulas import flops
 
 WORKERS_PER_CORE = 4  # what reads also waits for storage: more of it than cores can be right
 
@@ -27,10 +28,10 @@ def check_machine(threads: int, loader: Loader, cores: int | None = None) -> Non
 
 
 def check_precision(train: Train, device: torch.device) -> None:
-    """Unsupported for bf16 on a GPU without it, as a V100: torch would emulate it."""
-    asked = train.precision == "bf16" and device.type == "cuda" and torch.cuda.is_available()
-    if asked and not torch.cuda.is_bf16_supported(including_emulation=False):
-        raise Unsupported(f"{torch.cuda.get_device_name(device)} has no bf16: set train.precision=fp16 or fp32")
+    """Unsupported for bf16 on a GPU without it."""
+    if train.precision == "bf16" and device.type == "cuda" and torch.cuda.is_available():
+        emulated = not torch.cuda.is_bf16_supported(including_emulation=False)
+        flops.check_precision(train.precision, torch.cuda.get_device_name(device), emulated)
 
 
 def planned_device(dryrun: bool, env: Mapping[str, str] = os.environ) -> torch.device | None:

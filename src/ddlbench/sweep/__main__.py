@@ -16,7 +16,7 @@ from ddlbench.config.compose import configurations
 from ddlbench.errors import RunError, UserError
 from ddlbench.sweep import slurm
 from ddlbench.sweep.lock import FOLDER, Owner, holder, last_job, unreadable
-from ddlbench.sweep.plan import INVALID, Cell, data_check, plan
+from ddlbench.sweep.plan import INVALID, Cell, Check, data_check, plan
 from ddlbench.sweep.state import FINAL, MISSING, QUEUED, RETRIES, RUNNING, State, due
 from ddlbench.sweep.status import StatusOf, plan_lines, status_lines
 from ddlbench.sweep.study import Study, load, names
@@ -56,17 +56,18 @@ def _run(given: argparse.Namespace, study: Study) -> int:
     options.words()  # a mistake in them is an error of every command, also of one that submits nothing
     starts = (given.slurm or given.local) and not given.dry_run
     asks = given.status or given.cancel
-    forecast = check = None
+    forecast, checks = None, list[Check]()
     if given.cluster is not None and not starts and not asks:
         from ddlbench.sweep.forecast import Forecast
 
         forecast = Forecast(given.cluster)
+        checks.append(forecast.check)
     if (given.dry_run or starts) and not asks:
-        check = data_check(here=given.local and not given.slurm)
+        checks.append(data_check(here=given.local and not given.slurm))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if given.slurm:
         device = torch.device("cpu" if "--gpus-per-node=0" in given.sbatch else "cuda")
-    cells = plan(study, forecast.device if forecast else device, check)
+    cells = plan(study, forecast.device if forecast else device, *checks)
     state = State(Path(study.results_dir)).refresh()
     if given.cancel:
         return _cancel(cells, state)

@@ -7,6 +7,7 @@ import torch
 from ddlbench.config.compose import configuration
 from ddlbench.config.schema import Config
 from ddlbench.errors import UserError
+from ddlbench.measure.formulas.flops import check_precision
 from ddlbench.oracle.machine import machine as machines
 from ddlbench.oracle.measured.inputs import from_roofline
 from ddlbench.oracle.predictor import SAMPLES, Inputs, predict
@@ -25,6 +26,10 @@ class Forecast:
         self.device = torch.device(self.machine.device.type)
         self.computations: dict[str, Computation] = {}
         self.predicted: dict[tuple[str, int], float | None] = {}
+
+    def check(self, config: Config) -> None:
+        """Unsupported for a precision that the machine's device lacks."""
+        check_precision(config.train.precision, self.machine.device.name)
 
     def __call__(self, cell: Cell) -> float | None:
         place = cell.family, cell.gpus

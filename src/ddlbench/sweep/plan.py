@@ -65,18 +65,18 @@ class Cell:
         return [*self.words, f'results_dir="{results}"', "progress=false"]
 
 
-def plan(study: Study, device: torch.device, check: Check | None = None) -> list[Cell]:
+def plan(study: Study, device: torch.device, *checks: Check) -> list[Cell]:
     """Every cell once, in the order in which cells start. Repeats are blocks: within each block the order is random
     over all other axes, so that a drift of the machine affects all configurations equally. A cell that is certainly
     unsupported has one repeat and one seed, because the outcome would be equal.
 
     device: of the machine that will run them
-    check: raises UserError for a configuration that would not start there
+    checks: raise UserError or Unsupported for a configuration that would not start there
     """
     cells: dict[str, Cell] = {}
     with configurations():
         for place, point in enumerate(study.points()):
-            cells |= {cell.key: cell for cell in _runs(study, place, point, device, check)}
+            cells |= {cell.key: cell for cell in _runs(study, place, point, device, checks)}
     shuffled = sorted(cells.values(), key=lambda cell: cell.key)  # independent of the order of the axes
     random.Random(study.order).shuffle(shuffled)
     ordered = sorted(shuffled, key=lambda cell: (cell.repeat, study.seeds.index(cell.seed)))
@@ -114,7 +114,7 @@ def data_check(here: bool) -> Check:
 
 
 def _runs(
-    study: Study, place: int, point: Mapping[str, Any], device: torch.device, check: Check | None
+    study: Study, place: int, point: Mapping[str, Any], device: torch.device, checks: Iterable[Check]
 ) -> Iterator[Cell]:
     """The seeds and repeats of one point, which are composed and checked once."""
     words, gpus = study.words(point), int(point["gpus"])
@@ -124,7 +124,7 @@ def _runs(
         if config.mode == "rehearsal":
             raise UserError("mode=rehearsal records nothing: it is no cell of a study, run python -m ddlbench")
         identity = config.identity()
-        refused = _refusal(config, gpus, device, check)
+        refused = _refusal(config, gpus, device, checks)
         if config.checkpoint.every is not None and config.checkpoint.resume is None:
             words = (*words, "checkpoint.resume=true")  # a cell is started again only if it did not end well
     except UserError as error:
@@ -143,14 +143,14 @@ def _runs(
             )
 
 
-def _refusal(config: Config, gpus: int, device: torch.device, check: Check | None) -> tuple[str, str] | None:
+def _refusal(config: Config, gpus: int, device: torch.device, checks: Iterable[Check]) -> tuple[str, str] | None:
     """Why a run would not start. A missing library is no reason, because the machine that runs the cell may have it."""
     from ddlbench.config.job import make_job
     from ddlbench.ranks.launch import Launch
     from ddlbench.run.checkpoints import check_checkpoints
 
     try:
-        if check is not None:
+        for check in checks:
             check(config)
         if config.mode == "train":
             job = make_job(config, Launch("torchrun", world_size=gpus), device)

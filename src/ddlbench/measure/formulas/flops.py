@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+from ddlbench.errors import Unsupported
 from ddlbench.job import Model, example_batch
 
 
@@ -128,6 +129,13 @@ def peak_flops(gpu_name: str, precision: str) -> float | None:
     peak = next((peak for pattern, peak in PEAKS.items() if re.fullmatch(pattern, gpu_name)), None)
     tflops = peak._asdict().get(precision) if peak else None
     return None if tflops is None else tflops * 1e12
+
+
+def check_precision(precision: str, gpu_name: str, emulated: bool = False) -> None:
+    """Unsupported for a precision that the GPU lacks, as bf16 on a V100: its peak in fp16 is known, and none in this
+    precision. emulated: torch says that it would emulate it"""
+    if emulated or (peak_flops(gpu_name, "fp16") is not None and peak_flops(gpu_name, precision) is None):
+        raise Unsupported(f"{gpu_name} has no {precision}: set train.precision=fp16 or fp32")
 
 
 def mfu(flops_per_s: float, gpu_name: str, precision: str) -> float | None:

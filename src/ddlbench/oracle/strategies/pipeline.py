@@ -84,7 +84,7 @@ def predict(cut: Cut) -> Outcome:
             Limit("dp", setting.job.global_batch, "one sample of the global batch a replica"),
         ),
         bubble_s=max(0.0, compute_s - busy_s),
-        layout={"dp": cut.dp, "tp": cut.tp, "pp": cut.pp},
+        layout={"dp": cut.dp, "tp": cut.tp, "pp": cut.pp, **({"shards": shards} if cut.sharded else {})},
         micro_batches=cut.count,
         micro_samples=cut.samples,
     )

@@ -47,6 +47,7 @@ class Stages:
         return [ahead + back for ahead, back in zip(self.forward, self.backward, strict=True)]
 
 
+@cache
 def seconds(schedule: str, stages: Stages, ranks: int, micro_batches: int) -> float:
     """Seconds of all micro batches.
 
