@@ -14,10 +14,12 @@ from tests.support.reference import Outcome
 @dataclass(frozen=True)
 class Tolerance:
     """loss: largest difference at any update and in validation. weights: the distance between both final weights as
-    a share of their distance from the first ones: a gradient twice too large gives 1, one lost micro batch in 6 1/6."""
+    a share of their distance from the first ones: a gradient twice too large gives 1, one lost micro batch in 6 1/6.
+    flips: validation samples whose class may differ, because two classes are equal but for rounding"""
 
     loss: float
     weights: float
+    flips: int = 0
 
 
 # fp32: sums in another order. bf16: a weight that differs in its last bits may round the other way; in a ResNet, where
@@ -25,7 +27,7 @@ class Tolerance:
 # `channel`, whose ranks add parts of a sum that are rounded to bf16).
 TOLERANCES = {
     ("resnet", "fp32"): Tolerance(1e-5, 0.02),
-    ("resnet", "bf16"): Tolerance(2e-2, 0.5),
+    ("resnet", "bf16"): Tolerance(2e-2, 0.5, flips=1),
     ("vgg", "fp32"): Tolerance(1e-5, 1e-4),
     ("vgg", "bf16"): Tolerance(5e-3, 0.02),
     ("gpt2", "fp32"): Tolerance(1e-5, 1e-4),
@@ -39,7 +41,8 @@ def assert_equal(found: Outcome, expected: Outcome, tolerance: Tolerance) -> Non
     assert found.weights.keys() == expected.weights.keys()
     assert distance(found.weights, expected) <= tolerance.weights
     for name, value in expected.metrics.items():
-        assert found.metrics[name] == pytest.approx(value, rel=tolerance.loss, abs=tolerance.loss), name
+        flips = tolerance.flips / found.metrics["val_samples"] if "_top" in name else 0.0
+        assert found.metrics[name] == pytest.approx(value, rel=tolerance.loss, abs=tolerance.loss + flips), name
 
 
 def distance(weights: Mapping[str, torch.Tensor], expected: Outcome) -> float:

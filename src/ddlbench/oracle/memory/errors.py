@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-# The largest |formula / rehearsal - 1| of each framework in the grid of tests/oracle/memory_grid.py, rounded up. These
-# numbers were set after the results of this grid were known: a job outside of it can have a larger error.
+# The largest |formula / rehearsal - 1| of each framework, rounded up: in the grid of tests/oracle/memory_grid.py, and of
+# the plans of tests/predict/test_planner.py, which have large micro batches (fsdp, interleaved, zero_bubble). These
+# numbers were set after the results were known: another job can have a larger error.
 WORST_ERRORS = {
     "single": 0.02,
     "ddp": 0.05,
@@ -14,21 +15,21 @@ WORST_ERRORS = {
     "zero1": 0.08,
     "zero2": 0.08,
     "zero3": 0.11,
-    "fsdp": 0.08,
+    "fsdp": 0.09,
     "tensor": 0.09,
     "megatron": 0.05,
     "channel": 0.04,
     "spatial": 0.02,
-    "gpipe": 0.05,
-    "1f1b": 0.05,
-    "interleaved": 0.05,
-    "zero_bubble": 0.17,
-    "looped_bfs": 0.05,
-    "zbv": 0.17,
-    "dualpipev": 0.17,
+    "gpipe": 0.06,
+    "1f1b": 0.06,
+    "interleaved": 0.06,
+    "zero_bubble": 0.23,
+    "looped_bfs": 0.06,
+    "zbv": 0.23,
+    "dualpipev": 0.23,
     "pipedream": 0.08,
     "pipedream_2bw": 0.05,
-    "hybrid": 0.05,
+    "hybrid": 0.06,
 }
 
 # DeepSpeed's ZeRO with weights and gradients in 16 bits: GPT-2 and VGG-16 in bf16 on 2 and 4 ranks. The largest error
