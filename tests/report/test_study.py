@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ddlbench.figures.figures import Drawing, plots_of
@@ -128,7 +129,7 @@ def test_a_figure_has_the_rows_of_each_entry_of_where(study: Path, tmp_path: Pat
     results = tmp_path / "results"
     runs(results)
     (axes,) = drawn(study, results).figures["paper_2a"].axes
-    assert {tuple(line.get_xdata()) for line in axes.lines} == {(1,), (4,)}
+    assert {tuple(np.asarray(line.get_xdata())) for line in axes.lines} == {(1,), (4,)}
 
 
 def test_runs_of_other_cells_are_not_drawn(study: Path, tmp_path: Path) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-# The largest |formula / rehearsal - 1| of each framework, rounded up: in the grid of tests/oracle/memory_grid.py, and of
-# the plans of tests/predict/test_planner.py, which have large micro batches (fsdp, interleaved, zero_bubble). These
-# numbers were set after the results were known: another job can have a larger error.
+# The largest |formula / rehearsal - 1| of each framework, rounded up: in the grid of tests/oracle/memory_grid.py, and
+# for the plans of tests/predict/test_planner.py, which have large micro batches. These numbers were set after the
+# results were known: another job can have a larger error.
 WORST_ERRORS = {
     "single": 0.02,
     "ddp": 0.05,
