@@ -203,8 +203,8 @@ def test_the_recommended_layout_is_that_with_the_fewest_predicted_seconds(
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("a,b\n1,2\n", "the columns base_gpus, base_value"),
-        ("", "the columns base_gpus"),
+        ("a,b\n1,2\n", "missing columns: base_gpus, base_value"),
+        ("", "missing columns: base_gpus"),
         (None, "cannot be read"),
     ],
 )
