@@ -5,6 +5,7 @@ Everything the training loop knows of a framework, and everything a framework kn
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -155,7 +156,8 @@ class Job:
             return 1
         count, rest = divmod(replica, self.micro_batch)
         if rest or not count:
-            fits = next(n for n in range(min(self.micro_batch, replica), 0, -1) if replica % n == 0)
+            small = [n for n in range(1, math.isqrt(replica) + 1) if replica % n == 0]
+            fits = max(n for n in [*small, *(replica // n for n in small)] if n <= self.micro_batch)
             raise WrongRankCount(
                 f"train.micro_batch={self.micro_batch} does not divide the {replica} samples of a replica "
                 f"(train.global_batch={self.global_batch} over {data_size} replicas): choose train.micro_batch={fits}"
