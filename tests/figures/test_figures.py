@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from PIL import Image
 
 from ddlbench.figures import curves, plotting
 from ddlbench.figures import figures as module
 from ddlbench.figures.curves import places
 from ddlbench.figures.figures import drawing_of, make_figures, report_plots
 from ddlbench.figures.files import save
+from ddlbench.figures.styles import PALETTE
 from ddlbench.results.tables.measurement import Measurement
 from tests.support.figures import figures_of
 from tests.support.records import strong_scaling, tables_of, weak_scaling, write_repeats, write_run
@@ -419,3 +421,18 @@ def test_a_linear_axis_begins_at_zero_however_small_the_differences():
     low, high = axes.get_ylim()
     assert low == 0
     assert high == pytest.approx(108)
+
+
+def test_a_png_has_the_colour_of_each_curve_also_of_a_rare_one(tmp_path):
+    figure = Figure(figsize=(7, 5))
+    axes = figure.subplots()
+    for n in range(40):
+        axes.plot(range(9), np.sin(np.arange(9) + n) + n / 8, color=PALETTE[0], linewidth=3)
+    for n, color in enumerate(PALETTE):
+        axes.plot([n], [n / 2], "o", color=color, markersize=5)
+    save(tmp_path, "colours", figure)
+    with Image.open(tmp_path / "colours.png") as image:
+        pixels = np.asarray(image.convert("RGB"), dtype=int).reshape(-1, 3)
+    for color in PALETTE:
+        exact = [int(color[place : place + 2], 16) for place in (1, 3, 5)]
+        assert np.abs(pixels - exact).max(axis=1).min() <= 4, color
