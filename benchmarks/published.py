@@ -30,7 +30,7 @@ from ddlbench.figures.styles import PALETTE
 from ddlbench.oracle import bands
 from ddlbench.oracle.machine.machine import GPU_HIDDEN_COST, GPU_KERNEL_S, GPU_SPREAD
 from ddlbench.predict.grading import layouts
-from ddlbench.predict.grading.grade import statistics
+from ddlbench.predict.grading.grade import error_statistics
 from ddlbench.predict.grading.points import Point, points
 from ddlbench.predict.grading.predictions import last_points, predicted_s
 from ddlbench.results.reading.csv_rows import read_csv
@@ -131,7 +131,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def summary(values: Sequence[float]) -> list[str]:
-    rows, *sizes, within, signed = statistics(values).values()
+    rows, *sizes, within, signed = error_statistics(values).values()
     return [str(rows), *(f"{size:.1%}" for size in sizes), f"{within:.0%}", f"{signed:+.1%}"]
 
 

@@ -99,7 +99,7 @@ def apart(ours: dict[str, Tensor], others: dict[str, Tensor]) -> Tensor:
 def test_losses_are_those_of_one_process(name: str) -> None:
     """The first two losses do not depend on any rounding of moments: weights move by moments in fp32. Later ones differ
     by less than those of AdamW in 32 bits do, from which only the rounding differs."""
-    reported = [losses for each in found() if (losses := each[name].losses)]
+    reported = [losses for rank in found() if (losses := rank[name].losses)]
     losses = [sum(step) / len(step) for step in zip(*reported, strict=True)]
     expected, exact = plain("adamw8bit")[0], plain("adamw")[0]
     assert losses[:2] == pytest.approx(expected[:2], abs=1e-5)

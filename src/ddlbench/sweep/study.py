@@ -66,12 +66,13 @@ class Study:
     def points(self) -> Iterator[Plain]:
         """The values on the axes of every combination that is not excluded, once. A key that the point's framework,
         loader, ... lacks has no value there."""
-        points = dict[str, Plain]()
+        seen = set[str]()
         for combination in self._combinations():
             keys = self.keys_of(combination)
             point = {key: value for key, value in combination.items() if key in keys}
-            points.setdefault(str(point), point)
-        return iter(points.values())
+            if str(point) not in seen:
+                seen.add(str(point))
+                yield point
 
     def unused(self) -> set[str]:
         """The keys that only combinations of options without them would have."""
@@ -218,9 +219,10 @@ def _checked(study: Study, of_file: Study) -> Study:
     if not any(study.points()):
         raise UserError(f"{study.name}: exclude leaves no cell: leave out fewer values, or give others on its axes")
     unused = study.unused()
+    unused_in_file = of_file.unused() if unused else unused
     for key in sorted(unused):
         of_words = key in study.overrides or study.axes.get(key) != of_file.axes.get(key)
-        if of_words or key in of_file.unused():
+        if of_words or key in unused_in_file:
             axis, group = "axis " * (key in study.axes), key.partition(".")[0]
             raise UserError(f"{study.name}: {axis}{key}: no {group} of this study has this key: leave it out")
     study = replace(study, axes={key: values for key, values in study.axes.items() if key not in unused})

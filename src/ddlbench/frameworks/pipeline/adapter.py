@@ -27,7 +27,7 @@ from ddlbench.frameworks.pipeline.schedules import (
     in_flight,
     micro_batch_count,
 )
-from ddlbench.frameworks.pipeline.stages import BALANCES, Plan, Staged, tied_names
+from ddlbench.frameworks.pipeline.stages import Plan, Staged, tied_names
 from ddlbench.frameworks.pipeline.trainer import PipelineTrainer
 from ddlbench.frameworks.shared.layout import Layout, fill
 from ddlbench.frameworks.shared.meta import on_meta
@@ -47,11 +47,11 @@ class Pipeline(Staged):
     virtual_stages: int = 1
 
     def __post_init__(self) -> None:
-        sizes = {"dp": 1, "tp": 1, "pp": 1, "virtual_stages": 1, "flops_per_byte": 0}
+        super().__post_init__()
         stages = 2 if self.schedule in V_SHAPED else 1
         valid = f"{stages} with framework.schedule={self.schedule}, or choose framework.schedule={' or '.join(LOOPED)}"
         fits = self.virtual_stages == stages or self.schedule in LOOPED
-        check_values("framework.", self, least=sizes, choices={"schedule": SCHEDULES, "balance_by": BALANCES})
+        check_values("framework.", self, least={"tp": 1, "virtual_stages": 1}, choices={"schedule": SCHEDULES})
         check_values("framework.", self, rules={"virtual_stages": (fits, valid)})
 
     def layout(self, world_size: int) -> Layout:

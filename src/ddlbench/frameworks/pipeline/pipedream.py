@@ -24,7 +24,7 @@ from ddlbench.frameworks.pipeline.blocks import Blocks
 from ddlbench.frameworks.pipeline.groups import Groups
 from ddlbench.frameworks.pipeline.pipedream_trainer import PipeDreamTrainer
 from ddlbench.frameworks.pipeline.schedules import check_stages, in_flight, micro_batch_count
-from ddlbench.frameworks.pipeline.stages import BALANCES, Plan, Staged, tied_names
+from ddlbench.frameworks.pipeline.stages import Plan, Staged, tied_names
 from ddlbench.frameworks.pipeline.weights import CORRECTIONS, PredictedWeights, UnstashedWeights, Weights
 from ddlbench.frameworks.shared.layout import Layout, fill
 from ddlbench.frameworks.shared.meta import on_meta
@@ -43,10 +43,10 @@ class PipeDream(Staged):
     reschedule_updates: int = field(default=1000, metadata={"before": 1000})
 
     def __post_init__(self) -> None:
-        least = {"dp": 1, "pp": 1, "flops_per_byte": 0, "reschedule_updates": 0}
+        super().__post_init__()
         decays = 0 < self.discrepancy_decay < 1
         check_values(
-            "framework.", self, least=least, choices={"balance_by": BALANCES, "correction": CORRECTIONS},
+            "framework.", self, least={"reschedule_updates": 0}, choices={"correction": CORRECTIONS},
             rules={"discrepancy_decay": (decays, "greater than 0 and less than 1")},
         )  # fmt: skip
 

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ddlbench.checkpoint.live import OFF
 from ddlbench.data.feed import Request
 from ddlbench.data.loaders.synthetic import random_batch
-from ddlbench.errors import Unsupported, refuse
+from ddlbench.errors import Unsupported, check_values, refuse
 from ddlbench.frameworks.shared.checkpointing import blocks_plan, segment_facts
 from ddlbench.frameworks.shared.step import autocast
 from ddlbench.job import Job, Place, example_batch
@@ -67,6 +67,10 @@ class Staged:
     balance: list[int] | None = None
     balance_by: str = field(default="flops", metadata={"before": "flops"})
     flops_per_byte: float = 1000.0
+
+    def __post_init__(self) -> None:
+        least = {"dp": 1, "pp": 1, "flops_per_byte": 0}
+        check_values("framework.", self, least=least, choices={"balance_by": BALANCES})
 
     @property
     def by_seconds(self) -> bool:

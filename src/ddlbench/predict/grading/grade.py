@@ -66,13 +66,13 @@ class Grade:
         errors = [point.error for point in self.points]
         slope, interval = _slope([log2(point.gpus) for point in self.points], errors)
         of_learned = [point.error for point in self.learned]
-        learned = {**statistics(of_learned), **_coverage(self.learned)} if of_learned else None
+        learned = {**error_statistics(of_learned), **_coverage(self.learned)} if of_learned else None
         by: dict[str, dict[str, dict[str, float]]] = {}
         for name in GROUPS:
             groups = group_by(self.points, lambda point, name=name: str(point.row()[name]))
-            by[name] = {value: statistics([point.error for point in points]) for value, points in groups.items()}
+            by[name] = {value: error_statistics([point.error for point in points]) for value, points in groups.items()}
         return {
-            **statistics(errors),
+            **error_statistics(errors),
             "slope_per_doubling": slope,
             "slope_interval_95": interval,
             **_coverage(self.points),
@@ -90,7 +90,7 @@ def _coverage(points: Sequence[Graded]) -> dict[str, float]:
     }
 
 
-def statistics(errors: Sequence[float]) -> dict[str, float]:
+def error_statistics(errors: Sequence[float]) -> dict[str, float]:
     """The number of points, and statistics of their errors (shares of the measured seconds)."""
     sizes = [abs(error) for error in errors]
     return {

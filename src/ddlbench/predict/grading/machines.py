@@ -18,10 +18,10 @@ from ddlbench.results.reading.published import gpu_family
 NETWORK_SHARE = 0.9  # of the nominal bandwidth between nodes; no point of points.csv tells it apart from 0.8 or 1.0
 NETWORK_ALPHA_S = 14e-6  # NCCL 2.x, its tuning table: latency of a step of a ring with the Simple protocol, network
 NAMES = {  # Gbit/s of an adapter
-    "qdr": 40, "fdr": 56, "edr": 100, "hdr[- ]?100": 100, "hdr": 200, "hdr200": 200, "ndr[- ]?200": 200, "ndr": 400,
-    "ndr400": 400, "omni-?path|opa": 100, "slingshot[- ]?11": 200,
+    "qdr": 40, "fdr": 56, "edr": 100, "hdr[- ]?100": 100, "hdr(200)?": 200, "ndr[- ]?200": 200, "ndr(400)?": 400,
+    "omni-?path|opa": 100, "slingshot[- ]?11": 200,
 }  # fmt: skip
-SPEED = re.compile(r"(\d+(?:\.\d+)?) ?(g|t)(b(?:it|e|ps)?|igabit)?(?:ps|/s(?:ec)?)?\b", re.IGNORECASE)
+SPEED = re.compile(r"(\d+(?:\.\d+)?) ?(g|t)(?:b(?:it|e)?|igabit)?(?:ps|/s(?:ec)?)?\b", re.IGNORECASE)
 ADAPTERS = re.compile(
     r"\b(\d+) ?[x\u00d7] ?(?=\w)|\b(\d+) (?:\w+ )?(?:adapter|rail|nic|hca|port)s\b|\bdual\b", re.IGNORECASE
 )
