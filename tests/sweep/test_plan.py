@@ -50,8 +50,8 @@ PLANNED: dict[str, list[tuple[Any, ...]]] = {  # the values on the axes of every
         ("zero0", "adamw8bit", False, False, 16),
     ],
     "levers_gpu": [
-        *product(("single", "fsdp", "zero3"), (1,), (False,), (False,), ("adamw",), (1,)),
-        ("single", 128, False, False, "adamw", 1),
+        *product(("single", "megatron", "fsdp", "zero3"), (1,), (False,), (False,), ("adamw",), (1,)),
+        *product(("single", "megatron"), (128,), (False,), (False,), ("adamw",), (1,)),
         ("single", 1, True, False, "adamw", 1),
         ("single", 1, False, True, "adamw", 1),
         ("single", 1, False, False, "adamw8bit", 1),

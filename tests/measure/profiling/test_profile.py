@@ -146,12 +146,32 @@ def test_the_parts_of_a_step_on_a_device() -> None:
         "window": 100,
         "forward": 30,
         "backward": 35,
-        "update": 5,
-        "other": 2,
+        "update": 3,
+        "other": 4,  # with the copy to the host's optimizer
         "communication": 40,
         "exposed": 15,  # 75 to 90
         "data": 10,
         "idle": 3,
+    }
+
+
+def test_copies_of_offloaded_activations_count_where_no_kernel_runs() -> None:
+    """The forward pass ends before the copy to the host, and the backward pass waits for the copy back."""
+    events = [
+        Event(WINDOW, 0, 100),
+        Event(FORWARD, 0, 5),
+        Event("sm90_gemm", 0, 20, device=True, launched=1),
+        Event("Memcpy DtoH (Device -> Pinned)", 10, 50, device=True, launched=2),
+        Event(BACKWARD, 5, 9),
+        Event("Memcpy HtoD (Pinned -> Device)", 50, 80, device=True, launched=6),
+        Event("Memcpy DtoD (Device -> Device)", 80, 82, device=True, launched=7),
+        Event("sm90_gemm", 75, 100, device=True, launched=8),
+    ]
+    counted = units(divide(events, on_device=True))
+    assert {part: counted[part] for part in ("forward", "backward", "other")} == {
+        "forward": 20,
+        "backward": 25,
+        "other": 55,
     }
 
 

@@ -2,7 +2,8 @@
 
 Every moment of the window counts once, for the first of these that applies: computation, communication that no
 computation overlaps (exposed), waiting for data, idle. So the shares sum to 1. Computation is divided into forward,
-backward, update and other, by the span (measure/profiling/spans.py) in which the host launched it.
+backward, update and other, by the span (measure/profiling/spans.py) in which the host launched it; copies between the
+host and the device that nothing else overlaps are other.
 
 On the CPU the events are torch's operators, the collectives of gloo's threads ("gloo:all_reduce"), the host's calls of
 torch.distributed and its waits for messages, and what frameworks/horovod/traced.py reports. On CUDA they are the
@@ -33,6 +34,7 @@ CALLS = ("c10d::", WAIT)
 SEND = "gloo:send"
 # torch's operators, and what torch.compile makes of them. Nodes of autograd are left out: hooks in them may wait.
 OPERATORS = ("aten::", "fsdp::", "torchvision::", "mkldnn::", "inductor::", "## Call CompiledFxGraph")
+HOST_COPIES = ("Memcpy DtoH", "Memcpy HtoD")  # on CUDA: of offloaded tensors, beside the kernels of the passes
 
 
 PASSES = {FORWARD: "forward", BACKWARD: "backward", UPDATE: "update"}
@@ -187,8 +189,10 @@ def divide(events: Sequence[Event], on_device: bool) -> Seconds:
         if (sent and event.name != SEND) or (not on_device and event.name.startswith(CALLS)):
             communicating.append((event.begin, event.end))
         elif event.device == on_device and not sent and (on_device or event.name.startswith(OPERATORS)):
-            launched = event.launched if on_device else event.begin
-            work.setdefault(part_at(launched), []).append((event.begin, event.end))
+            part = part_at(event.launched if on_device else event.begin)
+            if part != DATA and event.name.startswith(HOST_COPIES):
+                part = "other"
+            work.setdefault(part, []).append((event.begin, event.end))
     communication = intersection(union(communicating), window)
     computed: Intervals = []
     computed_in: dict[str, int] = {}
