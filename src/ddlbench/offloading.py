@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import combinations
+from operator import itemgetter
 from typing import Any
 
 from ddlbench import recomputation
@@ -89,26 +91,32 @@ def _with_offloaded(plan: Plan, offload: Choice, names: Sequence[str]) -> Plan:
 def _within_budget(
     offload: str, recompute: bool, flops_per_byte: float, names: Sequence[str], links: Sequence[Link]
 ) -> Plan:
-    """The plan in which the fewest blocks, the first ones, are offloaded or run again: they are needed last."""
-    plans = [_emptied(links, count, recompute, flops_per_byte) for count in range(len(links))]
-    peaks = [max(run.bytes_ for run in instants(plan, links)) for plan in plans]
-    fitting = [plan for plan, bytes_ in zip(plans, peaks, strict=True) if bytes_ <= budget_bytes(offload)]
+    """The plan that delays the step least of those that empty consecutive blocks: offload them or run them again."""
+    borders = [(0, 0), *combinations(range(len(links)), 2)]
+    plans = [_emptied(links, range(first, end), recompute, flops_per_byte) for first, end in borders]
+    peaks = [max(run.bytes_ for run in instants(plan, links)) for _, plan in plans]
+    fitting = [each for each, bytes_ in zip(plans, peaks, strict=True) if bytes_ <= budget_bytes(offload)]
     if not fitting:
         raise Unsupported(
             f"{KEY}={offload}: no number of blocks fits: the least for {names[0]} to {names[-1]} is "
             f"{min(peaks) / GIB:.3g} GiB"
         )
-    return fitting[0]
+    return min(fitting, key=itemgetter(0))[1]
 
 
-def _emptied(links: Sequence[Link], count: int, recompute: bool, flops_per_byte: float) -> Plan:
-    """The plan in which the first `count` blocks keep nothing. From the last of them to the first each is offloaded if
-    the computing waits for its copies no longer than its second run would take. A backward pass counts two forward
-    passes, and a third one if it begins with a second run."""
+def _emptied(
+    links: Sequence[Link], indices: Sequence[int], recompute: bool, flops_per_byte: float
+) -> tuple[float, Plan]:
+    """The plan in which these blocks keep nothing, and what it adds to the step, in FLOPs. From the last of them to the
+    first each is offloaded if the computing waits for its copies no longer than its second run would take. A backward
+    pass counts two forward passes, and a third one if it begins with a second run."""
     items: list[int | Plan] = list(range(len(links)))
-    for index in reversed(range(count)):
+    added = 0.0
+    for index in reversed(indices):
         copy, following = links[index].offloaded * flops_per_byte, links[index + 1].flops
         passes = 3 if isinstance(items[index + 1], tuple) else 2
-        again = recompute and exposed(copy, following, passes * following) > links[index].flops
+        late = exposed(copy, following, passes * following)
+        again = recompute and late > links[index].flops
         items[index] = (index,) if again else Offloaded(index)
-    return tuple(items)
+        added += links[index].flops if again else late
+    return added, tuple(items)
