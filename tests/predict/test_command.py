@@ -17,6 +17,7 @@ from ddlbench.config.compose import configuration, configurations
 from ddlbench.oracle.machine.machine import load
 from ddlbench.oracle.memory.errors import worst_error
 from ddlbench.predict import rows as command
+from ddlbench.oracle.measured.inputs import SLOWER
 from ddlbench.predict.__main__ import main
 from ddlbench.predict.question import parser
 from ddlbench.ranks.launch import Launch
@@ -123,7 +124,7 @@ def test_the_heading_says_what_was_predicted_and_from_what(capsys: pytest.Captur
     first, second, third, *_ = capsys.readouterr().out.splitlines()
     assert first.startswith("resnet50, 32 samples per GPU and update, sgd, fp32 (without tensor cores")
     assert second == "on juwels_booster (NVIDIA A100-SXM4-40GB, 40 GiB, 4 per node)"
-    peak = "each operation at the device's peak, so large batches take longer"
+    peak = f"each operation at the device's peak; {SLOWER}"
     assert third == f"seconds of computing from: roofline: {peak}"
     assert main([*words, "train.precision=bf16", "train.global_batch=64", "--one-gpu-step-s", "1"]) == 0
     first, _, third, *_ = capsys.readouterr().out.splitlines()

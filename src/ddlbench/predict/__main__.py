@@ -16,7 +16,7 @@ from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.oracle.machine import machine as machines
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured import network
-from ddlbench.oracle.measured.inputs import ROOFLINE, machine_of, proportions, require_gpu
+from ddlbench.oracle.measured.inputs import ROOFLINE, SLOWER, machine_of, proportions, require_gpu
 from ddlbench.oracle.measured.runs import Results
 from ddlbench.oracle.predictor import Prediction, job_of
 from ddlbench.oracle.setting import Setting
@@ -126,7 +126,7 @@ def heading(rows: Sequence[Prediction], question: Question, machine: Machine) ->
     if precision == "fp32" and device.type == "cuda":
         precision += " (without tensor cores: train.precision=bf16 or train.tf32=true use them)"
     basis = ", ".join(dict.fromkeys(row.basis or "" for row in rows))
-    bound = ": each operation at the device's peak, so large batches take longer" if basis == ROOFLINE else ""
+    bound = f": each operation at the device's peak; {SLOWER}" if basis == ROOFLINE else ""
     return (
         f"{config.model.name}, {batch}, {config.recipe.optimizer.name}, {precision}\n"
         f"on {machines.described(machine)}\nseconds of computing from: {basis}{bound}\n"

@@ -35,6 +35,8 @@ from ddlbench.recipe.optimizers import make_optimizer
 from ddlbench.texts import digest
 
 ROOFLINE = "roofline"  # the basis without any measurement
+# The 10 and 90 % quantiles of measured / predicted seconds (docs/oracle.md).
+SLOWER = "four of five steps measured on one H100 or H200 took 1.1 to 2.4 times as long"
 
 
 @dataclass(frozen=True)
