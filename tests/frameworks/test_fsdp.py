@@ -68,6 +68,11 @@ KNOBS = {
     "gathered once": (CASE, FSDP(reshard_after_forward=False), EXACT),
     "offloaded": (CASE, FSDP(offload_parameters=True), EXACT),
     "offloaded replicas": (replace(CASE, clip_norm=0.5), FSDP(offload_parameters=True, replicate=2), EXACT),
+    "offloaded activations, too": (
+        CASE,
+        ChangedFSDP(offload_parameters=True, changes={"offload_activations": True}),
+        EXACT,
+    ),
     "replicas only": (CASE, FSDP(replicate=2), EXACT),
     "untied": (UNTIED, FSDP(), EXACT),
     "channels last": (VGG_CASE, ChangedFSDP(changes={"channels_last": True}), EXACT),

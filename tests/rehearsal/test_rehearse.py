@@ -88,6 +88,18 @@ def test_steps_on_cuda(framework: str, model: str) -> None:
     assert kinds[0] == kinds[1]
 
 
+def test_all_that_can_be_offloaded_is_rehearsed_on_cuda() -> None:
+    """Weights, optimizer states and activations of FSDP on the host: the steps fit together, and the device holds
+    less."""
+    kept = rehearsed("fsdp", "gpt2_small", device="cuda")
+    words = ("framework.offload_parameters=true", "train.offload_activations=blocks")
+    offloaded = rehearsed("fsdp", "gpt2_small", *words, device="cuda")
+    assert offloaded.error is None
+    assert kept.memory is not None
+    assert offloaded.memory is not None
+    assert (offloaded.memory["peak"] or 0) < (kept.memory["peak"] or 0)
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_buckets_of_ddp_by_hand(device: str) -> None:
     """torch's own rule: 1 MiB first, then 25 MiB. This model has less than 1 MiB."""

@@ -22,6 +22,7 @@ from ddlbench.job import Batch, Framework, Job, Trainer
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 from tests.support.broken import repeating
+from tests.support.changed_job import ChangedJob
 from tests.support.equal import make_job, train_cases
 from tests.support.reference import Case
 
@@ -30,6 +31,11 @@ CASE = Case("gpt2", MODEL, lr=0.02)
 STAGES = (0, 1, 2, 3)
 ZERO = [DeepSpeed(zero_stage=stage, persistence_threshold=0) for stage in STAGES]
 Found = dict[str, Any]
+
+
+@dataclass
+class ChangedDeepSpeed(ChangedJob, DeepSpeed): ...
+
 
 KNOBS = {
     "small buckets 2": DeepSpeed(zero_stage=2, reduce_bucket_mb=0.01, gather_bucket_mb=0.01),
@@ -40,6 +46,9 @@ KNOBS = {
     "persistent 3": DeepSpeed(zero_stage=3, persistence_threshold=1000),
     "offloaded optimizer 1": DeepSpeed(zero_stage=1, offload_optimizer=True),
     "offloaded optimizer 2": DeepSpeed(zero_stage=2, offload_optimizer=True),
+    "offloaded optimizer and activations 2": ChangedDeepSpeed(
+        zero_stage=2, offload_optimizer=True, changes={"offload_activations": True}
+    ),
     "offloaded optimizer 3": DeepSpeed(zero_stage=3, offload_optimizer=True),
     "all offloaded 3": DeepSpeed(
         zero_stage=3, offload_optimizer=True, offload_parameters=True, persistence_threshold=0
