@@ -1,16 +1,18 @@
 """Memory by image size: rehearsed peaks of a rank of ResNet-50, with complete images and with parts of them.
 
-python -m benchmarks.image_size [--sizes 224 448 896 1792] [--batch 4]
+python -m benchmarks.image_size [--sizes 224 448 896 1792] [--batch 4] [--figure FILE]
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
 
 from ddlbench.config.compose import configuration, configurations
+from ddlbench.figures import plotting
 from ddlbench.ranks.launch import Launch
 from ddlbench.rehearsal.rehearse import rehearse
 
@@ -33,18 +35,39 @@ def peak(size: int, parts: int, batch: int, precision: str) -> int:
     return row.memory["peak"] or 0
 
 
+def draw(peaks: Mapping[int, Sequence[float]], asked: argparse.Namespace) -> None:
+    """peaks: GiB for each number of parts, by size"""
+    with plotting.style():
+        what = f"{asked.batch} images a replica, {asked.precision}, rehearsed"
+        figure = plotting.grid([plotting.Head("Memory of a rank of ResNet-50", [what])])
+        (axes,) = figure.axes
+        for parts, marker, values in zip(PARTS, "os^", zip(*peaks.values(), strict=True), strict=True):
+            name = "ddp: complete images" if parts == 1 else f"spatial: images in {parts} parts"
+            axes.plot(list(peaks), values, marker=marker, label=name)
+        axes.set(xscale="log", yscale="log", xlabel="pixels of an image's side", ylabel="GiB at the fullest moment")
+        axes.set_xticks(list(peaks), [str(size) for size in peaks], minor=False)
+        axes.minorticks_off()
+        axes.yaxis.set_major_formatter(plotting.plain)
+        plotting.arrange(figure)
+        figure.savefig(asked.figure, metadata={"Software": None})
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", type=int, default=[224, 448, 896, 1792])
     parser.add_argument("--batch", type=int, default=4, help="images of a replica")
     parser.add_argument("--precision", default="bf16")
+    parser.add_argument("--figure", type=Path)
     asked = parser.parse_args(arguments)
     print("| image | `ddp` | " + " | ".join(f"`spatial`, sp = {parts}" for parts in PARTS[1:]) + " |")
     print("|---" * (1 + len(PARTS)) + "|")
+    measured = dict[int, list[float]]()
     for size in asked.sizes:
-        peaks = [peak(size, parts, asked.batch, asked.precision) / GIB for parts in PARTS]
+        peaks = measured[size] = [peak(size, parts, asked.batch, asked.precision) / GIB for parts in PARTS]
         shares = [f"{peaks[0]:.2f} GiB", *(f"{each:.2f} GiB ({each / peaks[0]:.0%})" for each in peaks[1:])]
         print(f"| {size} x {size} | {' | '.join(shares)} |", flush=True)
+    if asked.figure:
+        draw(measured, asked)
 
 
 if __name__ == "__main__":
