@@ -16,9 +16,9 @@ from tests.oracle.made import setting as made_setting
 from tests.support.libraries import why_no_horovod
 from tests.support.rehearsals import OF_IMAGES, OF_TEXT, WORLD, config
 
-FRAMEWORKS = [
-    name for name in choices("framework") if name != "single" and not (name == "horovod" and why_no_horovod())
-]
+# One process sends nothing, and a parameter server between hosts, whose links no cluster file has.
+LEFT_OUT = {"single", "parameter_server", *(["horovod"] if why_no_horovod() else [])}
+FRAMEWORKS = [name for name in choices("framework") if name not in LEFT_OUT]
 
 
 def volumes(framework: str, model: str, *more: str) -> dict[str, Volume]:

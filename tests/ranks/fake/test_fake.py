@@ -24,10 +24,14 @@ from ddlbench.ranks.fake.fake import fake_world
 from tests.frameworks.fake import EVERY, FRAMEWORKS, JOB_CASE, NO_STEP, WORLD, framework, job_of
 from tests.support.equal import make_job
 from tests.support.libraries import needs_horovod
-from tests.support.rehearsals import OF_IMAGES
+from tests.support.rehearsals import OF_IMAGES, OF_TEXT
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
-REFUSED = {"single": "runs in one process, this launch has 8"}
+ALONE = {"single": "runs in one process, this launch has 8"}
+REFUSED = {  # of a model
+    "gpt2": ALONE | dict.fromkeys(OF_IMAGES, "to split: choose framework=tensor"),
+    "resnet": ALONE | dict.fromkeys(OF_TEXT, "its layers are those of transformers"),
+}
 RANKS = {"cpu": 5, "cuda": 3}
 NAMES = [pytest.param(name, marks=needs_horovod) if name == "horovod" else name for name in EVERY]
 
@@ -40,9 +44,8 @@ def test_every_framework_sets_up_as_one_rank_of_eight(name: str, device: torch.d
     chosen, rank = framework(name), RANKS[device.type]
     with fake_world(rank, WORLD, device, chosen):
         job = job_of(model, device)
-        refused = REFUSED | (dict.fromkeys(OF_IMAGES, "to split: choose framework=tensor") if model == "gpt2" else {})
-        if name in refused:
-            with pytest.raises(Unsupported, match=refused[name]):
+        if name in REFUSED[model]:
+            with pytest.raises(Unsupported, match=REFUSED[model][name]):
                 chosen.check(job)
             return
         chosen.check(job)
