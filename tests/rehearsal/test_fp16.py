@@ -9,7 +9,7 @@ import pytest
 
 from ddlbench.config.choices import choices
 from tests.support.libraries import why_no_horovod
-from tests.support.rehearsals import MODELS, OF_IMAGES, apart, config, rehearsed
+from tests.support.rehearsals import MODELS, OF_IMAGES, OF_TEXT, apart, config, rehearsed
 
 FP16, WEIGHTS = "train.precision=fp16", "framework.mixed_precision=weights"
 ZERO = ("deepspeed", "zero1", "zero2", "zero3")  # in fp16 with weights that DeepSpeed casts, and without BatchNorm
@@ -40,7 +40,8 @@ def test_every_framework_is_rehearsed_in_fp16(model: str) -> None:
     """Or refuses it, with the reason."""
     found = apart("cuda", model, OTHERS, FP16)
     assert sorted(found) == sorted(OTHERS)
-    refused = REFUSED | (dict.fromkeys(OF_IMAGES, "to split") if model == "gpt2_small" else {})
+    other = dict.fromkeys(OF_IMAGES, "to split") if model == "gpt2_small" else dict.fromkeys(OF_TEXT, "choose GPT-2")
+    refused = REFUSED | other
     for framework, why in refused.items():
         assert why in found.pop(framework)["refused"]
     for row in found.values():
