@@ -1,7 +1,8 @@
 """Each memory formula is within its stated error of what a rehearsal of the same job counts.
 
-tests/oracle/memory_grid.py has the grid. Here every framework is compared at 4 ranks with every model, plain and (without
-VGG-16) with two samples a micro batch and checkpointed, and some at 2 and 8 ranks with the model that rehearses fastest.
+tests/oracle/memory_grid.py has the grid. Here every framework is compared at 4 ranks with every model, plain and
+(without VGG-16) with two samples a micro batch and checkpointed, and some at 2 and 8 ranks with the model that
+rehearses fastest.
 """
 
 from __future__ import annotations
