@@ -106,10 +106,15 @@ class Waited:
 
 @pytest.fixture(scope="module")
 def waited(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Waited]:
-    """Two runs that wait for a timeout at the same time: rank 1 hangs at its third step, and in closing a complete run.
+    """Runs that wait for a timeout at the same time: rank 1 hangs at its third step, in closing a complete run, and in
+    destroying its group of ranks.
 
     Where the machine is so busy that the timeout is over before that step, they have twice the time."""
-    hows = {"step": ["hang"], "close": ["none", "+framework.close_hangs=true"]}
+    hows = {
+        "step": ["hang"],
+        "close": ["none", "+framework.close_hangs=true"],
+        "disconnect": ["none", "+framework.disconnect_hangs=true"],
+    }
     timeout_s = patience_s()
     while True:
         folders = {name: tmp_path_factory.mktemp(name) for name in hows}
@@ -193,8 +198,9 @@ def test_the_next_reader_sees_that_a_frozen_rank_alone_has_ended(tmp_path: Path)
     assert attempt.record["status"] == "killed"
 
 
-def test_a_complete_run_is_ok_where_closing_it_hangs(waited: dict[str, Waited]) -> None:
-    closed = waited["close"]
+@pytest.mark.parametrize("place", ["close", "disconnect"])
+def test_a_complete_run_is_ok_where_closing_it_hangs(waited: dict[str, Waited], place: str) -> None:
+    closed = waited[place]
     assert closed.codes == [0, 0], closed.said
     assert record(closed.folder)["status"] == "ok"
     assert "rank 1: what the run had open was not closed within" in closed.said[1]

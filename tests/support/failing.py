@@ -42,13 +42,15 @@ class Failing:
         unavailable, before the ranks connect; none
     on: the rank that fails, counted from the end where negative
     after_s: of abort: seconds from the failure of `on` to the abort of the other ranks; of busy and host: of a step
-    close_hangs: on `on`, after the end of the run
+    close_hangs, disconnect_hangs: on `on`, after the end of the run, where the trainer is closed or the group is
+        destroyed
     """
 
     how: str = "raise"
     on: int = -1
     after_s: float = 0.0
     close_hangs: bool = False
+    disconnect_hangs: bool = False
     steps: int = 0
     losses: int = 0
 
@@ -72,6 +74,8 @@ class Failing:
         trainer.evaluate = partial(self._evaluate, trainer.evaluate)
         if fails and self.close_hangs:
             trainer.close = lambda: time.sleep(600)
+        if fails and self.disconnect_hangs:
+            dist.destroy_process_group = lambda: time.sleep(600)
         return trainer
 
     def _step(self, step: OnBatch, fails: bool, batch: Batch | None) -> Tensor | None:
