@@ -45,3 +45,15 @@ def test_the_first_gather_and_the_last_reduction_are_seen() -> None:
 def test_slow_gathers_are_what_is_left() -> None:
     """Gathers of 10 s one after the other, the last forward pass after them."""
     assert sharded_step([Sharded(1, 0, 10, 0, 0)] * 3) == 31.0
+
+
+def test_reductions_that_take_longer_than_the_passes_follow_each_other_on_the_link() -> None:
+    """Forward until 3. Backward until 4, 5 and 6; reductions of 10 s from 4 on, one after the other: until 34."""
+    assert sharded_step([Sharded(1, 1, 0, 0, 10)] * 3) == 34.0
+
+
+def test_reductions_and_gathers_share_the_link() -> None:
+    """Forward until 3. The link: gathers 3 to 5 and 5 to 7 (the second one beside the first backward pass, 5 to 6),
+    reduction 7 to 17 beside the second pass (7 to 8), gather 17 to 19, reduction 19 to 29 beside the third pass (19 to
+    20), reduction 29 to 39."""
+    assert sharded_step([Sharded(1, 1, 0, 2, 10)] * 3) == 39.0

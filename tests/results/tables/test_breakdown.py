@@ -55,6 +55,22 @@ def test_repeats_are_merged_by_their_seconds(tmp_path: Path) -> None:
     assert row["profile_windows"] == 2
 
 
+def test_a_share_that_one_repeat_lacks_is_unknown_for_all(tmp_path: Path) -> None:
+    """Its 1 s of 4 s would be 1 / 20 of both windows or 1 / 4 of its own, and the parts would not add up to 1."""
+    lacking = window(8, 16.0, forward=1, comm_exposed=2, idle=13)
+    lacking["profile"]["forward_share"] = None
+    write_run(tmp_path, gpus=2, repeat=0, sections=window(2, 4.0, forward=1, comm_exposed=1, idle=2))
+    write_run(tmp_path, gpus=2, repeat=1, sections=lacking)
+    (row,) = tables(tmp_path).scaling.to_dict("records")
+    assert pd.isna(row["forward_share"])
+    assert row["comm_exposed_share"] == pytest.approx(3 / 20)
+    assert row["profile_step_time_s"] == pytest.approx(20 / (2 * 10))
+    assert row["profile_windows"] == 2
+    (row,) = breakdown(tables(tmp_path).scaling).to_dict("records")
+    assert pd.isna(row["forward_step_s"])
+    assert row["comm_exposed_step_s"] == pytest.approx(3 / 20)
+
+
 def test_a_window_that_failed_gives_no_share(tmp_path: Path) -> None:
     failed = {"profile": {"status": "error", "reason": "no communication was seen", "steps": 5, "window_s": 3.0}}
     write_run(tmp_path, gpus=2, status="error", reason="no communication was seen", sections=failed)
