@@ -159,13 +159,14 @@ def test_the_time_grows_with_the_length_of_a_text_and_no_faster(text: str) -> No
 
 
 def test_a_record_keeps_none_in_any_section(tmp_path: Path) -> None:
-    """Each as a value of the configuration, in a list, and as a reason."""
+    """Each as a value of the configuration, as a key, in a list, and as a reason."""
     texts = list(CREDENTIALS.values())
-    record = Record.open(
-        str(tmp_path), "run", {"config": {"data": CREDENTIALS}, "launch": {"hosts": ["node1", *texts]}}
-    )
+    keys = {"workers": 2} | dict.fromkeys(texts, 1)
+    sections = {"config": {"data": CREDENTIALS, "loader": keys}, "launch": {"hosts": ["node1", *texts]}}
+    record = Record.open(str(tmp_path), "run", sections)
     record.finish("error", f"cannot read {texts[0]}")
     content = json.loads((record.folder / "run.json").read_text())
     assert set(content["config"]["data"].values()) == {LEFT_OUT}
+    assert content["config"]["loader"] == {"workers": 2, LEFT_OUT: 1}
     assert content["launch"]["hosts"] == ["node1", *[LEFT_OUT] * len(texts)]
     assert content["reason"] == LEFT_OUT

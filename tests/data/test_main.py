@@ -95,6 +95,17 @@ def test_info_of_folders_and_their_pack(data, folders, made):
     assert plain["hash"] == packed["hash"]
 
 
+@pytest.mark.parametrize("command", ["info", "verify"])
+def test_a_class_with_a_control_character_is_printed_escaped(data, tmp_path, command):
+    root = write_folders(tmp_path / "images", train=1, val=1, classes=2).layout().root
+    for split in ("train", "val"):
+        (root / split / "a").rename(root / split / "\x1b[2J")
+    code, out, err = data(command, root)
+    assert (code, err) == (0, [])
+    assert any("\\x1b[2J" in line for line in out)
+    assert all(line.isprintable() for line in out)
+
+
 def test_odd_images_are_packed_as_they_are_and_the_broken_ones_named(data, tmp_path):
     root = write_folders(tmp_path / "images", train=2, val=1, classes=2).layout().root
     Image.new("L", (20, 20), 90).save(root / "train/a/grey.jpg")

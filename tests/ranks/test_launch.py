@@ -108,6 +108,10 @@ DAEMON = SRUN | {  # what mpirun's daemon on node2, itself a task of srun, passe
         (SRUN | {"MASTER_ADDR": "ib1", "MASTER_PORT": "9"}, Launch("srun", 2, 3, 0, 1, 2, "ib1", 9)),
         (PYXIS, Launch("srun", 2, 3, 0, 1, 2, "node1", 61003)),
         (POD, Launch("torchrun", 1, 4, 0, 1, 4, "job-master-0", 23456)),
+        (
+            POD | {"RANK": "0", "MASTER_ADDR": socket.gethostname()},  # of a PyTorchJob's master: the pod's own name
+            Launch("torchrun", 0, 4, 0, 1, 4, socket.gethostname(), 23456),
+        ),
         (SRUN | {"WORLD_SIZE": "4"}, detect(SRUN)),  # a habit of batch scripts, of no use without RANK
         (
             DAEMON | HYDRA | {"MASTER_ADDR": "node1", "MASTER_PORT": "9"},

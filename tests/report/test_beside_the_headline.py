@@ -40,7 +40,7 @@ def test_a_staleness_that_is_no_number_is_empty(tmp_path: Path, staleness: Any) 
 
 def test_merged_rates_come_from_merged_seconds(tmp_path: Path) -> None:
     for repeat, (rate, steady) in enumerate(((100.0, 110.0), (50.0, 80.0), (90.0, 20.0), (80.0, 100.0))):
-        summary = {"throughput_steady_samples_per_s": steady, "energy_sample_j": 2.0 + repeat, "hfu": 0.9}
+        summary = {"throughput_steady_samples_per_s": steady, "energy_sample_j": 2.0 + repeat, "hfu": 0.0025 * rate}
         write_run(tmp_path, rate=rate, repeat=repeat, summary=summary, sections={"model": COSTLY})
     (row,) = records(tables(tmp_path).scaling)
     assert row["throughput_steady_samples_per_s"] == pytest.approx(1 / ((1 / 100 + 1 / 80) / 2))

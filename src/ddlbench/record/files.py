@@ -29,9 +29,10 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON can hold it: a number that is not finite is null, a text with a credential is left out."""
+    """The value as JSON can hold it: a number that is not finite is null, a text with a credential, also a key, is left
+    out."""
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in cast(Mapping[Any, Any], value).items()}
+        return {plain(str(key)): plain(item) for key, item in cast(Mapping[Any, Any], value).items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in cast(list[Any], value)]
     if isinstance(value, float) and not math.isfinite(value):

@@ -14,13 +14,14 @@ from ddlbench.measure.rows import EpochRow
 from ddlbench.measure.summary import summarize
 from ddlbench.record.schema import RUNS
 from ddlbench.results.reading.epoch_lines import epochs_of
-from ddlbench.results.reading.follows import LAST, MEASURED, contradiction
+from ddlbench.results.reading.follows import ALL, MEASURED, OWN, contradiction
 from ddlbench.results.tables.tables import records
 from tests.support.epoch_rows import epoch_row
 from tests.support.records import tables_of, write_repeats, write_run
 
 SHARES = ("val_loss", "val_top1", "val_top5")
 COUNTS = ("val_perplexity_token", "val_perplexity_word", "val_samples")
+GPUS, TOKENS, FLOPS, COMPUTED, PEAK = 2, 1024, 3e9, 4e9, 1e12
 
 
 def epochs() -> list[EpochRow]:
@@ -40,7 +41,11 @@ def epochs() -> list[EpochRow]:
 
 def summary(rows: list[EpochRow]) -> dict[str, Any]:
     """The columns of runs.csv."""
-    return dict.fromkeys(column.name for column in RUNS) | summarize(rows, 1, None)
+    made = summarize(rows, GPUS, TOKENS)
+    rate = made["throughput_samples_per_s_per_gpu"]
+    used = {"model_flops_per_s_per_gpu": rate * FLOPS, "mfu": rate * FLOPS / PEAK, "hfu": rate * COMPUTED / PEAK}
+    model = {"tokens_per_sample": TOKENS, "flops_per_sample": FLOPS, "hardware_flops_per_sample": COMPUTED}
+    return dict.fromkeys(column.name for column in RUNS) | made | used | model | {"gpus": GPUS}
 
 
 def table(rows: list[EpochRow], earlier: int = 0) -> pa.Table:
@@ -57,7 +62,7 @@ def test_what_a_run_writes_agrees_with_itself() -> None:
     assert contradiction(summary(rows[:1]), table(rows[:1])) is None  # a single epoch is measured, warm-up or not
 
 
-@pytest.mark.parametrize("column", [*MEASURED, *LAST])
+@pytest.mark.parametrize("column", [*MEASURED, *ALL, *OWN])
 @pytest.mark.parametrize("factor", [0.99, 1.01, 1e9])
 def test_each_column_is_compared(column: str, factor: float) -> None:
     rows = epochs()
@@ -68,12 +73,29 @@ def test_each_column_is_compared(column: str, factor: float) -> None:
     assert contradiction(given | {column: None}, table(rows)) is None
 
 
+def test_mfu_is_compared_with_hfu() -> None:
+    """A record lacks the peak that mfu is a share of."""
+    rows = epochs()
+    given = summary(rows)
+    wrong = given | {"mfu": given["mfu"] * 1.01}
+    assert str(contradiction(wrong, table(rows))).startswith("hfu = ")
+    assert contradiction(wrong | {"hfu": given["hfu"] * 1.01}, table(rows)) is None
+
+
+def test_no_time_gives_no_power_and_no_traceback() -> None:
+    rows = epochs()
+    given = summary(rows)
+    for row in rows:
+        row.use = replace(row.use, time_s=0.0)
+    assert str(contradiction(given, table(rows))).startswith("power_mean_w = ")
+
+
 def test_epochs_of_an_earlier_attempt_count_among_those_done_alone() -> None:
     rows = epochs()
     resumed = summary(rows[2:]) | {"epochs_done": 4}
     assert contradiction(resumed, table(rows, earlier=2)) is None
     assert contradiction(resumed | {"epochs_done": 2}, table(rows, earlier=2)) == "epochs_done = 2, epochs.jsonl has 4"
-    assert str(contradiction(summary(rows), table(rows, earlier=2))).startswith("epoch_time_s = ")
+    assert contradiction(summary(rows), table(rows, earlier=2)) == "epochs_measured = 3, its epochs give 2"
 
 
 def test_an_epoch_without_a_time_is_no_epoch_of_the_median() -> None:
