@@ -17,7 +17,7 @@ from itertools import count, islice, product
 from pathlib import Path
 from typing import Any
 
-from ddlbench.results.reading.follows import LAST, MEASURED
+from ddlbench.results.reading.follows import ALL, MEASURED, OWN
 
 ROOT = Path(__file__).parents[1]
 FRAMEWORKS = ("ddp", "horovod", "fsdp", "zero1", "zero2", "zero3", "tensor", "gpipe", "1f1b", "pipedream", "hybrid")
@@ -83,7 +83,7 @@ def write_campaign(folder: Path, runs: int, epochs: int, template: Path | None =
         content = record_of(run, record, place, epochs, failed)
         if not failed:
             lines = list(lines_of(run, line, epochs))
-            content["summary"] |= summary_of(lines, content["summary"])
+            content["summary"] |= summary_of(lines, content)
             (attempt / "epochs.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
         (attempt / "run.json").write_text(json.dumps(content, indent=1))
 
@@ -120,10 +120,13 @@ def record_of(run: Made, template: dict[str, Any], place: int, epochs: int, fail
     return record if not failed else {key: value for key, value in record.items() if key not in ("summary", "ledger")}
 
 
-def summary_of(lines: list[dict[str, Any]], template: dict[str, Any]) -> dict[str, Any]:
-    """The columns of the summary that follow from the lines; those that the template has."""
+def summary_of(lines: list[dict[str, Any]], record: dict[str, Any]) -> dict[str, Any]:
+    """The columns of the summary that follow from the lines; those that the record's summary has."""
+    template = record["summary"]
+    of_run = {"gpus": record["launch"]["world_size"], "mfu": template.get("mfu"), **record["model"]}
+    lines = [{**of_run, **line} for line in lines]
     measured, columns = [line for line in lines if not line["warmup"]] or lines, dict[str, Any]()
-    for rules, counted in ((MEASURED, measured), (LAST, lines)):
+    for rules, counted in ((MEASURED, measured), (ALL, lines), (OWN, lines)):
         for column, (rule, names) in rules.items():
             inputs = [values for line in counted if None not in (values := [line.get(name) for name in names])]
             if inputs and template.get(column) is not None:
