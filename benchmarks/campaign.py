@@ -17,7 +17,7 @@ from itertools import count, islice, product
 from pathlib import Path
 from typing import Any
 
-from ddlbench.results.reading.follows import ALL, MEASURED, OWN
+from ddlbench.results.reading.follows import following
 
 ROOT = Path(__file__).parents[1]
 FRAMEWORKS = ("ddp", "horovod", "fsdp", "zero1", "zero2", "zero3", "tensor", "gpipe", "1f1b", "pipedream", "hybrid")
@@ -122,16 +122,8 @@ def record_of(run: Made, template: dict[str, Any], place: int, epochs: int, fail
 
 def summary_of(lines: list[dict[str, Any]], record: dict[str, Any]) -> dict[str, Any]:
     """The columns of the summary that follow from the lines; those that the record's summary has."""
-    template = record["summary"]
-    of_run = {"gpus": record["launch"]["world_size"], "mfu": template.get("mfu"), **record["model"]}
-    lines = [{**of_run, **line} for line in lines]
-    measured, columns = [line for line in lines if not line["warmup"]] or lines, dict[str, Any]()
-    for rules, counted in ((MEASURED, measured), (ALL, lines), (OWN, lines)):
-        for column, (rule, names) in rules.items():
-            inputs = [values for line in counted if None not in (values := [line.get(name) for name in names])]
-            if inputs and template.get(column) is not None:
-                columns[column] = rule(*map(list, zip(*inputs, strict=True)))
-    return columns
+    run = {"gpus": record["launch"]["world_size"], **record["model"], **record["summary"]}
+    return {column: value for column, value, _ in following(run, lines)}
 
 
 def lines_of(run: Made, template: dict[str, Any], epochs: int) -> Iterator[dict[str, Any]]:

@@ -95,7 +95,7 @@ def _within_budget(
     borders = [(0, 0), *combinations(range(len(links)), 2)]
     plans = [_emptied(links, range(first, end), recompute, flops_per_byte) for first, end in borders]
     peaks = [max(run.bytes_ for run in instants(plan, links)) for _, plan in plans]
-    fitting = [each for each, bytes_ in zip(plans, peaks, strict=True) if bytes_ <= budget_bytes(offload)]
+    fitting = [plan for plan, bytes_ in zip(plans, peaks, strict=True) if bytes_ <= budget_bytes(offload)]
     if not fitting:
         raise Unsupported(
             f"{KEY}={offload}: no number of blocks fits: the least for {names[0]} to {names[-1]} is "

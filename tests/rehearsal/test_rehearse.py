@@ -54,16 +54,16 @@ def test_blocks_that_would_be_measured_are_refused() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_every_framework_is_rehearsed_on_cuda(precision: str, model: str) -> None:
-    """Nothing but this test runs the steps for it on a machine without a GPU. The grid of tests/oracle/memory rehearses
-    every framework on the CPU."""
+@pytest.mark.parametrize("device", ["cpu", "cuda", "cuda bf16"])
+def test_every_framework_is_rehearsed(device: str, model: str) -> None:
+    """On "cuda" nothing but this test runs the steps for it on a machine without a GPU."""
+    device, _, precision = device.partition(" ")
     refusing = OF_IMAGES if model == "gpt2_small" else OF_TEXT
     frameworks = [name for name in FRAMEWORKS if name not in refusing]
-    found = apart("cuda", model, frameworks, f"train.precision={precision}")
+    found = apart(device, model, frameworks, *([f"train.precision={precision}"] if precision else []))
     assert sorted(found) == sorted(frameworks)
     for framework in frameworks:
-        check(found[framework], framework, "cuda")
+        check(found[framework], framework, device)
 
 
 @pytest.mark.parametrize(

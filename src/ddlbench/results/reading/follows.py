@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -73,6 +73,22 @@ TAKEN = {name for _, names in (MEASURED | ALL).values() for name in names}
 READ = sorted({"measured_in_attempt", "warmup", *TAKEN} - {*OF_RUN})
 
 
+def following(run: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Any, str]]:
+    """Columns of a run's summary with the values that follow, and from what. Without those that the run does not have,
+    and those whose inputs are empty.
+
+    run: its summary, and OF_RUN; epochs: lines of epochs.csv of one attempt
+    """
+    lines = [{**{name: run.get(name) for name in OF_RUN}, **epoch} for epoch in epochs]
+    measured = [line for line in lines if not line["warmup"]] or lines
+    tables = ((MEASURED, measured, "epochs give"), (ALL, lines, "epochs give"), (OWN, lines, "mfu gives"))
+    for rules, counted, others in tables:
+        for column, (rule, names) in rules.items():
+            inputs = [values for line in counted if None not in (values := [line.get(name) for name in names])]
+            if inputs and run.get(column) is not None:
+                yield column, rule(*map(list, zip(*inputs, strict=True))), others
+
+
 def contradiction(row: Row, epochs: Any) -> str | None:
     """The first value of a run's summary that does not follow from its epochs, with both values; None if all follow.
     A value whose columns are empty is not checked, because older records lack columns.
@@ -81,16 +97,8 @@ def contradiction(row: Row, epochs: Any) -> str | None:
     """
     if row["epochs_done"] not in (None, len(epochs)):
         return f"epochs_done = {row['epochs_done']}, epochs.jsonl has {len(epochs)}"
-    cells: dict[str, list[Any]] = epochs.select(READ).to_pydict()
-    cells |= {name: [row[name]] * len(epochs) for name in OF_RUN}
-    places = [n for n, earlier in enumerate(cells["measured_in_attempt"]) if earlier is None]
-    measured = [n for n in places if not cells["warmup"][n]] or places
-    tables = ((MEASURED, measured, "epochs give"), (ALL, places, "epochs give"), (OWN, places, "mfu gives"))
-    for rules, counted, others in tables:
-        for column, (rule, names) in rules.items():
-            inputs = [values for n in counted if None not in (values := [cells[name][n] for name in names])]
-            if inputs and row[column] is not None:
-                expected = rule(*map(list, zip(*inputs, strict=True)))
-                if not math.isclose(row[column], expected, rel_tol=ROUNDING):
-                    return f"{column} = {row[column]:.6g}, its {others} {expected:.6g}"
+    lines = [line for line in epochs.select(READ).to_pylist() if line["measured_in_attempt"] is None]
+    for column, value, others in following(row, lines):
+        if not math.isclose(row[column], value, rel_tol=ROUNDING):
+            return f"{column} = {row[column]:.6g}, its {others} {value:.6g}"
     return None
