@@ -47,7 +47,7 @@ OF_SEGMENTS = {  # of GPT-2, whose activations of four samples take 0.00061 GiB 
 ZERO = ("zero1", "zero2", "zero3")
 TWO_STAGES_A_RANK = ("interleaved", "looped_bfs", "zbv", "dualpipev")
 PIPELINES = ("gpipe", "1f1b", "zero_bubble", "pipedream", "pipedream_2bw", *TWO_STAGES_A_RANK)
-SHARED = ("tensor", "channel", "spatial")
+SHARED = ("tensor", "megatron", "channel", "spatial")
 FRAMEWORKS = ("ddp", "horovod", "local_sgd", "zero0", *ZERO, "fsdp", *SHARED, *PIPELINES, "hybrid")
 
 
