@@ -78,9 +78,9 @@ def record(work: Sequence[tuple[Case, Framework]]) -> list[Outcome]:
 
 def replay(outcomes: Sequence[Outcome], one_queue: bool) -> dict[int, str]:
     """Replay what each rank recorded."""
-    events, members, worlds = zip(*(outcome.trace for outcome in outcomes), strict=True)
+    events, members = zip(*(outcome.trace for outcome in outcomes), strict=True)
     assert all(sum(event[0] == "collective" for event in each) for each in events)
-    return Replay(events, members, worlds[:1], one_queue).stuck()
+    return Replay(events, members, one_queue=one_queue).stuck()
 
 
 PAIR = {"a": (0, 1), "b": (0, 1)}

@@ -13,11 +13,13 @@ import torch.distributed as dist
 from torch.nn import functional
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from ddlbench.frameworks.shared import groups
 from ddlbench.job import Batch
 from tests.frameworks.fake import FRAMEWORKS, JOB_CASE, NO_STEP, WORLD, framework
 from tests.support.equal import make_job
 
 RANKS = [(name, rank) for name in FRAMEWORKS for rank in (0, 5) if (name, rank) != ("zero3", 5)]
+ALL_RANKS = {"ddp", "fsdp", "local_sgd", "zero0", "zero1", "zero2", "zero3", "pipedream"}  # that use such a group
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +29,10 @@ def torch_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("name", "rank"), RANKS)
-def test_one_process_sets_up_as_one_rank_of_eight(name: str, rank: int) -> None:
+def test_one_process_sets_up_as_one_rank_of_eight(name: str, rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL makes a communicator of all ranks only for a framework that uses it."""
+    made: list[int] = []
+    monkeypatch.setattr(groups, "first_operation", lambda _, group: made.append(dist.get_world_size(group)))
     dist.init_process_group("fake", rank=rank, world_size=WORLD, store=FakeStore())
     try:
         job = make_job(JOB_CASE)
@@ -35,6 +40,7 @@ def test_one_process_sets_up_as_one_rank_of_eight(name: str, rank: int) -> None:
         chosen = framework(name)
         chosen.check(job)
         trainer = chosen.setup(job)
+        assert (WORLD in made) == (name in ALL_RANKS)
         place = trainer.place
         assert 0 <= place.data_rank < place.data_size <= WORLD
         if name not in NO_STEP:

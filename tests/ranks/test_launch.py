@@ -341,16 +341,28 @@ def test_ranks_share_a_gpu_over_gloo_only_where_it_is_configured(monkeypatch, ba
         connect(ranks[0], torch.device("cuda", 0), 1.0, backend)
 
 
-@pytest.mark.parametrize(("communicator", "expected"), [(True, "cuda"), (False, "cpu")])
-def test_on_a_gpu_gloo_connects_what_is_used_and_nccl_where_torch_needs_it(monkeypatch, communicator, expected):
+def test_on_a_gpu_gloo_connects_what_is_used_and_nccl_nothing(monkeypatch):
     devices = []
     monkeypatch.delenv("TORCH_GLOO_LAZY_INIT", raising=False)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_, **__: None)
     monkeypatch.setattr(launch_module, "_refuse_shared_gpus", lambda *_: None)
     monkeypatch.setattr(launch_module, "first_operation", lambda device: devices.append(device.type))
-    connect(Launch("alone"), torch.device("cuda", 0), 1.0, communicator=communicator)
-    assert (devices, os.environ["TORCH_GLOO_LAZY_INIT"]) == ([expected], "1")
+    connect(Launch("alone"), torch.device("cuda", 0), 1.0)
+    assert (devices, os.environ["TORCH_GLOO_LAZY_INIT"]) == (["cpu"], "1")
+
+
+def test_a_group_that_nccl_cannot_connect_names_the_network_interface(monkeypatch):
+    def failing(*_: object, **__: object) -> None:
+        raise RuntimeError("NCCL error: unhandled system error")
+
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib7")
+    monkeypatch.setattr(torch.distributed, "all_reduce", failing)
+    monkeypatch.setattr(launch_module, "is_fake", lambda: False)
+    with pytest.raises(RuntimeError, match=r"NCCL_SOCKET_IFNAME=ib7; .*\nNCCL error: unhandled"):
+        launch_module.first_operation(torch.device("meta"))
+    with pytest.raises(RuntimeError, match=r"^NCCL error"):
+        launch_module.first_operation(torch.device("cpu"))
 
 
 RANKS = 32

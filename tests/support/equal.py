@@ -80,7 +80,7 @@ def train_case(case: Case, framework: Framework, timeout_s: float | None = 30.0)
     with Trace(timeout_s) as trace:
         outcome = _train(case, framework, trace)
         assert not trace.first_uses(), trace.first_uses()
-    outcome.trace = trace.events, trace.members, trace.world
+    outcome.trace = trace.events, trace.members
     return outcome
 
 

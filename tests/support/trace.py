@@ -46,7 +46,6 @@ class Trace:
         self.batch: list[Event] | None = None
         self.count = 0
         self.unused: list[Any] = []
-        self.world = self._communicator(dist.group.WORLD)  # in use since the ranks connected
 
     def __enter__(self) -> Trace:
         self.patches = ExitStack()
@@ -82,7 +81,7 @@ class Trace:
             for part in (self.events[:ready], self.events[ready:])
         ]
         late = {self._communicator(group) for group in self.unused if _operations(group)}
-        return sorted((used[1] - used[0] - {self.world}) | late)
+        return sorted((used[1] - used[0]) | late)
 
     def step_ended(self) -> None:
         """Any step may be the last of the warm-up: then the device is idle and all ranks wait for each other."""

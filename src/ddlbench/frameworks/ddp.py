@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ddlbench.checkpoint.live import OFF, Live
 from ddlbench.errors import UserError, check_values, refuse
 from ddlbench.frameworks.compression import ErrorFeedback, Hook, Int8, PowerSGD, Sign, TopK
+from ddlbench.frameworks.shared.groups import all_ranks
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction
 from ddlbench.frameworks.shared.replica import Replica, build, in_ddp
 from ddlbench.frameworks.shared.step import Update
@@ -82,7 +83,7 @@ class DDP:
     def setup(self, job: Job) -> Replica:
         from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 
-        model, name = build(job), self.hook(job)
+        model, name, group = build(job), self.hook(job), all_ranks(job)
         wrapped = in_ddp(
             model,
             name,
@@ -92,10 +93,10 @@ class DDP:
         )
         update = Update(job.optimizer(model.named_parameters()), job)
         if name in COMPRESSED:
-            return CompressedReplica(job, update, self._facts(job), wrapped, self._compressing(name, model))
+            return CompressedReplica(job, update, self._facts(job), wrapped, group, self._compressing(name, model))
         if name == "noop":
             wrapped.register_comm_hook(None, noop_hook)
-        return Replica(job, model, update, self._facts(job), trained=wrapped, dp_group=dist.group.WORLD)
+        return Replica(job, model, update, self._facts(job), trained=wrapped, dp_group=group)
 
     def _compressing(self, name: str, model: nn.Module) -> Hook:
         parameters = dict(model.named_parameters())
@@ -123,10 +124,16 @@ class CompressedReplica(Replica):
     """A replica that sends its gradients through the hook, and whose checkpoints have what the hook keeps."""
 
     def __init__(
-        self, job: Job, update: Update, facts: Mapping[str, Any], trained: DistributedDataParallel, hook: Hook
+        self,
+        job: Job,
+        update: Update,
+        facts: Mapping[str, Any],
+        trained: DistributedDataParallel,
+        dp_group: dist.ProcessGroup,
+        hook: Hook,
     ) -> None:
         trained.register_comm_hook(None, lambda _, bucket: hook(bucket))
-        super().__init__(job, trained.module, update, facts, trained=trained, dp_group=dist.group.WORLD)
+        super().__init__(job, trained.module, update, facts, trained=trained, dp_group=dp_group)
         self.hook = hook
 
     def live(self) -> Live:

@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from ddlbench.errors import WrongRankCount, check_values, refuse
-from ddlbench.frameworks.shared.groups import subgroup
+from ddlbench.frameworks.shared.groups import all_ranks, subgroup
 from ddlbench.frameworks.shared.layout import Layout, divisors
 from ddlbench.frameworks.shared.meta import has_batch_norm
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction, check_shards, check_shared_gpu
@@ -93,9 +93,8 @@ class FSDP:
         # What the micro batches run under: no autocast where FSDP casts. The loss scale of fp16 is the update's.
         compute = replace(job, precision="fp32") if casts else job
         update = Update(job.optimizer(model.named_parameters()), job)
-        return Replica(
-            compute, model, update, self._facts(job), no_sync=partial(no_sync, model), dp_group=dist.group.WORLD
-        )
+        dp_group = all_ranks(job) if self.replicate == 1 or has_batch_norm(job) else None
+        return Replica(compute, model, update, self._facts(job), no_sync=partial(no_sync, model), dp_group=dp_group)
 
     def _facts(self, job: Job) -> dict[str, Any]:
         return {

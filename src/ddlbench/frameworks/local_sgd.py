@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ddlbench.errors import check_values, refuse
 from ddlbench.frameworks.shared.batchnorm import average_statistics
-from ddlbench.frameworks.shared.groups import average
+from ddlbench.frameworks.shared.groups import all_ranks, average
 from ddlbench.frameworks.shared.refusals import check_alike
 from ddlbench.frameworks.shared.replica import Replica, build
 from ddlbench.frameworks.shared.step import Update
@@ -49,6 +49,7 @@ class LocalReplica(Replica):
         part = f"replica{job.rank}"  # momentum is never averaged
         update = Update(job.optimizer(model.named_parameters()), job)
         super().__init__(job, model, update, facts, saved_part=part)
+        self.group = all_ranks(job)
         self.local_steps, self.updates_since_average = local_steps, 0
 
     def step(self, batch: Batch | None) -> Tensor | None:
@@ -62,8 +63,8 @@ class LocalReplica(Replica):
         """All replicas become their mean: every `local_steps` updates and at the end of an epoch."""
         if self.updates_since_average:
             with torch.no_grad(), span(COMMUNICATE):
-                average(list(self.model.parameters()))
-                average_statistics(self.model)
+                average(list(self.model.parameters()), self.group)
+                average_statistics(self.model, self.group)
             self.updates_since_average = 0
 
     def synchronize(self) -> None:

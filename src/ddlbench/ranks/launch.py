@@ -74,14 +74,14 @@ def connect(
     device: torch.device,
     timeout_s: float,
     backend: str | None = None,
-    communicator: bool = True,
     reached: Callable[[Store], object] = lambda _: None,
 ) -> None:
-    """Make the process group of all ranks: gloo for CPU tensors, NCCL for GPU tensors, `timeout_s` for both.
+    """Make the process group of all ranks: gloo for CPU tensors, NCCL for GPU tensors, `timeout_s` for both. NCCL has
+    no communicator yet: a framework that needs one of all ranks makes it (frameworks/shared/groups.py).
 
-    backend: SHARED_GPU, or None. communicator: make NCCL's now. reached: called with the rendezvous store as soon as
-    this rank reaches it. Raises on every rank if two ranks of a host share a GPU, and ConnectTimeout if ranks are
-    missing or the network interface is the wrong one.
+    backend: SHARED_GPU, or None. reached: called with the rendezvous store as soon as this rank reaches it. Raises on
+    every rank if two ranks of a host share a GPU, and ConnectTimeout if ranks are missing or the network interface is
+    the wrong one.
     """
     # gloo opens a socket to every other rank of each group: the usual soft limit of 1,024 open files ends runs of about
     # 340 ranks (docs/clusters.md).
@@ -104,7 +104,7 @@ def connect(
         )
         if device.type == "cuda" and backend != SHARED_GPU:
             _refuse_shared_gpus(launch, device)
-        first_operation(device if communicator else torch.device("cpu"))
+        first_operation(torch.device("cpu"))
     except RuntimeError as error:
         raise _connect_error(launch, time.monotonic() - began, timeout_s, str(error)) from error
 
@@ -168,8 +168,17 @@ def first_operation(device: torch.device, group: dist.ProcessGroup | None = None
     if is_fake():
         return
     one = torch.zeros(1, device=device)
-    dist.all_reduce(one, group=group)
-    one.item()
+    try:
+        dist.all_reduce(one, group=group)
+        one.item()
+    except RuntimeError as error:
+        if device.type == "cpu":
+            raise
+        interface = os.environ.get("NCCL_SOCKET_IFNAME", "(not set)")
+        raise RuntimeError(
+            f"NCCL could not connect the ranks of a group: check that every node is reached by the interface "
+            f"NCCL_SOCKET_IFNAME={interface}; NCCL_DEBUG=INFO says more\n{error}"
+        ) from error
 
 
 def _connect_error(launch: Launch, waited_s: float, timeout_s: float, error: str) -> RunError:

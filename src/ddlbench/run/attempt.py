@@ -119,9 +119,7 @@ def connect_ranks(attempt: Attempt, supervisor: Supervisor) -> None:
     if device.type == "cuda":
         disable_nccl_abort()
     supervisor.expect(NO_CONNECTION, more_s=10)  # an error that `connect` raises has more details and comes before
-    communicator = not getattr(config.framework, "own_communicators", False)
-    timeout_s, reached = config.train.timeout_s, supervisor.reach
-    connect(attempt.launch, device, timeout_s, config.backend, communicator=communicator, reached=reached)
+    connect(attempt.launch, device, config.train.timeout_s, config.backend, reached=supervisor.reach)
     supervisor.connect()
 
 

@@ -7,9 +7,8 @@ import sys
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock, patch
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -19,9 +18,7 @@ from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.horovod.adapter import Horovod, horovod_torch, stall_seconds
 from ddlbench.frameworks.shared.replica import Replica
 from ddlbench.job import Batch, Framework, Job
-from ddlbench.ranks.launch import Launch
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
-from ddlbench.run import attempt
 from tests.equality.distances import TOLERANCES, distance
 from tests.support.equal import make_job, train_cases
 from tests.support.faults import end, start
@@ -278,13 +275,3 @@ def test_a_stall_is_noticed_within_the_timeout() -> None:
         look = int(Horovod()._variables(two_ranks(timeout_s=timeout_s))["HOROVOD_STALL_CHECK_TIME_SECONDS"])
         assert 3 * look + stall <= timeout_s
         assert look <= stall  # else Horovod would not shut down at all
-
-
-def test_torch_makes_no_communicator_beside_horovods(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[bool] = []
-    monkeypatch.setattr(attempt, "connect", lambda *_, communicator, reached: made.append(communicator))
-    for framework in (DDP(), Horovod()):
-        config: Any = SimpleNamespace(framework=framework, train=SimpleNamespace(timeout_s=1.0), backend=None)
-        here: Any = SimpleNamespace(config=config, launch=Launch("alone"), device=torch.device("cpu"))
-        attempt.connect_ranks(here, MagicMock())
-    assert made == [True, False]

@@ -23,6 +23,7 @@ from ddlbench.frameworks.deepspeed.knobs import DeepSpeedOptions, import_deepspe
 from ddlbench.frameworks.shared.batchnorm import Statistics
 from ddlbench.frameworks.shared.checkpointing import facts_of_model
 from ddlbench.frameworks.shared.environment import environment
+from ddlbench.frameworks.shared.groups import all_ranks
 from ddlbench.frameworks.shared.replica import build
 from ddlbench.frameworks.shared.step import evaluate, micro_batches, overflowed
 from ddlbench.job import Batch, Job, Place, type_of_dtype
@@ -43,7 +44,8 @@ class DeepSpeed(DeepSpeedOptions):
         model = build(job)
         with ExitStack() as until_close:
             until_close.enter_context(device_index(job.device, job.local_rank))
-            prepare_modules()
+            group = all_ranks(job)
+            prepare_modules(group)
             engine, *_ = deepspeed.initialize(
                 args=SimpleNamespace(device_rank=job.device.index or 0),
                 model=model,
@@ -57,7 +59,7 @@ class DeepSpeed(DeepSpeedOptions):
                 engine.optimizer._get_norm_groups = lambda: [0.0]
             if job.compile:
                 engine.compile()
-            return ZeroTrainer(job, self, engine, until_close.pop_all())
+            return ZeroTrainer(job, self, engine, group, until_close.pop_all())
 
     def on_host(self, optimizer: Optimizer) -> Optimizer:
         """DeepSpeed's CPU Adam (Ren et al. 2021, "ZeRO-Offload", section 5) for the optimizer, if it is asked for."""
@@ -76,14 +78,14 @@ class DeepSpeed(DeepSpeedOptions):
         return answers(device)
 
 
-def prepare_modules() -> None:
-    """Set what DeepSpeed keeps in its modules. The engine reduces in the world's group: it would make a second group of
-    all ranks, with torch's default timeout, at its first operation. An earlier engine of this process that ran under
-    autocast does not decide the types of this engine's buckets."""
+def prepare_modules(group: dist.ProcessGroup) -> None:
+    """Set what DeepSpeed keeps in its modules. group: of all ranks, in which the engine reduces: it would make a second
+    one, with torch's default timeout, at its first operation. An earlier engine of this process that ran under autocast
+    does not decide the types of this engine's buckets."""
     from deepspeed.runtime import torch_autocast
     from deepspeed.utils import groups
 
-    groups._WORLD_GROUP = dist.group.WORLD  # pyright: ignore[reportPrivateUsage]
+    groups._WORLD_GROUP = group  # pyright: ignore[reportPrivateUsage]
     torch_autocast.TORCH_AUTOCAST_INITIALIZED = False
 
 
@@ -94,13 +96,15 @@ class ZeroTrainer:
     until_close: the environment that the engine reads
     """
 
-    def __init__(self, job: Job, knobs: DeepSpeedOptions, engine: Any, until_close: ExitStack) -> None:
+    def __init__(
+        self, job: Job, knobs: DeepSpeedOptions, engine: Any, dp_group: dist.ProcessGroup, until_close: ExitStack
+    ) -> None:
         self.job, self.knobs, self.engine, self.until_close = job, knobs, engine, until_close
         self.model: nn.Module = engine.module
         self.place = Place(job.rank, job.world_size, coordinates={"dp": job.rank})
         self.optimizer = engine.basic_optimizer
         self.optimizer.register_step_post_hook(self._count)
-        self.statistics = Statistics(self.model, dist.group.WORLD)
+        self.statistics = Statistics(self.model, dp_group)
         self.micro_batches = job.micro_batches(job.world_size)
         self.applied = 0
 

@@ -9,7 +9,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from ddlbench.checkpoint.live import OFF
@@ -17,13 +16,14 @@ from ddlbench.errors import Unavailable, Unsupported, check_values, importing, r
 from ddlbench.frameworks.horovod.start import start, started_by_mpi
 from ddlbench.frameworks.horovod.traced import trace_horovod
 from ddlbench.frameworks.shared.batchnorm import batch_norms
+from ddlbench.frameworks.shared.groups import all_ranks
 from ddlbench.frameworks.shared.refusals import check_alike
 from ddlbench.frameworks.shared.replica import Replica, build
 from ddlbench.frameworks.shared.step import Clip, Update
 from ddlbench.job import Job
 from ddlbench.measure.profiling.spans import COMMUNICATE, span
 from ddlbench.ranks.control import all_gather
-from ddlbench.ranks.launch import first_operation, is_fake
+from ddlbench.ranks.launch import is_fake
 
 if TYPE_CHECKING:
     from ddlbench.ranks.fake.answers import Answer
@@ -46,7 +46,6 @@ class Horovod:
     """The knobs of Horovod; conf/framework/horovod.yaml says what each means."""
 
     library: ClassVar[str] = "horovod"
-    own_communicators: ClassVar[bool] = True
 
     name: str = "horovod"
     compression: str = "none"
@@ -108,8 +107,7 @@ class Horovod:
         op = hvd.Adasum if self.adasum else hvd.Average
         hvd.allreduce(torch.ones(1, device=job.device), op=op)  # makes NCCL's communicator
         model = build(job)
-        if batch_norms(model):  # torch averages their statistics
-            first_operation(job.device)
+        dp_group = all_ranks(job) if batch_norms(model) else None  # torch averages their statistics
         if not is_fake():  # the weights of a fake rank have no bits
             # Horovod's own broadcast is not needed, because every rank builds from the same seed. Bits are added up as
             # integers, which gives the same sum on every device.
@@ -127,7 +125,7 @@ class Horovod:
         combined = self.adasum and job.world_size > 1
         update = Update(optimizer, job) if combined else AveragedUpdate(optimizer, job)
         facts = self._facts(job, controller="mpi" if hvd.mpi_enabled() else "gloo")
-        return Replica(job, model, update, facts, dp_group=dist.group.WORLD)
+        return Replica(job, model, update, facts, dp_group=dp_group)
 
     def fake_answers(self, rank: int, world_size: int, device: torch.device) -> Sequence[Answer]:
         from ddlbench.frameworks.horovod.fake import answers

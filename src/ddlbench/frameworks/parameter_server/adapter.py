@@ -20,7 +20,8 @@ from torch.optim import Optimizer
 from ddlbench.checkpoint.live import Live
 from ddlbench.errors import check_values, refuse
 from ddlbench.frameworks.parameter_server.server import GRADIENT, WEIGHTS, Server, flat
-from ddlbench.frameworks.shared.groups import gradient
+from ddlbench.frameworks.shared.batchnorm import batch_norms
+from ddlbench.frameworks.shared.groups import all_ranks, gradient
 from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.shared.refusals import check_alike
 from ddlbench.frameworks.shared.replica import Replica, build
@@ -173,7 +174,8 @@ class ServedReplica(Replica):
             "reduce_dtype": "fp32",
             "parameters_held": list(map(numbers_of, held)),
         }
-        super().__init__(job, model, self.exchange, facts, dp_group=dist.group.WORLD, saved_part=f"shard{job.rank}")
+        dp_group = all_ranks(job) if batch_norms(model) else None
+        super().__init__(job, model, self.exchange, facts, dp_group=dp_group, saved_part=f"shard{job.rank}")
 
     def step(self, batch: Batch | None) -> Tensor | None:
         if not is_fake():

@@ -48,10 +48,11 @@ class Groups:
         ends = layout.pp > 2 and not v_shaped and tied_names(on_meta(job))
         embedding_group = subgroup(layout.embedding_groups(), job) if ends else pp_group
         tp_group = subgroup(layout.groups("tp"), job) if layout.tp > 1 else None
-        norm_group = dist.group.WORLD if sharded else pp_group
-        if layout.tp > 1 and not sharded:
+        norm_group = pp_group
+        if sharded or layout.tp > 1:
             needed = job.clip_norm is not None or job.precision == "fp16"  # all skip an update that overflows in one
-            norm_group = subgroup(layout.groups("pp", "tp"), job) if needed else None
+            dims = ("pp", "dp", "tp") if sharded else ("pp", "tp")
+            norm_group = subgroup(layout.groups(*dims), job) if needed else None
         part = Part(tp_group, tp_rank, layout.tp)
         return cls(layout, stage_rank, data_rank, part, pp_group, dp_group, embedding_group, norm_group, v_shaped)
 

@@ -13,7 +13,7 @@ def batch_norms(model: nn.Module) -> list[_BatchNorm]:
     return [module for module in model.modules() if isinstance(module, _BatchNorm)]
 
 
-def average_statistics(model: nn.Module, group: dist.ProcessGroup | None = None) -> None:
+def average_statistics(model: nn.Module, group: dist.ProcessGroup) -> None:
     """Running means and variances of BatchNorm averaged over the data ranks, in one all-reduce."""
     buffers = [
         buffer for norm in batch_norms(model) for buffer in (norm.running_mean, norm.running_var) if buffer is not None

@@ -12,6 +12,15 @@ from ddlbench.job import Job
 from ddlbench.ranks.launch import first_operation, group_timeout
 
 
+def all_ranks(job: Job) -> dist.ProcessGroup:
+    """The group of all ranks. Called on every rank in `setup`, and only by a framework that uses the group on its
+    device: the group's communicator exists when this returns (see `subgroup`)."""
+    group = dist.group.WORLD
+    assert group is not None
+    first_operation(job.device, group)
+    return group
+
+
 def subgroup(lists: Sequence[Sequence[int]], job: Job, separate: bool = False) -> dist.ProcessGroup | None:
     """This rank's group of those listed (disjoint lists of ranks), None where it is in none. Called on every rank with
     the same lists. separate: a new one also where the list is the whole world, so that what is sent in it keeps no
@@ -20,7 +29,7 @@ def subgroup(lists: Sequence[Sequence[int]], job: Job, separate: bool = False) -
     The group's communicator exists when this returns: NCCL makes it at the group's first operation, which stops the
     host until every member is there, and that belongs to the start and not to a step."""
     if not separate and len(lists) == 1 and len(lists[0]) == job.world_size:
-        return dist.group.WORLD
+        return all_ranks(job)
     timeout = group_timeout(job.device, job.timeout_s)
     group, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in lists], timeout=timeout)
     if not isinstance(group, dist.ProcessGroup):
@@ -29,7 +38,7 @@ def subgroup(lists: Sequence[Sequence[int]], job: Job, separate: bool = False) -
     return group
 
 
-def average(tensors: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> None:
+def average(tensors: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
     """Each tensor becomes its mean over the ranks of the group; one all-reduce for all of them, none for no tensors."""
     if not tensors:
         return
