@@ -19,7 +19,17 @@ from tests.frameworks.fake import FRAMEWORKS, JOB_CASE, NO_STEP, WORLD, framewor
 from tests.support.equal import make_job
 
 RANKS = [(name, rank) for name in FRAMEWORKS for rank in (0, 5) if (name, rank) != ("zero3", 5)]
-ALL_RANKS = {"ddp", "fsdp", "local_sgd", "zero0", "zero1", "zero2", "zero3", "pipedream"}  # that use such a group
+ALL_RANKS = {
+    "ddp",
+    "fsdp",
+    "local_sgd",
+    "deepspeed",
+    "zero0",
+    "zero1",
+    "zero2",
+    "zero3",
+    "pipedream",
+}  # use such a group
 
 
 @pytest.fixture(autouse=True)
