@@ -33,9 +33,10 @@ from tests.support.libraries import why_no_horovod
 from tests.support.processes import environment
 
 FAMILIES = (
-    "single", "ddp", "local_sgd", "parameter_server", "fsdp", "zero2", "tensor", "gpipe", "hybrid", "pipedream",
-    "horovod",
+    "single", "ddp", "local_sgd", "parameter_server", "fsdp", "zero2", "tensor", "spatial", "gpipe", "hybrid",
+    "pipedream", "horovod",
 )  # fmt: skip
+LAYOUTS = {"hybrid": ["framework.tp=2"], "parameter_server": ["framework.bound=2"]}
 SIGNALS = (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 SMALL = (
     "+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=8", "model.image_size=32", "loader=synthetic",
@@ -89,7 +90,7 @@ def trial(seed: int, number: int) -> Trial:
 def start(planned: Trial, folder: Path, timeout_s: float) -> list[subprocess.Popen[bytes]]:
     words = [
         sys.executable, "-m", "ddlbench", f"+framework={planned.framework}", *SMALL, f"train.timeout_s={timeout_s}",
-        f"results_dir={folder}", *["framework.tp=2"] * (planned.framework == "hybrid"),
+        f"results_dir={folder}", *LAYOUTS.get(planned.framework, []),
     ]  # fmt: skip
     port, found = free_port(), list[subprocess.Popen[bytes]]()
     for rank in range(planned.ranks):
