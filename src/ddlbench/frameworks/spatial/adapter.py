@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ddlbench.errors import Unsupported, check_values, refuse
 from ddlbench.frameworks.shared.checkpointing import checkpoint_replica
-from ddlbench.frameworks.shared.groups import subgroup
+from ddlbench.frameworks.shared.groups import all_ranks, subgroup
 from ddlbench.frameworks.shared.layout import Layout, fill
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction, check_shared_gpu
 from ddlbench.frameworks.shared.replica import Replica, in_ddp
@@ -81,7 +81,8 @@ class SpatialReplica(Replica):
             share_rows(model, windows(job.model), part)
         checkpoint_replica(model, job, place.data_size)
         # DDP's mean over all ranks is that over the parts of a replica, too (`share_rows`).
-        wrapped = in_ddp(model, job.reduce_dtype, gradient_as_bucket_view=True) if job.world_size > 1 else None
+        several = job.world_size > 1
+        wrapped = in_ddp(model, job.reduce_dtype, all_ranks(job), gradient_as_bucket_view=True) if several else None
         super().__init__(
             job, model, Update(job.optimizer(model.named_parameters()), job), facts,
             trained=wrapped, dp_group=dp_group, place=place,
