@@ -87,6 +87,7 @@ class DDP:
         wrapped = in_ddp(
             model,
             name,
+            group,
             bucket_cap_mb=self.bucket_cap_mb,  # only for None torch keeps its small first bucket
             gradient_as_bucket_view=self.gradient_as_bucket_view,
             static_graph=self.static_graph,

@@ -32,11 +32,9 @@ def build(job: Job) -> nn.Sequential:
     return model
 
 
-def in_ddp(
-    model: nn.Module, reduce_dtype: str, group: dist.ProcessGroup | None = None, **knobs: Any
-) -> DistributedDataParallel:
+def in_ddp(model: nn.Module, reduce_dtype: str, group: dist.ProcessGroup, **knobs: Any) -> DistributedDataParallel:
     """The model in DistributedDataParallel. reduce_dtype: what gradients are cast to before they are sent (fp16, bf16),
-    else their type; group: the replicas, None: all ranks; knobs: of DistributedDataParallel"""
+    else their type; group: the replicas; knobs: of DistributedDataParallel"""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
     # BatchNorm's statistics are averaged before validation, not sent at every step. torch 2.14 renamed the switch.
