@@ -44,7 +44,12 @@ class ToDevice:
             return
         coming = self._send(batches, self._side)
         while coming is not None:
-            ready = self._receive(*coming)
+            batch, full, copied = coming
+            compute = torch.cuda.current_stream(self.device)
+            compute.wait_event(copied)
+            for part in (batch.inputs, batch.targets, batch.valid):
+                part.record_stream(compute)
+            ready = self._ready(batch, full)
             coming = self._send(batches, self._side)
             yield ready
 
@@ -58,13 +63,6 @@ class ToDevice:
             sent, copied = batch.to(self.device), torch.cuda.Event()
             copied.record(side)
             return sent, bool(batch.valid.all()), copied
-
-    def _receive(self, batch: Batch, full: bool, copied: torch.cuda.Event) -> Batch:
-        compute = torch.cuda.current_stream(self.device)
-        compute.wait_event(copied)
-        for part in (batch.inputs, batch.targets, batch.valid):
-            part.record_stream(compute)
-        return self._ready(batch, full)
 
     def _ready(self, batch: Batch, full: bool) -> Batch:
         """With images normalized and in their layout. full: whether all samples are valid; the others become zeros."""
