@@ -136,11 +136,8 @@ def scan(shards: list[Path], classes: int) -> dict[str, NDArray[Any]]:
 
 def images_of(shard: Path, holder: int, classes: int) -> NDArray[Any]:
     """A row an image: starts and sizes are of the encoded image in its shard, in bytes; names are padded with NUL,
-    which no file's name holds.
-
-    Raises UserError for an index that does not fit its shard, and a record that is no Example of an image in one of
-    `classes` classes.
-    """
+    which no file's name holds. Raises UserError for an index that does not fit its shard, and a record that is no
+    Example of an image in one of `classes` classes."""
     data, rows = mapped(shard), list[tuple[int, bytes, int, int, int]]()
     spans = index_of(index_path(shard))
     if isinstance(spans, str):

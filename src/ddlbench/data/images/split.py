@@ -160,10 +160,8 @@ def mean_and_std(device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def decode_image(content: bytes | memoryview, decoder: str) -> Image.Image | Tensor:
-    """An RGB image: PIL's own, or [3, H, W] uint8; grey, CMYK and palette images are converted.
-
-    Raises BadImage for content that cannot be decoded completely.
-    """
+    """An RGB image: PIL's own, or [3, H, W] uint8; grey, CMYK and palette images are converted. Raises BadImage for
+    content that cannot be decoded completely."""
     try:
         if decoder == "pil":
             with Image.open(io.BytesIO(content)) as image:

@@ -83,10 +83,8 @@ class TokenText:
         return {train: (text, token_path(text, digest, self.cache_dir)) for train, text in texts}
 
     def texts(self) -> tuple[Path, Path]:
-        """Training and validation text in `root`, under the names given or else a pair of PAIRS.
-
-        Raises UserError with the expected files where something is missing.
-        """
+        """Training and validation text in `root`, under the names given or else a pair of PAIRS. Raises UserError with
+        the expected files where something is missing."""
         pairs = [(self.train, self.valid)] if self.train and self.valid else list(PAIRS)
         layout = "; or ".join(" and ".join(pair) for pair in pairs)
         if self.root is None:

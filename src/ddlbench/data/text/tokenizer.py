@@ -54,11 +54,9 @@ class TokenizerFiles:
         return None
 
     def load(self) -> TextTokenizer:
-        """GPT-2's byte-level BPE (Radford et al. 2019, section 2.2) from its two files, or any kind from one.
-
-        Raises UserError for files that are no tokenizer, and for a BPE that has no token for a byte: the library would
-        silently omit such bytes.
-        """
+        """GPT-2's byte-level BPE (Radford et al. 2019, section 2.2) from its two files, or any kind from one. Raises
+        UserError for files that are no tokenizer, and for a BPE that has no token for a byte: the library would
+        silently omit such bytes."""
         missing = 0
         try:
             if len(self.paths) == 2:
@@ -113,10 +111,7 @@ class TextTokenizer:
 
 def tokenize_file(source: Path, tokenizer: TextTokenizer, target: Path, chunk_bytes: int = CHUNK_BYTES) -> None:
     """Make token file `target`, the table of its lines (windows.py) and its index. Memory is flat in the size of the
-    text.
-
-    Raises UserError for text that is not UTF-8; OSError where `target` cannot be written.
-    """
+    text. Raises UserError for text that is not UTF-8; OSError where `target` cannot be written."""
     target.parent.mkdir(parents=True, exist_ok=True)
     state, digest, source_digest = source.stat(), hashlib.sha256(), hashlib.sha256()
     progress = Progress(state.st_size >= WORTH_A_WORD)

@@ -46,11 +46,8 @@ class ShardToMake:
 
 
 def pack(layout: FolderLayout, target: Path, shard_bytes: int, processes: int) -> Pack:
-    """Pack image folders into `target`, in shards of about `shard_bytes`.
-
-    Raises UserError for folders that cannot be used, a target that holds something else, and a full disk;
-    Unavailable without google-crc32c.
-    """
+    """Pack image folders into `target`, in shards of about `shard_bytes`. Raises UserError for folders that cannot be
+    used, a target that holds something else, and a full disk; Unavailable without google-crc32c."""
     crc32c()  # a missing library is reported before the work begins
     index = prepare_index(layout, None)
     counts = {split: shard_count(files, shard_bytes) for split, files in index.splits.items()}
