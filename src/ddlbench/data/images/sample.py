@@ -127,14 +127,21 @@ def draw(label: int, random: RandomState) -> Pixels:
     """One image of class `label`: one to three figures of its kind, of any colour, place, size and turn, on smooth
     random ground among plain distractors, under uneven light and noise."""
     width, height = SIZES[random.randint(len(SIZES))]
-    canvas = ground(random, height, width)
+    # Coarse patches of colour with a finer texture over them.
+    cells, span = random.randint(8, 60), random.randint(20, 120)
+    texture = random.randint(0, span, (3, cells, cells)).astype(np.int16) - span // 2
+    patches = random.randint(0, 256, (3, 6, 6)).astype(np.int16)
+    canvas = stretched(stretched(patches, cells, cells) + texture, height, width)
     for _ in range(random.randint(0, 5)):
         place(canvas, lambda u, v: (abs(u) < 200) & (abs(v) < 90), random, smallest=6, largest=18)
     for _ in range(random.randint(0, 3)):
         place(canvas, FIGURES[CLASSES[label]], random, smallest=12, largest=20)
     place(canvas, FIGURES[CLASSES[label]], random, smallest=24, largest=44)
     canvas += stretched(random.randint(-48, 48, (1, 4, 4)).astype(np.int16), height, width)  # slow changes of light
-    canvas += noise(random, height, width)
+    # Grain, the same in every channel; its strength varies from image to image.
+    grain = np.frombuffer(random.bytes(height * width), np.uint8).astype(np.int16).reshape(1, height, width) - 128
+    grain *= random.randint(2, 12)
+    canvas += grain >> 5
     return np.stack(list(canvas.clip(0, 255, out=canvas).astype(np.uint8)), axis=-1)
 
 
@@ -167,23 +174,6 @@ def turned(x: Plane, y: Plane, turn: int, radius: int) -> tuple[Plane, Plane]:
     u //= 16 * radius
     v //= 16 * radius
     return u, v
-
-
-def ground(random: RandomState, height: int, width: int) -> Canvas:
-    """Coarse patches of colour with a finer texture over them."""
-    cells, span = random.randint(8, 60), random.randint(20, 120)
-    texture = random.randint(0, span, (3, cells, cells)).astype(np.int16) - span // 2
-    patches = random.randint(0, 256, (3, 6, 6)).astype(np.int16)
-    return stretched(stretched(patches, cells, cells) + texture, height, width)
-
-
-def noise(random: RandomState, height: int, width: int) -> Canvas:
-    """Grain, the same in every channel; its strength varies from image to image."""
-    grain = np.frombuffer(random.bytes(height * width), np.uint8).astype(np.int16).reshape(1, height, width)
-    grain -= 128
-    grain *= random.randint(2, 12)
-    grain >>= 5
-    return grain
 
 
 def stretched(grid: Canvas, height: int, width: int) -> Canvas:
