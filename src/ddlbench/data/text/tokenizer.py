@@ -57,14 +57,17 @@ class TokenizerFiles:
         """GPT-2's byte-level BPE (Radford et al. 2019, section 2.2) from its two files, or any kind from one. Raises
         UserError for files that are no tokenizer, and for a BPE that has no token for a byte: the library would
         silently omit such bytes."""
-        missing = 0
         try:
             if len(self.paths) == 2:
                 core = Tokenizer(models.BPE.from_file(*map(str, self.paths)))
                 core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
                 core.decoder = decoders.ByteLevel()
                 tokens = core.get_vocab()
-                missing = len(set(pre_tokenizers.ByteLevel.alphabet()) - set(tokens))
+                if missing := len(set(pre_tokenizers.ByteLevel.alphabet()) - set(tokens)):
+                    vocab = self.paths[0]
+                    raise UserError(
+                        f"{vocab} is not GPT-2's: {missing} of the 256 bytes have no token; give GPT-2's vocab.json"
+                    )
                 if END_OF_TEXT in tokens:
                     core.add_special_tokens([END_OF_TEXT])
             else:
@@ -73,13 +76,10 @@ class TokenizerFiles:
                 core.no_truncation()
                 core.no_padding()
             vocab_size = max(core.get_vocab(with_added_tokens=True).values()) + 1
+        except UserError:
+            raise
         except Exception as error:  # the library raises bare Exception
             raise UserError(f"cannot read a tokenizer from {self}: {first_line(error)}") from error
-        if missing:
-            vocab = self.paths[0]
-            raise UserError(
-                f"{vocab} is not GPT-2's: {missing} of the 256 bytes have no token; give GPT-2's vocab.json"
-            )
         digest = self.hash()
         return TextTokenizer(core, f"{type(core.model).__name__}-{vocab_size}-{digest[:8]}", digest, vocab_size)
 
