@@ -19,9 +19,9 @@ import numpy as np
 
 from benchmarks.pairs import peak_resident, ratio_text, show
 from ddlbench.data.home import SPLITS
+from ddlbench.data.images.folders import FolderSource
 from ddlbench.data.images.index import FolderLayout, prepare_index
 from ddlbench.data.images.sample import SampleImages
-from ddlbench.data.images.source import FolderSource
 from ddlbench.data.images.split import decode_image
 from ddlbench.data.processes import usual_processes
 from ddlbench.data.tfrecord.packed import order

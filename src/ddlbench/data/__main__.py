@@ -29,13 +29,11 @@ def make_sample(given: argparse.Namespace) -> int:
 
     root = str(given.root) if given.root else None
     if given.text:
-        text = SampleText("sample_text", root=root)
-        text.prepare()
-        say(text.folder())
+        data = SampleText("sample_text", root=root)
     else:
-        images = SampleImages("sample_images", root=root, sample_train=given.train, sample_val=given.val)
-        images.prepare()
-        say(images.layout().root)
+        data = SampleImages("sample_images", root=root, sample_train=given.train, sample_val=given.val)
+    data.prepare()
+    say(data.folder())
     return 0
 
 
@@ -43,7 +41,7 @@ def pack_folders(given: argparse.Namespace) -> int:
     """Copy image folders into a few large TFRecord files with DALI's indices; resume an earlier attempt."""
     made = pack(_layout(given), given.target, given.shard_mb * 1_000_000, given.processes)
     parts = ", ".join(f"{split.samples} {name} images in {len(split.shards)}" for name, split in made.splits.items())
-    say(f"{given.target}: {parts} shards, {sum(split.bytes for split in made.splits.values()) / 1e6:.1f} MB")
+    say(f"{given.target}: {parts} shards, {sum(shard.bytes for shard in made.shards) / 1e6:.1f} MB")
     return 0
 
 
@@ -68,13 +66,15 @@ def subset(given: argparse.Namespace) -> int:
 
 def verify(given: argparse.Namespace) -> int:
     """Check every checksum, decode every image, count the classes, list what is bad. Exit code 1 if anything is bad."""
-    checks = {
-        "packed": lambda: verify_pack(given.place, given.processes),
-        "folders": lambda: verify_folders(_layout(given), given.processes),
-        "tokens": lambda: verify_tokens(given.place),
-    }
-    counts, faults = Counter[tuple[str, str]](), 0
-    for part in checks[_kind(given.place, _layout(given))]():
+    layout, counts, faults = _layout(given), Counter[tuple[str, str]](), 0
+    match _kind(layout):
+        case "packed":
+            parts = verify_pack(given.place, given.processes)
+        case "tokens":
+            parts = verify_tokens(given.place)
+        case _:
+            parts = verify_folders(layout, given.processes)
+    for part in parts:
         counts.update({(split, printable(label)): samples for (split, label), samples in part.counts.items()})
         faults += len(part.faults)
         say(*part.faults)
@@ -108,14 +108,14 @@ def tokenize(given: argparse.Namespace) -> int:
 
 def describe(given: argparse.Namespace) -> int:
     """Print what a folder or file is, its contents and its hash."""
-    for name, value in list(_description(given.place, _layout(given))):
+    for name, value in list(_description(_layout(given))):
         say(f"{name:9}  {value}")
     return 0
 
 
-def _description(place: Path, layout: FolderLayout) -> Iterator[tuple[str, str]]:
+def _description(layout: FolderLayout) -> Iterator[tuple[str, str]]:
     """Lines of a name and a value."""
-    what = _kind(place, layout)
+    what, place = _kind(layout), layout.root
     if what == "tokens":
         for path in token_files(place):
             index = TokenFile.open(path).index
@@ -142,9 +142,9 @@ def _size(count: int) -> str:
     return f"{count} bytes ({count / 1e6:.1f} MB)"
 
 
-def _kind(place: Path, layout: FolderLayout) -> str:
-    """packed | tokens | folders. Raises UserError where `place` is none of them."""
-    if is_packed(place):
+def _kind(layout: FolderLayout) -> str:
+    """packed | tokens | folders. Raises UserError where the place is none of them."""
+    if is_packed(place := layout.root):
         return "packed"
     if token_files(place):
         return "tokens"

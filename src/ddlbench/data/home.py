@@ -35,10 +35,8 @@ def sample_home(root: str | None) -> Path:
 
 def make_folder(folder: Path, make: Callable[[Path], None]) -> None:
     """Where there is no `folder`, let `make` fill a temporary one beside it, then rename that: an interrupted process
-    leaves nothing that looks complete, and of two processes at once the slower one deletes its own folder.
-
-    Raises UserError where the folder cannot be written.
-    """
+    leaves nothing that looks complete, and of two processes at once the slower one deletes its own folder. Raises
+    UserError where the folder cannot be written."""
     if folder.is_dir():
         return
     temporary = unfinished_path(folder, folder.parent)

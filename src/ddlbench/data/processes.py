@@ -27,10 +27,8 @@ def usual_processes() -> int:
 
 
 def in_processes(work: Callable[[Task], Result], jobs: Iterable[Task], processes: int) -> Iterator[Result]:
-    """work(job) of all jobs, in the order in which they finish. `work` must be importable.
-
-    Raises what `work` raises, and UserError where a process dies.
-    """
+    """work(job) of all jobs, in the order in which they finish. `work` must be importable. Raises what `work` raises,
+    and UserError where a process dies."""
     # Not forked: the caller may have threads.
     pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), initializer=_start)
     try:

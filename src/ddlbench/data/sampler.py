@@ -16,10 +16,8 @@ def epoch_order(samples: int, seed: int, epoch: int) -> Indices:
 
 
 def training_steps(samples: int, global_batch: int, cap: int | None = None) -> int:
-    """Full global batches in an epoch, at most `cap`; the incomplete last one is dropped.
-
-    Raises UserError where the samples do not fill a single global batch.
-    """
+    """Full global batches in an epoch, at most `cap`; the incomplete last one is dropped. Raises UserError where the
+    samples do not fill a single global batch."""
     full = samples // global_batch
     if not full:
         raise UserError(

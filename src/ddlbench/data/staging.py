@@ -21,6 +21,7 @@ from pathlib import Path
 from ddlbench.data.processes import SCANNERS, in_threads
 from ddlbench.errors import UserError, reporting
 from ddlbench.files import replacing
+from ddlbench.foreign import sha256_of
 from ddlbench.progress import Progress
 
 CHUNK_BYTES = 2**22
@@ -101,39 +102,33 @@ def require_room(folder: Path, size: int) -> None:
 
 
 def copy_file(original: Path, copy: Path, unfinished: Path) -> int:
-    """Bytes copied: 0 where the copy exists already."""
+    """Bytes copied: 0 where the copy exists already. On Linux the page cache is dropped before the comparison, so that
+    it reads the disk and not memory."""
     try:
-        status = original.stat()
+        status, digest = original.stat(), hashlib.sha256()
         with suppress(FileNotFoundError):
             present = copy.stat()  # whole seconds: not every file system keeps more
             if (present.st_size, int(present.st_mtime)) == (status.st_size, int(status.st_mtime)):
                 return 0
         copy.parent.mkdir(parents=True, exist_ok=True)
-        _copy_verified(original, copy, unfinished, status.st_size)
+        with replacing(copy, unfinished) as written:
+            with original.open("rb") as file:
+                for chunk in iter(partial(file.read, CHUNK_BYTES), b""):
+                    digest.update(chunk)
+                    written.write(chunk)
+            if (size := written.tell()) != status.st_size:
+                raise UserError(
+                    f"{original} had {status.st_size} bytes and now has {size}: it must not change during a run"
+                )
+            written.flush()
+            os.fsync(written.fileno())
+            if sys.platform == "linux":
+                os.posix_fadvise(written.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            if sha256_of(Path(written.name)) != digest.hexdigest():
+                raise UserError(f"the copy of {original} in {copy.parent} differs from the original: check the disk")
         os.utime(copy, ns=(status.st_atime_ns, status.st_mtime_ns))
-        return status.st_size
+        return size
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         remedy = "choose a larger data.stage_to" if full else "check the file system, or remove data.stage_to"
         raise UserError(f"cannot stage {original} as {copy} ({error.strerror or error}): {remedy}") from error
-
-
-def _copy_verified(original: Path, copy: Path, unfinished: Path, size: int) -> None:
-    """On Linux the page cache is dropped first, so that the comparison reads the disk and not memory."""
-    digest = hashlib.sha256()
-    with replacing(copy, unfinished) as written:
-        with original.open("rb") as file:
-            for chunk in iter(partial(file.read, CHUNK_BYTES), b""):
-                digest.update(chunk)
-                written.write(chunk)
-        if written.tell() != size:
-            raise UserError(
-                f"{original} had {size} bytes and now has {written.tell()}: it must not change during a run"
-            )
-        written.flush()
-        os.fsync(written.fileno())
-        if sys.platform == "linux":
-            os.posix_fadvise(written.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        with Path(written.name).open("rb") as again:
-            if hashlib.file_digest(again, "sha256").digest() != digest.digest():
-                raise UserError(f"the copy of {original} in {copy.parent} differs from the original: check the disk")

@@ -6,8 +6,8 @@ the host; on the CPU, where the work is synchronous, by the host's clock.
 
 The data wait of a step is timed by the same clock, from the begin of the step until its batch can be computed on. On
 CUDA that is the time in which the compute stream, done with the step before, had no batch: because the loader was slow,
-because the copy had not ended, or because images were still to be normalized (loaders/to_device.py). A loader that the
-host waits for while the device is busy costs nothing and does not count. One batch is fetched ahead: the first step
+because the copy had not ended, or because images were still to be normalized (loaders/replica_feed.py). A loader that
+the host waits for while the device is busy costs nothing and does not count. One batch is fetched ahead: the first step
 waits for two batches, the last for none; so where warm-up steps are left out, the first measured batch is there.
 The host's own wait for the loader is timed beside it: on CUDA the two differ, on the CPU they are the same.
 """

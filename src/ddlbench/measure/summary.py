@@ -33,6 +33,7 @@ def summarize(
     steps = sorted(second for row in counted for second in row.slowest_s[row.steps - row.measured_steps :])
     steady_s = [row.steady_time_s for row in counted if row.steady_time_s is not None]
     steady_samples = sum(row.steady_samples for row in counted)
+    validation_s = [row.metrics["validation_time_s"] for row in counted if "validation_time_s" in row.metrics]
     return {
         "epochs_done": len(rows),
         "epochs_measured": len(counted),
@@ -51,7 +52,7 @@ def summarize(
         "data_wait_share": max(row.data_wait_share for row in counted),
         "host_wait_share": max(row.host_wait_share for row in counted),
         "straggler_wait_s": max(row.straggler_wait_s for row in counted),
-        "validation_time_s": _median_of(counted, "validation_time_s"),
+        "validation_time_s": statistics.median(validation_s) if validation_s else None,
         "cpu_share": _a_second(counted, [row.use.cpu_time_s for row in counted], ranks=world_size),
         "read_bytes_per_s": _a_second(counted, [row.metrics.get("read_bytes") for row in counted]),
         "train_loss": rows[-1].line()["train_loss"],
@@ -114,11 +115,6 @@ def _a_second(rows: Sequence[EpochRow], amounts: Sequence[float | None], ranks: 
     """A ratio of sums over complete epochs, their warm-up steps included; None if an epoch's amount is missing."""
     values = [amount for amount in amounts if amount is not None]
     return sum(values) / sum(row.epoch_time_s for row in rows) / ranks if len(values) == len(rows) else None
-
-
-def _median_of(rows: Sequence[EpochRow], metric: str) -> float | None:
-    values = [row.metrics[metric] for row in rows if metric in row.metrics]
-    return statistics.median(values) if values else None
 
 
 def load_columns(before: Sequence[Load], after: Sequence[Load]) -> dict[str, float | None]:

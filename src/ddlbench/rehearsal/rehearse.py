@@ -23,7 +23,7 @@ import torch
 from ddlbench.config.job import make_job
 from ddlbench.config.schema import Config
 from ddlbench.data.images import split
-from ddlbench.data.loaders.to_device import ToDevice
+from ddlbench.data.loaders.replica_feed import ToDevice
 from ddlbench.errors import RunError, UserError
 from ddlbench.job import Batch, Job, Place, Trainer, example_batch
 from ddlbench.measure.clock import EpochClock

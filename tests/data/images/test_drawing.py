@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.random import RandomState
 
-from ddlbench.data.images.drawing import CLASSES, FIGURES, SINES, SIZES, draw, stretched, turned
+from ddlbench.data.images.sample import CLASSES, FIGURES, SINES, SIZES, draw, stretched, turned
 
 
 def at(name, *points):

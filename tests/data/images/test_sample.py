@@ -9,8 +9,7 @@ import pytest
 from PIL import Image
 
 from ddlbench.data.images import sample as sample_images
-from ddlbench.data.images.drawing import CLASSES
-from ddlbench.data.images.sample import SampleImages
+from ddlbench.data.images.sample import CLASSES, SampleImages
 from ddlbench.errors import UserError
 from tests.support.pictures import Shape
 

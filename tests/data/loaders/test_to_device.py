@@ -13,8 +13,8 @@ from torchvision.transforms import v2
 
 from ddlbench.data.feed import Fetched
 from ddlbench.data.images.split import normalize, normalized
-from ddlbench.data.loaders import to_device
-from ddlbench.data.loaders.to_device import ToDevice
+from ddlbench.data.loaders import replica_feed
+from ddlbench.data.loaders.replica_feed import ToDevice
 from ddlbench.job import Batch
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -102,7 +102,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream(made, made.current))
     monkeypatch.setattr(torch.Tensor, "to", to)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda _, stream: made.note("record_stream", stream.name))
-    monkeypatch.setattr(to_device, "normalize", normalise)
+    monkeypatch.setattr(replica_feed, "normalize", normalise)
     return made
 
 

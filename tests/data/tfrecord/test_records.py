@@ -59,7 +59,7 @@ def flip(path, place):
 
 def seen(path, spans=()):
     """Payloads by offset, and what is wrong in their place."""
-    return {offset: str(found) if isinstance(found, BadRecord) else found for offset, found in walk(path, spans)}
+    return {offset: found.what if isinstance(found, BadRecord) else found for offset, found in walk(path, spans)}
 
 
 def test_frame_of_a_record():

@@ -6,13 +6,14 @@ import platform
 from dataclasses import asdict, replace
 from random import Random
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlbench.job import Place
-from ddlbench.measure.profiling.profile import MOST_PASSES, Event, RankWindow, Seconds, divide, passes_of
+from ddlbench.measure.profiling.profile import MOST_PASSES, Event, RankWindow, Seconds, covered, divide, passes_of
 from ddlbench.measure.profiling.spans import BACKWARD, COMMUNICATE, DATA, FORWARD, UPDATE, WAIT, WINDOW
 from tests.support.jobs import job
 
@@ -97,6 +98,52 @@ def test_waiting_for_data_while_a_collective_runs_is_communication() -> None:
     events = [Event(WINDOW, 0, 100), Event(DATA, 20, 60), Event("horovod:all_reduce", 0, 50)]
     found = units(divide(events, on_device=False))
     assert (found["exposed"], found["data"], found["idle"]) == (50, 10, 40)
+
+
+Times = list[tuple[int, int]]
+EDGES = np.arange(51)
+
+
+def moments(times: Times) -> set[int]:
+    """The begins of the pieces of one unit that are covered."""
+    return set(np.flatnonzero(covered(EDGES, times)).tolist())
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ([], []),
+        ([(5, 9), (0, 2)], [(0, 2), (5, 9)]),
+        ([(0, 4), (2, 6)], [(0, 6)]),
+        ([(0, 10), (2, 3), (4, 5)], [(0, 10)]),  # one within another
+        ([(0, 2), (2, 4)], [(0, 4)]),  # side by side
+        ([(3, 3), (5, 4)], []),  # without a length
+    ],
+)
+def test_time_that_several_events_cover_counts_once(given: Times, expected: Times) -> None:
+    assert moments(given) == {moment for begin, end in expected for moment in range(begin, end)}
+
+
+def test_common_and_remaining_time() -> None:
+    first, second = [(0, 10), (20, 30)], [(5, 22), (25, 26), (29, 40)]
+    common, only_first, only_second = [(5, 10), (20, 22), (25, 26), (29, 30)], [(0, 5), (22, 25), (26, 29)], [
+        (10, 20), (30, 40),
+    ]  # fmt: skip
+    one, other = covered(EDGES, first), covered(EDGES, second)
+    assert np.array_equal(one & other, covered(EDGES, common))
+    assert np.array_equal(one & ~other, covered(EDGES, only_first))
+    assert np.array_equal(other & ~one, covered(EDGES, only_second))
+    assert int((one & ~other).sum()) == 11
+    assert not covered(EDGES, []).any()
+
+
+def test_covered_time_agrees_with_sets_of_single_moments() -> None:
+    draw = Random(0)
+    for _ in range(300):
+        first, second = ([(b, b + draw.randrange(6)) for b in draw.sample(range(40), 5)] for _ in range(2))
+        a, b = ({moment for begin, end in times for moment in range(begin, end)} for times in (first, second))
+        assert (moments(first), moments(second), moments([*first, *second])) == (a, b, a | b)
+        assert np.flatnonzero(covered(EDGES, first) & ~covered(EDGES, second)).tolist() == sorted(a - b)
 
 
 NAMES = ("aten::mm", "gloo:all_reduce", "gloo:send", "c10d::recv_", WAIT, FORWARD, UPDATE, DATA)

@@ -3,7 +3,7 @@ resize and centre crop for validation (github.com/pytorch/vision, references/cla
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,32 @@ from numpy.typing import NDArray
 
 from ddlbench.data.home import SPLITS
 from ddlbench.data.images.index import FolderLayout, Index, open_index, prepare_index
-from ddlbench.data.images.source import FolderSource, Source
-from ddlbench.data.images.split import DECODERS, ImageSplit
+from ddlbench.data.images.split import DECODERS, ImageSplit, Source
 from ddlbench.data.staging import StagedFiles, node_folder
-from ddlbench.errors import UserError, check_values
+from ddlbench.errors import UserError, check_values, reporting
 from ddlbench.job import Model
 
 BAD_SAMPLE = ("fatal", "skip")
+
+
+class FolderSource(Source):
+    """where/<class>/<file>."""
+
+    def path(self, i: int) -> Path:
+        return self.where / self.within(i)
+
+    def content(self, i: int) -> bytes:
+        moved = "check whether it was moved after the data set was indexed"
+        other = "check that data.stage_to is the same folder for all ranks of a node"
+        with reporting(f"cannot read {self.path(i)}", other if self.original else moved):
+            return self.path(i).read_bytes()
+
+    def place(self, i: int) -> str:
+        return str((self.original or self.where) / self.within(i))
+
+    def files_to_stage(self, copy: Path) -> StagedFiles:
+        names = map(self.within, range(len(self.files)))
+        return StagedFiles(self.where, copy, names, len(self.files), int(self.files.sizes.sum()))
 
 
 @dataclass
@@ -88,7 +107,7 @@ class ImageFolders:
             raise UserError(f"data.val_resize={self.val_resize} is smaller than model.image_size={size}: raise it")
 
     def prepare(self) -> None:
-        prepare_index(self.layout(), self.cache_dir)
+        self._index(prepare_index)
 
     def split(self, train: bool, model: Model, seed: int) -> ImageSplit:
         from torchvision.transforms import v2
@@ -129,6 +148,9 @@ class ImageFolders:
             files = self.source(train).files_to_stage(Path())
             yield from (files.original / name for name in files.names)
 
+    def _index(self, read: Callable[[FolderLayout, str | None], Index] = open_index) -> Index:
+        return read(self.layout(), self.cache_dir)
+
     def digest(self) -> str:
         return self._index().hash
 
@@ -145,9 +167,6 @@ class ImageFolders:
             "val_samples": len(evenly_spaced(len(val.files), self.val_limit)),
             "classes": len(train.classes),
         }
-
-    def _index(self) -> Index:
-        return open_index(self.layout(), self.cache_dir)
 
     def shorter_side(self, size: tuple[int, ...]) -> int:
         """Pixels to which a validation image is resized before a crop of `size` (H, W) is taken from its centre."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +20,51 @@ from numpy.typing import NDArray
 from ddlbench.data.home import kept_folder, read_arrays, write_arrays
 from ddlbench.data.images.folders import ImageFolders
 from ddlbench.data.images.index import KEYS, Files
-from ddlbench.data.images.source import PackedSource, mapped
+from ddlbench.data.images.split import Source
 from ddlbench.data.processes import SCANNERS
+from ddlbench.data.staging import StagedFiles
 from ddlbench.data.tfrecord.packed import MANIFEST, Pack, index_of, index_path, open_pack, read_image, read_manifest
 from ddlbench.data.tfrecord.records import FOOT, FRAME, HEAD
 from ddlbench.errors import UserError
+from ddlbench.foreign import open_regular
 from ddlbench.job import Model
 from ddlbench.texts import digest
 
 VERSION = 2  # of the kept index
 ARRAYS = (*KEYS, "holders", "starts")
 AGAIN = "copy or pack the set again"
+
+
+@dataclass(frozen=True)
+class PackedSource(Source):
+    """shards: names of the files in `where`; image i begins at byte starts[i] of shards[holders[i]]"""
+
+    shards: tuple[str, ...]
+    holders: NDArray[np.int32]
+    starts: NDArray[np.int64]
+
+    def content(self, i: int) -> memoryview:
+        """No copy: the first access to the bytes waits for the disk."""
+        start = int(self.starts[i])
+        return mapped(self.where / self.shards[self.holders[i]])[start : start + int(self.files.sizes[i])]
+
+    def place(self, i: int) -> str:
+        shard = (self.original or self.where) / self.shards[self.holders[i]]
+        return f"{self.name(i)}, at byte {self.starts[i]} of {shard},"
+
+    def files_to_stage(self, copy: Path) -> StagedFiles:
+        sizes = [(self.where / shard).stat().st_size for shard in self.shards]
+        return StagedFiles(self.where, copy, self.shards, len(self.shards), sum(sizes))
+
+
+@cache
+def mapped(path: Path) -> memoryview:
+    """A file as mapped memory, made once per process and never closed. Raises UserError."""
+    try:
+        with open_regular(path) as file:
+            return memoryview(mmap(file.fileno(), 0, access=ACCESS_READ))
+    except (OSError, ValueError) as error:  # ValueError: an empty file
+        raise UserError(f"cannot read {path}: {error}") from error
 
 
 @dataclass
@@ -50,9 +86,13 @@ class PackedImages(ImageFolders):
         return Path(self.root).expanduser()
 
     def prepare(self) -> None:
-        """Reads every record once."""
+        """Reads every record once, unless an index is kept and no shard has changed since. UserError for a damaged
+        set."""
+        pack = open_pack(self.folder())
         for split in (self.train_dir, self.val_dir):
-            self._prepared(split)
+            if self._kept(pack, split) is None:
+                arrays = scan([self.folder() / shard.file for shard in pack.splits[split].shards], len(pack.classes))
+                write_arrays(self._index_file(pack, split), arrays)
 
     def digest(self) -> str:
         """The hash of the image folders that were packed: packing does not change the data."""
@@ -60,18 +100,11 @@ class PackedImages(ImageFolders):
 
     def original(self, train: bool) -> PackedSource:
         """From the index that `prepare` kept; the shards are not read, because a thousand ranks may ask at once."""
-        split = self.train_dir if train else self.val_dir
-        return self._kept(read_manifest(self.folder()), split) or self._prepared(split)
-
-    def _prepared(self, split: str) -> PackedSource:
-        """The split's images, from the kept index where no shard has changed since. UserError for a damaged set."""
-        pack = open_pack(self.folder())
-        source = self._kept(pack, split)
-        if source is None:
-            arrays = scan([self.folder() / shard.file for shard in pack.splits[split].shards], len(pack.classes))
-            write_arrays(self._index_file(pack, split), arrays)
+        pack, split = read_manifest(self.folder()), self.train_dir if train else self.val_dir
+        if (source := self._kept(pack, split)) is None:  # on a node that does not share the index
+            self.prepare()
             source = self._kept(pack, split)
-            assert source is not None, "the index was written just now"
+        assert source is not None, "the index was written just now"
         return source
 
     def _kept(self, pack: Pack, split: str) -> PackedSource | None:
@@ -103,11 +136,8 @@ def scan(shards: list[Path], classes: int) -> dict[str, NDArray[Any]]:
 
 def images_of(shard: Path, holder: int, classes: int) -> NDArray[Any]:
     """A row an image: starts and sizes are of the encoded image in its shard, in bytes; names are padded with NUL,
-    which no file's name holds.
-
-    Raises UserError for an index that does not fit its shard, and a record that is no Example of an image in one of
-    `classes` classes.
-    """
+    which no file's name holds. Raises UserError for an index that does not fit its shard, and a record that is no
+    Example of an image in one of `classes` classes."""
     data, rows = mapped(shard), list[tuple[int, bytes, int, int, int]]()
     spans = index_of(index_path(shard))
     if isinstance(spans, str):

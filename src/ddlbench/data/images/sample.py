@@ -1,17 +1,24 @@
-"""The image set that the program makes itself on first use: thousands of JPEGs of ImageNet's size in ten classes."""
+"""The image set that the program makes itself on first use: thousands of JPEGs of ImageNet's size in ten classes.
+
+A class is a kind of figure on cluttered ground. Pixels are drawn in integer arithmetic only, so that a seed gives the
+same bytes on every machine.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from numpy.random import RandomState
+from numpy.typing import NDArray
 from PIL import Image
 
 from ddlbench.data.home import make_folder, sample_home
-from ddlbench.data.images.drawing import CLASSES, draw
 from ddlbench.data.images.folders import ImageFolders
-from ddlbench.data.images.index import FolderLayout, Index
+from ddlbench.data.images.index import FolderLayout, Index, open_index
 from ddlbench.data.processes import in_threads, usual_processes
 from ddlbench.errors import check_values
 from ddlbench.job import Model
@@ -19,6 +26,44 @@ from ddlbench.progress import Progress
 
 VERSION = 1  # of the pictures: part of the seed and of the folder's name
 QUALITY = 87  # gives 30 to 155 KB, 89 on average
+Pixels = NDArray[np.uint8]  # [height, width, 3]
+Plane = NDArray[np.int32]  # [height, width]
+# [3, height, width], not yet clipped to 0 ... 255; channels first, because they are drawn one by one
+Canvas = NDArray[np.int16]
+Figure = Callable[[Plane, Plane], NDArray[Any]]  # (u, v), 256 = its radius -> 0 outside, 1 first ink, 2 second ink
+
+# (width, height): ImageNet's usual ones.
+SIZES = ((500, 375), (500, 375), (500, 333), (375, 500), (333, 500), (500, 500), (400, 300), (640, 480))
+# 4096 * sine of 0, 11.25, ... 90 degrees, written out: a machine's own sine may differ in the last bit.
+SINES = (0, 799, 1567, 2276, 2896, 3406, 3784, 4017, 4096)
+
+
+def square(u: NDArray[Any], v: NDArray[Any]) -> NDArray[Any]:
+    """The squared distance from the centre."""
+    return u * u + v * v
+
+
+def longer(u: NDArray[Any], v: NDArray[Any]) -> NDArray[Any]:
+    return np.maximum(abs(u), abs(v))
+
+
+# In the order of their names, as an index of folders has them.
+FIGURES: dict[str, Figure] = {
+    "checkers": lambda u, v: (longer(u, v) < 220) * (1 + ((u >> 6) + (v >> 6) & 1)),
+    "crescent": lambda u, v: (square(u, v) < 256**2) & (square(u - 110, v) > 220**2),
+    "cross": lambda u, v: (np.minimum(abs(u), abs(v)) < 70) & (longer(u, v) < 250),
+    "dots": lambda u, v: (longer(u, v) < 256) & (square((u & 127) - 64, (v & 127) - 64) < 42**2),
+    "ring": lambda u, v: (square(u, v) < 256**2) & (square(u, v) > 150**2),
+    # four concave points around a heart
+    "star": lambda u, v: ((abs(u * v) < 64**2) & (longer(u, v) < 256)) * (1 + (abs(u) + abs(v) < 110)),
+    "stripes": lambda u, v: (square(u, v) < 256**2) * (1 + (u >> 6 & 1)),
+    # rings of two inks inside one another
+    "target": lambda u, v: (square(u, v) < 256**2) * (1 + sum(square(u, v) > (51 * n) ** 2 for n in (1, 2, 3, 4)) % 2),
+    "triangle": lambda u, v: (v > -160) & (v + 2 * abs(u) < 250),
+    # a diamond of bent stripes
+    "zigzag": lambda u, v: (abs(u) + abs(v) < 300) * (1 + (abs((u & 127) - 64) + v >> 5 & 1)),
+}
+CLASSES = tuple(FIGURES)
 
 
 @dataclass
@@ -39,25 +84,22 @@ class SampleImages(ImageFolders):
         super().__post_init__()
         check_values("data.", self, least=dict.fromkeys(("sample_train", "sample_val"), len(CLASSES)))
 
+    def folder(self) -> Path:
+        """Where the set is."""
+        return sample_home(self.root) / f"sample_images-v{VERSION}-{self.sample_train}-{self.sample_val}"
+
     def layout(self) -> FolderLayout:
-        folder = f"sample_images-v{VERSION}-{self.sample_train}-{self.sample_val}"
-        return FolderLayout(sample_home(self.root) / folder, "train", "val")
+        return FolderLayout(self.folder(), "train", "val")
 
     def check(self, model: Model, validate: bool = True) -> None:
-        self.layout()  # raises for a root that is no folder
+        self.folder()  # raises for a root that is no folder
         self.check_fits(len(CLASSES), model)
 
-    def prepare(self) -> None:
-        """Half a minute on two cores, once."""
-        self._make_missing()
-        super().prepare()
-
-    def _index(self) -> Index:
-        self._make_missing()  # on a node that does not share the folder with the one that called `prepare`
-        return super()._index()
-
-    def _make_missing(self) -> None:
-        make_folder(self.layout().root, lambda temporary: make_images(temporary, self.sample_train, self.sample_val))
+    def _index(self, read: Callable[[FolderLayout, str | None], Index] = open_index) -> Index:
+        """Makes the set where it is missing, in half a minute on two cores; also on a node that does not share the
+        folder with the one that called `prepare`."""
+        make_folder(self.folder(), lambda temporary: make_images(temporary, self.sample_train, self.sample_val))
+        return super()._index(read)
 
 
 def make_images(folder: Path, train: int, val: int) -> None:
@@ -79,3 +121,79 @@ def write_image(folder: Path, split: str, index: int) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     pixels = draw(label, RandomState([VERSION, split == "train", index]))
     Image.fromarray(pixels).save(file, "JPEG", quality=QUALITY, subsampling="4:2:0", optimize=False, progressive=False)
+
+
+def draw(label: int, random: RandomState) -> Pixels:
+    """One image of class `label`: one to three figures of its kind, of any colour, place, size and turn, on smooth
+    random ground among plain distractors, under uneven light and noise."""
+    width, height = SIZES[random.randint(len(SIZES))]
+    # Coarse patches of colour with a finer texture over them.
+    cells, span = random.randint(8, 60), random.randint(20, 120)
+    texture = random.randint(0, span, (3, cells, cells)).astype(np.int16) - span // 2
+    patches = random.randint(0, 256, (3, 6, 6)).astype(np.int16)
+    canvas = stretched(stretched(patches, cells, cells) + texture, height, width)
+    for _ in range(random.randint(0, 5)):
+        place(canvas, lambda u, v: (abs(u) < 200) & (abs(v) < 90), random, smallest=6, largest=18)
+    for _ in range(random.randint(0, 3)):
+        place(canvas, FIGURES[CLASSES[label]], random, smallest=12, largest=20)
+    place(canvas, FIGURES[CLASSES[label]], random, smallest=24, largest=44)
+    canvas += stretched(random.randint(-48, 48, (1, 4, 4)).astype(np.int16), height, width)  # slow changes of light
+    # Grain, the same in every channel; its strength varies from image to image.
+    grain = np.frombuffer(random.bytes(height * width), np.uint8).astype(np.int16).reshape(1, height, width) - 128
+    grain *= random.randint(2, 12)
+    canvas += grain >> 5
+    return np.stack(list(canvas.clip(0, 255, out=canvas).astype(np.uint8)), axis=-1)
+
+
+def place(canvas: Canvas, figure: Figure, random: RandomState, smallest: int, largest: int) -> None:
+    """Draw a figure into the canvas; its radius lies between percentages of the canvas' shorter side."""
+    height, width = canvas.shape[1:]
+    radius = min(height, width) * random.randint(smallest, largest + 1) // 100
+    x, y = random.randint(width // 5, width * 4 // 5), random.randint(height // 5, height * 4 // 5)
+    reach = radius * 3 // 2  # a turned square's corner
+    top, left = max(0, y - reach), max(0, x - reach)
+    window = canvas[:, top : y + reach, left : x + reach]
+    down, right = np.ogrid[top - y : top - y + window.shape[1], left - x : left - x + window.shape[2]]
+    u, v = turned(right.astype(np.int32), down.astype(np.int32), random.randint(32), radius)
+    inks = figure(u, v)
+    # Any colour, and one that differs from it by at least 80 of 255 in every channel.
+    first = random.randint(0, 256, 3)
+    for ink, colour in enumerate((first, (first + random.randint(80, 177, 3)) % 256), start=1):
+        covered = inks == ink
+        for channel, value in zip(window, colour, strict=True):
+            np.copyto(channel, value, where=covered)
+
+
+def turned(x: Plane, y: Plane, turn: int, radius: int) -> tuple[Plane, Plane]:
+    """Coordinates of a figure turned by `turn` 32nds of a full turn, 256 = its radius."""
+    quarter, part = divmod(turn, 8)
+    sine, cosine = SINES[part], SINES[8 - part]
+    for _ in range(quarter):
+        sine, cosine = cosine, -sine
+    u, v = x * cosine + y * sine, y * cosine - x * sine
+    u //= 16 * radius
+    v //= 16 * radius
+    return u, v
+
+
+def stretched(grid: Canvas, height: int, width: int) -> Canvas:
+    """Bilinear interpolation between the points of a grid, in 64ths: differences below 512 stay within int16."""
+    at, part = spread(grid.shape[2], width)
+    wide = between(grid.take(at, axis=2), grid.take(at + 1, axis=2), part)
+    at, part = spread(grid.shape[1], height)
+    return between(wide.take(at, axis=1), wide.take(at + 1, axis=1), part[:, None])
+
+
+def between(start: Canvas, end: Canvas, part: NDArray[np.int16]) -> Canvas:
+    """start + part / 64 * (end - start), in place: fresh memory costs more than the arithmetic."""
+    end -= start
+    end *= part
+    end >>= 6
+    end += start
+    return end
+
+
+def spread(points: int, length: int) -> tuple[NDArray[np.int64], NDArray[np.int16]]:
+    """For each of `length` places along a row of points: the point before it, and the 64ths of the way to the next."""
+    at = np.arange(length) * (points - 1) * 64 // length
+    return at >> 6, (at & 63).astype(np.int16)

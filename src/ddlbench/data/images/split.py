@@ -8,8 +8,9 @@ import math
 import struct
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,8 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from ddlbench.data.feed import Fetched
-from ddlbench.data.images.source import Source
+from ddlbench.data.images.index import Files
+from ddlbench.data.staging import StagedFiles
 from ddlbench.errors import UserError
 
 DECODERS = ("pil", "torchvision")
@@ -29,6 +31,39 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's traini
 
 class BadImage(Exception):
     """A file exists, but cannot be decoded to a complete image."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """The images of one split by their position in the order of classes and names; picklable.
+
+    where: their folder; original: the user's folder, where `where` is this node's copy of it
+    """
+
+    where: Path
+    classes: tuple[str, ...]
+    files: Files
+    original: Path | None = field(default=None, kw_only=True)
+
+    def within(self, i: int) -> str:
+        """<class>/<file>"""
+        return f"{self.classes[self.files.labels[i]]}/{self.files.name(i)}"
+
+    def name(self, i: int) -> str:
+        """For the record."""
+        return f"{self.where.name}/{self.within(i)}"
+
+    def content(self, i: int) -> bytes | memoryview:
+        """An image as its file has it. Raises UserError where it cannot be read."""
+        raise NotImplementedError
+
+    def place(self, i: int) -> str:
+        """For error messages: where the user has the image."""
+        raise NotImplementedError
+
+    def files_to_stage(self, copy: Path) -> StagedFiles:
+        """All files of the split, to be copied into the folder `copy`."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -125,10 +160,8 @@ def mean_and_std(device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def decode_image(content: bytes | memoryview, decoder: str) -> Image.Image | Tensor:
-    """An RGB image: PIL's own, or [3, H, W] uint8; grey, CMYK and palette images are converted.
-
-    Raises BadImage for content that cannot be decoded completely.
-    """
+    """An RGB image: PIL's own, or [3, H, W] uint8; grey, CMYK and palette images are converted. Raises BadImage for
+    content that cannot be decoded completely."""
     try:
         if decoder == "pil":
             with Image.open(io.BytesIO(content)) as image:

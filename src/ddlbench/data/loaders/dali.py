@@ -21,9 +21,8 @@ from torch import Tensor
 
 from ddlbench.cores import default_workers
 from ddlbench.data.feed import Dataset, Fetched, Loader, Request
-from ddlbench.data.images.folders import ImageFolders
-from ddlbench.data.images.source import FolderSource, Source
-from ddlbench.data.images.split import BadImage, ImageSplit, augmentation_seed, decode_image
+from ddlbench.data.images.folders import FolderSource, ImageFolders
+from ddlbench.data.images.split import BadImage, ImageSplit, Source, augmentation_seed, decode_image
 from ddlbench.data.loaders.dali_graph import DEVICES, Graph, import_dali
 from ddlbench.data.loaders.replica_feed import ReplicaFeed
 from ddlbench.data.sampler import Indices
@@ -133,7 +132,7 @@ class DaliReader:
     def __iter__(self) -> Iterator[list[NDArray[np.uint8]]]:
         """The images that the pipeline reads, one list per batch, ahead of the batches that it returns."""
         for batch in self._batches:
-            positions = [int(index) for index in batch]
+            positions = batch.tolist()
             self._in_flight.append(positions)
             if positions:
                 yield [external_input(self.split.source, int(self.split.chosen[position])) for position in positions]
@@ -179,5 +178,5 @@ class DaliReader:
 
 def external_input(source: Source, i: int) -> NDArray[np.uint8]:
     """A file's name or a view into a packed set: in both cases DALI's threads are the first that wait for the disk."""
-    named = isinstance(source, FolderSource)
-    return np.frombuffer(os.fsencode(source.path(i)) if named else source.content(i), np.uint8)
+    content = os.fsencode(source.path(i)) if isinstance(source, FolderSource) else source.content(i)
+    return np.frombuffer(content, np.uint8)

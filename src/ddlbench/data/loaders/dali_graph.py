@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import count
 from typing import Any
 
 from ddlbench.data.images.folders import ImageFolders
@@ -40,27 +41,12 @@ class Graph:
     to_gpu: bool
     named: bool
 
-    def pipeline(self, files: Iterable[Any], train: bool, **settings: Any) -> Any:
-        """A pipeline that makes a batch of each list of files, [B, 3, H, W] float32, or [B, H, W, 3] for channels last.
-        It stops where `files` ends. settings: of nvidia.dali.Pipeline."""
-        return self._pipeline(files, self._train if train else self._validation, settings)
-
-    def first_bad(self, files: Iterable[Any], **settings: Any) -> int | None:
-        """Which of the files is the first that DALI cannot decode, None where it decodes all."""
-        settings |= {"batch_size": 1, "prefetch_queue_depth": 1}
-        made, good = self._pipeline([[file] for file in files], self._decoded, settings), 0
-        try:
-            while True:
-                made.run()
-                good += 1
-        except StopIteration:
-            return None
-        except RuntimeError:
-            return good
-
-    def _pipeline(self, files: Iterable[Any], output: Callable[[Any], Any], settings: dict[str, Any]) -> Any:
+    def pipeline(self, files: Iterable[Any], train: bool | None, **settings: Any) -> Any:
+        """A pipeline that makes a batch of each list of files, [B, 3, H, W] float32, or [B, H, W, 3] for channels last;
+        train=None: of complete images. It stops where `files` ends. settings: of nvidia.dali.Pipeline."""
         dali = import_dali()
         made = dali.Pipeline(**settings)
+        output = self._decoded if train is None else self._train if train else self._validation
         # Names no longer exist when DALI reads them, so they are copied. The pages of a packed set stay, and a copy
         # would read them.
         how = {"batch": True, "cycle": "raise", "ndim": 1, "dtype": dali.types.UINT8, "no_copy": not self.named}
@@ -69,8 +55,19 @@ class Graph:
             made.set_outputs(output(dali.fn.io.file.read(source) if self.named else source))
         return made
 
+    def first_bad(self, files: Iterable[Any], **settings: Any) -> int | None:
+        """Which of the files is the first that DALI cannot decode, None where it decodes all."""
+        made = self.pipeline(([file] for file in files), None, batch_size=1, prefetch_queue_depth=1, **settings)
+        for good in count():
+            try:
+                made.run()
+            except StopIteration:
+                return None
+            except RuntimeError:
+                return good
+        return None
+
     def _decoded(self, encoded: Any) -> Any:
-        """Complete images of any size."""
         return import_dali().fn.decoders.image(encoded, **self._decoder())
 
     def _train(self, encoded: Any) -> Any:
@@ -103,11 +100,9 @@ class Graph:
 
     def _validation(self, encoded: Any) -> Any:
         """Sizes are rounded as torchvision rounds them: half a pixel is most of what a comparison would find."""
-        dali = import_dali()
+        dali, shorter = import_dali(), self.data.shorter_side(self.size)
         fn, shape = dali.fn, dali.fn.peek_image_shape(encoded, adjust_orientation=False)
-        sides = [
-            shape[axis] * self.data.shorter_side(self.size) // dali.math.min(shape[0], shape[1]) for axis in (0, 1)
-        ]
+        sides = [shape[axis] * shorter // dali.math.min(shape[0], shape[1]) for axis in (0, 1)]
         starts = [half_even(side - crop) for side, crop in zip(sides, self.size, strict=True)]
         images = self._moved(self._decoded(encoded))
         resized = self._resized(images, fn.cast(fn.stack(*sides), dtype=dali.types.FLOAT))

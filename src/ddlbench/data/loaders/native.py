@@ -69,7 +69,9 @@ class Native(Loader):
         splits = [dataset.split(train, request.model, request.seed) for train in (True, False)]
         train, validation = (Reader(split, settings, request.device.type == "cpu") for split in splits)
         if workers and request.place.reads_data:
-            start_server(*modules_of(splits[0]))
+            # The modules that define the split and its parts: a worker imports them to read the split's pickle.
+            parts = (splits[0], *vars(splits[0]).values())
+            start_server(*sorted({type(part).__module__ for part in parts} - {"builtins"}))
         return ReplicaFeed(train, validation, request, settings)
 
 
@@ -157,11 +159,6 @@ class SplitInWorker:
 
 def as_it_is(answer: Any) -> Any:
     return answer
-
-
-def modules_of(split: Split) -> list[str]:
-    """Those that define the split and its parts: a worker imports them to read the split's pickle."""
-    return sorted({type(part).__module__ for part in (split, *vars(split).values())} - {"builtins"})
 
 
 @cache

@@ -83,10 +83,8 @@ class TokenText:
         return {train: (text, token_path(text, digest, self.cache_dir)) for train, text in texts}
 
     def texts(self) -> tuple[Path, Path]:
-        """Training and validation text in `root`, under the names given or else a pair of PAIRS.
-
-        Raises UserError with the expected files where something is missing.
-        """
+        """Training and validation text in `root`, under the names given or else a pair of PAIRS. Raises UserError with
+        the expected files where something is missing."""
         pairs = [(self.train, self.valid)] if self.train and self.valid else list(PAIRS)
         layout = "; or ".join(" and ".join(pair) for pair in pairs)
         if self.root is None:
@@ -174,13 +172,11 @@ class TokenText:
         windows of the model, those of the validation text are None: a perplexity per word would be of other words."""
         train, val = (self.open(part).index for part in (True, False))
         sizes, complete = ("tokens", "words", "lines"), self.val_limit is None
-        digest = hashlib.sha256(
-            " ".join((train.sha256, val.sha256, train.tokenizer_hash)).encode(errors="backslashreplace")
-        )
+        hashes = " ".join((train.sha256, val.sha256, train.tokenizer_hash))
         return {
             "name": self.name,
             "kind": self.kind,
-            "hash": digest.hexdigest(),
+            "hash": hashlib.sha256(hashes.encode(errors="backslashreplace")).hexdigest(),
             **{f"train_{size}": getattr(train, size) for size in sizes},
             **{f"val_{size}": getattr(val, size) if complete else None for size in sizes},
             "tokenizer": train.tokenizer,
@@ -190,19 +186,15 @@ class TokenText:
     def files_to_stage(self) -> list[StagedFiles]:
         return [
             StagedFiles(file.parent, self._staged(train), [file.name], 1, file.stat().st_size)
-            for train, paths in self.paths().items()
-            for file in self._sources(*paths)
+            for train, (text, target) in self.paths().items()
+            for file in ([target] if self.mapped else [text, table_path(target)])
         ]
 
     def files_read(self) -> Iterator[Path]:
         """Without the tables of lines, which stay mapped."""
-        for train, paths in self.paths().items():
-            file = self._sources(*paths)[0]
+        for train, (text, target) in self.paths().items():
+            file = target if self.mapped else text
             yield file if self.stage_to is None else self._staged(train) / file.name
-
-    def _sources(self, text: Path, target: Path) -> list[Path]:
-        """Which files samples are made of; first the one that holds the samples."""
-        return [target] if self.mapped else [text, table_path(target)]
 
     def _staged(self, train: bool) -> Path:
         """The folder of this node's copies."""

@@ -17,7 +17,6 @@ from ddlbench.errors import UserError, check_values
 from ddlbench.job import Model
 
 VERSION = "v1"  # of the way the set is made: another way, another number
-BYTES = 256
 
 
 @dataclass
@@ -31,7 +30,7 @@ class SampleText(TokenText):
     vocab_size: int = 2048
 
     def __post_init__(self) -> None:
-        check_values("data.", self, least={"vocab_size": BYTES})
+        check_values("data.", self, least={"vocab_size": 256})
         self.folder()  # raises for a root that is no folder
         super().__post_init__()
 

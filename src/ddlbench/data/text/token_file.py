@@ -80,16 +80,12 @@ class TokenFile:
 
     def read(self) -> NDArray[Any]:
         """The tokens [tokens], uint16 or uint32, mapped read-only."""
-        return np.memmap(self.path, dtype=little_endian(self.index.dtype), mode="r")
+        return np.memmap(self.path, dtype=np.dtype(self.index.dtype).newbyteorder("<"), mode="r")
 
 
 def smallest_dtype(vocab_size: int) -> str:
     """Type of the tokens of a vocabulary."""
     return DTYPES[vocab_size > 2**16]
-
-
-def little_endian(dtype: str) -> np.dtype[Any]:
-    return np.dtype(dtype).newbyteorder("<")
 
 
 def token_path(text: Path, tokenizer_hash: str, cache_dir: str | None) -> Path:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from ddlbench.data.text.token_file import FORMAT, TokenIndex, little_endian, smallest_dtype
+from ddlbench.data.text.token_file import FORMAT, TokenIndex, smallest_dtype
 from ddlbench.errors import UserError
 from ddlbench.files import replacing
 from ddlbench.progress import Progress
@@ -54,10 +54,22 @@ class TokenizerFiles:
         return None
 
     def load(self) -> TextTokenizer:
-        """Raises UserError for files that are no tokenizer."""
+        """GPT-2's byte-level BPE (Radford et al. 2019, section 2.2) from its two files, or any kind from one. Raises
+        UserError for files that are no tokenizer, and for a BPE that has no token for a byte: the library would
+        silently omit such bytes."""
         try:
             if len(self.paths) == 2:
-                core = gpt2_tokenizer(*self.paths)
+                core = Tokenizer(models.BPE.from_file(*map(str, self.paths)))
+                core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+                core.decoder = decoders.ByteLevel()
+                tokens = core.get_vocab()
+                if missing := len(set(pre_tokenizers.ByteLevel.alphabet()) - set(tokens)):
+                    vocab = self.paths[0]
+                    raise UserError(
+                        f"{vocab} is not GPT-2's: {missing} of the 256 bytes have no token; give GPT-2's vocab.json"
+                    )
+                if END_OF_TEXT in tokens:
+                    core.add_special_tokens([END_OF_TEXT])
             else:
                 json.loads(self.paths[0].read_bytes())  # says where it is broken, which the library does not
                 core = Tokenizer.from_file(str(self.paths[0]))
@@ -93,33 +105,13 @@ class TextTokenizer:
         """The tokens of all lines, one after another, and how many are each line's."""
         encodings = self.core.encode_batch_fast(lines, add_special_tokens=False)
         ids = chain.from_iterable(encoding.ids for encoding in encodings)
-        dtype = little_endian(smallest_dtype(self.vocab_size))
+        dtype = np.dtype(smallest_dtype(self.vocab_size)).newbyteorder("<")
         return np.fromiter(ids, dtype), [len(encoding) for encoding in encodings]
-
-
-def gpt2_tokenizer(vocab: Path, merges: Path) -> Tokenizer:
-    """GPT-2's byte-level BPE (Radford et al. 2019, section 2.2) from its two files.
-
-    Raises UserError where a byte has no token: the library would silently omit such bytes.
-    """
-    tokenizer = Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokens = tokenizer.get_vocab()
-    missing = len(set(pre_tokenizers.ByteLevel.alphabet()) - set(tokens))
-    if missing:
-        raise UserError(f"{vocab} is not GPT-2's: {missing} of the 256 bytes have no token; give GPT-2's vocab.json")
-    if END_OF_TEXT in tokens:
-        tokenizer.add_special_tokens([END_OF_TEXT])
-    return tokenizer
 
 
 def tokenize_file(source: Path, tokenizer: TextTokenizer, target: Path, chunk_bytes: int = CHUNK_BYTES) -> None:
     """Make token file `target`, the table of its lines (windows.py) and its index. Memory is flat in the size of the
-    text.
-
-    Raises UserError for text that is not UTF-8; OSError where `target` cannot be written.
-    """
+    text. Raises UserError for text that is not UTF-8; OSError where `target` cannot be written."""
     target.parent.mkdir(parents=True, exist_ok=True)
     state, digest, source_digest = source.stat(), hashlib.sha256(), hashlib.sha256()
     progress = Progress(state.st_size >= WORTH_A_WORD)

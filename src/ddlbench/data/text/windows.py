@@ -65,8 +65,19 @@ class TokenSplit:
 
     @cached_property
     def tokens(self) -> NDArray[Any] | RawTokens:
-        """All of the text, mapped, or tokenized at each access: [tokens]."""
-        return self.file.read() if self.raw is None else RawTokens.open(*self.raw, self.file)
+        """All of the text, mapped, or tokenized at each access: [tokens]. Raises UserError where raw text has no table
+        of lines."""
+        if self.raw is None:
+            return self.file.read()
+        text, tokenizer = self.raw
+        table = line_table(self.file)
+        if table is None:
+            raise UserError(
+                f"there is no table {table_path(self.file.path)} of the lines of {text} on this node: "
+                f"set data.cache_dir=FOLDER to one that all nodes share"
+            )
+        os.environ[THREADS] = "false"  # from now on: a rank, and each of its loader workers, uses one core
+        return RawTokens(text, table, tokenizer.load())
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the text, because every worker opens the text itself."""
@@ -80,19 +91,6 @@ class RawTokens:
     path: Path
     table: NDArray[np.int64]
     tokenizer: TextTokenizer
-
-    @classmethod
-    def open(cls, text: Path, tokenizer: TokenizerFiles, file: TokenFile) -> RawTokens:
-        """file: made of the text. From now on the library uses one thread: a rank, and each of its loader workers,
-        uses one core. Raises UserError where there is no table."""
-        table = line_table(file)
-        if table is None:
-            raise UserError(
-                f"there is no table {table_path(file.path)} of the lines of {text} on this node: "
-                f"set data.cache_dir=FOLDER to one that all nodes share"
-            )
-        os.environ[THREADS] = "false"
-        return cls(text, table, tokenizer.load())
 
     def __getitem__(self, positions: NDArray[np.int64]) -> NDArray[Any]:
         """positions [windows, positions of a window], ascending in each; the tokens there. Raises UserError where the

@@ -22,7 +22,7 @@ from numpy.random import RandomState
 from numpy.typing import NDArray
 
 from ddlbench.data.home import SPLITS
-from ddlbench.data.tfrecord.records import Extent, Span, bytes_of, encode, features, number_of, read_index
+from ddlbench.data.tfrecord.records import Extent, Span, bytes_of, features, number_of, read_index
 from ddlbench.errors import UserError, reporting
 from ddlbench.foreign import from_json, read_bytes, read_format, regular_size
 from ddlbench.texts import GIB
@@ -72,16 +72,11 @@ class Pack:
         return [shard for split in SPLITS.values() for shard in self.splits[split].shards]
 
 
-def example_of(encoded: bytes, label: int, filename: bytes) -> bytes:
-    """The Example of an image."""
-    return encode({ENCODED: encoded, LABEL: label, FILENAME: filename})
-
-
 def read_image(data: memoryview, example: Extent) -> tuple[int, bytes, Extent]:
     """Label and filename of the image in an Example, and where its bytes lie. Raises ValueError for what is no Example,
     and where a feature is missing or has not one value of its kind."""
     extents = features(data, example)
-    filename, encoded = bytes_of(data, extents, FILENAME), bytes_of(data, extents, ENCODED)
+    filename, encoded = (bytes_of(data, extents, name) for name in (FILENAME, ENCODED))
     return number_of(data, extents, LABEL), bytes(data[slice(*filename)]), encoded
 
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from ddlbench.errors import importing
 from ddlbench.foreign import open_regular
@@ -33,21 +33,19 @@ FRAME = HEAD.size + FOOT.size  # bytes of a record that are not its payload
 
 Span = tuple[int, int]  # offset and size of a record in its file, in bytes
 Extent = tuple[int, int]  # where a part of an Example begins and ends
-DELIMITED = 2  # wire type
 BYTES_LIST, INT64_LIST = 1, 3
 
 
-class BadRecord(Exception):
+class BadRecord(NamedTuple):
     """What is wrong with a record. next: where the one behind it begins; None where its length is not known."""
 
-    def __init__(self, what: str, next: int | None) -> None:
-        super().__init__(what)
-        self.next = next
+    what: str
+    next: int | None
 
 
 def record(payload: bytes) -> bytes:
     length = struct.pack("<Q", len(payload))
-    return b"".join((length, FOOT.pack(masked_crc(length)), payload, FOOT.pack(masked_crc(payload))))
+    return length + FOOT.pack(masked_crc(length)) + payload + FOOT.pack(masked_crc(payload))
 
 
 def masked_crc(content: bytes) -> int:
@@ -63,21 +61,21 @@ def crc32c() -> Callable[[bytes], int]:
         return import_module("google_crc32c").value
 
 
-def read_record(file: BinaryIO, offset: int, end: int) -> bytes:
-    """The payload of the record at `offset` of a file of `end` bytes. Raises BadRecord."""
+def read_record(file: BinaryIO, offset: int, end: int) -> bytes | BadRecord:
+    """The payload of the record at `offset` of a file of `end` bytes."""
     file.seek(offset)
     head = file.read(HEAD.size)
     if len(head) < HEAD.size:
-        raise BadRecord(f"cut short, the file ends after {len(head)} bytes of its header", None)
+        return BadRecord(f"cut short, the file ends after {len(head)} bytes of its header", None)
     length, check = HEAD.unpack(head)
     if check != masked_crc(head[:8]):
-        raise BadRecord(f"its length ({length}) does not match its checksum", None)
+        return BadRecord(f"its length ({length}) does not match its checksum", None)
     after = offset + length + FRAME
     if after > end:
-        raise BadRecord(f"cut short, {after - end} of its {length + FRAME} bytes are missing", None)
+        return BadRecord(f"cut short, {after - end} of its {length + FRAME} bytes are missing", None)
     payload = file.read(length)
     if FOOT.unpack(file.read(FOOT.size))[0] != masked_crc(payload):
-        raise BadRecord("its payload does not match its checksum", after)
+        return BadRecord("its payload does not match its checksum", after)
     return payload
 
 
@@ -87,15 +85,10 @@ def walk(path: Path, spans: Sequence[Span] = ()) -> Iterator[tuple[int, bytes | 
     end, offset = path.stat().st_size, 0
     with open_regular(path) as file:
         while offset < end:
-            try:
-                payload = read_record(file, offset, end)
-            except BadRecord as bad:
-                yield offset, bad
-                later = (start for start, _ in spans if start > offset)
-                offset = bad.next if bad.next is not None else min(later, default=end)
-            else:
-                yield offset, payload
-                offset += len(payload) + FRAME
+            read = read_record(file, offset, end)
+            yield offset, read
+            after = offset + len(read) + FRAME if isinstance(read, bytes) else read.next
+            offset = min((start for start, _ in spans if start > offset), default=end) if after is None else after
 
 
 def index_text(spans: Iterable[Span]) -> bytes:
@@ -115,10 +108,8 @@ def encode(features: Mapping[str, bytes | int]) -> bytes:
     """Features of one value each, by name. Numbers must not be negative."""
     entries = b""
     for name, value in sorted(features.items()):
-        if isinstance(value, bytes):
-            feature = _delimited(BYTES_LIST, _delimited(1, value))
-        else:
-            feature = _delimited(INT64_LIST, _delimited(1, _varint(value)))
+        kind, content = (BYTES_LIST, value) if isinstance(value, bytes) else (INT64_LIST, _varint(value))
+        feature = _delimited(kind, _delimited(1, content))
         entries += _delimited(1, _delimited(1, name.encode()) + _delimited(2, feature))
     return _delimited(1, entries)
 
@@ -189,8 +180,8 @@ def varint(data: memoryview, place: int, end: int) -> tuple[int, int]:
 
 
 def _delimited(number: int, content: bytes) -> bytes:
-    """A field with a length."""
-    return _varint(number << 3 | DELIMITED) + _varint(len(content)) + content
+    """A field with a length: wire type 2."""
+    return _varint(number << 3 | 2) + _varint(len(content)) + content
 
 
 def _varint(value: int) -> bytes:

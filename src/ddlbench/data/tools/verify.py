@@ -6,9 +6,10 @@ import io
 import os
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import zip_longest
 from operator import call
 from pathlib import Path
 
@@ -18,15 +19,7 @@ from ddlbench.data.home import SPLITS
 from ddlbench.data.images.index import FolderLayout, prepare_index
 from ddlbench.data.processes import in_processes
 from ddlbench.data.text.token_file import TokenFile, token_files
-from ddlbench.data.tfrecord.packed import (
-    LARGEST_INDEX,
-    MANIFEST,
-    Shard,
-    index_of,
-    index_path,
-    read_image,
-    read_manifest,
-)
+from ddlbench.data.tfrecord import packed
 from ddlbench.data.tfrecord.records import FRAME, BadRecord, Span, crc32c, index_text, walk
 from ddlbench.foreign import read_bytes, sha256_of
 from ddlbench.progress import Progress
@@ -45,34 +38,32 @@ class Findings:
 def verify_pack(folder: Path, processes: int) -> Iterator[Findings]:
     """Check all shards, in the order in which they finish. Raises UserError where pack.json cannot be used."""
     crc32c()  # a missing library is reported before the work begins
-    pack = read_manifest(folder)
-    listed = {shard.file for shard in pack.shards}
+    pack = packed.read_manifest(folder)
     present = {f"{split}/{path.name}" for split in SPLITS.values() for path in (folder / split).glob("*.tfrecord")}
-    yield Findings(faults=[f"{folder / file}: not in the list of {MANIFEST}" for file in present - listed])
-    jobs = (
-        partial(verify_shard, folder, split, shard, pack.classes)
-        for split in SPLITS.values()
-        for shard in pack.splits[split].shards
-    )
-    parts = in_processes(call, jobs, processes)
-    yield from Progress(enabled=True).steps(parts, len(listed), "verifying, shard", "shards")
+    odd = present - {shard.file for shard in pack.shards}
+    yield Findings(faults=[f"{folder / file}: not in the list of {packed.MANIFEST}" for file in odd])
+    jobs = (partial(verify_shard, folder, shard, pack.classes) for shard in pack.shards)
+    found = in_processes(call, jobs, processes)
+    yield from Progress(enabled=True).steps(found, len(pack.shards), "verifying, shard", "shards")
 
 
 def verify_folders(layout: FolderLayout, processes: int) -> Iterator[Findings]:
     """Check IMAGES_A_JOB images at a time. Raises UserError where the folders cannot be used."""
     index = prepare_index(layout, None)
-    jobs = (
-        partial(verify_images, folder, split, tuple((index.classes[files.labels[i]], files.name(i)) for i in images))
+    parts = [
+        (split, folder, files, range(len(files))[start : start + IMAGES_A_JOB])
         for (split, files), folder in zip(index.splits.items(), layout.splits, strict=True)
         for start in range(0, len(files), IMAGES_A_JOB)
-        for images in [range(start, min(start + IMAGES_A_JOB, len(files)))]
+    ]
+    jobs = (
+        partial(verify_images, folder, split, [(index.classes[files.labels[i]], files.name(i)) for i in images])
+        for split, folder, files, images in parts
     )
-    total = sum(-(-len(files) // IMAGES_A_JOB) for files in index.splits.values())
-    parts = in_processes(call, jobs, processes)
-    yield from Progress(enabled=True).steps(parts, total, f"verifying, {IMAGES_A_JOB} images", "parts")
+    found = in_processes(call, jobs, processes)
+    yield from Progress(enabled=True).steps(found, len(parts), f"verifying, {IMAGES_A_JOB} images", "parts")
 
 
-def verify_images(folder: Path, split: str, images: tuple[tuple[str, str], ...]) -> Findings:
+def verify_images(folder: Path, split: str, images: Sequence[tuple[str, str]]) -> Findings:
     """images: (name of the class, name of the file) in folder/."""
     findings = Findings()
     for label, name in images:
@@ -82,56 +73,57 @@ def verify_images(folder: Path, split: str, images: tuple[tuple[str, str], ...])
         except OSError as error:
             fault = f"cannot be read ({error.strerror})"
         findings.counts[split, label] += 1
-        findings.faults.extend([f"{path}: {fault}"] if fault else [])
+        if fault:
+            findings.faults.append(f"{path}: {fault}")
     return findings
 
 
-def verify_shard(folder: Path, split: str, shard: Shard, classes: tuple[str, ...]) -> Findings:
+def verify_shard(folder: Path, shard: packed.Shard, classes: tuple[str, ...]) -> Findings:
     """Check every record; an unreadable file is one fault. The index is compared where all lengths are right, the
     shard's checksum where all records' checksums are."""
     findings, path = Findings(), folder / shard.file
+    faults, index_file = findings.faults, packed.index_path(path)
     try:
-        index, size = index_of(index_path(path)), path.stat().st_size
+        index, size = packed.index_of(index_file), path.stat().st_size
         expected = [] if isinstance(index, str) else index
         spans, bad = list[Span](), list[BadRecord]()
-        for offset, payload in walk(path, expected):
-            if isinstance(payload, BadRecord):
-                bad.append(payload)
-                spans.append((offset, (payload.next or size) - offset))
-                resumed = payload.next is not None or any(start > offset for start, _ in expected)
-                lost = "" if resumed else f"; the last {size - offset} bytes of the file cannot be checked"
-                faults = [f"{payload}{lost}"]
+        for offset, read in walk(path, expected):
+            if isinstance(read, bytes):
+                spans.append((offset, len(read) + FRAME))
+                wrong = _record(read, path.parent.name, classes, findings)
+                faults.extend(f"{path}, offset {offset}: {fault}" for fault in wrong)
             else:
-                spans.append((offset, len(payload) + FRAME))
-                faults = _record(payload, split, classes, findings)
-            findings.faults.extend(f"{path}, offset {offset}: {fault}" for fault in faults)
+                bad.append(read)
+                spans.append((offset, (read.next or size) - offset))
+                resumed = read.next is not None or any(start > offset for start, _ in expected)
+                lost = "" if resumed else f"; the last {size - offset} bytes of the file cannot be checked"
+                faults.append(f"{path}, offset {offset}: {read.what}{lost}")
         framed = all(record.next is not None for record in bad)  # else it is uncertain where the records are
         if isinstance(index, str):
-            findings.faults.append(index)
+            faults.append(index)
         elif framed and index != spans:
-            pairs = enumerate(zip(index, spans, strict=False), 1)
-            line = next((i for i, (listed, actual) in pairs if listed != actual), min(len(index), len(spans)) + 1)
-            findings.faults.append(
-                f"{index_path(path)} is stale: {len(index)} records, the shard has {len(spans)}; "
+            line = next(i for i, (a, b) in enumerate(zip_longest(index, spans), 1) if a != b)
+            faults.append(
+                f"{index_file} is stale: {len(index)} records, the shard has {len(spans)}; "
                 f"they differ from line {line} on"
             )
-        elif framed and read_bytes(index_path(path), LARGEST_INDEX) != index_text(spans):
-            findings.faults.append(f"{index_path(path)} differs in form from what tfrecord2idx writes")
+        elif framed and read_bytes(index_file, packed.LARGEST_INDEX) != index_text(spans):
+            faults.append(f"{index_file} differs in form from what tfrecord2idx writes")
         # A shard without faults may not be the one that was packed.
         if size != shard.bytes or (not bad and len(spans) != shard.samples):
-            says = f"{MANIFEST} says {shard.samples} and {shard.bytes}"
-            findings.faults.append(f"{path}: {len(spans)} records, {size} bytes; {says}")
+            says = f"{packed.MANIFEST} says {shard.samples} and {shard.bytes}"
+            faults.append(f"{path}: {len(spans)} records, {size} bytes; {says}")
         elif not bad and sha256_of(path) != shard.sha256:
-            findings.faults.append(f"{path}: its sha256 differs from the one in {MANIFEST}: it is another shard")
+            faults.append(f"{path}: its sha256 differs from the one in {packed.MANIFEST}: it is another shard")
     except OSError as error:
-        findings.faults.append(f"{path}: cannot be read ({error.strerror})")
+        faults.append(f"{path}: cannot be read ({error.strerror})")
     return findings
 
 
 def _record(payload: bytes, split: str, classes: tuple[str, ...], findings: Findings) -> Iterator[str]:
     """What is wrong with a record whose checksums are right."""
     try:
-        number, name, (start, end) = read_image(memoryview(payload), (0, len(payload)))
+        number, name, (start, end) = packed.read_image(memoryview(payload), (0, len(payload)))
     except ValueError as error:
         yield f"not an image's tf.train.Example ({error})"
         return

@@ -17,15 +17,19 @@ from __future__ import annotations
 
 import socket
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ddlbench.job import Job, Place
-from ddlbench.measure.profiling.intervals import Interval, Intervals, difference, intersection, length, union
 from ddlbench.measure.profiling.spans import BACKWARD, COMMUNICATE, DATA, FORWARD, UPDATE, WAIT, WINDOW
 
 PARTS = (FORWARD, BACKWARD, UPDATE, COMMUNICATE, DATA)
+OTHER = "other"
 MOST_PASSES = 400  # of a rank, that a record holds
 COLLECTIVES = ("gloo:", "mpi:", "horovod:")  # on the host
 # The host's calls: gloo's threads hold a connection while they copy, and a call that starts a message waits for them.
@@ -178,54 +182,62 @@ def _on_device(spans: Sequence[tuple[int, int, str]], kernels: Sequence[Event]) 
 
 
 def divide(events: Sequence[Event], on_device: bool) -> Seconds:
-    """Divide the time of the span WINDOW."""
-    spans = {part: union((e.begin, e.end) for e in events if e.name == part and not e.device) for part in PARTS}
-    window = union((event.begin, event.end) for event in events if event.name == WINDOW and not event.device)
-    communicating: list[Interval] = []
-    work: dict[str, list[Interval]] = {}  # when the device computed or copied, by the part of the step that launched it
-    part_at = _part_finder(spans)
+    """Divide the time of the span WINDOW. Between two edges, where events begin or end, nothing changes."""
+    part_at = _part_finder(events)
+    spent = defaultdict[str, list[tuple[int, int]]](list)  # begin and end of what counts for each part
     for event in events:
-        sent = is_communication(event, on_device)
-        if (sent and event.name != SEND) or (not on_device and event.name.startswith(CALLS)):
-            communicating.append((event.begin, event.end))
+        sent, time = is_communication(event, on_device), (event.begin, event.end)
+        if event.name in (WINDOW, DATA) and not event.device:
+            spent[event.name].append(time)
+        elif (sent and event.name != SEND) or (not on_device and event.name.startswith(CALLS)):
+            spent[COMMUNICATE].append(time)
         elif event.device == on_device and not sent and (on_device or event.name.startswith(OPERATORS)):
             part = part_at(event.launched if on_device else event.begin)
-            if part != DATA and event.name.startswith(HOST_COPIES):
-                part = "other"
-            work.setdefault(part, []).append((event.begin, event.end))
-    communication = intersection(union(communicating), window)
-    computed: Intervals = []
-    computed_in: dict[str, int] = {}
-    for part in (FORWARD, BACKWARD, UPDATE, "other"):
-        not_before = difference(intersection(union(work.get(part, [])), window), computed)
-        computed_in[part] = length(not_before)
-        computed = union([*computed, *not_before])
-    exposed = difference(communication, computed)
-    data = difference(intersection(union([*spans[DATA], *work.get(DATA, [])]), window), union([*computed, *exposed]))
-    idle = length(window) - length(computed) - length(exposed) - length(data)
+            spent[OTHER if part != DATA and event.name.startswith(HOST_COPIES) else part].append(time)
+    edges = np.unique([edge for times in spent.values() for time in times for edge in time])
+
+    def seconds(pieces: NDArray[np.bool_]) -> float:
+        return int(np.diff(edges)[pieces].sum()) / 1e9
+
+    window = covered(edges, spent[WINDOW])
+    communication = covered(edges, spent[COMMUNICATE]) & window
+    computed, compute_s = np.zeros_like(window), dict[str, float]()
+    for part in (FORWARD, BACKWARD, UPDATE, OTHER):
+        not_before = covered(edges, spent[part]) & window & ~computed
+        compute_s[part] = seconds(not_before)
+        computed |= not_before
+    exposed = communication & ~computed
+    data = covered(edges, spent[DATA]) & window & ~computed & ~exposed
     return Seconds(
-        window_s=length(window) / 1e9,
-        forward_s=computed_in[FORWARD] / 1e9,
-        backward_s=computed_in[BACKWARD] / 1e9,
-        update_s=computed_in[UPDATE] / 1e9,
-        other_s=computed_in["other"] / 1e9,
-        communication_s=length(communication) / 1e9,
-        exposed_s=length(exposed) / 1e9,
-        data_s=length(data) / 1e9,
-        idle_s=idle / 1e9,
+        window_s=seconds(window),
+        forward_s=compute_s[FORWARD],
+        backward_s=compute_s[BACKWARD],
+        update_s=compute_s[UPDATE],
+        other_s=compute_s[OTHER],
+        communication_s=seconds(communication),
+        exposed_s=seconds(exposed),
+        data_s=seconds(data),
+        idle_s=seconds(window & ~computed & ~exposed & ~data),
     )
 
 
-def _part_finder(spans: dict[str, Intervals]) -> Callable[[int | None], str]:
-    """Gives the part of the step at a time, "other" where that is not known. Spans are not nested."""
-    ordered = sorted((begin, end, part) for part, intervals in spans.items() for begin, end in intervals)
-    begins = [begin for begin, _, _ in ordered]
+def covered(edges: NDArray[np.int64], times: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
+    """Which pieces between two of the sorted edges lie in any of the times (begin, end), whose ends are edges."""
+    begins, ends = np.searchsorted(edges, np.array(times, np.int64).reshape(-1, 2).T)
+    changes = np.bincount(begins, minlength=len(edges)) - np.bincount(ends, minlength=len(edges))
+    return np.cumsum(changes)[:-1] > 0
+
+
+def _part_finder(events: Sequence[Event]) -> Callable[[int | None], str]:
+    """Gives the part of the step at a time, OTHER where that is not known. Spans are not nested."""
+    spans = sorted((e.begin, e.end, e.name) for e in events if e.name in PARTS and not e.device)
+    begins = [begin for begin, _, _ in spans]
 
     def part_at(time: int | None) -> str:
         place = -1 if time is None else bisect_right(begins, time) - 1
-        if time is None or place < 0 or time >= ordered[place][1]:
-            return "other"
-        part = ordered[place][2]
-        return "other" if part == COMMUNICATE else part
+        if time is None or place < 0 or time >= spans[place][1]:
+            return OTHER
+        part = spans[place][2]
+        return OTHER if part == COMMUNICATE else part
 
     return part_at
