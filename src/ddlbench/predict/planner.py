@@ -80,8 +80,8 @@ def settings(config: Config) -> dict[str, Any]:
     return layout | train
 
 
-def show(rows: Sequence[Prediction], heading: str, max_memory: float | None) -> bool:
-    """Print the plans; whether there is one.
+def show(rows: Sequence[Prediction], heading: str, max_memory: float | None) -> None:
+    """Print the plans, or why there is none.
 
     rows: all that were tried, on one number of GPUs; max_memory: bytes, None: those of the device
     """
@@ -91,7 +91,7 @@ def show(rows: Sequence[Prediction], heading: str, max_memory: float | None) -> 
     tried = f"{len(rows):,} plans of {len({row.framework for row in rows})} frameworks at {rows[0].gpus} GPUs{batch}"
     if not best:
         print(f"{tried}: none is possible: {_short_of(rows)}\n")
-        return False
+        return
     print(f"{heading}\n{tried}: {len(best):,} fit; the best {min(SHOWN, len(best))}:\n")
     print(ranking.table(best[:SHOWN]))
     others = ranking.contrast(best)
@@ -99,7 +99,6 @@ def show(rows: Sequence[Prediction], heading: str, max_memory: float | None) -> 
         print(f"\nthe best of each other framework:\n\n{ranking.table(others)}")
     print("", *ranking.marks(best[:SHOWN]), *ranking.conclusion(best, ""), sep="\n")
     print(f"to run it: {command(best[0])}\n")
-    return True
 
 
 def command(row: Prediction) -> str:

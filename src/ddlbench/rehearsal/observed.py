@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ddlbench.measure.formulas.flops import operation_flops
 from ddlbench.ranks.fake import cuda as fake_cuda
-from ddlbench.ranks.fake.backward import BACKWARD, leave
+from ddlbench.ranks.fake.answers import BACKWARD, leave
 from ddlbench.ranks.fake.storages import Alive, identity, size, tensors, unknown
 
 # Methods that do not reach the dispatcher if nothing has to be copied.
