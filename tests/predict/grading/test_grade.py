@@ -13,9 +13,8 @@ from ddlbench.errors import UserError
 from ddlbench.oracle import bands
 from ddlbench.predict.__main__ import main
 from ddlbench.predict.grading import grade, layouts
-from ddlbench.predict.grading.grade import Grade
+from ddlbench.predict.grading.grade import Grade, last_points, predicted_s
 from ddlbench.predict.grading.points import Point, Words, points
-from ddlbench.predict.grading.predictions import last_points, predicted_s
 from ddlbench.results.rows import Row
 from tests.predict.grading.rows import BASE, POINT, rows
 

@@ -1,4 +1,5 @@
-"""--grade POINTS.csv: predictions of published measurements, and their errors.
+"""--grade POINTS.csv: predictions of published measurements, and their errors: from the base of a point, or the largest
+GPU count of a series from all others.
 
 An error is (predicted - measured) / measured seconds of a step.
 """
@@ -6,20 +7,26 @@ An error is (predicted - measured) / measured seconds of a step.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from math import log2
 from pathlib import Path
 from statistics import mean, median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ddlbench.config.compose import configuration
+from ddlbench.config.schema import Config
 from ddlbench.errors import RunError, UserError
 from ddlbench.oracle import bands
+from ddlbench.oracle.machine.machine import Machine
+from ddlbench.oracle.measured.learned import learn
+from ddlbench.oracle.measured.runs import from_devices, setting_of
+from ddlbench.oracle.predictor import strategy
 from ddlbench.predict.grading import layouts
 from ddlbench.predict.grading.points import COLUMNS, Point, Words, points
-from ddlbench.predict.grading.predictions import last_points, predicted_s
 from ddlbench.results.reading.csv_rows import CsvRow, read_csv
 from ddlbench.results.rows import Row, group_by
 from ddlbench.texts import aligned
@@ -93,6 +100,64 @@ def _slope(x: Sequence[float], y: Sequence[float]) -> tuple[float | None, tuple[
     (slope, _), covariance = np.polyfit(x, y, 1, cov=True)
     half = Z95 * float(np.sqrt(covariance[0, 0]))
     return float(slope), (float(slope) - half, float(slope) + half)
+
+
+def predicted_s(point: Point, machine: Machine | None = None) -> float:
+    """Seconds of the point's step, from its base. RunError if the oracle refuses it, UserError if the network that the
+    source states cannot have carried the gradients in the measured time.
+
+    machine: instead of that of the source's words
+    """
+    machine, config = machine or point.machine, _config(point.framework, point.words)
+    computation = from_devices(config, machine, point.base, "the base")
+    setting = setting_of(config, machine, point.measured, computation)
+    nodes = machine.nodes(point.measured.gpus)
+    if nodes > 1:
+        sent = 2 * (nodes - 1) / nodes * setting.gradient_bytes * setting.counts.parameter_count
+        least = sent / machine.links[1].bytes_per_s
+        if least > point.measured.seconds:
+            raise UserError(
+                f"its network {point.stated.network!r} needs {least:.3g} s for the gradients alone, and a step took "
+                f"{point.measured.seconds:.3g} s: another network was used"
+            )
+    return strategy(config.framework, setting).step_s
+
+
+@cache
+def _config(framework: str, words: tuple[str, ...]) -> Config:
+    return configuration(f"+framework={framework}", *words)
+
+
+class Last(NamedTuple):
+    """The point with the most GPUs of a series. learned_s: predicted seconds of its step, from all smaller counts;
+    counts: these"""
+
+    point: Point
+    learned_s: float
+    counts: tuple[int, ...]
+
+
+def last_points(points: Sequence[Point]) -> Iterator[Last]:
+    """The last point of each series of at least three GPU counts. points: the ones that can be predicted"""
+
+    def series(point: Point) -> tuple[object, ...]:
+        stated = point.stated
+        return stated.source, stated.gpu, stated.network, point.framework, point.words, point.base
+
+    for group in group_by(points, series).values():
+        *smaller, last = sorted(group, key=lambda point: point.measured.gpus)
+        smaller = [point for point in smaller if last.base.gpus < point.measured.gpus < last.measured.gpus]
+        if smaller:
+            yield Last(last, _learned_s(smaller, last), tuple(point.measured.gpus for point in smaller))
+
+
+def _learned_s(smaller: Sequence[Point], last: Point) -> float:
+    def predicted(machine: Machine) -> list[float]:
+        return [predicted_s(point, machine) for point in smaller]
+
+    measured = [point.measured.seconds for point in smaller]
+    learned = learn(last.machine, predicted, measured, smaller[-1].measured.gpus)
+    return learned.rest * predicted_s(last, learned.machine)
 
 
 def grade(path: Path) -> Grade:
