@@ -29,30 +29,15 @@ LAYOUTS = (
 # for the plans of tests/predict/test_planner.py, which have large micro batches. These numbers were set after the
 # results were known: another job can have a larger error.
 WORST_ERRORS = {
-    "single": 0.02,
-    "ddp": 0.05,
-    "horovod": 0.02,
-    "local_sgd": 0.02,
-    "parameter_server": 0.0,  # has no formula: a rehearsal counts its memory
-    "zero0": 0.02,
-    "zero1": 0.08,
-    "zero2": 0.08,
-    "zero3": 0.11,
-    "fsdp": 0.09,
-    "tensor": 0.09,
-    "megatron": 0.0,  # as parameter_server
+    **dict.fromkeys(("parameter_server", "megatron"), 0.0),  # have no formula: a rehearsal counts their memory
+    **dict.fromkeys(("single", "horovod", "local_sgd", "zero0", "spatial"), 0.02),
     "channel": 0.04,
-    "spatial": 0.02,
-    "gpipe": 0.06,
-    "1f1b": 0.06,
-    "interleaved": 0.06,
-    "zero_bubble": 0.23,
-    "looped_bfs": 0.06,
-    "zbv": 0.23,
-    "dualpipev": 0.23,
-    "pipedream": 0.08,
-    "pipedream_2bw": 0.05,
-    "hybrid": 0.06,
+    **dict.fromkeys(("ddp", "pipedream_2bw"), 0.05),
+    **dict.fromkeys(("gpipe", "1f1b", "interleaved", "looped_bfs", "hybrid"), 0.06),
+    **dict.fromkeys(("zero1", "zero2", "pipedream"), 0.08),
+    **dict.fromkeys(("fsdp", "tensor"), 0.09),
+    "zero3": 0.11,
+    **dict.fromkeys(("zero_bubble", "zbv", "dualpipev"), 0.23),
 }
 
 # DeepSpeed's ZeRO with weights and gradients in 16 bits: GPT-2 and VGG-16 in bf16 on 2 and 4 ranks. The largest error
