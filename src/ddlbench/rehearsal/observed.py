@@ -214,10 +214,9 @@ def where() -> str:
 
 def short(file: str) -> str:
     """The part of a path from the package on."""
-    parts = Path(file).parts
-    for folder in ("site-packages", "src"):
-        if folder in parts:
-            return str(Path(*parts[len(parts) - parts[::-1].index(folder) :]))
+    for folder in ("/site-packages/", "/src/"):
+        if folder in file:
+            return file.rpartition(folder)[2]
     return Path(file).name
 
 

@@ -14,6 +14,7 @@ from ddlbench.errors import UserError
 from ddlbench.oracle.machine import machine as machines
 from ddlbench.oracle.machine.machine import Device, Link, Machine, Sweep
 from ddlbench.results.reading.published import gpu_family
+from ddlbench.results.rows import group_by
 
 NETWORK_SHARE = 0.9  # of the nominal bandwidth between nodes; no point of points.csv tells it apart from 0.8 or 1.0
 NETWORK_ALPHA_S = 14e-6  # NCCL 2.x, its tuning table: latency of a step of a ring with the Simple protocol, network
@@ -41,8 +42,7 @@ def nccl_sweeps(gpu: str, scale: float) -> dict[tuple[str, int], Sweep]:
     with (Path(machines.__file__).parent / "nccl_all_reduce.csv").open() as file:
         rows = [row for row in csv.DictReader(line for line in file if line[0] != "#") if row["gpu"] == gpu]
     sweeps: dict[tuple[str, int], Sweep] = {}
-    for ranks in sorted({int(row["gpus"]) for row in rows}):
-        measured = [row for row in rows if int(row["gpus"]) == ranks]
+    for ranks, measured in group_by(rows, lambda row: int(row["gpus"])).items():
         sizes = tuple(float(row["bytes"]) for row in measured)
         seconds = tuple(float(row["all_reduce_us"]) * 1e-6 / scale for row in measured)
         sweeps["all_reduce", ranks] = Sweep(sizes, seconds)
