@@ -52,7 +52,7 @@ def test_a_checkpointed_stage_keeps_the_outputs_of_its_blocks() -> None:
 def cut(count: int, buffered: bool = False) -> Cut:
     """Four stages; each sends 2 bytes to the next one. Rank 1 has two later stages."""
     setting = made(4, [block(name, 1, 2, output=2) for name in "abcd"], 4)
-    return Cut(setting, "pipedream", 1, 1, 4, (1, 1, 1, 1), count, 1.0, versions=True, buffered=buffered)
+    return Cut(setting, "pipedream", 1, 1, 4, (1, 1, 1, 1), count, 1.0, buffered=buffered)
 
 
 def test_each_minibatch_of_pipedream_has_its_weights() -> None:

@@ -44,8 +44,7 @@ class Cut:
     count: int
     samples: float
     sharded: bool = False
-    versions: bool = False  # of the weights, while minibatches are in flight
-    buffered: bool = False  # gradients of two minibatches at once
+    buffered: bool = False  # gradients of two minibatches of PipeDream at once
 
     def spans(self) -> list[tuple[int, int]]:
         """First and last block + 1 of each stage."""
@@ -208,7 +207,7 @@ def _of_rank(cut: Cut, counts: Counts, rank: int, parameters: float) -> Memory:
     # The inputs of the stages and the gradients of their outputs.
     borders = [edge for span in spans.values() for edge in span if 0 < edge < len(counts.blocks)]
     messages = samples * sum(counts.blocks[edge - 1].output for edge in borders)
-    if cut.versions:
+    if cut.schedule == "pipedream":
         return pipedream_peak(cut, rank, states, stages[rank], messages, permanent, copies)
     if cut.sharded:  # complete weights from one update to the next, and gradients until they are reduced
         permanent += FP32_BYTES * parameters
