@@ -21,7 +21,7 @@ from ddlbench.oracle.measured.runs import Results
 from ddlbench.oracle.predictor import Prediction, job_of
 from ddlbench.oracle.setting import Setting
 from ddlbench.oracle.strategies import pipeline
-from ddlbench.predict import blocks, chakra, planner, ranking, volumes
+from ddlbench.predict import blocks, chakra, ranking, volumes
 from ddlbench.predict.question import Question, ask
 from ddlbench.predict.rows import Sources, predictions
 from ddlbench.predict.timeline import timeline
@@ -88,7 +88,7 @@ def show_plans(rows: Sequence[Prediction], question: Question, machine: Machine,
     for (_, batch), same in group_by(rows, lambda row: (row.gpus, row.settings.get("train.global_batch"))).items():
         words = [*question.words, *([f"train.global_batch={batch}"] if question.batches else [])]
         possible = [row for row in same if row.status == "ok"]
-        planner.show(same, heading(possible or same, replace(question, words=words), machine), memory)
+        ranking.show_best_plans(same, heading(possible or same, replace(question, words=words), machine), memory)
 
 
 def slices(sources: Sources, rows: Sequence[Prediction]) -> Iterator[Slice]:

@@ -15,7 +15,6 @@ from ddlbench.errors import UserError
 from ddlbench.oracle.machine.collectives import ALGORITHMS
 from ddlbench.oracle.machine.machine import described, load, machine_names
 from ddlbench.oracle.predictor import Prediction
-from ddlbench.predict import planner
 
 CALIBRATE = (
     "measure each block here, once for each device, model and batch; with --from or --one-gpu-step-s these seconds say "
@@ -40,6 +39,8 @@ ABOVE_0 = (
     "one_gpu_step_s", "one_gpu_batch", "samples_per_epoch", "loader_samples_per_s", "max_gpus", "max_memory_gib"
 )  # fmt: skip
 OPTION_KEYS = ("cluster", "gpus", "+framework", "overlap")  # of words that are not for Hydra
+DEGREES = ("dp", "tp", "pp", "sp")  # of a layout
+SHARES = ("tensor", "megatron", "channel", "spatial", "hybrid")  # whose ranks share layers or images
 IN_TEXT = ("blocks", "check_volumes", "max_gpus", "max_memory_gib")  # add lines to the table; JSON has rows only
 
 
@@ -67,7 +68,7 @@ class Question:
     def in_layout(self, row: Prediction) -> Config:
         """The configuration of a row in its layout."""
         config = self.configuration(row.framework)
-        if row.framework not in planner.SHARES:
+        if row.framework not in SHARES:
             return config
         degrees = {key: row.layout[key] for key in ("dp", "tp", "sp") if key in row.layout}
         return replace(config, framework=replace(cast(Any, config.framework), **degrees))
@@ -152,7 +153,7 @@ def _check_plan(question: Question) -> None:
         if getattr(question.options, name):
             raise UserError(f"--plan ranks many layouts: leave --{name.replace('_', '-')} out, and predict one of them")
     for word in question.words:
-        if word.partition("=")[0].lstrip("+") in [f"framework.{degree}" for degree in planner.DEGREES]:
+        if word.partition("=")[0].lstrip("+") in [f"framework.{degree}" for degree in DEGREES]:
             raise UserError(f"{word}: --plan chooses the layout: leave it out, or predict it without --plan")
 
 
