@@ -179,14 +179,19 @@ def _check(options: argparse.Namespace) -> None:
 def numbers(text: str, key: str = "gpus") -> list[int]:
     """GPU counts: 8, [4,8,16] or [4,8,...,1024], which continues with the same factor, else with the same step. key:
     named by errors"""
+
+    def number(entry: str) -> int:
+        if not entry.isascii() or not entry.isdigit() or not 1 <= int(entry) <= LARGEST_WORLD:
+            raise UserError(f"{key}={text} must be numbers from 1 to {LARGEST_WORLD}: {EXAMPLE}")
+        return int(entry)
+
     entries = [entry.strip() for entry in re.sub(r"^\[|\]$", "", text.strip()).split(",")]
-    refusal = f"{key}={text} must be numbers from 1 to {LARGEST_WORLD}: {EXAMPLE}"
     counts: list[int] = []
     for index, entry in enumerate(entries):
         if entry not in ("...", "…"):
-            counts.append(_number(entry, refusal))
+            counts.append(number(entry))
             continue
-        last = _number(entries[index + 1], refusal) if index + 1 < len(entries) else 0
+        last = number(entries[index + 1]) if index + 1 < len(entries) else 0
         if len(counts) < 2 or not counts[-2] < counts[-1] < last:
             raise UserError(f"{key}={text}: two ascending numbers before ... and a larger one after it: {EXAMPLE}")
         first, second = counts[-2:]
@@ -196,9 +201,3 @@ def numbers(text: str, key: str = "gpus") -> list[int]:
     if len(counts) > MOST:
         raise UserError(f"{key}= gives {len(counts)} numbers: ask for {MOST} at most at a time")
     return list(dict.fromkeys(counts))
-
-
-def _number(text: str, refusal: str) -> int:
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= LARGEST_WORLD:
-        raise UserError(refusal)
-    return int(text)
