@@ -30,9 +30,8 @@ from ddlbench.figures.styles import PALETTE
 from ddlbench.oracle import bands
 from ddlbench.oracle.machine.machine import GPU_HIDDEN_COST, GPU_KERNEL_S, GPU_SPREAD
 from ddlbench.predict.grading import layouts
-from ddlbench.predict.grading.grade import error_statistics
+from ddlbench.predict.grading.grade import error_statistics, last_points, predicted_s
 from ddlbench.predict.grading.points import Point, points
-from ddlbench.predict.grading.predictions import last_points, predicted_s
 from ddlbench.results.reading.csv_rows import read_csv
 from ddlbench.results.rows import group_by
 

@@ -11,10 +11,10 @@ import torch
 from ddlbench.errors import Unsupported
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.single import Single
+from ddlbench.oracle.bands import worst_error
 from ddlbench.oracle.counts.counts import Line
 from ddlbench.oracle.machine.machine import load
 from ddlbench.oracle.measured.inputs import from_roofline
-from ddlbench.oracle.memory.errors import worst_error
 from ddlbench.oracle.predictor import Inputs, predict, strategy
 from ddlbench.oracle.setting import Outcome
 from ddlbench.oracle.strategies.data_parallel import HOST_COPIES

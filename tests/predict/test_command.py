@@ -14,8 +14,8 @@ from torch.optim import NAdam, Optimizer
 
 from ddlbench.config.choices import choices
 from ddlbench.config.compose import configuration, configurations
+from ddlbench.oracle.bands import worst_error
 from ddlbench.oracle.machine.machine import load
-from ddlbench.oracle.memory.errors import worst_error
 from ddlbench.predict import rows as command
 from ddlbench.predict.__main__ import main
 from ddlbench.predict.question import parser

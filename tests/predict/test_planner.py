@@ -17,9 +17,9 @@ from ddlbench.oracle.measured.inputs import machine_of
 from ddlbench.oracle.predictor import Prediction, job_of, predict
 from ddlbench.predict import ranking
 from ddlbench.predict.__main__ import main
-from ddlbench.predict.planner import SHOWN, command, frameworks, plans
 from ddlbench.predict.question import ask
-from ddlbench.predict.rows import Sources, predictions
+from ddlbench.predict.ranking import SHOWN, command
+from ddlbench.predict.rows import Sources, frameworks, plans, predictions
 from tests.support.rehearsals import MODELS
 
 GPT2 = (

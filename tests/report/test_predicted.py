@@ -250,7 +250,7 @@ def test_published_measurements_are_predicted_from_the_bases_of_their_sources(tm
     assert import_published(["import", str(table), "--into", str(tmp_path / "results")]) == 0
     rows, tables = predicted(tmp_path, "published")
     assert all(row["predicted_step_s"] is None for (_, gpus), row in rows.items() if gpus == 1)
-    graded = [(point.measured_s, point.predicted_s, point.error) for point in grade(table).points]
+    graded = [(point["measured_s"], point["predicted_s"], point["error"]) for point in grade(table).points]
     filled = [row for row in records(tables.scaling) if row["predicted_error"] is not None]
     of_report = [
         (row["sample_time_s"] * row["global_batch"], row["predicted_step_s"], row["predicted_error"]) for row in filled

@@ -29,7 +29,6 @@ from ddlbench.oracle import bands
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured.inputs import ROOFLINE
 from ddlbench.oracle.measured.learned import Learned
-from ddlbench.oracle.memory.errors import CAST_ERROR, fits, worst_error
 from ddlbench.oracle.setting import Outcome, Setting
 from ddlbench.oracle.strategies import data_parallel as data
 from ddlbench.oracle.strategies import pipeline, sharded, spatial, tensor
@@ -127,9 +126,9 @@ def predict(config: Config, gpus: int, inputs: Inputs) -> Prediction:
         if isinstance(error, UserError) and not isinstance(error, WrongRankCount):
             raise
         return replace(row, status="unsupported", reason=str(error))
-    error = worst_error(framework.name)
+    error = bands.worst_error(framework.name)
     if isinstance(framework, DeepSpeedOptions):
-        error = CAST_ERROR if framework.casts(job) else worst_error(f"zero{framework.zero_stage}")
+        error = bands.CAST_ERROR if framework.casts(job) else bands.worst_error(f"zero{framework.zero_stage}")
     row = replace(row, memory_error=0.0 if outcome.traced else error)
     if inputs.exact_memory:
         try:
@@ -169,7 +168,7 @@ def _filled(row: Prediction, outcome: Outcome, setting: Setting, inputs: Inputs,
     capacity = machine.device.memory_bytes
     if capacity is not None and machine.device.type == "cpu":
         capacity /= machine.per_node(row.gpus)  # ranks share the node's memory
-    fitting = fits(outcome.memory.total, row.memory_error or 0.0, capacity)
+    fitting = bands.fits(outcome.memory.total, row.memory_error or 0.0, capacity)
     epoch_steps = None if inputs.samples is None else inputs.samples // job.global_batch
     steps = min((count for count in (epoch_steps, most) if count is not None), default=None)
     largest = max((message.bytes_ / message.count for message in outcome.messages if message.count), default=0.0)

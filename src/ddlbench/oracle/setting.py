@@ -40,7 +40,6 @@ class Setting:
 
     @property
     def optimizer(self) -> str:
-        """As `kind_of` names it."""
         return self.computation.optimizer
 
     @property
@@ -77,7 +76,7 @@ class Setting:
 
     def both_s(self, passes: Iterable[Pass], samples: float) -> list[float]:
         """Seconds of both passes of each block for one micro batch, with what runs again, on one device alone."""
-        return [block.both(times) for block, times in zip(passes, self.again(samples), strict=True)]
+        return [block.forward + block.back(times) for block, times in zip(passes, self.again(samples), strict=True)]
 
     def compute_s(self, passes: Iterable[Pass], replicas: int, parameters: float) -> float:
         """Seconds in which the slowest rank computes in a step: the micro batches and the update of its parameters."""

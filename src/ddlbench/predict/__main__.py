@@ -21,7 +21,7 @@ from ddlbench.oracle.measured.runs import Results
 from ddlbench.oracle.predictor import Prediction, job_of
 from ddlbench.oracle.setting import Setting
 from ddlbench.oracle.strategies import pipeline
-from ddlbench.predict import blocks, chakra, planner, ranking, volumes
+from ddlbench.predict import blocks, chakra, ranking, volumes
 from ddlbench.predict.question import Question, ask
 from ddlbench.predict.rows import Sources, predictions
 from ddlbench.predict.timeline import timeline
@@ -46,64 +46,49 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def answer(question: Question) -> int:
-    if question.options.grade:
+    options = question.options
+    if options.grade:
         from ddlbench.predict.grading import grade
 
-        graded = grade.grade(question.options.grade)
-        if question.options.json:
-            print(grade.as_json(graded))
-        else:
-            grade.show(graded)
+        grade.show(grade.grade(options.grade), options.json)
         return 0
-    if question.options.calibrate_network:
+    if options.calibrate_network:
         machine = machines.load(question.machine)
         require_gpu("--calibrate-network", machine)
         counts = [gpus for gpus in question.gpus if 1 < gpus <= (machine.devices_per_node or gpus)]
         print(f"collectives are in {network.calibrate(machine.device.type, counts)}", file=sys.stderr)
         if not question.model:  # nothing is to be predicted
             return 0
-    machine = replace(machine_of(question.machine, question.overlap), algorithm=question.options.algorithm)
-    results = Results.read(question.options.results, str(torch.__version__)) if question.options.results else None
+    machine = replace(machine_of(question.machine, question.overlap), algorithm=options.algorithm)
+    results = Results.read(options.results, str(torch.__version__)) if options.results else None
     sources = Sources(question, machine, results)
     rows = ranking.ranked(predictions(sources))
-    if question.options.plan:
-        return plan(rows, question, machine)
     predicted = [row for row in rows if row.status == "ok"]
-    if question.options.figure:
-        from ddlbench.predict.figure import draw  # matplotlib comes with it
-
-        draw(rows, question.options.figure)
-    if question.options.timeline:
-        perfetto.write(question.options.timeline, slices(sources, predicted))
-    if question.options.chakra:
-        for line in chakra.write(question.options.chakra, predicted, question.in_layout):
-            print(line, file=sys.stderr)
-    if question.options.json:
-        print(json.dumps([asdict(row) for row in rows], indent=1))
-    else:
-        show(rows, question, machine)
-    return 0 if predicted else 3
-
-
-def plan(rows: Sequence[Prediction], question: Question, machine: Machine) -> int:
-    """Print or draw the plans. Exit code 3 if there is none."""
-    options = question.options
     if options.figure:
-        from ddlbench.predict.figure import draw_map  # matplotlib comes with it
+        from ddlbench.predict import figure  # matplotlib comes with it
 
-        draw_map(rows, options.figure)
+        (figure.draw_map if options.plan else figure.draw)(rows, options.figure)
+    if options.timeline:
+        perfetto.write(options.timeline, slices(sources, predicted))
+    if options.chakra:
+        for line in chakra.write(options.chakra, predicted, question.in_layout):
+            print(line, file=sys.stderr)
+    memory = options.max_memory_gib * GIB if options.max_memory_gib else None
     if options.json:
         print(json.dumps([asdict(row) for row in rows], indent=1))
-        return 0 if any(row.status == "ok" and row.fits is not False for row in rows) else 3
-    memory = options.max_memory_gib * GIB if options.max_memory_gib else None
-    possible = False
+    elif options.plan:
+        show_plans(rows, question, machine, memory)
+    else:
+        show(rows, question, machine, memory)
+    return 0 if (ranking.fitting(rows, max_memory=memory) if options.plan else predicted) else 3
+
+
+def show_plans(rows: Sequence[Prediction], question: Question, machine: Machine, memory: float | None) -> None:
+    """Print the plans for each number of GPUs and batch. memory: at most so many bytes; None: those of the device"""
     for (_, batch), same in group_by(rows, lambda row: (row.gpus, row.settings.get("train.global_batch"))).items():
-        asked = replace(
-            question, words=[*question.words, *([f"train.global_batch={batch}"] if question.batches else [])]
-        )
-        head = heading([row for row in same if row.status == "ok"] or same, asked, machine)
-        possible |= planner.show(same, head, memory)
-    return 0 if possible else 3
+        words = [*question.words, *([f"train.global_batch={batch}"] if question.batches else [])]
+        possible = [row for row in same if row.status == "ok"]
+        ranking.show_best_plans(same, heading(possible or same, replace(question, words=words), machine), memory)
 
 
 def slices(sources: Sources, rows: Sequence[Prediction]) -> Iterator[Slice]:
@@ -133,7 +118,8 @@ def heading(rows: Sequence[Prediction], question: Question, machine: Machine) ->
     )
 
 
-def show(rows: Sequence[Prediction], question: Question, machine: Machine) -> None:
+def show(rows: Sequence[Prediction], question: Question, machine: Machine, memory: float | None) -> None:
+    """Print the predictions and the best of them. memory: as for `show_plans`"""
     predicted = [row for row in rows if row.status == "ok"]
     if predicted:
         print(heading(predicted, question, machine))
@@ -148,10 +134,9 @@ def show(rows: Sequence[Prediction], question: Question, machine: Machine) -> No
     if question.options.check_volumes:
         for line in volumes.lines(predicted, question.in_layout):
             print(line, flush=True)
-    memory = question.options.max_memory_gib
-    best = ranking.fitting(rows, question.options.max_gpus, memory * GIB if memory else None)
+    best = ranking.fitting(rows, question.options.max_gpus, memory)
     caps = f" with at most {question.options.max_gpus} GPUs" if question.options.max_gpus else ""
-    caps += f" in {memory:g} GiB" if memory else ""
+    caps += f" in {question.options.max_memory_gib:g} GiB" if memory else ""
     print("\n".join(ranking.conclusion(best, caps)))
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -35,7 +33,7 @@ def draw(rows: Sequence[Prediction], path: Path) -> None:
     if not fine:
         raise UserError(f"--figure={path}: nothing was predicted")
     names = list(dict.fromkeys(row.framework for row in fine))
-    with mpl.rc_context(cast(Any, plotting.STYLE)):
+    with plotting.style():
         bands = ["with the bands of 80 %"] if fine[0].low_80_s else []
         first = plotting.Head(f"{fine[0].model} on {fine[0].cluster}", [f"from: {fine[0].basis}", *bands])
         figure = plotting.grid([first, *(plotting.Head(name, []) for name in names[:MOST])])
@@ -57,7 +55,7 @@ def draw_map(rows: Sequence[Prediction], path: Path) -> None:
             tied.add(place)
     gpus, batches = (sorted({place[axis] for place in best}) for axis in (0, 1))
     colors = looks_of((row.framework, row.framework) for row in best.values() if row).colors
-    with mpl.rc_context(cast(Any, plotting.STYLE)):
+    with plotting.style():
         head = plotting.Head(
             f"{rows[0].model} on {rows[0].cluster}",
             ["the fastest plan that fits, predicted", "*: not separated from those of other frameworks"],

@@ -15,7 +15,6 @@ from ddlbench.errors import UserError
 from ddlbench.oracle.machine.collectives import ALGORITHMS
 from ddlbench.oracle.machine.machine import described, load, machine_names
 from ddlbench.oracle.predictor import Prediction
-from ddlbench.predict import planner
 
 CALIBRATE = (
     "measure each block here, once for each device, model and batch; with --from or --one-gpu-step-s these seconds say "
@@ -40,6 +39,8 @@ ABOVE_0 = (
     "one_gpu_step_s", "one_gpu_batch", "samples_per_epoch", "loader_samples_per_s", "max_gpus", "max_memory_gib"
 )  # fmt: skip
 OPTION_KEYS = ("cluster", "gpus", "+framework", "overlap")  # of words that are not for Hydra
+DEGREES = ("dp", "tp", "pp", "sp")  # of a layout
+SHARES = ("tensor", "megatron", "channel", "spatial", "hybrid")  # whose ranks share layers or images
 IN_TEXT = ("blocks", "check_volumes", "max_gpus", "max_memory_gib")  # add lines to the table; JSON has rows only
 
 
@@ -67,7 +68,7 @@ class Question:
     def in_layout(self, row: Prediction) -> Config:
         """The configuration of a row in its layout."""
         config = self.configuration(row.framework)
-        if row.framework not in planner.SHARES:
+        if row.framework not in SHARES:
             return config
         degrees = {key: row.layout[key] for key in ("dp", "tp", "sp") if key in row.layout}
         return replace(config, framework=replace(cast(Any, config.framework), **degrees))
@@ -152,7 +153,7 @@ def _check_plan(question: Question) -> None:
         if getattr(question.options, name):
             raise UserError(f"--plan ranks many layouts: leave --{name.replace('_', '-')} out, and predict one of them")
     for word in question.words:
-        if word.partition("=")[0].lstrip("+") in [f"framework.{degree}" for degree in planner.DEGREES]:
+        if word.partition("=")[0].lstrip("+") in [f"framework.{degree}" for degree in DEGREES]:
             raise UserError(f"{word}: --plan chooses the layout: leave it out, or predict it without --plan")
 
 
@@ -178,14 +179,19 @@ def _check(options: argparse.Namespace) -> None:
 def numbers(text: str, key: str = "gpus") -> list[int]:
     """GPU counts: 8, [4,8,16] or [4,8,...,1024], which continues with the same factor, else with the same step. key:
     named by errors"""
+
+    def number(entry: str) -> int:
+        if not entry.isascii() or not entry.isdigit() or not 1 <= int(entry) <= LARGEST_WORLD:
+            raise UserError(f"{key}={text} must be numbers from 1 to {LARGEST_WORLD}: {EXAMPLE}")
+        return int(entry)
+
     entries = [entry.strip() for entry in re.sub(r"^\[|\]$", "", text.strip()).split(",")]
-    refusal = f"{key}={text} must be numbers from 1 to {LARGEST_WORLD}: {EXAMPLE}"
     counts: list[int] = []
     for index, entry in enumerate(entries):
         if entry not in ("...", "…"):
-            counts.append(_number(entry, refusal))
+            counts.append(number(entry))
             continue
-        last = _number(entries[index + 1], refusal) if index + 1 < len(entries) else 0
+        last = number(entries[index + 1]) if index + 1 < len(entries) else 0
         if len(counts) < 2 or not counts[-2] < counts[-1] < last:
             raise UserError(f"{key}={text}: two ascending numbers before ... and a larger one after it: {EXAMPLE}")
         first, second = counts[-2:]
@@ -195,9 +201,3 @@ def numbers(text: str, key: str = "gpus") -> list[int]:
     if len(counts) > MOST:
         raise UserError(f"{key}= gives {len(counts)} numbers: ask for {MOST} at most at a time")
     return list(dict.fromkeys(counts))
-
-
-def _number(text: str, refusal: str) -> int:
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= LARGEST_WORLD:
-        raise UserError(refusal)
-    return int(text)

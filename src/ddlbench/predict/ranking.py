@@ -1,7 +1,8 @@
-"""The predictions as a table, and the best of them. Pure."""
+"""The predictions as a table, and the best of them."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,7 +17,7 @@ COLUMNS = (*WHICH, "step", "80 %", *TIMES, "memory", "error", "fits", "samples/s
 TIE = 0.03  # without a band: the oracle cannot distinguish smaller differences
 DECIDING_STEPS = 100  # of a run that decides between two frameworks
 Z80 = 1.2816  # normal quantile of a band of 80 %
-EQUAL = 3  # plans of a framework that are named
+SHOWN, EQUAL = 10, 3  # of the best plans; plans of a framework that are named
 DRAWS = 10_000  # of the steps of frameworks within their bands
 PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")
 
@@ -156,3 +157,41 @@ def regret(equal: Sequence[Prediction]) -> float:
     middle, half = ends.mean(axis=1), (ends[:, 1] - ends[:, 0]) / 2
     steps = np.random.default_rng(0).normal(middle, half / Z80, (DRAWS, len(equal)))
     return float(np.exp(steps[:, 0] - steps.min(axis=1)).mean() - 1)
+
+
+def show_best_plans(rows: Sequence[Prediction], heading: str, max_memory: float | None) -> None:
+    """Print the plans, or why there is none.
+
+    rows: all that were tried, on one number of GPUs; max_memory: bytes, None: those of the device
+    """
+    best = fitting(rows, max_memory=max_memory)
+    samples = rows[0].settings.get("train.global_batch")
+    batch = f", {samples} samples an update" if samples else ""
+    tried = f"{len(rows):,} plans of {len({row.framework for row in rows})} frameworks at {rows[0].gpus} GPUs{batch}"
+    if not best:
+        print(f"{tried}: none is possible: {_short_of(rows)}\n")
+        return
+    print(f"{heading}\n{tried}: {len(best):,} fit; the best {min(SHOWN, len(best))}:\n")
+    print(table(best[:SHOWN]))
+    others = contrast(best)
+    if others:
+        print(f"\nthe best of each other framework:\n\n{table(others)}")
+    print("", *marks(best[:SHOWN]), *conclusion(best, ""), sep="\n")
+    print(f"to run it: {command(best[0])}\n")
+
+
+def command(row: Prediction) -> str:
+    """The words of ddlbench for a plan."""
+    words = [f"{key}={str(value).lower()}" for key, value in row.settings.items()]
+    return " ".join([f"+framework={row.framework}", *words])
+
+
+def _short_of(rows: Sequence[Prediction]) -> str:
+    """What every plan lacks: memory, or what the checks say most often."""
+    possible = [row for row in rows if row.status == "ok"]
+    if possible:
+        least = min(possible, key=lambda row: row.memory_bytes or 0.0)
+        needed = f"{(least.memory_bytes or 0.0) / GIB:.3g} GiB"
+        return f"the plan that needs the least memory is {command(least)}, with {needed}"
+    (reason, count), *_ = Counter(row.reason for row in rows).most_common(1)
+    return f"{reason} ({count:,} of {len(rows):,})"

@@ -1,10 +1,19 @@
-"""The rows of ddlbench-predict: one for each framework at each number of GPUs, or for each of its plans."""
+"""The rows of ddlbench-predict: one for each framework at each number of GPUs, or with `--plan` for each of its plans:
+which framework, layout, micro batch and recomputation to train with, by the predicted step and memory.
+
+For a plan every framework whose updates are those of one device is tried, in every layout: tensor parallelism within a
+node, any number of stages, replicas on the other GPUs (those of pipelines with and without framework.sharded); with
+micro batches of 1, 2, 4, ... samples, and with and without train.checkpoint_activations. What does not fit the memory,
+or what a framework's own check refuses, is no plan.
+"""
 
 from __future__ import annotations
 
+import itertools
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 from ddlbench.config.choices import choices
@@ -16,11 +25,14 @@ from ddlbench.oracle.measured.inputs import OneStep, from_calibration, from_one_
 from ddlbench.oracle.measured.runs import Results
 from ddlbench.oracle.predictor import SAMPLES, Inputs, Prediction, predict
 from ddlbench.oracle.timing.computation import Computation
-from ddlbench.predict import planner, ranking
-from ddlbench.predict.question import Question
+from ddlbench.predict import ranking
+from ddlbench.predict.question import DEGREES, SHARES, Question
 from ddlbench.progress import Progress
 
 STAGES = 2  # at most, of the layouts that are compared without --plan
+# Their updates are late or averaged, so that a faster step may train worse; `deepspeed` is zero0 to zero3,
+# and `megatron` has the equations of `tensor`.
+NO_PLANS = ("local_sgd", "parameter_server", "pipedream", "pipedream_2bw", "deepspeed", "megatron")
 
 
 @dataclass(frozen=True)
@@ -74,8 +86,7 @@ def predictions(sources: Sources) -> list[Prediction]:
         errors.append(error)
         return Prediction(name, question.model, machine.name, gpus, "unsupported", str(error))
 
-    frameworks = planner.frameworks() if question.options.plan else choices("framework")
-    names = frameworks if question.framework is None else [question.framework]
+    names = [question.framework] if question.framework is not None else frameworks(question.options.plan)
     for name in Progress(sys.stderr.isatty()).steps(names, len(names), "predicting", "frameworks"):
         try:
             config = question.configuration(name)
@@ -105,19 +116,18 @@ def _planned(question: Question, config: Config, gpus: int, inputs: Inputs) -> I
     """A prediction for each plan of a framework."""
     batches = [replace(config.train, global_batch=batch, batch_per_gpu=None) for batch in question.batches]
     for train in batches or [config.train]:
-        plans = planner.plans(replace(config, train=train), question.words, gpus, inputs.machine.per_node(gpus))
-        for plan, row in _possible(plans, gpus, inputs):
-            yield replace(row, settings=planner.settings(plan))
+        tried = plans(replace(config, train=train), question.words, gpus, inputs.machine.per_node(gpus))
+        for plan, row in _possible(tried, gpus, inputs):
+            yield replace(row, settings=settings(plan))
 
 
 def _layouts(question: Question, config: Config, gpus: int, per_node: int) -> list[Config]:
     """The layouts that are compared: those of a plan with two stages at most, if no degree is given."""
-    degrees = tuple(f"framework.{degree}=" for degree in planner.DEGREES)
+    degrees = tuple(f"framework.{degree}=" for degree in DEGREES)
     framework: Any = config.framework
-    if framework.name not in planner.SHARES or any(word.lstrip("+").startswith(degrees) for word in question.words):
+    if framework.name not in SHARES or any(word.lstrip("+").startswith(degrees) for word in question.words):
         return [config]
-    layouts = planner.layouts(framework, gpus, per_node, STAGES)
-    return [replace(config, framework=layout) for layout in layouts] or [config]
+    return [replace(config, framework=layout) for layout in layouts(framework, gpus, per_node, STAGES)] or [config]
 
 
 def _possible(configs: Iterable[Config], gpus: int, inputs: Inputs) -> list[tuple[Config, Prediction]]:
@@ -132,3 +142,54 @@ def _possible(configs: Iterable[Config], gpus: int, inputs: Inputs) -> list[tupl
     if errors and not rows:
         raise errors[0]
     return rows
+
+
+def frameworks(of_plans: bool = True) -> list[str]:
+    return [name for name in choices("framework") if not of_plans or name not in NO_PLANS]
+
+
+def plans(config: Config, words: Sequence[str], gpus: int, per_node: int) -> Iterator[Config]:
+    """Every configuration of a framework that is tried; replicas of a pipeline with and without shards. words: keys
+    that are given are kept"""
+    given = {word.lstrip("+").partition("=")[0] for word in words}
+    for layout in layouts(config.framework, gpus, per_node):
+        replicas = gpus // prod(getattr(layout, name, None) or 1 for name in DEGREES[1:])
+        frameworks = [layout]
+        if hasattr(layout, "sharded") and replicas > 1 and "framework.sharded" not in given:
+            frameworks = [replace(layout, sharded=sharded) for sharded in (False, True)]
+        samples = config.train.samples_per_update(gpus) // replicas
+        micro_batches = [2**n for n in range(samples.bit_length()) if samples % 2**n == 0]
+        if "train.micro_batch" in given or not micro_batches:  # more replicas than samples: refused with the reason
+            micro_batches = [config.train.micro_batch]
+        recompute = [config.train.checkpoint_activations] if "train.checkpoint_activations" in given else [False, True]
+        for framework, size, again in itertools.product(frameworks, micro_batches, recompute):
+            train = replace(config.train, micro_batch=size, checkpoint_activations=again)
+            yield replace(config, train=train, framework=framework)
+
+
+def layouts(framework: Any, gpus: int, per_node: int, most_stages: int | None = None) -> Iterator[Any]:
+    """The layouts of a framework on so many GPUs. Images are shared within a node, as layers are. Where a framework
+    shares layers and has stages, both are more than one, because `tensor` and the pipelines are tried alone.
+    most_stages: None for as many as there are GPUs"""
+    degrees = [degree for degree in DEGREES if hasattr(framework, degree)]
+    if not degrees:
+        yield framework
+        return
+    within = [n for n in range(2, per_node + 1) if per_node % n == 0]
+    tensors = within if framework.name in SHARES else [1]
+    stages = [n for n in range(2, (most_stages or gpus) + 1) if gpus % n == 0] if "pp" in degrees else [1]
+    for tp in tensors:
+        for pp in stages:
+            if gpus % (tp * pp) == 0:
+                chosen = {"dp": gpus // (tp * pp), "tp": tp, "sp": tp, "pp": pp}
+                yield replace(framework, **{degree: chosen[degree] for degree in degrees})
+
+
+def settings(config: Config) -> dict[str, Any]:
+    """What a plan sets beside the framework, as keys of ddlbench."""
+    framework: Any = config.framework
+    names = (*DEGREES, "sharded")
+    layout = {f"framework.{name}": getattr(framework, name) for name in names if hasattr(framework, name)}
+    keys = ("global_batch", "batch_per_gpu", "micro_batch", "checkpoint_activations")
+    train = {f"train.{key}": value for key in keys if (value := getattr(config.train, key)) is not None}
+    return layout | train

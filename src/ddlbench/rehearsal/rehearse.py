@@ -30,9 +30,8 @@ from ddlbench.measure.clock import EpochClock
 from ddlbench.ranks.fake.fake import fake_world
 from ddlbench.ranks.launch import Launch
 from ddlbench.rehearsal import perfetto
-from ddlbench.rehearsal.observed import Group, Observed, Operation, short
+from ddlbench.rehearsal.observed import Group, Observed, Operation, before_update, gradients, memory, short, stored
 from ddlbench.rehearsal.perfetto import Slice
-from ddlbench.rehearsal.storages import before_update, gradients, memory, stored
 from ddlbench.texts import bytes_text
 
 WARM_UP = 2  # steps before the reported one

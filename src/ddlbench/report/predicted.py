@@ -18,8 +18,8 @@ from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured.inputs import machine_of
 from ddlbench.oracle.measured.runs import Results
 from ddlbench.oracle.predictor import Inputs, Prediction, predict
+from ddlbench.predict.grading.grade import predicted_s
 from ddlbench.predict.grading.points import Point, point
-from ddlbench.predict.grading.predictions import predicted_s
 from ddlbench.results.reading.attempts import Attempt, Records, reason_of
 from ddlbench.results.reading.csv_rows import csv_row
 from ddlbench.results.reading.published import OWN, PUBLISHED, read_published

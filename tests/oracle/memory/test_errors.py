@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddlbench.config.choices import choices
-from ddlbench.oracle.memory.errors import WORST_ERRORS, fits, worst_error
+from ddlbench.oracle.bands import WORST_ERRORS, fits, worst_error
 
 PAGE = Path(__file__).parents[3] / "docs" / "oracle.md"
 

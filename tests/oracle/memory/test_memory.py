@@ -12,7 +12,7 @@ from math import ceil
 import pytest
 
 from ddlbench.config.schema import Config
-from ddlbench.oracle.memory.errors import CAST_ERROR, worst_error
+from ddlbench.oracle.bands import CAST_ERROR, worst_error
 from tests.oracle.memory_grid import OF_SEGMENTS, OF_SOME, Case, configured, grid, predicted, rehearsed, rehearsed_ranks
 from tests.support.libraries import why_no_horovod
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from ddlbench.measure.formulas.memory_formula import Bytes
 from ddlbench.oracle.memory.replicas import Moment
-from ddlbench.oracle.memory.stages import InFlight, Stage, pipedream_peak, schedule_peak, stage
+from ddlbench.oracle.memory.stages import Cut, Stage, pipedream_peak, schedule_peak, stage
 from ddlbench.oracle.timing.schedule import order
-from tests.oracle.made import AGAIN, KEPT, A, B
+from tests.oracle.made import AGAIN, KEPT, A, B, block, made
 
 # A micro batch saves 10 and has 15 in memory at most while it runs; the stage has gradients of 7, of which 3 are there
 # at the peak of the first backward pass.
@@ -49,24 +49,29 @@ def test_a_checkpointed_stage_keeps_the_outputs_of_its_blocks() -> None:
     assert stage([A, B], 1, AGAIN, [8, 4], last=False).saved == 3 + 1
 
 
+def cut(count: int, buffered: bool = False) -> Cut:
+    """Four stages; each sends 2 bytes to the next one. Rank 1 has two later stages."""
+    setting = made(4, [block(name, 1, 2, output=2) for name in "abcd"], 4)
+    return Cut(setting, "pipedream", 1, 1, 4, (1, 1, 1, 1), count, 1.0, buffered=buffered)
+
+
 def test_each_minibatch_of_pipedream_has_its_weights() -> None:
     """Two later stages: 2 x (10 + 2) wait, beside 3 of messages. A backward pass has two versions more (2 x 100) and 3
     + 11; the update three (3 x 100), all gradients and 6."""
-    states, in_flight = Bytes(100, 7, 200), InFlight(ahead=2, count=1, gradients=1, input_bytes=2)
-    memory = pipedream_peak(states, STAGE, in_flight, messages=3, permanent=1, update=6)
+    memory = pipedream_peak(cut(1), 1, Bytes(100, 7, 200), STAGE, messages=3, permanent=1, update=6)
     assert memory.buffers == 1 + 300
     assert memory.total == 100 + 200 + 301 + 7 + (24 + 3 + 6)
 
 
 def test_micro_batches_of_one_minibatch_share_weights() -> None:
     """Four in a minibatch: the two that wait are of one other minibatch at most."""
-    states, in_flight = Bytes(100, 7, 200), InFlight(ahead=2, count=4, gradients=1, input_bytes=2)
-    memory = pipedream_peak(states, STAGE, in_flight, messages=3, permanent=1, update=6)
+    states = Bytes(100, 7, 200)
+    memory = pipedream_peak(cut(4), 1, states, STAGE, messages=3, permanent=1, update=6)
     assert memory.buffers == 1 + 200
-    last = pipedream_peak(states, STAGE, replace(in_flight, ahead=0), messages=3, permanent=1, update=6)
+    last = pipedream_peak(cut(4), 3, states, STAGE, messages=3, permanent=1, update=6)
     assert last.buffers == 1
 
 
 def test_2bw_has_gradients_of_two_minibatches() -> None:
-    states, in_flight = Bytes(100, 7, 200), InFlight(ahead=2, count=4, gradients=2, input_bytes=2)
-    assert pipedream_peak(states, STAGE, in_flight, messages=3, permanent=1, update=6).gradients == 14
+    memory = pipedream_peak(cut(4, buffered=True), 1, Bytes(100, 7, 200), STAGE, messages=3, permanent=1, update=6)
+    assert memory.gradients == 14

@@ -13,9 +13,9 @@ from ddlbench.errors import UserError
 from ddlbench.oracle import bands
 from ddlbench.predict.__main__ import main
 from ddlbench.predict.grading import grade, layouts
-from ddlbench.predict.grading.grade import Grade
+from ddlbench.predict.grading.grade import Grade, last_points, predicted_s
 from ddlbench.predict.grading.points import Point, Words, points
-from ddlbench.predict.grading.predictions import last_points, predicted_s
+from ddlbench.results.rows import Row
 from tests.predict.grading.rows import BASE, POINT, rows
 
 LAYOUT = {
@@ -24,9 +24,9 @@ LAYOUT = {
 }  # fmt: skip
 
 
-def graded(gpus: int, measured: float, predicted: float, strategy: str = "ddp") -> grade.Graded:
+def graded(gpus: int, measured: float, predicted: float, strategy: str = "ddp") -> Row:
     words = Words(2, "source", "model", strategy, "gpu", "network")
-    return grade._graded(words, gpus, "base", measured, predicted, bands.band("ddp", 1))
+    return grade.graded(words, gpus, "base", measured, predicted, bands.band("ddp", 1))
 
 
 def written(path: Path, rows: Sequence[Mapping[str, str]]) -> Path:

@@ -121,7 +121,7 @@ class FakeModel:
         self.saved = {identity(tensor) for tensor in (*self.model.parameters(), self.value)}
         blocks, tied = list[Block](), 0
         counted = set[int]()  # parameters of earlier blocks
-        runs = dict[object, tuple[Block, Callable[[], Tensor]]]()
+        runs = dict[object, tuple[Block, torch.Size, tuple[int, ...], torch.dtype, bool]]()
         *_, last = self.model.children()
         for name, module in self.model.named_children():
             is_last, value = module is last, self.value
@@ -129,30 +129,20 @@ class FakeModel:
             layout = value.shape, value.dtype, value.stride(), value.requires_grad, identity(value) in self.saved
             kind = is_last, repr(module), parameters, layout  # equal for blocks that compute the same
             if kind in runs:
-                block, make_output = runs[kind]
-                output = make_output()
+                block, shape, strides, dtype, is_saved = runs[kind]
+                output = torch.empty_strided(shape, strides, dtype=dtype)
+                if is_saved:
+                    self.saved.add(identity(output))
+                    weakref.finalize(output.untyped_storage(), self.saved.discard, identity(output))
             else:
                 block, output = self._block(samples, name, module, is_last, counted)
-                runs[kind] = block, self._maker(output)
+                is_saved = identity(output) in self.saved
+                runs[kind] = block, output.shape, output.stride(), output.dtype, is_saved
             tied += sum(tensor.numel() for tensor in module.parameters() if id(tensor) in counted)
             counted |= {id(tensor) for tensor in module.parameters()}
             blocks.append(block.named(name))
             self.value = output.detach().requires_grad_()
         return blocks, tied
-
-    def _maker(self, output: Tensor) -> Callable[[], Tensor]:
-        """A function that makes tensors like this output, without a reference to it."""
-        shape, strides, dtype, saved = output.shape, output.stride(), output.dtype, self.saved
-        is_saved = identity(output) in saved
-
-        def made() -> Tensor:
-            tensor = torch.empty_strided(shape, strides, dtype=dtype)
-            if is_saved:
-                saved.add(identity(tensor))
-                weakref.finalize(tensor.untyped_storage(), saved.discard, identity(tensor))
-            return tensor
-
-        return made
 
     def _block(
         self, samples: int, name: str, module: nn.Module, is_last: bool, counted: set[int]

@@ -181,47 +181,40 @@ def zero(setting: Setting, stage: int, bucket: float, overlaps: bool, casts: boo
     return rank.peak(rank.states(stage, setting.world, own_copy=True), (during, reduction, update), buckets)
 
 
-@dataclass(frozen=True)
-class Gathered:
-    """The weights that are gathered.
-
-    number_bytes: bytes of one number; temporary: bytes of each block's weights that are gathered for each of its
-    passes; stay: bytes of the weights that stay gathered from the forward to the backward pass
-    """
-
-    number_bytes: int
-    temporary: Sequence[float]
-    stay: float
-
-
-def fsdp(setting: Setting, shards: int, gathered: Gathered) -> Memory:
+def fsdp(setting: Setting, shards: int, number_bytes: int, weights: Sequence[float], stay: float) -> Memory:
     """In the forward pass a rank has the weights of the block and the buffer of their all-gather; in the backward pass
     the weights of the block and of the next one, and the gradients of the last one, which are being reduced. With
-    several micro batches it adds up complete gradients."""
-    rank, weights = Rank(setting, setting.counts, setting.world), gathered.temporary
+    several micro batches it adds up complete gradients.
+
+    number_bytes: of a weight that is gathered; weights: bytes of each block's weights that are gathered for each of its
+        passes; stay: bytes of the weights that stay gathered from the forward to the backward pass
+    """
+    rank = Rank(setting, setting.counts, setting.world)
     sent = [FP32_BYTES * float(block.parameter_count) for block in setting.counts.blocks]
     backward = map(sum, zip(weights, [0.0, *weights[:-1]], [*sent[1:], 0.0], strict=True))
     in_passes = list(zip((2 * bytes_ for bytes_ in weights), backward, strict=True))
-    during = rank.passes(rank.accumulates, shards, gathered.number_bytes == FP32_BYTES, in_passes)
+    during = rank.passes(rank.accumulates, shards, number_bytes == FP32_BYTES, in_passes)
     states, copies = rank.states(3, shards), update_copies(setting.optimizer, setting.counts.blocks, 1 / shards)
     moments = during.plus(rank.gradients if rank.accumulates else 0.0), Moment(states.gradients, copies)
-    return rank.peak(states, moments, gathered.stay)
+    return rank.peak(states, moments, stay)
 
 
-def zero3(setting: Setting, gathered: Gathered, bucket: float, persistent: float) -> Memory:
+def zero3(
+    setting: Setting, number_bytes: int, weights: Sequence[float], stay: float, bucket: float, persistent: float
+) -> Memory:
     """DeepSpeed's ZeRO 3. The rank's share of the gradients and a bucket are permanent. While a block runs, the rank
     also has all weights that stay gathered, those of the block, and a copy of the bucket, or of a larger gradient, for
     its reduction. The update is of all shards at once.
 
-    bucket: bytes; persistent: bytes of weights that every rank keeps
+    number_bytes, weights, stay: as for `fsdp`; bucket: bytes; persistent: bytes of weights that every rank keeps
     """
-    rank, stay = Rank(setting, setting.counts, setting.world, gathered.number_bytes), gathered.stay
+    rank = Rank(setting, setting.counts, setting.world, number_bytes)
     states = rank.states(3, setting.world, own_copy=True)
     copy = max(bucket, largest_tensor(setting.counts.blocks)) if rank.gradients > bucket else 0.0
-    in_passes = [(stay + bytes_, stay + bytes_) for bytes_ in gathered.temporary]
+    in_passes = [(stay + bytes_, stay + bytes_) for bytes_ in weights]
     moments = (
-        rank.passes(True, 1, gathered.number_bytes == FP32_BYTES, in_passes).plus(states.gradients, copy),
+        rank.passes(True, 1, number_bytes == FP32_BYTES, in_passes).plus(states.gradients, copy),
         Moment(states.gradients, stay + min(bucket, rank.gradients)),
-        Moment(states.gradients, FP32_BYTES / rank.number_bytes * states.gradients * costs(setting.optimizer).copies),
+        Moment(states.gradients, FP32_BYTES / number_bytes * states.gradients * costs(setting.optimizer).copies),
     )
     return rank.peak(replace(states, parameters=states.parameters + persistent), moments, bucket)

@@ -44,8 +44,7 @@ class Cut:
     count: int
     samples: float
     sharded: bool = False
-    versions: bool = False  # of the weights, while minibatches are in flight
-    buffered: bool = False  # gradients of two minibatches at once
+    buffered: bool = False  # gradients of two minibatches of PipeDream at once
 
     def spans(self) -> list[tuple[int, int]]:
         """First and last block + 1 of each stage."""
@@ -150,40 +149,24 @@ def schedule_peak(passes_: Iterable[Op], stages: Mapping[int, Stage]) -> Moment:
     return peak
 
 
-@dataclass(frozen=True)
-class InFlight:
-    """What PipeDream keeps on one stage between a forward pass and its backward pass
-    (frameworks/pipeline/pipedream_trainer.py).
-
-    ahead: micro batches that wait for their backward pass, one for each later stage
-    count: micro batches of a minibatch
-    gradients: minibatches that have gradients at the same time: 2 for PipeDream-2BW, else 1
-    input_bytes: bytes of the stage's input, of one micro batch
-    """
-
-    ahead: int
-    count: int
-    gradients: int
-    input_bytes: float
-
-
 def pipedream_peak(
-    states: Bytes, stage: Stage, in_flight: InFlight, messages: float, permanent: float, update: float
+    cut: Cut, rank: int, states: Bytes, stage: Stage, messages: float, permanent: float, update: float
 ) -> Memory:
-    """The memory of one stage of PipeDream. Each minibatch in flight has a version of the weights, and the update makes
-    one more.
+    """The memory of one stage of PipeDream (frameworks/pipeline/pipedream_trainer.py). Each minibatch in flight has a
+    version of the weights, and the update makes one more. PipeDream-2BW has gradients of two minibatches at once.
 
     messages: bytes of a micro batch's input and of its output's gradient
     update: bytes of temporary results of the update
     """
-    waiting = in_flight.ahead * (stage.saved + in_flight.input_bytes) + messages
-    versions = ceil(in_flight.ahead / in_flight.count)
-    gradients = in_flight.gradients * states.gradients
-    running = Moment(gradients, stage.running)
-    if in_flight.count == in_flight.gradients == 1:
-        running = stage.first
+    ahead = cut.pp - 1 - rank  # micro batches that wait for their backward pass, one for each later stage
+    first, _ = cut.spans()[rank]
+    received = cut.setting.counts.blocks[first - 1].output * cut.samples if first else 0.0
+    waiting = ahead * (stage.saved + received) + messages
+    versions = ceil(ahead / cut.count)
+    gradients = (2 if cut.buffered else 1) * states.gradients
+    running = stage.first if cut.count == 1 and not cut.buffered else Moment(gradients, stage.running)
     passes_ = at_peak(states, [running.plus(0.0, waiting)], permanent + versions * states.parameters)
-    versions += in_flight.ahead > 0
+    versions += ahead > 0
     update_ = at_peak(states, [Moment(gradients, waiting + update)], permanent + versions * states.parameters)
     return max(passes_, update_, key=lambda memory: memory.total)
 
@@ -224,10 +207,8 @@ def _of_rank(cut: Cut, counts: Counts, rank: int, parameters: float) -> Memory:
     # The inputs of the stages and the gradients of their outputs.
     borders = [edge for span in spans.values() for edge in span if 0 < edge < len(counts.blocks)]
     messages = samples * sum(counts.blocks[edge - 1].output for edge in borders)
-    if cut.versions:
-        before = counts.blocks[edges[rank][0] - 1].output * samples if rank else 0.0
-        in_flight = InFlight(cut.pp - 1 - rank, cut.count, 2 if cut.buffered else 1, before)
-        return pipedream_peak(states, stages[rank], in_flight, messages, permanent, copies)
+    if cut.schedule == "pipedream":
+        return pipedream_peak(cut, rank, states, stages[rank], messages, permanent, copies)
     if cut.sharded:  # complete weights from one update to the next, and gradients until they are reduced
         permanent += FP32_BYTES * parameters
         copies = FP32_BYTES * parameters

@@ -51,9 +51,7 @@ def pipedream(framework: PipeDream, setting: Setting) -> Outcome:
     count = framework.micro_batches(setting.job, layout)
     samples = setting.job.replica_batch(layout.dp) / count
     sizes = stage_sizes(framework, setting, layout.pp, samples)
-    return predict(
-        Cut(setting, "pipedream", layout.dp, 1, layout.pp, sizes, count, samples, versions=True, buffered=buffered)
-    )
+    return predict(Cut(setting, "pipedream", layout.dp, 1, layout.pp, sizes, count, samples, buffered=buffered))
 
 
 def stage_sizes(framework: Staged, setting: Setting, stages: int, samples: float) -> tuple[int, ...]:

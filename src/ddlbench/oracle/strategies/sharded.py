@@ -17,7 +17,6 @@ from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES
 from ddlbench.oracle.machine import collectives
 from ddlbench.oracle.memory import replicas as memory
-from ddlbench.oracle.memory.replicas import Gathered
 from ddlbench.oracle.setting import BYTES, Memory, Message, Outcome, Setting
 from ddlbench.oracle.strategies.data_parallel import replicas
 from ddlbench.oracle.timing import overlap
@@ -36,7 +35,7 @@ Calls = tuple[tuple[int, ...], ...]  # for each message, the indices of its bloc
 class Scheme:
     """How weights are gathered and gradients are reduced.
 
-    weight, gradient: bytes of a number in the messages
+    weight: bytes of a number of the weights in the messages
     gathered: parameters of each block that are gathered; again: whether they are gathered for the backward pass, too
     gathers, reductions: the blocks of each message
     always: gradients are reduced after every micro batch, not only after the last one
@@ -45,7 +44,6 @@ class Scheme:
 
     shards: int
     weight: int
-    gradient: int
     gathered: tuple[int, ...]
     again: tuple[bool, ...]
     gathers: Calls
@@ -53,9 +51,11 @@ class Scheme:
     always: bool
     persistent: int = 0
 
-    def gathered_bytes(self) -> Gathered:
+    def gathered_bytes(self) -> tuple[int, list[float], float]:
+        """Bytes of a number; of each block's weights that are gathered for each of its passes; of the weights that stay
+        gathered from the forward to the backward pass."""
         temporary = [float(self.weight * n * again) for n, again in zip(self.gathered, self.again, strict=True)]
-        return Gathered(self.weight, temporary, float(self.weight * sum(self.gathered)) - sum(temporary))
+        return self.weight, temporary, float(self.weight * sum(self.gathered)) - sum(temporary)
 
 
 def fsdp(framework: FSDP, setting: Setting) -> Outcome:
@@ -73,8 +73,8 @@ def fsdp(framework: FSDP, setting: Setting) -> Outcome:
     again = tuple(index not in root if reshard is None else reshard for index in range(len(blocks)))
     groups = ((root,) if root else ()) + tuple((index,) for index in range(len(blocks)) if index not in root)
     parameters = tuple(block.parameter_count for block in blocks)
-    scheme = Scheme(shards, weight, setting.gradient_bytes, parameters, again, groups, groups, always=False)
-    outcome = sharded(setting, scheme, partial(memory.fsdp, setting, shards, scheme.gathered_bytes()))
+    scheme = Scheme(shards, weight, parameters, again, groups, groups, always=False)
+    outcome = sharded(setting, scheme, partial(memory.fsdp, setting, shards, *scheme.gathered_bytes()))
     if framework.replicate == 1:
         return outcome
     size = setting.counts.parameter_count / shards * setting.gradient_bytes
@@ -97,9 +97,8 @@ def zero3(framework: DeepSpeedOptions, setting: Setting) -> Outcome:
     backwards = tuple(tuple(len(blocks) - 1 - i for i in call) for call in _calls(parameters[::-1], bucket))
     ahead = tuple(tuple(i + 1 for i in call) for call in _calls(gathered[1:], prefetch))
     again, persistent = tuple(distance >= REUSE for distance in later), setting.counts.parameter_count - sum(gathered)
-    gathers, gradient = ((0,), *ahead), setting.gradient_bytes
-    scheme = Scheme(setting.world, weight, gradient, gathered, again, gathers, backwards, True, persistent)
-    peak = partial(memory.zero3, setting, scheme.gathered_bytes(), FP32_BYTES * bucket, persistent * weight)
+    scheme = Scheme(setting.world, weight, gathered, again, ((0,), *ahead), backwards, True, persistent)
+    peak = partial(memory.zero3, setting, *scheme.gathered_bytes(), FP32_BYTES * bucket, persistent * weight)
     return sharded(setting, scheme, peak)
 
 
@@ -118,8 +117,9 @@ def sharded(setting: Setting, scheme: Scheme, peak: Callable[[], Memory]) -> Out
     """The step of a strategy that keeps weights in shards."""
     count, samples = setting.micro_batch(setting.world)
     passes, parameters = setting.computation.blocks(samples), setting.counts.parameter_count
-    plain, last = (_blocks(setting, scheme, passes, reduces) for reduces in (scheme.always, True))
-    compute = count * sum(block.computing for block in plain)
+    last = _blocks(setting, scheme, passes)
+    plain = last if scheme.always else [replace(block, reduce=0.0) for block in last]
+    compute = count * sum(block.forward + block.backward for block in plain)
     seconds = (count - 1) * sum(block.sent for block in plain) + sum(block.sent for block in last)
     if setting.job.device.type == "cpu":
         # The host itself computes, and waits for each collective: FSDP calls them with async_op=False, which returns at
@@ -131,20 +131,19 @@ def sharded(setting: Setting, scheme: Scheme, peak: Callable[[], Memory]) -> Out
     exposed = setting.exposed(seconds, late)
     gathered = sum(number * (1 + again) for number, again in zip(scheme.gathered, scheme.again, strict=True))
     reduced = (count if scheme.always else 1) * parameters
-    bytes_ = count * gathered * scheme.weight + reduced * scheme.gradient  # of complete tensors
+    bytes_ = count * gathered * scheme.weight + reduced * setting.gradient_bytes  # of complete tensors
     messages = [Message("gathering of weights and reduction of gradients", 0, bytes_, seconds, exposed)]
     if scheme.persistent:
         size = float(scheme.persistent * scheme.weight)
-        once = collectives.all_gather(size, setting.path(scheme.shards)) if scheme.shards > 1 else 0.0
+        once = collectives.all_gather(size, setting.path(scheme.shards))
         messages.append(Message("gathering of small weights after the update", 1, size, once, once))
     outcome = replicas(setting, tuple(messages) if scheme.shards > 1 else (), peak, scheme.shards)
     return replace(outcome, layout={"dp": setting.world, "shards": scheme.shards})
 
 
-def _blocks(setting: Setting, scheme: Scheme, passes: Sequence[Pass], reduces: bool) -> list[Sharded]:
-    """Seconds of computing and of messages of each block in one micro batch. reduces: whether its gradients are reduced
-    in this micro batch"""
-    rate, blocks = setting.contention, setting.counts.blocks
+def _blocks(setting: Setting, scheme: Scheme, passes: Sequence[Pass]) -> list[Sharded]:
+    """Seconds of computing and of messages of each block in a micro batch after which gradients are reduced."""
+    rate, to = setting.contention, setting.path(scheme.shards)
     _, samples = setting.micro_batch(setting.world)
     plan = setting.plan(samples)
     if scheme.shards > 1 and any(not isinstance(item, int) and len(item) > 1 for item in plan):
@@ -152,24 +151,14 @@ def _blocks(setting: Setting, scheme: Scheme, passes: Sequence[Pass], reduces: b
             "the oracle has no model of weights that are gathered again for segments of several blocks: set "
             "train.checkpoint_activations to blocks or to a list of blocks"
         )
-    again = repeats(plan)
-    gather = reduce = [0.0] * len(blocks)
-    if scheme.shards > 1:
-        to = setting.path(scheme.shards)
-        weights = [number * scheme.weight for number in scheme.gathered]
-        gather = _shares(weights, scheme.gathers, lambda size: collectives.all_gather(size, to))
-        if reduces:
-            gradients = [block.parameter_count * scheme.gradient for block in blocks]
-            reduce = _shares(gradients, scheme.reductions, lambda size: collectives.reduce_scatter(size, to))
+    weights = [number * scheme.weight for number in scheme.gathered]
+    gradients = [block.parameter_count * setting.gradient_bytes for block in setting.counts.blocks]
+    gather = _shares(weights, scheme.gathers, lambda size: collectives.all_gather(size, to))
+    reduce = _shares(gradients, scheme.reductions, lambda size: collectives.reduce_scatter(size, to))
+    together = zip(passes, repeats(plan), gather, scheme.again, reduce, strict=True)
     return [
-        Sharded(
-            block.forward * rate,
-            block.back(again[index]) * rate,
-            gather[index],
-            gather[index] if scheme.again[index] else 0.0,
-            reduce[index],
-        )
-        for index, block in enumerate(passes)
+        Sharded(block.forward * rate, block.back(times) * rate, gather, gather if again else 0.0, reduce)
+        for block, times, gather, again, reduce in together
     ]
 
 

@@ -38,13 +38,20 @@ def spatial(framework: Spatial, setting: Setting) -> Outcome:
     parts = [Pass(block.forward / share, block.backward / share) for block, share in passes]
     messages: list[Message] = []
     if sp > 1:
+        again = set(setting.again(samples))
+        if len(again) > 1:
+            raise Unsupported(
+                "the oracle has no model of shared images of which some blocks run again: set "
+                "train.checkpoint_activations to none or blocks"
+            )
+        forward = 1 + again.pop()  # how often each block runs forward
         height = blocks[last].rows[-1].window.output
         size = blocks[last].output * samples * Part(None, 0, sp).span(height)[1] * sp / height  # of equal parts
-        number = count * _forward_passes(setting, samples)  # its gradient is already on every rank
+        number = count * forward  # its gradient is already on every rank
         seconds = number * collectives.all_gather(size, setting.path(sp))
         gathering = Message("all-gather of the last images", number, number * size, seconds, seconds)
-        messages += [_halos(setting, samples, count, sp), gathering, batch_message(setting, dp, sp)]
-        messages += _statistics(setting, samples, count, sp)
+        messages += [_halos(setting, samples, count, sp, forward), gathering, batch_message(setting, dp, sp)]
+        messages += _statistics(setting, count, sp, forward)
     if setting.world > 1:
         back = setting.backward_s(parts, dp)
         sent = overlap.buckets(overlap.gradients(sizes(setting, setting.gradient_bytes), back))
@@ -62,11 +69,11 @@ def spatial(framework: Spatial, setting: Setting) -> Outcome:
     )
 
 
-def _halos(setting: Setting, samples: float, count: int, sp: int) -> Message:
+def _halos(setting: Setting, samples: float, count: int, sp: int, forward: int) -> Message:
     """The exchange of halos; the bytes are those of the rank that sends most. All neighbours exchange at once. If some
     neighbours are on different nodes, all wait for them. The gradients of a halo are as large as the halo."""
     machine, world = setting.machine, setting.world
-    crosses, forward = bool(setting.per_node % sp), _forward_passes(setting, samples)
+    crosses = bool(setting.per_node % sp)
     number, seconds, bytes_ = 0, 0.0, np.zeros(sp)
     for layer in (layer for block in setting.counts.blocks for layer in block.rows):
         taken = np.array([layer.window.taken(Part(None, rank, sp)) for rank in range(sp)], dtype=float)  # [user, owner]
@@ -80,11 +87,10 @@ def _halos(setting: Setting, samples: float, count: int, sp: int) -> Message:
     return Message("halo exchange", count * number, total, count * seconds, count * seconds)
 
 
-def _statistics(setting: Setting, samples: float, count: int, sp: int) -> list[Message]:
+def _statistics(setting: Setting, count: int, sp: int, forward: int) -> list[Message]:
     """BatchNorm over all parts: mean, variance and number of the pixels of each part are gathered forward, two sums for
     each channel are added backward."""
-    to, forward = setting.path(sp), _forward_passes(setting, samples)
-    number, bytes_, seconds = 0, 0.0, 0.0
+    to, number, bytes_, seconds = setting.path(sp), 0, 0.0, 0.0
     for norm in batch_norms(on_meta(setting.job)):
         gathered, summed = FP32_BYTES * sp * (2 * norm.num_features + 1), FP32_BYTES * 2 * norm.num_features
         number += forward + 1
@@ -94,14 +100,3 @@ def _statistics(setting: Setting, samples: float, count: int, sp: int) -> list[M
     if not number:
         return []
     return [Message("statistics of BatchNorm", count * number, count * bytes_, count * seconds, count * seconds)]
-
-
-def _forward_passes(setting: Setting, samples: float) -> int:
-    """How often each block runs forward. Unsupported where blocks differ."""
-    again = set(setting.again(samples))
-    if len(again) > 1:
-        raise Unsupported(
-            "the oracle has no model of shared images of which some blocks run again: set train.checkpoint_activations "
-            "to none or blocks"
-        )
-    return 1 + again.pop()

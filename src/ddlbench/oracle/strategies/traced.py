@@ -82,9 +82,7 @@ def message(sent: Sent, setting: Setting) -> Message:
     size = sent.bytes_ / sent.count
     if sent.kind == "send":
         one = collectives.send(size, setting.machine, sent.stride, setting.world)
-    elif sent.kind == "all_reduce":
-        one = setting.all_reduce(size, sent.ranks, sent.stride)
-    elif sent.kind in ("all_gather", "reduce_scatter", "broadcast"):
+    elif sent.kind in collectives.KINDS:
         one = getattr(collectives, sent.kind)(size, setting.path(sent.ranks, sent.stride))
     else:
         raise Unsupported(f"the oracle has no seconds for {sent.kind}, which was traced {sent.count:g} times a step")

@@ -42,9 +42,6 @@ class Pass:
     def times(self, factor: float) -> Pass:
         return Pass(*(factor * seconds for seconds in astuple(self)))
 
-    def both(self, again: int) -> float:
-        return self.forward + self.back(again)
-
     def back(self, again: int) -> float:
         return self.backward + again * self.forward
 
@@ -67,10 +64,6 @@ class Speeds:
         if flops is None or device.bytes_per_s is None:
             return None
         return cls(flops, device.bytes_per_s, device.kernel_s, device.host_s)
-
-    def slower(self, factor: float) -> Speeds:
-        """With operations that take so many times as long."""
-        return replace(self, flops_per_s=self.flops_per_s / factor, bytes_per_s=self.bytes_per_s / factor)
 
     def operations(self, work: Work, samples: float) -> Floats:
         """Seconds of the work of each operation."""
@@ -113,7 +106,7 @@ class Computation:
 
     counts: Counts
     speeds: Speeds
-    optimizer: str
+    optimizer: str  # as `kind_of` names it
     basis: str
     factor: float = 1.0
     samples: float | None = None
@@ -126,16 +119,14 @@ class Computation:
 
     def blocks(self, samples: float, tp: int = 1) -> list[Pass]:
         """Seconds of each block for a micro batch. tp: ranks that share each block as far as it can be shared."""
-        key = samples, tp
-        if key not in self._cache:
-            size = min(int(samples), self.largest)
-            if self.measure is not None and size not in self.measured:
-                self.measured[size], update_s = self.measure(size)
-                self.update_s = self.update_s or update_s / self.counts.parameter_count
-            self._cache[key] = self._queued(
-                [self._block(index, samples, tp) for index in range(len(self.counts.blocks))]
-            )
-        return self._cache[key]
+        size = min(int(samples), self.largest)
+        if self.measure is not None and size not in self.measured:
+            self.measured[size], update_s = self.measure(size)
+            self.update_s = self.update_s or update_s / self.counts.parameter_count
+        if (samples, tp) not in self._cache:
+            blocks = range(len(self.counts.blocks))
+            self._cache[samples, tp] = self._queued([self._block(index, samples, tp) for index in blocks])
+        return self._cache[samples, tp]
 
     def _queued(self, passes: list[Pass]) -> list[Pass]:
         """Kernels wait in a queue: while one block keeps the device busy, the host starts the kernels of the next ones.
@@ -180,7 +171,7 @@ class Computation:
     def step(self, samples: float, micro_batches: int = 1, plan: Plan | None = None) -> float:
         """Seconds of a step of a single process. plan: of the blocks that run again, None: no block does"""
         again = repeats(plan) if plan else [0] * len(self.counts.blocks)
-        once = sum(block.both(times) for block, times in zip(self.blocks(samples), again, strict=True))
+        once = sum(block.forward + block.back(times) for block, times in zip(self.blocks(samples), again, strict=True))
         return micro_batches * once + self.update(self.counts.parameter_count)
 
     def scaled_to(
@@ -199,7 +190,8 @@ class Computation:
             work_s = step(replace(speeds, kernel_s=0.0, host_s=0.0))
             kernels_s = step(replace(speeds, host_s=0.0)) - work_s
             times = max((step_s - kernels_s) / work_s, 1.0)
-            speeds = speeds.slower(times if times <= SLOWEST else USUAL)
+            slower = times if times <= SLOWEST else USUAL  # of all operations
+            speeds = replace(speeds, flops_per_s=speeds.flops_per_s / slower, bytes_per_s=speeds.bytes_per_s / slower)
             host_limits = step(speeds) > step(replace(speeds, host_s=0.0))
             if times > SLOWEST and host_limits:
                 speeds = replace(speeds, host_s=speeds.host_s * step_s / step(speeds))

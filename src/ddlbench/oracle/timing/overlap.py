@@ -84,10 +84,6 @@ class Sharded:
     reduce: float
 
     @property
-    def computing(self) -> float:
-        return self.forward + self.backward
-
-    @property
     def sent(self) -> float:
         return self.gather + self.gather_again + self.reduce
 

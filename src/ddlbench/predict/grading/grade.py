@@ -1,4 +1,5 @@
-"""--grade POINTS.csv: predictions of published measurements, and their errors.
+"""--grade POINTS.csv: predictions of published measurements, and their errors: from the base of a point, or the largest
+GPU count of a series from all others.
 
 An error is (predicted - measured) / measured seconds of a step.
 """
@@ -6,22 +7,28 @@ An error is (predicted - measured) / measured seconds of a step.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 from math import log2
 from pathlib import Path
 from statistics import mean, median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ddlbench.config.compose import configuration
+from ddlbench.config.schema import Config
 from ddlbench.errors import RunError, UserError
 from ddlbench.oracle import bands
+from ddlbench.oracle.machine.machine import Machine
+from ddlbench.oracle.measured.learned import learn
+from ddlbench.oracle.measured.runs import from_devices, setting_of
+from ddlbench.oracle.predictor import strategy
 from ddlbench.predict.grading import layouts
 from ddlbench.predict.grading.points import COLUMNS, Point, Words, points
-from ddlbench.predict.grading.predictions import last_points, predicted_s
 from ddlbench.results.reading.csv_rows import CsvRow, read_csv
-from ddlbench.results.rows import group_by
+from ddlbench.results.rows import Row, group_by
 from ddlbench.texts import aligned
 
 Z95 = 1.96  # normal quantile of a 95 % interval
@@ -29,65 +36,47 @@ GROUPS = ("source", "model", "strategy", "gpu", "network", "gpus")
 
 
 @dataclass(frozen=True)
-class Graded:
-    """One measurement, its base and its prediction. low, high: the ends of the bands of 80 and 95 %, in seconds"""
-
-    stated: Words
-    gpus: int
-    base: str
-    measured_s: float
-    predicted_s: float
-    error: float
-    low_80_s: float
-    high_80_s: float
-    low_95_s: float
-    high_95_s: float
-
-    def row(self) -> dict[str, Any]:
-        """Its values by name."""
-        values = asdict(self)
-        return {**values.pop("stated")._asdict(), **values}
-
-
-@dataclass(frozen=True)
 class Grade:
-    """regret: measured seconds of the recommended layout over those of the best one, minus 1, of each case with more
-    than one layout; learned: the largest GPU count of each series of at least three, predicted from all smaller ones"""
+    """Rows of measurements, their bases and predictions (`graded`).
 
-    points: list[Graded]
+    regret: measured seconds of the recommended layout over those of the best one, minus 1, of each case with more than
+        one layout
+    learned: the largest GPU count of each series of at least three, predicted from all smaller ones
+    """
+
+    points: list[Row]
     left_out: list[str]
     regret: list[float] = field(default_factory=list[float])
-    learned: list[Graded] = field(default_factory=list[Graded])
+    learned: list[Row] = field(default_factory=list[Row])
 
     def summary(self) -> dict[str, Any]:
         """docs/oracle.md explains the keys. UserError without a point."""
         if not self.points:
             raise UserError(f"no row can be graded: {'; '.join(self.left_out[:3]) or 'the file has no rows'}")
-        errors = [point.error for point in self.points]
-        slope, interval = _slope([log2(point.gpus) for point in self.points], errors)
-        of_learned = [point.error for point in self.learned]
-        learned = {**error_statistics(of_learned), **_coverage(self.learned)} if of_learned else None
+        slope, interval = _slope(
+            [log2(point["gpus"]) for point in self.points], [point["error"] for point in self.points]
+        )
         by: dict[str, dict[str, dict[str, float]]] = {}
         for name in GROUPS:
-            groups = group_by(self.points, lambda point, name=name: str(point.row()[name]))
-            by[name] = {value: error_statistics([point.error for point in points]) for value, points in groups.items()}
+            groups = group_by(self.points, lambda point, name=name: str(point[name]))
+            by[name] = {value: error_statistics([p["error"] for p in points]) for value, points in groups.items()}
         return {
-            **error_statistics(errors),
+            **_statistics(self.points),
             "slope_per_doubling": slope,
             "slope_interval_95": interval,
-            **_coverage(self.points),
-            "learned": learned,
+            "learned": _statistics(self.learned) if self.learned else None,
             "regret": mean(self.regret) if self.regret else None,
             "by": by,
         }
 
 
-def _coverage(points: Sequence[Graded]) -> dict[str, float]:
-    """The shares of points within their bands of 80 and 95 %."""
-    return {
-        "coverage_80": mean(p.low_80_s <= p.measured_s <= p.high_80_s for p in points),
-        "coverage_95": mean(p.low_95_s <= p.measured_s <= p.high_95_s for p in points),
+def _statistics(points: Sequence[Row]) -> dict[str, float]:
+    """Statistics of the errors, and the shares of points within their bands of 80 and 95 %."""
+    shares = {
+        f"coverage_{level}": mean(p[f"low_{level}_s"] <= p["measured_s"] <= p[f"high_{level}_s"] for p in points)
+        for level in (80, 95)
     }
+    return {**error_statistics([point["error"] for point in points]), **shares}
 
 
 def error_statistics(errors: Sequence[float]) -> dict[str, float]:
@@ -113,6 +102,64 @@ def _slope(x: Sequence[float], y: Sequence[float]) -> tuple[float | None, tuple[
     return float(slope), (float(slope) - half, float(slope) + half)
 
 
+def predicted_s(point: Point, machine: Machine | None = None) -> float:
+    """Seconds of the point's step, from its base. RunError if the oracle refuses it, UserError if the network that the
+    source states cannot have carried the gradients in the measured time.
+
+    machine: instead of that of the source's words
+    """
+    machine, config = machine or point.machine, _config(point.framework, point.words)
+    computation = from_devices(config, machine, point.base, "the base")
+    setting = setting_of(config, machine, point.measured, computation)
+    nodes = machine.nodes(point.measured.gpus)
+    if nodes > 1:
+        sent = 2 * (nodes - 1) / nodes * setting.gradient_bytes * setting.counts.parameter_count
+        least = sent / machine.links[1].bytes_per_s
+        if least > point.measured.seconds:
+            raise UserError(
+                f"its network {point.stated.network!r} needs {least:.3g} s for the gradients alone, and a step took "
+                f"{point.measured.seconds:.3g} s: another network was used"
+            )
+    return strategy(config.framework, setting).step_s
+
+
+@cache
+def _config(framework: str, words: tuple[str, ...]) -> Config:
+    return configuration(f"+framework={framework}", *words)
+
+
+class Last(NamedTuple):
+    """The point with the most GPUs of a series. learned_s: predicted seconds of its step, from all smaller counts;
+    counts: these"""
+
+    point: Point
+    learned_s: float
+    counts: tuple[int, ...]
+
+
+def last_points(points: Sequence[Point]) -> Iterator[Last]:
+    """The last point of each series of at least three GPU counts. points: the ones that can be predicted"""
+
+    def series(point: Point) -> tuple[object, ...]:
+        stated = point.stated
+        return stated.source, stated.gpu, stated.network, point.framework, point.words, point.base
+
+    for group in group_by(points, series).values():
+        *smaller, last = sorted(group, key=lambda point: point.measured.gpus)
+        smaller = [point for point in smaller if last.base.gpus < point.measured.gpus < last.measured.gpus]
+        if smaller:
+            yield Last(last, _learned_s(smaller, last), tuple(point.measured.gpus for point in smaller))
+
+
+def _learned_s(smaller: Sequence[Point], last: Point) -> float:
+    def predicted(machine: Machine) -> list[float]:
+        return [predicted_s(point, machine) for point in smaller]
+
+    measured = [point.measured.seconds for point in smaller]
+    learned = learn(last.machine, predicted, measured, smaller[-1].measured.gpus)
+    return learned.rest * predicted_s(last, learned.machine)
+
+
 def grade(path: Path) -> Grade:
     """The grade of a file of either form. UserError if it cannot be read or has other columns."""
     columns, rows, left_out = read_csv(path)
@@ -123,7 +170,7 @@ def grade(path: Path) -> Grade:
             f"--grade {path}: missing columns: {', '.join(missing)}. A file has the columns "
             f"{', '.join(COLUMNS)}, or {', '.join(layouts.COLUMNS)}"
         )
-    graded, kept = list[Graded](), list[Point]()
+    rows_of_points, kept = list[Row](), list[Point]()
     for point in points(rows):
         if isinstance(point, str):
             left_out.append(point)
@@ -135,27 +182,29 @@ def grade(path: Path) -> Grade:
             continue
         kept.append(point)
         base = f"{point.base.gpus} GPUs, {point.base.samples} samples, {point.base.seconds * 1e3:.4g} ms"
-        graded.append(_graded_point(point, base, predicted))
+        rows_of_points.append(_graded_point(point, base, predicted))
     learned = [
         _graded_point(last.point, f"{', '.join(map(str, last.counts))} GPUs", last.learned_s, learned=True)
         for last in last_points(kept)
     ]
-    return Grade(graded, left_out, learned=learned)
+    return Grade(rows_of_points, left_out, learned=learned)
 
 
-def _graded_point(point: Point, base: str, predicted: float, learned: bool = False) -> Graded:
+def _graded_point(point: Point, base: str, predicted: float, learned: bool = False) -> Row:
     gpus = point.measured.gpus
     band = bands.band(point.framework, point.machine.nodes(gpus), learned=learned)
-    return _graded(point.stated, gpus, base, point.measured.seconds, predicted, band)
+    return graded(point.stated, gpus, base, point.measured.seconds, predicted, band)
 
 
-def _graded(stated: Words, gpus: int, base: str, measured: float, predicted: float, band: bands.Ends) -> Graded:
+def graded(stated: Words, gpus: int, base: str, measured: float, predicted: float, band: bands.Ends) -> Row:
+    """A measurement, its base, its prediction in seconds and the ends of its bands, by the keys of the JSON."""
     error = predicted / measured - 1
-    return Graded(stated, gpus, base, measured, predicted, error, **bands.around(predicted, band))
+    values = {"gpus": gpus, "base": base, "measured_s": measured, "predicted_s": predicted, "error": error}
+    return {**stated._asdict(), **values, **bands.around(predicted, band)}
 
 
 def _grade_layouts(rows: Sequence[CsvRow], left_out: list[str]) -> Grade:
-    graded = list[Graded]()
+    points = list[Row]()
     cases: dict[tuple[int, ...], list[tuple[float, float]]] = {}
     for layout in layouts.layouts(rows):
         if isinstance(layout, str):
@@ -165,37 +214,35 @@ def _grade_layouts(rows: Sequence[CsvRow], left_out: list[str]) -> Grade:
         network = layouts.NETWORK if nodes > 1 else ""
         stated = Words(layout.line, "GPT layouts", model, layout.name, "A100", network)
         predicted, band = layouts.predicted_s(layout), bands.band("hybrid", nodes)
-        graded.append(_graded(stated, layout.gpus, "kernels of an A100", layout.measured_s, predicted, band))
+        points.append(graded(stated, layout.gpus, "kernels of an A100", layout.measured_s, predicted, band))
         cases.setdefault(layout.case, []).append((predicted, layout.measured_s))
     regret = [
         min(case)[1] / min(measured for _, measured in case) - 1 for case in cases.values() if len(case) > 1
     ]  # the recommended layout is the one with the fewest predicted seconds
-    return Grade(graded, left_out, regret)
+    return Grade(points, left_out, regret)
 
 
-def as_json(graded: Grade) -> str:
-    summary = graded.summary()
-    rows = {"points": graded.points, "learned_points": graded.learned}
-    lists = {name: [point.row() for point in points] for name, points in rows.items()}
-    return json.dumps({**summary, **lists, "left_out": graded.left_out}, indent=1)
-
-
-def show(graded: Grade) -> None:
+def show(grade: Grade, as_json: bool) -> None:
     """Print every point, the rows that are left out, and the summary."""
-    summary = graded.summary()
+    summary = grade.summary()
+    if as_json:
+        lists = {"points": grade.points, "learned_points": grade.learned, "left_out": grade.left_out}
+        print(json.dumps({**summary, **lists}, indent=1))
+        return
     columns = ("line", "source", "model", "strategy", "GPU", "GPUs", "base", "measured", "predicted", "error")
     lines = (
         (
-            *(str(cell) for cell in (*point.stated[:5], point.gpus, point.base)),
-            *(f"{point.measured_s * 1e3:.4g} ms", f"{point.predicted_s * 1e3:.4g} ms", f"{point.error:+.1%}"),
+            *(str(point[key]) for key in ("line", "source", "model", "strategy", "gpu", "gpus", "base")),
+            *(f"{point[key] * 1e3:.4g} ms" for key in ("measured_s", "predicted_s")),
+            f"{point['error']:+.1%}",
         )
-        for point in graded.points
+        for point in grade.points
     )
     print("\n".join(aligned(columns, lines, left=(*columns[1:5], "base"))))
-    for point in graded.learned:
-        stated = point.stated
-        print(f"learned from {point.base}: {stated.source}, {stated.model}, {point.gpus} GPUs: {point.error:+.1%}")
-    for reason in graded.left_out:
+    for point in grade.learned:
+        where = f"{point['source']}, {point['model']}, {point['gpus']} GPUs"
+        print(f"learned from {point['base']}: {where}: {point['error']:+.1%}")
+    for reason in grade.left_out:
         print(f"left out: {reason}")
     print(
         f"\n{summary['rows']} rows: mean error {summary['mean_error']:.1%}, median {summary['median_error']:.1%}, "
@@ -211,4 +258,4 @@ def show(graded: Grade) -> None:
             f"{learned['mean_error']:.1%}, median {learned['median_error']:.1%}"
         )
     if summary["regret"] is not None:
-        print(f"regret of the recommended layout: {summary['regret']:.1%} (mean of {len(graded.regret)} cases)")
+        print(f"regret of the recommended layout: {summary['regret']:.1%} (mean of {len(grade.regret)} cases)")

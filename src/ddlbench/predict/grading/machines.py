@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ import yaml
 
 from ddlbench.errors import UserError
 from ddlbench.oracle.machine import machine as machines
-from ddlbench.oracle.machine.machine import Device, Link, Machine, Sweep
+from ddlbench.oracle.machine.machine import Link, Machine, Sweep
 from ddlbench.results.reading.published import gpu_family
+from ddlbench.results.rows import group_by
 
 NETWORK_SHARE = 0.9  # of the nominal bandwidth between nodes; no point of points.csv tells it apart from 0.8 or 1.0
 NETWORK_ALPHA_S = 14e-6  # NCCL 2.x, its tuning table: latency of a step of a ring with the Simple protocol, network
@@ -25,6 +27,7 @@ SPEED = re.compile(r"(\d+(?:\.\d+)?) ?(g|t)(?:b(?:it|e)?|igabit)?(?:ps|/s(?:ec)?
 ADAPTERS = re.compile(
     r"\b(\d+) ?[x\u00d7] ?(?=\w)|\b(\d+) (?:\w+ )?(?:adapter|rail|nic|hca|port)s\b|\bdual\b", re.IGNORECASE
 )
+PEAKS = ("bytes_per_s", "tf32_flops_per_s")  # of a GPU
 WITHIN_NODE = re.compile("nvlink|nvswitch|pcie", re.IGNORECASE)
 BETWEEN_NODES = re.compile(r"infiniband|\bib\b|ethernet|roce|connectx|\b[qfehn]dr", re.IGNORECASE)
 
@@ -41,8 +44,7 @@ def nccl_sweeps(gpu: str, scale: float) -> dict[tuple[str, int], Sweep]:
     with (Path(machines.__file__).parent / "nccl_all_reduce.csv").open() as file:
         rows = [row for row in csv.DictReader(line for line in file if line[0] != "#") if row["gpu"] == gpu]
     sweeps: dict[tuple[str, int], Sweep] = {}
-    for ranks in sorted({int(row["gpus"]) for row in rows}):
-        measured = [row for row in rows if int(row["gpus"]) == ranks]
+    for ranks, measured in group_by(rows, lambda row: int(row["gpus"])).items():
         sizes = tuple(float(row["bytes"]) for row in measured)
         seconds = tuple(float(row["all_reduce_us"]) * 1e-6 / scale for row in measured)
         sweeps["all_reduce", ranks] = Sweep(sizes, seconds)
@@ -60,20 +62,15 @@ def machine_of(gpu: str, network: str, per_node: int, nodes: int) -> Machine:
     entry = next((entry for entry in same if re.search(entry.get("form", ""), gpu, re.IGNORECASE)), None)
     if entry is None:
         raise UserError(f"GPU type {gpu!r} is not one of {', '.join(entry['name'] for entry in _gpus())}")
-    peaks = entry["bytes_per_s"], entry.get("tf32_flops_per_s")
-    device = Device(entry["name"], "cuda", None, *peaks, kernel_s=machines.GPU_KERNEL_S, host_s=machines.GPU_HOST_S)
-    inner = Link(**entry["link"])
-    links, sweeps = (inner,), dict[tuple[str, int], Sweep]()
-    if entry.get("nccl"):
-        sweeps = nccl_sweeps(entry["nccl"], entry.get("scale", 1.0))
-    hidden_cost = machines.GPU_HIDDEN_COST
-    if entry.get("shared"):
-        sweeps, hidden_cost = _shared(inner, per_node), 1.0
+    device = {"name": entry["name"], "type": "cuda", **{key: entry.get(key) for key in PEAKS}}
+    links = [entry["link"]]
     if nodes > 1:
-        links = inner, Link(network, NETWORK_ALPHA_S, NETWORK_SHARE * node_bytes_per_s(network, per_node))
-    return Machine(
-        gpu, device, per_node, links, hidden_cost={1: hidden_cost}, sweeps=sweeps, spread=machines.GPU_SPREAD
-    )
+        rate = NETWORK_SHARE * node_bytes_per_s(network, per_node)
+        links.append({"name": network, "alpha_s": NETWORK_ALPHA_S, "bytes_per_s": rate})
+    machine = machines.parse({"name": gpu, "device": device, "devices_per_node": per_node, "links": links}, gpu)
+    if entry.get("shared"):
+        return replace(machine, sweeps=_shared(machine.links[0], per_node), hidden_cost={1: 1.0})
+    return replace(machine, sweeps=nccl_sweeps(entry["nccl"], entry.get("scale", 1.0)) if entry.get("nccl") else {})
 
 
 def _shared(link: Link, per_node: int) -> dict[tuple[str, int], Sweep]:

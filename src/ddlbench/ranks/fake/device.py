@@ -22,8 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from ddlbench.errors import RunError
-from ddlbench.ranks.fake.answers import Answer
-from ddlbench.ranks.fake.backward import BACKWARD, leave
+from ddlbench.ranks.fake.answers import BACKWARD, Answer, leave
 from ddlbench.ranks.fake.kernels import cuda_kernels
 
 META = torch.device("meta")

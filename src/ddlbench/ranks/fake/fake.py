@@ -24,9 +24,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ddlbench.ranks.fake import backward as fake_backward
 from ddlbench.ranks.fake import cuda as fake_cuda
-from ddlbench.ranks.fake.answers import Answer, returning
+from ddlbench.ranks.fake.answers import RUN_BACKWARD, Answer, returning
 from ddlbench.ranks.fake.device import fake_device
 
 
@@ -155,5 +154,5 @@ ANSWERS: tuple[Answer, ...] = (
     (dist, "all_gather", _with_future(dist.all_gather)),
     # A future asks for the devices of its tensors; the memory of a fake tensor is on no device.
     (torch._jit_internal, "_extract_tensors", returning(list[Tensor]())),  # pyright: ignore
-    *fake_backward.ANSWERS,
+    (torch.autograd, "_engine_run_backward", RUN_BACKWARD),
 )

@@ -41,6 +41,7 @@ TYPED = {"norm.Scalar": "ScalarOpt_dtype", "norm.ScalarOpt_dim": "ScalarOpt_dim_
 # Left to torch: the first is refused by autocast, the second is never chosen for what C++ finds on "meta".
 LEFT = {"binary_cross_entropy", "_cudnn_rnn"}
 AUTOCAST = "AutocastCUDA"
+CLEAR_CACHE = torch.clear_autocast_cache  # torch's own
 
 
 @contextmanager
@@ -56,7 +57,7 @@ def cuda_kernels() -> Generator[None]:
         for name in autocast_operations():
             library.impl(name, _autocast(name, cast), AUTOCAST)
     try:
-        with patch.object(torch, "clear_autocast_cache", cast.clearing(torch.clear_autocast_cache)):
+        with patch.object(torch, "clear_autocast_cache", cast.clear):
             yield
     finally:
         library._destroy()  # pyright: ignore[reportPrivateUsage]
@@ -122,12 +123,9 @@ class _Cast:
             self.kept[id(tensor)] = tensor, tensor.to(dtype)
         return self.kept[id(tensor)][1]
 
-    def clearing(self, clear: Callable[[], None]) -> Callable[[], None]:
-        def call() -> None:
-            self.kept.clear()
-            clear()
-
-        return call
+    def clear(self) -> None:
+        self.kept.clear()
+        CLEAR_CACHE()
 
 
 def dropout(input: Tensor, p: float, train: bool) -> Tensor:
