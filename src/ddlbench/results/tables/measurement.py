@@ -99,12 +99,6 @@ class Measurement:
         return self.curve + (f" [{self['layout']}]" if self["layout"] else "")
 
     @property
-    def mixed_layout(self) -> str:
-        """The layout without degrees of 1; empty where all ranks share what the framework is named after."""
-        degrees = " ".join(degree for degree in (self["layout"] or "").split() if not degree.endswith("=1"))
-        return degrees if degrees.startswith("dp=") or " " in degrees else ""
-
-    @property
     def settings(self) -> str:
         """The other settings that distinguish it from others in a table."""
         return " ".join(filter(None, (self.axes, self["layout"], self["knobs"], self["across"], self["variant"])))

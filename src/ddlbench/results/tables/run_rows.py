@@ -14,8 +14,7 @@ from ddlbench.foreign import open_regular
 from ddlbench.record.fingerprint import fingerprint, noted
 from ddlbench.record.schema import RUNS
 from ddlbench.results.reading.attempts import Attempt, LeftOut, reason_of, unreadable
-from ddlbench.results.reading.cells import cell, fit
-from ddlbench.results.reading.epoch_lines import epochs_of
+from ddlbench.results.reading.cells import cell, epochs_of, fit
 from ddlbench.results.reading.follows import contradiction
 from ddlbench.results.reading.published import OWN, PUBLISHED, PublishedAttempt
 from ddlbench.results.rows import Row, section
