@@ -117,7 +117,7 @@ def _scaling(shared: Sequence[Panel], looks: Looks) -> list[Plot]:
 def _over_gpus(shared: Sequence[Panel]) -> list[tuple[str, Sequence[Panel], quantities.Quantity]]:
     """The quantities over GPU counts: their names, and the panels that have them."""
     own_bases = [panel.against_own_bases() for panel in shared if panel.own_bases_tell_more]
-    ratios = [panel for panel in shared if panel.has_ratios]
+    ratios = [panel for panel in shared if any(row.has_ratios(panel.on_own_bases) for row in panel.rows)]
     plain = [replace(panel, base="") for panel in shared]  # for quantities that are no ratios
     return [
         ("throughput", plain, quantities.THROUGHPUT),

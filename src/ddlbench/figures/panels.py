@@ -68,12 +68,6 @@ class Panel:
         return row.base(self.on_own_bases)
 
     @property
-    def has_ratios(self) -> bool:
-        """Whether a row has a ratio that is not 1 by definition, as that of a base to itself."""
-        timed = [row for row in self.rows if row["sample_time_s"] and self.base_of(row)]
-        return any(self.base_of(row) != Base(row["sample_time_s"], row["gpus"]) for row in timed)
-
-    @property
     def own_bases_tell_more(self) -> bool:
         """Whether ratios to own bases are worth a figure beside those to the best single GPU."""
         compared = [row for row in self.rows if row["speedup_vs_own_base"] is not None]

@@ -125,6 +125,12 @@ class Measurement:
         per = f"a {devices(1, self['device']).split()[1]}" if self["scaling"] == "weak" else "an update"
         return f"{kind}, {self.size:g} samples {per}" if self.size is not None else kind
 
+    def has_ratios(self, own: bool) -> bool:
+        """Whether it has ratios to its own base, or to the best single GPU, and is not the base itself: those are 1 by
+        definition."""
+        suffix = "_vs_own_base" if own else ""
+        return not {self[f"speedup{suffix}"], self[f"efficiency{suffix}"]} <= {None, 1.0}
+
     def base(self, own: bool) -> Base | None:
         """The base of its curve, or the best single GPU; None without such a measurement."""
         kind, name = ("own_base", "compared") if own else ("best_single", "best_single_compared")
