@@ -63,7 +63,7 @@ class Printed:
 
 @cache
 def _file() -> dict[str, Any]:
-    return tomllib.loads(files("ddlbench.report").joinpath("published.toml").read_text(encoding="utf-8"))
+    return tomllib.loads(files("ddlbench.figures").joinpath("published.toml").read_text(encoding="utf-8"))
 
 
 def authors(source: str) -> str:
