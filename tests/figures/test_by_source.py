@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ddlbench.figures import plotting
-from ddlbench.figures.by_source import by_source
 from ddlbench.figures.panels import panels
 from ddlbench.figures.plotting import Head
+from ddlbench.figures.published import by_source
 from tests.results.tables.test_published_rows import csv_facts, store
 from tests.support import records
 from tests.support.published import cells

@@ -8,9 +8,9 @@ import matplotlib.figure
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddlbench.figures.curves import front, tradeoff
 from ddlbench.figures.panels import Panel
 from ddlbench.figures.styles import looks_of
-from ddlbench.figures.tradeoff import front, tradeoff
 from ddlbench.results.tables.measurement import Measurement
 from ddlbench.texts import GIB
 

@@ -136,7 +136,7 @@ def draw_schedule(axes: Axes, panel: Panel, passes: Mapping[str, Sequence[RankPa
 def draw_bars(axes: Axes, panel: Panel, looks: Looks, quantity: Quantity) -> None:
     """One bar for each curve and GPU count, with its repeats as dots and the interval of its median."""
     values = list[float]()
-    colors = dict(zip(panel.curves, looks.of(panel.curve_keys), strict=True))
+    look_of = looks.of(panel.curve_keys)
     for place, row in enumerate(panel.rows):
         bar = quantity.values(panel, row)
         if bar.merged is None:  # a failure has its place
@@ -145,9 +145,9 @@ def draw_bars(axes: Axes, panel: Panel, looks: Looks, quantity: Quantity) -> Non
                 rotation=90, fontsize=7.5, color="#8a3324",
             )  # fmt: skip
             continue
-        look = colors[panel.curve_of(row)]
+        color = look_of[panel.curve_of(row)].color
         values += [bar.merged, *bar.repeats, *(bar.interval or ())]
-        axes.bar(place, bar.merged, 0.7, color=look.color, alpha=0.8, label=plotting.label(str(row["compared"])))
+        axes.bar(place, bar.merged, 0.7, color=color, alpha=0.8, label=plotting.label(str(row["compared"])))
         axes.plot([place] * len(bar.repeats), bar.repeats, ".", color="black", markersize=3, zorder=3)
         if bar.interval:
             axes.vlines(place, *bar.interval, color="black", linewidth=1.5, zorder=3)

@@ -1,8 +1,9 @@
-"""One panel over GPU counts: curves with their repeats and intervals, ideal lines, failures."""
+"""One panel of curves: a quantity over GPU counts with its repeats, intervals, ideal lines and failures; memory against
+throughput."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from math import nan
 from typing import Any, cast
@@ -13,8 +14,8 @@ from matplotlib.patches import Rectangle
 from matplotlib.transforms import Transform, offset_copy
 
 from ddlbench.figures import plotting
-from ddlbench.figures.panels import Panel
-from ddlbench.figures.quantities import Quantity, Values
+from ddlbench.figures.panels import Panel, Plot, with_rows
+from ddlbench.figures.quantities import MEMORY, THROUGHPUT, Quantity, Values, memory_column
 from ddlbench.figures.styles import Look, Looks
 from ddlbench.results.rows import group_by
 from ddlbench.results.tables.measurement import Measurement
@@ -42,17 +43,16 @@ def draw(axes: Axes, panel: Panel, looks: Looks, quantity: Quantity, others: Seq
     far = max(counts) / min(counts) > LINEAR_UP_TO
     log = len(set(counts)) >= LOG_FROM or (far and not quantity.proportional)
     plotting.gpu_axis(axes, counts, panel.device, log)
-    names, drawn = list(panel.curves), list(panel.curves.values())
-    curve_looks = looks.of(panel.curve_keys)
-    values: list[float] = []
+    curves, look_of, values = panel.curves, looks.of(panel.curve_keys), list[float]()
     if quantity.ideal:  # a line from each base to the largest GPU count
         for base in dict.fromkeys(filter(None, map(panel.base_of, panel.rows))):
             ends = (base.gpus, max(panel.gpus))
             ideal = [quantity.ideal(base, count) for count in ends]
             axes.plot(ends, ideal, label="ideal", **cast(Any, plotting.IDEAL))
             values += ideal
-    for rows, look, name, place in zip(drawn, curve_looks, names, places(drawn), strict=True):
-        style = {"color": look.color, "transform": beside(axes, place, len(drawn), counts)}
+    for (name, rows), place in zip(curves.items(), places(list(curves.values())), strict=True):
+        look = look_of[name]
+        style = {"color": look.color, "transform": beside(axes, place, len(curves), counts)}
         slowest_first = sorted(rows, key=lambda row: -(row["sample_time_s"] or 0.0))
         of_rows = [(row["gpus"], quantity.values(panel, row)) for row in slowest_first]
         points = [point for point in of_rows if point[1].merged is not None]
@@ -66,13 +66,10 @@ def draw(axes: Axes, panel: Panel, looks: Looks, quantity: Quantity, others: Seq
             for _, point in points
             for value in (cast(float, point.merged), *point.repeats, *(point.interval or ()))
         ]
-    if quantity.theory:
-        values += _theory_lines(axes, list(zip(drawn, curve_looks, strict=True)), quantity.theory, quantity.theory_name)
+    values += _theory_lines(axes, panel, look_of, quantity)
     log_values = log and quantity.proportional and all(value > 0 for value in values)
-    failed = failed_lines(panel)
-    band = LINE * len(failed) + 0.02 if failed else 0.0  # the share of the panel's height that the marks need
+    band = _mark_failures(axes, panel, look_of)
     plotting.value_axis(axes, values, quantity.name(panel), quantity.percent, log_values, band, quantity.integers)
-    _mark_failures(axes, failed, band, dict(zip(names, curve_looks, strict=True)))
 
 
 def places(drawn: Sequence[Sequence[Measurement]]) -> list[float]:
@@ -94,19 +91,20 @@ def beside(axes: Axes, place: float, of: int, counts: Iterable[int]) -> Transfor
     return offset_copy(axes.transData, cast(Figure, axes.figure), place * step, units="points")
 
 
-def _theory_lines(
-    axes: Axes, drawn: list[tuple[list[Measurement], Look]], theory: Callable[[Measurement], float | None], name: str
-) -> list[float]:
-    """Draw the values that a formula expects as thin dotted lines, with open markers around those of equal measured
-    values. Returns the values drawn."""
+def _theory_lines(axes: Axes, panel: Panel, look_of: dict[str, Look], quantity: Quantity) -> list[float]:
+    """Draw the values that a formula expects, if there is one, as thin dotted lines, with open markers around those of
+    equal measured values. Returns the values drawn."""
+    theory = quantity.theory
+    if theory is None:
+        return []
     style: dict[str, Any] = {"fillstyle": "none", "markersize": THEORY_SIZE, "linestyle": ":", "linewidth": 1}
     values: list[float] = []
-    for rows, look in drawn:
+    for name, rows in panel.curves.items():
         points = sorted((row["gpus"], value) for row in rows if (value := theory(row)) is not None)
         values += [value for _, value in points]
         xs, ys = [gpus for gpus, _ in points], [value for _, value in points]
-        axes.plot(xs, ys, color=look.color, marker=look.marker, zorder=1, **style)
-    axes.plot([], [], color="#666666", marker="o", label=name, **style)
+        axes.plot(xs, ys, color=look_of[name].color, marker=look_of[name].marker, zorder=1, **style)
+    axes.plot([], [], color="#666666", marker="o", label=quantity.theory_name, **style)
     return values
 
 
@@ -125,21 +123,19 @@ def _spread(axes: Axes, points: Sequence[Point], style: dict[str, Any]) -> None:
             axes.plot(xs, ys, zorder=2, linewidth=width, alpha=0.45, **style)
 
 
-def failed_lines(panel: Panel) -> dict[str, list[Measurement]]:
-    """The rows without an attempt that ended ok, by status."""
+def _mark_failures(axes: Axes, panel: Panel, look_of: dict[str, Look]) -> float:
+    """Draw a band with the rows without an attempt that ended ok, a line for each status. Returns the share of the
+    panel's height that it needs."""
     failed = [row for row in panel.rows if row["status"] != "ok"]
-    groups = list(group_by(failed, lambda row: shortened(str(row["status"]), STATUS_LETTERS)).items())
-    if len(groups) <= MOST_STATUSES:
-        return dict(groups)
-    others = [row for _, rows in groups[MOST_STATUSES - 1 :] for row in rows]
-    return dict(groups[: MOST_STATUSES - 1]) | {"others": others}
-
-
-def _mark_failures(axes: Axes, lines: dict[str, list[Measurement]], share: float, looks: dict[str, Look]) -> None:
-    """Draw the band. share: of the panel's height; looks: by the name of the curve"""
-    if lines:
-        axes.add_patch(Rectangle((0, 1 - share), 1, share, transform=axes.transAxes, color="#f4f2ef", zorder=2.5))
-    for number, (status, rows) in enumerate(lines.items()):
+    lines = list(group_by(failed, lambda row: shortened(str(row["status"]), STATUS_LETTERS)).items())
+    if len(lines) > MOST_STATUSES:
+        others = [row for _, rows in lines[MOST_STATUSES - 1 :] for row in rows]
+        lines = [*lines[: MOST_STATUSES - 1], ("others", others)]
+    if not lines:
+        return 0.0
+    share = LINE * len(lines) + 0.02
+    axes.add_patch(Rectangle((0, 1 - share), 1, share, transform=axes.transAxes, color="#f4f2ef", zorder=2.5))
+    for number, (status, rows) in enumerate(lines):
         height = 1 - 0.01 - LINE * (number + 0.5)
         axes.annotate(
             status, (0, height), (-5, 0), xycoords="axes fraction", textcoords="offset points",
@@ -150,7 +146,7 @@ def _mark_failures(axes: Axes, lines: dict[str, list[Measurement]], share: float
             for n, row in enumerate(shown):  # beside each other
                 aside = offset_copy(place, cast(Figure, axes.figure), (n - (len(shown) - 1) / 2) * 6, units="points")
                 axes.plot(
-                    gpus, height, "x", transform=aside, color=looks[row.curve].color, markersize=5,
+                    gpus, height, "x", transform=aside, color=look_of[row.curve].color, markersize=5,
                     markeredgewidth=1.6, clip_on=False, zorder=4,
                 )  # fmt: skip
             if others:
@@ -158,3 +154,35 @@ def _mark_failures(axes: Axes, lines: dict[str, list[Measurement]], share: float
                     f"+{others}", (gpus, height), (3 * len(shown) + 2, 0), xycoords=place,
                     textcoords="offset points", ha="left", va="center", fontsize=7, color="#333333",
                 )  # fmt: skip
+    return share
+
+
+def tradeoff(shown: Iterable[Panel], looks: Looks) -> Plot:
+    """One marker for each row with a throughput and a peak of memory, those of all frameworks in one panel."""
+    rows = with_rows(list(shown), lambda row: row["sample_time_s"] and row[memory_column(row["device"])] is not None)
+    return Plot("memory_and_throughput", rows, lambda axes, panel: _draw_tradeoff(axes, panel, looks))
+
+
+def _draw_tradeoff(axes: Axes, panel: Panel, looks: Looks) -> None:
+    """The grey line joins the rows that no other one beats: each other row that is faster needs more memory."""
+    points = list[tuple[float, float]]()
+    look_of = looks.of(panel.curve_keys)
+    for name, rows in panel.curves.items():
+        of_curve = [(cast(float, MEMORY.values(panel, row).merged), 1 / row["sample_time_s"]) for row in rows]
+        points += of_curve
+        shape: dict[str, Any] = {**look_of[name].shape, "linestyle": ""}
+        xs, ys = zip(*of_curve, strict=True)
+        axes.plot(xs, ys, color=look_of[name].color, label=plotting.label(name), zorder=3, **shape)
+    axes.plot(*zip(*front(points), strict=True), color="#999999", linewidth=1, label="not beaten in both", zorder=2)
+    axes.margins(0.08)
+    axes.set_xlabel(MEMORY.name(panel))
+    plotting.value_name(axes, THROUGHPUT.name(panel))
+
+
+def front(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The (memory, throughput) that no other point beats or equals in both, from the smallest memory."""
+    best: list[tuple[float, float]] = []
+    for point in sorted(set(points), key=lambda point: (point[0], -point[1])):
+        if not best or point[1] > best[-1][1]:
+            best.append(point)
+    return best

@@ -14,13 +14,11 @@ from matplotlib.figure import Figure
 
 from ddlbench.figures import plotting, published, quantities
 from ddlbench.figures.bars import breakdown_panels, draw_bars, draw_breakdown, draw_predicted, draw_schedule, in_parts
-from ddlbench.figures.by_source import by_source
-from ddlbench.figures.curves import draw
+from ddlbench.figures.curves import draw, tradeoff
 from ddlbench.figures.learning import learning
 from ddlbench.figures.panels import Panel, Plot, measured, panels, small_multiples, with_rows
 from ddlbench.figures.plotting import Head
 from ddlbench.figures.styles import Looks, looks_of
-from ddlbench.figures.tradeoff import tradeoff
 from ddlbench.results.reading.published import OWN
 from ddlbench.results.tables.measurement import Measurement
 from ddlbench.results.tables.tables import Tables
@@ -55,18 +53,24 @@ def report_plots(tables: Tables, targets: Sequence[Target] = (), baseline: bool 
     looks = looks_of(row.curve_key for row in rows)
     all_panels = panels(rows)
     shared = [part for panel in all_panels for part in small_multiples(panel)]
-    return [
+    plots = [
         *_scaling(shared, looks),
         *(published.plots(shared, all_panels, looks) if baseline else []),
         *learning(tables.learning, tables.epochs, rows, looks),
-        *(figure for target in targets for figure in _of_target(target, tables, shared, looks)),
     ]
+    for target in targets:
+        merged, of_runs = target_rows(tables, target), costs(tables.epochs, target)
+        for cost in ("epochs", "seconds"):
+            reached = {row["measurement"] for row in merged if row[f"{cost}_to_target"] is not None}
+            shown = with_rows(shared, lambda row, reached=reached: row["measurement"] in reached)
+            quantity = quantities.to_target(target.text, cost, merged, of_runs)
+            plots.append(Plot(f"{cost}_to_{target.text}", shown, partial(draw, looks=looks, quantity=quantity)))
+    return plots
 
 
 def plots_of(measurements: Sequence[Measurement], tables: Tables, looks: Looks) -> Iterator[Plot]:
     """Every figure of some measurements, also those that only a study asks for: QUANTITY_bars, published_QUANTITY,
-    memory_and_throughput, step_seconds, predicted_parts and schedule. Those of learning, which read all epochs, come
-    last."""
+    memory_and_throughput, step_seconds, predicted_parts and schedule."""
     all_panels = panels(measurements)
     shared = [part for panel in all_panels for part in small_multiples(panel)]
     yield from _scaling(shared, looks)
@@ -107,13 +111,13 @@ def _scaling(shared: Sequence[Panel], looks: Looks) -> list[Plot]:
     figures = [
         Plot(name, shown, partial(draw, looks=looks, quantity=quantity)) for name, shown, quantity in _over_gpus(shared)
     ]
-    return [*figures, by_source(shared), Plot("breakdown", breakdown_panels(shared), draw_breakdown)]
+    return [*figures, published.by_source(shared), Plot("breakdown", breakdown_panels(shared), draw_breakdown)]
 
 
 def _over_gpus(shared: Sequence[Panel]) -> list[tuple[str, Sequence[Panel], quantities.Quantity]]:
     """The quantities over GPU counts: their names, and the panels that have them."""
     own_bases = [panel.against_own_bases() for panel in shared if panel.own_bases_tell_more]
-    ratios = [panel for panel in shared if panel.has_ratios]
+    ratios = [panel for panel in shared if any(row.has_ratios(panel.on_own_bases) for row in panel.rows)]
     plain = [replace(panel, base="") for panel in shared]  # for quantities that are no ratios
     return [
         ("throughput", plain, quantities.THROUGHPUT),
@@ -128,16 +132,6 @@ def _over_gpus(shared: Sequence[Panel]) -> list[tuple[str, Sequence[Panel], quan
         ("staleness", measured(plain, "staleness_theoretical_max"), quantities.STALENESS),
         ("predicted", measured(plain, "predicted_step_s"), quantities.PREDICTED),
     ]
-
-
-def _of_target(target: Target, tables: Tables, shared: Sequence[Panel], looks: Looks) -> Iterator[Plot]:
-    """Two figures: epochs and seconds to the target."""
-    rows, of_runs = target_rows(tables, target), costs(tables.epochs, target)
-    for cost in ("epochs", "seconds"):
-        reached = {row["measurement"] for row in rows if row[f"{cost}_to_target"] is not None}
-        shown = with_rows(shared, lambda row, reached=reached: row["measurement"] in reached)
-        quantity = quantities.to_target(target.text, cost, rows, of_runs)
-        yield Plot(f"{cost}_to_{target.text}", shown, partial(draw, looks=looks, quantity=quantity))
 
 
 def _own_or_stated(shown: Sequence[Panel], column: str) -> list[Panel]:

@@ -47,35 +47,21 @@ SMALL: dict[str, Any] = {"markersize": 5, "markeredgewidth": 0.5, "linewidth": 1
 FAILED_SHOWN = 8  # runs of a panel that did not end ok
 PLACES = ("epoch", "elapsed_s")  # columns: when a value was reached
 
-Floats = np.ndarray[Any, np.dtype[np.float64]]
-Drawn = tuple[Measurement, "Course"]
-
-
-class Course(NamedTuple):
-    """One metric over the epochs: of runs that differ in seed and repeat alone, or of one run (middle = low = high).
-
-    epoch, elapsed_s:        when the values were reached; elapsed_s is the median of the runs
-    middle, low, high:       the median over seeds and their range; with one seed the range of its repeats
-    inner_low, inner_high:   the interval of the median, from six seeds on; else NaN
-    """
-
-    epoch: Floats
-    elapsed_s: Floats
-    middle: Floats
-    low: Floats
-    high: Floats
-    inner_low: Floats
-    inner_high: Floats
+Drawn = tuple[Measurement, Any]  # with a course
+# Columns of a course: when the values were reached (elapsed_s is the median of the runs); the median over seeds and
+# their range, with one seed the range of its repeats; the interval of the median, from six seeds on.
+COURSE = [*PLACES, "middle", "low", "high", "inner_low", "inner_high"]
 
 
 class Courses(NamedTuple):
-    """One metric of all measurements, by the column `learning`.
+    """One metric of all measurements: data frames with the columns COURSE, NaN where there is no value, by the column
+    `learning`.
 
     merged: the runs that ended ok; failed: one course for each other run
     """
 
-    merged: dict[str, Course]
-    failed: dict[str, list[Course]]
+    merged: dict[str, Any]
+    failed: dict[str, list[Any]]
 
 
 def learning(
@@ -98,20 +84,20 @@ def learning(
             f"{name}_by_batch", _by_batch(measurements, metric), partial(_draw_by_batch, looks=looks, metric=metric)
         )
     rates = _rates(epochs, of)
-    changing = {key for key, course in rates.items() if len(set(course.middle)) > 1}
+    changing = {key for key, course in rates.items() if course["middle"].nunique() > 1}
     shown = _panels(measurements, {name for name, key in of.items() if key in changing}, seeds)
     yield Plot("learning_rate", shown, _Curves(RATE, "epoch", shown, Courses(rates, {}), looks).draw)
 
 
-def _rates(epochs: pd.DataFrame, learning_of: Mapping[str, str | None]) -> dict[str, Course]:
+def _rates(epochs: pd.DataFrame, learning_of: Mapping[str, str | None]) -> dict[str, Any]:
     """The learning rate by epoch, which is the same in all runs of one curve: of the longest run of each."""
     rows = plain(epochs, ["measurement", "path", "status"], [*PLACES, RATE.column]).dropna(subset=[RATE.column])
-    rates = dict[str, Course]()
+    rates = dict[str, Any]()
     for (measurement, _), run in rows[rows["status"] == "ok"].groupby(["measurement", "path"], sort=False):
-        key, values = str(learning_of[measurement]), run.sort_values("epoch")
-        if key not in rates or len(values) > len(rates[key].epoch):
-            columns = values[[*PLACES, *[RATE.column] * 3]].to_numpy().T
-            rates[key] = Course(*columns, *np.full((2, len(values)), np.nan))
+        key = str(learning_of[measurement])
+        if key not in rates or len(run) > len(rates[key]):
+            course = run.sort_values("epoch").rename(columns={RATE.column: "middle"})
+            rates[key] = course.reindex(columns=COURSE)
     return rates
 
 
@@ -129,15 +115,15 @@ def _by_batch(measurements: Sequence[Measurement], metric: Metric) -> list[Panel
 def _draw_by_batch(axes: Axes, panel: Panel, looks: Looks, metric: Metric) -> None:
     """The last value of a metric over the samples of an update; small dots are the repeats (Aach et al. 2023, figure
     8b)."""
-    curves = list(panel.curves.values())
     values = list[float]()
-    one = len({rows[0]["compared"] for rows in curves}) == 1
-    shapes = numbered(len(curves)) if one else looks.of(panel.curve_keys)
-    for rows, look in zip(curves, shapes, strict=True):
+    one = len({compared for compared, _ in panel.curve_keys}) == 1
+    look_of = numbered(panel.curves) if one else looks.of(panel.curve_keys)
+    for name, rows in panel.curves.items():
+        look = look_of[name]
         points = sorted((row["global_batch"], row[metric.column]) for row in rows)
         repeats = [(row["global_batch"], run[metric.column]) for row in rows for run in row.runs]
         measured = [point for point in repeats if point[1] is not None]
-        axes.plot(*zip(*points, strict=True), color=look.color, label=plotting.label(rows[0].curve), **look.shape)
+        axes.plot(*zip(*points, strict=True), color=look.color, label=plotting.label(name), **look.shape)
         axes.plot(*zip(*measured, strict=True), ".", color=look.color, alpha=0.35, markersize=5)
         values += [value for _, value in (*points, *measured)]
     axes.set_xscale("log", base=2)
@@ -156,22 +142,21 @@ def courses_of(
     learning_of: the column `learning` of each measurement
     place:       the column of PLACES that must be known
     """
-    low, high, *interval = (f"{column}_{end}" for end in ("min", "max", "low", "high"))
+    ends = {"": "middle", "_min": "low", "_max": "high", "_low": "inner_low", "_high": "inner_high"}
+    names = {f"{column}{end}": name for end, name in ends.items()}
     rows = table.dropna(subset=[column, place]).sort_values("epoch")
-    curves = plain(rows, ["learning"], [*PLACES, "seeds", "runs", column, low, high, *interval])
-    runs = plain(epochs, ["measurement", "path", "status"], [*PLACES, column])
+    curves = plain(rows, ["learning"], [*PLACES, "seeds", "runs", *names]).rename(columns=names)
+    runs = plain(epochs, ["measurement", "path", "status"], [*PLACES, column]).rename(columns=names)
     runs["learning"] = runs["measurement"].map(dict(learning_of)).astype(object)  # also without rows
     ok = runs["status"] == "ok"
     # A curve of one seed has the range of its repeats.
     one = curves.groupby("learning")["seeds"].transform("max").eq(1) & curves["runs"].gt(1)
-    ranges = runs[ok].groupby(["learning", "epoch"])[column].agg(["min", "max"])
-    curves.loc[one, [low, high]] = curves[one].join(ranges, on=["learning", "epoch"])[["min", "max"]].to_numpy()
-    names = [*PLACES, column, low, high, *interval]
-    merged = {str(name): Course(*curve[names].to_numpy().T) for name, curve in curves.groupby("learning", sort=False)}
-    names = [*PLACES, *[column] * 3, "none", "none"]
-    failed: dict[str, list[Course]] = {}
-    for (name, _), run in runs[~ok].assign(none=np.nan).groupby(["measurement", "path"]):
-        failed.setdefault(str(learning_of[name]), []).append(Course(*run[names].to_numpy().T))
+    ranges = runs[ok].groupby(["learning", "epoch"])["middle"].agg(["min", "max"])
+    curves.loc[one, ["low", "high"]] = curves[one].join(ranges, on=["learning", "epoch"])[["min", "max"]].to_numpy()
+    merged = {str(name): curve[COURSE] for name, curve in curves.groupby("learning", sort=False)}
+    failed: dict[str, list[Any]] = {}
+    for (name, _), run in runs[~ok].groupby(["measurement", "path"]):
+        failed.setdefault(str(learning_of[name]), []).append(run.reindex(columns=COURSE))
     return Courses(merged, failed)
 
 
@@ -211,10 +196,10 @@ class _Curves:
         curves = {key for panel in shown for key in panel.curve_keys}
         self.metric, self.by, self.courses, self._looks = metric, by, courses, looks_of(curves, looks)
         self._own_legends = len(curves) > plotting.SHARED_LABELS or len({compared for compared, _ in curves}) == 1
-        self._values: dict[str, Course] = {}  # of all curves of a model's panels
+        self._values: dict[str, Any] = {}  # of all curves of a model's panels
         for model, panels in group_by(shown, lambda panel: panel.model).items():
             drawn = [course for panel in panels for part in self.shown(panel.rows)[:2] for _, course in part]
-            self._values[model] = Course(*map(np.concatenate, zip(*drawn, strict=True)))
+            self._values[model] = pd.concat(drawn)
 
     def shown(self, rows: Sequence[Measurement]) -> tuple[list[Drawn], Sequence[Drawn], int]:
         """The merged courses of a panel's rows, the first runs that did not end ok, and the number of the others."""
@@ -227,8 +212,7 @@ class _Curves:
         factor, its curves differ in colour, too."""
         keys = panel.curve_keys
         alone = self._own_legends and len({compared for compared, _ in keys}) == 1 < len(keys)
-        looks = numbered(len(keys)) if alone else self._looks.of(keys)
-        return dict(zip((text for _, text in keys), looks, strict=True))
+        return numbered(panel.curves) if alone else self._looks.of(keys)
 
     def draw(self, axes: Axes, panel: Panel) -> None:
         looks, values = self.looks(panel), self._values[panel.model]
@@ -236,39 +220,39 @@ class _Curves:
         places_of = _place_axis(axes, self.by, values)
         for row, course in merged:
             look, places = looks[panel.curve_of(row)], places_of(course)
-            every, color = len(places) // MARKERS + 1, look.color
-            axes.plot(places, course.middle, color=color, markevery=every, **(look.shape | SMALL))
-            if (course.high > course.low).any():
-                axes.fill_between(places, course.low, course.high, color=color, alpha=0.15, linewidth=0)
-            if np.isfinite(course.inner_low).any():
-                axes.fill_between(places, course.inner_low, course.inner_high, color=color, alpha=0.25, linewidth=0)
+            every = len(places) // MARKERS + 1
+            axes.plot(places, course["middle"], color=look.color, markevery=every, **(look.shape | SMALL))
+            for low, high, alpha in (("low", "high", 0.15), ("inner_low", "inner_high", 0.25)):
+                if (course[high] > course[low]).any():
+                    axes.fill_between(places, course[low], course[high], color=look.color, alpha=alpha, linewidth=0)
         for row, course in failed:
             look, places = looks[panel.curve_of(row)], places_of(course)
-            axes.plot(places, course.middle, color=look.color, linewidth=0.8, alpha=0.7)
-            axes.plot(places[-1], course.middle[-1], "x", color=look.color, markersize=8, markeredgewidth=1.8)
+            axes.plot(places, course["middle"], color=look.color, linewidth=0.8, alpha=0.7)
+            end = (places.iloc[-1], course["middle"].iloc[-1])
+            axes.plot(*end, "x", color=look.color, markersize=8, markeredgewidth=1.8)
         for text, look in looks.items():
             axes.plot([], [], color=look.color, label=plotting.label(text), **(look.shape | SMALL))
         if others:
             axes.plot([], [], "x", color="#555555", label=f"{others} more that did not end ok are not drawn")
-        _metric_axis(axes, self.metric, np.concatenate([values.low, values.high]))
+        _metric_axis(axes, self.metric, values[["low", "middle", "high"]].to_numpy())
 
 
-def _place_axis(axes: Axes, by: str, values: Course) -> Callable[[Course], Floats]:
+def _place_axis(axes: Axes, by: str, values: Any) -> Callable[[Any], Any]:
     """Draw the axis of epochs, counted from 1, or of time, with room for all values. Returns a function that gives the
     places of a course."""
     if by == "epoch":
         axes.set_xlabel("epochs of training")
-        _limit(axes.set_xlim, values.epoch.min() + 1, values.epoch.max() + 1)
+        _limit(axes.set_xlim, values["epoch"].min() + 1, values["epoch"].max() + 1)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        return lambda course: course.epoch + 1
-    longest_s = values.elapsed_s.max()
+        return lambda course: course["epoch"] + 1
+    longest_s = values["elapsed_s"].max()
     unit, seconds = next(((unit, size) for unit, size in UNITS if longest_s >= 3 * size), ("s", 1.0))
     axes.set_xlabel(f"time since the first step, validation included ({unit})")
     _limit(axes.set_xlim, 0.0, longest_s / seconds)
-    return lambda course: course.elapsed_s / seconds
+    return lambda course: course["elapsed_s"] / seconds
 
 
-def _metric_axis(axes: Axes, metric: Metric, values: Floats) -> None:
+def _metric_axis(axes: Axes, metric: Metric, values: np.ndarray[Any, Any]) -> None:
     label, finite = metric.label, values[np.isfinite(values)]
     if len(finite):
         low, high = finite.min(), finite.max()

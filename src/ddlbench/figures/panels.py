@@ -68,12 +68,6 @@ class Panel:
         return row.base(self.on_own_bases)
 
     @property
-    def has_ratios(self) -> bool:
-        """Whether a row has a ratio that is not 1 by definition, as that of a base to itself."""
-        timed = [row for row in self.rows if row["sample_time_s"] and self.base_of(row)]
-        return any(self.base_of(row) != Base(row["sample_time_s"], row["gpus"]) for row in timed)
-
-    @property
     def own_bases_tell_more(self) -> bool:
         """Whether ratios to own bases are worth a figure beside those to the best single GPU."""
         compared = [row for row in self.rows if row["speedup_vs_own_base"] is not None]
@@ -150,8 +144,13 @@ def differing(rows: Sequence[Measurement]) -> str:
 def short_names(rows: Sequence[Measurement]) -> list[str]:
     """A name for each row of a panel: the value of the compared factor and, unless these values tell the curves apart,
     the settings that differ between rows."""
-    texts = [" ".join(filter(None, (row.mixed_layout, row.axes, row["knobs"], row["across"]))) for row in rows]
-    settings = [dict[str, str](SETTING.findall(text)) for text in texts]
+    settings = list[dict[str, str]]()
+    for row in rows:
+        # The layout without degrees of 1, unless all ranks share what the framework is named after.
+        degrees = " ".join(degree for degree in (row["layout"] or "").split() if not degree.endswith("=1"))
+        mixed = degrees if degrees.startswith("dp=") or " " in degrees else ""
+        text = " ".join(filter(None, (mixed, row.axes, row["knobs"], row["across"])))
+        settings.append(dict(SETTING.findall(text)))
     differing = {key for one in settings for key in one if len({other.get(key) for other in settings}) > 1}
     shown = [" ".join(f"{key}={value}" for key, value in one.items() if key in differing) for one in settings]
     names = [named(row["compared"], None, text) for row, text in zip(rows, shown, strict=True)]

@@ -1,14 +1,15 @@
-"""`--baseline published`: the numbers that papers print beside the measured efficiency and communication, in separate
-figures."""
+"""What others published: the efficiency of their measurements by strategy, GPU and source; and with `--baseline
+published` the numbers that papers print beside the measured efficiency and communication."""
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib.resources import files
-from typing import Any
+from typing import Any, cast
 
 from matplotlib.axes import Axes
 
@@ -16,12 +17,24 @@ from ddlbench.figures import plotting
 from ddlbench.figures.curves import draw
 from ddlbench.figures.panels import Panel, Plot, measured
 from ddlbench.figures.quantities import EFFICIENCY
-from ddlbench.figures.styles import MARKERS, Looks
+from ddlbench.figures.styles import MARKERS, Looks, looks_of
+from ddlbench.results.reading.published import PUBLISHED, gpu_family
 from ddlbench.results.rows import group_by
+from ddlbench.results.tables.measurement import Measurement
+from ddlbench.texts import first_few
 
 GREY = "#7a7a7a"
 CPU_AXIS = "ranks (CPU); printed values: GPUs"
 ARROW = 0.06  # its length, as an efficiency
+BY_SOURCE = "efficiency over its base (%)"
+THIN: dict[str, Any] = {"markersize": 4.5, "linewidth": 1.0}
+PREDICTED: dict[str, Any] = {
+    "linestyle": "", "marker": "_", "markersize": 11, "color": "black", "label": "predicted from its base", "zorder": 3,
+}  # fmt: skip
+MODELS_SHOWN = 4
+SERIES = (  # columns that are equal for the points of a line
+    "model", "device_model", "framework_library", "precision", "loader", "own_base_gpus", "own_base_sample_time_s",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -50,7 +63,7 @@ class Printed:
 
 @cache
 def _file() -> dict[str, Any]:
-    return tomllib.loads(files("ddlbench.report").joinpath("published.toml").read_text(encoding="utf-8"))
+    return tomllib.loads(files("ddlbench.figures").joinpath("published.toml").read_text(encoding="utf-8"))
 
 
 def authors(source: str) -> str:
@@ -142,11 +155,11 @@ def draw_communication(axes: Axes, panel: Panel, looks: Looks) -> None:
     profiled = [row for row in panel.rows if row["comm_share"] is not None]
     counts = [row["gpus"] for row in profiled] + [row[0] for rows in printed.values() for row in rows]
     plotting.gpu_axis(axes, counts, panel.device, log=True)
-    drawn = list(group_by(profiled, lambda row: row.curve).values())
-    for rows, look in zip(drawn, looks.of([rows[0].curve_key for rows in drawn]), strict=True):
+    look_of = looks.of(dict.fromkeys(row.curve_key for row in profiled))
+    for name, rows in group_by(profiled, lambda row: row.curve).items():
         points = sorted((row["gpus"], row["comm_share"]) for row in rows)
-        name = plotting.label(rows[0].curve)
-        axes.plot(*zip(*points, strict=True), color=look.color, label=name, **look.shape)
+        look = look_of[name]
+        axes.plot(*zip(*points, strict=True), color=look.color, label=plotting.label(name), **look.shape)
     table = _file()["kernel_time"]
     where = f"{authors(table['source'])}, {table['place']}: {table['framework']}"
     for number, (loader, rows) in enumerate(printed.items()):
@@ -158,3 +171,43 @@ def draw_communication(axes: Axes, panel: Panel, looks: Looks) -> None:
     plotting.value_axis(axes, values, "communication (% of time)", percents=True, log=False)
     if panel.device == "cpu":
         axes.set_xlabel(CPU_AXIS)
+
+
+def by_source(shown: Sequence[Panel]) -> Plot:
+    """A panel for each family of models ("ResNet" of "ResNet-50 v1.5"), with the published measurements on more GPUs
+    than their base."""
+    rows = {row["measurement"]: row for panel in shown for row in panel.rows if row["origin"] == PUBLISHED}
+    scaled = [row for row in rows.values() if row["efficiency_vs_own_base"] and row["gpus"] > row["own_base_gpus"]]
+    families = group_by(scaled, lambda row: re.split(r"[-_ ]", str(row["model"]), maxsplit=1)[0])
+    panels: list[Panel] = []
+    for family, same in sorted(families.items()):
+        models = first_few(sorted({str(row["model"]) for row in same}), MODELS_SHOWN)
+        panels.append(Panel(f"{family} ({PUBLISHED})", [", ".join(models)], "", same))
+    return Plot("efficiency_by_source", panels, partial(_draw_by_source, looks=looks_of(map(_key, scaled))))
+
+
+def _draw_by_source(axes: Axes, panel: Panel, looks: Looks) -> None:
+    """A line for each series, from its base at 100 %; those of one strategy, GPU and source look the same."""
+    counts = [count for row in panel.rows for count in (row["gpus"], row["own_base_gpus"])]
+    plotting.gpu_axis(axes, counts, panel.device, log=True)
+    curves = group_by(panel.rows, _key)
+    look_of = looks.of(curves)
+    for (_, name), rows in curves.items():
+        look = look_of[name]
+        for series in group_by(rows, lambda row: tuple(row[column] for column in SERIES)).values():
+            ends = {(series[0]["own_base_gpus"], 1.0)}
+            points = sorted(ends | {(row["gpus"], row["efficiency_vs_own_base"]) for row in series})
+            style: dict[str, Any] = {"color": look.color, "label": plotting.label(name), **look.shape, **THIN}
+            axes.plot([gpus for gpus, _ in points], [value for _, value in points], **style)
+    if predicted := [row for row in panel.rows if row["predicted_error"] is not None]:
+        values = [row["efficiency_vs_own_base"] / (1 + row["predicted_error"]) for row in predicted]
+        axes.plot([row["gpus"] for row in predicted], values, **PREDICTED)
+    axes.axhline(1.0, **cast(Any, plotting.IDEAL))
+    values = [1.0, *(row["efficiency_vs_own_base"] for row in panel.rows)]
+    plotting.value_axis(axes, values, BY_SOURCE, percents=True, log=False)
+
+
+def _key(row: Measurement) -> tuple[str, str]:
+    """The strategy, which has one colour, and the name in the legend."""
+    gpu = gpu_family(str(row["device_model"])) or row["device_model"]
+    return str(row["framework"]), f"{row['framework']}, {gpu}, {row['source']}"

@@ -4,7 +4,7 @@ report; no two curves of a panel look the same."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -54,9 +54,9 @@ class Look:
 SHAPES = tuple((marker, filled) for filled in (True, False) for marker in MARKERS)
 
 
-def numbered(count: int) -> list[Look]:
+def numbered(names: Iterable[str]) -> dict[str, Look]:
     """Looks for the curves of one framework in a panel of its own: each has a colour."""
-    return [Look(PALETTE[n % len(PALETTE)], *SHAPES[n % len(SHAPES)]) for n in range(count)]
+    return {name: Look(PALETTE[n % len(PALETTE)], *SHAPES[n % len(SHAPES)]) for n, name in enumerate(names)}
 
 
 @dataclass(frozen=True)
@@ -66,18 +66,18 @@ class Looks:
     colors: dict[str, str]
     curves: dict[tuple[str, str], Look]
 
-    def of(self, curves: Sequence[tuple[str, str]]) -> list[Look]:
-        """A look for each curve (framework, name) of a panel. If two share one, the later takes the next free one."""
+    def of(self, curves: Iterable[tuple[str, str]]) -> dict[str, Look]:
+        """A look for each curve (framework, name) of a panel, by its name. If two share one, the later takes the next
+        free one."""
         taken: set[tuple[str, str, bool]] = set()
-        looks: list[Look] = []
+        looks: dict[str, Look] = {}
         for framework, name in curves:
             look = self.curves.get((framework, name), Look(self.colors.get(framework, PALETTE[0]), "o"))
             colors = (look.color, *PALETTE)  # its own first
             others = (replace(look, color=color, marker=m, filled=f) for color, (m, f) in product(colors, SHAPES))
             free = (one for one in (look, *others) if (one.color, one.marker, one.filled) not in taken)
-            look = next(free, look)
+            looks[name] = look = next(free, look)
             taken.add((look.color, look.marker, look.filled))
-            looks.append(look)
         return looks
 
 

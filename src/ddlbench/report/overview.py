@@ -99,7 +99,7 @@ def summary_text(rows: Sequence[Measurement]) -> str:
     numbers = {text: f"[{number}]" for number, text in enumerate(texts, 1)}
     marks: Columns = {"": lambda row: numbers.get(row.settings, "")}
     measured, published = ([row for row in rows if row["origin"] == origin] for origin in (OWN, PUBLISHED))
-    compared = [row for row in measured if compared_with(row, own=False) or needs_own(row)]
+    compared = [row for row in measured if row.has_ratios(own=False) or needs_own(row)]
     predicted = [row for row in measured if row["predicted_step_s"] is not None]
     tables = ((measured, MEASURED), (compared, RATIOS), (predicted, WHICH | PREDICTED), (published, OF_OTHERS))
     lines: list[str] = []
@@ -123,20 +123,13 @@ def summary_text(rows: Sequence[Measurement]) -> str:
 def ratio_columns(rows: Sequence[Measurement]) -> Columns:
     """The columns of the ratios to each kind of base with which some row is compared."""
     kinds = ((False, VS_SINGLE), (True, VS_OWN))
-    shown = [columns for own, columns in kinds if any(compared_with(row, own) for row in rows)]
+    shown = [columns for own, columns in kinds if any(row.has_ratios(own) for row in rows)]
     return {name: cell for columns in shown for name, cell in columns.items()}
-
-
-def compared_with(row: Measurement, own: bool) -> bool:
-    """Whether the row has ratios to its own base or the best single GPU, and is not the base itself: those are 1 by
-    definition."""
-    suffix = "_vs_own_base" if own else ""
-    return not {row[f"speedup{suffix}"], row[f"efficiency{suffix}"]} <= {None, 1.0}
 
 
 def needs_own(row: Measurement) -> bool:
     """Whether the row can be compared with its own base only."""
-    return compared_with(row, own=True) and not row["best_single_sample_time_s"]
+    return row.has_ratios(own=True) and not row["best_single_sample_time_s"]
 
 
 def base_lines(rows: Sequence[Measurement]) -> list[str]:
@@ -145,7 +138,7 @@ def base_lines(rows: Sequence[Measurement]) -> list[str]:
     for row in rows:
         for own in (False, True):
             start = row.base(own)
-            if start and compared_with(row, own):
+            if start and row.has_ratios(own):
                 epoch = f", epoch {seconds(start.epoch_s)}" if start.epoch_s else ""
                 lines.append(f"base {base(row, own)}, {row.model}: {duration(start.seconds)} a sample{epoch}")
     return list(dict.fromkeys(lines))

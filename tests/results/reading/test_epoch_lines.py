@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ddlbench.results.reading.attempts import lines_of
-from ddlbench.results.reading.epoch_lines import epochs_of
+from ddlbench.results.reading.cells import epochs_of
 from tests.support import hostile
 
 LINES = [{"epoch": n, "epoch_time_s": 2.0 + n, "steps": 5, "warmup": n == 0, "val_top1": 0.5} for n in range(3)]

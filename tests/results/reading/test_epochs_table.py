@@ -5,7 +5,7 @@ from __future__ import annotations
 import tracemalloc
 
 from ddlbench.record.schema import EPOCHS
-from ddlbench.results.reading.epoch_lines import epochs_of, epochs_table
+from ddlbench.results.reading.cells import epochs_of, epochs_table
 from ddlbench.results.tables.tables import records
 
 RUN = {column.name: None for column in EPOCHS} | {"framework": "ddp", "gpus": 2, "path": "a"}

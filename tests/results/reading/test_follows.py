@@ -13,7 +13,7 @@ import pytest
 from ddlbench.measure.rows import EpochRow
 from ddlbench.measure.summary import summarize
 from ddlbench.record.schema import RUNS
-from ddlbench.results.reading.epoch_lines import epochs_of
+from ddlbench.results.reading.cells import epochs_of
 from ddlbench.results.reading.follows import ALL, MEASURED, OWN, contradiction
 from ddlbench.results.tables.tables import records
 from tests.support.epoch_rows import epoch_row

@@ -43,33 +43,24 @@ def search(folders: Sequence[Path]) -> Search:
         seen.add(place)
         if folder.name.startswith("attempt-") or Path(place).name.startswith("attempt-"):
             result.attempts[place] = folder
-        if levels:
-            within, links = _entries(folder, result)
-            waiting.extend((path, levels - 1) for path in within)
-            linked.extend((path, min(levels - 1, BELOW_LINKS)) for path in links)
-    return result
-
-
-def _entries(folder: Path, result: Search) -> tuple[list[Path], list[Path]]:
-    """The folders in a folder, and the links to folders."""
-    try:
-        with os.scandir(folder) as listed:
-            entries = sorted(listed, key=lambda entry: entry.name)
-    except OSError as error:
-        result.unreadable[folder] = error.strerror or str(error)
-        return [], []
-    within, followed = list[Path](), list[Path]()
-    for entry in entries:
-        path = folder / entry.name
+        if not levels:
+            continue
         try:
-            if entry.is_dir(follow_symlinks=False):
-                within.append(path)
-            elif entry.is_symlink() and stat.S_ISDIR(path.stat().st_mode):
-                followed.append(path)
-            elif ATTEMPT.fullmatch(entry.name):
-                result.unreadable[path] = "it is not a folder"
-            elif entry.name == PUBLISHED_FILE:
-                result.published.append(path)
+            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         except OSError as error:
-            result.unreadable[path] = error.strerror or str(error)
-    return within, followed
+            result.unreadable[folder] = error.strerror or str(error)
+            continue
+        for entry in entries:
+            path = folder / entry.name
+            try:
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append((path, levels - 1))
+                elif entry.is_symlink() and stat.S_ISDIR(path.stat().st_mode):
+                    linked.append((path, min(levels - 1, BELOW_LINKS)))
+                elif ATTEMPT.fullmatch(entry.name):
+                    result.unreadable[path] = "it is not a folder"
+                elif entry.name == PUBLISHED_FILE:
+                    result.published.append(path)
+            except OSError as error:
+                result.unreadable[path] = error.strerror or str(error)
+    return result

@@ -159,20 +159,24 @@ def csv_row(record: Object, line: int) -> CsvRow:
 
 
 def read_points(path: Path) -> tuple[list[Point], list[str]]:
-    """The rows of a file that can be used, and a line for each of the others. UserError where the file cannot be read
-    or has other columns."""
+    """The rows of a file that can be used, and a line for each of the others, also for those of a source and model that
+    are in several units. UserError where the file cannot be read or has other columns."""
     columns, rows, left_out = read_csv(path)
     if wrong := sorted((columns ^ set(COLUMNS)) - set(OPTIONAL)):
         odd = ", ".join(first_few([shortened(printable(name), 40) for name in wrong], 5))
         raise UserError(f"{path} has other columns (missing or unknown: {odd}): give {', '.join(COLUMNS)}")
-    points = list[Point]()
+    points, kept = list[Point](), list[Point]()
     for row in rows:
         try:
             points.append(_point(row))
         except UserError as error:
             left_out.append(f"row {row.line}: {error}")
-    points, mixed = _without_mixed_units(points)
-    return points, [*left_out, *mixed]
+    for (source, model), group in group_by(points, lambda point: (point.row["source"], point.row["model"])).items():
+        if len(units := sorted({point.row["unit"] for point in group})) == 1:
+            kept += group
+        else:
+            left_out.append(f"{_rows(group)}: {source}, {model}: mixed units ({', '.join(units)})")
+    return sorted(kept, key=lambda point: point.row.line), left_out
 
 
 def _point(row: CsvRow) -> Point:
@@ -220,17 +224,6 @@ def _sample_time_s(row: CsvRow, value: float, gpus: int, batch: int | None) -> f
     if seconds is None:
         raise UserError(f"unknown unit {row['unit']!r}, or its batch is not stated: known are {', '.join(UNITS)}")
     return seconds
-
-
-def _without_mixed_units(points: Sequence[Point]) -> tuple[list[Point], list[str]]:
-    """Without the rows of a source and model that are in several units."""
-    kept, lines = list[Point](), list[str]()
-    for (source, model), group in group_by(points, lambda point: (point.row["source"], point.row["model"])).items():
-        if len(units := sorted({point.row["unit"] for point in group})) == 1:
-            kept += group
-        else:
-            lines.append(f"{_rows(group)}: {source}, {model}: mixed units ({', '.join(units)})")
-    return sorted(kept, key=lambda point: point.row.line), lines
 
 
 def _rows(points: Sequence[Point]) -> str:

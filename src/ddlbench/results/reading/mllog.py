@@ -41,14 +41,6 @@ class Interval:
     def holds(self, other: Interval) -> bool:
         return self.start <= other.start and other.stop <= self.stop
 
-    def divided(self, trained: int) -> list[Interval]:
-        """Its epochs, which share the milliseconds of training equally."""
-        ms = trained // self.epochs if self.epochs else 0
-        if ms <= 0:
-            raise ValueError(f"broken time stamps: the block of epoch {self.number} trained for no time")
-        starts = (self.start + n * ms for n in range(self.epochs))
-        return [Interval(self.number + n, start, start + ms) for n, start in enumerate(starts)]
-
 
 @dataclass(frozen=True)
 class Epoch:
@@ -92,10 +84,14 @@ class Log:
         epochs = list(stated)
         for block in blocks:
             trained = block.ms - sum(evaluation.ms for evaluation in evaluations if block.holds(evaluation))
-            of_epochs = sum(epoch.ms for epoch in stated if block.holds(epoch))
             if not stated:
-                epochs += block.divided(trained)
-            elif abs(trained - of_epochs) > TOLERANCE * trained:
+                ms = trained // block.epochs if block.epochs else 0
+                if ms <= 0:
+                    raise ValueError(f"broken time stamps: the block of epoch {block.number} trained for no time")
+                epochs += [Interval(block.number + n, block.start, block.start + ms) for n in range(block.epochs)]
+                continue
+            of_epochs = sum(epoch.ms for epoch in stated if block.holds(epoch))
+            if abs(trained - of_epochs) > TOLERANCE * trained:
                 raise ValueError(
                     f"epochs and blocks disagree by more than 1 %: the block of epoch {block.number} trained for "
                     f"{trained / 1e3:.3f} s, its epochs for {of_epochs / 1e3:.3f} s"

@@ -99,12 +99,6 @@ class Measurement:
         return self.curve + (f" [{self['layout']}]" if self["layout"] else "")
 
     @property
-    def mixed_layout(self) -> str:
-        """The layout without degrees of 1; empty where all ranks share what the framework is named after."""
-        degrees = " ".join(degree for degree in (self["layout"] or "").split() if not degree.endswith("=1"))
-        return degrees if degrees.startswith("dp=") or " " in degrees else ""
-
-    @property
     def settings(self) -> str:
         """The other settings that distinguish it from others in a table."""
         return " ".join(filter(None, (self.axes, self["layout"], self["knobs"], self["across"], self["variant"])))
@@ -130,6 +124,12 @@ class Measurement:
         kind = {"weak": "weak scaling", "strong": "strong scaling", "single": "one GPU count"}[self["scaling"]]
         per = f"a {devices(1, self['device']).split()[1]}" if self["scaling"] == "weak" else "an update"
         return f"{kind}, {self.size:g} samples {per}" if self.size is not None else kind
+
+    def has_ratios(self, own: bool) -> bool:
+        """Whether it has ratios to its own base, or to the best single GPU, and is not the base itself: those are 1 by
+        definition."""
+        suffix = "_vs_own_base" if own else ""
+        return not {self[f"speedup{suffix}"], self[f"efficiency{suffix}"]} <= {None, 1.0}
 
     def base(self, own: bool) -> Base | None:
         """The base of its curve, or the best single GPU; None without such a measurement."""

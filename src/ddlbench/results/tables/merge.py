@@ -124,7 +124,7 @@ class AttemptRow:
     environment: the part of its environment that repeats must share
     noted:       the part in which repeats may differ, with a warning
     added_later: keys of its configuration that a later version added, with the values that `options` leaves out
-    epochs:      a pyarrow table of `epoch_lines.SCHEMA`
+    epochs:      a pyarrow table of `cells.EPOCH_SCHEMA`
     identity:    as `Attempt.identity`
     has_end:     whether the record itself says how the run ended
     warnings:    of what is left out, and in `left_out` its kinds

@@ -14,8 +14,7 @@ from ddlbench.foreign import open_regular
 from ddlbench.record.fingerprint import fingerprint, noted
 from ddlbench.record.schema import RUNS
 from ddlbench.results.reading.attempts import Attempt, LeftOut, reason_of, unreadable
-from ddlbench.results.reading.cells import cell, fit
-from ddlbench.results.reading.epoch_lines import epochs_of
+from ddlbench.results.reading.cells import cell, epochs_of, fit
 from ddlbench.results.reading.follows import contradiction
 from ddlbench.results.reading.published import OWN, PUBLISHED, PublishedAttempt
 from ddlbench.results.rows import Row, section
@@ -101,16 +100,10 @@ def damaged_parquet(attempt: Path) -> list[str]:
 def _passes(record: Row) -> list[RankPasses]:
     """The passes of each stage in the profiled window of a pipeline, as far as the record has valid ones."""
     stages = list[RankPasses]()
-    ranks = _dig(record, "profile.ranks")
-    for rank in cast(list[Any], ranks) if isinstance(ranks, list) else []:
-        passes = _dig(rank, "passes")
-        if isinstance(passes, list):
-            valid = [
-                (cell(item[0], "text"), cell(item[1], "float"), cell(item[2], "float"))
-                for item in cast(list[Any], passes)
-                if isinstance(item, list) and len(cast(list[Any], item)) == 3
-            ]
-            stages.append([(part, begin, end) for part, begin, end in valid if part and begin is not None and end])
+    for rank in _list(_dig(record, "profile.ranks")):
+        passes = [values for item in _list(_dig(rank, "passes")) if len(values := _list(item)) == 3]
+        valid = [(cell(part, "text"), cell(begin, "float"), cell(end, "float")) for part, begin, end in passes]
+        stages.append([(part, begin, end) for part, begin, end in valid if part and begin is not None and end])
     return [stage for stage in stages if stage]
 
 
@@ -152,9 +145,13 @@ def _dig(record: Any, keys: str) -> Any:
     return record
 
 
+def _list(value: Any) -> list[Any]:
+    """The value if it is a list, else an empty one."""
+    return cast(list[Any], value) if isinstance(value, list) else []
+
+
 def _stalest(record: Row, key: str) -> int | None:
     """The framework says one number, or one for each stage."""
     recorded = _dig(record, f"framework.{key}")
-    stages = cast(list[Any], recorded) if isinstance(recorded, list) else [recorded]
-    numbers = [cell(value, "int") for value in stages]
+    numbers = [cell(value, "int") for value in _list(recorded) or [recorded]]
     return max((number for number in numbers if number is not None and number >= 0), default=None)

@@ -15,7 +15,7 @@ from ddlbench.foreign import read_bytes
 from ddlbench.record.schema import DEVELOPER, RUNS, SCALING
 from ddlbench.results.frames import frame
 from ddlbench.results.reading.attempts import LeftOut, Records, left_out_line, read
-from ddlbench.results.reading.epoch_lines import epochs_table
+from ddlbench.results.reading.cells import epochs_table
 from ddlbench.results.reading.published import read_published
 from ddlbench.results.rows import Row, group_by
 from ddlbench.results.tables.breakdown import breakdown
@@ -195,35 +195,25 @@ def only(tables: Tables, filters: Sequence[str]) -> Tables:
     summary = f"only {' '.join(map(printable, filters))}: {len(kept)} of {len(runs)} attempts are reported"
     if not kept:
         raise UserError(f"{summary}: no attempt has all of these values; leave one filter out")
-    measured = _values(kept, "measurement")
+    paths, measured, curves = ({run[name] for run in kept} - {None} for name in ("path", "measurement", "learning"))
+    others = [run for run in runs if run["path"] not in paths]
+    # Where a filter, such as repeat=0, takes a part of the attempts that are merged:
+    counts = {
+        "measurements": len(measured.intersection(run["measurement"] for run in others)),
+        "learning curves": len(curves.intersection(run["learning"] for run in others)),
+    }
+    warnings = [summary]
+    if divided := " and ".join(f"{count} {name}" for name, count in counts.items() if count):
+        merged = "the rows and figures of these are of all their attempts"
+        warnings.append(f"a part of the attempts of {divided} is not reported: {merged}")
     return replace(
         tables,
         run_rows=kept,
         scaling_rows=[row for row in tables.scaling_rows if row["measurement"] in measured],
-        epochs=_with(tables.epochs, "path", kept),
-        learning=_with(tables.learning, "learning", kept),
-        warnings=[summary, *_merged_with_others(runs, kept), *tables.warnings],
+        epochs=tables.epochs.loc[tables.epochs["path"].isin(list(paths)).to_numpy(bool)],
+        learning=tables.learning.loc[tables.learning["learning"].isin(list(curves)).to_numpy(bool)],
+        warnings=[*warnings, *tables.warnings],
     )
-
-
-def _merged_with_others(runs: Sequence[Row], kept: Sequence[Row]) -> list[str]:
-    """A warning where a filter, such as repeat=0, takes a part of the attempts that are merged."""
-    paths = {run["path"] for run in kept}
-    others = [run for run in runs if run["path"] not in paths]
-    both = {"measurements": "measurement", "learning curves": "learning"}
-    counts = {name: len(_values(kept, column) & _values(others, column)) for name, column in both.items()}
-    texts = [f"{count} {name}" for name, count in counts.items() if count]
-    merged = "the rows and figures of these are of all their attempts"
-    return [f"a part of the attempts of {' and '.join(texts)} is not reported: {merged}"] if texts else []
-
-
-def _values(rows: Sequence[Row], column: str) -> set[str]:
-    return {row[column] for row in rows if row[column] is not None}
-
-
-def _with(table: pd.DataFrame, column: str, kept: Sequence[Row]) -> pd.DataFrame:
-    """The rows of the table that belong to the runs."""
-    return table.loc[table[column].isin(list(_values(kept, column))).to_numpy(bool)]
 
 
 def write_csv(table: pd.DataFrame, path: Path) -> None:
