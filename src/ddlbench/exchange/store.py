@@ -15,8 +15,6 @@ from ddlbench.results.reading.published import PublishedAttempt, read_published
 from ddlbench.results.rows import section
 from ddlbench.texts import digest
 
-COMPACT = (",", ":")
-
 
 def add(records: Sequence[Object], results: Path) -> tuple[int, int, list[str]]:
     """Add records to the published measurements of a results folder. UserError where its file cannot be read
@@ -46,7 +44,7 @@ def add(records: Sequence[Object], results: Path) -> tuple[int, int, list[str]]:
             results.mkdir(parents=True, exist_ok=True)
             with replacing(path) as file:
                 for record in (*stored, *new.values()):
-                    file.write(f"{json.dumps(record, separators=COMPACT)}\n".encode())
+                    file.write(f"{json.dumps(record, separators=(',', ':'))}\n".encode())
     return len(new), present, left_out
 
 

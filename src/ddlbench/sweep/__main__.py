@@ -17,8 +17,18 @@ from ddlbench.errors import RunError, UserError
 from ddlbench.sweep import slurm
 from ddlbench.sweep.lock import FOLDER, Owner, holder, last_job, unreadable
 from ddlbench.sweep.plan import INVALID, Cell, Check, data_check, plan
-from ddlbench.sweep.state import FINAL, MISSING, QUEUED, RETRIES, RUNNING, State, due
-from ddlbench.sweep.status import StatusOf, plan_lines, status_lines
+from ddlbench.sweep.state import (
+    FINAL,
+    MISSING,
+    QUEUED,
+    RETRIES,
+    RUNNING,
+    State,
+    StatusOf,
+    due,
+    plan_lines,
+    status_lines,
+)
 from ddlbench.sweep.study import Study, load, names
 from ddlbench.texts import say
 

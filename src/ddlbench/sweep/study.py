@@ -17,18 +17,25 @@ from ddlbench.sweep.parts import (
     NAME,
     SCALING,
     Figure,
-    Setting,
+    Plain,
     Where,
+    as_list,
     check_axis,
     check_key,
-    entry_of,
     figure_of,
     matches,
+    names_of,
+    number,
+    parse_word,
+    quoted,
+    read,
+    section,
     seeds_of,
     settable,
     setting_of,
+    where_of,
+    word,
 )
-from ddlbench.sweep.values import Plain, as_list, names_of, number, parse_word, quoted, read, section, word
 
 FOLDERS = ("study", "experiment")  # of conf/
 LARGEST = 100_000  # cells
@@ -39,6 +46,7 @@ NUMBERS = {"repeats": 1, "order": 0, "gpus_per_node": 1, "limit_s": 1}  # the sm
 class Study:
     """Every combination of the axes' values that `exclude` does not name, `repeats` times for each seed.
 
+    settings: cells and the keys that they have
     order: seed of the random order of the cells
     limit_s: seconds after which a cell is ended; limits_s: limits for single GPU counts
     overrides: keys of the command line, which take precedence over all others
@@ -49,7 +57,7 @@ class Study:
     name: str
     axes: Mapping[str, list[Any]]
     keys: Plain = field(default_factory=dict[str, Any])
-    settings: Sequence[Setting] = ()
+    settings: Sequence[tuple[Where, Plain]] = ()
     exclude: Where = ()
     repeats: int = 1
     seeds: Sequence[int] = (0,)
@@ -91,9 +99,9 @@ class Study:
     def _given(self, point: Plain) -> dict[str, Any]:
         """The keys that the study gives a point, also those that the point's framework or loader lacks."""
         keys: dict[str, Any] = {"preflight": True, **self.keys}
-        for setting in self.settings:
-            if matches(setting.where, point):
-                keys |= setting.keys
+        for where, more in self.settings:
+            if matches(where, point):
+                keys |= more
         return {**keys, **self.overrides, **point}
 
     def keys_of(self, point: Plain) -> dict[str, Any]:
@@ -150,25 +158,30 @@ def _of_file(path: Path) -> Study:
 
 
 def _study(name: str, raw: dict[str, Any]) -> Study:
+    """The study of a file's content, with what it takes over from the ready study that `base` names."""
     keys = {field.name for field in fields(Study)} - {"name", "results_dir", "overrides"} | {"base"}
     for key in raw:
         if key not in keys:
             raise UserError(f"{shown(key)} is no key of a study: the keys are {', '.join(sorted(keys))}")
     raw = {key: value for key, value in raw.items() if value is not None}  # a key without content
-    base = _base(raw["base"]) if "base" in raw else Study(name, axes={})
+    base = Study(name, axes={})
+    if (of := raw.get("base")) is not None:
+        if not isinstance(of, str) or of not in names():
+            raise UserError(f"base={shown(of)} is no ready study: choose one of {', '.join(names())}")
+        base = _of_file(_find(of))
     new_axes = {key: as_list(value) for key, value in section(raw.get("axes"), "axes").items()}
     for key, values in new_axes.items():
         check_axis(key, values)
     axes = {**base.axes, **new_axes}
     figures = {str(key): content for key, content in section(raw.get("figures"), "figures").items()}
-    limits = section(raw.get("limits_s"), "limits_s")
+    limits, exclude = section(raw.get("limits_s"), "limits_s"), raw.get("exclude", [])
     return replace(
         base,
         name=name,
         axes=axes,
         keys={**base.keys, **settable(raw.get("keys"), "keys")},
         settings=[*base.settings, *(setting_of(item, axes) for item in as_list(raw.get("settings", [])))],
-        exclude=[*base.exclude, *(entry_of(item, axes, "exclude") for item in as_list(raw.get("exclude", [])))],
+        exclude=[*base.exclude, *(where_of(exclude, axes, "exclude") if exclude != [] else [])],
         seeds=seeds_of(raw["seeds"]) if "seeds" in raw else base.seeds,
         by=names_of("by", raw["by"]) if "by" in raw else base.by,
         across=names_of("across", raw["across"]) if "across" in raw else base.across,
@@ -179,13 +192,6 @@ def _study(name: str, raw: dict[str, Any]) -> Study:
         limits_s={number("limits_s", gpus, 1): number("limits_s", limit, 1) for gpus, limit in limits.items()},
         **cast(Any, {key: number(key, raw[key], least) for key, least in NUMBERS.items() if key in raw}),
     )
-
-
-def _base(name: Any) -> Study:
-    """The ready study that another one changes."""
-    if not isinstance(name, str) or name not in names():
-        raise UserError(f"base={shown(name)} is no ready study: choose one of {', '.join(names())}")
-    return _of_file(_find(name))
 
 
 def _override(study: Study, key: str, value: Any) -> Study:
