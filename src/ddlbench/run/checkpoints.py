@@ -19,7 +19,7 @@ from statistics import median
 
 from ddlbench.checkpoint import storage
 from ddlbench.checkpoint.live import checkpointable, make_optimizer_states, named_tensors, set_random_states
-from ddlbench.checkpoint.saved import Saved, complete
+from ddlbench.checkpoint.storage import Saved, complete
 from ddlbench.config.schema import Config
 from ddlbench.errors import RunError, UserError, reporting
 from ddlbench.heartbeat import has_ended

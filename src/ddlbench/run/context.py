@@ -7,7 +7,7 @@ import shlex
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -169,24 +169,20 @@ def compare_environments(environment: Mapping[str, Any]) -> list[str]:
     if len(set(all_gather(digest(environment_here, 64)))) == 1:  # usual: a few bytes a rank
         return []
     ranks = all_gather((socket.gethostname(), environment_here))
-    keys = sorted({key for _, values in ranks for key in values})
-    lines = {key: line for key in keys if (line := _difference(key, ranks))}
+    first_host, first = ranks[0]
+    lines: dict[str, str] = {}  # of the first rank that differs from rank 0
+    for key in sorted({key for _, values in ranks for key in values}):
+        differing = [rank for rank, (_, values) in enumerate(ranks) if values.get(key) != first.get(key)]
+        if not differing:
+            continue
+        host, values = ranks[differing[0]]
+        more = f" (as {len(differing) - 1} more)" if len(differing) > 1 else ""
+        name = key.removeprefix("packages.").removeprefix("variables.")
+        here, of_rank_0 = (shown("none" if value is None else value) for value in (values.get(key), first.get(key)))
+        rank = f"rank {differing[0]} on {host}{more}"
+        lines[key] = f"{rank} has {name} {here}, rank 0 on {first_host} has {of_rank_0}"
     conflicts = [line for key, line in lines.items() if is_version(key)]
     if conflicts:
         differences = "; ".join(first_few(conflicts, SHOWN, "more differences"))
         raise UserError(f"{differences}: install the same versions on every host")
     return list(lines.values())
-
-
-def _difference(key: str, ranks: Sequence[tuple[str, Mapping[str, Any]]]) -> str | None:
-    """ "rank 2 on node2 has driver 560.1, rank 0 on node1 has 550.54" of the first rank that differs from rank 0."""
-    first_host, first = ranks[0]
-    differing = [rank for rank, (_, values) in enumerate(ranks) if values.get(key) != first.get(key)]
-    if not differing:
-        return None
-    rank = differing[0]
-    host, values = ranks[rank]
-    more = f" (as {len(differing) - 1} more)" if len(differing) > 1 else ""
-    name = key.removeprefix("packages.").removeprefix("variables.")
-    here, of_rank_0 = (shown("none" if value is None else value) for value in (values.get(key), first.get(key)))
-    return f"rank {rank} on {host}{more} has {name} {here}, rank 0 on {first_host} has {of_rank_0}"

@@ -113,8 +113,7 @@ def _last(results: Path, cell: str) -> Path | None:
 
 
 def _held(path: Path, queued: Callable[[str], bool]) -> bool:
-    content = _content(path)
-    if content.get("released"):
+    if _content(path).get("released"):
         return False
     owner = _owner(path)
     if owner is None:  # its owner may be writing it now

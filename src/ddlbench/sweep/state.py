@@ -102,7 +102,16 @@ class State:
 
     def _read(self, folder: Path) -> None:
         try:
-            self.attempts[folder] = _attempt(folder, _with_end(folder, parse(read_bytes(folder / "run.json"))))
+            record = parse(read_bytes(folder / "run.json"))
+            alive = record["status"] != RUNNING or not (folder / HEARTBEAT).exists()
+            gone = None if alive else find_gone(folder, server_time(folder))
+            if gone is not None:  # all ranks were killed at once, and no process is left to write the end
+                end_for_rank_0(folder, "killed", gone.reason, gone.last)
+                record = parse(read_bytes(folder / "run.json"))
+                if record["status"] == RUNNING:  # it cannot be written from here
+                    times = {**record["times"], "end": gone.last}
+                    record |= {"status": "killed", "reason": gone.reason, "times": times}
+            self.attempts[folder] = _attempt(folder, record)
             self.unreadable.discard(folder)
         except Exception:  # whatever a file holds, the others count; the report says what is wrong with it
             self.unreadable.add(folder)
@@ -120,20 +129,6 @@ def _directories(folder: Path) -> list[Path]:
             return sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
     except OSError:
         return []
-
-
-def _with_end(folder: Path, record: Object) -> Object:
-    """Complete the record of a run whose ranks were all killed at once, because no process is left to write its end."""
-    if record["status"] != RUNNING or not (folder / HEARTBEAT).exists():
-        return record
-    gone = find_gone(folder, server_time(folder))
-    if gone is None:
-        return record
-    end_for_rank_0(folder, "killed", gone.reason, gone.last)
-    now = parse(read_bytes(folder / "run.json"))
-    if now["status"] != RUNNING:
-        return now
-    return record | {"status": "killed", "reason": gone.reason, "times": {**record["times"], "end": gone.last}}
 
 
 def _attempt(folder: Path, record: Object) -> Attempt:
