@@ -204,7 +204,7 @@ def _fronts(links: tuple[Link, ...]) -> Fronts:
         order = np.lexsort((plans.flops, plans.bytes_))
         fewest = np.minimum.accumulate(plans.flops[order])
         unbeaten = order[np.diff(fewest, prepend=inf) < 0]
-        return _Front(*(column[unbeaten] for column in plans))
+        return _Front(*cast(Any, (column[unbeaten] for column in plans)))
 
     return front
 

@@ -13,29 +13,8 @@ from typing import Any, cast
 from ddlbench.config.choices import choices, conf_dir, defaults, holds_list, is_key_of
 from ddlbench.config.values import check_value, shown
 from ddlbench.errors import UserError
-from ddlbench.sweep.parts import (
-    NAME,
-    SCALING,
-    Figure,
-    Plain,
-    Where,
-    as_list,
-    check_axis,
-    check_key,
-    figure_of,
-    matches,
-    names_of,
-    number,
-    parse_word,
-    quoted,
-    read,
-    section,
-    seeds_of,
-    settable,
-    setting_of,
-    where_of,
-    word,
-)
+from ddlbench.sweep import parts
+from ddlbench.sweep.parts import Figure, Plain, Where, as_list, matches, number
 
 FOLDERS = ("study", "experiment")  # of conf/
 LARGEST = 100_000  # cells
@@ -116,8 +95,8 @@ class Study:
         scaling, batch = keys.pop("scaling", "strong"), keys.pop("batch", None)
         keys.pop("gpus", None)
         if batch is not None:
-            keys[SCALING[scaling]] = batch
-        return tuple(word(key, value) for key, value in keys.items())
+            keys[parts.SCALING[scaling]] = batch
+        return tuple(parts.word(key, value) for key, value in keys.items())
 
     def limit(self, gpus: int) -> float:
         return self.limits_s.get(gpus, self.limit_s)
@@ -133,7 +112,7 @@ def load(name: str, words: Sequence[str] = ()) -> Study:
     """The study of a name, or of a YAML file, with the command line's words. UserError for any mistake in them."""
     study = of_file = _of_file(_find(name))
     for override in words:
-        study = _override(study, *parse_word(override))
+        study = _override(study, *parts.parse_word(override))
     study = replace(study, results_dir=study.results_dir or f"results/{study.name}")
     return _checked(study, of_file)
 
@@ -148,8 +127,8 @@ def _find(name: str) -> Path:
 
 
 def _of_file(path: Path) -> Study:
-    raw = read(path)
-    if not NAME.fullmatch(path.stem):
+    raw = parts.read(path)
+    if not parts.NAME.fullmatch(path.stem):
         raise UserError(f"{shown(path)}: a study's name becomes that of a folder: use letters, digits, _, - and .")
     try:
         return _study(path.stem, raw)
@@ -169,25 +148,25 @@ def _study(name: str, raw: dict[str, Any]) -> Study:
         if not isinstance(of, str) or of not in names():
             raise UserError(f"base={shown(of)} is no ready study: choose one of {', '.join(names())}")
         base = _of_file(_find(of))
-    new_axes = {key: as_list(value) for key, value in section(raw.get("axes"), "axes").items()}
+    new_axes = {key: as_list(value) for key, value in parts.section(raw.get("axes"), "axes").items()}
     for key, values in new_axes.items():
-        check_axis(key, values)
+        parts.check_axis(key, values)
     axes = {**base.axes, **new_axes}
-    figures = {str(key): content for key, content in section(raw.get("figures"), "figures").items()}
-    limits, exclude = section(raw.get("limits_s"), "limits_s"), raw.get("exclude", [])
+    figures = {str(key): content for key, content in parts.section(raw.get("figures"), "figures").items()}
+    limits, exclude = parts.section(raw.get("limits_s"), "limits_s"), raw.get("exclude", [])
     return replace(
         base,
         name=name,
         axes=axes,
-        keys={**base.keys, **settable(raw.get("keys"), "keys")},
-        settings=[*base.settings, *(setting_of(item, axes) for item in as_list(raw.get("settings", [])))],
-        exclude=[*base.exclude, *(where_of(exclude, axes, "exclude") if exclude != [] else [])],
-        seeds=seeds_of(raw["seeds"]) if "seeds" in raw else base.seeds,
-        by=names_of("by", raw["by"]) if "by" in raw else base.by,
-        across=names_of("across", raw["across"]) if "across" in raw else base.across,
+        keys={**base.keys, **parts.settable(raw.get("keys"), "keys")},
+        settings=[*base.settings, *(parts.setting_of(item, axes) for item in as_list(raw.get("settings", [])))],
+        exclude=[*base.exclude, *(parts.where_of(exclude, axes, "exclude") if exclude != [] else [])],
+        seeds=parts.seeds_of(raw["seeds"]) if "seeds" in raw else base.seeds,
+        by=parts.names_of("by", raw["by"]) if "by" in raw else base.by,
+        across=parts.names_of("across", raw["across"]) if "across" in raw else base.across,
         figures={
             **{key: figure for key, figure in base.figures.items() if key not in figures},
-            **{key: figure_of(key, content, axes) for key, content in figures.items() if content is not None},
+            **{key: parts.figure_of(key, content, axes) for key, content in figures.items() if content is not None},
         },
         limits_s={number("limits_s", gpus, 1): number("limits_s", limit, 1) for gpus, limit in limits.items()},
         **cast(Any, {key: number(key, raw[key], least) for key, least in NUMBERS.items() if key in raw}),
@@ -199,14 +178,14 @@ def _override(study: Study, key: str, value: Any) -> Study:
     if key in NUMBERS:
         return replace(study, **{key: number(key, value, NUMBERS[key])})
     if key == "seeds":
-        return replace(study, seeds=seeds_of(value))
+        return replace(study, seeds=parts.seeds_of(value))
     if key == "results_dir":
         check_value(key, value)
         return replace(study, results_dir=value)
     if key in study.axes or (isinstance(value, list) and not holds_list(key)):
-        check_axis(key, as_list(value))
+        parts.check_axis(key, as_list(value))
         return replace(study, axes={**study.axes, key: as_list(value)})
-    check_key(key, value, of_file=False)
+    parts.check_key(key, value, of_file=False)
     return replace(study, overrides={**study.overrides, key: value})
 
 
@@ -232,5 +211,5 @@ def _checked(study: Study, of_file: Study) -> Study:
             axis, group = "axis " * (key in study.axes), key.partition(".")[0]
             raise UserError(f"{study.name}: {axis}{key}: no {group} of this study has this key: leave it out")
     study = replace(study, axes={key: values for key, values in study.axes.items() if key not in unused})
-    quoted("results_dir", study.results_dir)
+    parts.quoted("results_dir", study.results_dir)
     return study
