@@ -134,7 +134,7 @@ def _runs(
         for repeat in range(1 if refused else study.repeats):
             measured = {**identity, "train": {**identity["train"], "seed": seed, "repeat": repeat}}
             numbered = (*words, f"train.seed={seed}", f"train.repeat={repeat}")
-            key, limit_s = key_of(measured, gpus), study.limit(gpus)
+            key, limit_s = key_of(measured, gpus), study.limits_s.get(gpus, study.limit_s)
             yield Cell(dict(point), numbered, gpus, seed, repeat, limit_s, key, family, place, refused)
 
 

@@ -98,9 +98,6 @@ class Study:
             keys[parts.SCALING[scaling]] = batch
         return tuple(parts.word(key, value) for key, value in keys.items())
 
-    def limit(self, gpus: int) -> float:
-        return self.limits_s.get(gpus, self.limit_s)
-
 
 def names() -> dict[str, str]:
     """Every ready study and experiment with its title, the first line of its file."""
