@@ -15,7 +15,7 @@ from ddlbench.config.overrides import check_words
 from ddlbench.config.schema import GROUPS
 from ddlbench.config.values import check_value, shown, written
 from ddlbench.errors import UserError
-from ddlbench.foreign import parse_yaml, read_bytes
+from ddlbench.foreign import TooLargeError, parse_yaml, read_bytes
 
 Plain = Mapping[str, Any]
 
@@ -155,6 +155,8 @@ def read(path: Path) -> dict[str, Any]:
     """A YAML file as plain data. UserError if it is not a file of plain YAML."""
     try:
         content = parse_yaml(read_bytes(path, LARGEST_BYTES).decode())
+    except TooLargeError as error:
+        raise UserError(f"{path} is larger than {LARGEST_BYTES:,} bytes: is it a study?") from error
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read ({error}): give a study's name or its YAML file") from error
     except (yaml.YAMLError, RecursionError, ValueError) as error:
