@@ -125,18 +125,20 @@ def figure_of(name: Any, raw: Any, axes: Plain) -> Figure:
 def where_of(raw: Any, axes: Plain, place: str) -> list[dict[str, list[Any]]]:
     """The cells that one entry or a list of entries names. axes: of the study; place: the name of the section in a
     message"""
-    entries = [section(entry, place) for entry in as_list(raw) or [raw]]
-    for where in entries:
+    entries = list[dict[str, list[Any]]]()
+    for entry in as_list(raw) or [raw]:
+        where = section(entry, place)
         if not where or [] in where.values():
             raise UserError(
-                f"{place}: {shown(where)} names no cells: give axes and values of this study, or leave it out"
+                f"{place}: {shown(entry)} names no cells: give axes and values of this study, or leave it out"
             )
         for key, value in where.items():
             if key not in axes or any(item not in axes[key] for item in as_list(value)):
                 raise UserError(
                     f"{place}: {shown(key)}={shown(value)} is on no axis: give axes and values of this study"
                 )
-    return [{key: as_list(value) for key, value in where.items()} for where in entries]
+        entries.append({key: as_list(value) for key, value in where.items()})
+    return entries
 
 
 def matches(where: Where, point: Plain) -> bool:
