@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
@@ -39,6 +40,11 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)  # each
 # run.json's `ended_by`, null where the run ended by itself. A time limit is train.time_limit_s, or SIGUSR1, which a
 # sweep and Slurm (run.sbatch) send at theirs.
 SIGNAL, TIME_LIMIT = "signal", "time_limit"
+# Words of errors, in small letters: CUDA's and NCCL's, those of torch's CPU, cuBLAS's, and the types of exceptions;
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "alloc_failed", "memoryerror")
+TIMEOUT = ("timed out", "timeout")
+# where a peer is gone: of gloo, NCCL, the rendezvous store, Horovod.
+BROKEN = ("connection", "broken pipe", "gloo", "nccl", "socket", "store", "horovod")
 
 
 @dataclass(frozen=True)
@@ -183,3 +189,27 @@ class Stopped(RunError):
         """where: as in "after step 3 of epoch 0" """
         super().__init__(f"{asked.reason}; stopped {where}")
         self.status, self.exit_code, self.ended_by = asked.status, asked.exit_code, asked.ended_by
+
+
+def failure_of(error: BaseException, rank: int) -> Failure:
+    """Why an exception ends the run; out-of-memory and timeout errors of libraries are recognized by their words."""
+    if isinstance(error, RunError):
+        return Failure(error.status, str(error), error.exit_code, rank, ended_by=error.ended_by)
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = f"{type(error).__name__}: {' '.join(lines[:2])}".removesuffix(": ")
+    words = f"{type(error).__name__}: {error}".lower()
+    if "DataLoader worker (pid" in str(error):
+        number = re.search(r"pid(?:\(s\))? ([\d, ]+)", str(error))
+        by = re.search(r"killed by signal: ([\w ]+)", str(error))
+        how = f"was killed by signal {by[1].strip()!r}" if by else "ended unexpectedly"
+        reason = (
+            f"rank {rank}: a loader worker process (pid {number[1].strip() if number else '?'}) {how}: if the node ran "
+            "out of memory (see its system log), lower loader.workers or loader.prefetch, or ask for more memory"
+        )
+        return Failure.with_status("error", reason, rank)
+    if any(word in words for word in OUT_OF_MEMORY):
+        return Failure.with_status("oom", f"rank {rank}: {text}", rank)
+    if any(word in words for word in TIMEOUT):
+        reason = f"rank {rank}: {text} (the limit is train.timeout_s)"
+        return Failure.with_status("timeout", reason, rank, doubtful=True)
+    return Failure.with_status("error", f"rank {rank}: {text}", rank, any(word in words for word in BROKEN))

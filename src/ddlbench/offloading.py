@@ -56,28 +56,27 @@ def plan_of(
     flops_per_byte: FLOPs that the device computes while it copies a byte to or from the host
     Unsupported for blocks that cannot be offloaded, and for a budget that is too small.
     """
-    if budgeted(offload):
-        return _within_budget(str(offload), bool(recompute), flops_per_byte, names, links())
+    if budgeted(offload):  # the plan that delays the step least of those that empty consecutive blocks
+        chain = links()
+        borders = [(0, 0), *combinations(range(len(chain)), 2)]
+        plans = [_emptied(chain, range(first, end), bool(recompute), flops_per_byte) for first, end in borders]
+        peaks = [max(run.bytes_ for run in instants(plan, chain)) for _, plan in plans]
+        budget = budget_bytes(str(offload))
+        fitting = [plan for plan, bytes_ in zip(plans, peaks, strict=True) if bytes_ <= budget]
+        if not fitting:
+            raise Unsupported(
+                f"{KEY}={offload}: no number of blocks fits: the least for {names[0]} to {names[-1]} is "
+                f"{min(peaks) / GIB:.3g} GiB"
+            )
+        return min(fitting, key=itemgetter(0))[1]
     plan = recomputation.plan_of(recompute, names, links, in_flight)
-    return _with_offloaded(plan, offload, names) if offload else plan
-
-
-def offloaded(plan: Plan) -> list[int]:
-    return [item for item in plan if isinstance(item, Offloaded)]
-
-
-def exposed(copy: float, forward: float, backward: float) -> float:
-    """What is left of two copies of a block, to the host and back, after the passes of the next block; in the unit of
-    the arguments."""
-    return max(0.0, copy - forward) + max(0.0, copy - backward)
-
-
-def _with_offloaded(plan: Plan, offload: Choice, names: Sequence[str]) -> Plan:
+    if not offload:
+        return plan
+    listed, last, others = isinstance(offload, list), names[-1], f"name other blocks, or set {KEY}=none"
     chosen = offload if isinstance(offload, list) else list(names[:-1])
     check_names(chosen, names, KEY)
     kept = [names[item] for item in plan if isinstance(item, int)]
     result = tuple(Offloaded(item) if isinstance(item, int) and names[item] in chosen else item for item in plan)
-    listed, last, others = isinstance(offload, list), names[-1], f"name other blocks, or set {KEY}=none"
     reasons = {
         f"cannot offload {last}: its backward pass begins when its forward pass ends: {others}":
             listed and last in chosen,
@@ -88,20 +87,14 @@ def _with_offloaded(plan: Plan, offload: Choice, names: Sequence[str]) -> Plan:
     return result
 
 
-def _within_budget(
-    offload: str, recompute: bool, flops_per_byte: float, names: Sequence[str], links: Sequence[Link]
-) -> Plan:
-    """The plan that delays the step least of those that empty consecutive blocks: offload them or run them again."""
-    borders = [(0, 0), *combinations(range(len(links)), 2)]
-    plans = [_emptied(links, range(first, end), recompute, flops_per_byte) for first, end in borders]
-    peaks = [max(run.bytes_ for run in instants(plan, links)) for _, plan in plans]
-    fitting = [plan for plan, bytes_ in zip(plans, peaks, strict=True) if bytes_ <= budget_bytes(offload)]
-    if not fitting:
-        raise Unsupported(
-            f"{KEY}={offload}: no number of blocks fits: the least for {names[0]} to {names[-1]} is "
-            f"{min(peaks) / GIB:.3g} GiB"
-        )
-    return min(fitting, key=itemgetter(0))[1]
+def offloaded(plan: Plan) -> list[int]:
+    return [item for item in plan if isinstance(item, Offloaded)]
+
+
+def exposed(copy: float, forward: float, backward: float) -> float:
+    """What is left of two copies of a block, to the host and back, after the passes of the next block; in the unit of
+    the arguments."""
+    return max(0.0, copy - forward) + max(0.0, copy - backward)
 
 
 def _emptied(

@@ -200,17 +200,13 @@ def _fronts(links: tuple[Link, ...]) -> Fronts:
             flops = again + inner.flops[segment] + after.flops[later]
             fronts.append(_Front(bytes_, flops, np.full_like(segment, cut), segment, later))
             passing, again = max(passing, base + links[cut].forward), again + links[cut].flops
-        return _unbeaten(_Front(*cast(Any, map(np.concatenate, zip(*fronts, strict=True)))))
+        plans = _Front(*cast(Any, map(np.concatenate, zip(*fronts, strict=True))))
+        order = np.lexsort((plans.flops, plans.bytes_))
+        fewest = np.minimum.accumulate(plans.flops[order])
+        unbeaten = order[np.diff(fewest, prepend=inf) < 0]
+        return _Front(*cast(Any, (column[unbeaten] for column in plans)))
 
     return front
-
-
-def _unbeaten(plans: _Front) -> _Front:
-    order = np.lexsort((plans.flops, plans.bytes_))
-    fewest = np.minimum.accumulate(plans.flops[order])
-    order = order[np.diff(fewest, prepend=inf) < 0]
-    bytes_, flops, cut, segment, later = plans
-    return _Front(bytes_[order], flops[order], cut[order], segment[order], later[order])
 
 
 def _plan(front: Fronts, first: int, end: int, number: int) -> Plan:

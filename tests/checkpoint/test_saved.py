@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ddlbench.checkpoint.saved import ABOUT, Saved, complete
+from ddlbench.checkpoint.storage import ABOUT, Saved, complete
 
 
 def saved(folder: Path) -> Saved:

@@ -11,7 +11,7 @@ import torch
 from ddlbench.config.schema import Config
 from ddlbench.ranks.launchers import Launch
 from ddlbench.run import context
-from ddlbench.run.context import Attempt, Spans
+from ddlbench.run.context import Attempt
 from tests.support.simulated import World
 
 RUN = "run-of-four"
@@ -20,10 +20,10 @@ RUN = "run-of-four"
 def test_each_span_is_from_the_end_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([3.0, 7.0, 7.5])
     monkeypatch.setattr(context, "time", SimpleNamespace(perf_counter=lambda: next(now)))
-    spans = Spans(1.0)
+    attempt = Attempt(cast(Config, None), Launch("torchrun"), torch.device("cpu"), started=1.0)
     for name in ("imports_s", "connecting_s", "setup_s"):
-        spans.end(name)
-    assert spans.seconds == {"imports_s": 2.0, "connecting_s": 4.0, "setup_s": 0.5}
+        attempt.end_span(name)
+    assert attempt.spans == {"imports_s": 2.0, "connecting_s": 4.0, "setup_s": 0.5}
 
 
 def agreed(monkeypatch: pytest.MonkeyPatch, runs: list[str]) -> list[Attempt]:

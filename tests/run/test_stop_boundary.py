@@ -13,9 +13,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ddlbench.errors import Failure, Stopped
+from ddlbench.errors import Failure, Stopped, failure_of
 from ddlbench.ranks.boundary import Boundary
-from ddlbench.run.failure import failure_of
 from ddlbench.run.peers import Peers
 from ddlbench.run.stop_request import StopRequest
 from tests.support.ranks import run_ranks

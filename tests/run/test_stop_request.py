@@ -13,12 +13,11 @@ import pytest
 import torch
 
 from ddlbench.config.schema import Config
-from ddlbench.errors import Failure, Stopped
+from ddlbench.errors import Failure, Stopped, failure_of
 from ddlbench.ranks.launchers import Launch
 from ddlbench.record.record import Record
 from ddlbench.run import stop_request
 from ddlbench.run.context import Attempt
-from ddlbench.run.failure import failure_of
 from ddlbench.run.stop_request import StopRequest
 
 SIGNAL = Failure("killed", "rank 0 received SIGTERM", 143, 0, doubtful=True)

@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 import torch
 
-from ddlbench.errors import Diverged, Unavailable, Unsupported, UserError
+from ddlbench.errors import Diverged, Unavailable, Unsupported, UserError, failure_of
 from ddlbench.measure.devices.environment import variables
 from ddlbench.ranks.launch import NCCL_DEFAULTS, disable_nccl_abort
 from ddlbench.ranks.launchers import Launch
@@ -25,7 +25,6 @@ from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.tables.tables import make_tables
 from ddlbench.run import supervisor
 from ddlbench.run.context import Attempt
-from ddlbench.run.failure import failure_of
 from tests.support.faults import WITHIN_S, end, patience_s, start
 from tests.support.killed import beaten
 from tests.support.libraries import needs_horovod

@@ -102,8 +102,8 @@ def test_hydra_composes_once_for_all_gpu_counts_of_the_same_choices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes half a second each time: the plan composes once, and the forecast once."""
-    own, composed = compose._compose, list[tuple[str, ...]]()  # pyright: ignore[reportPrivateUsage]
-    monkeypatch.setattr(compose, "_compose", lambda words: (composed.append(tuple(words)), own(words))[1])
+    hydras, composed = compose.compose, list[list[str]]()
+    monkeypatch.setattr(compose, "compose", lambda name, words: (composed.append(words), hydras(name, words))[1])
     axes = {"framework": ["ddp"], "gpus": [2, 4, 8], "train.epochs": [1, 2]}
     study = write(tmp_path, axes=axes, exclude=[], keys=KEYS | {"batch": 64, "train.epochs": 1})
     assert main([str(study), f"results_dir={tmp_path}/results", "--dry-run", "--cluster", "h100"]) == 0

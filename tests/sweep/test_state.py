@@ -17,8 +17,7 @@ from ddlbench.config.identity import measured_part
 from ddlbench.heartbeat import Process
 from ddlbench.record.files import HEARTBEAT
 from ddlbench.sweep.plan import Cell, plan
-from ddlbench.sweep.state import State, due
-from ddlbench.sweep.status import plan_lines, status_lines
+from ddlbench.sweep.state import State, due, plan_lines, status_lines
 from ddlbench.sweep.study import load
 from tests.support.killed import beat, ended_process
 from tests.sweep.studies import KEYS, record, write, write_record

@@ -12,9 +12,8 @@ import pytest
 from ddlbench.config.choices import choices, published
 from ddlbench.config.keys import Checkpoint
 from ddlbench.errors import UserError
-from ddlbench.sweep.parts import PATHS
+from ddlbench.sweep.parts import PATHS, word
 from ddlbench.sweep.study import load, names
-from ddlbench.sweep.values import word
 from tests.sweep.studies import KEYS, write
 
 

@@ -69,7 +69,10 @@ def named_tensors(live: Live, rank: int, device: torch.device) -> dict[str, Tens
             if value is not None:
                 saved[f"{live.part}/optimizer/{name}/{key}"] = value
     saved |= {f"rank{rank}/own/{name}": tensor for name, tensor in live.rank_tensors.items()}
-    return saved | {f"rank{rank}/random/{name}": state for name, state in random_states(device).items()}
+    saved[f"rank{rank}/random/cpu"] = torch.get_rng_state()  # of torch's generators: a step draws from no other
+    if device.type == "cuda":
+        saved[f"rank{rank}/random/cuda"] = torch.cuda.get_rng_state(device)
+    return saved
 
 
 def make_optimizer_states(live: Live, shapes: Mapping[str, tuple[torch.Size, torch.dtype]]) -> None:
@@ -94,13 +97,8 @@ def make_optimizer_states(live: Live, shapes: Mapping[str, tuple[torch.Size, tor
             live.optimizer.state[parameter][saved.removeprefix(prefix)] = state
 
 
-def random_states(device: torch.device) -> dict[str, Tensor]:
-    """The states of torch's generators; a step draws from no other."""
-    cuda = {"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
-    return {"cpu": torch.get_rng_state(), **cuda}
-
-
-def set_random_states(device: torch.device, states: Mapping[str, Tensor]) -> None:
-    torch.set_rng_state(states["cpu"])
+def set_random_states(saved: Mapping[str, Tensor], rank: int, device: torch.device) -> None:
+    """saved: the tensors that `named_tensors` named"""
+    torch.set_rng_state(saved[f"rank{rank}/random/cpu"])
     if device.type == "cuda":
-        torch.cuda.set_rng_state(states["cuda"], device)
+        torch.cuda.set_rng_state(saved[f"rank{rank}/random/cuda"], device)

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import fields
+from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 from hydra import compose, initialize_config_dir
@@ -36,15 +37,13 @@ if TYPE_CHECKING:
 Plain = dict[str, Any]
 NOT_LITERAL = re.compile(r"\$\{|\?\?\?")  # what OmegaConf does not take literally
 PLAIN_GROUPS = ("framework", "loader")  # their YAMLs are their sections: without interpolations and other options
-_composed: dict[tuple[str, ...], Plain] = {}  # by the words that choose options of other groups
-_built: dict[tuple[str, str], Any] = {}  # by section and content; never returned: a caller may set up its objects
 
 
 @contextmanager
 def configurations() -> Generator[None]:
     """Within it `configuration` finds the program's own YAMLs, as they are and with the environment as it is now."""
-    _composed.clear()
-    _built.clear()
+    _compose.cache_clear()
+    _built.cache_clear()
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         yield
 
@@ -53,7 +52,10 @@ def configuration(*words: str) -> Config:
     """What a command line of these words would run. UserError as the command line has it."""
     overrides.check_command_line(words)
     try:
-        return schema.build(_plain(words), _section)
+        # A copy of each section, because a caller may set up its objects.
+        return schema.build(
+            _plain(words), lambda name, raw: copy.deepcopy(_built(name, json.dumps(raw, sort_keys=True)))
+        )
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(hydra_line(error)) from error
 
@@ -80,17 +82,15 @@ def _plain(words: Sequence[str]) -> Plain:
             sections[group] = published(group, option)
         elif group in GROUPS:
             chosen.append(word)
-    key = tuple(sorted(chosen))
-    if key not in _composed:
-        _composed[key] = _compose(key)
-    composed = _composed[key] | sections
+    composed = _compose(*sorted(chosen)) | sections
     plain = {key: dict(value) if isinstance(value, dict) else value for key, value in composed.items()}
     others = [override for override in parsed.values() if override.key_or_group not in GROUPS]
-    return plain if all(_replace(plain, override) for override in others) else _compose(words)
+    return plain if all(_replace(plain, override) for override in others) else _compose(*words)
 
 
-def _compose(words: Sequence[str]) -> Plain:
-    """The plain data as Hydra itself composes them."""
+@cache
+def _compose(*words: str) -> Plain:
+    """The plain data as Hydra itself composes them. A caller copies what it changes."""
     return cast(Plain, OmegaConf.to_container(compose("config", list(words)), resolve=True, throw_on_missing=True))
 
 
@@ -112,12 +112,10 @@ def _replace(plain: Plain, override: Override) -> bool:
     return True
 
 
-def _section(name: str, raw: Plain) -> Any:
-    """A section's object, built once for each content."""
-    key = name, json.dumps(raw, sort_keys=True, default=repr)
-    if key not in _built:
-        _built[key] = schema.section(name, raw)
-    return copy.deepcopy(_built[key])
+@cache
+def _built(name: str, content: str) -> Any:
+    """A section's object from its JSON."""
+    return schema.section(name, json.loads(content))
 
 
 def supports(framework: Framework, job: Job) -> None:

@@ -63,22 +63,35 @@ def check_words(words: Sequence[str]) -> dict[str, str]:
     chosen: dict[str, str] = {}
     for word in words:
         override = parsed(word)
-        _check_word(word, override)
-        group = override.key_or_group
-        if group not in GROUPS:
+        key = override.key_or_group
+        section = key.partition(".")[0]
+        if "_target_" in key:
+            raise UserError(f"{shown(key)} cannot be set: {choose(section, 'NAME')} chooses a class (see --help)")
+        if override.is_delete():
+            remedy = f"{choose(key, 'NAME')} chooses another one" if key in GROUPS else "null turns off what may be off"
+            raise UserError(f"{shown(word)}: nothing can be taken away: {remedy} (see --help)")
+        if key in LABELS:
+            raise UserError(f"{shown(word)}: {key} belongs to the option: choose one with {choose(section, 'NAME')}")
+        if re.split(r"[./]", key)[0] == "hydra" or override.package is not None:
+            raise UserError(f"{shown(word)}: Hydra's own settings are fixed: give keys of ddlbench (see --help)")
+        if override.is_sweep_override():
+            raise UserError(
+                f"{shown(word)} gives several values: start one run each (scripts/slurm/scaling.sh starts many), "
+                "or write [a,b] for a list"
+            )
+        if key not in GROUPS:
             continue
         value = override.value()
         if not isinstance(value, str | int) or not re.fullmatch(r"\w[\w.-]*", name := str(value)) or ".." in name:
             raise UserError(
-                f"{shown(word)} is no choice of one {group}: give {choose(group, 'NAME')}, "
-                f"one of {', '.join(choices(group))}"
+                f"{shown(word)} is no choice of one {key}: give {choose(key, 'NAME')}, one of {', '.join(choices(key))}"
             )
-        if override.is_add() != (group in ADDED):
-            why = "it has no default" if group in ADDED else "it has a default, which this replaces"
-            raise UserError(f"{shown(word)}: write {choose(group, name)} ({why})")
-        if group in chosen:
-            raise UserError(f"{chosen[group]} and {word}: one run has one {group}, give it once")
-        chosen[group] = word
+        if override.is_add() != (key in ADDED):
+            why = "it has no default" if key in ADDED else "it has a default, which this replaces"
+            raise UserError(f"{shown(word)}: write {choose(key, name)} ({why})")
+        if key in chosen:
+            raise UserError(f"{chosen[key]} and {word}: one run has one {key}, give it once")
+        chosen[key] = word
     return chosen
 
 
@@ -104,22 +117,3 @@ def parsed(word: str) -> Override:
             f"{shown(word)} has characters with a meaning of their own: put the value into double quotes and the whole "
             f"word into single quotes, {shown(quoted, 100)}"
         ) from error
-
-
-def _check_word(word: str, override: Override) -> None:
-    key = override.key_or_group
-    group = key.partition(".")[0]
-    if "_target_" in key:
-        raise UserError(f"{shown(key)} cannot be set: {choose(group, 'NAME')} chooses a class (see --help)")
-    if override.is_delete():
-        remedy = f"{choose(key, 'NAME')} chooses another one" if key in GROUPS else "null turns off what may be off"
-        raise UserError(f"{shown(word)}: nothing can be taken away: {remedy} (see --help)")
-    if key in LABELS:
-        raise UserError(f"{shown(word)}: {key} belongs to the option: choose one with {choose(group, 'NAME')}")
-    if re.split(r"[./]", key)[0] == "hydra" or override.package is not None:
-        raise UserError(f"{shown(word)}: Hydra's own settings are fixed: give keys of ddlbench (see --help)")
-    if override.is_sweep_override():
-        raise UserError(
-            f"{shown(word)} gives several values: start one run each (scripts/slurm/scaling.sh starts many), "
-            "or write [a,b] for a list"
-        )

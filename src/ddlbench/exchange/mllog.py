@@ -7,7 +7,7 @@ that they do not contain what lies between epochs (checkpoints, a profiled windo
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -51,8 +51,8 @@ def export(results: Path, out: Path) -> tuple[int, list[str]]:
 
 
 def _lines(run: AttemptRow) -> Iterator[bytes]:
-    """The lines of a log. ValueError with the reason where the record has too little for one."""
-    row, epochs = run.row, run.epochs.to_pylist()
+    """The lines of a log; unknown values are left out. ValueError with the reason where the record has too little."""
+    row, options, epochs = run.row, run.options, run.epochs.to_pylist()
     if row["status"] != "ok" or row["measurement"] is None or row["mode"] != "train":
         raise ValueError(f"it is no training that ended ok (mode {row['mode']}, status {row['status']})")
     if row["resumed_attempt"] is not None:
@@ -62,19 +62,6 @@ def _lines(run: AttemptRow) -> Iterator[bytes]:
         raise ValueError(f"its record lacks its start, or {', '.join(needed)} of an epoch")
     start = datetime.fromisoformat(row["start"]).timestamp()
     begin = start + sum(row[name] or 0.0 for name in STARTUP)
-    for key, value in _head(run, epochs):
-        yield _line(start, key, value)
-    yield _line(start, "init_start", event="INTERVAL_START")
-    yield _line(begin, "init_stop", event="INTERVAL_END")
-    yield _line(begin, "run_start", event="INTERVAL_START")
-    for line in epochs:
-        yield from _epoch(begin, line)
-    yield _line(begin + epochs[-1]["elapsed_s"], "run_stop", event="INTERVAL_END", status="success")
-
-
-def _head(run: AttemptRow, epochs: Sequence[Row]) -> Iterator[tuple[str, Any]]:
-    """The keys and values that are logged once; an unknown one is left out."""
-    row, options = run.row, run.options
     values: Row = {
         "cache_clear": bool(options.get("train.cold_cache")),
         "submission_benchmark": BENCHMARKS.get(str(row["model"]), str(row["model"])),
@@ -91,7 +78,13 @@ def _head(run: AttemptRow, epochs: Sequence[Row]) -> Iterator[tuple[str, Any]]:
         "opt_base_learning_rate": options.get("recipe.optimizer.lr"),
         "opt_weight_decay": row["weight_decay"],
     }
-    return ((key, value) for key, value in values.items() if value is not None)
+    yield from (_line(start, key, value) for key, value in values.items() if value is not None)
+    yield _line(start, "init_start", event="INTERVAL_START")
+    yield _line(begin, "init_stop", event="INTERVAL_END")
+    yield _line(begin, "run_start", event="INTERVAL_START")
+    for line in epochs:
+        yield from _epoch(begin, line)
+    yield _line(begin + epochs[-1]["elapsed_s"], "run_stop", event="INTERVAL_END", status="success")
 
 
 def _epoch(begin: float, line: Row) -> Iterator[bytes]:

@@ -47,9 +47,14 @@ def end_for_rank_0(
     `running` may stay where the folder cannot be reached from here. ended: when, if not now; ended_by: of
     errors.py"""
     try:
-        content = json.loads((folder / "run.json").read_text())
-        if content["status"] != "running" or not _claim_end(folder / CLAIM):
+        content, claim = json.loads((folder / "run.json").read_text()), folder / CLAIM
+        if content["status"] != "running":
             return False
+        try:
+            claim.touch(exist_ok=False)
+        except FileExistsError:  # another process writes it, unless it was killed at that
+            if abs(time.time() - claim.stat().st_mtime) <= DEAD_CLAIM_S:
+                return False
         content |= {"status": status, "reason": reason, "ended_by": ended_by}
         content["times"]["end"] = ended or now()
         write_json(folder / "run.json", content)
@@ -59,15 +64,6 @@ def end_for_rank_0(
         return True
     except (OSError, ValueError, KeyError, TypeError):
         return False
-
-
-def _claim_end(claim: Path) -> bool:
-    """Whether this process is the one that writes the end: the first, or the next after one that was killed at it."""
-    try:
-        claim.touch(exist_ok=False)
-    except FileExistsError:
-        return abs(time.time() - claim.stat().st_mtime) > DEAD_CLAIM_S
-    return True
 
 
 def now() -> str:

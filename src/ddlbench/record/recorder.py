@@ -57,7 +57,8 @@ class FileRecorder(Recorder):
         self.record.interrupted = lambda: self._interrupted(run)
         if self.one_gpu:
             tell(f"warning: {ONE_GPU}")
-        self._advise(self.record.content["advice"])
+        for line in self.record.content["advice"]:
+            self.progress.say(f"advice: {line}")
         size = f"{self.model['parameters']:,} parameters" if "parameters" in self.model else "no model"
         self.progress.say(
             f"{self.record.content['run_id']}: {size}, {run.job.world_size} x "
@@ -99,10 +100,7 @@ class FileRecorder(Recorder):
         waiting = self.record.content["summary"].get("data_wait_share")
         late = advice_on_waiting(self.config, run.job.device.type, waiting)
         self.record.add(advice=[*self.record.content["advice"], *late])
-        self._advise(late)
-
-    def _advise(self, lines: Sequence[str]) -> None:
-        for line in lines:
+        for line in late:
             self.progress.say(f"advice: {line}")
 
     def _interrupted(self, run: Run) -> tuple[int, Any] | None:
@@ -119,7 +117,10 @@ class FileRecorder(Recorder):
     def _update(self, run: Run) -> None:
         rows = self.record.rows
         steps = run.first_epoch * run.feed.steps_per_epoch + sum(row.steps for row in rows)
-        doubts = {"one visible GPU": self.one_gpu, "read ahead": bool(rows) and self._read_ahead(run, rows[-1])}
+        # The loader may have read the batches of the measured steps before the measured time: all of them where a model
+        # trains, and a tenth of them where the rate is the loader's own.
+        ahead = (10 if self.config.mode == "loader" else 1) * run.feed.facts().get("ahead", 0)
+        doubts = {"one visible GPU": self.one_gpu, "read ahead": bool(rows) and rows[-1].measured_steps <= ahead}
         marks = [name for name, holds in doubts.items() if holds]
         summary = summarize(rows, run.job.world_size, self.model["tokens_per_sample"], marks)
         summary["epochs_done"] += run.first_epoch
@@ -127,12 +128,6 @@ class FileRecorder(Recorder):
             summary={**summary, "startup_s": self.startup_s, **self._flops(run, summary)},
             ledger=self.scenario.ledger(run, steps),
         )
-
-    def _read_ahead(self, run: Run, row: EpochRow) -> bool:
-        """Whether the loader may have read the measured steps' batches before the measured time: all of them where a
-        model trains, and a tenth of them where the rate is the loader's own."""
-        share = 10 if self.config.mode == "loader" else 1
-        return row.measured_steps <= share * run.feed.facts().get("ahead", 0)
 
     def _flops(self, run: Run, summary: Mapping[str, Any]) -> dict[str, float | None]:
         """Model FLOPs reached by one device, and their share of its peak where that is known (PaLM, appendix B)."""

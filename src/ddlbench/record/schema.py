@@ -6,7 +6,7 @@ columns.toml, beside this file, holds the text of the page and the columns thems
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
@@ -88,16 +88,14 @@ def markdown() -> str:
     parts = [page["head"], *("\n" + markdown_table(head, texts.items()) for *head, texts in words)]
     head = ("column", "kind", "unit", "meaning", "over ranks", "clock", "source")
     for name, table in page["tables"].items():
-        rows = markdown_table(head, map(_cells, _columns(name)))
-        parts.append(f"\n## {table['file']}\n\n{table['rows']}\n\n{rows}")
+        rows = list[Sequence[str]]()
+        for column in _columns(name):
+            source = " or ".join(f"`{key}`" for key in column.source.split("|") if key)
+            differs = column.range and list(column.range) != RANGES.get(column.unit)
+            meaning = f"{column.meaning}; {column.allowed}" if differs else column.meaning
+            rows.append((f"`{column.name}`", column.kind, column.unit, meaning, column.ranks, column.clock, source))
+        parts.append(f"\n## {table['file']}\n\n{table['rows']}\n\n{markdown_table(head, rows)}")
     return "".join(parts)
-
-
-def _cells(column: Column) -> tuple[str, ...]:
-    source = " or ".join(f"`{key}`" for key in column.source.split("|") if key)
-    differs = column.range and list(column.range) != RANGES.get(column.unit)
-    meaning = f"{column.meaning}; {column.allowed}" if differs else column.meaning
-    return (f"`{column.name}`", column.kind, column.unit, meaning, column.ranks, column.clock, source)
 
 
 if __name__ == "__main__":

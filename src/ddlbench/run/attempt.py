@@ -14,7 +14,7 @@ from ddlbench.config.schema import Config
 from ddlbench.cores import allowed_cores, fewest_cores
 from ddlbench.data.feed import Feed, Request
 from ddlbench.data.staging import node_storage
-from ddlbench.errors import PeerFailed, RunError, Unavailable, Unsupported, UserError
+from ddlbench.errors import PeerFailed, RunError, Unavailable, Unsupported, UserError, failure_of
 from ddlbench.job import Job, Place
 from ddlbench.loop import Recorder, Run, Scenario
 from ddlbench.measure.devices.memory import keep_freed_memory
@@ -29,7 +29,6 @@ from ddlbench.record.run_json import planned_run
 from ddlbench.run.checkpoints import how_to_continue, open_checkpoints
 from ddlbench.run.cold_cache import ColdCache, check_cold_cache
 from ddlbench.run.context import Attempt
-from ddlbench.run.failure import failure_of
 from ddlbench.run.preflight import preflight
 from ddlbench.run.scenarios.loading import Loading
 from ddlbench.run.scenarios.training import Training
@@ -56,15 +55,18 @@ def run_attempt(config: Config, launch: Launch, started: float) -> int:
     scenario = SCENARIOS[config.mode](config, attempt.job)
     refusal = check(config, scenario, device)
     if config.dryrun:
-        return dry_run(config, attempt.job, refusal)
-    attempt.spans.end("imports_s")
+        print(planned_run(config, attempt.job, refusal))
+        if refusal is not None:
+            tell(f"{refusal.status}: {refusal}")
+        return 0 if refusal is None else refusal.exit_code
+    attempt.end_span("imports_s")
     with Supervisor(attempt, config.train.timeout_s, config.train.time_limit_s) as supervisor, ExitStack() as opened:
         try:
             connect_ranks(attempt, supervisor)
-            attempt.spans.end("connecting_s")
+            attempt.end_span("connecting_s")
             attempt.open_record()
             wait_for([0], "ddlbench/data")
-            attempt.spans.end("data_preparation_s")
+            attempt.end_span("data_preparation_s")
             if refusal:
                 raise refusal
             attempt.agree()
@@ -72,10 +74,15 @@ def run_attempt(config: Config, launch: Launch, started: float) -> int:
             if config.preflight:
                 supervisor.expect("the pre-flight check did not end")
                 preflight(attempt)
-                attempt.spans.end("preflight_s")
+                attempt.end_span("preflight_s")
             supervisor.expect("the framework's setup did not end")
             work(attempt, scenario, supervisor, opened)
-            code = succeed(attempt, supervisor)
+            # The end is recorded before anything is closed, because closing may hang.
+            supervisor.expect_nothing()
+            code = 0 if attempt.record_success() else 1
+            wait_for([0], "ddlbench/end")
+            supervisor.leave()  # the rank that holds the store may now go first
+            supervisor.expect_end(code)
             close(opened, clean=True)
         except Exception as error:  # every kind of failure becomes a row
             code = fail(error, attempt, supervisor)
@@ -104,15 +111,6 @@ def check(config: Config, scenario: Scenario, device: torch.device) -> Unsupport
     return None
 
 
-def dry_run(config: Config, job: Job, refusal: RunError | None) -> int:
-    """Print the run as it would be; its exit code."""
-    print(planned_run(config, job, refusal))
-    if refusal is None:
-        return 0
-    tell(f"{refusal.status}: {refusal}")
-    return refusal.exit_code
-
-
 def connect_ranks(attempt: Attempt, supervisor: Supervisor) -> None:
     """Connect all ranks. From then on every rank watches for failures of the others."""
     config, device = attempt.config, attempt.device
@@ -126,15 +124,26 @@ def connect_ranks(attempt: Attempt, supervisor: Supervisor) -> None:
 def work(attempt: Attempt, scenario: Scenario, supervisor: Supervisor, opened: ExitStack) -> None:
     """The run itself, until all ranks have ended it. opened: closes the data, then the scenario"""
     opened.callback(scenario.close)
+    config, job = attempt.config, attempt.job
     place = scenario.setup()
-    seed_replica(attempt.job, place)
+    seed_replica(job, place)
     supervisor.expect("the data were not opened")
-    feed = open_feed(attempt, place)
+    request = Request(
+        model=job.model,
+        place=place,
+        device=job.device,
+        seed=job.seed,
+        replica_batch=job.replica_batch(place.data_size),
+        steps=config.train.steps,
+        channels_last=job.channels_last,
+        cores=fewest_cores(all_gather((socket.gethostname(), allowed_cores()))),
+    )
+    feed = config.loader.open(config.data, request)
     opened.callback(feed.close)
-    attempt.spans.end("setup_s")
+    attempt.end_span("setup_s")
     run = make_run(attempt, scenario, place, feed, supervisor)
     supervisor.expect("training did not begin")
-    run.recorder.begin(run, attempt.spans.seconds, attempt.hosts)
+    run.recorder.begin(run, attempt.spans, attempt.hosts)
     if attempt.device.type == "cpu":
         keep_freed_memory()
     supervisor.expect(NO_STEP)
@@ -147,22 +156,6 @@ def seed_replica(job: Job, place: Place) -> None:
     """Building the model left every rank the same random stream: replicas and stages would drop the same units."""
     part = place.data_rank + place.data_size * place.coordinates.get("pp", 0)
     torch.manual_seed((job.seed << 32) + part + 1)
-
-
-def open_feed(attempt: Attempt, place: Place) -> Feed:
-    """The data as this rank reads them. Collective."""
-    config, job = attempt.config, attempt.job
-    request = Request(
-        model=job.model,
-        place=place,
-        device=job.device,
-        seed=job.seed,
-        replica_batch=job.replica_batch(place.data_size),
-        steps=config.train.steps,
-        channels_last=job.channels_last,
-        cores=fewest_cores(all_gather((socket.gethostname(), allowed_cores()))),
-    )
-    return config.loader.open(config.data, request)
 
 
 def make_run(attempt: Attempt, scenario: Scenario, place: Place, feed: Feed, supervisor: Supervisor) -> Run:
@@ -188,16 +181,6 @@ def make_run(attempt: Attempt, scenario: Scenario, place: Place, feed: Feed, sup
         meter=Meter(job.device, leader=job.local_rank == 0),
         open_checkpoints=partial(open_checkpoints, attempt, supervisor),
     )
-
-
-def succeed(attempt: Attempt, supervisor: Supervisor) -> int:
-    """Record the end of a complete run and return the exit code. Nothing is closed before, because closing may hang."""
-    supervisor.expect_nothing()
-    code = 0 if attempt.record_success() else 1
-    wait_for([0], "ddlbench/end")
-    supervisor.leave()  # the rank that holds the store may now go first
-    supervisor.expect_end(code)
-    return code
 
 
 def fail(error: Exception, attempt: Attempt, supervisor: Supervisor) -> int:

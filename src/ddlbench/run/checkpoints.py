@@ -19,7 +19,7 @@ from statistics import median
 
 from ddlbench.checkpoint import storage
 from ddlbench.checkpoint.live import checkpointable, make_optimizer_states, named_tensors, set_random_states
-from ddlbench.checkpoint.saved import Saved, complete
+from ddlbench.checkpoint.storage import Saved, complete
 from ddlbench.config.schema import Config
 from ddlbench.errors import RunError, UserError, reporting
 from ddlbench.heartbeat import has_ended
@@ -104,49 +104,52 @@ class Checkpoints:
                 return
             position = f"epoch {saved.epoch} of {run.epochs}"
             run.progress.say(f"continues attempt {saved.attempt} of {saved.run_id} with {position}")
-            self._restore(run, saved)
+            live, device = self.state.live(), run.job.device
+            make_optimizer_states(live, storage.shapes(saved.folder))
+            tensors = named_tensors(live, self.rank, device)
+            storage.read(saved.folder, tensors)
+            self.state.restore(saved.numbers)
+            self.rates.load(saved.rates)
+            set_random_states(tensors, self.rank, device)
+            run.first_epoch, run.elapsed_s = saved.epoch, saved.elapsed_s
+            self.lineage = [*saved.lineage, self.number]
             if self.attempt.record:
                 resumed = {"attempt": saved.attempt, "epoch": saved.epoch, "updates": saved.updates}
                 resumed |= {"seconds": time.perf_counter() - began}
                 self.attempt.record.resume(resumed, saved.epochs)
 
     def save(self, run: Run, epoch: int) -> None:
-        """Save the run after the row of an epoch is recorded, if it is time; never after the last one. Collective."""
-        done = epoch + 1
+        """Save the run after the row of an epoch is recorded, if it is time; never after the last one. The folder gets
+        its name once it is complete; then rank 0 removes the checkpoints that are too many. Collective."""
+        done, record = epoch + 1, self.attempt.record
         if done % self.every or done == run.epochs:
             return
         with self.supervisor.unlimited():
             barrier()
             began = time.perf_counter()
-            saved = self._write(run, done)
+            growing = self.folder / f".epoch-{done:06}"
+            if self.rank == 0:
+                shutil.rmtree(growing, ignore_errors=True)
+                with reporting(f"{growing} cannot be made", "choose another checkpoint.dir=", RunError):
+                    growing.mkdir(parents=True)
+            barrier()
+            files = storage.write(growing, named_tensors(self.state.live(), self.rank, run.job.device), self.rank)
+            if self.rank == 0:
+                epochs = record.lines() if record else []
+                Saved(
+                    growing, self.attempt.run_id, self.number, self.lineage, done, self.trainer.updates,
+                    run.elapsed_s, self.rates.state(), self.state.numbers(), epochs, files,
+                ).write()  # fmt: skip
+                growing.rename(self.folder / f"epoch-{done:06}")
+                for folder in complete(self.folder)[self.keep :]:
+                    shutil.rmtree(folder, ignore_errors=True)
+            barrier()
             self.seconds.append(time.perf_counter() - began)
-            if self.attempt.record:
-                sizes = [size for size, _ in saved.files.values()]
+            if record:
+                sizes = [size for size, _ in files.values()]
                 facts = {"count": len(self.seconds), "median_s": median(self.seconds), "bytes": sum(sizes)}
-                self.attempt.record.add(checkpoints={**facts, "seconds": self.seconds})
-                self.attempt.record.save()
-
-    def _write(self, run: Run, done: int) -> Saved:
-        """A folder that gets its name once it is complete; then rank 0 removes the checkpoints that are too many."""
-        growing = self.folder / f".epoch-{done:06}"
-        if self.rank == 0:
-            shutil.rmtree(growing, ignore_errors=True)
-            with reporting(f"{growing} cannot be made", "choose another checkpoint.dir=", RunError):
-                growing.mkdir(parents=True)
-        barrier()
-        files = storage.write(growing, named_tensors(self.state.live(), self.rank, run.job.device), self.rank)
-        epochs = self.attempt.record.lines() if self.attempt.record else []
-        saved = Saved(
-            growing, self.attempt.run_id, self.number, self.lineage, done, self.trainer.updates,
-            run.elapsed_s, self.rates.state(), self.state.numbers(), epochs, files,
-        )  # fmt: skip
-        if self.rank == 0:
-            saved.write()
-            growing.rename(self.folder / f"epoch-{done:06}")
-            for folder in complete(self.folder)[self.keep :]:
-                shutil.rmtree(folder, ignore_errors=True)
-        barrier()
-        return saved
+                record.add(checkpoints={**facts, "seconds": self.seconds})
+                record.save()
 
     def _remove_all(self) -> None:
         """Remove the checkpoints of a run that has ended well: there is nothing to continue, and a repeat must begin
@@ -183,16 +186,3 @@ class Checkpoints:
                 f"all checkpoints of {self.attempt.run_id} in {self.place} are damaged: remove them to begin at epoch 0"
             )
         return None
-
-    def _restore(self, run: Run, saved: Saved) -> None:
-        live, device = self.state.live(), run.job.device
-        make_optimizer_states(live, storage.shapes(saved.folder))
-        tensors = named_tensors(live, self.rank, device)
-        storage.read(saved.folder, tensors)
-        self.state.restore(saved.numbers)
-        self.rates.load(saved.rates)
-        prefix = f"rank{self.rank}/random/"
-        states = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-        set_random_states(device, states)
-        run.first_epoch, run.elapsed_s = saved.epoch, saved.elapsed_s
-        self.lineage = [*saved.lineage, self.number]

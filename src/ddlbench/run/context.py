@@ -7,7 +7,7 @@ import shlex
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -38,18 +38,6 @@ SHOWN = 5  # differences between environments that one line names
 PER_RANK = ("cpu_count",)  # ranks may have different cores; the record has the fewest
 
 
-class Spans:
-    """Seconds of each part of a start, one after the other."""
-
-    def __init__(self, began: float) -> None:
-        self.last = began
-        self.seconds: dict[str, float] = {}
-
-    def end(self, name: str) -> None:
-        now = time.perf_counter()
-        self.seconds[name], self.last = now - self.last, now
-
-
 class Attempt:
     """What was asked for, where it runs, and the record, which rank 0 alone has.
 
@@ -60,7 +48,8 @@ class Attempt:
     def __init__(self, config: Config, launch: Launch, device: torch.device, started: float = 0.0) -> None:
         """started: perf_counter as the program began"""
         self.config, self.launch, self.device = config, launch, device
-        self.started, self.spans = started, Spans(started)
+        self.started = self.span_began = started
+        self.spans: dict[str, float] = {}  # seconds of each part of the start, one after the other
         self.record: Record | None = None
         self.folder: Path | None = None  # of rank 0's record, on every rank
         self.hosts: list[str] = []  # of each rank
@@ -68,6 +57,11 @@ class Attempt:
         self.hung = False  # and the last collectives of this rank are saved
         self.shown = False  # where the record is
         self.on_success: Callable[[], None] = lambda: None  # on rank 0, once `ok` is recorded
+
+    def end_span(self, name: str) -> None:
+        """A part of the start ends, and the next one begins."""
+        now = time.perf_counter()
+        self.spans[name], self.span_began = now - self.span_began, now
 
     @cached_property
     def job(self) -> Job:
@@ -122,7 +116,7 @@ class Attempt:
         if self.record:
             copied = sum(node.copied_bytes for node in nodes)
             self.record.add(staging={**asdict(nodes[0]), "copied_bytes": copied, "nodes": len(nodes)})
-        self.spans.end("staging_s")
+        self.end_span("staging_s")
 
     def record_failure(self, failure: Failure, begun: bool) -> None:
         """Close the record with a failure. begun: open it before, if it is not open; where that fails too (without data
@@ -175,24 +169,20 @@ def compare_environments(environment: Mapping[str, Any]) -> list[str]:
     if len(set(all_gather(digest(environment_here, 64)))) == 1:  # usual: a few bytes a rank
         return []
     ranks = all_gather((socket.gethostname(), environment_here))
-    keys = sorted({key for _, values in ranks for key in values})
-    lines = {key: line for key in keys if (line := _difference(key, ranks))}
+    first_host, first = ranks[0]
+    lines: dict[str, str] = {}  # of the first rank that differs from rank 0
+    for key in sorted({key for _, values in ranks for key in values}):
+        differing = [rank for rank, (_, values) in enumerate(ranks) if values.get(key) != first.get(key)]
+        if not differing:
+            continue
+        host, values = ranks[differing[0]]
+        more = f" (as {len(differing) - 1} more)" if len(differing) > 1 else ""
+        name = key.removeprefix("packages.").removeprefix("variables.")
+        here, of_rank_0 = (shown("none" if value is None else value) for value in (values.get(key), first.get(key)))
+        rank = f"rank {differing[0]} on {host}{more}"
+        lines[key] = f"{rank} has {name} {here}, rank 0 on {first_host} has {of_rank_0}"
     conflicts = [line for key, line in lines.items() if is_version(key)]
     if conflicts:
         differences = "; ".join(first_few(conflicts, SHOWN, "more differences"))
         raise UserError(f"{differences}: install the same versions on every host")
     return list(lines.values())
-
-
-def _difference(key: str, ranks: Sequence[tuple[str, Mapping[str, Any]]]) -> str | None:
-    """ "rank 2 on node2 has driver 560.1, rank 0 on node1 has 550.54" of the first rank that differs from rank 0."""
-    first_host, first = ranks[0]
-    differing = [rank for rank, (_, values) in enumerate(ranks) if values.get(key) != first.get(key)]
-    if not differing:
-        return None
-    rank = differing[0]
-    host, values = ranks[rank]
-    more = f" (as {len(differing) - 1} more)" if len(differing) > 1 else ""
-    name = key.removeprefix("packages.").removeprefix("variables.")
-    here, of_rank_0 = (shown("none" if value is None else value) for value in (values.get(key), first.get(key)))
-    return f"rank {rank} on {host}{more} has {name} {here}, rank 0 on {first_host} has {of_rank_0}"

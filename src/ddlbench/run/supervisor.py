@@ -104,8 +104,15 @@ class Supervisor:
     def expect_end(self, code: int) -> None:
         """The end is recorded, and this process is to exit with `code`: also where what it has open does not close."""
         self.progressed()
-        self.within_s = min(self.timeout_s, CLOSING_S)
-        self.when_late = partial(self._leave_open, code)
+        self.within_s = within_s = min(self.timeout_s, CLOSING_S)
+
+        def leave_open() -> None:
+            waited = f"what the run had open was not closed within {within_s:g} s after its end was recorded"
+            tell(f"warning: rank {self.rank}: {waited}")
+            print_stacks()
+            os._exit(code)
+
+        self.when_late = leave_open
 
     def expect_nothing(self) -> None:
         """From now on the main thread may take the time it needs, while every other rank sends heartbeats."""
@@ -168,7 +175,11 @@ class Supervisor:
             period_s = peers.period_s if peers else None
             # A failure that another rank posted, unless this main thread will soon have stopped for the same reason.
             if peers and (failure := peers.failure) and not self.stop.main_thread_is_coming(failure):
-                self._peer_failed(failure)
+                # Record it first, then give the main thread time: often its collective fails by itself.
+                self.attempt.record_end(failure)
+                self.wait_for_readers(failure)
+                if not self.stopped.wait(GRACE_S):
+                    self._exit(failure)
             elif failure := (peers.lost_contact(silence_s) if peers else None) or self.stop.overdue(period_s):
                 self._fail(failure)
             elif time.perf_counter() - self.progress_at > self.within_s:
@@ -198,13 +209,6 @@ class Supervisor:
         self.attempt.record_end(failure, final=False)
         self.stop.send(failure, self.peers.request_stop if self.peers else None)
 
-    def _peer_failed(self, failure: Failure) -> None:
-        """Record it first, then give the main thread time to leave in order: often its collective fails by itself."""
-        self.attempt.record_end(failure)
-        self.wait_for_readers(failure)
-        if not self.stopped.wait(GRACE_S):
-            self._exit(failure)
-
     def _fail(self, failure: Failure, begun: bool = False) -> None:
         try:
             first = self.record_cause(failure)
@@ -215,12 +219,6 @@ class Supervisor:
             self._exit(first)
         finally:  # whatever happens, no process may be left that only SIGKILL ends
             os._exit(failure.exit_code)
-
-    def _leave_open(self, code: int) -> None:
-        waited = f"what the run had open was not closed within {self.within_s:g} s after its end was recorded"
-        tell(f"warning: rank {self.rank}: {waited}")
-        print_stacks()
-        os._exit(code)
 
     def _exit(self, failure: Failure) -> None:
         if failure.status == "timeout":  # the log shows where each rank waits

@@ -8,7 +8,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,8 +17,7 @@ from ddlbench.errors import RunError, UserError
 from ddlbench.sweep import slurm
 from ddlbench.sweep.lock import FOLDER, Owner, holder, last_job, unreadable
 from ddlbench.sweep.plan import INVALID, Cell, Check, data_check, plan
-from ddlbench.sweep.state import FINAL, MISSING, QUEUED, RETRIES, RUNNING, State, due
-from ddlbench.sweep.status import StatusOf, plan_lines, status_lines
+from ddlbench.sweep.state import FINAL, MISSING, QUEUED, RETRIES, RUNNING, State, due, plan_lines, status_lines
 from ddlbench.sweep.study import Study, load, names
 from ddlbench.texts import say
 
@@ -150,7 +149,7 @@ def _cancel(cells: Sequence[Cell], state: State) -> int:
     return 1 if left else 0
 
 
-def _statuses(state: State, queued: slurm.Queue) -> StatusOf:
+def _statuses(state: State, queued: slurm.Queue) -> Callable[[Cell], str]:
     """A function that returns the status of a cell: `running` only if a process holds its claim, `queued` until its
     Slurm job has begun it, also after an attempt that failed."""
     statuses = dict[str, str]()

@@ -34,10 +34,12 @@ class Forecast:
     def __call__(self, cell: Cell) -> float | None:
         place = cell.family, cell.gpus
         if place not in self.predicted:
-            self.predicted[place] = None if cell.refused else self._seconds(cell)
+            self.predicted[place] = self._seconds(cell)
         return self.predicted[place]
 
     def _seconds(self, cell: Cell) -> float | None:
+        if cell.refused:
+            return None
         config = configuration(*cell.words)
         inputs = Inputs(self.machine, self._computation, samples=SAMPLES.get(config.data.name))
         try:

@@ -79,7 +79,9 @@ def claim(
                 json.dump(asdict(owner), file)
             return Claim(path, owner)
         except FileExistsError:
-            if _held(path, queued) or _changed(path, read_at):
+            # A claim that changed in the future comes from a clock that was set back.
+            changed = path.stat().st_mtime
+            if _held(path, queued) or read_at < changed <= server_time(folder):
                 return None
             path = _next(path)
 
@@ -111,8 +113,7 @@ def _last(results: Path, cell: str) -> Path | None:
 
 
 def _held(path: Path, queued: Callable[[str], bool]) -> bool:
-    content = _content(path)
-    if content.get("released"):
+    if _content(path).get("released"):
         return False
     owner = _owner(path)
     if owner is None:  # its owner may be writing it now
@@ -121,12 +122,6 @@ def _held(path: Path, queued: Callable[[str], bool]) -> bool:
         # Until `sbatch` has ended no job of the name is known: a live process may still submit it.
         return queued(owner.job) or (lives(owner, path) and age(path) < SILENT_S)
     return lives(owner, path)
-
-
-def _changed(path: Path, read_at: float) -> bool:
-    """Whether the claim has changed since then. A time in the future comes from a clock that was set back."""
-    changed = path.stat().st_mtime
-    return changed > read_at and changed <= server_time(path.parent)
 
 
 def _owner(path: Path) -> Owner | None:

@@ -1,16 +1,28 @@
-"""The parts of a study: its axes and keys, settings, figures. Each is checked as it is read from plain data."""
+"""The parts of a study, each checked as it is read: axes and keys, settings, figures; and values as words of ddlbench's
+command line."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, cast
 
+import yaml
+
+from ddlbench.config.choices import choose
 from ddlbench.config.overrides import check_words
-from ddlbench.config.values import check_value, shown
+from ddlbench.config.schema import GROUPS
+from ddlbench.config.values import check_value, shown, written
 from ddlbench.errors import UserError
-from ddlbench.sweep.values import KEY, Plain, as_list, names_of, number, section, word
+from ddlbench.foreign import TooLargeError, parse_yaml, read_bytes
 
+Plain = Mapping[str, Any]
+
+LARGEST_BYTES = 2**18
+KEY = re.compile(r"[a-z_]\w*(\.[a-z_]\w*)*")
+PLAIN_TEXT = re.compile(r"[A-Za-z_][\w.-]*")
+KEYWORDS = {"null", "true", "false", "nan", "inf"}  # of Hydra's grammar, in upper and lower case
 Where = Sequence[Mapping[str, list[Any]]]  # cells: those whose values on the axes are all among those of one entry
 
 MOST_GPUS = 2**20
@@ -45,13 +57,6 @@ class Figure(NamedTuple):
     where: Where
     best: bool = False
     by: tuple[str, ...] = ()
-
-
-class Setting(NamedTuple):
-    """Keys of the cells that `where` names."""
-
-    where: Where
-    keys: Plain
 
 
 def check_axis(key: Any, values: list[Any]) -> None:
@@ -93,15 +98,15 @@ def settable(raw: Any, place: str) -> dict[str, Any]:
     return keys
 
 
-def setting_of(raw: Any, axes: Plain) -> Setting:
-    """One entry of `settings`. axes: of the study"""
+def setting_of(raw: Any, axes: Plain) -> tuple[Where, Plain]:
+    """One entry of `settings`: cells and their keys. axes: of the study"""
     content = section(raw, "settings")
     if set(content) != {"where", "keys"}:
         raise UserError("each of settings has `where` (values on axes) and `keys`")
     keys = settable(content["keys"], "settings")
     if "gpus" in keys:
         raise UserError("settings cannot set gpus: make it an axis")
-    return Setting(where_of(content["where"], axes, "settings"), keys)
+    return where_of(content["where"], axes, "settings"), keys
 
 
 def figure_of(name: Any, raw: Any, axes: Plain) -> Figure:
@@ -117,21 +122,23 @@ def figure_of(name: Any, raw: Any, axes: Plain) -> Figure:
     return Figure(str(content["kind"]), where, best, names_of("by", content.get("by", [])))
 
 
-def where_of(raw: Any, axes: Plain, place: str) -> Where:
-    """The cells that one entry or a list of entries names; arguments as entry_of takes them."""
-    return [entry_of(entry, axes, place) for entry in as_list(raw) or [raw]]
-
-
-def entry_of(raw: Any, axes: Plain, place: str) -> dict[str, list[Any]]:
-    """The values on axes that name some cells. axes: of the study; place: the name of the section in a message"""
-    where = section(raw, place)
-    if not where or [] in where.values():
-        raise UserError(f"{place}: {shown(raw)} names no cells: give axes and values of this study, or leave it out")
-    for key, value in where.items():
-        unknown = [item for item in as_list(value) if key not in axes or item not in axes[key]]
-        if key not in axes or unknown:
-            raise UserError(f"{place}: {shown(key)}={shown(value)} is on no axis: give axes and values of this study")
-    return {key: as_list(value) for key, value in where.items()}
+def where_of(raw: Any, axes: Plain, place: str) -> list[dict[str, list[Any]]]:
+    """The cells that one entry or a list of entries names. axes: of the study; place: the name of the section in a
+    message"""
+    entries = list[dict[str, list[Any]]]()
+    for entry in as_list(raw) or [raw]:
+        where = section(entry, place)
+        if not where or [] in where.values():
+            raise UserError(
+                f"{place}: {shown(entry)} names no cells: give axes and values of this study, or leave it out"
+            )
+        for key, value in where.items():
+            if key not in axes or any(item not in axes[key] for item in as_list(value)):
+                raise UserError(
+                    f"{place}: {shown(key)}={shown(value)} is on no axis: give axes and values of this study"
+                )
+        entries.append({key: as_list(value) for key, value in where.items()})
+    return entries
 
 
 def matches(where: Where, point: Plain) -> bool:
@@ -144,3 +151,84 @@ def seeds_of(value: Any) -> list[int]:
     if value == []:
         raise UserError("seeds=[] has no values: give at least one")
     return [number("seeds", seed, 0) for seed in as_list(value)]
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A YAML file as plain data. UserError if it is not a file of plain YAML."""
+    try:
+        content = parse_yaml(read_bytes(path, LARGEST_BYTES).decode())
+    except TooLargeError as error:
+        raise UserError(f"{path} is larger than {LARGEST_BYTES:,} bytes: is it a study?") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read ({error}): give a study's name or its YAML file") from error
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise UserError(f"{path}: {' '.join(str(error).split())[:300]}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path} holds no keys: see docs/studies.md for what a study holds")
+    return cast(dict[str, Any], content)
+
+
+def parse_word(word: str) -> tuple[str, Any]:
+    """Key and value of a word `key=value` of the sweep's command line."""
+    key, equals, text = word.partition("=")
+    key = key.lstrip("+")
+    if not equals or not KEY.fullmatch(key):
+        raise UserError(f"{shown(word)} is no key=value: see python -m ddlbench.sweep --help")
+    if key == "results_dir":
+        return key, text  # as it is: YAML takes 010 for 8, and `no` for false
+    try:
+        return key, parse_yaml(text)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise UserError(f"{shown(word)}: {' '.join(str(error).split())[:200]}") from error
+
+
+def section(raw: Any, place: str) -> dict[Any, Any]:
+    """A section of keys in a study's file, {} where it is empty. place: its name in a message"""
+    if raw is None:
+        return {}
+    if not isinstance(raw, dict):
+        raise UserError(f"{place}: {shown(raw)} is no section of keys")
+    return cast(dict[Any, Any], raw)
+
+
+def as_list(value: Any) -> list[Any]:
+    """A list as it is, another value as a list of one."""
+    return cast(list[Any], value) if isinstance(value, list) else [value]
+
+
+def names_of(key: str, raw: Any) -> tuple[str, ...]:
+    """A name or a list of names. UserError for other values."""
+    if not all(isinstance(value, str) for value in as_list(raw)):
+        raise UserError(f"{key}={shown(raw)} must be a list of names")
+    return tuple(as_list(raw))
+
+
+def number(key: Any, value: Any, least: int) -> int:
+    """UserError for a value that is no whole number from `least` on."""
+    integer = isinstance(value, int) and not isinstance(value, bool)
+    if not integer or not least <= value < 2**31:
+        raise UserError(f"{key}={shown(value)} must be a whole number from {least} on")
+    return cast(int, value)
+
+
+def word(key: str, value: Any) -> str:
+    """One word of ddlbench's command line."""
+    return choose(key, _text(key, value)) if key in GROUPS else f"{key}={_text(key, value)}"
+
+
+def _text(key: str, value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{','.join(_text(key, item) for item in cast(list[Any], value))}]"
+    if isinstance(value, str):
+        plain = PLAIN_TEXT.fullmatch(value) and value.lower() not in KEYWORDS
+        return value if plain else quoted(key, value)
+    if value is not None and not isinstance(value, bool | int | float):
+        raise UserError(f"{key}={shown(value)} is no value: give a number, a text, true, false, null or a list")
+    return written(value)
+
+
+def quoted(key: str, text: str) -> str:
+    """The text in double quotes, as Hydra takes it literally. UserError for characters with a meaning for Hydra."""
+    if set(text) & set('"\\$'):
+        raise UserError(f'{key}={shown(text)} holds ", \\ or $, which have a meaning of their own: leave them out')
+    return f'"{text}"'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -130,17 +130,12 @@ def _runs(
     except UserError as error:
         refused = (INVALID, str(error))
     family = digest(identity, LETTERS)
-    first = Cell(dict(point), words, gpus, study.seeds[0], 0, study.limit(gpus), "", family, place, refused)
     for seed in study.seeds[: 1 if refused else None]:
         for repeat in range(1 if refused else study.repeats):
             measured = {**identity, "train": {**identity["train"], "seed": seed, "repeat": repeat}}
-            yield replace(
-                first,
-                words=(*words, f"train.seed={seed}", f"train.repeat={repeat}"),
-                seed=seed,
-                repeat=repeat,
-                key=key_of(measured, gpus),
-            )
+            numbered = (*words, f"train.seed={seed}", f"train.repeat={repeat}")
+            key, limit_s = key_of(measured, gpus), study.limits_s.get(gpus, study.limit_s)
+            yield Cell(dict(point), numbered, gpus, seed, repeat, limit_s, key, family, place, refused)
 
 
 def _refusal(config: Config, gpus: int, device: torch.device, checks: Iterable[Check]) -> tuple[str, str] | None:

@@ -130,8 +130,13 @@ def submit(study: Study, cells: Sequence[Cell], state: State, options: Options, 
         claimed = [cell for cell, _ in claims]
         if not claimed:
             continue
-        before = [] if job.proves else [proofs[cell.family] for cell in claimed if cell.family in proofs]
-        waits = _dependency(before, len(job.cells) == 1, numbers, options.throttle)
+        # A job of one cell waits for the smallest cell of its configuration to end well; a job of several cells waits
+        # for the end of all those. At most `throttle` jobs run at a time.
+        before = {proofs[cell.family] for cell in claimed if cell.family in proofs and not job.proves}
+        conditions = [f"{'afterany' if job.cells[1:] else 'afterok'}:{':'.join(sorted(before))}"] if before else []
+        if options.throttle and len(numbers) >= options.throttle:
+            conditions.append(f"afterany:{numbers[-options.throttle]}")
+        waits = [f"--dependency={','.join(conditions)}", "--kill-on-invalid-dep=yes"] if conditions else []
         try:
             number = _sbatch(study, claimed, state.results, name, [*waits, *more], options)
         except UserError as error:
@@ -155,16 +160,6 @@ def cancel(name: str) -> bool:
     except (OSError, subprocess.SubprocessError):
         return False
     return True
-
-
-def _dependency(before: Sequence[str], alone: bool, submitted: Sequence[str], throttle: int) -> list[str]:
-    """The condition of a job's start. A job of one cell waits for the smallest cell of its configuration to end well; a
-    job of several cells waits for the end of all those. At most `throttle` jobs run at a time: each job waits for the
-    job `throttle` places before it."""
-    conditions = [f"{'afterok' if alone else 'afterany'}:{':'.join(sorted(set(before)))}"] if before else []
-    if throttle and len(submitted) >= throttle:
-        conditions.append(f"afterany:{submitted[-throttle]}")
-    return [f"--dependency={','.join(conditions)}", "--kill-on-invalid-dep=yes"] if conditions else []
 
 
 def _sbatch(

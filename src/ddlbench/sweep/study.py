@@ -13,22 +13,8 @@ from typing import Any, cast
 from ddlbench.config.choices import choices, conf_dir, defaults, holds_list, is_key_of
 from ddlbench.config.values import check_value, shown
 from ddlbench.errors import UserError
-from ddlbench.sweep.parts import (
-    NAME,
-    SCALING,
-    Figure,
-    Setting,
-    Where,
-    check_axis,
-    check_key,
-    entry_of,
-    figure_of,
-    matches,
-    seeds_of,
-    settable,
-    setting_of,
-)
-from ddlbench.sweep.values import Plain, as_list, names_of, number, parse_word, quoted, read, section, word
+from ddlbench.sweep import parts
+from ddlbench.sweep.parts import Figure, Plain, Where, as_list, matches, number
 
 FOLDERS = ("study", "experiment")  # of conf/
 LARGEST = 100_000  # cells
@@ -39,6 +25,7 @@ NUMBERS = {"repeats": 1, "order": 0, "gpus_per_node": 1, "limit_s": 1}  # the sm
 class Study:
     """Every combination of the axes' values that `exclude` does not name, `repeats` times for each seed.
 
+    settings: cells and the keys that they have
     order: seed of the random order of the cells
     limit_s: seconds after which a cell is ended; limits_s: limits for single GPU counts
     overrides: keys of the command line, which take precedence over all others
@@ -49,7 +36,7 @@ class Study:
     name: str
     axes: Mapping[str, list[Any]]
     keys: Plain = field(default_factory=dict[str, Any])
-    settings: Sequence[Setting] = ()
+    settings: Sequence[tuple[Where, Plain]] = ()
     exclude: Where = ()
     repeats: int = 1
     seeds: Sequence[int] = (0,)
@@ -91,9 +78,9 @@ class Study:
     def _given(self, point: Plain) -> dict[str, Any]:
         """The keys that the study gives a point, also those that the point's framework or loader lacks."""
         keys: dict[str, Any] = {"preflight": True, **self.keys}
-        for setting in self.settings:
-            if matches(setting.where, point):
-                keys |= setting.keys
+        for where, more in self.settings:
+            if matches(where, point):
+                keys |= more
         return {**keys, **self.overrides, **point}
 
     def keys_of(self, point: Plain) -> dict[str, Any]:
@@ -108,11 +95,8 @@ class Study:
         scaling, batch = keys.pop("scaling", "strong"), keys.pop("batch", None)
         keys.pop("gpus", None)
         if batch is not None:
-            keys[SCALING[scaling]] = batch
-        return tuple(word(key, value) for key, value in keys.items())
-
-    def limit(self, gpus: int) -> float:
-        return self.limits_s.get(gpus, self.limit_s)
+            keys[parts.SCALING[scaling]] = batch
+        return tuple(parts.word(key, value) for key, value in keys.items())
 
 
 def names() -> dict[str, str]:
@@ -125,7 +109,7 @@ def load(name: str, words: Sequence[str] = ()) -> Study:
     """The study of a name, or of a YAML file, with the command line's words. UserError for any mistake in them."""
     study = of_file = _of_file(_find(name))
     for override in words:
-        study = _override(study, *parse_word(override))
+        study = _override(study, *parts.parse_word(override))
     study = replace(study, results_dir=study.results_dir or f"results/{study.name}")
     return _checked(study, of_file)
 
@@ -140,8 +124,8 @@ def _find(name: str) -> Path:
 
 
 def _of_file(path: Path) -> Study:
-    raw = read(path)
-    if not NAME.fullmatch(path.stem):
+    raw = parts.read(path)
+    if not parts.NAME.fullmatch(path.stem):
         raise UserError(f"{shown(path)}: a study's name becomes that of a folder: use letters, digits, _, - and .")
     try:
         return _study(path.stem, raw)
@@ -150,42 +134,40 @@ def _of_file(path: Path) -> Study:
 
 
 def _study(name: str, raw: dict[str, Any]) -> Study:
+    """The study of a file's content, with what it takes over from the ready study that `base` names."""
     keys = {field.name for field in fields(Study)} - {"name", "results_dir", "overrides"} | {"base"}
     for key in raw:
         if key not in keys:
             raise UserError(f"{shown(key)} is no key of a study: the keys are {', '.join(sorted(keys))}")
     raw = {key: value for key, value in raw.items() if value is not None}  # a key without content
-    base = _base(raw["base"]) if "base" in raw else Study(name, axes={})
-    new_axes = {key: as_list(value) for key, value in section(raw.get("axes"), "axes").items()}
+    base = Study(name, axes={})
+    if (of := raw.get("base")) is not None:
+        if not isinstance(of, str) or of not in names():
+            raise UserError(f"base={shown(of)} is no ready study: choose one of {', '.join(names())}")
+        base = _of_file(_find(of))
+    new_axes = {key: as_list(value) for key, value in parts.section(raw.get("axes"), "axes").items()}
     for key, values in new_axes.items():
-        check_axis(key, values)
+        parts.check_axis(key, values)
     axes = {**base.axes, **new_axes}
-    figures = {str(key): content for key, content in section(raw.get("figures"), "figures").items()}
-    limits = section(raw.get("limits_s"), "limits_s")
+    figures = {str(key): content for key, content in parts.section(raw.get("figures"), "figures").items()}
+    limits, exclude = parts.section(raw.get("limits_s"), "limits_s"), raw.get("exclude", [])
     return replace(
         base,
         name=name,
         axes=axes,
-        keys={**base.keys, **settable(raw.get("keys"), "keys")},
-        settings=[*base.settings, *(setting_of(item, axes) for item in as_list(raw.get("settings", [])))],
-        exclude=[*base.exclude, *(entry_of(item, axes, "exclude") for item in as_list(raw.get("exclude", [])))],
-        seeds=seeds_of(raw["seeds"]) if "seeds" in raw else base.seeds,
-        by=names_of("by", raw["by"]) if "by" in raw else base.by,
-        across=names_of("across", raw["across"]) if "across" in raw else base.across,
+        keys={**base.keys, **parts.settable(raw.get("keys"), "keys")},
+        settings=[*base.settings, *(parts.setting_of(item, axes) for item in as_list(raw.get("settings", [])))],
+        exclude=[*base.exclude, *(parts.where_of(exclude, axes, "exclude") if exclude != [] else [])],
+        seeds=parts.seeds_of(raw["seeds"]) if "seeds" in raw else base.seeds,
+        by=parts.names_of("by", raw["by"]) if "by" in raw else base.by,
+        across=parts.names_of("across", raw["across"]) if "across" in raw else base.across,
         figures={
             **{key: figure for key, figure in base.figures.items() if key not in figures},
-            **{key: figure_of(key, content, axes) for key, content in figures.items() if content is not None},
+            **{key: parts.figure_of(key, content, axes) for key, content in figures.items() if content is not None},
         },
         limits_s={number("limits_s", gpus, 1): number("limits_s", limit, 1) for gpus, limit in limits.items()},
         **cast(Any, {key: number(key, raw[key], least) for key, least in NUMBERS.items() if key in raw}),
     )
-
-
-def _base(name: Any) -> Study:
-    """The ready study that another one changes."""
-    if not isinstance(name, str) or name not in names():
-        raise UserError(f"base={shown(name)} is no ready study: choose one of {', '.join(names())}")
-    return _of_file(_find(name))
 
 
 def _override(study: Study, key: str, value: Any) -> Study:
@@ -193,14 +175,14 @@ def _override(study: Study, key: str, value: Any) -> Study:
     if key in NUMBERS:
         return replace(study, **{key: number(key, value, NUMBERS[key])})
     if key == "seeds":
-        return replace(study, seeds=seeds_of(value))
+        return replace(study, seeds=parts.seeds_of(value))
     if key == "results_dir":
         check_value(key, value)
         return replace(study, results_dir=value)
     if key in study.axes or (isinstance(value, list) and not holds_list(key)):
-        check_axis(key, as_list(value))
+        parts.check_axis(key, as_list(value))
         return replace(study, axes={**study.axes, key: as_list(value)})
-    check_key(key, value, of_file=False)
+    parts.check_key(key, value, of_file=False)
     return replace(study, overrides={**study.overrides, key: value})
 
 
@@ -226,5 +208,5 @@ def _checked(study: Study, of_file: Study) -> Study:
             axis, group = "axis " * (key in study.axes), key.partition(".")[0]
             raise UserError(f"{study.name}: {axis}{key}: no {group} of this study has this key: leave it out")
     study = replace(study, axes={key: values for key, values in study.axes.items() if key not in unused})
-    quoted("results_dir", study.results_dir)
+    parts.quoted("results_dir", study.results_dir)
     return study

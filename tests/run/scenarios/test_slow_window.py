@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 
@@ -22,8 +21,6 @@ from tests.support.equal import Rows, loader, make_job
 from tests.support.ranks import run_ranks
 from tests.support.reference import Case
 
-pytest.importorskip("ddlbench.run.scenarios.window", reason="without profile=true there is no window")
-
 WORLD, SLOW, STEPS, SLEEP_S = 3, 1, 2, 1.0
 HOSTS = ["node0", "node1", "node2"]
 MODEL = ResNet("resnet", layers=[1, 1, 1, 1], width_per_group=8, image_size=32, num_classes=5)
@@ -32,7 +29,7 @@ FRAMEWORKS: dict[str, Framework] = {"ddp": DDP(), "fsdp": FSDP()}
 
 
 def windows() -> dict[str, dict[str, Any]]:
-    from ddlbench.run.scenarios.window import profiled
+    from ddlbench.run.scenarios.training import profiled
 
     found: dict[str, dict[str, Any]] = {}
     for name, framework in FRAMEWORKS.items():
