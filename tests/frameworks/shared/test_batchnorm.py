@@ -13,6 +13,7 @@ def averaged() -> tuple[float, float]:
     norm = nn.BatchNorm1d(1)
     norm.running_mean.fill_(dist.get_rank() + 1.0)  # pyright: ignore
     norm.running_var.fill_(10.0 * dist.get_rank())  # pyright: ignore
+    assert dist.group.WORLD is not None
     average_statistics(nn.Sequential(norm), dist.group.WORLD)
     return norm.running_mean.item(), norm.running_var.item()  # pyright: ignore
 
