@@ -19,7 +19,7 @@ from tests.equality.nccl import Replay
 from tests.support.equal import train_case
 from tests.support.ranks import run_ranks
 from tests.support.reference import Case, Outcome
-from tests.support.trace import Event
+from tests.support.trace import NUMBERS, Event
 
 TIED = GPT2("gpt2", n_layer=6, n_embd=16, n_head=4, vocab_size=32, seq_len=8, dropout=0.0)
 CASE = Case("gpt2", TIED, micro_batch=2, steps=4)
@@ -80,7 +80,7 @@ def replay(outcomes: Sequence[Outcome], one_queue: bool) -> dict[int, str]:
     """Replay what each rank recorded."""
     events, members = zip(*(outcome.trace for outcome in outcomes), strict=True)
     assert all(sum(event[0] == "collective" for event in each) for each in events)
-    return Replay(events, members, one_queue=one_queue).stuck()
+    return Replay(events, members, [NUMBERS], one_queue).stuck()
 
 
 PAIR = {"a": (0, 1), "b": (0, 1)}

@@ -23,6 +23,7 @@ from ddlbench.loop import Recorder, Run, train
 from ddlbench.measure.rows import EpochRow
 from ddlbench.progress import Progress
 from ddlbench.ranks.boundary import Boundary
+from ddlbench.ranks.control import barrier
 from ddlbench.recipe.losses import CrossEntropy
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 from ddlbench.recipe.schedules import Rates
@@ -105,7 +106,7 @@ def _train(case: Case, framework: Framework, trace: Trace) -> Outcome:
     outcome.ledger = trained | {"weights_hash_start": weights_hash(start)}
     assert row.metrics["val_samples"] == case.val_samples
     feed.close()
-    dist.barrier()
+    barrier()
     trainer.close()
     return outcome
 

@@ -27,6 +27,8 @@ COLLECTIVES = (
     "barrier",
 )  # fmt: skip
 HARNESS = "ddlbench/measure/", "ddlbench/ranks/boundary.py"
+CONTROL = ("ddlbench/ranks/control.py",)
+NUMBERS = "numbers of all ranks, over gloo"  # a communicator from the start: what a framework sends through CONTROL
 MARKS_ONLY = "ddlbench/measure/profiling/spans.py"  # calls the framework's own functions
 
 
@@ -81,7 +83,7 @@ class Trace:
             for part in (self.events[:ready], self.events[ready:])
         ]
         late = {self._communicator(group) for group in self.unused if _operations(group)}
-        return sorted((used[1] - used[0]) | late)
+        return sorted((used[1] - used[0] - {NUMBERS}) | late)
 
     def step_ended(self) -> None:
         """Any step may be the last of the warm-up: then the device is idle and all ranks wait for each other."""
@@ -89,7 +91,7 @@ class Trace:
 
     def _communicator(self, group: Any, *pair: int) -> str:
         ranks = sorted(pair) or dist.get_process_group_ranks(group)
-        name = f"{group.group_name}:{ranks}"
+        name = NUMBERS if _called_from(CONTROL) else f"{group.group_name}:{ranks}"
         self.members[name] = tuple(ranks)
         return name
 
@@ -99,7 +101,7 @@ class Trace:
 
     def _collective(self, name: str, real: Callable[..., dist.Work]) -> Callable[..., dist.Work]:
         def recorded(group: Any, *args: Any, **kwargs: Any) -> dist.Work:
-            if _in_harness():
+            if _called_from(HARNESS):
                 self.events.append(("meet",))
                 return real(group, *args, **kwargs)
             number = self._number()
@@ -172,11 +174,11 @@ def _operations(group: Any) -> int:
     return group._get_sequence_number_for_group()
 
 
-def _in_harness() -> bool:
+def _called_from(files: tuple[str, ...]) -> bool:
     frame = sys._getframe(2)
     while frame is not None:
         name = frame.f_code.co_filename
-        if any(part in name for part in HARNESS) and not name.endswith(MARKS_ONLY):
+        if any(part in name for part in files) and not name.endswith(MARKS_ONLY):
             return True
         frame = frame.f_back
     return False
