@@ -32,11 +32,9 @@ EIGHT = ("ddp", "fsdp", "gpipe", "1f1b", "zero_bubble", "interleaved", "hybrid",
 
 def with_one_model(case: Case) -> bool:
     """ResNet where its BatchNorm or its images decide, else GPT-2."""
-    images = (case.variant == "accumulated" and case.framework != "megatron") or case.framework in (
-        "channel",
-        "spatial",
-    )
-    return case.model == ("resnet50" if images else "gpt2_small")
+    images = case.framework in ("channel", "spatial")
+    batch_norm = case.variant == "accumulated" and case.framework != "megatron"
+    return case.model == ("resnet50" if images or batch_norm else "gpt2_small")
 
 
 SLOW = [
