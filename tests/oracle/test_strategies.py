@@ -30,7 +30,7 @@ from ddlbench.oracle.predictor import strategy
 from ddlbench.oracle.setting import Limit, Outcome
 from ddlbench.oracle.strategies.pipeline import cut_of, stage_sizes
 from ddlbench.oracle.timing.computation import Pass
-from tests.oracle.made import MACHINE, block, made, setting
+from tests.oracle.made import GPT, MACHINE, block, made, setting
 
 RESNET = ResNet("resnet50", [1, 1, 1, 1], width_per_group=16, image_size=64, num_classes=10)
 CHANNELS = TensorParallel(convolutions="channels")
@@ -68,9 +68,9 @@ def test_one_rank_is_serial(framework) -> None:
 
 
 def test_serial_by_hand() -> None:
-    """Kahira et al. 2021, table 1: B sum(FW + BW); 8 samples, 1 + 2 and 3 + 4 s each."""
-    outcome = strategy(DDP(), made(1, [block("a", 1, 2), block("b", 3, 4)], 8))
-    assert outcome.step_s == 80
+    """Kahira et al. 2021, table 1: B sum(FW + BW); 8 samples, 1 + 2 and 3 + 4 s each, in one micro batch or four."""
+    for more in ({}, {"micro_batch": 2}):
+        assert strategy(DDP(), made(1, [block("a", 1, 2), block("b", 3, 4)], 8, **more)).step_s == 80
 
 
 def test_checkpointing_runs_every_forward_pass_twice() -> None:
@@ -207,7 +207,11 @@ def test_megatron_sums_twice_forward_and_twice_backward_in_each_block() -> None:
 def test_parameters_of_a_tensor_parallel_rank() -> None:
     given = setting(2, model=RESNET)
     outcome = strategy(TensorParallel(), given)
-    assert outcome.memory.weights == 4 * tensor_count(RESNET.build(), RESNET.tensor_plan(), 2)
+    held = tensor_count(RESNET.build(), RESNET.tensor_plan(), 2)
+    assert outcome.memory.weights == 4 * held
+    gpt2 = setting(4).counts.blocks  # norms and positions are not split
+    held = tensor_count(GPT.build(), GPT.tensor_plan(), 4)
+    assert sum(block.parameters_of_part(4) for block in gpt2) == held
 
 
 def test_filters_and_channels_send_the_same_order_of_bytes() -> None:
@@ -274,6 +278,7 @@ def test_pipeline_of_equal_stages_by_hand() -> None:
         Pipeline(schedule="1f1b", balance=[1, 1]), made(2, [block("a", 1, 2), block("b", 1, 2)], 8, micro_batch=2)
     )
     assert (outcome.compute_s, outcome.bubble_s) == (24, 6)
+    assert outcome.step_s == pytest.approx(30 + outcome.exposed_s)
 
 
 def test_pipedream_has_no_bubble() -> None:

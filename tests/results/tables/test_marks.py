@@ -89,6 +89,7 @@ def test_it_is_said_which_straggler_could_not_be_found(tmp_path):
     write_run(tmp_path, gpus=2, summary={"own_step_s": 0.5}, sections={"profile": {"window_s": 4.0, "steps": 2}})
     assert remarks() == []
     write_run(tmp_path, gpus=4)
+    write_run(tmp_path, gpus=16, status="oom", reason="out of memory")
     unknown = (
         "stragglers: not looked for in 1 of 2 measurements on several ranks, whose own steps are not known: "
         "profile=true measures them"

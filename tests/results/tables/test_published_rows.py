@@ -36,6 +36,9 @@ def test_the_stated_base_gives_the_efficiency_digit_for_digit(tmp_path):
     (row,) = scaling(tmp_path)
     assert (row["origin"], row["source"], row["source_url"]) == ("published", "Example 2020", f"{URL}/README.md#L1")
     assert (row["own_base_gpus"], row["own_base_sample_time_s"]) == (1, 0.01)
+    (run,) = tables_of(tmp_path).run_rows
+    assert run["throughput_samples_per_s"] == pytest.approx(760.0)
+    assert run["throughput_samples_per_s_per_gpu"] == pytest.approx(760.0 / 8)
     assert row["speedup_vs_own_base"] == pytest.approx(7.6, rel=1e-12)
     assert row["efficiency_vs_own_base"] == pytest.approx(0.95, rel=1e-12)
 
