@@ -147,6 +147,7 @@ def test_a_set_up_that_fails_leaves_the_launchers_variables(monkeypatch: pytest.
     monkeypatch.setenv("LOCAL_RANK", "3")
     zero = environment({"LOCAL_RANK": "0"})
     monkeypatch.setattr("ddlbench.frameworks.deepspeed.adapter.device_index", lambda *_: zero)
+    monkeypatch.setattr("ddlbench.frameworks.deepspeed.adapter.all_ranks", lambda _: None)
     monkeypatch.setattr("ddlbench.frameworks.deepspeed.adapter.prepare_modules", lambda _: None)
     seen: list[str] = []
 

@@ -86,13 +86,9 @@ class PackedImages(ImageFolders):
         return Path(self.root).expanduser()
 
     def prepare(self) -> None:
-        """Reads every record once, unless an index is kept and no shard has changed since. UserError for a damaged
-        set."""
-        pack = open_pack(self.folder())
+        """Reads every record once."""
         for split in (self.train_dir, self.val_dir):
-            if self._kept(pack, split) is None:
-                arrays = scan([self.folder() / shard.file for shard in pack.splits[split].shards], len(pack.classes))
-                write_arrays(self._index_file(pack, split), arrays)
+            self._prepared(split)
 
     def digest(self) -> str:
         """The hash of the image folders that were packed: packing does not change the data."""
@@ -100,11 +96,18 @@ class PackedImages(ImageFolders):
 
     def original(self, train: bool) -> PackedSource:
         """From the index that `prepare` kept; the shards are not read, because a thousand ranks may ask at once."""
-        pack, split = read_manifest(self.folder()), self.train_dir if train else self.val_dir
-        if (source := self._kept(pack, split)) is None:  # on a node that does not share the index
-            self.prepare()
+        split = self.train_dir if train else self.val_dir
+        return self._kept(read_manifest(self.folder()), split) or self._prepared(split)
+
+    def _prepared(self, split: str) -> PackedSource:
+        """The split's images, from the kept index where no shard has changed since. UserError for a damaged set."""
+        pack = open_pack(self.folder())
+        source = self._kept(pack, split)
+        if source is None:
+            arrays = scan([self.folder() / shard.file for shard in pack.splits[split].shards], len(pack.classes))
+            write_arrays(self._index_file(pack, split), arrays)
             source = self._kept(pack, split)
-        assert source is not None, "the index was written just now"
+            assert source is not None, "the index was written just now"
         return source
 
     def _kept(self, pack: Pack, split: str) -> PackedSource | None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
-from itertools import count
 from typing import Any
 
 from ddlbench.data.images.folders import ImageFolders
@@ -41,12 +40,27 @@ class Graph:
     to_gpu: bool
     named: bool
 
-    def pipeline(self, files: Iterable[Any], train: bool | None, **settings: Any) -> Any:
-        """A pipeline that makes a batch of each list of files, [B, 3, H, W] float32, or [B, H, W, 3] for channels last;
-        train=None: of complete images. It stops where `files` ends. settings: of nvidia.dali.Pipeline."""
+    def pipeline(self, files: Iterable[Any], train: bool, **settings: Any) -> Any:
+        """A pipeline that makes a batch of each list of files, [B, 3, H, W] float32, or [B, H, W, 3] for channels last.
+        It stops where `files` ends. settings: of nvidia.dali.Pipeline."""
+        return self._pipeline(files, self._train if train else self._validation, settings)
+
+    def first_bad(self, files: Iterable[Any], **settings: Any) -> int | None:
+        """Which of the files is the first that DALI cannot decode, None where it decodes all."""
+        settings |= {"batch_size": 1, "prefetch_queue_depth": 1}
+        made, good = self._pipeline([[file] for file in files], self._decoded, settings), 0
+        try:
+            while True:
+                made.run()
+                good += 1
+        except StopIteration:
+            return None
+        except RuntimeError:
+            return good
+
+    def _pipeline(self, files: Iterable[Any], output: Callable[[Any], Any], settings: dict[str, Any]) -> Any:
         dali = import_dali()
         made = dali.Pipeline(**settings)
-        output = self._decoded if train is None else self._train if train else self._validation
         # Names no longer exist when DALI reads them, so they are copied. The pages of a packed set stay, and a copy
         # would read them.
         how = {"batch": True, "cycle": "raise", "ndim": 1, "dtype": dali.types.UINT8, "no_copy": not self.named}
@@ -55,19 +69,8 @@ class Graph:
             made.set_outputs(output(dali.fn.io.file.read(source) if self.named else source))
         return made
 
-    def first_bad(self, files: Iterable[Any], **settings: Any) -> int | None:
-        """Which of the files is the first that DALI cannot decode, None where it decodes all."""
-        made = self.pipeline(([file] for file in files), None, batch_size=1, prefetch_queue_depth=1, **settings)
-        for good in count():
-            try:
-                made.run()
-            except StopIteration:
-                return None
-            except RuntimeError:
-                return good
-        return None
-
     def _decoded(self, encoded: Any) -> Any:
+        """Complete images of any size."""
         return import_dali().fn.decoders.image(encoded, **self._decoder())
 
     def _train(self, encoded: Any) -> Any:
