@@ -79,16 +79,7 @@ def run_cell(cell: Cell, results: Path, held: Claim | None = None) -> list[int]:
     try:
         with path.open("ab") as log:
             for variables in _variables(cell.gpus):
-                rank = subprocess.Popen(
-                    words,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env=variables,
-                    start_new_session=True,  # Ctrl-C reaches only the sweep, which then ends all ranks equally
-                    preexec_fn=lambda: _LIBC.prctl(1, signal.SIGTERM),  # at its end (prctl(2), PR_SET_PDEATHSIG)
-                )
-                ranks.append(rank)
+                ranks.append(_start(words, variables, log.fileno()))
         _wait(ranks, time.monotonic() + cell.limit_s, held)
     finally:
         end(ranks)
@@ -191,6 +182,19 @@ def _variables(world: int) -> Iterator[dict[str, str]]:
     port = free_port()
     for rank in range(world):
         yield kept | rank_variables(rank, world, port)
+
+
+def _start(words: Sequence[str], variables: dict[str, str], log: int) -> subprocess.Popen[bytes]:
+    """Start a rank in a new session, so that Ctrl-C reaches only the sweep, which then ends all ranks equally."""
+    return subprocess.Popen(
+        words,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        env=variables,
+        start_new_session=True,
+        preexec_fn=lambda: _LIBC.prctl(1, signal.SIGTERM),  # when the sweep ends (prctl(2), PR_SET_PDEATHSIG)
+    )
 
 
 _LIBC = ctypes.CDLL(None)  # loaded before the fork
