@@ -40,10 +40,10 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)  # each
 # run.json's `ended_by`, null where the run ended by itself. A time limit is train.time_limit_s, or SIGUSR1, which a
 # sweep and Slurm (run.sbatch) send at theirs.
 SIGNAL, TIME_LIMIT = "signal", "time_limit"
-# Words of errors, in small letters: CUDA's and NCCL's, those of torch's CPU, cuBLAS's, and the types of exceptions;
+# Words of errors, in small letters. Memory: of CUDA and NCCL, torch's CPU, cuBLAS, and in the names of exceptions.
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "alloc_failed", "memoryerror")
 TIMEOUT = ("timed out", "timeout")
-# where a peer is gone: of gloo, NCCL, the rendezvous store, Horovod.
+# A peer is gone: of gloo, NCCL, the rendezvous store, Horovod.
 BROKEN = ("connection", "broken pipe", "gloo", "nccl", "socket", "store", "horovod")
 
 

@@ -19,17 +19,8 @@ from tests.frameworks.fake import FRAMEWORKS, JOB_CASE, NO_STEP, WORLD, framewor
 from tests.support.equal import make_job
 
 RANKS = [(name, rank) for name in FRAMEWORKS for rank in (0, 5) if (name, rank) != ("zero3", 5)]
-ALL_RANKS = {
-    "ddp",
-    "fsdp",
-    "local_sgd",
-    "deepspeed",
-    "zero0",
-    "zero1",
-    "zero2",
-    "zero3",
-    "pipedream",
-}  # use such a group
+# The frameworks that use a group of all ranks, in these layouts.
+ALL_RANKS = {"ddp", "fsdp", "local_sgd", "deepspeed", "zero0", "zero1", "zero2", "zero3", "pipedream"}
 
 
 @pytest.fixture(autouse=True)

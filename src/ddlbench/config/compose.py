@@ -42,7 +42,7 @@ PLAIN_GROUPS = ("framework", "loader")  # their YAMLs are their sections: withou
 @contextmanager
 def configurations() -> Generator[None]:
     """Within it `configuration` finds the program's own YAMLs, as they are and with the environment as it is now."""
-    _compose.cache_clear()
+    _composed.cache_clear()
     _built.cache_clear()
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         yield
@@ -82,15 +82,20 @@ def _plain(words: Sequence[str]) -> Plain:
             sections[group] = published(group, option)
         elif group in GROUPS:
             chosen.append(word)
-    composed = _compose(*sorted(chosen)) | sections
+    composed = _composed(*sorted(chosen)) | sections
     plain = {key: dict(value) if isinstance(value, dict) else value for key, value in composed.items()}
     others = [override for override in parsed.values() if override.key_or_group not in GROUPS]
-    return plain if all(_replace(plain, override) for override in others) else _compose(*words)
+    return plain if all(_replace(plain, override) for override in others) else _compose(words)
 
 
 @cache
-def _compose(*words: str) -> Plain:
-    """The plain data as Hydra itself composes them. A caller copies what it changes."""
+def _composed(*words: str) -> Plain:
+    """`_compose`, once for the same options. A caller copies what it changes."""
+    return _compose(words)
+
+
+def _compose(words: Sequence[str]) -> Plain:
+    """The plain data as Hydra itself composes them."""
     return cast(Plain, OmegaConf.to_container(compose("config", list(words)), resolve=True, throw_on_missing=True))
 
 

@@ -70,7 +70,8 @@ def report_plots(tables: Tables, targets: Sequence[Target] = (), baseline: bool 
 
 def plots_of(measurements: Sequence[Measurement], tables: Tables, looks: Looks) -> Iterator[Plot]:
     """Every figure of some measurements, also those that only a study asks for: QUANTITY_bars, published_QUANTITY,
-    memory_and_throughput, step_seconds, predicted_parts and schedule."""
+    memory_and_throughput, step_seconds, predicted_parts and schedule. Those of learning, which read all epochs, come
+    last."""
     all_panels = panels(measurements)
     shared = [part for panel in all_panels for part in small_multiples(panel)]
     yield from _scaling(shared, looks)

@@ -171,12 +171,10 @@ def first_operation(device: torch.device, group: dist.ProcessGroup | None = None
     try:
         dist.all_reduce(one, group=group)
         one.item()
-    except RuntimeError as error:
-        if device.type == "cpu":
-            raise
+    except dist.DistBackendError as error:  # NCCL's
         interface = os.environ.get("NCCL_SOCKET_IFNAME", "(not set)")
         raise RuntimeError(
-            f"NCCL could not connect the ranks of a group: check that every node is reached by the interface "
+            "NCCL could not connect the ranks of a group: check that every node is reached by the interface "
             f"NCCL_SOCKET_IFNAME={interface}; NCCL_DEBUG=INFO says more\n{error}"
         ) from error
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import inf
 from typing import Any
 
@@ -50,10 +50,7 @@ def draw_study(study: Study, tables_of: Callable[[Comparison], Tables]) -> Drawi
         drawn = [row for row, key in differing.items() if not key]
         ended = [trained[row] for row in drawn if row["status"] == "ok"]
         missing = [_cell(point) for point in wanted if point not in ended]
-        kinds = {plot.name: plot for plot in plots_of(_best(drawn) if figure.best else drawn, tables, looks)}
-        if figure.kind not in kinds:
-            raise UserError(f"{name}: kind {figure.kind} does not exist: choose one of {', '.join(kinds)}")
-        plots.append(kinds[figure.kind]._replace(name=name))
+        plots.append(_plot(figure.kind, plots_of(_best(drawn) if figure.best else drawn, tables, looks), name))
         if missing:
             named = ", ".join(first_few(missing, CELLS_NAMED))
             notes.append(f"{name}: {len(missing)} of {len(wanted)} cells have no run that ended ok: {named}")
@@ -65,6 +62,16 @@ def draw_study(study: Study, tables_of: Callable[[Comparison], Tables]) -> Drawi
     if not any(plot.panels for plot in plots):
         raise UserError(f"--study {study.name}: no figure can be drawn: {'; '.join(notes) or 'it lists none'}")
     return drawing_of(plots, notes)
+
+
+def _plot(kind: str, plots: Iterable[Plot], name: str) -> Plot:
+    """The plot of a kind, with the name of the figure; those behind it are not made. UserError if there is none."""
+    others = list[str]()
+    for plot in plots:
+        if plot.name == kind:
+            return plot._replace(name=name)
+        others.append(plot.name)
+    raise UserError(f"{name}: kind {kind} does not exist: choose one of {', '.join(others)}")
 
 
 def _point(study: Study, row: Measurement, options: Mapping[str, Row]) -> dict[str, Any]:

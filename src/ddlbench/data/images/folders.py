@@ -3,7 +3,7 @@ resize and centre crop for validation (github.com/pytorch/vision, references/cla
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -107,7 +107,7 @@ class ImageFolders:
             raise UserError(f"data.val_resize={self.val_resize} is smaller than model.image_size={size}: raise it")
 
     def prepare(self) -> None:
-        self._index(prepare_index)
+        prepare_index(self.layout(), self.cache_dir)
 
     def split(self, train: bool, model: Model, seed: int) -> ImageSplit:
         from torchvision.transforms import v2
@@ -148,8 +148,8 @@ class ImageFolders:
             files = self.source(train).files_to_stage(Path())
             yield from (files.original / name for name in files.names)
 
-    def _index(self, read: Callable[[FolderLayout, str | None], Index] = open_index) -> Index:
-        return read(self.layout(), self.cache_dir)
+    def _index(self) -> Index:
+        return open_index(self.layout(), self.cache_dir)
 
     def digest(self) -> str:
         return self._index().hash

@@ -7,6 +7,7 @@ import io
 import math
 import struct
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -34,7 +35,7 @@ class BadImage(Exception):
 
 
 @dataclass(frozen=True)
-class Source:
+class Source(ABC):
     """The images of one split by their position in the order of classes and names; picklable.
 
     where: their folder; original: the user's folder, where `where` is this node's copy of it
@@ -53,17 +54,17 @@ class Source:
         """For the record."""
         return f"{self.where.name}/{self.within(i)}"
 
+    @abstractmethod
     def content(self, i: int) -> bytes | memoryview:
         """An image as its file has it. Raises UserError where it cannot be read."""
-        raise NotImplementedError
 
+    @abstractmethod
     def place(self, i: int) -> str:
         """For error messages: where the user has the image."""
-        raise NotImplementedError
 
+    @abstractmethod
     def files_to_stage(self, copy: Path) -> StagedFiles:
         """All files of the split, to be copied into the folder `copy`."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

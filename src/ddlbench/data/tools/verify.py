@@ -43,8 +43,8 @@ def verify_pack(folder: Path, processes: int) -> Iterator[Findings]:
     odd = present - {shard.file for shard in pack.shards}
     yield Findings(faults=[f"{folder / file}: not in the list of {packed.MANIFEST}" for file in odd])
     jobs = (partial(verify_shard, folder, shard, pack.classes) for shard in pack.shards)
-    found = in_processes(call, jobs, processes)
-    yield from Progress(enabled=True).steps(found, len(pack.shards), "verifying, shard", "shards")
+    findings = in_processes(call, jobs, processes)
+    yield from Progress(enabled=True).steps(findings, len(pack.shards), "verifying, shard", "shards")
 
 
 def verify_folders(layout: FolderLayout, processes: int) -> Iterator[Findings]:
@@ -59,8 +59,8 @@ def verify_folders(layout: FolderLayout, processes: int) -> Iterator[Findings]:
         partial(verify_images, folder, split, [(index.classes[files.labels[i]], files.name(i)) for i in images])
         for split, folder, files, images in parts
     )
-    found = in_processes(call, jobs, processes)
-    yield from Progress(enabled=True).steps(found, len(parts), f"verifying, {IMAGES_A_JOB} images", "parts")
+    findings = in_processes(call, jobs, processes)
+    yield from Progress(enabled=True).steps(findings, len(parts), f"verifying, {IMAGES_A_JOB} images", "parts")
 
 
 def verify_images(folder: Path, split: str, images: Sequence[tuple[str, str]]) -> Findings:
