@@ -26,6 +26,7 @@ gpt2        480  gpu_check.sh: GPT-2 small, 29 % MFU on an H200; on an H100 31 %
 frameworks  480  gpu_check.sh: every framework that runs on one GPU
 choices     480  activation, vocabulary, levers of memory, choice of convolutions, memory layout: what each is worth
 loaders     480  native and DALI against the batch that lies on the GPU
+shared      480  every framework over NCCL: two ranks share the GPU and must have the losses of one
 records     300  out of memory, Ctrl-C and a rank that hangs: each must leave its status in the record
 PARTS
 }
@@ -90,6 +91,25 @@ run_loaders() { # 203 batches: ten times as many as eight workers read ahead
   bench native-alone ok "${few[@]}" loader=native "loader.workers=$workers" mode=loader
   bench dali ok "${few[@]}" loader=dali "loader.threads=$workers"
   bench dali-alone ok "${few[@]}" loader=dali "loader.threads=$workers" mode=loader
+}
+
+run_shared() {
+  local few=(+model=gpt2_small model.n_layer=8 model.n_embd=128 model.n_head=4 model.seq_len=64 model.dropout=0 train.epochs=1
+    train.steps=8 train.warmup_steps=2 train.global_batch=16 train.validate=false)
+  local micro=train.micro_batch=2 two=framework.virtual_stages=2 words name
+  smaller=()
+  bench single ok +framework=single "${few[@]}"
+  [ -n "$tiny" ] || few+=(backend=cuda:nccl)
+  for line in ddp fsdp zero0 zero1 zero2 zero3 parameter_server tensor "local_sgd framework.local_steps=1" \
+    "hybrid framework.tp=2" "gpipe $micro" "1f1b $micro" "interleaved $micro $two" "looped_bfs $micro $two" \
+    "zero_bubble $micro" "zbv $micro" "dualpipev $micro"; do
+    read -r -a words <<<"$line"
+    name=${words[0]}
+    launcher=("$python" -m torch.distributed.run --standalone --nproc-per-node=2 --no-python)
+    bench "$name" ok "+framework=$name" "${words[@]:1}" "${few[@]}"
+    launcher=()
+    check "$name-same-losses" "$python" scripts/measurements.py --same-losses "$results/$part/"{single,"$name"}
+  done
 }
 
 broken() { # how; the rest as bench: DDP that fails at its third step on its last rank

@@ -107,7 +107,6 @@ class Job:
     local_rank: the number of this rank among the ranks of its node; not always the index of its device
     builder: makes the model that `build` returns; another one may make a model without weights
     flops_per_host_byte: FLOPs that the device computes while it copies a byte to or from its host
-    backend: that of `ranks.launch.connect`
     links: counts the blocks for a micro batch of this many samples; None: the job takes no budget of activations
     """
 
@@ -130,7 +129,6 @@ class Job:
     compile: bool = False
     channels_last: bool = False
     timeout_s: float = 600.0
-    backend: str | None = None
     builder: Callable[[Job], nn.Sequential] = build_model
     links: Callable[[Job, float], Sequence[Link]] | None = None
 

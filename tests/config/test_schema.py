@@ -6,15 +6,12 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-import torch
 
 from ddlbench.config.choices import choices, conf_dir, keys
-from ddlbench.config.job import make_job
 from ddlbench.config.keys import Checkpoint, Train
 from ddlbench.config.schema import GROUPS
-from ddlbench.errors import Unsupported, UserError
+from ddlbench.errors import UserError
 from ddlbench.job import Framework
-from ddlbench.ranks.launchers import Launch
 from tests.support.runs import composed
 
 BASE = {"framework": "ddp", "model": "resnet50"}
@@ -68,30 +65,10 @@ def test_ranks_share_a_gpu_for_developers_only() -> None:
     plain = composed(*command)
     assert plain.backend is None
     assert "backend" not in plain.identity()
-    shared = composed(*command, "backend=cuda:gloo")
-    assert shared.identity() == plain.identity() | {"backend": "cuda:gloo"}
-    with pytest.raises(UserError, match=r"backend=nccl must be one of cuda:gloo, or null"):
+    shared = composed(*command, "backend=cuda:nccl")
+    assert shared.identity() == plain.identity() | {"backend": "cuda:nccl"}
+    with pytest.raises(UserError, match=r"backend=nccl must be one of cuda:nccl, or null"):
         composed(*command, "backend=nccl")
-
-
-def checked_on_a_shared_gpu(*words: str) -> None:
-    config = composed(*words, "+model=resnet50", "backend=cuda:gloo")
-    config.framework.check(make_job(config, Launch("torchrun", world_size=2), torch.device("cpu")))
-
-
-@pytest.mark.parametrize(
-    ("framework", "why"),
-    [("gpipe", "cannot send"), ("pipedream", "cannot send"), ("spatial", "cannot send"), ("fsdp", "ends with SIGSEGV")],
-)
-def test_ranks_cannot_share_a_gpu_where_gloo_fails(framework: str, why: str) -> None:
-    with pytest.raises(Unsupported, match=f"{framework}: .*{why} .* backend=cuda:gloo: set backend=null"):
-        checked_on_a_shared_gpu(f"+framework={framework}")
-
-
-def test_ranks_may_share_a_gpu_where_gloo_copies_to_the_host() -> None:
-    checked_on_a_shared_gpu("+framework=fsdp", "framework.offload_parameters=true")
-    checked_on_a_shared_gpu("+framework=spatial", "framework.dp=2")
-    checked_on_a_shared_gpu("+framework=gpipe", "framework.dp=2")
 
 
 def test_identity_leaves_out_what_is_not_measured() -> None:

@@ -38,7 +38,7 @@ def test_each_figure_above_its_limit_is_a_mark(figure: str, most: float) -> None
         (4, 1, "nccl", True),
         (4, 4, "nccl", False),
         (1, 1, "nccl", False),
-        (4, 1, "cuda:gloo", False),
+        (4, 1, "nccl (shared GPU)", False),
         (4, 0, "gloo", False),
     ],
 )

@@ -18,7 +18,7 @@ import ddlbench.ranks.launch as launch_module
 from ddlbench.errors import UserError
 from ddlbench.ranks.control import barrier
 from ddlbench.ranks.launch import Cluster, ConnectTimeout, connect, pick_device, shared_gpu
-from ddlbench.ranks.launchers import Launch, detect, first_host, hint, tasks_per_node
+from ddlbench.ranks.launchers import SHARED_GPU, Launch, detect, first_host, hint, tasks_per_node
 from ddlbench.run.peers import Peers
 from tests.support.faults import end
 from tests.support.meet import main as meet
@@ -329,16 +329,25 @@ def refuse(backend, **_):
     raise RuntimeError(backend)
 
 
-@pytest.mark.parametrize(("backend", "expected"), [(None, "cpu:gloo,cuda:nccl"), ("cuda:gloo", "cpu:gloo,cuda:gloo")])
-def test_ranks_share_a_gpu_over_gloo_only_where_it_is_configured(monkeypatch, backend, expected):
+def test_ranks_share_a_gpu_only_where_it_is_configured(monkeypatch):
+    """NCCL takes ranks with names of their own for ranks of different hosts."""
+    checked = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
-    monkeypatch.setattr(torch.distributed, "init_process_group", refuse)
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_, **__: None)
+    monkeypatch.setattr(launch_module, "_refuse_shared_gpus", lambda launch, _: checked.append(launch.rank))
+    monkeypatch.setattr(launch_module, "open_store", lambda *_: None)
+    monkeypatch.setattr(launch_module, "first_operation", lambda _: None)
+    monkeypatch.delenv("NCCL_HOSTID", raising=False)
     ranks = [Launch("srun", rank, 4, rank, 4, 1, "localhost", 28769) for rank in range(4)]
-    if backend:
-        assert [pick_device(launch, backend).index for launch in ranks] == [0, 1, 0, 1]
-    with pytest.raises(ConnectTimeout, match=rf"\({expected}\)$"):
-        connect(ranks[0], torch.device("cuda", 0), 1.0, backend)
+    connect(ranks[0], torch.device("cuda", 0), 1.0)
+    assert (checked, os.environ.get("NCCL_HOSTID")) == ([0], None)
+    assert [pick_device(launch, SHARED_GPU).index for launch in ranks] == [0, 1, 0, 1]
+    names = []
+    for launch in ranks:
+        connect(launch, torch.device("cuda", 0), 1.0, SHARED_GPU)
+        names.append(os.environ["NCCL_HOSTID"])
+    assert (checked, len(set(names))) == ([0], 4)
 
 
 def test_on_a_gpu_gloo_connects_what_is_used_and_nccl_nothing(monkeypatch):
@@ -396,8 +405,8 @@ def count_sockets():
 
 def test_a_shared_gpu_needs_one(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(UserError, match=r"backend=cuda:gloo lets several ranks share one GPU .* set backend=null"):
-        pick_device(Launch("alone"), "cuda:gloo")
+    with pytest.raises(UserError, match=r"backend=cuda:nccl lets several ranks share one GPU .* set backend=null"):
+        pick_device(Launch("alone"), SHARED_GPU)
 
 
 def test_a_taken_port_ends_in_one_line():

@@ -24,6 +24,7 @@ from tests.support import processes
 ROOT = Path(__file__).parents[2]
 CUDA = torch.device("cuda")  # a name only
 GPU_TEST = re.compile(r"(@|marks=)pytest\.mark\.gpu")
+RANKS = "--nproc-per-node="
 FIRST, CHECK, COMPARE = "scripts/first_gpu.sh", "scripts/gpu_check.sh", "scripts/measurements.py"
 
 
@@ -52,7 +53,8 @@ def test_every_run_on_one_gpu_can_be_composed(script: tuple[str, ...]) -> None:
     assert len(lines) > 10
     with configurations():
         for words in lines:
-            ask(words, ranks=1)
+            ranks = [word.removeprefix(RANKS) for word in words if word.startswith(RANKS)]  # those that share the GPU
+            ask(words, ranks=int(ranks[0]) if ranks else 1)
 
 
 def test_the_tests_on_a_gpu_are_those_that_need_one() -> None:

@@ -37,7 +37,6 @@ def make_job(config: Config, launch: Launch, device: torch.device) -> Job:
         compile=train.compile,
         channels_last=train.channels_last,
         timeout_s=train.timeout_s,
-        backend=config.backend,
         links=counted_links,
     )
 

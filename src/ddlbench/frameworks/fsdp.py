@@ -25,13 +25,12 @@ from ddlbench.errors import WrongRankCount, check_values, refuse
 from ddlbench.frameworks.shared.groups import all_ranks, subgroup
 from ddlbench.frameworks.shared.layout import Layout, divisors
 from ddlbench.frameworks.shared.meta import has_batch_norm
-from ddlbench.frameworks.shared.refusals import check_alike, check_reduction, check_shards, check_shared_gpu
+from ddlbench.frameworks.shared.refusals import check_alike, check_reduction, check_shards
 from ddlbench.frameworks.shared.replica import Replica, build
 from ddlbench.frameworks.shared.step import Update
 from ddlbench.job import Job, type_of_dtype
 
 SCHEMES = ("autocast", "policy")
-GLOO_CRASHES = "torch 2.11 ends with SIGSEGV over gloo on a GPU unless framework.offload_parameters=true"
 
 
 @dataclass
@@ -54,8 +53,6 @@ class FSDP:
                 f"framework.replicate={self.replicate} does not divide {job.world_size} ranks (rest {rest}): "
                 f"choose framework.replicate={nearest}"
             )
-        if not self.offload_parameters:
-            check_shared_gpu(self.name, job, job.world_size, GLOO_CRASHES)
         check_reduction("fsdp", job)
         check_shards(self.name, job)
         reasons = {

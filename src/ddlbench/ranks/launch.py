@@ -88,6 +88,8 @@ def connect(
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):  # a hard limit above the kernel's own fs.nr_open
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    if backend == SHARED_GPU:
+        os.environ["NCCL_HOSTID"] = f"rank {launch.rank}"
     if device.type == "cuda":
         torch.cuda.set_device(device)
         os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # gloo, for numbers alone, connects what it uses
@@ -96,7 +98,7 @@ def connect(
         store = open_store(launch, timeout)
         reached(store)
         dist.init_process_group(
-            f"cpu:gloo,{backend or 'cuda:nccl'}" if device.type == "cuda" else "gloo",
+            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
             store=store,
             rank=launch.rank,
             world_size=launch.world_size,

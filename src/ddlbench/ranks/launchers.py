@@ -30,11 +30,10 @@ PLACE_VARIABLES = (
     "HOROVOD_SIZE",
 )  # fmt: skip
 SETTING_VARIABLES = ("HOROVOD_", "OMPI_", "SLURM_")  # those of launchers that also say how a run computes
-# For tests of correctness (streams, mixed precision, random numbers): several ranks share a GPU and communicate over
-# gloo. Of GPU tensors torch's gloo group copies those of all_reduce, broadcast, reduce, gather, scatter, all_gather and
-# all_to_all to the host; its reduce_scatter is an all_reduce. It cannot send or receive them: pipelines and `spatial`
-# refuse it (frameworks/shared/refusals.py). On an H200 two ranks trained so (docs/measurements/2026-11-26-h200.md).
-SHARED_GPU = "cuda:gloo"
+# For tests of correctness (streams, collectives, mixed precision, faults): several ranks share a GPU. NCCL refuses two
+# ranks with the same GPU on the same host; with a host name of its own each (NCCL_HOSTID) they communicate through
+# sockets. Two and four ranks trained so on one H100 (docs/measurements/2026-11-27-nccl.md).
+SHARED_GPU = "cuda:nccl"
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from ddlbench.texts import markdown_table
 
-DEVELOPER = "gloo (cuda)"  # the column `backend` where ranks shared a GPU: no measurement
+DEVELOPER = "nccl (shared GPU)"  # the column `backend` where ranks shared a GPU: no measurement
 # Of run.json and the tables; raised when a key or a column changes its meaning. New keys alone do not raise it: a
 # record without them is read. From version 2 on, `speedup` and `efficiency` are against the best single GPU.
 SCHEMA_VERSION = 2

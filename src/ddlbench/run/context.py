@@ -35,7 +35,8 @@ from ddlbench.run.last_collectives import save_last_collectives
 from ddlbench.texts import digest, first_few
 
 SHOWN = 5  # differences between environments that one line names
-PER_RANK = ("cpu_count",)  # ranks may have different cores; the record has the fewest
+# Ranks may have different cores, of which the record has the fewest; the other names ranks that share a GPU.
+PER_RANK = ("cpu_count", "variables.NCCL_HOSTID")
 
 
 class Attempt:

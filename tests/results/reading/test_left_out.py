@@ -55,7 +55,7 @@ def results(tmp_path):
     for number, content in enumerate(contents):
         replaced(tmp_path, number, content)
     write_run(tmp_path, gpus=4, status="running")
-    write_run(tmp_path, gpus=8, sections={"launch": {"world_size": 8, "backend": "gloo (cuda)"}})
+    write_run(tmp_path, gpus=8, sections={"launch": {"world_size": 8, "backend": "nccl (shared GPU)"}})
     (tmp_path / "circle").symlink_to("circle")
     (tmp_path / "gone").symlink_to("nowhere")
     (write_run(tmp_path, gpus=16) / "epochs.jsonl").write_text('{"epoch": 0}\n{"epoch"')

@@ -31,7 +31,7 @@ from ddlbench.frameworks.pipeline.stages import Plan, Staged, tied_names
 from ddlbench.frameworks.pipeline.trainer import PipelineTrainer
 from ddlbench.frameworks.shared.layout import Layout, fill
 from ddlbench.frameworks.shared.meta import on_meta
-from ddlbench.frameworks.shared.refusals import check_alike, check_shards, check_shared_gpu
+from ddlbench.frameworks.shared.refusals import check_alike, check_shards
 from ddlbench.frameworks.tensor.adapter import check_compile, check_parts
 from ddlbench.job import Job
 
@@ -61,7 +61,6 @@ class Pipeline(Staged):
     def check(self, job: Job) -> None:
         layout = self.layout(job.world_size)
         ranks = layout.pp
-        check_shared_gpu(self.name, job, ranks)
         count = micro_batch_count(self.schedule, job, ranks, layout.dp)
         check_stages(ranks, self.virtual_stages, len(on_meta(job)), self.balance)
         reasons = {

@@ -28,7 +28,7 @@ from ddlbench.frameworks.pipeline.stages import Plan, Staged, tied_names
 from ddlbench.frameworks.pipeline.weights import CORRECTIONS, PredictedWeights, UnstashedWeights, Weights
 from ddlbench.frameworks.shared.layout import Layout, fill
 from ddlbench.frameworks.shared.meta import on_meta
-from ddlbench.frameworks.shared.refusals import check_alike, check_shared_gpu, optimizer_of
+from ddlbench.frameworks.shared.refusals import check_alike, optimizer_of
 from ddlbench.job import Job
 
 
@@ -56,7 +56,6 @@ class PipeDream(Staged):
     def check(self, job: Job) -> None:
         layout = self.layout(job.world_size)
         ranks = layout.pp
-        check_shared_gpu(self.name, job, ranks)
         self.micro_batches(job, layout)
         check_stages(ranks, 1, len(on_meta(job)), self.balance)
         # What does not go with stages that make the same update at different times.

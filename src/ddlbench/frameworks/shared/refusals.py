@@ -11,7 +11,6 @@ from ddlbench.frameworks.shared.checkpointing import replica_plan
 from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.job import Job
 from ddlbench.offloading import KEY as OFFLOAD
-from ddlbench.ranks.launchers import SHARED_GPU
 from ddlbench.recipe.optimizers import optimizers
 from ddlbench.recomputation import check_names
 
@@ -48,12 +47,6 @@ def check_reduction(name: str, job: Job, dtype: str | None = None) -> None:
     """dtype: the type in which gradients are summed; None: train.reduce_dtype"""
     if (dtype or job.reduce_dtype) == "bf16" and job.device.type != "cuda":
         raise Unsupported(f"{name}: gradients in bf16 need NCCL (gloo cannot sum them): use fp16 or fp32 on CPU")
-
-
-def check_shared_gpu(name: str, job: Job, ranks: int, why: str = "gloo cannot send tensors of a GPU") -> None:
-    """ranks: how many communicate in the way that `why` speaks of"""
-    if job.backend == SHARED_GPU and ranks > 1:
-        raise Unsupported(f"{name}: {why}, so ranks cannot share one with backend={SHARED_GPU}: set backend=null")
 
 
 def optimizer_of(job: Job) -> Optimizer:

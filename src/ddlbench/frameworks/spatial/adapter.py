@@ -17,7 +17,7 @@ from ddlbench.errors import Unsupported, check_values, refuse
 from ddlbench.frameworks.shared.checkpointing import checkpoint_replica
 from ddlbench.frameworks.shared.groups import all_ranks, subgroup
 from ddlbench.frameworks.shared.layout import Layout, fill
-from ddlbench.frameworks.shared.refusals import check_alike, check_reduction, check_shared_gpu
+from ddlbench.frameworks.shared.refusals import check_alike, check_reduction
 from ddlbench.frameworks.shared.replica import Replica, in_ddp
 from ddlbench.frameworks.shared.step import Update
 from ddlbench.frameworks.spatial.layers import rows_of, share_rows, windows
@@ -53,7 +53,6 @@ class Spatial:
         reason = f"{layout.tp} ranks cannot share the {most} rows of {layer}: choose framework.sp={most} or fewer"
         budget = f"a budget counts complete images, which {layout.tp} ranks share: set {KEY}=every:2, for example"
         refuse("spatial", {reason: layout.tp > most, budget: layout.tp > 1 and budgeted(job.checkpoint_activations)})
-        check_shared_gpu("spatial", job, layout.tp)
         check_compile("spatial", job)
         check_reduction("spatial", job)
         check_alike(job, layout.dp)

@@ -156,7 +156,7 @@ def make_tables(records: Records, how: Comparison = BY_FRAMEWORK) -> Tables:
             *merged_though(merged.groups),
             *above_ideal(scaling),
             *(f"{run.row['path']}: {run.row['ranks_differ']}" for run in runs if run.row["ranks_differ"]),
-            *(f"{path}: ranks shared a GPU (backend=cuda:gloo): not in the scaling table" for path in shared),
+            *(f"{path}: ranks shared a GPU: not in the scaling table" for path in shared),
         ],
         options={run.row["measurement"]: run.added_later | run.options for run, *_ in merged.groups},
         passes={
