@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ddlbench import recomputation
 from ddlbench.activation_memory import instants, kept
 from ddlbench.errors import Unsupported, UserError
 from ddlbench.offloading import check, choice, exposed, offloaded, plan_of
@@ -127,16 +128,20 @@ def test_a_block_is_swapped_or_recomputed_by_what_costs_less(
 def test_a_second_run_gives_copies_time() -> None:
     """Block b is cheap and runs again. What block a saves comes back in 21 FLOPs: during b's backward pass of 2 x 7,
     and its second run of 7."""
-    cheap, large = replace(ONE, flops=7, saved=42), replace(ONE, flops=14, saved=23)
+    cheap, large = replace(ONE, flops=7, saved=42), replace(ONE, flops=30, saved=23)
+    costly = replace(ONE, flops=30)
     budget = f"budget:{48 / GIB}"
-    assert planned(budget, budget, [large, cheap, ONE, ONE])[0] == (0, (1,), 2, 3)
-    assert planned(budget, budget, [large, cheap, ONE, ONE])[1] == [0]
+    assert planned(budget, budget, [large, cheap, costly, ONE])[0] == (0, (1,), 2, 3)
+    assert planned(budget, budget, [large, cheap, costly, ONE])[1] == [0]
     assert exposed(21, 7, 21) == 14
     assert exposed(21, 7, 14) == 21
 
 
 def delay(plan: Plan, links: list[Link], flops_per_byte: float) -> float:
     """What offloading and second runs add to a step, in FLOPs."""
+    if not offloaded(plan):
+        counts = zip(recomputation.repeats(plan), links, strict=True)
+        return sum(count * link.flops for count, link in counts)
     added = 0.0
     for item, following, link in zip(plan, (*plan[1:], None), links, strict=True):
         if isinstance(item, Offloaded):
@@ -152,20 +157,40 @@ def peak(plan: Plan, links: list[Link]) -> float:
     return max(run.bytes_ for run in instants(plan, links))
 
 
-@pytest.mark.parametrize("flops_per_byte", [0.5, 1.5, 2.5, 5.0])
-@pytest.mark.parametrize("part", [0.9, 0.75, 0.6])
-def test_equal_blocks_have_the_best_of_all_plans(flops_per_byte: float, part: float) -> None:
-    """A network such as GPT-2. With blocks of very different sizes there may be a better plan."""
+def network() -> list[Link]:
+    """A network such as GPT-2: an embedding, equal blocks, a head."""
     embedding = Link(flops=1, saved=5, output=10, unsaved_output=10, forward=20, backward=30)
     block = Link(flops=100, saved=100, output=10, unsaved_output=0, forward=110, backward=130, fixed=5)
     head = Link(flops=300, saved=60, output=50, unsaved_output=0, forward=120, backward=200, fixed=5)
-    links = [embedding, *[block] * 5, head]
+    return [embedding, *[block] * 5, head]
+
+
+@pytest.mark.parametrize("flops_per_byte", [0.5, 1.5, 2.5, 5.0])
+@pytest.mark.parametrize("part", [0.9, 0.75, 0.6])
+def test_equal_blocks_have_the_best_of_all_plans(flops_per_byte: float, part: float) -> None:
+    """With blocks of very different sizes there may be a better plan."""
+    links = network()
     limit = part * peak(tuple(range(7)), links)
     choices = ((number, Offloaded(number), (number,)) for number in range(6))
     plans = [(*before, 6) for before in product(*choices)]
+    alone = recomputation.fastest(tuple(links), limit)
+    plans += [alone] if alone else []
     best = min(delay(plan, links, flops_per_byte) for plan in plans if peak(plan, links) <= limit)
     budget, names = f"budget:{limit / GIB}", [str(number) for number in range(7)]
     assert delay(plan_of(budget, budget, flops_per_byte, names, lambda: links), links, flops_per_byte) == best
+
+
+@pytest.mark.parametrize("bytes_", [430, 260])
+def test_with_a_budget_in_both_keys_the_step_waits_no_longer_than_with_recomputation_alone(bytes_: int) -> None:
+    """Segments of several blocks: with 260 bytes no choice of one treatment for each block fits."""
+    links, budget = network(), f"budget:{bytes_ / GIB}"
+    names = [str(number) for number in range(7)]
+    alone = recomputation.fastest(tuple(links), bytes_)
+    assert alone is not None
+    plan = plan_of(budget, budget, 2.5, names, lambda: links)
+    assert (offloaded(plan), plan) == ([], alone)
+    with pytest.raises(Unsupported, match="no number of blocks fits"):
+        plan_of(False, f"budget:{260 / GIB}", 2.5, names, lambda: links)
 
 
 def test_a_plan_needs_no_counts_without_a_budget() -> None:

@@ -35,6 +35,7 @@ def test_a_short_text_stays_and_a_long_one_is_cut_to_the_length():
 def test_a_text_is_cut_inside_of_the_bracket_that_ends_it():
     assert clipped("zero2 (offload=true fused=false)@4", 23) == "zero2 (offload=true…)@4"
     assert clipped("x" * 30 + "(a)", 20) == "x" * 19 + "…"
+    assert clipped("MPT-125m (124131840 parameters) (published)", 30) == "MPT-125m (1241318… (published)"
     assert len(shortened("zero2 (offload_optimizer=true fused=false)", 30)) == 30
     assert shortened("zero2 (offload_optimizer=true fused=false)", 30).endswith(")")
 

@@ -56,12 +56,14 @@ def plan_of(
     flops_per_byte: FLOPs that the device computes while it copies a byte to or from the host
     Unsupported for blocks that cannot be offloaded, and for a budget that is too small.
     """
-    if budgeted(offload):  # the plan that delays the step least of those that empty consecutive blocks
-        chain = links()
+    if budgeted(offload):  # the plan that delays the step least: consecutive blocks are emptied, or none is offloaded
+        chain, budget = links(), budget_bytes(str(offload))
         borders = [(0, 0), *combinations(range(len(chain)), 2)]
         plans = [_emptied(chain, range(first, end), bool(recompute), flops_per_byte) for first, end in borders]
+        if recompute and (again := recomputation.fastest(tuple(chain), budget)) is not None:
+            counts = zip(recomputation.repeats(again), chain, strict=True)
+            plans.append((sum(count * link.flops for count, link in counts), again))
         peaks = [max(run.bytes_ for run in instants(plan, chain)) for _, plan in plans]
-        budget = budget_bytes(str(offload))
         fitting = [plan for plan, bytes_ in zip(plans, peaks, strict=True) if bytes_ <= budget]
         if not fitting:
             raise Unsupported(

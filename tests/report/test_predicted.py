@@ -97,6 +97,18 @@ def test_bytes_of_messages_by_hand(tmp_path: Path, write: Write, cluster: str) -
     assert row["predicted_message_bytes"] == pytest.approx(gradient_bytes(), abs=1)
 
 
+def test_copies_to_the_host_are_no_messages(tmp_path: Path, write: Write, cluster: str) -> None:
+    machine = OmegaConf.load(cluster)
+    machine.device.host_bytes_per_s = 50e9
+    OmegaConf.save(machine, cluster)
+    config = settings("ddp")
+    config = {**config, "train": {**config["train"], "offload_activations": "blocks"}}
+    write("single", 1, 0.25)
+    write("ddp", 4, 0.32, sections={"config": config})
+    row = predicted(tmp_path, cluster)[0]["ddp", 4]
+    assert row["predicted_message_bytes"] == pytest.approx(gradient_bytes(), abs=1)
+
+
 def test_memory_by_hand(tmp_path: Path, write: Write, cluster: str) -> None:
     """Weights, gradients and momentum at 4 bytes, activations and BatchNorm's statistics on top; measured 3.5 GiB."""
     write("single", 1, 0.25)

@@ -46,13 +46,13 @@ KEPT = ("global_batch", "micro_batch", "precision", "epochs", "steps", "threads_
 PARTS = ("compute_s", "exposed_s", "idle_s")  # of a rank in a profiled window
 # The bars that may be a cause, and what the next run changes to decide.
 NEXT = {
-    "kernels": "profile=true",
+    "kernels": "profile=true profile_trace=true",
     "input": "loader=synthetic",
     "exposed communication": "train.reduce_dtype=bf16",
     "slow rank": "preflight=true",
     "bubble": "train.micro_batch=1",
     "host and launch": "profile=true profile_trace=true",
-    "unexplained": "profile=true",
+    "unexplained": "profile=true profile_trace=true",
 }
 
 
@@ -126,8 +126,7 @@ def explain(tables: Tables, records: Records, name: str) -> Explanation:
     comparable = [_bars(row, window, ideal) for row in alike if (window := windows.get(row["path"]))]
     step_s, config = _step_s(run), attempts[run["path"]].record["config"]
     shown = [
-        replace(bar, share=bar.seconds and bar.seconds / step_s, next_run=_next_run(bar, config, run["gpus"]))
-        for bar in bars
+        replace(bar, share=bar.seconds and bar.seconds / step_s, next_run=_next_run(bar, config, run)) for bar in bars
     ]
     return Explanation(run["path"], step_s, shown, _cause(bars, run, alike, comparable))
 
@@ -231,12 +230,14 @@ def _cause(bars: Sequence[Bar], run: Row, alike: Sequence[Row], comparable: Sequ
     return f"slow {largest.evidence.partition(':')[0]}" if largest.bar == "slow rank" else largest.bar
 
 
-def _next_run(bar: Bar, config: Mapping[str, Any], gpus: int) -> str:
+def _next_run(bar: Bar, config: Mapping[str, Any], run: Row) -> str:
     """The command line of the run with the changes of NEXT, and with the keys that this version's defaults may not
     give. Each key is there once, because Hydra refuses a choice that is given twice."""
     if bar.bar not in NEXT or not bar.seconds:
         return ""
     changed = dict(change.split("=") for change in NEXT[bar.bar].split())
+    if run["device"] == "cpu" and "train.reduce_dtype" in changed:
+        changed["train.reduce_dtype"] = "fp16"  # gloo cannot sum bf16
     words = {group: config[group.strip("+")]["name"] for group in ("+framework", "+model", "loader", "data", "recipe")}
     words |= {
         f"{group}.{key}": str(value).replace(", ", ",")
@@ -245,6 +246,11 @@ def _next_run(bar: Bar, config: Mapping[str, Any], gpus: int) -> str:
         if key not in ("name", "_target_") and (group != "train" or key in KEPT)
         if isinstance(value, (int, float, str, list))
     }
+    if config["data"].get("root"):
+        words["data.root"] = config["data"]["root"]
     words = {key: value for key, value in words.items() if key not in changed} | changed
+    gpus, nodes = run["gpus"], run["nodes"]
     launcher = f"torchrun --nproc-per-node={gpus}" if gpus > 1 else "python"
+    if nodes > 1:
+        launcher = f"srun --nodes={nodes} --ntasks-per-node={gpus // nodes} python"
     return " ".join([launcher, "-m ddlbench", *(f"{key}={value}" for key, value in words.items())])

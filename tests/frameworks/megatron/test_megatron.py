@@ -234,5 +234,5 @@ def test_a_missing_transformer_engine_is_said_with_the_remedy() -> None:
 
 
 def test_an_unknown_kind_of_layers_is_refused() -> None:
-    with pytest.raises(UserError, match=r"framework\.layers=apex must be one of local, transformer_engine, or null"):
+    with pytest.raises(UserError, match=r"framework\.layers=apex must be one of local, transformer_engine"):
         Megatron(layers="apex")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from ddlbench.errors import UserError
 from ddlbench.predict.grading.points import COLUMNS, Point, model_words, points, precision_words
 from tests.predict.grading.rows import BASE, POINT, rows
 
@@ -58,6 +59,11 @@ def test_units(unit: str, measured: str, more: dict[str, str], seconds: float) -
         ({"strategy": "FSDP + TP"}, "does not state the layout of"),
         ({"strategy": "FSDP HYBRID_SHARD"}, "does not state how many replicas"),
         ({"strategy": "magic", "framework": "wand"}, "the strategy 'magic' is not known"),
+        ({"strategy": "FSDP + TP8"}, "does not state the layout of 'FSDP + TP8'"),
+        ({"strategy": "FSDP2 + CP 8"}, "does not state the layout"),
+        ({"unit": "img/s/node"}, "the unit 'img/s/node' is not known"),
+        ({"unit": "images/sec per chip"}, "the unit 'images/sec per chip' is not known"),
+        ({"unit": "Msamples/s"}, "the unit 'Msamples/s' is not known"),
         ({"precision": "int8"}, "the precision 'int8' is not known"),
         ({"batch_per_gpu": ""}, "it states no batch"),
         ({"unit": "furlongs"}, "the unit 'furlongs' is not known"),
@@ -126,6 +132,21 @@ def test_strategies(strategy: str, framework: str, words: list[str]) -> None:
 def test_models(model: str, words: list[str]) -> None:
     (row,) = rows({**POINT, "model": model, "seq_len": "512"})
     assert set(words) <= set(model_words(row))
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        ("Qwen3-30B-A3B", "has experts"),
+        ("DeepSeek-MoE 16B", "has experts"),
+        ("Adopted CNN 25M", "is not known"),
+        ("prompt net 1B", "is not known"),
+    ],
+)
+def test_other_models_are_not_taken_for_decoders(model: str, reason: str) -> None:
+    (row,) = rows({**POINT, "model": model, "seq_len": "512"})
+    with pytest.raises(UserError, match=reason):
+        model_words(row)
 
 
 @pytest.mark.parametrize(

@@ -139,3 +139,10 @@ def test_files_that_are_no_csv(tmp_path, content):
 def test_a_missing_file(tmp_path):
     with pytest.raises(UserError, match="No such file"):
         read_points(tmp_path / "points.csv")
+
+
+def test_a_row_is_named_by_its_line_in_the_file_also_after_an_empty_one(tmp_path):
+    path = write_csv(tmp_path / "points.csv", cells())
+    header, row = path.read_text().splitlines()
+    path.write_text(f"{header}\n\n{row}\n{row},more\n")
+    assert read_points(path)[1][0].startswith("row 4: ")

@@ -60,7 +60,7 @@ class Megatron:
     name: str = "megatron"
     dp: int | None = 1
     tp: int | None = None
-    layers: str | None = None
+    layers: str = LOCAL
 
     def __post_init__(self) -> None:
         check_values("framework.", self, least={"dp": 1, "tp": 1}, choices={"layers": (LOCAL, TRANSFORMER_ENGINE)})
@@ -105,7 +105,6 @@ class Megatron:
     def setup(self, job: Job) -> MegatronReplica:
         import_megatron(job.device)
         from megatron.core import parallel_state
-        from megatron.core.extensions.transformer_engine import HAVE_TE
 
         assert isinstance(job.model, GPT2)
         layout, on_cuda = self.layout(job.world_size), job.device.type == "cuda"
@@ -116,8 +115,7 @@ class Megatron:
         # The library's loss takes no group; its layers are given theirs.
         parallel_state._TENSOR_MODEL_PARALLEL_GROUP = tp_group  # pyright: ignore[reportPrivateUsage]
         part = Part(tp_group if layout.tp > 1 else None, tp_rank, layout.tp)
-        layers = self.layers or (TRANSFORMER_ENGINE if on_cuda and HAVE_TE else LOCAL)
-        model = build_layers(job.model, part, tp_group, layers, fused=on_cuda)
+        model = build_layers(job.model, part, tp_group, self.layers, fused=on_cuda)
         model.to(job.device)
         checkpoint_replica(model, job, layout.dp)
         place = Place(data_rank, layout.dp, tp_rank == 0, tp_rank == 0, {"dp": data_rank, "tp": tp_rank})
@@ -125,7 +123,7 @@ class Megatron:
         facts = {
             "dp": layout.dp,
             "tp": part.size,
-            "layers": layers,
+            "layers": self.layers,
             "fused_kernels": on_cuda,
             "parameters_per_rank": sum(parameter.numel() for parameter in model.parameters()),
             "reduce_dtype": job.reduce_dtype if layout.dp > 1 else "fp32",

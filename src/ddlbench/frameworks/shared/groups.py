@@ -38,7 +38,7 @@ def subgroup(lists: Sequence[Sequence[int]], job: Job, separate: bool = False) -
     return group
 
 
-def average(tensors: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
+def average(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> None:
     """Each tensor becomes its mean over the ranks of the group; one all-reduce for all of them, none for no tensors."""
     if not tensors:
         return

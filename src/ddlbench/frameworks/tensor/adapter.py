@@ -212,6 +212,7 @@ class TensorReplica(Replica):
         """With sequence parallelism each rank has the gradients of its tokens; split parameters see all of them."""
         if self.part.sequence:
             gradients = [gradient(parameter) for parameter in self._parameters(split=False)]
+            assert self.part.group is not None, "several ranks share the layers"
             average(gradients, self.part.group)
             for tensor in gradients:
                 tensor *= self.part.size

@@ -54,8 +54,9 @@ SIZES = {
     1e12: (128, 25600, 160),
 }
 DECODERS = re.compile(
-    "gpt|mpt|llama|opt|pythia|bloom|mistral|falcon|qwen|gemma|deepseek|megatron|decoder", re.IGNORECASE
+    "gpt|(?<![a-z])[mo]pt|llama|pythia|bloom|mistral|falcon|qwen|gemma|deepseek|megatron|decoder", re.IGNORECASE
 )
+EXPERTS = re.compile(r"(?<![a-z])moe(?![a-z])|mixtral|-a[0-9.]+b\b", re.IGNORECASE)  # "Qwen3-30B-A3B"
 MILLIONS = {"m": 1, "b": 1e3, "t": 1e6}
 PRECISIONS = {
     "bf16": "bf(loat)?16", "fp16": r"fp16|float16|\bhalf\b|\bamp\b|mixed", "tf32": "tf32",
@@ -176,6 +177,8 @@ def model_words(row: CsvRow) -> list[str]:
     sizes = next((sizes for pattern, sizes in TEXT.items() if re.search(pattern, name, re.IGNORECASE)), None)
     if sizes is None:
         exact, short = re.search(r"\((\d+) parameters\)", name), re.search(r"(\d+(?:\.\d+)?) ?([mbt])\b", name.lower())
+        if EXPERTS.search(name):
+            raise UserError(f"the model {name!r} has experts, and no model of ddlbench has")
         if not DECODERS.search(name) or not (exact or short):
             raise UserError(f"the model {name!r} is not known")
         count = float(exact[1]) if exact else 1e6 * float(short[1]) * MILLIONS[short[2]] if short else 0.0
@@ -198,7 +201,7 @@ def strategy_of(row: CsvRow) -> tuple[str, list[str]]:
         raise UserError("a parameter server has no equations")
     if "async" in text:
         raise UserError("asynchronous updates have no equations")
-    if re.search(r"(tensor|model).parallel|pipeline|gpipe|\btp\b|\bpp\b", text):
+    if re.search(r"(tensor|model).parallel|pipeline|gpipe|\b[cept]p[-_ =]?[0-9]*\b", text):
         raise UserError(f"a row of this form does not state the layout of {row['strategy']!r}")
     if re.search(r"hybrid.?shard|hsdp", text):
         raise UserError(f"{row['strategy']!r} does not state how many replicas the shards have")

@@ -31,7 +31,9 @@ KEPT = ("measured", "unit", "base_value", "network", "layout", "tier", "in_scope
 UNITS = ("img/s", "seq/s", "tokens/s", "each also /GPU", "s/epoch", "s/step", "ms")
 TOLERANCE = 0.01  # of two cells that say the same: sources round
 LONGEST_CELL = 300  # letters
-_RATE = re.compile(r"(img|images|seq|sequences|samples|tokens)/s(?:ec|econd)?((?:/| per )gpu)?\b", re.IGNORECASE)
+# Not of a node or another device.
+_RATE = re.compile(r"(img|images|seq|sequences|samples|tokens)/s(?:ec|econd)?((?:/| per )gpu)?\b(?! ?/| per\b)")
+_MILLISECONDS = re.compile(r"(ms|milliseconds)\b")
 _EPOCH = re.compile(r"\b([0-9]+) images an epoch\b")
 _MICRO = re.compile(r"\bmbs([0-9]+)\b")
 
@@ -96,7 +98,7 @@ class CsvRow:
             return value / int(images[1])
         if batch and unit.startswith(("s/step", "s/iteration")):
             return value / batch
-        return value / 1e3 / batch if batch and unit.startswith(("ms", "milliseconds")) else None
+        return value / 1e3 / batch if batch and _MILLISECONDS.match(unit) else None
 
     def step_s(self, gpus: int, batch: int) -> float | None:
         """Seconds of the measured step: `step_ms`, which agrees with the measured value; None where the row has neither
@@ -119,12 +121,12 @@ def read_csv(path: Path) -> tuple[set[str], list[CsvRow], list[str]]:
     try:
         text = read_bytes(path).decode("utf-8-sig")
         reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-        rows = list(reader)
+        rows = [(reader.line_num, row) for row in reader]
     except (OSError, ValueError, csv.Error) as error:
         reason = str(error) if isinstance(error, csv.Error) else reason_of(error)
         raise UserError(f"{path} cannot be read ({reason}): give a CSV file in UTF-8") from error
     kept, left_out = list[CsvRow](), list[str]()
-    for line, row in enumerate(rows, 2):
+    for line, row in rows:
         if None in row or None in row.values():
             left_out.append(f"row {line}: it has {'more' if None in row else 'fewer'} cells than the header")
         else:
