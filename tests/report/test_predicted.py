@@ -32,9 +32,9 @@ Write = Callable[..., None]
 
 
 @cache
-def settings(framework: str) -> dict[str, Any]:
+def settings(framework: str, *words: str) -> dict[str, Any]:
     with configurations():
-        return configuration(f"+framework={framework}", *WORDS).resolved
+        return configuration(f"+framework={framework}", *WORDS, *words).resolved
 
 
 @cache
@@ -101,10 +101,9 @@ def test_copies_to_the_host_are_no_messages(tmp_path: Path, write: Write, cluste
     machine = OmegaConf.load(cluster)
     machine.device.host_bytes_per_s = 50e9
     OmegaConf.save(machine, cluster)
-    config = settings("ddp")
-    config = {**config, "train": {**config["train"], "offload_activations": "blocks"}}
-    write("single", 1, 0.25)
-    write("ddp", 4, 0.32, sections={"config": config})
+    for framework, gpus, step_s in (("single", 1, 0.25), ("ddp", 4, 0.32)):
+        config = settings(framework, "train.offload_activations=blocks")
+        write(framework, gpus, step_s, sections={"config": config})
     row = predicted(tmp_path, cluster)[0]["ddp", 4]
     assert row["predicted_message_bytes"] == pytest.approx(gradient_bytes(), abs=1)
 
