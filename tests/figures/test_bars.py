@@ -61,12 +61,24 @@ def test_no_bar_is_dropped_where_they_are_many():
     [
         ([{"knobs": f"zero_stage={n} bucket=5"} for n in (1, 2)], ["ddp (zero_stage=1)", "ddp (zero_stage=2)"]),
         ([{"across": f"data=text recipe.optimizer.fused={n}"} for n in (1, 2)], ["ddp (fused=1)", "ddp (fused=2)"]),
+        (
+            [{"across": f"a.n={one} b.n={two}"} for one, two in ((1, 1), (2, 1), (1, 2))],
+            ["ddp (a.n=1 b.n=1)", "ddp (a.n=2 b.n=1)", "ddp (a.n=1 b.n=2)"],
+        ),
         ([{"across": f"scaling={n} batch=16"} for n in ("weak", "strong")], ["ddp (weak)", "ddp (strong)"]),
         ([{"layout": "dp=1 tp=4"}, {"layout": "dp=2 tp=2"}], ["ddp", "ddp (dp=2 tp=2)"]),
         ([{"layout": "dp=1 tp=4"}, {"layout": "dp=4 tp=1"}], ["ddp", "ddp (dp=4)"]),
         ([{"across": "scaling=weak"}, {"across": "scaling=strong", "compared": "gpipe"}], ["ddp", "gpipe"]),
     ],
-    ids=["knobs", "short keys", "values", "mixed layout", "replicas alone", "frameworks suffice"],
+    ids=[
+        "knobs",
+        "short keys",
+        "keys of one last part",
+        "values",
+        "mixed layout",
+        "replicas alone",
+        "frameworks suffice",
+    ],
 )
 def test_bars_are_named_by_what_differs(rows, names):
     axes = matplotlib.figure.Figure().add_subplot()

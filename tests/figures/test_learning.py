@@ -69,6 +69,16 @@ def test_frameworks_with_other_seeds_share_a_panel(tmp_path):
     assert not any("train.seed" in text for text in lines_above(axes))
 
 
+def test_the_head_of_a_panel_has_the_sizes_that_all_its_curves_share(tmp_path):
+    for seed, layers in enumerate((2, 4)):
+        run(tmp_path, 0, 0.5, changed={"n_layer": layers, "width": 8}, framework=("ddp", "fsdp")[seed])
+    tables = tables_of(tmp_path, across=("model.n_layer",))
+    (axes,) = figures_of(tables, "accuracy_by_epoch")["accuracy_by_epoch"].axes
+    head = " ".join([axes.get_title(), axes.get_title(loc="left"), *lines_above(axes)])
+    assert "width=8" in head
+    assert not any(size in head for size in ("n_layer=2", "n_layer=4"))
+
+
 def test_a_failed_run_of_another_seed_is_a_line_with_a_cross_in_the_colour_of_the_curve(tmp_path):
     ok = run(tmp_path, 0, 0.5)
     failed = write_run(tmp_path, train={"seed": 1}, epochs=1, status="killed", reason="signal 9")

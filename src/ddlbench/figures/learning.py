@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from ddlbench.figures import plotting
-from ddlbench.figures.panels import Naming, Panel, Plot, differing, panel_texts, small_multiples
+from ddlbench.figures.panels import Naming, Panel, Plot, head, panel_texts, small_multiples
 from ddlbench.figures.styles import Look, Looks, looks_of, numbered
 from ddlbench.results.frames import plain
 from ddlbench.results.rows import group_by
@@ -107,8 +107,7 @@ def _by_batch(measurements: Sequence[Measurement], metric: Metric) -> list[Panel
     texts, shown = panel_texts(measurements, variant="learning_variant"), list[Panel]()
     for group in group_by(reached, lambda row: (row["model"], row["learning_comparison"])).values():
         if len({row["global_batch"] for row in group}) > 1:
-            lines = [texts[group[0]["measurement"]], differing(group)]
-            shown += small_multiples(Panel(str(group[0].model), lines, "", group))
+            shown += small_multiples(Panel(*head(group, texts), "", group))
     return shown
 
 
@@ -169,13 +168,14 @@ def _panels(measurements: Sequence[Measurement], measured: set[str], seeds: Mapp
     for group in group_by(rows, lambda row: (row["model"], row["learning_comparison"])).values():
         sizes = {f"{row.devices}, {row['global_batch'] or 'unknown'} samples an update" for row in group}
         size = sizes if len(sizes) == 1 else ()
-        lines = [texts[group[0]["measurement"]], differing(group), *size]
+        title, lines = head(group, texts)
+        lines += size
         curve_of = attrgetter("curve") if size else _with_size(group)
         counts = sorted({seeds[row["learning"]] for row in group if row["learning"] in seeds})
         if counts and counts[-1] > 1:
             fewest = f"{counts[0]} to " if counts[0] < counts[-1] else ""
             lines.append(f"median and range of {fewest}{counts[-1]} seeds")
-        shown += small_multiples(Panel(str(group[0].model), lines, "", group, curve_of=curve_of))
+        shown += small_multiples(Panel(title, lines, "", group, curve_of=curve_of))
     return shown
 
 

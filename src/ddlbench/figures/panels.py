@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
@@ -16,7 +17,7 @@ from ddlbench.results.rows import group_by
 from ddlbench.results.tables.measurement import Base, Measurement, devices, duration, named
 
 Naming = Callable[[Measurement], str]
-SETTING = re.compile(r"(?:^|(?<= ))(?:\w+\.)*(\w+)=(.*?)(?= [\w.]+=|$)")  # a key without its groups, and its value
+SETTING = re.compile(r"(?:^|(?<= ))([\w.]+)=(.*?)(?= [\w.]+=|$)")  # a key and its value
 MOST_CURVES = 8  # of a panel that a reader can tell apart
 _TITLES = ("mode", "loader", "data", "recipe", "precision", "device_model")
 
@@ -103,18 +104,23 @@ def panels(rows: Sequence[Measurement]) -> list[Panel]:
     texts = panel_texts(drawn)
     shown: list[Panel] = []
     for series in group_by(drawn, lambda row: row.series).values():
-        first, models = series[0], dict.fromkeys(str(row.model) for row in series)
-        scalings = dict.fromkeys(row.scaling for row in series)
-        text = texts[first["measurement"]]
-        if first["model_changed"]:  # with --by model the models of a panel may differ in some of their sizes
-            sizes = [str(row["model_changed"]).split(" ") for row in series]
-            shared = " ".join(size for size in sizes[0] if all(size in others for others in sizes))
-            text = text.replace(first["model_changed"], shared).removeprefix(", ")
-        lines = [first.scaling if len(scalings) == 1 else "", text, differing(series)]
-        panel = Panel(", ".join(models), lines, "", series)
+        first, scalings = series[0], dict.fromkeys(row.scaling for row in series)
+        title, lines = head(series, texts)
+        panel = Panel(title, [first.scaling if len(scalings) == 1 else "", *lines], "", series)
         single = first.base(own=False)
         shown.append(replace(panel, base=_base_text(single, first["device"])) if single else panel.against_own_bases())
     return shown
+
+
+def head(rows: Sequence[Measurement], texts: Mapping[str, str]) -> tuple[str, list[str]]:
+    """The title of a panel with these rows and the lines below: what they share, and in what they differ. texts: of
+    `panel_texts`"""
+    text = texts[rows[0]["measurement"]]
+    if changed := rows[0]["model_changed"]:  # the models of a panel may differ in some of their sizes
+        sizes = [str(row["model_changed"]).split(" ") for row in rows]
+        shared = " ".join(size for size in sizes[0] if all(size in others for others in sizes))
+        text = text.replace(changed, shared).removeprefix(", ")
+    return ", ".join(dict.fromkeys(str(row.model) for row in rows)), [text, differing(rows)]
 
 
 def panel_texts(rows: Sequence[Measurement], variant: str = "variant") -> dict[str, str]:
@@ -152,7 +158,9 @@ def short_names(rows: Sequence[Measurement]) -> list[str]:
         text = " ".join(filter(None, (mixed, row.axes, row["knobs"], row["across"])))
         settings.append(dict(SETTING.findall(text)))
     differing = {key for one in settings for key in one if len({other.get(key) for other in settings}) > 1}
-    shown = [" ".join(f"{key}={value}" for key, value in one.items() if key in differing) for one in settings]
+    last = Counter(key.rpartition(".")[2] for key in differing)
+    short = {key: name if last[name := key.rpartition(".")[2]] == 1 else key for key in differing}
+    shown = [" ".join(f"{short[key]}={value}" for key, value in one.items() if key in differing) for one in settings]
     names = [named(row["compared"], None, text) for row, text in zip(rows, shown, strict=True)]
     values = [str(row["compared"]) for row in rows]
     return values if len(set(values)) == len(set(names)) else names

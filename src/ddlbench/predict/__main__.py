@@ -64,16 +64,19 @@ def answer(question: Question) -> int:
     sources = Sources(question, machine, results)
     rows = ranking.ranked(predictions(sources))
     predicted = [row for row in rows if row.status == "ok"]
+    memory = options.max_memory_gib * GIB if options.max_memory_gib else None
     if options.figure:
         from ddlbench.predict import figure  # matplotlib comes with it
 
-        (figure.draw_map if options.plan else figure.draw)(rows, options.figure)
+        if options.plan:
+            figure.draw_map(rows, options.figure, memory)
+        else:
+            figure.draw(rows, options.figure)
     if options.timeline:
         perfetto.write(options.timeline, slices(sources, predicted))
     if options.chakra:
         for line in chakra.write(options.chakra, predicted, question.in_layout):
             print(line, file=sys.stderr)
-    memory = options.max_memory_gib * GIB if options.max_memory_gib else None
     if options.json:
         print(json.dumps([asdict(row) for row in rows], indent=1))
     elif options.plan:
