@@ -166,6 +166,10 @@ def test_a_study_runs_on_gpus_as_planned_without_one(name: str) -> None:
     assert Counter(tuple(cell.values.values()) for cell in cells) == Counter(PLANNED[name] * len(study.seeds))
 
 
+def test_every_study_for_gpus_is_planned() -> None:
+    assert set(PLANNED) == {name for name in names() if "laptop" not in name}
+
+
 @pytest.mark.parametrize(
     ("name", "cells"),
     [("lin2022_laptop", 45), ("aach2023_laptop", 28), ("kahira2021_laptop", 24), ("gusak2022_laptop", 11)],

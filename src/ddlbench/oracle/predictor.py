@@ -30,20 +30,19 @@ from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured.inputs import ROOFLINE
 from ddlbench.oracle.measured.learned import Learned
 from ddlbench.oracle.setting import Outcome, Setting
-from ddlbench.oracle.strategies import data_parallel as data
-from ddlbench.oracle.strategies import pipeline, sharded, spatial, tensor
+from ddlbench.oracle.strategies import data_parallel, pipeline, sharded, spatial, tensor
 from ddlbench.oracle.strategies.traced import rehearsed_memory, traced
 from ddlbench.oracle.timing.computation import Computation
 from ddlbench.ranks.launch import Launch
 from ddlbench.texts import GIB, bytes_text
 
 EQUATIONS: dict[type, Callable[[Any, Setting], Outcome]] = {
-    Single: lambda _, setting: data.replicas(setting),
-    DDP: data.ddp,
-    Horovod: data.horovod,
-    LocalSGD: data.local_sgd,
-    ParameterServer: data.parameter_server,
-    DeepSpeedOptions: lambda framework, setting: (sharded.zero3 if framework.zero_stage == 3 else data.zero)(
+    Single: lambda _, setting: data_parallel.replicas(setting),
+    DDP: data_parallel.ddp,
+    Horovod: data_parallel.horovod,
+    LocalSGD: data_parallel.local_sgd,
+    ParameterServer: data_parallel.parameter_server,
+    DeepSpeedOptions: lambda framework, setting: (sharded.zero3 if framework.zero_stage == 3 else data_parallel.zero)(
         framework, setting
     ),
     FSDP: sharded.fsdp,
@@ -171,7 +170,7 @@ def _filled(row: Prediction, outcome: Outcome, setting: Setting, inputs: Inputs,
     fitting = bands.fits(outcome.memory.total, row.memory_error or 0.0, capacity)
     epoch_steps = None if inputs.samples is None else inputs.samples // job.global_batch
     steps = min((count for count in (epoch_steps, most) if count is not None), default=None)
-    sent = [message for message in outcome.messages if message.count and message.what != data.HOST_COPIES]
+    sent = [message for message in outcome.messages if message.count and message.what != data_parallel.HOST_COPIES]
     largest = max((message.bytes_ / message.count for message in sent), default=0.0)
     band: dict[str, float] = {}
     if setting.computation.basis != ROOFLINE:  # whose error is not known

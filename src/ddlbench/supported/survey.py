@@ -18,6 +18,7 @@ from ddlbench.config.schema import Config
 from ddlbench.config.values import written
 from ddlbench.job import Framework
 from ddlbench.ranks.launch import Launch
+from ddlbench.recipe.optimizers import optimizers
 from ddlbench.results.rows import group_by
 from ddlbench.run.checkpoints import check_checkpoints
 
@@ -101,7 +102,7 @@ UPDATING: dict[str, Change] = {
     "train.clip_norm=1": train(clip_norm=1.0),
     "checkpoint.every=1": lambda config: replace(config, checkpoint=Checkpoint(every=1)),
 }
-RECIPES = ("lars", "lamb", "adamw8bit")
+RECIPES = sorted(name for name, entry in optimizers.items() if entry.needs)  # those that shards may refuse
 
 
 @dataclass(frozen=True)

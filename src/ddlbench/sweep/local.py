@@ -24,7 +24,7 @@ from ddlbench.results.reading.gone import keeper_alive
 from ddlbench.sweep import slurm
 from ddlbench.sweep.lock import FOLDER, Claim, claim
 from ddlbench.sweep.plan import Cell
-from ddlbench.sweep.state import RUNNING, State, due
+from ddlbench.sweep.state import FINAL, RUNNING, State, due
 from ddlbench.texts import MIB
 
 RANKS_PER_CORE = 2  # at most, where there is no GPU
@@ -56,7 +56,7 @@ def run_cells(cells: Sequence[Cell], state: State, retry: str | None, say: Say) 
             logged = log.stat().st_size if log.exists() else 0
             codes = run_cell(cell, state.results, held)
             status = _ended(cell, state, codes, began, logged)
-        failed += status not in ("ok", "unsupported")
+        failed += status not in FINAL
         say(f"[{number}/{len(todo)}] {cell.name} repeat {cell.repeat}: {status} ({time.monotonic() - started:.1f} s)")
     return failed
 

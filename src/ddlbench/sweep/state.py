@@ -180,7 +180,7 @@ def status_lines(cells: Sequence[Cell], state: State, status_of: StatusOf) -> li
     """The number of cells of each status, the used and remaining time, and the reason of each failure."""
     lines = sums(cells, state, status_of)
     for cell in cells:
-        if (status := status_of(cell)) not in ("ok", "unsupported", INVALID, MISSING, QUEUED, RUNNING):
+        if (status := status_of(cell)) not in (*FINAL, INVALID, MISSING, QUEUED, RUNNING):
             reason = state.of(cell)[-1].reason if state.of(cell) else ""
             lines.append(f"{cell.name} repeat {cell.repeat}: {status}: {printable(reason)[:300]}")
     if state.unreadable:

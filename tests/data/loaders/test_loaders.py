@@ -8,11 +8,11 @@ from ddlbench.config.choices import choices
 from ddlbench.config.compose import configuration, configurations
 from ddlbench.data.feed import Loader
 
-# counts_reads, drops_cache, pinned, parallel_key: a new loader gets a line
+# counts_reads, drops_cache, pinned, parallel_key, scored, ahead (of two threads or processes): a line for each loader
 ANSWERS = {
-    "dali": (False, False, None, "threads"),
-    "native": (True, True, True, "workers"),
-    "synthetic": (True, False, None, None),
+    "dali": (False, False, None, "threads", True, 2),
+    "native": (True, True, True, "workers", True, 4),
+    "synthetic": (True, False, None, None, False, 0),
 }
 
 
@@ -23,8 +23,11 @@ def test_every_loader_is_listed() -> None:
 @pytest.mark.parametrize("name", ANSWERS)
 def test_a_loader_answers_all_that_is_asked(name: str) -> None:
     with configurations():
-        loader = configuration("+framework=ddp", "+model=resnet50", f"loader={name}").loader
+        two = [f"loader.{key}=2"] if (key := ANSWERS[name][3]) else []
+        loader = configuration("+framework=ddp", "+model=resnet50", f"loader={name}", *two).loader
     assert isinstance(loader, Loader)
-    answers = (loader.counts_reads, loader.drops_cache, loader.pinned, loader.parallel_key)
+    answers = (
+        loader.counts_reads, loader.drops_cache, loader.pinned, loader.parallel_key, loader.scored, loader.ahead,
+    )  # fmt: skip
     assert answers == ANSWERS[name]
     assert {loader.parallel_key} <= {None, *vars(loader)}

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ddlbench.config.keys import Train
 from ddlbench.frameworks.spatial.rows import Window
-from ddlbench.job import Job
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES
 from ddlbench.offloading import plan_of
-from ddlbench.recomputation import Link, Plan
+from ddlbench.recomputation import Choice, Link, Plan
 
 Floats = NDArray[np.float64]
+
+
+class Activations(Protocol):
+    """What a job and the section `train` of a configuration say of saved activations."""
+
+    @property
+    def checkpoint_activations(self) -> Choice: ...
+    @property
+    def offload_activations(self) -> Choice: ...
+    @property
+    def flops_per_host_byte(self) -> float: ...
+
+
 Amount = TypeVar("Amount", float, Floats)
 
 
@@ -185,7 +196,7 @@ class Counts:
         return [block.link(samples) for block in self.blocks[first:end]]
 
     def plan(
-        self, keys: Job | Train, samples: float, first: int = 0, end: int | None = None, in_flight: int = 1
+        self, keys: Activations, samples: float, first: int = 0, end: int | None = None, in_flight: int = 1
     ) -> Plan:
         """Which blocks of a micro batch run again or are offloaded, of those from `first` to `end` that one rank has
         (offloading.plan_of). keys: a job, or `train` of a configuration"""

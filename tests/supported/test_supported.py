@@ -19,7 +19,7 @@ from ddlbench.job import Job
 from ddlbench.supported.__main__ import Reasons, cell, page, scope
 from ddlbench.supported.survey import Case, Knob, Survey, knobs
 
-PAGE = Path(__file__).parents[1] / "docs" / "frameworks.md"
+PAGE = Path(__file__).parents[2] / "docs" / "frameworks.md"
 ALL = [Case(*case) for case in product(("ResNet", "GPT2"), ("fp32", "bf16", "fp16"))]
 
 
