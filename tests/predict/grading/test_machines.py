@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from ddlbench.errors import UserError
+from ddlbench.oracle.machine.machine import load, parse
 from ddlbench.predict.grading.machines import machine_of, node_bytes_per_s
 
 
@@ -63,3 +66,30 @@ def test_devices_without_peer_access_share_one_path() -> None:
     assert two.at(1e9) == pytest.approx(2 * (1e-5 + 1e9 / 2 / 8e9))
     assert eight.at(1e9) == pytest.approx(14 * (1e-5 + 1e9 / 8 * 4 / 8e9))
     assert machine.hidden_cost_with(8) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("cluster", "gpu", "network", "per_node"),
+    [
+        ("thetagpu", "A100-SXM4-40GB", "8x HDR 200 Gb/s a node", 8),
+        ("juwels_booster", "A100-SXM4-40GB", "4x HDR 200 Gb/s a node", 4),
+        ("h100", "H100-SXM5-80GB", "8x NDR 400 Gb/s a node", 8),
+        ("gh200", "GH200 96GB", "4x NDR 200 Gb/s a node", 4),
+    ],
+)
+def test_the_clusters_of_the_program_have_the_links_of_the_graded_machines(
+    cluster: str, gpu: str, network: str, per_node: int
+) -> None:
+    graded, named = machine_of(gpu, network, per_node, nodes=2), load(cluster)
+    assert named.sweeps == graded.sweeps
+    for link, other in zip(named.links, graded.links, strict=True):
+        assert (link.alpha_s, link.bytes_per_s) == pytest.approx((other.alpha_s, other.bytes_per_s), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "nccl", [{"gpu": "K80"}, {"gpu": "A100", "scale": 0}, {"gpu": "A100", "scale": "fast"}, {"speed": 1}]
+)
+def test_an_unknown_table_of_collectives_is_refused(nccl: dict[str, Any]) -> None:
+    plain = {"name": "a", "device": {"name": "b", "type": "cuda"}, "devices_per_node": 8, "links": [], "nccl": nccl}
+    with pytest.raises(UserError, match="is no description of a cluster"):
+        parse(plain, "file.yaml")

@@ -6,6 +6,7 @@ ddlbench-sweep name such a file. A run's key `cluster.name` is only a label in i
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -25,7 +26,7 @@ from ddlbench.measure.formulas.flops import peak_flops
 FOLDER = Path(__file__).parents[1] / "clusters"
 SIZES = ("alpha_s", "bytes_per_s")
 OPTIONAL = ("memory_bytes", "bytes_per_s", "host_bytes_per_s", "tf32_flops_per_s")  # of a device
-KEYS = {"name", "device", "devices_per_node", "links", "overlap", "cores", "spread"}  # of a cluster's file
+KEYS = {"name", "device", "devices_per_node", "links", "nccl", "overlap", "cores", "spread"}  # of a cluster's file
 # GPUs for which nothing else was measured: what the published measurements of docs/measurements/2026-11-24-published.md
 # say of GPUs in common. Extra seconds of computing per second of communication that runs beside it; standard deviation
 # of a rank's computing in a step; seconds of a kernel beside its work.
@@ -95,7 +96,7 @@ class Machine:
         same time, because on shared cores sending and adding take time from computing
     cores: the cores that all ranks of a node share, if ranks are not devices; None: each rank has its own
     contention: measured by number of ranks: factor by which computing is slower while so many ranks of a node compute
-    sweeps: measured collectives by name and number of ranks
+    sweeps: measured collectives by name and number of ranks: of --calibrate-network, or of the file's key `nccl`
     spread: standard deviation of a rank's seconds of computing in a step, as a share of their mean
     algorithm: of all-reduces (collectives.ALGORITHMS)
     """
@@ -197,7 +198,8 @@ def parse(plain: Any, path: str) -> Machine:
             raise TypeError(f"it has no key {', '.join(unknown)}")
         device = Device(**given["device"])
         parts: dict[str, Any] = {"device": device, "links": tuple(Link(**link) for link in given["links"])}
-        machine = Machine(**{**given, **parts})
+        parts["sweeps"] = nccl_sweeps(**given["nccl"]) if given.get("nccl") else {}
+        machine = Machine(**{key: value for key, value in given.items() if key != "nccl"} | parts)
         if device.type == "cuda":
             device = replace(device, kernel_s=device.kernel_s or GPU_KERNEL_S, host_s=device.host_s or GPU_HOST_S)
             machine = replace(machine, device=device, spread=given.get("spread", GPU_SPREAD))
@@ -206,6 +208,25 @@ def parse(plain: Any, path: str) -> Machine:
         raise UserError(f"{path} is no description of a cluster ({error}): see {FOLDER / 'abci.yaml'}") from error
     _check(machine, path)
     return machine
+
+
+@cache
+def nccl_sweeps(gpu: str, scale: float = 1.0) -> dict[tuple[str, int], Sweep]:
+    """NCCL's collectives within a node, as measured with this GPU. An all-gather and a reduce-scatter take half of an
+    all-reduce. scale: how many times as fast the links are. KeyError for a GPU that was not measured"""
+    with Path(__file__).with_name("nccl_all_reduce.csv").open() as file:
+        rows = [row for row in csv.DictReader(line for line in file if line[0] != "#") if row["gpu"] == gpu]
+    if not rows or not scale > 0:
+        raise KeyError(f"nccl.gpu={gpu} nccl.scale={scale}")
+    sweeps: dict[tuple[str, int], Sweep] = {}
+    for ranks in sorted({int(row["gpus"]) for row in rows}):
+        measured = [row for row in rows if int(row["gpus"]) == ranks]
+        sizes = tuple(float(row["bytes"]) for row in measured)
+        seconds = tuple(float(row["all_reduce_us"]) * 1e-6 / scale for row in measured)
+        sweeps["all_reduce", ranks] = Sweep(sizes, seconds)
+        for kind in ("all_gather", "reduce_scatter"):
+            sweeps[kind, ranks] = Sweep(sizes, tuple(second / 2 for second in seconds))
+    return sweeps
 
 
 def _check(machine: Machine, path: str) -> None:

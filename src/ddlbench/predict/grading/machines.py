@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from dataclasses import replace
 from functools import cache
@@ -15,7 +14,6 @@ from ddlbench.errors import UserError
 from ddlbench.oracle.machine import machine as machines
 from ddlbench.oracle.machine.machine import Link, Machine, Sweep
 from ddlbench.results.reading.published import gpu_family
-from ddlbench.results.rows import group_by
 
 NETWORK_SHARE = 0.9  # of the nominal bandwidth between nodes; no point of points.csv tells it apart from 0.8 or 1.0
 NETWORK_ALPHA_S = 14e-6  # NCCL 2.x, its tuning table: latency of a step of a ring with the Simple protocol, network
@@ -37,22 +35,6 @@ def _gpus() -> list[dict[str, Any]]:
     return yaml.safe_load((Path(__file__).parent / "gpus.yaml").read_text())
 
 
-@cache
-def nccl_sweeps(gpu: str, scale: float) -> dict[tuple[str, int], Sweep]:
-    """Measured collectives within a node of this GPU. An all-gather and a reduce-scatter take half of an all-reduce.
-    scale: how many times as fast the links are"""
-    with (Path(machines.__file__).parent / "nccl_all_reduce.csv").open() as file:
-        rows = [row for row in csv.DictReader(line for line in file if line[0] != "#") if row["gpu"] == gpu]
-    sweeps: dict[tuple[str, int], Sweep] = {}
-    for ranks, measured in group_by(rows, lambda row: int(row["gpus"])).items():
-        sizes = tuple(float(row["bytes"]) for row in measured)
-        seconds = tuple(float(row["all_reduce_us"]) * 1e-6 / scale for row in measured)
-        sweeps["all_reduce", ranks] = Sweep(sizes, seconds)
-        for kind in ("all_gather", "reduce_scatter"):
-            sweeps[kind, ranks] = Sweep(sizes, tuple(second / 2 for second in seconds))
-    return sweeps
-
-
 def machine_of(gpu: str, network: str, per_node: int, nodes: int) -> Machine:
     """The machine of a source's words. UserError for an unknown GPU, or an unknown network if there are several nodes.
 
@@ -67,10 +49,11 @@ def machine_of(gpu: str, network: str, per_node: int, nodes: int) -> Machine:
     if nodes > 1:
         rate = NETWORK_SHARE * node_bytes_per_s(network, per_node)
         links.append({"name": network, "alpha_s": NETWORK_ALPHA_S, "bytes_per_s": rate})
-    machine = machines.parse({"name": gpu, "device": device, "devices_per_node": per_node, "links": links}, gpu)
+    plain = {"name": gpu, "device": device, "devices_per_node": per_node, "links": links, "nccl": entry.get("nccl")}
+    machine = machines.parse(plain, gpu)
     if entry.get("shared"):
         return replace(machine, sweeps=_shared(machine.links[0], per_node), hidden_cost={1: 1.0})
-    return replace(machine, sweeps=nccl_sweeps(entry["nccl"], entry.get("scale", 1.0)) if entry.get("nccl") else {})
+    return machine
 
 
 def _shared(link: Link, per_node: int) -> dict[tuple[str, int], Sweep]:
