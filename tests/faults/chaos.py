@@ -36,7 +36,11 @@ FAMILIES = (
     "single", "ddp", "local_sgd", "parameter_server", "fsdp", "zero2", "tensor", "spatial", "gpipe", "hybrid",
     "pipedream", "horovod",
 )  # fmt: skip
-LAYOUTS = {"hybrid": ["framework.tp=2"], "parameter_server": ["framework.bound=2"]}
+LAYOUTS = {
+    "hybrid": ["framework.tp=2"],
+    "parameter_server": ["framework.bound=2"],
+    "spatial": ["model.image_size=64"],  # the last layer has a row for each rank
+}
 SIGNALS = (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 SMALL = (
     "+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=8", "model.image_size=32", "loader=synthetic",
@@ -151,7 +155,7 @@ def judge(
     State(folder).refresh()
     attempt = read(path)
     status = str(attempt.record["status"])
-    lost += [f"the status is {status}"] * (status in ("running", "unreadable", "ok"))
+    lost += [f"the status is {status}"] * (status in ("running", "unreadable", "ok", "unsupported"))
     lost += ["no reason is given"] * (not attempt.record.get("reason"))
     lost += [f"{before - len(attempt.epochs)} epochs are gone"] * (len(attempt.epochs) < before)
     lost += _steps(path, attempt.epochs[:before], planned.ranks)

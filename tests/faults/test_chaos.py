@@ -54,6 +54,7 @@ def test_a_run_that_was_killed_as_a_whole_has_lost_nothing(tmp_path: Path) -> No
     [
         ({"status": "running"}, "the status is running"),  # and no heartbeat to tell
         ({"status": "ok"}, "the status is ok"),
+        ({"status": "unsupported"}, "the status is unsupported"),  # a trial of nothing
         ({"reason": None}, "no reason is given"),
     ],
 )
