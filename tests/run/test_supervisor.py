@@ -161,11 +161,12 @@ def test_a_main_thread_that_is_silent_for_too_long_is_a_timeout(tmp_path: Path) 
     assert record(tmp_path)["reason"] == f"rank 0: no step ended within {limit} s (train.timeout_s)"
 
 
-def hold_the_gil(limit_s: float, seconds: int) -> int:
+def hold_the_gil(limit_s: float, seconds: int, library: type[ctypes.CDLL] = ctypes.PyDLL) -> int:
+    """library: PyDLL holds the lock of the interpreter during a call, CDLL releases it"""
     supervisor.FROZEN_S = limit_s
     attempt = Attempt(None, Launch("alone"), torch.device("cpu"))  # pyright: ignore[reportArgumentType]
     with supervisor.Supervisor(attempt, timeout_s=0.0):
-        ctypes.PyDLL(None).sleep(seconds)
+        library(None).sleep(seconds)
     return 0
 
 
@@ -174,6 +175,11 @@ def test_a_call_that_holds_the_gil_for_too_long_ends_the_process(limit_s: float,
     codes, (said,) = end([Forked(hold_the_gil, limit_s, seconds)])
     assert codes == [code], said
     assert ("Timeout (" in said and "in hold_the_gil" in said) == bool(code), said
+
+
+def test_a_run_that_is_longer_than_the_limit_goes_on_while_its_interpreter_answers() -> None:
+    codes, (said,) = end([Forked(hold_the_gil, 6.0, 9, ctypes.CDLL)])
+    assert codes == [0], said
 
 
 @pytest.mark.slow

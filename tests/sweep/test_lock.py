@@ -203,3 +203,7 @@ def test_a_sweep_waits_for_another_one_on_this_machine_and_says_so(
     thread.join(60)
     assert entered.is_set()
     assert said == ["waiting: another sweep runs a cell on this machine"]
+
+
+def test_the_turn_is_of_one_user() -> None:
+    assert str(os.getuid()) in local.TURN

@@ -75,6 +75,20 @@ def test_a_heartbeat_of_any_year_can_be_read(tmp_path: Path, year: int) -> None:
     assert read(folder).record["status"] in ("running", "killed")
 
 
+def test_a_heartbeat_beyond_the_calendar_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """File systems such as ext4 keep no such time, others do."""
+    folder = records.write_run(tmp_path, status="running")
+    beat(folder, ELSEWHERE, 0)
+    stat = Path.stat
+
+    def late(path: Path, **how: bool) -> os.stat_result:
+        result = stat(path, **how)
+        return os.stat_result((*tuple(result)[:8], 10**12, 10**12)) if path.name == HEARTBEAT else result
+
+    monkeypatch.setattr(Path, "stat", late)
+    assert read(folder).record["status"] in ("running", "killed")
+
+
 def test_the_report_calls_it_killed_and_changes_no_file(tmp_path: Path) -> None:
     folder = records.write_run(tmp_path, status="running")
     beat(folder, ended_process(), 60)
