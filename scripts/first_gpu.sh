@@ -26,7 +26,7 @@ gpt2        480  gpu_check.sh: GPT-2 small, 29 % MFU on an H200; on an H100 31 %
 frameworks  480  gpu_check.sh: every framework that runs on one GPU
 choices     480  activation, vocabulary, levers of memory, choice of convolutions, memory layout: what each is worth
 loaders     480  native and DALI against the batch that lies on the GPU
-shared      480  every framework over NCCL: two ranks share the GPU and must have the losses of one
+shared      480  frameworks over NCCL: two ranks share the GPU and must have the losses of one
 records     300  out of memory, Ctrl-C and a rank that hangs: each must leave its status in the record
 PARTS
 }

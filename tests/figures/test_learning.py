@@ -70,8 +70,8 @@ def test_frameworks_with_other_seeds_share_a_panel(tmp_path):
 
 
 def test_the_head_of_a_panel_has_the_sizes_that_all_its_curves_share(tmp_path):
-    for seed, layers in enumerate((2, 4)):
-        run(tmp_path, 0, 0.5, changed={"n_layer": layers, "width": 8}, framework=("ddp", "fsdp")[seed])
+    for framework, layers in (("ddp", 2), ("fsdp", 4)):
+        run(tmp_path, 0, 0.5, changed={"n_layer": layers, "width": 8}, framework=framework)
     tables = tables_of(tmp_path, across=("model.n_layer",))
     (axes,) = figures_of(tables, "accuracy_by_epoch")["accuracy_by_epoch"].axes
     head = " ".join([axes.get_title(), axes.get_title(loc="left"), *lines_above(axes)])

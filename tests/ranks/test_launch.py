@@ -338,7 +338,8 @@ def test_ranks_share_a_gpu_only_where_it_is_configured(monkeypatch):
     monkeypatch.setattr(launch_module, "_refuse_shared_gpus", lambda launch, _: checked.append(launch.rank))
     monkeypatch.setattr(launch_module, "open_store", lambda *_: None)
     monkeypatch.setattr(launch_module, "first_operation", lambda _: None)
-    monkeypatch.delenv("NCCL_HOSTID", raising=False)
+    monkeypatch.setenv("NCCL_HOSTID", "")  # so that what `connect` sets goes with the test
+    monkeypatch.delenv("NCCL_HOSTID")
     ranks = [Launch("srun", rank, 4, rank, 4, 1, "localhost", 28769) for rank in range(4)]
     connect(ranks[0], torch.device("cuda", 0), 1.0)
     assert (checked, os.environ.get("NCCL_HOSTID")) == ([0], None)

@@ -6,6 +6,7 @@ The measured step of two ranks is 0.64 s, twice the ideal, except where a test s
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -164,13 +165,13 @@ def test_the_next_run_fits_the_device_and_the_nodes_and_reads_the_same_data(tmp_
     sections = window((1, 1, 1, 0), (1, 1, 1, 0))
     path = write_run(tmp_path, gpus=2, device="cpu", rate=100.0, summary=NO_WAIT, sections=sections)
     record = json.loads((path / "run.json").read_text())
-    record["launch"]["nodes"], record["config"]["data"]["root"] = 2, "/data"
+    record["launch"]["nodes"], record["config"]["data"]["root"] = 2, "/my data"
     (path / "run.json").write_text(json.dumps(record))
     records = read_all([tmp_path])
     bars = explain(make_tables(records), records, path.parent.name).bars
     (command,) = [bar.next_run for bar in bars if bar.bar == "exposed communication"]
     assert command.startswith("srun --nodes=2 --ntasks-per-node=1 python -m ddlbench ")
-    assert {"data.root=/data", "train.reduce_dtype=fp16"} <= set(command.split())
+    assert {"data.root=/my data", "train.reduce_dtype=fp16"} <= set(shlex.split(command))
 
 
 def test_idle_time_of_the_base_is_no_cause(tmp_path: Path) -> None:

@@ -90,6 +90,11 @@ class Prediction:
     learned: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
+    @property
+    def sent(self) -> list[Mapping[str, Any]]:
+        """The messages between ranks: all but copies to the host and back."""
+        return [message for message in self.messages if message["what"] != data_parallel.HOST_COPIES]
+
 
 @dataclass(frozen=True)
 class Inputs:

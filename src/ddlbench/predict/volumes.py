@@ -11,7 +11,6 @@ from ddlbench.config.schema import Config
 from ddlbench.errors import RunError
 from ddlbench.frameworks.shared.layout import Layout
 from ddlbench.oracle.predictor import Prediction
-from ddlbench.oracle.strategies.data_parallel import HOST_COPIES
 from ddlbench.ranks.launch import Launch
 from ddlbench.rehearsal.rehearse import Rehearsal, Sent, rehearse
 from ddlbench.texts import bytes_text
@@ -60,8 +59,7 @@ def lines(rows: Sequence[Prediction], config_of: Callable[[Prediction], Config])
         for message in row.messages:
             count = f"{message['count']:g} x, " if message["count"] else ""
             yield f"{head} {message['what']}: {count}{bytes_text(message['bytes_'])}"
-        between = [message for message in row.messages if message["what"] != HOST_COPIES]
-        if any(message["what"] not in DIMENSIONS for message in between):
+        if any(message["what"] not in DIMENSIONS for message in row.sent):
             yield f"{head} the messages are traced: it has no equations"
         else:
             try:
@@ -87,9 +85,7 @@ def distinct_ranks(config: Config, row: Prediction) -> list[Rehearsal]:
 def compared(row: Prediction, ranks: Sequence[Rehearsal]) -> list[Volume]:
     """The bytes of the equations and the traced bytes, by dimension. ranks: of `distinct_ranks`"""
     expected: dict[str, float] = {}
-    for message in row.messages:
-        if message["what"] == HOST_COPIES:
-            continue
+    for message in row.sent:
         dimension = DIMENSIONS[message["what"]]
         if "sp" in row.layout and dimension != "sp":
             dimension = "dp"

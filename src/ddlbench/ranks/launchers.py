@@ -31,8 +31,8 @@ PLACE_VARIABLES = (
 )  # fmt: skip
 SETTING_VARIABLES = ("HOROVOD_", "OMPI_", "SLURM_")  # those of launchers that also say how a run computes
 # For tests of correctness (streams, collectives, mixed precision, faults): several ranks share a GPU. NCCL refuses two
-# ranks with the same GPU on the same host; with a host name of its own each (NCCL_HOSTID) they communicate through
-# sockets. Two and four ranks trained so on one H100 (docs/measurements/2026-11-27-nccl.md).
+# ranks with the same GPU on the same host; ranks with different host names (NCCL_HOSTID) communicate through sockets.
+# Two and four ranks trained so on one H100 (docs/measurements/2026-11-27-nccl.md).
 SHARED_GPU = "cuda:nccl"
 
 

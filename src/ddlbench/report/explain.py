@@ -13,6 +13,7 @@ share of the cores that other processes took, because they may lengthen every ba
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -249,8 +250,8 @@ def _next_run(bar: Bar, config: Mapping[str, Any], run: Row) -> str:
     if config["data"].get("root"):
         words["data.root"] = config["data"]["root"]
     words = {key: value for key, value in words.items() if key not in changed} | changed
-    gpus, nodes = run["gpus"], run["nodes"]
+    gpus, nodes = run["gpus"], run["nodes"] or 1
     launcher = f"torchrun --nproc-per-node={gpus}" if gpus > 1 else "python"
     if nodes > 1:
         launcher = f"srun --nodes={nodes} --ntasks-per-node={gpus // nodes} python"
-    return " ".join([launcher, "-m ddlbench", *(f"{key}={value}" for key, value in words.items())])
+    return " ".join([launcher, "-m ddlbench", *(shlex.quote(f"{key}={value}") for key, value in words.items())])

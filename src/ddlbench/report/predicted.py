@@ -18,7 +18,6 @@ from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured.inputs import machine_of
 from ddlbench.oracle.measured.runs import Results
 from ddlbench.oracle.predictor import Inputs, Prediction, predict
-from ddlbench.oracle.strategies.data_parallel import HOST_COPIES
 from ddlbench.predict.grading.grade import predicted_s
 from ddlbench.predict.grading.points import Point, point
 from ddlbench.results.reading.attempts import Attempt, Records, reason_of
@@ -97,13 +96,12 @@ def cells(row: Row, prediction: Prediction) -> Row:
     """The predicted_* columns of an own measurement."""
     assert prediction.step_s is not None
     assert prediction.memory_bytes is not None
-    sent = [message for message in prediction.messages if message["what"] != HOST_COPIES]
     memory, allocated = round(prediction.memory_bytes), row["memory_allocated_peak_bytes"]  # none on the CPU
     more: Row = {
         "predicted_compute_s": prediction.compute_s,
         "predicted_comm_exposed_s": prediction.comm_exposed_s,
         "predicted_bubble_s": prediction.bubble_s,
-        "predicted_message_bytes": round(sum(message["bytes_"] for message in sent)),
+        "predicted_message_bytes": round(sum(message["bytes_"] for message in prediction.sent)),
         "predicted_memory_bytes": memory,
         "predicted_memory_error": (memory - allocated) / allocated if allocated else None,
         "predicted_from": "; ".join((prediction.basis or "", *prediction.marks)),
