@@ -185,10 +185,18 @@ def test_a_map_has_a_cell_for_each_gpu_count_and_batch(tmp_path: Path, capsys: p
 
 
 def test_a_map_keeps_the_limit_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["gpus=2", "train.global_batch=8", "--figure", str(tmp_path / "map.svg"), "--max-memory-gib", "0.001"]
+    words = [
+        "gpus=[2,4]",
+        "train.global_batch=[8,16]",
+        "--figure",
+        str(tmp_path / "map.svg"),
+        "--max-memory-gib",
+        "0.001",
+    ]
     monkeypatch.setitem(matplotlib.rcParams, "svg.fonttype", "none")
     assert main(["--plan", *GPT2, "+framework=ddp", *words]) == 3
     assert "nothing fits" in (tmp_path / "map.svg").read_text()
+    assert matplotlib.image.imread(tmp_path / "map.png")[:3, :, :3].min() == 1, "the title is not cut"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from ddlbench.config.compose import configuration, configurations
 from ddlbench.errors import UserError
 from ddlbench.exchange.__main__ import main as import_published
 from ddlbench.report.__main__ import main
@@ -165,13 +166,30 @@ def test_the_next_run_fits_the_device_and_the_nodes_and_reads_the_same_data(tmp_
     sections = window((1, 1, 1, 0), (1, 1, 1, 0))
     path = write_run(tmp_path, gpus=2, device="cpu", rate=100.0, summary=NO_WAIT, sections=sections)
     record = json.loads((path / "run.json").read_text())
-    record["launch"]["nodes"], record["config"]["data"]["root"] = 2, "/my data"
+    record["launch"]["nodes"] = 2
+    record["config"]["data"] |= {"root": "/my data", "val_limit": 700}
     (path / "run.json").write_text(json.dumps(record))
     records = read_all([tmp_path])
     bars = explain(make_tables(records), records, path.parent.name).bars
     (command,) = [bar.next_run for bar in bars if bar.bar == "exposed communication"]
     assert command.startswith("srun --nodes=2 --ntasks-per-node=1 python -m ddlbench ")
-    assert {"data.root=/my data", "train.reduce_dtype=fp16"} <= set(shlex.split(command))
+    assert {"data.root=/my data", "data.val_limit=700", "train.reduce_dtype=fp16"} <= set(shlex.split(command))
+
+
+@pytest.mark.parametrize("model", ["resnet50", "gpt2_small"])
+def test_every_next_run_can_be_composed(tmp_path: Path, model: str) -> None:
+    with configurations():
+        config = configuration("+framework=gpipe", f"+model={model}", "train.micro_batch=2").resolved
+        sections = {**window((1, 1, 1, 1), (1, 1, 1, 1)), "config": config}
+        path = write_run(
+            tmp_path, framework="gpipe", model=model, gpus=2, summary={"data_wait_share": 0.1}, sections=sections
+        )
+        records = read_all([tmp_path])
+        bars = explain(make_tables(records), records, path.parent.name).bars
+        commands = [shlex.split(bar.next_run) for bar in bars if bar.next_run]
+        assert len(commands) > 3
+        for command in commands:
+            configuration(*command[command.index("ddlbench") + 1 :])
 
 
 def test_idle_time_of_the_base_is_no_cause(tmp_path: Path) -> None:

@@ -77,7 +77,8 @@ def draw_map(rows: Sequence[Prediction], path: Path, memory: float | None) -> No
         )
         axes.grid(visible=False)
         plotting.arrange(figure)
-        figure.set_size_inches(1.5 + 1.1 * len(gpus), 1.7 + 0.6 * len(batches))
+        width, height = figure.get_size_inches()  # a cell needs so much
+        figure.set_size_inches(max(width, 1.5 + 1.1 * len(gpus)), max(height, 1.7 + 0.6 * len(batches)))
         _save(figure, path)
 
 

@@ -14,7 +14,7 @@ share of the cores that other processes took, because they may lengthen every ba
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -22,6 +22,8 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from ddlbench.config.choices import choices, published
+from ddlbench.config.overrides import LABELS
 from ddlbench.errors import UserError
 from ddlbench.figures.bars import draw_waterfall
 from ddlbench.figures.files import save
@@ -240,15 +242,17 @@ def _next_run(bar: Bar, config: Mapping[str, Any], run: Row) -> str:
     if run["device"] == "cpu" and "train.reduce_dtype" in changed:
         changed["train.reduce_dtype"] = "fp16"  # gloo cannot sum bf16
     words = {group: config[group.strip("+")]["name"] for group in ("+framework", "+model", "loader", "data", "recipe")}
+    kept: dict[str, Collection[str]] = {"train": KEPT}
+    for group in ("framework", "model", "data"):  # a record also has what cannot be set, such as the kind of a model
+        option = config[group]["name"]
+        settable = published(group, option).keys() - {"_target_"} if option in choices(group) else ()
+        kept[group] = [key for key in settable if f"{group}.{key}" not in LABELS]
     words |= {
         f"{group}.{key}": str(value).replace(", ", ",")
-        for group in ("framework", "model", "train")
+        for group, names in kept.items()
         for key, value in config[group].items()
-        if key not in ("name", "_target_") and (group != "train" or key in KEPT)
-        if isinstance(value, (int, float, str, list))
+        if key in names and isinstance(value, (int, float, str, list))
     }
-    if config["data"].get("root"):
-        words["data.root"] = config["data"]["root"]
     words = {key: value for key, value in words.items() if key not in changed} | changed
     gpus, nodes = run["gpus"], run["nodes"] or 1
     launcher = f"torchrun --nproc-per-node={gpus}" if gpus > 1 else "python"
