@@ -38,11 +38,13 @@ def traced(framework: Any, setting: Setting) -> Outcome:
     seconds = count * sum(block.forward + block.backward for block in setting.computation.blocks(samples / count))
     memory = memory_of(rank)
     update = setting.computation.update(memory.weights / FP32_BYTES)
+    layout, on_cuda = {"dp": rank.replicas}, setting.job.device.type == "cuda"
     return Outcome(
         compute_s=(seconds * (rank.flops or 0.0) / (one_device.flops or 1.0) + update) * setting.contention,
         messages=tuple(message(sent, setting) for sent in rank.collectives or () if sent.kind != "recv"),
-        peak=lambda: memory,
-        layout={"dp": rank.replicas},
+        # A GPU's kernels save other tensors than those of the CPU, for attention above all.
+        peak=lambda: rehearsed_memory(framework, setting.job, layout, pinned=None) if on_cuda else memory,
+        layout=layout,
         traced=True,
         micro_samples=samples / count,
     )
