@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from ddlbench.counts.counting import count
+from ddlbench.counts.counts import Block, Counts, Floats, Line, Work
 from ddlbench.job import Job, Model
 from ddlbench.models.gpt2 import GPT2
-from ddlbench.oracle.counts.counting import count
-from ddlbench.oracle.counts.counts import Block, Counts, Floats, Line, Work
 from ddlbench.oracle.machine.machine import Device, Link, Machine
 from ddlbench.oracle.setting import Setting
 from ddlbench.oracle.timing.computation import Computation, Speeds

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ddlbench.counts.counts import Block
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.deepspeed.knobs import DeepSpeedOptions
 from ddlbench.frameworks.fsdp import FSDP
 from ddlbench.frameworks.local_sgd import LocalSGD
 from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.frameworks.pipeline.pipedream import PipeDream
-from ddlbench.oracle.counts.counts import Block
 from ddlbench.oracle.machine.collectives import ALGORITHMS, all_gather, all_reduce, broadcast, path
 from ddlbench.oracle.machine.machine import Link, Machine
 from ddlbench.oracle.predictor import strategy

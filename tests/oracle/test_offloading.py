@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from ddlbench.counts.counts import Line
 from ddlbench.errors import Unsupported
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.single import Single
 from ddlbench.oracle.bands import worst_error
-from ddlbench.oracle.counts.counts import Line
 from ddlbench.oracle.machine.machine import load
 from ddlbench.oracle.measured.inputs import from_roofline
 from ddlbench.oracle.predictor import Inputs, predict, strategy

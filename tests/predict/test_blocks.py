@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ddlbench.counts.counting import count
+from ddlbench.counts.counts import Line, Work
 from ddlbench.models.gpt2 import GPT2
-from ddlbench.oracle.counts.counting import count
-from ddlbench.oracle.counts.counts import Line, Work
 from ddlbench.oracle.timing.computation import ANY, Computation
 from ddlbench.predict.__main__ import main
 from ddlbench.predict.blocks import flops_and_bytes, lines

@@ -10,8 +10,8 @@ import pytest
 
 from ddlbench.config.compose import configuration, configurations
 from ddlbench.oracle.machine.machine import load
-from ddlbench.oracle.measured.runs import Results
 from ddlbench.oracle.predictor import Prediction
+from ddlbench.oracle.runs import Results
 from ddlbench.predict.question import ask
 from ddlbench.predict.rows import Sources, predictions
 from ddlbench.results.reading.attempts import Attempt

@@ -43,6 +43,6 @@ def make_job(config: Config, launch: Launch, device: torch.device) -> Job:
 
 def counted_links(job: Job, samples: float) -> list[Link]:
     """What `Job.links` is: the counts of the model's blocks, each complete."""
-    from ddlbench.oracle.counts.counting import count_job  # takes a second
+    from ddlbench.counts.counting import count_job  # takes a second
 
     return [block.link(samples) for block in count_job(job, job.device.type).blocks]

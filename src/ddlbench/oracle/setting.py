@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 
+from ddlbench.counts.counts import Counts
 from ddlbench.job import Job
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES
-from ddlbench.oracle.counts.counts import Counts
 from ddlbench.oracle.machine import collectives
 from ddlbench.oracle.machine.collectives import Path
 from ddlbench.oracle.machine.machine import Machine

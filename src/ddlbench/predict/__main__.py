@@ -17,8 +17,8 @@ from ddlbench.oracle.machine import machine as machines
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured import network
 from ddlbench.oracle.measured.inputs import ROOFLINE, SLOWER, machine_of, proportions, require_gpu
-from ddlbench.oracle.measured.runs import Results
 from ddlbench.oracle.predictor import Prediction, job_of
+from ddlbench.oracle.runs import Results
 from ddlbench.oracle.setting import Setting
 from ddlbench.oracle.strategies import pipeline
 from ddlbench.predict import blocks, chakra, ranking, volumes

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import groupby
 
-from ddlbench.oracle.counts.counts import Block, Work
+from ddlbench.counts.counts import Block, Work
 from ddlbench.oracle.timing.computation import ANY, Computation
 from ddlbench.texts import aligned
 

@@ -22,8 +22,8 @@ from ddlbench.errors import UserError
 from ddlbench.measure.formulas.flops import check_precision
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured.inputs import OneStep, from_calibration, from_one_step, from_roofline
-from ddlbench.oracle.measured.runs import Results
 from ddlbench.oracle.predictor import SAMPLES, Inputs, Prediction, predict
+from ddlbench.oracle.runs import Results
 from ddlbench.oracle.timing.computation import Computation
 from ddlbench.predict import ranking
 from ddlbench.predict.question import DEGREES, SHARES, Question

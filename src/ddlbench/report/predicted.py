@@ -16,8 +16,8 @@ from ddlbench.errors import RunError, Unsupported
 from ddlbench.oracle import bands
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured.inputs import machine_of
-from ddlbench.oracle.measured.runs import Results
 from ddlbench.oracle.predictor import Inputs, Prediction, predict
+from ddlbench.oracle.runs import Results
 from ddlbench.predict.grading.grade import predicted_s
 from ddlbench.predict.grading.points import Point, point
 from ddlbench.results.reading.attempts import Attempt, Records, reason_of

@@ -12,9 +12,9 @@ from ddlbench.config.schema import Config
 from ddlbench.oracle.machine.machine import Machine, load
 from ddlbench.oracle.measured.inputs import OneStep, from_one_step
 from ddlbench.oracle.measured.learned import Learned
-from ddlbench.oracle.measured.runs import Results
 from ddlbench.oracle.predictor import Inputs, Prediction, predict
-from tests.oracle.measured.test_runs import ABCI, record
+from ddlbench.oracle.runs import Results
+from tests.oracle.test_runs import ABCI, record
 
 COUNTS = 1, 4, 8, 16, 32
 

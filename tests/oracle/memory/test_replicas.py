@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ddlbench.counts.counts import Counts, Line, most
 from ddlbench.measure.formulas.memory_formula import Bytes
-from ddlbench.oracle.counts.counts import Counts, Line, most
 from ddlbench.oracle.memory.replicas import (
     Moment,
     arriving,

@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 
 from ddlbench.config.compose import configuration, configurations
-from ddlbench.oracle.counts.counts import Block, Counts, Line, Work
+from ddlbench.counts.counts import Block, Counts, Line, Work
 from ddlbench.oracle.machine import collectives as by
 from ddlbench.oracle.machine.collectives import path
 from ddlbench.oracle.machine.machine import Sweep, load

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from ddlbench.counts.counts import Exchange, Rows
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.deepspeed.knobs import DeepSpeedOptions
 from ddlbench.frameworks.fsdp import FSDP
@@ -20,7 +21,6 @@ from ddlbench.job import Model
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.resnet import ResNet
 from ddlbench.models.vgg import VGG
-from ddlbench.oracle.counts.counts import Exchange, Rows
 from ddlbench.oracle.machine import collectives as by
 from ddlbench.oracle.machine.collectives import path
 from ddlbench.oracle.predictor import strategy

@@ -16,6 +16,7 @@ import torch
 
 from ddlbench.config.schema import Config
 from ddlbench.cores import allowed_cores
+from ddlbench.counts.counting import count
 from ddlbench.data.feed import Request
 from ddlbench.data.home import home
 from ddlbench.data.loaders.synthetic import random_batch
@@ -24,7 +25,6 @@ from ddlbench.files import replacing
 from ddlbench.job import Place
 from ddlbench.measure.block_seconds import REPEATS, block_seconds
 from ddlbench.measure.clock import idle
-from ddlbench.oracle.counts.counting import count
 from ddlbench.oracle.machine import machine as machines
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured import network

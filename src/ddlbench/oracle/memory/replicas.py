@@ -12,10 +12,10 @@ from math import ceil
 from typing import NamedTuple
 
 from ddlbench.activation_memory import instants
+from ddlbench.counts.counting import count_job
+from ddlbench.counts.counts import Block, Counts, Share
 from ddlbench.job import Job, example_batch
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES, Bytes, bytes_of_parameter, data_parallel
-from ddlbench.oracle.counts.counting import count_job
-from ddlbench.oracle.counts.counts import Block, Counts, Share
 from ddlbench.oracle.setting import BYTES, Memory, Setting
 from ddlbench.recipe.optimizers import costs
 from ddlbench.recomputation import Plan

@@ -9,9 +9,9 @@ from itertools import accumulate, pairwise
 from math import ceil
 
 from ddlbench.activation_memory import kept
+from ddlbench.counts.counts import Block, Counts, Share
 from ddlbench.frameworks.pipeline.schedules import V_SHAPED, in_flight, rank_of
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES, Bytes, bytes_of_parameter, data_parallel
-from ddlbench.oracle.counts.counts import Block, Counts, Share
 from ddlbench.oracle.memory.replicas import (
     Moment,
     at_peak,

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from ddlbench.counts.counts import Share
 from ddlbench.errors import Unsupported
 from ddlbench.frameworks.shared.batchnorm import batch_norms
 from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.spatial.adapter import Spatial
 from ddlbench.frameworks.tensor.collectives import Part
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES
-from ddlbench.oracle.counts.counts import Share
 from ddlbench.oracle.machine import collectives
 from ddlbench.oracle.memory.replicas import counts_of_rank, replica
 from ddlbench.oracle.setting import Limit, Message, Outcome, Setting

@@ -8,13 +8,13 @@ from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
+from ddlbench.counts.counting import count_job
+from ddlbench.counts.counts import Block, Share
 from ddlbench.frameworks.megatron.adapter import Megatron
 from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.tensor.adapter import TensorParallel, split_numbers
 from ddlbench.job import example_batch
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES
-from ddlbench.oracle.counts.counting import count_job
-from ddlbench.oracle.counts.counts import Block, Share
 from ddlbench.oracle.machine import collectives
 from ddlbench.oracle.memory.replicas import counts_of_rank, replica
 from ddlbench.oracle.setting import Limit, Message, Outcome, Setting

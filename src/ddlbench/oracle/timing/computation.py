@@ -14,7 +14,7 @@ from dataclasses import astuple, dataclass, field, replace
 
 import numpy as np
 
-from ddlbench.oracle.counts.counts import Block, Counts, Floats, Work
+from ddlbench.counts.counts import Block, Counts, Floats, Work
 from ddlbench.oracle.machine.machine import Device
 from ddlbench.recipe.optimizers import costs
 from ddlbench.recomputation import Plan, repeats

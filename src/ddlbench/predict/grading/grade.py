@@ -23,8 +23,8 @@ from ddlbench.errors import RunError, UserError
 from ddlbench.oracle import bands
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured.learned import learn
-from ddlbench.oracle.measured.runs import from_devices, setting_of
 from ddlbench.oracle.predictor import strategy
+from ddlbench.oracle.runs import from_devices, setting_of
 from ddlbench.predict.grading import layouts
 from ddlbench.predict.grading.points import COLUMNS, Point, Words, points
 from ddlbench.results.reading.csv_rows import CsvRow, read_csv

@@ -16,10 +16,10 @@ import numpy as np
 
 from ddlbench.config.compose import configuration
 from ddlbench.config.schema import Config
+from ddlbench.counts.counting import count
+from ddlbench.counts.counts import Counts, Line, Share, Work
 from ddlbench.errors import UserError
 from ddlbench.frameworks.pipeline.schedules import accepts
-from ddlbench.oracle.counts.counting import count
-from ddlbench.oracle.counts.counts import Counts, Line, Share, Work
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.memory.stages import Cut
 from ddlbench.oracle.predictor import job_of

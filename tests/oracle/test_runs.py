@@ -12,8 +12,8 @@ from ddlbench.config.schema import Config
 from ddlbench.errors import UserError
 from ddlbench.oracle.machine.machine import load
 from ddlbench.oracle.measured.inputs import OneStep, from_one_step
-from ddlbench.oracle.measured.runs import Results
 from ddlbench.oracle.predictor import Inputs, predict
+from ddlbench.oracle.runs import Results
 from ddlbench.results.reading.attempts import Attempt
 from tests.support.records import write_run
 

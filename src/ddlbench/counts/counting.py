@@ -19,14 +19,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from ddlbench.counts.counts import WHOLE, Block, Counts, Floats, Line, Share, Work
+from ddlbench.counts.operations import Observer, Operation, saved_bytes
 from ddlbench.frameworks.spatial.layers import rows_of, share_rows, windows
 from ddlbench.frameworks.tensor.collectives import Part
 from ddlbench.frameworks.tensor.layers import split_model
 from ddlbench.frameworks.tensor.loss import parallel_cross_entropy
 from ddlbench.job import Job, Model, example_batch, type_of_dtype
 from ddlbench.measure.formulas.memory_formula import SPLIT
-from ddlbench.oracle.counts.counts import WHOLE, Block, Counts, Floats, Line, Share, Work
-from ddlbench.oracle.counts.operations import Observer, Operation, saved_bytes
 from ddlbench.ranks.fake.fake import fake_world
 from ddlbench.ranks.fake.kernels import dropout
 from ddlbench.ranks.fake.storages import identity, size

@@ -3,12 +3,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ddlbench.counts.counting import count
 from ddlbench.frameworks.spatial.rows import Window
 from ddlbench.measure.formulas.flops import forward_flops_per_block, training_flops
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.resnet import ResNet
 from ddlbench.models.vgg import VGG
-from ddlbench.oracle.counts.counting import count
 
 MODELS = [
     ResNet("resnet50", [1, 1, 1, 1], width_per_group=16, image_size=64, num_classes=10),

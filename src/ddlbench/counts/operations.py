@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ddlbench.counts.counts import Exchange, Rows
 from ddlbench.frameworks.spatial.layers import window_of
 from ddlbench.measure.formulas.flops import operation_flops
-from ddlbench.oracle.counts.counts import Exchange, Rows
 from ddlbench.ranks.fake.storages import Alive, identity, size, tensors, unknown
 
 WITHOUT_WORK = ("empty", "detach", "new_empty", "empty_like", "empty_strided", "_unsafe_view", "lift_fresh")
