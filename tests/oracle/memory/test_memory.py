@@ -22,7 +22,7 @@ QUICK = [
     *(Case(name, "gpt2_small", 2, "accumulated") for name in ("zero_bubble", "1f1b")),  # half as many micro batches
     *(Case("ddp", "gpt2_small", 2, variant) for variant in OF_SEGMENTS),
     Case("1f1b", "gpt2_small", 2, "budget"),
-    Case("megatron", "gpt2_small", 2, "plain"),  # without a formula: equal to the last byte
+    Case("megatron", "gpt2_small", 2, "plain"),
     *(Case(name, "gpt2_small", 2, "cast") for name in ("zero1", "zero3")),
 ]
 REPLICATED = OF_SOME["replicated"]

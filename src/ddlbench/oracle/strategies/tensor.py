@@ -19,7 +19,6 @@ from ddlbench.oracle.machine import collectives
 from ddlbench.oracle.memory.replicas import counts_of_rank, replica
 from ddlbench.oracle.setting import Limit, Message, Outcome, Setting
 from ddlbench.oracle.strategies.data_parallel import averaged, sizes
-from ddlbench.oracle.strategies.traced import rehearsed_memory
 from ddlbench.oracle.timing import overlap
 
 SUMMED_AHEAD, SUMMED_BACK, GATHERED = ("row", "vocab"), ("column", "qkv", "filter", "logits"), ("norm", "channels")
@@ -46,11 +45,9 @@ def tensor(framework: TensorParallel, setting: Setting) -> Outcome:
 
 
 def megatron(framework: Megatron, setting: Setting) -> Outcome:
-    """The library's layers compute and send what those of `tensor` do. What its kernels save is in no equation, so the
-    memory is that of a rehearsal."""
+    """The library's layers compute and send what those of `tensor` do, but save less for the backward pass."""
     layout = framework.layout(setting.world)
-    outcome = parts(setting, layout.dp, layout.tp, sequence=False, loss=LOSS_OF_MEGATRON)
-    return replace(outcome, peak=lambda: rehearsed_memory(framework, setting.job, outcome.layout, pinned=None))
+    return parts(setting, layout.dp, layout.tp, sequence=False, loss=LOSS_OF_MEGATRON)
 
 
 def parts(setting: Setting, dp: int, tp: int, sequence: bool, loss: Sequence[int] = LOSS) -> Outcome:
