@@ -50,6 +50,16 @@ def test_parts_of_images_send_what_the_equations_say() -> None:
     assert all(item.expected == pytest.approx(item.traced, rel=1e-9) for item in result.values())
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", ["zero1", "zero2", "zero3"])
+def test_zero_gathers_weights_in_16_bits_and_reduces_gradients_in_32(framework: str) -> None:
+    """Half of all bytes are those of weights, which are half as many."""
+    plain = volumes(framework, "gpt2_small")["dp"]
+    in_16_bits = volumes(framework, "gpt2_small", "train.precision=bf16", "framework.mixed_precision=weights")["dp"]
+    assert abs(in_16_bits.difference) < 0.01
+    assert in_16_bits.traced == pytest.approx(0.75 * plain.traced, rel=0.01)
+
+
 def test_replicas_send_their_gradients_once() -> None:
     result = volumes("ddp", "gpt2_small")
     assert list(result) == ["dp"]
