@@ -6,8 +6,8 @@ Stage s of p (from 0) is p - 1 - s micro batches behind the last stage with its 
     steady state  one forward pass and one backward pass in turn
     cool-down     the end of an epoch: the backward passes that are left
 
-`step` takes one minibatch forward; the backward passes of its last micro batches come in the next `step`, or in
-`flush`. updates.py decides which weights a minibatch sees, and when its update is made.
+`step` takes one minibatch forward (warm-up and steady state); the backward passes of its last micro batches come in the
+next `step`, or in `flush` (cool-down). weights.py says which weights a minibatch sees.
 
 This table shows what each of p = 3 stages computes in each tick, with one micro batch in each minibatch and with a
 forward pass as long as a backward pass: F3 is the forward pass of minibatch 3, B3 its backward pass. `pipedream` makes
@@ -22,7 +22,7 @@ an update after each B; once the pipeline is full, no stage waits.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,12 +33,33 @@ from torch import Tensor
 from ddlbench.checkpoint.live import Live
 from ddlbench.frameworks.pipeline.blocks import Blocks
 from ddlbench.frameworks.pipeline.clock import BusyClock
-from ddlbench.frameworks.pipeline.updates import Minibatch, UpdateQueue
-from ddlbench.frameworks.pipeline.weights import Weights
+from ddlbench.frameworks.pipeline.link import Link
+from ddlbench.frameworks.pipeline.weights import Version, Weights
+from ddlbench.frameworks.shared.groups import average, gradient, subgroup
 from ddlbench.frameworks.shared.replica import RankTrainer
-from ddlbench.frameworks.shared.step import autocast, micro_batches
+from ddlbench.frameworks.shared.staleness import Staleness
+from ddlbench.frameworks.shared.step import Update, autocast, micro_batches
 from ddlbench.job import Batch, Job
-from ddlbench.measure.profiling.spans import BACKWARD, FORWARD, span
+from ddlbench.loop import set_learning_rate
+from ddlbench.measure.profiling.spans import BACKWARD, COMMUNICATE, FORWARD, span
+
+
+@dataclass(eq=False)
+class Minibatch:
+    """The samples of one update, on one stage.
+
+    rate: learning rate of its update
+    weights: the version that all its passes on this stage see
+    updates_when_admitted: number of updates that this stage had made
+    left: number of its micro batches whose backward pass on this stage has not ended
+    sums: all-reduces of tied weights' gradients; None: not started
+    """
+
+    rate: float
+    weights: Version
+    updates_when_admitted: int
+    left: int
+    sums: Sequence[dist.Work] | None = None
 
 
 @dataclass(eq=False)
@@ -50,83 +71,53 @@ class MicroBatch:
     output: Tensor  # on the last stage the loss
 
 
-class Link:
-    """The link to a neighbouring stage: both exchange activations for gradients, and no ranks wait in a circle.
-
-    In each turn an end starts its send and its receive together, and both ends take the same turns. So a send may end
-    at once (gloo), or only when its receiver is ready and all that was started before has ended (NCCL): if rank r and
-    rank r + 1 exchange in turn k, every rank takes its turns in the order of (k, r), and an order has no circles.
-    """
-
-    def __init__(self, peer: int, group: dist.ProcessGroup | None, border: Tensor, device: torch.device) -> None:
-        """peer: global rank; border: has the shape and the type of what is sent in both directions"""
-        self.peer, self.group, self.border, self.device = peer, group, border, device
-        self.sending: tuple[Tensor | None, list[dist.Work]] = None, []
-
-    def exchange(self, outgoing: Tensor | None, receive: bool) -> Tensor | None:
-        """Start to send `outgoing`, if any; with `receive` wait for what the peer sends, and return it."""
-        self.wait_for_send()
-        operations: list[dist.P2POp] = []
-        if outgoing is not None:
-            outgoing = outgoing.contiguous()
-            assert (outgoing.shape, outgoing.dtype) == (self.border.shape, self.border.dtype)
-            operations.append(dist.P2POp(dist.isend, outgoing, self.peer, self.group))
-        incoming = None
-        if receive:
-            incoming = torch.empty(self.border.shape, dtype=self.border.dtype, device=self.device)
-            operations.append(dist.P2POp(dist.irecv, incoming, self.peer, self.group))
-        works = dist.batch_isend_irecv(operations) if operations else []
-        if receive:
-            works.pop().wait()  # the receive is the last; NCCL has one work for all operations
-        self.sending = outgoing, works
-        return incoming
-
-    def wait_for_send(self) -> None:
-        """Wait until the last send has ended: its memory is needed until then."""
-        for work in self.sending[1]:
-            work.wait()
-        self.sending = None, []
-
-
 class PipeDreamTrainer(RankTrainer):
     """One rank's live stage: a `Trainer` (ddlbench/job.py).
 
     before, after: links to the neighbouring stages
     ahead: forward passes that run ahead of the backward passes
+    in_flight: micro batches that wait for their backward pass
+    pending: minibatches whose update is not made yet on this stage, in their order; the last one is at its forward pass
     returning: the gradient that the stage before waits for
+    tied: names of weights of which the other end of the pipeline has a copy
     """
 
     def __init__(
         self, job: Job, blocks: Blocks, weights: Weights, micro_batches: int, delayed: bool, facts: Mapping[str, Any]
     ) -> None:
-        """delayed: as UpdateQueue takes it"""
-        groups, boundaries = blocks.groups, blocks.plan.between
-        shared = {id(parameter) for parameter in blocks.shared}
-        tied = [name for name, parameter in blocks.model.named_parameters() if id(parameter) in shared]
+        """delayed: an update is made when the minibatch after the next is admitted, so that all stages admit each
+        minibatch with the same weights (PipeDream-2BW); otherwise as soon as its gradient is complete"""
+        groups, boundaries, model = blocks.groups, blocks.plan.between, blocks.model
+        update = Update(job.optimizer(weights.newest.items()), job)
+        super().__init__(job, model, update, blocks.statistics, groups.place(), facts)
+        self.weights, self.blocks, self.micro_batches, self.delayed = weights, blocks, micro_batches, delayed
         self.clock = BusyClock(job.device)
-        self.queue = UpdateQueue(job, groups, weights, delayed, tied, self.clock)
-        super().__init__(job, blocks.model, self.queue.update, blocks.statistics, groups.place(), facts)
-        self.weights, self.blocks, self.micro_batches = weights, blocks, micro_batches
         (self.stage,) = blocks.stages.values()
         here, dp, pp = groups.stage_rank, groups.layout.dp, groups.layout.pp
+        self.staleness = Staleness(here, pp)
         self.before = None if groups.first else Link(job.rank - dp, groups.pp_group, boundaries[here - 1], job.device)
         self.after = None if groups.last else Link(job.rank + dp, groups.pp_group, boundaries[here], job.device)
         self.ahead = pp - 1 - here
-        self.in_flight = deque[MicroBatch]()
+        self.in_flight, self.pending = deque[MicroBatch](), deque[Minibatch]()
         self.returning: Tensor | None = None
+        shared = {id(parameter) for parameter in blocks.shared}
+        self.tied = [name for name, parameter in model.named_parameters() if id(parameter) in shared]
+        # The tied weights have a group for themselves: both ends send in it between other messages, in another order.
+        self.embedding_group = subgroup(groups.layout.embedding_groups(), job, separate=True) if pp > 1 else None
 
     def step(self, batch: Batch | None) -> Tensor | None:
+        """Warm-up and steady state."""
         self.statistics.mark_changed()
         losses: list[Tensor] = []
         with self.clock.schedule():
-            minibatch = self.queue.admit()
+            minibatch = self._admit()
             for micro in self._slices(batch):
                 output = self._forward(minibatch, micro)
                 steady = len(self.in_flight) > self.ahead  # else warm-up: no gradient comes back yet
                 upstream = self.after.exchange(output, receive=steady) if self.after else None
                 if steady:
                     self._backward(upstream)
-                self.queue.start_sums(before=self.queue.admitted - 1)
+                self._start_sums([*self.pending][:-1])
                 if self.after is None:
                     losses.append(output)
                 del output, upstream  # their memory is free before the next forward pass
@@ -139,10 +130,20 @@ class PipeDreamTrainer(RankTrainer):
             self._send_back()
             self._backward(self.after.exchange(None, receive=True) if self.after else None)
         self._send_back()
-        self.queue.finish()
+        self._start_sums(self.pending)
+        self._make_updates(keep=0)
+        self.weights.use(self.weights.newest)
         self._wait_for_sends()
         self.clock.add_up()
-        self.queue.staleness.gather()
+        self.staleness.gather()
+
+    def _admit(self) -> Minibatch:
+        """The next minibatch, with the newest weights that it may see and the learning rate of its update."""
+        self._make_updates(keep=1)
+        rate = self.optimizer.param_groups[0]["lr"]
+        version = self.weights.version(self.optimizer, [earlier.rate for earlier in self.pending])
+        self.pending.append(Minibatch(rate, version, self.updates, self.micro_batches))
+        return self.pending[-1]
 
     def _slices(self, batch: Batch | None) -> Sequence[Batch | None]:
         return [None] * self.micro_batches if batch is None else list(micro_batches(batch, self.micro_batches))
@@ -176,12 +177,54 @@ class PipeDreamTrainer(RankTrainer):
         oldest = self.in_flight.popleft()
         minibatch = oldest.minibatch
         self.weights.use(minibatch.weights)  # checkpointed blocks run again
-        with span(BACKWARD), self.clock.computing(), self.weights.backward(self.queue.age(minibatch)):
+        with span(BACKWARD), self.clock.computing(), self.weights.backward(self._age(minibatch)):
             torch.autograd.backward(oldest.output, upstream)
         self.returning = oldest.value.grad
-        minibatch.backwards += 1
-        if minibatch.backwards == self.micro_batches:
-            self.queue.backward_done(minibatch)
+        minibatch.left -= 1
+        if minibatch.left:
+            return
+        if (dp_group := self.blocks.groups.dp_group) is not None:
+            with span(COMMUNICATE):
+                average([gradient(weight) for weight in minibatch.weights.values()], dp_group)
+        if not self.delayed:
+            self._make_updates(keep=0)
+
+    def _age(self, minibatch: Minibatch) -> int:
+        """Updates of this stage since the minibatch was admitted."""
+        return self.updates - minibatch.updates_when_admitted
+
+    def _start_sums(self, minibatches: Iterable[Minibatch]) -> None:
+        """Start to sum tied weights' gradients over both ends, where the gradient of a minibatch is complete.
+
+        The first stage has them p - 1 turns into the next minibatch, the last stage at the end of its own. Both start
+        in the next one, after the exchange of a turn: then the sum ends without any later work of this rank's host
+        (docs/adr/0014), and both stages, which are p - 1 turns apart, come to it at the same time.
+        """
+        for minibatch in minibatches:
+            if not minibatch.left and minibatch.sums is None:
+                with span(COMMUNICATE):
+                    shares = [gradient(minibatch.weights[name]) for name in self.tied]
+                    minibatch.sums = [
+                        dist.all_reduce(share, group=self.embedding_group, async_op=True) for share in shares
+                    ]
+
+    def _make_updates(self, keep: int) -> None:
+        """Update the newest weights by each complete gradient, at the learning rate of its minibatch, but not by those
+        of the last `keep` minibatches; afterwards the optimizer has again the rate that the loop has set for the
+        minibatch that it is at."""
+        while len(self.pending) > keep and not self.pending[0].left:
+            minibatch = self.pending.popleft()
+            for work in minibatch.sums or ():
+                work.wait()
+            needed = any(later.left for later in self.pending)  # whether minibatches need the weights that they saw
+            with self.clock.computing():
+                self.staleness.count(self._age(minibatch))
+                with self.weights.updating(needed):
+                    self.weights.take_gradients(minibatch.weights)
+                    rate = self.optimizer.param_groups[0]["lr"]
+                    set_learning_rate(self.optimizer, self.weights.rate(minibatch.rate, self.updates))
+                    self.update.apply(self.weights.newest.values())
+                set_learning_rate(self.optimizer, rate)
 
     def _send_back(self) -> None:
         if self.before is not None and self.returning is not None:
@@ -220,4 +263,4 @@ class PipeDreamTrainer(RankTrainer):
         return replace(live, rank_tensors={**live.rank_tensors, **self.weights.state()})
 
     def facts(self) -> dict[str, Any]:
-        return {**self.constant_facts, "staleness": self.queue.staleness.by_stage(), "bubble": self.clock.bubble()}
+        return {**self.constant_facts, "staleness": self.staleness.by_stage(), "bubble": self.clock.bubble()}

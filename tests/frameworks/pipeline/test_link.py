@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from ddlbench.frameworks.pipeline.pipedream_trainer import Link
+from ddlbench.frameworks.pipeline.link import Link
 from tests.support.ranks import run_ranks
 
 NUMBERS = 1_000_000
