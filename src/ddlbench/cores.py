@@ -11,11 +11,16 @@ MOST = {"cpu": 8, "cuda": 16}  # workers: what a file system and /dev/shm carry 
 ON_CUDA = 2  # threads of a rank that are busy beside its loader: one queues the device's work, one pins batches
 
 
+def machine_cores() -> int:
+    """Cores of this machine, those that this process may not use included."""
+    return os.cpu_count() or 1
+
+
 def allowed_cores() -> list[int]:
     """Numbers of the cores that this process may run on: a task's share under Slurm, else often all of the machine."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))  # macOS
+    return list(range(machine_cores()))  # macOS
 
 
 def fewest_cores(ranks: Sequence[tuple[str, Collection[int]]]) -> int:

@@ -108,7 +108,7 @@ def test_beyond_the_limit_every_rank_raises_the_same() -> None:
     (_, one), (_, other) = two()[0]
     assert one == other
     assert one.startswith("pre-flight: rank 1 on ")
-    assert one.endswith("or set preflight_stop=null to run in spite of it")
+    assert one.endswith("or set preflight_stop=null to run with these ranks")
 
 
 def test_every_rank_has_a_row_beside_the_record() -> None:

@@ -14,7 +14,8 @@ from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.frameworks.pipeline.pipedream import PipeDream, PipeDreamTrainer
 from ddlbench.frameworks.pipeline.trainer import PipelineTrainer
 from ddlbench.frameworks.shared.replica import Replica
-from ddlbench.frameworks.tensor.adapter import TensorParallel, TensorReplica
+from ddlbench.frameworks.tensor.adapter import TensorParallel
+from ddlbench.frameworks.tensor.replica import TensorReplica
 from ddlbench.job import Batch, Job
 
 OnBatch = Callable[[Batch | None], Tensor | None]
@@ -97,7 +98,7 @@ class OwnTokens(TensorParallel):
 
     def setup(self, job: Job) -> TensorReplica:
         trainer = super().setup(job)
-        trainer._sum_over_tokens = lambda: None
+        trainer.complete_gradients = lambda: None
         return trainer
 
 

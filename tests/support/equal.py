@@ -136,13 +136,11 @@ def assert_reloaded(by_rank: Iterable[tuple[dict[str, Tensor], dict[str, Tensor]
         assert all(torch.equal(given[name], loaded[name]) for name in given)
 
 
-def overflow(
-    trainer: Any, spoil: Callable[[str, Tensor], object], batch: Batch | None, *clip: Any
-) -> tuple[int, bool, int, bool]:
+def overflow(trainer: Any, spoil: Callable[[str, Tensor], object], batch: Batch | None) -> tuple[int, bool, int, bool]:
     """The updates so far, and whether this rank's weights have moved: after an update whose gradients are not finite on
     one rank, and after a step. The trainer is closed.
 
-    spoil: changes the gradient of a parameter from 0 to its value; clip: as `Update.apply` takes it
+    spoil: changes the gradient of a parameter from 0 to its value
     """
 
     def weights() -> list[Tensor]:
@@ -157,7 +155,7 @@ def overflow(
     for name, parameter in trainer.model.named_parameters():
         parameter.grad = torch.zeros_like(parameter)
         spoil(name, gradient(parameter))
-    trainer.update.apply(trainer.model.parameters(), *clip)
+    trainer.update.apply(trainer.model.parameters())
     skipped = trainer.updates, moved()
     trainer.step(batch)
     made = trainer.updates, moved()

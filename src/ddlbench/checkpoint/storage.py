@@ -1,5 +1,5 @@
 """A checkpoint's folder: the tensors of all ranks, by torch.distributed.checkpoint, written once, with checksums, and
-read safely; and what is beside them.
+read safely; and the file that describes them.
 
 torch unpickles the folder's metadata, which could run any code, and so could a value that is no tensor. `SafeReader`
 lets the metadata name only the few classes that describe tensors; values that are no tensors do not exist here. The
@@ -122,7 +122,7 @@ def read_metadata(folder: Path) -> Any:
     try:
         with (folder / METADATA).open("rb") as file:
             return MetadataUnpickler(file).load()
-    except Exception as error:  # whatever the file holds
+    except Exception as error:  # the file may hold anything
         raise RunError(f"{folder / METADATA} is no metadata of a checkpoint ({error}): remove {folder}") from error
 
 

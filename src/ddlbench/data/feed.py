@@ -143,6 +143,7 @@ class Loader(Protocol):
     scored: whether a model's answers on these samples say something about it
     counts_reads: whether the kernel counts the bytes that it reads of files that are not memory-mapped
     drops_cache: whether it reads files and maps none, so that their pages can be dropped from memory
+    decodes_on_host: whether processes of the host decode images, where another loader decodes them on the GPU
     pinned: whether batches come from pinned memory of the host; None: they are made on the device
     parallel_key: the key of `loader.` that sets the number of threads or processes of a rank; None: it has none
     """
@@ -150,6 +151,7 @@ class Loader(Protocol):
     scored: ClassVar[bool] = True
     counts_reads: ClassVar[bool] = True
     drops_cache: ClassVar[bool] = False
+    decodes_on_host: ClassVar[bool] = False
     parallel_key: ClassVar[str | None] = None
     name: str
 

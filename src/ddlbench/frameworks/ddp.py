@@ -6,10 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-
 from ddlbench.checkpoint.live import OFF, Live
 from ddlbench.errors import UserError, check_values, refuse
 from ddlbench.frameworks.compression import ErrorFeedback, Hook, Int8, PowerSGD, Sign, TopK
@@ -92,19 +88,21 @@ class DDP:
             gradient_as_bucket_view=self.gradient_as_bucket_view,
             static_graph=self.static_graph,
         )
-        update = Update(job.optimizer(model.named_parameters()), job)
-        if name in COMPRESSED:
-            return CompressedReplica(job, update, self._facts(job), wrapped, group, self._compressing(name, model))
         if name == "noop":
             wrapped.register_comm_hook(None, noop_hook)
-        return Replica(job, model, update, self._facts(job), trained=wrapped, dp_group=group)
-
-    def _compressing(self, name: str, model: nn.Module) -> Hook:
         parameters = dict(model.named_parameters())
+        update, facts = Update(job.optimizer(parameters.items()), job), self._facts(job)
+        if name not in COMPRESSED:
+            return Replica(job, model, update, facts, trained=wrapped, dp_group=group)
+        replica = CompressedReplica(job, model, update, facts, trained=wrapped, dp_group=group)
         if name == "powersgd":
-            return PowerSGD(parameters, self.powersgd_rank, self.powersgd_start_step)
-        compressor = TopK(self.topk_ratio) if name == "topk" else Sign() if name == "sign" else Int8()
-        return ErrorFeedback(compressor, parameters)
+            hook = PowerSGD(parameters, self.powersgd_rank, self.powersgd_start_step)
+        else:
+            compressor = {"topk": TopK(self.topk_ratio), "sign": Sign(), "int8": Int8()}[name]
+            hook = ErrorFeedback(compressor, parameters)
+        replica.hook = hook
+        wrapped.register_comm_hook(None, lambda _, bucket: hook(bucket))
+        return replica
 
     def _facts(self, job: Job) -> dict[str, Any]:
         hook = self.hook(job)
@@ -122,20 +120,9 @@ class DDP:
 
 
 class CompressedReplica(Replica):
-    """A replica that sends its gradients through the hook, and whose checkpoints have what the hook keeps."""
+    """A replica that sends its gradients through a hook, and whose checkpoints have what the hook keeps."""
 
-    def __init__(
-        self,
-        job: Job,
-        update: Update,
-        facts: Mapping[str, Any],
-        trained: DistributedDataParallel,
-        dp_group: dist.ProcessGroup,
-        hook: Hook,
-    ) -> None:
-        trained.register_comm_hook(None, lambda _, bucket: hook(bucket))
-        super().__init__(job, trained.module, update, facts, trained=trained, dp_group=dp_group)
-        self.hook = hook
+    hook: Hook
 
     def live(self) -> Live:
         live = super().live()

@@ -76,10 +76,10 @@ class FSDP:
 
     def setup(self, job: Job) -> Replica:
         model = build(job)
-        if job.channels_last:  # fully_shard takes contiguous weights only; channels-last inputs suffice to convolve so
+        if job.channels_last:  # fully_shard needs contiguous weights; the input decides how a convolution runs
             model.to(memory_format=torch.contiguous_format)
         casts = self.scheme(job) == "policy"
-        policy = MixedPrecisionPolicy(  # left alone, FSDP would reduce gradients in the type it computes in
+        policy = MixedPrecisionPolicy(  # FSDP's default reduces gradients in the type it computes in
             param_dtype=type_of_dtype[job.precision] if casts else None,
             reduce_dtype=type_of_dtype[job.reduce_dtype],
         )

@@ -8,8 +8,8 @@ The data wait of a step is timed by the same clock, from the begin of the step u
 CUDA that is the time in which the compute stream, done with the step before, had no batch: because the loader was slow,
 because the copy had not ended, or because images were still to be normalized (loaders/replica_feed.py). A loader that
 the host waits for while the device is busy costs nothing and does not count. One batch is fetched ahead: the first step
-waits for two batches, the last for none; so where warm-up steps are left out, the first measured batch is there.
-The host's own wait for the loader is timed beside it: on CUDA the two differ, on the CPU they are the same.
+waits for two batches, the last for none; so after warm-up steps the first measured batch is ready.
+The host's own wait for the loader is also timed: on CUDA the two differ, on the CPU they are the same.
 """
 
 from __future__ import annotations

@@ -213,7 +213,7 @@ def require_samples(counted: Sequence[int | None], asked: int) -> None:
 
 
 def require_val_samples(counted: int, expected: int, unread_here: int) -> None:
-    """Raise RunError, on every rank, unless every validation sample was counted once, but for those that could
+    """Raise RunError, on every rank, unless every validation sample was counted once, except those that could
     not be read (data.on_bad_sample=skip).
 
     counted, expected: over all ranks

@@ -1,7 +1,7 @@
-"""Which rank is slow by its own work. In synchronous training all ranks end a step together: the steps do not say it.
+"""Which rank is slow by its own work. The times of steps do not show it, because synchronous ranks end a step together.
 
 What a rank does itself in a step is the step less the wait for data and less the exposed communication, in which it
-waits for others. A profiled window says it exactly. Without one, on the CPU, the kernel says how long the training
+waits for others. A profiled window shows it exactly. Without one, on the CPU, the kernel says how long the training
 thread computed or waited for a core, which leaves out every wait for another rank, but a wait for a disk too.
 """
 

@@ -113,5 +113,5 @@ class Boundary:
         not_finite, event = self.looked or (torch.zeros(1), None)
         if event is not None:
             event.synchronize()
-        # A copy on the CPU travels by gloo, whatever the device's own backend is.
+        # A copy on the CPU is sent by gloo, not by the device's backend.
         return AsyncReduction(not_finite.clone(), dist.ReduceOp.MAX)

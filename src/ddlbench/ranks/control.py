@@ -1,4 +1,4 @@
-"""The harness's own collectives, for its numbers: over gloo on the CPU, whatever the framework communicates with."""
+"""The harness's own collectives, for its numbers: over gloo on the CPU, also if the framework uses another library."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def free_port() -> int:
 
 
 def detect(env: Mapping[str, str] = os.environ) -> Launch:
-    """This rank's place, from `env` alone (but for a port under Hydra on one node). UserError for missing or
+    """This rank's place, from `env` alone (except a port under Hydra on one node). UserError for missing or
     contradictory variables.
 
     The order matters: inside a Slurm job torchrun's agents and mpirun's daemons are themselves started by srun, and

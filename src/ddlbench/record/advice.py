@@ -33,7 +33,7 @@ def advice(config: Config, job: Job, loader: Mapping[str, Any]) -> list[str]:
 def advice_on_waiting(config: Config, device_type: str, wait_share: float | None) -> list[str]:
     """Advice after the run. wait_share: share of the measured steps' time spent waiting for data; None: not measured"""
     high = config.mode == "train" and device_type == "cuda" and wait_share is not None and wait_share > HIGH_WAIT
-    if not high or config.data.kind != "images" or config.loader.name != "native":
+    if not high or config.data.kind != "images" or not config.loader.decodes_on_host:
         return []
     return [
         f"{wait_share:.0%} of the steps' time is waiting for data: loader=dali decodes on the GPU, too (crops of the "

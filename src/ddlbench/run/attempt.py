@@ -11,7 +11,7 @@ from functools import partial
 import torch
 
 from ddlbench.config.schema import Config
-from ddlbench.cores import allowed_cores, fewest_cores
+from ddlbench.cores import allowed_cores, fewest_cores, machine_cores
 from ddlbench.data.feed import Feed, Request
 from ddlbench.data.staging import node_storage
 from ddlbench.errors import PeerFailed, RunError, Unavailable, Unsupported, UserError, failure_of
@@ -48,7 +48,7 @@ def run_attempt(config: Config, launch: Launch, started: float) -> int:
     """Run what the configuration says; the exit code of this process. `started`: perf_counter as the program began."""
     device = planned_device(config.dryrun)
     if device is None:
-        check_machine(config.train.threads_per_rank, config.loader)
+        check_machine(config.train.threads_per_rank, config.loader, machine_cores())
         device = pick_device(launch, config.backend)
     set_switches(config.train, device)
     attempt = Attempt(config, launch, device, started)
@@ -62,7 +62,11 @@ def run_attempt(config: Config, launch: Launch, started: float) -> int:
     attempt.end_span("imports_s")
     with Supervisor(attempt, config.train.timeout_s, config.train.time_limit_s) as supervisor, ExitStack() as opened:
         try:
-            connect_ranks(attempt, supervisor)
+            if device.type == "cuda":
+                disable_nccl_abort()
+            supervisor.expect(NO_CONNECTION, more_s=10)  # an error that `connect` raises has details and comes before
+            connect(launch, device, config.train.timeout_s, config.backend, reached=supervisor.reach)
+            supervisor.connect()  # from now on every rank watches for failures of the others
             attempt.end_span("connecting_s")
             attempt.open_record()
             wait_for([0], "ddlbench/data")
@@ -109,16 +113,6 @@ def check(config: Config, scenario: Scenario, device: torch.device) -> Unsupport
     except (Unsupported, Unavailable) as refusal:
         return refusal
     return None
-
-
-def connect_ranks(attempt: Attempt, supervisor: Supervisor) -> None:
-    """Connect all ranks. From then on every rank watches for failures of the others."""
-    config, device = attempt.config, attempt.device
-    if device.type == "cuda":
-        disable_nccl_abort()
-    supervisor.expect(NO_CONNECTION, more_s=10)  # an error that `connect` raises has more details and comes before
-    connect(attempt.launch, device, config.train.timeout_s, config.backend, reached=supervisor.reach)
-    supervisor.connect()
 
 
 def work(attempt: Attempt, scenario: Scenario, supervisor: Supervisor, opened: ExitStack) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import shlex
 import socket
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -54,7 +53,6 @@ class Attempt:
         self.record: Record | None = None
         self.folder: Path | None = None  # of rank 0's record, on every rank
         self.hosts: list[str] = []  # of each rank
-        self.claiming = threading.Lock()
         self.hung = False  # and the last collectives of this rank are saved
         self.shown = False  # where the record is
         self.on_success: Callable[[], None] = lambda: None  # on rank 0, once `ok` is recorded
@@ -148,10 +146,9 @@ class Attempt:
 
     def record_for_rank_0(self, failure: Failure) -> None:
         """On another rank than 0, which has not recorded the end in time: record it in its place."""
-        with self.claiming:
-            status, reason, ended_by = failure.status, failure.reason, failure.ended_by
-            if self.folder is not None and end_for_rank_0(self.folder, status, reason, ended_by=ended_by):
-                tell(f"{failure.status}: {failure.reason}")
+        status, reason, ended_by = failure.status, failure.reason, failure.ended_by
+        if self.folder is not None and end_for_rank_0(self.folder, status, reason, ended_by=ended_by):
+            tell(f"{status}: {reason}")
 
     def _show_folder(self) -> None:
         """Print where the record is, once; not with progress=false in a run that ended with `ok`."""

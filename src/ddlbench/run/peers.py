@@ -26,7 +26,7 @@ T = TypeVar("T")
 FAILURE, RECORDED, READERS, BEAT = (f"ddlbench/{name}" for name in ("failure", "recorded", "readers", "beat"))
 STOP, STOP_AT = "ddlbench/stop", "ddlbench/stop_at"
 ANSWER_S = 3.0  # longest wait for one answer of the store
-SILENCE_S = 4.0  # a rank without a heartbeat for so long, while another rank looks for the cause of a failure, is named
+SILENCE_S = 4.0  # without a heartbeat, after which a rank is named as the cause of a failure
 REPORT_S = 2.0  # longer than that a rank waits for the cause that another rank finds
 
 

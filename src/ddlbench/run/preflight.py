@@ -1,7 +1,8 @@
 """preflight=true: before anything is measured, each rank computes and communicates for a moment; slow ranks are named.
 
 One rank on a slow or broken node slows all others at every step. Each rank multiplies two matrices of ones (the result
-is known), all ranks add up one buffer; the fastest of a few repetitions counts, so that a moment's load does not.
+is known), and all ranks add up one buffer. The fastest of a few repetitions counts, because a node may be loaded for
+a moment.
 Not run on a GPU yet.
 """
 
@@ -88,7 +89,7 @@ def require_sound(checks: Sequence[Check], stop: float | None) -> None:
             raise RunError(f"pre-flight: {wrong}: {remedy}")
     if stop is not None and (slow := slow_ranks(checks, stop)):
         named = "; ".join(first_few(list(slow.values()), NAMED))
-        raise RunError(f"pre-flight: {named}: {remedy}, or set preflight_stop=null to run in spite of it")
+        raise RunError(f"pre-flight: {named}: {remedy}, or set preflight_stop=null to run with these ranks")
 
 
 def section(checks: Sequence[Check], device: torch.device, slow: Mapping[int, str], seconds: float) -> dict[str, Any]:

@@ -15,9 +15,8 @@ from ddlbench.measure.formulas import flops
 WORKERS_PER_CORE = 4  # what reads also waits for storage: more of it than cores can be right
 
 
-def check_machine(threads: int, loader: Loader, cores: int | None = None) -> None:
-    """UserError for more threads or workers a rank than the cores of this machine can carry. `cores`: None asks."""
-    cores = cores or os.cpu_count() or 1
+def check_machine(threads: int, loader: Loader, cores: int) -> None:
+    """UserError for more threads or workers a rank than the cores of a machine can carry."""
     allowed: dict[str, tuple[int | None, int]] = {"train.threads_per_rank": (threads, cores)}
     if key := loader.parallel_key:
         allowed[f"loader.{key}"] = (getattr(loader, key), WORKERS_PER_CORE * cores)

@@ -15,8 +15,8 @@ from ddlbench.progress import tell
 # With the time to record a failure these stay below the 30 s that Slurm and torchrun give a rank.
 REACH_S = 10.0  # while the ranks connect: until this rank reaches the store, and once more until all ranks read it
 AGREE_S = 4.0  # until all ranks know the boundary; a rank that does not answer has ended, or is stopped
-STOP_S = 15.0  # until this rank is there
-BEHIND_S = 5.0  # between the first rank that is there and this one
+STOP_S = 15.0  # until this rank reaches the boundary
+BEHIND_S = 5.0  # from the first rank that reaches it to this one
 ONE_SIGNAL_S = 1.0  # a terminal signals the launcher and the ranks, and the launcher signals the ranks again
 
 
@@ -131,7 +131,7 @@ class StopRequest:
 
     def main_thread_is_coming(self, failure: Failure) -> bool:
         """Whether another rank has ended at the boundary at which this rank's main thread will soon be. A doubtful
-        failure is that of a rank that could not come there."""
+        failure is that of a rank that could not reach it."""
         if self.at is None or failure.doubtful:
             return False
         self.wait_until = min(self.wait_until, time.perf_counter() + BEHIND_S)

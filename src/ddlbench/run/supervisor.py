@@ -33,7 +33,7 @@ READERS_S = 3.0  # how long a failing rank stays for the others, at most
 GRACE_S = 5.0  # for the main thread to end by itself, once the failure of another rank is recorded
 CLOSING_S = 60.0  # at most, for closing what a run had open, once its end is recorded
 # A call that holds the GIL for longer than train.timeout_s and this ends the process. The rank sends no heartbeat
-# meanwhile: after train.timeout_s the other ranks end the run anyhow, and take so long to find and record the cause.
+# meanwhile: after train.timeout_s the other ranks end the run in any case, and find and record the cause in this time.
 # Shorter calls that hold the GIL (imports, a garbage collection, a fork, loading a CUDA module) are no fault.
 FROZEN_S = 15.0
 
@@ -217,7 +217,7 @@ class Supervisor:
                 tell(f"{first.status}: {first.reason}")
             self.wait_for_readers(first)
             self._exit(first)
-        finally:  # whatever happens, no process may be left that only SIGKILL ends
+        finally:  # no failure may leave a process that only SIGKILL ends
             os._exit(failure.exit_code)
 
     def _exit(self, failure: Failure) -> None:

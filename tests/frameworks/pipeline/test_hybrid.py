@@ -101,9 +101,7 @@ def overflows() -> list[tuple[int, bool, int, bool]]:
     spoiled = float("inf") if here.rank == 1 else 0.0
     trainers = (framework.setup(here) for framework in (Pipeline(tp=2), Pipeline(dp=2, sharded=True)))
     return [
-        overflow(
-            trainer, lambda _, gradient: gradient.fill_(spoiled), batch_for(here, trainer.place), trainer.blocks.clip
-        )
+        overflow(trainer, lambda _, gradient: gradient.fill_(spoiled), batch_for(here, trainer.place))
         for trainer in trainers
     ]
 

@@ -38,7 +38,7 @@ def test_every_rank_is_in_one_group_of_each_kind() -> None:
         assert sorted(rank for ranks in groups for rank in ranks) == list(range(24))
     for rank in range(24):
         dp, tp, pp = layout.position(rank)
-        assert layout.rank(dp, tp, pp) == rank
+        assert (pp * layout.dp + dp) * layout.tp + tp == rank
 
 
 def test_parts_are_neighbours_and_stages_are_furthest_apart() -> None:

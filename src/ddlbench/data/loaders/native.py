@@ -42,6 +42,7 @@ class Native(Loader):
     """
 
     drops_cache: ClassVar[bool] = True
+    decodes_on_host: ClassVar[bool] = True
     parallel_key: ClassVar[str | None] = "workers"
 
     name: str

@@ -160,7 +160,7 @@ class ZeroTrainer:
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Rounded to the model's type where the library cast it."""
-        gathered = import_deepspeed(self.job.device).zero.GatheredParameters  # at stages 0 to 2 of nothing
+        gathered = import_deepspeed(self.job.device).zero.GatheredParameters  # at stages 0 to 2 it gathers nothing
         for name, tensor in self.model.state_dict(keep_vars=True).items():
             with gathered([tensor], modifier_rank=0), torch.no_grad():
                 tensor.copy_(state[name])

@@ -22,13 +22,13 @@ from ddlbench.job import Job
 OLDEST = "0.19.8"  # before, ZeRO 1 and 2 with overlap_comm and torch.compile gave NaN (DeepSpeed#8061)
 SCHEMES = ("autocast", "weights")
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
-BUCKET_MB = 25.0  # DDP's. DeepSpeed's own, 5e8 elements, takes 2 GB whatever the size of the model
+BUCKET_MB = 25.0  # DDP's. DeepSpeed's own, 5e8 elements, takes 2 GB also for a small model
 
 
 def import_deepspeed(device: torch.device) -> Any:
     """The module, quiet; Unavailable where it cannot be imported or is older than OLDEST."""
     remedy = "pip install 'ddlbench[deepspeed]'"
-    os.environ.setdefault("DS_ACCELERATOR", device.type)  # else it says aloud what it finds
+    os.environ.setdefault("DS_ACCELERATOR", device.type)  # else it prints which one it finds
     with importing("deepspeed", remedy), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it uses what its own dependencies deprecate
         import deepspeed
@@ -90,7 +90,7 @@ class DeepSpeedOptions:
             raise UserError(f"framework.{reason}")
 
     def casts(self, job: Job) -> bool:
-        """Whether DeepSpeed itself casts the weights and keeps them in fp32 beside, in autocast's place."""
+        """Whether DeepSpeed itself casts the weights and keeps a copy in fp32, instead of autocast."""
         return self.mixed_precision == "weights" and job.precision != "fp32"
 
     def check(self, job: Job) -> None:

@@ -19,7 +19,7 @@ from ddlbench.frameworks.shared.batchnorm import batch_norms
 from ddlbench.frameworks.shared.groups import all_ranks
 from ddlbench.frameworks.shared.refusals import check_alike
 from ddlbench.frameworks.shared.replica import Replica, build
-from ddlbench.frameworks.shared.step import Clip, Update
+from ddlbench.frameworks.shared.step import Update
 from ddlbench.job import Job
 from ddlbench.measure.profiling.spans import COMMUNICATE, span
 from ddlbench.ranks.control import all_gather
@@ -165,7 +165,7 @@ class AveragedUpdate(Update):
         super().__init__(optimizer, job)
         self.stall_s = stall_seconds(job)
 
-    def apply(self, parameters: Iterable[nn.Parameter], clip: Clip = nn.utils.clip_grad_norm_) -> None:
+    def apply(self, parameters: Iterable[nn.Parameter]) -> None:
         optimizer: Any = self.optimizer
         started = time.monotonic()
         try:
@@ -177,7 +177,7 @@ class AveragedUpdate(Update):
                 raise
             raise TimeoutError(f"horovod timed out: this rank waited {waited:.0f} s for another one") from error
         with optimizer.skip_synchronize():
-            super().apply(parameters, clip)
+            super().apply(parameters)
 
 
 def stall_seconds(job: Job) -> int:

@@ -32,10 +32,11 @@ from ddlbench.frameworks.shared.groups import subgroup
 from ddlbench.frameworks.shared.layout import Layout, fill
 from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction
-from ddlbench.frameworks.tensor.adapter import TensorReplica, check_compile, check_parts
-from ddlbench.frameworks.tensor.collectives import Part, gather_from
+from ddlbench.frameworks.tensor.adapter import check_compile, check_parts
+from ddlbench.frameworks.tensor.collectives import connect_parts, gather_from
 from ddlbench.frameworks.tensor.layers import full_state, local_state
-from ddlbench.job import Job, Place
+from ddlbench.frameworks.tensor.replica import TensorReplica
+from ddlbench.job import Job
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.recipe.losses import CrossEntropy
 from ddlbench.recomputation import KEY, budgeted
@@ -44,7 +45,7 @@ from ddlbench.recomputation import KEY, budgeted
 def import_megatron(device: torch.device) -> None:
     """Unavailable where it cannot be imported."""
     with importing("megatron-core", "pip install 'ddlbench[megatron]'"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of optional libraries that are not there
+        warnings.simplefilter("ignore")  # about optional libraries that are not installed
         import_module("megatron.core.models.gpt.gpt_layer_specs")
     warnings.filterwarnings("ignore", "MLP requires ffn_hidden_size", DeprecationWarning)  # its own call
     if device.type == "cpu":  # of CUDA_DEVICE_MAX_CONNECTIONS
@@ -108,17 +109,14 @@ class Megatron:
 
         assert isinstance(job.model, GPT2)
         layout, on_cuda = self.layout(job.world_size), job.device.type == "cuda"
-        data_rank, tp_rank, _ = layout.position(job.rank)
-        tp_group = subgroup(layout.groups("tp"), job)
-        dp_group = subgroup(layout.groups("dp"), job) if layout.dp > 1 else None
+        part, place, dp_group = connect_parts(job, layout)
+        tp_group = part.group or subgroup(layout.groups("tp"), job)  # the library needs one of a single rank, too
         assert tp_group is not None
-        # The library's loss takes no group; its layers are given theirs.
+        # The library's loss takes no group and reads this one; its layers take theirs as an argument.
         parallel_state._TENSOR_MODEL_PARALLEL_GROUP = tp_group  # pyright: ignore[reportPrivateUsage]
-        part = Part(tp_group if layout.tp > 1 else None, tp_rank, layout.tp)
         model = build_layers(job.model, part, tp_group, self.layers, fused=on_cuda)
         model.to(job.device)
         checkpoint_replica(model, job, layout.dp)
-        place = Place(data_rank, layout.dp, tp_rank == 0, tp_rank == 0, {"dp": data_rank, "tp": tp_rank})
         splits = splits_of(dict(model.named_parameters(remove_duplicate=False)), job.model.tensor_plan())
         facts = {
             "dp": layout.dp,
@@ -153,7 +151,7 @@ class MegatronReplica(TensorReplica):
         for name, tensor in local_state(full, self.splits, self.part).items():
             self._named()[name].copy_(tensor)
 
-    def _logits(self, inputs: Tensor) -> Tensor:
+    def output(self, inputs: Tensor) -> Tensor:
         logits: Tensor = self.model(inputs)
         if self.part.size > 1:
             logits = gather_from(logits, -1, logits.shape[-1] * self.part.size, self.part)

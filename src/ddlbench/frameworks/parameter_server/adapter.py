@@ -26,7 +26,7 @@ from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.shared.refusals import check_alike
 from ddlbench.frameworks.shared.replica import Replica, build
 from ddlbench.frameworks.shared.staleness import Staleness
-from ddlbench.frameworks.shared.step import Clip, Update
+from ddlbench.frameworks.shared.step import Update
 from ddlbench.job import Batch, Job
 from ddlbench.measure.profiling.spans import COMMUNICATE, UPDATE, span
 from ddlbench.ranks.launch import group_timeout, is_fake
@@ -75,9 +75,9 @@ def numbers_of(held: Iterable[nn.Parameter]) -> int:
     return sum(parameter.numel() for parameter in held)
 
 
-def with_own_rates(optimizer: Optimizer) -> Optimizer:
-    """The optimizer for the loop: the same states and hooks, but learning rates of its own. The loop sets that of the
-    next gradient while the server's thread may be at an earlier update."""
+def with_separate_rates(optimizer: Optimizer) -> Optimizer:
+    """The optimizer for the loop: the same states and hooks, but other learning rates. The loop sets that of the next
+    gradient while the server's thread may be at an earlier update."""
     seen: Optimizer = object.__new__(type(optimizer))
     vars(seen).update(vars(optimizer))
     seen.param_groups = [dict(group) for group in optimizer.param_groups]
@@ -93,7 +93,7 @@ class Exchange(Update):
     """
 
     def __init__(self, job: Job, parameters: list[list[nn.Parameter]], server: Server, staleness: Staleness) -> None:
-        super().__init__(with_own_rates(server.optimizer), job)
+        super().__init__(with_separate_rates(server.optimizer), job)
         self.job, self.parameters, self.server, self.staleness = job, parameters, server, staleness
         pinned = job.device.type == "cuda"
         self.weights = {
@@ -104,8 +104,7 @@ class Exchange(Update):
         self.ages = [0] * job.world_size
         self.works: list[tuple[dist.Work, Tensor]] | None = None  # messages in flight; None: no weights are asked for
 
-    def apply(self, parameters: Iterable[nn.Parameter], clip: Clip | None = None) -> None:
-        """clip: is refused"""
+    def apply(self, parameters: Iterable[nn.Parameter]) -> None:
         server = self.server
         with span(UPDATE):
             server.rates[server.clocks[self.job.rank]] = self.optimizer.param_groups[0]["lr"]

@@ -1,15 +1,14 @@
 """PipeDream: a pipeline that is never emptied within an epoch, at the price of gradients of older weights.
 
-PipeDream (Narayanan et al. 2019) and PipeDream-2BW (Narayanan et al. 2021). Each rank holds one stage of p and takes
-one micro batch forward, one backward in turn. Stage s (from 0) is p - 1 - s micro batches behind the last stage with
-its backward passes, so minibatches stay in flight between two calls of `step`. The last stage has nothing in flight:
-`step` returns there the loss of the minibatch it was called with, and no loss is left over for `flush`.
+PipeDream (Narayanan et al. 2019) and PipeDream-2BW (Narayanan et al. 2021). Each rank holds one stage of p, and
+minibatches stay in flight between two calls of `step` (pipedream_trainer.py shows the step, tick by tick). The last
+stage has nothing in flight: `step` returns there the loss of the minibatch that it was called with.
 
 With t counting the minibatches of an epoch, W(t) the weights after t updates, f the loss, every update is
     pipedream:     W(t+1) = W(t) - lr(t) df/dW [W_s(t - n_s) on each stage s],  n_s = ceil((p - 1 - s) / micro batches)
     pipedream_2bw: W(t+1) = W(t) - lr(t) df/dW [W(t - 1) on all stages]
 (no version before the epoch's first), where the forward and the backward pass of a minibatch see the same weights.
-pipedream_trainer.py has the step, tick by tick; weights.py what `framework.correction` changes of it.
+weights.py says what `framework.correction` changes.
 """
 
 from __future__ import annotations
@@ -102,7 +101,7 @@ class PipeDream(Staged):
         }  # fmt: skip
 
     def micro_batches(self, job: Job, layout: Layout) -> int:
-        """In a minibatch. 2BW: two versions of the weights suffice only if the micro batches fill the pipeline."""
+        """The count in a minibatch. In 2BW they fill the pipeline, else two versions of the weights are not enough."""
         if self.double_buffered:
             return micro_batch_count(self.name, job, layout.pp, layout.dp)
         return job.micro_batches(layout.dp)
@@ -137,6 +136,6 @@ class PipeDream(Staged):
             **plan.facts(),
             "micro_batches": count,
             "micro_batches_rule": rule if job.micro_batch is None else "train.micro_batch",
-            "bubble_theoretical": 0.0,  # but for filling and emptying it once an epoch
+            "bubble_theoretical": 0.0,  # except when it fills and empties, once an epoch
             "reduce_dtype": "fp32",
         }

@@ -110,7 +110,12 @@ class PipeDreamTrainer(RankTrainer):
         self.statistics.mark_changed()
         losses: list[Tensor] = []
         with self.clock.schedule():
-            minibatch = self._admit()
+            self._make_updates(keep=1)
+            # It sees the newest weights that it may see, and its update has the learning rate of this step.
+            rate = self.optimizer.param_groups[0]["lr"]
+            version = self.weights.version(self.optimizer, [earlier.rate for earlier in self.pending])
+            minibatch = Minibatch(rate, version, self.updates, self.micro_batches)
+            self.pending.append(minibatch)
             for micro in self._slices(batch):
                 output = self._forward(minibatch, micro)
                 steady = len(self.in_flight) > self.ahead  # else warm-up: no gradient comes back yet
@@ -136,14 +141,6 @@ class PipeDreamTrainer(RankTrainer):
         self._wait_for_sends()
         self.clock.add_up()
         self.staleness.gather()
-
-    def _admit(self) -> Minibatch:
-        """The next minibatch, with the newest weights that it may see and the learning rate of its update."""
-        self._make_updates(keep=1)
-        rate = self.optimizer.param_groups[0]["lr"]
-        version = self.weights.version(self.optimizer, [earlier.rate for earlier in self.pending])
-        self.pending.append(Minibatch(rate, version, self.updates, self.micro_batches))
-        return self.pending[-1]
 
     def _slices(self, batch: Batch | None) -> Sequence[Batch | None]:
         return [None] * self.micro_batches if batch is None else list(micro_batches(batch, self.micro_batches))

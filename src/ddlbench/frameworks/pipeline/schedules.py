@@ -32,7 +32,7 @@ def rank_of(stage: int, ranks: int, v_shaped: bool) -> int:
 
 
 def least_count(schedule: str, ranks: int) -> int:
-    """Micro batches that fill the pipeline; torch or the schedule's bubble (`bubble`) needs so many."""
+    """The least number of micro batches that torch or the schedule's bubble (`bubble`) needs: they fill the pipeline."""
     least = {"gpipe": 1, "interleaved": 1, "zero_bubble": 1, "zbv": 2 * ranks - 1, "dualpipev": 2 * ranks}
     return least.get(schedule, ranks)
 

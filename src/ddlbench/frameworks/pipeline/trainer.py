@@ -33,7 +33,7 @@ class PipelineTrainer(RankTrainer):
     def __init__(self, job: Job, blocks: Blocks, schedule: str, micro_batches: int, facts: Mapping[str, Any]) -> None:
         groups = blocks.groups
         job = replace(job, loss=loss_of_parts(job, groups.part, parallel=True))
-        update = Update(job.optimizer(blocks.model.named_parameters()), job, groups.norm_group)
+        update = Update(job.optimizer(blocks.model.named_parameters()), job, groups.norm_group, blocks.clip)
         part = f"tensor{groups.part.rank}"  # names differ between stages
         super().__init__(job, blocks.model, update, blocks.statistics, groups.place(), facts, part)
         self.groups, self.blocks, self.micro_batches = groups, blocks, micro_batches
@@ -73,14 +73,14 @@ class PipelineTrainer(RankTrainer):
     def step(self, batch: Batch | None) -> Tensor | None:
         self.losses.clear()
         layout = self.groups.layout
-        if layout.tp > 1:  # ranks that share layers draw the same, whatever a rank drew in between (its loader, say)
+        if layout.tp > 1:  # ranks that share layers draw the same, also if one has drawn in between (its loader)
             torch.manual_seed(torch.initial_seed() + layout.dp * layout.pp)
         inputs, targets = self._ends_of(batch)
         with as_raised(), self.clock.schedule():
             self.schedule.step(*inputs, target=targets, return_outputs=False)
         with span(COMMUNICATE):
             self.blocks.reduce()
-        self.update.apply(self.model.parameters(), self.blocks.clip)
+        self.update.apply(self.model.parameters())
         return torch.stack(self.losses).sum() if batch is not None and self.losses else None
 
     def _ends_of(self, batch: Batch | None) -> tuple[tuple[Tensor, ...], Tensor | None]:

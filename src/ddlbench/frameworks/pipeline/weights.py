@@ -83,7 +83,7 @@ class Weights:
         yield
 
     def rate(self, rate: float, updates: int) -> float:
-        """The learning rate of this stage's update after so many. rate: the loop's"""
+        """The learning rate of this stage's update. rate: the loop's; updates: number of updates made before"""
         return rate
 
     def state(self) -> dict[str, Tensor]:
@@ -92,7 +92,7 @@ class Weights:
 
 
 class PredictedWeights(Weights):
-    """Versions are predictions in memory of their own, but for those of an empty pipeline."""
+    """Versions are predictions, each in new memory; those of an empty pipeline share that of the newest weights."""
 
     shared = False  # whether a version has the memory of the newest weights
 
@@ -114,7 +114,7 @@ class PredictedWeights(Weights):
 
 @torch.no_grad()
 def predicted(weight: nn.Parameter, optimizer: Optimizer, group: Mapping[str, Any], rates: float) -> Tensor:
-    """group: of the weight; rates: the sum of the learning rates of the updates that are to come"""
+    """group: of the weight; rates: the sum of the learning rates of the updates in between"""
     state = optimizer.state.get(weight)
     return weight.clone() if not state else weight - rates * step_of(weight, state, group)
 
@@ -130,7 +130,7 @@ def step_of(weight: Tensor, state: Mapping[str, Any], group: Mapping[str, Any]) 
 
 
 class UnstashedWeights(Weights):
-    """All versions have the memory of the newest weights. A backward pass finds there whatever is there by then.
+    """All versions have the memory of the newest weights. A backward pass reads its content at that time.
 
     Autograd saves weights and views of them, not copies, in fp32, and does not notice writes through `.data`.
     """

@@ -27,7 +27,7 @@ def subgroup(lists: Sequence[Sequence[int]], job: Job, separate: bool = False) -
     order with what others send.
 
     The group's communicator exists when this returns: NCCL makes it at the group's first operation, which stops the
-    host until every member is there, and that belongs to the start and not to a step."""
+    host until every member has joined; this must happen at the start and not in a step."""
     if not separate and len(lists) == 1 and len(lists[0]) == job.world_size:
         return all_ranks(job)
     timeout = group_timeout(job.device, job.timeout_s)
@@ -66,7 +66,7 @@ def clip_parts(
     counted: the parameters whose gradients no other rank counts."""
     gradients = [gradient(parameter) for parameter in parameters]
     norm = nn.utils.get_total_norm([gradient(parameter) for parameter in counted])
-    squared = norm.square().to(gradients[0].device)  # that of nothing is on the CPU
+    squared = norm.square().to(gradients[0].device)  # the norm of an empty list is on the CPU
     if group is not None:
         dist.all_reduce(squared, group=group)
     shrink = (max_norm / (squared.sqrt() + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_

@@ -26,9 +26,6 @@ class Layout:
     tp: int = 1
     pp: int = 1
 
-    def rank(self, dp: int = 0, tp: int = 0, pp: int = 0) -> int:
-        return (pp * self.dp + dp) * self.tp + tp
-
     def position(self, rank: int) -> tuple[int, int, int]:
         """Replica, part and stage of a rank."""
         rest, tp = divmod(rank, self.tp)

@@ -149,14 +149,22 @@ class Replica(RankTrainer):
     def step(self, batch: Batch | None) -> Tensor | None:
         assert batch is not None
         loss = accumulate(self.trained, batch, self.job, self.micro_batches, self.update, self.no_sync)
+        self.complete_gradients()
         self.update.apply(self.trained.parameters())
         self.statistics.mark_changed()
         return loss
 
+    def complete_gradients(self) -> None:
+        """Before an update: nothing is left to do where the wrapper reduces the gradients."""
+
     def evaluate(self, batch: Batch | None) -> Tensor | None:
         assert batch is not None
         self.synchronize()
-        return evaluate(self.trained, self.trained, batch, self.job, self.micro_batches)
+        return evaluate(self.trained, self.output, batch, self.job, self.micro_batches)
+
+    def output(self, inputs: Tensor) -> Tensor:
+        """The model's output for a micro batch, complete on every rank."""
+        return self.trained(inputs)
 
     def synchronize(self) -> None:
         """Make the replicas equal, before validation and before the model is saved."""

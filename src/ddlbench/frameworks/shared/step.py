@@ -52,10 +52,17 @@ def accumulate(
 class Update:
     """One weight update from the gradients in place: unscale, clip, step, forget; and how many there were."""
 
-    def __init__(self, optimizer: Optimizer, job: Job, parts: dist.ProcessGroup | None = None) -> None:
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        job: Job,
+        parts: dist.ProcessGroup | None = None,
+        clip: Clip = nn.utils.clip_grad_norm_,
+    ) -> None:
         """parts: the ranks that hold the other parts of the model: all skip an update if a gradient overflows on one of
-        them (None: this rank holds the full model, or its library does this)"""
-        self.optimizer = optimizer
+        them (None: this rank holds the full model, or its library does this)
+        clip: by the norm of the full gradient, also where this rank has only a part of it"""
+        self.optimizer, self.clip = optimizer, clip
         self.clip_norm = job.clip_norm
         fp16 = job.precision == "fp16"
         self.agrees = parts is not None and fp16
@@ -79,13 +86,12 @@ class Update:
     def scale(self, loss: Tensor) -> Tensor:
         return self.scaler.scale(loss)
 
-    def apply(self, parameters: Iterable[nn.Parameter], clip: Clip = nn.utils.clip_grad_norm_) -> None:
-        """clip: by the norm of the full gradient, also where this rank has only a part of it"""
+    def apply(self, parameters: Iterable[nn.Parameter]) -> None:
         with span(UPDATE):
             if self.clip_norm is not None or self.agrees:
                 self.scaler.unscale_(self.optimizer)
             if self.clip_norm is not None:
-                clip(parameters, self.clip_norm)
+                self.clip(parameters, self.clip_norm)
             self.made = False
             self.scaler.step(self.optimizer)
             self.scaler.update()

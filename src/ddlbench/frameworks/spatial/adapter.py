@@ -9,20 +9,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from ddlbench.errors import Unsupported, check_values, refuse
 from ddlbench.frameworks.shared.checkpointing import checkpoint_replica
-from ddlbench.frameworks.shared.groups import all_ranks, subgroup
+from ddlbench.frameworks.shared.groups import all_ranks
 from ddlbench.frameworks.shared.layout import Layout, fill
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction
-from ddlbench.frameworks.shared.replica import Replica, in_ddp
+from ddlbench.frameworks.shared.replica import in_ddp
 from ddlbench.frameworks.shared.step import Update
 from ddlbench.frameworks.spatial.layers import rows_of, share_rows, windows
 from ddlbench.frameworks.tensor.adapter import check_compile
-from ddlbench.frameworks.tensor.collectives import Part, share
+from ddlbench.frameworks.tensor.collectives import Part, connect_parts
+from ddlbench.frameworks.tensor.replica import SharedReplica
 from ddlbench.job import Batch, Job, Place
 from ddlbench.recomputation import KEY, budgeted
 
@@ -59,16 +58,13 @@ class Spatial:
 
     def setup(self, job: Job) -> SpatialReplica:
         layout = self.layout(job.world_size)
-        data_rank, rank, _ = layout.position(job.rank)
-        # Apart from the gradients of all ranks, which DDP sends at the same time.
-        group = subgroup(layout.groups("tp"), job, separate=True) if layout.tp > 1 else None
-        dp_group = subgroup(layout.groups("dp"), job) if layout.dp > 1 else None
+        # A separate group, because DDP sends gradients among all ranks at the same time.
+        part, place, dp_group = connect_parts(job, layout, "sp", separate=True)
         facts = {"dp": layout.dp, "sp": layout.tp, "reduce_dtype": job.reduce_dtype if job.world_size > 1 else "fp32"}
-        place = Place(data_rank, layout.dp, rank == 0, rank == 0, {"dp": data_rank, "sp": rank})
-        return SpatialReplica(job, Part(group, rank, layout.tp), facts, place, dp_group)
+        return SpatialReplica(job, part, facts, place, dp_group)
 
 
-class SpatialReplica(Replica):
+class SpatialReplica(SharedReplica):
     """One rank's part of the images of a live replica."""
 
     def __init__(
@@ -87,17 +83,7 @@ class SpatialReplica(Replica):
             trained=wrapped, dp_group=dp_group, place=place,
         )  # fmt: skip
 
-    def step(self, batch: Batch | None) -> Tensor | None:
-        # All ranks of a replica drop the same units of the classifier, also if the rank that loads has drawn numbers.
-        torch.manual_seed(torch.initial_seed() + self.place.data_size)
-        loss = super().step(self._rows(batch))
-        return loss if batch is not None else None
-
-    def evaluate(self, batch: Batch | None) -> Tensor | None:
-        output = super().evaluate(self._rows(batch))
-        return output if batch is not None else None
-
-    def _rows(self, batch: Batch | None) -> Batch:
+    def shared(self, batch: Batch | None) -> Batch:
         """This rank's rows of all images of the replica."""
-        shared = share(batch, self.job, self.job.replica_batch(self.place.data_size), self.part)
-        return replace(shared, inputs=rows_of(shared.inputs, self.part))
+        complete = super().shared(batch)
+        return replace(complete, inputs=rows_of(complete.inputs, self.part))

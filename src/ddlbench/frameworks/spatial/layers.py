@@ -152,7 +152,7 @@ class Halo:
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, ROWS)
 
     def _swap(self, pieces: Sequence[Tensor], counts: Sequence[int], like: Tensor) -> list[Tensor]:
-        """Send each rank its piece, and receive so many rows from each; the own piece stays."""
+        """Send each rank its piece, and receive `counts` rows from each; this rank's piece stays."""
         batch, channels, _, width = like.shape
         received, group = list(pieces), self.part.group
         operations: list[dist.P2POp] = []

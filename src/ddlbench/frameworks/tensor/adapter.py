@@ -1,31 +1,28 @@
 """Tensor parallelism: tp ranks share every layer of a model, dp such groups are replicas.
 
 Transformers and classifiers as in Megatron-LM (Shoeybi et al. 2019), convolutions by filters (Kahira et al. 2021). What
-is split, and how, is said beside each model; the parts are made in frameworks/tensor/layers.py (docs/adr/0008).
+is split, and how, stands beside each model; the parts are made in frameworks/tensor/layers.py (docs/adr/0008).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from ddlbench.errors import Unsupported, check_values, refuse
 from ddlbench.frameworks.shared.checkpointing import checkpoint_replica
-from ddlbench.frameworks.shared.groups import average, clip_parts, gradient, subgroup
 from ddlbench.frameworks.shared.layout import Layout, divisors, fill
 from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction, elementwise_names, layerwise
-from ddlbench.frameworks.shared.replica import Replica, cpu_state, in_ddp
-from ddlbench.frameworks.shared.step import Update, accumulate, evaluate
-from ddlbench.frameworks.tensor.collectives import Part, share
-from ddlbench.frameworks.tensor.layers import Splits, full_state, is_transposed, local_state, split_model
-from ddlbench.frameworks.tensor.loss import full_logits, loss_of_parts
-from ddlbench.job import Batch, Job, Model, Place
+from ddlbench.frameworks.tensor.collectives import Part, connect_parts
+from ddlbench.frameworks.tensor.layers import is_transposed, split_model
+from ddlbench.frameworks.tensor.loss import loss_of_parts
+from ddlbench.frameworks.tensor.replica import TensorReplica
+from ddlbench.job import Job, Model
 from ddlbench.recomputation import KEY, budgeted
 
 CONVOLUTIONS = ("filters", "channels")
@@ -98,17 +95,13 @@ class TensorParallel:
 
     def setup(self, job: Job) -> TensorReplica:
         layout, job = self.layout(job.world_size), replace(job, model=self.model(job.model))
-        data_rank, tp_rank, _ = layout.position(job.rank)
-        tp_group = subgroup(layout.groups("tp"), job) if layout.tp > 1 else None
-        dp_group = subgroup(layout.groups("dp"), job) if layout.dp > 1 else None
-        part = Part(tp_group, tp_rank, layout.tp, sequence=self.sequence_parallel and layout.tp > 1)
+        part, place, dp_group = connect_parts(job, layout)
+        part = replace(part, sequence=self.sequence_parallel and layout.tp > 1)
         # Built in full on the CPU, so that all ranks have the same weights; only this rank's part goes to the device.
         model = replace(job, device=torch.device("cpu")).build()
         splits = split_model(model, job.model.tensor_plan(), part)
         model.to(job.device)
         checkpoint_replica(model, job, layout.dp)
-        reads, coordinates = tp_rank == 0, {"dp": data_rank, "tp": tp_rank}
-        place = Place(data_rank, layout.dp, reads_data=reads, reports=reads, coordinates=coordinates)
         job = replace(job, loss=loss_of_parts(job, part, self.parallel_loss))
         return TensorReplica(job, model, part, splits, self._facts(job, model, part, layout), place, dp_group)
 
@@ -125,8 +118,8 @@ class TensorParallel:
 
 
 def check_parts(name: str, job: Job, tp: int, pp: int = 1) -> None:
-    """Raise Unsupported for what `tp` ranks cannot share, beside pipelines of `pp` stages: heads, features and channels
-    must be shared evenly."""
+    """Raise Unsupported for what `tp` ranks cannot share in each of `pp` stages of a pipeline: heads, features and
+    channels must be shared evenly."""
     numbers = split_numbers(on_meta(job), job.model.tensor_plan())
     uneven = next((what for what, number in numbers.items() if number % tp), None)
     if uneven is not None:
@@ -170,74 +163,3 @@ def split_numbers(model: nn.Sequential, plan: Mapping[str, str]) -> dict[str, in
             case _:
                 pass
     return numbers
-
-
-class TensorReplica(Replica):
-    """One rank's part of a live replica. splits: how the split parameters are cut, by name"""
-
-    def __init__(
-        self,
-        job: Job,
-        model: nn.Sequential,
-        part: Part,
-        splits: Splits,
-        facts: Mapping[str, Any],
-        place: Place,
-        dp_group: dist.ProcessGroup | None,
-    ) -> None:
-        self.part, self.splits = part, splits
-        wrapped = None
-        if dp_group is not None:  # each part averages its gradients over its copies in the other replicas
-            wrapped = in_ddp(model, job.reduce_dtype, dp_group, gradient_as_bucket_view=True)
-        update = Update(job.optimizer(model.named_parameters()), job, part.group)
-        super().__init__(
-            job, model, update, facts,
-            trained=wrapped, dp_group=dp_group, place=place, saved_part=f"tensor{part.rank}",
-        )  # fmt: skip
-
-    def step(self, batch: Batch | None) -> Tensor | None:
-        # All ranks of a replica draw the same numbers in a step, also if the rank that loads has drawn some in between.
-        torch.manual_seed(torch.initial_seed() + self.place.data_size)
-        shared = self._shared(batch)
-        loss = accumulate(self.trained, shared, self.job, self.micro_batches, self.update, self.no_sync)
-        self._sum_over_tokens()
-        self.update.apply(self.model.parameters(), self._clip)
-        self.statistics.mark_changed()
-        return loss if batch is not None else None
-
-    def _shared(self, batch: Batch | None) -> Batch:
-        return share(batch, self.job, self.job.replica_batch(self.place.data_size), self.part)
-
-    def _sum_over_tokens(self) -> None:
-        """With sequence parallelism each rank has the gradients of its tokens; split parameters see all of them."""
-        if self.part.sequence:
-            gradients = [gradient(parameter) for parameter in self._parameters(split=False)]
-            assert self.part.group is not None, "several ranks share the layers"
-            average(gradients, self.part.group)
-            for tensor in gradients:
-                tensor *= self.part.size
-
-    def _parameters(self, split: bool) -> list[nn.Parameter]:
-        return [parameter for name, parameter in self.model.named_parameters() if (name in self.splits) == split]
-
-    def _clip(self, parameters: Iterable[nn.Parameter], max_norm: float) -> None:
-        """Rank 0 counts what every rank has."""
-        counted = [*self._parameters(split=True), *(self._parameters(split=False) if self.part.rank == 0 else [])]
-        clip_parts(parameters, max_norm, counted, self.part.group)
-
-    def evaluate(self, batch: Batch | None) -> Tensor | None:
-        self.synchronize()
-        output = evaluate(self.model, self._logits, self._shared(batch), self.job, self.micro_batches)
-        return output if batch is not None else None
-
-    def _logits(self, inputs: Tensor) -> Tensor:
-        """The logits of all classes."""
-        return full_logits(self.model(inputs), self.job, self.part)
-
-    def state(self) -> dict[str, Tensor] | None:
-        self.synchronize()
-        first = self.place.data_rank == 0
-        return full_state(cpu_state(self.model), self.splits, self.part) if first else None
-
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        self.model.load_state_dict(local_state(state, self.splits, self.part))

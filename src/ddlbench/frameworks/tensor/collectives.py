@@ -17,7 +17,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from ddlbench.job import Batch, Job, example_batch
+from ddlbench.frameworks.shared.groups import subgroup
+from ddlbench.frameworks.shared.layout import Layout
+from ddlbench.job import Batch, Job, Place, example_batch
 
 Change = Callable[[Tensor], Tensor]
 
@@ -45,6 +47,21 @@ class Part:
         rank = self.rank if rank is None else rank
         count, longer = divmod(length, self.size)
         return rank * count + min(rank, longer), count + (rank < longer)
+
+
+def connect_parts(
+    job: Job, layout: Layout, axis: str = "tp", separate: bool = False
+) -> tuple[Part, Place, dist.ProcessGroup | None]:
+    """This rank's part and place in a mesh of replicas and parts, and the ranks that have the same part in the other
+    replicas (None: there is one replica). Part 0 reads the data and reports. All ranks call this.
+
+    axis: name of the parts' dimension in the rank's coordinates; separate: of the parts' group, as `subgroup` takes it
+    """
+    data_rank, rank, _ = layout.position(job.rank)
+    group = subgroup(layout.groups("tp"), job, separate) if layout.tp > 1 else None
+    dp_group = subgroup(layout.groups("dp"), job) if layout.dp > 1 else None
+    place = Place(data_rank, layout.dp, rank == 0, rank == 0, {"dp": data_rank, axis: rank})
+    return Part(group, rank, layout.tp), place, dp_group
 
 
 def copy_to(tensor: Tensor, part: Part) -> Tensor:
@@ -125,7 +142,7 @@ def layout_of(tensor: Tensor) -> torch.memory_format:
 
 
 def dense(tensor: Tensor) -> Tensor:
-    """The memory of a tensor without gaps as one dimension, which collectives send whatever its layout is."""
+    """The memory of a tensor without gaps as one dimension: collectives can send it in any layout."""
     assert tensor.is_contiguous(memory_format=layout_of(tensor))
     return tensor.as_strided((tensor.numel(),), (1,))
 

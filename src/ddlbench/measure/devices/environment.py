@@ -16,7 +16,7 @@ import torch
 from torch.cuda import nccl
 
 import ddlbench
-from ddlbench.cores import allowed_cores
+from ddlbench.cores import allowed_cores, machine_cores
 from ddlbench.credentials import may_hold_credential
 from ddlbench.measure.devices.nvml import gpu
 from ddlbench.measure.devices.unknown import or_none
@@ -60,7 +60,7 @@ def machine(device: torch.device) -> dict[str, Any]:
         "kernel": platform.release(),
         "cpu_model": or_none(lambda: proc_value("cpuinfo", "model name")),  # ARM machines may name none
         "cpu_count": len(allowed_cores()),
-        "cpu_count_total": os.cpu_count(),
+        "cpu_count_total": machine_cores(),
         "memory_total_bytes": or_none(lambda: psutil.virtual_memory().total),
         "torch_threads": torch.get_num_threads(),
         "switches": switches(),

@@ -22,7 +22,7 @@ class Use:
     """What one rank used between two readings; None for what cannot be read.
 
     seconds:   between the readings
-    counts_energy: whether this rank is to read a counter: each rank that of its GPU; on the CPU one rank a node
+    counts_energy: whether this rank reads a counter: each rank that of its GPU; on the CPU one rank a node
     energy_j:  of the rank's GPU, or of the node's CPU packages
     thread_s:  in which the training thread computed or waited for a core; on device cpu only
     clock_before_mhz, clock_after_mhz: of the rank's GPU

@@ -139,7 +139,7 @@ def gpu_state_reader(device: torch.device) -> Callable[[], GpuState] | None:
 
 def joules(before: GpuState, after: GpuState) -> float | None:
     if before.energy_mj is None or after.energy_mj is None or after.energy_mj < before.energy_mj:
-        return None  # the counter begins again when the driver is loaded
+        return None  # the counter restarts at 0 when the driver is loaded
     return (after.energy_mj - before.energy_mj) / 1000
 
 

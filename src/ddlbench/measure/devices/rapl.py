@@ -1,7 +1,7 @@
 """Energy of a node's CPU packages, from the counters of Linux' powercap framework (Intel RAPL; AMD's since Zen).
 
-A counter of package-0, package-1, ... in microjoules begins again at its own range, after about 20 minutes at 200 W:
-so it is read at least once a minute. It counts the package, whoever uses it, without memory and GPUs. It is readable
+A counter of package-0, package-1, ... in microjoules restarts at 0 after its range, about 20 minutes at 200 W: it is
+read at least once a minute. It counts the package, whoever uses it, without memory and GPUs. It is readable
 for root alone on kernels since 5.10 (CVE-2020-8694), unless the site has opened it.
 """
 
@@ -18,7 +18,7 @@ READ_EVERY_S = 60.0
 class Rapl:
     """Joules of all packages since it was opened.
 
-    ranges: folder of each package -> microjoules at which its counter begins again
+    ranges: folder of each package -> microjoules at which its counter restarts at 0
     """
 
     ranges: dict[Path, int]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+from ddlbench.cores import machine_cores
 from ddlbench.measure.devices.unknown import difference, or_none
 
 PROC = Path("/proc")
@@ -42,7 +43,7 @@ class Load:
         # user nice system idle iowait irq softirq steal guest guest_nice (proc(5)); guests' time is in user and nice
         ticks = or_none(lambda: list(map(int, (proc / "stat").read_text().splitlines()[0].split()[1:])))
         return cls(
-            load=or_none(lambda: float((proc / "loadavg").read_text().split()[0]) / (os.cpu_count() or 1)),
+            load=or_none(lambda: float((proc / "loadavg").read_text().split()[0]) / machine_cores()),
             # "some avg10=1.23 avg60=... avg300=... total=...", in percent
             pressure=or_none(
                 lambda: float((proc / "pressure/cpu").read_text().split("some avg10=")[1].split()[0]) / 100
@@ -90,7 +91,7 @@ def thread_seconds() -> float:
 
 
 def waited_awake(seconds: float) -> None:
-    """The training thread waited so long for others by asking without a pause: the kernel counts it as computing."""
+    """The training thread waited these seconds for others without sleeping: the kernel counts them as computing."""
     global _awake_s
     _awake_s += seconds
 

@@ -27,7 +27,7 @@ def batch_sums(output: Tensor, batch: Batch) -> Tensor:
     """Sums over the valid samples of one batch, on the output's device, without waiting for it: [5] float64.
 
     output: scores of the classes [B, C], or of the next token [B, T, V]; hits are counted for classes only
-    The likelihood is the plain one, without the label smoothing of training, in float32 whatever the output's type.
+    The likelihood is the plain one, without the label smoothing of training, in float32 for every type of output.
     """
     images = output.ndim == 2
     valid = batch.valid if images else batch.valid[:, None]

@@ -1,4 +1,4 @@
-"""Fake tensors and their storages: what they hold, and those that exist at once."""
+"""Fake tensors and their storages: their sizes, and the bytes that exist at the same time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def identity(tensor: Tensor) -> int:
 
 
 class Alive:
-    """Bytes of the tensors that exist at once on a fake device: each storage from its creation to its end.
+    """Bytes of the tensors that exist at the same time on a fake device: each storage from its creation to its end.
 
     bytes_: now; peak: the maximum since it was last set to `bytes_`. They do not contain what the allocator and
     the libraries add: rounding, fragmentation, the device's context, buffers of libraries.
