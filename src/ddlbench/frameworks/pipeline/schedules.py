@@ -32,7 +32,7 @@ def rank_of(stage: int, ranks: int, v_shaped: bool) -> int:
 
 
 def least_count(schedule: str, ranks: int) -> int:
-    """The least number of micro batches that torch or the schedule's bubble (`bubble`) needs: they fill the pipeline."""
+    """The least number of micro batches that torch, or the schedule's bubble (`bubble`), needs."""
     least = {"gpipe": 1, "interleaved": 1, "zero_bubble": 1, "zbv": 2 * ranks - 1, "dualpipev": 2 * ranks}
     return least.get(schedule, ranks)
 
