@@ -157,14 +157,14 @@ class Replica(RankTrainer):
     def complete_gradients(self) -> None:
         """Before an update: nothing is left to do where the wrapper reduces the gradients."""
 
+    def output(self, inputs: Tensor) -> Tensor:
+        """The model's output for a micro batch, complete on every rank."""
+        return self.trained(inputs)
+
     def evaluate(self, batch: Batch | None) -> Tensor | None:
         assert batch is not None
         self.synchronize()
         return evaluate(self.trained, self.output, batch, self.job, self.micro_batches)
-
-    def output(self, inputs: Tensor) -> Tensor:
-        """The model's output for a micro batch, complete on every rank."""
-        return self.trained(inputs)
 
     def synchronize(self) -> None:
         """Make the replicas equal, before validation and before the model is saved."""
