@@ -163,6 +163,8 @@ class Supervisor:
                 self.attempt.record_for_rank_0(failure)
 
     def _supervise(self) -> None:
+        """Every PERIOD_S the first of these that holds: a signal; a failure that another rank posted; a rank, the store
+        or a stop that is late; a main thread that is late; the time limit; a request to stop that has arrived."""
         while not self.stopped.is_set():
             faulthandler.dump_traceback_later(self.timeout_s + FROZEN_S, exit=True, file=2)
             number = self.signals.wait(PERIOD_S)
