@@ -24,7 +24,7 @@ def test_every_loader_is_listed() -> None:
 @pytest.mark.parametrize("name", ANSWERS)
 def test_a_loader_answers_all_that_is_asked(name: str) -> None:
     with configurations():
-        two = [f"loader.{key}=2"] if (key := ANSWERS[name][3]) else []
+        two = [f"loader.{key}=2"] if (key := ANSWERS[name][4]) else []
         loader = configuration("+framework=ddp", "+model=resnet50", f"loader={name}", *two).loader
     assert isinstance(loader, Loader)
     answers = (
