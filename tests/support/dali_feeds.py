@@ -23,7 +23,7 @@ def request(rank=0, size=1, replica_batch=4, pixels=32, seed=0, **fields):
     return Request(Shape(pixels), Place(rank, size), CPU, seed=seed, replica_batch=replica_batch, **fields)
 
 
-def dali(data, *args, fused_crop=True, **fields):
+def dali(data, *args, fused_crop=None, **fields):
     return Dali("dali", fused_crop=fused_crop).open(data, request(*args, **fields))
 
 

@@ -8,6 +8,7 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -256,6 +257,19 @@ def test_a_missing_library_is_unavailable(folders, monkeypatch):
     monkeypatch.setitem(sys.modules, "nvidia.dali.fn", None)
     with pytest.raises(Unavailable, match=r"pip install 'ddlbench\[dali\]'"):
         Dali("dali").check(folders, Shape(), CPU)
+
+
+@pytest.mark.parametrize(("device", "fused"), [("cpu", True), ("gpu", True), ("mixed", False)])
+def test_crops_are_fused_where_the_cpu_decodes(folders, monkeypatch, device, fused):
+    """A GPU's hardware decoder decodes complete images only."""
+    graphs = []
+    monkeypatch.setattr("ddlbench.data.loaders.dali.Graph", lambda *args, **how: graphs.append(args) or Mock())
+    for given in (None, True, False):
+        feed = Dali("dali", device=device, fused_crop=given).open(folders, request())
+        expected = fused if given is None else given
+        assert feed.facts()["fused_crop"] is expected
+        assert [graph[3] for graph in graphs] == [expected] * 2, "of training and of validation"
+        graphs.clear()
 
 
 def test_facts_and_defaults(folders):

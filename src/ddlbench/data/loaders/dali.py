@@ -34,7 +34,8 @@ from ddlbench.job import Model
 class Dali(Loader):
     """device: cpu | gpu (decodes on the CPU) | mixed (decodes on the GPU too); None: mixed on a GPU, else cpu
     threads: of a pipeline, one per rank and split; None: as in cores.py; prefetch: batches it keeps ready
-    fused_crop: decode no more of a training image than its crop
+    fused_crop: decode no more of a training image than its crop; None: only where the CPU decodes, because a GPU's
+        hardware decoder decodes complete images only
     """
 
     library: ClassVar[str] = "nvidia.dali"
@@ -45,7 +46,7 @@ class Dali(Loader):
     device: str | None = None
     threads: int | None = None
     prefetch: int = 2
-    fused_crop: bool = True
+    fused_crop: bool | None = None
 
     def __post_init__(self) -> None:
         check_values("loader.", self, least={"threads": 1, "prefetch": 1}, choices={"device": DEVICES})
@@ -72,12 +73,14 @@ class Dali(Loader):
         assert isinstance(dataset, ImageFolders)
         device = self.device or ("mixed" if request.device.type == "cuda" else "cpu")
         threads = self.threads or default_workers(request.cores, request.device.type, torch.get_num_threads())
-        settings = replace(self, device=device, threads=threads)
+        fused_crop = device != "mixed" if self.fused_crop is None else self.fused_crop
+        settings = replace(self, device=device, threads=threads, fused_crop=fused_crop)
         train, validation = (settings._reader(dataset, request, train) for train in (True, False))
         return ReplicaFeed(train, validation, request, settings)
 
     def _reader(self, dataset: ImageFolders, request: Request, train: bool) -> DaliReader:
         assert self.device is not None, "chosen by `open`"
+        assert self.fused_crop is not None, "chosen by `open`"
         split = dataset.split(train, request.model, request.seed)
         on_gpu = request.device.type == "cuda"
         named = isinstance(split.source, FolderSource)
