@@ -13,8 +13,8 @@ from ddlbench.figures.figures import Drawing, plots_of
 from ddlbench.figures.styles import looks_of
 from ddlbench.report.__main__ import main
 from ddlbench.report.study import draw_study
-from ddlbench.sweep.parts import matches
 from ddlbench.sweep.study import load, names
+from ddlbench.sweep.study_entries import matches
 from tests.support.records import tables_of, write_run
 
 STUDY = """# Two frameworks

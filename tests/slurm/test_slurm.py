@@ -178,7 +178,7 @@ def test_a_run_without_a_record_has_the_status_of_the_rank_that_failed_first(slu
     python, output, results = tmp_path / "python", tmp_path / "out.txt", tmp_path / "runs"
     python.write_text(f"""#!/bin/sh
 case "$*:$SLURM_PROCID" in
-  *sweep.early*) exec {PYTHON} "$@" ;;
+  *sweep.end_without_record*) exec {PYTHON} "$@" ;;
   *:1) echo "ddlbench: unavailable: no library y" && sleep 1 && exit 4 ;;
   *) sleep 300 ;;
 esac

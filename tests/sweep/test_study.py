@@ -12,8 +12,8 @@ import pytest
 from ddlbench.config.choices import choices, published
 from ddlbench.config.keys import Checkpoint
 from ddlbench.errors import UserError
-from ddlbench.sweep.parts import PATHS, word
 from ddlbench.sweep.study import load, names
+from ddlbench.sweep.study_entries import PATHS, word
 from tests.sweep.studies import KEYS, write
 
 

@@ -17,8 +17,8 @@ from ddlbench.results.rows import Row, group_by
 from ddlbench.results.tables.measurement import Measurement
 from ddlbench.results.tables.merge import Comparison
 from ddlbench.results.tables.tables import Tables
-from ddlbench.sweep.parts import SCALING, Plain, matches
 from ddlbench.sweep.study import Study
+from ddlbench.sweep.study_entries import SCALING, Plain, matches
 from ddlbench.texts import first_few
 
 CELLS_NAMED = 4

@@ -133,14 +133,14 @@ def _ended(cell: Cell, state: State, codes: list[int], began: str, logged: int) 
         if attempt.status == RUNNING and not _of_others(attempt.folder):
             end_for_rank_0(attempt.folder, "error", reason)
     if any(codes) and not any(attempt.start >= began for attempt in attempts):
-        from ddlbench.sweep.early import record_early_end  # torch comes with it
+        from ddlbench.sweep.end_without_record import record_end  # torch comes with it
 
         with configurations():
             config = configuration(*cell.command(state.results))
         with (log := _log(state.results, cell)).open("rb") as file:
             file.seek(max(logged, log.stat().st_size - MIB))
             output = file.read(MIB).decode(errors="replace")
-        record_early_end(config, codes, began, output, [cell.gpus])
+        record_end(config, codes, began, output, [cell.gpus])
     return state.refresh().status(cell)
 
 

@@ -13,8 +13,8 @@ from typing import Any, cast
 from ddlbench.config.choices import choices, conf_dir, defaults, holds_list, is_key_of
 from ddlbench.config.values import check_value, shown
 from ddlbench.errors import UserError
-from ddlbench.sweep import parts
-from ddlbench.sweep.parts import Figure, Plain, Where, as_list, matches, number
+from ddlbench.sweep import study_entries as entries
+from ddlbench.sweep.study_entries import Figure, Plain, Where, as_list, matches, number
 
 FOLDERS = ("study", "experiment")  # of conf/
 LARGEST = 100_000  # cells
@@ -95,8 +95,8 @@ class Study:
         scaling, batch = keys.pop("scaling", "strong"), keys.pop("batch", None)
         keys.pop("gpus", None)
         if batch is not None:
-            keys[parts.SCALING[scaling]] = batch
-        return tuple(parts.word(key, value) for key, value in keys.items())
+            keys[entries.SCALING[scaling]] = batch
+        return tuple(entries.word(key, value) for key, value in keys.items())
 
 
 def names() -> dict[str, str]:
@@ -109,7 +109,7 @@ def load(name: str, words: Sequence[str] = ()) -> Study:
     """The study of a name, or of a YAML file, with the command line's words. UserError for any mistake in them."""
     study = of_file = _of_file(_find(name))
     for override in words:
-        study = _override(study, *parts.parse_word(override))
+        study = _override(study, *entries.parse_word(override))
     study = replace(study, results_dir=study.results_dir or f"results/{study.name}")
     return _checked(study, of_file)
 
@@ -124,8 +124,8 @@ def _find(name: str) -> Path:
 
 
 def _of_file(path: Path) -> Study:
-    raw = parts.read(path)
-    if not parts.NAME.fullmatch(path.stem):
+    raw = entries.read(path)
+    if not entries.NAME.fullmatch(path.stem):
         raise UserError(f"{shown(path)}: a study's name becomes that of a folder: use letters, digits, _, - and .")
     try:
         return _study(path.stem, raw)
@@ -145,25 +145,25 @@ def _study(name: str, raw: dict[str, Any]) -> Study:
         if not isinstance(of, str) or of not in names():
             raise UserError(f"base={shown(of)} is no ready study: choose one of {', '.join(names())}")
         base = _of_file(_find(of))
-    new_axes = {key: as_list(value) for key, value in parts.section(raw.get("axes"), "axes").items()}
+    new_axes = {key: as_list(value) for key, value in entries.section(raw.get("axes"), "axes").items()}
     for key, values in new_axes.items():
-        parts.check_axis(key, values)
+        entries.check_axis(key, values)
     axes = {**base.axes, **new_axes}
-    figures = {str(key): content for key, content in parts.section(raw.get("figures"), "figures").items()}
-    limits, exclude = parts.section(raw.get("limits_s"), "limits_s"), raw.get("exclude", [])
+    figures = {str(key): content for key, content in entries.section(raw.get("figures"), "figures").items()}
+    limits, exclude = entries.section(raw.get("limits_s"), "limits_s"), raw.get("exclude", [])
     return replace(
         base,
         name=name,
         axes=axes,
-        keys={**base.keys, **parts.settable(raw.get("keys"), "keys")},
-        settings=[*base.settings, *(parts.setting_of(item, axes) for item in as_list(raw.get("settings", [])))],
-        exclude=[*base.exclude, *(parts.where_of(exclude, axes, "exclude") if exclude != [] else [])],
-        seeds=parts.seeds_of(raw["seeds"]) if "seeds" in raw else base.seeds,
-        by=parts.names_of("by", raw["by"]) if "by" in raw else base.by,
-        across=parts.names_of("across", raw["across"]) if "across" in raw else base.across,
+        keys={**base.keys, **entries.settable(raw.get("keys"), "keys")},
+        settings=[*base.settings, *(entries.setting_of(item, axes) for item in as_list(raw.get("settings", [])))],
+        exclude=[*base.exclude, *(entries.where_of(exclude, axes, "exclude") if exclude != [] else [])],
+        seeds=entries.seeds_of(raw["seeds"]) if "seeds" in raw else base.seeds,
+        by=entries.names_of("by", raw["by"]) if "by" in raw else base.by,
+        across=entries.names_of("across", raw["across"]) if "across" in raw else base.across,
         figures={
             **{key: figure for key, figure in base.figures.items() if key not in figures},
-            **{key: parts.figure_of(key, content, axes) for key, content in figures.items() if content is not None},
+            **{key: entries.figure_of(key, content, axes) for key, content in figures.items() if content is not None},
         },
         limits_s={number("limits_s", gpus, 1): number("limits_s", limit, 1) for gpus, limit in limits.items()},
         **cast(Any, {key: number(key, raw[key], least) for key, least in NUMBERS.items() if key in raw}),
@@ -175,14 +175,14 @@ def _override(study: Study, key: str, value: Any) -> Study:
     if key in NUMBERS:
         return replace(study, **{key: number(key, value, NUMBERS[key])})
     if key == "seeds":
-        return replace(study, seeds=parts.seeds_of(value))
+        return replace(study, seeds=entries.seeds_of(value))
     if key == "results_dir":
         check_value(key, value)
         return replace(study, results_dir=value)
     if key in study.axes or (isinstance(value, list) and not holds_list(key)):
-        parts.check_axis(key, as_list(value))
+        entries.check_axis(key, as_list(value))
         return replace(study, axes={**study.axes, key: as_list(value)})
-    parts.check_key(key, value, of_file=False)
+    entries.check_key(key, value, of_file=False)
     return replace(study, overrides={**study.overrides, key: value})
 
 
@@ -208,5 +208,5 @@ def _checked(study: Study, of_file: Study) -> Study:
             axis, group = "axis " * (key in study.axes), key.partition(".")[0]
             raise UserError(f"{study.name}: {axis}{key}: no {group} of this study has this key: leave it out")
     study = replace(study, axes={key: values for key, values in study.axes.items() if key not in unused})
-    parts.quoted("results_dir", study.results_dir)
+    entries.quoted("results_dir", study.results_dir)
     return study

@@ -14,7 +14,7 @@ from ddlbench.config.compose import configuration, configurations
 from ddlbench.config.schema import Config
 from ddlbench.heartbeat import Process
 from ddlbench.results.reading.attempts import read_all
-from ddlbench.sweep.early import record_early_end, write_row_of_job
+from ddlbench.sweep.end_without_record import record_end, write_row_of_job
 from ddlbench.sweep.local import _ended, run_cells
 from ddlbench.sweep.plan import Cell, plan
 from ddlbench.sweep.state import State
@@ -58,7 +58,7 @@ def config(cell: Cell, folder: Path) -> Config:
 def test_a_run_without_a_record_gets_a_row(
     tmp_path: Path, cell: Cell, codes: list[int], said: str, status: str, reason: str
 ) -> None:
-    assert record_early_end(config(cell, tmp_path), codes, BEGAN, said, [2])
+    assert record_end(config(cell, tmp_path), codes, BEGAN, said, [2])
     (attempt,) = read_all([tmp_path / "results"]).attempts
     assert attempt.record["status"] == status
     assert attempt.record["reason"].startswith(reason)
@@ -69,7 +69,7 @@ def test_a_run_without_a_record_gets_a_row(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_interrupted_run_without_a_record_is_still_to_be_run(tmp_path: Path, cell: Cell, number: int) -> None:
-    assert not record_early_end(config(cell, tmp_path), [128 + number, -number], BEGAN, "", [2])
+    assert not record_end(config(cell, tmp_path), [128 + number, -number], BEGAN, "", [2])
     assert State(tmp_path / "results").refresh().status(cell) == "missing"
 
 

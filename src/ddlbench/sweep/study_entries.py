@@ -1,5 +1,5 @@
-"""The parts of a study, each checked as it is read: axes and keys, settings, figures; and values as words of ddlbench's
-command line."""
+"""The entries of a study, which are checked as they are read: axes and keys, settings, figures; and values as words of
+ddlbench's command line."""
 
 from __future__ import annotations
 

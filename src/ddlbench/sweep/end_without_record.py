@@ -1,6 +1,8 @@
 """The row of a run that ended before it had a record (wrong data folder, failed import), from exit codes and output.
 
-scripts/slurm/run.sbatch runs it after a run that failed: python -m ddlbench.sweep.early CODE BEGAN WORDS... < OUTPUT
+scripts/slurm/run.sbatch runs it after a run that failed (docs/adr/0032):
+
+    python -m ddlbench.sweep.end_without_record CODE BEGAN WORDS... < OUTPUT
 """
 
 from __future__ import annotations
@@ -59,10 +61,10 @@ def write_row_of_job(config: Config, code: int, began: str, output: str) -> None
     attempts = State(Path(config.results_dir)).refresh().attempts.values()
     if not any(attempt.key == key and attempt.start >= began for attempt in attempts):
         codes = [int(match[1]) if match[1] else BY_SIGNAL.get(match[2], 1) for match in TASK.finditer(output)]
-        record_early_end(config, codes or [code], began, output, tasks)
+        record_end(config, codes or [code], began, output, tasks)
 
 
-def record_early_end(config: Config, codes: Sequence[int], began: str, output: str, tasks: Sequence[int]) -> bool:
+def record_end(config: Config, codes: Sequence[int], began: str, output: str, tasks: Sequence[int]) -> bool:
     """Write a record without measurements for a run that left none; whether it is on disk. The status is that of the
     first rank that failed by itself. False for a run that a signal interrupted: its cell runs again.
 
