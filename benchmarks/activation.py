@@ -24,17 +24,17 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 def kept_bytes(activation: Callable[[Tensor], Tensor], inputs: Tensor) -> int:
     """Bytes of the tensors that autograd keeps for the backward pass, each storage counted once."""
-    kept: dict[int, int] = {}
+    storages: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage.nbytes()
+        storages[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         output = activation(inputs)
     del output
-    return sum(kept.values())
+    return sum(storages.values())
 
 
 def seconds(activation: Callable[[Tensor], Tensor], inputs: Tensor, repeats: int) -> float:

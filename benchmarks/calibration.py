@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from statistics import median
 
 from benchmarks import steps
@@ -73,39 +74,41 @@ class Measurement:
 
 def words(of: Measurement) -> tuple[str, ...]:
     """Its configuration."""
-    own = FRAMEWORKS.get(of.framework, {}).get(of.ranks, ())
-    return (f"+framework={of.framework or 'single'}", f"+model={of.model}", *MODELS[of.model], *COMMON, *own)
+    degrees = FRAMEWORKS.get(of.framework, {}).get(of.ranks, ())
+    return (f"+framework={of.framework or 'single'}", f"+model={of.model}", *MODELS[of.model], *COMMON, *degrees)
 
 
 def needed(models: Sequence[str], frameworks: Sequence[str]) -> list[Measurement]:
     """What predictions of these frameworks need."""
-    found = [Measurement("step", model, name, 1) for model in models for name in frameworks]
-    found += [Measurement("beside", model, "", ranks) for model in models for ranks in (1, *COUNTS)]
-    found += [Measurement("blocks", model, "", 1) for model in models]
-    return [*found, *(Measurement("collectives", "", "", ranks) for ranks in COUNTS)]
+    return [
+        *(Measurement("step", model, name, 1) for model in models for name in frameworks),
+        *(Measurement("beside", model, "", ranks) for model in models for ranks in (1, *COUNTS)),
+        *(Measurement("blocks", model, "", 1) for model in models),
+        *(Measurement("collectives", "", "", ranks) for ranks in COUNTS),
+    ]
 
 
 def measure(of: Measurement, world: World, window_s: float) -> list[float]:
     """One repeat, as a list of numbers. Of blocks: forward, backward, ..., update. Of collectives: by kind and size,
     then the cost of a hidden one."""
     if of.kind == "collectives":
-        found = world.run(steps.collectives, SIZES)[0]
-        return [seconds for kind in (*COLLECTIVES, "hidden_cost") for seconds in found[kind]]
+        of_rank_0 = world.run(steps.collectives, SIZES)[0]
+        return [seconds for kind in (*COLLECTIVES, "hidden_cost") for seconds in of_rank_0[kind]]
     config = configuration(*words(of))
     if of.kind == "blocks":
         passes, update_s = world.run(steps.blocks, config, MICRO)[0]
-        return [*(seconds for each in passes for seconds in each), update_s]
+        return [*chain.from_iterable(passes), update_s]
     return world.run(steps.seconds_beside_others, config, window_s)[0]
 
 
 @dataclass
 class Calibration:
-    """found: the repeats of each measurement."""
+    """measured: the repeats of each measurement."""
 
-    found: dict[Measurement, list[list[float]]]
+    measured: dict[Measurement, list[list[float]]]
 
     def covers(self, case: Measurement) -> bool:
-        return all(self.found.get(each) for each in needed([case.model], [case.framework]))
+        return all(self.measured.get(of) for of in needed([case.model], [case.framework]))
 
     def of(self, case: Measurement) -> Inputs:
         """What is known when that case is predicted."""
@@ -123,24 +126,24 @@ class Calibration:
         alone = self._median(Measurement("beside", model, "", 1))
         slower = {ranks: self._median(Measurement("beside", model, "", ranks)) / alone for ranks in COUNTS}
         sweeps = {(kind, ranks): sweep for ranks in COUNTS for kind, sweep in self._sweeps(ranks).items()}
-        cost = {ranks: self._each(Measurement("collectives", "", "", ranks))[-1] for ranks in COUNTS}
+        cost = {ranks: self._medians(Measurement("collectives", "", "", ranks))[-1] for ranks in COUNTS}
         return replace(load("local"), cores=len(allowed_cores()), contention=slower, sweeps=sweeps, hidden_cost=cost)
 
     def _median(self, of: Measurement) -> float:
-        return median(seconds for repeat in self.found[of] for seconds in repeat)
+        return median(seconds for repeat in self.measured[of] for seconds in repeat)
 
-    def _each(self, of: Measurement) -> list[float]:
+    def _medians(self, of: Measurement) -> list[float]:
         """The median over the repeats of each number that a measurement has."""
-        return [median(numbers) for numbers in zip(*self.found[of], strict=True)]
+        return [median(numbers) for numbers in zip(*self.measured[of], strict=True)]
 
     def _blocks(self, config: Config, machine: Machine) -> Computation:
-        *passes, update_s = self._each(Measurement("blocks", config.model.name, "", 1))
+        *passes, update_s = self._medians(Measurement("blocks", config.model.name, "", 1))
         plain = proportions(config, machine)
         measured = {MICRO: tuple(map(Pass, passes[::2], passes[1::2]))}
         return replace(plain, measured=measured, update_s=update_s / plain.counts.parameter_count)
 
     def _sweeps(self, ranks: int) -> dict[str, Sweep]:
-        numbers = self._each(Measurement("collectives", "", "", ranks))
+        numbers = self._medians(Measurement("collectives", "", "", ranks))
         sizes = tuple(map(float, SIZES))
         return {kind: Sweep(sizes, tuple(numbers[at * len(sizes) : (at + 1) * len(sizes)]))
                 for at, kind in enumerate(COLLECTIVES)}  # fmt: skip

@@ -42,23 +42,23 @@ def large_blocks() -> int:
 def live_tensors() -> Iterator[Tensor]:
     """All tensors that Python's garbage collector knows."""
     gc.collect()
-    return (each for each in gc.get_objects() if issubclass(type(each), Tensor))
+    return (thing for thing in gc.get_objects() if issubclass(type(thing), Tensor))
 
 
 def storages(tensors: Iterable[Tensor]) -> Storages:
     """The storages of CPU tensors that have memory; for a DTensor, of this rank's slice."""
-    found: Storages = {}
+    sizes: Storages = {}
     for tensor in tensors:
-        own = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-        if type(own) in (Tensor, nn.Parameter) and own.device.type == "cpu":
-            memory = own.untyped_storage()
-            found[memory.data_ptr()] = memory.nbytes()
-    return found
+        local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+        if type(local) in (Tensor, nn.Parameter) and local.device.type == "cpu":
+            memory = local.untyped_storage()
+            sizes[memory.data_ptr()] = memory.nbytes()
+    return sizes
 
 
-def total(found: Storages, *counted: Storages) -> int:
+def total(sizes: Storages, *counted: Storages) -> int:
     """Bytes of those that are not counted already."""
-    return sum(size for address, size in found.items() if not any(address in each for each in counted))
+    return sum(size for address, size in sizes.items() if not any(address in others for others in counted))
 
 
 def model_of(trainer: Any) -> nn.Module:
@@ -66,25 +66,25 @@ def model_of(trainer: Any) -> nn.Module:
 
 
 def parameters(trainer: Trainer) -> Storages:
-    own = list(model_of(trainer).parameters())
-    return storages([*own, *(each.ds_tensor for each in own if hasattr(each, "ds_tensor"))])
+    weights = list(model_of(trainer).parameters())
+    return storages([*weights, *(weight.ds_tensor for weight in weights if hasattr(weight, "ds_tensor"))])
 
 
 def gradients(trainer: Any) -> Storages:
-    found = [each.grad for each in live_tensors() if each.is_leaf and each.grad is not None]
+    tensors = [tensor.grad for tensor in live_tensors() if tensor.is_leaf and tensor.grad is not None]
     if isinstance(trainer, ZeroTrainer):
         groups = trainer.engine.optimizer.averaged_gradients.values()
-        found += [part for parts in groups if parts is not None for part in parts]
-    return storages(found)
+        tensors += [part for parts in groups if parts is not None for part in parts]
+    return storages(tensors)
 
 
 def optimizer(trainer: Any) -> Storages:
     """DeepSpeed's stage 3 shows the optimizer its copy of the weights during the update only."""
-    kept = [each for state in trainer.optimizer.state.values() for each in state.values()]
-    kept += [each for group in trainer.optimizer.param_groups for each in group["params"]]
+    values = [value for state in trainer.optimizer.state.values() for value in state.values()]
+    values += [parameter for group in trainer.optimizer.param_groups for parameter in group["params"]]
     if isinstance(trainer, ZeroTrainer):
-        kept += getattr(trainer.engine.optimizer, "fp32_partitioned_groups_flat", [])
-    return storages(each for each in kept if isinstance(each, Tensor))
+        values += getattr(trainer.engine.optimizer, "fp32_partitioned_groups_flat", [])
+    return storages(value for value in values if isinstance(value, Tensor))
 
 
 def before_update(trainer: Any, act: Callable[[], None]) -> None:
@@ -103,7 +103,7 @@ def watch_gradients(model: nn.Module, most: list[int]) -> None:
     """Notes what the gradients take whenever one has arrived."""
 
     def note(_: Tensor) -> None:
-        most.append(total(storages(each.grad for each in model.parameters() if each.grad is not None)))
+        most.append(total(storages(weight.grad for weight in model.parameters() if weight.grad is not None)))
 
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(note)

@@ -15,13 +15,13 @@ from ddlbench.config.compose import configuration, configurations
 from ddlbench.figures import plotting
 from ddlbench.ranks.launch import Launch
 from ddlbench.rehearsal.rehearse import rehearse
+from ddlbench.texts import GIB
 
 PARTS = (1, 2, 4)
-GIB = 2**30
 
 
 def peak(size: int, parts: int, batch: int, precision: str) -> int:
-    """Bytes of a rank with both neighbours (of two parts: with the only one) at its fullest moment, on "cuda". batch:
+    """Bytes of a rank with both neighbors (of two parts: with the only one) at its fullest moment, on "cuda". batch:
     images of a replica; the images of a replica are shared by `parts` ranks, of 4 in all."""
     framework = (
         ("+framework=ddp",) if parts == 1 else ("+framework=spatial", f"framework.sp={parts}", "framework.dp=null")
@@ -35,10 +35,10 @@ def peak(size: int, parts: int, batch: int, precision: str) -> int:
     return row.memory["peak"] or 0
 
 
-def draw(peaks: Mapping[int, Sequence[float]], asked: argparse.Namespace) -> None:
+def draw(peaks: Mapping[int, Sequence[float]], options: argparse.Namespace) -> None:
     """peaks: GiB for each number of parts, by size"""
     with plotting.style():
-        what = f"{asked.batch} images a replica, {asked.precision}, rehearsed"
+        what = f"{options.batch} images a replica, {options.precision}, rehearsed"
         figure = plotting.grid([plotting.Head("Memory of a rank of ResNet-50", [what])])
         (axes,) = figure.axes
         for parts, marker, values in zip(PARTS, "os^", zip(*peaks.values(), strict=True), strict=True):
@@ -49,7 +49,7 @@ def draw(peaks: Mapping[int, Sequence[float]], asked: argparse.Namespace) -> Non
         axes.minorticks_off()
         axes.yaxis.set_major_formatter(plotting.plain)
         plotting.arrange(figure)
-        figure.savefig(asked.figure, metadata={"Software": None})
+        figure.savefig(options.figure, metadata={"Software": None})
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -58,16 +58,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch", type=int, default=4, help="images of a replica")
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--figure", type=Path)
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     print("| image | `ddp` | " + " | ".join(f"`spatial`, sp = {parts}" for parts in PARTS[1:]) + " |")
     print("|---" * (1 + len(PARTS)) + "|")
     measured = dict[int, list[float]]()
-    for size in asked.sizes:
-        peaks = measured[size] = [peak(size, parts, asked.batch, asked.precision) / GIB for parts in PARTS]
-        shares = [f"{peaks[0]:.2f} GiB", *(f"{each:.2f} GiB ({each / peaks[0]:.0%})" for each in peaks[1:])]
+    for size in options.sizes:
+        peaks = measured[size] = [peak(size, parts, options.batch, options.precision) / GIB for parts in PARTS]
+        shares = [f"{peaks[0]:.2f} GiB", *(f"{part:.2f} GiB ({part / peaks[0]:.0%})" for part in peaks[1:])]
         print(f"| {size} x {size} | {' | '.join(shares)} |", flush=True)
-    if asked.figure:
-        draw(measured, asked)
+    if options.figure:
+        draw(measured, options)
 
 
 if __name__ == "__main__":

@@ -61,6 +61,8 @@ def compare(name: str, pairs: int) -> None:
     images.prepare()
     commands = [command(side, images.layout().root, BATCH, SIZE, WORKERS) for side in (what.own, what.other)]
     with tempfile.TemporaryDirectory() as folder:
-        found = read_by_turns(commands, Path(folder), pairs, TURN_S)
-    speeds = " and ".join(f"{BATCH / median(seconds):.0f}" for seconds in zip(*found.found, strict=True)) + " images/s"
-    show(name, f"ratio {ratio_text(found.ratios())}, {found.remark()}, {speeds}; aim: {what.aim}")
+        result = read_by_turns(commands, Path(folder), pairs, TURN_S)
+    speeds = (
+        " and ".join(f"{BATCH / median(seconds):.0f}" for seconds in zip(*result.complete, strict=True)) + " images/s"
+    )
+    show(name, f"ratio {ratio_text(result.ratios())}, {result.remark()}, {speeds}; aim: {what.aim}")

@@ -1,7 +1,7 @@
 """A tree of a million image names: made, listed and indexed, opened again, and removed.
 
 The names of a class are links to one empty file: it is names that are measured, and a million files made and removed
-keep some file systems busy for minutes. The system has the folders in memory, for they were written just before; from a
+keep some file systems busy for minutes. The system has the folders in memory, because they were written just before; from a
 disk or a network they come slower, in the same memory of ours.
 """
 
@@ -24,9 +24,9 @@ IMAGES_A_VALIDATION_IMAGE = 26  # ImageNet has 1,281,167 and 50,000
 def make_tree(root: Path, names: int, classes: int) -> None:
     """ImageNet's folders and names, e.g. train/n00000007/n00000007_00012.JPEG."""
     for number in range(classes):
-        label, each = f"n{number:08d}", names // classes
-        held = -(-each // IMAGES_A_VALIDATION_IMAGE)
-        for split, images in (("val", range(held)), ("train", range(held, each))):
+        label, images_a_class = f"n{number:08d}", names // classes
+        validation = -(-images_a_class // IMAGES_A_VALIDATION_IMAGE)
+        for split, images in (("val", range(validation)), ("train", range(validation, images_a_class))):
             (folder := root / split / label).mkdir(parents=True)
             (first := folder / "image").touch()
             for image in images:

@@ -3,7 +3,7 @@
 torchrun --nproc-per-node=4 -m benchmarks.memory
 
 Every framework makes two updates; the third is measured when its gradients are complete and averaged and nothing is
-updated yet, for afterwards the gradients are dropped. A storage counts once and completely, whatever tensors view it:
+updated yet, because afterwards the gradients are dropped. A storage counts once and completely, whatever tensors view it:
 
 parameters  what the model's parameters lie in: slices under FSDP and ZeRO stage 3
 gradients   what any tensor has as its `.grad`, and what DeepSpeed keeps for its update
@@ -57,6 +57,7 @@ from ddlbench.ranks.launch import connect, disconnect
 from ddlbench.ranks.launchers import detect
 from ddlbench.recipe.losses import CrossEntropy
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
+from ddlbench.texts import markdown_table
 
 MODEL = GPT2("gpt2", n_layer=4, n_embd=256, n_head=4, vocab_size=1024, seq_len=64, dropout=0.0)
 OPTIMIZERS = {
@@ -115,44 +116,46 @@ def measure(framework: Framework, job: Job, kind: str) -> tuple[Held, Expected]:
     share = part(batch, trainer.place) if trainer.place.reads_data else None
     for _ in range(2):
         trainer.step(share)
-    seen: dict[str, int] = {}
+    bytes_held: dict[str, int] = {}
     most: list[int] = []
     watch_gradients(model_of(trainer), most)
-    before_update(trainer, lambda: seen.update(look(trainer, before, allocated)))
+    before_update(trainer, lambda: bytes_held.update(look(trainer, before, allocated)))
     trainer.step(share)
     formula = expected(framework, trainer, job, kind)
     dist.barrier()
     trainer.close()
-    return Held(**seen, most=max(most, default=0)), formula
+    return Held(**bytes_held, most=max(most, default=0)), formula
 
 
 def look(trainer: Trainer, before: Storages, allocated: int) -> dict[str, int]:
     """Bytes held now. before, allocated: storages and bytes from before `setup`."""
-    own, grads, state = parameters(trainer), gradients(trainer), optimizer(trainer)
+    weights, grads, state = parameters(trainer), gradients(trainer), optimizer(trainer)
     return {
         "malloc": large_blocks() - allocated,
-        "parameters": total(own),
-        "gradients": total(grads, own),
-        "optimizer": total(state, own, grads),
-        "other": total(storages(live_tensors()), before, own, grads, state),
+        "parameters": total(weights),
+        "gradients": total(grads, weights),
+        "optimizer": total(state, weights, grads),
+        "other": total(storages(live_tensors()), before, weights, grads, state),
     }
 
 
 def expected(framework: Any, trainer: Trainer, job: Job, kind: str) -> Expected:
-    model, each, ranks = on_meta(job), bytes_of_parameter(kind), job.world_size
+    model, per_parameter, ranks = on_meta(job), bytes_of_parameter(kind), job.world_size
     sizes = [parameter.numel() for parameter in model.parameters()]
     match framework:
         case DeepSpeed():
             return expected_of_zero(framework.zero_stage, sizes, kind, job)
         case FSDP():
-            return Expected(data_parallel(sum(sizes), each, 3, ranks), None)
+            return Expected(data_parallel(sum(sizes), per_parameter, 3, ranks), None)
         case TensorParallel():
             count = tensor_count(model, job.model.tensor_plan(), ranks)
         case Pipeline():
             count = stage_counts(model, trainer.facts()["blocks_per_stage"])[job.rank]
         case _:  # DDP copies a gradient that has arrived into its bucket: the largest is there twice for a moment
-            return Expected(data_parallel(sum(sizes), each, 0, ranks), each.gradients * (sum(sizes) + max(sizes)))
-    return Expected(each.times(count), each.gradients * count)
+            return Expected(
+                data_parallel(sum(sizes), per_parameter, 0, ranks), per_parameter.gradients * (sum(sizes) + max(sizes))
+            )
+    return Expected(per_parameter.times(count), per_parameter.gradients * count)
 
 
 def tensor_count(model: nn.Module, plan: Mapping[str, str], ranks: int) -> float:
@@ -175,11 +178,11 @@ def stage_counts(model: nn.Sequential, sizes: Sequence[int]) -> list[int]:
 def expected_of_zero(stage: int, sizes: Sequence[int], kind: str, job: Job) -> Expected:
     """DeepSpeed drops other ranks' gradients once they are averaged, at stage 1 too, but at stages 1 and 2 keeps those
     whole that a border between shards cuts."""
-    each = bytes_of_parameter(kind, own_copy=True)
-    held = data_parallel(sum(sizes), each, stage, job.world_size)
+    per_parameter = bytes_of_parameter(kind, own_copy=True)
+    held = data_parallel(sum(sizes), per_parameter, stage, job.world_size)
     if stage < 3:
-        held = replace(held, gradients=each.gradients * touched(sizes, job.world_size, job.rank))
-    return Expected(held, each.gradients * sum(sizes) if stage == 1 else None)
+        held = replace(held, gradients=per_parameter.gradients * touched(sizes, job.world_size, job.rank))
+    return Expected(held, per_parameter.gradients * sum(sizes) if stage == 1 else None)
 
 
 def make_job(kind: str) -> Job:
@@ -211,14 +214,14 @@ def part(batch: Batch, place: Place) -> Batch:
 def table(ranks: Sequence[dict[tuple[str, str], tuple[Held, Expected]]]) -> str:
     """Markdown, in MB, measured / formula; of each framework the rank that holds most."""
     columns = ("optimizer", "framework", "rank", *(field.name for field in fields(Held)))
-    lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
+    rows = list[list[str]]()
     for kind, name in ranks[0]:
         rank = max(range(len(ranks)), key=lambda rank: ranks[rank][kind, name][0].malloc)
         held, formula = ranks[rank][kind, name]
         beside = {**vars(formula.held), "most": formula.most}
         cells = [cell(column, value, beside.get(column)) for column, value in vars(held).items()]
-        lines.append(f"| {' | '.join([kind, name, str(rank), *cells])} |")
-    return "\n".join(lines)
+        rows.append([kind, name, str(rank), *cells])
+    return markdown_table(columns, rows)
 
 
 def cell(column: str, measured: int, formula: float | None) -> str:
@@ -233,7 +236,7 @@ def main() -> None:
     connect(detect(), torch.device("cpu"), 120.0)
     ranks = all_gather(measure_all())
     if dist.get_rank() == 0:
-        print(table(ranks))
+        print(table(ranks), end="")
     disconnect(clean=True)
 
 

@@ -28,6 +28,8 @@ from benchmarks.calibration import COUNTS, MODELS, Calibration, Measurement, wor
 from benchmarks.worlds import WorkFailed, World
 from ddlbench.config.compose import configuration, configurations
 from ddlbench.oracle.predictor import Prediction, predict
+from ddlbench.results.rows import group_by
+from ddlbench.texts import markdown_table
 
 WINDOW_S = 0.6  # several steps of most cases
 HEAD = ("model", "framework", "processes", "measured", "repeats", "spread", "predicted", "compute", "comm", "bubble",
@@ -62,11 +64,11 @@ class Kept:
 
     def read(self) -> dict[Measurement, list[list[float]]]:
         """The repeats of each measurement."""
-        found: dict[Measurement, list[list[float]]] = {}
+        repeats: dict[Measurement, list[list[float]]] = {}
         for line in self.path.read_text().splitlines() if self.path.exists() else []:
             plain = json.loads(line)
-            found.setdefault(Measurement(*plain["of"]), []).append(plain["seconds"])
-        return found
+            repeats.setdefault(Measurement(*plain["of"]), []).append(plain["seconds"])
+        return repeats
 
     def add(self, of: Measurement, seconds: list[float]) -> None:
         with self.path.open("a") as file:
@@ -81,28 +83,24 @@ def measure(of: Measurement, worlds: dict[int, World]) -> list[float]:
     return world.run(steps.step_seconds, configuration(*words(of)), WINDOW_S)[0]
 
 
-def rows(cases: Sequence[Measurement], found: dict[Measurement, list[list[float]]]) -> list[Row]:
-    known = Calibration(found)
-    return [
-        Row(case, tuple(map(median, found.get(case, []))), predicted(case, known) if known.covers(case) else None)
-        for case in cases
-    ]
+def rows(cases: Sequence[Measurement], measured: dict[Measurement, list[list[float]]]) -> list[Row]:
+    """measured: the repeats of each measurement"""
+    inputs = Calibration(measured)
+
+    def predicted(case: Measurement) -> Prediction | None:
+        return predict(configuration(*words(case)), case.ranks, inputs.of(case)) if inputs.covers(case) else None
+
+    return [Row(case, tuple(map(median, measured.get(case, []))), predicted(case)) for case in cases]
 
 
-def predicted(case: Measurement, known: Calibration) -> Prediction:
-    config = configuration(*words(case))
-    return predict(config, case.ranks, known.of(case))
-
-
-def table(found: Sequence[Row]) -> str:
-    lines = [f"| {' | '.join(HEAD)} |", f"|{'---|' * len(HEAD)}"]
-    lines += [f"| {' | '.join(cells(row))} |" for row in found]
-    errors = [row.error for row in found if row.error is not None]
+def table(rows: Sequence[Row]) -> str:
+    lines = markdown_table(HEAD, map(cells, rows))
+    errors = [row.error for row in rows if row.error is not None]
     if not errors:
-        return "\n".join([*lines, "", "no row has both a measurement and a prediction"])
+        return f"{lines}\nno row has both a measurement and a prediction"
     return "\n".join([
-        *lines, "", f"mean accuracy of {len(errors)} of {len(found)} rows: {accuracy(found)}",
-        *(", ".join(f"{name} {accuracy(own)}" for name, own in grouped(found, by).items()) for by in PARTS),
+        lines, f"mean accuracy of {len(errors)} of {len(rows)} rows: {accuracy(rows)}",
+        *(", ".join(f"{name} {accuracy(part)}" for name, part in group_by(rows, by).items()) for by in PARTS),
     ])  # fmt: skip
 
 
@@ -113,17 +111,10 @@ PARTS: tuple[Callable[[Row], str], ...] = (
 )
 
 
-def grouped(found: Sequence[Row], by: Callable[[Row], str]) -> dict[str, list[Row]]:
-    groups: dict[str, list[Row]] = {}
-    for row in found:
-        groups.setdefault(by(row), []).append(row)
-    return groups
-
-
-def accuracy(found: Sequence[Row]) -> str:
+def accuracy(rows: Sequence[Row]) -> str:
     """Mean of 1 - |error| of the rows that have one."""
-    each = [1 - abs(row.error) for row in found if row.error is not None]
-    return f"{fmean(each):.1%}" if each else "unknown"
+    accuracies = [1 - abs(row.error) for row in rows if row.error is not None]
+    return f"{fmean(accuracies):.1%}" if accuracies else "unknown"
 
 
 def cells(row: Row) -> list[str]:
@@ -139,7 +130,7 @@ def cells(row: Row) -> list[str]:
         return [*names, *measured, guess.reason if guess else "not calibrated", *[""] * 5]
     parts = [guess.step_s, guess.compute_s, guess.comm_exposed_s, guess.bubble_s]
     score = ["", ""] if row.error is None else [f"{row.error:+.1%}", f"{1 - abs(row.error):.1%}"]
-    return [*names, *measured, *(milliseconds(each or 0.0) for each in parts), *score]
+    return [*names, *measured, *(milliseconds(part or 0.0) for part in parts), *score]
 
 
 def milliseconds(seconds: float) -> str:
@@ -166,7 +157,7 @@ def main() -> None:
 
 
 def measure_all(
-    every: Sequence[Measurement], cases: Sequence[Measurement], repeats: int, folder: Path, minutes: float
+    wanted: Sequence[Measurement], cases: Sequence[Measurement], repeats: int, folder: Path, minutes: float
 ) -> None:
     """What is not there yet; the table so far after each repeat."""
     kept = Kept(folder / "seconds.jsonl")
@@ -176,7 +167,7 @@ def measure_all(
     try:
         for repeat in range(repeats):
             there = kept.read()
-            todo = [of for of in every for _ in range(missing(of, len(there.get(of, [])), repeat))]
+            todo = [of for of in wanted for _ in range(missing(of, len(there.get(of, [])), repeat))]
             for number, of in enumerate(order.sample(todo, len(todo)), start=1):
                 if time.monotonic() > until:
                     print(f"stopped after {minutes:g} minutes", file=sys.stderr)

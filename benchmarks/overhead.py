@@ -144,8 +144,8 @@ def measure(work: Work, pairs: int, folder: Path, swapped: bool) -> Pairs:
             program.wait_until_warm()
         seconds = STEPS_A_TURN * max(program.step_s() for program in programs)
         first, second = programs
-        found = take_turns((first, second), pairs, seconds)
-        return found.swapped() if swapped else found
+        result = take_turns((first, second), pairs, seconds)
+        return result.swapped() if swapped else result
     finally:
         for program in programs:
             program.kill()
@@ -156,9 +156,9 @@ def compare(work: Work, starts: int, pairs: int) -> None:
     lost = 0
     for number in range(starts):
         with tempfile.TemporaryDirectory() as folder:
-            found = measure(work, pairs, Path(folder), swapped=number % 2 == 1)
-        ratios += [median(found.ratios())] if found.found else []
-        lost += len(found.lost)
+            result = measure(work, pairs, Path(folder), swapped=number % 2 == 1)
+        ratios += [median(result.ratios())] if result.complete else []
+        lost += len(result.lost)
     show(work.name, f"ratio {ratio_text(ratios)}, {lost} of {starts * pairs} pairs lost")
 
 

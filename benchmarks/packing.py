@@ -8,7 +8,6 @@ hundred MB and not for ImageNet: the second ratio is without it, that is without
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from ddlbench.data.images.folders import FolderSource
 from ddlbench.data.images.index import FolderLayout, prepare_index
 from ddlbench.data.images.sample import SampleImages
 from ddlbench.data.images.split import decode_image
+from ddlbench.data.page_cache import drop
 from ddlbench.data.processes import usual_processes
 from ddlbench.data.tfrecord.packed import order
 from ddlbench.data.tools.pack import pack, shard_count
@@ -48,14 +48,6 @@ def copy(layout: FolderLayout, target: Path, shard_bytes: int) -> int:
 def decode(images: list[Path]) -> None:
     for image in images:
         decode_image(image.read_bytes(), "pil")
-
-
-def drop_pages(images: list[Path]) -> None:
-    """Drop the files from the page cache."""
-    for image in images:
-        file = os.open(image, os.O_RDONLY)
-        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(file)
 
 
 def seconds(work: Callable[[Path], object], parent: Path) -> float:
@@ -91,18 +83,18 @@ def tell_speed(name: str, layouts: tuple[FolderLayout, FolderLayout], images: li
         lambda target: pack(layout, target, SHARD_BYTES, processes),
         lambda target: pack(few, target, SHARD_BYTES, 1),
     ]
-    found: list[list[float]] = []
+    times: list[list[float]] = []
     for _ in range(pairs):
-        found.append([])
+        times.append([])
         for work in works:
             if name == "cold":
-                drop_pages(images)
-            found[-1].append(seconds(work, few.root.parent))
+                drop(images)
+            times[-1].append(seconds(work, few.root.parent))
     megabytes = sum(image.stat().st_size for image in images) / 1e6
-    copied, one, many, start = (median(each) for each in zip(*found, strict=True))
-    show(f"pack/copy, {name}", f"ratio {ratio_text([row[0] / row[1] for row in found])} by 1 process")
-    show("", f"ratio {ratio_text([row[0] / (row[1] - row[3]) for row in found])} without its start, {start:.2f} s")
-    show("", f"ratio {ratio_text([row[0] / row[2] for row in found])} by {processes}")
+    copied, one, many, start = map(median, zip(*times, strict=True))
+    show(f"pack/copy, {name}", f"ratio {ratio_text([row[0] / row[1] for row in times])} by 1 process")
+    show("", f"ratio {ratio_text([row[0] / (row[1] - row[3]) for row in times])} without its start, {start:.2f} s")
+    show("", f"ratio {ratio_text([row[0] / row[2] for row in times])} by {processes}")
     show("", f"{megabytes / one:.0f}, {megabytes / many:.0f} and {megabytes / copied:.0f} MB/s of {megabytes:.0f} MB")
     show("", f"{len(images) / one:.0f} and {len(images) / many:.0f} images/s packed")
 
@@ -119,7 +111,7 @@ def link(folder: Path, images: list[Path], count: int) -> FolderLayout:
     """Image folders of `count` names, nine of ten for training: links to `images`, as often as it takes."""
     for number in range(count):
         image = images[number % len(images)]
-        held = folder / ("val" if number % 10 == 9 else "train") / image.parent.name
-        held.mkdir(parents=True, exist_ok=True)
-        (held / f"{number:06d}.JPEG").symlink_to(image)
+        parent = folder / ("val" if number % 10 == 9 else "train") / image.parent.name
+        parent.mkdir(parents=True, exist_ok=True)
+        (parent / f"{number:06d}.JPEG").symlink_to(image)
     return FolderLayout(folder, "train", "val")

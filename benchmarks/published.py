@@ -34,6 +34,7 @@ from ddlbench.predict.grading.grade import error_statistics, last_points, predic
 from ddlbench.predict.grading.points import Point, points
 from ddlbench.results.reading.csv_rows import read_csv
 from ddlbench.results.rows import group_by
+from ddlbench.texts import markdown_table
 
 LEVELS = (0.80, 0.95)
 ROUNDING = 1e-9  # of products of floating-point numbers
@@ -83,13 +84,13 @@ def ends(ratios: Sequence[float]) -> bands.Ends:
     """The bands that ratios of measured to predicted seconds give: of n ratios the k-th smallest and largest, with
     k = (n + 1)(1 - level) / 2. With fewer than 39 the smallest and largest ratio end the band of 95 %."""
     sorted_logs, n = sorted(map(log, ratios)), len(ratios)
-    made = list[tuple[float, float]]()
+    pairs = list[tuple[float, float]]()
     for level in LEVELS:
         outside = (n + 1) * (1 - level) / 2
         below = max(1, floor(outside + ROUNDING)) - 1
         above = n - 1 - below
-        made.append((round(exp(sorted_logs[below]), 2), round(exp(sorted_logs[above]), 2)))
-    return made[0], made[1]
+        pairs.append((round(exp(sorted_logs[below]), 2), round(exp(sorted_logs[above]), 2)))
+    return pairs[0], pairs[1]
 
 
 def coverage(all_points: Sequence[Point], error: Mapping[int, float]) -> tuple[float, float]:
@@ -125,8 +126,7 @@ def figure(all_points: Sequence[Point], error: Mapping[int, float], path: Path) 
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    lines = [head, ["---"] * len(head), *([str(cell) for cell in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return markdown_table(head, (list(map(str, row)) for row in rows))
 
 
 def summary(values: Sequence[float]) -> list[str]:
@@ -175,7 +175,7 @@ def report(
         for point in all_points
     )  # fmt: skip
     head = ["line", "source", "model", "strategy", "GPU", "GPUs", "base", "measured ms", "predicted ms", "error"]
-    return "\n\n".join([*parts, table(head, lines)]) + "\n"
+    return "\n".join([*parts, table(head, lines)])
 
 
 def main() -> int:

@@ -55,13 +55,13 @@ def _measured(framework: Framework, job: Job, window_s: float) -> list[float]:
     batch = batch_of(job, trainer)
     _seconds(trainer, batch, WARM - 1)
     steps = max(1, round(window_s / _slowest(_seconds(trainer, batch, 1))))
-    found = [_slowest(_seconds(trainer, batch, steps)) / steps for _ in range(WINDOWS)]
+    step_s = [_slowest(_seconds(trainer, batch, steps)) / steps for _ in range(WINDOWS)]
     trainer.flush()
     dist.barrier()
     trainer.close()
     del trainer
     gc.collect()  # wrapped models hide in reference cycles
-    return found
+    return step_s
 
 
 def _seconds(trainer: Trainer, batch: Batch | None, steps: int) -> float:
@@ -75,9 +75,9 @@ def _seconds(trainer: Trainer, batch: Batch | None, steps: int) -> float:
 
 def _slowest(seconds: float) -> float:
     """The largest number over the ranks, on every rank."""
-    found = torch.tensor(seconds, dtype=torch.float64)
-    dist.all_reduce(found, dist.ReduceOp.MAX)
-    return float(found)
+    slowest = torch.tensor(seconds, dtype=torch.float64)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return float(slowest)
 
 
 def batch_of(job: Job, trainer: Trainer) -> Batch | None:

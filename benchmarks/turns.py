@@ -3,7 +3,7 @@
 Both are started once and stay alive. The two turns of a pair follow each other at once, and every second pair has them
 in the other order, so a slow spell of the machine falls on both programs. A program prints time.monotonic() at the end
 of each step, by the clock that also times the turns: so a step is known to belong to the turn in which it ran. A pair
-in which one of the programs had no whole step is lost, and counted.
+in which one of the programs had no complete step is lost, and counted.
 """
 
 from __future__ import annotations
@@ -85,23 +85,23 @@ class Program:
 
 @dataclass(frozen=True)
 class Pairs:
-    """found: seconds a step of the first program and of the second, pair by pair
-    lost: numbers, from 1, of the pairs in which one of them had no whole step"""
+    """complete: seconds a step of the first program and of the second, pair by pair
+    lost: numbers, from 1, of the pairs in which one of them had no complete step"""
 
-    found: list[tuple[float, float]]
+    complete: list[tuple[float, float]]
     lost: list[int]
 
     def ratios(self) -> list[float]:
         """Steps a second of the first program over those of the second."""
-        return [second / first for first, second in self.found]
+        return [second / first for first, second in self.complete]
 
     def swapped(self) -> Pairs:
         """The first program's as the second's."""
-        return Pairs([(second, first) for first, second in self.found], self.lost)
+        return Pairs([(second, first) for first, second in self.complete], self.lost)
 
     def remark(self) -> str:
         numbers = f" ({', '.join(map(str, self.lost))})" if self.lost else ""
-        return f"{len(self.lost)} of {len(self.found) + len(self.lost)} pairs lost{numbers}"
+        return f"{len(self.lost)} of {len(self.complete) + len(self.lost)} pairs lost{numbers}"
 
 
 def take_turns(programs: tuple[Program, Program], pairs: int, seconds: float) -> Pairs:
@@ -119,13 +119,15 @@ def take_turns(programs: tuple[Program, Program], pairs: int, seconds: float) ->
 
 def pair_by_time(first: list[float], second: list[float], turns: Sequence[tuple[Turn, Turn]]) -> Pairs:
     """first, second: the ends of the steps of two programs; turns: theirs, pair by pair."""
-    every = [(seconds_a_step(first, own), seconds_a_step(second, other)) for own, other in turns]
-    found = [(own, other) for own, other in every if own is not None and other is not None]
-    return Pairs(found, [number for number, pair in enumerate(every, start=1) if None in pair])
+    seconds = [(seconds_a_step(first, turn), seconds_a_step(second, other)) for turn, other in turns]
+    complete = [
+        (of_first, of_second) for of_first, of_second in seconds if of_first is not None and of_second is not None
+    ]
+    return Pairs(complete, [number for number, pair in enumerate(seconds, start=1) if None in pair])
 
 
 def seconds_a_step(ends: Sequence[float], turn: Turn) -> float | None:
     """Mean from the first end of a step within the turn to the last one: so the step that a stop interrupted does not
-    count. None without a whole step."""
+    count. None without a complete step."""
     inside = [at for at in ends if turn[0] <= at <= turn[1]]
     return (inside[-1] - inside[0]) / (len(inside) - 1) if len(inside) > 1 else None

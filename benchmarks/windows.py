@@ -35,7 +35,7 @@ def from_tokens(data: TokenText, batch: int, seq_len: int) -> tuple[Batches, int
     request = Request(model, Place(0, 1), torch.device("cpu"), seed=0, replica_batch=batch)
     feed = Native("native").open(data, request)
     batches = chain.from_iterable(map(feed.train, count()))
-    return ((each.inputs, each.targets) for each in batches if each), len(data.split(True, model, 0))
+    return ((batch.inputs, batch.targets) for batch in batches if batch), len(data.split(True, model, 0))
 
 
 def on_the_fly(folder: Path, batch: int, seq_len: int, windows: int) -> Batches:
@@ -57,11 +57,11 @@ def compare(name: str, pairs: int) -> None:
     torch.set_num_threads(1)
     text = SampleText("sample_text")
     text.prepare()
-    own, windows = from_tokens(TokenText("text", root=str(text.folder())), BATCH, SEQ_LEN)
-    other = on_the_fly(text.folder(), BATCH, SEQ_LEN, windows)
-    for side in (own, other):
+    made_once, windows = from_tokens(TokenText("text", root=str(text.folder())), BATCH, SEQ_LEN)
+    made_anew = on_the_fly(text.folder(), BATCH, SEQ_LEN, windows)
+    for side in (made_once, made_anew):
         next(side)
-    found = [(tokens_a_second(own, TURN_S), tokens_a_second(other, TURN_S)) for _ in range(pairs)]
-    speeds = " and ".join(f"{median(side) / 1e6:.2f}" for side in zip(*found, strict=True))
-    ratio = ratio_text([a / b for a, b in found])
+    rates = [(tokens_a_second(made_once, TURN_S), tokens_a_second(made_anew, TURN_S)) for _ in range(pairs)]
+    speeds = " and ".join(f"{median(side) / 1e6:.2f}" for side in zip(*rates, strict=True))
+    ratio = ratio_text([a / b for a, b in rates])
     show(f"{name}/on the fly", f"ratio {ratio}, {speeds} M tokens/s; aims: 10, 1 M tokens/s")

@@ -48,12 +48,12 @@ class World:
         context = multiprocessing.get_context("spawn")
         port = free_port()
         for rank in range(self.ranks):
-            own, theirs = context.Pipe()
-            process = context.Process(target=_rank, args=(rank, self.ranks, port, theirs), daemon=True)
+            parent_end, rank_end = context.Pipe()
+            process = context.Process(target=_rank, args=(rank, self.ranks, port, rank_end), daemon=True)
             process.start()
-            theirs.close()
+            rank_end.close()
             self._processes.append(process)
-            self._pipes.append(own)
+            self._pipes.append(parent_end)
 
     def close(self) -> None:
         for process in self._processes:
@@ -64,7 +64,7 @@ class World:
         self._processes, self._pipes = [], []
 
     def _answers(self, deadline: float) -> list[Any]:
-        found: list[Any] = []
+        answers: list[Any] = []
         for rank, pipe in enumerate(self._pipes):
             if not pipe.poll(max(0.0, deadline - time.monotonic())):
                 raise WorkFailed(f"rank {rank} of {self.ranks} did not answer in time")
@@ -74,8 +74,8 @@ class World:
                 raise WorkFailed(f"rank {rank} of {self.ranks} ended") from None
             if not fine:
                 raise WorkFailed(f"rank {rank} of {self.ranks}: {answer}")
-            found.append(answer)
-        return found
+            answers.append(answer)
+        return answers
 
 
 def _rank(rank: int, ranks: int, port: int, pipe: Connection) -> None:

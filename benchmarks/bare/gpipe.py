@@ -18,9 +18,9 @@ MICRO_BATCHES = 8
 
 
 class Front(nn.Module):
-    def __init__(self, whole: nn.Module) -> None:
+    def __init__(self, gpt: nn.Module) -> None:
         super().__init__()
-        body = whole.transformer
+        body = gpt.transformer
         self.wte, self.wpe, self.drop = body.wte, body.wpe, body.drop
         self.blocks = nn.Sequential(*body.h[:BLOCKS_IN_FRONT])
 
@@ -30,14 +30,14 @@ class Front(nn.Module):
 
 def main() -> None:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    whole = gpt2()
-    back = nn.Sequential(*whole.transformer.h[BLOCKS_IN_FRONT:], whole.transformer.ln_f, whole.lm_head)
-    model = Front(whole) if rank == 0 else back
-    tied = whole.lm_head.weight
+    gpt = gpt2()
+    back = nn.Sequential(*gpt.transformer.h[BLOCKS_IN_FRONT:], gpt.transformer.ln_f, gpt.lm_head)
+    model = Front(gpt) if rank == 0 else back
+    tied = gpt.lm_head.weight
     samples_each = batch * world // MICRO_BATCHES
     tokens = torch.zeros(samples_each, size, dtype=torch.int64)
-    hidden = torch.zeros(samples_each, size, whole.config.n_embd, requires_grad=True)
-    logits = torch.zeros(samples_each, size, whole.config.vocab_size, requires_grad=True)
+    hidden = torch.zeros(samples_each, size, gpt.config.n_embd, requires_grad=True)
+    logits = torch.zeros(samples_each, size, gpt.config.vocab_size, requires_grad=True)
     shapes = (tokens, hidden) if rank == 0 else (hidden, logits)
     stage = PipelineStage(model, rank, world, torch.device("cpu"), *shapes)
     schedule = ScheduleGPipe(stage, MICRO_BATCHES, loss_fn=loss_of)

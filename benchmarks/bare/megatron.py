@@ -102,8 +102,8 @@ class GPT2(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits of own classes."""
         elsewhere = (tokens < FIRST) | (tokens >= FIRST + OWN)
-        found = self.wte((tokens - FIRST).masked_fill(elsewhere, 0)).masked_fill(elsewhere.unsqueeze(-1), 0.0)
-        hidden = self.drop(Summed.apply(found) + self.wpe(torch.arange(tokens.shape[-1])))
+        embedded = self.wte((tokens - FIRST).masked_fill(elsewhere, 0)).masked_fill(elsewhere.unsqueeze(-1), 0.0)
+        hidden = self.drop(Summed.apply(embedded) + self.wpe(torch.arange(tokens.shape[-1])))
         return F.linear(Copied.apply(self.ln_f(self.blocks(hidden))), self.wte.weight)
 
 

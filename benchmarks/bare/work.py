@@ -25,7 +25,7 @@ SETTINGS = {
 }
 LR = 1e-9
 name, batch, size = sys.argv[1], *map(int, sys.argv[2:4])
-settings = {key: values[0] for key, values in SETTINGS.items()} | dict(each.split("=") for each in sys.argv[4:])
+settings = {key: values[0] for key, values in SETTINGS.items()} | dict(word.split("=") for word in sys.argv[4:])
 first = os.environ.get("RANK", os.environ.get("HOROVOD_RANK", "0")) == "0"
 torch.set_num_threads(1)  # ddlbench's train.threads_per_rank
 torch.manual_seed(0)
@@ -63,10 +63,10 @@ def samples(count: int = batch) -> tuple[Tensor, Tensor]:
 def make_optimizer(model: nn.Module) -> Optimizer:
     """With this learning rate neither side learns its one batch: gradients near zero may be denormal numbers, which are
     slow. Norms and biases do not decay, as in ddlbench's recipes: ZeRO gathers each group of parameters by itself."""
-    decayed = [each for each in model.parameters() if each.ndim > 1]
+    decayed = [weight for weight in model.parameters() if weight.ndim > 1]
     groups = [
         {"params": decayed},
-        {"params": [each for each in model.parameters() if each.ndim <= 1], "weight_decay": 0.0},
+        {"params": [weight for weight in model.parameters() if weight.ndim <= 1], "weight_decay": 0.0},
     ]
     if name == "resnet50":
         return torch.optim.SGD(groups, lr=LR, momentum=0.9, weight_decay=1e-4)

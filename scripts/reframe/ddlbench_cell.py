@@ -54,5 +54,5 @@ class DDLBenchCell(rfm.RunOnlyRegressionTest):
 
     def record(self) -> dict[str, Any]:
         """run.json of the only attempt; empty where the run has left none."""
-        found = list(Path(self.stagedir).glob("results/*/attempt-1/run.json"))
-        return json.loads(found[0].read_text()) if found else {}
+        records = list(Path(self.stagedir).glob("results/*/attempt-1/run.json"))
+        return json.loads(records[0].read_text()) if records else {}

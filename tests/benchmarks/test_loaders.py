@@ -78,9 +78,9 @@ def test_programs_take_turns(folder, tmp_path):
         images.command(side, folder, BATCH, SIZE, WORKERS) for side in (images.NATIVE, ("benchmarks.bare.imagefolder",))
     )
     pairs = images.read_by_turns([native, torchvision], tmp_path, pairs=4, turn_s=1.0)
-    assert len(pairs.found) + len(pairs.lost) == 4
-    assert len(pairs.found) >= 2
-    assert all(seconds > 0 for pair in pairs.found for seconds in pair)
+    assert len(pairs.complete) + len(pairs.lost) == 4
+    assert len(pairs.complete) >= 2
+    assert all(seconds > 0 for pair in pairs.complete for seconds in pair)
 
 
 def test_a_program_that_ends_before_its_turn_is_an_error(tmp_path):
@@ -128,13 +128,6 @@ def test_a_tree_of_links_has_the_images_of_the_folder(folder, tmp_path):
     made = sorted(tmp_path.glob("*/*/*.JPEG"))
     assert Counter(path.parts[-3] for path in made) == {"train": 90, "val": 10}
     assert {path.read_bytes() for path in made} == {path.read_bytes() for path in given}
-
-
-def test_dropping_pages_changes_no_file(folder):
-    given = sorted(folder.glob("*/*/*.JPEG"))
-    before = [path.read_bytes() for path in given]
-    packing.drop_pages(given)
-    assert [path.read_bytes() for path in given] == before
 
 
 def test_index_of_a_made_tree():

@@ -31,7 +31,7 @@ def test_pairs_are_found_by_time_where_a_turn_is_lost():
     first = [1.0, 3.0, 5.0, 25.0, 41.0, 42.0, 43.0]  # its second turn has one end: no whole step
     second = [11.0, 15.0, 31.0, 39.0, 51.0, 54.0]
     pairs = pair_by_time(first, second, TURNS)
-    assert pairs.found == [(2.0, 4.0), (1.0, 3.0)]
+    assert pairs.complete == [(2.0, 4.0), (1.0, 3.0)]
     assert pairs.ratios() == [4.0 / 2.0, 3.0 / 1.0]  # by number the last would be 8 / 1
     assert pairs.lost == [2]
     assert pairs.remark() == "1 of 3 pairs lost (2)"
@@ -66,9 +66,9 @@ def test_stopped_program_makes_no_step(tmp_path):
         assert sum(own[0] <= at <= own[1] for at in steps) > 1
         assert sum(later[0] <= at <= later[1] for at in steps) > 1
         pairs = take_turns((first, second), 2, 0.5)
-        assert len(pairs.found) + len(pairs.lost) == 2
-        assert pairs.found
-        assert all(seconds >= 0.02 for pair in pairs.found for seconds in pair)
+        assert len(pairs.complete) + len(pairs.lost) == 2
+        assert pairs.complete
+        assert all(seconds >= 0.02 for pair in pairs.complete for seconds in pair)
     finally:
         for each in (first, second):
             each.kill()
