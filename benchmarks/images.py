@@ -62,7 +62,5 @@ def compare(name: str, pairs: int) -> None:
     commands = [command(side, images.layout().root, BATCH, SIZE, WORKERS) for side in (what.own, what.other)]
     with tempfile.TemporaryDirectory() as folder:
         result = read_by_turns(commands, Path(folder), pairs, TURN_S)
-    speeds = (
-        " and ".join(f"{BATCH / median(seconds):.0f}" for seconds in zip(*result.complete, strict=True)) + " images/s"
-    )
-    show(name, f"ratio {ratio_text(result.ratios())}, {result.remark()}, {speeds}; aim: {what.aim}")
+    speeds = " and ".join(f"{BATCH / median(seconds):.0f}" for seconds in zip(*result.complete, strict=True))
+    show(name, f"ratio {ratio_text(result.ratios())}, {result.remark()}, {speeds} images/s; aim: {what.aim}")

@@ -1,8 +1,8 @@
 """A tree of a million image names: made, listed and indexed, opened again, and removed.
 
 The names of a class are links to one empty file: it is names that are measured, and a million files made and removed
-keep some file systems busy for minutes. The system has the folders in memory, because they were written just before; from a
-disk or a network they come slower, in the same memory of ours.
+keep some file systems busy for minutes. The system has the folders in memory, because they were
+written just before; from a disk or a network they come slower, in the same memory of ours.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 torchrun --nproc-per-node=4 -m benchmarks.memory
 
 Every framework makes two updates; the third is measured when its gradients are complete and averaged and nothing is
-updated yet, because afterwards the gradients are dropped. A storage counts once and completely, whatever tensors view it:
+updated yet, because afterwards the gradients are dropped. A storage counts once and completely, whatever tensors view
+it:
 
 parameters  what the model's parameters lie in: slices under FSDP and ZeRO stage 3
 gradients   what any tensor has as its `.grad`, and what DeepSpeed keeps for its update
@@ -152,9 +153,8 @@ def expected(framework: Any, trainer: Trainer, job: Job, kind: str) -> Expected:
         case Pipeline():
             count = stage_counts(model, trainer.facts()["blocks_per_stage"])[job.rank]
         case _:  # DDP copies a gradient that has arrived into its bucket: the largest is there twice for a moment
-            return Expected(
-                data_parallel(sum(sizes), per_parameter, 0, ranks), per_parameter.gradients * (sum(sizes) + max(sizes))
-            )
+            most = per_parameter.gradients * (sum(sizes) + max(sizes))
+            return Expected(data_parallel(sum(sizes), per_parameter, 0, ranks), most)
     return Expected(per_parameter.times(count), per_parameter.gradients * count)
 
 

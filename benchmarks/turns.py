@@ -120,9 +120,7 @@ def take_turns(programs: tuple[Program, Program], pairs: int, seconds: float) ->
 def pair_by_time(first: list[float], second: list[float], turns: Sequence[tuple[Turn, Turn]]) -> Pairs:
     """first, second: the ends of the steps of two programs; turns: theirs, pair by pair."""
     seconds = [(seconds_a_step(first, turn), seconds_a_step(second, other)) for turn, other in turns]
-    complete = [
-        (of_first, of_second) for of_first, of_second in seconds if of_first is not None and of_second is not None
-    ]
+    complete = [(one, two) for one, two in seconds if one is not None and two is not None]
     return Pairs(complete, [number for number, pair in enumerate(seconds, start=1) if None in pair])
 
 
