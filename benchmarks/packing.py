@@ -18,10 +18,10 @@ import numpy as np
 
 from benchmarks.pairs import peak_resident, ratio_text, show
 from ddlbench.data.home import SPLITS
+from ddlbench.data.images.decoding import decode_image
 from ddlbench.data.images.folders import FolderSource
 from ddlbench.data.images.index import FolderLayout, prepare_index
 from ddlbench.data.images.sample import SampleImages
-from ddlbench.data.images.split import decode_image
 from ddlbench.data.page_cache import drop
 from ddlbench.data.processes import usual_processes
 from ddlbench.data.tfrecord.packed import order

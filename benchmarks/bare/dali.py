@@ -1,6 +1,6 @@
 """DALI's pipeline and its iterator for PyTorch, on the CPU: docs.nvidia.com/deeplearning/dali, "ImageNet training".
 
-Crops, interpolation and the upsampling of colours are those of ddlbench's run.
+Crops, interpolation and the upsampling of colors are those of ddlbench's run.
 """
 
 from collections.abc import Iterator

@@ -92,8 +92,8 @@ NONE: Mapping[str, Any] = {}
 
 
 def check_values(
-    section: str,
-    made: object,
+    prefix: str,
+    options: object,
     least: Mapping[str, float] = NONE,
     above: Mapping[str, float] = NONE,
     choices: Mapping[str, Collection[object]] = NONE,
@@ -101,11 +101,11 @@ def check_values(
 ) -> None:
     """Raise UserError for a key of a section of the configuration whose value cannot be used. None always can.
 
-    section: with its dot, "" for the keys of no section
+    prefix: of the keys in a message: the section with its dot, "" for the keys of no section; options: a dataclass
     least, above: the smallest value of a key; what the value of a key must exceed
     rules: whether the value of a key can be used, and what it must be
     """
-    values = {key: value for key, value in vars(made).items() if value is not None}
+    values = {key: value for key, value in vars(options).items() if value is not None}
     wrong = {
         **{key: f"{low} or more" for key, low in least.items() if values.get(key, low) < low},
         **{key: f"greater than {low}" for key, low in above.items() if values.get(key, inf) <= low},
@@ -117,8 +117,8 @@ def check_values(
         **{key: allowed for key, (fits, allowed) in rules.items() if not fits},
     }
     for key, allowed in wrong.items():
-        null = ", or null" if getattr(type(made), key, "") is None else ""  # its default
-        raise UserError(f"{section}{key}={getattr(made, key)} must be {allowed}{null}")
+        null = ", or null" if getattr(type(options), key, "") is None else ""  # its default
+        raise UserError(f"{prefix}{key}={getattr(options, key)} must be {allowed}{null}")
 
 
 @contextmanager
@@ -185,10 +185,10 @@ class Stopped(RunError):
 
     status = "killed"
 
-    def __init__(self, asked: Failure, where: str) -> None:
+    def __init__(self, cause: Failure, where: str) -> None:
         """where: as in "after step 3 of epoch 0" """
-        super().__init__(f"{asked.reason}; stopped {where}")
-        self.status, self.exit_code, self.ended_by = asked.status, asked.exit_code, asked.ended_by
+        super().__init__(f"{cause.reason}; stopped {where}")
+        self.status, self.exit_code, self.ended_by = cause.status, cause.exit_code, cause.ended_by
 
 
 def failure_of(error: BaseException, rank: int) -> Failure:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import secrets
@@ -10,7 +11,7 @@ import shutil
 import time
 from collections.abc import Generator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import psutil
 
@@ -38,6 +39,12 @@ def replacing(path: Path, through: Path | None = None) -> Generator[BinaryIO]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def replace_json(path: Path, content: Any, through: Path | None = None) -> None:
+    """Replace a JSON file. through: as of `replacing`"""
+    with replacing(path, through) as file:
+        file.write(json.dumps(content, indent=1).encode() + b"\n")
 
 
 def unfinished_path(path: Path, folder: Path) -> Path:

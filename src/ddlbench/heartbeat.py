@@ -21,7 +21,7 @@ SILENT_S = 120.0  # without a heartbeat for so long, a process on another host c
 
 @dataclass(frozen=True)
 class Process:
-    """Raises TypeError for what is none: its fields may come from a file that others wrote.
+    """Raises TypeError for values that describe no process, because they may come from a file that others wrote.
 
     place: host, its boot and its process namespace, which give a process number its meaning
     started: seconds from the boot to its start
@@ -108,7 +108,8 @@ def server_time(folder: Path) -> float:
 
 def _started(pid: int) -> float:
     """Seconds from the boot to a process's start (proc(5), field 22 of stat): psutil's times move when the clock is
-    set. ProcessLookupError for a process that has ended and is not collected yet, psutil.Error where there is none."""
+    set. ProcessLookupError for a process that has ended and is not collected yet, psutil.Error without such a process.
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -77,7 +77,7 @@ def test_from_folders_to_a_checked_set(data, folders, tmp_path):
         assert [line.split() for line in out[:-1]] == [
             ["train", "a", "2"], ["train", "b", "2"], ["val", "a", "1"], ["val", "b", "1"],
         ]  # fmt: skip
-        assert out[-1] == f"{place}: whole, 6 samples"
+        assert out[-1] == f"{place}: no faults, 6 samples"
 
 
 def test_info_of_folders_and_their_pack(data, folders, made):
@@ -165,7 +165,7 @@ def test_token_files_are_described_and_checked(data, text):
     assert code == 0
     assert out[0] == "kind       token file some.bin, format 1"
     assert out[2].startswith("text       some.txt: 400 words, 150 lines, ")
-    assert data("verify", text.parent) == (0, [f"{text.parent}: whole"], [])
+    assert data("verify", text.parent) == (0, [f"{text.parent}: no faults"], [])
     flip(target, 7)
     assert data("verify", target)[:2] == (
         1,

@@ -81,7 +81,7 @@ def verify(given: argparse.Namespace) -> int:
     width = max((len(label) for _, label in counts), default=0)
     for (split, label), samples in sorted(counts.items()):
         say(f"{split:5}  {label:{width}}  {samples:7}")
-    verdict = f"{faults} fault{'s' if faults > 1 else ''}" if faults else "whole"
+    verdict = f"{faults} fault{'s' if faults > 1 else ''}" if faults else "no faults"
     say(f"{given.place}: {verdict}" + (f", {counts.total()} samples" if counts else ""))
     return DAMAGED if faults else 0
 

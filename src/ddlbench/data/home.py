@@ -26,7 +26,7 @@ def home() -> Path:
 
 
 def sample_home(root: str | None) -> Path:
-    """Where a sample set is made: data.root, else the program's own folder. UserError for what is no folder."""
+    """Where a sample set is made: data.root, else the program's own folder. UserError if that is not a folder."""
     place = Path(root).expanduser() if root else home()
     if place.exists() and not place.is_dir():
         raise UserError(f"data.root={place} is not a folder: give one, which may be missing, or leave data.root out")
@@ -64,7 +64,7 @@ def kept_folder(root: Path, cache_dir: str | None) -> Path:
 
 
 def read_arrays(file: Path, names: Iterable[str]) -> dict[str, NDArray[Any]] | None:
-    """The arrays of these names; None where there are none, or none that can be read."""
+    """The arrays of these names; None if one of them is missing or cannot be read."""
     try:
         with open_regular(file) as stream, np.load(stream) as arrays:  # noqa: TID251 - no pickles
             return {name: arrays[name] for name in names}

@@ -40,7 +40,7 @@ def learning_rate(recipe: Recipe, global_batch: int, steps_per_epoch: int, epoch
 
     The warm-up is a line that reaches the scaled rate, the largest one of the run: cosine and exponential decay begin
     at its end, so that LR_max of Aach et al. 2023, equations 1 and 2, is reached. The epoch of the curves is
-    update / steps_per_epoch: the rate changes with every update and has the papers' values where the epoch is whole.
+    update / steps_per_epoch: the rate changes with every update and has the papers' values where an epoch begins.
     """
     assert steps_per_epoch > 0
     assert epochs > 0

@@ -74,7 +74,7 @@ def _settings(train: Train, framework: Framework, optimizer: OptimizerConfig, jo
         "may run in another order": not text and train.precision != "fp32" and not train.channels_last,
         # Of GPT-2 only: VGG has dropout behind two layers alone.
         f"model.dropout={dropout:g} draws random numbers for every activation of embeddings, attention and residual "
-        "branches: model.dropout=0 is faster and needs less memory, and trains without this regularisation": (
+        "branches: model.dropout=0 is faster and needs less memory, and trains without this regularization": (
             text and dropout > 0
         ),
         "train.compile=true fuses operations between matrix products: fewer kernels and less memory traffic; the "

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ddlbench.credentials import LEFT_OUT, may_hold_credential
-from ddlbench.files import remove_leftovers, replacing
+from ddlbench.files import remove_leftovers, replace_json
 
 RESERVE = ".reserve"  # holds space for the last run.json
 HEARTBEAT = ".heartbeat"  # which process keeps the record, and when it lived
@@ -23,9 +23,7 @@ DEAD_CLAIM_S = 30.0  # after so long, the process that claimed to write the end 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Replace a file by this content, as `plain` makes it."""
-    text = json.dumps(plain(content), indent=1) + "\n"
-    with replacing(path, through=path.parent) as file:
-        file.write(text.encode())
+    replace_json(path, plain(content), through=path.parent)
 
 
 def plain(value: Any) -> Any:

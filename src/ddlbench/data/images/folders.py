@@ -1,5 +1,5 @@
 """Folders of JPEG files, one a class, with torchvision's reference recipe: random crops and flips for training,
-resize and centre crop for validation (github.com/pytorch/vision, references/classification)."""
+resize and center crop for validation (github.com/pytorch/vision, references/classification)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddlbench.data.home import SPLITS
+from ddlbench.data.images.decoding import DECODERS
 from ddlbench.data.images.index import FolderLayout, Index, open_index, prepare_index
-from ddlbench.data.images.split import DECODERS, ImageSplit, Source
+from ddlbench.data.images.split import ImageSplit, Source
 from ddlbench.data.staging import StagedFiles, node_folder
 from ddlbench.errors import UserError, check_values, reporting
 from ddlbench.job import Model
@@ -50,7 +51,7 @@ class ImageFolders:
     val_limit: number of validation samples, evenly spaced over all classes; None: all
     decode: pil | torchvision; on_bad_sample: fatal | skip (training takes the next file in its place, validation
         leaves it out of the sums; either way it is named in the log and in the record)
-    val_resize: shorter side before validation's centre crop; None: 256/224 of the model's image size
+    val_resize: shorter side before validation's center crop; None: 256/224 of the model's image size
     crop_scale, crop_ratio: area and aspect of training crops; flip: probability of a mirror image
     """
 
@@ -169,7 +170,7 @@ class ImageFolders:
         }
 
     def shorter_side(self, size: tuple[int, ...]) -> int:
-        """Pixels to which a validation image is resized before a crop of `size` (H, W) is taken from its centre."""
+        """Pixels to which a validation image is resized before a crop of `size` (H, W) is taken from its center."""
         return self.val_resize or round(min(size) * 256 / 224)
 
 

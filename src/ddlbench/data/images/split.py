@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import math
 import struct
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,21 +15,16 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from ddlbench.data.feed import Fetched
+from ddlbench.data.images.decoding import BadImage, decode_image
 from ddlbench.data.images.index import Files
 from ddlbench.data.staging import StagedFiles
 from ddlbench.errors import UserError
 
-DECODERS = ("pil", "torchvision")
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's training images, channels R, G, B
-
-
-class BadImage(Exception):
-    """A file exists, but cannot be decoded to a complete image."""
 
 
 @dataclass(frozen=True)
@@ -158,28 +151,6 @@ def mean_and_std(device: torch.device) -> tuple[Tensor, Tensor]:
     """[3, 1, 1] each, made once a device: to copy them to CUDA the host has to wait."""
     mean, std = (torch.tensor(values, device=device).view(3, 1, 1) for values in (MEAN, STD))
     return mean, std
-
-
-def decode_image(content: bytes | memoryview, decoder: str) -> Image.Image | Tensor:
-    """An RGB image: PIL's own, or [3, H, W] uint8; grey, CMYK and palette images are converted. Raises BadImage for
-    content that cannot be decoded completely."""
-    try:
-        if decoder == "pil":
-            with Image.open(io.BytesIO(content)) as image:
-                if image.mode != "RGB":
-                    return image.convert("RGB")
-                image.load()  # `convert` would copy the image
-                return image
-        from torchvision import io as images
-
-        with warnings.catch_warnings():  # deprecated since torchvision 0.29, still the decoder that many use
-            warnings.simplefilter("ignore", DeprecationWarning)
-            raw = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-            return images.decode_image(raw, images.ImageReadMode.RGB)
-    except (ImportError, MemoryError):  # no fault of the file's
-        raise
-    except Exception as error:  # decoders raise many kinds, OSError, SyntaxError and RuntimeError among them
-        raise BadImage(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
 
 
 def augmentation_seed(seed: int, epoch: int, index: int) -> int:

@@ -21,8 +21,9 @@ from torch import Tensor
 
 from ddlbench.cores import default_workers
 from ddlbench.data.feed import Dataset, Fetched, Loader, Request
+from ddlbench.data.images.decoding import BadImage, decode_image
 from ddlbench.data.images.folders import FolderSource, ImageFolders
-from ddlbench.data.images.split import BadImage, ImageSplit, Source, augmentation_seed, decode_image
+from ddlbench.data.images.split import ImageSplit, Source, augmentation_seed
 from ddlbench.data.loaders.dali_graph import DEVICES, Graph, import_dali
 from ddlbench.data.loaders.replica_feed import ReplicaFeed
 from ddlbench.data.sampler import Indices

@@ -88,7 +88,7 @@ class Graph:
         """Start and shape (H, W) of a random crop of an image of shape [H, W, 3].
 
         Where no attempt fits, DALI takes the largest crop with the smallest or largest aspect ratio at a random place,
-        torchvision takes it in the centre. A crop that fits by chance and is as large is moved to the centre, too.
+        torchvision takes it in the center. A crop that fits by chance and is as large is moved to the center, too.
         """
         dali = import_dali()
         low, high = self.data.crop_ratio
@@ -97,8 +97,8 @@ class Graph:
         )
         wide = (shape[0] == image[0]) & (dali.math.abs(shape[1] - high * image[0]) < 1)
         tall = (shape[1] == image[1]) & (dali.math.abs(shape[0] - image[1] / low) < 1)
-        centre = (image[:2] - shape) // 2
-        start = start + (wide | tall) * (centre - start)
+        center = (image[:2] - shape) // 2
+        start = start + (wide | tall) * (center - start)
         return dali.fn.cast(start, dtype=dali.types.INT32), shape
 
     def _validation(self, encoded: Any) -> Any:
@@ -121,7 +121,7 @@ class Graph:
         return dali.fn.resize(images, size=size, interp_type=dali.types.INTERP_TRIANGULAR)
 
     def _decoder(self) -> dict[str, Any]:
-        """Pillow neither turns images by their EXIF tag nor decodes with a coarse upsampling of colours."""
+        """Pillow neither turns images by their EXIF tag nor decodes with a coarse upsampling of colors."""
         types = import_dali().types
         how = {"output_type": types.RGB, "adjust_orientation": False, "jpeg_fancy_upsampling": True}
         return {"device": "mixed" if self.device == "mixed" else "cpu", **how}

@@ -25,7 +25,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from ddlbench.data.text.token_file import FORMAT, TokenIndex, smallest_dtype
 from ddlbench.errors import UserError
-from ddlbench.files import replacing
+from ddlbench.files import replace_json, replacing
 from ddlbench.progress import Progress
 from ddlbench.texts import first_line
 
@@ -157,8 +157,7 @@ def tokenize_file(source: Path, tokenizer: TextTokenizer, target: Path, chunk_by
         source_sha256=source_digest.hexdigest(),
         source_modified_ns=state.st_mtime_ns,
     )
-    with replacing(target.with_suffix(".json")) as file:
-        file.write(json.dumps(asdict(index), indent=2).encode() + b"\n")
+    replace_json(target.with_suffix(".json"), asdict(index))
 
 
 def table_path(target: Path) -> Path:

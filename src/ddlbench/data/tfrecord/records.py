@@ -97,7 +97,7 @@ def index_text(spans: Iterable[Span]) -> bytes:
 
 
 def read_index(text: bytes) -> list[Span]:
-    """Raises ValueError for what is no index."""
+    """Raises ValueError for other text."""
     lines = [tuple(map(int, line.split())) for line in text.splitlines()]
     if bad := next((number for number, line in enumerate(lines, 1) if len(line) != 2), None):
         raise ValueError(f"line {bad} is not two numbers")

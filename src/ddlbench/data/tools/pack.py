@@ -24,7 +24,7 @@ from ddlbench.data.tfrecord import packed
 from ddlbench.data.tfrecord.packed import Pack, Shard
 from ddlbench.data.tfrecord.records import FRAME, Span, crc32c, encode, index_text, record, walk
 from ddlbench.errors import UserError, reporting
-from ddlbench.files import replacing
+from ddlbench.files import replace_json, replacing
 from ddlbench.foreign import from_json, parse, read_bytes, regular_size, sha256_of
 from ddlbench.progress import Progress
 from ddlbench.texts import shortened
@@ -71,8 +71,7 @@ def pack(layout: FolderLayout, target: Path, shard_bytes: int, processes: int) -
         parts = {split: tuple(shard for shard in finished if shard.file.startswith(f"{split}/")) for split in counts}
         splits = {split: packed.PackedSplit.of(shards) for split, shards in parts.items()}
         made = Pack(packed.FORMAT, index.hash, index.classes, splits)
-        with replacing(target / packed.MANIFEST) as file:
-            file.write(json.dumps(asdict(made), indent=1).encode() + b"\n")
+        replace_json(target / packed.MANIFEST, asdict(made))
         (target / packed.UNFINISHED).unlink()
     return made
 

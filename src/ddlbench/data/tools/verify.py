@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import warnings
 from collections import Counter
@@ -13,9 +12,8 @@ from itertools import zip_longest
 from operator import call
 from pathlib import Path
 
-from PIL import Image
-
 from ddlbench.data.home import SPLITS
+from ddlbench.data.images.decoding import BadImage, decode_image
 from ddlbench.data.images.index import FolderLayout, prepare_index
 from ddlbench.data.processes import in_processes
 from ddlbench.data.text.token_file import TokenFile, token_files
@@ -139,17 +137,14 @@ def _record(payload: bytes, split: str, classes: tuple[str, ...], findings: Find
         yield f"{filename} {fault}"
 
 
-def image_fault(content: bytes) -> str | None:
+def image_fault(content: bytes | memoryview) -> str | None:
     """Why the bytes cannot be decoded to a complete image; None where they can."""
     try:
-        with warnings.catch_warnings(), Image.open(io.BytesIO(content)) as image:
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            image.convert("RGB")  # as the loaders do
-    except MemoryError:
-        raise
-    except Exception as error:  # decoders raise many kinds
-        what = str(error).partition("\n")[0].partition(" <_io")[0]
-        return f"cannot be decoded ({type(error).__name__}: {what})"
+            decode_image(content, "pil")
+    except BadImage as reason:
+        return f"cannot be decoded ({reason})"
     return None
 
 

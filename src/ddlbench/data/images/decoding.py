@@ -1,0 +1,44 @@
+"""Decoding an image file, in training and by `ddlbench-data verify`. Only the decoder of torchvision imports torch."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from typing import TYPE_CHECKING
+
+from PIL import Image
+
+from ddlbench.texts import first_line
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+DECODERS = ("pil", "torchvision")
+
+
+class BadImage(Exception):
+    """A file exists, but cannot be decoded to a complete image."""
+
+
+def decode_image(content: bytes | memoryview, decoder: str) -> Image.Image | Tensor:
+    """An RGB image: PIL's own, or [3, H, W] uint8; gray, CMYK and palette images are converted. Raises BadImage for
+    content that cannot be decoded completely."""
+    try:
+        if decoder == "pil":
+            with Image.open(io.BytesIO(content)) as image:
+                if image.mode != "RGB":
+                    return image.convert("RGB")
+                image.load()  # `convert` would copy the image
+                return image
+        import torch
+        from torchvision import io as images
+
+        with warnings.catch_warnings():  # deprecated since torchvision 0.29, still the decoder that many use
+            warnings.simplefilter("ignore", DeprecationWarning)
+            raw = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+            return images.decode_image(raw, images.ImageReadMode.RGB)
+    except (ImportError, MemoryError):  # no fault of the file's
+        raise
+    except Exception as error:  # decoders raise many kinds, OSError, SyntaxError and RuntimeError among them
+        what = first_line(error).partition(" <_io")[0]  # without the address of a buffer
+        raise BadImage(f"{type(error).__name__}: {what}") from error
