@@ -218,7 +218,7 @@ def test_a_subset_of_classes_is_links_drawn_from_a_seed(data, tmp_path):
         chosen.append(sorted(path.name for path in (tmp_path / name / "train").iterdir()))
         assert chosen[-1] == sorted(path.name for path in (tmp_path / name / "val").iterdir())
     assert chosen[0] == chosen[1] != chosen[2]
-    assert data("verify", tmp_path / "a")[1][-1].endswith("whole, 9 samples")
+    assert data("verify", tmp_path / "a")[1][-1].endswith("no faults, 9 samples")
     assert data("subset", whole.root, tmp_path / "a", "--classes", 3)[::2] == (
         2, [f"ddlbench.data: {tmp_path / 'a'} exists: choose a new folder, or remove it"],
     )  # fmt: skip
