@@ -55,11 +55,15 @@ def groups(campaign: Sequence[Sequence[float]]) -> list[list[AttemptRow]]:
     return [[attempt(name, gpus, nodes, rate) for rate in own] for name, gpus, nodes, own in sizes]
 
 
+def rows_of(campaign: Sequence[list[AttemptRow]]) -> list[Row]:
+    return [measurement.row for measurement in scaling_rows(campaign)]
+
+
 @quick
 @given(campaigns, st.randoms(use_true_random=False))
 def test_the_order_of_runs_changes_nothing(campaign: Rates, random: Any) -> None:
     shuffled = [random.sample(own, len(own)) for own in groups(campaign)]
-    assert scaling_rows(random.sample(shuffled, 3)) == scaling_rows(groups(campaign))
+    assert rows_of(random.sample(shuffled, 3)) == rows_of(groups(campaign))
 
 
 @quick
@@ -67,9 +71,7 @@ def test_the_order_of_runs_changes_nothing(campaign: Rates, random: Any) -> None
 def test_another_unit_of_time_scales_times_and_leaves_ratios(campaign: Rates, power: int) -> None:
     """Powers of two: no digit is rounded."""
     factor = 2.0**power
-    before, after = (
-        scaling_rows(groups(own)) for own in (campaign, [[rate / factor for rate in own] for own in campaign])
-    )
+    before, after = (rows_of(groups(own)) for own in (campaign, [[rate / factor for rate in own] for own in campaign]))
     for one, two in zip(before, after, strict=True):
         assert [two.get(name) for name in RATIOS] == [one.get(name) for name in RATIOS]
         for name in (name for name in one if name.endswith("time_s") or "_time_" in name):
@@ -85,14 +87,14 @@ def test_a_failed_run_is_counted_and_changes_no_number(campaign: Rates, rate: fl
     more = groups(campaign)
     name, gpus, nodes = ("single", "ddp", "ddp")[which], GPUS[which], NODES[which]
     more[which].append(attempt(name, gpus, nodes, rate, status="killed", profile_window_s=1.0, profile_steps=1))
-    for one, two in zip(scaling_rows(groups(campaign)), scaling_rows(more), strict=True):
+    for one, two in zip(rows_of(groups(campaign)), rows_of(more), strict=True):
         assert two == one | {"attempts_failed": int(two["gpus"] == gpus)}
 
 
 @quick
 @given(campaigns)
 def test_every_number_by_its_definition(campaign: Rates) -> None:
-    result = scaling_rows(groups(campaign))
+    result = rows_of(groups(campaign))
     times = {gpus: [1 / rate for rate in own] for gpus, own in zip(GPUS, campaign, strict=True)}
     single, own_base = median(times[1]), median(times[2])
     assert [row["gpus"] for row in result] == [1, 2, 8]
@@ -116,7 +118,7 @@ def test_every_number_by_its_definition(campaign: Rates) -> None:
 @given(campaigns)
 def test_the_intervals_of_ratios_by_their_definition(campaign: Rates) -> None:
     times = {gpus: [1 / rate for rate in own] for gpus, own in zip(GPUS, campaign, strict=True)}
-    for row in scaling_rows(groups(campaign)):
+    for row in rows_of(groups(campaign)):
         for suffix, base_gpus in (("", 1), ("_vs_own_base", min(row["gpus"], 2))):
             over, under = median_interval(times[base_gpus]), median_interval(times[row["gpus"]])
             low, high = row.get(f"speedup{suffix}_low"), row.get(f"speedup{suffix}_high")

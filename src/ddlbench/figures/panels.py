@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,11 +12,11 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 
 from ddlbench.figures.styles import family
-from ddlbench.results.rows import group_by
+from ddlbench.results.rows import Settings, group_by
+from ddlbench.results.tables.labels import settings_text
 from ddlbench.results.tables.measurement import Base, Measurement, devices, duration, named
 
 Naming = Callable[[Measurement], str]
-SETTING = re.compile(r"(?:^|(?<= ))([\w.]+)=(.*?)(?= [\w.]+=|$)")  # a key and its value
 MOST_CURVES = 8  # of a panel that a reader can tell apart
 _TITLES = ("mode", "loader", "data", "recipe", "precision", "device_model")
 
@@ -115,53 +114,44 @@ def panels(rows: Sequence[Measurement]) -> list[Panel]:
 def head(rows: Sequence[Measurement], texts: Mapping[str, str]) -> tuple[str, list[str]]:
     """The title of a panel with these rows and the lines below: what they share, and in what they differ. texts: of
     `panel_texts`"""
-    text = texts[rows[0]["measurement"]]
-    if changed := rows[0]["model_changed"]:  # the models of a panel may differ in some of their sizes
-        sizes = [str(row["model_changed"]).split(" ") for row in rows]
-        shared = " ".join(size for size in sizes[0] if all(size in others for others in sizes))
-        text = text.replace(changed, shared).removeprefix(", ")
-    return ", ".join(dict.fromkeys(str(row.model) for row in rows)), [text, differing(rows)]
+    # The models of a panel may differ in some of their sizes.
+    sizes = {key: value for key, value in rows[0].sizes.items() if all(row.sizes.get(key) == value for row in rows)}
+    settings = dict.fromkeys(key for row in rows for key in row.across)
+    lines = [
+        ", ".join(filter(None, (settings_text(sizes), texts[rows[0]["measurement"]]))),
+        f"rows differ in {', '.join(settings)}" if settings else "",
+    ]
+    return ", ".join(dict.fromkeys(str(row.model) for row in rows)), lines
 
 
 def panel_texts(rows: Sequence[Measurement], variant: str = "variant") -> dict[str, str]:
-    """For each measurement, what distinguishes its panel from the others of the same model. variant: the column of
-    further settings"""
+    """For each measurement, what distinguishes its panel from the others of the same model, beside the model's sizes.
+    variant: the column of further settings"""
     texts: dict[str, str] = {}
     for same in group_by(rows, lambda row: row.model).values():
         compared = ", ".join(filter(None, (same[0]["compared_by"], same[0]["compared_across"]))).split(", ")
         shared = [name for name in ("framework", *_TITLES) if name not in compared]
         values = {name: {row[name] for row in same if row[name]} for name in shared}
-        shown = [
-            "model_changed",
-            "source",
-            *(name for name in shared if len(values[name]) > 1 or "loader" in values[name]),
-        ]
+        shown = ["source", *(name for name in shared if len(values[name]) > 1 or "loader" in values[name])]
         for row in same:
             texts[row["measurement"]] = ", ".join(str(row[name]) for name in (*shown, variant) if row[name])
     return texts
 
 
-def differing(rows: Sequence[Measurement]) -> str:
-    """The settings of --across in which rows of one panel differ: "rows differ in recipe, precision"."""
-    names = dict.fromkeys(name for row in rows for name in re.findall(r"(?:^| )([\w.]+)=", row["across"] or ""))
-    return f"rows differ in {', '.join(names)}" if names else ""
-
-
 def short_names(rows: Sequence[Measurement]) -> list[str]:
     """A name for each row of a panel: the value of the compared factor and, unless these values tell the curves apart,
     the settings that differ between rows."""
-    settings = list[dict[str, str]]()
+    settings = list[Settings]()
     for row in rows:
         # The layout without degrees of 1, unless all ranks share what the framework is named after.
-        degrees = " ".join(degree for degree in (row["layout"] or "").split() if not degree.endswith("=1"))
-        mixed = degrees if degrees.startswith("dp=") or " " in degrees else ""
-        text = " ".join(filter(None, (mixed, row.axes, row["knobs"], row["across"])))
-        settings.append(dict(SETTING.findall(text)))
+        degrees = {key: degree for key, degree in row.layout.items() if degree != "1"}
+        mixed = degrees if "dp" in degrees or len(degrees) > 1 else {}
+        settings.append(mixed | row.axes | row.knobs | row.across)
     differing = {key for one in settings for key in one if len({other.get(key) for other in settings}) > 1}
     last = Counter(key.rpartition(".")[2] for key in differing)
     short = {key: name if last[name := key.rpartition(".")[2]] == 1 else key for key in differing}
-    shown = [" ".join(f"{short[key]}={value}" for key, value in one.items() if key in differing) for one in settings]
-    names = [named(row["compared"], None, text) for row, text in zip(rows, shown, strict=True)]
+    shown = [{short[key]: value for key, value in one.items() if key in differing} for one in settings]
+    names = [named(row["compared"], {}, values) for row, values in zip(rows, shown, strict=True)]
     values = [str(row["compared"]) for row in rows]
     return values if len(set(values)) == len(set(names)) else names
 

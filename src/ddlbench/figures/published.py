@@ -18,7 +18,7 @@ from ddlbench.figures.curves import draw
 from ddlbench.figures.panels import Panel, Plot, measured
 from ddlbench.figures.quantities import EFFICIENCY
 from ddlbench.figures.styles import MARKERS, Looks, looks_of
-from ddlbench.results.reading.published import PUBLISHED, gpu_family
+from ddlbench.results.reading.published import OWN, PUBLISHED, gpu_family
 from ddlbench.results.rows import group_by
 from ddlbench.results.tables.measurement import Measurement
 from ddlbench.texts import first_few
@@ -124,7 +124,8 @@ def plots(
 
 def published_name(panel: Panel) -> str:
     """The name of the panel's model, whatever its sizes; "resnet50, resnet101" of a panel that compares models."""
-    return panel.model.replace("*", "")
+    names = (row["model"] if row["origin"] == OWN else row.model for row in panel.rows)
+    return ", ".join(dict.fromkeys(map(str, names)))
 
 
 def draw_efficiency(axes: Axes, panel: Panel, looks: Looks, of_all_loaders: bool) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from ddlbench.figures.panels import differing, panel_texts
+from ddlbench.figures.panels import head, panel_texts
 from ddlbench.results.rows import group_by
 from ddlbench.results.tables.measurement import Measurement, devices, duration
 from ddlbench.results.tables.stats import LEVEL, NONE_SHOWN, SMALLEST_N, ratio_interval
@@ -33,9 +33,8 @@ def best(measurements: Sequence[Measurement]) -> tuple[Sequence[Paragraph], int]
     rows = {row["measurement"]: row for row in results}.values()  # strong and weak scaling: two rows, one fact
     paragraphs: list[Paragraph] = []
     for group in group_by(rows, lambda row: row["comparison"]).values():
-        models = dict.fromkeys(str(row.model) for row in group)
-        subject = ", ".join([*models, *filter(None, [texts[group[0]["measurement"]]])])
-        subject = ", ".join(filter(None, (subject, differing(group))))
+        title, lines = head(group, texts)
+        subject = ", ".join(filter(None, (title, *lines)))
         places = group_by(group, lambda row: (row["gpus"] or 0, 0 if row.any_scaling else row["global_batch"] or 0))
         sentences = [_sentence(places[place], len(places) > 1) for place in sorted(places)]
         more = "more GPU counts and batches are in the table."

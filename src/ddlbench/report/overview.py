@@ -37,7 +37,7 @@ MEASURED: Columns = {
     "scaling": lambda row: str(row["scaling"]),
     "status": lambda row: str(row["status"]),
     "n": lambda row: str(row["runs_ok"]),
-    "!": lambda row: row.mark,
+    "!": lambda row: row.marks_number,
     "epoch time": lambda row: seconds(row["epoch_time_s"]),
     "range": lambda row: spread(row),
     "samples/s": lambda row: number(row["throughput_samples_per_s"]),
@@ -97,7 +97,7 @@ def summary_text(rows: Sequence[Measurement]) -> str:
         return "no attempt has a configuration in its record: the report lists the failures"
     texts = dict.fromkeys(row.settings for row in rows if row.settings)
     numbers = {text: f"[{number}]" for number, text in enumerate(texts, 1)}
-    marks: Columns = {"": lambda row: numbers.get(row.settings, "")}
+    footnotes: Columns = {"": lambda row: numbers.get(row.settings, "")}
     measured, published = ([row for row in rows if row["origin"] == origin] for origin in (OWN, PUBLISHED))
     compared = [row for row in measured if row.has_ratios(own=False) or needs_own(row)]
     predicted = [row for row in measured if row["predicted_step_s"] is not None]
@@ -105,7 +105,7 @@ def summary_text(rows: Sequence[Measurement]) -> str:
     lines: list[str] = []
     for shown, columns in tables:
         if shown:
-            headers, cells = overview_cells(shown, columns | marks)
+            headers, cells = overview_cells(shown, columns | footnotes)
             short = [[clipped(cell, LONGEST_CELL) for cell in line] for line in cells]
             lines += [*(clipped(line, WIDTH) for line in aligned(headers, short, LEFT)), ""]
     fastest = [
@@ -165,8 +165,8 @@ def notes(rows: Sequence[Measurement]) -> list[str]:
 def _cell(row: Measurement) -> str:
     """The settings of a failed run, and after an out-of-memory error a setting that may fit: "ddp resnet50 on 8 GPUs,
     batch=256 (try ...)"."""
-    batch, options = f"batch={row['global_batch'] or 'unknown'}", row.settings
-    named = options if batch in options.split(" ") else f"{batch} {options}".strip()
+    batch, settings = str(row["global_batch"] or "unknown"), row.settings
+    named = settings if row.axes.get("batch") == batch else f"batch={batch} {settings}".strip()
     where = f"{row['framework']} {row.model} on {row.devices}"
     return f"{where}, {clipped(named, LONGEST_SETTINGS)}{remedy(row['status'], row['mode'], row['micro_batch'])}"
 

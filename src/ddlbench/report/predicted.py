@@ -60,7 +60,7 @@ def with_predictions(tables: Tables, records: Records, cluster: str) -> Tables:
         except Exception as error:  # whatever one record holds, the others are predicted
             text = str(error) if isinstance(error, RunError) else f"its record cannot be used ({reason_of(error)})"
             missing.append((" ".join(text.split()), _name(row)))
-    rows = [measurement.row | columns.get(measurement, {}) for measurement in tables.measurements]
+    rows = [replace(row, row=row.row | columns.get(row, {})) for row in tables.measurements]
     flagged = [f"{_name(row)}: {row['predicted_flag']}" for row in rows if row["predicted_flag"]]
     unknown = list[str]()
     for reason, pairs in group_by(missing, lambda pair: pair[0]).items():
@@ -162,5 +162,5 @@ def _flag(row: Row, measured_s: float) -> str | None:
     return f"{text}; in the profiled window {part} took {duration(took)}, {duration(expected)} predicted"
 
 
-def _name(row: Row) -> str:
+def _name(row: Row | Measurement) -> str:
     return f"{row['framework']}, {row['model']}, {devices(row['gpus'], row['device'])}"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, TypeVar, cast
 
 Row = dict[str, Any]
+Settings = dict[str, str]  # their values as texts, by key
 Item = TypeVar("Item")
 
 

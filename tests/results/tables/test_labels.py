@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ddlbench.results.tables.labels import knobs, layout, variants
+from ddlbench.results.tables import labels
+from ddlbench.results.tables.labels import layout, settings_text
 from ddlbench.results.tables.merge import AttemptRow
 
 VERSIONS = {"dataset_hash": "abc", "device_model": "GPU", "torch": "2.14.1", "cuda": "13.0"}
@@ -12,6 +13,14 @@ def run(framework="ddp", options=None, **row):
     names = {"framework": framework, "model": "resnet50", "loader": "native", "data": "sample", "recipe": "sgd"}
     names |= {"precision_scheme": None, "model_changed": None, "device": "cuda", "gpus": 1, "nodes": 1}
     return AttemptRow(names | VERSIONS | row, options or {})
+
+
+def knobs(runs):
+    return list(map(settings_text, labels.knobs(runs)))
+
+
+def variants(runs):
+    return list(map(settings_text, labels.variants(runs)))
 
 
 def test_equal_settings_are_not_shown():
@@ -59,9 +68,9 @@ def test_settings_of_another_loader_are_no_difference():
 
 def test_layout():
     options = {"framework.dp": 2, "framework.tp": 4, "framework.pp": None}
-    assert layout(run(options=options, gpus=16)) == "dp=2 tp=4 pp=2"
-    assert layout(run(options=options, gpus=12)) == layout(run(options=options, gpus=None)) == "dp=2 tp=4"
-    assert layout(run()) == ""
+    assert layout(run(options=options, gpus=16)) == {"dp": "2", "tp": "4", "pp": "2"}
+    assert layout(run(options=options, gpus=12)) == layout(run(options=options, gpus=None)) == {"dp": "2", "tp": "4"}
+    assert layout(run()) == {}
 
 
 def test_what_defines_a_generic_option_is_always_shown():

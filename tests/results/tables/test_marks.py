@@ -16,10 +16,11 @@ NOTHING = {"marks": None, "reference": None, "ranks_differ": None, "straggler_ra
 
 
 def test_a_run_has_its_own_marks_those_of_its_ranks_and_its_straggler():
-    assert marks_of(NOTHING) == []
+    assert marks_of(NOTHING) == {}
     odd = {"marks": "throttled; steal", "ranks_differ": "torch (2.13: rank 1)", "straggler_rank": 0}
-    assert marks_of(NOTHING | odd) == ["throttled", "steal", "ranks differ", "straggler rank 0"]
-    assert marks_of(NOTHING | odd | {"straggler_host": "node2"})[-1] == "straggler rank 0 on node2"
+    texts = {name: name for name in ("throttled", "steal", "ranks differ")}
+    assert marks_of(NOTHING | odd) == texts | {"straggler": "straggler rank 0"}
+    assert marks_of(NOTHING | odd | {"straggler_host": "node2"})["straggler"] == "straggler rank 0 on node2"
 
 
 def marked_tables(results):
@@ -71,7 +72,10 @@ def test_the_page_has_both_too(tmp_path):
 
 
 def test_many_different_marks_are_counted():
-    rows = [Measurement({"marks": f"straggler rank {n} (1 of 1)"}, mark=f"!{n + 1}") for n in range(25)]
+    rows = [
+        Measurement({"marks": f"straggler rank {n} (1 of 1)"}, mark_names=["straggler"], marks_number=f"!{n + 1}")
+        for n in range(25)
+    ]
     lines = marks_explained(rows)
     assert lines[19:21] == ["!20 straggler rank 19 (1 of 1)", "and 5 more: see marks in scaling.csv"]
     assert lines[21].startswith("straggler: its own step")

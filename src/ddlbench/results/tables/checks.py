@@ -11,6 +11,7 @@ from statistics import median
 from ddlbench.record.fingerprint import of_the_launch
 from ddlbench.results.reading.published import PUBLISHED
 from ddlbench.results.rows import Row, group_by
+from ddlbench.results.tables.measurement import Measurement
 from ddlbench.results.tables.merge import AttemptRow
 from ddlbench.results.tables.stats import median_interval, ratio_interval, verdict
 from ddlbench.texts import first_few, shortened
@@ -88,11 +89,11 @@ def _several(
     return ", ".join(first_few(texts, KEYS_SHOWN)) or None
 
 
-def above_ideal(scaling: Iterable[Row]) -> list[str]:
+def above_ideal(scaling: Iterable[Measurement]) -> list[str]:
     """A sentence for each efficiency above 100 %."""
     sentences: list[str] = []
     for row, (column, base_s, base) in product(scaling, RATIOS):
-        value, low = row.get(column), row.get(f"{column}_low")  # a ratio without a value is not in the row
+        value, low = row[column], row[f"{column}_low"]
         if value is None or value <= 1 + ROUNDING:
             continue
         published = f"{PUBLISHED}, {row['source']}: " if row["origin"] == PUBLISHED else ""

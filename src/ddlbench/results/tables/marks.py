@@ -1,4 +1,4 @@
-"""What makes measurements doubtful, as a short mark beside a row and its explanation below the table."""
+"""Marks: the reasons to doubt a measurement, and their explanations below the table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddlbench.texts import first_few, shortened
 
 LINES_SHOWN = 20
 LONGEST = 400
-# The meaning of each mark. The mark of a straggler also names its rank; the mark "ranks differ" points to the run.
+# The meaning of each mark, by its name.
 MEANINGS = {
     "throttled": "the driver lowered the clock of a GPU",
     "allocator retries": "the allocator ran out of memory and freed its cache",
@@ -27,28 +27,28 @@ MEANINGS = {
 }
 
 
-def marks_of(run: Row) -> list[str]:
-    """The marks of a row of runs.csv, with those for a reference, ranks that differ and a straggler."""
-    marks = run["marks"].split("; ") if run["marks"] else []
+def marks_of(run: Row) -> dict[str, str]:
+    """The marks of a row of runs.csv by their names: those of the record, and those for a reference, ranks that differ
+    and a straggler, whose text says which rank it is."""
+    marks = {name: name for name in (run["marks"] or "").split("; ") if name}
     if run["reference"]:
-        marks.append(f"reference: {run['reference']}")
+        marks["reference"] = f"reference: {run['reference']}"
     if run["ranks_differ"]:
-        marks.append("ranks differ")
+        marks["ranks differ"] = "ranks differ"
     if run["straggler_rank"] is not None:
         host = f" on {run['straggler_host']}" if run["straggler_host"] else ""
-        marks.append(f"straggler rank {run['straggler_rank']}{host}")
+        marks["straggler"] = f"straggler rank {run['straggler_rank']}{host}"
     return marks
 
 
 def marks_explained(rows: Sequence[Measurement]) -> list[str]:
-    """The marks behind each number, with the number of runs, and then the meaning of the words."""
-    texts = {row["marks"]: row.mark for row in rows if row.mark}
-    lines = [f"{number} {shortened(text, LONGEST)}" for text, number in texts.items()]
-    parts = [part for text in texts for part in text.split("; ")]
-    names = [name for name in MEANINGS if any(part.startswith(name) for part in parts)]
+    """The marks behind each number, with the number of runs, and then the meaning of their names."""
+    texts = {row.marks_number: row["marks"] for row in rows if row.marks_number}
+    lines = [f"{number} {shortened(text, LONGEST)}" for number, text in texts.items()]
+    names = {name for row in rows for name in row.mark_names}
     return [
         *first_few(lines, LINES_SHOWN, "more: see marks in scaling.csv"),
-        *(f"{name}: {MEANINGS[name]}" for name in names),
+        *(f"{name}: {meaning}" for name, meaning in MEANINGS.items() if name in names),
     ]
 
 

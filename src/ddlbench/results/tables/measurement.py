@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
 from ddlbench.results.reading.published import PUBLISHED
-from ddlbench.results.rows import Row, group_by, without_data_wait
-from ddlbench.results.tables.labels import settings_text
+from ddlbench.results.rows import Row, Settings, group_by, without_data_wait
+from ddlbench.results.tables.labels import settings_text, value_text
 from ddlbench.results.tables.merge import ANY_SCALING, size
 from ddlbench.results.tables.stats import LEVEL, Interval
 
@@ -19,8 +18,13 @@ AXES = {
     "batch": "global_batch", "precision": "precision", "data": "data", "recipe": "recipe", "device": "device",
     "nodes": "nodes",
 }  # fmt: skip
+SETTINGS = ("layout", "knobs", "across", "variant")  # columns of texts
+# Settings of --across whose values say what they are.
+TOLD_BY_VALUE = ("data", "recipe", "precision", "device", "torch", "scaling", "batch")
 
-TOLD_BY_VALUE = ("data", "recipe", "precision", "device", "torch", "scaling", "batch")  # of the column `across`
+
+def _nothing() -> Settings:
+    return {}
 
 
 @dataclass(frozen=True)
@@ -41,21 +45,32 @@ class Measurement:
     """A row of scaling.csv. Its columns are those of record/columns.toml: measurement["sample_time_s"].
 
     row:   its columns
+    sizes: of its model, those that differ from the published ones
+    layout, knobs, across: the settings in the columns of these names; single_across: those of the best single GPU
+    mark_names: of the reasons to doubt it
+
+    It is compared with others to get:
     runs:  the rows of runs.csv of its attempts that ended ok
-    model: one of other sizes than published has a mark: "resnet50*"; several such models are numbered, "resnet50*2";
-           that of a published measurement says so, because all texts name it: "ResNet-50 (published)"
-    mark:  the number of the reasons to doubt it, "!1"; equal reasons have the same number
-    axes:  "batch=512": the columns of AXES in which it differs from rows of the same names, GPU count and settings
+    model: one of other sizes than published has an asterisk: "resnet50*"; several such models are numbered,
+           "resnet50*2"; that of a published measurement says so, because all texts name it: "ResNet-50 (published)"
+    marks_number: "!1"; equal for equal marks
+    axes:  batch=512: the columns of AXES in which it differs from rows of the same names, GPU count and settings
 
     With --across, rows of one panel may differ in more than the compared factors: `judged_with` is equal for rows
     between which a verdict is given.
     """
 
     row: Row
+    sizes: Settings = field(default_factory=_nothing)
+    layout: Settings = field(default_factory=_nothing)
+    knobs: Settings = field(default_factory=_nothing)
+    across: Settings = field(default_factory=_nothing)
+    single_across: Settings = field(default_factory=_nothing)
+    mark_names: Collection[str] = ()
     runs: Sequence[Row] = ()
     model: str | None = None
-    mark: str = ""
-    axes: str = ""
+    marks_number: str = ""
+    axes: Settings = field(default_factory=_nothing)
 
     def __getitem__(self, column: str) -> Any:
         return self.row[column]
@@ -64,7 +79,7 @@ class Measurement:
     def curve(self) -> str:
         """The name of its curve: the values of the compared factors, its knobs, and the settings in which rows of its
         panel differ."""
-        return named(self["compared"], self["knobs"], self["across"])
+        return named(self["compared"], self.knobs, self.across)
 
     @property
     def curve_key(self) -> tuple[str, str]:
@@ -96,12 +111,12 @@ class Measurement:
     @property
     def name(self) -> str:
         """The name of its curve, and the layout of its ranks if the configuration sets it."""
-        return self.curve + (f" [{self['layout']}]" if self["layout"] else "")
+        return self.curve + (f" [{settings_text(self.layout)}]" if self.layout else "")
 
     @property
     def settings(self) -> str:
         """The other settings that distinguish it from others in a table."""
-        return " ".join(filter(None, (self.axes, self["layout"], self["knobs"], self["across"], self["variant"])))
+        return " ".join(filter(None, (settings_text(self.axes), *(self[name] for name in SETTINGS))))
 
     @property
     def devices(self) -> str:
@@ -135,35 +150,37 @@ class Measurement:
         """The base of its curve, or the best single GPU; None without such a measurement."""
         kind, name = ("own_base", "compared") if own else ("best_single", "best_single_compared")
         seconds, gpus = self[f"{kind}_sample_time_s"], self["own_base_gpus"] if own else 1
-        text = named(self[name], None, self["across" if own else "best_single_across"])
+        text = named(self[name], {}, self.across if own else self.single_across)
         return Base(seconds, gpus, text, self[f"{kind}_epoch_time_s"]) if seconds else None
 
 
-def named(compared: str | None, knobs: str | None, across: str | None) -> str:
-    """ "ddp (bucket_cap_mb=1 fp16 adamw weak 32)": without the names of settings that their values tell."""
-    settings = " ".join(filter(None, (knobs, re.sub(rf"\b({'|'.join(TOLD_BY_VALUE)})=", "", across or ""))))
+def named(compared: str | None, knobs: Settings, across: Settings) -> str:
+    """ "ddp (bucket_cap_mb=1 fp16 adamw weak 32)": without the keys of TOLD_BY_VALUE."""
+    texts = [value if key in TOLD_BY_VALUE else f"{key}={value}" for key, value in across.items()]
+    settings = " ".join(filter(None, (settings_text(knobs), *texts)))
     return f"{compared} ({settings})" if settings else str(compared)
 
 
-def measurements_of(scaling: Sequence[Row], runs: Sequence[Row]) -> list[Measurement]:
-    """The rows of scaling.csv as a reader sees them. runs: of runs.csv"""
+def compared_with_others(scaling: Sequence[Measurement], runs: Sequence[Row]) -> list[Measurement]:
+    """The measurements of a report, with what distinguishes them from each other. runs: of runs.csv"""
     ended = group_by((run for run in runs if run["status"] == "ok"), lambda run: run["measurement"])
     marks = dict.fromkeys(row["marks"] for row in scaling if row["marks"])
     numbers = {text: f"!{number}" for number, text in enumerate(marks, 1)}
     names = model_names(runs)
-    axes = [""] * len(scaling)
-    alike = ("framework", "model", "model_changed", "loader", "mode", "gpus", "layout", "knobs", "across", "variant")
+    axes: list[Settings] = [{} for _ in scaling]
+    alike = ("framework", "model", "model_changed", "loader", "mode", "gpus", *SETTINGS)
     for group in group_by(range(len(scaling)), lambda n: tuple(scaling[n][name] for name in alike)).values():
         differing = [axis for axis, column in AXES.items() if len({scaling[n][column] for n in group} - {None}) > 1]
         for n in group:
-            axes[n] = settings_text({axis: scaling[n][AXES[axis]] for axis in differing})
+            values = {axis: scaling[n][AXES[axis]] for axis in differing}
+            axes[n] = {axis: value_text(value) for axis, value in values.items() if value is not None}
     measurements: list[Measurement] = []
-    for row, text in zip(scaling, axes, strict=True):
+    for row, differing in zip(scaling, axes, strict=True):
         model = names.get((row["model"], row["model_changed"]), row["model"])
         if row["origin"] == PUBLISHED:
             model = f"{model} ({PUBLISHED})"
-        runs_ok = ended.get(row["measurement"], [])
-        measurements.append(Measurement(row, runs_ok, model, numbers.get(row["marks"], ""), text))
+        runs_ok, number = ended.get(row["measurement"], []), numbers.get(row["marks"], "")
+        measurements.append(replace(row, runs=runs_ok, model=model, marks_number=number, axes=differing))
     return measurements
 
 

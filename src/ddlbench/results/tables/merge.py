@@ -14,7 +14,7 @@ from ddlbench.config.identity import added_later, measured_part
 from ddlbench.config.keys import Options
 from ddlbench.errors import UserError
 from ddlbench.record.fingerprint import of_the_launch
-from ddlbench.results.rows import Row, group_by
+from ddlbench.results.rows import Row, Settings, group_by
 from ddlbench.texts import digest, printable
 
 # Columns that a run observes instead of configures. A failed attempt may have ended before it recorded them.
@@ -124,6 +124,7 @@ class AttemptRow:
     environment: the part of its environment that repeats must share
     noted:       the part in which repeats may differ, with a warning
     added_later: keys of its configuration that a later version added, with the values that `options` leaves out
+    sizes:       of its model, those that differ from the published ones
     epochs:      a pyarrow table of `cells.EPOCH_SCHEMA`
     identity:    as `Attempt.identity`
     has_end:     whether the record itself says how the run ended
@@ -136,6 +137,7 @@ class AttemptRow:
     environment: Row = field(default_factory=dict[str, Any])
     noted: Row = field(default_factory=dict[str, Any])
     added_later: Row = field(default_factory=dict[str, Any])
+    sizes: Settings = field(default_factory=dict[str, str])
     epochs: Any = ()
     folder: Path = Path()
     identity: Hashable = None

@@ -17,8 +17,8 @@ from ddlbench.results.reading.attempts import Attempt, LeftOut, reason_of, unrea
 from ddlbench.results.reading.cells import cell, epochs_of, fit
 from ddlbench.results.reading.follows import contradiction
 from ddlbench.results.reading.published import OWN, PUBLISHED, PublishedAttempt
-from ddlbench.results.rows import Row, section
-from ddlbench.results.tables.labels import settings_text
+from ddlbench.results.rows import Row, Settings, section
+from ddlbench.results.tables.labels import settings_text, value_text
 from ddlbench.results.tables.merge import AttemptRow, RankPasses, measured_options
 from ddlbench.texts import digest, first_few, printable, shortened
 
@@ -70,6 +70,7 @@ def _usable(attempt: Attempt, identity: Hashable) -> AttemptRow:
         environment=fingerprint(environment),
         noted=noted(environment),
         added_later=added_later,
+        sizes=_changed_sizes(record),
         epochs=epochs,
         folder=attempt.path,
         identity=identity,
@@ -121,10 +122,7 @@ def run_row(attempt: Attempt, left_out: list[str]) -> Row:
     row["batch_per_gpu"] = row["global_batch"] / row["gpus"] if row["global_batch"] and row["gpus"] else None
     if not row["micro_batch"] and row["replica_batch"] and row["micro_batches"]:
         row["micro_batch"] = cell(row["replica_batch"] / row["micro_batches"], "int")
-    changed = _dig(attempt.record, "model.changed")
-    if not isinstance(changed, dict):  # a record of an older version: compared with the published values
-        changed = choices.changed(section(section(attempt.record, "config"), "model"))
-    row["model_changed"] = cell(settings_text(dict(sorted(cast(Row, changed).items()))) or None, "text")
+    row["model_changed"] = settings_text(_changed_sizes(attempt.record)) or None
     model = {"cuda": "gpu_model", "cpu": "cpu_model"}.get(row["device"] or "")
     row["device_model"] = cell(_dig(attempt.record, f"environment.{model}"), "text") if model else None
     environment = fingerprint(attempt.record.get("environment"))
@@ -133,6 +131,14 @@ def run_row(attempt: Attempt, left_out: list[str]) -> Row:
     row["staleness_max"] = _stalest(attempt.record, "staleness")
     row["staleness_theoretical_max"] = _stalest(attempt.record, "staleness_theoretical")
     return row | {"measurement": None, "learning": None, "path": attempt.name}
+
+
+def _changed_sizes(record: Row) -> Settings:
+    """The sizes of the model that differ from the published ones, in the order of their names."""
+    changed = _dig(record, "model.changed")
+    if not isinstance(changed, dict):  # a record of an older version
+        changed = choices.changed(section(section(record, "config"), "model"))
+    return {key: value_text(value) for key, value in sorted(cast(Row, changed).items()) if value is not None}
 
 
 def _dig(record: Any, keys: str) -> Any:

@@ -11,11 +11,12 @@ from typing import Any
 
 from ddlbench.record.schema import SCALING
 from ddlbench.results.reading.published import PUBLISHED
-from ddlbench.results.rows import Row, group_by
+from ddlbench.results.rows import Row, Settings, group_by
 from ddlbench.results.tables import stats
 from ddlbench.results.tables.breakdown import merged_windows
 from ddlbench.results.tables.labels import across, knobs, layout, settings_text, variants
 from ddlbench.results.tables.marks import marks_of
+from ddlbench.results.tables.measurement import Measurement
 from ddlbench.results.tables.merge import ANY_SCALING, BY_FRAMEWORK, KINDS, SEED, AttemptRow, Comparison, size
 from ddlbench.results.tables.stats import Interval, confidence, median_interval
 
@@ -25,15 +26,17 @@ _NO_RATIOS: Row = dict.fromkeys(("speedup", "efficiency", "speedup_vs_own_base",
 
 @dataclass(frozen=True)
 class Point:
-    """One measurement: attempts that are repeats of each other, and the texts that distinguish it from others.
+    """One measurement: attempts that are repeats of each other, and the settings that distinguish it from others.
 
-    runs:  the first one ended ok if any did, as `measurements` groups them
-    texts: by their columns of scaling.csv
+    runs: the first one ended ok if any did, as `measurements` groups them
     """
 
     runs: list[AttemptRow]
     how: Comparison = BY_FRAMEWORK
-    texts: Row = field(default_factory=dict[str, Any])
+    knobs: Settings = field(default_factory=dict[str, str])
+    across: Settings = field(default_factory=dict[str, str])
+    variant: Settings = field(default_factory=dict[str, str])
+    learning_variant: Settings = field(default_factory=dict[str, str])
 
     @cached_property
     def ok(self) -> list[AttemptRow]:
@@ -80,17 +83,13 @@ class Point:
         return Comparison(self.how.by).comparison_id(self.sample) if self.how.across else self.comparison
 
 
-def scaling_rows(groups: Sequence[list[AttemptRow]], how: Comparison = BY_FRAMEWORK) -> list[Row]:
+def scaling_rows(groups: Sequence[list[AttemptRow]], how: Comparison = BY_FRAMEWORK) -> list[Measurement]:
     """One row per measurement and kind of scaling, sorted."""
     samples = [group[0] for group in groups]
-    texts = {
-        "knobs": knobs(samples, how), "variant": variants(samples, how),
-        "learning_variant": variants(samples, how, without=SEED), "across": across(samples, how),
-    }  # fmt: skip
-    points = [
-        Point(group, how, {column: values[n] or None for column, values in texts.items()})
-        for n, group in enumerate(groups)
-    ]
+    settings = (
+        knobs(samples, how), across(samples, how), variants(samples, how), variants(samples, how, without=SEED),
+    )  # fmt: skip
+    points = [Point(group, how, *texts) for group, *texts in zip(groups, *settings, strict=True)]
     any_scaling = ANY_SCALING in how.across
     tables = group_by(points, lambda point: point.comparison)
 
@@ -99,7 +98,7 @@ def scaling_rows(groups: Sequence[list[AttemptRow]], how: Comparison = BY_FRAMEW
         return point.comparison, size(point.sample.row, kind), point.curve if any_scaling else None
 
     by_series = {kind: group_by(points, partial(series, kind)) for kind in KINDS}
-    rows: list[Row] = []
+    rows: list[Measurement] = []
     for point in points:
         mates = {kind: by_series[kind][series(kind, point)] for kind in KINDS}
         several = [kind for kind in KINDS if len({mate.gpus for mate in mates[kind]}) > 1]
@@ -107,12 +106,12 @@ def scaling_rows(groups: Sequence[list[AttemptRow]], how: Comparison = BY_FRAMEW
         for kind in scaled:
             along = mates.get(kind, mates["strong"])  # the points with its size
             compared = tables[point.comparison] if any_scaling else along
-            rows.append(_row(point, kind, compared, [mate for mate in along if mate.curve == point.curve]))
+            rows.append(_measurement(point, kind, compared, [mate for mate in along if mate.curve == point.curve]))
     if any_scaling:
-        _name_scaling(rows)
+        rows = _with_scaling(rows)
     reach = {curve: max(row["gpus"] or 0 for row in mates) for curve, mates in group_by(rows, _curve).items()}
 
-    def order(row: Row) -> tuple[Any, ...]:
+    def order(row: Measurement) -> tuple[Any, ...]:
         """Curve by curve; curves on one GPU come first, since they are the base of the others."""
         *place, framework, options, settings = curve = _curve(row)
         return (*place, reach[curve], framework, options, settings, row["gpus"] or 0, str(row["layout"]))
@@ -120,24 +119,26 @@ def scaling_rows(groups: Sequence[list[AttemptRow]], how: Comparison = BY_FRAMEW
     return sorted(rows, key=order)
 
 
-def _name_scaling(rows: Sequence[Row]) -> None:
-    """Add the kind of scaling and its size to the settings in which rows of one table differ."""
+def _with_scaling(rows: Sequence[Measurement]) -> list[Measurement]:
+    """The kind of scaling and its size become settings in which rows of one table differ."""
+    named: list[Measurement] = []
     for table in group_by(rows, lambda row: row["comparison"]).values():
-        kinds = [{"scaling": row["scaling"], "batch": f"{size(row) or 0:g}"} for row in table]
+        kinds: list[Settings] = [{"scaling": row["scaling"], "batch": f"{row.size or 0:g}"} for row in table]
         differing = [name for name in ("scaling", "batch") if len({kind[name] for kind in kinds}) > 1]
         for row, kind in zip(table, kinds, strict=True):
-            text = settings_text({name: kind[name] for name in differing})
-            row["across"] = " ".join(filter(None, (row["across"], text))) or None
+            settings = row.across | {name: kind[name] for name in differing}
+            named.append(replace(row, across=settings, row=row.row | {"across": settings_text(settings) or None}))
+    return named
 
 
-def _curve(row: Row) -> tuple[str, ...]:
+def _curve(row: Measurement) -> tuple[str, ...]:
     """Key that keeps the rows of one curve together, own ones first."""
     names = ("origin", "model", "data", "loader", "variant", "comparison", "scaling")
     last = (row["framework"], row["knobs"], row["across"])
-    return *(str(row[name]) for name in names), f"{size(row) or 0:12}", *map(str, last)
+    return *(str(row[name]) for name in names), f"{row.size or 0:12}", *map(str, last)
 
 
-def _row(point: Point, kind: str, compared: list[Point], curve: list[Point]) -> Row:
+def _measurement(point: Point, kind: str, compared: list[Point], curve: list[Point]) -> Measurement:
     """compared: the points that it is compared with; curve: those of its own curve"""
     timed, curve = (
         [mate for mate in mates if mate.sample_time_s and mate.gpus and not mate.sample.row["reference"]]
@@ -147,19 +148,49 @@ def _row(point: Point, kind: str, compared: list[Point], curve: list[Point]) -> 
     base = _stated_base(point) or _fastest([mate for mate in curve if mate.gpus == fewest])
     single = _fastest([mate for mate in timed if mate.gpus == 1])
     alone = point.sample.row["origin"] == PUBLISHED and base is point and len(curve) == 1
+    single_across = single.across if single else {}
+    settings = {
+        "layout": layout(point.sample), "knobs": point.knobs, "across": point.across, "variant": point.variant,
+        "learning_variant": point.learning_variant, "best_single_across": single_across,
+    }  # fmt: skip
+    row = {
+        **dict.fromkeys(column.name for column in SCALING),
+        **_merged(point),
+        **{column: settings_text(values) or None for column, values in settings.items()},
+        **_facts(point, kind),
+        **_times(point),
+        **_rates(point),
+        **merged_windows([run.row for run in point.ok]),
+        **_against(point, single, kind, "best_single"),
+        **_against(point, base, kind, "own_base", "_vs_own_base"),
+        **(_NO_RATIOS if alone else {}),
+    }
+    return Measurement(
+        row,
+        sizes=point.sample.sizes,
+        layout=settings["layout"],
+        knobs=point.knobs,
+        across=point.across,
+        single_across=single_across,
+        mark_names={name for run in point.ok for name in marks_of(run.row)},
+    )
+
+
+def _merged(point: Point) -> Row:
+    """The columns that repeats have in common, and those that are the median or the largest value of the repeats."""
     merges = {"median": median, "max": max}
     merged: Row = {column.name: point.sample.row[column.name] for column in SCALING if column.source == "equal"}
     for column in SCALING:
         if column.source in merges:
             values = point.values(column.name)
             merged[column.name] = merges[column.source](values) if values else None
+    return merged
+
+
+def _times(point: Point) -> Row:
     epochs, samples = point.values("epoch_time_s"), point.sample_times
     epoch, sample = median_interval(epochs), point.interval
     return {
-        **dict.fromkeys(column.name for column in SCALING),
-        **merged,
-        **point.texts,
-        **_texts(point, kind),
         "interval": confidence(len(samples), sample) if samples else None,
         "epoch_time_shortest_s": min(epochs, default=None),
         "epoch_time_longest_s": max(epochs, default=None),
@@ -170,12 +201,6 @@ def _row(point: Point, kind: str, compared: list[Point], curve: list[Point]) -> 
         "sample_time_s": point.sample_time_s,
         "sample_time_low_s": sample and sample.low,
         "sample_time_high_s": sample and sample.high,
-        **_rates(point),
-        **merged_windows([run.row for run in point.ok]),
-        **_against(point, single, kind, "best_single"),
-        **_against(point, base, kind, "own_base", "_vs_own_base"),
-        **(_NO_RATIOS if alone else {}),
-        "best_single_across": single.texts["across"] if single else None,
     }
 
 
@@ -225,9 +250,9 @@ def _fastest(points: list[Point]) -> Point | None:
     return min(points, key=lambda point: point.sample_time_s or 0.0, default=None)
 
 
-def _texts(point: Point, kind: str) -> Row:
+def _facts(point: Point, kind: str) -> Row:
     last = max(point.runs, key=lambda run: (run.row["start"] or "", run.row["attempt"] or 0)).row
-    marks = Counter(mark for run in point.ok for mark in marks_of(run.row))
+    marks = Counter(mark for run in point.ok for mark in marks_of(run.row).values())
     commits = {run.row["git_commit"] for run in point.ok if run.row["git_commit"]}
     return {
         "scaling": kind,
@@ -235,7 +260,6 @@ def _texts(point: Point, kind: str) -> Row:
         "reason": None if point.ok else last["reason"],
         "runs_ok": len(point.ok),
         "attempts_failed": len(point.runs) - len(point.ok),
-        "layout": layout(point.sample) or None,
         "git_commits": " ".join(sorted(commits)) or None,
         "marks": "; ".join(f"{mark} ({count} of {len(point.ok)})" for mark, count in sorted(marks.items())) or None,
         "comparison": point.comparison,

@@ -20,7 +20,7 @@ from ddlbench.results.reading.published import read_published
 from ddlbench.results.rows import Row, group_by
 from ddlbench.results.tables.breakdown import breakdown
 from ddlbench.results.tables.checks import above_ideal, differences, drift, environments, merged_though
-from ddlbench.results.tables.measurement import Measurement, measurements_of
+from ddlbench.results.tables.measurement import Measurement, compared_with_others
 from ddlbench.results.tables.merge import BY_FRAMEWORK, SEED, AttemptRow, Comparison, RankPasses, measurements
 from ddlbench.results.tables.quality import learning_table
 from ddlbench.results.tables.run_rows import attempt_row
@@ -34,7 +34,8 @@ VALUES_SHOWN = 20  # of a column, where --only asks for another one
 class Tables:
     """The tables of a report, and warnings about records that could not be used completely.
 
-    run_rows, scaling_rows: of runs.csv and scaling.csv; each has all columns
+    run_rows:               of runs.csv, with all columns
+    scaling_rows:           of scaling.csv, as they were made; `measurements` are compared with each other
     options:                the configuration of each measurement, as dotted keys, also of those added later
     passes:                 of each stage, of the first repeat of each measurement of a profiled pipeline
     drift:                  over the campaign, in words
@@ -42,7 +43,7 @@ class Tables:
     """
 
     run_rows: list[Row]
-    scaling_rows: list[Row]
+    scaling_rows: list[Measurement]
     epochs: pd.DataFrame
     learning: pd.DataFrame
     warnings: list[str]
@@ -57,12 +58,12 @@ class Tables:
 
     @cached_property
     def scaling(self) -> pd.DataFrame:
-        return frame(SCALING, self.scaling_rows)
+        return frame(SCALING, [measurement.row for measurement in self.scaling_rows])
 
     @cached_property
     def measurements(self) -> list[Measurement]:
         """scaling.csv as figures and texts show it."""
-        return measurements_of(self.scaling_rows, self.run_rows)
+        return compared_with_others(self.scaling_rows, self.run_rows)
 
     def write(self, folder: Path) -> None:
         """runs.csv, epochs.csv, scaling.csv, learning.csv, breakdown.csv; an unknown cell is empty."""
