@@ -14,8 +14,9 @@ import matplotlib as mpl
 from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
-from matplotlib.transforms import Transform, offset_copy
+from matplotlib.transforms import Bbox, Transform, offset_copy
 
 from ddlbench.texts import first_few, shortened
 
@@ -25,10 +26,6 @@ STYLE = {
     "axes.titlesize": 10,
     "axes.titlelocation": "left",
     "axes.titley": 1.0,  # else each drawing looks for what the title might cover
-    "figure.constrained_layout.w_pad": 0.1,  # inches; the others are shares of the figure, which grows with its texts
-    "figure.constrained_layout.h_pad": 0.1,
-    "figure.constrained_layout.wspace": 0,
-    "figure.constrained_layout.hspace": 0,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.edgecolor": "#666666",
@@ -51,7 +48,7 @@ STYLE = {
 IDEAL = {"color": "#8a8a8a", "linestyle": (0, (5, 3)), "linewidth": 1.2, "zorder": 1}
 COLUMNS = 2  # panels beside each other: readable on a page of paper
 PANEL = (3.55, 2.5)  # inches of a panel's axes
-ROOM = (12, 40)  # inches of a panel with the longest texts around it
+PAD = 0.15  # inches around a panel with its texts
 # Points from the lower left corner of a panel: a value axis's name, left of numbers and statuses; a legend of its own.
 VALUE_NAME = (-55, 0)
 LEGEND = (-60, -36)
@@ -84,14 +81,14 @@ def style() -> Generator[None]:
 
 
 def grid(heads: Sequence[Head]) -> Figure:
-    """A figure with one panel for each head, COLUMNS beside each other; the titles are at one height."""
-    figure = Figure(layout="constrained")
-    columns = min(COLUMNS, len(heads))
+    """A figure with one panel of the size PANEL for each head; the titles are at one height. `arrange` gives the panels
+    their places."""
+    figure = Figure(PANEL)
     short = [[shortened(line, LONGEST_TEXT) for line in head.lines] for head in heads]
     texts = [[part for line in lines for part in wrap(line, LONGEST_LINE)] for lines in short]
     most = max(map(len, texts))
-    for number, (head, lines) in enumerate(zip(heads, texts, strict=True), start=1):
-        panel = figure.add_subplot(-(-len(heads) // columns), columns, number)
+    for head, lines in zip(heads, texts, strict=True):
+        panel = figure.add_axes((0, 0, 1, 1))
         panel.set_title(shortened(head.title, LONGEST_TITLE), fontweight="bold", pad=8 + LINE * most)
         panel.annotate(
             "\n".join(lines), (0, 1), (0, 4 + LINE * most), xycoords="axes fraction", textcoords="offset points",
@@ -101,11 +98,8 @@ def grid(heads: Sequence[Head]) -> Figure:
 
 
 def arrange(figure: Figure) -> None:
-    """Add the legends when all panels are drawn, and make the figure so large that panels have the size PANEL; a single
-    one above a long legend becomes wider.
-
-    Text has a fixed size, so the space that the layout leaves to the panels of a large figure says what the text needs.
-    """
+    """Add the legends when all panels are drawn, and place the panels, COLUMNS beside each other, with room for the
+    texts around them; they become wider where the legend of the figure is."""
     panels, columns = figure.axes, min(COLUMNS, len(figure.axes))
     legends: list[dict[str, Any]] = []  # the handles of each panel by their labels
     for handles, texts in (panel.get_legend_handles_labels() for panel in panels):
@@ -113,34 +107,40 @@ def arrange(figure: Figure) -> None:
         shown = first_few(list(dict.fromkeys(texts)), MOST_LABELS)
         legends.append({text: first.get(text, Line2D([], [], ls="")) for text in shown})
     shared = {text: handle for legend in legends for text, handle in legend.items()}
-    width, height, widest = columns * ROOM[0], -(-len(panels) // columns) * ROOM[1], 0.0
+    inches, widest, y = figure.dpi_scale_trans.inverted(), 0.0, PAD
     if len(shared) > SHARED_LABELS and len(panels) > 1:
         for panel, legend in zip(panels, legends, strict=True):
             place = {"bbox_to_anchor": (0, 0), "bbox_transform": _moved(panel, LEGEND)}
             _legend(panel, legend, PANEL[0], loc="upper left", **place)
-    else:
-        widest = _legend(figure, shared, columns * (PANEL[0] + 1), loc="outside lower left")
-    layout = figure.get_layout_engine()
-    assert layout is not None
-    figure.set_size_inches(width, height)
-    layout.execute(figure)
-    panel = panels[0].get_position()
-    width += columns * (PANEL[0] - panel.width * width)
-    height += height / ROOM[1] * (PANEL[1] - panel.height * height)
-    figure.set_size_inches(max(width, widest), height)
-    layout.execute(figure)
-    figure.set_layout_engine(None)  # each format would draw twice to repeat it
+    elif shared:
+        legend = _legend(figure, shared, columns * (PANEL[0] + 1), loc="lower left")
+        box = legend.get_window_extent().transformed(inches)
+        widest, y = box.x1 + PAD, box.y1 + PAD
+    # Inches from the lower left corner of a panel: texts have a fixed size, wherever the panel is.
+    boxes = [cast(Bbox, panel.get_tightbbox()).transformed(inches) for panel in panels]
+    rows = [boxes[start : start + columns] for start in range(0, len(boxes), columns)]
+    x, lefts, bottoms = PAD, list[float](), list[float]()
+    for column in (boxes[number::columns] for number in range(columns)):
+        lefts.append(x - min(box.x0 for box in column))
+        x = lefts[-1] + max(box.x1 for box in column) + PAD
+    for row in reversed(rows):
+        bottoms.insert(0, y - min(box.y0 for box in row))
+        y = bottoms[0] + max(box.y1 for box in row) + PAD
+    wider = max(widest - x, 0.0) / columns
+    figure.set_size_inches(width := x + columns * wider, y)
+    for number, panel in enumerate(panels):
+        row, column = divmod(number, columns)
+        left = (lefts[column] + column * wider) / width
+        panel.set_position((left, bottoms[row] / y, (PANEL[0] + wider) / width, PANEL[1] / y))
 
 
-def _legend(owner: Axes | Figure, labels: dict[str, Any], width: float, **place: Any) -> float:
-    """Add a legend with as many columns as `width` inches hold; returns the inches of one column."""
+def _legend(owner: Axes | Figure, labels: dict[str, Any], width: float, **place: Any) -> Legend:
+    """Add a legend with as many columns as `width` inches hold."""
     column = (max(map(len, labels), default=0) + 6) / LETTERS
-    if labels:
-        owner.legend(
-            list(labels.values()), list(labels), ncols=max(1, min(int(width // column), len(labels))),
-            columnspacing=1.2, fontsize=8.5, borderaxespad=0.2, **place,
-        )  # fmt: skip
-    return column
+    return owner.legend(
+        list(labels.values()), list(labels), ncols=max(1, min(int(width // column), len(labels))),
+        columnspacing=1.2, fontsize=8.5, borderaxespad=0.2, **place,
+    )  # fmt: skip
 
 
 def label(text: str) -> str:
@@ -187,7 +187,7 @@ def value_axis(
 ) -> None:
     """Linear from 0, or logarithmic, to a little above the largest value; an axis without values says so.
 
-    band: the share of the axis above all values that stays free for other marks
+    band: the share of the axis above all values that stays free
     integers: ticks at integers only
     """
     value_name(axes, name)
@@ -206,7 +206,7 @@ def value_axis(
         axes.set_ylim(0, top / (1 - band))
         if integers:
             axes.yaxis.set_major_locator(ticker.MaxNLocator("auto", integer=True))
-    highest = top if band else inf  # no number beside other marks
+    highest = top if band else inf  # no number beside the band
     axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: write(value) if value <= highest else ""))
 
 

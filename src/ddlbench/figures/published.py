@@ -71,22 +71,24 @@ def authors(source: str) -> str:
     return str(_file()["sources"][source]["text"]).partition(",")[0]
 
 
-def efficiencies(models: str) -> list[Printed]:
-    """Printed efficiencies of models ("resnet50, resnet101") against 4 GPUs of the same framework."""
-    return [Printed(**row) for row in _file()["efficiency"] if row["model"] in models.split(", ")]
+def efficiencies(*models: str) -> list[Printed]:
+    """Printed efficiencies of models against 4 GPUs of the same framework."""
+    return [Printed(**row) for row in _file()["efficiency"] if row["model"] in models]
 
 
-def shares(model: str) -> dict[str, list[tuple[int, float, float, float]]]:
-    """By loader: GPUs, and the shares of the kernels' time in communication, data loading and computation (0 to 1)."""
-    table = _file()["kernel_time"].get(model, {})
+def shares(*models: str) -> dict[str, list[tuple[int, float, float, float]]]:
+    """By loader: GPUs, and the shares of the kernels' time in communication, data loading and computation (0 to 1).
+    None are printed for several models together."""
+    table = _file()["kernel_time"].get(models[0], {}) if len(models) == 1 else {}
     return {loader: [(row[0], *(part / 100 for part in row[1:])) for row in rows] for loader, rows in table.items()}
 
 
 def notes(shown: Sequence[Panel]) -> list[str]:
     """A line for each panel without printed numbers of its model or models, and the sources."""
-    names = dict.fromkeys(map(published_name, shown))
     missing = [
-        f"no printed number is drawn beside {name}" for name in names if not (efficiencies(name) or shares(name))
+        f"no printed number is drawn beside {', '.join(models)}"
+        for models in dict.fromkeys(map(models_of, shown))
+        if not (efficiencies(*models) or shares(*models))
     ]
     return [f"published: {text}" for text in (*missing, *sources())]
 
@@ -109,12 +111,12 @@ def plots(
     efficiency = [
         replace(panel.against_own_bases(), base="own base; grey: printed, base 4 GPUs")
         for panel in shared
-        if efficiencies(published_name(panel))
+        if efficiencies(*models_of(panel))
     ]
     communication = [
         replace(panel.against_own_bases(), base="grey: printed shares of the kernels' time")
         for panel in measured(shared, "comm_share") or all_panels
-        if shares(published_name(panel))
+        if shares(*models_of(panel))
     ]
     return [
         Plot("published_efficiency", efficiency, partial(draw_efficiency, looks=looks, of_all_loaders=of_all_loaders)),
@@ -122,20 +124,20 @@ def plots(
     ]
 
 
-def published_name(panel: Panel) -> str:
-    """The name of the panel's model, whatever its sizes; "resnet50, resnet101" of a panel that compares models."""
+def models_of(panel: Panel) -> tuple[str, ...]:
+    """The models of a panel, whatever their sizes; several where it compares models."""
     names = (row["model"] if row["origin"] == OWN else row.model for row in panel.rows)
-    return ", ".join(dict.fromkeys(map(str, names)))
+    return tuple(dict.fromkeys(map(str, names)))
 
 
 def draw_efficiency(axes: Axes, panel: Panel, looks: Looks, of_all_loaders: bool) -> None:
     """Draw measured efficiencies with lines, and printed ones as grey points. An arrow points away from a printed limit
     to the side on which the value lies."""
-    loaders, models = {row["loader"] for row in panel.rows}, published_name(panel)
-    points = [point for point in efficiencies(models) if of_all_loaders or point.loader.partition(",")[0] in loaders]
+    loaders, models = {row["loader"] for row in panel.rows}, models_of(panel)
+    points = [point for point in efficiencies(*models) if of_all_loaders or point.loader.partition(",")[0] in loaders]
 
     def label(point: Printed) -> str:
-        return point.name if point.model == models else f"{point.model}, {point.name}"
+        return point.name if len(models) == 1 else f"{point.model}, {point.name}"
 
     quantity = replace(EFFICIENCY, label="efficiency (% of ideal speedup)")
     draw(axes, panel, looks, quantity, [point.gpus for point in points])
@@ -152,7 +154,7 @@ def draw_efficiency(axes: Axes, panel: Panel, looks: Looks, of_all_loaders: bool
 
 def draw_communication(axes: Axes, panel: Panel, looks: Looks) -> None:
     """Communication as a share of all kernels' time as printed, and of the profiled window as measured here."""
-    printed = shares(published_name(panel))
+    printed = shares(*models_of(panel))
     profiled = [row for row in panel.rows if row["comm_share"] is not None]
     counts = [row["gpus"] for row in profiled] + [row[0] for rows in printed.values() for row in rows]
     plotting.gpu_axis(axes, counts, panel.device, log=True)

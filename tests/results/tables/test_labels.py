@@ -19,8 +19,8 @@ def knobs(runs):
     return list(map(settings_text, labels.knobs(runs)))
 
 
-def variants(runs):
-    return list(map(settings_text, labels.variants(runs)))
+def variants(runs, **options):
+    return list(map(settings_text, labels.variants(runs, **options)))
 
 
 def test_equal_settings_are_not_shown():
