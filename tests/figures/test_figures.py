@@ -14,8 +14,8 @@ from PIL import Image
 from ddlbench.figures import curves, plotting
 from ddlbench.figures import figures as module
 from ddlbench.figures.curves import places
+from ddlbench.figures.figure_files import save
 from ddlbench.figures.figures import drawing_of, make_figures, report_plots
-from ddlbench.figures.files import save
 from ddlbench.figures.styles import PALETTE
 from ddlbench.results.tables.measurement import Measurement
 from tests.support.figures import figures_of

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from ddlbench.figures.files import ALL_BYTES, Picture, pictures
+from ddlbench.figures.figure_files import ALL_BYTES, Picture, pictures
 from ddlbench.report.__main__ import main
 from ddlbench.report.page import ROWS_SHOWN
 from tests.support.records import write_run

@@ -26,9 +26,9 @@ from ddlbench.config.choices import choices, published
 from ddlbench.config.overrides import LABELS
 from ddlbench.errors import UserError
 from ddlbench.figures.bars import draw_waterfall
-from ddlbench.figures.files import save
+from ddlbench.figures.figure_files import save
 from ddlbench.figures.plotting import Head, arrange, grid, style
-from ddlbench.report.hung import behind
+from ddlbench.report.hung_ranks import behind
 from ddlbench.results.reading.attempts import Records
 from ddlbench.results.reading.published import OWN
 from ddlbench.results.rows import Row, section, without_data_wait

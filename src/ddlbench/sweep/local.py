@@ -20,7 +20,7 @@ from ddlbench.config.compose import configuration, configurations
 from ddlbench.errors import RunError
 from ddlbench.ranks.launchers import PLACE_VARIABLES, free_port, rank_variables
 from ddlbench.record.files import end_for_rank_0, now
-from ddlbench.results.reading.gone import keeper_alive
+from ddlbench.results.reading.killed import keeper_alive
 from ddlbench.sweep import slurm
 from ddlbench.sweep.lock import FOLDER, Claim, claim
 from ddlbench.sweep.plan import Cell

@@ -18,7 +18,7 @@ from ddlbench.errors import STATUSES, TIME_LIMIT
 from ddlbench.foreign import Object, parse, read_bytes
 from ddlbench.heartbeat import server_time
 from ddlbench.record.files import HEARTBEAT, end_for_rank_0
-from ddlbench.results.reading.gone import find_gone
+from ddlbench.results.reading.killed import find_killed
 from ddlbench.results.rows import group_by, section
 from ddlbench.sweep.plan import INVALID, Cell, key_of, points
 from ddlbench.texts import aligned, printable
@@ -104,7 +104,7 @@ class State:
         try:
             record = parse(read_bytes(folder / "run.json"))
             alive = record["status"] != RUNNING or not (folder / HEARTBEAT).exists()
-            gone = None if alive else find_gone(folder, server_time(folder))
+            gone = None if alive else find_killed(folder, server_time(folder))
             if gone is not None:  # all ranks were killed at once, and no process is left to write the end
                 end_for_rank_0(folder, "killed", gone.reason, gone.last)
                 record = parse(read_bytes(folder / "run.json"))

@@ -19,7 +19,7 @@ from ddlbench.errors import UserError, reporting
 from ddlbench.foreign import ForeignError, NotRegularError, Object, TooLargeError, parse, read_bytes
 from ddlbench.record.schema import READ_VERSIONS, SCHEMA_VERSION
 from ddlbench.results.reading.attempt_folders import search
-from ddlbench.results.reading.gone import find_gone
+from ddlbench.results.reading.killed import find_killed
 from ddlbench.results.rows import section
 from ddlbench.texts import digest, printable, shortened
 
@@ -217,7 +217,7 @@ def unreadable(path: Path, reason: str, version: Any = None, kind: str = LeftOut
 
 def _without_end(path: Path, record: Object) -> Attempt:
     """An attempt whose record says `running`. It counts as killed if no process of it is left."""
-    gone = find_gone(path, time.time())
+    gone = find_killed(path, time.time())
     if gone is None:
         unknown = "no end was recorded: it is still running, or was killed before it could write one"
         return Attempt(path, record | {"reason": record.get("reason") or unknown}, has_end=False)

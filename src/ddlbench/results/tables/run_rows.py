@@ -15,8 +15,8 @@ from ddlbench.record.fingerprint import fingerprint, noted
 from ddlbench.record.schema import RUNS
 from ddlbench.results.reading.attempts import Attempt, LeftOut, reason_of, unreadable
 from ddlbench.results.reading.cells import cell, epochs_of, fit
-from ddlbench.results.reading.follows import contradiction
 from ddlbench.results.reading.published import OWN, PUBLISHED, PublishedAttempt
+from ddlbench.results.reading.summary_check import contradiction
 from ddlbench.results.rows import Row, Settings, section
 from ddlbench.results.tables.labels import settings_text, value_text
 from ddlbench.results.tables.merge import AttemptRow, RankPasses, measured_options

@@ -15,14 +15,14 @@ OTHERS_S = 30.0  # after the end of the process that keeps the record, other ran
 
 
 @dataclass(frozen=True)
-class Gone:
+class Killed:
     """reason: written to the record; last: time of the last heartbeat, in the record's format"""
 
     reason: str
     last: str
 
 
-def find_gone(folder: Path, now: float) -> Gone | None:
+def find_killed(folder: Path, now: float) -> Killed | None:
     """How the run of a record that says `running` has ended. None if its process may live, or if the record has no
     heartbeat (older versions). The record may have been completed meanwhile: read it again before it counts as killed.
 
@@ -37,7 +37,7 @@ def find_gone(folder: Path, now: float) -> Gone | None:
     if alive or silent_s < (SILENT_S if alive is None else OTHERS_S):
         return None
     how = "its process has ended" if alive is False else f"no heartbeat for {silent_s:.0f} s"
-    return Gone(f"no end was recorded and {how}: all ranks were killed at once, or their host went down", when)
+    return Killed(f"no end was recorded and {how}: all ranks were killed at once, or their host went down", when)
 
 
 def keeper_alive(folder: Path) -> bool | None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ddlbench.errors import UserError
-from ddlbench.report.hung import behind
+from ddlbench.report.hung_ranks import behind
 
 SAME = "all ranks began the same last collectives"
 
