@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from ddlbench.figures.figure_files import ALL_BYTES, Picture, pictures
+from ddlbench.figures.figure_files import ALL_BYTES, pictures, save
+from ddlbench.figures.figures import Drawing
+from ddlbench.figures.panels import Plot
 from ddlbench.report.__main__ import main
-from ddlbench.report.page import ROWS_SHOWN
-from tests.support.records import write_run
+from ddlbench.report.page import ROWS_SHOWN, render
+from tests.support.records import tables_of, write_run
 from tests.support.waiting import WITHIN_S
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -100,5 +102,16 @@ def test_images_stay_within_their_bytes(tmp_path: Path):
     assert kinds[-1] is None, "named, with its files, but not shown"
 
 
-def test_a_picture_knows_the_figure_that_it_continues():
-    assert [Picture(name, None, 1.0).base for name in ("speedup", "speedup_2", "a_b")] == ["speedup", "speedup", "a_b"]
+def test_a_further_file_of_a_plot_is_continued_and_a_figure_of_a_study_has_its_name(tmp_path: Path):
+    def plot(name: str, study: str = "") -> Plot:
+        return Plot(name, [], lambda axes, panel: None, study)
+
+    plots = {"speedup": plot("speedup"), "speedup_2": plot("speedup"), "paper_1": plot("step_seconds", "paper_1")}
+    figures = {name: Figure() for name in plots}
+    for name, figure in figures.items():
+        save(tmp_path, name, figure)
+    write_run(tmp_path / "results")
+    page = render(tables_of(tmp_path / "results"), Drawing(figures, plots), tmp_path)
+    for title in ("Speedup", "Speedup, continued", "paper_1: Step seconds"):
+        assert f"<h3>{title}</h3>" in page
+    assert "reaches the target" not in page

@@ -45,16 +45,6 @@ class Picture:
     source: str | None
     width: float
 
-    @property
-    def base(self) -> str:
-        """The name of the figure that this is a part of: "speedup" of "speedup_2"."""
-        head, _, number = self.name.rpartition("_")
-        return head if number.isdigit() else self.name
-
-    @property
-    def part(self) -> str:
-        return "" if self.base == self.name else ", continued"
-
 
 def pictures(figures: Mapping[str, Figure], folder: Path) -> list[Picture]:
     """The saved figures in `folder` as data URLs: SVG while they are small, then PNG."""

@@ -31,9 +31,14 @@ MOST_FILES = 30  # of all figures; above this number each quantity has one file,
 
 @dataclass(frozen=True)
 class Drawing:
-    """The figures by name; a figure of many panels has several, "speedup" and "speedup_2". notes: what is not drawn."""
+    """The figures by the names of their files; a plot of many panels has several, "speedup" and "speedup_2".
+
+    plots: what each of them shows
+    notes: what is not drawn
+    """
 
     figures: dict[str, Figure] = field(default_factory=dict[str, Figure])
+    plots: dict[str, Plot] = field(default_factory=dict[str, Plot])
     notes: list[str] = field(default_factory=list[str])
 
 
@@ -149,10 +154,10 @@ def _add(drawing: Drawing, plot: Plot, most: int) -> None:
         for axes, panel in zip(figure.axes, part, strict=True):
             plot.draw(axes, panel)
         plotting.arrange(figure)
-        number = start // PANELS_OF_A_FILE + 1
-        drawing.figures[plot.name if number == 1 else f"{plot.name}_{number}"] = figure
+        name = f"{plot.file}_{start // PANELS_OF_A_FILE + 1}" if start else plot.file
+        drawing.figures[name], drawing.plots[name] = figure, plot
     if others:
         drawing.notes.append(
-            f"{plot.name}: {len(shown)} of {len(plot.panels)} panels are drawn; --only model=NAME or framework=A,B "
+            f"{plot.file}: {len(shown)} of {len(plot.panels)} panels are drawn; --only model=NAME or framework=A,B "
             "draws others"
         )

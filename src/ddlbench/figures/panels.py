@@ -85,11 +85,17 @@ class Panel:
 
 
 class Plot(NamedTuple):
-    """A figure: the panels that have something of it, and how one is drawn."""
+    """A figure: the panels that have something of it, and how one is drawn. study: the name that a study gives it"""
 
     name: str
     panels: Sequence[Panel]
     draw: Callable[[Axes, Panel], None]
+    study: str = ""
+
+    @property
+    def file(self) -> str:
+        """The name of its file."""
+        return self.study or self.name
 
 
 def _base_text(base: Base, device: str | None) -> str:

@@ -27,6 +27,51 @@ INTERVAL_NOTE = (
     "none shown: 1 is inside"
 )
 
+
+def needs_own(row: Measurement) -> bool:
+    """Whether the row can be compared with its own base only."""
+    return row.has_ratios(own=True) and not row["best_single_sample_time_s"]
+
+
+def spread(row: Measurement) -> str:
+    """The range of the repeats' epoch times, "4.05 to 6.91 s"; empty for a single run."""
+    if row["runs_ok"] < 2 or row["epoch_time_shortest_s"] is None:
+        return ""
+    return f"{seconds(row['epoch_time_shortest_s']).removesuffix(' s')} to {seconds(row['epoch_time_longest_s'])}"
+
+
+def shown_ratio(row: Measurement, column: str) -> str:
+    """A speedup; "none shown" where its interval includes 1."""
+    return "none shown" if row[f"{column}_verdict"] == NONE_SHOWN else ratio(row[column])
+
+
+def own_ratio(row: Measurement) -> str:
+    """Speedup and efficiency against the own base, and which that is: "3.20, 80.0 % of ddp@2"; empty where the row has
+    another base."""
+    if not needs_own(row):
+        return ""
+    ratios = ", ".join(filter(None, (shown_ratio(row, "speedup_vs_own_base"), percent(row["efficiency_vs_own_base"]))))
+    return " of ".join(filter(None, (ratios, base(row, own=True))))
+
+
+def between(row: Measurement, column: str, text: Callable[[float | None], str]) -> str:
+    low, high = row[f"{column}_low"], row[f"{column}_high"]
+    return "" if low is None else f"{text(low)} to {text(high)}"
+
+
+def base(row: Measurement, own: bool) -> str:
+    """The base of a row's ratios, "ddp@2"."""
+    start = row.base(own)
+    return f"{start.name}@{start.gpus}" if start else ""
+
+
+def quality(row: Measurement) -> str:
+    """Top-1 of images or perplexity per token of text."""
+    if row["val_perplexity_token"] is not None:
+        return f"ppl {number(row['val_perplexity_token'])}"
+    return percent(row["val_top1"])
+
+
 Columns = dict[str, Callable[[Measurement], str]]
 MEASURED: Columns = {
     "framework": lambda row: row["framework"] or "",
@@ -39,10 +84,10 @@ MEASURED: Columns = {
     "n": lambda row: str(row["runs_ok"]),
     "!": lambda row: row.marks_number,
     "epoch time": lambda row: seconds(row["epoch_time_s"]),
-    "range": lambda row: spread(row),
+    "range": spread,
     "samples/s": lambda row: number(row["throughput_samples_per_s"]),
     "peak memory": lambda row: gib(row[memory_column(row["device"])]),
-    "top-1/ppl": lambda row: quality(row),
+    "top-1/ppl": quality,
     "source": lambda row: row["source"] or "",
 }
 VS_SINGLE: Columns = {
@@ -62,7 +107,7 @@ RATIOS: Columns = {
     **VS_SINGLE,
     "speedup interval": lambda row: between(row, "speedup", ratio),
     "efficiency interval": lambda row: between(row, "efficiency", percent),
-    "vs own base": lambda row: own_ratio(row) if needs_own(row) else "",
+    "vs own base": own_ratio,
     "its interval": lambda row: between(row, "speedup_vs_own_base", ratio) if needs_own(row) else "",
     "coverage": lambda row: percent(row["speedup_coverage"] or row["speedup_vs_own_base_coverage"]),
 }
@@ -127,11 +172,6 @@ def ratio_columns(rows: Sequence[Measurement]) -> Columns:
     return {name: cell for columns in shown for name, cell in columns.items()}
 
 
-def needs_own(row: Measurement) -> bool:
-    """Whether the row can be compared with its own base only."""
-    return row.has_ratios(own=True) and not row["best_single_sample_time_s"]
-
-
 def base_lines(rows: Sequence[Measurement]) -> list[str]:
     """The bases by name and absolute time: a speedup without them says little."""
     lines: list[str] = []
@@ -182,39 +222,3 @@ def remedy(status: str, mode: str | None, size: int | None) -> str:
         return " (try a smaller train.micro_batch, or a framework that shards the weights)"
     half = f"train.micro_batch={1 if size % 2 else size // 2}"
     return f" (try {half if size > 1 else 'train.checkpoint_activations=true'})"
-
-
-def spread(row: Measurement) -> str:
-    """The range of the repeats' epoch times, "4.05 to 6.91 s"; empty for a single run."""
-    if row["runs_ok"] < 2 or row["epoch_time_shortest_s"] is None:
-        return ""
-    return f"{seconds(row['epoch_time_shortest_s']).removesuffix(' s')} to {seconds(row['epoch_time_longest_s'])}"
-
-
-def shown_ratio(row: Measurement, column: str) -> str:
-    """A speedup; "none shown" where its interval includes 1."""
-    return "none shown" if row[f"{column}_verdict"] == NONE_SHOWN else ratio(row[column])
-
-
-def own_ratio(row: Measurement) -> str:
-    """Speedup and efficiency against the own base, and which that is: "3.20, 80.0 % of ddp@2"."""
-    ratios = ", ".join(filter(None, (shown_ratio(row, "speedup_vs_own_base"), percent(row["efficiency_vs_own_base"]))))
-    return " of ".join(filter(None, (ratios, base(row, own=True))))
-
-
-def between(row: Measurement, column: str, text: Callable[[float | None], str]) -> str:
-    low, high = row[f"{column}_low"], row[f"{column}_high"]
-    return "" if low is None else f"{text(low)} to {text(high)}"
-
-
-def base(row: Measurement, own: bool) -> str:
-    """The base of a row's ratios, "ddp@2"."""
-    start = row.base(own)
-    return f"{start.name}@{start.gpus}" if start else ""
-
-
-def quality(row: Measurement) -> str:
-    """Top-1 of images or perplexity per token of text."""
-    if row["val_perplexity_token"] is not None:
-        return f"ppl {number(row['val_perplexity_token'])}"
-    return percent(row["val_top1"])

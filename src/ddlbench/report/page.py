@@ -67,6 +67,7 @@ def render(tables: Tables, drawing: Drawing, folder: Path) -> str:
         cautions=first([*tables.warnings, *cautions(runs, scaling)]),
         more_warnings=len(tables.warnings) > LINES_SHOWN,
         pictures=pictures(drawing.figures, folder),
+        plots=drawing.plots,
         folded=first(drawing.notes),
         comparisons=first(comparisons(scaling)),
         failures=failures,

@@ -69,7 +69,7 @@ def _plot(kind: str, plots: Iterable[Plot], name: str) -> Plot:
     others = list[str]()
     for plot in plots:
         if plot.name == kind:
-            return plot._replace(name=name)
+            return plot._replace(study=name)
         others.append(plot.name)
     raise UserError(f"{name}: kind {kind} does not exist: choose one of {', '.join(others)}")
 
