@@ -22,7 +22,7 @@ from ddlbench.results.tables.quality import learning_table
 from ddlbench.results.tables.scaling import scaling_rows
 from ddlbench.results.tables.stats import Interval, median_interval
 from ddlbench.results.tables.tables import Tables, records
-from ddlbench.results.tables.targets import Target, target_rows
+from ddlbench.results.tables.targets import Target, target_costs
 
 quick = settings(max_examples=60)
 
@@ -185,7 +185,7 @@ def training(
 
 def targets(reached: Sequence[int | None], statuses: Sequence[str] = ()) -> list[Row]:
     runs, epochs = training(reached, statuses)
-    return target_rows(Tables(runs, [], epochs, frame(LEARNING, []), []), WANTED)
+    return target_costs(Tables(runs, [], epochs, frame(LEARNING, []), []), WANTED).rows
 
 
 def learned(reached: Sequence[int | None], statuses: Sequence[str] = (), seeds: Sequence[int] = ()) -> list[Row]:

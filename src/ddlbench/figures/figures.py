@@ -22,7 +22,7 @@ from ddlbench.figures.styles import Looks, looks_of
 from ddlbench.results.reading.published import OWN
 from ddlbench.results.tables.measurement import Measurement
 from ddlbench.results.tables.tables import Tables
-from ddlbench.results.tables.targets import Target, costs, target_rows
+from ddlbench.results.tables.targets import TargetCosts
 from ddlbench.texts import limited
 
 PANELS_OF_A_FILE = 6  # fit a page of paper
@@ -42,16 +42,16 @@ class Drawing:
     notes: list[str] = field(default_factory=list[str])
 
 
-def make_figures(tables: Tables, targets: Sequence[Target] = (), baseline: bool = False) -> Drawing:
+def make_figures(tables: Tables, targets: Sequence[TargetCosts] = (), baseline: bool = False) -> Drawing:
     """Every figure that the tables have values for; arguments as report_plots takes them."""
     notes = published.notes(panels(tables.measurements)) if baseline else []
     return drawing_of(report_plots(tables, targets, baseline), notes)
 
 
-def report_plots(tables: Tables, targets: Sequence[Target] = (), baseline: bool = False) -> list[Plot]:
+def report_plots(tables: Tables, targets: Sequence[TargetCosts] = (), baseline: bool = False) -> list[Plot]:
     """The figures of a report, also those that no panel has values for.
 
-    targets:  metrics to show the cost of
+    targets:  whose costs are shown
     baseline: whether to draw the papers' printed numbers beside the measured ones
     """
     rows = tables.measurements
@@ -63,13 +63,12 @@ def report_plots(tables: Tables, targets: Sequence[Target] = (), baseline: bool 
         *(published.plots(shared, all_panels, looks) if baseline else []),
         *learning(tables.learning, tables.epochs, rows, looks),
     ]
-    for target in targets:
-        merged, of_runs = target_rows(tables, target), costs(tables.epochs, target)
+    for costs in targets:
         for cost in ("epochs", "seconds"):
-            reached = {row["measurement"] for row in merged if row[f"{cost}_to_target"] is not None}
-            shown = with_rows(shared, lambda row, reached=reached: row["measurement"] in reached)
-            quantity = quantities.to_target(target.text, cost, merged, of_runs)
-            plots.append(Plot(f"{cost}_to_{target.text}", shown, partial(draw, looks=looks, quantity=quantity)))
+            with_cost = {row["measurement"] for row in costs.rows if row[f"{cost}_to_target"] is not None}
+            shown = with_rows(shared, lambda row, with_cost=with_cost: row["measurement"] in with_cost)
+            drawn = partial(draw, looks=looks, quantity=quantities.to_target(costs, cost))
+            plots.append(Plot(f"{cost}_to_{costs.target.text}", shown, drawn))
     return plots
 
 

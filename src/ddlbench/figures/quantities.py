@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import cast
 
 from ddlbench.figures.panels import Panel
-from ddlbench.results.rows import Row
 from ddlbench.results.tables.measurement import Base, Measurement
+from ddlbench.results.tables.targets import TargetCosts
 from ddlbench.texts import GIB
 
 
@@ -135,16 +135,13 @@ PREDICTED = Quantity(
 )
 
 
-def to_target(target: str, cost: str, rows: Sequence[Row], of_runs: dict[str, dict[str, float | None]]) -> Quantity:
-    """Epochs or seconds until a metric reached its target.
-
-    rows:    of targets.csv
-    of_runs: what each run took, by its path
-    """
-    merged = {row["measurement"]: row[f"{cost}_to_target"] for row in rows}
+def to_target(costs: TargetCosts, cost: str) -> Quantity:
+    """Epochs or seconds until a metric reached its target."""
+    merged = {row["measurement"]: row[f"{cost}_to_target"] for row in costs.rows}
 
     def values(panel: Panel, row: Measurement) -> Values:
-        reached = (of_runs.get(run["path"], {}).get(cost) for run in row.runs)
-        return Values(merged.get(row["measurement"]), [value for value in reached if value is not None])
+        repeats = (costs.by_path.get(run["path"], {}).get(cost) for run in row.runs)
+        return Values(merged.get(row["measurement"]), [value for value in repeats if value is not None])
 
-    return Quantity(f"{'time since the first step (s)' if cost == 'seconds' else cost} to {target}", values)
+    name = "time since the first step (s)" if cost == "seconds" else cost
+    return Quantity(f"{name} to {costs.target.text}", values)

@@ -23,7 +23,7 @@ from ddlbench.results.reading.attempts import Records, read_all
 from ddlbench.results.reading.published import OWN
 from ddlbench.results.tables.merge import BY_FRAMEWORK, FACTORS, AttemptRow, Comparison
 from ddlbench.results.tables.tables import Tables, make_tables, merge, only
-from ddlbench.results.tables.targets import Target, target, write_targets
+from ddlbench.results.tables.targets import TargetCosts, target, target_costs, write_targets
 from ddlbench.sweep.study import load
 from ddlbench.texts import first_few, say
 
@@ -55,11 +55,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         compared = cache(partial(_tables, records, given.predict))
         explanation = explain(compared(how), records, given.explain) if given.explain else None
         tables = only(compared(how), given.only)
+        costs = [target_costs(tables, wanted) for wanted in targets]
         if study:
             drawing = draw_study(study, lambda how: only(compared(how), given.only))
         else:
-            drawing = make_figures(tables, targets, given.baseline == "published")
-        page = write_report(tables, out, drawing, targets, given.pdf)
+            drawing = make_figures(tables, costs, given.baseline == "published")
+        page = write_report(tables, out, drawing, costs, given.pdf)
         if explanation:
             explanation.write(out, given.pdf)
         if given.openmetrics is not None:
@@ -132,7 +133,7 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def write_report(
-    tables: Tables, out: Path, drawing: Drawing, targets: Sequence[Target] = (), pdf: bool = False
+    tables: Tables, out: Path, drawing: Drawing, targets: Sequence[TargetCosts] = (), pdf: bool = False
 ) -> Path:
     """Tables (CSV, Markdown, LaTeX), figures (PNG, SVG) and report.html below `out`; returns the page's path. pdf: as
     `save` takes it"""
@@ -142,7 +143,7 @@ def write_report(
             save(figures, name, figure, pdf)
         tables.write(out / "tables")
         write_documents(tables.measurements, out / "tables")
-        write_targets(tables, targets, out / "tables")
+        write_targets(targets, out / "tables")
         write_warnings(tables.warnings, out / "tables")
         page.write_text(render(tables, drawing, figures), encoding="utf-8")
     return page

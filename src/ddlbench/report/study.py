@@ -50,7 +50,11 @@ def draw_study(study: Study, tables_of: Callable[[Comparison], Tables]) -> Drawi
         drawn = [row for row, key in differing.items() if not key]
         ended = [trained[row] for row in drawn if row["status"] == "ok"]
         missing = [_cell(point) for point in wanted if point not in ended]
-        plots.append(_plot(figure.kind, plots_of(_best(drawn) if figure.best else drawn, tables, looks), name))
+        if figure.best:  # each curve on its fastest GPU count
+            fine = (row for row in drawn if row["status"] == "ok")
+            curves = group_by(fine, lambda row: (row["comparison"], row.curve))
+            drawn = [min(curve, key=lambda row: row["sample_time_s"] or inf) for curve in curves.values()]
+        plots.append(_plot(figure.kind, plots_of(drawn, tables, looks), name))
         if missing:
             named = ", ".join(first_few(missing, CELLS_NAMED))
             notes.append(f"{name}: {len(missing)} of {len(wanted)} cells have no run that ended ok: {named}")
@@ -97,12 +101,6 @@ def _differing(study: Study, row: Measurement, point: Plain, options: Mapping[st
     expected |= {f"model.{key}": size for key, size in sizes.items() if key not in OF_DATA}
     expected |= {key: value for key, value in keys.items() if key.startswith("model.")}
     return next((key for key, value in expected.items() if measured.get(key, value) != value), None)
-
-
-def _best(rows: list[Measurement]) -> list[Measurement]:
-    """The rows of each curve on its fastest GPU count."""
-    curves = group_by((row for row in rows if row["status"] == "ok"), lambda row: (row["comparison"], row.curve))
-    return [min(curve, key=lambda row: row["sample_time_s"] or inf) for curve in curves.values()]
 
 
 def _cell(point: Mapping[str, Any]) -> str:

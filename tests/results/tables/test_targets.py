@@ -9,7 +9,7 @@ import pytest
 
 from ddlbench.errors import UserError
 from ddlbench.record.schema import TARGETS
-from ddlbench.results.tables.targets import Target, target, target_rows, write_targets
+from ddlbench.results.tables.targets import Target, target, target_costs, write_targets
 from tests.support.figures import figures_of
 from tests.support.records import tables_of, write_run
 
@@ -25,7 +25,7 @@ def write_course(results, values, metric="val_top1", **others):
 
 
 def rows_of(results, wanted):
-    return target_rows(tables_of(results), wanted)
+    return target_costs(tables_of(results), wanted).rows
 
 
 def test_the_first_epoch_that_reaches_it_counts(tmp_path):
@@ -116,8 +116,9 @@ def test_columns_are_those_of_the_data_dictionary_and_every_row_has_all_of_them(
     tables = tables_of(tmp_path / "results")
     wanted = [Target("val_top1", 0.5), Target("val_top1", 0.9)]
     names = [column.name for column in TARGETS]
-    assert [list(row) for target in wanted for row in target_rows(tables, target)] == [names, names]
-    write_targets(tables, wanted, tmp_path)
+    costs = [target_costs(tables, target) for target in wanted]
+    assert [list(row) for cost in costs for row in cost.rows] == [names, names]
+    write_targets(costs, tmp_path)
     reached, not_reached = (tmp_path / "targets.csv").read_text().splitlines()[1:]
     assert reached.startswith("val_top1=0.5,ddp,resnet50,native,sgd,1,32,")
     assert ",6,6,2.0,2.0,2.0,20.0,20.0,20.0,200.0,200.0,200.0,14.0,14.0,14.0," in reached
@@ -128,10 +129,10 @@ def test_a_table_and_two_figures(tmp_path):
     for gpus in (1, 2):
         write_course(tmp_path / "results", [0.2, 0.6], gpus=gpus)
     tables = tables_of(tmp_path / "results")
-    write_targets(tables, [Target("val_top1", 0.5)], tmp_path)
+    write_targets([target_costs(tables, Target("val_top1", 0.5))], tmp_path)
     assert list(pd.read_csv(tmp_path / "targets.csv")["seconds_to_target"]) == [14.0, 14.0]
     names = ("seconds_to_val_top1=0.5", "epochs_to_val_top1=0.5")
-    figures = figures_of(tables, *names, targets=[Target("val_top1", 0.5)])
+    figures = figures_of(tables, *names, targets=[target_costs(tables, Target("val_top1", 0.5))])
     assert tuple(sorted(figures, reverse=True)) == names
     (axes,) = figures["seconds_to_val_top1=0.5"].axes
     assert [[1, 14], [2, 14]] in [line.get_xydata().tolist() for line in axes.lines]

@@ -72,7 +72,20 @@ def costs(epochs: pd.DataFrame, wanted: Target) -> dict[str, dict[str, float | N
     return by_path
 
 
-def target_rows(tables: Tables, wanted: Target) -> list[Row]:
+@dataclass(frozen=True)
+class TargetCosts:
+    """What it took to reach a target.
+
+    rows:    of targets.csv, one for each measurement
+    by_path: of each attempt that reached it, by its path; None for what its record does not say
+    """
+
+    target: Target
+    rows: list[Row]
+    by_path: dict[str, dict[str, float | None]]
+
+
+def target_costs(tables: Tables, wanted: Target) -> TargetCosts:
     """A row for each measurement with runs that ended ok and have the metric: medians over those runs.
 
     A run that never reaches the target counts as infinitely long, so that half of the runs decide the median; it is
@@ -94,11 +107,10 @@ def target_rows(tables: Tables, wanted: Target) -> list[Row]:
                 row[f"{name}_{column}"] = value if isfinite(value) else None
         epochs = median_interval([cost["epochs"] or inf for cost in taken])
         rows.append(row | {"interval": confidence(len(repeats), epochs)})
-    return rows
+    return TargetCosts(wanted, rows, by_path)
 
 
-def write_targets(tables: Tables, targets: Sequence[Target], folder: Path) -> None:
+def write_targets(targets: Sequence[TargetCosts], folder: Path) -> None:
     """targets.csv, where there are targets."""
-    rows = [row for wanted in targets for row in target_rows(tables, wanted)]
-    if rows:
+    if rows := [row for target in targets for row in target.rows]:
         write_csv(frame(TARGETS, rows), folder / "targets.csv")
