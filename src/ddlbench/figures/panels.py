@@ -77,7 +77,7 @@ class Panel:
         """The panel with ratios to the own bases."""
         bases = {(base.name, base) for row in self.rows if (base := row.base(own=True))}
         fewest = "ranks" if self.device == "cpu" else "GPUs"
-        compared = self.rows[0]["compared_by"].replace(", ", " and ")
+        compared = " and ".join(self.rows[0].how.by)
         text = f"base: each {compared}'s own fewest {fewest}" if bases else ""
         if len(bases) == 1:
             text = _base_text(bases.pop()[1], self.device)
@@ -121,8 +121,9 @@ def head(rows: Sequence[Measurement], texts: Mapping[str, str]) -> tuple[str, li
     """The title of a panel with these rows and the lines below: what they share, and in what they differ. texts: of
     `panel_texts`"""
     # The models of a panel may differ in some of their sizes.
-    sizes = {key: value for key, value in rows[0].sizes.items() if all(row.sizes.get(key) == value for row in rows)}
-    settings = dict.fromkeys(key for row in rows for key in row.across)
+    shared = set[tuple[str, str]].intersection(*(set(row.parts["model_changed"].items()) for row in rows))
+    sizes = {key: value for key, value in rows[0].parts["model_changed"].items() if (key, value) in shared}
+    settings = dict.fromkeys(key for row in rows for key in row.parts["across"])
     lines = [
         ", ".join(filter(None, (settings_text(sizes), texts[rows[0]["measurement"]]))),
         f"rows differ in {', '.join(settings)}" if settings else "",
@@ -135,8 +136,8 @@ def panel_texts(rows: Sequence[Measurement], variant: str = "variant") -> dict[s
     variant: the column of further settings"""
     texts: dict[str, str] = {}
     for same in group_by(rows, lambda row: row.model).values():
-        compared = ", ".join(filter(None, (same[0]["compared_by"], same[0]["compared_across"]))).split(", ")
-        shared = [name for name in ("framework", *_TITLES) if name not in compared]
+        how = same[0].how
+        shared = [name for name in ("framework", *_TITLES) if name not in (*how.by, *how.across)]
         values = {name: {row[name] for row in same if row[name]} for name in shared}
         shown = ["source", *(name for name in shared if len(values[name]) > 1 or "loader" in values[name])]
         for row in same:
@@ -150,9 +151,9 @@ def short_names(rows: Sequence[Measurement]) -> list[str]:
     settings = list[Settings]()
     for row in rows:
         # The layout without degrees of 1, unless all ranks share what the framework is named after.
-        degrees = {key: degree for key, degree in row.layout.items() if degree != "1"}
+        degrees = {key: degree for key, degree in row.parts["layout"].items() if degree != "1"}
         mixed = degrees if "dp" in degrees or len(degrees) > 1 else {}
-        settings.append(mixed | row.axes | row.knobs | row.across)
+        settings.append(mixed | row.axes | row.parts["knobs"] | row.parts["across"])
     differing = {key for one in settings for key in one if len({other.get(key) for other in settings}) > 1}
     last = Counter(key.rpartition(".")[2] for key in differing)
     short = {key: name if last[name := key.rpartition(".")[2]] == 1 else key for key in differing}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from ddlbench.results.reading.published import PUBLISHED
 from ddlbench.results.rows import Row, Settings, group_by, without_data_wait
 from ddlbench.results.tables.labels import settings_text, value_text
-from ddlbench.results.tables.merge import ANY_SCALING, size
+from ddlbench.results.tables.merge import ANY_SCALING, BY_FRAMEWORK, Comparison, size
 from ddlbench.results.tables.stats import LEVEL, Interval
 
 # Columns of scaling.csv that an overview shows only where rows would look equal without them.
@@ -21,10 +22,6 @@ AXES = {
 SETTINGS = ("layout", "knobs", "across", "variant")  # columns of texts
 # Settings of --across whose values say what they are.
 TOLD_BY_VALUE = ("data", "recipe", "precision", "device", "torch", "scaling", "batch")
-
-
-def _nothing() -> Settings:
-    return {}
 
 
 @dataclass(frozen=True)
@@ -45,8 +42,8 @@ class Measurement:
     """A row of scaling.csv. Its columns are those of record/columns.toml: measurement["sample_time_s"].
 
     row:   its columns
-    sizes: of its model, those that differ from the published ones
-    layout, knobs, across: the settings in the columns of these names; single_across: those of the best single GPU
+    how:   what it is compared by
+    parts: the settings in columns of texts, by column: "knobs", "across", "layout", "model_changed"
     mark_names: of the reasons to doubt it
 
     It is compared with others to get:
@@ -61,16 +58,13 @@ class Measurement:
     """
 
     row: Row
-    sizes: Settings = field(default_factory=_nothing)
-    layout: Settings = field(default_factory=_nothing)
-    knobs: Settings = field(default_factory=_nothing)
-    across: Settings = field(default_factory=_nothing)
-    single_across: Settings = field(default_factory=_nothing)
+    how: Comparison = BY_FRAMEWORK
+    parts: Mapping[str, Settings] = field(default_factory=lambda: defaultdict(dict))
     mark_names: Collection[str] = ()
     runs: Sequence[Row] = ()
     model: str | None = None
     marks_number: str = ""
-    axes: Settings = field(default_factory=_nothing)
+    axes: Settings = field(default_factory=dict[str, str])
 
     def __getitem__(self, column: str) -> Any:
         return self.row[column]
@@ -79,7 +73,7 @@ class Measurement:
     def curve(self) -> str:
         """The name of its curve: the values of the compared factors, its knobs, and the settings in which rows of its
         panel differ."""
-        return named(self["compared"], self.knobs, self.across)
+        return named(self["compared"], self.parts["knobs"], self.parts["across"])
 
     @property
     def curve_key(self) -> tuple[str, str]:
@@ -97,7 +91,7 @@ class Measurement:
 
     @property
     def any_scaling(self) -> bool:
-        return ANY_SCALING in (self["compared_across"] or "").split(", ")
+        return ANY_SCALING in self.how.across
 
     @property
     def is_reference(self) -> bool:
@@ -111,7 +105,7 @@ class Measurement:
     @property
     def name(self) -> str:
         """The name of its curve, and the layout of its ranks if the configuration sets it."""
-        return self.curve + (f" [{settings_text(self.layout)}]" if self.layout else "")
+        return self.curve + (f" [{self['layout']}]" if self["layout"] else "")
 
     @property
     def settings(self) -> str:
@@ -150,7 +144,7 @@ class Measurement:
         """The base of its curve, or the best single GPU; None without such a measurement."""
         kind, name = ("own_base", "compared") if own else ("best_single", "best_single_compared")
         seconds, gpus = self[f"{kind}_sample_time_s"], self["own_base_gpus"] if own else 1
-        text = named(self[name], {}, self.across if own else self.single_across)
+        text = named(self[name], {}, self.parts["across" if own else "best_single_across"])
         return Base(seconds, gpus, text, self[f"{kind}_epoch_time_s"]) if seconds else None
 
 

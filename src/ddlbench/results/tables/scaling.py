@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from statistics import median
@@ -28,15 +28,13 @@ _NO_RATIOS: Row = dict.fromkeys(("speedup", "efficiency", "speedup_vs_own_base",
 class Point:
     """One measurement: attempts that are repeats of each other, and the settings that distinguish it from others.
 
-    runs: the first one ended ok if any did, as `measurements` groups them
+    runs:     the first one ended ok if any did, as `measurements` groups them
+    settings: by their columns of scaling.csv
     """
 
     runs: list[AttemptRow]
     how: Comparison = BY_FRAMEWORK
-    knobs: Settings = field(default_factory=dict[str, str])
-    across: Settings = field(default_factory=dict[str, str])
-    variant: Settings = field(default_factory=dict[str, str])
-    learning_variant: Settings = field(default_factory=dict[str, str])
+    settings: Mapping[str, Settings] = field(default_factory=dict[str, Settings])
 
     @cached_property
     def ok(self) -> list[AttemptRow]:
@@ -86,10 +84,13 @@ class Point:
 def scaling_rows(groups: Sequence[list[AttemptRow]], how: Comparison = BY_FRAMEWORK) -> list[Measurement]:
     """One row per measurement and kind of scaling, sorted."""
     samples = [group[0] for group in groups]
-    settings = (
-        knobs(samples, how), across(samples, how), variants(samples, how), variants(samples, how, without=SEED),
-    )  # fmt: skip
-    points = [Point(group, how, *texts) for group, *texts in zip(groups, *settings, strict=True)]
+    settings = {
+        "knobs": knobs(samples, how), "variant": variants(samples, how),
+        "learning_variant": variants(samples, how, without=SEED), "across": across(samples, how),
+    }  # fmt: skip
+    points = [
+        Point(group, how, {column: values[n] for column, values in settings.items()}) for n, group in enumerate(groups)
+    ]
     any_scaling = ANY_SCALING in how.across
     tables = group_by(points, lambda point: point.comparison)
 
@@ -126,8 +127,9 @@ def _with_scaling(rows: Sequence[Measurement]) -> list[Measurement]:
         kinds: list[Settings] = [{"scaling": row["scaling"], "batch": f"{row.size or 0:g}"} for row in table]
         differing = [name for name in ("scaling", "batch") if len({kind[name] for kind in kinds}) > 1]
         for row, kind in zip(table, kinds, strict=True):
-            settings = row.across | {name: kind[name] for name in differing}
-            named.append(replace(row, across=settings, row=row.row | {"across": settings_text(settings) or None}))
+            settings = row.parts["across"] | {name: kind[name] for name in differing}
+            text = {"across": settings_text(settings) or None}
+            named.append(replace(row, row=row.row | text, parts={**row.parts, "across": settings}))
     return named
 
 
@@ -148,15 +150,16 @@ def _measurement(point: Point, kind: str, compared: list[Point], curve: list[Poi
     base = _stated_base(point) or _fastest([mate for mate in curve if mate.gpus == fewest])
     single = _fastest([mate for mate in timed if mate.gpus == 1])
     alone = point.sample.row["origin"] == PUBLISHED and base is point and len(curve) == 1
-    single_across = single.across if single else {}
-    settings = {
-        "layout": layout(point.sample), "knobs": point.knobs, "across": point.across, "variant": point.variant,
-        "learning_variant": point.learning_variant, "best_single_across": single_across,
-    }  # fmt: skip
+    parts = {
+        **point.settings,
+        "layout": layout(point.sample),
+        "model_changed": point.sample.sizes,
+        "best_single_across": single.settings["across"] if single else {},
+    }
     row = {
         **dict.fromkeys(column.name for column in SCALING),
         **_merged(point),
-        **{column: settings_text(values) or None for column, values in settings.items()},
+        **{column: settings_text(settings) or None for column, settings in parts.items()},
         **_facts(point, kind),
         **_times(point),
         **_rates(point),
@@ -165,15 +168,7 @@ def _measurement(point: Point, kind: str, compared: list[Point], curve: list[Poi
         **_against(point, base, kind, "own_base", "_vs_own_base"),
         **(_NO_RATIOS if alone else {}),
     }
-    return Measurement(
-        row,
-        sizes=point.sample.sizes,
-        layout=settings["layout"],
-        knobs=point.knobs,
-        across=point.across,
-        single_across=single_across,
-        mark_names={name for run in point.ok for name in marks_of(run.row)},
-    )
+    return Measurement(row, point.how, parts, {name for run in point.ok for name in marks_of(run.row)})
 
 
 def _merged(point: Point) -> Row:
