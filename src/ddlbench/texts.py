@@ -33,15 +33,15 @@ def say(*lines: object, stream: TextIO | None = None) -> None:
         print(printable(str(line)).encode(encoding, "backslashreplace").decode(encoding), file=terminal, flush=True)
 
 
-def clipped(text: str, longest: int, mark: str = "…") -> str:
-    """At most `longest` letters, with `mark` in place of the others: at the end, inside of a bracket that ends the
+def clipped(text: str, longest: int, ellipsis: str = "…") -> str:
+    """At most `longest` letters, with `ellipsis` in place of the others: at the end, inside of a bracket that ends the
     text, "zero2 (fused=tr…)@4", or before a word in brackets, "MPT-125m (124… (published)"."""
     if len(text) <= longest:
         return text
     bracket = re.search(r"( \([a-z]{1,12}\)|\)[^()]{0,9})$", text)
     tail = bracket[0] if bracket else ""
-    head = text[: max(0, longest - len(mark) - len(tail))]
-    return f"{head}{mark}{tail}" if "(" in head + tail else text[: longest - len(mark)] + mark
+    head = text[: max(0, longest - len(ellipsis) - len(tail))]
+    return f"{head}{ellipsis}{tail}" if "(" in head + tail else text[: longest - len(ellipsis)] + ellipsis
 
 
 def shortened(text: str, longest: int) -> str:

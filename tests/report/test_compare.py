@@ -201,10 +201,10 @@ def test_several_of_one_name_are_not_said_to_be_in_one_set_only(tmp_path, capsys
     _, said = compare(tmp_path, capsys)
     ddp = "ddp, resnet50, native, 1 GPU, batch 32"
     assert said.splitlines()[-6:] == [
-        f"not paired in before, for several have these names: {ddp}",
+        f"not paired in before, because several have these names: {ddp}",
         "only in before: fsdp, resnet50, native, 1 GPU, batch 32",
-        f"not paired in after, for several have these names: {ddp}",
-        f"not paired in after, for several have these names: {ddp}",
+        f"not paired in after, because several have these names: {ddp}",
+        f"not paired in after, because several have these names: {ddp}",
         "only in after: fsdp, resnet50, native, 2 GPUs, batch 64",
         "only in after: fsdp, resnet50, native, 3 GPUs, batch 96",
     ]

@@ -18,7 +18,6 @@ from ddlbench.figures.quantities import Quantity
 from ddlbench.figures.styles import Looks
 from ddlbench.results.rows import group_by
 from ddlbench.results.tables.breakdown import PARTS
-from ddlbench.results.tables.merge import RankPasses
 
 PartLook = tuple[str, str, str]
 LOOKS: dict[str, PartLook] = {  # of each part: its name in words, a colour and a hatching
@@ -111,11 +110,11 @@ def draw_predicted(axes: Axes, panel: Panel) -> None:
     plotting.value_axis(axes, tops, "time of a step (s), measured | predicted", percents=False, log=False, band=0.08)
 
 
-def draw_schedule(axes: Axes, panel: Panel, passes: Mapping[str, Sequence[RankPasses]]) -> None:
+def draw_schedule(axes: Axes, panel: Panel) -> None:
     """The passes of a pipeline over time in its profiled window: one row for each stage, the first at the top, one box
-    for each pass of a micro batch (Lin et al. 2022, figures 2 and 3). passes: of each measurement"""
+    for each pass of a micro batch (Lin et al. 2022, figures 2 and 3)."""
     (row,) = panel.rows
-    stages = passes[row["measurement"]]
+    stages = row.passes
     begin = min(stage[0][1] for stage in stages)
     longest_s = max(end for stage in stages for *_, end in stage) - begin
     step_s = row["profile_step_time_s"]

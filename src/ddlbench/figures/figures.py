@@ -85,13 +85,12 @@ def plots_of(measurements: Sequence[Measurement], tables: Tables, looks: Looks) 
     yield tradeoff(all_panels, looks)
     yield Plot("step_seconds", breakdown_panels(all_panels), partial(draw_breakdown, seconds=True))
     yield Plot("predicted_parts", in_parts(measured(all_panels, "predicted_step_s")), draw_predicted)
-    pipelines = {row["measurement"]: (panel, row) for panel in shared for row in panel.rows}
+    pipelines = {row["measurement"]: (panel, row) for panel in shared for row in panel.rows if row.passes}
     schedules = [
         replace(panel, lines=[*panel.lines, f"{row.curve} on {row.devices}"], base="", rows=[row])
-        for name, (panel, row) in pipelines.items()
-        if name in tables.passes
+        for panel, row in pipelines.values()
     ]
-    yield Plot("schedule", schedules, partial(draw_schedule, passes=tables.passes))
+    yield Plot("schedule", schedules, draw_schedule)
     yield from learning(tables.learning, tables.epochs, measurements, looks)
 
 

@@ -72,7 +72,7 @@ def versus(before: Sequence[Group], after: Sequence[Group], limit: float | None 
         _judge(result, pair, limit)
     for where, group in left:
         several = any(_key(NAMED, group) == _key(NAMED, other) for elsewhere, other in left if elsewhere != where)
-        why = f"not paired in {where}, for several have these names" if several else f"only in {where}"
+        why = f"not paired in {where}, because several have these names" if several else f"only in {where}"
         result.lines.append(f"{why}: {_name(group)}")
     if limit is not None:
         gone = [group for where, group in left if where == "before" and any(run.ok for run in group)]
@@ -88,14 +88,14 @@ def versus(before: Sequence[Group], after: Sequence[Group], limit: float | None 
 def _paired(before: Sequence[Group], after: Sequence[Group]) -> tuple[list[Pair], list[tuple[str, Group]]]:
     """The pairs of groups whose key occurs once on each side, and the groups without a counterpart."""
     pairs: list[Pair] = []
-    ones, twos = list(before), list(after)
+    left = {"before": list(before), "after": list(after)}
     for names in KEYS:
-        by_key, keys = (group_by(side, partial(_key, names)) for side in (twos, ones))
-        unique = [(one[0], by_key[name][0]) for name, one in keys.items() if len(one) == len(by_key.get(name, ())) == 1]
+        old, new = (group_by(groups, partial(_key, names)) for groups in left.values())
+        unique = [(old[key][0], new[key][0]) for key in old if len(old[key]) == len(new.get(key, ())) == 1]
         pairs += unique
         used = {id(group) for pair in unique for group in pair}
-        ones, twos = ([group for group in side if id(group) not in used] for side in (ones, twos))
-    return pairs, [*(("before", group) for group in ones), *(("after", group) for group in twos)]
+        left = {side: [group for group in groups if id(group) not in used] for side, groups in left.items()}
+    return pairs, [(side, group) for side, groups in left.items() for group in groups]
 
 
 def _key(names: Sequence[str], group: Group) -> tuple[Any, ...]:

@@ -13,7 +13,7 @@ from ddlbench.errors import UserError
 from ddlbench.figures.figures import Drawing, drawing_of, plots_of
 from ddlbench.figures.panels import Plot
 from ddlbench.figures.styles import looks_of
-from ddlbench.results.rows import Row, group_by
+from ddlbench.results.rows import group_by
 from ddlbench.results.tables.measurement import Measurement
 from ddlbench.results.tables.merge import Comparison
 from ddlbench.results.tables.tables import Tables
@@ -41,11 +41,11 @@ def draw_study(study: Study, tables_of: Callable[[Comparison], Tables]) -> Drawi
     plots, notes, others = list[Plot](), list[str](), dict[str, str]()
     for number, figure in study.figures.items():
         tables, name = tables_of(Comparison(figure.by or study.by, study.across)), f"{study.name}_{number}"
-        trained = {row: _point(study, row, tables.options) for row in tables.measurements if row["mode"] == "train"}
+        trained = {row: _point(study, row) for row in tables.measurements if row["mode"] == "train"}
         looks = looks_of(row.curve_key for row in trained)
         wanted = [point for point in points if matches(figure.where, point)]
         placed = [row for row, point in trained.items() if point in wanted]
-        differing = {row: _differing(study, row, trained[row], tables.options) for row in placed}
+        differing = {row: _differing(study, row, trained[row]) for row in placed}
         others |= {row["measurement"]: key for row, key in differing.items() if key}
         drawn = [row for row, key in differing.items() if not key]
         ended = [trained[row] for row in drawn if row["status"] == "ok"]
@@ -78,10 +78,10 @@ def _plot(kind: str, plots: Iterable[Plot], name: str) -> Plot:
     raise UserError(f"{name}: kind {kind} does not exist: choose one of {', '.join(others)}")
 
 
-def _point(study: Study, row: Measurement, options: Mapping[str, Row]) -> dict[str, Any]:
+def _point(study: Study, row: Measurement) -> dict[str, Any]:
     """The values of a measurement on the study's axes; an axis whose key the run's framework or loader lacks has
     none. Records that are older than a key of `train` behave as its value of before says."""
-    keys = {**added_later(Train, "train."), **options.get(row["measurement"], {})}
+    keys = {**added_later(Train, "train."), **row.options}
     weak = keys.get(SCALING["weak"]) is not None
     special = {
         "gpus": row["gpus"],
@@ -92,15 +92,15 @@ def _point(study: Study, row: Measurement, options: Mapping[str, Row]) -> dict[s
     return {axis: value for axis, value in values.items() if value != ""}
 
 
-def _differing(study: Study, row: Measurement, point: Plain, options: Mapping[str, Row]) -> str | None:
+def _differing(study: Study, row: Measurement, point: Plain) -> str | None:
     """The first key of the model, or choice that the study fixes, in which a measurement differs from its cell."""
-    keys, measured = study.keys_of(point), options.get(row["measurement"], {})
+    keys = study.keys_of(point)
     model = keys["model"]
     sizes = published("model", model) if model in choices("model") else {}
     expected = {f"{group}.name": keys[group] for group in FIXED if group in keys}
     expected |= {f"model.{key}": size for key, size in sizes.items() if key not in OF_DATA}
     expected |= {key: value for key, value in keys.items() if key.startswith("model.")}
-    return next((key for key, value in expected.items() if measured.get(key, value) != value), None)
+    return next((key for key, value in expected.items() if row.options.get(key, value) != value), None)
 
 
 def _cell(point: Mapping[str, Any]) -> str:

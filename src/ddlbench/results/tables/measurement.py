@@ -11,7 +11,7 @@ from typing import Any
 from ddlbench.results.reading.published import PUBLISHED
 from ddlbench.results.rows import Row, Settings, group_by, without_data_wait
 from ddlbench.results.tables.labels import settings_text, value_text
-from ddlbench.results.tables.merge import ANY_SCALING, BY_FRAMEWORK, Comparison, size
+from ddlbench.results.tables.merge import ANY_SCALING, BY_FRAMEWORK, Comparison, RankPasses, size
 from ddlbench.results.tables.stats import LEVEL, Interval
 
 # Columns of scaling.csv that an overview shows only where rows would look equal without them.
@@ -45,6 +45,8 @@ class Measurement:
     how:   what it is compared by
     parts: the settings in columns of texts, by column: "knobs", "across", "layout", "model_changed"
     mark_names: of the reasons to doubt it
+    options: its configuration, as dotted keys, also those added later
+    passes:  of each stage of a profiled pipeline, those of the first repeat that has them
 
     It is compared with others to get:
     runs:  the rows of runs.csv of its attempts that ended ok
@@ -61,6 +63,8 @@ class Measurement:
     how: Comparison = BY_FRAMEWORK
     parts: Mapping[str, Settings] = field(default_factory=lambda: defaultdict(dict))
     mark_names: Collection[str] = ()
+    options: Row = field(default_factory=dict[str, Any])
+    passes: Sequence[RankPasses] = ()
     runs: Sequence[Row] = ()
     model: str | None = None
     marks_number: str = ""

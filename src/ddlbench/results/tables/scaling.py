@@ -168,7 +168,14 @@ def _measurement(point: Point, kind: str, compared: list[Point], curve: list[Poi
         **_against(point, base, kind, "own_base", "_vs_own_base"),
         **(_NO_RATIOS if alone else {}),
     }
-    return Measurement(row, point.how, parts, {name for run in point.ok for name in marks_of(run.row)})
+    return Measurement(
+        row,
+        point.how,
+        parts,
+        mark_names={name for run in point.ok for name in marks_of(run.row)},
+        options=point.sample.added_later | point.sample.options,
+        passes=next((run.passes for run in point.runs if run.passes), ()),
+    )
 
 
 def _merged(point: Point) -> Row:

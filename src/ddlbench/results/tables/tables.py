@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -21,7 +21,7 @@ from ddlbench.results.rows import Row, group_by
 from ddlbench.results.tables.breakdown import breakdown
 from ddlbench.results.tables.checks import above_ideal, differences, drift, environments, merged_though
 from ddlbench.results.tables.measurement import Measurement, compared_with_others
-from ddlbench.results.tables.merge import BY_FRAMEWORK, SEED, AttemptRow, Comparison, RankPasses, measurements
+from ddlbench.results.tables.merge import BY_FRAMEWORK, SEED, AttemptRow, Comparison, measurements
 from ddlbench.results.tables.quality import learning_table
 from ddlbench.results.tables.run_rows import attempt_row
 from ddlbench.results.tables.scaling import scaling_rows
@@ -36,8 +36,6 @@ class Tables:
 
     run_rows:               of runs.csv, with all columns
     scaling_rows:           of scaling.csv, as they were made; `measurements` are compared with each other
-    options:                the configuration of each measurement, as dotted keys, also of those added later
-    passes:                 of each stage, of the first repeat of each measurement of a profiled pipeline
     drift:                  over the campaign, in words
     left_out:               counts of what is not in the numbers, in words
     """
@@ -47,8 +45,6 @@ class Tables:
     epochs: pd.DataFrame
     learning: pd.DataFrame
     warnings: list[str]
-    options: Mapping[str, Row] = field(default_factory=dict[str, Row])
-    passes: Mapping[str, Sequence[RankPasses]] = field(default_factory=dict[str, Sequence[RankPasses]])
     drift: str | None = None
     left_out: str | None = None
 
@@ -159,12 +155,6 @@ def make_tables(records: Records, how: Comparison = BY_FRAMEWORK) -> Tables:
             *(f"{run.row['path']}: {run.row['ranks_differ']}" for run in runs if run.row["ranks_differ"]),
             *(f"{path}: ranks shared a GPU: not in the scaling table" for path in shared),
         ],
-        options={run.row["measurement"]: run.added_later | run.options for run, *_ in merged.groups},
-        passes={
-            run.row["measurement"]: run.passes
-            for group in merged.groups
-            if (run := next((run for run in group if run.passes), None))
-        },
         drift=drift(merged.groups),
         left_out=merged.left_out,
     )
