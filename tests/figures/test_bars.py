@@ -24,9 +24,9 @@ SHARES = dict(zip(NAMES, (0.2, 0.4, 0.1, 0.05, 0.15, 0.06, 0.04), strict=True))
 def row(gpus, **others):
     """A measurement. others: columns; knobs, across and layout as settings, such as "a=1 b=2" """
     texts = {name: others.pop(name, "").split() for name in ("knobs", "across", "layout")}
-    parts = {name: dict(pair.split("=") for pair in pairs) for name, pairs in texts.items()}
+    settings = {name: dict(pair.split("=") for pair in pairs) for name, pairs in texts.items()}
     reference = {"framework": "ddp", "compared": "ddp", "gpus": gpus, "device": "cuda", "status": "ok"}
-    return Measurement(reference | dict.fromkeys(NAMES) | others, parts=parts)
+    return Measurement(reference | dict.fromkeys(NAMES) | others, settings=settings)
 
 
 def test_a_bar_for_each_row_with_a_window_that_adds_up_to_one():

@@ -121,9 +121,9 @@ def head(rows: Sequence[Measurement], texts: Mapping[str, str]) -> tuple[str, li
     """The title of a panel with these rows and the lines below: what they share, and in what they differ. texts: of
     `panel_texts`"""
     # The models of a panel may differ in some of their sizes.
-    shared = set[tuple[str, str]].intersection(*(set(row.parts["model_changed"].items()) for row in rows))
-    sizes = {key: value for key, value in rows[0].parts["model_changed"].items() if (key, value) in shared}
-    settings = dict.fromkeys(key for row in rows for key in row.parts["across"])
+    first, *others = (row.settings["model_changed"] for row in rows)
+    sizes = {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
+    settings = dict.fromkeys(key for row in rows for key in row.settings["across"])
     lines = [
         ", ".join(filter(None, (settings_text(sizes), texts[rows[0]["measurement"]]))),
         f"rows differ in {', '.join(settings)}" if settings else "",
@@ -151,9 +151,9 @@ def short_names(rows: Sequence[Measurement]) -> list[str]:
     settings = list[Settings]()
     for row in rows:
         # The layout without degrees of 1, unless all ranks share what the framework is named after.
-        degrees = {key: degree for key, degree in row.parts["layout"].items() if degree != "1"}
+        degrees = {key: degree for key, degree in row.settings["layout"].items() if degree != "1"}
         mixed = degrees if "dp" in degrees or len(degrees) > 1 else {}
-        settings.append(mixed | row.axes | row.parts["knobs"] | row.parts["across"])
+        settings.append(mixed | row.axes | row.settings["knobs"] | row.settings["across"])
     differing = {key for one in settings for key in one if len({other.get(key) for other in settings}) > 1}
     last = Counter(key.rpartition(".")[2] for key in differing)
     short = {key: name if last[name := key.rpartition(".")[2]] == 1 else key for key in differing}

@@ -125,7 +125,7 @@ OF_OTHERS: Columns = {
     "of base": lambda row: f"@{row['own_base_gpus']}" if row["efficiency_vs_own_base"] else "",
     **{key: PREDICTED[key] for key in ("predicted step", "prediction error")},
 }
-SETTINGS: Columns = {"settings": lambda row: row.settings}
+SETTINGS: Columns = {"settings": lambda row: row.other_settings}
 
 
 def overview_cells(rows: Sequence[Measurement], columns: Columns) -> tuple[list[str], list[list[str]]]:
@@ -140,9 +140,9 @@ def summary_text(rows: Sequence[Measurement]) -> str:
     and what the ratios start from."""
     if not rows:
         return "no attempt has a configuration in its record: the report lists the failures"
-    texts = dict.fromkeys(row.settings for row in rows if row.settings)
+    texts = dict.fromkeys(row.other_settings for row in rows if row.other_settings)
     numbers = {text: f"[{number}]" for number, text in enumerate(texts, 1)}
-    footnotes: Columns = {"": lambda row: numbers.get(row.settings, "")}
+    footnotes: Columns = {"": lambda row: numbers.get(row.other_settings, "")}
     measured, published = ([row for row in rows if row["origin"] == origin] for origin in (OWN, PUBLISHED))
     compared = [row for row in measured if row.has_ratios(own=False) or needs_own(row)]
     predicted = [row for row in measured if row["predicted_step_s"] is not None]
@@ -205,7 +205,7 @@ def notes(rows: Sequence[Measurement]) -> list[str]:
 def _cell(row: Measurement) -> str:
     """The settings of a failed run, and after an out-of-memory error a setting that may fit: "ddp resnet50 on 8 GPUs,
     batch=256 (try ...)"."""
-    batch, settings = str(row["global_batch"] or "unknown"), row.settings
+    batch, settings = str(row["global_batch"] or "unknown"), row.other_settings
     named = settings if row.axes.get("batch") == batch else f"batch={batch} {settings}".strip()
     where = f"{row['framework']} {row.model} on {row.devices}"
     return f"{where}, {clipped(named, LONGEST_SETTINGS)}{remedy(row['status'], row['mode'], row['micro_batch'])}"

@@ -43,7 +43,7 @@ class Measurement:
 
     row:   its columns
     how:   what it is compared by
-    parts: the settings in columns of texts, by column: "knobs", "across", "layout", "model_changed"
+    settings: those in columns of texts, by column: "knobs", "across", "layout", "model_changed"
     mark_names: of the reasons to doubt it
     options: its configuration, as dotted keys, also those added later
     passes:  of each stage of a profiled pipeline, those of the first repeat that has them
@@ -61,7 +61,7 @@ class Measurement:
 
     row: Row
     how: Comparison = BY_FRAMEWORK
-    parts: Mapping[str, Settings] = field(default_factory=lambda: defaultdict(dict))
+    settings: Mapping[str, Settings] = field(default_factory=lambda: defaultdict(dict))
     mark_names: Collection[str] = ()
     options: Row = field(default_factory=dict[str, Any])
     passes: Sequence[RankPasses] = ()
@@ -77,7 +77,7 @@ class Measurement:
     def curve(self) -> str:
         """The name of its curve: the values of the compared factors, its knobs, and the settings in which rows of its
         panel differ."""
-        return named(self["compared"], self.parts["knobs"], self.parts["across"])
+        return named(self["compared"], self.settings["knobs"], self.settings["across"])
 
     @property
     def curve_key(self) -> tuple[str, str]:
@@ -112,7 +112,7 @@ class Measurement:
         return self.curve + (f" [{self['layout']}]" if self["layout"] else "")
 
     @property
-    def settings(self) -> str:
+    def other_settings(self) -> str:
         """The other settings that distinguish it from others in a table."""
         return " ".join(filter(None, (settings_text(self.axes), *(self[name] for name in SETTINGS))))
 
@@ -148,7 +148,7 @@ class Measurement:
         """The base of its curve, or the best single GPU; None without such a measurement."""
         kind, name = ("own_base", "compared") if own else ("best_single", "best_single_compared")
         seconds, gpus = self[f"{kind}_sample_time_s"], self["own_base_gpus"] if own else 1
-        text = named(self[name], {}, self.parts["across" if own else "best_single_across"])
+        text = named(self[name], {}, self.settings["across" if own else "best_single_across"])
         return Base(seconds, gpus, text, self[f"{kind}_epoch_time_s"]) if seconds else None
 
 

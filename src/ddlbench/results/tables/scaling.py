@@ -127,9 +127,9 @@ def _with_scaling(rows: Sequence[Measurement]) -> list[Measurement]:
         kinds: list[Settings] = [{"scaling": row["scaling"], "batch": f"{row.size or 0:g}"} for row in table]
         differing = [name for name in ("scaling", "batch") if len({kind[name] for kind in kinds}) > 1]
         for row, kind in zip(table, kinds, strict=True):
-            settings = row.parts["across"] | {name: kind[name] for name in differing}
+            settings = row.settings["across"] | {name: kind[name] for name in differing}
             text = {"across": settings_text(settings) or None}
-            named.append(replace(row, row=row.row | text, parts={**row.parts, "across": settings}))
+            named.append(replace(row, row=row.row | text, settings={**row.settings, "across": settings}))
     return named
 
 
@@ -150,7 +150,7 @@ def _measurement(point: Point, kind: str, compared: list[Point], curve: list[Poi
     base = _stated_base(point) or _fastest([mate for mate in curve if mate.gpus == fewest])
     single = _fastest([mate for mate in timed if mate.gpus == 1])
     alone = point.sample.row["origin"] == PUBLISHED and base is point and len(curve) == 1
-    parts = {
+    settings = {
         **point.settings,
         "layout": layout(point.sample),
         "model_changed": point.sample.sizes,
@@ -159,7 +159,7 @@ def _measurement(point: Point, kind: str, compared: list[Point], curve: list[Poi
     row = {
         **dict.fromkeys(column.name for column in SCALING),
         **_merged(point),
-        **{column: settings_text(settings) or None for column, settings in parts.items()},
+        **{column: settings_text(values) or None for column, values in settings.items()},
         **_facts(point, kind),
         **_times(point),
         **_rates(point),
@@ -171,7 +171,7 @@ def _measurement(point: Point, kind: str, compared: list[Point], curve: list[Poi
     return Measurement(
         row,
         point.how,
-        parts,
+        settings,
         mark_names={name for run in point.ok for name in marks_of(run.row)},
         options=point.sample.added_later | point.sample.options,
         passes=next((run.passes for run in point.runs if run.passes), ()),
