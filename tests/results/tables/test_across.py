@@ -20,7 +20,7 @@ ADAMW: dict[str, Any] = {"recipe": {"name": "adamw"}, "train": {"precision": "bf
 
 
 def rows_of(folder: Path, **how: Any) -> Rows:
-    return {(row["framework"], row["gpus"]): row for row in tables_of(folder, **how).scaling_rows}
+    return {(row["framework"], row["gpus"]): row.row for row in tables_of(folder, **how).scaling_rows}
 
 
 def two_recipes(folder: Path, repeats: int = 1) -> None:
