@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 
-from ddlbench.counts.counting import count
+from ddlbench.counts.counting import FakeModel, count
 from ddlbench.frameworks.spatial.rows import Window
 from ddlbench.measure.formulas.flops import forward_flops_per_block, training_flops
 from ddlbench.models.gpt2 import GPT2
@@ -76,6 +79,21 @@ def test_mixed_precision_moves_less_and_keeps_cast_weights() -> None:
     full, half = (count(MODELS[0], precision, "cuda") for precision in ("fp32", "bf16"))
     assert sum(b.saved.per_sample for b in half.blocks) < 0.6 * sum(b.saved.per_sample for b in full.blocks)
     assert sum(b.saved.fixed for b in half.blocks) > 2 * half.parameter_count * 0.9  # 2 bytes a weight
+
+
+def test_equal_blocks_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At each of the two batch sizes; the input of h0 is not the output of an equal block."""
+    ran = list[str]()
+    block = FakeModel._block
+
+    def recorded(self: FakeModel, samples: int, name: str, *more: Any) -> Any:
+        ran.append(name)
+        return block(self, samples, name, *more)
+
+    monkeypatch.setattr(FakeModel, "_block", recorded)
+    counts = count(replace(MODELS[2], n_layer=6), "fp32", "cpu")
+    assert sorted(ran) == sorted(2 * ["embed", "h0", "ln_f", "head"])
+    assert [block.name for block in counts.blocks] == ["embed", *(f"h{index}" for index in range(6)), "ln_f", "head"]
 
 
 def test_a_tied_head_counts_once() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddlbench.oracle.timing.overlap import Gradient, Sharded, buckets, fused, gradients, queue, sharded_step
+from ddlbench.oracle.timing.overlap import Gradient, Sharded, buckets, gradients, queue, sharded_step
 
 
 def second_a_byte(size: float) -> float:
@@ -23,13 +23,6 @@ def test_messages_wait_for_their_gradients_and_for_each_other() -> None:
     """Ready at 1 and 2, 3 s and 1 s: 1 to 4, 4 to 5."""
     assert queue([Gradient(3, 1.0), Gradient(1, 2.0)], second_a_byte) == 5.0
     assert queue([Gradient(3, 1.0), Gradient(1, 9.0)], second_a_byte) == 10.0
-
-
-def test_horovod_fuses_what_is_there_when_its_cycle_ends() -> None:
-    """At 1.5 the first is there; it is sent until 3.5; after one more cycle, at 4, the others go together."""
-    ready = [Gradient(2, 1.0), Gradient(1, 2.0), Gradient(1, 3.0)]
-    assert fused(ready, second_a_byte, cap=10, cycle=0.5) == [Gradient(2, 1.5), Gradient(2, 4.0)]
-    assert len(fused(ready, second_a_byte, cap=1, cycle=0.5)) == 3
 
 
 def test_sharded_blocks_without_communication_only_compute() -> None:

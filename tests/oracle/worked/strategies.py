@@ -61,8 +61,8 @@ def in_buckets() -> list[str]:
 
 
 def horovod() -> list[str]:
-    ready = [overlap.Gradient(2, 1), overlap.Gradient(1, 2), overlap.Gradient(1, 3)]
-    result = overlap.fused(ready, float, cap=10, cycle=0.5)
+    ready = [overlap.Gradient(2, 1), overlap.Gradient(1, 2), overlap.Gradient(2, 3)]
+    result = overlap.buckets(ready, 3, 3)
     return [*(f"{item.size:g} bytes at {item.ready:g} s" for item in result), s(overlap.queue(result, float))]
 
 

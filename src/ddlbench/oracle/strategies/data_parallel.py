@@ -45,14 +45,13 @@ def ddp(framework: DDP, setting: Setting) -> Outcome:
 
 
 def horovod(framework: Horovod, setting: Setting) -> Outcome:
-    """Gradients are fused as they become ready and all-reduced in the background (Sergeev and Del Balso 2018)."""
+    """Gradients are fused up to a threshold and all-reduced in the background (Sergeev and Del Balso 2018)."""
     if framework.adasum:
         raise Unsupported("the oracle has no model of framework.adasum: set it to false")
     back, sent = backward(setting), framework.compression_of(setting.job)
     tensors = overlap.gradients(sizes(setting, BYTES["fp16" if sent == "fp16" else "fp32"]), back)
-    cap, cycle = framework.fusion_threshold_mb * MiB, framework.cycle_time_ms / 1e3
-    messages = overlap.fused(tensors, lambda size: setting.all_reduce(size, setting.world), cap, cycle)
-    return replicas(setting, (averaged(setting, messages, sum(back)),))
+    cap = framework.fusion_threshold_mb * MiB
+    return replicas(setting, (averaged(setting, overlap.buckets(tensors, cap, cap), sum(back)),))
 
 
 def local_sgd(framework: LocalSGD, setting: Setting) -> Outcome:

@@ -1,6 +1,7 @@
 """Weights in shards: FSDP and HSDP (Zhao et al. 2023), ZeRO stage 3 (Rajbhandari et al. 2020).
 
-A block's weights are gathered before its passes, and its gradients are reduced after its backward pass.
+A block's weights are gathered before its passes, and its gradients are reduced after its backward pass: as one message
+each, although DeepSpeed joins those of small blocks.
 """
 
 from __future__ import annotations
@@ -24,11 +25,9 @@ from ddlbench.oracle.timing.computation import Pass
 from ddlbench.oracle.timing.overlap import MiB, Sharded
 from ddlbench.recomputation import repeats
 
-# DeepSpeed's defaults, in parameters: it prefetches so many weights in one message (stage3_prefetch_bucket_size), and
-# keeps weights if fewer other weights than this are needed before their next use (stage3_max_reuse_distance).
-PREFETCH, REUSE = 5e7, 1e9
-
-Calls = tuple[tuple[int, ...], ...]  # for each message, the indices of its blocks
+# Parameters: DeepSpeed keeps weights if fewer other weights than this are needed before their next use (its
+# stage3_max_reuse_distance).
+REUSE = 1e9
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,6 @@ class Scheme:
 
     weight: bytes of a number of the weights in the messages
     gathered: parameters of each block that are gathered; again: whether they are gathered for the backward pass, too
-    gathers, reductions: the blocks of each message
     always: gradients are reduced after every micro batch, not only after the last one
     persistent: parameters that every rank keeps complete; they are gathered once, after the update
     """
@@ -46,8 +44,6 @@ class Scheme:
     weight: int
     gathered: tuple[int, ...]
     again: tuple[bool, ...]
-    gathers: Calls
-    reductions: Calls
     always: bool
     persistent: int = 0
 
@@ -68,12 +64,9 @@ def fsdp(framework: FSDP, setting: Setting) -> Outcome:
     weight = BYTES[job.precision] if framework.scheme(job) == "policy" else FP32_BYTES
     blocks = setting.counts.blocks
     names = root_group(on_meta(job))
-    root = tuple(index for index, block in enumerate(blocks) if block.name in names)
     reshard = framework.reshard_after_forward
-    again = tuple(index not in root if reshard is None else reshard for index in range(len(blocks)))
-    groups = ((root,) if root else ()) + tuple((index,) for index in range(len(blocks)) if index not in root)
-    parameters = tuple(block.parameter_count for block in blocks)
-    scheme = Scheme(shards, weight, parameters, again, groups, groups, always=False)
+    again = tuple(block.name not in names if reshard is None else reshard for block in blocks)
+    scheme = Scheme(shards, weight, tuple(block.parameter_count for block in blocks), again, always=False)
     outcome = sharded(setting, scheme, partial(memory.fsdp, setting, shards, *scheme.gathered_bytes()))
     if framework.replicate == 1:
         return outcome
@@ -84,33 +77,19 @@ def fsdp(framework: FSDP, setting: Setting) -> Outcome:
 
 
 def zero3(framework: DeepSpeedOptions, setting: Setting) -> Outcome:
-    """DeepSpeed at stage 3 reduces after every micro batch. It gathers the first block, and then the following blocks
-    in large messages. For the backward pass it gathers again only weights that it freed after the forward pass."""
+    """DeepSpeed at stage 3 reduces after every micro batch. For the backward pass it gathers again only weights that it
+    freed after the forward pass."""
     if framework.offload_optimizer or framework.offload_parameters:
         raise Unsupported("the oracle has no model of offloading: set framework.offload_parameters=false")
     blocks, weight = setting.counts.blocks, BYTES["fp16" if framework.casts(setting.job) else "fp32"]
     gathered = tuple(sum(n for n in block.tensor_sizes if n >= framework.persistence_threshold) for block in blocks)
-    prefetch = framework.gather_bucket_mb * MiB / weight if framework.gather_bucket_mb else PREFETCH
     bucket = (framework.reduce_bucket_mb or BUCKET_MB) * MiB / FP32_BYTES
     parameters = [block.parameter_count for block in blocks]
     later = [2 * rest for rest in (sum(parameters) - before for before in accumulate(parameters))]
-    backwards = tuple(tuple(len(blocks) - 1 - i for i in call) for call in _calls(parameters[::-1], bucket))
-    ahead = tuple(tuple(i + 1 for i in call) for call in _calls(gathered[1:], prefetch))
     again, persistent = tuple(distance >= REUSE for distance in later), setting.counts.parameter_count - sum(gathered)
-    scheme = Scheme(setting.world, weight, gathered, again, ((0,), *ahead), backwards, True, persistent)
+    scheme = Scheme(setting.world, weight, gathered, again, always=True, persistent=persistent)
     peak = partial(memory.zero3, setting, *scheme.gathered_bytes(), FP32_BYTES * bucket, persistent * weight)
     return sharded(setting, scheme, peak)
-
-
-def _calls(parameters: Sequence[int], most: float) -> Calls:
-    """The blocks of each message: consecutive blocks share a message until it has `most` parameters or more."""
-    calls: list[tuple[int, ...]] = []
-    call: tuple[int, ...] = ()
-    for index in range(len(parameters)):
-        call = (*call, index)
-        if sum(parameters[block] for block in call) >= most:
-            calls, call = [*calls, call], ()
-    return (*calls, call) if call else tuple(calls)
 
 
 def sharded(setting: Setting, scheme: Scheme, peak: Callable[[], Memory]) -> Outcome:
@@ -151,23 +130,12 @@ def _blocks(setting: Setting, scheme: Scheme, passes: Sequence[Pass]) -> list[Sh
             "the oracle has no model of weights that are gathered again for segments of several blocks: set "
             "train.checkpoint_activations to blocks or to a list of blocks"
         )
-    weights = [number * scheme.weight for number in scheme.gathered]
-    gradients = [block.parameter_count * setting.gradient_bytes for block in setting.counts.blocks]
-    gather = _shares(weights, scheme.gathers, lambda size: collectives.all_gather(size, to))
-    reduce = _shares(gradients, scheme.reductions, lambda size: collectives.reduce_scatter(size, to))
-    together = zip(passes, repeats(plan), gather, scheme.again, reduce, strict=True)
-    return [
-        Sharded(block.forward * rate, block.back(times) * rate, gather, gather if again else 0.0, reduce)
-        for block, times, gather, again, reduce in together
-    ]
+    blocks = list[Sharded]()
+    together = zip(setting.counts.blocks, passes, repeats(plan), scheme.gathered, scheme.again, strict=True)
+    for block, seconds, times, parameters, again in together:
+        gather = collectives.all_gather(parameters * scheme.weight, to)
+        reduce = collectives.reduce_scatter(block.parameter_count * setting.gradient_bytes, to)
+        back = seconds.back(times) * rate
+        blocks.append(Sharded(seconds.forward * rate, back, gather, gather if again else 0.0, reduce))
+    return blocks
 
-
-def _shares(sizes: Sequence[float], calls: Calls, seconds: Callable[[float], float]) -> list[float]:
-    """Divide the seconds of each message among its blocks in proportion to their bytes."""
-    shares = [0.0] * len(sizes)
-    for call in calls:
-        total = sum(sizes[index] for index in call)
-        took = seconds(total) if total else 0.0
-        for index in call:
-            shares[index] = took * sizes[index] / total if total else 0.0
-    return shares

@@ -47,23 +47,6 @@ def buckets(tensors: Iterable[Gradient], first: float = FIRST_BUCKET, cap: float
     return filled
 
 
-def fused(tensors: Sequence[Gradient], seconds: Callable[[float], float], cap: float, cycle: float) -> list[Gradient]:
-    """Horovod's messages: each cycle sends all gradients that are ready, in messages of at most `cap` bytes."""
-    messages: list[Gradient] = []
-    now, waiting = 0.0, list(tensors)
-    while waiting:
-        now = max(now, waiting[0].ready) + cycle
-        size, count = 0.0, 0
-        for tensor in waiting:
-            if tensor.ready > now or (count and size + tensor.size > cap):
-                break
-            size, count = size + tensor.size, count + 1
-        messages.append(Gradient(size, now))
-        now += seconds(size)
-        del waiting[:count]
-    return messages
-
-
 def queue(messages: Iterable[Gradient], seconds: Callable[[float], float]) -> float:
     """The time when the last message has arrived. Messages are sent one after the other, none before it is ready."""
     free = 0.0
