@@ -141,7 +141,7 @@ def look(trainer: Trainer, before: Storages, allocated: int) -> dict[str, int]:
 
 
 def expected(framework: Any, trainer: Trainer, job: Job, kind: str) -> Expected:
-    model, per_parameter, ranks = on_meta(job), bytes_of_parameter(kind), job.world_size
+    model, per_parameter, ranks = on_meta(job), bytes_of_parameter(OPTIMIZERS[kind].costs), job.world_size
     sizes = [parameter.numel() for parameter in model.parameters()]
     match framework:
         case DeepSpeed():
@@ -178,7 +178,7 @@ def stage_counts(model: nn.Sequential, sizes: Sequence[int]) -> list[int]:
 def expected_of_zero(stage: int, sizes: Sequence[int], kind: str, job: Job) -> Expected:
     """DeepSpeed drops other ranks' gradients once they are averaged, at stage 1 too, but at stages 1 and 2 keeps those
     whole that a border between shards cuts."""
-    per_parameter = bytes_of_parameter(kind, own_copy=True)
+    per_parameter = bytes_of_parameter(OPTIMIZERS[kind].costs, own_copy=True)
     held = data_parallel(sum(sizes), per_parameter, stage, job.world_size)
     if stage < 3:
         held = replace(held, gradients=per_parameter.gradients * touched(sizes, job.world_size, job.rank))

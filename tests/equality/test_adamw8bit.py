@@ -20,7 +20,7 @@ from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.measure.formulas.memory_formula import bytes_of_parameter, data_parallel
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.recipe.adamw8bit import local
-from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
+from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer, optimizers
 from tests.support.equal import loader, make_job
 from tests.support.ranks import run_ranks
 from tests.support.reference import Case, accumulate, begin, buffers, forward, order
@@ -125,9 +125,12 @@ def test_a_rank_holds_the_bytes_of_the_formula(name: str) -> None:
     sizes = [(weight.shape[0], weight[:1].numel()) for weight in MODEL.build().parameters()]
     stage, shards = (3, RANKS) if name == "fsdp" else (0, 1)
     held = [-(-rows // shards) * row for rows, row in sizes]
-    formula = bytes_of_parameter("adamw8bit", sizes=held)
+    formula = bytes_of_parameter(optimizers["adamw8bit"].costs, sizes=held)
     assert found()[0][name].held == round(formula.optimizer * sum(held))
     # The oracle's, which divides numbers and not rows.
     count = sum(rows * row for rows, row in sizes)
     assert data_parallel(count, formula, stage, RANKS).optimizer == pytest.approx(found()[0][name].held, rel=0.01)
-    assert found()[0][name].held < 0.4 * data_parallel(count, bytes_of_parameter("adamw"), stage, RANKS).optimizer
+    assert (
+        found()[0][name].held
+        < 0.4 * data_parallel(count, bytes_of_parameter(optimizers["adamw"].costs), stage, RANKS).optimizer
+    )

@@ -17,7 +17,7 @@ from ddlbench.oracle.machine.machine import Device, Link, Machine
 from ddlbench.oracle.setting import Setting
 from ddlbench.oracle.timing.computation import Computation, Speeds
 from ddlbench.recipe.losses import CrossEntropy
-from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
+from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer, optimizers
 
 # Two nodes of four: 1 us and 10 GB/s within, 10 us and 1 GB/s between.
 LINKS = (Link("near", 1e-6, 10e9), Link("far", 10e-6, 1e9))
@@ -44,7 +44,7 @@ def setting(world: int = 1, batch: int = 8, machine: Machine = MACHINE, model: M
     """A setting with a real model, counted."""
     given = job(world, batch, model, **more)
     counts = count(model, given.precision, "cuda")
-    return Setting(given, machine, Computation(counts, Speeds(15.7e12, 900e9), "sgd", "roofline"))
+    return Setting(given, machine, Computation(counts, Speeds(15.7e12, 900e9), optimizers["sgd"].costs, "roofline"))
 
 
 def work(seconds: float) -> Work:
@@ -75,5 +75,5 @@ A, B = sized(10, 11, 12, 4, output=3), sized(20, 22, 30, 26, output=1)
 def made(world: int, blocks: list[Block], batch: int, machine: Machine = MACHINE, **more: Any) -> Setting:
     """A setting with blocks of given seconds; the update takes nothing."""
     counts = Counts("made", tuple(blocks), 0)
-    computation = Computation(counts, Speeds(1.0, float("inf")), "sgd", "given")
+    computation = Computation(counts, Speeds(1.0, float("inf")), optimizers["sgd"].costs, "given")
     return Setting(job(world, batch, **more), machine, computation)

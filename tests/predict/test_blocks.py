@@ -11,6 +11,7 @@ from ddlbench.models.gpt2 import GPT2
 from ddlbench.oracle.timing.computation import ANY, Computation
 from ddlbench.predict.__main__ import main
 from ddlbench.predict.blocks import flops_and_bytes, lines
+from ddlbench.recipe.optimizers import optimizers
 
 GPT2_TINY = GPT2("gpt2_small", n_layer=2, n_embd=16, n_head=2, vocab_size=64, seq_len=8)
 
@@ -40,7 +41,7 @@ def test_equal_blocks_are_one_line_for_each_pass(capsys: pytest.CaptureFixture[s
 
 def test_without_peaks_of_the_device_nothing_is_said_to_limit() -> None:
     counts = count(GPT2_TINY, "fp32", "cpu")
-    *table, last = lines(Computation(counts, ANY, "adamw", "none"), 2)
+    *table, last = lines(Computation(counts, ANY, optimizers["adamw"].costs, "none"), 2)
     assert not any(line.endswith(("memory", "computing")) for line in table)
     assert last.startswith("the peaks of the device are not known")
 

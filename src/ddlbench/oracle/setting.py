@@ -13,17 +13,10 @@ from ddlbench.oracle.machine import collectives
 from ddlbench.oracle.machine.collectives import Path
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.timing.computation import Computation, Pass
-from ddlbench.recipe.optimizers import OptimizerConfig, optimizers
+from ddlbench.recipe.costs import Costs
 from ddlbench.recomputation import Plan, repeats
 
 BYTES = {"fp32": FP32_BYTES, "bf16": 2, "fp16": 2}  # of one number
-
-
-def kind_of(optimizer: OptimizerConfig) -> str:
-    """The optimizer's name for recipe.optimizers.costs: sgd and lars are "plain" without momentum, because they keep no
-    state."""
-    plain = optimizers[optimizer.name].plain is not None and not optimizer.momentum
-    return f"plain {optimizer.name}" if plain else optimizer.name
 
 
 @dataclass(frozen=True)
@@ -39,7 +32,7 @@ class Setting:
         return self.computation.counts
 
     @property
-    def optimizer(self) -> str:
+    def optimizer(self) -> Costs:
         return self.computation.optimizer
 
     @property

@@ -188,7 +188,7 @@ def numbers(text: str, key: str = "gpus") -> list[int]:
     entries = [entry.strip() for entry in re.sub(r"^\[|\]$", "", text.strip()).split(",")]
     counts: list[int] = []
     for index, entry in enumerate(entries):
-        if entry not in ("...", "…"):
+        if entry != "...":
             counts.append(number(entry))
             continue
         last = number(entries[index + 1]) if index + 1 < len(entries) else 0

@@ -107,7 +107,11 @@ def conclusion(rows: Sequence[Prediction], caps: str) -> list[str]:
     equal = [row for row in rows[1:] if row.gpus == best.gpus and not separated(best, row)]
     if not equal:
         return [head]
-    names = ", ".join(_names(framework, same) for framework, same in group_by(equal, lambda row: row.framework).items())
+    others = list[str]()
+    for framework, same in group_by(equal, lambda row: row.framework).items():
+        plans = [which(row)[1] for row in same if row.settings]
+        others.append(f"{framework} ({'; '.join(first_few(plans, EQUAL))})" if plans else framework)
+    names = ", ".join(others)
     if best.high_80_s is None:
         return [f"{head}; within {TIE:.0%} of it: {names}"]
     return [
@@ -115,12 +119,6 @@ def conclusion(rows: Sequence[Prediction], caps: str) -> list[str]:
         f"their bands of 80 % overlap, so the predictions do not separate it from {names}",
         *_deciding([best, *contrast([best, *equal])]),
     ]
-
-
-def _names(framework: str, rows: Sequence[Prediction]) -> str:
-    """The framework, and where its rows are plans, the first ones of them."""
-    plans = [which(row)[1] for row in rows if row.settings]
-    return f"{framework} ({'; '.join(first_few(plans, EQUAL))})" if plans else framework
 
 
 def contrast(best: Sequence[Prediction]) -> list[Prediction]:

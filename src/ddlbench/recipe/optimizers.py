@@ -59,6 +59,11 @@ class OptimizerConfig:
             },
         )  # fmt: skip
 
+    @property
+    def costs(self) -> Costs:
+        entry = optimizers[self.name]
+        return entry.costs if self.momentum or entry.plain is None else entry.plain
+
 
 def make_optimizer(config: OptimizerConfig, named_parameters: NamedParameters) -> Optimizer:
     """The optimizer over the trainable parameters, at the unscaled learning rate: the loop sets each update's.
@@ -161,14 +166,6 @@ optimizers = {
     "lars": Entry(make_lars, Costs(1, 28, 2), plain=Costs(0, 20, 2), needs=NORM),
     "lamb": Entry(make_lamb, Costs(2, 36, 3), needs=NORM),
 }
-
-
-def costs(kind: str) -> Costs:
-    """kind: a name in `optimizers`, or "plain NAME" for its costs without momentum."""
-    entry = optimizers[kind.removeprefix("plain ")]
-    chosen = entry.plain if kind.startswith("plain ") else entry.costs
-    assert chosen is not None, f"{kind}: the optimizer has no momentum"
-    return chosen
 
 
 def pair(betas: list[float]) -> tuple[float, float]:

@@ -22,6 +22,7 @@ from ddlbench.measure.formulas.memory_formula import (
 )
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.vgg import VGG
+from ddlbench.recipe.optimizers import optimizers
 from tests.support.ranks import run_ranks
 
 RANKS = 4
@@ -65,9 +66,9 @@ def test_zero_papers_figure_1() -> None:
 
 
 def test_momentum_is_one_number_a_parameter_and_adam_keeps_two() -> None:
-    assert bytes_of_parameter("sgd") == Bytes(4, 4, 4)
-    assert bytes_of_parameter("adamw") == Bytes(4, 4, 8)
-    assert bytes_of_parameter("adamw", own_copy=True) == Bytes(4, 4, 12)
+    assert bytes_of_parameter(optimizers["sgd"].costs) == Bytes(4, 4, 4)
+    assert bytes_of_parameter(optimizers["adamw"].costs) == Bytes(4, 4, 8)
+    assert bytes_of_parameter(optimizers["adamw"].costs, own_copy=True) == Bytes(4, 4, 12)
 
 
 def test_megatron_splits_all_of_gpt2_but_norms_row_biases_and_positions() -> None:

@@ -23,6 +23,7 @@ from ddlbench.oracle.memory.replicas import (
     zero3,
 )
 from ddlbench.oracle.setting import Memory
+from ddlbench.recipe.optimizers import optimizers
 from tests.oracle.made import AGAIN, KEPT, A, B, block, made, setting, sized
 
 SETTING = made(4, [replace(A, tensor_sizes=(2,)), replace(B, tensor_sizes=(1,))], batch=4)
@@ -88,7 +89,7 @@ def test_copies_of_the_update_are_of_the_largest_tensor() -> None:
     """SGD with weight decay makes one copy, Adam two."""
     blocks = [replace(block("a", 1, 2), tensor_sizes=(3, 7)), block("b", 1, 2, numbers=5)]
     assert [update_copies(name, blocks) for name in ("sgd", "adam")] == [28, 56]
-    assert update_copies("sgd", blocks, part=0.5) == 14
+    assert update_copies(optimizers["sgd"].costs, blocks, part=0.5) == 14
 
 
 def test_weights_gathered_in_16_bits_are_not_copied_again() -> None:

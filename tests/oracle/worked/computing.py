@@ -16,6 +16,7 @@ from ddlbench.oracle.machine.machine import Sweep, load
 from ddlbench.oracle.measured.inputs import OneStep, from_one_step
 from ddlbench.oracle.predictor import Inputs, Prediction, predict
 from ddlbench.oracle.timing.computation import Computation, Pass, Speeds
+from ddlbench.recipe.optimizers import optimizers
 from ddlbench.report.predicted import cells
 from tests.oracle.made import MACHINE, block, made
 from tests.oracle.worked.text import ms, s
@@ -33,7 +34,7 @@ def with_work(
 
 
 def computing(*blocks: Block, speeds: Speeds = Speeds(1.0, float("inf"))) -> Computation:  # noqa: B008
-    return Computation(Counts("made", blocks, 0), speeds, "sgd", "given")
+    return Computation(Counts("made", blocks, 0), speeds, optimizers["sgd"].costs, "given")
 
 
 def roofline() -> list[str]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from ddlbench.recipe.optimizers import costs
+from ddlbench.recipe.costs import Costs
 
 FP32_BYTES = 4
 # What a style of `Model.tensor_plan` splits; every other parameter is whole on each rank.
@@ -33,14 +33,14 @@ class Bytes:
 
 
 def bytes_of_parameter(
-    optimizer: str, own_copy: bool = False, number_bytes: int = FP32_BYTES, sizes: Sequence[int] = (1,)
+    optimizer: Costs, own_copy: bool = False, number_bytes: int = FP32_BYTES, sizes: Sequence[int] = (1,)
 ) -> Bytes:
-    """Bytes of one parameter, the mean of a rank. optimizer: as recipe.optimizers.costs takes it
+    """Bytes of one parameter, the mean of a rank.
 
     own_copy: the optimizer updates a copy of the weights and keeps it, as DeepSpeed's ZeRO does in fp32, too
     number_bytes: of a weight and of a gradient
     sizes: numbers in each tensor of the rank: states in 8 bits depend on them (Dettmers et al. 2022, section 2)"""
-    state = costs(optimizer).state_bytes(sizes) / (sum(sizes) or 1)
+    state = optimizer.state_bytes(sizes) / (sum(sizes) or 1)
     return Bytes(number_bytes, number_bytes, state + FP32_BYTES * own_copy)
 
 

@@ -28,7 +28,6 @@ from ddlbench.measure.clock import idle
 from ddlbench.oracle.machine import machine as machines
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured import network
-from ddlbench.oracle.setting import kind_of
 from ddlbench.oracle.timing.computation import ANY, Computation, Pass, Speeds
 from ddlbench.recipe.losses import CrossEntropy
 from ddlbench.recipe.optimizers import make_optimizer
@@ -57,7 +56,7 @@ def proportions(config: Config, machine: Machine) -> Computation:
     precision, device = config.train.precision, machine.device
     counts = count(config.model, precision, device.type, config.recipe.label_smoothing)
     speeds = Speeds.of(device, precision, config.train.tf32) or ANY
-    return Computation(counts, speeds, kind_of(config.recipe.optimizer), ROOFLINE)
+    return Computation(counts, speeds, config.recipe.optimizer.costs, ROOFLINE)
 
 
 def from_roofline(config: Config, machine: Machine) -> Computation:
@@ -108,7 +107,8 @@ def calibration(config: Config, device: torch.device, samples: int) -> tuple[tup
         "tf32": train.tf32,
         "channels_last": train.channels_last,
         "threads": train.threads_per_rank,
-        "optimizer": kind_of(config.recipe.optimizer),
+        "optimizer": config.recipe.optimizer.name,
+        "momentum": config.recipe.optimizer.momentum > 0,
         "torch": str(torch.__version__),
     }
     path = home() / "oracle" / f"blocks-{digest(key, 16)}.json"

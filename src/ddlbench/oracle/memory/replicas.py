@@ -17,7 +17,7 @@ from ddlbench.counts.counts import Block, Counts, Share
 from ddlbench.job import Job, example_batch
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES, Bytes, bytes_of_parameter, data_parallel
 from ddlbench.oracle.setting import BYTES, Memory, Setting
-from ddlbench.recipe.optimizers import costs
+from ddlbench.recipe.costs import Costs
 from ddlbench.recomputation import Plan
 
 
@@ -73,10 +73,10 @@ def sizes_of(blocks: Sequence[Block], shards: int = 1) -> list[int]:
     return [ceil(size / shards) for block in blocks for size in block.tensor_sizes]
 
 
-def update_copies(optimizer: str, blocks: Sequence[Block], part: float = 1.0) -> float:
+def update_copies(optimizer: Costs, blocks: Sequence[Block], part: float = 1.0) -> float:
     """Bytes of temporary results of the update, which handles one tensor at a time. part: of each tensor on this
     rank."""
-    return costs(optimizer).copies * largest_tensor(blocks) * part
+    return optimizer.copies * largest_tensor(blocks) * part
 
 
 def batch_bytes(job: Job, samples: float) -> float:
@@ -169,7 +169,7 @@ def zero(setting: Setting, stage: int, bucket: float, overlaps: bool, casts: boo
     rank = Rank(setting, counts_of_rank(setting, Share(cast=casts)), setting.world, number_bytes)
     share, bucket = rank.gradients / setting.world, bucket * number_bytes
     largest = largest_tensor(rank.counts.blocks, number_bytes)
-    update = Moment(share, share * FP32_BYTES / number_bytes * (costs(setting.optimizer).copies + casts))
+    update = Moment(share, share * FP32_BYTES / number_bytes * (setting.optimizer.copies + casts))
     if stage == 1 and not overlaps:
         during = rank.passes(rank.accumulates).plus(rank.gradients if rank.accumulates else 0.0)
         reduction = Moment(rank.gradients, share + (largest if largest > bucket else 0.0))
@@ -215,6 +215,6 @@ def zero3(
     moments = (
         rank.passes(True, 1, number_bytes == FP32_BYTES, in_passes).plus(states.gradients, copy),
         Moment(states.gradients, stay + min(bucket, rank.gradients)),
-        Moment(states.gradients, FP32_BYTES / number_bytes * states.gradients * costs(setting.optimizer).copies),
+        Moment(states.gradients, FP32_BYTES / number_bytes * states.gradients * setting.optimizer.copies),
     )
     return rank.peak(replace(states, parameters=states.parameters + persistent), moments, bucket)

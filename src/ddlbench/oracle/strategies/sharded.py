@@ -138,4 +138,3 @@ def _blocks(setting: Setting, scheme: Scheme, passes: Sequence[Pass]) -> list[Sh
         back = seconds.back(times) * rate
         blocks.append(Sharded(seconds.forward * rate, back, gather, gather if again else 0.0, reduce))
     return blocks
-

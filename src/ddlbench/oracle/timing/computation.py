@@ -16,7 +16,7 @@ import numpy as np
 
 from ddlbench.counts.counts import Block, Counts, Floats, Work
 from ddlbench.oracle.machine.machine import Device
-from ddlbench.recipe.optimizers import costs
+from ddlbench.recipe.costs import Costs
 from ddlbench.recomputation import Plan, repeats
 
 # Times the roofline that the operations of a large batch take in bf16: 1.6 to 2.4, of five models on an H100 and two on
@@ -106,7 +106,7 @@ class Computation:
 
     counts: Counts
     speeds: Speeds
-    optimizer: str  # as `kind_of` names it
+    optimizer: Costs
     basis: str
     factor: float = 1.0
     samples: float | None = None
@@ -165,7 +165,7 @@ class Computation:
         assert self.measure is None or self.update_s is not None, "ask for blocks before the update"
         parameter_s = self.update_s
         if parameter_s is None:
-            parameter_s = costs(self.optimizer).bytes_ / self.speeds.bytes_per_s
+            parameter_s = self.optimizer.bytes_ / self.speeds.bytes_per_s
         return self.factor * parameters * parameter_s
 
     def step(self, samples: float, micro_batches: int = 1, plan: Plan | None = None) -> float:

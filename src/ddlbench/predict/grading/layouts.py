@@ -23,7 +23,7 @@ from ddlbench.frameworks.pipeline.schedules import accepts
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.memory.stages import Cut
 from ddlbench.oracle.predictor import job_of
-from ddlbench.oracle.setting import BYTES, Setting, kind_of
+from ddlbench.oracle.setting import BYTES, Setting
 from ddlbench.oracle.strategies import pipeline
 from ddlbench.oracle.timing.computation import Computation, Speeds
 from ddlbench.predict.grading.machines import machine_of
@@ -126,7 +126,7 @@ def predicted_s(layout: Layout, machine: Machine | None = None) -> float:
     speeds = Speeds.of(replace(machine.device, kernel_s=KERNEL_S, host_s=HOST_S), config.train.precision, False)
     assert speeds is not None
     speeds = replace(speeds, flops_per_s=FLOPS_SHARE * speeds.flops_per_s)
-    computation = Computation(counts, speeds, kind_of(config.recipe.optimizer), "A100 kernels")
+    computation = Computation(counts, speeds, config.recipe.optimizer.costs, "A100 kernels")
     stages = layout.pp * layout.chunks
     sizes = [layout.layers // stages] * stages
     sizes[0] += 1  # the embedding
