@@ -88,7 +88,7 @@ def test_a_tied_gradient_is_there_from_the_last_block_on(accumulating: bool, exp
 def test_copies_of_the_update_are_of_the_largest_tensor() -> None:
     """SGD with weight decay makes one copy, Adam two."""
     blocks = [replace(block("a", 1, 2), tensor_sizes=(3, 7)), block("b", 1, 2, numbers=5)]
-    assert [update_copies(name, blocks) for name in ("sgd", "adam")] == [28, 56]
+    assert [update_copies(optimizers[name].costs, blocks) for name in ("sgd", "adam")] == [28, 56]
     assert update_copies(optimizers["sgd"].costs, blocks, part=0.5) == 14
 
 
