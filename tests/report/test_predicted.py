@@ -23,6 +23,7 @@ from ddlbench.report.predicted import with_predictions
 from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.rows import Row
 from ddlbench.results.tables.tables import Tables, make_tables, records
+from tests.support.figures import figures_of
 from tests.support.records import GPU, write_run
 
 GIB = 2**30
@@ -250,6 +251,18 @@ def test_the_report_shows_both(tmp_path: Path, write: Write, cluster: str, capsy
     assert "prediction error" in page
     assert "-50.0 %!" in page
     assert "outside the band of its prediction" in page
+
+
+def test_the_figure_has_the_band_of_each_prediction(tmp_path: Path, write: Write, cluster: str) -> None:
+    write("single", 1, 0.25)
+    write("ddp", 4, 0.60)
+    rows, tables = predicted(tmp_path, cluster)
+    (axes,) = figures_of(tables, "predicted")["predicted"].axes
+    low, high = (rows["ddp", 4][f"predicted_{end}_s"] for end in ("low", "high"))
+    assert low < 0.30 < high
+    assert [[4, pytest.approx(low)], [4, pytest.approx(high)]] in [
+        np.array(line.get_xydata()).tolist() for line in axes.lines
+    ]
 
 
 def test_published_measurements_are_predicted_from_the_bases_of_their_sources(tmp_path: Path) -> None:

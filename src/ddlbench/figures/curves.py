@@ -93,7 +93,7 @@ def beside(axes: Axes, place: float, of: int, counts: Iterable[int]) -> Transfor
 
 def _theory_lines(axes: Axes, panel: Panel, look_of: dict[str, Look], quantity: Quantity) -> list[float]:
     """Draw the values that a formula expects, if there is one, as thin dotted lines, with open markers around those of
-    equal measured values. Returns the values drawn."""
+    equal measured values, and the band of each as a vertical line. Returns the values drawn."""
     theory = quantity.theory
     if theory is None:
         return []
@@ -104,6 +104,10 @@ def _theory_lines(axes: Axes, panel: Panel, look_of: dict[str, Look], quantity: 
         values += [value for _, value in points]
         xs, ys = [gpus for gpus, _ in points], [value for _, value in points]
         axes.plot(xs, ys, color=look_of[name].color, marker=look_of[name].marker, zorder=1, **style)
+        for gpus, ends in ((row["gpus"], quantity.band(row)) for row in rows):
+            if ends:
+                axes.plot((gpus, gpus), ends, color=look_of[name].color, linewidth=1, alpha=0.6, zorder=1)
+                values += ends
     axes.plot([], [], color="#666666", marker="o", label=quantity.theory_name, **style)
     return values
 
