@@ -71,6 +71,26 @@ def test_seconds_of_a_process_with_its_children(tmp_path: Path) -> None:
         family_seconds(tmp_path, "8")
 
 
+def test_a_thread_that_ends_while_the_children_are_read_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The threads of a loader end beside the training thread, which reads: the sum is known all the same."""
+    process(tmp_path, "self", "100 20 30 4", "7 ")
+    process(tmp_path, "7", "1000 0 0 0", "")
+    ended = tmp_path / "self" / "task" / "99" / "children"
+    ended.parent.mkdir()
+    ended.touch()
+    read_text = Path.read_text
+
+    def read(path: Path) -> str:
+        if path == ended:
+            raise ProcessLookupError
+        return read_text(path)
+
+    monkeypatch.setattr(Path, "read_text", read)
+    assert family_seconds(tmp_path) == pytest.approx((154 + 1000) / HZ)
+
+
 def test_a_child_that_computes_is_the_runs_own() -> None:
     before = family_seconds()
     subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.3: pass"], check=True)

@@ -74,10 +74,11 @@ def family_seconds(proc: Path = PROC, process: str = "self") -> float:
     folder = proc / process
     words = (folder / "stat").read_text().rpartition(")")[2].split()
     seconds = sum(map(int, words[11:15])) / HZ  # utime stime cutime cstime (proc(5)), after pid and (name)
-    lists = list(folder.glob("task/*/children"))
-    if not lists:
+    # A thread may end meanwhile: the kernel gives its children to another thread.
+    lists = [or_none(children.read_text) for children in folder.glob("task/*/children")]
+    if all(children is None for children in lists):
         raise FileNotFoundError(f"{folder}/task/*/children")
-    for child in (child for children in lists for child in children.read_text().split()):
+    for child in (child for children in lists for child in (children or "").split()):
         seconds += or_none(lambda child=child: family_seconds(proc, child)) or 0.0  # it may end meanwhile
     return seconds
 
