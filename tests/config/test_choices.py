@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
 import pytest
 
 from ddlbench.config.choices import changed, check_label, choices, published
+from ddlbench.config.compose import configuration, configurations
 from ddlbench.config.overrides import LABELS, check_words
 from ddlbench.config.schema import Config
 from ddlbench.errors import UserError
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.results.tables.labels import ALWAYS_SHOWN
-from tests.support.runs import composed
 
 RESNET = ("+framework=ddp", "+model=resnet50")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_block() -> Iterator[None]:
+    """Hydra composes once for each combination of options, not for each test."""
+    with configurations():
+        yield
 
 
 @pytest.mark.parametrize("key", sorted(LABELS))
@@ -43,7 +51,7 @@ def test_the_name_of_a_site_and_of_an_optimizer_are_free() -> None:
 )
 def test_an_option_cannot_be_changed_into_another(words: tuple[str, ...], remedy: str) -> None:
     with pytest.raises(UserError, match=remedy):
-        composed(*words, "+model=resnet50")
+        configuration(*words, "+model=resnet50")
 
 
 @pytest.mark.parametrize(
@@ -56,7 +64,7 @@ def test_an_option_cannot_be_changed_into_another(words: tuple[str, ...], remedy
     ],
 )
 def test_a_generic_option_and_other_keys_are_free(words: tuple[str, ...]) -> None:
-    assert composed(*words, "+model=resnet50").framework.name == words[0].partition("=")[2]
+    assert configuration(*words, "+model=resnet50").framework.name == words[0].partition("=")[2]
 
 
 def test_where_no_option_has_the_value_the_generic_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,13 +72,13 @@ def test_where_no_option_has_the_value_the_generic_one_is_named(monkeypatch: pyt
     found = {"framework": without, "model": choices("model")}
     monkeypatch.setattr("ddlbench.config.choices.choices", lambda group: found.get(group, []))
     with pytest.raises(UserError, match=r"choose \+framework=deepspeed framework\.zero_stage=3$"):
-        composed("+framework=zero1", "framework.zero_stage=3", "+model=resnet50")
+        configuration("+framework=zero1", "framework.zero_stage=3", "+model=resnet50")
 
 
 def test_the_report_shows_what_defines_a_generic_option() -> None:
     generic: dict[str, str] = {}
     for name in choices("framework"):
-        made: Any = composed(f"+framework={name}", "+model=resnet50").framework
+        made: Any = configuration(f"+framework={name}", "+model=resnet50").framework
         generic |= {field.metadata["defines"]: field.name for field in fields(made) if field.metadata.get("defines")}
     assert generic == ALWAYS_SHOWN
 
@@ -82,7 +90,7 @@ def test_a_class_under_the_name_of_another_option() -> None:
 
 
 def model_of(*words: str) -> Config:
-    return composed("+framework=ddp", *words)
+    return configuration("+framework=ddp", *words)
 
 
 def test_a_model_cannot_be_changed_into_another_one() -> None:

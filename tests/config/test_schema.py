@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from ddlbench.config.choices import choices, conf_dir, keys
+from ddlbench.config.compose import configuration, configurations
 from ddlbench.config.keys import Checkpoint, Train
 from ddlbench.config.schema import GROUPS
 from ddlbench.errors import UserError
 from ddlbench.job import Framework
-from tests.support.runs import composed
 
 BASE = {"framework": "ddp", "model": "resnet50"}
 ALL = [(group, choice) for group in GROUPS for choice in choices(group)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_block() -> Iterator[None]:
+    """Hydra composes once for each combination of options, not for each test."""
+    with configurations():
+        yield
 
 
 def overrides_of(group: str, choice: str) -> list[str]:
@@ -28,7 +36,7 @@ def overrides_of(group: str, choice: str) -> list[str]:
 
 @pytest.mark.parametrize(("group", "choice"), ALL, ids=lambda value: str(value))
 def test_every_yaml_composes_and_builds(group: str, choice: str) -> None:
-    config = composed(*overrides_of(group, choice))
+    config = configuration(*overrides_of(group, choice))
     assert getattr(config, group).name == choice
     if group == "framework":
         methods = {name for name in vars(Framework) if callable(getattr(Framework, name)) and name[0] != "_"}
@@ -45,7 +53,7 @@ NO_KEYS = {  # not the user's to choose
 @pytest.mark.parametrize(("group", "choice"), ALL, ids=lambda value: str(value))
 def test_a_yaml_lists_every_key_of_its_class(group: str, choice: str) -> None:
     # Hydra refuses a key that is not listed: one left out could not be set from the command line.
-    config = composed(*overrides_of(group, choice))
+    config = configuration(*overrides_of(group, choice))
     listed = {key.name.partition(".")[0] for key in keys(group, choice)} - {"_target_"}
     known = {field.name for field in fields(getattr(config, group))}
     assert listed - {"kind"} == known - {"kind"} - NO_KEYS.get(choice, set())
@@ -54,35 +62,35 @@ def test_a_yaml_lists_every_key_of_its_class(group: str, choice: str) -> None:
 
 
 def test_gpt2_selects_its_data_and_recipe_unless_others_are_given() -> None:
-    config = composed("+framework=ddp", "+model=gpt2_small")
+    config = configuration("+framework=ddp", "+model=gpt2_small")
     assert (config.data.name, config.recipe.name) == ("sample_text", "adamw")
-    config = composed("+framework=ddp", "+model=gpt2_small", "recipe=lamb", "data=wikitext103")
+    config = configuration("+framework=ddp", "+model=gpt2_small", "recipe=lamb", "data=wikitext103")
     assert (config.data.name, config.recipe.name) == ("wikitext103", "lamb")
 
 
 def test_ranks_share_a_gpu_for_developers_only() -> None:
     command = ("+framework=ddp", "+model=resnet50")
-    plain = composed(*command)
+    plain = configuration(*command)
     assert plain.backend is None
     assert "backend" not in plain.identity()
-    shared = composed(*command, "backend=cuda:nccl")
+    shared = configuration(*command, "backend=cuda:nccl")
     assert shared.identity() == plain.identity() | {"backend": "cuda:nccl"}
     with pytest.raises(UserError, match=r"backend=nccl must be one of cuda:nccl, or null"):
-        composed(*command, "backend=nccl")
+        configuration(*command, "backend=nccl")
 
 
 def test_identity_leaves_out_what_is_not_measured() -> None:
     same = [
-        composed(*overrides_of("data", "imagenet"), f"results_dir={where}", f"data.root={where}").identity()
+        configuration(*overrides_of("data", "imagenet"), f"results_dir={where}", f"data.root={where}").identity()
         for where in ("/here", "/there")
     ]
     assert same[0] == same[1]
-    assert same[0] != composed(*overrides_of("data", "imagenet"), "train.seed=1").identity()
+    assert same[0] != configuration(*overrides_of("data", "imagenet"), "train.seed=1").identity()
 
 
 def test_the_schema_and_config_yaml_agree() -> None:
-    assert composed("+framework=ddp", "+model=resnet50").train == Train()
-    assert composed("+framework=ddp", "+model=resnet50").checkpoint == Checkpoint()
+    assert configuration("+framework=ddp", "+model=resnet50").train == Train()
+    assert configuration("+framework=ddp", "+model=resnet50").checkpoint == Checkpoint()
 
 
 def test_the_global_batch() -> None:
@@ -112,12 +120,12 @@ def test_the_global_batch() -> None:
 )
 def test_a_wrong_value_names_its_key(override: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        composed("+framework=ddp", "+model=resnet50", override)
+        configuration("+framework=ddp", "+model=resnet50", override)
 
 
 def test_a_loader_alone_has_nothing_to_save() -> None:
     with pytest.raises(UserError, match=r"checkpoint\.every=1 saves a model in training, mode=loader has none"):
-        composed("+framework=ddp", "+model=resnet50", "mode=loader", "checkpoint.every=1")
+        configuration("+framework=ddp", "+model=resnet50", "mode=loader", "checkpoint.every=1")
 
 
 def test_a_requeued_job_continues_by_itself_where_it_saves() -> None:
@@ -132,11 +140,11 @@ def test_a_requeued_job_continues_by_itself_where_it_saves() -> None:
 
 def test_that_a_run_saves_is_measured_and_that_it_continues_is_not() -> None:
     command = ("+framework=ddp", "+model=resnet50")
-    plain, saving = composed(*command).identity(), composed(*command, "checkpoint.every=2").identity()
+    plain, saving = configuration(*command).identity(), configuration(*command, "checkpoint.every=2").identity()
     assert "checkpoint" not in plain  # as records from before there were checkpoints
     assert saving == plain | {"checkpoint": {"every": 2}}
     more = ("checkpoint.resume=true", "checkpoint.dir=/scratch", "checkpoint.keep=5", "train.time_limit_s=60")
-    assert composed(*command, "checkpoint.every=2", *more).identity() == saving
+    assert configuration(*command, "checkpoint.every=2", *more).identity() == saving
 
 
 def test_conf_is_the_repositorys() -> None:
