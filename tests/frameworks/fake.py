@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
+from functools import cache
 
 import torch
 
 from ddlbench.config.choices import choices
+from ddlbench.config.compose import configuration, configurations
 from ddlbench.job import Framework, Job
 from tests.equality.cases import MODELS, RATES
 from tests.support.equal import make_job
 from tests.support.reference import Case
 from tests.support.rehearsals import OF_IMAGES
-from tests.support.runs import composed
 
 JOB_CASE = Case("gpt2", MODELS["gpt2"], lr=0.02, global_batch=32)
 WORLD = 8
@@ -31,8 +33,16 @@ FRAMEWORKS = sorted(set(EVERY) - {"single", "horovod"} - OF_IMAGES)  # that trai
 NO_STEP = {"ddp", "local_sgd", "tensor", "megatron"}
 
 
+@cache
+@configurations()
+def frameworks() -> dict[str, Framework]:
+    words = {name: (f"+framework={name}", "+model=gpt2_small", *LAYOUTS.get(name, [])) for name in EVERY}
+    return {name: configuration(*chosen).framework for name, chosen in words.items()}
+
+
 def framework(name: str) -> Framework:
-    return composed(f"+framework={name}", "+model=gpt2_small", *LAYOUTS.get(name, [])).framework
+    """A copy: what is set up with it stays in it."""
+    return deepcopy(frameworks()[name])
 
 
 def job_of(model: str, device: torch.device) -> Job:

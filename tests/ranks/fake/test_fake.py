@@ -6,6 +6,8 @@ group returns.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import product
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -33,13 +35,27 @@ REFUSED = {  # of a model
     "resnet": ALONE | dict.fromkeys(OF_TEXT, "its layers are those of transformers"),
 }
 RANKS = {"cpu": 5, "cuda": 3}
-NAMES = [pytest.param(name, marks=needs_horovod) if name == "horovod" else name for name in EVERY]
+STEPPING = sorted(set(FRAMEWORKS) - NO_STEP)
+
+
+def setups() -> Iterator[Any]:
+    for name, device in product(EVERY, (CPU, CUDA)):
+        marks = [needs_horovod] if name == "horovod" else []
+        # Below they are set up on the CPU too, and step.
+        marks += [pytest.mark.slow] if device == CPU and name in STEPPING else []
+        yield pytest.param(name, device, marks=marks, id=f"{name}-{device.type}")
+
+
+def check_weights(trainer: Any, device: torch.device) -> None:
+    weights = list((trainer.engine.module if hasattr(trainer, "engine") else trainer.model).parameters())
+    assert weights
+    local = [weight.to_local() if hasattr(weight, "to_local") else weight for weight in weights]
+    assert all(isinstance(weight, FakeTensor) and weight.device == device for weight in local)
 
 
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")  # DeepSpeed's
 @pytest.mark.parametrize("model", [pytest.param("resnet", marks=pytest.mark.slow), "gpt2"])
-@pytest.mark.parametrize("device", [CPU, CUDA], ids=lambda device: device.type)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "device"), setups())
 def test_every_framework_sets_up_as_one_rank_of_eight(name: str, device: torch.device, model: str) -> None:
     chosen, rank = framework(name), RANKS[device.type]
     with fake_world(rank, WORLD, device, chosen):
@@ -52,20 +68,18 @@ def test_every_framework_sets_up_as_one_rank_of_eight(name: str, device: torch.d
         trainer: Any = chosen.setup(job)
         place = trainer.place
         assert 0 <= place.data_rank < place.data_size <= WORLD
-        weights = list((trainer.engine.module if hasattr(trainer, "engine") else trainer.model).parameters())
-        assert weights
-        local = [weight.to_local() if hasattr(weight, "to_local") else weight for weight in weights]
-        assert all(isinstance(weight, FakeTensor) and weight.device == device for weight in local)
+        check_weights(trainer, device)
         trainer.close()
 
 
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")  # DeepSpeed's
-@pytest.mark.parametrize("name", sorted(set(FRAMEWORKS) - NO_STEP))
+@pytest.mark.parametrize("name", STEPPING)
 def test_steps_without_memory(name: str) -> None:
     chosen = framework(name)
     with fake_world(0, WORLD, CPU, chosen):
         job = make_job(JOB_CASE)
         trainer = chosen.setup(job)
+        check_weights(trainer, CPU)
         samples = job.replica_batch(trainer.place.data_size)
         tokens = torch.zeros(samples, 16, dtype=torch.long)
         batch = Batch(tokens, tokens, torch.ones(samples, dtype=torch.bool))
