@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import cache
 from typing import Any
 
 import torch
@@ -48,8 +49,9 @@ def config(framework: str, model: str, *more: str) -> Config:
         return configuration(*words(framework, model, *more))
 
 
+@cache
 def rehearsed(framework: str, model: str, *more: str, rank: int = 0, device: str = "cpu") -> Rehearsal:
-    """In this process."""
+    """In this process, each job once: several tests look at one rehearsal."""
     launch = Launch("torchrun", rank, WORLD, rank, WORLD)
     return rehearse(config(framework, model, *more), launch, torch.device("cuda:0" if device == "cuda" else "cpu"))
 
