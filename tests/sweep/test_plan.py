@@ -154,7 +154,8 @@ def once(name: str) -> list[Cell]:
 
 
 def test_every_ready_study_has_cells_that_are_supported() -> None:
-    for name in names():
+    """On a CPU. Those for GPUs are planned below, all of their cells."""
+    for name in sorted(set(names()) - set(PLANNED)):
         assert any(cell.refused is None for cell in once(name)), name
 
 
