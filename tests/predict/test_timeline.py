@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,13 +20,14 @@ from ddlbench.oracle.strategies import pipeline
 from ddlbench.predict.__main__ import main
 from ddlbench.predict.timeline import timeline
 from ddlbench.rehearsal.perfetto import Slice, events, write
-from tests.support.rehearsals import WORLD, config
+from tests.support.rehearsals import MODELS, WORLD, config
 
 TWO_STAGES_A_RANK = {"interleaved", "looped_bfs", "zbv", "dualpipev"}
 KINDS = {"zero_bubble": "FIW", "zbv": "FIW", "dualpipev": "FBIW"}
 SCHEDULES = ["gpipe", "1f1b", "zero_bubble", "hybrid", *sorted(TWO_STAGES_A_RANK)]
 
 
+@cache
 def predicted(framework: str, loader: float | None = None, cluster: str = "h100") -> tuple[Prediction, list[Slice]]:
     made, machine = config(framework, "gpt2_small", "train.batch_per_gpu=8"), load(cluster)
     inputs = Inputs(machine, lambda given: from_roofline(given, machine), loader=loader)
@@ -92,7 +94,7 @@ def test_events_have_names_and_microseconds(tmp_path: Path) -> None:
 
 
 def test_the_command_writes_the_timeline_of_every_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["+model=resnet50", "model.layers=[1,1,1,1]", "cluster=h100", "train.batch_per_gpu=8", "gpus=[4]"]
+    words = ["+model=resnet50", *MODELS["resnet50"], "cluster=h100", "train.batch_per_gpu=8", "gpus=[4]"]
     for framework in ("gpipe", "ddp", "spatial"):
         file = tmp_path / f"{framework}.json"
         assert main([*words, f"+framework={framework}", "--json", f"--timeline={file}"]) == 0
