@@ -37,7 +37,8 @@ settings.load_profile("ddlbench")
 LONG = {
     "test_equal_training.py", "test_supervisor.py", "test_peer_failures.py", "test_rehearse.py", "test_hostile.py",
     "test_slurm.py", "test_launch.py", "test_feeding.py", "test_breaches.py", "test_command.py", "test_memory.py",
-    "test_staging.py", "test_plan.py", "test_resumed_runs.py", "test_cores.py", "test_nccl.py", "test_chakra.py",
+    "test_staging.py", "test_plan.py", "test_resumed_runs.py", "test_cores.py", "test_nccl.py", "test_main.py",
+    "test_missing_libraries.py", "test_figures.py", "test_study.py", "test_planner.py", "test_fuzz.py",
 }  # fmt: skip
 
 

@@ -30,6 +30,7 @@ FRAMEWORKS = {
     "ddp": (), "fsdp": (), "zero3": (), "tensor": ("framework.tp=2", "framework.dp=2"), "gpipe": ("framework.dp=2",),
     "1f1b": ("framework.dp=1",),
 }  # fmt: skip
+SLOW = ("zero3", "1f1b")  # they send in the ways of fsdp and gpipe
 KINDS = {number: name for name, number in chakra.COLLECTIVES.items()}
 
 
@@ -81,7 +82,9 @@ def traced(sent: tuple[Sent, ...]) -> dict[Group, float]:
     return dict(total)
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize(
+    "framework", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else []) for name in FRAMEWORKS]
+)
 def test_the_bytes_read_back_are_those_of_check_volumes(framework: str, tmp_path: Path) -> None:
     made, machine = config(framework, "gpt2_small", *FRAMEWORKS[framework]), load("h100")
     row = predict(made, RANKS, Inputs(machine, lambda given: from_roofline(given, machine)))
