@@ -28,6 +28,13 @@ REPLACED = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without what tests/conftest.py keeps."""
+    once: Any = compose._compose
+    monkeypatch.setattr(compose, "_compose", once.__wrapped__)
+
+
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """What Hydra is asked to compose."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -17,9 +18,11 @@ from ddlbench.config.job import counted_links
 from ddlbench.config.schema import Config
 from ddlbench.data.feed import Request
 from ddlbench.data.loaders.native import Native
+from ddlbench.frameworks.pipeline import stages
 from ddlbench.frameworks.shared.groups import gradient
 from ddlbench.job import Batch, Framework, Job, Model, Trainer
 from ddlbench.loop import Recorder, Run, train
+from ddlbench.measure.formulas.flops import forward_flops_per_block
 from ddlbench.measure.rows import EpochRow
 from ddlbench.progress import Progress
 from ddlbench.ranks.boundary import Boundary
@@ -30,6 +33,8 @@ from ddlbench.recipe.schedules import Rates
 from ddlbench.record.run_json import training_ledger, weights_hash
 from tests.support.reference import Case, Outcome
 from tests.support.trace import Trace
+
+COUNTED: dict[str, dict[str, int]] = {}
 
 
 @dataclass
@@ -78,11 +83,19 @@ def train_case(case: Case, framework: Framework, timeout_s: float | None = 30.0)
     """Losses over all replicas, final weights and metrics; the same on every rank but the weights, which only
     rank 0 has. timeout_s: for collectives in
     flight where the clock asks for an idle device; below that of the job, which would end them."""
-    with Trace(timeout_s) as trace:
+    with Trace(timeout_s) as trace, patch.object(stages, "forward_flops_per_block", flops_per_block):
         outcome = _train(case, framework, trace)
         assert not trace.first_uses(), trace.first_uses()
     outcome.trace = trace.events, trace.members
     return outcome
+
+
+def flops_per_block(model: Model) -> dict[str, int]:
+    """As every pipeline counts them while it is set up: in the tests once for a model."""
+    name = repr(model)
+    if name not in COUNTED:
+        COUNTED[name] = forward_flops_per_block(model)
+    return COUNTED[name]
 
 
 def _train(case: Case, framework: Framework, trace: Trace) -> Outcome:
