@@ -46,7 +46,7 @@ def folders(root: Path) -> list[str]:
 def shards(root: Path) -> list[str]:
     layout = write_folders(root / "images", train=4, val=3).layout()
     packs.write_pack(layout, root / "packed")
-    return [*RESNET, "data=imagenet_tfrecord", f"data.root={root}/packed", "loader.workers=1"]
+    return [*RESNET, "data=imagenet_tfrecord", f"data.root={root}/packed", "loader.workers=0"]
 
 
 def text(root: Path) -> list[str]:
@@ -279,8 +279,8 @@ def test_folder_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_files_are_taken_one_by_one(tmp_path: Path) -> None:
     """However many there are: neither their names nor their jobs are gathered."""
     (tmp_path / "file").write_bytes(b"1")
-    names = ("file" for _ in range(20_000))
-    wanted = StagedFiles(tmp_path, tmp_path / "node" / "train", names, 20_000, 20_000)
+    names = ("file" for _ in range(5_000))  # a job that waits has more than 500 bytes
+    wanted = StagedFiles(tmp_path, tmp_path / "node" / "train", names, 5_000, 5_000)
     stage([replace(wanted, names=["file"])], QUIET)
     tracemalloc.start()
     staged = stage([wanted], QUIET)
