@@ -55,7 +55,7 @@ def check_weights(trainer: Any, device: torch.device) -> None:
 
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")  # DeepSpeed's
 @pytest.mark.parametrize("model", [pytest.param("resnet", marks=pytest.mark.slow), "gpt2"])
-@pytest.mark.parametrize(("name", "device"), setups())
+@pytest.mark.parametrize(("name", "device"), list(setups()))
 def test_every_framework_sets_up_as_one_rank_of_eight(name: str, device: torch.device, model: str) -> None:
     chosen, rank = framework(name), RANKS[device.type]
     with fake_world(rank, WORLD, device, chosen):
