@@ -93,6 +93,15 @@ def composed_once() -> Iterator[None]:
 
 
 @pytest.fixture
+def composed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hydra composes as in the program, whatever the tests before have composed."""
+    from ddlbench.config import compose
+
+    once: Any = compose._compose
+    monkeypatch.setattr(compose, "_compose", once.__wrapped__)
+
+
+@pytest.fixture
 def ddlbench(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str]]:

@@ -16,6 +16,7 @@ from ddlbench.config.compose import configuration, configurations
 from ddlbench.config.schema import resolve
 from ddlbench.errors import UserError
 
+pytestmark = pytest.mark.usefixtures("composed_anew")
 WORDS = ("+framework=ddp", "+model=resnet50")
 REPLACED = [
     ("train.seed=3", "train.clip_norm=1", "train.precision=bf16"),
@@ -26,13 +27,6 @@ REPLACED = [
     ("data.root=${results_dir}", "cluster.name='${mode}'"),
     ("recipe.optimizer={lr: 0.7}",),
 ]
-
-
-@pytest.fixture(autouse=True)
-def as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without what tests/conftest.py keeps."""
-    once: Any = compose._compose
-    monkeypatch.setattr(compose, "_compose", once.__wrapped__)
 
 
 @pytest.fixture

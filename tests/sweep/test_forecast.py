@@ -98,6 +98,7 @@ def test_a_plan_refuses_bf16_on_a_cluster_whose_gpu_has_none(
     assert "unsupported" not in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("composed_anew")
 def test_hydra_composes_once_for_all_gpu_counts_of_the_same_choices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
