@@ -14,6 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from ddlbench.activation_memory import instants
 from ddlbench.errors import Unsupported
 from ddlbench.frameworks.ddp import DDP
+from ddlbench.frameworks.pipeline.adapter import Pipeline
+from ddlbench.frameworks.pipeline.stages import Plan
 from ddlbench.frameworks.shared.checkpointing import checkpoint_blocks, facts_of_model, replica_plan
 from ddlbench.frameworks.single import Single
 from ddlbench.job import Job, Model
@@ -128,6 +130,21 @@ def test_every_form_trains_the_same_to_the_bit(world: int) -> None:
         expected = plain[case.name]
         assert outcome.losses == expected.losses, case
         assert all(torch.equal(outcome.weights[key], expected.weights[key]) for key in expected.weights), case
+
+
+@pytest.mark.slow
+def test_stages_within_a_budget_train_the_same_to_the_bit() -> None:
+    """The first stage of 1F1B has two micro batches in memory, the last has one: only the first runs blocks again."""
+    framework, model, budget = Pipeline(schedule="1f1b", balance=[3, 4]), replace(TEXT, n_layer=4), "budget:0.0004"
+    this = replace(job(), model=model, checkpoint_activations=budget, global_batch=8, micro_batch=2, world_size=2)
+    first, last = Plan.of(this, [2, 1], 2, framework).segments
+    assert "h0" not in first
+    assert {"h2", "h3"} <= {item for item in last if isinstance(item, str)}
+    case = Case("gpt2", model, micro_batch=2, steps=2, global_batch=8)
+    cases = [replace(case, checkpoint_activations=form) for form in (False, budget)]
+    plain, within = run_ranks(2, train_cases, [(one, framework) for one in cases])[0]
+    assert within.losses == plain.losses
+    assert all(torch.equal(within.weights[key], tensor) for key, tensor in plain.weights.items())
 
 
 def test_a_model_says_what_was_done_to_it() -> None:
