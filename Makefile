@@ -28,7 +28,7 @@ test: setup horovod ## the test suite (about 10 minutes on two cores)
 test-all: setup horovod ## the test suite with its slow tests (over an hour)
 	$(PYTEST)
 
-test-breaches: setup ## plant every wrong way to measure of tests/breaches: each must be noticed (about 20 minutes)
+test-breaches: setup ## plant every wrong way to measure of tests/breaches: each must be noticed (about 13 minutes)
 	.venv/bin/python -m tests.breaches
 
 # MINUTES=30 SEED=7 make chaos: each trial follows from the seed and its number

@@ -1,4 +1,4 @@
-"""Windows of a text, from a token file that was made once and tokenised anew for each window, turn by turn.
+"""Windows of a text, from a token file that was made once and tokenized anew for each window, turn by turn.
 
 Both sides run in this process with one thread, so what is printed is of one core.
 """
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.bare.tokenise import loader
+from benchmarks.bare.tokenize_text import loader
 from benchmarks.pairs import ratio_text, show
 from ddlbench.data.feed import Request
 from ddlbench.data.loaders.native import Native

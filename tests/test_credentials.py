@@ -142,7 +142,7 @@ INNOCENT = [
 
 
 @pytest.mark.parametrize("kind", CREDENTIALS)
-def test_a_credential_is_recognised(kind: str) -> None:
+def test_a_credential_is_recognized(kind: str) -> None:
     assert may_hold_credential(CREDENTIALS[kind])
     assert may_hold_credential(f"before {CREDENTIALS[kind]}, after")
 

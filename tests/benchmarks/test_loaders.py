@@ -67,7 +67,7 @@ def test_every_reader_of_images_gives_the_same_kind_of_epochs(folder, epochs):
         assert set(labels) == {0, 1, 2}
         assert max(labels.values()) <= TRAIN
         pixels = torch.cat([inputs for inputs, _ in batches])
-        assert abs(pixels.mean()) < 0.6  # normalised alike
+        assert abs(pixels.mean()) < 0.6  # normalized alike
         assert 0.6 < pixels.std() < 1.6
 
 

@@ -98,7 +98,7 @@ def test_bars_with_long_names_are_numbered_and_listed_below():
     assert axes.get_xlabel().split("\n") == ["name and GPUs", *listed]
 
 
-def test_curves_of_one_colour_have_one_entry_in_the_legend():
+def test_curves_of_one_color_have_one_entry_in_the_legend():
     rows = [row(4, knobs=f"bucket_cap_mb={n}") for n in (1, 25)]
     axes = matplotlib.figure.Figure().add_subplot()
     quantity = Quantity("speedup", lambda panel, row: Values(2.0, [2.0]))

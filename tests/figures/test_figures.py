@@ -143,7 +143,7 @@ def test_failures_are_crosses_on_the_axis(tmp_path):
         assert axes.transAxes.inverted().transform(axes.transData.transform((1, top)))[1] < 1 - curves.LINE - 0.02
 
 
-def test_a_colour_belongs_to_a_framework_in_all_figures(tmp_path):
+def test_a_color_belongs_to_a_framework_in_all_figures(tmp_path):
     weak_scaling(tmp_path)
     colors = {
         (line.get_label(), line.get_color())
@@ -331,7 +331,7 @@ def test_a_family_of_nine_curves_becomes_a_panel_for_each_framework_and_the_slow
     assert drawing.notes[0].endswith("horovod: 1 curves are not drawn: horovod (bucket=0)")
 
 
-def test_no_two_curves_of_a_panel_have_one_colour_and_marker(tmp_path):
+def test_no_two_curves_of_a_panel_have_one_color_and_marker(tmp_path):
     for number in range(8):
         write_run(tmp_path, framework=f"f{number}", gpus=2)
         write_run(tmp_path, framework="f0", gpus=2, model="gpt2_small", knobs={"bucket": number})
@@ -396,7 +396,7 @@ def test_theory_is_seen_where_it_is_equal_to_what_was_measured(tmp_path):
     assert theory.get_markersize() > 1.5 * max(line.get_markersize() for line in others)
 
 
-def test_by_loader_curves_have_a_colour_of_their_own_and_name_the_base(tmp_path):
+def test_by_loader_curves_have_a_color_of_their_own_and_name_the_base(tmp_path):
     for loader in ("native", "dali"):
         for gpus in (2, 4):
             write_run(tmp_path, loader=loader, gpus=gpus, rate=100.0 * gpus)
@@ -422,15 +422,15 @@ def test_a_linear_axis_begins_at_zero_however_small_the_differences():
     assert high == pytest.approx(108)
 
 
-def test_a_png_has_the_colour_of_each_curve_also_of_a_rare_one(tmp_path):
+def test_a_png_has_the_color_of_each_curve_also_of_a_rare_one(tmp_path):
     figure = Figure(figsize=(7, 5))
     axes = figure.subplots()
     for n in range(40):
         axes.plot(range(9), np.sin(np.arange(9) + n) + n / 8, color=PALETTE[0], linewidth=3)
     for n, color in enumerate(PALETTE):
         axes.plot([n], [n / 2], "o", color=color, markersize=5)
-    save(tmp_path, "colours", figure)
-    with Image.open(tmp_path / "colours.png") as image:
+    save(tmp_path, "colors", figure)
+    with Image.open(tmp_path / "colors.png") as image:
         pixels = np.asarray(image.convert("RGB"), dtype=int).reshape(-1, 3)
     for color in PALETTE:
         exact = [int(color[place : place + 2], 16) for place in (1, 3, 5)]

@@ -79,7 +79,7 @@ def test_the_head_of_a_panel_has_the_sizes_that_all_its_curves_share(tmp_path):
     assert not any(size in head for size in ("n_layer=2", "n_layer=4"))
 
 
-def test_a_failed_run_of_another_seed_is_a_line_with_a_cross_in_the_colour_of_the_curve(tmp_path):
+def test_a_failed_run_of_another_seed_is_a_line_with_a_cross_in_the_color_of_the_curve(tmp_path):
     ok = run(tmp_path, 0, 0.5)
     failed = write_run(tmp_path, train={"seed": 1}, epochs=1, status="killed", reason="signal 9")
     line = json.loads((ok / "epochs.jsonl").read_text())

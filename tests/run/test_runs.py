@@ -70,7 +70,7 @@ def test_wikitext_folders(ddlbench, tmp_path: Path) -> None:
     assert summary["tokens_per_s"] == pytest.approx(16 * summary["throughput_samples_per_s"])
 
 
-def test_tokenising_on_the_fly_changes_no_bit(ddlbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokenizing_on_the_fly_changes_no_bit(ddlbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})  # one core for the rank, the others for workers
     words = [*GPT2, "model.seq_len=32", "data.val_limit=5", "train.steps=6"]
     runs: list[dict[str, Any]] = []

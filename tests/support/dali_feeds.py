@@ -32,7 +32,7 @@ def native(data, *args, **fields):
 
 
 def levels(inputs):
-    """Normalised inputs as the 0 ... 255 they were."""
+    """Normalized inputs as the 0 ... 255 they were."""
     return (inputs * torch.tensor(STD)[:, None, None] + torch.tensor(MEAN)[:, None, None]) * 255
 
 

@@ -57,7 +57,7 @@ class TinyData:
         count = self.train_samples if train else self.val_samples
         generator = torch.Generator().manual_seed(1 if train else 2)
         if model.kind == "images":
-            # Coarse patches of colour: of mere noise deep layers see the same mean everywhere, and BatchNorm would blow
+            # Coarse patches of color: of mere noise deep layers see the same mean everywhere, and BatchNorm would blow
             # up rounding errors.
             patches = torch.randn(count, 3, 4, 4, generator=generator) * 2
             inputs = F.interpolate(patches, model.input_shape()[1:], mode="nearest")

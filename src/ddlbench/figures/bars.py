@@ -20,7 +20,7 @@ from ddlbench.results.rows import group_by
 from ddlbench.results.tables.breakdown import PARTS
 
 PartLook = tuple[str, str, str]
-LOOKS: dict[str, PartLook] = {  # of each part: its name in words, a colour and a hatching
+LOOKS: dict[str, PartLook] = {  # of each part: its name in words, a color and a hatching
     "forward": ("forward", "#56B4E9", ""),
     "backward": ("backward", "#0072B2", ""),
     "update": ("update", "#009E73", ""),

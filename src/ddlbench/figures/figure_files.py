@@ -29,7 +29,7 @@ def save(folder: Path, name: str, figure: Figure, pdf: bool = False) -> None:
         stream = io.BytesIO()
         figure.savefig(stream, format="png", pil_kwargs={"compress_level": 0})
         with Image.open(stream) as image:
-            # The default method gives most of the colours to what is drawn most, and none to a few green marks.
+            # The default method gives most of the colors to what is drawn most, and none to a few green marks.
             method, dither = Image.Quantize.FASTOCTREE, Image.Dither.NONE
             few = image.convert("RGB").quantize(COLOURS, method, dither=dither)
             few.save(folder / f"{name}.png", dpi=image.info["dpi"])

@@ -192,7 +192,7 @@ class _Curves:
     """The panels of one figure: those of one model have equal axes, and a curve has one look in all of them."""
 
     def __init__(self, metric: Metric, by: str, shown: Sequence[Panel], courses: Courses, looks: Looks) -> None:
-        """by: epoch | time; looks: of the report, whose colours are kept"""
+        """by: epoch | time; looks: of the report, whose colors are kept"""
         curves = {key for panel in shown for key in panel.curve_keys}
         self.metric, self.by, self.courses, self._looks = metric, by, courses, looks_of(curves, looks)
         self._own_legends = len(curves) > plotting.SHARED_LABELS or len({compared for compared, _ in curves}) == 1
@@ -209,7 +209,7 @@ class _Curves:
 
     def looks(self, panel: Panel) -> dict[str, Look]:
         """The look of each curve, by its name. If the panel has its legend to itself, and one value of the compared
-        factor, its curves differ in colour, too."""
+        factor, its curves differ in color, too."""
         keys = panel.curve_keys
         alone = self._own_legends and len({compared for compared, _ in keys}) == 1 < len(keys)
         return numbered(panel.curves) if alone else self._looks.of(keys)

@@ -60,7 +60,7 @@ class Panel:
 
     @property
     def curve_keys(self) -> list[tuple[str, str]]:
-        """The value of the compared factor of each curve, which has one colour, and the name of the curve."""
+        """The value of the compared factor of each curve, which has one color, and the name of the curve."""
         return [(str(rows[0]["compared"]), name) for name, rows in self.curves.items()]
 
     def base_of(self, row: Measurement) -> Base | None:

@@ -211,6 +211,6 @@ def _draw_by_source(axes: Axes, panel: Panel, looks: Looks) -> None:
 
 
 def _key(row: Measurement) -> tuple[str, str]:
-    """The strategy, which has one colour, and the name in the legend."""
+    """The strategy, which has one color, and the name in the legend."""
     gpu = gpu_family(str(row["device_model"])) or row["device_model"]
     return str(row["framework"]), f"{row['framework']}, {gpu}, {row['source']}"

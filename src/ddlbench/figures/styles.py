@@ -1,4 +1,4 @@
-"""Colours and markers of curves: a framework, or another factor that is compared, has one colour for each value in a
+"""Colors and markers of curves: a framework, or another factor that is compared, has one color for each value in a
 report; no two curves of a panel look the same."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-# Okabe and Ito's palette, readable for colour-blind people, without yellow: it is too pale on white paper.
+# Okabe and Ito's palette, readable for color-blind people, without yellow: it is too pale on white paper.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1.6)), (0, (1, 1.3)), (0, (7, 1.5, 1, 1.5)))
@@ -37,7 +37,7 @@ def family(framework: str) -> str:
 
 @dataclass(frozen=True)
 class Look:
-    """How a curve is drawn. filled: whether its markers are filled with the colour, else with white."""
+    """How a curve is drawn. filled: whether its markers are filled with the color, else with white."""
 
     color: str
     marker: str
@@ -55,7 +55,7 @@ SHAPES = tuple((marker, filled) for filled in (True, False) for marker in MARKER
 
 
 def numbered(names: Iterable[str]) -> dict[str, Look]:
-    """Looks for the curves of one framework in a panel of its own: each has a colour."""
+    """Looks for the curves of one framework in a panel of its own: each has a color."""
     return {name: Look(PALETTE[n % len(PALETTE)], *SHAPES[n % len(SHAPES)]) for n, name in enumerate(names)}
 
 
@@ -82,12 +82,12 @@ class Looks:
 
 
 def looks_of(curves: Iterable[tuple[str, str]], kept: Looks | None = None) -> Looks:
-    """Looks of curves (framework, name): one colour a framework, and a shape that no other curve of the colour has, as
+    """Looks of curves (framework, name): one color a framework, and a shape that no other curve of the color has, as
     far as the shapes go.
 
-    kept: looks whose colours the frameworks keep
+    kept: looks whose colors the frameworks keep
     """
-    names = sorted(set(curves), key=lambda curve: (family(curve[0]), *curve))  # a family's colours differ
+    names = sorted(set(curves), key=lambda curve: (family(curve[0]), *curve))  # a family's colors differ
     frameworks = list(kept.colors if kept else dict.fromkeys(framework for framework, _ in names))
     colors = {framework: PALETTE[n % len(PALETTE)] for n, framework in enumerate(frameworks)}
     taken: dict[str, set[tuple[str, bool]]] = {color: set() for color in PALETTE}

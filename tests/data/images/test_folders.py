@@ -151,12 +151,12 @@ def test_split_can_be_sent_to_a_worker(folders):
 @pytest.mark.parametrize(
     ("mode", "form"), [("L", "JPEG"), ("CMYK", "JPEG"), ("P", "PNG"), ("RGBA", "PNG"), ("LA", "PNG")]
 )
-def test_every_colour_mode_becomes_rgb(folders, decode, mode, form):
+def test_every_color_mode_becomes_rgb(folders, decode, mode, form):
     """ImageNet itself has grey and CMYK JPEGs, and a PNG named .JPEG."""
     grey = Image.new("RGB", (40, 40), (90, 90, 90))
-    colour = grey if mode in ("L", "LA") else Image.new("RGB", (40, 40), (204, 102, 51))
+    color = grey if mode in ("L", "LA") else Image.new("RGB", (40, 40), (204, 102, 51))
     file = Path(folders.root) / "val/a/000.JPEG"
-    colour.convert(mode).save(file, form)
+    color.convert(mode).save(file, form)
     with Image.open(file) as saved:
         assert saved.mode == mode
     image = pixels(take(replace(folders, decode=decode), False, [(0, 0)]).inputs[0])

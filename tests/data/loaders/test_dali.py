@@ -38,7 +38,7 @@ STEP = 9  # levels of red between one plain image and the next
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    """26 + 7 images of one colour each: any crop shows which sample it is from."""
+    """26 + 7 images of one color each: any crop shows which sample it is from."""
     images = [picture(np.full((40, 48, 3), index * STEP)) for index in range(26)]
     return write(tmp_path_factory.mktemp("plain"), images, images[:7])
 

@@ -126,7 +126,7 @@ def test_replica_without_validation_samples_gives_masked_batches(workers):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_missing_images_are_zeros_after_normalisation(tmp_path, workers):
+def test_missing_images_are_zeros_after_normalization(tmp_path, workers):
     """One sample for two replicas of two: one replica misses a sample, the other both."""
     data = write_folders(tmp_path, train=4, val=1, classes=1)
     for rank, valid in enumerate(([True, False], [False, False])):

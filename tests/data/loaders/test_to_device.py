@@ -92,8 +92,8 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
         made.note("copy")
         return tensor.clone()
 
-    def normalise(pixels: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        made.note("normalise")
+    def noting_normalize(pixels: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        made.note("normalize")
         return normalize(pixels, out)
 
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream(made, "side"))
@@ -102,7 +102,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream(made, made.current))
     monkeypatch.setattr(torch.Tensor, "to", to)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda _, stream: made.note("record_stream", stream.name))
-    monkeypatch.setattr(replica_feed, "normalize", normalise)
+    monkeypatch.setattr(replica_feed, "normalize", noting_normalize)
     return made
 
 
@@ -113,7 +113,7 @@ def sent(number: int) -> list[tuple[str, str]]:
 def received(call: int) -> list[tuple[str, str]]:
     """call: of the side stream's last copy for this batch."""
     waited = ("compute", f"wait for event after call {call} of side")
-    return [waited, *[("compute", "record_stream")] * 3, ("compute", "normalise")]
+    return [waited, *[("compute", "record_stream")] * 3, ("compute", "normalize")]
 
 
 def test_a_copy_runs_on_the_side_stream_one_batch_ahead(recorded: Recorded) -> None:
@@ -138,7 +138,7 @@ def test_tokens_are_copied_ahead_and_left_as_they_are(recorded: Recorded) -> Non
     (got,) = ToDevice(CUDA, channels_last=True)(iter([tokens()]))
     assert torch.equal(got.inputs, tokens().inputs)
     assert [what for _, what in recorded.calls].count("record_stream") == 3
-    assert ("compute", "normalise") not in recorded.calls
+    assert ("compute", "normalize") not in recorded.calls
 
 
 def test_on_the_cpu_batches_pass_one_by_one() -> None:
@@ -166,7 +166,7 @@ def test_images_alone_and_in_a_batch_are_torchvisions_bit_for_bit(channels_last:
     assert got.inputs.is_contiguous(memory_format=layout)
 
 
-def test_images_that_a_loader_has_normalised_stay_as_they_are() -> None:
+def test_images_that_a_loader_has_normalized_stay_as_they_are() -> None:
     done = Batch(torch.randn(2, 3, 4, 4), torch.zeros(2), torch.tensor([True, False]))
     (got,) = ToDevice(CPU, channels_last=True)(iter([done]))
     assert torch.equal(got.inputs, done.inputs)

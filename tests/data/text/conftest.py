@@ -1,4 +1,4 @@
-"""A short text in a folder, before and after it is tokenised."""
+"""A short text in a folder, before and after it is tokenized."""
 
 from __future__ import annotations
 

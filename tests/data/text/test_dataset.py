@@ -17,7 +17,7 @@ from ddlbench.errors import UserError
 from tests.support.text import TEXT, model, tokens_of
 
 
-def test_text_is_tokenised_once_and_again_only_if_it_changed(root, text):
+def test_text_is_tokenized_once_and_again_only_if_it_changed(root, text):
     target = text.paths()[True][1]
     before = target.stat().st_mtime_ns, target.stat().st_ino
     os.utime(root / "wiki.train.raw")  # touched, not changed

@@ -1,4 +1,4 @@
-"""Text tokenised while it is read: the samples of the token file, bit for bit, from the raw text alone."""
+"""Text tokenized while it is read: the samples of the token file, bit for bit, from the raw text alone."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def text_folder(folder, train, valid=PROSE):
 
 
 def written(folder, tokenizer, train, valid=PROSE):
-    """The text in a folder, tokenised ahead and, from the same files, on the fly."""
+    """The text in a folder, tokenized ahead and, from the same files, on the fly."""
     ahead = TokenText("text", root=str(text_folder(folder, train, valid)), tokenizer=str(tokenizer))
     fly = replace(ahead, tokenize="on_the_fly")
     fly.prepare()
@@ -138,8 +138,8 @@ def test_raw_text_is_read_and_the_token_file_is_not(tmp_path, tokenizer):
     assert torch.equal(every_window(fly, True, 9)[0], expected)
 
 
-def test_no_line_is_tokenised_that_holds_none_of_the_window(tmp_path, tokenizer, monkeypatch):
-    """Lines of four tokens: tokenising on the fly must not do needless work."""
+def test_no_line_is_tokenized_that_holds_none_of_the_window(tmp_path, tokenizer, monkeypatch):
+    """Lines of four tokens: tokenizing on the fly must not do needless work."""
     _, fly = written(tmp_path, tokenizer, "1 2\n3 4\n5 6\n7 8\n")
     seen, encode = [], TextTokenizer.encode
     monkeypatch.setattr(TextTokenizer, "encode", lambda self, lines: seen.append(lines) or encode(self, lines))
@@ -197,7 +197,7 @@ def test_table_of_another_text_is_made_again(tmp_path, tokenizer, spoil):
     same(ahead, fly, [9])
 
 
-def test_text_that_changes_is_tokenised_and_measured_again(tmp_path, tokenizer):
+def test_text_that_changes_is_tokenized_and_measured_again(tmp_path, tokenizer):
     ahead, fly = written(tmp_path, tokenizer, PROSE * 3)
     split = fly.split(True, model(9), 0)
     before = every_window(fly, True, 9)[0]
@@ -290,7 +290,7 @@ print(len(os.listdir("/proc/self/task")) - started)
 
 
 @pytest.mark.parametrize("first", ["prepare", "nothing"])
-def test_one_thread_tokenises_without_a_warning(tmp_path, tokenizer, first, monkeypatch):
+def test_one_thread_tokenizes_without_a_warning(tmp_path, tokenizer, first, monkeypatch):
     """In a rank that made the token file on all threads, and in one that found it made; in its workers and itself."""
     written(tmp_path, tokenizer, PROSE * 9)
     if first == "prepare":

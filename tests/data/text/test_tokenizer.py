@@ -1,4 +1,4 @@
-"""Tokenising gives GPT-2's own tokens, for every size of chunks, and loses nothing."""
+"""Tokenizing gives GPT-2's own tokens, for every size of chunks, and loses nothing."""
 
 from __future__ import annotations
 

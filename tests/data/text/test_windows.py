@@ -150,7 +150,7 @@ def test_hash_is_of_the_content_alone(root, text, tmp_path_factory):
     assert copied.describe()["hash"] != text.describe()["hash"]
 
 
-def test_larger_vocabulary_than_the_models_is_refused_even_before_tokenising(root):
+def test_larger_vocabulary_than_the_models_is_refused_even_before_tokenizing(root):
     text = TokenText("text", root=str(root))
     with pytest.raises(UserError, match=r"BPE-256-\w+ has a vocabulary of 256, the model's is 255: .*vocab_size=256"):
         text.check(model(4, vocab_size=255))

@@ -29,7 +29,7 @@ def units(seconds: Seconds) -> dict[str, int]:
 HOST = [
     Event(WINDOW, 0, 100),
     Event(DATA, 0, 10),
-    Event("aten::div", 2, 9),  # the batch is normalised: data, not computation
+    Event("aten::div", 2, 9),  # the batch is normalized: data, not computation
     Event(FORWARD, 10, 40),
     Event("aten::mm", 10, 30),
     Event("aten::addmm", 12, 28),  # within the other

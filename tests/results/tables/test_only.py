@@ -35,7 +35,7 @@ def test_no_filter_changes_nothing(tables):
     ("filters", "message"),
     [
         (["framework"], "COLUMN=VALUE"),
-        (["colour=red"], "COLUMN=VALUE"),
+        (["color=red"], "COLUMN=VALUE"),
         (["framework=dpp"], "no attempt has it; the results have ddp, single"),
         (["framework=single", "gpus=4"], "leave one filter out"),
     ],

@@ -87,7 +87,7 @@ def test_bytes_of_mapped_tokens_are_not_counted(ddlbench, tmp_path: Path) -> Non
     assert row["val_samples"] == 3
 
 
-def test_bytes_of_text_that_is_tokenised_on_the_fly_are_counted(
+def test_bytes_of_text_that_is_tokenized_on_the_fly_are_counted(
     ddlbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bytes of every window are asked for, and the comparison is another than that of mapped tokens."""

@@ -130,10 +130,10 @@ def write_image(folder: Path, split: str, index: int) -> None:
 
 
 def draw(label: int, random: RandomState) -> Pixels:
-    """One image of class `label`: one to three figures of its kind, of any colour, place, size and turn, on smooth
+    """One image of class `label`: one to three figures of its kind, of any color, place, size and turn, on smooth
     random ground among plain distractors, under uneven light and noise."""
     width, height = SIZES[random.randint(len(SIZES))]
-    # Coarse patches of colour with a finer texture over them.
+    # Coarse patches of color with a finer texture over them.
     cells, span = random.randint(8, 60), random.randint(20, 120)
     texture = random.randint(0, span, (3, cells, cells)).astype(np.int16) - span // 2
     patches = random.randint(0, 256, (3, 6, 6)).astype(np.int16)
@@ -162,11 +162,11 @@ def place(canvas: Canvas, figure: Figure, random: RandomState, smallest: int, la
     down, right = np.ogrid[top - y : top - y + window.shape[1], left - x : left - x + window.shape[2]]
     u, v = turned(right.astype(np.int32), down.astype(np.int32), random.randint(32), radius)
     inks = figure(u, v)
-    # Any colour, and one that differs from it by at least 80 of 255 in every channel.
+    # Any color, and one that differs from it by at least 80 of 255 in every channel.
     first = random.randint(0, 256, 3)
-    for ink, colour in enumerate((first, (first + random.randint(80, 177, 3)) % 256), start=1):
+    for ink, color in enumerate((first, (first + random.randint(80, 177, 3)) % 256), start=1):
         covered = inks == ink
-        for channel, value in zip(window, colour, strict=True):
+        for channel, value in zip(window, color, strict=True):
             np.copyto(channel, value, where=covered)
 
 

@@ -81,7 +81,7 @@ class Measurement:
 
     @property
     def curve_key(self) -> tuple[str, str]:
-        """The value of the compared factor, which has one colour in all figures, and the name of the curve."""
+        """The value of the compared factor, which has one color in all figures, and the name of the curve."""
         return str(self["compared"]), self.curve
 
     @property

@@ -1,4 +1,4 @@
-"""A text tokenised as it is read: nothing is made beforehand, and each window is tokenised anew in every epoch."""
+"""A text tokenized as it is read: nothing is made beforehand, and each window is tokenized anew in every epoch."""
 
 from itertools import chain
 from pathlib import Path
