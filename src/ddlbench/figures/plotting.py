@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, cast
 import matplotlib as mpl
 from matplotlib import ticker
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
@@ -84,6 +85,7 @@ def grid(heads: Sequence[Head]) -> Figure:
     """A figure with one panel of the size PANEL for each head; the titles are at one height. `arrange` gives the panels
     their places."""
     figure = Figure(PANEL)
+    FigureCanvasAgg(figure)  # its renderer measures texts; without one each measurement draws the figure
     short = [[shortened(line, LONGEST_TEXT) for line in head.lines] for head in heads]
     texts = [[part for line in lines for part in wrap(line, LONGEST_LINE)] for lines in short]
     most = max(map(len, texts))
