@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ddlbench.errors import RunError
-from ddlbench.files import replacing
+from ddlbench.files import replace_json
 from ddlbench.foreign import read_bytes, sha256_of
 from ddlbench.ranks.control import all_gather, single_process
 from ddlbench.texts import first_line
@@ -82,8 +82,7 @@ class Saved:
 
     def write(self) -> None:
         content = {name: value for name, value in vars(self).items() if name != "folder"}
-        with replacing(self.folder / ABOUT) as file:
-            file.write(json.dumps({"format": FORMAT, **content}, indent=1).encode())
+        replace_json(self.folder / ABOUT, {"format": FORMAT, **content})
 
 
 def complete(folder: Path) -> list[Path]:

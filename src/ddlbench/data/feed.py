@@ -143,7 +143,7 @@ class Loader(Protocol):
     scored: whether a model's answers on these samples say something about it
     counts_reads: whether the kernel counts the bytes that it reads of files that are not memory-mapped
     drops_cache: whether it reads files and maps none, so that their pages can be dropped from memory
-    decodes_on_host: whether processes of the host decode images, where another loader decodes them on the GPU
+    decodes_on_host: whether it decodes images on the host alone, so that another loader can take work off the host
     pinned: whether batches come from pinned memory of the host; None: they are made on the device
     parallel_key: the key of `loader.` that sets the number of threads or processes of a rank; None: it has none
     """

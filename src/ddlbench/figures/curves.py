@@ -104,9 +104,9 @@ def _theory_lines(axes: Axes, panel: Panel, look_of: dict[str, Look], quantity: 
         values += [value for _, value in points]
         xs, ys = [gpus for gpus, _ in points], [value for _, value in points]
         axes.plot(xs, ys, color=look_of[name].color, marker=look_of[name].marker, zorder=1, **style)
-        for gpus, ends in ((row["gpus"], quantity.band(row)) for row in rows):
-            if ends:
-                axes.plot((gpus, gpus), ends, color=look_of[name].color, linewidth=1, alpha=0.6, zorder=1)
+        for row in rows:
+            if ends := quantity.theory_band(row):
+                axes.plot((row["gpus"],) * 2, ends, color=look_of[name].color, linewidth=1, alpha=0.6, zorder=1)
                 values += ends
     axes.plot([], [], color="#666666", marker="o", label=quantity.theory_name, **style)
     return values

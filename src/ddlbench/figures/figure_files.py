@@ -14,7 +14,7 @@ from PIL import Image
 
 from ddlbench.figures.plotting import style
 
-COLOURS = 256  # of a PNG: a third of the bytes, and no difference that is seen in lines and letters
+COLORS = 256  # of a PNG: a third of the bytes, and no difference that is seen in lines and letters
 # What the other kinds of file say of their making, without the time: the same records give the same bytes.
 METADATA: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None, "Producer": None}}
 LARGEST_SVG = 300_000  # bytes; a figure beyond it is faster and smaller as PNG
@@ -31,7 +31,7 @@ def save(folder: Path, name: str, figure: Figure, pdf: bool = False) -> None:
         with Image.open(stream) as image:
             # The default method gives most of the colors to what is drawn most, and none to a few green marks.
             method, dither = Image.Quantize.FASTOCTREE, Image.Dither.NONE
-            few = image.convert("RGB").quantize(COLOURS, method, dither=dither)
+            few = image.convert("RGB").quantize(COLORS, method, dither=dither)
             few.save(folder / f"{name}.png", dpi=image.info["dpi"])
         for kind in ("svg", "pdf") if pdf else ("svg",):
             figure.savefig(folder / f"{name}.{kind}", metadata=METADATA[kind])

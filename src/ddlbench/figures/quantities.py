@@ -32,7 +32,7 @@ class Quantity:
     values:       of a row of a panel
     ideal:        its value at a GPU count if scaling from the base were perfect; None where there is none
     theory:       what a formula expects of a row; None where there is none. theory_name: in the legend
-    band:         the range in which the formula expects 95 % of the measured values; None without one
+    theory_band:  the range in which the formula expects 95 % of the measured values; None without one
     proportional: whether it grows with the GPU count if scaling is ideal
     integers:     whether it is counted, so that its axis has integers only
     """
@@ -45,7 +45,7 @@ class Quantity:
     integers: bool = False
     theory: Callable[[Measurement], float | None] | None = None
     theory_name: str = "theory"
-    band: Callable[[Measurement], tuple[float, float] | None] = lambda _: None
+    theory_band: Callable[[Measurement], tuple[float, float] | None] = lambda _: None
 
     def name(self, panel: Panel) -> str:
         return self.label if isinstance(self.label, str) else self.label(panel)
@@ -134,7 +134,7 @@ PREDICTED = Quantity(
     _of_seconds(lambda row, seconds, base: row.busy_step_s(seconds)),
     theory=lambda row: row["predicted_step_s"],
     theory_name="predicted, with its band of 95 %",
-    band=lambda row: (row["predicted_low_s"], row["predicted_high_s"]) if row["predicted_low_s"] else None,
+    theory_band=lambda row: (row["predicted_low_s"], row["predicted_high_s"]) if row["predicted_low_s"] else None,
 )
 
 

@@ -32,6 +32,7 @@ from ddlbench.report.hung_ranks import behind
 from ddlbench.results.reading.attempts import Records
 from ddlbench.results.reading.published import OWN
 from ddlbench.results.rows import Row, section, without_data_wait
+from ddlbench.results.tables.marks import straggler
 from ddlbench.results.tables.measurement import duration
 from ddlbench.results.tables.tables import Tables, write_csv
 from ddlbench.texts import aligned, percent
@@ -174,7 +175,7 @@ def _bars(run: Row, window: Sequence[Mapping[str, Any]], ideal: Bar) -> list[Bar
         of_base = min(max(-kernels, 0.0), idle)  # the base's seconds contain its own idle time
         kernels, idle = kernels + of_base, idle - of_base
     name = "computing" if ideal.seconds is None else "kernels"
-    slow = f"{_straggler(run)}: its work above the others' median; {evidence}"
+    slow = f"{straggler(run)}: its work above the others' median; {evidence}"
     bars = [
         ideal,
         Bar(name, kernels, evidence if ideal.seconds is None else f"{evidence}, less the ideal"),
@@ -230,11 +231,7 @@ def _cause(bars: Sequence[Bar], run: Row, alike: Sequence[Row], comparable: Sequ
     largest = max(above, key=lambda bar: above[bar])
     if above[largest] <= max(abs(unexplained.seconds or 0.0), least_s):
         return NO_CAUSE
-    return f"slow {_straggler(run)}" if largest.bar == "slow rank" else largest.bar
-
-
-def _straggler(run: Row) -> str:
-    return f"rank {run['straggler_rank']} on {run['straggler_host']}"
+    return f"slow {straggler(run)}" if largest.bar == "slow rank" else largest.bar
 
 
 def _next_run(bar: Bar, config: Mapping[str, Any], run: Row) -> str:

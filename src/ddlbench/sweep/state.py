@@ -104,13 +104,13 @@ class State:
         try:
             record = parse(read_bytes(folder / "run.json"))
             alive = record["status"] != RUNNING or not (folder / HEARTBEAT).exists()
-            gone = None if alive else find_killed(folder, server_time(folder))
-            if gone is not None:  # all ranks were killed at once, and no process is left to write the end
-                end_for_rank_0(folder, "killed", gone.reason, gone.last)
+            killed = None if alive else find_killed(folder, server_time(folder))
+            if killed is not None:  # all ranks were killed at once, and no process is left to write the end
+                end_for_rank_0(folder, "killed", killed.reason, killed.last)
                 record = parse(read_bytes(folder / "run.json"))
                 if record["status"] == RUNNING:  # it cannot be written from here
-                    times = {**record["times"], "end": gone.last}
-                    record |= {"status": "killed", "reason": gone.reason, "times": times}
+                    times = {**record["times"], "end": killed.last}
+                    record |= {"status": "killed", "reason": killed.reason, "times": times}
             self.attempts[folder] = _attempt(folder, record)
             self.unreadable.discard(folder)
         except Exception:  # whatever a file holds, the others count; the report says what is wrong with it

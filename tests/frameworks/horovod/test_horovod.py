@@ -71,6 +71,7 @@ class Found:
     stepped: dict[str, list[Stepped]]
     facts: dict[str, Any]
     first: list[tuple[torch.device, str]]  # device and phase of each allreduce asked for by name
+    other_weights: str  # how the set-up ends where ranks start from different weights
 
 
 def find() -> Found:
@@ -80,7 +81,7 @@ def find() -> Found:
     accumulated, summed = train_cases([(ACCUMULATED, Horovod()), (CASE, SummedHorovod())])
     documented = {"whole": horovod_loop.train(CASE), "accumulated": horovod_loop.train(ACCUMULATED)}
     stepped = {name: [step(each, changes) for each in (DDP(), Horovod())] for name, changes in CHANGES.items()}
-    return Found(knobs, accumulated, summed, documented, stepped, facts(), first_operations())
+    return Found(knobs, accumulated, summed, documented, stepped, facts(), first_operations(), other_weights())
 
 
 def first_operations() -> list[tuple[torch.device, str]]:
@@ -122,6 +123,15 @@ def facts() -> dict[str, Any]:
     return found
 
 
+def other_weights() -> str:
+    job = make_job(CASE)
+    try:
+        Horovod().setup(replace(job, seed=job.seed + job.rank)).close()
+    except AssertionError as error:
+        return str(error)
+    return "no error"
+
+
 @pytest.fixture(scope="module")
 def found() -> Found:
     return run_ranks(2, find)[0]
@@ -152,6 +162,11 @@ def test_steps_as_ddp_does(found: Found) -> None:
 @needs_horovod
 def test_its_communicator_is_made_in_the_set_up(found: Found) -> None:
     assert found.first == [(torch.device("cpu"), "set-up")]
+
+
+@needs_horovod
+def test_ranks_that_start_from_different_weights_are_refused(found: Found) -> None:
+    assert found.other_weights == "the ranks start from different weights"
 
 
 @needs_horovod

@@ -22,6 +22,8 @@ from ddlbench.frameworks.shared.replica import Replica, build
 from ddlbench.frameworks.shared.step import Update
 from ddlbench.job import Job
 from ddlbench.measure.profiling.spans import COMMUNICATE, span
+from ddlbench.ranks.control import all_gather
+from ddlbench.ranks.launch import is_fake
 
 if TYPE_CHECKING:
     from ddlbench.ranks.fake.answers import Answer
@@ -106,7 +108,11 @@ class Horovod:
         hvd.allreduce(torch.ones(1, device=job.device), op=op)  # makes NCCL's communicator
         model = build(job)
         dp_group = all_ranks(job) if batch_norms(model) else None  # torch averages their statistics
-        # Horovod's broadcast of the weights is not needed, because every rank builds them from the same seed.
+        if not is_fake():  # the weights of a fake rank have no bits
+            # Horovod's own broadcast is not needed, because every rank builds from the same seed. Bits are added up as
+            # integers, which gives the same sum on every device.
+            bits = [int(weight.detach().view(torch.int32).sum()) for weight in model.parameters()]
+            assert len({tuple(sums) for sums in all_gather(bits)}) == 1, "the ranks start from different weights"
         optimizer = hvd.DistributedOptimizer(
             job.optimizer(model.named_parameters()),
             named_parameters=model.named_parameters(),

@@ -21,7 +21,7 @@ from ddlbench.data.feed import Request
 from ddlbench.data.home import home
 from ddlbench.data.loaders.synthetic import random_batch
 from ddlbench.errors import UserError
-from ddlbench.files import replacing
+from ddlbench.files import replace_json
 from ddlbench.job import Place
 from ddlbench.measure.block_seconds import REPEATS, block_seconds
 from ddlbench.measure.clock import idle
@@ -119,8 +119,7 @@ def calibration(config: Config, device: torch.device, samples: int) -> tuple[tup
         passes, update_s = measure(config, device, samples)
         kept = {"key": key, "passes": passes, "update_s": update_s}
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as file:
-            file.write(json.dumps(kept, indent=1).encode())
+        replace_json(path, kept)
     return tuple(Pass(*seconds) for seconds in kept["passes"]), kept["update_s"]
 
 

@@ -30,7 +30,7 @@ from torch.nn.functional import conv2d
 
 from ddlbench.data.home import home
 from ddlbench.errors import UserError
-from ddlbench.files import replacing
+from ddlbench.files import replace_json
 from ddlbench.frameworks.tensor.collectives import all_gather, reduce_scatter
 from ddlbench.measure.clock import idle
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES
@@ -72,8 +72,7 @@ def calibrate(device_type: str, counts: Sequence[int], sizes: Sequence[int] = SI
     target = path(device_type)
     target.parent.mkdir(parents=True, exist_ok=True)
     content = {"sizes": list(sizes), "seconds": seconds, "contention": contention, "hidden_cost": cost}
-    with replacing(target) as file:
-        file.write(json.dumps({**versions(device_type), **content}, indent=1).encode())
+    replace_json(target, {**versions(device_type), **content})
     return target
 
 

@@ -217,8 +217,8 @@ def unreadable(path: Path, reason: str, version: Any = None, kind: str = LeftOut
 
 def _without_end(path: Path, record: Object) -> Attempt:
     """An attempt whose record says `running`. It counts as killed if no process of it is left."""
-    gone = find_killed(path, time.time())
-    if gone is None:
+    killed = find_killed(path, time.time())
+    if killed is None:
         unknown = "no end was recorded: it is still running, or was killed before it could write one"
         return Attempt(path, record | {"reason": record.get("reason") or unknown}, has_end=False)
     again = record
@@ -226,7 +226,7 @@ def _without_end(path: Path, record: Object) -> Attempt:
         again = parse(read_bytes(path / "run.json"))  # the end may have been written between the two looks
     if again.get("status") != "running":
         return read(path)
-    return Attempt(path, record | {"status": "killed", "reason": gone.reason}, has_end=False)
+    return Attempt(path, record | {"status": "killed", "reason": killed.reason}, has_end=False)
 
 
 def lines_of(content: bytes) -> tuple[list[Object], int]:

@@ -36,9 +36,13 @@ def marks_of(run: Row) -> dict[str, str]:
     if run["ranks_differ"]:
         marks["ranks differ"] = "ranks differ"
     if run["straggler_rank"] is not None:
-        host = f" on {run['straggler_host']}" if run["straggler_host"] else ""
-        marks["straggler"] = f"straggler rank {run['straggler_rank']}{host}"
+        marks["straggler"] = f"straggler {straggler(run)}"
     return marks
+
+
+def straggler(run: Row) -> str:
+    """The straggler of a run that has one, "rank 1 on node7"."""
+    return f"rank {run['straggler_rank']}" + (f" on {run['straggler_host']}" if run["straggler_host"] else "")
 
 
 def marks_explained(rows: Sequence[Measurement]) -> list[str]:
