@@ -193,11 +193,31 @@ def test_the_command_prints_every_point_and_the_summary(tmp_path: Path, capsys: 
 def test_the_recommended_layout_is_that_with_the_fewest_predicted_seconds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The slower of two layouts is predicted as the faster one: 120 ms instead of 100 ms."""
-    rows = [LAYOUT, {**LAYOUT, "tp": "4", "dp": "1", "iteration_ms": "120"}]
-    monkeypatch.setattr(layouts, "predicted_s", lambda layout: 0.09 if layout.tp == 4 else 0.11)
+    """The slower of two layouts is predicted as the faster one: 120 ms instead of 100 ms. --plan, which refuses a third
+    one, finds the faster of these two, and 100 ms is not the best of a case whose other layout it refuses."""
+    others = [("4", "1", "120"), ("2", "2", "90")]
+    rows = [LAYOUT, *({**LAYOUT, "tp": tp, "dp": dp, "iteration_ms": ms} for tp, dp, ms in others)]
+    monkeypatch.setattr(layouts, "predicted_s", lambda layout: {4: 0.09, 1: 0.11, 2: 0.12}[layout.tp])
+    monkeypatch.setattr(layouts, "planned_s", lambda layout: {4: 0.09, 1: 0.08, 2: None}[layout.tp])
     assert main(["--grade", str(written(tmp_path / "layouts.csv", rows)), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["regret"] == pytest.approx(0.2)
+    result = json.loads(capsys.readouterr().out)
+    assert result["regret"] == pytest.approx(120 / 90 - 1)
+    assert result["planned_regret"] == pytest.approx(0.0)
+
+
+def test_a_plan_of_a_layout_is_predicted_as_the_command_does(capsys: pytest.CaptureFixture[str]) -> None:
+    """A node of eight A100; the peaks of ThetaGPU's file are those of the table of GPUs."""
+    (layout,) = layouts.layouts(rows(LAYOUT))
+    assert isinstance(layout, layouts.Layout)
+    sizes = {"n_layer": layout.layers, "n_embd": layout.hidden, "n_head": layout.heads, "seq_len": layout.seq_len}
+    train = {"global_batch": layout.global_batch, "micro_batch": layout.micro_batch, "precision": "fp16"}
+    words = [f"model.{key}={value}" for key, value in sizes.items()]
+    words += [f"train.{key}={value}" for key, value in (*train.items(), ("checkpoint_activations", "true"))]
+    words += [f"framework.{degree}={getattr(layout, degree)}" for degree in ("dp", "tp", "pp")]
+    words += ["+framework=hybrid", "+model=gpt2_medium", "cluster=thetagpu", f"gpus={layout.gpus}", "--json"]
+    assert main(words) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert layouts.planned_s(layout) == pytest.approx(row["step_s"], rel=0.01)
 
 
 @pytest.mark.parametrize(

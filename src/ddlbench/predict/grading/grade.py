@@ -7,7 +7,7 @@ An error is (predicted - measured) / measured seconds of a step.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from math import log2
@@ -41,12 +41,14 @@ class Grade:
 
     regret: measured seconds of the recommended layout over those of the best one, minus 1, of each case with more than
         one layout
+    planned_regret: the same with the layout that --plan recommends, among those that it does not refuse
     learned: the largest GPU count of each series of at least three, predicted from all smaller ones
     """
 
     points: list[Row]
     left_out: list[str]
     regret: list[float] = field(default_factory=list[float])
+    planned_regret: list[float] = field(default_factory=list[float])
     learned: list[Row] = field(default_factory=list[Row])
 
     def summary(self) -> dict[str, Any]:
@@ -66,6 +68,7 @@ class Grade:
             "slope_interval_95": interval,
             "learned": _statistics(self.learned) if self.learned else None,
             "regret": mean(self.regret) if self.regret else None,
+            "planned_regret": mean(self.planned_regret) if self.planned_regret else None,
             "by": by,
         }
 
@@ -205,7 +208,8 @@ def graded(stated: Words, gpus: int, base: str, measured: float, predicted: floa
 
 def _grade_layouts(rows: Sequence[CsvRow], left_out: list[str]) -> Grade:
     points = list[Row]()
-    cases: dict[tuple[int, ...], list[tuple[float, float]]] = {}
+    cases: dict[tuple[int, ...], list[tuple[float, float]]] = {}  # predicted and measured seconds
+    planned: dict[tuple[int, ...], list[tuple[float, float]]] = {}
     for layout in layouts.layouts(rows):
         if isinstance(layout, str):
             left_out.append(layout)
@@ -216,10 +220,15 @@ def _grade_layouts(rows: Sequence[CsvRow], left_out: list[str]) -> Grade:
         predicted, band = layouts.predicted_s(layout), bands.band("hybrid", nodes)
         points.append(graded(stated, layout.gpus, "kernels of an A100", layout.measured_s, predicted, band))
         cases.setdefault(layout.case, []).append((predicted, layout.measured_s))
-    regret = [
-        min(case)[1] / min(measured for _, measured in case) - 1 for case in cases.values() if len(case) > 1
-    ]  # the recommended layout is the one with the fewest predicted seconds
-    return Grade(points, left_out, regret)
+        if (plan := layouts.planned_s(layout)) is not None:
+            planned.setdefault(layout.case, []).append((plan, layout.measured_s))
+    return Grade(points, left_out, _regret(cases.values()), _regret(planned.values()))
+
+
+def _regret(cases: Iterable[Sequence[tuple[float, float]]]) -> list[float]:
+    """Of each case with several layouts: the one with the fewest predicted seconds is recommended."""
+    several = (case for case in cases if len(case) > 1)
+    return [min(case)[1] / min(measured for _, measured in case) - 1 for case in several]
 
 
 def show(grade: Grade, as_json: bool) -> None:
@@ -259,3 +268,6 @@ def show(grade: Grade, as_json: bool) -> None:
         )
     if summary["regret"] is not None:
         print(f"regret of the recommended layout: {summary['regret']:.1%} (mean of {len(grade.regret)} cases)")
+    if summary["planned_regret"] is not None:
+        cases = len(grade.planned_regret)
+        print(f"regret of the layout that --plan recommends: {summary['planned_regret']:.1%} (mean of {cases} cases)")

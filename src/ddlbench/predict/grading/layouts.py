@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
-from functools import cache
+from functools import cache, partial
+from typing import Any, cast
 
 import numpy as np
 
@@ -21,8 +22,9 @@ from ddlbench.counts.counts import Counts, Line, Share, Work
 from ddlbench.errors import UserError
 from ddlbench.frameworks.pipeline.schedules import accepts
 from ddlbench.oracle.machine.machine import Machine
+from ddlbench.oracle.measured.inputs import from_roofline
 from ddlbench.oracle.memory.stages import Cut
-from ddlbench.oracle.predictor import job_of
+from ddlbench.oracle.predictor import Inputs, job_of, predict
 from ddlbench.oracle.setting import BYTES, Setting
 from ddlbench.oracle.strategies import pipeline
 from ddlbench.oracle.timing.computation import Computation, Speeds
@@ -117,11 +119,9 @@ def _layout(row: CsvRow) -> Layout:
 
 def predicted_s(layout: Layout, machine: Machine | None = None) -> float:
     """Seconds of an iteration."""
-    nodes = -(-layout.gpus // PER_NODE)
-    machine = machine or replace(machine_of("A100", NETWORK, PER_NODE, nodes), overlap=False)
-    config = _config(layout.hidden, layout.heads, layout.seq_len)
-    train = replace(config.train, global_batch=layout.global_batch, batch_per_gpu=None, micro_batch=layout.micro_batch)
-    job = job_of(replace(config, train=train), layout.gpus, machine)
+    machine = machine or replace(_machine(layout), overlap=False)
+    config = _config(layout, 2, "train.reduce_dtype=fp16")
+    job = job_of(config, layout.gpus, machine)
     counts = _counts(layout.hidden, layout.heads, layout.seq_len, layout.layers, layout.tp > 1)
     speeds = Speeds.of(replace(machine.device, kernel_s=KERNEL_S, host_s=HOST_S), config.train.precision, False)
     assert speeds is not None
@@ -137,18 +137,39 @@ def predicted_s(layout: Layout, machine: Machine | None = None) -> float:
     return pipeline.predict(cut).step_s
 
 
+def planned_s(layout: Layout) -> float | None:
+    """Seconds of an iteration as `--plan` predicts it: from the peaks of an A100, with the constants of all clusters of
+    GPUs. None if it refuses the layout; interleaved stages are no plan."""
+    if layout.chunks > 1:
+        return None
+    config, machine = _config(layout, layout.layers, "train.checkpoint_activations=true"), _machine(layout)
+    return predict(config, layout.gpus, Inputs(machine, partial(from_roofline, machine=machine))).step_s
+
+
+def _machine(layout: Layout) -> Machine:
+    return machine_of("A100", NETWORK, PER_NODE, -(-layout.gpus // PER_NODE))
+
+
+def _config(layout: Layout, layers: int, word: str) -> Config:
+    """The configuration of a layout, with so many layers."""
+    config = _model(layers, layout.hidden, layout.heads, layout.seq_len, word)
+    framework: Any = replace(cast(Any, config.framework), dp=layout.dp, tp=layout.tp, pp=layout.pp)
+    train = replace(config.train, global_batch=layout.global_batch, batch_per_gpu=None, micro_batch=layout.micro_batch)
+    return replace(config, framework=framework, train=train)
+
+
 @cache
-def _config(hidden: int, heads: int, seq_len: int) -> Config:
-    keys = {"n_layer": 2, "n_embd": hidden, "n_head": heads, "seq_len": seq_len}
-    words = [f"model.{key}={value}" for key, value in keys.items()]
-    train = ("train.precision=fp16", "train.reduce_dtype=fp16")
-    return configuration("+framework=hybrid", "+model=gpt2_medium", *words, *train)
+def _model(layers: int, hidden: int, heads: int, seq_len: int, word: str) -> Config:
+    keys = {"n_layer": layers, "n_embd": hidden, "n_head": heads, "seq_len": seq_len}
+    sizes = [f"model.{key}={value}" for key, value in keys.items()]
+    return configuration("+framework=hybrid", "+model=gpt2_medium", *sizes, "train.precision=fp16", word)
 
 
 @cache
 def _counts(hidden: int, heads: int, seq_len: int, layers: int, split: bool) -> Counts:
     """The counts of a GPT in 16 bits: a model of two layers is counted, and its layer stands for all."""
-    counts = count(_config(hidden, heads, seq_len).model, "fp16", "cuda", share=Share(cast=True))
+    model = _model(2, hidden, heads, seq_len, "train.reduce_dtype=fp16").model
+    counts = count(model, "fp16", "cuda", share=Share(cast=True))
     embedding, layer, _, norm, head = counts.blocks
     score_bytes = BYTES["fp16"] * float(heads) * seq_len**2  # of one sample
 
