@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle, product
 from math import exp, floor, log
@@ -28,9 +28,10 @@ from ddlbench.errors import RunError
 from ddlbench.figures import plotting
 from ddlbench.figures.styles import PALETTE
 from ddlbench.oracle import bands
-from ddlbench.oracle.machine.machine import GPU_HIDDEN_COST, GPU_KERNEL_S, GPU_SPREAD
+from ddlbench.oracle.machine.machine import GPU_HIDDEN_COST, GPU_KERNEL_S, GPU_SPREAD, Machine
 from ddlbench.predict.grading import layouts
 from ddlbench.predict.grading.grade import error_statistics, last_points, predicted_s
+from ddlbench.predict.grading.machines import NETWORK_SHARE
 from ddlbench.predict.grading.points import Point, points
 from ddlbench.results.reading.csv_rows import read_csv
 from ddlbench.results.rows import group_by
@@ -48,31 +49,72 @@ class Constants(NamedTuple):
 
 CHOSEN = Constants(GPU_HIDDEN_COST, GPU_SPREAD, GPU_KERNEL_S)
 GRID = [Constants(*values) for values in product((0.2, 0.4, 0.6), (0.01, 0.02, 0.03), (1.5e-5, 2.0e-5, 2.5e-5))]
-ABLATIONS = {
-    "all terms": CHOSEN,
-    "communication hides behind computing for free": CHOSEN._replace(hidden_cost=0.0),
-    "no communication hides": CHOSEN._replace(hidden_cost=1.0),
-    "all ranks equally fast": CHOSEN._replace(spread=0.0),
-    "kernels take no time beside their work": CHOSEN._replace(kernel_s=0.0),
-    "none of the three": Constants(0.0, 0.0, 0.0),
+WITHIN_NODE_SHARE = 0.77  # of the nominal bandwidth, in predict/grading/gpus.yaml
+
+
+def shares_a_path(machine: Machine) -> bool:
+    """Whether the devices of a node send through the host, all on one path (predict/grading/machines.py)."""
+    return machine.hidden_cost == {1: 1.0}
+
+
+def with_constants(machine: Machine, constants: Constants) -> Machine:
+    hidden = machine.hidden_cost if shares_a_path(machine) else {1: constants.hidden_cost}
+    device = replace(machine.device, kernel_s=constants.kernel_s)
+    return replace(machine, device=device, hidden_cost=hidden, spread=constants.spread)
+
+
+def prompt_host(machine: Machine) -> Machine:
+    return replace(machine, device=replace(machine.device, host_s=0.0))
+
+
+def nominal(machine: Machine) -> Machine:
+    """The links within a node and between nodes with the bandwidth of their data sheets, without measured tables."""
+    if shares_a_path(machine):
+        return machine
+    shares = (WITHIN_NODE_SHARE, NETWORK_SHARE)
+    links = zip(machine.links, shares, strict=False)
+    faster = tuple(replace(link, bytes_per_s=link.bytes_per_s / share) for link, share in links)
+    return replace(machine, links=faster, sweeps={})
+
+
+ABLATIONS: dict[str, Callable[[Machine], Machine]] = {
+    "all terms": lambda machine: machine,
+    "communication hides behind computing for free": lambda machine: with_constants(
+        machine, CHOSEN._replace(hidden_cost=0.0)
+    ),
+    "no communication hides": lambda machine: with_constants(machine, CHOSEN._replace(hidden_cost=1.0)),
+    "all ranks equally fast": lambda machine: with_constants(machine, CHOSEN._replace(spread=0.0)),
+    "kernels take no time beside their work": lambda machine: with_constants(machine, CHOSEN._replace(kernel_s=0.0)),
+    "hosts start kernels in no time": prompt_host,
+    "links as their data sheets": nominal,
+    "none of these": lambda machine: nominal(prompt_host(with_constants(machine, Constants(0.0, 0.0, 0.0)))),
+}
+
+OF_LAYOUTS = {
+    "all constants": layouts.A100,
+    "large matrix products reach the peak": layouts.A100._replace(flops_share=1.0),
+    "kernels take no time beside their work": layouts.A100._replace(kernel_s=0.0),
+    "the host starts kernels in no time": layouts.A100._replace(host_s=0.0),
+    "attention is fused": layouts.A100._replace(scores=0.0),
+    "the head takes as long as its FLOPs say": layouts.A100._replace(head_factor=1.0),
+    "none of these": layouts.Kernels(1.0, 0.0, 0.0, 0.0, 1.0),
 }
 
 
-def seconds(point: Point, constants: Constants) -> float:
-    machine = point.machine
-    hidden = machine.hidden_cost if machine.hidden_cost == {1: 1.0} else {1: constants.hidden_cost}
-    device = replace(machine.device, kernel_s=constants.kernel_s)
-    return predicted_s(point, replace(machine, device=device, hidden_cost=hidden, spread=constants.spread))
-
-
-def errors(all_points: Iterable[Point], constants: Constants) -> dict[int, float]:
-    """The error of each point, by its line in the file."""
-    return {point.stated.line: seconds(point, constants) / point.measured.seconds - 1 for point in all_points}
+def errors(all_points: Iterable[Point], change: Callable[[Machine], Machine]) -> dict[int, float]:
+    """The error of each point on its changed machine, by its line in the file."""
+    return {
+        point.stated.line: predicted_s(point, change(point.machine)) / point.measured.seconds - 1
+        for point in all_points
+    }
 
 
 def left_out_errors(all_points: Sequence[Point]) -> tuple[dict[int, float], dict[str, Constants]]:
     """The error of each point with the constants that were chosen without its source, and these constants."""
-    grid = {constants: errors(all_points, constants) for constants in GRID}
+    grid = {
+        constants: errors(all_points, lambda machine, constants=constants: with_constants(machine, constants))
+        for constants in GRID
+    }
     chosen: dict[str, Constants] = {}
     for source in dict.fromkeys(point.stated.source for point in all_points):
         others = [point.stated.line for point in all_points if point.stated.source != source]
@@ -148,18 +190,25 @@ def report(
     all_points: Sequence[Point],
     error: Mapping[int, float],
     chosen: Mapping[str, Constants],
-    of_layouts: Sequence[float],
+    all_layouts: Sequence[layouts.Layout],
 ) -> str:
     parts = [by({"all": list(error.values())}, "constants chosen without the source")]
     parts += [by(grouped(all_points, error, name), name) for name in ("source", "model", "strategy", "gpu", "GPUs")]
     parts.append(table(["source", *Constants._fields], ([source, *values] for source, values in chosen.items())))
-    without = {name: list(errors(all_points, constants).values()) for name, constants in ABLATIONS.items()}
+    without = {name: list(errors(all_points, change).values()) for name, change in ABLATIONS.items()}
     parts.append(by(without, "terms"))
+    in_layouts = {
+        name: [layouts.predicted_s(layout, kernels) / layout.measured_s - 1 for layout in all_layouts]
+        for name, kernels in OF_LAYOUTS.items()
+    }
+    if all_layouts:
+        unused = [error for row, error in enumerate(in_layouts["all constants"]) if row % 6]
+        parts.append(by(in_layouts | {"all constants, rows that did not choose them": unused}, "constants of layouts"))
     last = list(last_points(all_points))
     ratios = {
         "replicas": [1 / (1 + error[point.stated.line]) for point in all_points],
         "learned": [one.point.measured.seconds / one.learned_s for one in last],
-        "layout": of_layouts,
+        "layout": [1 / (1 + error) for error in in_layouts["all constants"]],
     }
     learned = {"base alone": [error[one.point.stated.line] for one in last]}
     learned["learned from all smaller counts"] = [one.learned_s / one.point.measured.seconds - 1 for one in last]
@@ -185,7 +234,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="also write the tables into this file")
     parser.add_argument("--figure", type=Path, help="also draw predicted over measured seconds into this file")
     arguments = parser.parse_args()
-    gradable, of_layouts = list[Point](), list[float]()
+    gradable, all_layouts = list[Point](), list[layouts.Layout]()
     with configurations():
         for point in points(read_csv(arguments.points)[1]):
             if isinstance(point, str):
@@ -198,11 +247,10 @@ def main() -> int:
             else:
                 gradable.append(point)
         if arguments.layouts:
-            for layout in layouts.layouts(read_csv(arguments.layouts)[1]):
-                if not isinstance(layout, str):
-                    of_layouts.append(layout.measured_s / layouts.predicted_s(layout))
+            read = layouts.layouts(read_csv(arguments.layouts)[1])
+            all_layouts = [layout for layout in read if not isinstance(layout, str)]
         error, chosen = left_out_errors(gradable)
-        text = report(gradable, error, chosen, of_layouts)
+        text = report(gradable, error, chosen, all_layouts)
         if arguments.figure:
             figure(gradable, error, arguments.figure)
     print(text)

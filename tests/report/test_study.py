@@ -62,8 +62,12 @@ def test_each_figure_has_the_rows_of_its_cells_and_names_those_that_are_missing(
     (lines,) = drawing.figures["paper_2a"].axes
     assert "rows differ in recipe" in lines.texts[0].get_text()
     notes = "\n".join(drawing.notes)
-    assert "paper_1: 3 of 4 cells have no run that ended ok: ddp vgg16 gpus=4, zero2 resnet50 gpus=4" in notes
+    assert (
+        "paper_1: 3 of 4 cells have no run that ended ok: ddp vgg16 gpus=4, zero2 resnet50 gpus=4, zero2 vgg16 gpus=4\n"
+        in notes
+    )
     assert "paper_2a: 1 of 6 cells have no run that ended ok: zero2 resnet50 gpus=4" in notes
+    assert "paper_4: 3 of 6 cells have no run that ended ok: ddp vgg16 gpus=1,2,4" in notes
     assert "paper_3: no run has what step_seconds shows: run with profile=true" in notes
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from math import inf
 from typing import Any
 
@@ -19,9 +19,7 @@ from ddlbench.results.tables.merge import Comparison
 from ddlbench.results.tables.tables import Tables
 from ddlbench.sweep.study import Study
 from ddlbench.sweep.study_entries import SCALING, Plain, matches
-from ddlbench.texts import first_few
 
-CELLS_NAMED = 4
 NEEDS = {
     "step_seconds": ": run with profile=true",
     "breakdown": ": run with profile=true",
@@ -49,15 +47,15 @@ def draw_study(study: Study, tables_of: Callable[[Comparison], Tables]) -> Drawi
         others |= {row["measurement"]: key for row, key in differing.items() if key}
         drawn = [row for row, key in differing.items() if not key]
         ended = [trained[row] for row in drawn if row["status"] == "ok"]
-        missing = [_cell(point) for point in wanted if point not in ended]
+        missing = [point for point in wanted if point not in ended]
         if figure.best:  # each curve on its fastest GPU count
             fine = (row for row in drawn if row["status"] == "ok")
             curves = group_by(fine, lambda row: (row["comparison"], row.curve))
             drawn = [min(curve, key=lambda row: row["sample_time_s"] or inf) for curve in curves.values()]
         plots.append(_plot(figure.kind, plots_of(drawn, tables, looks), name))
         if missing:
-            named = ", ".join(first_few(missing, CELLS_NAMED))
-            notes.append(f"{name}: {len(missing)} of {len(wanted)} cells have no run that ended ok: {named}")
+            cells = ", ".join(_cells(missing))
+            notes.append(f"{name}: {len(missing)} of {len(wanted)} cells have no run that ended ok: {cells}")
         if not plots[-1].panels and len(missing) < len(wanted):
             notes.append(f"{name}: no run has what {figure.kind} shows{NEEDS.get(figure.kind, '')}")
     if others:
@@ -103,5 +101,8 @@ def _differing(study: Study, row: Measurement, point: Plain) -> str | None:
     return next((key for key, value in expected.items() if row.options.get(key, value) != value), None)
 
 
-def _cell(point: Mapping[str, Any]) -> str:
-    return " ".join(str(value) if key in GROUPS else f"{key}={value}" for key, value in point.items())
+def _cells(points: Iterable[Plain]) -> Iterator[str]:
+    """All cells, those that differ only in the number of GPUs as one: "ddp resnet50 gpus=2,4"."""
+    for same in group_by(points, lambda point: tuple((key, point[key]) for key in point if key != "gpus")).values():
+        values = {**same[0], "gpus": ",".join(str(point["gpus"]) for point in same)}
+        yield " ".join(str(value) if key in GROUPS else f"{key}={value}" for key, value in values.items())

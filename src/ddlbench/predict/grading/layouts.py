@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import cache, partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -37,16 +37,28 @@ COLUMNS = (
 PER_NODE = 8  # GPUs of a node of more than one
 NETWORK = "4x HDR 200 Gb/s a node"  # vTrain's cluster: four adapters for eight A100
 
-# The share of the peak that the largest matrix products of an A100 SXM reach in 16 bits: 267.9 of 312 TFLOP/s (Bekman,
-# "Machine Learning Engineering", table of maximum achievable matmul FLOPS).
-FLOPS_SHARE = 0.859
-# Constants of one A100 under Megatron-LM, the least squares of the logarithms over every sixth of the 720 rows on 2 and
-# 4 GPUs of vTrain's validation data (Bang et al. 2024). They describe these rows; rows on more GPUs were not used.
-KERNEL_S, HOST_S = 2.85e-5, 7.55e-5  # seconds of a kernel beside its work, and seconds in which the host starts one
-# Attention was not fused: its scores, [heads, T, T] in 16 bits, are read and written so many times in a forward pass.
-SCORES = 4.7
-# With one rank (tp=1) the head takes longer than its FLOPs say; the cause is not known.
-HEAD_FACTOR = 2.3
+
+class Kernels(NamedTuple):
+    """Constants of one A100 under Megatron-LM. All but flops_share are the least squares of the logarithms over every
+    sixth of the 720 rows on 2 and 4 GPUs of vTrain's validation data (Bang et al. 2024). They describe these rows; rows
+    on more GPUs were not used.
+
+    flops_share: of the peak, which the largest matrix products of an A100 SXM reach in 16 bits: 267.9 of 312 TFLOP/s
+        (Bekman, "Machine Learning Engineering", table of maximum achievable matmul FLOPS)
+    kernel_s, host_s: seconds of a kernel beside its work, and seconds in which the host starts one
+    scores: how often a forward pass reads and writes the scores of attention, [heads, T, T] in 16 bits, because
+        attention was not fused
+    head_factor: the head takes so many times as long as its FLOPs say with one rank (tp=1); the cause is not known
+    """
+
+    flops_share: float = 0.859
+    kernel_s: float = 2.85e-5
+    host_s: float = 7.55e-5
+    scores: float = 4.7
+    head_factor: float = 2.3
+
+
+A100 = Kernels()
 
 
 @dataclass(frozen=True)
@@ -117,15 +129,17 @@ def _layout(row: CsvRow) -> Layout:
     return layout
 
 
-def predicted_s(layout: Layout, machine: Machine | None = None) -> float:
+def predicted_s(layout: Layout, kernels: Kernels = A100) -> float:
     """Seconds of an iteration."""
-    machine = machine or replace(_machine(layout), overlap=False)
+    machine = replace(_machine(layout), overlap=False)
     config = _config(layout, 2, "train.reduce_dtype=fp16")
     job = job_of(config, layout.gpus, machine)
-    counts = _counts(layout.hidden, layout.heads, layout.seq_len, layout.layers, layout.tp > 1)
-    speeds = Speeds.of(replace(machine.device, kernel_s=KERNEL_S, host_s=HOST_S), config.train.precision, False)
+    counts = _counts(layout.hidden, layout.heads, layout.seq_len, layout.layers, layout.tp > 1, kernels)
+    speeds = Speeds.of(
+        replace(machine.device, kernel_s=kernels.kernel_s, host_s=kernels.host_s), config.train.precision, False
+    )
     assert speeds is not None
-    speeds = replace(speeds, flops_per_s=FLOPS_SHARE * speeds.flops_per_s)
+    speeds = replace(speeds, flops_per_s=kernels.flops_share * speeds.flops_per_s)
     computation = Computation(counts, speeds, config.recipe.optimizer.costs, "A100 kernels")
     stages = layout.pp * layout.chunks
     sizes = [layout.layers // stages] * stages
@@ -166,7 +180,7 @@ def _model(layers: int, hidden: int, heads: int, seq_len: int, word: str) -> Con
 
 
 @cache
-def _counts(hidden: int, heads: int, seq_len: int, layers: int, split: bool) -> Counts:
+def _counts(hidden: int, heads: int, seq_len: int, layers: int, split: bool, kernels: Kernels) -> Counts:
     """The counts of a GPT in 16 bits: a model of two layers is counted, and its layer stands for all."""
     model = _model(2, hidden, heads, seq_len, "train.reduce_dtype=fp16").model
     counts = count(model, "fp16", "cuda", share=Share(cast=True))
@@ -178,7 +192,10 @@ def _counts(hidden: int, heads: int, seq_len: int, layers: int, split: bool) -> 
         attention = np.array(["attention" in name for name in work.names])
         return replace(work, moved=Line(work.moved.fixed, work.moved.per_sample + times * score_bytes * attention))
 
-    forward, backward = unfused(layer.forward, SCORES), unfused(layer.backward, 1.2 * SCORES)
+    forward, backward = (
+        unfused(layer.forward, kernels.scores),
+        unfused(layer.backward, 1.2 * kernels.scores),
+    )
     # Only layers are computed again for the backward pass, not the head. Their collectives run again, too.
     moved = (np.concatenate(parts) for parts in zip(astuple(forward.moved), astuple(backward.moved), strict=True))
     backward = Work(
@@ -194,6 +211,8 @@ def _counts(hidden: int, heads: int, seq_len: int, layers: int, split: bool) -> 
     )
     layer = replace(layer, forward=forward, backward=backward, exchanges=(*layer.exchanges, *again))
     if not split:
-        forward, backward = (replace(work, flops=HEAD_FACTOR * work.flops) for work in (head.forward, head.backward))
+        forward, backward = (
+            replace(work, flops=kernels.head_factor * work.flops) for work in (head.forward, head.backward)
+        )
         head = replace(head, forward=forward, backward=backward)
     return replace(counts, blocks=(embedding, *[layer] * layers, norm, head))
