@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from ddlbench.errors import Unsupported, UserError
-from ddlbench.frameworks.compression import Compressor, ErrorFeedback, Int8, Message, Sign, TopK
+from ddlbench.frameworks.compression import Compressor, ErrorFeedback, Int8, Message, PowerSGD, Sign, TopK
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.job import Batch
 from tests.support.equal import make_job, train_cases
@@ -66,7 +66,9 @@ def train_all() -> Trained:
         job, seen = make_job(replace(CASE, micro_batch=3)), list[Bucket]()
         framework.check(job)
         trainer = framework.setup(job)
-        with patch.object(ErrorFeedback, "__call__", noting(seen)):
+        noted = patch.object(ErrorFeedback, "__call__", noting(seen))
+        factored = patch.object(PowerSGD, "__call__", noting_factors(seen))
+        with noted, factored:
             for step in range(4):
                 trainer.step(batch(seed=10 * step + dist.get_rank()))
         weights[name] = {key: one.detach().clone() for key, one in trainer.model.named_parameters()}
@@ -98,6 +100,26 @@ def noting(seen: list[Bucket]) -> Any:
             received = future.wait()
         sizes = [error.numel() for error in errors]
         seen.append(Bucket(gradient, before, messages[0], torch.cat(errors), sizes, received.clone()))
+        return future
+
+    return call
+
+
+def noting_factors(seen: list[Bucket]) -> Any:
+    """PowerSGD sends factors, which torch multiplies: what every rank receives is also what it sent."""
+    original = PowerSGD.__call__
+
+    def call(self: PowerSGD, bucket: dist.GradBucket) -> Future[Tensor]:
+        index, errors, gradient = bucket.index(), self.state.error_dict, bucket.buffer().clone()
+        kept = [
+            self.errors[name] for parameter in bucket.parameters() if (name := self.names[parameter]) in self.errors
+        ]
+        before = torch.cat(kept) if kept else errors[index].clone()
+        future = original(self, bucket)
+        received = future.wait()
+        if index in self.buckets:
+            sizes = [parameter.numel() for parameter in bucket.parameters()]
+            seen.append(Bucket(gradient, before, (received, received), errors[index].clone(), sizes, received.clone()))
         return future
 
     return call
@@ -152,6 +174,21 @@ def test_what_is_sent_and_what_stays_is_the_gradient_and_what_stayed(hook: str) 
             lost += float(bucket.error_after.abs().sum())
         assert lost > 0  # it did compress
         assert any(bucket.error_before.abs().sum() > 0 for bucket in rank.buckets[hook])
+
+
+def test_what_powersgd_sends_and_keeps_is_the_gradient_and_what_it_kept() -> None:
+    """Vogels et al. 2019, algorithm 2, with both ranks' own errors. Two of four steps come before its start."""
+    first, second = (rank.buckets["powersgd"] for rank in trained())
+    assert len(first) > 4
+    for bucket, other in zip(first, second, strict=True):
+        assert torch.equal(bucket.received, other.received)
+        for one in (bucket, other):
+            due = one.gradient + one.error_before
+            assert torch.allclose(one.received + one.error_after, due, rtol=1e-5, atol=1e-7)
+    assert any(bucket.error_before.abs().sum() > 0 for bucket in first)
+    mean = [(bucket.gradient + other.gradient) / 2 for bucket, other in zip(first, second, strict=True)]
+    lost = [float((one - bucket.received).abs().max()) for one, bucket in zip(mean, first, strict=True)]
+    assert max(lost) > 1e-4  # it did compress
 
 
 @pytest.mark.parametrize("hook", COMPRESSORS)

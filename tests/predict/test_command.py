@@ -57,6 +57,30 @@ def test_json_has_its_documented_keys(capsys: pytest.CaptureFixture[str]) -> Non
     assert row["data_s"] is None  # nothing is known of the loader
 
 
+@pytest.mark.parametrize(
+    ("framework", "degrees", "dp"),
+    [
+        ("tensor", {"tp": 2}, [1, 2, 8]),
+        ("hybrid", {"tp": 1, "pp": 2}, [1, 2, 8]),
+        ("1f1b", {"pp": 2}, [1, 2, 8]),
+        ("spatial", {"sp": 2}, [1, 2, 8]),
+    ],
+)
+def test_replicas_follow_the_number_of_gpus(
+    framework: str, degrees: dict[str, int], dp: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = (
+        TINY
+        if framework == "spatial"
+        else ("+model=gpt2_small", "model.n_layer=4", "model.n_embd=64", "model.n_head=4")
+    )
+    given = [f"framework.{key}={degree}" for key, degree in degrees.items()]
+    words = (f"+framework={framework}", "framework.dp=null", *given, "train.batch_per_gpu=16", "train.micro_batch=4")
+    made = rows(capsys, *model, *words, "cluster=juwels_booster", "gpus=[2,4,16]")
+    assert [row["layout"]["dp"] for row in made] == dp
+    assert all(row["layout"].get(key, 1) == degree for row in made for key, degree in degrees.items())
+
+
 def test_one_gpu_s_seconds_come_back_at_one_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     words = (*TINY, "cluster=abci", "gpus=[1,4]", "train.batch_per_gpu=8", "--one-gpu-step-s", "0.25")
     one, four = rows(capsys, *words, "+framework=ddp")
