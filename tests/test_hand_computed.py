@@ -157,12 +157,12 @@ def test_steps_parquet_holds_every_step_of_every_rank(results: Path) -> None:
     (path,) = results.glob("*/attempt-1/steps.parquet")
     steps = pd.read_parquet(path)
     assert len(steps) == 4 * 3 * 3
-    for (rank, epoch), found in steps.groupby(["rank", "epoch"]):
+    for (rank, epoch), result in steps.groupby(["rank", "epoch"]):
         script: Any = SCRIPTS[rank]
         times = [wait + compute for wait, compute in zip(script.wait[epoch], script.compute[epoch], strict=True)]
-        assert found["step_time_s"].tolist() == times
-        assert found["data_wait_s"].tolist() == script.wait[epoch]
-        assert found["warmup"].tolist() == [epoch == 0] * 3
+        assert result["step_time_s"].tolist() == times
+        assert result["data_wait_s"].tolist() == script.wait[epoch]
+        assert result["warmup"].tolist() == [epoch == 0] * 3
 
 
 def test_ranks_parquet_holds_every_rank_and_epoch(results: Path) -> None:

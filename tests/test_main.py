@@ -127,8 +127,8 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("arguments", "code", "message"), MISTAKES, ids=lambda value: str(value)[-40:])
 def test_a_mistake_is_one_line(ddlbench, tmp_path: Path, arguments: list[str], code: int, message: str) -> None:
-    found, said = ddlbench(*arguments)
-    assert found == code
+    result, said = ddlbench(*arguments)
+    assert result == code
     assert len(said.strip().splitlines()) == 1
     assert said.startswith("ddlbench: ")
     assert re.search(message, said), said

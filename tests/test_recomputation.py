@@ -69,14 +69,14 @@ def every_plan(first: int, end: int, inner: bool = False) -> Iterator[Plan]:
 @settings(max_examples=25, deadline=None)
 @given(chains(5), st.integers(0, 80))
 def test_the_optimum_is_that_of_all_plans(links: Chain, budget: int) -> None:
-    found = [(bytes_of(plan, links), flops_of(plan, links)) for plan in every_plan(0, len(links))]
-    fitting = [flops for bytes_, flops in found if bytes_ <= budget]
+    result = [(bytes_of(plan, links), flops_of(plan, links)) for plan in every_plan(0, len(links))]
+    fitting = [flops for bytes_, flops in result if bytes_ <= budget]
     plan = fastest(links, budget)
     assert (plan is None) == (not fitting)
     if plan is not None:
         assert bytes_of(plan, links) <= budget
         assert flops_of(plan, links) == min(fitting)
-    assert least_bytes(links) == min(bytes_ for bytes_, _ in found)
+    assert least_bytes(links) == min(bytes_ for bytes_, _ in result)
 
 
 def outcomes(links: Chain) -> set[tuple[float, float]]:
@@ -88,14 +88,14 @@ def outcomes(links: Chain) -> set[tuple[float, float]]:
         held = links[end - 1].output if end < len(links) else 0.0
         unsaved = links[first - 1].unsaved_output if first else 0.0
         here = max(block.backward, block.forward + held - (block.unsaved_output if held and last else 0.0))
-        found = {(max(here, block.saved + b), f) for b, f in ({(0.0, 0.0)} if last else of(first + 1, end))}
+        result = {(max(here, block.saved + b), f) for b, f in ({(0.0, 0.0)} if last else of(first + 1, end))}
         for cut in range(first + 1, end):
             inputs = [0.0, *(unsaved + links[i].output - links[i].unsaved_output for i in range(first, cut))]
             run = max(inputs[i] + links[first + i].forward for i in range(cut - first)) + held
             again = sum(block.flops for block in links[first:cut])
             for b, f in of(first, cut):
-                found |= {(max(run, b, inputs[-1] + later), again + f + more) for later, more in of(cut, end)}
-        return found
+                result |= {(max(run, b, inputs[-1] + later), again + f + more) for later, more in of(cut, end)}
+        return result
 
     return of(0, len(links))
 
@@ -104,12 +104,12 @@ def outcomes(links: Chain) -> set[tuple[float, float]]:
 @settings(max_examples=5, deadline=None)
 @given(chains(12, 9))
 def test_the_optimum_of_up_to_twelve_blocks(links: Chain) -> None:
-    found = outcomes(links)
-    for budget in sorted({bytes_ for bytes_, _ in found}):
+    result = outcomes(links)
+    for budget in sorted({bytes_ for bytes_, _ in result}):
         plan = fastest(links, budget)
         assert plan is not None
         assert bytes_of(plan, links) <= budget
-        assert flops_of(plan, links) == min(flops for bytes_, flops in found if bytes_ <= budget)
+        assert flops_of(plan, links) == min(flops for bytes_, flops in result if bytes_ <= budget)
 
 
 @pytest.mark.parametrize(("blocks", "snapshots"), [(1, 1), (2, 1), (6, 1), (6, 2), (10, 2), (10, 3), (12, 3), (12, 4)])

@@ -16,10 +16,10 @@ def test_one_kernel_keeps_its_input_only() -> None:
 
 def test_both_compute_the_same() -> None:
     inputs = torch.linspace(-6, 6, 1001, requires_grad=True)
-    found = []
+    result = []
     for activation in ACTIVATIONS.values():
         output = activation(inputs)
-        found.append((output, *torch.autograd.grad(output.sum(), inputs)))
+        result.append((output, *torch.autograd.grad(output.sum(), inputs)))
         assert seconds(activation, inputs, repeats=1) > 0
-    for eager, fused in zip(*found, strict=True):
+    for eager, fused in zip(*result, strict=True):
         torch.testing.assert_close(eager, fused, atol=5e-6, rtol=1e-5)

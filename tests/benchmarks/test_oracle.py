@@ -27,14 +27,14 @@ def calibrated() -> Found:
     """One process takes 0.5 s a step, two beside each other 0.6, four 1.1; an all-reduce 1 ms a MiB, hidden or not."""
     config = configuration(*words(DDP[0]))
     blocks = len(proportions(config, load("local")).counts.blocks)
-    found: Found = {each: [[0.5, 0.5]] for each in needed(["gpt2_small"], ["ddp"])}
+    result: Found = {each: [[0.5, 0.5]] for each in needed(["gpt2_small"], ["ddp"])}
     for ranks, seconds in ((1, 0.5), (2, 0.6), (4, 1.1)):
-        found[Measurement("beside", "gpt2_small", "", ranks)] = [[seconds]]
-    found[Measurement("blocks", "gpt2_small", "", 1)] = [[1.0] * (2 * blocks) + [1.0]]
+        result[Measurement("beside", "gpt2_small", "", ranks)] = [[seconds]]
+    result[Measurement("blocks", "gpt2_small", "", 1)] = [[1.0] * (2 * blocks) + [1.0]]
     for ranks in COUNTS:
         sweep = [size / 2**20 * 1e-3 for size in SIZES] * len(network.COLLECTIVES)
-        found[Measurement("collectives", "", "", ranks)] = [[*sweep, 1.0]]
-    return found
+        result[Measurement("collectives", "", "", ranks)] = [[*sweep, 1.0]]
+    return result
 
 
 def megabytes() -> float:
@@ -43,8 +43,8 @@ def megabytes() -> float:
 
 def test_a_row_has_the_measured_median_the_prediction_and_the_signed_error() -> None:
     with configurations():
-        found = calibrated() | {DDP[0]: [[0.9], [1.0, 1.1, 0.8], [1.3]]}
-        two, four = rows(DDP, found)
+        result = calibrated() | {DDP[0]: [[0.9], [1.0, 1.1, 0.8], [1.3]]}
+        two, four = rows(DDP, result)
         expected = 0.5 * 0.6 / 0.5 + megabytes() * 1e-3
     assert two.measured == pytest.approx(1.0)
     assert two.prediction is not None
@@ -71,9 +71,9 @@ def test_nothing_of_a_test_run_moves_a_prediction() -> None:
 
 def test_without_a_calibration_there_is_no_prediction() -> None:
     with configurations():
-        found = calibrated()
-        del found[Measurement("beside", "gpt2_small", "", 4)]
-        row = rows(DDP, found | {DDP[0]: [[1.0]]})[0]
+        result = calibrated()
+        del result[Measurement("beside", "gpt2_small", "", 4)]
+        row = rows(DDP, result | {DDP[0]: [[1.0]]})[0]
     assert row.prediction is None
     assert "not calibrated" in table([row])
     assert Calibration({}).covers(DDP[0]) is False

@@ -47,16 +47,16 @@ class Breach:
 
     def patched(self, source: str) -> str:
         """The file's text with the breach in it."""
-        if (found := source.count(self.old)) != 1:
-            times = f"{found} times" if found else "not"
+        if (result := source.count(self.old)) != 1:
+            times = f"{result} times" if result else "not"
             raise CannotApply(f"{self.name}: its old text is {times} in {self.file}: write the patch anew")
         return source.replace(self.old, self.new)
 
 
 def load(lists: Sequence[Path] = LISTS) -> list[Breach]:
     """All breaches, in the order of the files."""
-    found: list[Breach] = []
+    result: list[Breach] = []
     for path in lists:
         for entry in tomllib.loads(path.read_text(encoding="utf-8"))["breach"]:
-            found.append(Breach(**{**entry, "tests": tuple(entry["tests"])}))
-    return found
+            result.append(Breach(**{**entry, "tests": tuple(entry["tests"])}))
+    return result

@@ -161,9 +161,9 @@ def _plant(breach: Breach, base: Path, place: Path) -> str | None:
         options += ["--basetemp", str(place / "tmp"), "-W", "ignore::pytest.PytestAssertRewriteWarning"]
         code = pytest.main([*options, *breach.tests], plugins=[outcomes])
         sys.stdout.flush()
-    found = Path(str(import_module("ddlbench").__file__)).parent
-    if found != package:
-        return f"the tests imported {found}, not the copy"
+    results = Path(str(import_module("ddlbench").__file__)).parent
+    if results != package:
+        return f"the tests imported {results}, not the copy"
     if not breach.file:
         return None if code == 0 else f"tests fail without any breach: {', '.join(outcomes.failed)}"
     return problem_of(breach, outcomes, int(code))

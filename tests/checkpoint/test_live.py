@@ -32,7 +32,7 @@ def trained(part: str = "model") -> tuple[nn.Sequential, Live]:
 def test_everything_that_training_changes_has_a_name() -> None:
     model, live = trained("tensor1")
     weight = model.get_parameter("0.weight")
-    found = named_tensors(live, rank=5, device=CPU)
+    result = named_tensors(live, rank=5, device=CPU)
     own = {f"rank5/own/{name}" for name, _ in model.named_buffers()}
     parameters = {f"tensor1/parameters/{name}" for name, _ in model.named_parameters()}
     states = {
@@ -40,9 +40,9 @@ def test_everything_that_training_changes_has_a_name() -> None:
         for name, _ in model.named_parameters()
         for key in ("step", "exp_avg", "exp_avg_sq")
     }
-    assert found.keys() == own | parameters | states | {"rank5/random/cpu"}
-    assert found["tensor1/parameters/0.weight"].data_ptr() == weight.data_ptr()  # in place
-    assert not found["tensor1/parameters/0.weight"].requires_grad
+    assert result.keys() == own | parameters | states | {"rank5/random/cpu"}
+    assert result["tensor1/parameters/0.weight"].data_ptr() == weight.data_ptr()  # in place
+    assert not result["tensor1/parameters/0.weight"].requires_grad
 
 
 def test_a_new_optimizer_gets_the_states_of_the_saved_one() -> None:

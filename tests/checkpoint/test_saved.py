@@ -21,8 +21,8 @@ def saved(folder: Path) -> Saved:
 
 def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
     saved(tmp_path).write()
-    found = Saved.read(tmp_path)
-    assert vars(found) == vars(saved(tmp_path)) | {"files": {"__0_0.distcp": [7, "abc"]}}  # floats to the last bit
+    result = Saved.read(tmp_path)
+    assert vars(result) == vars(saved(tmp_path)) | {"files": {"__0_0.distcp": [7, "abc"]}}  # floats to the last bit
 
 
 def test_numbers_that_have_another_name_since_are_read(tmp_path: Path) -> None:

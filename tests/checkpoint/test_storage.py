@@ -37,9 +37,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_what_is_read_is_what_was_written(folder: Path) -> None:
-    found = {name: torch.zeros_like(tensor) for name, tensor in made().items()}
-    storage.read(folder, found)
-    assert all(torch.equal(tensor, made()[name]) for name, tensor in found.items())
+    result = {name: torch.zeros_like(tensor) for name, tensor in made().items()}
+    storage.read(folder, result)
+    assert all(torch.equal(tensor, made()[name]) for name, tensor in result.items())
     assert storage.shapes(folder) == {name: (tensor.shape, tensor.dtype) for name, tensor in made().items()}
 
 
@@ -102,19 +102,19 @@ def on_two_ranks(folder: str) -> dict[str, Any]:
     rank, place = dist.get_rank(), Path(folder)
     shared, own = torch.arange(6.0), torch.full((4,), float(rank))
     files = storage.write(place, {"shared": shared, f"rank{rank}/own": own}, rank)
-    found = {"shared": torch.zeros(6), f"rank{rank}/own": torch.zeros(4)}
-    storage.read(place, found)
+    result = {"shared": torch.zeros(6), f"rank{rank}/own": torch.zeros(4)}
+    storage.read(place, result)
     if rank == 0:
         (place / "__1_0.distcp").write_bytes(b"")
     dist.barrier()
-    return {"files": files, "found": found, "damage": storage.damage(place, files, rank, 2)}
+    return {"files": files, "found": result, "damage": storage.damage(place, files, rank, 2)}
 
 
 def test_each_rank_writes_its_own_and_one_what_all_have(tmp_path: Path) -> None:
-    for rank, found in enumerate(two_ranks(str(tmp_path))):
-        assert torch.equal(found["found"]["shared"], torch.arange(6.0))
-        assert torch.equal(found["found"][f"rank{rank}/own"], torch.full((4,), float(rank)))
-        assert set(found["files"]) == {".metadata", "__0_0.distcp", "__1_0.distcp"}
-        assert found["damage"].startswith("__1_0.distcp has 0 bytes")  # the same on both
+    for rank, result in enumerate(two_ranks(str(tmp_path))):
+        assert torch.equal(result["found"]["shared"], torch.arange(6.0))
+        assert torch.equal(result["found"][f"rank{rank}/own"], torch.full((4,), float(rank)))
+        assert set(result["files"]) == {".metadata", "__0_0.distcp", "__1_0.distcp"}
+        assert result["damage"].startswith("__1_0.distcp has 0 bytes")  # the same on both
     metadata = storage.read_metadata(tmp_path)
     assert len([index for index in metadata.storage_data if index.fqn == "shared"]) == 1

@@ -69,8 +69,8 @@ def test_a_generic_option_and_other_keys_are_free(words: tuple[str, ...]) -> Non
 
 def test_where_no_option_has_the_value_the_generic_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     without = [name for name in choices("framework") if name != "zero3"]
-    found = {"framework": without, "model": choices("model")}
-    monkeypatch.setattr("ddlbench.config.choices.choices", lambda group: found.get(group, []))
+    result = {"framework": without, "model": choices("model")}
+    monkeypatch.setattr("ddlbench.config.choices.choices", lambda group: result.get(group, []))
     with pytest.raises(UserError, match=r"choose \+framework=deepspeed framework\.zero_stage=3$"):
         configuration("+framework=zero1", "framework.zero_stage=3", "+model=resnet50")
 

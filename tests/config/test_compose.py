@@ -32,14 +32,14 @@ REPLACED = [
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """What Hydra is asked to compose."""
-    found: list[list[str]] = []
+    result: list[list[str]] = []
 
     def counted(name: str, overrides: list[str]) -> Any:
-        found.append(overrides)
+        result.append(overrides)
         return hydras(name, overrides)
 
     monkeypatch.setattr(compose, "compose", counted)
-    return found
+    return result
 
 
 def test_hydra_composes_once_for_each_combination_of_options(calls: list[list[str]]) -> None:

@@ -62,9 +62,9 @@ class Base:
 
     @classmethod
     def of(cls, *overrides: str) -> Base:
-        found = composed(*overrides, "dryrun=true", "cluster=local")
-        plain: Any = OmegaConf.to_container(found, resolve=True)
-        return cls(plain, resolve(found))
+        result = composed(*overrides, "dryrun=true", "cluster=local")
+        plain: Any = OmegaConf.to_container(result, resolve=True)
+        return cls(plain, resolve(result))
 
     def with_value(self, key: str, value: object) -> Config:
         *path, name = key.split(".")
@@ -102,20 +102,20 @@ def verdict(base: Base, key: str, value: object, world_size: int) -> str:
 
 def fuzz(base: Base, names: Iterable[str], world_size: int = 1) -> dict[tuple[str, str], str]:
     """The result for each value of each key; failures are collected and shown together."""
-    found, broken = dict[tuple[str, str], str](), list[str]()
+    outcome, broken = dict[tuple[str, str], str](), list[str]()
     for key, value in itertools.product(names, VALUES):
         began = time.process_time()
         case = key, shown(repr(value), 40)
         try:
-            found[case] = verdict(base, key, value, world_size)
-            if "\n" in found[case]:
-                broken.append(f"{case}: more than one line: {found[case]!r}")
+            outcome[case] = verdict(base, key, value, world_size)
+            if "\n" in outcome[case]:
+                broken.append(f"{case}: more than one line: {outcome[case]!r}")
         except Exception as error:
             broken.append(f"{case}: {type(error).__name__}: {str(error)[:200]}")
         if time.process_time() - began > LONGEST_S:
             broken.append(f"{case}: {time.process_time() - began:.0f} s")
-    assert not broken, f"{len(broken)} of {len(found) + len(broken)}:\n" + "\n".join(broken)
-    return found
+    assert not broken, f"{len(broken)} of {len(outcome) + len(broken)}:\n" + "\n".join(broken)
+    return outcome
 
 
 SMALL_IMAGES = ("+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=8", "model.image_size=32")
@@ -135,10 +135,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_every_value_of_every_shared_key(folder: Path) -> None:
     base = Base.of("+framework=ddp", *SMALL_IMAGES)
     names = [key for key in keys(base.plain) if not key.endswith("_target_")]
-    found = fuzz(base, names)
+    result = fuzz(base, names)
     assert len(names) > 70
     never = {shown(repr(value), 40) for value in ("", "~/x", {"a": 1}, *NO_TEXT, *NO_NUMBER)}
-    accepted = {case for case, line in found.items() if case[1] in never and not line}
+    accepted = {case for case, line in result.items() if case[1] in never and not line}
     assert accepted == {("cluster.notes", "''"), ("data.stage_to", "'~/x'")}
     assert list(folder.iterdir()) == []  # a dry run makes nothing
 

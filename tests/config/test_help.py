@@ -63,10 +63,10 @@ def test_every_key_and_every_choice_is_explained() -> None:
 
 
 def test_a_key_is_read_with_value_and_comment() -> None:
-    found = {key.name: key for key in keys("recipe", "sgd")}
-    assert found["optimizer.lr"].value == "0.1"
-    assert found["schedule.name"].comment == "constant | step | cosine | exponential"
-    assert found["label_smoothing"].value == "0.0"
+    result = {key.name: key for key in keys("recipe", "sgd")}
+    assert result["optimizer.lr"].value == "0.1"
+    assert result["schedule.name"].comment == "constant | step | cosine | exponential"
+    assert result["label_smoothing"].value == "0.0"
     whole = LINE.fullmatch("  a: '#1' # what: # it is")
     assert whole is not None
     assert whole.groups() == ("  ", "a", "'#1'", "what: # it is")

@@ -88,10 +88,10 @@ def feed_one(framework: Framework, data: ImageFolders) -> dict[str, Fed]:
     framework.check(job)
     trainer = framework.setup(job)
     place = trainer.place
-    found = {loader.name: one_epoch(trainer, job, place, loader, data) for loader in LOADERS}
+    result = {loader.name: one_epoch(trainer, job, place, loader, data) for loader in LOADERS}
     dist.barrier()
     trainer.close()
-    return found
+    return result
 
 
 def one_epoch(trainer: Trainer, job: Job, place: Place, loader: Loader, data: ImageFolders) -> Fed:

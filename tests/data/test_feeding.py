@@ -100,11 +100,11 @@ def replicas(ranks: Given, loader: str) -> list[list[Fed]]:
     every = [each[loader] for each in ranks]
     sizes = {fed.place.data_size for fed in every}
     assert len(sizes) == 1
-    found = [
+    result = [
         [fed for fed in every if fed.place.data_rank == replica and fed.place.reads_data] for replica in range(*sizes)
     ]
-    assert all(found), "nobody reads for a replica"
-    return found
+    assert all(result), "nobody reads for a replica"
+    return result
 
 
 @everywhere

@@ -99,7 +99,7 @@ def read_text(text: TokenText) -> None:
 
 def check(sets: Path, capsys: pytest.CaptureFixture[str], what: str, only: str = "") -> set[object]:
     """The outcomes of every use, of the sets named alone."""
-    found: set[object] = set()
+    result: set[object] = set()
     for name, use in uses(sets):
         if only in name:
             try:
@@ -112,8 +112,8 @@ def check(sets: Path, capsys: pytest.CaptureFixture[str], what: str, only: str =
                 assert not CONTROL.search(said), (what, name, said)
             lines = [line for line in said.splitlines() if not line.startswith("packing ")]
             assert code != 2 or len(lines) == 1 or name.startswith("open"), (what, name, said)
-            found.add(code)
-    return found
+            result.add(code)
+    return result
 
 
 def places(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

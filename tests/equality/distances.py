@@ -35,14 +35,14 @@ TOLERANCES = {
 }
 
 
-def assert_equal(found: Outcome, expected: Outcome, tolerance: Tolerance) -> None:
-    assert found.updates == expected.updates
-    assert found.losses == pytest.approx(expected.losses, abs=tolerance.loss)
-    assert found.weights.keys() == expected.weights.keys()
-    assert distance(found.weights, expected) <= tolerance.weights
+def assert_equal(results: Outcome, expected: Outcome, tolerance: Tolerance) -> None:
+    assert results.updates == expected.updates
+    assert results.losses == pytest.approx(expected.losses, abs=tolerance.loss)
+    assert results.weights.keys() == expected.weights.keys()
+    assert distance(results.weights, expected) <= tolerance.weights
     for name, value in expected.metrics.items():
-        flips = tolerance.flips / found.metrics["val_samples"] if "_top" in name else 0.0
-        assert found.metrics[name] == pytest.approx(value, rel=tolerance.loss, abs=tolerance.loss + flips), name
+        flips = tolerance.flips / results.metrics["val_samples"] if "_top" in name else 0.0
+        assert results.metrics[name] == pytest.approx(value, rel=tolerance.loss, abs=tolerance.loss + flips), name
 
 
 def distance(weights: Mapping[str, torch.Tensor], expected: Outcome) -> float:

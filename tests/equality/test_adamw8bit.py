@@ -72,7 +72,7 @@ def train(framework: Any) -> Trained:
 
 
 @cache
-def found() -> list[dict[str, Trained]]:
+def results() -> list[dict[str, Trained]]:
     return run_ranks(RANKS, train_all)
 
 
@@ -99,7 +99,7 @@ def apart(ours: dict[str, Tensor], others: dict[str, Tensor]) -> Tensor:
 def test_losses_are_those_of_one_process(name: str) -> None:
     """The first two losses do not depend on any rounding of moments: weights move by moments in fp32. Later ones differ
     by less than those of AdamW in 32 bits do, from which only the rounding differs."""
-    reported = [losses for rank in found() if (losses := rank[name].losses)]
+    reported = [losses for rank in results() if (losses := rank[name].losses)]
     losses = [sum(step) / len(step) for step in zip(*reported, strict=True)]
     expected, exact = plain("adamw8bit")[0], plain("adamw")[0]
     assert losses[:2] == pytest.approx(expected[:2], abs=1e-5)
@@ -112,7 +112,7 @@ def test_weights_are_those_of_one_process(name: str) -> None:
     """Full layers have the blocks of one process: where the last bit of a gradient moves a number into the next code,
     its next step changes by up to a gap, and that is rare. Sharded blocks begin with each shard: these weights are no
     further from those of one process than rounding in other blocks moves them, as far as those of AdamW in 32 bits."""
-    distance = apart(found()[0][name].weights, plain("adamw8bit")[1])
+    distance = apart(results()[0][name].weights, plain("adamw8bit")[1])
     rounding = apart(plain("adamw")[1], plain("adamw8bit")[1])
     if name not in SHARDED:
         assert (distance > 0.01).float().mean() < 0.01
@@ -126,11 +126,11 @@ def test_a_rank_holds_the_bytes_of_the_formula(name: str) -> None:
     stage, shards = (3, RANKS) if name == "fsdp" else (0, 1)
     held = [-(-rows // shards) * row for rows, row in sizes]
     formula = bytes_of_parameter(optimizers["adamw8bit"].costs, sizes=held)
-    assert found()[0][name].held == round(formula.optimizer * sum(held))
+    assert results()[0][name].held == round(formula.optimizer * sum(held))
     # The oracle's, which divides numbers and not rows.
     count = sum(rows * row for rows, row in sizes)
-    assert data_parallel(count, formula, stage, RANKS).optimizer == pytest.approx(found()[0][name].held, rel=0.01)
+    assert data_parallel(count, formula, stage, RANKS).optimizer == pytest.approx(results()[0][name].held, rel=0.01)
     assert (
-        found()[0][name].held
+        results()[0][name].held
         < 0.4 * data_parallel(count, bytes_of_parameter(optimizers["adamw"].costs), stage, RANKS).optimizer
     )

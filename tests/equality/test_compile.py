@@ -63,13 +63,13 @@ class Compiled:
 def compiled() -> dict[tuple[str, str], Compiled]:
     # Beyond its limit torch would continue uncompiled, with hardly a message.
     torch._dynamo.config.fail_on_recompile_limit_hit = True
-    found: dict[tuple[str, str], Compiled] = {}
+    result: dict[tuple[str, str], Compiled] = {}
     for (model, name), strategy in WORK.items():
         torch._dynamo.reset()
         counters.clear()
         outcome = train_case(WHOLE[model], strategy.framework)
-        found[model, name] = Compiled(outcome, counters["stats"]["unique_graphs"])
-    return found
+        result[model, name] = Compiled(outcome, counters["stats"]["unique_graphs"])
+    return result
 
 
 @cache

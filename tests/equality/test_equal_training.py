@@ -40,8 +40,8 @@ def outcomes(world: int, slow_case: str | None) -> dict[tuple[str, str], Outcome
         for strategy in strategies_of(world, case, slow_case is None)
         if slow_case in (None, case.name)
     }
-    found = run_ranks(world, train_cases, list(work.values()))[0]
-    return dict(zip(work, found, strict=True))
+    result = run_ranks(world, train_cases, list(work.values()))[0]
+    return dict(zip(work, result, strict=True))
 
 
 TRAININGS = [
@@ -61,13 +61,13 @@ TRAININGS = [
 
 @pytest.mark.parametrize(("world", "quick", "case"), TRAININGS)
 def test_equals_one_plain_process(world: int, quick: bool, case: Case) -> None:
-    found = outcomes(world, None if quick else case.name)
+    result = outcomes(world, None if quick else case.name)
     plain = cache(partial(plain_process, at(world, case)))
     unequal: dict[str, str] = {}
     for strategy in strategies_of(world, case, quick):
         expected = plain(strategy.replicas, strategy.micro_batch, strategy.policy)
         try:
-            outcome = found[case.name, strategy.name]
+            outcome = result[case.name, strategy.name]
             assert_equal(outcome, expected, TOLERANCES[case.model.name, case.precision])
             written = expected_ledger(at(world, case), expected)
             assert {name: outcome.ledger[name] for name in written} == written

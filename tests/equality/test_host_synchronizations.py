@@ -39,7 +39,7 @@ COUNTED += [at(2, Case("gpt2-fp16", MODELS["gpt2"], precision="fp16", micro_batc
 
 
 @cache
-def found() -> list[Found]:
+def results() -> list[Found]:
     return run_ranks(2, count_all, COUNTED)
 
 
@@ -57,9 +57,9 @@ def allowed(framework: str, case: str) -> Counter[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [case.name for case in COUNTED])
 def test_a_step_waits_only_where_the_page_says_so(case: str) -> None:
-    names = [name for of, name in found()[0] if of == case]
+    names = [name for of, name in results()[0] if of == case]
     assert {"ddp", "fsdp", "zero0", "gpipe", "tensor", "hybrid-shards"} <= {*names}
-    for rank in found():
+    for rank in results():
         unlisted = {name: dict(rank[case, name] - allowed(name, case)) for name in names}
         assert not any(unlisted.values()), {name: calls for name, calls in unlisted.items() if calls}
 

@@ -28,10 +28,10 @@ TWO_STAGES_A_RANK = ("interleaved", "looped_bfs", "zbv", "dualpipev")
 
 def frameworks(world: int) -> Mapping[str, Framework]:
     """Tied GPT-2; pipedream refuses it, so its weights are not tied. A ResNet whose last images have two rows."""
-    found: dict[str, Framework] = {"tensor": TensorParallel(), "megatron": Megatron(), "hybrid-tp": Pipeline(tp=2)}
-    found |= {"channel": TensorParallel(convolutions="channels")} | ({"spatial": Spatial()} if world == 2 else {})
+    result: dict[str, Framework] = {"tensor": TensorParallel(), "megatron": Megatron(), "hybrid-tp": Pipeline(tp=2)}
+    result |= {"channel": TensorParallel(convolutions="channels")} | ({"spatial": Spatial()} if world == 2 else {})
     for dp in (1, 2) if world == 4 else (1,):
-        found |= {
+        result |= {
             f"gpipe-dp{dp}": Pipeline(dp=dp),
             f"1f1b-dp{dp}": Pipeline(schedule="1f1b", dp=dp),
             f"zero_bubble-dp{dp}": Pipeline(schedule="zero_bubble", dp=dp),
@@ -40,7 +40,7 @@ def frameworks(world: int) -> Mapping[str, Framework]:
             f"pipedream_2bw-dp{dp}": PipeDream("pipedream_2bw", True, dp=dp),
         }
     if world == 4:
-        found |= {
+        result |= {
             "hybrid-tp-1f1b": Pipeline(schedule="1f1b", tp=2),
             "hybrid-shards-1f1b": Pipeline(schedule="1f1b", dp=2, sharded=True),
             "hybrid-shards-tp": Pipeline(dp=2, tp=2, sharded=True),
@@ -48,8 +48,8 @@ def frameworks(world: int) -> Mapping[str, Framework]:
             "spatial-dp2": Spatial(dp=2),
         }
     else:
-        found |= {"hybrid-shards": Pipeline(dp=2, sharded=True), "gpipe-dp2": Pipeline(dp=2)}
-    return found
+        result |= {"hybrid-shards": Pipeline(dp=2, sharded=True), "gpipe-dp2": Pipeline(dp=2)}
+    return result
 
 
 def case_of(world: int, framework: Framework) -> Case:
@@ -68,8 +68,8 @@ def test_every_pipeline_and_tied_weight_ends_under_nccls_rules(world: int) -> No
     ranks = run_ranks(world, record, work)
     for one_queue in (False, True):
         stuck = {name: replay([outcomes[index] for outcomes in ranks], one_queue) for index, name in enumerate(asked)}
-        found = [f"{name}: {where}" for name, where in stuck.items() if where]
-        assert not found, "\n".join([f"one queue a rank: {one_queue}", *found])
+        result = [f"{name}: {where}" for name, where in stuck.items() if where]
+        assert not result, "\n".join([f"one queue a rank: {one_queue}", *result])
 
 
 def record(work: Sequence[tuple[Case, Framework]]) -> list[Outcome]:
@@ -111,10 +111,10 @@ def test_a_planted_hang_is_found() -> None:
     before."""
     early: list[Event] = [("collective", "a", 1, "allreduce"), ("synchronize",), ("meet",), ("wait", 1)]
     late: list[Event] = [("synchronize",), ("meet",), *total("a", 1)]
-    found = stuck(early, late)
-    assert found.keys() == {0, 1}
-    assert "host at event 1: ('synchronize',)" in found[0]
-    assert "host at event 1: ('meet',); device: idle" in found[1]
+    result = stuck(early, late)
+    assert result.keys() == {0, 1}
+    assert "host at event 1: ('synchronize',)" in result[0]
+    assert "host at event 1: ('meet',); device: idle" in result[1]
     assert not stuck([early[0], *early[2:]], late), "the host alone need not wait"
 
 

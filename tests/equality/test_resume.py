@@ -94,11 +94,11 @@ class Notes:
 
 def train_all(trainings: Sequence[Training], folder: str, attempt: int) -> dict[str, Course]:
     """Each training; an attempt above 1 continues the one before."""
-    linear, found = torch.nn.functional.linear, dict[str, Course]()
+    linear, results = torch.nn.functional.linear, dict[str, Course]()
     for training in trainings:
-        found[training.name] = train_one(training, Path(folder) / training.name, attempt)
+        results[training.name] = train_one(training, Path(folder) / training.name, attempt)
         torch.nn.functional.linear = linear  # DeepSpeed's stage 3 leaves its own there, for all that follows
-    return found
+    return results
 
 
 def train_one(training: Training, folder: Path, attempt: int) -> Course:
@@ -220,10 +220,10 @@ def test_what_the_record_says_of_it() -> None:
     tied = whole.weights["head.weight"].numel() * 4 if "head.weight" in whole.weights else 0
     assert saved["bytes"] > 3 * (weights - tied)  # weights and AdamW's two moments, once though there are two ranks
     assert saved["bytes"] < 2 * 3 * weights
-    found = resumed.notes["resume"]
-    assert (found["attempt"], found["epoch"], found["updates"]) == (1, EVERY, EVERY * 3)
-    assert found["epochs"] == [{"epoch": 0}, {"epoch": 1}]
-    assert found["seconds"] > 0
+    result = resumed.notes["resume"]
+    assert (result["attempt"], result["epoch"], result["updates"]) == (1, EVERY, EVERY * 3)
+    assert result["epochs"] == [{"epoch": 0}, {"epoch": 1}]
+    assert result["seconds"] > 0
     assert "checkpoints" not in resumed.notes  # nothing follows the last epoch
 
 

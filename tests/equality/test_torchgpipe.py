@@ -48,6 +48,6 @@ def test_gpipe_trains_what_torchgpipe_trains() -> None:
         if case.name.endswith("fp32-accumulated")
     ]
     pipelines = [Pipeline(balance=BALANCES[case.model.name]) for case in cases]
-    found = run_ranks(2, train_cases, list(zip(cases, pipelines, strict=True)))[0]
-    for case, outcome in zip(cases, found, strict=True):
+    result = run_ranks(2, train_cases, list(zip(cases, pipelines, strict=True)))[0]
+    for case, outcome in zip(cases, result, strict=True):
         assert_equal(outcome, trained(case, BALANCES[case.model.name]), TOLERANCES[case.model.name, case.precision])

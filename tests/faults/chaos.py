@@ -96,14 +96,14 @@ def start(planned: Trial, folder: Path, timeout_s: float) -> list[subprocess.Pop
         sys.executable, "-m", "ddlbench", f"+framework={planned.framework}", *SMALL, f"train.timeout_s={timeout_s}",
         f"results_dir={folder}", *LAYOUTS.get(planned.framework, []),
     ]  # fmt: skip
-    port, found = free_port(), list[subprocess.Popen[bytes]]()
+    port, outcomes = free_port(), list[subprocess.Popen[bytes]]()
     for rank in range(planned.ranks):
         log = (folder / f"rank-{rank}.log").open("wb")
         own = rank_variables(rank, planned.ranks, port)
         variables = environment(PYTHONPATH=os.environ.get("PYTHONPATH", ""), **own)
-        found.append(subprocess.Popen(words, env=variables, stdout=log, stderr=log, start_new_session=True))
+        outcomes.append(subprocess.Popen(words, env=variables, stdout=log, stderr=log, start_new_session=True))
         log.close()
-    return found
+    return outcomes
 
 
 def epochs(folder: Path) -> int:
@@ -166,10 +166,10 @@ def _steps(path: Path, rows: Sequence[object], ranks: int) -> list[str]:
     if not rows:
         return []
     try:
-        found = pd.read_parquet(path / "steps.parquet").groupby("epoch").size()
+        result = pd.read_parquet(path / "steps.parquet").groupby("epoch").size()
     except Exception as error:  # whatever it is, it is a loss
         return [f"steps.parquet cannot be read: {error!r}"[:200]]
-    short = [epoch for epoch in range(len(rows)) if found.get(epoch, 0) != 5 * ranks]
+    short = [epoch for epoch in range(len(rows)) if result.get(epoch, 0) != 5 * ranks]
     return [f"steps of epochs {short[:5]} are not complete"] * bool(short)
 
 
@@ -201,7 +201,7 @@ def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> int:
 
 def campaign(seed: int, minutes: float, only: int | None, keep: Path | None) -> int:
     """The number of trials that lost something or hung."""
-    found, bad, deadline = Counter[str](), 0, time.monotonic() + 60 * minutes
+    result, bad, deadline = Counter[str](), 0, time.monotonic() + 60 * minutes
     number = only or 0
     while time.monotonic() < deadline:
         planned = trial(seed, number)
@@ -214,14 +214,14 @@ def campaign(seed: int, minutes: float, only: int | None, keep: Path | None) -> 
                 bad += 1
                 for log in sorted(Path(folder).glob("rank-*.log")):
                     print(f"--- {log.name}\n{log.read_text(errors='replace')[-2000:]}", flush=True)
-        found["trials"] += 1
-        found[outcome.status] += 1
-        found["hung"] += outcome.hung
-        found["with a loss"] += bool(outcome.lost)
+        result["trials"] += 1
+        result[outcome.status] += 1
+        result["hung"] += outcome.hung
+        result["with a loss"] += bool(outcome.lost)
         if only is not None:
             break
         number += 1
-    print(f"seed {seed}: {json.dumps(found)}")
+    print(f"seed {seed}: {json.dumps(result)}")
     return bad
 
 

@@ -50,7 +50,7 @@ def test_a_run_that_was_killed_as_a_whole_has_lost_nothing(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("changes", "found"),
+    ("changes", "problem"),
     [
         ({"status": "running"}, "the status is running"),  # and no heartbeat to tell
         ({"status": "ok"}, "the status is ok"),
@@ -58,9 +58,9 @@ def test_a_run_that_was_killed_as_a_whole_has_lost_nothing(tmp_path: Path) -> No
         ({"reason": None}, "no reason is given"),
     ],
 )
-def test_what_is_wrong_with_a_record_is_found(tmp_path: Path, changes: dict[str, object], found: str) -> None:
+def test_what_is_wrong_with_a_record_is_found(tmp_path: Path, changes: dict[str, object], problem: str) -> None:
     left(tmp_path, **changes)
-    assert lost(tmp_path) == (found,)
+    assert lost(tmp_path) == (problem,)
 
 
 def test_lost_epochs_processes_and_exit_codes_are_found(tmp_path: Path) -> None:

@@ -219,9 +219,9 @@ def test_sign_sends_a_bit_for_each_number_and_the_mean_magnitude() -> None:
 
 
 def test_int8_sends_a_byte_for_each_number() -> None:
-    found = decoded(Int8(), TENSORS)
-    assert found == pytest.approx([0.0, -3.0, 1.0, 2.0, 0.0, 0.0, 0.0, 0.5], abs=3 / 254)
-    assert found[1] == pytest.approx(-3.0, rel=1e-6)
+    result = decoded(Int8(), TENSORS)
+    assert result == pytest.approx([0.0, -3.0, 1.0, 2.0, 0.0, 0.0, 0.0, 0.5], abs=3 / 254)
+    assert result[1] == pytest.approx(-3.0, rel=1e-6)
     scales, codes = Int8().compress(TENSORS)
     assert (scales.nbytes, codes.nbytes) == (4 * 3, 8)
 

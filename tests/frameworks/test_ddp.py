@@ -36,16 +36,16 @@ KNOBS = {
 def test_knobs_train_the_same_as_far_as_they_promise() -> None:
     ranks = run_ranks(2, train_cases, [(CASE, framework) for framework, _ in KNOBS.values()])
     expected = reference(CASE, 2)
-    found = {name: distance(outcome.weights, expected) for name, outcome in zip(KNOBS, ranks[0], strict=True)}
+    result = {name: distance(outcome.weights, expected) for name, outcome in zip(KNOBS, ranks[0], strict=True)}
     for name, (_, tolerance) in KNOBS.items():
-        assert found[name] <= tolerance, found
-    assert found["fp16 hook"] > 1e-6  # it did compress
-    assert found["powersgd from step 2"] > 0.01
+        assert result[name] <= tolerance, result
+    assert result["fp16 hook"] > 1e-6  # it did compress
+    assert result["powersgd from step 2"] > 0.01
 
 
 def first_buckets() -> list[tuple[int, dict[str, Any]]]:
     """Bytes of the first all-reduce, and the facts: of GPT-2 with 2 MiB of gradients in its last layers."""
-    found: list[tuple[int, dict[str, Any]]] = []
+    result: list[tuple[int, dict[str, Any]]] = []
     wide = replace(CASE, model=GPT2("gpt2", n_layer=2, n_embd=128, n_head=4, vocab_size=3000, seq_len=16, dropout=0.0))
     for framework in (DDP(), DDP(bucket_cap_mb=25)):
         job, sizes = make_job(wide), list[int]()
@@ -55,10 +55,10 @@ def first_buckets() -> list[tuple[int, dict[str, Any]]]:
         for _ in range(2):  # torch arranges the buckets anew after the first backward pass, by the order seen in it
             sizes.clear()
             trainer.step(tokens_for(job))
-        found.append((sizes[0], trainer.facts()))
+        result.append((sizes[0], trainer.facts()))
         dist.barrier()
         trainer.close()
-    return found
+    return result
 
 
 def reduce_and_note(sizes: list[int], bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -86,10 +86,10 @@ def test_the_central_test_notices_a_planted_fault() -> None:
     case = replace(CASE, micro_batch=2)
     ranks = run_ranks(2, train_cases, [(case, framework) for framework in FAULTS.values()])
     expected = reference(case, 2)
-    found = {name: distance(outcome.weights, expected) for name, outcome in zip(FAULTS, ranks[0], strict=True)}
+    result = {name: distance(outcome.weights, expected) for name, outcome in zip(FAULTS, ranks[0], strict=True)}
     tolerance = TOLERANCES["gpt2", "fp32"].weights
-    assert found.pop("none") <= tolerance
-    assert all(off > 100 * tolerance for off in found.values()), found
+    assert result.pop("none") <= tolerance
+    assert all(off > 100 * tolerance for off in result.values()), result
 
 
 def test_unsupported_settings_are_refused_before_anything_starts() -> None:

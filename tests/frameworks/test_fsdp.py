@@ -220,9 +220,9 @@ def reloaded() -> tuple[dict[str, Tensor], dict[str, Tensor], float]:
 def facts() -> dict[str, Any]:
     framework = FSDP()
     trainer = framework.setup(make_job(BF16))
-    found = trainer.facts()
+    result = trainer.facts()
     trainer.close()
-    return found
+    return result
 
 
 WORK: list[Callable[[], Any]] = [
@@ -238,36 +238,36 @@ WORK: list[Callable[[], Any]] = [
 
 
 @pytest.fixture(scope="module")
-def found() -> list[dict[str, Any]]:
+def collected() -> list[dict[str, Any]]:
     """What each piece of work returned, by rank: one set of processes does it all."""
     return run_ranks(2, results, WORK)
 
 
-def test_knobs_train_the_same_as_far_as_they_promise(found: list[dict[str, Any]]) -> None:
-    outcomes = zip((KNOBS | FAULTS).items(), found[0]["train_knobs"], strict=True)
+def test_knobs_train_the_same_as_far_as_they_promise(collected: list[dict[str, Any]]) -> None:
+    outcomes = zip((KNOBS | FAULTS).items(), collected[0]["train_knobs"], strict=True)
     off = {name: distance(outcome.weights, reference(case, 2)) for (name, (case, _, _)), outcome in outcomes}
     for name, (_, _, tolerance) in KNOBS.items():
         assert off[name] <= tolerance, off
     assert off["fp16 reduction"] > 1e-6  # it did compress
-    by_policy = dict(zip(KNOBS, found[0]["train_knobs"], strict=False))["policy"]
+    by_policy = dict(zip(KNOBS, collected[0]["train_knobs"], strict=False))["policy"]
     assert distance(by_policy.weights, reference(BF16, 2)) > off["policy"]  # it is not autocast
     assert all(off[fault] > 100 * EXACT for fault in FAULTS), off  # the central test would notice
 
 
-def test_optimizers_see_what_they_see_in_ddp(found: list[dict[str, Any]]) -> None:
-    start, outcomes = reference(CASE, 2).start, found[0]["train_optimizers"]
+def test_optimizers_see_what_they_see_in_ddp(collected: list[dict[str, Any]]) -> None:
+    start, outcomes = reference(CASE, 2).start, collected[0]["train_optimizers"]
     for name, sharded, whole in zip(OPTIMIZERS, outcomes[: len(OPTIMIZERS)], outcomes[len(OPTIMIZERS) :], strict=True):
         assert distance(sharded.weights, replace(whole, start=start)) <= 1e-3, name
 
 
-def test_what_an_update_sends(found: list[dict[str, Any]]) -> None:
+def test_what_an_update_sends(collected: list[dict[str, Any]]) -> None:
     # Two groups of parameters: h0, and the root's with ln_f and the tied embedding and head. Each is gathered in the
     # three forward passes, and again in the three backward passes unless it was kept; gradients go once.
-    assert found[0]["sent"] == [(9, 2, 0), (12, 2, 0), (6, 2, 0), (0, 0, 2)]
+    assert collected[0]["sent"] == [(9, 2, 0), (12, 2, 0), (6, 2, 0), (0, 0, 2)]
 
 
-def test_the_policy_keeps_no_cast_weights_and_gathers_half_the_bytes(found: list[dict[str, Any]]) -> None:
-    for rank in found:
+def test_the_policy_keeps_no_cast_weights_and_gathers_half_the_bytes(collected: list[dict[str, Any]]) -> None:
+    for rank in collected:
         (kept, gathered), (kept_by_policy, gathered_by_policy) = rank["cast_bytes"].values()
         matrices = sum(weight.numel() for name, weight in WIDE.build().named_parameters() if "weight" in name)
         assert kept == pytest.approx(2 * matrices, rel=0.1)  # the embedding's own table is looked up in fp32
@@ -281,20 +281,20 @@ def assert_shares(sizes: Iterable[tuple[int, int, int]], world: int) -> None:
         assert rank == pytest.approx([whole / world] * 3, rel=0.05)
 
 
-def test_a_rank_holds_its_share_of_the_state(found: list[dict[str, Any]]) -> None:
-    assert_shares([rank["state_bytes"] for rank in found], 2)
+def test_a_rank_holds_its_share_of_the_state(collected: list[dict[str, Any]]) -> None:
+    assert_shares([rank["state_bytes"] for rank in collected], 2)
 
 
-def test_all_ranks_skip_an_update_that_overflows_on_one(found: list[dict[str, Any]]) -> None:
-    assert [rank["overflowing"] for rank in found] == [(0, False, 1, True)] * 2
+def test_all_ranks_skip_an_update_that_overflows_on_one(collected: list[dict[str, Any]]) -> None:
+    assert [rank["overflowing"] for rank in collected] == [(0, False, 1, True)] * 2
 
 
-def test_a_loaded_state_is_what_it_computes_with_and_gives_back(found: list[dict[str, Any]]) -> None:
-    assert_reloaded((rank["reloaded"] for rank in found), TEXT)
+def test_a_loaded_state_is_what_it_computes_with_and_gives_back(collected: list[dict[str, Any]]) -> None:
+    assert_reloaded((rank["reloaded"] for rank in collected), TEXT)
 
 
-def test_facts_name_the_scheme(found: list[dict[str, Any]]) -> None:
-    assert found[1]["facts"] == {
+def test_facts_name_the_scheme(collected: list[dict[str, Any]]) -> None:
+    assert collected[1]["facts"] == {
         "staleness": 0,
         "reshard_after_forward": None,
         "replicas": 1,

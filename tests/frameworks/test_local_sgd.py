@@ -99,10 +99,10 @@ TRAININGS = [
 
 @pytest.mark.parametrize(("ranks", "name", "local_steps"), TRAININGS)
 def test_local_sgd_trains_by_its_rule(ranks: int, name: str, local_steps: int) -> None:
-    found = trained(ranks) if is_slow(ranks, name) else seen()[0].trained
+    result = trained(ranks) if is_slow(ranks, name) else seen()[0].trained
     case = at(ranks, name)
     assert_equal(
-        found[name, local_steps], expected(case, ranks, local_steps), TOLERANCES[case.model.name, case.precision]
+        result[name, local_steps], expected(case, ranks, local_steps), TOLERANCES[case.model.name, case.precision]
     )
 
 
@@ -170,9 +170,9 @@ def seen() -> list[Seen]:
 
 def show() -> Seen:
     keys = [(name, steps) for name in QUICK for steps in (1, 2)]
-    found = dict(zip(keys, train_cases(works(2, keys)), strict=True))
+    result = dict(zip(keys, train_cases(works(2, keys)), strict=True))
     faulty = {name: train_case(at(2, "gpt2-fp32-whole"), framework) for name, framework in FAULTS.items()}
-    return Seen(found, faulty, *meetings(), restored())
+    return Seen(result, faulty, *meetings(), restored())
 
 
 def meetings() -> tuple[list[bool], dict[str, object]]:
@@ -220,9 +220,9 @@ def restored() -> list[float]:
 
 def test_the_rule_notices_a_planted_fault() -> None:
     right, tolerance = simulation(at(2, "gpt2-fp32-whole"), 2, 2), TOLERANCES["gpt2", "fp32"].weights
-    found = {name: distance(outcome.weights, right) for name, outcome in seen()[0].faulty.items()}
-    assert found.pop("none") <= tolerance
-    assert all(off > 10 * tolerance for off in found.values()), found
+    result = {name: distance(outcome.weights, right) for name, outcome in seen()[0].faulty.items()}
+    assert result.pop("none") <= tolerance
+    assert all(off > 10 * tolerance for off in result.values()), result
 
 
 def test_weights_are_averaged_after_local_steps_and_before_they_are_read() -> None:

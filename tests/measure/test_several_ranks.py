@@ -79,7 +79,7 @@ def miscounted(rank: int) -> str:
 
 
 @cache
-def found() -> list[dict[str, Any]]:
+def results() -> list[dict[str, Any]]:
     world = World(3)
     with pytest.MonkeyPatch.context() as patch:
         world.install(patch)
@@ -94,11 +94,11 @@ def found() -> list[dict[str, Any]]:
 
 
 def one() -> EpochRow:
-    return found()[0]["one"][0]
+    return results()[0]["one"][0]
 
 
 def four() -> dict[str, Any]:
-    return summarize(found()[0]["four"], 3, None)
+    return summarize(results()[0]["four"], 3, None)
 
 
 def test_first_step_and_steady_time_are_the_slowest_rank_s() -> None:
@@ -107,7 +107,7 @@ def test_first_step_and_steady_time_are_the_slowest_rank_s() -> None:
     assert (row.steady_samples, row.steady_time_s) == (8, 4.0)  # of 9 s on rank 2, 5 are its own first step
     # 1.125 s of 8 on rank 0, 2.25 of 5 on rank 1, 3.375 of 9 on rank 2
     assert row.host_wait_share == pytest.approx(0.45)
-    assert all(each["one"][0].line() == row.line() for each in found())
+    assert all(each["one"][0].line() == row.line() for each in results())
 
 
 def test_energy_is_that_of_each_node_once() -> None:
@@ -122,14 +122,14 @@ def test_energy_is_that_of_each_node_once() -> None:
 
 def test_energy_and_first_step_are_those_of_the_warmup_too() -> None:
     """The counters are read at the ends of an epoch alone."""
-    summary = summarize(found()[0]["warmed"], 3, None)
+    summary = summarize(results()[0]["warmed"], 3, None)
     assert summary["energy_sample_j"] == pytest.approx(1400 / 12)
     assert summary["power_mean_w"] == pytest.approx(1400 / 22)
     assert summary["epoch_first_step_s"] == 6.0  # though it is a warm-up
 
 
 def test_energy_that_one_epoch_does_not_know_is_unknown() -> None:
-    rows = [replace(row) for row in found()[0]["four"]]
+    rows = [replace(row) for row in results()[0]["four"]]
     rows[2].use = OverRanks()
     assert "energy_epoch_j" not in summarize(rows, 3, None)
 
@@ -161,7 +161,7 @@ def test_memory_of_each_stage_is_its_fullest_rank_s() -> None:
 @pytest.mark.parametrize("rows", ["one", "warmed"])
 def test_the_slow_rank_is_the_one_of_its_stage(rows: str) -> None:
     """Rank 2 computes most, but alone in its stage. The thread's seconds are those of all steps, warm-up or not."""
-    summary = summarize(found()[0][rows], 3, None)
+    summary = summarize(results()[0][rows], 3, None)
     assert summary["own_step_s"] == pytest.approx((30 - 0.3) / 3)  # without what its own thread loaded
     assert summary["own_step_median_rank_s"] == pytest.approx(2.0)
     assert (summary["straggler_rank"], summary["straggler_host"]) == (1, "a")
@@ -189,11 +189,11 @@ def test_load_of_the_busiest_node_from_the_first_epoch_to_the_last() -> None:
 
 
 def test_a_sample_of_one_replica_counts_once() -> None:
-    (message,) = {each["miscounted"] for each in found()}
+    (message,) = {each["miscounted"] for each in results()}
     assert message.startswith("the batches of the 3 reporting ranks held 36 training samples in an epoch whose steps")
 
 
 def test_only_rank_0_keeps_the_rows_of_all_ranks() -> None:
     assert [rank.host for rank in one().ranks] == list(HOSTS)
     assert [list(rank.times.step_s) for rank in one().ranks] == [list(seconds) for seconds in STEP_S]
-    assert [each["one"][0].ranks for each in found()[1:]] == [[], []]
+    assert [each["one"][0].ranks for each in results()[1:]] == [[], []]

@@ -68,7 +68,7 @@ def slowed(job: Job) -> Job:
 def work() -> dict[str, tuple[EpochRow, dict[str, Any]]]:
     """The row of one epoch and, on rank 0, its summary, for each framework and a stalling loader."""
     rank = torch.distributed.get_rank()
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, framework, stall_s in (
         *((name, each, 0.0) for name, each in FRAMEWORKS.items()),
         ("stall", DDP(), STALL_S),
@@ -86,9 +86,9 @@ def work() -> dict[str, tuple[EpochRow, dict[str, Any]]]:
         )  # fmt: skip
         train(run, trainer, Rates(lambda _: 0.01))
         row = rows.rows[0]
-        found[name] = row, summarize([row], WORLD, None) if rank == 0 else {}
+        result[name] = row, summarize([row], WORLD, None) if rank == 0 else {}
         trainer.close()
-    return found
+    return result
 
 
 @cache

@@ -62,8 +62,8 @@ def test_of_several_stages_the_rank_that_exceeds_its_own_by_the_largest_share_co
 def test_neither_the_order_of_ranks_nor_the_unit_changes_the_straggler(seconds: list[int], random: Random) -> None:
     own = ranks(*map(float, seconds))
     mixed = [replace(each, seconds=each.seconds / 1024) for each in random.sample(own, len(own))]
-    found, other = straggler(own), straggler(mixed)
-    assert (found and found.seconds) == (other and other.seconds * 1024)
+    result, other = straggler(own), straggler(mixed)
+    assert (result and result.seconds) == (other and other.seconds * 1024)
 
 
 def test_only_ranks_of_one_stage_are_compared() -> None:

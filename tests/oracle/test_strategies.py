@@ -300,9 +300,9 @@ def test_on_a_v_no_rank_has_a_copy_of_the_tied_embedding() -> None:
     given = setting(2, 32, micro_batch=2)
     frameworks = {name: Pipeline(schedule=name, virtual_stages=2) for name in ("looped_bfs", "zbv", "dualpipev")}
     outcomes = {name: strategy(framework, given) for name, framework in frameworks.items()}
-    tied = {name for name, found in outcomes.items() if "all-reduce of the tied embedding" in str(found.messages)}
+    tied = {name for name, result in outcomes.items() if "all-reduce of the tied embedding" in str(result.messages)}
     assert tied == {"looped_bfs"}
-    sent = {name: found.messages[0].count for name, found in outcomes.items()}
+    sent = {name: result.messages[0].count for name, result in outcomes.items()}
     assert sent == {"looped_bfs": 16 * 3, "zbv": 16 * 2, "dualpipev": 16 * 2}
     parts = {name: rank_parameters(cut_of(framework, given)) for name, framework in frameworks.items()}
     assert sum(parts["zbv"]) == sum(block.parameter_count for block in given.counts.blocks)

@@ -95,10 +95,10 @@ def test_the_bytes_read_back_are_those_of_check_volumes(framework: str, tmp_path
     messages, by_stage, seconds = list[tuple[int, Any]](), list[dict[str, float]](), 0.0
     for rank in range(RANKS):
         nodes = read(tmp_path / f"{framework}_4.{rank}.et")
-        stage, found = rehearsed[rank * len(rehearsed) // RANKS], bytes_by_kind(nodes, groups, rank)
-        assert found == traced(stage.collectives or ())
+        stage, results = rehearsed[rank * len(rehearsed) // RANKS], bytes_by_kind(nodes, groups, rank)
+        assert results == traced(stage.collectives or ())
         by_dimension = defaultdict[str, float](float)
-        for group, bytes_ in found.items():
+        for group, bytes_ in results.items():
             by_dimension[dimension_of(Sent(*group, 1, bytes_), row.layout)] += bytes_
         by_stage.append(dict(by_dimension))
         assert all(dep < node["id"] for node in nodes for dep in node["deps"])

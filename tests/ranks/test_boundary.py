@@ -119,10 +119,10 @@ def two_ranks() -> list[dict[str, Any]]:
 def every_case() -> dict[str, Any]:
     rank = dist.get_rank()
     ended: list[bool] = []
-    found: dict[str, Any] = {"ended": ended}
-    found["quiet"] = stopped_after([1.0] * 20 if rank else [None] * 20, Boundary(CPU, every=4))
+    result: dict[str, Any] = {"ended": ended}
+    result["quiet"] = stopped_after([1.0] * 20 if rank else [None] * 20, Boundary(CPU, every=4))
     bad = [1.0] * 5 + [NAN] + [1.0] * 30
-    found["diverged"] = stopped_after([1.0] * 36 if rank else [*bad], Boundary(CPU, every=4))
+    result["diverged"] = stopped_after([1.0] * 36 if rank else [*bad], Boundary(CPU, every=4))
 
     boundary = Boundary(CPU, every=4)
     boundary.begin(0, 40)
@@ -130,7 +130,7 @@ def every_case() -> dict[str, Any]:
         boundary.pass_step(torch.tensor(1.0))
     ended.append(without_the_host(boundary))
     boundary.end()
-    return found
+    return result
 
 
 def without_the_host(boundary: Boundary) -> bool:
@@ -145,13 +145,13 @@ def without_the_host(boundary: Boundary) -> bool:
 
 
 def test_a_rank_without_losses_votes_too() -> None:
-    assert [found["quiet"] for found in two_ranks()] == [(20, None)] * 2
+    assert [result["quiet"] for result in two_ranks()] == [(20, None)] * 2
 
 
 def test_both_ranks_diverge_at_the_same_step() -> None:
-    for steps, error in (found["diverged"] for found in two_ranks()):
+    for steps, error in (result["diverged"] for result in two_ranks()):
         assert (steps, type(error)) == (16, Diverged)
 
 
 def test_a_vote_in_flight_ends_without_the_host() -> None:
-    assert [found["ended"] for found in two_ranks()] == [[True], [True]]
+    assert [result["ended"] for result in two_ranks()] == [[True], [True]]

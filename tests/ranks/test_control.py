@@ -49,25 +49,25 @@ def on_each_rank() -> dict[str, Any]:
 
 
 @cache
-def found() -> list[dict[str, Any]]:
+def results() -> list[dict[str, Any]]:
     return run_ranks(RANKS, on_each_rank)
 
 
 def test_no_rank_leaves_a_barrier_before_the_last_rank_enters_it() -> None:
-    for rank in found():
+    for rank in results():
         assert rank["came"] == [[True] * RANKS] * RANKS
 
 
 def test_values_are_by_rank() -> None:
-    for rank in found():
+    for rank in results():
         assert rank["gathered"] == [("rank", 0), ("rank", 1), ("rank", 2)]
         assert rank["from_rank_0"] == ("rank", 0)
         assert not rank["alone"]
-    assert [rank["to_rank_0"] for rank in found()] == [[0, 1, 2], [], []]
+    assert [rank["to_rank_0"] for rank in results()] == [[0, 1, 2], [], []]
 
 
 def test_a_sum_is_of_all_ranks_and_leaves_their_own_values() -> None:
-    for number, rank in enumerate(found()):
+    for number, rank in enumerate(results()):
         assert rank["sum"] == [3.0, 30.0]
         assert rank["own"] == [number, 10.0]
         assert rank["largest"] == [2, 0]

@@ -383,8 +383,8 @@ RANKS = 32
 @pytest.mark.slow
 def test_more_ranks_connect_than_the_soft_limit_of_open_files_allows():
     """With as many sockets as docs/clusters.md says."""
-    found = run_ranks(RANKS, sockets, open_files=64)
-    assert found == [(2 * RANKS + 2, 3 * RANKS + 3)] + [(RANKS + 1, RANKS + 2)] * (RANKS - 1)
+    result = run_ranks(RANKS, sockets, open_files=64)
+    assert result == [(2 * RANKS + 2, 3 * RANKS + 3)] + [(RANKS + 1, RANKS + 2)] * (RANKS - 1)
 
 
 def sockets():

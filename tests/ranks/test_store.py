@@ -22,8 +22,8 @@ def ranks(address: str, port: int) -> list[Launch]:
 
 def listening(port: int) -> set[str]:
     """Addresses at which this process listens."""
-    found = psutil.Process().net_connections("tcp")
-    return {each.laddr.ip for each in found if each.status == psutil.CONN_LISTEN and each.laddr.port == port}
+    result = psutil.Process().net_connections("tcp")
+    return {each.laddr.ip for each in result if each.status == psutil.CONN_LISTEN and each.laddr.port == port}
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.9"])

@@ -89,8 +89,8 @@ def test_dropout_of_gpt2_gets_advice() -> None:
     ],
 )
 def test_what_the_framework_takes_is_advised(framework: str, words: tuple[str, ...], advised: list[str]) -> None:
-    found = advice_for("+model=resnet50", BF16, "train.channels_last=true", *words, framework=framework)
-    assert [line.split()[0] for line in found] == advised
+    result = advice_for("+model=resnet50", BF16, "train.channels_last=true", *words, framework=framework)
+    assert [line.split()[0] for line in result] == advised
 
 
 def test_dali_is_advised_where_the_gpu_waits_for_images() -> None:
@@ -132,12 +132,12 @@ def restored() -> Iterator[None]:
 
 @pytest.mark.usefixtures("restored")
 def test_cudnn_benchmark_is_on_by_default_on_a_gpu_alone() -> None:
-    found: list[bool] = []
+    result: list[bool] = []
     for device, asked in ((CPU, None), (GPU, False), (GPU, True), (GPU, None)):
         torch.backends.cudnn.benchmark = False
         set_switches(Train(cudnn_benchmark=asked), device)
-        found.append(switches()["cudnn_benchmark"])
-    assert found == [False, False, True, True]
+        result.append(switches()["cudnn_benchmark"])
+    assert result == [False, False, True, True]
 
 
 @pytest.mark.usefixtures("restored")
@@ -151,13 +151,13 @@ def test_deterministic_sets_every_switch_and_the_environment_has_them(
     torch.backends.cudnn.benchmark = False
     try:
         set_switches(Train(deterministic=True), device)
-        found = environment(CPU)
+        result = environment(CPU)
     finally:
         torch.use_deterministic_algorithms(False)
         os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
     names = ("deterministic_algorithms", "cudnn_deterministic", "cudnn_benchmark")
-    assert [found["switches"][name] for name in names] == [True, True, False]
-    assert found["variables"]["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert [result["switches"][name] for name in names] == [True, True, False]
+    assert result["variables"]["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     assert not torch.are_deterministic_algorithms_enabled()
 
 

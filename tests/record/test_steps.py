@@ -28,8 +28,8 @@ TIMES = {
 
 def test_every_step_of_every_rank_is_a_row() -> None:
     row = replace(epoch_row(1, 2, [1.0]), ranks=[REPORTING, SILENT])
-    found = pa.concat_tables(step_tables(row)).to_pydict()
-    assert found == {
+    result = pa.concat_tables(step_tables(row)).to_pydict()
+    assert result == {
         **{name: values * 2 for name, values in TIMES.items()},
         "rank": [2, 2, 2, 3, 3, 3],
         "epoch": [1] * 6,
@@ -46,7 +46,7 @@ def test_every_step_of_a_warmup_epoch_is_one_of_the_warmup() -> None:
 
 
 def test_steps_of_an_epoch_that_was_interrupted_count_nowhere() -> None:
-    found = step_table(3, replace(REPORTING, losses=[], rates=[]), warmup=True, complete=False).to_pydict()
-    assert {name: found[name] for name in TIMES} == TIMES
-    assert (found["warmup"], found["complete"], found["epoch"]) == ([True] * 3, [False] * 3, [3] * 3)
-    assert found["loss"] == found["lr"] == [None] * 3
+    result = step_table(3, replace(REPORTING, losses=[], rates=[]), warmup=True, complete=False).to_pydict()
+    assert {name: result[name] for name in TIMES} == TIMES
+    assert (result["warmup"], result["complete"], result["epoch"]) == ([True] * 3, [False] * 3, [3] * 3)
+    assert result["loss"] == result["lr"] == [None] * 3

@@ -24,9 +24,9 @@ def test_the_main_command_prints_json_and_records_nothing(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["ddlbench", *words("gpipe", "gpt2_small"), "mode=rehearsal", *rank])
     assert program.main() == 0
-    found = json.loads(capfd.readouterr().out)
-    assert (found["rank"], found["device"], found["coordinates"]) == (7, "cuda", {"dp": 1, "pp": 3})
-    assert found["memory"]["parameters"]
+    result = json.loads(capfd.readouterr().out)
+    assert (result["rank"], result["device"], result["coordinates"]) == (7, "cuda", {"dp": 1, "pp": 3})
+    assert result["memory"]["parameters"]
     assert not list(tmp_path.iterdir())
 
 
@@ -55,8 +55,8 @@ def test_the_trace_has_every_operation_in_order(tmp_path: Path, capsys: pytest.C
     assert sum(event["args"].get("flops", 0) for event in events) == printed["flops"]
     for sent in printed["collectives"]:
         group = {key: sent[key] for key in ("kind", "ranks", "stride")}
-        found = [event["args"]["bytes"] for event in events if group.items() <= event["args"].items()]
-        assert (len(found), sum(found)) == (sent["count"], sent["bytes_"])
+        result = [event["args"]["bytes"] for event in events if group.items() <= event["args"].items()]
+        assert (len(result), sum(result)) == (sent["count"], sent["bytes_"])
     assert {event["args"].get("peer") for event in events} == {None, 2}
     made.rehearsal.trace = str(tmp_path / "no" / "trace.json")
     with pytest.raises(UserError, match=r"cannot be written \(No such file or directory\): choose another file"):

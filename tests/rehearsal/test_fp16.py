@@ -23,28 +23,28 @@ NOT_HERE = {"single", *ZERO, *(["horovod"] if why_no_horovod() else [])}
 OTHERS = [name for name in choices("framework") if name not in NOT_HERE]
 
 
-def of_kind(found: dict[str, Any], kind: str) -> list[dict[str, Any]]:
-    return [each for each in found["collectives"] if each["kind"] == kind]
+def of_kind(results: dict[str, Any], kind: str) -> list[dict[str, Any]]:
+    return [each for each in results["collectives"] if each["kind"] == kind]
 
 
-def check(found: dict[str, Any]) -> None:
+def check(results: dict[str, Any]) -> None:
     """An update was made: its optimizer has state."""
-    assert found.get("refused") is None
-    assert found["error"] is None
-    assert all(found["memory"].values()), "parameters, gradients, optimizer and peak"
+    assert results.get("refused") is None
+    assert results["error"] is None
+    assert all(results["memory"].values()), "parameters, gradients, optimizer and peak"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_every_framework_is_rehearsed_in_fp16(model: str) -> None:
     """Or refuses it, with the reason."""
-    found = apart("cuda", model, OTHERS, FP16)
-    assert sorted(found) == sorted(OTHERS)
+    result = apart("cuda", model, OTHERS, FP16)
+    assert sorted(result) == sorted(OTHERS)
     other = dict.fromkeys(OF_IMAGES, "to split") if model == "gpt2_small" else dict.fromkeys(OF_TEXT, "choose GPT-2")
     refused = REFUSED | other
     for framework, why in refused.items():
-        assert why in found.pop(framework)["refused"]
-    for row in found.values():
+        assert why in result.pop(framework)["refused"]
+    for row in result.values():
         check(row)
 
 
@@ -70,9 +70,9 @@ def test_zero_refuses_what_it_cannot_do_in_fp16() -> None:
 
 def all_reduces(framework: str, *more: str) -> Counter[tuple[int, int]]:
     """How many in a step, by ranks and stride of the group."""
-    found = rehearsed(framework, "gpt2_small", *more, device="cuda")
-    assert found.error is None
-    sent = [each for each in found.collectives or () if each.kind == "all_reduce"]
+    result = rehearsed(framework, "gpt2_small", *more, device="cuda")
+    assert result.error is None
+    sent = [each for each in result.collectives or () if each.kind == "all_reduce"]
     return Counter({(each.ranks, each.stride): int(each.count) for each in sent})
 
 

@@ -27,9 +27,9 @@ MISSING = {"horovod"} if why_no_horovod() else set[str]()
 FRAMEWORKS = [name for name in choices("framework") if name not in {"single", *MISSING}]
 
 
-def sent(found: Rehearsal, kind: str) -> tuple[float, float]:
+def sent(results: Rehearsal, kind: str) -> tuple[float, float]:
     """Count and bytes of all collectives of a kind."""
-    each = [sent for sent in found.collectives or () if sent.kind == kind]
+    each = [sent for sent in results.collectives or () if sent.kind == kind]
     return sum(sent.count for sent in each), sum(sent.bytes_ for sent in each)
 
 
@@ -39,12 +39,12 @@ def gpt2_bytes() -> int:
     return 4 * sum(parameter.numel() for parameter in config("single", "gpt2_small").model.build().parameters())
 
 
-def check(found: dict[str, Any], framework: str, device: str) -> None:
-    assert found["error"] is None
-    assert (found["framework"], found["device"], found["gpus"]) == (framework, device, WORLD)
-    assert found["collectives"]
-    assert all(found["memory"].values()), "parameters, gradients, optimizer and peak"
-    assert found["memory"]["peak"] > found["memory"]["parameters"]
+def check(results: dict[str, Any], framework: str, device: str) -> None:
+    assert results["error"] is None
+    assert (results["framework"], results["device"], results["gpus"]) == (framework, device, WORLD)
+    assert results["collectives"]
+    assert all(results["memory"].values()), "parameters, gradients, optimizer and peak"
+    assert results["memory"]["peak"] > results["memory"]["parameters"]
 
 
 def test_blocks_that_would_be_measured_are_refused() -> None:
@@ -60,10 +60,10 @@ def test_every_framework_is_rehearsed(device: str, model: str) -> None:
     device, _, precision = device.partition(" ")
     refusing = OF_IMAGES if model == "gpt2_small" else OF_TEXT
     frameworks = [name for name in FRAMEWORKS if name not in refusing]
-    found = apart(device, model, frameworks, *([f"train.precision={precision}"] if precision else []))
-    assert sorted(found) == sorted(frameworks)
+    result = apart(device, model, frameworks, *([f"train.precision={precision}"] if precision else []))
+    assert sorted(result) == sorted(frameworks)
     for framework in frameworks:
-        check(found[framework], framework, device)
+        check(result[framework], framework, device)
 
 
 @pytest.mark.parametrize(
@@ -78,13 +78,13 @@ def test_every_framework_is_rehearsed(device: str, model: str) -> None:
 )
 def test_steps_on_cuda(framework: str, model: str) -> None:
     """One of each family; all of them are slow."""
-    found = rehearsed(framework, model, "train.precision=bf16", device="cuda")
-    check(found.printed(), framework, "cuda")
+    result = rehearsed(framework, model, "train.precision=bf16", device="cuda")
+    check(result.printed(), framework, "cuda")
     on_cpu = rehearsed(framework, model, "train.precision=bf16")
-    assert found.memory is not None
+    assert result.memory is not None
     assert on_cpu.memory is not None
-    assert found.memory["parameters"] == on_cpu.memory["parameters"]
-    kinds = [sorted(sent.kind for sent in each.collectives or ()) for each in (found, on_cpu)]
+    assert result.memory["parameters"] == on_cpu.memory["parameters"]
+    kinds = [sorted(sent.kind for sent in each.collectives or ()) for each in (result, on_cpu)]
     assert kinds[0] == kinds[1]
 
 
@@ -103,8 +103,8 @@ def test_all_that_can_be_offloaded_is_rehearsed_on_cuda() -> None:
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_buckets_of_ddp_by_hand(device: str) -> None:
     """torch's own rule: 1 MiB first, then 25 MiB. This model has less than 1 MiB."""
-    found = rehearsed("ddp", "gpt2_small", device=device)
-    assert sent(found, "all_reduce") == (1, gpt2_bytes())
+    result = rehearsed("ddp", "gpt2_small", device=device)
+    assert sent(result, "all_reduce") == (1, gpt2_bytes())
 
 
 def test_horovod_sends_gradient_by_gradient() -> None:
@@ -121,14 +121,14 @@ def test_local_sgd_sends_once_in_eight_steps() -> None:
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_shards_by_hand(device: str) -> None:
     """FSDP with AdamW: an eighth of everything; each weight is gathered for both passes, but the last block's once."""
-    found, whole = rehearsed("fsdp", "gpt2_small", device=device), gpt2_bytes()
-    assert found.memory is not None
+    result, whole = rehearsed("fsdp", "gpt2_small", device=device), gpt2_bytes()
+    assert result.memory is not None
     steps = 4 * 40  # AdamW's step counter of each of the 40 parameters
     eighth = whole // WORLD
-    held = {name: found.memory[name] for name in ("parameters", "gradients", "optimizer")}
+    held = {name: result.memory[name] for name in ("parameters", "gradients", "optimizer")}
     assert held == {"parameters": eighth, "gradients": eighth, "optimizer": 2 * eighth + steps}
-    assert sent(found, "reduce_scatter")[1] == whole
-    assert whole < sent(found, "all_gather")[1] < 2 * whole
+    assert sent(result, "reduce_scatter")[1] == whole
+    assert whole < sent(result, "all_gather")[1] < 2 * whole
 
 
 @pytest.mark.parametrize(
@@ -140,9 +140,9 @@ def test_shards_by_hand(device: str) -> None:
 )
 def test_replicas_of_shards_and_shards_of_stages(framework: str, words: str, groups: set[tuple[str, int, int]]) -> None:
     """8 ranks: two replicas in shards over four neighbours each; two pipelines, whose neighbours share a stage."""
-    found = rehearsed(framework, "gpt2_small", words)
-    assert found.error is None
-    assert {(each.kind, each.ranks, each.stride) for each in found.collectives or ()} >= groups
+    result = rehearsed(framework, "gpt2_small", words)
+    assert result.error is None
+    assert {(each.kind, each.ranks, each.stride) for each in result.collectives or ()} >= groups
 
 
 def test_stages_of_zero_by_hand() -> None:
@@ -178,8 +178,8 @@ def test_tensor_parallel_layers_by_hand() -> None:
 
 def test_a_group_is_named_by_its_ranks_and_how_far_apart_they_are() -> None:
     """Two stages of two replicas of two parts: neighbours share layers, and the stages are four ranks apart."""
-    found = rehearsed("hybrid", "gpt2_small")
-    groups = {(each.kind, each.ranks, each.stride) for each in found.collectives or ()}
+    result = rehearsed("hybrid", "gpt2_small")
+    groups = {(each.kind, each.ranks, each.stride) for each in result.collectives or ()}
     assert {("all_reduce", 2, 1), ("all_reduce", 2, 2), ("send", 2, 4), ("recv", 2, 4)} <= groups
 
 
@@ -225,18 +225,18 @@ def single(device: str, dropout: float) -> Rehearsal:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_shapes_that_do_not_fit_are_one_line(device: str) -> None:
-    found = with_framework(Broken("single"), device)
-    assert found.error is not None
-    assert "[2, 3]" in found.error
-    assert "[4, 5]" in found.error
-    assert "\n" not in found.error
+    result = with_framework(Broken("single"), device)
+    assert result.error is not None
+    assert "[2, 3]" in result.error
+    assert "[4, 5]" in result.error
+    assert "\n" not in result.error
 
 
 def test_a_number_that_the_host_reads_has_its_line() -> None:
-    found = with_framework(Reading("single"))
-    assert found.host_waits is not None
+    result = with_framework(Reading("single"))
+    assert result.host_waits is not None
     line = Reading.setup.__code__.co_firstlineno + 3
-    assert found.host_waits[f"item at test_rehearse.py:{line}"] == 1
+    assert result.host_waits[f"item at test_rehearse.py:{line}"] == 1
 
 
 @pytest.mark.parametrize(("framework", "call"), [(Reading, "item"), (Copying, UNPINNED)])
@@ -251,10 +251,10 @@ def test_what_a_host_waits_for_on_cuda_has_its_line(framework: Any, call: str) -
 def test_a_loader_that_does_not_pin_makes_the_host_wait(model: str, parts: int) -> None:
     """For inputs, targets and which of them are valid."""
     made = config("single", model, "loader=native", "loader.pin_memory=false")
-    found = rehearse(made, Launch("alone"), torch.device("cuda", 0)).host_waits
-    assert found is not None
-    assert sum(found.values()) == parts
-    assert all(call.startswith(f"{UNPINNED} at ddlbench/job.py:") for call in found)
+    result = rehearse(made, Launch("alone"), torch.device("cuda", 0)).host_waits
+    assert result is not None
+    assert sum(result.values()) == parts
+    assert all(call.startswith(f"{UNPINNED} at ddlbench/job.py:") for call in result)
 
 
 @pytest.mark.parametrize(
@@ -264,11 +264,11 @@ def test_flops_of_gpt2_by_hand(device: str, dropout: float, products: int) -> No
     """Three blocks of width 32 on 16 tokens, a vocabulary of 64, 4 samples. Attention is 2 products of [16, 16] and
     [16, 32] forward and 4 backward; as one kernel it computes the first of them again. With dropout, the CPU has no
     such kernel."""
-    found = single(device, dropout)
+    result = single(device, dropout)
     layers = 2 * 16 * 32 * (3 * 32 + 32 + 4 * 32 + 4 * 32)  # tokens x width x (qkv, output, MLP up and down)
     head, product = 2 * 16 * 32 * 64, 2 * 16 * 16 * 32
-    assert found.flops == 4 * (3 * (3 * layers + head) + 3 * products * product)
-    assert found.flops == 4 * (training_flops(config("single", "gpt2_small").model) + 3 * (products - 6) * product)
+    assert result.flops == 4 * (3 * (3 * layers + head) + 3 * products * product)
+    assert result.flops == 4 * (training_flops(config("single", "gpt2_small").model) + 3 * (products - 6) * product)
 
 
 @pytest.mark.slow  # 15 s
@@ -279,10 +279,10 @@ def test_one_of_1024_ranks_answers_in_under_a_minute(device: torch.device) -> No
     with configurations():
         degrees = ("framework.dp=64", "framework.tp=4", "framework.pp=4")
         made = configuration("+framework=hybrid", "+model=gpt2_small", *degrees)
-    found = rehearse(made, Launch("torchrun", 0, 1024, 0, 8), device)
+    results = rehearse(made, Launch("torchrun", 0, 1024, 0, 8), device)
     assert time.process_time() - began < 60
-    assert found.coordinates == {"dp": 0, "pp": 0, "tp": 0}
-    assert found.error is None
-    assert found.memory is not None
-    assert found.memory["parameters"] == found.memory["gradients"]
-    assert sent(found, "send")[0] == sent(found, "recv")[0] > 0
+    assert results.coordinates == {"dp": 0, "pp": 0, "tp": 0}
+    assert results.error is None
+    assert results.memory is not None
+    assert results.memory["parameters"] == results.memory["gradients"]
+    assert sent(results, "send")[0] == sent(results, "recv")[0] > 0

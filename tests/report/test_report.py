@@ -20,11 +20,11 @@ from tests.support.records import strong_scaling, weak_scaling, write_run
 class Links(HTMLParser):
     def __init__(self):
         super().__init__()
-        self.found: list[str] = []
+        self.addresses: list[str] = []
         self.ids: set[str] = set()
 
     def handle_starttag(self, tag, attrs):
-        self.found += [value for name, value in attrs if name in ("href", "src")]
+        self.addresses += [value for name, value in attrs if name in ("href", "src")]
         self.ids |= {value for name, value in attrs if name == "id"}
 
 
@@ -66,12 +66,12 @@ def test_the_page_needs_no_network(report):
     links.feed(page)
     assert not re.findall(r"(?:src|href)=\"(?:https?:)?//", page)
     assert "@import" not in page
-    for link in links.found:
+    for link in links.addresses:
         if link.startswith("#"):
             assert link[1:] in links.ids
         elif not link.startswith("data:image/svg+xml;base64,"):
             assert (folder / link).is_file(), link
-    assert sum(link.startswith("data:") for link in links.found) == 12
+    assert sum(link.startswith("data:") for link in links.addresses) == 12
 
 
 def test_the_page_has_failures_bases_and_how_it_was_measured(report):

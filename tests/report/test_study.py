@@ -21,7 +21,7 @@ STUDY = """# Two frameworks
 across: [recipe]
 figures:
   1: {kind: speedup_bars, where: {gpus: 4}}
-  2a: {kind: epoch_time, where: {model: resnet50}}
+  2a: {kind: epoch_time, where: {model: resnet50}, printed: ZeRO within 10 % of DDP}
   2b: {kind: accuracy_by_time, best: true}
   3: {kind: step_seconds}
   4: {kind: throughput, where: {framework: ddp}, by: model}
@@ -61,6 +61,8 @@ def test_each_figure_has_the_rows_of_its_cells_and_names_those_that_are_missing(
     assert [patch.get_height() for patch in bars.patches] == pytest.approx([1.7])  # ddp on 4 over the 100 samples/s
     (lines,) = drawing.figures["paper_2a"].axes
     assert "rows differ in recipe" in lines.texts[0].get_text()
+    assert "the paper: ZeRO within 10 % of DDP" in lines.texts[0].get_text()
+    assert "the paper" not in bars.texts[0].get_text()
     notes = "\n".join(drawing.notes)
     assert (
         "paper_1: 3 of 4 cells have no run that ended ok: ddp vgg16 gpus=4, zero2 resnet50 gpus=4, zero2 vgg16 gpus=4\n"
@@ -204,6 +206,7 @@ def test_the_command_draws_them_and_says_what_is_missing(
         ("where: {gpus: 4}", "where: []", "figures: 1: [] is no section of keys"),
         ("  3: {kind: step_seconds}", "  3: 4", "figures: 4 is no section of keys"),
         ("best: true", "best: 1", "figures: 2b: a figure has a name"),
+        ("printed: ZeRO within 10 % of DDP", "printed: 10", "figures: 2a: a figure has a name"),
         ("by: model}", "by: models}", "--by models: choose of framework, loader, model"),
         ("across: [recipe]", "across: [1]", "across=\\[1\\] must be a list of names"),
         ("across: [recipe]", "across: [recip]", "--across recip: no run has this setting"),

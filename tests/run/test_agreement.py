@@ -24,13 +24,13 @@ CASES: dict[str, dict[str, Any]] = {  # what rank 1 has instead
 def compare_each() -> dict[str, tuple[str, Any]]:
     import torch.distributed as dist
 
-    found: dict[str, tuple[str, Any]] = {}
+    result: dict[str, tuple[str, Any]] = {}
     for name, other in CASES.items():
         try:
-            found[name] = ("lines", compare_environments(SAME | (other if dist.get_rank() == 1 else {})))
+            result[name] = ("lines", compare_environments(SAME | (other if dist.get_rank() == 1 else {})))
         except UserError as error:
-            found[name] = ("error", str(error))
-    return found
+            result[name] = ("error", str(error))
+    return result
 
 
 def test_ranks_that_differ_are_named_on_every_rank():

@@ -71,16 +71,16 @@ def cold_epochs(path: Path) -> list[int | None]:
     """Two epochs on this rank: bytes in memory when each begins. Rank 0, which drops them, begins last."""
     rank = int(os.environ["RANK"])
     kept = Kept(local_rank=rank, files=[path])
-    cold, found = cache(kept), list[int | None]()
+    cold, outcomes = cache(kept), list[int | None]()
     for _ in range(2):
         if rank == 0:
             path.read_bytes()
             time.sleep(0.5)
         cold.drop()
-        found.append(cached_bytes(path))
+        outcomes.append(cached_bytes(path))
         time.sleep(0.5 if rank == 0 else 0)  # the file is read again only after the other rank has looked
     assert kept.expected == ["", "no step ended"] * 2
-    return found
+    return outcomes
 
 
 def test_every_rank_begins_after_the_drop(tmp_path: Path) -> None:

@@ -58,11 +58,11 @@ def test_a_rank_that_computes_wrongly_ends_the_run_in_any_case() -> None:
 
 
 def test_the_figures_of_the_record() -> None:
-    found = section(FOUR, CPU, slow_ranks(FOUR, 1.5), 0.5)
-    assert found["matmul_flops_per_s_min"] == 2 * 512**3 / 0.025
-    assert found["matmul_flops_per_s_median"] == 2 * 512**3 / 0.010
-    assert found["slowest_factor"] == pytest.approx(2.5)
-    assert (found["all_reduce_bytes"], found["all_reduce_s"], found["seconds"]) == (4 * 2**20, 0.003, 0.5)
+    result = section(FOUR, CPU, slow_ranks(FOUR, 1.5), 0.5)
+    assert result["matmul_flops_per_s_min"] == 2 * 512**3 / 0.025
+    assert result["matmul_flops_per_s_median"] == 2 * 512**3 / 0.010
+    assert result["slowest_factor"] == pytest.approx(2.5)
+    assert (result["all_reduce_bytes"], result["all_reduce_s"], result["seconds"]) == (4 * 2**20, 0.003, 0.5)
     alone = section([replace(GOOD, all_reduce_s=None)], CPU, {}, 0.5)
     assert (alone["all_reduce_bytes"], alone["all_reduce_s"], alone["slow"]) == (None, None, [])
 

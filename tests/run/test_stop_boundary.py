@@ -142,7 +142,7 @@ def one_boundary(boundary: Boundary, phase: str) -> None:
     ],
 )
 def test_one_rank_asks_and_both_stop_at_the_same_boundary(phase: str, where: str) -> None:
-    (first, boundary), (second, other) = (found[phase] for found in two_ranks())
+    (first, boundary), (second, other) = (result[phase] for result in two_ranks())
     assert first == second
     assert first.startswith("rank 1 reached the time limit; stopped ")
     assert re.search(f"{where}$", first)

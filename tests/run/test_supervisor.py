@@ -55,9 +55,9 @@ from tests.support.runs import record
     ],
 )
 def test_the_first_failure_is_the_records(tmp_path: Path, how: str, status: str, reason: str, codes: set) -> None:
-    found, said = end(start(tmp_path, *how.split()))
+    result, said = end(start(tmp_path, *how.split()))
     content = record(tmp_path)
-    assert (content["status"], tuple(found)) in {(status, pair) for pair in codes}, said
+    assert (content["status"], tuple(result)) in {(status, pair) for pair in codes}, said
     assert content["reason"].startswith(reason)
     assert content["times"]["end"] is not None
     assert not list(tmp_path.glob("*/attempt-1/.*"))  # rank 0 wrote the end itself, and has cleared up
@@ -118,9 +118,9 @@ def waited(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Waited]:
     while True:
         folders = {name: tmp_path_factory.mktemp(name) for name in hows}
         started = {name: start(folders[name], *words, f"train.timeout_s={timeout_s}") for name, words in hows.items()}
-        found = {name: Waited(folders[name], *end(ranks)) for name, ranks in started.items()}
-        if 'failing.py", line' in found["step"].said[1]:
-            return found
+        result = {name: Waited(folders[name], *end(ranks)) for name, ranks in started.items()}
+        if 'failing.py", line' in result["step"].said[1]:
+            return result
         timeout_s *= 2
 
 

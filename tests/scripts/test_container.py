@@ -77,23 +77,23 @@ def sections() -> dict[str, str]:
 
 
 def test_every_variable_of_the_recipe_has_a_value() -> None:
-    found = sections()
-    values = dict(line.strip().split("=", 1) for line in found["arguments"].splitlines() if line.strip())
-    assert set(re.findall(r"\{\{ (\w+) \}\}", found[""])) == set(values) == {"REGISTRY", "BASE"}
+    result = sections()
+    values = dict(line.strip().split("=", 1) for line in result["arguments"].splitlines() if line.strip())
+    assert set(re.findall(r"\{\{ (\w+) \}\}", result[""])) == set(values) == {"REGISTRY", "BASE"}
 
 
 @pytest.mark.slow
 def test_the_steps_of_the_recipe_install_ddlbench_and_ask_for_what_it_needs(tmp_path: Path) -> None:
     """From the files that it copies, and no others."""
-    found, image = sections(), tmp_path / "image"
+    result, image = sections(), tmp_path / "image"
     image.mkdir()
-    for source, target in (line.split() for line in found["files"].splitlines() if line.strip()):
+    for source, target in (line.split() for line in result["files"].splitlines() if line.strip()):
         copy = shutil.copytree if (ROOT / source).is_dir() else shutil.copy
         copy(ROOT / source, target.replace("/opt/ddlbench", str(image)))
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python").write_text(PYTHON.format(folder=tmp_path, python=sys.executable))
     (tmp_path / "bin" / "python").chmod(0o755)
-    steps = found["post"].replace("/opt/ddlbench", str(image))
+    steps = result["post"].replace("/opt/ddlbench", str(image))
     path = f"{tmp_path}/bin:{os.environ['PATH']}"
     done = run("sh", "-euc", steps, PATH=path, PIP_CONFIG_FILE=os.devnull)
     assert done.returncode == 0, done.stderr

@@ -106,9 +106,9 @@ def test_files_and_modules_that_are_named_exist() -> None:
 
 def test_a_name_of_nothing_is_found() -> None:
     text = "see docs/nowhere.md, src/ddlbench/nothing/, data/nobody.py, ddlbench.nothing.none and stage_away.py"
-    found = {"docs/nowhere.md", "src/ddlbench/nothing", "src/ddlbench/data/nobody.py", "ddlbench.nothing.none"}
-    assert missing_names(text, scripts=True) == found | {"stage_away.py"}
-    assert missing_names(text, scripts=False) == found
+    result = {"docs/nowhere.md", "src/ddlbench/nothing", "src/ddlbench/data/nobody.py", "ddlbench.nothing.none"}
+    assert missing_names(text, scripts=True) == result | {"stage_away.py"}
+    assert missing_names(text, scripts=False) == result
 
 
 def test_the_index_of_decisions_names_each_with_its_title() -> None:

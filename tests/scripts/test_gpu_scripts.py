@@ -201,8 +201,8 @@ echo "failed $failed"
 
 def test_a_check_that_fails_or_is_over_its_limit_is_counted(tmp_path: Path) -> None:
     done = run("bash", "-c", CHECKS.format(results=tmp_path))
-    found = dict(line.split("\t")[:2] for line in (tmp_path / "checks.tsv").read_text().splitlines())
-    assert found == {
+    result = dict(line.split("\t")[:2] for line in (tmp_path / "checks.tsv").read_text().splitlines())
+    assert result == {
         "part/good": "passed",
         "part/bad": "FAILED: exit code 1",
         "part/endless": "FAILED: over its limit",

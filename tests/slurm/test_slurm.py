@@ -289,13 +289,13 @@ def test_scaling(slurm, tmp_path, kind, batches):
     assert done.stdout.splitlines()[-1].endswith(f"ddlbench.report {tmp_path}/runs --out {tmp_path}/runs/report")
     states = slurm.wait(*jobs)
     assert states == ["COMPLETED", "COMPLETED"], "".join(path.read_text() for path in tmp_path.glob("*.txt"))
-    found = sorted(records(tmp_path / "runs"), key=lambda record: record["launch"]["world_size"])
-    assert [record["status"] for record in found] == ["ok", "ok"]
-    assert [record["launch"]["launcher"] for record in found] == ["srun", "srun"]
-    assert [record["launch"]["nodes"] for record in found] == [1, 2]
-    assert sorted(found[1]["launch"]["hosts"]) == ["node1", "node2"]
-    assert [record["ledger"]["global_batch"] for record in found] == batches
-    starts, ends = ([record["times"][name] for record in found] for name in ("start", "end"))
+    result = sorted(records(tmp_path / "runs"), key=lambda record: record["launch"]["world_size"])
+    assert [record["status"] for record in result] == ["ok", "ok"]
+    assert [record["launch"]["launcher"] for record in result] == ["srun", "srun"]
+    assert [record["launch"]["nodes"] for record in result] == [1, 2]
+    assert sorted(result[1]["launch"]["hosts"]) == ["node1", "node2"]
+    assert [record["ledger"]["global_batch"] for record in result] == batches
+    starts, ends = ([record["times"][name] for record in result] for name in ("start", "end"))
     assert min(ends) <= max(starts), "one job waits for the other"
 
 

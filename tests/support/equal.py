@@ -181,8 +181,8 @@ def loader() -> Native:
 
 
 def train_cases(cases: Sequence[tuple[Case, Framework]]) -> list[Outcome]:
-    linear, found = torch.nn.functional.linear, list[Outcome]()
+    linear, results = torch.nn.functional.linear, list[Outcome]()
     for case, framework in cases:
-        found.append(train_case(case, framework))
+        results.append(train_case(case, framework))
         torch.nn.functional.linear = linear  # DeepSpeed's stage 3 leaves its own there, for all that follows
-    return found
+    return results

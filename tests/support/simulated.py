@@ -51,10 +51,10 @@ class World:
         """The value of each rank, on every rank."""
         self.values[self.own.rank] = value
         self.meeting.wait()
-        found, latest = list(self.values), max(self.seconds)
+        result, latest = list(self.values), max(self.seconds)
         self.meeting.wait()  # every rank has read: the next values may come
         self.seconds[self.own.rank] = latest
-        return found
+        return result
 
     def is_initialized(self) -> bool:
         return True
@@ -73,16 +73,16 @@ class World:
         self.exchange(None)
         self.spend((self.size - 1).bit_length() * self.message_s)
 
-    def all_gather_object(self, found: list[Any], value: Any) -> None:
-        found[:] = self.exchange(value)
+    def all_gather_object(self, outcomes: list[Any], value: Any) -> None:
+        outcomes[:] = self.exchange(value)
 
     def broadcast_object_list(self, values: list[Any], src: int) -> None:
         values[:] = [self.exchange(values[0])[src]]
 
-    def gather_object(self, value: Any, found: list[Any] | None) -> None:
+    def gather_object(self, value: Any, outcomes: list[Any] | None) -> None:
         everything = self.exchange(value)
-        if found is not None:
-            found[:] = everything
+        if outcomes is not None:
+            outcomes[:] = everything
 
     def run(self, work: Callable[[int], Any]) -> list[Any]:
         """`work(rank)` on every rank; what each returned, by rank. Raises what the rank that failed first raised."""

@@ -77,19 +77,19 @@ def write_record(
 
 def statuses(results: Path) -> Counter[str]:
     """The attempts by framework, ranks and status."""
-    found: Counter[str] = Counter()
+    result: Counter[str] = Counter()
     for path in results.glob("*/attempt-*/run.json"):
         record = json.loads(path.read_text())
         place = f"{record['config']['framework']['name']} {record['launch']['world_size']}"
-        found[f"{place} {record['status']}"] += 1
-    return found
+        result[f"{place} {record['status']}"] += 1
+    return result
 
 
 def ranks(results: Path) -> list[psutil.Process]:
     """The processes that run a cell of these results."""
-    found: list[psutil.Process] = []
+    result: list[psutil.Process] = []
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
         if "ddlbench" in words and any(str(results) in word for word in words):
-            found.append(process)
-    return found
+            result.append(process)
+    return result

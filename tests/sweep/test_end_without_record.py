@@ -28,8 +28,8 @@ BEGAN = "2026-01-01T10:00:00.000+00:00"
 @pytest.fixture
 def cell(tmp_path: Path) -> Cell:
     study = write(tmp_path, axes={"framework": ["ddp"], "gpus": [2]}, exclude=[])
-    (found,) = plan(load(str(study)), torch.device("cpu"))
-    return found
+    (result,) = plan(load(str(study)), torch.device("cpu"))
+    return result
 
 
 def config(cell: Cell, folder: Path) -> Config:

@@ -60,7 +60,7 @@ def test_what_is_not_known_is_empty(tmp_path: Path) -> None:
     assert seconds(forecast, cells(tmp_path, keys={"train.steps": None})) == [None, None]
     four, eight = cells(tmp_path, framework="gpipe")  # of six blocks there are no eight stages
     assert (four.refused is None, eight.refused is None) == (True, False)
-    assert [found is None for found in seconds(forecast, [four, eight])] == [False, True]
+    assert [result is None for result in seconds(forecast, [four, eight])] == [False, True]
     with pytest.raises(UserError, match="cluster=moon is not known"):
         Forecast("moon")
 
@@ -76,10 +76,10 @@ def test_a_plan_marks_what_is_predicted_and_prefers_what_was_measured(
     assert main([*words, "--dry-run", "--cluster", "h100"]) == 0
     _, _, measured, predicted, total, _, rest = capsys.readouterr().out.splitlines()
     assert measured.split() == ["ddp", "4", "3", "missing", "2,", "ok", "1", "1800.0", "4.000"]
-    (found,) = seconds(Forecast("h100"), planned[1:])
-    assert found is not None
-    hours = f"{found * 8 * 3 / 3600:.3f}"
-    assert predicted.split() == ["ddp", "8", "3", "missing", "at", "least", f"{found:.1f}", "at", "least", hours]
+    (result,) = seconds(Forecast("h100"), planned[1:])
+    assert result is not None
+    hours = f"{result * 8 * 3 / 3600:.3f}"
+    assert predicted.split() == ["ddp", "8", "3", "missing", "at", "least", f"{result:.1f}", "at", "least", hours]
     assert total.startswith("6 cells: missing 5, ok 1")
     assert rest.startswith("remaining, one after another: at least ")
     assert "no finished run" not in rest

@@ -37,11 +37,11 @@ sys.stdin.readline()
 def takers(results: Path, count: int) -> list[subprocess.Popen[str]]:
     """Processes that claim the cell when they read a line, and then keep it."""
     command = [sys.executable, "-c", TAKE, str(results)]
-    found = [subprocess.Popen(command, stdin=-1, stdout=-1, text=True, env=environment()) for _ in range(count)]
-    for process in found:
+    result = [subprocess.Popen(command, stdin=-1, stdout=-1, text=True, env=environment()) for _ in range(count)]
+    for process in result:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-    return found
+    return result
 
 
 def take(processes: list[subprocess.Popen[str]]) -> list[bool]:

@@ -189,7 +189,7 @@ def test_an_experiment_is_one_cell_and_its_command_runs_it(name: str) -> None:
     options, words = comment.partition("Command, where data.root=FOLDER names the data:")[2].split(
         "python -m ddlbench "
     )
-    nodes, tasks = (int(found) for found in re.findall(r"-N(\d+) --ntasks-per-node=(\d+)", options)[0])
+    nodes, tasks = (int(result) for result in re.findall(r"-N(\d+) --ntasks-per-node=(\d+)", options)[0])
     assert nodes * tasks == cells[0].gpus
     with configurations():
         identity = configuration(*words.split()).identity()

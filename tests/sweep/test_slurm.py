@@ -37,12 +37,12 @@ def test_larger_cells_wait_for_the_proof_and_for_their_turn(tmp_path: Path, subm
     results = tmp_path / "results"
     lines = submit(study, plan(study, CPU), State(results).refresh(), Options(throttle=2), None)
     assert [line.partition(":")[0] for line in lines] == ["job 1", "job 2", "job 3"]
-    found = submitted.read_text().splitlines()
-    assert "--dependency" not in found[0]
-    assert "--dependency=afterok:1 --kill-on-invalid-dep=yes" in found[1]
-    assert "--dependency=afterok:1,afterany:1 --kill-on-invalid-dep=yes" in found[2]
-    assert "--nodes=2 --ntasks-per-node=4 --gpus-per-node=4 --time=63 " in found[2]
-    assert f'train.repeat=0 results_dir="{results}" progress=false' in found[2]
+    result = submitted.read_text().splitlines()
+    assert "--dependency" not in result[0]
+    assert "--dependency=afterok:1 --kill-on-invalid-dep=yes" in result[1]
+    assert "--dependency=afterok:1,afterany:1 --kill-on-invalid-dep=yes" in result[2]
+    assert "--nodes=2 --ntasks-per-node=4 --gpus-per-node=4 --time=63 " in result[2]
+    assert f'train.repeat=0 results_dir="{results}" progress=false' in result[2]
 
 
 def test_the_results_folder_is_passed_on_as_it_was_given(

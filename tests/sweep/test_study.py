@@ -120,7 +120,7 @@ def test_keys_settings_axes_and_command_line_win_in_this_order(tmp_path: Path) -
 )
 def test_the_batch_rule(tmp_path: Path, scaling: str, expected: str) -> None:
     study = load(str(write(tmp_path)), [f"scaling={scaling}"])
-    assert {expected} == {found for point in study.points() for found in study.words(point) if found.endswith("=4")}
+    assert {expected} == {result for point in study.points() for result in study.words(point) if result.endswith("=4")}
 
 
 def test_the_command_line_replaces_axes_and_numbers(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_yaml_is_plain_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tex
     path.write_text(text)
     with pytest.raises(UserError, match=re.escape(expected)):
         load(str(path))
-    assert [found.name for found in tmp_path.iterdir()] == ["study.yaml"]
+    assert [result.name for result in tmp_path.iterdir()] == ["study.yaml"]
 
 
 @pytest.mark.parametrize("name", ["../config", "/etc/passwd", "nothing", ".", "a/b", "missing.yaml"])
@@ -235,12 +235,12 @@ def test_a_file_whose_name_is_no_folder_below_results_is_refused(tmp_path: Path,
 def test_every_path_of_the_configuration_belongs_to_the_command_line() -> None:
     """A key that is added later and holds a path must be added to PATHS."""
     words = ("dir", "root", "path", "file", "folder", "stage_to", "tokenizer")
-    found = {"results_dir"}
+    result = {"results_dir"}
     for group in ("data", "loader", "framework", "cluster"):
         for option in choices(group):
-            found |= {f"{group}.{key}" for key in published(group, option) if key.endswith(words)}
-    found |= {f"checkpoint.{field.name}" for field in fields(Checkpoint) if field.name.endswith(words)}
-    assert found <= set(PATHS)
+            result |= {f"{group}.{key}" for key in published(group, option) if key.endswith(words)}
+    result |= {f"checkpoint.{field.name}" for field in fields(Checkpoint) if field.name.endswith(words)}
+    assert result <= set(PATHS)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -18,7 +19,7 @@ from ddlbench.results.tables.measurement import Measurement
 from ddlbench.results.tables.merge import Comparison
 from ddlbench.results.tables.tables import Tables
 from ddlbench.sweep.study import Study
-from ddlbench.sweep.study_entries import SCALING, Plain, matches
+from ddlbench.sweep.study_entries import SCALING, Figure, Plain, matches
 
 NEEDS = {
     "step_seconds": ": run with profile=true",
@@ -52,7 +53,7 @@ def draw_study(study: Study, tables_of: Callable[[Comparison], Tables]) -> Drawi
             fine = (row for row in drawn if row["status"] == "ok")
             curves = group_by(fine, lambda row: (row["comparison"], row.curve))
             drawn = [min(curve, key=lambda row: row["sample_time_s"] or inf) for curve in curves.values()]
-        plots.append(_plot(figure.kind, plots_of(drawn, tables, looks), name))
+        plots.append(_plot(figure, plots_of(drawn, tables, looks), name))
         if missing:
             cells = ", ".join(_cells(missing))
             notes.append(f"{name}: {len(missing)} of {len(wanted)} cells have no run that ended ok: {cells}")
@@ -66,14 +67,18 @@ def draw_study(study: Study, tables_of: Callable[[Comparison], Tables]) -> Drawi
     return drawing_of(plots, notes)
 
 
-def _plot(kind: str, plots: Iterable[Plot], name: str) -> Plot:
-    """The plot of a kind, with the name of the figure; those behind it are not made. UserError if there is none."""
+def _plot(figure: Figure, plots: Iterable[Plot], name: str) -> Plot:
+    """The plot of a figure's kind, with its name, and above its first panel the paper's text. Those behind it are not
+    made. UserError if there is none."""
     others = list[str]()
     for plot in plots:
-        if plot.name == kind:
-            return plot._replace(study=name)
+        if plot.name == figure.kind:
+            shown = list(plot.panels)
+            if shown and figure.printed:
+                shown[0] = replace(shown[0], lines=[*shown[0].lines, f"the paper: {figure.printed}"])
+            return plot._replace(study=name, panels=shown)
         others.append(plot.name)
-    raise UserError(f"{name}: kind {kind} does not exist: choose one of {', '.join(others)}")
+    raise UserError(f"{name}: kind {figure.kind} does not exist: choose one of {', '.join(others)}")
 
 
 def _point(study: Study, row: Measurement) -> dict[str, Any]:

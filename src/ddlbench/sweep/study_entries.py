@@ -51,12 +51,14 @@ class Figure(NamedTuple):
     where: its cells; [{}]: all
     best:  whether each curve has its fastest GPU count alone
     by:    as Study.by, which holds where this is empty
+    printed: the paper's text in digits on what the figure shows; it stands above the first panel
     """
 
     kind: str
     where: Where
     best: bool = False
     by: tuple[str, ...] = ()
+    printed: str = ""
 
 
 def check_axis(key: Any, values: list[Any]) -> None:
@@ -112,14 +114,15 @@ def setting_of(raw: Any, axes: Plain) -> tuple[Where, Plain]:
 def figure_of(name: Any, raw: Any, axes: Plain) -> Figure:
     """One entry of `figures`. axes: of the study"""
     content, place = section(raw, "figures"), f"figures: {shown(name)}"
-    best = content.get("best", False)
+    best, printed = content.get("best", False), content.get("printed", "")
     wrong = not NAME.fullmatch(str(name)) or not set(content) <= set(Figure._fields) or "kind" not in content
-    if wrong or not isinstance(best, bool):
+    if wrong or not isinstance(best, bool) or not isinstance(printed, str):
         raise UserError(
-            f"{place}: a figure has a name of letters and digits, a kind, and may have where, by, best: true | false"
+            f"{place}: a figure has a name of letters and digits, a kind, and may have where, by, best: true | false, "
+            "printed: TEXT"
         )
     where = where_of(content["where"], axes, place) if "where" in content else [{}]
-    return Figure(str(content["kind"]), where, best, names_of("by", content.get("by", [])))
+    return Figure(str(content["kind"]), where, best, names_of("by", content.get("by", [])), printed)
 
 
 def where_of(raw: Any, axes: Plain, place: str) -> list[dict[str, list[Any]]]:

@@ -51,9 +51,9 @@ def test_the_native_loader_sees_no_difference(folders, packed):
 
 def test_a_set_that_pack_made(folders, tmp_path):
     pack(folders.layout(), tmp_path / "set", shard_bytes=20_000, processes=1)
-    found = PackedImages("packed", root=str(tmp_path / "set"))
-    assert found.describe() == folders.describe()
-    for got, expected in zip(batches(native(found)), batches(native(folders)), strict=True):
+    result = PackedImages("packed", root=str(tmp_path / "set"))
+    assert result.describe() == folders.describe()
+    for got, expected in zip(batches(native(result)), batches(native(folders)), strict=True):
         assert torch.equal(got.inputs, expected.inputs)
         assert torch.equal(got.targets, expected.targets)
 
@@ -119,11 +119,11 @@ def test_memory_of_a_scan_is_that_of_the_index(tmp_path):
         packs.write_shard(shard, [packs.example(content, 0, f"a/{number}_{i:04d}.JPEG") for i in range(200)])
     tracemalloc.start()
     try:
-        found = scan(shards, classes=1)
+        result = scan(shards, classes=1)
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert len(found["sizes"]) == 4_000
+    assert len(result["sizes"]) == 4_000
     assert most < 220 * 4_000  # a tuple, a name and numbers of Python for every image are more
 
 
@@ -239,9 +239,9 @@ def test_what_is_no_packed_set(tmp_path, packed):
 
 def test_features_are_found_wherever_they_begin():
     content = packs.example(b"image" * 100, 300, "a/b.JPEG")
-    data, found = memoryview(b"--" + content), features(memoryview(b"--" + content), (2, 2 + len(content)))
-    assert bytes(data[slice(*bytes_of(data, found, "image/encoded"))]) == b"image" * 100
-    assert number_of(data, found, "image/class/label") == number_of(data, found, "image/height") == 300
+    data, results = memoryview(b"--" + content), features(memoryview(b"--" + content), (2, 2 + len(content)))
+    assert bytes(data[slice(*bytes_of(data, results, "image/encoded"))]) == b"image" * 100
+    assert number_of(data, results, "image/class/label") == number_of(data, results, "image/height") == 300
     for end in range(2, 2 + len(content)):
         with pytest.raises(ValueError, match=r"bytes|fields|no number|it has no|one value"):
             bytes_of(data, features(data, (2, end)), "image/encoded")

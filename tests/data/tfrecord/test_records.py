@@ -59,7 +59,7 @@ def flip(path, place):
 
 def seen(path, spans=()):
     """Payloads by offset, and what is wrong in their place."""
-    return {offset: found.what if isinstance(found, BadRecord) else found for offset, found in walk(path, spans)}
+    return {offset: result.what if isinstance(result, BadRecord) else result for offset, result in walk(path, spans)}
 
 
 def test_frame_of_a_record():
@@ -110,20 +110,20 @@ def test_what_is_no_index(text):
 @pytest.mark.parametrize("place", [21, 30])  # in the second record's length, and in that length's checksum
 def test_damaged_length_hides_what_follows_unless_an_index_tells(file, place):
     flip(file, place)
-    found = seen(file)
-    assert found[0] == b"first"
-    assert list(found) == [0, 21]
-    assert "its length" in found[21]
-    assert "does not match its checksum" in found[21]
-    assert seen(file, SPANS) == found | {37: PAYLOADS[2]}
+    result = seen(file)
+    assert result[0] == b"first"
+    assert list(result) == [0, 21]
+    assert "its length" in result[21]
+    assert "does not match its checksum" in result[21]
+    assert seen(file, SPANS) == result | {37: PAYLOADS[2]}
 
 
 @pytest.mark.parametrize("place", [13, 18])  # in the first record's payload, and in its checksum
 def test_damaged_payload_is_one_bad_record(file, place):
     flip(file, place)
-    found = seen(file)
-    assert found[0] == "its payload does not match its checksum"
-    assert list(found.values())[1:] == PAYLOADS[1:]
+    result = seen(file)
+    assert result[0] == "its payload does not match its checksum"
+    assert list(result.values())[1:] == PAYLOADS[1:]
 
 
 @pytest.mark.parametrize(
@@ -137,10 +137,10 @@ def test_file_that_was_cut_short(file, bytes_left, what):
 def decoded(example, *numbers):
     """The one value of each feature, of these as a number."""
     data = memoryview(example)
-    found = features(data, (0, len(data)))
+    result = features(data, (0, len(data)))
     return {
-        name: number_of(data, found, name) if name in numbers else example[slice(*bytes_of(data, found, name))]
-        for name in found
+        name: number_of(data, result, name) if name in numbers else example[slice(*bytes_of(data, result, name))]
+        for name in result
     }
 
 
@@ -168,12 +168,12 @@ def test_examples_of_other_writers():
     unknown = b"\x3d\0\0\0\0" + b"\x21" + bytes(8)  # field 7 of 4 bytes, field 4 of 8
     body = b"".join(b"\x0a" + bytes([len(entry)]) + entry for entry in (one, two, packed, floats))
     data = memoryview(b"\x0a" + bytes([len(body)]) + body + unknown)
-    found = features(data, (0, len(data)))
-    assert list(found) == ["n", "m", "p", "f"]
-    assert number_of(data, found, "n") == 5
+    result = features(data, (0, len(data)))
+    assert list(result) == ["n", "m", "p", "f"]
+    assert number_of(data, result, "n") == 5
     for name in ("m", "p", "f"):
         with pytest.raises(ValueError, match=f"{name} is not one value of type int"):
-            number_of(data, found, name)
+            number_of(data, result, name)
 
 
 @pytest.mark.parametrize("payload", [b"\x0a", b"\x0a\x05ab", b"\x0b", b"\x0a" + b"\xff" * 11, b"\x08\x01", b"\x0d\0"])

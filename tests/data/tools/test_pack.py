@@ -72,11 +72,11 @@ def content(folder):
 
 def test_every_file_is_there_byte_for_byte(layout, packed):
     for split, files in prepare_index(layout, None).splits.items():
-        found = images(packed, split)
+        result = images(packed, split)
         folder = layout.root / split
-        assert {image.filename for image in found} == {f"{p.parent.name}/{p.name}" for p in folder.glob("*/*")}
-        assert len(found) == len(files)
-        for image, i in zip(found, order(split, len(files)), strict=True):
+        assert {image.filename for image in result} == {f"{p.parent.name}/{p.name}" for p in folder.glob("*/*")}
+        assert len(result) == len(files)
+        for image, i in zip(result, order(split, len(files)), strict=True):
             assert image.filename == f"{'abc'[image.label]}/{files.name(i)}"
             assert image.encoded == (folder / image.filename).read_bytes()
 

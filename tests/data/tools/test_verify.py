@@ -49,7 +49,7 @@ def in_process(monkeypatch):
 def verify(folder):
     """Faults, and how many samples were seen."""
     parts = list(verify_pack(folder, processes=1))
-    return [fault for found in parts for fault in found.faults], sum(found.counts.total() for found in parts)
+    return [fault for result in parts for fault in result.faults], sum(result.counts.total() for result in parts)
 
 
 def flip(file, place):
@@ -89,9 +89,9 @@ def rewrite(packed, change):
     """The first shard with its first Example changed, and an index that fits."""
     payloads = [payload for _, payload in walk(packed / SHARD) if isinstance(payload, bytes)]
     data = memoryview(payloads[0])
-    found = features(data, (0, len(data)))
-    whole = {name: payloads[0][slice(*bytes_of(data, found, name))] for name in (ENCODED, FILENAME)}
-    payloads[0] = encode(whole | {LABEL: number_of(data, found, LABEL)} | change)
+    result = features(data, (0, len(data)))
+    whole = {name: payloads[0][slice(*bytes_of(data, result, name))] for name in (ENCODED, FILENAME)}
+    payloads[0] = encode(whole | {LABEL: number_of(data, result, LABEL)} | change)
     (packed / SHARD).write_bytes(b"".join(map(record, payloads)))
     spans = [(offset, len(payload) + FRAME) for offset, payload in walk(packed / SHARD) if isinstance(payload, bytes)]
     (packed / INDEX).write_bytes(index_text(spans))

@@ -52,7 +52,7 @@ def one_gpu() -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def found() -> Found:
+def results() -> Found:
     """What two ranks found, all in one pair of processes; rank 0's, and that rank 1 has no state."""
     first, second = run_ranks(2, everything_else)
     assert not any(len(weights) for weights in second["adamw"])
@@ -66,9 +66,9 @@ def test_a_version_with_known_wrong_results_is_unavailable(monkeypatch: pytest.M
 
 
 @pytest.mark.slow
-def test_knobs_train_the_same(found: Found) -> None:
+def test_knobs_train_the_same(results: Found) -> None:
     expected = reference(THREES, 2)
-    off = {name: distance(outcome.weights, expected) for name, outcome in zip(KNOBS, found["knobs"], strict=True)}
+    off = {name: distance(outcome.weights, expected) for name, outcome in zip(KNOBS, results["knobs"], strict=True)}
     assert max(off.values()) <= TOLERANCE, off
 
 
@@ -79,8 +79,8 @@ def test_the_central_test_notices_a_planted_fault(quickly: Found) -> None:
 
 
 @pytest.mark.slow
-def test_adamw_with_two_groups_and_a_schedule_is_ddps(found: Found) -> None:
-    expected, *zero = found["adamw"]
+def test_adamw_with_two_groups_and_a_schedule_is_ddps(results: Found) -> None:
+    expected, *zero = results["adamw"]
     off = [norm([weights - expected]) / norm([expected]) for weights in zero]
     assert max(off[:4]) <= 1e-5, off
     assert max(off[4:]) <= 1e-2, off  # gradients travelled in fp16
@@ -122,14 +122,14 @@ def test_the_facts_name_where_the_library_needs_the_norm() -> None:
 
 def test_the_only_visible_gpu_is_device_0_whatever_the_local_rank(one_gpu: list[dict[str, Any]]) -> None:
     """srun --gpus-per-task=1: local rank 1 sees one GPU. Afterwards LOCAL_RANK says the launcher's number again."""
-    for stage, found in zip(STAGES, one_gpu, strict=True):
-        assert set(found["asked"]) == {0}, (stage, found["asked"])
-        assert found["after"] == "1"
+    for stage, result in zip(STAGES, one_gpu, strict=True):
+        assert set(result["asked"]) == {0}, (stage, result["asked"])
+        assert result["after"] == "1"
 
 
 def test_it_reduces_in_torchs_group_of_all_ranks(one_gpu: list[dict[str, Any]]) -> None:
     """It has the timeout of the job, and another one would be one more communicator."""
-    assert {found["of all ranks"] for found in one_gpu} == {True}
+    assert {result["of all ranks"] for result in one_gpu} == {True}
 
 
 def test_open_mpis_local_rank_equals_the_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,25 +169,25 @@ def test_on_the_cpu_the_local_rank_is_the_jobs(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.slow
-def test_its_own_mixed_precision_trains_nearly_the_same(found: Found) -> None:
+def test_its_own_mixed_precision_trains_nearly_the_same(results: Found) -> None:
     expected = reference(SIXTEEN, 2)
-    for framework, outcome in zip(CASTS, found["casts"], strict=True):
+    for framework, outcome in zip(CASTS, results["casts"], strict=True):
         # The library rounds the first weights too, and keeps gradients in 16 bits.
         assert 1e-3 < distance(outcome.weights, expected) <= 0.1, framework
         assert {tensor.dtype for tensor in outcome.weights.values()} == {torch.float32}
 
 
 @pytest.mark.slow
-def test_training_continues_from_a_loaded_state(found: Found) -> None:
-    for framework, (start, after, loaded, again) in zip(ROUNDS, found["rounds"], strict=True):
+def test_training_continues_from_a_loaded_state(results: Found) -> None:
+    for framework, (start, after, loaded, again) in zip(ROUNDS, results["rounds"], strict=True):
         assert norm([after - start]) > 1e-3, framework
         assert torch.equal(loaded, start), framework
         torch.testing.assert_close(again, after, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.slow
-def test_an_overflow_in_fp16_is_no_update(found: Found) -> None:
-    updates, weights = found["overflow"]
+def test_an_overflow_in_fp16_is_no_update(results: Found) -> None:
+    updates, weights = results["overflow"]
     assert updates == [0, 0, 1]
     assert torch.equal(weights[0], weights[1])
     assert norm([weights[2] - weights[1]]) > 1e-3

@@ -100,7 +100,7 @@ def weights_of(trainer: Trainer) -> Tensor:
 
 def train_each(frameworks: Sequence[Framework], reduce_dtypes: Sequence[str]) -> list[Tensor]:
     """Weights after a few updates with AdamW at falling learning rates."""
-    found: list[Tensor] = []
+    result: list[Tensor] = []
     for framework, reduce_dtype in zip(frameworks, reduce_dtypes, strict=True):
         job = replace(adamw_job(), reduce_dtype=reduce_dtype)
         framework.check(job)
@@ -109,10 +109,10 @@ def train_each(frameworks: Sequence[Framework], reduce_dtypes: Sequence[str]) ->
             for group in trainer.optimizer.param_groups:
                 group["lr"] = 0.01 / (step + 1)
             trainer.step(samples(job, step))
-        found.append(weights_of(trainer))
+        result.append(weights_of(trainer))
         dist.barrier()
         trainer.close()
-    return found
+    return result
 
 
 def own_loop(job: Job, stage: int) -> Tensor:
@@ -152,16 +152,16 @@ def own_loop(job: Job, stage: int) -> Tensor:
 def both_loops() -> list[tuple[Tensor, Tensor]]:
     adamw = partial(make_optimizer, OptimizerConfig("adamw", lr=0.01, weight_decay=0.1))
     job = replace(make_job(replace(CASE, micro_batch=3, clip_norm=0.5)), optimizer=adamw)
-    found: list[tuple[Tensor, Tensor]] = []
+    result: list[tuple[Tensor, Tensor]] = []
     for stage in STAGES:
         framework = ZERO[stage]
         trainer = framework.setup(job)
         for step in range(4):
             trainer.step(samples(job, step))
-        found.append((weights_of(trainer), own_loop(job, stage)))
+        result.append((weights_of(trainer), own_loop(job, stage)))
         dist.barrier()
         trainer.close()
-    return found
+    return result
 
 
 NORMS = (  # where DeepSpeed computes the gradient's norm
@@ -173,7 +173,7 @@ NORMS = (  # where DeepSpeed computes the gradient's norm
 
 def norms(clip_norm: float | None) -> list[tuple[int, bool]]:
     """For each stage how often an update computes the gradient's norm, and what the facts say."""
-    found: list[tuple[int, bool]] = []
+    result: list[tuple[int, bool]] = []
     import_deepspeed(torch.device("cpu"))
     for framework in ZERO:
         job = make_job(replace(THREES, clip_norm=clip_norm))
@@ -184,10 +184,10 @@ def norms(clip_norm: float | None) -> list[tuple[int, bool]]:
             ]
             trainer = framework.setup(job)
             trainer.step(samples(job))
-            found.append((sum(watch.call_count for watch in watches), trainer.facts()["gradient_norm"]))
+            result.append((sum(watch.call_count for watch in watches), trainer.facts()["gradient_norm"]))
         dist.barrier()
         trainer.close()
-    return found
+    return result
 
 
 SIXTEEN = replace(CASE, name="gpt2-bf16", precision="bf16", micro_batch=2)
@@ -196,7 +196,7 @@ CASTS = [DeepSpeed(zero_stage=stage, mixed_precision="weights") for stage in (1,
 
 def rounds(frameworks: Sequence[DeepSpeed]) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
     """Weights at the start, after an update, loaded again, and after the same update from there."""
-    found: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+    result: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
     for framework in frameworks:
         job = make_job(replace(CASE, lr=0.1))
         job = replace(job, optimizer=partial(make_optimizer, OptimizerConfig("sgd", lr=0.1)))  # without a memory
@@ -210,10 +210,10 @@ def rounds(frameworks: Sequence[DeepSpeed]) -> list[tuple[Tensor, Tensor, Tensor
         trainer.evaluate(samples(job))  # between two updates, as between two epochs
         weights.append(weights_of(trainer))
         trainer.step(samples(job))
-        found.append((*weights, weights_of(trainer)))  # pyright: ignore
+        result.append((*weights, weights_of(trainer)))  # pyright: ignore
         dist.barrier()
         trainer.close()
-    return found
+    return result
 
 
 ROUNDS = [
@@ -259,7 +259,7 @@ def on_one_visible_gpu() -> list[dict[str, Any]]:
             if str(device_index) != "cpu":
                 asked.append(int(device_index))
 
-    before, found = get_accelerator(), list[dict[str, Any]]()
+    before, results = get_accelerator(), list[dict[str, Any]]()
     os.environ.update(LOCAL_RANK="1", LOCAL_WORLD_SIZE="2")
     set_accelerator(Visible())
     gpu = partial(device_index, torch.device("cuda", 0), local_rank=1)
@@ -272,10 +272,10 @@ def on_one_visible_gpu() -> list[dict[str, Any]]:
                 trainer.step(samples(job, step))
             trainer.close()
             after = {"asked": asked.copy(), "after": os.environ["LOCAL_RANK"]}
-            found.append({**after, "of all ranks": group is dist.group.WORLD})
+            results.append({**after, "of all ranks": group is dist.group.WORLD})
             asked.clear()
     set_accelerator(before)
-    return found
+    return results
 
 
 def quick() -> Found:
@@ -288,10 +288,10 @@ def quick() -> Found:
 
 
 def everything_else() -> Found:
-    found = {
+    result = {
         "knobs": train_cases([(THREES, framework) for framework in KNOBS.values()]),
         "adamw": train_each([DDP(), *ZERO, *ZERO], ["fp32"] * 5 + ["fp16"] * 4),
         "casts": train_cases([(SIXTEEN, framework) for framework in CASTS]),
         "rounds": rounds(ROUNDS),
     }
-    return found | {"overflow": overflow()}  # last: the library remembers in a global that a run was in fp16
+    return result | {"overflow": overflow()}  # last: the library remembers in a global that a run was in fp16

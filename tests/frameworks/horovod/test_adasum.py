@@ -81,11 +81,11 @@ def test_adasum_trains_by_its_rule(tmp_path: Path, world: int) -> None:
     command = ("mpirun", "-n", world, PYTHON, "-m", "tests.frameworks.horovod.test_adasum", path)
     done = run(*command, cwd=Path(__file__).parents[3], **AS_ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
-    found, expected = torch.load(path, weights_only=False), simulated(world)
-    assert found.updates == expected.updates
-    assert found.losses == pytest.approx(expected.losses, abs=TOLERANCES["gpt2", "fp32"].loss)
-    assert distance(found.weights, expected) <= TOLERANCES["gpt2", "fp32"].weights
-    assert distance(found.weights, reference(CASE, world)) > 0.1  # not the mean
+    result, expected = torch.load(path, weights_only=False), simulated(world)
+    assert result.updates == expected.updates
+    assert result.losses == pytest.approx(expected.losses, abs=TOLERANCES["gpt2", "fp32"].loss)
+    assert distance(result.weights, expected) <= TOLERANCES["gpt2", "fp32"].weights
+    assert distance(result.weights, reference(CASE, world)) > 0.1  # not the mean
 
 
 @pytest.mark.mpi

@@ -86,11 +86,11 @@ def find() -> Found:
 
 def first_operations() -> list[tuple[torch.device, str]]:
     """NCCL makes Horovod's communicator at its first operation on a device: which is in the set-up."""
-    framework, found, phase, hvd = Horovod(), list[tuple[torch.device, str]](), "set-up", horovod_torch()
+    framework, result, phase, hvd = Horovod(), list[tuple[torch.device, str]](), "set-up", horovod_torch()
     real = hvd.allreduce
 
     def recorded(tensor: torch.Tensor, **options: Any) -> torch.Tensor:
-        found.append((tensor.device, phase))
+        result.append((tensor.device, phase))
         return real(tensor, **options)
 
     with patch.object(hvd, "allreduce", recorded):
@@ -98,7 +98,7 @@ def first_operations() -> list[tuple[torch.device, str]]:
         phase = "after"
         trainer.state()
     trainer.close()
-    return found
+    return result
 
 
 def step(framework: Framework, changes: dict[str, Any]) -> Stepped:
@@ -118,9 +118,9 @@ def step(framework: Framework, changes: dict[str, Any]) -> Stepped:
 def facts() -> dict[str, Any]:
     framework, job = Horovod(fusion_threshold_mb=64), replace(make_job(CASE), micro_batch=3, reduce_dtype="fp16")
     trainer = framework.setup(job)
-    found = trainer.facts()
+    result = trainer.facts()
     trainer.close()
-    return found
+    return result
 
 
 def other_weights() -> str:
@@ -133,45 +133,45 @@ def other_weights() -> str:
 
 
 @pytest.fixture(scope="module")
-def found() -> Found:
+def results() -> Found:
     return run_ranks(2, find)[0]
 
 
 @needs_horovod
-def test_knobs_train_the_same_as_far_as_they_promise(found: Found) -> None:
+def test_knobs_train_the_same_as_far_as_they_promise(results: Found) -> None:
     expected = reference(CASE, 2)
-    off = {name: distance(outcome.weights, expected) for name, outcome in zip(KNOBS, found.knobs, strict=True)}
+    off = {name: distance(outcome.weights, expected) for name, outcome in zip(KNOBS, results.knobs, strict=True)}
     for name, (_, tolerance) in KNOBS.items():
         assert off[name] <= tolerance, off
     assert off["fp16"] > 1e-6  # it did compress
 
 
 @needs_horovod
-def test_the_central_test_notices_a_planted_fault(found: Found) -> None:
-    assert distance(found.summed.weights, reference(CASE, 2)) > 100 * EXACT
+def test_the_central_test_notices_a_planted_fault(results: Found) -> None:
+    assert distance(results.summed.weights, reference(CASE, 2)) > 100 * EXACT
 
 
 @needs_horovod
-def test_steps_as_ddp_does(found: Found) -> None:
-    for name, (theirs, ours) in found.stepped.items():
+def test_steps_as_ddp_does(results: Found) -> None:
+    for name, (theirs, ours) in results.stepped.items():
         assert theirs[1] == ours[1] > 0, name
         for weight, expected in theirs[0].items():
             torch.testing.assert_close(ours[0][weight], expected, rtol=1e-4, atol=1e-5, msg=f"{name}: {weight}")
 
 
 @needs_horovod
-def test_its_communicator_is_made_in_the_set_up(found: Found) -> None:
-    assert found.first == [(torch.device("cpu"), "set-up")]
+def test_its_communicator_is_made_in_the_set_up(results: Found) -> None:
+    assert results.first == [(torch.device("cpu"), "set-up")]
 
 
 @needs_horovod
-def test_ranks_that_start_from_different_weights_are_refused(found: Found) -> None:
-    assert found.other_weights == "the ranks start from different weights"
+def test_ranks_that_start_from_different_weights_are_refused(results: Found) -> None:
+    assert results.other_weights == "the ranks start from different weights"
 
 
 @needs_horovod
-def test_facts(found: Found) -> None:
-    assert found.facts == {
+def test_facts(results: Found) -> None:
+    assert results.facts == {
         "staleness": 0,
         "compression": "fp16",
         "fusion_threshold_mb": 64,
@@ -185,9 +185,9 @@ def test_facts(found: Found) -> None:
 
 @needs_horovod
 @pytest.mark.parametrize("case", ["whole", "accumulated"])
-def test_equals_horovods_documented_loop(found: Found, case: str) -> None:
-    ours = found.accumulated if case == "accumulated" else found.knobs[0]
-    theirs = found.documented[case]
+def test_equals_horovods_documented_loop(results: Found, case: str) -> None:
+    ours = results.accumulated if case == "accumulated" else results.knobs[0]
+    theirs = results.documented[case]
     assert theirs.keys() == ours.weights.keys()
     for name, weight in theirs.items():
         torch.testing.assert_close(ours.weights[name], weight, rtol=0, atol=1e-7, msg=name)

@@ -20,9 +20,9 @@ from tests.support.waiting import WITHIN_S
 
 def test_places_of_five_ranks_on_three_hosts() -> None:
     hosts = ["a", "b", "a", "c", "b"]
-    found = [places(hosts, rank) for rank in range(5)]
+    result = [places(hosts, rank) for rank in range(5)]
     names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "HOSTNAME")
-    assert [tuple(place[f"HOROVOD_{name}"] for name in names) for place in found] == [
+    assert [tuple(place[f"HOROVOD_{name}"] for name in names) for place in result] == [
         ("0", "5", "0", "2", "0", "3", "a"),
         ("1", "5", "0", "2", "1", "3", "b"),
         ("2", "5", "1", "2", "0", "2", "a"),
@@ -63,9 +63,9 @@ def started() -> tuple[int, int, int]:
     framework = Horovod()
     trainer = framework.setup(make_job(CASE))
     hvd = horovod_torch()
-    found = hvd.size(), hvd.rank(), hvd.local_rank()
+    result = hvd.size(), hvd.rank(), hvd.local_rank()
     trainer.close()
-    return found
+    return result
 
 
 @pytest.mark.slow

@@ -76,7 +76,7 @@ def train_all() -> list[Outcome]:
 def dropped() -> list[dict[str, Tensor]]:
     """Parameters that every rank has whole, after two updates with dropout while one rank draws numbers in between; the
     second time with blocks that run again."""
-    found: list[dict[str, Tensor]] = []
+    result: list[dict[str, Tensor]] = []
     for again in (False, True):
         case = replace(CASE, model=replace(TEXT, dropout=0.5), checkpoint_activations=again)
         trainer = Megatron().setup(make_job(case))
@@ -84,9 +84,9 @@ def dropped() -> list[dict[str, Tensor]]:
             torch.rand(dist.get_rank() + 1)  # as a loader would on the rank that reads
             trainer.step(batch_of(TEXT, trainer.place, 8))
         named = trainer.model.named_parameters()
-        found.append({name: each.detach().clone() for name, each in named if name not in trainer.splits})
+        result.append({name: each.detach().clone() for name, each in named if name not in trainer.splits})
         trainer.close()
-    return found
+    return result
 
 
 def reloaded() -> tuple[dict[str, Tensor], dict[str, Tensor], float]:
@@ -96,28 +96,28 @@ def reloaded() -> tuple[dict[str, Tensor], dict[str, Tensor], float]:
 
 def facts() -> dict[str, Any]:
     trainer = Megatron().setup(make_job(CASE))
-    found = trainer.facts()
+    result = trainer.facts()
     trainer.close()
-    return found
+    return result
 
 
 WORK: list[Callable[[], Any]] = [train_all, dropped, reloaded, facts]
 
 
 @cache
-def found(world: int) -> list[dict[str, Any]]:
+def outcomes(world: int) -> list[dict[str, Any]]:
     """What each piece of work returned, by rank: one set of processes does it all."""
     return run_ranks(world, results, WORK if world == 2 else WORK[:1])
 
 
 @pytest.mark.parametrize("world", TRAININGS)
 def test_trains_what_one_process_trains(world: int) -> None:
-    for (case, framework), outcome in zip(TRAININGS[world].values(), found(world)[0]["train_all"], strict=True):
+    for (case, framework), outcome in zip(TRAININGS[world].values(), outcomes(world)[0]["train_all"], strict=True):
         assert_equal(outcome, reference(case, framework.layout(world).dp), TOLERANCES["gpt2", "fp32"])
 
 
 def test_whole_activations_lose_the_same_units_on_every_rank() -> None:
-    (plain, again), (other, _) = (rank["dropped"] for rank in found(2))
+    (plain, again), (other, _) = (rank["dropped"] for rank in outcomes(2))
     assert "h0.layer.input_layernorm.weight" in plain
     assert all(torch.equal(plain[name], other[name]) for name in plain)
     assert all(torch.equal(plain[name], again[name]) for name in plain)  # a block drops the same when it runs again
@@ -149,7 +149,7 @@ def test_the_equations_send_what_it_sends_on_cuda(precision: str) -> None:
 
 
 def test_a_loaded_state_is_what_it_computes_with_and_gives_back() -> None:
-    assert_reloaded((rank["reloaded"] for rank in found(2)), TEXT)
+    assert_reloaded((rank["reloaded"] for rank in outcomes(2)), TEXT)
 
 
 @pytest.mark.parametrize(
@@ -176,16 +176,16 @@ def test_the_activation_is_that_of_gpt2(fused: bool) -> None:
     x, bias = torch.linspace(-4, 4, 101), torch.ones(())
     plain: Any = TEXT.build().get_submodule("h0.mlp.act")
     with torch.compiler.set_stance("force_eager"):
-        found = bias_gelu_impl(x, bias) if fused else transformer_config(TEXT, 1, fused).activation_func(x + bias)
-    assert (found - plain(x + bias)).abs().max() < 1e-6
-    assert (found - torch.nn.functional.gelu(x + bias)).abs().max() > 1e-4
+        result = bias_gelu_impl(x, bias) if fused else transformer_config(TEXT, 1, fused).activation_func(x + bias)
+    assert (result - plain(x + bias)).abs().max() < 1e-6
+    assert (result - torch.nn.functional.gelu(x + bias)).abs().max() > 1e-4
 
 
 def test_facts_say_which_layers_they_are() -> None:
     vocabulary, positions, norms = 31 * 32, 16 * 32, 5 * 2 * 32
     attention = (32 * 48 + 48) + (16 * 32 + 32)  # qkv of two heads, projection
     mlp = (32 * 64 + 64) + (64 * 32 + 32)
-    assert found(2)[0]["facts"] == {
+    assert outcomes(2)[0]["facts"] == {
         "staleness": 0,
         "dp": 1,
         "tp": 2,

@@ -83,8 +83,8 @@ def loaded() -> Any:
     trainer.step(batch)
     trainer.flush()
     facts = trainer.facts()
-    found = reload(trainer, case.model, batch)
-    return found, facts
+    result = reload(trainer, case.model, batch)
+    return result, facts
 
 
 @cache
@@ -107,8 +107,8 @@ def test_without_staleness_two_ranks_train_as_ddp_bit_for_bit(name: str) -> None
 def test_other_numbers_of_ranks_are_equal_within_the_tolerance(world: int) -> None:
     """The mean is added in the order of ranks, ddp's in that of a ring."""
     case = replace(CASES["gpt2"], global_batch=6 * world)
-    (found,) = run_ranks(world, train_cases, [(case, ParameterServer())])[0]
-    assert_equal(found, simulation(case, fresh(case, world)), TEXT)
+    (result,) = run_ranks(world, train_cases, [(case, ParameterServer())])[0]
+    assert_equal(result, simulation(case, fresh(case, world)), TEXT)
 
 
 def fresh(case: Case, world: int) -> list[list[list[int]]]:
@@ -163,14 +163,14 @@ def test_staleness_is_counted_and_never_above_the_bound() -> None:
 
 def test_old_gradients_train_as_one_process_with_weights_as_old() -> None:
     versions = [versions for _, (_, versions, _), _ in ranks()]
-    found: Outcome = ranks()[0][1][0]
+    result: Outcome = ranks()[0][1][0]
     expected = simulation(LATE, versions)
-    assert_equal(found, expected, TEXT)
-    assert distance(found.weights, simulation(LATE, fresh(LATE, 2))) > 2 * TEXT.weights
+    assert_equal(result, expected, TEXT)
+    assert distance(result.weights, simulation(LATE, fresh(LATE, 2))) > 2 * TEXT.weights
 
 
 def test_loaded_weights_are_those_of_the_server_too() -> None:
-    assert_reloaded([found for _, _, (found, _) in ranks()], MODELS["gpt2"])
+    assert_reloaded([result for _, _, (result, _) in ranks()], MODELS["gpt2"])
     for _, _, (_, facts) in ranks():
         assert facts["bound"] == 1
         assert len(facts["staleness"]) == 2

@@ -83,7 +83,7 @@ FRAMEWORKS: dict[str, Framework] = {
 
 def trained() -> dict[str, tuple[int, Any]]:
     """How many parts of a step of each are computing, on this rank, once the pipeline is full; and its staleness."""
-    found: dict[str, tuple[int, Any]] = {}
+    result: dict[str, tuple[int, Any]] = {}
     for name, framework in FRAMEWORKS.items():
         job = make_job(CASE)
         framework.check(job)
@@ -93,10 +93,10 @@ def trained() -> dict[str, tuple[int, Any]]:
             trainer.step(batch)
         computing = len(trainer.clock.steps[-1][1])
         trainer.flush()
-        found[name] = computing, trainer.facts()["staleness"]
+        result[name] = computing, trainer.facts()["staleness"]
         dist.barrier()
         trainer.close()
-    return found
+    return result
 
 
 @cache
@@ -119,8 +119,8 @@ def test_passes_losses_and_updates_within_a_schedule_are_computing() -> None:
 def test_the_staleness_of_each_stage_is_counted() -> None:
     """The first stage of two is one minibatch behind; with two versions of the weights both see the older one."""
     for rank in on_two_ranks():
-        found = {name: staleness for name, (_, staleness) in rank["trained"].items()}
-        assert found == {"1f1b": 0, "pipedream": [1, 0], "pipedream_2bw": [1, 1]}
+        result = {name: staleness for name, (_, staleness) in rank["trained"].items()}
+        assert result == {"1f1b": 0, "pipedream": [1, 0], "pipedream_2bw": [1, 1]}
 
 
 def test_on_a_gpu_the_device_is_idle_before_its_stamps_are_read(monkeypatch: pytest.MonkeyPatch) -> None:

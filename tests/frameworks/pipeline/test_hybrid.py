@@ -65,13 +65,13 @@ def train_knobs() -> list[Outcome]:
 
 def places() -> list[tuple[dict[str, int], int, bool, bool]]:
     """Coordinates, replica, whether it reads and whether it reports, for two meshes."""
-    found: list[tuple[dict[str, int], int, bool, bool]] = []
+    result: list[tuple[dict[str, int], int, bool, bool]] = []
     for framework in (Pipeline(tp=2), Pipeline(dp=2, tp=2)):
         trainer = framework.setup(make_job(TEXT))
         place = trainer.place
-        found.append((dict(place.coordinates), place.data_rank, place.reads_data, place.reports))
+        result.append((dict(place.coordinates), place.data_rank, place.reads_data, place.reports))
         trainer.close()
-    return found
+    return result
 
 
 def batch_for(here: Job, place: Place) -> Batch | None:
@@ -119,7 +119,7 @@ def in_fp16() -> int:
 
 def shares() -> tuple[int, int]:
     """Elements of this rank's parameters and of their momentum, in shards and whole."""
-    found: list[int] = []
+    result: list[int] = []
     for sharded in (True, False):
         framework = Pipeline(dp=2, sharded=sharded)
         here = make_job(TEXT)
@@ -127,9 +127,9 @@ def shares() -> tuple[int, int]:
         place = trainer.place
         trainer.step(batch_for(here, place))
         momenta = [state["momentum_buffer"] for state in trainer.optimizer.state.values()]
-        found.append(sum((each.to_local() if isinstance(each, DTensor) else each).numel() for each in momenta))
+        result.append(sum((each.to_local() if isinstance(each, DTensor) else each).numel() for each in momenta))
         trainer.close()
-    return found[0], found[1]
+    return result[0], result[1]
 
 
 WORK: list[Callable[[], Any]] = [train_knobs, places, dropped_alike, overflows, shares]
@@ -149,10 +149,10 @@ def on_four_ranks() -> list[dict[str, Any]]:
 def test_knobs_train_what_one_process_trains() -> None:
     """Clipped: the norm is that of the whole gradient, what several ranks have counted once."""
     outcomes = on_four_ranks()[0]["train_knobs"]
-    for (name, (case, framework)), found in zip(KNOBS.items(), outcomes[:-1], strict=True):
+    for (name, (case, framework)), result in zip(KNOBS.items(), outcomes[:-1], strict=True):
         expected, tolerance = reference(case, framework.layout(4).dp), TOLERANCES[case.model.name, case.precision]
-        assert distance(found.weights, expected) <= tolerance.weights, name
-        assert_equal(found, expected, tolerance)
+        assert distance(result.weights, expected) <= tolerance.weights, name
+        assert_equal(result, expected, tolerance)
     assert distance(outcomes[-1].weights, reference(TEXT, 1)) > 0.01  # the central test would notice
 
 
@@ -198,9 +198,9 @@ def test_replicas_hold_a_shard_of_the_optimizer_state() -> None:
 def test_replicas_pipelines_and_parts_at_once() -> None:
     case = replace(TEXT, global_batch=48)
     frameworks = [Pipeline(schedule="1f1b", dp=2, tp=2, sharded=sharded) for sharded in (False, True)]
-    for found in run_ranks(8, train_cases, [(case, framework) for framework in frameworks], timeout_s=280)[0]:
-        assert_equal(found, reference(case, 2), TOLERANCES["gpt2", "fp32"])
-        assert torch.equal(found.weights["embed.wte.weight"], found.weights["head.weight"])
+    for result in run_ranks(8, train_cases, [(case, framework) for framework in frameworks], timeout_s=280)[0]:
+        assert_equal(result, reference(case, 2), TOLERANCES["gpt2", "fp32"])
+        assert torch.equal(result.weights["embed.wte.weight"], result.weights["head.weight"])
 
 
 def ranks(world: int, **changes: Any) -> Job:

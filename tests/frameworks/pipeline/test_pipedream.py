@@ -136,10 +136,10 @@ def test_equals_one_process_with_weights_as_old(two_ranks: tuple[dict[str, Outco
     assert_as_old(QUICK[name], two_ranks[0][name])
 
 
-def assert_as_old(each: Trial, found: Outcome) -> None:
-    assert_equal(found, each.expected(), each.tolerance)
+def assert_as_old(each: Trial, results: Outcome) -> None:
+    assert_equal(results, each.expected(), each.tolerance)
     if each.case.model is TIED:
-        assert torch.equal(found.weights["embed.wte.weight"], found.weights["head.weight"])
+        assert torch.equal(results.weights["embed.wte.weight"], results.weights["head.weight"])
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -147,8 +147,8 @@ def test_the_comparison_notices_planted_faults(two_ranks: tuple[dict[str, Outcom
     assert_noticed(FAULTS[name], two_ranks[0][name])
 
 
-def assert_noticed(each: Trial, found: Outcome) -> None:
-    assert distance(found.weights, each.expected()) > 2 * each.tolerance.weights
+def assert_noticed(each: Trial, results: Outcome) -> None:
+    assert distance(results.weights, each.expected()) > 2 * each.tolerance.weights
 
 
 def test_every_rank_has_its_coordinates_and_stages(two_ranks: tuple[dict[str, Outcome], list[Layout]]) -> None:

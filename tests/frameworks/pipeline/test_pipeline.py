@@ -47,11 +47,11 @@ EIGHT_BLOCKS = {
 def test_knobs_train_the_same() -> None:
     """Clipped: the norm is that of the whole gradient, the tied embedding counted once."""
     ranks = run_ranks(2, train_cases, [(CASE, framework) for framework in KNOBS.values()])
-    for (name, framework), found in zip(KNOBS.items(), ranks[0], strict=True):
+    for (name, framework), result in zip(KNOBS.items(), ranks[0], strict=True):
         expected = reference(replace(CASE, micro_batch=2), framework.layout(2).dp)
-        assert_equal(found, expected, TOLERANCES["gpt2", "fp32"])
-        assert distance(found.weights, expected) < 1e-4, name
-        assert torch.equal(found.weights["embed.wte.weight"], found.weights["head.weight"]), name
+        assert_equal(result, expected, TOLERANCES["gpt2", "fp32"])
+        assert distance(result.weights, expected) < 1e-4, name
+        assert torch.equal(result.weights["embed.wte.weight"], result.weights["head.weight"]), name
 
 
 @pytest.mark.slow
@@ -60,10 +60,10 @@ def test_eight_stages_on_four_ranks_train_the_same() -> None:
     schedules = ("looped_bfs", *V_SHAPED)
     cases = {name: replace(case, global_batch=24, micro_batch=2) for name, case in EIGHT_BLOCKS.items()}
     work = [(case, Pipeline(schedule=name, virtual_stages=2)) for case in cases.values() for name in schedules]
-    for (case, _), found in zip(work, run_ranks(4, train_cases, work)[0], strict=True):
-        assert_equal(found, reference(case, 1), TOLERANCES[case.name, "fp32"])
+    for (case, _), result in zip(work, run_ranks(4, train_cases, work)[0], strict=True):
+        assert_equal(result, reference(case, 1), TOLERANCES[case.name, "fp32"])
         if case.name == "gpt2":
-            assert torch.equal(found.weights["embed.wte.weight"], found.weights["head.weight"])
+            assert torch.equal(result.weights["embed.wte.weight"], result.weights["head.weight"])
 
 
 @pytest.mark.slow
@@ -78,8 +78,8 @@ def test_replicas_of_a_pipeline_with_a_middle_stage_average_weights_and_statisti
 
 def test_the_central_test_notices_untied_copies_and_a_wrong_norm() -> None:
     expected = reference(replace(CASE, micro_batch=2), 1)
-    for found in run_ranks(2, train_cases, [(CASE, Untied()), (CASE, CountedTwice(tp=2))])[0]:
-        assert distance(found.weights, expected) > 0.01
+    for result in run_ranks(2, train_cases, [(CASE, Untied()), (CASE, CountedTwice(tp=2))])[0]:
+        assert distance(result.weights, expected) > 0.01
 
 
 def layout(framework: Pipeline) -> tuple[Place, dict[str, Any], list[str]]:
@@ -125,9 +125,9 @@ def v_shaped() -> tuple[Place, list[str], int, bool]:
     tokens = torch.arange(12 * 16).reshape(12, 16) % 61
     batch = Batch(tokens, tokens, torch.ones(12, dtype=torch.bool)) if place.reads_data else None
     expected = here.build().eval()(tokens)
-    found = [trainer.evaluate(batch) for _ in range(2)]
-    equal = all(torch.allclose(logits, expected, atol=1e-5) for logits in found if logits is not None)
-    assert all((logits is not None) == place.reports for logits in found)
+    result = [trainer.evaluate(batch) for _ in range(2)]
+    equal = all(torch.allclose(logits, expected, atol=1e-5) for logits in result if logits is not None)
+    assert all((logits is not None) == place.reports for logits in result)
     loss = trainer.step(batch)
     assert (loss is not None) == place.reports
     shared = len(trainer.blocks.shared)

@@ -101,18 +101,18 @@ def test_stages_have_the_whole_models_names_and_weights() -> None:
 
 def test_boundary_tensors_are_what_really_passes() -> None:
     here = replace(job("bf16"), model=TINY)
-    found = boundary_tensors(here, samples=3)
+    result = boundary_tensors(here, samples=3)
     value = torch.zeros(3, 16, dtype=torch.int64)
-    for part, before, after in zip(cut(TINY.build(), [1] * 5), found, found[1:], strict=False):
+    for part, before, after in zip(cut(TINY.build(), [1] * 5), result, result[1:], strict=False):
         assert (value.shape, value.dtype) == (before.shape, before.dtype)
         value = Stage(part, here)(value)
         assert (value.shape, value.dtype) == (after.shape, after.dtype)
         assert after.requires_grad
-    assert len(found) == 6
-    assert not found[0].requires_grad
-    assert found[1].dtype == torch.float32  # embeddings are not cast
-    assert found[-1].dtype == torch.bfloat16
-    assert found[1].nbytes == 3 * 16 * 32 * 4
+    assert len(result) == 6
+    assert not result[0].requires_grad
+    assert result[1].dtype == torch.float32  # embeddings are not cast
+    assert result[-1].dtype == torch.bfloat16
+    assert result[1].nbytes == 3 * 16 * 32 * 4
 
 
 def test_what_passes_can_be_sent() -> None:

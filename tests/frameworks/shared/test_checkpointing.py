@@ -124,9 +124,9 @@ def test_every_form_trains_the_same_to_the_bit(world: int) -> None:
         *trained("resnet", MODELS["resnet"], world, [["stem"], "budget:0.013"]),
         *trained("gpt2", replace(TEXT, n_layer=2), world, [["h0"], "budget:0.0002"]),
     ]
-    found = run_ranks(world, train_cases, [(case, framework) for case in cases])[0]
-    plain = {case.name: outcome for case, outcome in zip(cases, found, strict=True) if not case.checkpoint_activations}
-    for case, outcome in zip(cases, found, strict=True):
+    result = run_ranks(world, train_cases, [(case, framework) for case in cases])[0]
+    plain = {case.name: outcome for case, outcome in zip(cases, result, strict=True) if not case.checkpoint_activations}
+    for case, outcome in zip(cases, result, strict=True):
         expected = plain[case.name]
         assert outcome.losses == expected.losses, case
         assert all(torch.equal(outcome.weights[key], expected.weights[key]) for key in expected.weights), case

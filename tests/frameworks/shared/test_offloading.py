@@ -72,9 +72,9 @@ def test_offloading_changes_nothing_but_memory(kind: str, precision: torch.dtype
         network = model.build()
         checkpoint_blocks(network, [[name] if name in again else name for name in names])
         offload_blocks(network, chosen, CPU)
-        found = passed(network, model, precision)
-        assert len(found) == len(plain)
-        assert all(map(torch.equal, plain, found)), (chosen, again)
+        result = passed(network, model, precision)
+        assert len(result) == len(plain)
+        assert all(map(torch.equal, plain, result)), (chosen, again)
 
 
 def test_buffers_are_used_again_in_the_next_step() -> None:
@@ -193,8 +193,8 @@ def test_a_wrong_copy_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def forms(name: str, model: Model, world: int, more: list[tuple[Choice, Choice]]) -> list[Case]:
     one = Case(name, model, micro_batch=3, steps=2, global_batch=6 * world)
-    found: list[tuple[Choice, Choice]] = [(False, False), (False, True), *more]
-    return [replace(one, checkpoint_activations=again, offload_activations=offload) for again, offload in found]
+    result: list[tuple[Choice, Choice]] = [(False, False), (False, True), *more]
+    return [replace(one, checkpoint_activations=again, offload_activations=offload) for again, offload in result]
 
 
 @pytest.mark.parametrize(
@@ -211,9 +211,9 @@ def test_every_form_trains_the_same_to_the_bit(world: int, framework: Framework)
         *forms("resnet", MODELS["resnet"], world, [(["layer1_0"], ["stem"]), ("budget:0.013", "budget:0.013")]),
         *forms("gpt2", replace(TEXT, n_layer=2), world, [(False, "budget:0.00034"), (["h1"], True)]),
     ]
-    found = run_ranks(world, train_cases, [(case, framework) for case in cases])[0]
-    plain = {case.name: each for case, each in zip(cases, found, strict=True) if not case.offload_activations}
-    for case, outcome in zip(cases, found, strict=True):
+    result = run_ranks(world, train_cases, [(case, framework) for case in cases])[0]
+    plain = {case.name: each for case, each in zip(cases, result, strict=True) if not case.offload_activations}
+    for case, outcome in zip(cases, result, strict=True):
         expected = plain[case.name]
         assert outcome.losses == expected.losses, case
         assert all(torch.equal(outcome.weights[key], expected.weights[key]) for key in expected.weights), case

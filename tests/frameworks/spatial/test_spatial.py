@@ -120,7 +120,7 @@ def passes(model: nn.Sequential, images: Tensor) -> dict[str, Tensor]:
 
 def differences() -> list[float]:
     """The largest difference to complete images, for several heights."""
-    rank, size, found = dist.get_rank(), dist.get_world_size(), list[float]()
+    rank, size, outcomes = dist.get_rank(), dist.get_world_size(), list[float]()
     for height in range(29, 38):
         torch.manual_seed(height)
         model = Layers(height)
@@ -133,8 +133,8 @@ def differences() -> list[float]:
             assert parameter.grad is not None
             dist.all_reduce(parameter.grad)
             got[name] = parameter.grad / size
-        found += [(got[name] - tensor).abs().max().item() for name, tensor in expected.items()]
-    return found
+        outcomes += [(got[name] - tensor).abs().max().item() for name, tensor in expected.items()]
+    return outcomes
 
 
 def fault() -> Outcome:
@@ -153,16 +153,16 @@ def trained() -> list[Outcome]:
 
 def facts() -> dict[str, Any]:
     trainer = Spatial().setup(make_job(PLAIN))
-    found = trainer.facts() | {"place": trainer.place}
+    result = trainer.facts() | {"place": trainer.place}
     trainer.close()
-    return found
+    return result
 
 
 WORK: Sequence[Callable[[], Any]] = [trained, differences, fault, reloaded, facts]
 
 
 @cache
-def found(world: int) -> list[dict[str, Any]]:
+def outcomes(world: int) -> list[dict[str, Any]]:
     """What each piece of work returned, by rank: one set of processes does it all."""
     return run_ranks(world, results, WORK[: 2 if world == 4 else None])
 
@@ -177,26 +177,26 @@ CASES = [
 @pytest.mark.parametrize(("world", "name"), CASES)
 def test_equals_one_plain_process(world: int, name: str) -> None:
     case, _, replicas = TRAININGS[world][name]
-    outcome = dict(zip(TRAININGS[world], found(world)[0]["trained"], strict=True))[name]
+    outcome = dict(zip(TRAININGS[world], outcomes(world)[0]["trained"], strict=True))[name]
     assert_equal(outcome, reference(case, replicas), TOLERANCES[case.model.name, case.precision])
 
 
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_every_layer_equals_that_of_complete_images(world: int) -> None:
-    assert max(max(each["differences"]) for each in found(world)) < 1e-4
+    assert max(max(each["differences"]) for each in outcomes(world)) < 1e-4
 
 
 def test_a_forgotten_halo_is_noticed() -> None:
     tolerance = TOLERANCES["vgg", "fp32"].weights
-    assert distance(found(2)[0]["fault"].weights, reference(PLAIN, 1)) > 10 * tolerance
+    assert distance(outcomes(2)[0]["fault"].weights, reference(PLAIN, 1)) > 10 * tolerance
 
 
 def test_a_loaded_state_is_what_it_computes_with_and_gives_back() -> None:
-    assert_reloaded((rank["reloaded"] for rank in found(2)), VGG16)
+    assert_reloaded((rank["reloaded"] for rank in outcomes(2)), VGG16)
 
 
 def test_facts_and_places() -> None:
-    first, second = (each["facts"] for each in found(2))
+    first, second = (each["facts"] for each in outcomes(2))
     assert {key: first[key] for key in ("dp", "sp", "reduce_dtype", "staleness")} == {
         "dp": 1, "sp": 2, "reduce_dtype": "fp32", "staleness": 0
     }  # fmt: skip

@@ -120,7 +120,7 @@ def everything() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def found() -> list[dict[str, Any]]:
+def results() -> list[dict[str, Any]]:
     return run_ranks(3, everything)
 
 
@@ -130,8 +130,8 @@ def test_slices_differ_by_one_at_most() -> None:
     assert here.span(6) == (2, 2)
 
 
-def test_each_collective_has_its_output_and_gradient(found: list[dict[str, Any]]) -> None:
-    for rank, each in enumerate(found):
+def test_each_collective_has_its_output_and_gradient(results: list[dict[str, Any]]) -> None:
+    for rank, each in enumerate(results):
         first, count = Part(None, rank, 3).span(7)
         expected = {
             "reduce_from": (ROW * 6, WEIGHTS),
@@ -145,34 +145,34 @@ def test_each_collective_has_its_output_and_gradient(found: list[dict[str, Any]]
             assert torch.equal(each["collectives"][name][1], gradient), name
 
 
-def test_layout_and_type_are_kept(found: list[dict[str, Any]]) -> None:
-    assert found[0]["layouts"] == (True, torch.bfloat16, [1.5, 1.5])
+def test_layout_and_type_are_kept(results: list[dict[str, Any]]) -> None:
+    assert results[0]["layouts"] == (True, torch.bfloat16, [1.5, 1.5])
 
 
-def test_the_loss_is_that_of_whole_logits(found: list[dict[str, Any]]) -> None:
+def test_the_loss_is_that_of_whole_logits(results: list[dict[str, Any]]) -> None:
     for index, (dtype, smoothing) in enumerate((d, s) for d in (torch.float32, torch.bfloat16) for s in (0.0, 0.1)):
         whole = LOGITS.to(dtype, copy=True).requires_grad_()
         loss = F.cross_entropy(whole.float().flatten(0, -2), TARGETS.flatten(), label_smoothing=smoothing)
         loss.backward()
-        gradient = torch.cat([each["losses"][index][1] for each in found], -1)
+        gradient = torch.cat([each["losses"][index][1] for each in results], -1)
         torch.testing.assert_close(gradient, whole.grad)
-        for each in found:
+        for each in results:
             torch.testing.assert_close(each["losses"][index][0], loss.detach())
 
 
-def test_a_loss_of_nothing_is_not_a_number(found: list[dict[str, Any]]) -> None:
-    assert found[0]["unscored"] != found[0]["unscored"]
+def test_a_loss_of_nothing_is_not_a_number(results: list[dict[str, Any]]) -> None:
+    assert results[0]["unscored"] != results[0]["unscored"]
 
 
-def test_ranks_draw_own_and_shared_random_numbers(found: list[dict[str, Any]]) -> None:
-    first, after, again = zip(*(each["random_numbers"] for each in found), strict=True)
+def test_ranks_draw_own_and_shared_random_numbers(results: list[dict[str, Any]]) -> None:
+    first, after, again = zip(*(each["random_numbers"] for each in results), strict=True)
     assert len(set(map(tuple, first))) == 3
     assert after[0] == after[1] == after[2]
     assert list(first) == list(again)
 
 
-def test_every_rank_has_the_batch_that_rank_0_of_its_group_read(found: list[dict[str, Any]]) -> None:
-    for each in found:
+def test_every_rank_has_the_batch_that_rank_0_of_its_group_read(results: list[dict[str, Any]]) -> None:
+    for each in results:
         inputs, targets = each["batches"]
         assert inputs.shape == (2, 3, 32, 32)
         assert inputs.flatten()[-1] == 2 * 3 * 32 * 32 - 1

@@ -84,8 +84,8 @@ def test_one_rank_keeps_the_model_as_it_is() -> None:
 
 
 def test_only_some_blocks_give_a_slice_of_the_features() -> None:
-    found = {
+    result = {
         model.name: [name for name, _ in model.build().named_children() if splits_output(name, model.tensor_plan())]
         for model in MODELS
     }
-    assert found == {"resnet": ["head"], "vgg": ["fc6", "fc8"], "gpt2": ["head"]}
+    assert result == {"resnet": ["head"], "vgg": ["fc6", "fc8"], "gpt2": ["head"]}

@@ -102,7 +102,7 @@ def batch_of(model: Model, place: Place, size: int = 6) -> Batch | None:
 
 def dropped() -> dict[str, dict[str, Tensor]]:
     """Parameters after two updates with dropout, of this rank and whole, while one rank draws numbers in between."""
-    found: dict[str, dict[str, Tensor]] = {}
+    result: dict[str, dict[str, Tensor]] = {}
     for name, tokens, checkpoint in (("", False, False), ("again", False, True), ("tokens", True, False)):
         case = replace(CASE, model=replace(TEXT, dropout=0.5), checkpoint_activations=checkpoint)
         framework, job = TensorParallel(sequence_parallel=tokens), make_job(case)
@@ -111,23 +111,23 @@ def dropped() -> dict[str, dict[str, Tensor]]:
         for _ in range(2):
             torch.rand(dist.get_rank() + 1)  # as a loader would on the rank that reads
             trainer.step(batch_of(TEXT, place))
-        found[name] = {
+        result[name] = {
             key: parameter.detach().clone()
             for key, parameter in trainer.model.named_parameters()
             if key not in trainer.splits
         }
         trainer.close()
-    return found
+    return result
 
 
 def zeros_of_dropout() -> dict[str, Tensor]:
     """Which units VGG's two dropouts dropped on this rank."""
     framework, job = TensorParallel(), make_job(Case("vgg", replace(IMAGES, dropout=0.5), global_batch=6))
-    trainer, found = framework.setup(job), dict[str, Tensor]()
+    trainer, outcomes = framework.setup(job), dict[str, Tensor]()
     place = trainer.place
 
     def note(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
-        return lambda _, __, output: found.update({name: output.detach() == 0})
+        return lambda _, __, output: outcomes.update({name: output.detach() == 0})
 
     for name in ("fc6", "fc7"):  # dropout over inputs that no ReLU has set to zero
         dropout = trainer.model.get_submodule(f"{name}.dropout")
@@ -135,12 +135,12 @@ def zeros_of_dropout() -> dict[str, Tensor]:
         dropout.register_forward_hook(note(name))
     trainer.step(batch_of(IMAGES, place))
     trainer.close()
-    return found
+    return outcomes
 
 
 def sent() -> dict[str, dict[str, int]]:
     """Collectives of one update of one micro batch."""
-    found: dict[str, dict[str, int]] = {}
+    result: dict[str, dict[str, int]] = {}
     for tokens in (False, True):
         framework, job = TensorParallel(sequence_parallel=tokens), make_job(replace(CASE, micro_batch=None))
         trainer = framework.setup(job)
@@ -148,8 +148,8 @@ def sent() -> dict[str, dict[str, int]]:
         with CommDebugMode() as watched:
             trainer.step(batch_of(TEXT, place))
         trainer.close()
-        found["tokens" if tokens else ""] = {str(name): n for name, n in watched.get_comm_counts().items()}
-    return found
+        result["tokens" if tokens else ""] = {str(name): n for name, n in watched.get_comm_counts().items()}
+    return result
 
 
 def overflowing() -> tuple[int, bool, int, bool]:
@@ -171,9 +171,9 @@ def reloaded() -> tuple[dict[str, Tensor], dict[str, Tensor], float]:
 def facts() -> dict[str, Any]:
     framework = TensorParallel(sequence_parallel=True)
     trainer = framework.setup(make_job(CASE))
-    found = trainer.facts()
+    result = trainer.facts()
     trainer.close()
-    return found
+    return result
 
 
 WORK: list[Callable[[], Any]] = [
@@ -189,13 +189,13 @@ WORK: list[Callable[[], Any]] = [
 
 
 @pytest.fixture(scope="module")
-def found() -> list[dict[str, Any]]:
+def outcomes() -> list[dict[str, Any]]:
     """What each piece of work returned, by rank: one set of processes does it all."""
     return run_ranks(2, results, WORK)
 
 
-def test_knobs_train_the_same(found: list[dict[str, Any]]) -> None:
-    trainings = zip((KNOBS | FAULTS).items(), found[0]["train_knobs"], strict=True)
+def test_knobs_train_the_same(outcomes: list[dict[str, Any]]) -> None:
+    trainings = zip((KNOBS | FAULTS).items(), outcomes[0]["train_knobs"], strict=True)
     off = {
         name: distance(outcome.weights, reference(case, framework.layout(2).dp))
         for (name, (case, framework)), outcome in trainings
@@ -204,50 +204,50 @@ def test_knobs_train_the_same(found: list[dict[str, Any]]) -> None:
     assert all(off[fault] > 100 * EXACT for fault in FAULTS), off  # the central test would notice
 
 
-def test_label_smoothing_and_adamw_are_those_of_ddp(found: list[dict[str, Any]]) -> None:
-    ours, theirs = found[0]["train_smoothed"]
+def test_label_smoothing_and_adamw_are_those_of_ddp(outcomes: list[dict[str, Any]]) -> None:
+    ours, theirs = outcomes[0]["train_smoothed"]
     assert ours.losses == pytest.approx(theirs.losses, abs=1e-5)
     assert distance(ours.weights, replace(theirs, start=reference(CASE, 1).start)) <= 1e-3
 
 
-def test_whole_activations_lose_the_same_units_on_every_rank(found: list[dict[str, Any]]) -> None:
+def test_whole_activations_lose_the_same_units_on_every_rank(outcomes: list[dict[str, Any]]) -> None:
     for name in ("", "again", "tokens"):
-        first, second = (each["dropped"][name] for each in found)
+        first, second = (each["dropped"][name] for each in outcomes)
         assert all(torch.equal(first[key], second[key]) for key in first), name
     # A checkpointed block drops the same units when it runs again.
-    plain, again = found[0]["dropped"][""], found[0]["dropped"]["again"]
+    plain, again = outcomes[0]["dropped"][""], outcomes[0]["dropped"]["again"]
     assert all(torch.equal(plain[key], again[key]) for key in plain)
     assert "h0.ln_1.weight" in plain
 
 
-def test_own_units_are_dropped_by_each_rank_for_itself(found: list[dict[str, Any]]) -> None:
-    first, second = (each["zeros_of_dropout"] for each in found)
+def test_own_units_are_dropped_by_each_rank_for_itself(outcomes: list[dict[str, Any]]) -> None:
+    first, second = (each["zeros_of_dropout"] for each in outcomes)
     assert first["fc6"].shape == (6, 16)  # half of 32 units
     assert not torch.equal(first["fc6"], second["fc6"])
     assert torch.equal(first["fc7"], second["fc7"])
     assert 0 < first["fc7"].sum() < first["fc7"].numel()
 
 
-def test_what_an_update_sends(found: list[dict[str, Any]]) -> None:
+def test_what_an_update_sends(outcomes: list[dict[str, Any]]) -> None:
     # Forward the embedding's and the block's two sums, backward the block's two and the head's, the loss two; without
     # them with sequence parallelism: halves are gathered and sums scattered, and one sum is of replicated gradients.
     # Rank 0 sends its samples as two tensors.
-    assert found[0]["sent"][""] == {"c10d.broadcast_": 2, "c10d.allreduce_": 8}
+    assert outcomes[0]["sent"][""] == {"c10d.broadcast_": 2, "c10d.allreduce_": 8}
 
 
-def test_all_ranks_skip_an_update_that_overflows_on_one(found: list[dict[str, Any]]) -> None:
-    assert [each["overflowing"] for each in found] == [(0, False, 1, True)] * 2
+def test_all_ranks_skip_an_update_that_overflows_on_one(outcomes: list[dict[str, Any]]) -> None:
+    assert [each["overflowing"] for each in outcomes] == [(0, False, 1, True)] * 2
 
 
-def test_a_loaded_state_is_what_it_computes_with_and_gives_back(found: list[dict[str, Any]]) -> None:
-    assert_reloaded((rank["reloaded"] for rank in found), TEXT)
+def test_a_loaded_state_is_what_it_computes_with_and_gives_back(outcomes: list[dict[str, Any]]) -> None:
+    assert_reloaded((rank["reloaded"] for rank in outcomes), TEXT)
 
 
-def test_facts_count_this_ranks_parameters(found: list[dict[str, Any]]) -> None:
+def test_facts_count_this_ranks_parameters(outcomes: list[dict[str, Any]]) -> None:
     vocabulary, positions, norms = 31 * 32, 16 * 32, 3 * 2 * 32
     attention = (32 * 48 + 48) + (16 * 32 + 32)  # qkv of two heads, projection
     mlp = (32 * 64 + 64) + (64 * 32 + 32)
-    assert found[0]["facts"] == {
+    assert outcomes[0]["facts"] == {
         "staleness": 0,
         "dp": 1,
         "tp": 2,
@@ -257,7 +257,7 @@ def test_facts_count_this_ranks_parameters(found: list[dict[str, Any]]) -> None:
         "parameters_per_rank": vocabulary + positions + norms + attention + mlp,
         "reduce_dtype": "fp32",
     }
-    assert found[1]["facts"]["parameters_per_rank"] == found[0]["facts"]["parameters_per_rank"] - 32
+    assert outcomes[1]["facts"]["parameters_per_rank"] == outcomes[0]["facts"]["parameters_per_rank"] - 32
 
 
 def ranks(world: int, model: Model = TEXT, **changes: Any) -> Job:

@@ -110,9 +110,9 @@ def test_a_planted_secret_never_reaches_the_record(ddlbench, monkeypatch, tmp_pa
     assert code == 0, said
     content = record(tmp_path)
     assert content["config"]["cluster"]["notes"] == LEFT_OUT
-    found = content["environment"]
-    assert found["variables"]["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
-    assert found["cpu_count_min"] == found["cpu_count"]
+    result = content["environment"]
+    assert result["variables"]["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert result["cpu_count_min"] == result["cpu_count"]
     files = [file for file in tmp_path.glob("results/**/*") if file.is_file()]
     assert len(files) >= 3
     assert not [file for file in files if PLANTED.encode() in file.read_bytes()]

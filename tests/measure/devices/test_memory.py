@@ -69,9 +69,9 @@ def test_without_proc_the_peak_since_the_start_counts(monkeypatch: pytest.Monkey
 
 
 def test_a_cpu_reports_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = peaks(CPU)
-    assert tuple(found) == PEAKS
-    assert [name for name, value in found.items() if value is not None] == ["memory_host_peak_bytes"]
+    result = peaks(CPU)
+    assert tuple(result) == PEAKS
+    assert [name for name, value in result.items() if value is not None] == ["memory_host_peak_bytes"]
 
 
 def test_a_gpus_peaks_are_the_allocators_own_in_their_places(monkeypatch: pytest.MonkeyPatch) -> None:

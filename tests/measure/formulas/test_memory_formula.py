@@ -30,7 +30,7 @@ Found = dict[tuple[str, str], tuple[Held, Expected]]
 
 
 @cache
-def found() -> list[Found]:
+def results() -> list[Found]:
     """What each rank held and should hold, all frameworks in one set of processes."""
     return run_ranks(RANKS, measure_all, timeout_s=500)
 
@@ -39,7 +39,7 @@ def found() -> list[Found]:
 @pytest.mark.parametrize("name", FRAMEWORKS)
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_four_ranks_hold_the_bytes_of_the_formula(kind: str, name: str) -> None:
-    for rank in found():
+    for rank in results():
         held, formula = rank[kind, name]
         for what in ("parameters", "gradients", "optimizer"):
             assert getattr(held, what) == pytest.approx(getattr(formula.held, what), rel=0.05), what
@@ -51,7 +51,7 @@ def test_four_ranks_hold_the_bytes_of_the_formula(kind: str, name: str) -> None:
 @pytest.mark.parametrize("name", FRAMEWORKS)
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_malloc_counts_the_bytes_of_the_tensors(kind: str, name: str) -> None:
-    for rank in found():
+    for rank in results():
         held, _ = rank[kind, name]
         tensors = held.parameters + held.gradients + held.optimizer + held.other
         assert held.malloc == pytest.approx(tensors, rel=0.05)
@@ -117,13 +117,13 @@ def one_tensor() -> list[int]:
     map_large_blocks()
     before = large_blocks()
     whole = torch.zeros(2**18)
-    found = [
+    result = [
         total(storages([whole, whole[:5], whole.view(2, -1)])),
         total(storages([whole]), storages([whole[3:]])),
         large_blocks() - before,
     ]
     del whole
-    return [*found, large_blocks() - before]
+    return [*result, large_blocks() - before]
 
 
 def test_a_storage_counts_once_and_equals_the_count_of_malloc() -> None:

@@ -49,8 +49,8 @@ HOST = [
 
 
 def test_the_parts_of_a_step_on_the_host() -> None:
-    found = divide(HOST, on_device=False)
-    assert units(found) == {
+    result = divide(HOST, on_device=False)
+    assert units(result) == {
         "window": 100,
         "forward": 20,
         "backward": 30,
@@ -61,7 +61,7 @@ def test_the_parts_of_a_step_on_the_host() -> None:
         "data": 10,
         "idle": 18,  # 30 to 40, 85 to 86, 90 to 95, 96 to 98
     }
-    shares = found.shares()
+    shares = result.shares()
     assert shares["comm_exposed_share"] == pytest.approx(0.17)
     assert shares["comm_share"] == pytest.approx(0.37)
     own = [shares[name] for name in ("compute_share", "comm_exposed_share", "data_share", "idle_share")]
@@ -76,8 +76,8 @@ def test_a_send_counts_while_its_sender_waits_for_it() -> None:
         Event(WINDOW, 0, 100), Event("gloo:send", 0, 90), Event("aten::mm", 0, 40), Event(WAIT, 80, 90),
         Event("gloo:recv", 50, 60),
     ]  # fmt: skip
-    found = units(divide(events, on_device=False))
-    assert (found["communication"], found["exposed"], found["idle"]) == (20, 20, 40)
+    result = units(divide(events, on_device=False))
+    assert (result["communication"], result["exposed"], result["idle"]) == (20, 20, 40)
     assert RankWindow.of(job(), Place(0, 1), 1, events).collectives == 2
 
 
@@ -87,8 +87,8 @@ def test_a_call_that_starts_a_message_is_communication_on_the_host_alone() -> No
         Event(WINDOW, 0, 100), Event("aten::mm", 0, 40), Event("c10d::send", 40, 60), Event("c10d::recv_", 55, 70),
         Event("gloo:recv", 70, 90),
     ]  # fmt: skip
-    found = units(divide(events, on_device=False))
-    assert (found["communication"], found["exposed"], found["idle"]) == (50, 50, 10)
+    result = units(divide(events, on_device=False))
+    assert (result["communication"], result["exposed"], result["idle"]) == (50, 50, 10)
     assert RankWindow.of(job(), Place(0, 1), 1, events).collectives == 1  # not the call besides
     kernel = Event("ncclDevKernel_SendRecv", 70, 90, device=True, launched=40)
     assert units(divide([*events, kernel], on_device=True))["exposed"] == 20
@@ -96,8 +96,8 @@ def test_a_call_that_starts_a_message_is_communication_on_the_host_alone() -> No
 
 def test_waiting_for_data_while_a_collective_runs_is_communication() -> None:
     events = [Event(WINDOW, 0, 100), Event(DATA, 20, 60), Event("horovod:all_reduce", 0, 50)]
-    found = units(divide(events, on_device=False))
-    assert (found["exposed"], found["data"], found["idle"]) == (50, 10, 40)
+    result = units(divide(events, on_device=False))
+    assert (result["exposed"], result["data"], result["idle"]) == (50, 10, 40)
 
 
 Times = list[tuple[int, int]]
@@ -157,11 +157,11 @@ def test_every_moment_counts_once_whatever_the_order_of_events_and_the_unit_of_t
     planted: list[tuple[str, int, int]], random: Random
 ) -> None:
     events = [Event(WINDOW, 0, 100), *(Event(name, begin, begin + length) for name, begin, length in planted)]
-    found = units(divide(events, on_device=False))
-    assert sum(value for name, value in found.items() if name not in ("window", "communication")) == 100
-    assert min(found.values()) >= 0
+    result = units(divide(events, on_device=False))
+    assert sum(value for name, value in result.items() if name not in ("window", "communication")) == 100
+    assert min(result.values()) >= 0
     mixed = [replace(each, begin=3 * each.begin, end=3 * each.end) for each in random.sample(events, len(events))]
-    assert units(divide(mixed, on_device=False)) == {name: 3 * value for name, value in found.items()}
+    assert units(divide(mixed, on_device=False)) == {name: 3 * value for name, value in result.items()}
 
 
 # The host launches and runs ahead; the device computes later, on two streams and one of NCCL.

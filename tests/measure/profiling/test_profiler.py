@@ -57,7 +57,7 @@ class Kineto:
 
 def test_a_kernel_has_the_launch_time_of_its_operator() -> None:
     """torch gives each operator a number; kernels name it. The driver's own numbers mean something else."""
-    found = plain_events(
+    result = plain_events(
         [
             Kineto(FORWARD, 0, 50, number=1, annotation=True),
             Kineto("aten::mm", 10, 5, number=2),
@@ -67,7 +67,7 @@ def test_a_kernel_has_the_launch_time_of_its_operator() -> None:
             Kineto(FORWARD, 40, 20, number=1, device=DeviceType.CUDA, annotation=True),  # drawn on the device again
         ]
     )
-    assert found == [
+    assert result == [
         Event(FORWARD, 0, 50),
         Event("aten::mm", 10, 15),
         Event("cudaLaunchKernel", 12, 13),
@@ -108,6 +108,6 @@ def test_a_real_window_on_a_gpu() -> None:
         with span(BACKWARD):
             loss.backward()
         torch.cuda.synchronize()
-    found = divide(profiler.events(), on_device=True)
-    assert found.backward_s > found.forward_s > 0
-    assert found.other_s < found.forward_s
+    results = divide(profiler.events(), on_device=True)
+    assert results.backward_s > results.forward_s > 0
+    assert results.other_s < results.forward_s

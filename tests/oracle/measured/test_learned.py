@@ -44,9 +44,9 @@ def on(cluster: Machine, config: Config, gpus: int) -> float:
 
 def learned(config: Config, steps: dict[int, float]) -> tuple[Results, Learned]:
     results = Results(Path("results"), [record(config, gpus, seconds) for gpus, seconds in steps.items()])
-    found = results.learned(config, ABCI)
-    assert found is not None
-    return results, found
+    result = results.learned(config, ABCI)
+    assert result is not None
+    return results, result
 
 
 def predicted(config: Config, results: Results, terms: Learned, gpus: int) -> Prediction:

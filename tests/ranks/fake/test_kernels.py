@@ -112,9 +112,9 @@ CALLS: dict[str, Call] = {
 def types_of(call: Call, dtype: torch.dtype, ours: bool) -> list[tuple[str, list[torch.dtype]]]:
     with fake_gpu(ours):
         low, full = (torch.ones(4, 4, device=CUDA, dtype=each, requires_grad=True) for each in (dtype, torch.float32))
-        with torch.autocast("cuda", dtype), Types() as found:
+        with torch.autocast("cuda", dtype), Types() as result:
             call(low, full)
-    return found.seen
+    return result.seen
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -128,9 +128,9 @@ def test_a_weight_is_cast_once_until_autocast_ends() -> None:
     with fake_gpu(ours=True):
         weight = torch.ones(4, 4, device=CUDA, requires_grad=True)
         for _ in range(2):
-            with torch.autocast("cuda", torch.bfloat16), Types() as found:
+            with torch.autocast("cuda", torch.bfloat16), Types() as result:
                 _ = weight @ weight, weight @ weight
-            assert [name for name, _ in found.seen].count("_to_copy") == 1
+            assert [name for name, _ in result.seen].count("_to_copy") == 1
 
 
 def test_dropout_keeps_booleans() -> None:
@@ -152,12 +152,12 @@ def test_dropout_keeps_booleans() -> None:
     ],
 )
 def test_attention_is_one_kernel(dtype: torch.dtype, mask: bool, kernel: str) -> None:
-    with fake_gpu(ours=True), Types() as found:
+    with fake_gpu(ours=True), Types() as result:
         query = torch.ones(2, 4, 16, 8, device=CUDA, dtype=dtype, requires_grad=True)
         bias = torch.zeros(16, 16, device=CUDA, dtype=dtype) if mask else None
         functional.scaled_dot_product_attention(query, query, query, bias, dropout_p=0.1).sum().backward()
         assert query.grad is not None
         assert query.grad.dtype == dtype
-    names = [name for name, _ in found.seen]
+    names = [name for name, _ in result.seen]
     assert kernel in names
     assert f"{kernel}_backward" in names

@@ -31,7 +31,7 @@ FRAMEWORKS: dict[str, Framework] = {"ddp": DDP(), "fsdp": FSDP()}
 def windows() -> dict[str, dict[str, Any]]:
     from ddlbench.run.scenarios.training import profiled
 
-    found: dict[str, dict[str, Any]] = {}
+    result: dict[str, dict[str, Any]] = {}
     for name, framework in FRAMEWORKS.items():
         job = make_job(CASE)
         trainer = framework.setup(job)
@@ -39,11 +39,11 @@ def windows() -> dict[str, dict[str, Any]]:
         if dist.get_rank() == SLOW:
             trainer.model.register_forward_pre_hook(lambda *_: time.sleep(SLEEP_S))
         run = Run(job, trainer.place, feed, 1, 0, Rows(), Progress(False), Boundary(torch.device("cpu")))
-        found[name] = profiled(run, trainer, STEPS).section()
+        result[name] = profiled(run, trainer, STEPS).section()
         feed.close()
         dist.barrier()
         trainer.close()
-    return found
+    return result
 
 
 def test_the_rank_that_sleeps_is_named_by_its_host() -> None:

@@ -59,7 +59,7 @@ STEPS, SLEEP_S = 2, 3.0  # much longer than all else in a step, also on a busy m
 
 def frameworks() -> dict[str, Framework]:
     """Every option on two ranks but `single`."""
-    found: dict[str, Framework] = {
+    result: dict[str, Framework] = {
         "ddp": DDP(),
         "horovod": Horovod(),
         "local_sgd": LocalSGD(local_steps=1),
@@ -79,8 +79,8 @@ def frameworks() -> dict[str, Framework]:
         "pipedream_2bw": PipeDream(double_buffered=True),
     }
     if why_no_horovod():
-        del found["horovod"]
-    return found
+        del result["horovod"]
+    return result
 
 
 def run_of(trainer: Trainer, case: Case = CASE) -> Run:
@@ -103,19 +103,19 @@ class LateOnRank1:
 
 def windows() -> dict[str, dict[str, Any]]:
     """The section of every framework's window, rank 1 being late."""
-    linear, found = torch.nn.functional.linear, dict[str, dict[str, Any]]()
+    linear, outcomes = torch.nn.functional.linear, dict[str, dict[str, Any]]()
     for name, framework in frameworks().items():
         job = make_job(CASE)
         framework.check(job)
         trainer = framework.setup(job)
         run = run_of(trainer)
         window = profiled(run, cast(Trainer, LateOnRank1(trainer, job.rank)), STEPS)
-        found[name] = window.section()
+        outcomes[name] = window.section()
         run.feed.close()
         barrier()
         trainer.close()
         torch.nn.functional.linear = linear  # DeepSpeed's stage 3 leaves its own there
-    return found
+    return outcomes
 
 
 @dataclass
@@ -227,9 +227,9 @@ def test_a_sleep_in_communication_shows_in_its_share() -> None:
     wrong: dict[str, tuple[float, float]] = {}
     for name, section in seen().items():
         rank = section["ranks"][0]
-        planted, found = STEPS * SLEEP_S / rank["window_s"], rank["exposed_s"] / rank["window_s"]
-        if found < planted - 0.05:
-            wrong[name] = (planted, found)
+        planted, outcomes = STEPS * SLEEP_S / rank["window_s"], rank["exposed_s"] / rank["window_s"]
+        if outcomes < planted - 0.05:
+            wrong[name] = (planted, outcomes)
     assert not wrong
 
 
