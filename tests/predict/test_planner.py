@@ -61,13 +61,15 @@ def test_micro_batches_divide_the_batch_of_a_replica() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["gpt2_small", "resnet50"])
 def test_plans_need_the_memory_that_they_state(model: str) -> None:
-    """Five of the printed plans of each model, all of different frameworks, against rehearsals of the same jobs."""
+    """Five of the printed plans of each model, all of different frameworks, against rehearsals of the same jobs; of
+    GPT-2 also one of ZeRO, which takes long."""
     words = {"gpt2_small": GPT2, "resnet50": (f"+model={model}", *MODELS[model], *GPT2[6:])}[model]
     best = ranking.fitting(planned("gpus=4", "train.global_batch=32", model=words))
     printed = {row.framework: row for row in reversed([*best[:SHOWN], *ranking.contrast(best)])}
     rows = [row for row in printed.values() if row.framework not in SLOW][-5:]
+    rows += [printed["zero2"]] if model == "gpt2_small" else []
     errors = [(row.memory_bytes or 0.0) / rehearsed_bytes(row, words) - 1 for row in rows]
-    assert len(errors) == 5
+    assert len(errors) >= 5
     outside = {
         f"{command(row)} (error {row.memory_error})": error
         for row, error in zip(rows, errors, strict=True)

@@ -5,6 +5,7 @@ The cluster's link is made so: each rank sends 2 x 3/4 of the gradients' bytes, 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,8 @@ from omegaconf import OmegaConf
 from ddlbench.config.compose import configuration, configurations
 from ddlbench.errors import UserError
 from ddlbench.exchange.__main__ import main as import_published
+from ddlbench.oracle.measured.inputs import machine_of
+from ddlbench.predict.__main__ import main as predict
 from ddlbench.predict.grading.grade import grade
 from ddlbench.report.__main__ import main
 from ddlbench.report.predicted import with_predictions
@@ -96,6 +99,26 @@ def test_bytes_of_messages_by_hand(tmp_path: Path, write: Write, cluster: str) -
     write("ddp", 4, 0.32)
     row = predicted(tmp_path, cluster)[0]["ddp", 4]
     assert row["predicted_message_bytes"] == pytest.approx(gradient_bytes(), abs=1)
+
+
+def test_the_largest_own_run_is_graded_from_its_base_and_from_all_smaller_ones(
+    tmp_path: Path, write: Write, cluster: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The link has half of the speed in the cluster's file: the all-reduce of two takes 0.067 s instead of 0.033, that
+    of four 0.1 s instead of 0.05. Two GPU counts are no series, and a base alone is none either."""
+    for gpus, step_s in ((1, 0.25), (2, 0.25 + 0.2 / 3), (4, 0.35)):
+        write("ddp", gpus, step_s)
+    write("zero2", 1, 0.25)
+    write("zero2", 4, 0.5)
+    assert predict(["--grade", str(tmp_path / "results"), f"cluster={cluster}", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    (alone,), (learned,) = result["points"], result["learned_points"]
+    assert (alone["strategy"], alone["gpus"], alone["base"]) == ("ddp", 4, "1 GPU")
+    assert alone["measured_s"] == pytest.approx(0.35)
+    assert alone["error"] == pytest.approx(0.30 / 0.35 - 1)
+    assert learned["base"] == "1 and 2 GPUs"
+    assert abs(learned["error"]) < 0.03
+    assert alone["low_95_s"] < alone["predicted_s"] < alone["high_95_s"]
 
 
 def test_copies_to_the_host_are_no_messages(tmp_path: Path, write: Write, cluster: str) -> None:
@@ -274,7 +297,9 @@ def test_published_measurements_are_predicted_from_the_bases_of_their_sources(tm
     assert import_published(["import", str(table), "--into", str(tmp_path / "results")]) == 0
     rows, tables = predicted(tmp_path, "published")
     assert all(row["predicted_step_s"] is None for (_, gpus), row in rows.items() if gpus == 1)
-    graded = [(point["measured_s"], point["predicted_s"], point["error"]) for point in grade(table).points]
+    graded = [
+        (point["measured_s"], point["predicted_s"], point["error"]) for point in grade(table, machine_of("abci")).points
+    ]
     filled = [row for row in records(tables.scaling) if row["predicted_error"] is not None]
     of_report = [
         (row["sample_time_s"] * row["global_batch"], row["predicted_step_s"], row["predicted_error"]) for row in filled

@@ -69,7 +69,7 @@ def write_run(
         tokens = 1024 if text else None
         record |= {
             "ledger": {"global_batch": batch, "samples": 1024 * epochs, "precision": config["train"]["precision"]}
-            | {"micro_batch": None},
+            | {"micro_batch": None, "data_size": gpus},
             "framework": {"bucket_cap_mb": 25},
             "model": {
                 "name": model,

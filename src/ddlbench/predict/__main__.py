@@ -53,7 +53,8 @@ def answer(question: Question) -> int:
     if options.grade:
         from ddlbench.predict.grading import grade
 
-        grade.show(grade.grade(options.grade), options.json)
+        machine = machine_of(question.machine, question.overlap)
+        grade.show(grade.grade(options.grade, machine), options.json)
         return 0
     if options.calibrate_network:
         machine = machines.load(question.machine)

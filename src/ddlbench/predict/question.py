@@ -27,7 +27,8 @@ PLAN = (
     "takes several values; --figure FILE draws a map of the best over both"
 )
 GRADE = (
-    "predict the published measurements of a CSV file and print their errors (docs/oracle.md, Published measurements)"
+    "predict the published measurements of a CSV file, or the largest runs of a folder of records from the "
+    "smaller ones, and print their errors (docs/oracle.md)"
 )
 LARGEST_WORLD, MOST = 2**20, 5000
 MACHINES = (
@@ -107,7 +108,7 @@ def parser() -> Parser:
     add("--loader-samples-per-s", type=float, metavar="R", help="what the loader of one rank gives")
     add("--max-gpus", type=int, metavar="N", help="the best with so many GPUs or fewer")
     add("--max-memory-gib", type=float, metavar="M", help="the best with so much memory or less")
-    add("--grade", type=Path, metavar="POINTS.csv", help=GRADE)
+    add("--grade", type=Path, metavar="POINTS.csv|RESULTS", help=GRADE)
     add("--figure", type=Path, metavar="FILE", help="draw the predictions into FILE.png and FILE.svg")
     add("--timeline", type=Path, metavar="FILE", help="write the steps as a Chrome trace, which ui.perfetto.dev opens")
     add("--chakra", type=Path, metavar="FOLDER", help="write the steps as Chakra execution traces, one of each rank")

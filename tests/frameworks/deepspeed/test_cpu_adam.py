@@ -4,38 +4,80 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from ddlbench.errors import Unavailable, Unsupported
 from ddlbench.frameworks.deepspeed.adapter import DeepSpeed
 from ddlbench.frameworks.deepspeed.knobs import check_op, import_deepspeed
-from tests.frameworks.deepspeed.zero import train_each
+from tests.frameworks.deepspeed.zero import CASE, MODEL, adamw_job, samples, train_each, weights_of
+from tests.support.equal import make_job
 from tests.support.jobs import CPU, two_ranks
 from tests.support.ranks import run_ranks
 
+WIDE = replace(MODEL, n_embd=256)  # a file has 1 MiB or more
 
-@pytest.fixture(scope="module")
-def compiled() -> None:
-    """DeepSpeed compiles the operation at its first use, which takes a minute, and ranks must not wait for it."""
+
+def compile_op(builder: str) -> None:
+    """DeepSpeed compiles an operation at its first use, which takes a minute, and ranks must not wait for it."""
+    import_deepspeed(CPU)
     try:
-        check_op("CPUAdamBuilder", "framework.cpu_adam=true", "install g++ and ninja")
+        check_op(builder, builder, "install g++, ninja and libaio-dev")
     except Unavailable as error:
         pytest.skip(str(error))
-    load = "from deepspeed.ops.op_builder import CPUAdamBuilder; CPUAdamBuilder().load()"
+    load = f"from deepspeed.ops.op_builder import {builder}; {builder}().load()"
     subprocess.run([sys.executable, "-c", load], check=True, timeout=1200, capture_output=True)
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_it_trains_as_torch_does(stage: int) -> None:
     """Four updates, two parameter groups, falling learning rates. The vectorized update rounds otherwise: after four
     updates of about 0.01 the weights differ by less than 1e-5 of that."""
+    compile_op("CPUAdamBuilder")
     both = [DeepSpeed(zero_stage=stage, offload_optimizer=True, cpu_adam=chosen) for chosen in (False, True)]
     torch_s, own = run_ranks(2, train_each, both, ["fp32", "fp32"])[0]
     assert (torch_s - own).abs().max() < 1e-5
     assert (torch_s - own).abs().max() > 0  # it was another optimizer
+
+
+@pytest.mark.slow
+def test_states_on_a_disk_train_as_those_in_memory(tmp_path: Path) -> None:
+    """ZeRO-Infinity (Rajbhandari et al. 2021): at stage 3 the optimizer's weights in fp32 and its two moments are in
+    files between two updates."""
+    compile_op("AsyncIOBuilder")
+    keys: dict[str, Any] = {"zero_stage": 3, "offload_optimizer": True, "offload_parameters": True}
+    on_disk = DeepSpeed(**keys, offload_to="nvme", nvme_path=str(tmp_path))
+    ranks = run_ranks(2, with_files, [DeepSpeed(**keys), on_disk], str(tmp_path))
+    (in_memory, none), (swapped, size) = ranks[0]
+    assert torch.equal(in_memory, swapped)
+    parameters = sum(parameter.numel() for parameter in WIDE.build().parameters())
+    assert none == 0
+    assert size > 0.9 * 3 * 4 * parameters  # of both ranks; small tensors stay in memory
+
+
+def with_files(frameworks: Sequence[DeepSpeed], folder: str) -> list[tuple[Tensor, int]]:
+    """The weights after three updates, and the bytes of the files after the second one."""
+    results = list[tuple[Tensor, int]]()
+    job = replace(make_job(replace(CASE, model=WIDE)), optimizer=adamw_job().optimizer)
+    for framework in frameworks:
+        trainer = framework.setup(job)
+        for step in range(3):
+            dist.barrier()
+            size = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
+            dist.barrier()
+            trainer.step(samples(job, step))
+        results.append((weights_of(trainer), size))
+        dist.barrier()
+        trainer.close()
+    return results
 
 
 def test_another_optimizer_is_refused() -> None:

@@ -1,5 +1,5 @@
 """--grade POINTS.csv: predictions of published measurements, and their errors: from the base of a point, or the largest
-GPU count of a series from all others.
+GPU count of a series from all others. --grade RESULTS: the same with own runs.
 
 An error is (predicted - measured) / measured seconds of a step.
 """
@@ -25,10 +25,11 @@ from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured.learned import learn
 from ddlbench.oracle.predictor import strategy
 from ddlbench.oracle.runs import from_devices, setting_of
-from ddlbench.predict.grading import layouts
+from ddlbench.predict.grading import layouts, own_runs
 from ddlbench.predict.grading.points import COLUMNS, Point, Words, points
 from ddlbench.results.reading.csv_rows import CsvRow, read_csv
 from ddlbench.results.rows import Row, group_by
+from ddlbench.results.tables.measurement import devices
 from ddlbench.texts import aligned
 
 Z95 = 1.96  # normal quantile of a 95 % interval
@@ -163,8 +164,11 @@ def _learned_s(smaller: Sequence[Point], last: Point) -> float:
     return learned.rest * predicted_s(last, learned.machine)
 
 
-def grade(path: Path) -> Grade:
-    """The grade of a file of either form. UserError if it cannot be read or has other columns."""
+def grade(path: Path, machine: Machine) -> Grade:
+    """The grade of a file of either form, or of a folder of records of `machine`. UserError if it cannot be read or has
+    other columns."""
+    if path.is_dir():
+        return _grade_runs(path, machine)
     columns, rows, left_out = read_csv(path)
     if columns >= set(layouts.COLUMNS):
         return _grade_layouts(rows, left_out)
@@ -191,6 +195,25 @@ def grade(path: Path) -> Grade:
         for last in last_points(kept)
     ]
     return Grade(rows_of_points, left_out, learned=learned)
+
+
+def _grade_runs(folder: Path, machine: Machine) -> Grade:
+    alone, learned, left_out = list[Row](), list[Row](), list[str]()
+    for number, largest in enumerate(own_runs.largest_runs(folder, machine), 1):
+        if isinstance(largest, str):
+            left_out.append(largest)
+            continue
+        row, counts = largest.row, largest.counts
+        stated = Words(number, folder.name, str(row["model"]), row.curve, machine.device.name, "")
+        measured_s, nodes = row.busy_step_s(row["sample_time_s"]), machine.nodes(row["gpus"])
+        all_counts = " and ".join((", ".join(map(str, counts[:-1])), devices(counts[-1], row["device"])))
+        for rows, prediction, base in (
+            (alone, largest.from_base, devices(counts[0], row["device"])),
+            (learned, largest.learned, all_counts),
+        ):
+            band = bands.band(row["framework"], nodes, machine.device.type, learned=rows is learned)
+            rows.append(graded(stated, row["gpus"], base, measured_s, prediction.step_s or 0.0, band))
+    return Grade(alone, left_out, learned=learned)
 
 
 def _graded_point(point: Point, base: str, predicted: float, learned: bool = False) -> Row:
@@ -249,7 +272,7 @@ def show(grade: Grade, as_json: bool) -> None:
     )
     print("\n".join(aligned(columns, lines, left=(*columns[1:5], "base"))))
     for point in grade.learned:
-        where = f"{point['source']}, {point['model']}, {point['gpus']} GPUs"
+        where = f"{point['source']}, {point['model']}, {point['strategy']}, {point['gpus']} GPUs"
         print(f"learned from {point['base']}: {where}: {point['error']:+.1%}")
     for reason in grade.left_out:
         print(f"left out: {reason}")
