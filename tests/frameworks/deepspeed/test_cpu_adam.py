@@ -65,7 +65,7 @@ def test_states_on_a_disk_train_as_those_in_memory(tmp_path: Path) -> None:
 
 def with_files(frameworks: Sequence[DeepSpeed], folder: str) -> list[tuple[Tensor, int]]:
     """The weights after three updates, and the bytes of the files after the second one."""
-    results = list[tuple[Tensor, int]]()
+    results, size = list[tuple[Tensor, int]](), 0
     job = replace(make_job(replace(CASE, model=WIDE)), optimizer=adamw_job().optimizer)
     for framework in frameworks:
         trainer = framework.setup(job)
