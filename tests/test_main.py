@@ -54,6 +54,13 @@ def test_dryrun_starts_nothing(ddlbench, tmp_path: Path, capsys: pytest.CaptureF
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_torch_that_is_too_old_is_one_line(ddlbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddlbench.__main__.metadata.version", lambda _: "2.9.0a0+50eac811.nv25.09")
+    code, said = ddlbench(*SMALL, "dryrun=true")
+    assert code == 2
+    assert "this Python has torch 2.9.0a0+50eac811.nv25.09, and ddlbench needs 2.11 or newer" in said
+
+
 MISTAKES = [
     (["+model=resnet50"], 2, r"no framework: give \+framework=NAME, one of 1f1b, channel, ddp, .*single"),
     (["+framework=ddp"], 2, r"no model: give \+model=NAME, one of gpt2_medium, .*resnet50.* vgg16"),

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from importlib import metadata
 
 STARTED = time.perf_counter()  # before the heavy imports: start-up time counts them
 
@@ -54,6 +55,16 @@ def complain(error: RunError, launch: Launch | None) -> None:
     print(f"ddlbench{f' (rank {rank})' if rank else ''}: {shown(message, LONGEST_LINE)}", file=sys.stderr, flush=True)
 
 
+def check_torch() -> None:
+    """UserError for a torch that is older than the code expects: an import would fail without a word of versions."""
+    version = metadata.version("torch")
+    if tuple(map(int, version.split(".")[:2])) < ddlbench.OLDEST_TORCH:
+        oldest = ".".join(map(str, ddlbench.OLDEST_TORCH))
+        raise UserError(
+            f"this Python has torch {version}, and ddlbench needs {oldest} or newer: use another environment"
+        )
+
+
 def main() -> int:
     if {"-h", "--help"} & set(sys.argv[1:]):
         print(help_text(sys.argv[1:]))
@@ -70,6 +81,7 @@ def main() -> int:
             signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         if (forgotten := hint(launch)) is not None:
             print(f"ddlbench: {forgotten}", file=sys.stderr, flush=True)
+        check_torch()
         config = compose()
         if config is None:
             return 0

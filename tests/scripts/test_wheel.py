@@ -47,8 +47,11 @@ def test_a_build_asks_for_hatchling_alone() -> None:
 
 
 def test_the_wheel_has_every_file_of_the_package(wheel: Path) -> None:
-    tracked = run("git", "-C", str(ROOT), "ls-files", "src/ddlbench", "conf", HOME=str(wheel.parent)).splitlines()
-    wanted = {name.removeprefix("src/") if name.startswith("src/") else f"ddlbench/{name}" for name in tracked}
+    places = {"src/": "", "conf": "ddlbench/conf", "scripts/slurm": "ddlbench/slurm_scripts"}
+    tracked = {
+        place: run("git", "-C", str(ROOT), "ls-files", place, HOME=str(wheel.parent)).splitlines() for place in places
+    }
+    wanted = {places[place] + name.removeprefix(place) for place, names in tracked.items() for name in names}
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert wanted - packed == set()
     assert not [name for name in packed if name.startswith("tests/")]
@@ -64,3 +67,7 @@ def test_the_wheel_brings_its_configuration_and_templates(tmp_path: Path, wheel:
     assert all(place.startswith(site) for place in places)
     assert (Path(places[1]) / "config.yaml").is_file()
     assert (tmp_path / "site" / "ddlbench" / "report" / "report.html.j2").is_file()
+    scripts = "from ddlbench.sweep import slurm; print(slurm.SCRIPTS / 'run.sbatch', slurm._site_file('plain'))"
+    for script in run(sys.executable, "-c", scripts, HOME=home, PYTHONPATH=site).split():
+        assert script.startswith(site)
+        assert Path(script).is_file()

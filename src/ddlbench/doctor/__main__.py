@@ -156,10 +156,12 @@ def communication(facts: Mapping[str, Any]) -> list[Line]:
 def software(facts: Mapping[str, Any]) -> list[Line]:
     commit = facts["git_commit"]
     source = f"commit {commit[:12]}{', changed' if facts['git_dirty'] else ''}" if commit else "installed"
+    version = tuple(map(int, facts["torch"].split(".")[:2]))
+    old = "too old: ddlbench needs 2.11 or newer" if version < ddlbench.OLDEST_TORCH else ""
     return [
         ("ddlbench", f"{ddlbench.__version__}, {source}", ""),
         ("python", f"{facts['python']}, {sys.executable}", ""),
-        ("torch", f"{facts['torch']}, {'CUDA ' + facts['cuda'] if facts['cuda'] else 'without CUDA'}", ""),
+        ("torch", f"{facts['torch']}, {'CUDA ' + facts['cuda'] if facts['cuda'] else 'without CUDA'}", old),
         *((name, text, "") for name, text in facts["packages"].items() if name not in ("ddlbench", "torch")),
     ]
 

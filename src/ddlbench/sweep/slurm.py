@@ -19,7 +19,8 @@ from ddlbench.sweep.plan import Cell
 from ddlbench.sweep.state import State, due
 from ddlbench.sweep.study import Study
 
-SCRIPTS = Path(__file__).parents[3] / "scripts" / "slurm"
+PACKED = Path(__file__).parents[1] / "slurm_scripts"  # the wheel has its own copy
+SCRIPTS = PACKED if PACKED.is_dir() else Path(__file__).parents[3] / "scripts" / "slurm"
 SBATCH = "#SBATCH "  # begins the lines of a site's file that are options of sbatch
 NEXT = "--next"  # between the cells of a job, for run.sbatch
 LIMIT = "train.time_limit_s="
