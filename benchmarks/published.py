@@ -204,7 +204,7 @@ def report(
     if all_layouts:
         unused = [error for row, error in enumerate(in_layouts["all constants"]) if row % 6]
         parts.append(by(in_layouts | {"all constants, rows that did not choose them": unused}, "constants of layouts"))
-    last = list(last_points(all_points))
+    last = [one for one in last_points(all_points) if not isinstance(one, str)]
     ratios = {
         "replicas": [1 / (1 + error[point.stated.line]) for point in all_points],
         "learned": [one.point.measured.seconds / one.learned_s for one in last],

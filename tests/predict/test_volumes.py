@@ -50,6 +50,12 @@ def test_parts_of_images_send_what_the_equations_say() -> None:
     assert all(item.expected == pytest.approx(item.traced, rel=1e-9) for item in result.values())
 
 
+def test_shards_of_a_pipeline_are_reduced_and_gathered_and_a_tied_weight_is_summed_by_shards() -> None:
+    result = volumes("1f1b", "gpt2_small", "framework.pp=2", "framework.dp=2", "framework.sharded=true")
+    assert set(result) == {"pp", "dp", "ends"}
+    assert all(item.expected == pytest.approx(item.traced, rel=1e-9) for item in result.values())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", ["zero1", "zero2", "zero3"])
 def test_zero_gathers_weights_in_16_bits_and_reduces_gradients_in_32(framework: str) -> None:

@@ -34,7 +34,14 @@ def test_a_base_has_its_own_batch() -> None:
         ("img/s", "60000", {}, 8192 / 60_000),
         ("img/s/GPU", "2000", {}, 8192 / 64_000),
         ("s/epoch (median)", "30", {"layout": "1281167 images an epoch"}, 30 * 8192 / 1_281_167),
+        ("img/s, per GPU", "2000", {}, 8192 / 64_000),
+        ("images/s (each GPU)", "2000", {}, 8192 / 64_000),
+        ("examples/s", "60000", {}, 8192 / 60_000),
+        ("s/epoch", "30", {"layout": "1,281,167 images per epoch"}, 30 * 8192 / 1_281_167),
         ("ms", "140", {}, 0.140),
+        ("ms/iter", "140", {}, 0.140),
+        ("seconds per step", "0.14", {}, 0.14),
+        ("tok/GPU/s", "4096000", {"model": "GPT-2 medium", "seq_len": "1024"}, 8192 * 1024 / 32 / 4_096_000),
         ("s/step", "0.14", {}, 0.14),
         ("tokens/s/GPU", "4096000", {"model": "GPT-2 medium", "seq_len": "1024"}, 8192 * 1024 / 32 / 4_096_000),
     ],
@@ -54,6 +61,13 @@ def test_units(unit: str, measured: str, more: dict[str, str], seconds: float) -
         ({"network": "fast"}, "network 'fast' has no speed"),
         ({"model": "WideResNet-50"}, "the model 'WideResNet-50' is not known"),
         ({"strategy": "parameter_server on cpu"}, "a parameter server has no equations"),
+        ({"strategy": "DDP + PowerSGD"}, "'DDP + PowerSGD' has compressed gradients"),
+        ({"strategy": "DDP, 1-bit"}, "has compressed gradients"),
+        ({"strategy": "local SGD (data parallel)"}, "has updates of another kind"),
+        ({"strategy": "ZeRO-3 with CPU offload"}, "has weights or states on the host"),
+        ({"model": "Mask R-CNN (ResNet-50)"}, "is not known"),
+        ({"model": "SE-ResNet-50"}, "is not known"),
+        ({"model": "ALBERT-large"}, "is not known"),
         ({"strategy": "asynchronous SGD"}, "asynchronous updates have no equations"),
         ({"strategy": "TP 8 x PP 4"}, "does not state the layout of"),
         ({"strategy": "FSDP + TP"}, "does not state the layout of"),
@@ -63,6 +77,9 @@ def test_units(unit: str, measured: str, more: dict[str, str], seconds: float) -
         ({"strategy": "FSDP2 + CP 8"}, "does not state the layout"),
         ({"unit": "img/s/node"}, "the unit 'img/s/node' is not known"),
         ({"unit": "images/sec per chip"}, "the unit 'images/sec per chip' is not known"),
+        ({"unit": "img/s, per node"}, "the unit 'img/s, per node' is not known"),
+        ({"unit": "ms/image"}, "the unit 'ms/image' is not known"),
+        ({"unit": "s"}, "the unit 's' is not known"),
         ({"unit": "Msamples/s"}, "the unit 'Msamples/s' is not known"),
         ({"precision": "int8"}, "the precision 'int8' is not known"),
         ({"batch_per_gpu": ""}, "it states no batch"),
@@ -105,6 +122,11 @@ def test_a_row_counts_once() -> None:
         ("MultiWorkerMirroredStrategy", "ddp", []),
         ("synchronous SGD", "ddp", []),
         ("replicated all-reduce (NCCL)", "ddp", []),
+        ("FSDP (ZeRO-3)", "fsdp", []),
+        ("FSDP (ZeRO-2)", "fsdp", ["framework.reshard_after_forward=false"]),
+        ("FSDP NO_SHARD", "ddp", []),
+        ("DP (TP1 PP1)", "ddp", []),
+        ("DDP (async all-reduce)", "ddp", []),
     ],
 )
 def test_strategies(strategy: str, framework: str, words: list[str]) -> None:
@@ -114,6 +136,39 @@ def test_strategies(strategy: str, framework: str, words: list[str]) -> None:
     assert all(word in point.words for word in words)
     sent = "fp16" if "PURE" in strategy else "fp32"
     assert f"train.reduce_dtype={sent}" in point.words
+
+
+@pytest.mark.parametrize(
+    ("strategy", "library", "framework"),
+    [
+        ("DDP", "torch FSDP", "ddp"),
+        ("data parallel", "DeepSpeed ZeRO-1", "zero1"),
+        ("DP (NCCL)", "MXNet + Horovod", "horovod"),
+        ("weights in shards", "torch FSDP", "fsdp"),
+    ],
+)
+def test_the_strategy_counts_before_the_name_of_the_library(strategy: str, library: str, framework: str) -> None:
+    (point,) = points(rows({**POINT, "strategy": strategy, "framework": library}))
+    assert isinstance(point, Point)
+    assert point.framework == framework
+
+
+@pytest.mark.parametrize(
+    ("strategy", "precision", "model", "words"),
+    [
+        ("Horovod, fp16 allreduce", "fp32", "ResNet-50", ["train.precision=fp32", "train.reduce_dtype=fp16"]),
+        ("Horovod, gradients in fp16", "amp", "ResNet-50", ["train.precision=fp16", "train.reduce_dtype=fp16"]),
+        ("ZeRO-2", "bf16", "BERT-large", ["framework.mixed_precision=weights", "train.reduce_dtype=bf16"]),
+        ("ZeRO-2", "bf16", "ResNet-50", ["train.precision=bf16", "train.reduce_dtype=fp32"]),
+        ("ZeRO-2", "fp32", "BERT-large", ["train.precision=fp32", "train.tf32=false"]),
+    ],
+)
+def test_types_of_weights_and_gradients(strategy: str, precision: str, model: str, words: list[str]) -> None:
+    row = {**POINT, "strategy": strategy, "precision": precision, "model": model, "seq_len": "512"}
+    (point,) = points(rows(row))
+    assert isinstance(point, Point)
+    assert set(words) <= set(point.words)
+    assert ("framework.mixed_precision=weights" in point.words) == ("framework.mixed_precision=weights" in words)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +210,7 @@ def test_other_models_are_not_taken_for_decoders(model: str, reason: str) -> Non
 )
 def test_precisions(precision: str, word: str) -> None:
     (row,) = rows({**POINT, "precision": precision})
-    assert f"train.precision={word}" in precision_words(row)
+    assert f"train.precision={word}" in precision_words(row, "ddp")
 
 
 @pytest.mark.parametrize("broken", [{"measured": "-5"}, {"unit": "furlongs"}])

@@ -197,9 +197,9 @@ def _messages(cut: Cut, traffics: Sequence[Traffic], most: float, layers_s: floa
     if cut.dp > 1:  # after the schedule, over the replicas of a stage
         size = setting.gradient_bytes * most
         seconds = setting.all_reduce(size, cut.dp, cut.tp)
-        what = "reduction and gathering of shards" if cut.sharded else "all-reduce of gradients"
-        yield Message(what, 1, size, seconds, seconds)
+        what, number = ("reduction and gathering of shards", 2) if cut.sharded else ("all-reduce of gradients", 1)
+        yield Message(what, number, number * size, seconds, seconds)
     if cut.two_ends and counts.tied:  # over the first and the last stage
-        size = setting.gradient_bytes * counts.tied / cut.tp
+        size = setting.gradient_bytes * counts.tied / cut.tp / (cut.dp if cut.sharded else 1)
         seconds = setting.all_reduce(size, 2, cut.stage_ranks * (cut.pp - 1), cut.stage_ranks)
         yield Message("all-reduce of the tied embedding", 1, size, seconds, seconds)

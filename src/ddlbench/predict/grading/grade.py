@@ -106,17 +106,17 @@ def _slope(x: Sequence[float], y: Sequence[float]) -> tuple[float | None, tuple[
     return float(slope), (float(slope) - half, float(slope) + half)
 
 
-def predicted_s(point: Point, machine: Machine | None = None) -> float:
+def predicted_s(point: Point, other: Machine | None = None) -> float:
     """Seconds of the point's step, from its base. RunError if the oracle refuses it, UserError if the network that the
     source states cannot have carried the gradients in the measured time.
 
-    machine: instead of that of the source's words
+    other: a machine instead of that of the source's words
     """
-    machine, config = machine or point.machine, _config(point.framework, point.words)
+    machine, config = other or point.machine, _config(point.framework, point.words)
     computation = from_devices(config, machine, point.base, "the base")
     setting = setting_of(config, machine, point.measured, computation)
     nodes = machine.nodes(point.measured.gpus)
-    if nodes > 1:
+    if nodes > 1 and machine is point.machine:
         sent = 2 * (nodes - 1) / nodes * setting.gradient_bytes * setting.counts.parameter_count
         least = sent / machine.links[1].bytes_per_s
         if least > point.measured.seconds:
@@ -141,8 +141,9 @@ class Last(NamedTuple):
     counts: tuple[int, ...]
 
 
-def last_points(points: Sequence[Point]) -> Iterator[Last]:
-    """The last point of each series of at least three GPU counts. points: the ones that can be predicted"""
+def last_points(points: Sequence[Point]) -> Iterator[Last | str]:
+    """The last point of each series of at least three GPU counts, or why nothing can be learned from the others.
+    points: the ones that can be predicted"""
 
     def series(point: Point) -> tuple[object, ...]:
         stated = point.stated
@@ -152,7 +153,10 @@ def last_points(points: Sequence[Point]) -> Iterator[Last]:
         *smaller, last = sorted(group, key=lambda point: point.measured.gpus)
         smaller = [point for point in smaller if last.base.gpus < point.measured.gpus < last.measured.gpus]
         if smaller:
-            yield Last(last, _learned_s(smaller, last), tuple(point.measured.gpus for point in smaller))
+            try:
+                yield Last(last, _learned_s(smaller, last), tuple(point.measured.gpus for point in smaller))
+            except RunError as error:  # slower links, which are tried, may not carry the messages of the base
+                yield f"{last.stated.source}, {last.stated.model}, not learned from smaller counts: {error}"
 
 
 def _learned_s(smaller: Sequence[Point], last: Point) -> float:
@@ -190,10 +194,13 @@ def grade(path: Path, machine: Machine) -> Grade:
         kept.append(point)
         base = f"{point.base.gpus} GPUs, {point.base.samples} samples, {point.base.seconds * 1e3:.4g} ms"
         rows_of_points.append(_graded_point(point, base, predicted))
-    learned = [
-        _graded_point(last.point, f"{', '.join(map(str, last.counts))} GPUs", last.learned_s, learned=True)
-        for last in last_points(kept)
-    ]
+    learned = list[Row]()
+    for last in last_points(kept):
+        if isinstance(last, str):
+            left_out.append(last)
+            continue
+        counts = f"{', '.join(map(str, last.counts))} GPUs"
+        learned.append(_graded_point(last.point, counts, last.learned_s, learned=True))
     return Grade(rows_of_points, left_out, learned=learned)
 
 

@@ -19,15 +19,28 @@ NETWORK_SHARE = 0.9  # of the nominal bandwidth between nodes; no point of point
 NETWORK_ALPHA_S = 14e-6  # NCCL 2.x, its tuning table: latency of a step of a ring with the Simple protocol, network
 NAMES = {  # Gbit/s of an adapter
     "qdr": 40, "fdr": 56, "edr": 100, "hdr[- ]?100": 100, "hdr(200)?": 200, "ndr[- ]?200": 200, "ndr(400)?": 400,
-    "omni-?path|opa": 100, "slingshot[- ]?11": 200,
+    "omni[- ]?path|opa": 100, "slingshot[- ]?10": 100, "slingshot[- ]?11": 200,
 }  # fmt: skip
-SPEED = re.compile(r"(\d+(?:\.\d+)?) ?(g|t)(?:b(?:it|e)?|igabit)?(?:ps|/s(?:ec)?)?\b", re.IGNORECASE)
-ADAPTERS = re.compile(
-    r"\b(\d+) ?[x\u00d7] ?(?=\w)|\b(\d+) (?:\w+ )?(?:adapter|rail|nic|hca|port)s\b|\bdual\b", re.IGNORECASE
+BITS = (40, 56, 100, 200, 400, 800)  # speeds of InfiniBand in Gbit/s, also where a source writes GB/s
+SPEED = re.compile(r"(\d+(?:[.,]\d+)?) ?(g|t)(?:ig)?(?:b|e|bit|be|abit|ige)?(?:ps|/s(?:ec)?)?\b", re.IGNORECASE)
+# Names of machines and buses, whose numbers are neither speeds nor numbers of adapters: p4d.24xlarge, PCIe 3 x16.
+OTHER_NUMBERS = re.compile(
+    r"\b\S*\d*xlarge\b|\b\w+-\w*gpu\S*|pci-?e(?:xpress)?(?: ?gen)? ?\d?(?:\.0)?(?: ?x ?\d+)?", re.IGNORECASE
+)
+NUMBERS = {"dual": 2, "two": 2, "quad": 4, "four": 4, "eight": 8}
+ADAPTERS = (  # "8x HDR", "4 InfiniBand HDR adapters", "dual-rail", "HDR x 4"
+    re.compile(r"(?<![\w.-])(\d+) ?[x\u00d7] ?(?=\w)", re.IGNORECASE),
+    re.compile(
+        rf"\b(\d+|{'|'.join(NUMBERS)})(?:[ -]\w+(?:-\w+)?){{0,3}}?[ -](?:adapter|rail|nic|hca|port)s?\b", re.IGNORECASE
+    ),
+    re.compile(r"\b(dual|quad)\b", re.IGNORECASE),
+    re.compile(r"(?<=[\w ])[x\u00d7] ?(\d+)\b", re.IGNORECASE),
 )
 PEAKS = ("bytes_per_s", "tf32_flops_per_s")  # of a GPU
 WITHIN_NODE = re.compile("nvlink|nvswitch|pcie", re.IGNORECASE)
-BETWEEN_NODES = re.compile(r"infiniband|\bib\b|ethernet|roce|connectx|\b[qfehn]dr", re.IGNORECASE)
+BETWEEN_NODES = re.compile(
+    r"infiniband|\bib\b|ethernet|roce|connectx|\befa\b|omni|slingshot|\b[qfehn]dr", re.IGNORECASE
+)
 
 
 @cache
@@ -71,24 +84,43 @@ def node_bytes_per_s(network: str, per_node: int) -> float:
     """Nominal bytes per second of a node in one direction. UserError if the text has no speed.
 
     Several networks of one text have names ("Storage: ..., Management: ..., Compute: ..."): the one for computing
-    counts, and a network for management does not. Links within a node do not count. GB/s are bytes, except of Ethernet
-    and InfiniBand, whose speeds are always stated in bits.
+    counts, and a network for management does not. Links within a node do not count. Of several speeds ("400 Gb/s
+    (4x HDR-100)") the largest one counts. GB/s of Ethernet are bits; those of InfiniBand are bits if InfiniBand has
+    such a speed.
     """
     parts = re.split(r"[,;] ?(?=[A-Z][a-z]+:)", network)
     named = {part.partition(":")[0].lower(): part for part in parts if ":" in part}
-    clauses = re.split("[,;+]", named.get("compute", "" if "management" in named else network))
-    text = ",".join(clause for clause in clauses if BETWEEN_NODES.search(clause) or not WITHIN_NODE.search(clause))
-    match, adapters = SPEED.search(text), ADAPTERS.search(text)
-    count = int(adapters[1] or adapters[2] or 2) if adapters else 1
-    if match:
-        gbit = float(match[1]) * (1000 if match[2] in "tT" else 1) * count
-        if re.search("[GT]B/s", match[0]) and not BETWEEN_NODES.search(text):
-            gbit *= 8
-        if re.search(r"\b(a|per) (gpu|device)\b|/gpu", text, re.IGNORECASE):
-            gbit *= per_node
-    else:
-        name = next((name for name in NAMES if re.search(rf"\b{name}\b", text, re.IGNORECASE)), None)
-        gbit = float(NAMES[name] * count) if name else 0.0
-    if not gbit:
+    text = named.get("compute", "" if "management" in named else network)
+    clauses = [
+        OTHER_NUMBERS.sub(" ", part)
+        for clause in re.split(r"[,;+&]| and | / ", text)
+        if BETWEEN_NODES.search(clause) or not WITHIN_NODE.search(clause)
+        for part in re.split("[()]", clause)
+    ]
+    rates = [(gbit, _adapters(clause)) for clause in clauses if (gbit := _gbit(clause, text))]
+    if not rates:
         raise UserError(f"network {network!r} has no speed of the links between nodes")
-    return gbit / 8 * 1e9
+    total = max(gbit * count for gbit, count in rates)
+    if all(count == 1 for _, count in rates):  # a clause may have the number alone: "100 Gb/s (4 adapters)"
+        total *= max(_adapters(clause) for clause in clauses)
+        if re.search(r"\b(?:a|per|each) (?:gpu|device)\b|/gpu", text, re.IGNORECASE):
+            total *= per_node
+    return total / 8 * 1e9
+
+
+def _gbit(clause: str, text: str) -> float:
+    """Gbit/s of one adapter, or of all; 0 if the clause has no speed. text: all clauses"""
+    if not (match := SPEED.search(clause)):
+        name = next((name for name in NAMES if re.search(rf"\b(?:{name})\b", clause, re.IGNORECASE)), None)
+        return float(NAMES[name]) if name else 0.0
+    speed = float(match[1].replace(",", "")) * (1000 if match[2] in "tT" else 1)
+    in_bytes = re.search("[GT]B/s", match[0]) and not re.search("ethernet|roce|gbe", text, re.IGNORECASE)
+    return 8 * speed if in_bytes and not (BETWEEN_NODES.search(text) and speed in BITS) else speed
+
+
+def _adapters(clause: str) -> int:
+    """The number of adapters that a clause states; 1 if it states none, or a number of GPUs."""
+    for pattern in ADAPTERS:
+        if (match := pattern.search(clause)) and gpu_family(clause[match.end() :].split(" ")[0]) is None:
+            return NUMBERS.get(match[1].lower()) or int(match[1])
+    return 1

@@ -29,8 +29,8 @@ IMAGES = {  # not WideResNet
     r"(?<![a-z])vgg[-_ ]?(16)(?!\d)": "vgg{}",
 }
 TEXT = {  # pattern: layers, width, heads, vocabulary
-    r"bert[-_ ]?large": (24, 1024, 16, 30528),
-    r"bert[-_ ]?base": (12, 768, 12, 30528),
+    r"(?<![a-z])bert[-_ ]?large": (24, 1024, 16, 30528),
+    r"(?<![a-z])bert[-_ ]?base": (12, 768, 12, 30528),
     r"gpt[-_ ]?2[-_ ]*small": (12, 768, 12, 50257),
     r"gpt[-_ ]?2[-_ ]*medium": (24, 1024, 16, 50257),
     r"gpt[-_ ]?2[-_ ]*large": (36, 1280, 20, 50257),
@@ -54,14 +54,25 @@ SIZES = {
     1e12: (128, 25600, 160),
 }
 DECODERS = re.compile(
-    "gpt|(?<![a-z])[mo]pt|llama|pythia|bloom|mistral|falcon|qwen|gemma|deepseek|megatron|decoder", re.IGNORECASE
+    "gpt|(?<![a-z])[mo]pt|llama|pythia|bloom|mistral|falcon|qwen|gemma|deepseek|megatron|decoder|nemotron|olmo|internlm|t-nlg",
+    re.IGNORECASE,
 )
-EXPERTS = re.compile(r"(?<![a-z])moe(?![a-z])|mixtral|-a[0-9.]+b\b", re.IGNORECASE)  # "Qwen3-30B-A3B"
+EXPERTS = re.compile(  # "Qwen3-30B-A3B"
+    r"(?<![a-z])moe(?![a-z])|mixtral|-a[0-9.]+b\b|deepseek[-_ ]?v[23]|llama[-_ ]?4|dbrx|grok", re.IGNORECASE
+)
+# Models that have a classifier of images as a part, or another one with its name.
+NO_CLASSIFIER = re.compile(r"r-?cnn|(?<![a-z])ssd|retina|deeplab|u-?net|fpn|(?<![a-z])se[-_ ]?res", re.IGNORECASE)
 MILLIONS = {"m": 1, "b": 1e3, "t": 1e6}
 PRECISIONS = {
-    "bf16": "bf(loat)?16", "fp16": r"fp16|float16|\bhalf\b|\bamp\b|mixed", "tf32": "tf32",
+    "bf16": "bf(loat)?16", "fp16": r"fp16|float16|\bhalf\b|\bamp\b|mixed|\bo[12]\b", "tf32": "tf32",
     "fp32": r"fp32|float32|\bsingle\b",
 }  # fmt: skip
+# What strategies do beside those of ddlbench's equations.
+OTHERWISE = {
+    "power.?sgd|top-?k|1-?bit|8-?bit|onebit|quantiz": "compressed gradients",
+    "local.?sgd|model averaging|adasum": "updates of another kind",
+    "offload|infinity": "weights or states on the host",
+}
 
 
 class Words(NamedTuple):
@@ -131,7 +142,7 @@ def point(row: CsvRow, rows: Sequence[CsvRow]) -> Point:
     return Point(
         Words(row.line, *(row[column] for column in ("source", "model", "strategy", "gpu_type", "network"))),
         framework,
-        (*model_words(row), *words, *precision_words(row)),
+        (*model_words(row), *words, *precision_words(row, framework)),
         machine_of(row["gpu_type"], row["network"], per_node, nodes),
         measured,
         base,
@@ -171,8 +182,10 @@ def _batch(row: CsvRow) -> int:
 def model_words(row: CsvRow) -> list[str]:
     """The words of the model. UserError for a model that no model of ddlbench resembles in its sizes."""
     name = row["model"]
+    if re.fullmatch("bert", name, re.IGNORECASE) and "mlperf" in row["source"].lower():
+        name = "BERT-large"  # the model of MLPerf Training's rules
     for pattern, model in IMAGES.items():
-        if match := re.search(pattern, name, re.IGNORECASE):
+        if (match := re.search(pattern, name, re.IGNORECASE)) and not NO_CLASSIFIER.search(name):
             return [f"+model={model.format(match[1])}"]
     sizes = next((sizes for pattern, sizes in TEXT.items() if re.search(pattern, name, re.IGNORECASE)), None)
     if sizes is None:
@@ -194,39 +207,53 @@ def model_words(row: CsvRow) -> list[str]:
 
 def strategy_of(row: CsvRow) -> tuple[str, list[str]]:
     """The framework of ddlbench with that strategy, and its words. UserError if there is none."""
-    strategy = row["strategy"].lower()
+    strategy = re.sub(r"\b[cept]p[ =]?1\b", "", row["strategy"].lower())  # "DP (TP1 PP1)"
     text = f"{strategy} {row['framework'].lower()}"
-    stage = re.search(r"zero[-_ ]?(?:stage[-_ ]?)?([0-3])\b", text)
     if "parameter" in text and "server" in text:
         raise UserError("a parameter server has no equations")
-    if "async" in text:
+    if re.search(r"\basync(?!hronous all|[- ]all)", text):
         raise UserError("asynchronous updates have no equations")
+    if other := next((what for pattern, what in OTHERWISE.items() if re.search(pattern, strategy)), None):
+        raise UserError(f"the strategy {row['strategy']!r} has {other}, without equations")
     if re.search(r"(tensor|model).parallel|pipeline|gpipe|\b[cept]p[-_ =]?[0-9]*\b", text):
         raise UserError(f"a row of this form does not state the layout of {row['strategy']!r}")
     if re.search(r"hybrid.?shard|hsdp", text):
         raise UserError(f"{row['strategy']!r} does not state how many replicas the shards have")
+    sharded = r"fsdp|fully?[-_ ]shard"
+    if "no_shard" in text:
+        return "ddp", []
+    stage = re.search(r"zero[-_ ]?(?:stage[-_ ]?)?([0-3])\b", text)
+    if "shard_grad_op" in text or re.search(sharded, strategy):
+        kept = "shard_grad_op" in text or (stage and stage[1] == "2")  # weights stay gathered until the backward pass
+        return "fsdp", ["framework.reshard_after_forward=false"] if kept else []
     if stage:
         return f"zero{stage[1]}", []
-    if "shard_grad_op" in text:
-        return "fsdp", ["framework.reshard_after_forward=false"]
-    if re.search(r"fsdp|fully?[-_ ]shard", text):
-        return "fsdp", []
     if "horovod" in text:
         return "horovod", []
     if re.search(r"\bdd?p\b|data.?parallel|all[- ]?reduce|nccl|distributed|replicated|mirrored|\bsync", strategy):
         return "ddp", []
+    if re.search(sharded, text):
+        return "fsdp", []
     raise UserError(f"the strategy {row['strategy']!r} is not known")
 
 
-def precision_words(row: CsvRow) -> list[str]:
-    """Gradients are sent in 16 bits where the source says so ("PURE" of llm-foundry, "fp16 gradients"), else in fp32,
-    as under amp and in TensorFlow, whose weights are in fp32."""
+def precision_words(row: CsvRow, framework: str) -> list[str]:
+    """Gradients are sent in 16 bits where the source says so ("PURE" of llm-foundry, "fp16 gradients", "fp16
+    all-reduce"), else in fp32, as under amp and in TensorFlow, whose weights are in fp32. DeepSpeed's fp16 and bf16
+    cast the weights, too, of models without BatchNorm, whose statistics would not fit to them."""
     text, strategy = row["precision"].lower(), row["strategy"].lower()
     name = next((name for name, pattern in PRECISIONS.items() if re.search(pattern, text)), None)
     if name is None:
         raise UserError(f"the precision {row['precision']!r} is not known")
     checkpointed = ["train.checkpoint_activations=true"] if "ac=true" in row["layout"].lower() else []
+    sent = re.search(
+        r"\b(fp16|bf16)\b.{0,12}(?:gradients|all-?reduce|compress|comm)|gradients in (fp16|bf16)", strategy
+    )
+    reduced = [f"train.reduce_dtype={sent[1] or sent[2]}"] if sent else []
     if name in ("fp32", "tf32"):
-        return ["train.precision=fp32", f"train.tf32={str(name == 'tf32').lower()}", *checkpointed]
-    sent = name if "(pure)" in strategy or f"{name} gradients" in strategy else "fp32"
-    return [f"train.precision={name}", f"train.reduce_dtype={sent}", *checkpointed]
+        return ["train.precision=fp32", f"train.tf32={str(name == 'tf32').lower()}", *reduced, *checkpointed]
+    images = any(re.search(pattern, row["model"], re.IGNORECASE) for pattern in IMAGES)
+    cast = ["framework.mixed_precision=weights"] if framework in ("zero1", "zero2", "zero3") and not images else []
+    if cast or "(pure)" in strategy:
+        reduced = [f"train.reduce_dtype={name}"]
+    return [f"train.precision={name}", *(reduced or ["train.reduce_dtype=fp32"]), *cast, *checkpointed]

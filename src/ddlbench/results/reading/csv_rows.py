@@ -31,10 +31,13 @@ KEPT = ("measured", "unit", "base_value", "network", "layout", "tier", "in_scope
 UNITS = ("img/s", "seq/s", "tokens/s", "each also /GPU", "s/epoch", "s/step", "ms")
 TOLERANCE = 0.01  # of two cells that say the same: sources round
 LONGEST_CELL = 300  # letters
-# Not of a node or another device.
-_RATE = re.compile(r"(img|images|seq|sequences|samples|tokens)/s(?:ec|econd)?((?:/| per )gpu)?\b(?! ?/| per\b)")
-_MILLISECONDS = re.compile(r"(ms|milliseconds)\b")
-_EPOCH = re.compile(r"\b([0-9]+) images an epoch\b")
+_RATE = re.compile(
+    r"(?:(tok(?:en)?s?)|im(?:a)?g(?:e)?s?|seq(?:uence)?s?|samples?|examples?|sentences?)"
+    r"(/gpu)?(?:/| per )s(?:ec|econd)?\b([ ,(]*(?:/|per |each )gpu)?"
+)
+_SECONDS = re.compile(r"(m(?:illi)?)?s(?:ec(?:ond)?s?)?\b(?: ?(?:/|per )(step|it(?:er(?:ation)?)?|update)s?\b)?")
+_ANOTHER = re.compile(r"/|\bper\b|\beach\b")  # of a node, a chip, a sample
+_EPOCH = re.compile(r"\b([0-9][0-9,]*) images (?:an|per) epoch\b")
 _MICRO = re.compile(r"\bmbs([0-9]+)\b")
 
 
@@ -89,16 +92,17 @@ class CsvRow:
         """Seconds a sample on so many GPUs, from a value in the row's unit; None for another unit, or for the seconds
         of a step without a batch."""
         unit = self["unit"].lower()
-        if rate := _RATE.match(unit):
-            size = self.count("seq_len") if rate[1] == "tokens" else 1
-            return size / (value * (gpus if rate[2] else 1))
+        if (rate := _RATE.match(unit)) and not _ANOTHER.search(unit[rate.end() :]):
+            size = self.count("seq_len") if rate[1] else 1
+            return size / (value * (gpus if rate[2] or rate[3] else 1))
         if unit.startswith("s/epoch"):
             if not (images := _EPOCH.search(self["layout"])):
                 raise UserError("its layout does not state the images of an epoch")
-            return value / int(images[1])
-        if batch and unit.startswith(("s/step", "s/iteration")):
-            return value / batch
-        return value / 1e3 / batch if batch and _MILLISECONDS.match(unit) else None
+            return value / int(images[1].replace(",", ""))
+        step = _SECONDS.match(unit)
+        if not batch or not step or _ANOTHER.search(unit[step.end() :]) or not (step[1] or step[2]):
+            return None  # seconds alone may be those of anything
+        return value / (1e3 if step[1] else 1) / batch
 
     def step_s(self, gpus: int, batch: int) -> float | None:
         """Seconds of the measured step: `step_ms`, which agrees with the measured value; None where the row has neither

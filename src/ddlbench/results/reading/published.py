@@ -20,7 +20,7 @@ from ddlbench.texts import digest
 
 OWN, PUBLISHED = "own", "published"  # values of the column `origin`
 GPU = re.compile(
-    r"(?<![a-z0-9])(GB[23]00|GH200|B[23]00|H[128]00|H20|A[18]00|A[34]0|L40|L4|T4|V100|P100|P40|K80|MI[0-9]{3}"
+    r"(?:(?<![a-z0-9])|(?<=\dx))(GB[23]00|GH200|B[23]00|H[128]00|H20|A[18]00|A[34]0|L40|L4|T4|V100|P100|P40|K80|MI[0-9]{3}"
     r"|A6000|RTX ?(?:A[0-9]{4}|[0-9]{4}))",
     re.IGNORECASE,
 )
