@@ -55,7 +55,7 @@ def test_layouts_share_layers_within_a_node_and_are_tried_once() -> None:
 def test_micro_batches_divide_the_batch_of_a_replica() -> None:
     config = configuration("+framework=ddp", *GPT2[:6], "train.global_batch=24")
     sizes = [made.train.micro_batch for made in plans(config, ["train.checkpoint_activations=false"], 2, 4)]
-    assert sizes == [1, 2, 4]  # of 12
+    assert sizes == [1, 2, 4, 12]  # of 12: powers of two, and all
 
 
 @pytest.mark.slow

@@ -51,7 +51,7 @@ def test_parts_of_images_send_what_the_equations_say() -> None:
 
 
 def test_shards_of_a_pipeline_are_reduced_and_gathered_and_a_tied_weight_is_summed_by_shards() -> None:
-    result = volumes("1f1b", "gpt2_small", "framework.pp=2", "framework.dp=2", "framework.sharded=true")
+    result = volumes("1f1b", "gpt2_small", "framework.pp=2", "framework.dp=4", "framework.sharded=true")
     assert set(result) == {"pp", "dp", "ends"}
     assert all(item.expected == pytest.approx(item.traced, rel=1e-9) for item in result.values())
 

@@ -3,8 +3,8 @@ which framework, layout, micro batch and recomputation to train with, by the pre
 
 For a plan every framework whose updates are those of one device is tried, in every layout: tensor parallelism within a
 node, any number of stages, replicas on the other GPUs (those of pipelines with and without framework.sharded); with
-micro batches of 1, 2, 4, ... samples, and with and without train.checkpoint_activations. What does not fit the memory,
-or what a framework's own check refuses, is no plan.
+micro batches of 1, 2, 4, ... samples and of all, and with and without train.checkpoint_activations. What does not fit
+the memory, or what a framework's own check refuses, is no plan.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 from ddlbench.config.choices import choices
 from ddlbench.config.schema import Config
 from ddlbench.errors import UserError
+from ddlbench.frameworks.shared.layout import divisors
 from ddlbench.measure.formulas.flops import check_precision
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured.inputs import OneStep, from_calibration, from_one_step, from_roofline
@@ -158,7 +159,7 @@ def plans(config: Config, words: Sequence[str], gpus: int, per_node: int) -> Ite
         if hasattr(layout, "sharded") and replicas > 1 and "framework.sharded" not in given:
             frameworks = [replace(layout, sharded=sharded) for sharded in (False, True)]
         samples = config.train.samples_per_update(gpus) // replicas
-        micro_batches = [2**n for n in range(samples.bit_length()) if samples % 2**n == 0]
+        micro_batches = [size for size in divisors(samples) if size & (size - 1) == 0 or size == samples]
         if "train.micro_batch" in given or not micro_batches:  # more replicas than samples: refused with the reason
             micro_batches = [config.train.micro_batch]
         recompute = [config.train.checkpoint_activations] if "train.checkpoint_activations" in given else [False, True]

@@ -66,7 +66,22 @@ def test_strided_groups_share_the_adapters_of_their_node() -> None:
 def test_a_group_that_nodes_cut_unevenly_shares_its_adapters_with_nobody() -> None:
     """5 ranks on nodes of 4 are all there are: in a ring one flow leaves each node."""
     assert path(MACHINE, 5) == Path(Hop(1, 0.0, 0.0), Hop(5, 10e-6, 1e-9))
-    assert path(MACHINE, 3, world=6) == Path(Hop(3, 1e-6, 1e-10), Hop(1, 0.0, 0.0))
+
+
+def test_a_group_that_begins_within_a_node_and_ends_in_the_next_crosses_the_network() -> None:
+    """Of two groups of 3 on nodes of 4 the second has ranks 3, 4 and 5; of groups of 2 none crosses."""
+    assert path(MACHINE, 3, world=6) == Path(Hop(1, 0.0, 0.0), Hop(3, 10e-6, 1e-9))
+    sweeps = {("all_reduce", 3): Sweep((0.0, 1e9), (0.0, 1.0))}
+    assert all_reduce(1e9, path(replace(MACHINE, sweeps=sweeps), 3, world=6)) > 1.0
+    assert all_reduce(1e9, path(replace(MACHINE, sweeps=sweeps), 3, world=3)) == 1.0
+    assert path(MACHINE, 2, world=6) == Path(Hop(2, 1e-6, 1e-10), Hop(1, 0.0, 0.0))
+
+
+def test_a_collective_that_was_not_measured_has_the_equations_of_the_link() -> None:
+    sweeps = {("all_reduce", 4): Sweep((0.0, 1e9), (0.0, 1.0))}
+    to = path(replace(MACHINE, sweeps=sweeps), 4, world=4)
+    assert all_reduce(1e9, to) == 1.0
+    assert all_gather(M, to) == all_gather(M, path(MACHINE, 4, world=4)) > 0
 
 
 def test_the_ends_of_one_pipeline_have_the_adapters_for_themselves() -> None:

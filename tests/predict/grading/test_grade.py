@@ -11,6 +11,8 @@ import pytest
 from ddlbench.config.compose import configurations
 from ddlbench.errors import UserError
 from ddlbench.oracle import bands
+from ddlbench.oracle.memory.stages import Cut
+from ddlbench.oracle.strategies import pipeline
 from ddlbench.predict.__main__ import main
 from ddlbench.predict.grading import grade, layouts
 from ddlbench.predict.grading.grade import Grade, last_points, predicted_s
@@ -101,6 +103,21 @@ def test_the_largest_count_of_a_series_is_predicted_from_all_smaller_ones() -> N
         wrong, measured = predicted_s(series[2]), series[2].measured.seconds
         assert abs(last.learned_s - measured) < 0.1 * abs(wrong - measured)
         assert list(last_points(series[2:])) == []
+
+
+def test_a_series_that_teaches_nothing_does_not_end_the_grade(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> float:
+        raise UserError("communication alone takes longer")
+
+    monkeypatch.setattr(grade, "_learned_s", refused)
+    more = [{**POINT, "gpus": "64", "global_batch": "16384", "measured": "110000"}]
+    assert main(["--grade", str(written(tmp_path / "points.csv", [BASE, POINT, *more])), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["rows"], result["learned_points"]) == (2, [])
+    (reason,) = result["left_out"]
+    assert reason == "a page, ResNet-50, not learned from smaller counts: communication alone takes longer"
 
 
 def test_a_layout_takes_each_of_its_micro_batches_and_one_update() -> None:
@@ -203,6 +220,23 @@ def test_the_recommended_layout_is_that_with_the_fewest_predicted_seconds(
     result = json.loads(capsys.readouterr().out)
     assert result["regret"] == pytest.approx(120 / 90 - 1)
     assert result["planned_regret"] == pytest.approx(0.0)
+
+
+def test_ranks_that_share_layers_send_parts_between_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Megatron-LM's: each of 8 ranks of a stage sends an eighth of the output, [1024, 1024] in 16 bits, to the other
+    node, and they gather it there. The 8 messages share 90 % of 100 GB/s."""
+    cuts = list[Cut]()
+    monkeypatch.setattr(layouts, "Cut", lambda *parts, **more: cuts.append(Cut(*parts, **more)) or cuts[-1])
+    cells = {"gpus": "16", "tp": "8", "dp": "1", "pp": "2"}
+    with configurations():
+        (layout,) = layouts.layouts(rows({**LAYOUT, **cells}))
+        assert isinstance(layout, layouts.Layout)
+        layouts.predicted_s(layout)
+        (cut,) = cuts
+        size, gathered_s = 2 * 1024**2, cut.setting.all_reduce(2 * 1024**2, 8) / 2
+        assert pipeline._sending(cut) == pytest.approx([14e-6 + size / 90e9 + gathered_s], rel=1e-6)
+        whole_s = pipeline._sending(replace(cut, scattered=False))
+    assert whole_s == pytest.approx([14e-6 + 8 * size / 90e9], rel=1e-6)
 
 
 def test_a_plan_of_a_layout_is_predicted_as_the_command_does(capsys: pytest.CaptureFixture[str]) -> None:

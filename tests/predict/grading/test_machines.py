@@ -88,6 +88,9 @@ def test_devices_without_peer_access_share_one_path() -> None:
     assert eight is not None
     assert two.at(1e9) == pytest.approx(2 * (1e-5 + 1e9 / 2 / 8e9))
     assert eight.at(1e9) == pytest.approx(14 * (1e-5 + 1e9 / 8 * 4 / 8e9))
+    gather = machine.sweep("all_gather", 8)
+    assert gather is not None
+    assert gather.at(1e9) == pytest.approx(eight.at(1e9) / 2)
     assert machine.hidden_cost_with(8) == 1.0
 
 

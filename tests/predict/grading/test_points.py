@@ -177,6 +177,7 @@ def test_types_of_weights_and_gradients(strategy: str, precision: str, model: st
         ("RN50", ["+model=resnet50"]),
         ("resnet_152", ["+model=resnet152"]),
         ("VGG 16", ["+model=vgg16"]),
+        ("BERT", ["model.n_layer=24", "model.n_embd=1024"]),  # of MLPerf
         ("BERT Large", ["model.n_layer=24", "model.n_embd=1024"]),
         ("GPT-2 (1.5B)", ["model.n_layer=48", "model.n_embd=1600"]),
         ("GPT-NeoX-20B", ["model.n_layer=44", "model.n_embd=6144"]),
@@ -185,7 +186,7 @@ def test_types_of_weights_and_gradients(strategy: str, precision: str, model: st
     ],
 )
 def test_models(model: str, words: list[str]) -> None:
-    (row,) = rows({**POINT, "model": model, "seq_len": "512"})
+    (row,) = rows({**POINT, "source": "MLPerf Training v1.1", "model": model, "seq_len": "512"})
     assert set(words) <= set(model_words(row))
 
 

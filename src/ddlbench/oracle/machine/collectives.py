@@ -57,16 +57,18 @@ def path(machine: Machine, ranks: int, stride: int = 1, world: int | None = None
     """
     world, length = world or ranks * stride, (ranks - 1) * stride
     per_node, beside = machine.per_node(world), groups or max(1, min(stride, world - length))
-    sweeps = {kind: sweep for kind in KINDS if (sweep := machine.sweep(kind, ranks)) is not None}
-    if sweeps and length + beside <= per_node:  # they are measured within one node
-        return Path(Hop(ranks, 0.0, 0.0), Hop(1, 0.0, 0.0), sweeps)
     within = max(1, min(ranks, (per_node - beside) // stride + 1))
-    while ranks % within:  # groups that nodes cut unevenly: the largest even cut
+    # Groups that nodes cut unevenly, or of which one begins within a node and ends in the next: the largest even cut.
+    while within > 1 and (ranks % within or (world > per_node and per_node % (within * stride))):
         within -= 1
+    sweeps = {kind: sweep for kind in KINDS if (sweep := machine.sweep(kind, ranks)) is not None}
+    if sweeps and within == ranks:  # they are measured within one node; a kind that was not has the link's equations
+        inside = machine.links[0] if machine.links else Link("none", 0.0, float("inf"))
+        return Path(Hop(ranks, inside.alpha_s, 1 / inside.bytes_per_s), Hop(1, 0.0, 0.0), sweeps)
     outside = ranks // within
     inner, outer = link(machine, 0, within), link(machine, 1, outside)
     groups = groups or world // ranks
-    sharing = max(1, min(groups, per_node // within))  # flows of these groups through the same adapters
+    sharing = max(1, min(groups, per_node // within, stride))  # flows of these groups through the same adapters
     return Path(
         Hop(within, inner.alpha_s, 1 / inner.bytes_per_s),
         Hop(outside, outer.alpha_s, sharing / outer.bytes_per_s),

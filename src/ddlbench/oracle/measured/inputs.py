@@ -116,7 +116,12 @@ def calibration(config: Config, device: torch.device, samples: int) -> tuple[tup
     with suppress(OSError, ValueError, TypeError):
         kept = dict(json.loads(path.read_text()))
     if kept.get("key") != key:
-        passes, update_s = measure(config, device, samples)
+        try:
+            passes, update_s = measure(config, device, samples)
+        except torch.OutOfMemoryError as error:
+            raise UserError(
+                f"--calibrate: {samples} samples do not fit {key['device']}: give train.micro_batch"
+            ) from error
         kept = {"key": key, "passes": passes, "update_s": update_s}
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_json(path, kept)

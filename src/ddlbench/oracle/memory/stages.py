@@ -33,6 +33,8 @@ class Cut:
 
     sizes: the number of blocks of each stage; count: micro batches of a step; samples: of one of them
     sharded: whether the replicas share the update (ZeRO stage 3)
+    buffered: gradients of two minibatches of PipeDream at once
+    scattered: of tp ranks each sends a part to the next stage, which gathers them (Narayanan et al. 2021, section 4.1)
     """
 
     setting: Setting
@@ -44,7 +46,8 @@ class Cut:
     count: int
     samples: float
     sharded: bool = False
-    buffered: bool = False  # gradients of two minibatches of PipeDream at once
+    buffered: bool = False
+    scattered: bool = False
 
     def spans(self) -> list[tuple[int, int]]:
         """First and last block + 1 of each stage."""

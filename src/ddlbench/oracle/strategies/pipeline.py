@@ -134,7 +134,8 @@ def _sending(cut: Cut) -> list[float]:
             continue
         crosses = any((here + peer) // node != (there + peer) // node for peer in (0, stride - 1))
         size = setting.counts.blocks[end - 1].output * cut.samples
-        seconds.append(collectives.send(size, setting.machine, stride, setting.world, crosses))
+        gather_s, parts = (setting.all_reduce(size, cut.tp) / 2, cut.tp) if cut.scattered else (0.0, 1)
+        seconds.append(gather_s + collectives.send(size / parts, setting.machine, stride, setting.world, crosses))
     return seconds
 
 

@@ -147,7 +147,9 @@ def predicted_s(layout: Layout, kernels: Kernels = A100) -> float:
     sizes[-1] += 2  # the last norm and the head
     degrees = layout.dp, layout.tp, layout.pp
     setting = Setting(job, machine, computation)
-    cut = Cut(setting, layout.schedule, *degrees, tuple(sizes), layout.micro_batches, layout.micro_batch)
+    cut = Cut(
+        setting, layout.schedule, *degrees, tuple(sizes), layout.micro_batches, layout.micro_batch, scattered=True
+    )
     return pipeline.predict(cut).step_s
 
 

@@ -70,14 +70,15 @@ def machine_of(gpu: str, network: str, per_node: int, nodes: int) -> Machine:
 
 
 def _shared(link: Link, per_node: int) -> dict[tuple[str, int], Sweep]:
-    """All-reduces of devices that share one path through the host: with p of them each has 2/p of the bandwidth."""
-    sizes = 1e3, 1e9
-    return {
-        ("all_reduce", ranks): Sweep(
-            sizes, tuple(2 * (ranks - 1) * (link.alpha_s + m / ranks * ranks / 2 / link.bytes_per_s) for m in sizes)
-        )
-        for ranks in range(2, per_node + 1)
-    }
+    """Collectives of devices that share one path through the host: with p of them each has 2/p of the bandwidth. An
+    all-gather and a reduce-scatter take half of an all-reduce."""
+    sizes, sweeps = (1e3, 1e9), dict[tuple[str, int], Sweep]()
+    for ranks in range(2, per_node + 1):
+        seconds = [2 * (ranks - 1) * (link.alpha_s + m / 2 / link.bytes_per_s) for m in sizes]
+        sweeps["all_reduce", ranks] = Sweep(sizes, tuple(seconds))
+        for kind in ("all_gather", "reduce_scatter"):
+            sweeps[kind, ranks] = Sweep(sizes, tuple(second / 2 for second in seconds))
+    return sweeps
 
 
 def node_bytes_per_s(network: str, per_node: int) -> float:
