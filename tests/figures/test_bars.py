@@ -122,7 +122,7 @@ def test_seconds_of_a_step_are_shares_of_the_profiled_step():
 def test_predicted_parts_stand_beside_the_measured_ones_without_waiting_for_data():
     """64 samples of 10 ms are 0.64 s, a quarter of which waits for data: 0.48 s. Of the window's 0.6 computing, 0.15
     communication and 0.05 idle, which are 0.8 of it, computing is 0.36 s and communication 0.09 s."""
-    times = {"sample_time_s": 0.01, "global_batch": 64, "data_wait_share": 0.25}
+    times = {"sample_time_s": 0.01, "global_batch": 64, "data_wait_share": 0.7, "data_wait_mean_share": 0.25}
     shares = {"compute_share": 0.6, "comm_exposed_share": 0.15, "idle_share": 0.05}
     predicted = {"predicted_compute_s": 0.3, "predicted_comm_exposed_s": 0.06, "predicted_bubble_s": 0.0}
     first = row(2, **times, **shares, **predicted, predicted_error=-0.25)

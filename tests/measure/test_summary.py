@@ -35,6 +35,16 @@ def test_epoch_0_is_left_out_where_there_are_more() -> None:
     assert summary["data_wait_share"] == pytest.approx(0.25)
 
 
+def test_the_wait_of_all_epochs_is_weighted_by_their_time() -> None:
+    """A tenth of 2 s and half of 8 s wait: 4.2 of 10 s. Epoch 0 is not measured."""
+    rows = [epoch_row(0, 3, [5.0]), epoch_row(1, 3, [2.0]), epoch_row(2, 3, [8.0])]
+    for row, share in zip(rows, (0.9, 0.1, 0.5), strict=True):
+        row.data_wait_share = share
+    summary = summarize(rows, world_size=2, tokens_per_sample=None)
+    assert summary["data_wait_mean_share"] == pytest.approx(0.42)
+    assert summary["data_wait_share"] == 0.5
+
+
 def test_cpu_time_and_bytes_are_those_of_the_measured_epochs_a_second() -> None:
     """3.5, 5 and 1 s of CPU in epochs of 7, 2 and 4 s; in the warm-up, which is not measured, much more."""
     rows = [epoch_row(epoch, 4, [time_s]) for epoch, time_s in enumerate((20.0, 7.0, 2.0, 4.0))]

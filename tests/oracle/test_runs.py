@@ -94,8 +94,9 @@ def test_a_step_of_several_micro_batches_is_spread_over_them(config: Config) -> 
     assert result.marks(4) == []
 
 
-def test_waiting_for_data_is_taken_off(config: Config) -> None:
-    summary = {"throughput_samples_per_s": 8 / 0.5, "data_wait_share": 0.2}
+@pytest.mark.parametrize("wait", [{"data_wait_share": 0.2}, {"data_wait_share": 0.7, "data_wait_mean_share": 0.2}])
+def test_waiting_for_data_is_taken_off(config: Config, wait: dict[str, float]) -> None:
+    summary = {"throughput_samples_per_s": 8 / 0.5, **wait}
     result = results(record(config, 1, 0.5, summary=summary)).computation(config, ABCI)
     assert result.step(8) == pytest.approx(0.4)
 

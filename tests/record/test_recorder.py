@@ -104,6 +104,15 @@ def test_batches_that_may_be_older_than_the_measured_time_are_a_mark(
     assert record.content["summary"]["marks"] == ("read ahead" if marked else None)
 
 
+def test_the_only_epoch_of_an_attempt_that_continues_another_one_is_cold(tmp_path: Path) -> None:
+    """With a second epoch it is the warm-up."""
+    record, files, run = one_epoch(tmp_path / "resumed", first_epoch=1)
+    assert record.content["summary"]["marks"] == "cold epoch"
+    files.epoch(run, epoch_row(2, 3, [1.0] * 4))
+    assert record.content["summary"]["marks"] is None
+    assert one_epoch(tmp_path / "single")[0].content["summary"]["marks"] is None
+
+
 def test_start_up_is_imports_connecting_and_setup(tmp_path: Path) -> None:
     """Making a data set, which only the first run does, and staging are separate parts."""
     content = recorded(tmp_path, staging_s=128.0)

@@ -207,6 +207,32 @@ def test_a_run_on_one_device_is_no_base_of_itself(tmp_path: Path) -> None:
     assert explanation.cause == NO_CAUSE
 
 
+def test_the_input_bar_is_the_wait_of_all_epochs_and_not_of_the_worst_one(tmp_path: Path) -> None:
+    waits = {"data_wait_share": 0.4, "data_wait_mean_share": 0.05}
+    explanation, seconds = explained(tmp_path, window((19, 0, 1, 0), (19, 0, 1, 0)), **waits)
+    assert seconds["input"] == pytest.approx(0.05 * 0.64)
+    (bar,) = [bar for bar in explanation.bars if bar.bar == "input"]
+    assert bar.evidence == "data_wait_mean_share"
+
+
+def test_the_ideal_is_the_base_without_the_wait_of_all_its_epochs(tmp_path: Path) -> None:
+    write_run(tmp_path, gpus=1, rate=100.0, summary={"data_wait_share": 0.4, "data_wait_mean_share": 0.1})
+    path = write_run(tmp_path, gpus=2, rate=100.0, summary=NO_WAIT, sections=window((1, 1, 0, 0), (1, 1, 0, 0)))
+    records = read_all([tmp_path])
+    ideal = explain(make_tables(records), records, path.parent.name).bars[0]
+    assert ideal.seconds == pytest.approx(0.9 * 0.32)
+    assert ideal.evidence.endswith("less its data_wait_mean_share")
+
+
+def test_of_several_attempts_the_one_that_started_last_is_explained(tmp_path: Path) -> None:
+    """Sorted as texts, attempt-10 comes before attempt-9."""
+    for attempt in (9, 10):
+        start = {"times": {"start": f"2026-01-{attempt:02}T10:00:00+00:00"}}
+        path = write_run(tmp_path, attempt=attempt, sections=start, rate=10.0 * attempt)
+    records = read_all([tmp_path])
+    assert explain(make_tables(records), records, path.parent.name).run == str(path)
+
+
 def test_an_unknown_run_is_named(tmp_path: Path) -> None:
     write_run(tmp_path, gpus=1)
     records = read_all([tmp_path])

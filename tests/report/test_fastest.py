@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from ddlbench.report.fastest import PARAGRAPHS, best, comparisons
 from tests.support.records import tables_of, write_repeats, write_run
 
@@ -149,3 +151,58 @@ def test_only_comparable_rows_are_compared(tmp_path):
     write_run(tmp_path, gpus=1, dataset="b" * 64, framework="single")
     write_run(tmp_path, gpus=1, status="oom", framework="fsdp")
     assert sentences(tmp_path) == []
+
+
+def on_nodes(results, rate, framework, nodes):
+    launch = {"world_size": 8, "nodes": nodes, "device_type": "cuda"}
+    for repeat in range(6):
+        sections = {"launch": launch, "run_id": f"{framework}-{nodes}-{repeat}"}
+        write_run(results / f"{nodes}", framework=framework, gpus=8, rate=rate, repeat=repeat, sections=sections)
+
+
+def test_runs_on_other_numbers_of_nodes_are_not_judged_against_each_other(tmp_path):
+    on_nodes(tmp_path, 200.0, "ddp", 1)
+    on_nodes(tmp_path, 100.0, "ddp", 2)
+    on_nodes(tmp_path, 50.0, "fsdp", 2)
+    measurements = tables_of(tmp_path).measurements
+    ((paragraph,), _) = best(measurements)
+    assert (
+        paragraph.sentences[0]
+        == "On 8 GPUs, 256 samples an update: ddp is the only one with a result, 200 samples/s (n=6)."
+    )
+    assert paragraph.sentences[1].startswith(
+        "On 8 GPUs of 2 nodes, 256 samples an update: ddp is the fastest, 100 samples/s, 2 times"
+    )
+    (sentence,) = comparisons(measurements)
+    assert sentence.startswith("resnet50, one GPU count, 256 samples an update, 8 GPUs of 2 nodes: ddp is 2 times")
+    assert len({row.judged_with for row in measurements}) == 2
+
+
+def test_repeats_with_another_name_of_the_cluster_are_named_and_not_judged(tmp_path):
+    for cluster, rate in (("east", 200.0), ("west", 100.0)):
+        for repeat in range(6):
+            file = write_run(tmp_path / cluster, rate=rate, repeat=repeat) / "run.json"
+            record = json.loads(file.read_text())
+            record["config"]["cluster"]["name"], record["run_id"] = cluster, f"{cluster}-{repeat}"
+            file.write_text(json.dumps(record))
+    measurements = tables_of(tmp_path).measurements
+    assert sorted(row.other_settings for row in measurements) == ["cluster=east", "cluster=west"]
+    ((paragraph,), _) = best(measurements)
+    assert paragraph.sentences == [
+        "On 1 GPU: ddp at east has the shortest median time, 5.00 ms a sample (200 samples/s), 2 times as fast as ddp "
+        "at west; no verdict, because they differ in more than the framework."
+    ]
+    assert "no verdict" in comparisons(measurements)[0]
+
+
+def test_n_counts_the_runs_that_have_a_time(tmp_path):
+    """The summary of one of the six contradicts its epochs and is left out."""
+    repeats(tmp_path, 200.0, framework="ddp")
+    repeats(tmp_path, 100.0, count=5, framework="fsdp")
+    write_run(tmp_path, framework="fsdp", rate=105.0, repeat=5, summary={"epochs_done": 9})
+    tables = tables_of(tmp_path)
+    ((paragraph,), _) = best(tables.measurements)
+    assert "but with n=6 and n=5 this is not certain: an interval needs 6 repeats" in paragraph.sentences[0]
+    assert "(n=6 and n=5, no 95 % CI)" in comparisons(tables.measurements)[0]
+    (row,) = [row for row in tables.scaling_rows if row["framework"] == "fsdp"]
+    assert (row["runs_ok"], row["runs_timed"], row["interval"]) == (6, 5, "n=5, no 95 % CI")

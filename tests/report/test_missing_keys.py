@@ -26,6 +26,7 @@ MORE = {
 MORE_SUMMARY = {
     "tokens_per_s": 5.0, "step_time_median_s": 0.1, "step_time_p95_s": 0.2, "first_step_s": 0.3,
     "epoch_first_step_s": 0.2, "throughput_steady_samples_per_s": 90.0, "data_wait_share": 0.1, "host_wait_share": 0.1,
+    "data_wait_mean_share": 0.1,
     "straggler_wait_s": 0.1, "memory_reserved_peak_bytes": 5 * GIB, "allocator_retries": 0, "energy_epoch_j": 5.0,
     "load_start": 0.5, "own_step_s": 0.1, "own_step_median_rank_s": 0.1, "own_step_source": "window", "startup_s": 4.0,
     "hfu": 0.3, "cpu_others_share": 0.2,

@@ -163,6 +163,15 @@ def test_too_few_repeats_are_marked(tmp_path):
     assert "n < 6" not in text_of(tmp_path)
 
 
+def test_n_counts_the_runs_that_have_a_time(tmp_path):
+    """The summary of one of the six contradicts its epochs and is left out."""
+    for repeat in range(6):
+        write_run(tmp_path, repeat=repeat, summary={"epochs_done": 9} if repeat == 5 else None)
+    text = text_of(tmp_path)
+    assert line_of(text, "ddp", "resnet50", "native", "1", "single", "ok").split()[6] == "5"
+    assert "n < 6: no 95 % CI" in text
+
+
 def test_memory_on_cpu_is_the_hosts(tmp_path):
     write_run(tmp_path, device="cpu")
     text = text_of(tmp_path)

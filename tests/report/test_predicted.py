@@ -176,9 +176,12 @@ def test_a_measurement_without_a_run_that_ended_ok_has_no_prediction(
     assert rows["ddp", 4]["predicted_step_s"] == pytest.approx(0.30)
 
 
-def test_waiting_for_data_is_on_neither_side(tmp_path: Path, write: Write, cluster: str) -> None:
-    write("single", 1, 0.50, summary={"data_wait_share": 0.5})
-    write("ddp", 4, 0.60, summary={"data_wait_share": 0.5})
+@pytest.mark.parametrize("wait", [{"data_wait_share": 0.5}, {"data_wait_share": 0.9, "data_wait_mean_share": 0.5}])
+def test_waiting_for_data_is_on_neither_side(
+    tmp_path: Path, write: Write, cluster: str, wait: dict[str, float]
+) -> None:
+    write("single", 1, 0.50, summary=wait)
+    write("ddp", 4, 0.60, summary=wait)
     row = predicted(tmp_path, cluster)[0]["ddp", 4]
     assert row["predicted_step_s"] == pytest.approx(0.30)
     assert row["predicted_error"] == pytest.approx(0, abs=1e-9)

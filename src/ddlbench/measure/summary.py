@@ -50,6 +50,9 @@ def summarize(
         "epoch_first_step_s": statistics.median(row.first_step_s for row in counted),
         "throughput_steady_samples_per_s": steady_samples / sum(steady_s) if len(steady_s) == len(counted) else None,
         "data_wait_share": max(row.data_wait_share for row in counted),
+        "data_wait_mean_share": statistics.fmean(
+            (row.data_wait_share for row in counted), [row.measured_time_s for row in counted]
+        ),
         "host_wait_share": max(row.host_wait_share for row in counted),
         "straggler_wait_s": max(row.straggler_wait_s for row in counted),
         "validation_time_s": statistics.median(validation_s) if validation_s else None,

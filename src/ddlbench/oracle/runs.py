@@ -20,7 +20,7 @@ from ddlbench.oracle.predictor import job_of, strategy
 from ddlbench.oracle.setting import Setting
 from ddlbench.oracle.timing.computation import Computation
 from ddlbench.results.reading.attempts import Attempt, read_all
-from ddlbench.results.rows import section, without_data_wait
+from ddlbench.results.rows import section, wait_column, without_data_wait
 from ddlbench.results.tables.run_rows import attempt_row
 
 # Keys of a run's `train` section that change how fast one process computes.
@@ -165,7 +165,7 @@ def _base(attempt: Attempt, config: Config, machine: Machine) -> Base | None:
         return None
     if _differences(settings, config) or not _same_device(record, machine):
         return None
-    seconds = without_data_wait(batch / rate, _number(summary.get("data_wait_share")))
+    seconds = without_data_wait(batch / rate, _number(summary.get(wait_column(summary))))
     replicas = _number(ledger.get("data_size")) or 1
     micro = max(1, int(batch / replicas / count))
     keys = {key: value for key, value in framework.items() if key != "_target_"}

@@ -120,7 +120,11 @@ class FileRecorder(Recorder):
         # The loader may have read the batches of the measured steps before the measured time: all of them where a model
         # trains, and a tenth of them where the rate is the loader's own.
         ahead = (10 if self.config.mode == "loader" else 1) * run.feed.facts().get("ahead", 0)
-        doubts = {"one visible GPU": self.one_gpu, "read ahead": bool(rows) and rows[-1].measured_steps <= ahead}
+        doubts = {
+            "one visible GPU": self.one_gpu,
+            "read ahead": bool(rows) and rows[-1].measured_steps <= ahead,
+            "cold epoch": run.first_epoch > 0 and len(rows) == 1,
+        }
         marks = [name for name, holds in doubts.items() if holds]
         summary = summarize(rows, run.job.world_size, self.model["tokens_per_sample"], marks)
         summary["epochs_done"] += run.first_epoch

@@ -31,7 +31,7 @@ from ddlbench.figures.plotting import Head, arrange, grid, style
 from ddlbench.report.hung_ranks import behind
 from ddlbench.results.reading.attempts import Records
 from ddlbench.results.reading.published import OWN
-from ddlbench.results.rows import Row, section, without_data_wait
+from ddlbench.results.rows import Row, latest, section, wait_column, without_data_wait
 from ddlbench.results.tables.marks import straggler
 from ddlbench.results.tables.measurement import duration
 from ddlbench.results.tables.tables import Tables, write_csv
@@ -115,7 +115,7 @@ def explain(tables: Tables, records: Records, name: str) -> Explanation:
     runs = [row for row in tables.run_rows if name in (row["run_id"], row["path"])]
     if not runs:
         raise UserError(f"--explain {name}: no attempt has this run_id or path: take one of column run_id of runs.csv")
-    run = runs[-1]
+    run = latest(runs)
     if run["origin"] != OWN:
         raise UserError(f"--explain {name}: a published measurement has no record of its steps: choose an own run")
     alike = [row for row in tables.run_rows if row["throughput_samples_per_s"] and all(row[k] == run[k] for k in ALIKE)]
@@ -154,8 +154,9 @@ def _ideal(tables: Tables, run: Row) -> Bar:
         for name in ("own_base", "best_single"):
             base = bases.get((row[f"{name}_framework"], row[f"{name}_sample_time_s"]))
             if base and row["measurement"] == run["measurement"]:
-                sample_s = without_data_wait(base["sample_time_s"], base["data_wait_share"])
-                evidence = f"sample_time_s of {base['framework']} on one device less its data_wait_share"
+                column = wait_column(base.row)
+                sample_s = without_data_wait(base["sample_time_s"], base[column])
+                evidence = f"sample_time_s of {base['framework']} on one device less its {column}"
                 return Bar("ideal", sample_s * run["global_batch"] / run["gpus"], evidence)
     if run["mfu"]:
         return Bar("ideal", run["mfu"] * _step_s(run), "roofline: mfu x step")
@@ -164,7 +165,7 @@ def _ideal(tables: Tables, run: Row) -> Bar:
 
 def _bars(run: Row, window: Sequence[Mapping[str, Any]], ideal: Bar) -> list[Bar]:
     """All bars; their seconds sum to the step."""
-    step_s, wait, retries = _step_s(run), run["data_wait_share"], run["allocator_retries"]
+    step_s, wait, retries = _step_s(run), run[wait_column(run)], run["allocator_retries"]
     evidence, compute, exposed, idle, excess = _parts(run, window)
     bubble = None if run["bubble"] is None else without_data_wait(run["bubble"] * step_s, wait)
     if exposed is not None and bubble is not None:  # a stage that waits for another waits in communication
@@ -179,7 +180,7 @@ def _bars(run: Row, window: Sequence[Mapping[str, Any]], ideal: Bar) -> list[Bar
     bars = [
         ideal,
         Bar(name, kernels, evidence if ideal.seconds is None else f"{evidence}, less the ideal"),
-        Bar("input", None if wait is None else wait * step_s, "data_wait_share"),
+        Bar("input", None if wait is None else wait * step_s, wait_column(run)),
         Bar("exposed communication", exposed, f"{evidence}; its kinds are not recorded"),
         Bar("slow rank", excess, "straggler_rank is empty" if excess is None else slow),
         Bar("bubble", bubble, "bubble x the step without its wait for data"),

@@ -35,7 +35,10 @@ def best(measurements: Sequence[Measurement]) -> tuple[Sequence[Paragraph], int]
     for group in group_by(rows, lambda row: row["comparison"]).values():
         title, lines = head(group, texts)
         subject = ", ".join(filter(None, (title, *lines)))
-        places = group_by(group, lambda row: (row["gpus"] or 0, 0 if row.any_scaling else row["global_batch"] or 0))
+        places = group_by(
+            group,
+            lambda row: (row["gpus"] or 0, row["nodes"] or 0, 0 if row.any_scaling else row["global_batch"] or 0),
+        )
         sentences = [_sentence(places[place], len(places) > 1) for place in sorted(places)]
         more = "more GPU counts and batches are in the table."
         paragraphs.append(Paragraph(subject, first_few(list(filter(None, sentences)), PLACES, more)))
@@ -50,18 +53,18 @@ def _sentence(rows: Sequence[Measurement], several: bool) -> str:
     first = rows[0]
     one_batch = several and first["global_batch"] and not first.any_scaling
     batch = f", {first['global_batch']} samples an update" if one_batch else ""
-    where = f"On {first.devices}{batch}"
+    where = f"On {first.place}{batch}"
     fastest, *others = timed
     rate = f"{1 / fastest['sample_time_s']:,.4g} samples/s"
     if not others:
-        return f"{where}: {fastest.name} is the only one with a result, {rate} (n={fastest['runs_ok']})."
+        return f"{where}: {fastest.name} is the only one with a result, {rate} (n={fastest['runs_timed']})."
     second = others[0]
     factor = f"{second['sample_time_s'] / fastest['sample_time_s']:.3g} times as fast as {second.name}"
     time = f"{duration(fastest['sample_time_s'])} a sample ({rate})"
     lead = f"{where}: {fastest.name} has the shortest median time, {time}, {factor}"
     if second.judged_with != fastest.judged_with:
         return f"{lead}; no verdict, because they differ in more than the {fastest['compared_by']}."
-    interval, counts = fastest.interval, f"n={fastest['runs_ok']} and n={second['runs_ok']}"
+    interval, counts = fastest.interval, f"n={fastest['runs_timed']} and n={second['runs_timed']}"
     if interval is None or second.interval is None:
         return f"{lead}, but with {counts} this is not certain: an interval needs {SMALLEST_N} repeats."
     judged = [row for row in others if row.judged_with == fastest.judged_with]
@@ -77,7 +80,7 @@ def comparisons(measurements: Sequence[Measurement]) -> list[str]:
     """A sentence for each model, batch and GPU count: the fastest measurement against the others; a sentence for the
     ratios to the best single GPU; at the end the number of comparisons, because each may be wrong by chance."""
     rows = [row for row in measurements if row["sample_time_s"] and row["gpus"] and not row.is_reference]
-    groups = group_by(rows, lambda row: (*row.series, row["gpus"]))
+    groups = group_by(rows, lambda row: (*row.series, row["gpus"], row["nodes"]))
     sentences: list[str] = []
     decided = 0
     for group in groups.values():
@@ -85,7 +88,7 @@ def comparisons(measurements: Sequence[Measurement]) -> list[str]:
         alone = ", loader alone" if fastest["mode"] == "loader" else ""
         models = ", ".join(dict.fromkeys(str(row.model) for row in group))
         scaling = () if fastest.any_scaling else (fastest.scaling,)
-        where = ", ".join([f"{models}{alone}", *scaling, fastest.devices])
+        where = ", ".join([f"{models}{alone}", *scaling, fastest.place])
         if others:
             sentences.append(f"{where}: {'; '.join(_difference(fastest, other) for other in others)}")
         based = [row for row in group if row["speedup_low"] is not None and row["gpus"] > 1]
@@ -116,7 +119,7 @@ def _difference(fast: Measurement, slow: Measurement) -> str:
     if fast.judged_with != slow.judged_with:
         return f"{names} took {times}: no verdict, because they differ in more than the {fast['compared_by']}"
     if fast.interval is None or slow.interval is None:
-        counts = f"n={fast['runs_ok']} and n={slow['runs_ok']}"
+        counts = f"n={fast['runs_timed']} and n={slow['runs_timed']}"
         return f"{names} took {times} ({counts}, no 95 % CI): too few repeats to tell them apart"
     effect = ratio_interval(slow.interval, fast.interval)
     ends = f"{effect.low:.3g} to {effect.high:.3g}"

@@ -35,7 +35,7 @@ def needs_own(row: Measurement) -> bool:
 
 def spread(row: Measurement) -> str:
     """The range of the repeats' epoch times, "4.05 to 6.91 s"; empty for a single run."""
-    if row["runs_ok"] < 2 or row["epoch_time_shortest_s"] is None:
+    if row["runs_timed"] < 2 or row["epoch_time_shortest_s"] is None:
         return ""
     return f"{seconds(row['epoch_time_shortest_s']).removesuffix(' s')} to {seconds(row['epoch_time_longest_s'])}"
 
@@ -81,7 +81,7 @@ MEASURED: Columns = {
     "gpus": lambda row: str(row["gpus"] or ""),
     "scaling": lambda row: str(row["scaling"]),
     "status": lambda row: str(row["status"]),
-    "n": lambda row: str(row["runs_ok"]),
+    "n": lambda row: str(row["runs_timed"]),
     "!": lambda row: row.marks_number,
     "epoch time": lambda row: seconds(row["epoch_time_s"]),
     "range": spread,
@@ -187,8 +187,8 @@ def base_lines(rows: Sequence[Measurement]) -> list[str]:
 def notes(rows: Sequence[Measurement]) -> list[str]:
     """Notes that do not fit into a cell."""
     models = {row.model: row["model_changed"] for row in rows if row.model and row["model_changed"]}
-    few = any(0 < row["runs_ok"] < SMALLEST_N for row in rows)
-    repeated = any(row["runs_ok"] > 1 for row in rows)
+    few = any(0 < row["runs_timed"] < SMALLEST_N for row in rows)
+    repeated = any(row["runs_timed"] > 1 for row in rows)
     host = any(row["device"] == "cpu" for row in rows)
     intervals = any(row["speedup_low"] is not None or row["speedup_vs_own_base_low"] is not None for row in rows)
     return [

@@ -23,7 +23,7 @@ from ddlbench.predict.grading.points import Point, point
 from ddlbench.results.reading.attempts import Attempt, Records, reason_of
 from ddlbench.results.reading.csv_rows import csv_row
 from ddlbench.results.reading.published import OWN, PUBLISHED, read_published
-from ddlbench.results.rows import Row, group_by, without_data_wait
+from ddlbench.results.rows import Row, group_by, wait_column, without_data_wait
 from ddlbench.results.tables.measurement import Measurement, devices, duration
 from ddlbench.results.tables.tables import Tables
 from ddlbench.texts import first_few
@@ -123,7 +123,7 @@ def _from_its_base(row: Row, stated: Point) -> Row:
 def _with_error(row: Row, step_s: float, band: tuple[float | None, float | None], more: Row) -> Row:
     """The predicted seconds, their band, error and flag. The error leaves out the time that ranks wait for data, which
     is not predicted. band: of 95 %; more: other predicted_* columns"""
-    measured_s = without_data_wait(row["sample_time_s"], row["data_wait_share"])
+    measured_s = without_data_wait(row["sample_time_s"], row[wait_column(row)])
     sample_s = step_s / row["global_batch"]
     columns: Row = {
         "predicted_step_s": step_s,

@@ -16,9 +16,20 @@ def section(record: Mapping[str, Any], key: str) -> Row:
     return cast(Row, value) if isinstance(value, dict) else {}
 
 
+def wait_column(row: Mapping[str, Any]) -> str:
+    """The column that has the share of the measured time in which ranks wait for data. A record of an older version has
+    that of the worst epoch alone."""
+    return "data_wait_share" if row.get("data_wait_mean_share") is None else "data_wait_mean_share"
+
+
 def without_data_wait(seconds: float, share: float | None) -> float:
     """Seconds less the share in which ranks wait for data, which the oracle does not predict. share: None for none"""
     return seconds * (1 - (share or 0.0))
+
+
+def latest(runs: Iterable[Row]) -> Row:
+    """The row of runs.csv whose attempt started last."""
+    return max(runs, key=lambda run: (run["start"] or "", run["attempt"] or 0))
 
 
 def group_by(items: Iterable[Item], key: Callable[[Item], Hashable]) -> dict[Any, list[Item]]:

@@ -7,6 +7,7 @@ import json
 import os
 import time
 from dataclasses import replace
+from errno import EROFS
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,29 @@ def test_a_run_that_goes_on_is_running(tmp_path: Path) -> None:
     folder = records.write_run(tmp_path, status="running")
     beat(folder, Process.this(), 60)
     assert read(folder).record["status"] == "running"
+
+
+def test_the_clock_of_the_files_counts_and_not_that_of_this_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = records.write_run(tmp_path, status="running")
+    beat(folder, ELSEWHERE, 5)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 300)
+    assert read(folder).record["status"] == "running"
+
+
+def test_a_record_that_may_only_be_read_is_judged_by_the_clock_of_this_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = records.write_run(tmp_path, status="running")
+    beat(folder, ELSEWHERE, 300)
+
+    def refuse(path: Path) -> None:
+        raise OSError(EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr(Path, "touch", refuse)
+    assert read(folder).record["status"] == "killed"
 
 
 def test_an_end_that_was_recorded_counts_more_than_a_copy_from_before(tmp_path: Path) -> None:

@@ -90,7 +90,8 @@ def test_it_is_said_which_straggler_could_not_be_found(tmp_path):
         return [line for line in lines if line.startswith("stragglers")]
 
     write_run(tmp_path, gpus=1)
-    write_run(tmp_path, gpus=2, summary={"own_step_s": 0.5}, sections={"profile": {"window_s": 4.0, "steps": 2}})
+    own = {"own_step_s": 0.5, "own_step_median_rank_s": 0.4}
+    write_run(tmp_path, gpus=2, summary=own | {"own_step_source": "window"})
     assert remarks() == []
     write_run(tmp_path, gpus=4)
     write_run(tmp_path, gpus=16, status="oom", reason="out of memory")
@@ -99,7 +100,7 @@ def test_it_is_said_which_straggler_could_not_be_found(tmp_path):
         "profile=true measures them"
     )
     assert remarks() == [unknown]
-    write_run(tmp_path, gpus=8, summary={"own_step_s": 0.5})
+    write_run(tmp_path, gpus=8, summary=own | {"own_step_source": "thread"})
     assert remarks() == [
         unknown.replace("1 of 2", "1 of 3"),
         "stragglers on the CPU: by the time that ranks computed; one that sleeps or waits for a disk shows with "

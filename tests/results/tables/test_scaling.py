@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from ddlbench.frameworks.ddp import NOTHING_SENT
 from ddlbench.record.schema import SCALING
 from ddlbench.results.tables.tables import records
 from tests.support.records import GIB, GPU, strong_scaling, tables_of, weak_scaling, write_repeats, write_run
@@ -70,6 +71,16 @@ def test_a_reference_is_named_and_neither_compared_nor_a_base(tmp_path):
         assert not {other["comparison"] for other in rows if other not in references} & {row["comparison"]}
     four = row_of(rows, framework="ddp", gpus=4)
     assert (four["best_single_framework"], four["speedup"]) == ("single", pytest.approx(2.8))
+
+
+def test_a_reference_that_failed_before_its_setup_is_a_reference(tmp_path):
+    without = {"gpus": 2, "knobs": {"comm_hook": "noop"}}
+    write_run(tmp_path, sections={"framework": {"reference": NOTHING_SENT}}, **without)
+    write_run(tmp_path, repeat=1, status="unavailable", reason="no GPU", **without)
+    write_run(tmp_path, repeat=2, gpus=2, status="oom")
+    reference, failed = (row_of(rows_of(tmp_path), status=status) for status in ("ok", "oom"))
+    assert (reference["runs_ok"], reference["attempts_failed"], failed["attempts_failed"]) == (1, 1, 1)
+    assert list(tables_of(tmp_path).runs["reference"].dropna()) == [NOTHING_SENT] * 2
 
 
 def test_a_failure_gives_a_row_where_nothing_succeeded(tmp_path):
@@ -173,7 +184,7 @@ def test_an_interval_that_touches_1_shows_no_speedup(tmp_path):
 MEDIANS = (
     "step_time_median_s", "data_wait_share", "validation_time_s", "val_loss", "val_top1", "val_top5",
     "val_perplexity_token", "val_perplexity_word", "epoch_first_step_s", "host_wait_share", "energy_epoch_j",
-    "energy_sample_j", "power_mean_w", "own_step_s", "own_step_median_rank_s", "cpu_share", "read_bytes_per_s",
+    "energy_sample_j", "power_mean_w", "cpu_share", "read_bytes_per_s", "data_wait_mean_share",
 )  # fmt: skip
 LARGEST = (
     "memory_allocated_peak_bytes", "memory_reserved_peak_bytes", "memory_device_peak_bytes", "memory_host_peak_bytes",
@@ -203,6 +214,31 @@ def test_every_merged_column_over_three_repeats_and_a_failed_run(tmp_path):
         "staleness_theoretical_max",
         "time_to_train_s",  # tests/results/tables/test_published_rows.py
     }
+
+
+def own_step(source, seconds):
+    return {"own_step_source": source, "own_step_s": seconds, "own_step_median_rank_s": seconds / 2}
+
+
+def test_own_steps_of_a_window_and_of_a_thread_have_no_common_median(tmp_path):
+    """Three of a thread have the median 2; where one repeat has a window, that counts alone."""
+    names = ("own_step_source", "own_step_s", "own_step_median_rank_s")
+    for repeat in range(3):
+        write_run(tmp_path, gpus=2, repeat=repeat, summary=own_step("thread", repeat + 1.0))
+    (row,) = rows_of(tmp_path)
+    assert [row[name] for name in names] == ["thread", 2.0, 1.0]
+    write_run(tmp_path, gpus=2, repeat=3, summary=own_step("window", 8.0))
+    (row,) = rows_of(tmp_path)
+    assert [row[name] for name in names] == ["window", 8.0, 4.0]
+
+
+def test_the_peak_behind_mfu_is_that_of_any_repeat(tmp_path):
+    """The summary of the first repeat contradicts its epochs and is left out."""
+    model = {"model": {"flops_per_sample": 2e9, "hardware_flops_per_sample": 3e9}}
+    write_run(tmp_path, repeat=0, summary={"epochs_done": 9}, sections=model)
+    write_run(tmp_path, repeat=1, sections=model)
+    (row,) = rows_of(tmp_path)
+    assert (row["mfu"], row["hfu"]) == (pytest.approx(2e9 * 100 / 1e12), pytest.approx(3e9 * 100 / 1e12))
 
 
 def test_the_interval_of_a_ratio_by_hand(tmp_path):

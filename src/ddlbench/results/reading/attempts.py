@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from contextlib import suppress
@@ -17,6 +16,7 @@ from typing import Any
 
 from ddlbench.errors import UserError, reporting
 from ddlbench.foreign import ForeignError, NotRegularError, Object, TooLargeError, parse, read_bytes
+from ddlbench.heartbeat import server_time
 from ddlbench.record.schema import READ_VERSIONS, SCHEMA_VERSION
 from ddlbench.results.reading.attempt_folders import search
 from ddlbench.results.reading.killed import find_killed
@@ -217,7 +217,7 @@ def unreadable(path: Path, reason: str, version: Any = None, kind: str = LeftOut
 
 def _without_end(path: Path, record: Object) -> Attempt:
     """An attempt whose record says `running`. It counts as killed if no process of it is left."""
-    killed = find_killed(path, time.time())
+    killed = find_killed(path, server_time(path))
     if killed is None:
         unknown = "no end was recorded: it is still running, or was killed before it could write one"
         return Attempt(path, record | {"reason": record.get("reason") or unknown}, has_end=False)

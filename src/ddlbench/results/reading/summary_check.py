@@ -53,6 +53,7 @@ MEASURED: dict[str, tuple[Rule, tuple[str, ...]]] = {
     "energy_epoch_j": (statistics.median, ("energy_j",)),
     "energy_sample_j": (_ratio, ("energy_j", "samples")),
     "power_mean_w": (_ratio, ("energy_j", "energy_time_s")),
+    "data_wait_mean_share": (statistics.fmean, ("data_wait_share", "measured_time_s")),
     **{name: (max, (name,)) for name in LARGEST},
 }
 LAST = ("train_loss", "val_loss", "val_top1", "val_top5", "val_perplexity_token", "val_perplexity_word", "val_samples")

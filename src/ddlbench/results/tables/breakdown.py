@@ -7,6 +7,7 @@ communication, data) the stacked bars of Lin et al. 2022.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 from typing import cast
 
 import pandas as pd
@@ -36,6 +37,16 @@ def merged_windows(runs: Sequence[Row]) -> Row:
         "profile_step_time_s": window_s / steps,
         "profile_windows": len(profiled),
     }
+
+
+def merged_own_steps(runs: Sequence[Row]) -> Row:
+    """Medians over the runs whose own steps have the same source: the profiled window if a run has one."""
+    names = ("own_step_s", "own_step_median_rank_s")
+    for source in ("window", "thread"):
+        rows = [run for run in runs if run["own_step_source"] == source and None not in map(run.get, names)]
+        if rows:
+            return {"own_step_source": source, **{name: median(run[name] for run in rows) for name in names}}
+    return {}
 
 
 def breakdown(scaling: pd.DataFrame) -> pd.DataFrame:

@@ -21,6 +21,8 @@ MEANINGS = {
     "one visible GPU": "each rank sees one GPU of its node: NCCL may not have used NVLink (docs/clusters.md)",
     "read ahead": "the loader may have read the batches before the measured time: neither its rate nor the data wait "
     "is that of a long epoch (more train.steps, or fewer loader.workers)",
+    "cold epoch": "the attempt continued another one and had one epoch left, in which workers start and memory is "
+    "allocated: that of other repeats is a later epoch",
     "ranks differ": "the ranks' environments are not the same: see ranks_differ in runs.csv",
     "reference": "not a result: it leaves out a part of the training (reference in runs.csv), and has no ratios",
     "straggler": "its own step takes over a tenth longer than that of the other ranks of its stage",
@@ -67,7 +69,7 @@ def unknown_stragglers(rows: Sequence[Measurement]) -> list[str]:
             f"stragglers: not looked for in {unknown} of {len(measured)} measurements on several ranks, whose own "
             "steps are not known: profile=true measures them"
         )
-    if any(row["own_step_s"] is not None and not row["profile_windows"] for row in measured):
+    if any(row["own_step_source"] == "thread" for row in measured):
         lines.append(
             "stragglers on the CPU: by the time that ranks computed; one that sleeps or waits for a disk shows with "
             "profile=true alone"

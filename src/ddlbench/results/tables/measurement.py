@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from ddlbench.results.reading.published import PUBLISHED
-from ddlbench.results.rows import Row, Settings, group_by, without_data_wait
+from ddlbench.results.rows import Row, Settings, group_by, wait_column, without_data_wait
 from ddlbench.results.tables.labels import settings_text, value_text
 from ddlbench.results.tables.merge import ANY_SCALING, BY_FRAMEWORK, Comparison, RankPasses, size
 from ddlbench.results.tables.stats import LEVEL, Interval
@@ -17,7 +17,7 @@ from ddlbench.results.tables.stats import LEVEL, Interval
 # Columns of scaling.csv that an overview shows only where rows would look equal without them.
 AXES = {
     "batch": "global_batch", "precision": "precision", "data": "data", "recipe": "recipe", "device": "device",
-    "nodes": "nodes",
+    "nodes": "nodes", "cluster": "cluster",
 }  # fmt: skip
 SETTINGS = ("layout", "knobs", "across", "variant")  # columns of texts
 # Settings of --across whose values say what they are.
@@ -91,7 +91,7 @@ class Measurement:
 
     def busy_step_s(self, sample_time_s: float) -> float:
         """Seconds of a step without waiting for data, of a run with so many seconds a sample: what is predicted."""
-        return without_data_wait(sample_time_s * self["global_batch"], self["data_wait_share"])
+        return without_data_wait(sample_time_s * self["global_batch"], self[wait_column(self.row)])
 
     @property
     def any_scaling(self) -> bool:
@@ -104,12 +104,14 @@ class Measurement:
 
     @property
     def judged_with(self) -> tuple[Any, ...]:
-        return self["verdict_group"], self["scaling"], self.size
+        return self["verdict_group"], self["scaling"], self.size, self["nodes"], self["cluster"]
 
     @property
     def name(self) -> str:
-        """The name of its curve, and the layout of its ranks if the configuration sets it."""
-        return self.curve + (f" [{self['layout']}]" if self["layout"] else "")
+        """The name of its curve, the layout of its ranks if the configuration sets it, and its cluster if other rows
+        look equal without it."""
+        cluster = self.axes.get("cluster")
+        return self.curve + (f" [{self['layout']}]" if self["layout"] else "") + (f" at {cluster}" if cluster else "")
 
     @property
     def other_settings(self) -> str:
@@ -119,6 +121,11 @@ class Measurement:
     @property
     def devices(self) -> str:
         return devices(self["gpus"] or 0, self["device"])
+
+    @property
+    def place(self) -> str:
+        """ "8 GPUs", "8 GPUs of 2 nodes"."""
+        return self.devices + (f" of {self['nodes']} nodes" if (self["nodes"] or 1) > 1 else "")
 
     @property
     def interval(self) -> Interval | None:

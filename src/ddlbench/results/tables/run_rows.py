@@ -25,6 +25,8 @@ from ddlbench.texts import digest, first_few, printable, shortened
 VALUES_SHOWN = 3  # that are left out, in one warning
 PARQUET = ("steps.parquet", "ranks.parquet")
 PARQUET_REASON = 200  # letters
+# As frameworks/ddp.py writes it after the setup of the framework; a run may fail before.
+NOTHING_SENT = "gradients are not sent"
 _NO_SUMMARY = {column.name: None for column in RUNS if column.source.startswith("summary.")}
 _GLOBAL_BATCH = next(column for column in RUNS if column.name == "global_batch")
 
@@ -120,6 +122,8 @@ def run_row(attempt: Attempt, left_out: list[str]) -> Row:
         batch = cell(_dig(attempt.record, "config.train.batch_per_gpu"), "int")
         row["global_batch"] = fit(batch * row["gpus"], _GLOBAL_BATCH, left_out) if batch else None
     row["batch_per_gpu"] = row["global_batch"] / row["gpus"] if row["global_batch"] and row["gpus"] else None
+    if _dig(attempt.record, "config.framework.comm_hook") == "noop":
+        row["reference"] = NOTHING_SENT
     if not row["micro_batch"] and row["replica_batch"] and row["micro_batches"]:
         row["micro_batch"] = cell(row["replica_batch"] / row["micro_batches"], "int")
     row["model_changed"] = settings_text(_changed_sizes(attempt.record)) or None

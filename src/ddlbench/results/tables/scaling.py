@@ -11,9 +11,9 @@ from typing import Any
 
 from ddlbench.record.schema import SCALING
 from ddlbench.results.reading.published import PUBLISHED
-from ddlbench.results.rows import Row, Settings, group_by
+from ddlbench.results.rows import Row, Settings, group_by, latest
 from ddlbench.results.tables import stats
-from ddlbench.results.tables.breakdown import merged_windows
+from ddlbench.results.tables.breakdown import merged_own_steps, merged_windows
 from ddlbench.results.tables.labels import across, knobs, layout, settings_text, variants
 from ddlbench.results.tables.marks import marks_of
 from ddlbench.results.tables.measurement import Measurement
@@ -164,6 +164,7 @@ def _measurement(point: Point, kind: str, compared: list[Point], curve: list[Poi
         **_times(point),
         **_rates(point),
         **merged_windows([run.row for run in point.ok]),
+        **merged_own_steps([run.row for run in point.ok]),
         **_against(point, single, kind, "best_single"),
         **_against(point, base, kind, "own_base", "_vs_own_base"),
         **(_NO_RATIOS if alone else {}),
@@ -253,7 +254,7 @@ def _fastest(points: list[Point]) -> Point | None:
 
 
 def _facts(point: Point, kind: str) -> Row:
-    last = max(point.runs, key=lambda run: (run.row["start"] or "", run.row["attempt"] or 0)).row
+    last = latest(run.row for run in point.runs)
     marks = Counter(mark for run in point.ok for mark in marks_of(run.row).values())
     commits = {run.row["git_commit"] for run in point.ok if run.row["git_commit"]}
     return {
@@ -261,6 +262,7 @@ def _facts(point: Point, kind: str) -> Row:
         "status": "ok" if point.ok else last["status"],
         "reason": None if point.ok else last["reason"],
         "runs_ok": len(point.ok),
+        "runs_timed": len(point.sample_times),
         "attempts_failed": len(point.runs) - len(point.ok),
         "git_commits": " ".join(sorted(commits)) or None,
         "marks": "; ".join(f"{mark} ({count} of {len(point.ok)})" for mark, count in sorted(marks.items())) or None,
@@ -282,7 +284,8 @@ def _rates(point: Point) -> Row:
     flops_per_s = flops / (seconds * gpus) if flops else None
     steady = [1 / rate for rate in point.values("throughput_steady_samples_per_s") if rate > 0]
     computed = row["hardware_flops_per_sample"]
-    peak = row["model_flops_per_s_per_gpu"] / row["mfu"] if row["mfu"] and row["model_flops_per_s_per_gpu"] else None
+    used = ((run.row["model_flops_per_s_per_gpu"], run.row["mfu"]) for run in point.ok)
+    peak = next((rate / share for rate, share in used if rate and share), None)
     mfu = flops_per_s / peak if flops_per_s and peak else None
     return {
         "throughput_samples_per_s": 1 / seconds,
