@@ -61,6 +61,32 @@ def test_a_new_optimizer_gets_the_states_of_the_saved_one() -> None:
     }
 
 
+@pytest.mark.parametrize("count", [torch.tensor(7.0), 7])
+def test_the_updates_that_a_group_counts_are_saved(count: torch.Tensor | int) -> None:
+    """By timm's LAMB: as a tensor, or as a number in older versions."""
+    _, before = trained("tensor1")
+    before.optimizer.param_groups[0]["step"] = count
+    saved = {name: tensor.clone() for name, tensor in named_tensors(before, 0, CPU).items()}
+    _, live = trained("tensor1")
+    make_optimizer_states(live, {name: (tensor.shape, tensor.dtype) for name, tensor in saved.items()})
+    restored = named_tensors(live, 0, CPU)
+    assert restored.keys() == saved.keys()
+    for name, tensor in restored.items():
+        tensor.copy_(saved[name])  # in place, as a checkpoint is read
+    assert live.optimizer.param_groups[0]["step"] == 7
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_the_states_of_a_fused_optimizer_are_on_its_device(fused: bool) -> None:
+    """Also where the groups alone know that it is fused, as in the optimizer that Horovod makes."""
+    weight = nn.Parameter(torch.zeros(2, device="meta"))
+    optimizer = torch.optim.AdamW([{"params": [weight], "fused": fused}])
+    make_optimizer_states(
+        Live({"weight": weight}, optimizer), {"model/optimizer/weight/step": (torch.Size(), torch.float32)}
+    )
+    assert optimizer.state[weight]["step"].device.type == ("meta" if fused else "cpu")
+
+
 def test_random_numbers_go_on_where_they_were() -> None:
     _, live = trained()
     torch.manual_seed(7)

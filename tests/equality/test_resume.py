@@ -43,7 +43,7 @@ from tests.support.strategies import strategies
 EPOCHS, EVERY = 4, 2  # one checkpoint, in the middle
 GPT2 = replace(MODELS["gpt2"], dropout=0.1)  # pyright: ignore  # resumed where its random numbers were
 WIDER = replace(GPT2, n_embd=64)  # pyright: ignore  # half of a matrix has moments in 8 bits
-QUICK = {"gpt2-ddp", "gpt2-ddp-powersgd", "resnet-ddp", "resnet-fsdp", "gpt2-gpipe", "gpt2-fsdp-8bit"}
+QUICK = {"gpt2-ddp", "gpt2-ddp-powersgd", "resnet-ddp", "resnet-fsdp", "gpt2-gpipe", "gpt2-fsdp-8bit", "gpt2-ddp-lamb"}
 
 
 @dataclass(frozen=True)
@@ -166,6 +166,7 @@ def trainings(world: int) -> Iterator[Training]:
     wider = replace(text, model=WIDER, lr=0.001)
     for framework in (DDP(), FSDP()):
         yield Training(f"gpt2-{framework.name}-8bit", wider, framework, "adamw8bit")
+    yield Training("gpt2-ddp-lamb", text, DDP(), "lamb")  # counts its updates outside the states of its parameters
     # What hooks keep; PowerSGD begins before the checkpoint, and in the first step after it.
     for hook in ("topk", "sign", "int8", "powersgd"):
         framework = DDP(comm_hook=hook, powersgd_start_step=2, bucket_cap_mb=0.01)

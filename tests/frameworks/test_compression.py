@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from math import ceil
+from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.futures import Future
 
 from ddlbench.errors import Unsupported, UserError
@@ -273,6 +274,29 @@ def test_a_rehearsal_counts_what_a_hook_sends(model: str, hook: str) -> None:
     expected = sent_bytes(hook, {name: parameter.shape for name, parameter in parameters})
     padding = (WORLD - 1) * sum(sent.count for sent in row.collectives or ()) if hook == "sign" else 0
     assert expected - 0.5 <= (row.sent_bytes or 0) <= expected + padding + 0.5
+
+
+def test_memory_of_the_messages_waits_for_the_stream_that_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, where torch runs what follows a collective on a stream of its own."""
+    recorded = list[str]()
+    done = Future[None]()
+    done.set_result(None)
+
+    def all_gather(messages: list[Tensor], message: Tensor, async_op: bool) -> Any:
+        for received in messages:
+            received.copy_(message)
+        return SimpleNamespace(get_future=lambda: done)
+
+    monkeypatch.setattr(dist, "all_gather", all_gather)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "side stream")
+    monkeypatch.setattr(Tensor, "record_stream", lambda _, stream: recorded.append(stream))
+    parameter = nn.Parameter(torch.zeros(4))
+    bucket: Any = SimpleNamespace(buffer=lambda: TENSORS[0].clone(), parameters=lambda: [parameter])
+    monkeypatch.setattr(Tensor, "is_cuda", True)
+    result = ErrorFeedback(TopK(1.0), {"weight": parameter})(bucket).wait()
+    assert torch.equal(result, TENSORS[0])
+    assert recorded == ["side stream"] * 2
 
 
 def test_what_cannot_be_trained_or_saved_is_refused() -> None:

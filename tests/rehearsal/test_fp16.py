@@ -85,11 +85,14 @@ def test_ranks_with_parts_of_one_model_agree_on_an_overflow(framework: str, grou
     assert more == ({group: 1} if group else {})
 
 
-@pytest.mark.parametrize("fused", ["null", "true"])
-def test_the_host_waits_once_an_update_for_the_overflow(fused: str) -> None:
-    """Torch's scaler reads it before it steps an optimizer; after the step of a fused one ddlbench reads it."""
+@pytest.mark.parametrize(("framework", "fused"), [("ddp", "null"), ("ddp", "true"), ("1f1b", "true"), ("fsdp", "true")])
+def test_the_host_waits_once_an_update_for_the_overflow(framework: str, fused: str) -> None:
+    """Torch's scaler reads it before it steps an optimizer; after the step of a fused one ddlbench reads it, unless
+    ranks with parts of one model agree on it before."""
     words = ("recipe=adamw", f"recipe.optimizer.fused={fused}")
-    waits = rehearsed("ddp", "gpt2_small", FP16, *words, device="cuda").host_waits
+    result = rehearsed(framework, "gpt2_small", FP16, *words, device="cuda")
+    waits = result.host_waits
+    assert result.error is None
     assert waits is not None
     ((call, count),) = waits.items()
     assert call.startswith("item at ddlbench/frameworks/shared/step.py:")

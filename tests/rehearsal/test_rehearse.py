@@ -145,6 +145,11 @@ def test_replicas_of_shards_and_shards_of_stages(framework: str, words: str, gro
     assert {(each.kind, each.ranks, each.stride) for each in result.collectives or ()} >= groups
 
 
+def test_sharded_stages_of_images_in_channels_last() -> None:
+    """Shards are of contiguous weights."""
+    assert rehearsed("1f1b", "resnet50", "framework.sharded=true", "train.channels_last=true").error is None
+
+
 def test_stages_of_zero_by_hand() -> None:
     """Every stage below 3 keeps the whole weights; 2 keeps a part of the gradients only."""
     whole = gpt2_bytes()

@@ -11,7 +11,7 @@ import torch
 
 from ddlbench.errors import Unsupported
 from ddlbench.job import Place
-from ddlbench.run.attempt import make_run
+from ddlbench.run.attempt import make_run, seed_replica
 from ddlbench.run.settings import check_precision
 from ddlbench.run.stop_request import StopRequest
 from tests.support.simulated_run import job_of
@@ -29,6 +29,26 @@ def test_one_rank_of_each_node_reads_what_the_node_has_once(rank: int, local_ran
     run = make_run(attempt, scenario, Place(rank, 4), feed, supervisor)
     assert run.meter is not None
     assert run.meter.leader == leads
+
+
+def test_each_seed_and_each_part_draws_other_numbers() -> None:
+    """Also on the CPU, whose generator takes 32 bits of a seed. Ranks that share layers are one part, and add the
+    number of parts to the seed in each step."""
+    _, job = job_of(("+framework=ddp", "+model=resnet50"), 8)
+    draws, low_bits = set[tuple[float, ...]](), set[int]()
+    for seed in (0, 1, 2**31 - 1):
+        for data_rank in range(2):
+            for stage in range(2):
+                alike = set[tuple[float, ...]]()
+                for tp in range(2):
+                    place = Place(data_rank, 2, coordinates={"dp": data_rank, "pp": stage, "tp": tp})
+                    seed_replica(replace(job, seed=seed), place)
+                    alike.add(tuple(torch.rand(4).tolist()))
+                assert len(alike) == 1
+                draws |= alike
+                low_bits |= {(torch.initial_seed() + 4 * step) % 2**32 for step in range(1000)}
+    assert len(draws) == 3 * 4
+    assert len(low_bits) == 3 * 4 * 1000
 
 
 @pytest.mark.parametrize("capability", [7, 8])

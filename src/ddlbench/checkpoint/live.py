@@ -68,6 +68,10 @@ def named_tensors(live: Live, rank: int, device: torch.device) -> dict[str, Tens
         for key, value in live.optimizer.state.get(parameter, {}).items():
             if value is not None:
                 saved[f"{live.part}/optimizer/{name}/{key}"] = value
+    for index, group in enumerate(live.optimizer.param_groups):
+        if "step" in group:  # timm's LAMB counts the updates here, and not in the states of its parameters
+            group["step"] = torch.as_tensor(group["step"])  # an int in older versions
+            saved[f"{live.part}/groups/{index}/step"] = group["step"]
     saved |= {f"rank{rank}/own/{name}": tensor for name, tensor in live.rank_tensors.items()}
     saved[f"rank{rank}/random/cpu"] = torch.get_rng_state()  # of torch's generators: a step draws from no other
     if device.type == "cuda":
@@ -80,7 +84,12 @@ def make_optimizer_states(live: Live, shapes: Mapping[str, tuple[torch.Size, tor
 
     shapes: of every saved tensor, by its name
     """
-    on_device = any(live.optimizer.defaults.get(name) for name in ("capturable", "fused"))
+    groups = live.optimizer.param_groups  # not the defaults, which Horovod's optimizer takes from the class
+    on_device = any(group.get(name) for group in groups for name in ("capturable", "fused"))
+    for index, group in enumerate(groups):
+        if saved_step := shapes.get(f"{live.part}/groups/{index}/step"):
+            shape, dtype = saved_step
+            group["step"] = torch.zeros(shape, dtype=dtype)
     new_state = getattr(live.optimizer, "new_state", None)  # of an optimizer whose states have shapes of their own
     for name, parameter in live.parameters.items():
         prefix = f"{live.part}/optimizer/{name}/"

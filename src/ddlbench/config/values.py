@@ -10,8 +10,7 @@ from typing import Any, cast
 from ddlbench.errors import UserError
 from ddlbench.texts import printable, shortened
 
-# torch takes seeds below 2**64, and the seed of each rank is (train.seed << 32) + its number. Every library takes
-# numbers below 2**31.
+# Every library takes numbers below 2**31.
 LARGEST_INTEGER = 2**31 - 1
 LONGEST_TEXT = 3000  # a path has 4,096 bytes on Linux, and a run's folder comes below it
 LONGEST_NAME = 60  # bytes: a file name has 255, and a run's folder joins three names

@@ -141,6 +141,8 @@ class ErrorFeedback(Hook):
         def averaged(_: object) -> Tensor:
             total.zero_()
             for received in messages:
+                if received.is_cuda:  # the future runs this on a stream of its own, which the allocator must wait for
+                    received.record_stream(torch.cuda.current_stream(received.device))
                 parts = received.split([first.nbytes, second.nbytes])
                 self.compressor.add((parts[0].view(first.dtype), parts[1].view(second.dtype)), total, sizes)
             return total.div_(ranks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import socket
 import traceback
 from collections.abc import Callable, Mapping
@@ -147,9 +148,14 @@ def work(attempt: Attempt, scenario: Scenario, supervisor: Supervisor, opened: E
 
 
 def seed_replica(job: Job, place: Place) -> None:
-    """Building the model left every rank the same random stream: replicas and stages would drop the same units."""
+    """Building the model left every rank the same random stream: replicas and stages would drop the same units.
+
+    torch's generator on the CPU takes the low 32 bits of a seed, so the digest spreads train.seed over all bits. Parts
+    follow one another, because ranks that share layers add the number of parts to the seed in each step.
+    """
     part = place.data_rank + place.data_size * place.coordinates.get("pp", 0)
-    torch.manual_seed((job.seed << 32) + part + 1)
+    digest = hashlib.blake2b(job.seed.to_bytes(8), digest_size=7).digest()  # torch takes seeds below 2**64
+    torch.manual_seed(int.from_bytes(digest) + part)
 
 
 def make_run(attempt: Attempt, scenario: Scenario, place: Place, feed: Feed, supervisor: Supervisor) -> Run:

@@ -46,6 +46,10 @@ OPTIMIZERS = {
 }
 CHANGES: dict[str, dict[str, Any]] = {
     **{name: {"optimizer": partial(make_optimizer, config)} for name, config in OPTIMIZERS.items()},
+    "lamb, large gradients": {
+        "optimizer": partial(make_optimizer, OptimizerConfig("lamb", lr=0.01)),
+        "loss": lambda output, targets: 100 * make_job(CASE).loss(output, targets) ** 2,
+    },
     "fp16, accumulated and clipped": {"precision": "fp16", "micro_batch": 2, "clip_norm": 0.1},
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -106,19 +106,20 @@ def overflows() -> list[tuple[int, bool, int, bool]]:
     ]
 
 
-def in_fp16() -> int:
-    """Updates of a pipeline, whose first stage has no loss that its scaler would see."""
-    framework, here = Pipeline(), make_job(replace(TEXT, precision="fp16"))
-    trainer = framework.setup(here)
-    place = trainer.place
-    trainer.step(batch_for(here, place))
-    made = trainer.updates
-    trainer.close()
-    return made
+def in_fp16(fused: bool) -> tuple[int, bool, int, bool]:
+    """Updates of a pipeline, whose first stage has no loss that its scaler would see; then one overflows on rank 1."""
+    adamw = partial(make_optimizer, OptimizerConfig("adamw", lr=0.01, fused=fused))
+    here = replace(make_job(replace(TEXT, precision="fp16")), optimizer=adamw)
+    spoiled = float("inf") if here.rank == 1 else 0.0
+    trainer = Pipeline().setup(here)
+    batch = batch_for(here, trainer.place)
+    trainer.step(batch)
+    return overflow(trainer, lambda _, gradient: gradient.fill_(spoiled), batch)
 
 
 def shares() -> tuple[int, int]:
-    """Elements of this rank's parameters and of their momentum, in shards and whole."""
+    """Elements of the momentum of this rank's parameters, in shards and whole. An evaluation leaves no
+    gathered weights: torch's schedule frees them."""
     result: list[int] = []
     for sharded in (True, False):
         framework = Pipeline(dp=2, sharded=sharded)
@@ -126,6 +127,8 @@ def shares() -> tuple[int, int]:
         trainer = framework.setup(here)
         place = trainer.place
         trainer.step(batch_for(here, place))
+        trainer.evaluate(batch_for(here, place))
+        assert all(isinstance(weight, DTensor) == sharded for weight in trainer.model.parameters())
         momenta = [state["momentum_buffer"] for state in trainer.optimizer.state.values()]
         result.append(sum((each.to_local() if isinstance(each, DTensor) else each).numel() for each in momenta))
         trainer.close()
@@ -179,8 +182,9 @@ def test_ranks_that_share_layers_drop_the_same_units() -> None:
 
 
 @pytest.mark.slow
-def test_a_pipeline_in_fp16_makes_updates_on_every_stage() -> None:
-    assert run_ranks(2, in_fp16) == [1, 1]
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_pipeline_in_fp16_makes_or_skips_an_update_on_every_stage(fused: bool) -> None:
+    assert run_ranks(2, in_fp16, fused) == [(1, False, 2, True)] * 2
 
 
 @pytest.mark.slow

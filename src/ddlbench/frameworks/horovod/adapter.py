@@ -113,14 +113,18 @@ class Horovod:
             # integers, which gives the same sum on every device.
             bits = [int(weight.detach().view(torch.int32).sum()) for weight in model.parameters()]
             assert len({tuple(sums) for sums in all_gather(bits)}) == 1, "the ranks start from different weights"
+        inner = job.optimizer(model.named_parameters())
         optimizer = hvd.DistributedOptimizer(
-            job.optimizer(model.named_parameters()),
+            inner,
             named_parameters=model.named_parameters(),
             compression=getattr(hvd.Compression, self.compression_of(job)),
             # Horovod counts the backward passes itself and adds them up: `accumulate` divides their losses.
             backward_passes_per_step=job.micro_batches(job.world_size),
             op=op,
         )
+        # Horovod makes the optimizer again, with the groups of `inner` but the defaults of its class. Some read their
+        # defaults in a step: timm's LAMB would clip the gradient to norm 1.
+        optimizer.defaults = inner.defaults
         # Adasum's optimizer has stepped when backward ends, and refuses to be synchronized by hand.
         combined = self.adasum and job.world_size > 1
         update = Update(optimizer, job) if combined else AveragedUpdate(optimizer, job)

@@ -47,6 +47,8 @@ class Blocks:
         self.stages = {index: Stage(part, job) for index, part in parts.items()}
         if self.sharded:
             assert groups.dp_group is not None
+            # fully_shard needs contiguous weights; the input of a stage decides how a convolution runs.
+            self.model.to(memory_format=torch.contiguous_format)
             mesh = DeviceMesh.from_group(groups.dp_group, job.device.type, mesh_dim_names=("shard",))
             policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
             for stage in self.stages.values():

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
 
 from ddlbench.frameworks.pipeline.blocks import Blocks
 from ddlbench.frameworks.pipeline.clock import BusyClock
@@ -98,9 +97,6 @@ class PipelineTrainer(RankTrainer):
         with as_raised(), torch.no_grad():
             output = self.schedule.eval(*inputs, target=targets)
         self.model.train()
-        for stage in self.blocks.stages.values():
-            if isinstance(stage, FSDPModule):  # the gathered weights would not change with the next update
-                stage.reshard()
         if not self.groups.last:
             return None
         logits = full_logits(output, self.job, self.groups.part)

@@ -74,6 +74,9 @@ class Update:
             self.scaler = ShardedGradScaler(job.device.type, process_group=parts)
             # torch makes the scale at the first loss; a rank may have no loss of its own.
             self.scaler.scale(torch.zeros((), device=job.device))
+            # This scaler's flag of an overflow has shape (1,), which fused optimizers cannot subtract from their number
+            # of steps: the scaler, and not the optimizer, skips an update.
+            optimizer._step_supports_amp_scaling = False  # pyright: ignore
         self.count = 0
         # The scaler skips `optimizer.step` when a gradient overflowed: the hook sees the updates really made. A wrapped
         # optimizer calls it more than once an update.
