@@ -26,7 +26,7 @@ def test_all_ranks_are_equally_late_but_not_by_their_own_step() -> None:
         RankWindow(rank, host, stage, 5, Seconds(3.0, 0.0, 0.0, 0.0, 0.4, exposed_s, exposed_s, 0.1, 0.0), 1, ()).line()
         for rank, (host, stage, exposed_s) in enumerate(places)
     ]
-    own = own_steps_of_window({"ranks": lines})
+    own = own_steps_of_window({"status": "ok", "ranks": lines})
     assert [each.seconds for each in own] == pytest.approx([0.08, 0.58, 0.08])
     assert [each.stage for each in own] == [0, 0, 1]
     columns = own_columns(own, "window")
@@ -76,3 +76,4 @@ def test_only_ranks_of_one_stage_are_compared() -> None:
 def test_nothing_known_claims_nothing() -> None:
     assert own_columns([], "thread") == {}
     assert own_steps_of_window({}) == []
+    assert own_steps_of_window({"status": "unknown", "ranks": [{"rank": 0}]}) == []

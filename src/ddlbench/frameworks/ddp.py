@@ -115,7 +115,7 @@ class DDP:
             "comm_hook": hook,
             "reduce_dtype": hook if hook in ("fp16", "bf16") else "fp32",
             **({"alike_after": self.powersgd_start_step} if hook == "powersgd" else {}),
-            **({"reference": NOTHING_SENT} if hook == "noop" else {}),
+            **({"reference": NOTHING_SENT, "communication": "none"} if hook == "noop" else {}),
         }
 
 

@@ -29,11 +29,11 @@ class OwnStep:
 
 
 def own_steps_of_window(window: Mapping[str, Any]) -> list[OwnStep]:
-    """Every rank's own seconds of a step in a profiled window: a mean over its steps.
+    """Every rank's own seconds of a step in a profiled window: a mean over its steps. Empty if they are not known.
 
     window: the record's section `profile`; empty without one
     """
-    lines = window.get("ranks", [])
+    lines = window["ranks"] if window.get("status") == "ok" else []
     return [OwnStep(line["rank"], line["host"], line["stage"], line["own_step_s"]) for line in lines]
 
 

@@ -87,6 +87,8 @@ class FileRecorder(Recorder):
             shares = ", ".join(f"{section[f'{name}_share']:.1%} {text}" for name, text in names.items())
             shares = f"{shares}, {section['idle_share']:.1%} idle"
             self.progress.say(f"profiled window of {section['steps']} steps: {shares}")
+        elif section["status"] == "unknown":
+            self.progress.say(section["reason"])
 
     def end(self, run: Run, feeds: Sequence[Mapping[str, Any]]) -> None:
         bad = sorted({name for facts in feeds for name in facts.get("bad_samples", [])})

@@ -243,6 +243,13 @@ def test_collectives_and_parts_of_a_window_are_counted() -> None:
     assert "passes" not in device.line()  # no stage of a pipeline
 
 
+def test_what_begins_after_the_window_is_not_in_it() -> None:
+    """The end of an epoch follows, under the same profiler."""
+    late = [Event(COMMUNICATE, 100, 150), Event("gloo:all_reduce", 100, 150), Event(BACKWARD, 120, 140)]
+    stage = Place(0, 1, coordinates={"dp": 0, "pp": 1})
+    assert RankWindow.of(job(), stage, 4, [*HOST, *late]) == RankWindow.of(job(), stage, 4, HOST)
+
+
 def test_shares_over_ranks_are_of_summed_seconds() -> None:
     """A rank of 100 with 17 exposed, one of 300 with 3: 20 / 400, not the mean of 17 % and 1 %."""
     short = divide(HOST, on_device=False)

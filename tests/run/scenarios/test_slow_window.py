@@ -39,7 +39,7 @@ def windows() -> dict[str, dict[str, Any]]:
         if dist.get_rank() == SLOW:
             trainer.model.register_forward_pre_hook(lambda *_: time.sleep(SLEEP_S))
         run = Run(job, trainer.place, feed, 1, 0, Rows(), Progress(False), Boundary(torch.device("cpu")))
-        result[name] = profiled(run, trainer, STEPS).section()
+        result[name] = profiled(run, trainer, trainer.facts(), STEPS).section()
         feed.close()
         dist.barrier()
         trainer.close()
@@ -50,6 +50,6 @@ def test_the_rank_that_sleeps_is_named_by_its_host() -> None:
     for name, section in run_ranks(WORLD, windows)[0].items():
         assert all(rank["window_s"] >= STEPS * SLEEP_S for rank in section["ranks"]), "every rank is equally late"
         ranks = [rank | {"host": HOSTS[rank["rank"]]} for rank in section["ranks"]]
-        columns = own_columns(own_steps_of_window({"ranks": ranks}), "window")
+        columns = own_columns(own_steps_of_window(section | {"ranks": ranks}), "window")
         assert (columns["straggler_rank"], columns["straggler_host"]) == (SLOW, HOSTS[SLOW]), name
         assert columns["own_step_s"] >= SLEEP_S, name

@@ -109,7 +109,7 @@ def windows() -> dict[str, dict[str, Any]]:
         framework.check(job)
         trainer = framework.setup(job)
         run = run_of(trainer)
-        window = profiled(run, cast(Trainer, LateOnRank1(trainer, job.rank)), STEPS)
+        window = profiled(run, cast(Trainer, LateOnRank1(trainer, job.rank)), trainer.facts(), STEPS)
         outcomes[name] = window.section()
         run.feed.close()
         barrier()

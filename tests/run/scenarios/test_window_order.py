@@ -24,7 +24,8 @@ EVENTS = [Event(WINDOW, 0, 100), Event("gemm", 0, 60, device=True, launched=0)]
 def test_a_window_has_an_idle_device_at_both_ends_and_all_ranks_begin_it_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two steps lead in; the first batch of the window is asked for within it, and what is in flight is finished."""
+    """Two steps lead in; the first batch of the window is asked for within it; what is in flight between two steps is
+    finished after it."""
     calls = FakeCuda(monkeypatch).calls
 
     @contextmanager
@@ -52,14 +53,14 @@ def test_a_window_has_an_idle_device_at_both_ends_and_all_ranks_begin_it_togethe
         job=replace(job(), device=DEVICE), place=Place(0, 1), feed=feed, epochs=1,
         boundary=SimpleNamespace(heartbeat=lambda: None),
     )  # fmt: skip
-    result = window.profiled(cast(Run, run), cast(Trainer, trainer), steps=3)
+    result = window.profiled(cast(Run, run), cast(Trainer, trainer), {}, steps=3)
     step = ["data begins", "batch", "data ends", "step"]
     assert calls == [
         *step * 2,
         "synchronize",
         *("profiler begins", "barrier", "window begins"),
         *step * 3,
-        *("flush", "synchronize", "window ends", "profiler ends"),
+        *("synchronize", "window ends", "flush", "profiler ends"),
     ]
     assert (result.lead_in, result.on_device, result.ranks[0].steps) == (2, True, 3)
     assert result.ranks[0].seconds.compute_s == pytest.approx(60e-9)

@@ -171,6 +171,7 @@ class ServedReplica(Replica):
         facts = {
             "bound": bound,
             "reduce_dtype": "fp32",
+            "communication": "host",
             "parameters_held": list(map(numbers_of, held)),
         }
         dp_group = all_ranks(job) if batch_norms(model) else None

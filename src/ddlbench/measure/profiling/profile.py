@@ -113,7 +113,7 @@ SHARES = {
 class RankWindow:
     """One rank's window.
 
-    host, stage: where it ran; only ranks of one pipeline stage have the same work
+    host, stage: where it ran. stage is its rank in its pipeline: only ranks with the same one have the same work
     collectives: how many events of communication began in it
     parts: names of the spans that the profiler saw
     passes: of a pipeline's first replica: part, and seconds of its begin and end after that of the window
@@ -130,15 +130,16 @@ class RankWindow:
 
     @classmethod
     def of(cls, job: Job, place: Place, steps: int, events: Sequence[Event]) -> RankWindow:
-        """events: of every thread and stream"""
+        """events: of every thread and stream; some may be of before the window or after it"""
         on_device = job.device.type == "cuda"
-        begin = min(event.begin for event in events if event.name == WINDOW)
-        communication = [event for event in events if is_communication(event, on_device) and event.begin >= begin]
-        parts = tuple(part for part in PARTS if any(event.name == part for event in events))
+        (window,) = (event for event in events if event.name == WINDOW)
+        begun = [event for event in events if window.begin <= event.begin < window.end]
+        communication = [event for event in begun if is_communication(event, on_device)]
+        parts = tuple(part for part in PARTS if any(event.name == part for event in begun))
         stage = place.coordinates.get("pp", 0)
         seconds = divide(events, on_device)
         elsewhere = any(at for axis, at in place.coordinates.items() if axis != "pp")
-        passes = passes_of(events, begin, on_device) if "pp" in place.coordinates and not elsewhere else ()
+        passes = passes_of(begun, window.begin, on_device) if "pp" in place.coordinates and not elsewhere else ()
         return cls(job.rank, socket.gethostname(), stage, steps, seconds, len(communication), parts, passes)
 
     def line(self) -> dict[str, Any]:

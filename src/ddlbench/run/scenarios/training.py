@@ -5,7 +5,7 @@ The measured epochs are over and recorded when the window begins, so that it cha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -26,7 +26,7 @@ from ddlbench.recipe.schedules import Rates
 from ddlbench.record.run_json import model_section, training_ledger
 from ddlbench.run.checkpoints import check_checkpoints
 
-LEAD_IN = 2  # steps before the window: loader workers start, pipelines that stay full between steps fill
+LEAD_IN = 2  # steps before the window, in addition to those that fill a pipeline: loader workers start
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Training(Scenario):
         train(run, self.trainer, self.rates)
         if self.config.profile:
             self.measured_facts = self.trainer.facts()
-            window = profiled(run, self.trainer, self.config.profile_steps)
+            window = profiled(run, self.trainer, self.measured_facts, self.config.profile_steps)
             run.recorder.window(window.section(), window.profiler.save)
             if window.failure:
                 raise RunError(window.failure)
@@ -87,18 +87,41 @@ class Training(Scenario):
 
 @dataclass(frozen=True)
 class Window:
-    """A window over all ranks, the same on every rank; the profiler is this rank's."""
+    """A window over all ranks, the same on every rank; the profiler is this rank's.
+
+    facts: those of the trainer. "communication": "none" if training sends nothing by design, "host" if it sends from
+        the host's memory on GPUs too
+    """
 
     ranks: list[RankWindow]
     lead_in: int
     on_device: bool
     profiler: Profiler
+    facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def unknown(self) -> str | None:
+        """Why its shares are not known in a valid run: the window does not show what training is."""
+        steps, filling, period = self.ranks[0].steps, filling_steps(self.facts), steps_of_period(self.facts)
+        if self.lead_in < filling or steps < period:
+            return (
+                f"profile=true: the shares are unknown, because an epoch has {self.lead_in + steps} steps, and "
+                f"{filling + period} are needed ({filling} to fill a pipeline, {period} until the work repeats): "
+                "choose more train.steps"
+            )
+        if self.on_device and len(self.ranks) > 1 and self.facts.get("communication") == "host":
+            return (
+                "profile=true: the shares are unknown, because the framework communicates from the host's memory, "
+                "which the profile of a GPU does not show: run on device=cpu to see them"
+            )
+        return None
 
     @property
     def failure(self) -> str | None:
-        """Why its shares cannot be right: training on several ranks communicates on each."""
+        """Why its shares cannot be right: training on several ranks communicates on each, except by design."""
         silent = [window.rank for window in self.ranks if not window.collectives]
-        if len(self.ranks) == 1 or not silent:
+        by_design = len(self.ranks) == 1 or self.facts.get("communication") == "none"
+        if by_design or self.unknown or not silent:
             return None
         return (
             f"profile=true: no communication was seen on rank {silent[0]} of {len(self.ranks)} in "
@@ -107,42 +130,62 @@ class Window:
         )
 
     def section(self) -> dict[str, Any]:
-        """The section `profile` of run.json. Shares are of the seconds of all ranks together."""
+        """The section `profile` of run.json. Shares are of the seconds of all ranks together. Without a reason to doubt
+        them it has the seconds and shares of the tables."""
         total = Seconds.total(window.seconds for window in self.ranks)
-        steps, failure = self.ranks[0].steps, self.failure
+        steps, failure, unknown = self.ranks[0].steps, self.failure, self.unknown
+        seconds = {"window_s": total.window_s, "step_s": total.window_s / len(self.ranks) / steps}
         return {
-            "status": "error" if failure else "ok",
-            "reason": failure,
+            "status": "error" if failure else "unknown" if unknown else "ok",
+            "reason": failure or unknown,
             "steps": steps,
             "lead_in_steps": self.lead_in,
             "events": "kernels and copies of the device" if self.on_device else "operators and collectives of the host",
             "spans": sorted({part for window in self.ranks for part in window.parts}),
-            "window_s": total.window_s,
-            "step_s": total.window_s / len(self.ranks) / steps,
-            **({} if failure else total.shares()),
+            **({} if failure or unknown else seconds | total.shares()),
             "ranks": [window.line() for window in self.ranks],
         }
 
 
-def profiled(run: Run, trainer: Trainer, steps: int) -> Window:
-    """Train `steps` steps (fewer where an epoch has fewer) under the profiler, in the order of the next epoch's data.
-    Every rank calls it."""
-    device, most = run.job.device, run.feed.steps_per_epoch
-    lead_in = min(LEAD_IN, most - 1)
-    steps = min(steps, most - lead_in)
-    batches = iter(run.feed.train(run.epochs))
+def filling_steps(facts: Mapping[str, Any]) -> int:
+    """Steps after which a pipeline that stays full between steps is full; 0 for other frameworks."""
+    return max(facts.get("staleness_theoretical") or [0])
+
+
+def steps_of_period(facts: Mapping[str, Any]) -> int:
+    """Steps after which the work of a step repeats: some frameworks communicate in one of them alone."""
+    return facts.get("local_steps", 1)
+
+
+def lengths(facts: Mapping[str, Any], steps: int, most: int) -> tuple[int, int]:
+    """Steps of the lead-in, which also fills a pipeline, and of the window: complete periods in `steps`, at least one.
+    An epoch with too few steps (`most`) for that has shorter ones."""
+    period = steps_of_period(facts)
+    lead_in = min(LEAD_IN + filling_steps(facts), max(most - period, 0))
+    steps = min(max(steps, period), most - lead_in)
+    return lead_in, steps // period * period or steps
+
+
+def profiled(run: Run, trainer: Trainer, facts: Mapping[str, Any], steps: int) -> Window:
+    """Train about `steps` steps under the profiler, in the order of the next epoch's data. Every rank calls it.
+
+    facts: of the trainer
+    """
+    device, batches = run.job.device, iter(run.feed.train(run.epochs))
+    lead_in, steps = lengths(facts, steps, run.feed.steps_per_epoch)
     train_steps(run, trainer, batches, lead_in)
     idle(device)
     with Profiler(device) as profiler:
         barrier()  # a profiler takes longer to start on some ranks than on others
         with span(WINDOW):
             train_steps(run, trainer, batches, steps)
-            trainer.flush()
             idle(device)
+        # It belongs to the end of an epoch. The profiler is still on, because messages in flight have begun under it.
+        trainer.flush()
     on_device = device.type == "cuda"
     here = RankWindow.of(run.job, run.place, steps, profiler.events())
     run.boundary.heartbeat()
-    return Window(all_gather(here), lead_in, on_device, profiler)
+    return Window(all_gather(here), lead_in, on_device, profiler, facts)
 
 
 def train_steps(run: Run, trainer: Trainer, batches: Iterator[Batch | None], count: int) -> None:

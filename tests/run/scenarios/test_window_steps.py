@@ -1,0 +1,135 @@
+"""The steps of a profiled window are those of a long epoch: real windows on four ranks, and their lengths by hand."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from ddlbench.data.feed import Request
+from ddlbench.frameworks.ddp import DDP
+from ddlbench.frameworks.local_sgd import LocalSGD
+from ddlbench.frameworks.pipeline.pipedream import PipeDream
+from ddlbench.job import Framework
+from ddlbench.loop import Run
+from ddlbench.measure.profiling.profile import RankWindow, Seconds
+from ddlbench.measure.profiling.profiler import Profiler
+from ddlbench.progress import Progress
+from ddlbench.ranks.boundary import Boundary
+from ddlbench.ranks.control import barrier
+from ddlbench.run.scenarios.training import Window, lengths, profiled
+from tests.equality.cases import MODELS
+from tests.support.equal import Rows, loader, make_job
+from tests.support.ranks import run_ranks
+from tests.support.reference import Case
+
+WORLD, ASKED = 4, 5
+# PipeDream refuses tied weights.
+CASE = Case("steps", replace(MODELS["gpt2"], tie_weights=False), global_batch=12, steps=10)  # pyright: ignore
+FRAMEWORKS: dict[str, Framework] = {
+    "local_sgd": LocalSGD(local_steps=3),
+    "averages each step": LocalSGD(local_steps=1),
+    "averages once in 99 steps": LocalSGD(local_steps=99),
+    "pipedream": PipeDream(),
+    "noop": DDP(comm_hook="noop"),
+}
+
+
+def windows() -> dict[str, dict[str, Any]]:
+    result: dict[str, dict[str, Any]] = {}
+    for name, framework in FRAMEWORKS.items():
+        job = make_job(CASE)
+        framework.check(job)
+        trainer = framework.setup(job)
+        size = job.replica_batch(trainer.place.data_size)
+        feed = loader().open(CASE.data, Request(CASE.model, trainer.place, job.device, job.seed, size))
+        run = Run(job, trainer.place, feed, 1, 0, Rows(), Progress(False), Boundary(job.device))
+        result[name] = profiled(run, trainer, trainer.facts(), ASKED).section()
+        feed.close()
+        barrier()
+        trainer.close()
+    return result
+
+
+@cache
+def seen() -> dict[str, dict[str, Any]]:
+    return run_ranks(WORLD, windows)[0]
+
+
+def test_a_window_has_as_many_averages_in_a_step_as_training() -> None:
+    """One in the three steps of a period, none at the end of the window."""
+    every, third = seen()["averages each step"], seen()["local_sgd"]
+    assert (every["status"], every["steps"], third["status"], third["steps"]) == ("ok", 5, "ok", 3)
+    for each, once in zip(every["ranks"], third["ranks"], strict=True):
+        assert 0 < each["collectives"] == 5 * once["collectives"]
+
+
+def test_a_window_shorter_than_a_period_is_no_error_and_has_no_shares() -> None:
+    section = seen()["averages once in 99 steps"]
+    assert (section["status"], section["lead_in_steps"], section["steps"]) == ("unknown", 0, 10)
+    assert (
+        "an epoch has 10 steps, and 99 are needed (0 to fill a pipeline, 99 until the work repeats)"
+        in section["reason"]
+    )
+    assert not any(name.endswith("_share") or name in ("window_s", "step_s") for name in section)
+
+
+def test_a_pipeline_is_full_from_the_begin_to_the_end_of_a_window() -> None:
+    """Each stage makes one forward pass, one backward pass and one update a step."""
+    section = seen()["pipedream"]
+    assert (section["status"], section["lead_in_steps"], section["steps"]) == ("ok", 5, 5)
+    counts = [Counter(part for part, *_ in rank["passes"]) for rank in section["ranks"]]
+    assert counts[0] == {"forward": 5, "backward": 5, "update": 5}
+    assert counts == [counts[0]] * 3 + [counts[0] + Counter(forward=5)], "the last stage has the loss, too"
+
+
+def test_a_framework_that_sends_nothing_by_design_communicates_for_0_seconds() -> None:
+    section = seen()["noop"]
+    assert (section["status"], section["reason"], section["comm_share"]) == ("ok", None, 0.0)
+    assert [rank["collectives"] for rank in section["ranks"]] == [0] * WORLD
+
+
+@pytest.mark.parametrize(
+    ("facts", "asked", "most", "expected"),
+    [
+        ({}, 10, 100, (2, 10)),
+        ({}, 10, 9, (2, 7)),
+        ({}, 10, 1, (0, 1)),
+        ({"local_steps": 8}, 10, 100, (2, 8)),
+        ({"local_steps": 8}, 16, 100, (2, 16)),
+        ({"local_steps": 8}, 16, 17, (2, 8)),
+        ({"local_steps": 8}, 10, 9, (1, 8)),
+        ({"local_steps": 30}, 10, 100, (2, 30)),
+        ({"local_steps": 30}, 10, 20, (0, 20)),
+        ({"staleness_theoretical": [3, 2, 1, 0]}, 10, 100, (5, 10)),
+        ({"staleness_theoretical": [3, 2, 1, 0]}, 10, 3, (2, 1)),
+    ],
+)
+def test_lengths_by_hand(facts: dict[str, Any], asked: int, most: int, expected: tuple[int, int]) -> None:
+    assert lengths(facts, asked, most) == expected
+
+
+def window(facts: dict[str, Any], lead_in: int = 2, *, on_device: bool = True) -> Window:
+    """Of two ranks, none of which shows communication."""
+    seconds = Seconds(4.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.5, 1.5)
+    ranks = [RankWindow(rank, "node7", 0, 2, seconds, 0, ()) for rank in range(2)]
+    return Window(ranks, lead_in, on_device, Profiler(torch.device("cpu")), facts)
+
+
+def test_communication_of_the_host_is_unknown_on_a_device_and_must_be_seen_on_the_host() -> None:
+    section = window({"communication": "host"}).section()
+    assert section["status"] == "unknown"
+    assert "communicates from the host's memory" in section["reason"]
+    assert not any(name.endswith("_share") or name in ("window_s", "step_s") for name in section)
+    assert window({"communication": "host"}).failure is None
+    assert window({"communication": "host"}, on_device=False).section()["status"] == "error"
+
+
+def test_a_pipeline_that_is_not_full_is_unknown() -> None:
+    facts = {"staleness_theoretical": [3, 2, 1, 0], "communication": "none"}
+    assert window(facts, lead_in=2).section()["status"] == "unknown"
+    assert window(facts, lead_in=3).section()["status"] == "ok"
