@@ -241,21 +241,25 @@ def test_a_study_has_its_own_comparison(study: Path, tmp_path: Path, capsys: pyt
     assert "--study has its own --by and --across" in capsys.readouterr().err
 
 
-def test_a_schedule_has_a_row_for_each_stage_and_a_box_for_each_pass(study: Path, tmp_path: Path) -> None:
-    """Damaged passes are left out, and so is what begins after the second step."""
+def test_a_schedule_has_a_row_for_each_rank_and_a_box_for_each_pass(study: Path, tmp_path: Path) -> None:
+    """Damaged passes are left out, and so is what begins after the second step. Ranks keep their numbers: rank 1 has no
+    valid pass."""
     study.write_text(STUDY.replace("3: {kind: step_seconds}", "3: {kind: schedule}"))
     first: list[Any] = [["forward", 0.1, 0.2], ["backward", 0.3, 0.5], ["update", 0.5, 0.6], ["forward", 2.3, 2.4]]
     second: list[Any] = [["forward", 0.2, 0.3], ["backward", 0.3, None], 7, ["backward", 0.3, 0.4]]
-    ranks = [{"passes": first}, {"passes": second}, {"passes": "none"}, 3]
+    ranks = [
+        {"stage": 0, "passes": first}, {"stage": 1, "passes": "none"}, {"stage": 2, "passes": second}, 3,
+        {"stage": 0}, {"stage": 1}, {"stage": 2},
+    ]  # fmt: skip
     window = {"profile": {"status": "ok", "step_s": 1.0, "window_s": 4.0, "steps": 4, "ranks": ranks}}
     runs(tmp_path / "results")
     write_run(tmp_path / "results", framework="zero2", gpus=4, sections=window, recipe={"name": "adamw"})
     (axes,) = drawn(study, tmp_path / "results").figures["paper_3"].axes
     boxes = [path.get_extents().bounds for part in axes.collections for path in part.get_paths()]
     assert sorted((round(x, 6), y + 0.4, round(width, 6)) for x, y, width, _ in boxes) == [
-        (0, 0, 0.1), (0.1, 1, 0.1), (0.2, 0, 0.2), (0.2, 1, 0.1), (0.4, 0, 0.1),
+        (0, 0, 0.1), (0.1, 2, 0.1), (0.2, 0, 0.2), (0.2, 2, 0.1), (0.4, 0, 0.1),
     ]  # fmt: skip
-    assert [text.get_text() for text in axes.get_yticklabels()] == ["0", "1"]
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["0", "2"]
 
 
 @pytest.mark.parametrize("name", [name for name in names() if load(name).figures])

@@ -111,25 +111,25 @@ def draw_predicted(axes: Axes, panel: Panel) -> None:
 
 
 def draw_schedule(axes: Axes, panel: Panel) -> None:
-    """The passes of a pipeline over time in its profiled window: one row for each stage, the first at the top, one box
-    for each pass of a micro batch (Lin et al. 2022, figures 2 and 3)."""
+    """The passes of a pipeline over time in its profiled window: one row for each rank, with all its stages, rank 0 at
+    the top; one box for each pass of a micro batch (Lin et al. 2022, figures 2 and 3)."""
     (row,) = panel.rows
-    stages = row.passes
-    begin = min(stage[0][1] for stage in stages)
-    longest_s = max(end for stage in stages for *_, end in stage) - begin
+    ranks = row.passes
+    begin = min(passes[0][1] for passes in ranks.values())
+    longest_s = max(end for passes in ranks.values() for *_, end in passes) - begin
     step_s = row["profile_step_time_s"]
     shown_s = min(longest_s, STEPS_SHOWN * step_s) if step_s else longest_s
-    for number, stage in enumerate(stages):
-        for part, parts in group_by(stage, lambda one: one[0]).items():
+    for number, passes in ranks.items():
+        for part, parts in group_by(passes, lambda one: one[0]).items():
             name, color, hatch = LOOKS.get(part, LOOKS["other_compute"])
             boxes = [(start - begin, end - start) for _, start, end in parts if start - begin <= shown_s]
             axes.broken_barh(boxes, (number - 0.4, 0.8), facecolor=color, hatch=hatch, label=name, **EDGE)
-    axes.set_yticks(range(len(stages)), [str(number) for number in range(len(stages))])
-    axes.set_ylim(len(stages) - 0.4, -0.6)
+    axes.set_yticks(list(ranks), [str(number) for number in ranks])
+    axes.set_ylim(max(ranks) + 0.6, min(ranks) - 0.6)
     axes.set_xlim(0, shown_s)
     axes.grid(visible=False, axis="y")
     axes.set_xlabel("seconds of the profiled window")
-    plotting.value_name(axes, "stage")
+    plotting.value_name(axes, "rank of the pipeline")
 
 
 def draw_bars(axes: Axes, panel: Panel, looks: Looks, quantity: Quantity) -> None:

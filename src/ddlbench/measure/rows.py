@@ -107,7 +107,7 @@ class EpochRow:
     steady_time_s: float | None  # None: no second measured step
     host_wait_share: float
     use: OverRanks
-    stage_memory: dict[str, list[int | None]]  # the fullest rank of each stage
+    stage_memory: dict[str, list[int | None]]  # of ranks with the same stages, the fullest
     metrics: dict[str, Any] = field(default_factory=dict[str, Any])
     elapsed_s: float = 0.0
     ranks: list[RankEpoch] = field(default_factory=list[RankEpoch])

@@ -19,7 +19,7 @@ EXCESS = 0.1  # of the other ranks' median: ranks of equal work on one machine d
 class OwnStep:
     """One rank's own seconds of a step, a mean or median over steps.
 
-    stage: only ranks of one pipeline stage have the same work
+    stage: rank in its pipeline; only ranks with the same one have the same work
     """
 
     rank: int

@@ -108,7 +108,7 @@ def _own_steps(rows: Sequence[EpochRow]) -> list[OwnStep]:
 
 
 def _by_stage(rows: Sequence[EpochRow], name: str) -> str | None:
-    """The peak of each pipeline stage, in their order; None without a pipeline and where a stage does not know it."""
+    """The peak of each rank of a pipeline, in order; None without a pipeline and where a rank does not know it."""
     by_stage = zip(*(row.stage_memory[name] for row in rows), strict=True)
     stages = [[value for value in values if value is not None] for values in by_stage]
     return " ".join(str(max(values)) for values in stages) if len(stages) > 1 and all(stages) else None

@@ -71,10 +71,7 @@ def test_a_window_has_as_many_averages_in_a_step_as_training() -> None:
 def test_a_window_shorter_than_a_period_is_no_error_and_has_no_shares() -> None:
     section = seen()["averages once in 99 steps"]
     assert (section["status"], section["lead_in_steps"], section["steps"]) == ("unknown", 0, 10)
-    assert (
-        "an epoch has 10 steps, and 99 are needed (0 to fill a pipeline, 99 until the work repeats)"
-        in section["reason"]
-    )
+    assert "an epoch has 10 steps, and 99 are needed (0 to fill a pipeline, 99 until" in section["reason"]
     assert not any(name.endswith("_share") or name in ("window_s", "step_s") for name in section)
 
 

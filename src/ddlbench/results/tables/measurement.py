@@ -46,7 +46,7 @@ class Measurement:
     settings: those in columns of texts, by column: "knobs", "across", "layout", "model_changed"
     mark_names: of the reasons to doubt it
     options: its configuration, as dotted keys, also those added later
-    passes:  of each stage of a profiled pipeline, those of the first repeat that has them
+    passes:  of each rank of a profiled pipeline, by its number in the pipeline: those of the first repeat that has them
 
     It is compared with others to get:
     runs:  the rows of runs.csv of its attempts that ended ok
@@ -64,7 +64,7 @@ class Measurement:
     settings: Mapping[str, Settings] = field(default_factory=lambda: defaultdict(dict))
     mark_names: Collection[str] = ()
     options: Row = field(default_factory=dict[str, Any])
-    passes: Sequence[RankPasses] = ()
+    passes: Mapping[int, RankPasses] = field(default_factory=dict[int, RankPasses])
     runs: Sequence[Row] = ()
     model: str | None = None
     marks_number: str = ""

@@ -111,7 +111,7 @@ class Comparison:
 
 
 BY_FRAMEWORK = Comparison()
-# The passes of one stage: part (forward, backward, update), and seconds of its begin and end in the profiled window.
+# The passes of one rank: part (forward, backward, update), and seconds of its begin and end in the profiled window.
 RankPasses = list[tuple[str, float, float]]
 
 
@@ -129,7 +129,7 @@ class AttemptRow:
     identity:    as `Attempt.identity`
     has_end:     whether the record itself says how the run ended
     warnings:    of what is left out, and in `left_out` its kinds
-    passes:      of each stage of a profiled pipeline
+    passes:      of each rank of a profiled pipeline, by its number in the pipeline
     """
 
     row: Row
@@ -144,7 +144,7 @@ class AttemptRow:
     has_end: bool = True
     warnings: Sequence[str] = ()
     left_out: Sequence[str] = ()
-    passes: Sequence[RankPasses] = ()
+    passes: Mapping[int, RankPasses] = field(default_factory=dict[int, RankPasses])
 
     @property
     def ok(self) -> bool:

@@ -100,14 +100,17 @@ def damaged_parquet(attempt: Path) -> list[str]:
     return warnings
 
 
-def _passes(record: Row) -> list[RankPasses]:
-    """The passes of each stage in the profiled window of a pipeline, as far as the record has valid ones."""
-    stages = list[RankPasses]()
+def _passes(record: Row) -> dict[int, RankPasses]:
+    """The passes of each rank of a pipeline in its profiled window, as far as the record has valid ones."""
+    ranks = dict[int, RankPasses]()
     for rank in _list(_dig(record, "profile.ranks")):
         passes = [values for item in _list(_dig(rank, "passes")) if len(values := _list(item)) == 3]
         valid = [(cell(part, "text"), cell(begin, "float"), cell(end, "float")) for part, begin, end in passes]
-        stages.append([(part, begin, end) for part, begin, end in valid if part and begin is not None and end])
-    return [stage for stage in stages if stage]
+        complete = [(part, begin, end) for part, begin, end in valid if part and begin is not None and end]
+        number = cell(_dig(rank, "stage"), "int")
+        if complete and number is not None:
+            ranks[number] = complete
+    return ranks
 
 
 def run_row(attempt: Attempt, left_out: list[str]) -> Row:
