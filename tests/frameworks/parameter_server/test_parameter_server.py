@@ -173,6 +173,7 @@ def test_loaded_weights_are_those_of_the_server_too() -> None:
     assert_reloaded([result for _, _, (result, _) in ranks()], MODELS["gpt2"])
     for _, _, (_, facts) in ranks():
         assert facts["bound"] == 1
+        assert facts["communication"] == "host"
         assert len(facts["staleness"]) == 2
         assert max(facts["staleness"]) <= 1
         assert sum(facts["parameters_held"]) == sum(weight.numel() for weight in MODELS["gpt2"].build().parameters())
