@@ -322,6 +322,22 @@ def test_the_measured_epochs_are_those_of_a_run_without_a_window(ddlbench, tmp_p
     assert line == f"profiled window of 1 steps: {', '.join(parts)}"
 
 
+def test_a_run_whose_shares_are_unknown_is_valid_and_has_no_window_in_the_tables(ddlbench, tmp_path: Path) -> None:
+    write_folders(tmp_path / "images", train=4, val=3)
+    words = ["+framework=local_sgd", *RESNET[1:], f"data.root={tmp_path}/images"]
+    code, said = ddlbench(*words, "framework.local_steps=4", "results_dir=results", "profile=true")
+    assert code == 0, said
+    assert "profile=true: the shares are unknown, because an epoch has 3 steps, and 4 are needed" in said
+    content, _, _ = record(tmp_path / "results")
+    assert (content["status"], content["profile"]["status"]) == ("ok", "unknown")
+    tables = make_tables(read_all([tmp_path / "results"]))
+    (row,) = tables.run_rows
+    assert row["status"] == "ok"
+    assert row["comm_exposed_share"] is row["profile_step_time_s"] is row["profile_window_s"] is None
+    assert row["own_step_source"] == "thread"
+    assert breakdown(tables.scaling).empty
+
+
 @pytest.mark.slow
 def test_two_real_ranks_fill_the_columns(tmp_path: Path) -> None:
     """torchrun, the record, and the row of runs.csv."""
