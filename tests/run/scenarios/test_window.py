@@ -327,7 +327,7 @@ def test_a_run_whose_shares_are_unknown_is_valid_and_has_no_window_in_the_tables
     words = ["+framework=local_sgd", *RESNET[1:], f"data.root={tmp_path}/images"]
     code, said = ddlbench(*words, "framework.local_steps=4", "results_dir=results", "profile=true")
     assert code == 0, said
-    assert "profile=true: the shares are unknown, because an epoch has 3 steps, and 4 are needed" in said
+    assert "profile=true: the shares are unknown, because the window has 3 steps after 0 others, and needs 4" in said
     content, _, _ = record(tmp_path / "results")
     assert (content["status"], content["profile"]["status"]) == ("ok", "unknown")
     tables = make_tables(read_all([tmp_path / "results"]))

@@ -70,8 +70,9 @@ def test_a_window_has_as_many_averages_in_a_step_as_training() -> None:
 
 def test_a_window_shorter_than_a_period_is_no_error_and_has_no_shares() -> None:
     section = seen()["averages once in 99 steps"]
-    assert (section["status"], section["lead_in_steps"], section["steps"]) == ("unknown", 0, 10)
-    assert "an epoch has 10 steps, and 99 are needed (0 to fill a pipeline, 99 until" in section["reason"]
+    assert (section["status"], section["lead_in_steps"], section["steps"]) == ("unknown", 0, 5)
+    assert "the window has 5 steps after 0 others, and needs 99 after 0" in section["reason"]
+    assert "choose profile_steps of at least 99, and epochs of at least 99 steps" in section["reason"]
     assert not any(name.endswith("_share") or name in ("window_s", "step_s") for name in section)
 
 
@@ -100,8 +101,8 @@ def test_a_framework_that_sends_nothing_by_design_communicates_for_0_seconds() -
         ({"local_steps": 8}, 16, 100, (2, 16)),
         ({"local_steps": 8}, 16, 17, (2, 8)),
         ({"local_steps": 8}, 10, 9, (1, 8)),
-        ({"local_steps": 30}, 10, 100, (2, 30)),
-        ({"local_steps": 30}, 10, 20, (0, 20)),
+        ({"local_steps": 30}, 10, 100, (2, 10)),
+        ({"local_steps": 30}, 30, 20, (0, 20)),
         ({"staleness_theoretical": [3, 2, 1, 0]}, 10, 100, (5, 10)),
         ({"staleness_theoretical": [3, 2, 1, 0]}, 10, 3, (2, 1)),
     ],

@@ -105,9 +105,9 @@ class Window:
         steps, filling, period = self.ranks[0].steps, filling_steps(self.facts), steps_of_period(self.facts)
         if self.lead_in < filling or steps < period:
             return (
-                f"profile=true: the shares are unknown, because an epoch has {self.lead_in + steps} steps, and "
-                f"{filling + period} are needed ({filling} to fill a pipeline, {period} until the work repeats): "
-                "choose more train.steps"
+                f"profile=true: the shares are unknown, because the window has {steps} steps after {self.lead_in} "
+                f"others, and needs {period} after {filling} (a period of the work, in a full pipeline): choose "
+                f"profile_steps of at least {period}, and epochs of at least {period + filling} steps"
             )
         if self.on_device and len(self.ranks) > 1 and self.facts.get("communication") == "host":
             return (
@@ -130,8 +130,8 @@ class Window:
         )
 
     def section(self) -> dict[str, Any]:
-        """The section `profile` of run.json. Shares are of the seconds of all ranks together. Without a reason to doubt
-        them it has the seconds and shares of the tables."""
+        """The section `profile` of run.json. Shares are of the seconds of all ranks together. If they are not known,
+        the columns of the tables are left out."""
         total = Seconds.total(window.seconds for window in self.ranks)
         steps, failure, unknown = self.ranks[0].steps, self.failure, self.unknown
         seconds = {"window_s": total.window_s, "step_s": total.window_s / len(self.ranks) / steps}
@@ -158,16 +158,16 @@ def steps_of_period(facts: Mapping[str, Any]) -> int:
 
 
 def lengths(facts: Mapping[str, Any], steps: int, most: int) -> tuple[int, int]:
-    """Steps of the lead-in, which also fills a pipeline, and of the window: complete periods in `steps`, at least one.
-    An epoch with too few steps (`most`) for that has shorter ones."""
+    """Steps of the lead-in, which also fills a pipeline, and of the window: at most `steps`, complete periods if one
+    fits. most: steps of an epoch, which has both"""
     period = steps_of_period(facts)
     lead_in = min(LEAD_IN + filling_steps(facts), max(most - period, 0))
-    steps = min(max(steps, period), most - lead_in)
+    steps = min(steps, most - lead_in)
     return lead_in, steps // period * period or steps
 
 
 def profiled(run: Run, trainer: Trainer, facts: Mapping[str, Any], steps: int) -> Window:
-    """Train about `steps` steps under the profiler, in the order of the next epoch's data. Every rank calls it.
+    """Train at most `steps` steps under the profiler, in the order of the next epoch's data. Every rank calls it.
 
     facts: of the trainer
     """
