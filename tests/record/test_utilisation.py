@@ -51,7 +51,7 @@ def test_a_window_names_the_slow_rank(tmp_path: Path) -> None:
     files.epoch(run, epoch_row(0, 1, [2.0]))
     seconds = [Seconds(4.0, 0.0, 0.0, 0.0, 0.5, exposed_s, exposed_s, 0.5, 0.0) for exposed_s in (3.0, 0.5)]
     lines = [RankWindow(rank, f"node{rank}", 0, 2, of_rank, 1, ()).line() for rank, of_rank in enumerate(seconds)]
-    files.record.add(profile={"ranks": lines})
+    files.record.add(profile={"status": "ok", "ranks": lines})
     files.end(run, [{}, {}])
     summary = files.record.content["summary"]
     assert (summary["own_step_s"], summary["own_step_median_rank_s"], summary["own_step_source"]) == (
