@@ -16,6 +16,7 @@ import torch
 from ddlbench.config.choices import choices, conf_dir
 from ddlbench.config.compose import configuration, configurations
 from ddlbench.errors import UserError
+from ddlbench.results.tables.merge import LAYOUT
 from ddlbench.sweep.plan import INVALID, Cell, key_of, plan
 from ddlbench.sweep.study import load, names
 from tests.sweep.studies import KEYS, write
@@ -195,3 +196,18 @@ def test_an_experiment_is_one_cell_and_its_command_runs_it(name: str) -> None:
         identity = configuration(*words.split()).identity()
     first = next(cell for cell in cells if cell.repeat == 0)
     assert first.key == key_of(identity, first.gpus)
+
+
+NOT_MEASURED = ("gpus", "batch", "profile", *LAYOUT)
+
+
+@pytest.mark.parametrize("name", [name for name in names() if name != "laptop"])
+def test_cells_that_differ_in_the_gpu_count_alone_are_a_curve(name: str) -> None:
+    """Their other keys are equal: two values of train.steps would put them into two comparisons, without a speedup."""
+    study = load(name)
+    curves: dict[str, set[str]] = {}
+    for point in study.points():
+        keys = {key: value for key, value in study.keys_of(point).items() if key not in NOT_MEASURED}
+        others = {axis: value for axis, value in point.items() if axis not in ("gpus", "batch")}
+        curves.setdefault(str(others), set()).add(str(sorted(keys.items())))
+    assert {point: keys for point, keys in curves.items() if len(keys) > 1} == {}
