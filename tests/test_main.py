@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,14 @@ def test_a_torch_that_is_too_old_is_one_line(ddlbench, monkeypatch: pytest.Monke
     code, said = ddlbench(*SMALL, "dryrun=true")
     assert code == 2
     assert "this Python has torch 2.9.0a0+50eac811.nv25.09, and ddlbench needs 2.11 or newer" in said
+
+
+def test_a_torch_that_does_not_say_its_version_runs(ddlbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("ddlbench.__main__.metadata.version", missing)
+    assert ddlbench(*SMALL, "dryrun=true")[0] == 0
 
 
 MISTAKES = [

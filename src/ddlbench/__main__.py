@@ -56,12 +56,15 @@ def complain(error: RunError, launch: Launch | None) -> None:
 
 
 def check_torch() -> None:
-    """UserError for a torch that is older than the code expects: an import would fail without a word of versions."""
-    version = metadata.version("torch")
-    if tuple(map(int, version.split(".")[:2])) < ddlbench.OLDEST_TORCH:
-        oldest = ".".join(map(str, ddlbench.OLDEST_TORCH))
+    """UserError for a torch that is too old: an import would fail without a word of versions."""
+    try:
+        version = metadata.version("torch")
+    except metadata.PackageNotFoundError:  # a folder on PYTHONPATH does not say its version
+        return
+    if ddlbench.too_old(version):
         raise UserError(
-            f"this Python has torch {version}, and ddlbench needs {oldest} or newer: use another environment"
+            f"this Python has torch {version}, and ddlbench needs {ddlbench.OLDEST_TORCH} or newer: "
+            "use another environment"
         )
 
 

@@ -156,8 +156,7 @@ def communication(facts: Mapping[str, Any]) -> list[Line]:
 def software(facts: Mapping[str, Any]) -> list[Line]:
     commit = facts["git_commit"]
     source = f"commit {commit[:12]}{', changed' if facts['git_dirty'] else ''}" if commit else "installed"
-    version = tuple(map(int, facts["torch"].split(".")[:2]))
-    old = "too old: ddlbench needs 2.11 or newer" if version < ddlbench.OLDEST_TORCH else ""
+    old = f"too old: ddlbench needs {ddlbench.OLDEST_TORCH} or newer" if ddlbench.too_old(facts["torch"]) else ""
     return [
         ("ddlbench", f"{ddlbench.__version__}, {source}", ""),
         ("python", f"{facts['python']}, {sys.executable}", ""),

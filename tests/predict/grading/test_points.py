@@ -211,7 +211,7 @@ def test_other_models_are_not_taken_for_decoders(model: str, reason: str) -> Non
 )
 def test_precisions(precision: str, word: str) -> None:
     (row,) = rows({**POINT, "precision": precision})
-    assert f"train.precision={word}" in precision_words(row, "ddp")
+    assert f"train.precision={word}" in precision_words(row)
 
 
 @pytest.mark.parametrize("broken", [{"measured": "-5"}, {"unit": "furlongs"}])

@@ -14,6 +14,7 @@ from math import ceil, log2
 from ddlbench.errors import UserError
 from ddlbench.oracle.machine.machine import Link, Machine, Sweep
 
+NO_LINK = Link("none", 0.0, float("inf"))
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")  # and "send", which is measured by itself
 
 
@@ -63,7 +64,7 @@ def path(machine: Machine, ranks: int, stride: int = 1, world: int | None = None
         within -= 1
     sweeps = {kind: sweep for kind in KINDS if (sweep := machine.sweep(kind, ranks)) is not None}
     if sweeps and within == ranks:  # they are measured within one node; a kind that was not has the link's equations
-        inside = machine.links[0] if machine.links else Link("none", 0.0, float("inf"))
+        inside = machine.links[0] if machine.links else NO_LINK
         return Path(Hop(ranks, inside.alpha_s, 1 / inside.bytes_per_s), Hop(1, 0.0, 0.0), sweeps)
     outside = ranks // within
     inner, outer = link(machine, 0, within), link(machine, 1, outside)
@@ -78,7 +79,7 @@ def path(machine: Machine, ranks: int, stride: int = 1, world: int | None = None
 
 def link(machine: Machine, level: int, ranks: int) -> Link:
     if ranks == 1:
-        return Link("none", 0.0, float("inf"))
+        return NO_LINK
     if level >= len(machine.links):
         where = ("within a node", "between nodes")[level]
         raise UserError(

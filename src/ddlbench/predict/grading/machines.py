@@ -22,7 +22,7 @@ NAMES = {  # Gbit/s of an adapter
     "omni[- ]?path|opa": 100, "slingshot[- ]?10": 100, "slingshot[- ]?11": 200,
 }  # fmt: skip
 BITS = (40, 56, 100, 200, 400, 800)  # speeds of InfiniBand in Gbit/s, also where a source writes GB/s
-SPEED = re.compile(r"(\d+(?:[.,]\d+)?) ?(g|t)(?:ig)?(?:b|e|bit|be|abit|ige)?(?:ps|/s(?:ec)?)?\b", re.IGNORECASE)
+SPEED = re.compile(r"(\d+(?:\.\d+)?) ?(g|t)(?:ig)?(?:b|e|bit|be|abit)?(?:ps|/s(?:ec)?)?\b", re.IGNORECASE)
 # Names of machines and buses, whose numbers are neither speeds nor numbers of adapters: p4d.24xlarge, PCIe 3 x16.
 OTHER_NUMBERS = re.compile(
     r"\b\S*\d*xlarge\b|\b\w+-\w*gpu\S*|pci-?e(?:xpress)?(?: ?gen)? ?\d?(?:\.0)?(?: ?x ?\d+)?", re.IGNORECASE
@@ -114,7 +114,7 @@ def _gbit(clause: str, text: str) -> float:
     if not (match := SPEED.search(clause)):
         name = next((name for name in NAMES if re.search(rf"\b(?:{name})\b", clause, re.IGNORECASE)), None)
         return float(NAMES[name]) if name else 0.0
-    speed = float(match[1].replace(",", "")) * (1000 if match[2] in "tT" else 1)
+    speed = float(match[1]) * (1000 if match[2] in "tT" else 1)
     in_bytes = re.search("[GT]B/s", match[0]) and not re.search("ethernet|roce|gbe", text, re.IGNORECASE)
     return 8 * speed if in_bytes and not (BETWEEN_NODES.search(text) and speed in BITS) else speed
 

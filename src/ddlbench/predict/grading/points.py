@@ -137,12 +137,15 @@ def point(row: CsvRow, rows: Sequence[CsvRow]) -> Point:
         raise UserError("no base in its series")
     measured, base = _step(row), _base(row, rows)
     framework, words = strategy_of(row)
+    model = model_words(row)
+    # DeepSpeed's fp16 and bf16 cast the weights, too, of models without BatchNorm, whose statistics would not fit.
+    casts = framework in ("zero1", "zero2", "zero3") and model[0].startswith("+model=gpt2")
     per_node = row.count("gpus_per_node")
     nodes = math.ceil(max(measured.gpus, base.gpus) / per_node)
     return Point(
         Words(row.line, *(row[column] for column in ("source", "model", "strategy", "gpu_type", "network"))),
         framework,
-        (*model_words(row), *words, *precision_words(row, framework)),
+        (*model, *words, *precision_words(row, casts)),
         machine_of(row["gpu_type"], row["network"], per_node, nodes),
         measured,
         base,
@@ -237,10 +240,12 @@ def strategy_of(row: CsvRow) -> tuple[str, list[str]]:
     raise UserError(f"the strategy {row['strategy']!r} is not known")
 
 
-def precision_words(row: CsvRow, framework: str) -> list[str]:
+def precision_words(row: CsvRow, casts: bool = False) -> list[str]:
     """Gradients are sent in 16 bits where the source says so ("PURE" of llm-foundry, "fp16 gradients", "fp16
-    all-reduce"), else in fp32, as under amp and in TensorFlow, whose weights are in fp32. DeepSpeed's fp16 and bf16
-    cast the weights, too, of models without BatchNorm, whose statistics would not fit to them."""
+    all-reduce"), else in fp32, as under amp and in TensorFlow, whose weights are in fp32.
+
+    casts: whether 16 bits are also the type of the weights and of all gradients
+    """
     text, strategy = row["precision"].lower(), row["strategy"].lower()
     name = next((name for name, pattern in PRECISIONS.items() if re.search(pattern, text)), None)
     if name is None:
@@ -252,8 +257,7 @@ def precision_words(row: CsvRow, framework: str) -> list[str]:
     reduced = [f"train.reduce_dtype={sent[1] or sent[2]}"] if sent else []
     if name in ("fp32", "tf32"):
         return ["train.precision=fp32", f"train.tf32={str(name == 'tf32').lower()}", *reduced, *checkpointed]
-    images = any(re.search(pattern, row["model"], re.IGNORECASE) for pattern in IMAGES)
-    cast = ["framework.mixed_precision=weights"] if framework in ("zero1", "zero2", "zero3") and not images else []
-    if cast or "(pure)" in strategy:
+    cast = ["framework.mixed_precision=weights"] if casts else []
+    if casts or "(pure)" in strategy:
         reduced = [f"train.reduce_dtype={name}"]
     return [f"train.precision={name}", *(reduced or ["train.reduce_dtype=fp32"]), *cast, *checkpointed]
