@@ -15,7 +15,7 @@ from hydra.errors import HydraException  # noqa: E402
 from omegaconf import DictConfig  # noqa: E402
 from omegaconf.errors import OmegaConfBaseException  # noqa: E402
 
-import ddlbench  # noqa: E402
+from ddlbench import OLDEST_TORCH, __version__, too_old  # noqa: E402
 from ddlbench.config import overrides  # noqa: E402
 from ddlbench.config.choices import conf_dir, targets  # noqa: E402
 from ddlbench.config.compose import hydra_line  # noqa: E402
@@ -61,10 +61,9 @@ def check_torch() -> None:
         version = metadata.version("torch")
     except metadata.PackageNotFoundError:  # a folder on PYTHONPATH does not say its version
         return
-    if ddlbench.too_old(version):
+    if too_old(version):
         raise UserError(
-            f"this Python has torch {version}, and ddlbench needs {ddlbench.OLDEST_TORCH} or newer: "
-            "use another environment"
+            f"this Python has torch {version}, and ddlbench needs {OLDEST_TORCH} or newer: use another environment"
         )
 
 
@@ -73,7 +72,7 @@ def main() -> int:
         print(help_text(sys.argv[1:]))
         return 0
     if "--version" in sys.argv[1:]:
-        print(f"ddlbench {ddlbench.__version__}")
+        print(f"ddlbench {__version__}")
         return 0
     launch: Launch | None = None
     try:

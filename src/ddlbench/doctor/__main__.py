@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-import ddlbench
+from ddlbench import OLDEST_TORCH, __version__, too_old
 from ddlbench.config.choices import choices
 from ddlbench.config.compose import configuration, configurations, quiet, refusal
 from ddlbench.config.job import make_job
@@ -156,9 +156,9 @@ def communication(facts: Mapping[str, Any]) -> list[Line]:
 def software(facts: Mapping[str, Any]) -> list[Line]:
     commit = facts["git_commit"]
     source = f"commit {commit[:12]}{', changed' if facts['git_dirty'] else ''}" if commit else "installed"
-    old = f"too old: ddlbench needs {ddlbench.OLDEST_TORCH} or newer" if ddlbench.too_old(facts["torch"]) else ""
+    old = f"too old: ddlbench needs {OLDEST_TORCH} or newer" if too_old(facts["torch"]) else ""
     return [
-        ("ddlbench", f"{ddlbench.__version__}, {source}", ""),
+        ("ddlbench", f"{__version__}, {source}", ""),
         ("python", f"{facts['python']}, {sys.executable}", ""),
         ("torch", f"{facts['torch']}, {'CUDA ' + facts['cuda'] if facts['cuda'] else 'without CUDA'}", old),
         *((name, text, "") for name, text in facts["packages"].items() if name not in ("ddlbench", "torch")),
