@@ -14,6 +14,7 @@ from ddlbench.predict.grading.machines import machine_of, node_bytes_per_s
     [
         ("8x HDR 200 Gb/s a node", 200),
         ("1600 Gbps a node RoCE", 200),
+        ("1,600 Gbps RoCE", 200),
         ("400 Gb/s a GPU RDMA", 400),
         ("1x ConnectX-5 IB EDR 100Gb/Sec", 12.5),
         (

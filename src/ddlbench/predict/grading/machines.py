@@ -89,6 +89,7 @@ def node_bytes_per_s(network: str, per_node: int) -> float:
     (4x HDR-100)") the largest one counts. GB/s of Ethernet are bits; those of InfiniBand are bits if InfiniBand has
     such a speed.
     """
+    network = re.sub(r"(?<=\d),(?=\d{3}\b)", "", network)  # "3,200 Gbps"
     parts = re.split(r"[,;] ?(?=[A-Z][a-z]+:)", network)
     named = {part.partition(":")[0].lower(): part for part in parts if ":" in part}
     text = named.get("compute", "" if "management" in named else network)
