@@ -21,7 +21,7 @@ import sys
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event, Thread
@@ -42,8 +42,8 @@ NAMES = {  # how the explanation has to begin
     "healthy": NO_CAUSE,
 }
 TEXT = (
-    "+model=gpt2_small", "model.n_layer=2", "model.n_embd=64", "model.n_head=2", "model.vocab_size=2048",
-    "model.seq_len=32", "train.global_batch=8",
+    "+model=gpt2_small", "model.n_layer=2", "model.n_embd=128", "model.n_head=2", "model.vocab_size=2048",
+    "model.seq_len=64", "train.global_batch=8",
 )  # fmt: skip
 DEEP = (  # 292 small parameters: an all-reduce for each takes about as long as the computing
     "+model=gpt2_small", "model.n_layer=24", "model.n_embd=16", "model.n_head=2", "model.vocab_size=2048",
@@ -53,9 +53,15 @@ IMAGES = (
     "+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=8", "model.image_size=32",
     "train.global_batch=8",
 )  # fmt: skip
+DECODED = (*IMAGES[:-1], "train.global_batch=32")
 SYNTHETIC = (*IMAGES, "loader=synthetic")
+PASSES = (  # a pass takes longer with more samples: micro batches of two do not cost more than they hide
+    "+model=gpt2_small", "model.n_layer=6", "model.n_embd=96", "model.n_head=2", "model.vocab_size=2048",
+    "model.seq_len=64", "train.global_batch=32",
+)  # fmt: skip
+SCHEDULES = ("gpipe", "1f1b", "zero_bubble")
 ALWAYS = (
-    "train.steps=8", "train.epochs=2", "train.validate=false", "progress=false", "profile=true", "profile_steps=6",
+    "train.steps=16", "train.epochs=2", "train.validate=false", "progress=false", "profile=true", "profile_steps=12",
     "train.timeout_s=200",
 )  # fmt: skip
 PRELOADED = [  # what most ranks import, imported once
@@ -63,6 +69,7 @@ PRELOADED = [  # what most ranks import, imported once
     "ddlbench.config.help", "tests.support.failing",
 ]  # fmt: skip
 WITHIN_S = 300.0
+REPEATS = 3  # of each run that the others are compared with: they show the spread of this machine
 
 
 @dataclass(frozen=True)
@@ -80,18 +87,19 @@ class Trial:
 
     def __str__(self) -> str:
         model = "resnet50" if IMAGES[0] in self.words else "deep gpt2" if DEEP[1] in self.words else "gpt2"
-        own = [word for word in self.words if word not in (*TEXT, *DEEP, *IMAGES)]
-        faults = [*own, *self.planted, f"rank 1 stopped {self.paused}0 %" if self.paused else "", self.rate]
+        changed = [word for word in self.words if word not in (*TEXT, *DEEP, *IMAGES, *PASSES)]
+        faults = [*changed, *self.planted, f"rank 1 stopped {self.paused}0 %" if self.paused else "", self.rate]
         return f"{self.kind}: {model} x {self.ranks} " + " ".join(filter(None, faults))
 
 
-def references() -> list[Trial]:
-    """Runs that a planted one is compared with: one device, and the framework without a fault."""
+def layouts() -> list[Trial]:
+    """What the trials run: one device, and each framework without a fault."""
     single = [Trial("reference", 1, ("+framework=single", *model)) for model in (TEXT, SYNTHETIC)]
     ddp = [Trial("reference", 2, ("+framework=ddp", *model)) for model in (TEXT, SYNTHETIC)]
     others = [Trial("reference", 2, (f"+framework={name}", *TEXT)) for name in ("fsdp", "gpipe")]
     deep = [Trial("reference", ranks, (f"+framework={name}", *DEEP)) for ranks, name in ((1, "single"), (2, "ddp"))]
-    return [*single, *ddp, *others, *deep]
+    pipelines = [Trial("reference", 2, (f"+framework={name}", *PASSES, "train.micro_batch=2")) for name in SCHEDULES]
+    return [*single, *ddp, *others, *deep, Trial("reference", 1, ("+framework=single", *PASSES)), *pipelines]
 
 
 def plantings() -> list[Trial]:
@@ -104,9 +112,9 @@ def plantings() -> list[Trial]:
 
     return [
         *(Trial("input", 2, words, ("data=SlowDisk",)) for words in (ddp, fsdp, ("+framework=gpipe", *TEXT))),
-        Trial("input", 1, ("+framework=single", *TEXT), ("data=SlowDisk",)),
-        *(Trial("input", 1, ("+framework=single", *IMAGES, f"loader.workers={n}")) for n in (0, 1)),
-        *(Trial("input", 2, ("+framework=ddp", *IMAGES, f"loader.workers={n}")) for n in (0, 1)),
+        *(Trial("input", 1, ("+framework=single", *TEXT, f"loader.workers={n}"), ("data=SlowDisk",)) for n in (1, 2)),
+        Trial("input", 1, ("+framework=single", *DECODED, "loader.workers=0")),
+        *(Trial("input", 2, (f"+framework={name}", *DECODED, "loader.workers=0")) for name in ("ddp", "fsdp")),
         *(Trial("slow rank", 2, words, paused=9) for words in (ddp, fsdp, images)),
         *(Trial("slow rank", 2, words, busy("busy", 0.1)) for words in (ddp, fsdp, images)),
         Trial("slow rank", 2, ddp, busy("busy", 0.2)),
@@ -117,15 +125,12 @@ def plantings() -> list[Trial]:
         ),
         *(Trial("link", 2, words, rate=rate) for words in (ddp, fsdp, images) for rate in ("100mbit", "200mbit")),
         *(
-            Trial("bubble", 2, (f"+framework={name}", *model, f"train.micro_batch={size}"))
-            for name, model, size in (
-                ("gpipe", TEXT, 8),
-                ("gpipe", TEXT, 4),
-                ("zero_bubble", TEXT, 4),
-                ("1f1b", TEXT, 4),
-                ("gpipe", SYNTHETIC, 8),
-                ("1f1b", SYNTHETIC, 4),
-            )
+            Trial("bubble", 2, (f"+framework={name}", *PASSES, f"train.micro_batch={size}"))
+            for name, size in (("gpipe", 32), ("gpipe", 16), ("1f1b", 16), ("zero_bubble", 16))
+        ),
+        *(  # no reference has this batch
+            Trial("bubble", 2, ("+framework=gpipe", *PASSES[:-1], f"train.global_batch={n}", f"train.micro_batch={n}"))
+            for n in (8, 16)
         ),
         *(Trial("host", 2, words, busy("host", 0.1)) for words in (ddp, fsdp, images)),
         *(Trial("host", 2, words, busy("host", 0.2)) for words in (ddp, fsdp)),
@@ -135,8 +140,7 @@ def plantings() -> list[Trial]:
 
 def healthy() -> list[Trial]:
     """Twenty."""
-    layouts = [(reference.ranks, reference.words) for reference in references()]
-    return [Trial("healthy", *layout, seed=seed) for seed in range(1, 5) for layout in layouts][:20]
+    return [replace(trial, kind="healthy", seed=seed) for seed in range(REPEATS, 5) for trial in layouts()][:20]
 
 
 def run(trial: Trial, folder: Path) -> str:
@@ -226,7 +230,8 @@ def explained(folder: Path, beside: Path) -> Explanation:
 def campaign(kept: Path, only: str | None, again: bool, count: int | None) -> int:
     """Print a line for each trial; the number of wrong ones."""
     beside = kept / "references"
-    for number, trial in enumerate(references()):
+    repeats = [replace(trial, seed=seed) for seed in range(REPEATS) for trial in layouts()]
+    for number, trial in enumerate(repeats):
         if not (beside / str(number)).exists() and (wrong := run(trial, beside / str(number))):
             raise SystemExit(f"{trial}: {wrong}")
     numbered = enumerate([*plantings(), *healthy()])

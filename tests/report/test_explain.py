@@ -130,6 +130,25 @@ def test_less_than_what_is_unexplained_is_no_cause(tmp_path: Path) -> None:
     assert explanation.cause == NO_CAUSE
 
 
+def test_what_the_profiler_adds_to_all_comparable_runs_hides_no_cause(tmp_path: Path) -> None:
+    """Both windows take 0.2 s more than the measured steps. The run communicates 0.17 s more than the healthy one."""
+    healthy = window((58, 2, 0, 0), (58, 2, 0, 0), step_s=0.6)
+    write_run(tmp_path, gpus=2, rate=160.0, summary=NO_WAIT, sections=healthy, train={"seed": 1})
+    explanation, seconds = explained(tmp_path, window((65, 19, 0, 0), (65, 19, 0, 0), step_s=0.84))
+    assert [seconds["exposed communication"], seconds["unexplained"]] == pytest.approx([0.19, -0.2])
+    assert explanation.cause == "exposed communication"
+
+
+def test_a_slow_rank_in_a_window_that_took_longer_than_the_measured_steps_is_no_cause(tmp_path: Path) -> None:
+    """Rank 1 takes 0.1 s more in windows that take 0.2 s more than the step, in this run and in a comparable one."""
+    healthy = window((60, 0, 0, 0), (60, 0, 0, 0), step_s=0.6)
+    write_run(tmp_path, gpus=2, rate=160.0, summary=NO_WAIT, sections=healthy, train={"seed": 1})
+    summary = {"straggler_rank": 1, "straggler_host": "node1"}
+    explanation, seconds = explained(tmp_path, window((5, 1, 0, 0), (6, 0, 0, 0), step_s=0.6), rate=160.0, **summary)
+    assert [seconds["slow rank"], seconds["unexplained"]] == pytest.approx([0.1, -0.2])
+    assert explanation.cause == NO_CAUSE
+
+
 def test_communication_that_other_runs_of_the_framework_have_is_no_cause(tmp_path: Path) -> None:
     sections = window((1, 1, 0, 0), (1, 1, 0, 0))
     write_run(tmp_path, gpus=2, rate=100.0, summary=NO_WAIT, sections=sections, train={"seed": 1})

@@ -7,8 +7,9 @@ measured step has beyond them is unexplained, less than nothing where the profil
 bar is empty. The bars sum to the step.
 
 A cause is named if its bar, less what comparable runs usually have of it, is the largest, at least LEAST of the step,
-larger than the spread of the other repeats, and larger than what is unexplained. On the CPU it also has to exceed the
-share of the cores that other processes took, because they may lengthen every bar.
+larger than the spread of the other repeats, and larger than what is unexplained. What comparable runs have unexplained,
+too, is the time of the profiler. On the CPU a cause also has to exceed the share of the cores that other processes
+took, because they may lengthen every bar.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ NO_CAUSE = "no single cause"
 LEAST = 0.1  # share of a step
 ALWAYS: tuple[str, ...] = ("exposed communication", "bubble", "host and launch")  # bars that runs without a defect have
 ALONE = 1 / 3  # share of a step that these have to exceed where no comparable run says what is usual
-COMPARED = (*ALWAYS, "kernels")  # with comparable runs; the other bars are a defect even if all runs have them
+# With comparable runs; the other bars are a defect even if all runs have them. All have the time of the profiler.
+COMPARED = (*ALWAYS, "kernels", "unexplained")
 ALIKE = (
     "origin", "status", "mode", "framework", "model", "model_changed", "gpus", "nodes", "device_model", "global_batch",
     "precision",
@@ -230,7 +232,8 @@ def _cause(bars: Sequence[Bar], run: Row, alike: Sequence[Row], comparable: Sequ
     *explained, unexplained = bars
     above = {bar: (bar.seconds or 0.0) - usual.get(bar.bar, 0.0) for bar in explained if bar.bar in NEXT}
     largest = max(above, key=lambda bar: above[bar])
-    if above[largest] <= max(abs(unexplained.seconds or 0.0), least_s):
+    usual_s = usual.get("unexplained", 0.0) if largest.bar in COMPARED else 0.0
+    if above[largest] <= max(abs((unexplained.seconds or 0.0) - usual_s), least_s):
         return NO_CAUSE
     return f"slow {straggler(run)}" if largest.bar == "slow rank" else largest.bar
 
