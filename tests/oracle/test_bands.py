@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pandas as pd
 import pytest
 
+from benchmarks.published import ends
 from ddlbench.config.choices import choices
 from ddlbench.oracle.bands import BANDS, LAYOUTS, around, band
 
@@ -33,6 +37,14 @@ def test_classes_differ_and_their_bands_lie_around_each_other() -> None:
     assert len(set(BANDS.values())) == len(BANDS)
     for (low_80, high_80), (low_95, high_95) in BANDS.values():
         assert low_95 <= low_80 <= high_80 <= high_95
+
+
+def test_the_band_of_cpus_is_that_of_the_miniatures_of_the_papers() -> None:
+    tables = sorted((Path(__file__).parents[2] / "results" / "papers").glob("*/tables/scaling.csv"))
+    rows = pd.concat([pd.read_csv(table) for table in tables])
+    rows = rows[(rows.gpus > 1) & (rows.framework != "horovod") & rows.predicted_error.notna()]
+    assert len(rows) == 60
+    assert ends([1 / (1 + error) for error in rows.predicted_error]) == BANDS["cpu"]
 
 
 def test_every_layout_has_the_band_of_layouts() -> None:
