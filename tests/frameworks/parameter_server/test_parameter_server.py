@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -17,12 +17,14 @@ from ddlbench.errors import Unsupported, UserError
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.parameter_server.adapter import ParameterServer, ServedReplica, shares
 from ddlbench.job import Batch, Framework, Job
+from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 from tests.equality.cases import MODELS, RATES
 from tests.equality.distances import TOLERANCES, assert_equal, distance
+from tests.support.changed_job import ChangedJob
 from tests.support.equal import assert_reloaded, make_job, reload, train_case, train_cases
 from tests.support.jobs import two_ranks
 from tests.support.ranks import run_ranks
-from tests.support.reference import Case, Outcome, begin, cross_entropy, order, snapshot, validate
+from tests.support.reference import Case, Outcome, begin, cross_entropy, order, reference, snapshot, validate
 
 CASES = {
     "gpt2": Case("gpt2", MODELS["gpt2"], lr=0.02, rates=[0.02, 0.03, 0.005, 0.04, 0.01]),
@@ -177,6 +179,34 @@ def test_loaded_weights_are_those_of_the_server_too() -> None:
         assert len(facts["staleness"]) == 2
         assert max(facts["staleness"]) <= 1
         assert sum(facts["parameters_held"]) == sum(weight.numel() for weight in MODELS["gpt2"].build().parameters())
+
+
+@dataclass
+class ChangedServer(ChangedJob, ParameterServer): ...
+
+
+def in_channels_last() -> tuple[Outcome, bool]:
+    """What a fused optimizer trains, and whether all replicas have the weights that a checkpoint gives the servers."""
+    images = Case("vgg", MODELS["vgg"], lr=RATES["vgg"])
+    fused = OptimizerConfig("sgd", lr=images.lr, momentum=0.9, weight_decay=1e-4, fused=True)
+    framework = ChangedServer(changes={"channels_last": True, "optimizer": partial(make_optimizer, fused)})
+    outcome = train_case(images, framework)
+    trainer = framework.setup(make_job(images))
+    before = {name: weight.detach().clone() for name, weight in trainer.model.named_parameters()}
+    for weight in trainer.live().parameters.values():
+        weight.data.mul_(2)
+    trainer.restore(trainer.numbers())
+    restored = [torch.equal(weight, 2 * before[name]) for name, weight in trainer.model.named_parameters()]
+    dist.barrier()
+    trainer.close()
+    return outcome, all(restored)
+
+
+def test_weights_in_channels_last_are_updated_and_restored() -> None:
+    by_rank = run_ranks(2, in_channels_last)
+    expected = reference(Case("vgg", MODELS["vgg"], lr=RATES["vgg"]), 2)
+    assert_equal(by_rank[0][0], expected, TOLERANCES["vgg", "fp32"])
+    assert all(restored for _, restored in by_rank)
 
 
 def test_the_largest_parameters_are_shared_out_first() -> None:

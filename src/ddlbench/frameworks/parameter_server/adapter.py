@@ -165,7 +165,12 @@ class ServedReplica(Replica):
         parameters = dict(model.named_parameters())
         names = shares({name: parameter.numel() for name, parameter in parameters.items()}, job.world_size)
         held = [[parameters[name] for name in of_rank] for of_rank in names]
-        served = {name: nn.Parameter(parameters[name].detach().to("cpu", copy=True)) for name in names[job.rank]}
+        # Contiguous, as what is sent: a fused optimizer reads weights and gradients in the order of their memory.
+        layout = torch.contiguous_format
+        served = {
+            name: nn.Parameter(parameters[name].detach().to("cpu", copy=True, memory_format=layout))
+            for name in names[job.rank]
+        }
         self.server, self.staleness = Server(job, served, bound, messages(job)), Staleness(job.rank, job.world_size)
         self.exchange = Exchange(job, held, self.server, self.staleness)
         facts = {
