@@ -203,11 +203,7 @@ class DeepSpeedOptions:
         if not self.zero_stage or job.clip_norm is not None:
             return job.clip_norm is not None
         in_bf16 = self.casts(job) and self.zero_stage == 1 and job.precision == "bf16"
-        if self.offload_optimizer or in_bf16 or self.zero_stage == 3:
-            return self.offload_optimizer or in_bf16
-        from deepspeed.runtime.zero.config import DeepSpeedZeroConfig  # pyright: ignore
-
-        return "compute_grad_norm" not in DeepSpeedZeroConfig.model_fields  # versions without this switch
+        return self.offload_optimizer or in_bf16
 
 
 def check_op(builder: str, key: str, remedy: str) -> None:

@@ -27,7 +27,7 @@ from ddlbench.frameworks.megatron.layers import (
     splits_of,
     to_original,
 )
-from ddlbench.frameworks.shared.checkpointing import checkpoint_replica
+from ddlbench.frameworks.shared.checkpointing import apply_plan
 from ddlbench.frameworks.shared.groups import subgroup
 from ddlbench.frameworks.shared.layout import Layout, fill
 from ddlbench.frameworks.shared.meta import on_meta
@@ -116,7 +116,7 @@ class Megatron:
         parallel_state._TENSOR_MODEL_PARALLEL_GROUP = tp_group  # pyright: ignore[reportPrivateUsage]
         model = build_layers(job.model, part, tp_group, self.layers, fused=on_cuda)
         model.to(job.device)
-        checkpoint_replica(model, job, layout.dp)
+        apply_plan(model, job, layout.dp)
         splits = splits_of(dict(model.named_parameters(remove_duplicate=False)), job.model.tensor_plan())
         facts = {
             "dp": layout.dp,

@@ -12,8 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 from ddlbench.frameworks.shared.batchnorm import batch_norms
 from ddlbench.frameworks.shared.meta import on_meta
+from ddlbench.frameworks.shared.offloading import offload_blocks
 from ddlbench.job import Job
-from ddlbench.offloading import plan_of
+from ddlbench.offloading import offloaded, plan_of
 from ddlbench.recomputation import Link, Names, Plan, flat, named
 
 
@@ -39,11 +40,14 @@ def replica_plan(job: Job, data_size: int) -> tuple[list[str], Plan]:
     return blocks_plan(job, job.replica_batch(data_size) / job.micro_batches(data_size))
 
 
-def checkpoint_replica(model: nn.Sequential, job: Job, data_size: int) -> None:
-    """The segments that the job asks for, on a rank that has all blocks."""
-    if job.checkpoint_activations:
-        names, plan = replica_plan(job, data_size)
-        checkpoint_blocks(model, named(plan, names))
+def apply_plan(model: nn.Sequential, job: Job, data_size: int) -> None:
+    """The segments and the offloaded blocks that the job asks for, on a rank that has all blocks."""
+    if not (job.checkpoint_activations or job.offload_activations):
+        return
+    names, plan = replica_plan(job, data_size)
+    checkpoint_blocks(model, named(plan, names))
+    if job.offload_activations:  # after the segments, in which no block is offloaded
+        offload_blocks(model, [names[index] for index in offloaded(plan)], job.device)
 
 
 def checkpoint_blocks(model: nn.Sequential, segments: Names) -> None:
@@ -61,8 +65,8 @@ def segment_facts(segments: Names) -> dict[str, Any]:
 
 def facts_of_model(model: nn.Module) -> dict[str, Any]:
     """What `checkpoint_blocks` and `offload_blocks` have done to it."""
-    offloaded = vars(model).get("offloaded")
-    return segment_facts(vars(model).get("segments", [])) | ({"offloaded": offloaded} if offloaded else {})
+    names = vars(model).get("offloaded")
+    return segment_facts(vars(model).get("segments", [])) | ({"offloaded": names} if names else {})
 
 
 def _forward(model: nn.Sequential, segments: Names) -> Callable[[Tensor], Tensor]:

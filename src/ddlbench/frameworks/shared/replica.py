@@ -15,20 +15,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddlbench.checkpoint.live import Live
 from ddlbench.frameworks.shared.batchnorm import Statistics
-from ddlbench.frameworks.shared.checkpointing import checkpoint_replica, facts_of_model, replica_plan
-from ddlbench.frameworks.shared.offloading import offload_blocks
+from ddlbench.frameworks.shared.checkpointing import apply_plan, facts_of_model
 from ddlbench.frameworks.shared.step import Update, accumulate, evaluate
 from ddlbench.job import Batch, Job, Place
-from ddlbench.offloading import offloaded
 
 
 def build(job: Job) -> nn.Sequential:
     """The full model on this rank's device, with the segments and offloaded blocks that the job asks every rank for."""
     model = job.build()
-    checkpoint_replica(model, job, job.world_size)
-    if job.offload_activations:  # after the checkpointed blocks, of which none is offloaded
-        names, plan = replica_plan(job, job.world_size)
-        offload_blocks(model, [names[index] for index in offloaded(plan)], job.device)
+    apply_plan(model, job, job.world_size)
     return model
 
 

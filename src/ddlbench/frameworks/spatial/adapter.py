@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ddlbench.errors import Unsupported, check_values, refuse
-from ddlbench.frameworks.shared.checkpointing import checkpoint_replica
+from ddlbench.frameworks.shared.checkpointing import apply_plan
 from ddlbench.frameworks.shared.groups import all_ranks
 from ddlbench.frameworks.shared.layout import Layout, fill
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction
@@ -74,7 +74,7 @@ class SpatialReplica(SharedReplica):
         model = job.build()
         if part.size > 1:
             share_rows(model, windows(job.model), part)
-        checkpoint_replica(model, job, place.data_size)
+        apply_plan(model, job, place.data_size)
         # DDP's mean over all ranks is that over the parts of a replica, too (`share_rows`).
         several = job.world_size > 1
         wrapped = in_ddp(model, job.reduce_dtype, all_ranks(job), gradient_as_bucket_view=True) if several else None

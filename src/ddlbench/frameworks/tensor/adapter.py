@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ddlbench.errors import Unsupported, check_values, refuse
-from ddlbench.frameworks.shared.checkpointing import checkpoint_replica
+from ddlbench.frameworks.shared.checkpointing import apply_plan
 from ddlbench.frameworks.shared.layout import Layout, divisors, fill
 from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction, elementwise_names, layerwise
@@ -101,7 +101,7 @@ class TensorParallel:
         model = replace(job, device=torch.device("cpu")).build()
         splits = split_model(model, job.model.tensor_plan(), part)
         model.to(job.device)
-        checkpoint_replica(model, job, layout.dp)
+        apply_plan(model, job, layout.dp)
         job = replace(job, loss=loss_of_parts(job, part, self.parallel_loss))
         return TensorReplica(job, model, part, splits, self._facts(job, model, part, layout), place, dp_group)
 
