@@ -93,17 +93,16 @@ def make_optimizer_states(live: Live, shapes: Mapping[str, tuple[torch.Size, tor
     new_state = getattr(live.optimizer, "new_state", None)  # of an optimizer whose states have shapes of their own
     for name, parameter in live.parameters.items():
         prefix = f"{live.part}/optimizer/{name}/"
-        if new_state and any(saved.startswith(prefix) for saved in shapes):
+        saved = {key.removeprefix(prefix): kind for key, kind in shapes.items() if key.startswith(prefix)}
+        if new_state and saved:
             live.optimizer.state[parameter] = new_state(parameter)
             continue
-        for saved, (shape, dtype) in shapes.items():
-            if not saved.startswith(prefix):
-                continue
+        for key, (shape, dtype) in saved.items():
             if shape == parameter.shape:
                 state = torch.zeros_like(parameter.detach(), dtype=dtype)
             else:  # torch keeps the number of steps on the CPU
                 state = torch.zeros(shape, dtype=dtype, device=parameter.device if on_device else "cpu")
-            live.optimizer.state[parameter][saved.removeprefix(prefix)] = state
+            live.optimizer.state[parameter][key] = state
 
 
 def set_random_states(saved: Mapping[str, Tensor], rank: int, device: torch.device) -> None:

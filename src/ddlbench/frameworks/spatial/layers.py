@@ -87,7 +87,7 @@ def share_rows(model: nn.Sequential, by_name: dict[str, Window], part: Part) -> 
             module.forward = partial(_sync_batch_norm, module, module.forward, part)
         elif issubclass(kind, nn.AdaptiveAvgPool2d):
             module.forward = partial(_gather_rows, module.forward, window.height, part)
-        elif not window.is_local:
+        elif window.kernel > 1 or window.stride > 1 or window.padding:  # a row needs more than the same row
             module.forward = partial(_with_halo, module, Halo(window, part))
 
 

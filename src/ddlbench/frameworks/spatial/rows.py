@@ -28,11 +28,6 @@ class Window:
         """Rows of its output."""
         return (self.height + 2 * self.padding - self.kernel) // self.stride + 1
 
-    @property
-    def is_local(self) -> bool:
-        """Whether a row of the output needs only the same row of the input."""
-        return self.kernel == self.stride == 1 and not self.padding
-
     def needed(self, part: Part, rank: int) -> tuple[int, int]:
         """First row and end of what a part needs for its output; rows outside of the image are padding."""
         first, count = part.span(self.output, rank)

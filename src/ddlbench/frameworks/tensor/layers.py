@@ -106,12 +106,6 @@ def is_transposed(module: nn.Module) -> bool:
     return hasattr(module, "nf")
 
 
-def enter(value: Tensor, part: Part) -> Tensor:
-    """The input of a layer split by outputs."""
-    value = in_autocast_type(value)
-    return gather_from_sequence(value, TOKENS, part) if part.sequence else copy_to(value, part)
-
-
 def leave(partial: Tensor, part: Part) -> Tensor:
     """The output of a layer split by inputs."""
     return reduce_scatter_to_sequence(partial, TOKENS, part) if part.sequence else reduce_from(partial, part)
@@ -121,7 +115,12 @@ def column(module: nn.Module, part: Part) -> None:
     if is_transposed(module):
         cast(Any, module).nf = cast(Tensor, module.weight).shape[1]
     inner = module.forward
-    module.forward = lambda x: inner(enter(x, part))
+
+    def forward(x: Tensor) -> Tensor:
+        x = in_autocast_type(x)
+        return inner(gather_from_sequence(x, TOKENS, part) if part.sequence else copy_to(x, part))
+
+    module.forward = forward
 
 
 def row(module: nn.Module, part: Part) -> None:
