@@ -27,7 +27,7 @@ SMALL = 1024  # bytes: means, scales and the states of random generators stay on
 VIEWS_OF_WEIGHTS = ("ToCopyBackward0", "TBackward0", "TransposeBackward0", "ViewBackward0")
 
 Key: TypeAlias = tuple[int, int, torch.dtype]  # of the content of a storage
-Place: TypeAlias = tuple["Saved", Sequence[int], Sequence[int], int]  # a tensor as a view of a saved storage
+Packed: TypeAlias = tuple["Saved", Sequence[int], Sequence[int], int]  # a tensor as a view of a saved storage
 
 
 class Host:
@@ -131,7 +131,7 @@ class OffloadedBlock:
         with saved_tensors_hooks(self._pack, _unpack):
             return self.forward(value)
 
-    def _pack(self, tensor: Tensor) -> Tensor | Place:
+    def _pack(self, tensor: Tensor) -> Tensor | Packed:
         storage = tensor.untyped_storage()
         if (
             storage.nbytes() <= SMALL
@@ -162,7 +162,7 @@ class OffloadedBlock:
             output.register_hook(come_back)
 
 
-def _unpack(packed: Tensor | Place) -> Tensor:
+def _unpack(packed: Tensor | Packed) -> Tensor:
     if isinstance(packed, Tensor):
         return packed
     saved, shape, strides, offset = packed
