@@ -54,8 +54,7 @@ class PipeDream(Staged):
 
     def check(self, job: Job) -> None:
         layout = self.layout(job.world_size)
-        ranks = layout.pp
-        self.micro_batches(job, layout)
+        ranks, count = layout.pp, self.micro_batches(job, layout)
         check_stages(ranks, 1, len(on_meta(job)), self.balance)
         # What does not go with stages that make the same update at different times.
         reasons = {
@@ -75,12 +74,11 @@ class PipeDream(Staged):
         }  # fmt: skip
         refuse(self.name, reasons)
         if self.correction != "none":
-            refuse(f"framework.correction={self.correction}", self._against_correction(job, layout))
+            refuse(f"framework.correction={self.correction}", self._against_correction(job, count))
         check_alike(job, layout.dp, stages=True)
-        samples = job.replica_batch(layout.dp) // self.micro_batches(job, layout)
-        self.check_budget(job, self.in_flight(layout), samples)
+        self.check_budget(job, self.in_flight(layout), job.replica_batch(layout.dp) // count)
 
-    def _against_correction(self, job: Job, layout: Layout) -> dict[str, object]:
+    def _against_correction(self, job: Job, count: int) -> dict[str, object]:
         if self.correction == "prediction":
             optimizer, choose = optimizer_of(job), "choose sgd with momentum, adam or adamw (recipe.optimizer.name)"
             return {
@@ -93,7 +91,7 @@ class PipeDream(Staged):
             "PipeDream-2BW keeps the weights of the forward pass for the backward pass: use framework=pipedream":
                 self.double_buffered,
             "the micro batches of a minibatch would see weights of several ages: set train.micro_batch=null":
-                self.micro_batches(job, layout) > 1,
+                count > 1,
             f"in {job.precision} the forward pass saves casts of its weights, and the backward pass would not see the "
             "corrected ones: set train.precision=fp32": job.precision != "fp32",
             "recomputed activations would be those of the corrected weights: set train.checkpoint_activations=false":

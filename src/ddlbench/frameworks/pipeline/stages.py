@@ -137,10 +137,8 @@ class Plan:
         by = given.balance_by if given.balance is None else "balance"
         edges = [tensors[block] for block in (0, *accumulate(sizes))]
         spans = zip(pairwise([0, *accumulate(sizes)]), in_flight, strict=True)
-        segments = list[Names]()
-        for (first, end), number in spans:
-            names, plan = blocks_plan(job, samples, first, end, number)
-            segments.append(named(plan, names))
+        plans = [blocks_plan(job, samples, first, end, number) for (first, end), number in spans]
+        segments = [named(plan, names) for names, plan in plans]
         return cls(sizes, stage_costs(flops, sizes), by, seconds, segments, edges)
 
     @property

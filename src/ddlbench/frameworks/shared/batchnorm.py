@@ -15,11 +15,8 @@ def batch_norms(model: nn.Module) -> list[_BatchNorm]:
 
 def average_statistics(model: nn.Module, group: dist.ProcessGroup) -> None:
     """Running means and variances of BatchNorm averaged over the data ranks, in one all-reduce."""
-    buffers = [
-        buffer for norm in batch_norms(model) for buffer in (norm.running_mean, norm.running_var) if buffer is not None
-    ]
-    if dist.get_world_size(group) > 1:
-        average(buffers, group)
+    buffers = (buffer for norm in batch_norms(model) for buffer in (norm.running_mean, norm.running_var))
+    average([buffer for buffer in buffers if buffer is not None], group)
 
 
 class Statistics:
