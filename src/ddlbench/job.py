@@ -36,8 +36,8 @@ class Batch:
     valid: Tensor
 
     def to(self, device: torch.device, channels_last: bool = False) -> Batch:
-        """Copy the samples to `device`; copies from pinned memory do not block the host."""
-        layout = torch.channels_last if channels_last else torch.preserve_format
+        """Copy the samples to `device`; copies from pinned memory do not block the host. channels_last: of images"""
+        layout = torch.channels_last if channels_last and self.inputs.dim() == 4 else torch.preserve_format
         return Batch(
             self.inputs.to(device, non_blocking=True, memory_format=layout),
             self.targets.to(device, non_blocking=True),

@@ -150,6 +150,10 @@ def test_sharded_stages_of_images_in_channels_last() -> None:
     assert rehearsed("1f1b", "resnet50", "framework.sharded=true", "train.channels_last=true").error is None
 
 
+def test_tokens_have_no_channels() -> None:
+    assert rehearsed("ddp", "gpt2_small", "train.channels_last=true").error is None
+
+
 def test_stages_of_zero_by_hand() -> None:
     """Every stage below 3 keeps the whole weights; 2 keeps a part of the gradients only."""
     whole = gpt2_bytes()
