@@ -79,7 +79,4 @@ def random_batch(request: Request, valid: int) -> Batch:
         (length,) = model.input_shape()
         text = torch.randint(model.outputs(), (size, length + 1), generator=random)
         inputs, targets = text[:, :-1].contiguous(), text[:, 1:].contiguous()
-    return Batch(inputs, targets, torch.arange(size) < valid).to(
-        request.device,
-        request.channels_last and inputs.dim() == 4,  # tokens have no channels
-    )
+    return Batch(inputs, targets, torch.arange(size) < valid).to(request.device, request.channels_last)
