@@ -1,6 +1,6 @@
-"""The one seam: a framework turns one replica batch into one weight update.
+"""The interface between loop and frameworks: a framework turns one replica batch into one weight update.
 
-Everything the training loop knows of a framework, and everything a framework knows of the run, is in this file.
+All that the training loop knows about a framework, and all that a framework knows about the run, is in this file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a rank must save between two epochs to train on later as if nothing had happened: the tensors that change.
+"""What a rank must save between two epochs to continue exactly: the tensors that change.
 
 An optional protocol beside `Trainer` (docs/adr/0019): a trainer without it trains as before, and `checkpoint.every` is
 refused for it. A framework that cannot save in every configuration has the method `check_checkpoint`.

@@ -131,7 +131,7 @@ class Exchange(Update):
                 self.ages = [int(answers[rank][-1]) for rank in range(self.job.world_size)]
 
     def finish(self) -> None:
-        """All ranks come to the weights after all their updates, and no rank serves any more."""
+        """Give all ranks the weights after all their updates, and end the servers' threads."""
         self.pull()
         if self.server.thread is not None or self.job.world_size == 1:
             self._push(ends=True)

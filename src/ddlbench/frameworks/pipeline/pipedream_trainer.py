@@ -195,7 +195,7 @@ class PipeDreamTrainer(RankTrainer):
 
         The first stage has them p - 1 turns into the next minibatch, the last stage at the end of its own. Both start
         in the next one, after the exchange of a turn: then the sum ends without any later work of this rank's host
-        (docs/adr/0014), and both stages, which are p - 1 turns apart, come to it at the same time.
+        (docs/adr/0014), and both stages, which are p - 1 turns apart, start it at the same time.
         """
         for minibatch in minibatches:
             if not minibatch.left and minibatch.sums is None:

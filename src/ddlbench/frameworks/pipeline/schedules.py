@@ -25,8 +25,8 @@ MICRO_BATCHES_PER_RANK = 4  # where the configuration gives no micro batch (Kim 
 
 
 def rank_of(stage: int, ranks: int, v_shaped: bool) -> int:
-    """The rank of a pipeline that has this stage. Stages follow the ranks round and round, or to the last rank and back
-    again (v_shaped), so that rank 0 has the first and the last stage."""
+    """The rank of a pipeline that has this stage. After the last rank the stages continue with rank 0, or go back from
+    rank to rank (v_shaped), so that rank 0 has the first and the last stage."""
     turn, position = divmod(stage, ranks)
     return ranks - 1 - position if v_shaped and turn % 2 else position
 

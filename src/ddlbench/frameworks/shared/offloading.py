@@ -106,7 +106,7 @@ class Saved:
         self.copied = None
 
     def __del__(self) -> None:
-        """Autograd has freed all tensors of this storage, even if it never asked for a copy that is under way."""
+        """Autograd has freed all tensors of this storage, even if it never asked for a copy in flight."""
         self._wait()
         self.host.free[self.buffer.numel(), self.buffer.dtype].append(self.buffer)
 
