@@ -70,6 +70,14 @@ def test_convolutions_in_16_bits_get_advice_on_channels_last(model: str) -> None
     assert advice_for(*words, "train.channels_last=true") == []
 
 
+@pytest.mark.parametrize(
+    "words", [("horovod",), ("zero_bubble",), ("ddp", "framework.comm_hook=powersgd")], ids=" ".join
+)
+def test_a_layout_of_images_that_is_refused_is_not_advised(words: tuple[str, ...]) -> None:
+    framework, *more = words
+    assert not any("channels_last" in line for line in advice_for(*RESNET[:1], BF16, *more, framework=framework))
+
+
 def test_dropout_of_gpt2_gets_advice() -> None:
     (line,) = advice_for(*GPT2[:-1], BF16, "model.pad_vocab_to_multiple=128")
     assert line.startswith("model.dropout=0.1 draws random numbers")

@@ -50,7 +50,8 @@ def advice_on_classes(model: Model, dataset: Mapping[str, Any]) -> str | None:
 
 
 def _settings(train: Train, framework: Framework, optimizer: OptimizerConfig, job: Job) -> list[str]:
-    """Advice on settings of training; torch.compile and the fused optimizer only if the framework accepts them.
+    """Advice on settings of training; channels last, torch.compile and the fused optimizer only if the framework
+    accepts them.
 
     A padded vocabulary is not the default: the papers trained 50,257 tokens, and a model must not depend on its device.
     """
@@ -71,7 +72,12 @@ def _settings(train: Train, framework: Framework, optimizer: OptimizerConfig, jo
             text and rows % TILE > 0
         ),
         f"convolutions in {train.precision} are faster with train.channels_last=true: the same mathematics, but sums "
-        "may run in another order": not text and train.precision != "fp32" and not train.channels_last,
+        "may run in another order": (
+            not text
+            and train.precision != "fp32"
+            and not train.channels_last
+            and accepts(replace(job, channels_last=True))
+        ),
         # Of GPT-2 only: VGG has dropout behind two layers alone.
         f"model.dropout={dropout:g} draws random numbers for every activation of embeddings, attention and residual "
         "branches: model.dropout=0 is faster and needs less memory, and trains without this regularization": (
