@@ -127,6 +127,7 @@ def v_shaped() -> tuple[Place, list[str], int, bool]:
     expected = here.build().eval()(tokens)
     result = [trainer.evaluate(batch) for _ in range(2)]
     equal = all(torch.allclose(logits, expected, atol=1e-5) for logits in result if logits is not None)
+    assert not trainer.losses, "an evaluation computes no loss"
     assert all((logits is not None) == place.reports for logits in result)
     loss = trainer.step(batch)
     assert (loss is not None) == place.reports

@@ -63,7 +63,10 @@ class PipelineTrainer(RankTrainer):
         return stage
 
     def _loss(self, output: Tensor, targets: Tensor) -> Tensor:
-        """The loss of one micro batch, as its share of the replica's."""
+        """The loss of one micro batch, as its share of the replica's. torch's schedules ask for it in evaluations too,
+        which need none."""
+        if not torch.is_grad_enabled():
+            return torch.zeros((), device=output.device)
         with span(FORWARD), autocast(self.job):
             loss = self.job.loss(output, targets) / self.micro_batches
         self.losses.append(loss.detach())
