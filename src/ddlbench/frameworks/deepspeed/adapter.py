@@ -57,6 +57,8 @@ class DeepSpeed(DeepSpeedOptions):
                 # It has no switch. With no clipping a norm only rejects updates that are not finite, which no other
                 # framework does.
                 engine.optimizer._get_norm_groups = lambda: [0.0]
+            if self.zero_stage == 2 and job.device.type == "cuda" and engine.zero_overlap_comm():
+                keep_until_reduced(engine.optimizer)
             if job.compile:
                 engine.compile()
             return ZeroTrainer(job, self, engine, group, until_close.pop_all())
@@ -87,6 +89,20 @@ def prepare_modules(group: dist.ProcessGroup) -> None:
 
     groups._WORLD_GROUP = group  # pyright: ignore[reportPrivateUsage]
     torch_autocast.TORCH_AUTOCAST_INITIALIZED = False
+
+
+def keep_until_reduced(zero: Any) -> None:
+    """A gradient that is larger than a bucket is reduced in its place, on another stream, and DeepSpeed 0.19.8 drops it
+    at once on ranks that have no share of it: let its memory wait for that stream before it is used again."""
+    clear = zero.clear_grad_attribute
+
+    def clear_later(parameter: nn.Parameter) -> None:
+        gradient: Tensor | None = zero.get_gradient_for_reduction(parameter)
+        if gradient is not None:
+            gradient.record_stream(zero.reduction_stream)
+        clear(parameter)
+
+    zero.clear_grad_attribute = clear_later
 
 
 class ZeroTrainer:
