@@ -59,6 +59,7 @@ class Streams:
     def __init__(self) -> None:
         self.clocks, self.host = dict[int, Counter[int]](), Counter[int]()
         self.memory = dict[int, Memory]()
+        self.reusable = dict[int, list[Use]]()  # by owner: uses of memory that it may give out again
         self.found = Counter[str]()
         self.known = dict[int, Any]()  # keeps the streams, so that no two have the same identity
 
@@ -85,6 +86,9 @@ class Streams:
         key = identity(tensor)
         if key not in self.memory:
             self.memory[key] = Memory(use.stream, use)
+            for earlier in self.reusable.pop(use.stream, ()):
+                if not self._ordered(earlier, use.stream):
+                    self.found[f"{earlier.place} may read memory that was freed"] += 1
             weakref.finalize(tensor.untyped_storage(), self.freed, key)
         memory = self.memory[key]
         for earlier in (memory.written, *(memory.used.values() if writes else ())):
@@ -95,11 +99,9 @@ class Streams:
             memory.written = use
 
     def freed(self, key: int) -> None:
-        memory = self.memory.pop(key, None)
-        for use in memory.used.values() if memory else ():
-            assert memory is not None
-            if use.stream not in memory.recorded and not self._ordered(use, memory.owner):
-                self.found[f"{use.place} may read memory that was freed"] += 1
+        if memory := self.memory.pop(key, None):
+            waited = [use for use in memory.used.values() if use.stream not in memory.recorded]
+            self.reusable.setdefault(memory.owner, []).extend(waited)
 
     def _ordered(self, earlier: Use, stream: int) -> bool:
         return earlier.stream == stream or self.clocks[stream][earlier.stream] >= earlier.number

@@ -109,6 +109,8 @@ class ZeroTrainer:
     """One rank's live engine: a `Trainer` (ddlbench/job.py).
 
     applied: updates at stage 0, where a loss scaler of torch's decides, unseen by the engine
+    gathers: the stream on which stage 3 gathers weights. DeepSpeed 0.19.8 lets it wait for the update only where small
+        parameters persist (framework.persistence_threshold)
     until_close: the environment that the engine reads
     """
 
@@ -123,6 +125,9 @@ class ZeroTrainer:
         self.statistics = Statistics(self.model, dp_group)
         self.micro_batches = job.micro_batches(job.world_size)
         self.applied = 0
+        self.gathers: torch.cuda.Stream | None = None
+        if knobs.zero_stage == 3 and job.device.type == "cuda":
+            self.gathers = engine.optimizer.parameter_offload._DeepSpeedZeRoOffload__allgather_stream
 
     @property
     def updates(self) -> int:
@@ -143,6 +148,8 @@ class ZeroTrainer:
                 self.engine.backward(loss)  # which divides by the number of micro batches
             with span(UPDATE):
                 self.engine.step()  # counts the micro batches, updates after the last
+                if self.gathers is not None:
+                    self.gathers.wait_stream(torch.cuda.current_stream(self.job.device))
             total += loss.detach() / self.micro_batches
         self.statistics.mark_changed()
         return total
