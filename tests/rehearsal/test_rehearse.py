@@ -150,6 +150,12 @@ def test_sharded_stages_of_images_in_channels_last() -> None:
     assert rehearsed("1f1b", "resnet50", "framework.sharded=true", "train.channels_last=true").error is None
 
 
+@pytest.mark.parametrize("stage", range(4))
+def test_zero_takes_images_in_channels_last(stage: int) -> None:
+    """Its weights are contiguous: DeepSpeed views them as bytes."""
+    assert rehearsed(f"zero{stage}", "resnet50", "train.channels_last=true").error is None
+
+
 def test_tokens_have_no_channels() -> None:
     assert rehearsed("ddp", "gpt2_small", "train.channels_last=true").error is None
 

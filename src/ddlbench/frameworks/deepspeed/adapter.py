@@ -42,6 +42,8 @@ class DeepSpeed(DeepSpeedOptions):
     def setup(self, job: Job) -> ZeroTrainer:
         deepspeed = import_deepspeed(job.device)
         model = build(job)
+        if job.channels_last:  # DeepSpeed needs contiguous weights; the input decides how a convolution runs
+            model.to(memory_format=torch.contiguous_format)
         with ExitStack() as until_close:
             until_close.enter_context(device_index(job.device, job.local_rank))
             group = all_ranks(job)
