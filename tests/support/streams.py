@@ -123,9 +123,12 @@ class Streams:
         def record(event: Any, stream: Any = None) -> None:
             event.clock = Counter(self.clock(stream or fake_cuda.current_stream()))
 
+        def recorded(event: Any) -> Counter[int]:
+            return getattr(event, "clock", Counter[int]())
+
         def wait(event: Any, stream: Any = None) -> None:
             mine = self.clock(stream or fake_cuda.current_stream())
-            mine |= getattr(event, "clock", Counter())
+            mine |= recorded(event)
 
         def synchronize(*_: object, **__: object) -> None:
             total = Counter[int]()
@@ -159,7 +162,7 @@ class Streams:
             stack.enter_context(enter[0]("synchronize", lambda one: self.all_wait(Counter(self.clock(one)))))
             stack.enter_context(enter[1]("record", record))
             stack.enter_context(enter[1]("wait", wait))
-            stack.enter_context(enter[1]("synchronize", lambda one: self.all_wait(getattr(one, "clock", Counter()))))
+            stack.enter_context(enter[1]("synchronize", lambda one: self.all_wait(recorded(one))))
             stack.enter_context(patch.object(fake_cuda, "ANSWERS", (*fake_cuda.ANSWERS, *answers)))
             stack.enter_context(patch.object(rehearse, "Observed", Watched))
             stack.enter_context(patch.object(rehearse, "stepped", stepped))
