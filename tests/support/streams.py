@@ -124,7 +124,8 @@ class Streams:
             event.clock = Counter(self.clock(stream or fake_cuda.current_stream()))
 
         def recorded(event: Any) -> Counter[int]:
-            return getattr(event, "clock", Counter[int]())
+            clock: Any = getattr(event, "clock", None)
+            return clock or Counter()
 
         def wait(event: Any, stream: Any = None) -> None:
             mine = self.clock(stream or fake_cuda.current_stream())

@@ -57,8 +57,6 @@ class DDP:
                 hook in COMPRESSED and job.precision == "fp16",
             "without gradients of other ranks, replicas would skip different updates in fp16: use bf16":
                 hook == "noop" and job.precision == "fp16",
-            "powersgd needs contiguous gradients: set train.channels_last=false, or use comm_hook=topk":
-                hook == "powersgd" and job.channels_last and job.model.kind == "images",
         }  # fmt: skip
         refuse("ddp", reasons)
         check_alike(job, job.world_size, built=True)
