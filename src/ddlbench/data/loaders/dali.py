@@ -72,31 +72,27 @@ class Dali(Loader):
 
     def open(self, dataset: Dataset, request: Request) -> ReplicaFeed:
         assert isinstance(dataset, ImageFolders)
-        device = self.device or ("mixed" if request.device.type == "cuda" else "cpu")
+        on_gpu = request.device.type == "cuda"
+        device = self.device or ("mixed" if on_gpu else "cpu")
         threads = self.threads or default_workers(request.cores, request.device.type, torch.get_num_threads())
         fused_crop = device != "mixed" if self.fused_crop is None else self.fused_crop
-        settings = replace(self, device=device, threads=threads, fused_crop=fused_crop)
-        train, validation = (settings._reader(dataset, request, train) for train in (True, False))
-        return ReplicaFeed(train, validation, request, settings)
+        settings = {"num_threads": threads, "device_id": (request.device.index or 0) if on_gpu else None}
+        batches = {"batch_size": request.replica_batch, "prefetch_queue_depth": self.prefetch}
 
-    def _reader(self, dataset: ImageFolders, request: Request, train: bool) -> DaliReader:
-        assert self.device is not None, "chosen by `open`"
-        assert self.fused_crop is not None, "chosen by `open`"
-        split = dataset.split(train, request.model, request.seed)
-        on_gpu = request.device.type == "cuda"
-        named = isinstance(split.source, FolderSource)
-        graph = Graph(
-            dataset, split.size, self.device, self.fused_crop, request.channels_last, to_gpu=on_gpu, named=named
-        )
-        settings = {"num_threads": self.threads, "device_id": (request.device.index or 0) if on_gpu else None}
+        def reader(train: bool) -> DaliReader:
+            split = dataset.split(train, request.model, request.seed)
+            named = isinstance(split.source, FolderSource)
+            graph = Graph(dataset, split.size, device, fused_crop, request.channels_last, to_gpu=on_gpu, named=named)
 
-        def build(files: Iterable[Any], epoch: int) -> Any:
-            # Replicas draw other crops, ranks of one replica the same. A signed number: DALI's -1 is a random seed.
-            seed = augmentation_seed(request.seed, epoch, request.place.data_rank) >> 1
-            batches = {"batch_size": request.replica_batch, "prefetch_queue_depth": self.prefetch}
-            return graph.pipeline(files, train=train, seed=seed, **batches, **settings)
+            def build(files: Iterable[Any], epoch: int) -> Any:
+                # Replicas draw other crops, ranks of one replica the same. A signed number: DALI's -1 is a random seed.
+                seed = augmentation_seed(request.seed, epoch, request.place.data_rank) >> 1
+                return graph.pipeline(files, train=train, seed=seed, **batches, **settings)
 
-        return DaliReader(split, build, partial(graph.first_bad, **settings), request.channels_last, on_gpu)
+            return DaliReader(split, build, partial(graph.first_bad, **settings), request.channels_last, on_gpu)
+
+        chosen = replace(self, device=device, threads=threads, fused_crop=fused_crop)
+        return ReplicaFeed(reader(True), reader(False), request, chosen)
 
 
 @dataclass
