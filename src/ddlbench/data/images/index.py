@@ -37,7 +37,7 @@ class Files:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def sound(self, classes: int) -> bool:
+    def consistent(self, classes: int) -> bool:
         """Whether the arrays fit each other and the number of classes: a kept index may have come with the data."""
         kinds = self.names.dtype.kind, self.sizes.dtype, self.labels.dtype
         shapes = {self.names.shape, self.sizes.shape, self.labels.shape}
@@ -81,7 +81,7 @@ class FolderLayout:
 
     @property
     def present(self) -> list[Path]:
-        """The splits that there are, the training split first."""
+        """The folders of the splits that exist, the training split first."""
         train, val = self.splits
         return [train] if self.val_optional and not val.exists() else [train, val]
 
@@ -191,11 +191,10 @@ def _read(file: Path) -> tuple[Index, list[int]] | None:
     try:
         about: dict[str, Any] = json.loads(arrays["about"].tobytes())
         index = Index(tuple(about["classes"]), splits, str(about["hash"]))
-        folders = all(
-            isinstance(name, str) and name not in ("", ".", "..") and not {"/", "\0"} & set(name)
-            for name in about["classes"]
-        )
-        sound = folders and all(files.sound(len(index.classes)) for files in splits.values())
-        return (index, about["stamps"]) if sound else None
+        for name in about["classes"]:
+            if not isinstance(name, str) or name in ("", ".", "..") or {"/", "\0"} & set(name):
+                return None
+        fits = all(files.consistent(len(index.classes)) for files in splits.values())
+        return (index, about["stamps"]) if fits else None
     except (ValueError, KeyError, TypeError, RecursionError):
         return None

@@ -30,7 +30,7 @@ from ddlbench.progress import Progress
 from ddlbench.texts import first_line
 
 CHUNK_BYTES = 2**20  # text in memory at a time; with its tokens about 70 MiB, and at least one line
-WORTH_A_WORD = 2**24  # bytes of text; less is done in a few seconds
+PROGRESS_FROM_BYTES = 2**24  # bytes of text; less is done in a few seconds
 END_OF_TEXT = "<|endoftext|>"
 ROW = np.dtype("<i8")  # of the table of lines
 THREADS = "TOKENIZERS_PARALLELISM"  # read by the library at every call
@@ -114,7 +114,7 @@ def tokenize_file(source: Path, tokenizer: TextTokenizer, target: Path, chunk_by
     text. Raises UserError for text that is not UTF-8; OSError where `target` cannot be written."""
     target.parent.mkdir(parents=True, exist_ok=True)
     state, digest, source_digest = source.stat(), hashlib.sha256(), hashlib.sha256()
-    progress = Progress(state.st_size >= WORTH_A_WORD)
+    progress = Progress(state.st_size >= PROGRESS_FROM_BYTES)
     progress.say(f"tokenizing {source} ({state.st_size / 1e6:.0f} MB) once, into {target}")
     words, lines, end = 0, 0, np.zeros(2, dtype=ROW)
     os.environ[THREADS] = "true"  # on all cores
