@@ -37,7 +37,7 @@ def decode_image(content: bytes | memoryview, decoder: str) -> Image.Image | Ten
             warnings.simplefilter("ignore", DeprecationWarning)
             raw = torch.frombuffer(bytearray(content), dtype=torch.uint8)
             return images.decode_image(raw, images.ImageReadMode.RGB)
-    except (ImportError, MemoryError):  # no fault of the file's
+    except (ImportError, MemoryError):  # the file is not the cause
         raise
     except Exception as error:  # decoders raise many kinds, OSError, SyntaxError and RuntimeError among them
         what = first_line(error).partition(" <_io")[0]  # without the address of a buffer

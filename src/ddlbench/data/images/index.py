@@ -104,7 +104,7 @@ def class_folders(folder: Path) -> list[str]:
     with os.scandir(folder) as entries:
         try:
             names = sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
-        except OSError as error:  # a link in a circle
+        except OSError as error:  # links in a loop
             raise UserError(
                 f"{error.filename} cannot be read ({error.strerror}): restore or remove the link"
             ) from error
@@ -164,8 +164,8 @@ def scan(layout: FolderLayout) -> Index:
 
 
 def list_images(folder: Path) -> tuple[NDArray[np.bytes_], NDArray[np.int64], list[str]]:
-    """The images of a class folder, by name: names and sizes as in Files; the names of links that lead to no file, or
-    in a circle."""
+    """The images of a class folder, by name: names and sizes as in Files; the names of links without a target, or in a
+    loop."""
     with os.scandir(folder) as entries:
         named = [entry for entry in entries if entry.name.lower().endswith(EXTENSIONS) and entry.name[0] != "."]
     dangling = {entry.name for entry in named if entry.is_symlink() and not Path(entry).exists()}

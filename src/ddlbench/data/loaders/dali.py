@@ -100,7 +100,7 @@ class DaliReader:
     """One split behind one pipeline. A pipeline has one seed, so each epoch of training has a new one: then its crops
     follow from seed and epoch, also where a run continues another one. The pipeline of validation stays.
 
-    build: the pipeline of an epoch, over what is to come; first_bad: which of some images DALI cannot decode
+    build: makes the pipeline of an epoch; first_bad: which of some images DALI cannot decode
     on_gpu: whether its batches lie there
     """
 
