@@ -76,6 +76,12 @@ def test_a_kernel_has_the_launch_time_of_its_operator() -> None:
     ]
 
 
+def test_a_kernel_without_an_operator_has_no_launch_time_whatever_the_profiler_itself_does() -> None:
+    """The overhead that the profiler reports of itself has no number either."""
+    kernel = Kineto("ncclDevKernel", 60, 20, number=2001, device=DeviceType.CUDA)
+    assert plain_events([Kineto("Lazy Function Loading", 20, 5), kernel])[1].launched is None
+
+
 def test_a_real_window_on_the_cpu(tmp_path: Path) -> None:
     assert not profiling()
     wait = torch.distributed.Work.wait
