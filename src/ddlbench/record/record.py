@@ -1,7 +1,7 @@
 """One attempt's files: run.json, epochs.jsonl, steps.parquet, ranks.parquet. Only rank 0 writes.
 
-run.json is there from the start with status `running` and is replaced as a whole, never edited: a reader gets the
-old version or the new one.
+run.json exists from the start with status `running` and is replaced as a whole, never edited: a reader gets the old
+version or the new one.
 """
 
 from __future__ import annotations

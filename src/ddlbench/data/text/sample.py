@@ -16,7 +16,7 @@ from ddlbench.data.text.tokenizer import TokenizerFiles
 from ddlbench.errors import UserError, check_values
 from ddlbench.job import Model
 
-VERSION = "v1"  # of the way the set is made: another way, another number
+VERSION = "v1"  # raised when the set is made in another way
 
 
 @dataclass

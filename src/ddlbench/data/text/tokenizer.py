@@ -1,11 +1,11 @@
 """From text to tokens: byte-level BPE tokenizers, and a stream from a text file into a token file.
 
 A text is tokenized line by line. A line ends with its "\\n", which belongs to it, and nothing else ends a line. So
-the tokens are a function of the text alone: neither the size of a chunk nor the number of threads can move them, and
+the tokens are a function of the text alone: neither the size of a chunk nor the number of threads changes them, and
 decoding them gives the text back byte by byte. Tokenized in one piece the same text may give a few tokens less,
-because GPT-2's pre-tokenizer takes white space that runs over a line end (an empty line, an indented one) as one run,
-which here is cut behind each "\\n". No token is put between lines, articles or files; WikiText's "<unk>" and "@-@"
-stay as they are.
+because GPT-2's pre-tokenizer takes white space across a line end (an empty line, an indented one) as one piece, which
+is cut after each "\\n" here. No token is put between lines, articles or files; WikiText's "<unk>" and "@-@" stay as
+they are.
 """
 
 from __future__ import annotations

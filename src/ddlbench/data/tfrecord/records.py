@@ -49,7 +49,7 @@ def record(payload: bytes) -> bytes:
 
 
 def masked_crc(content: bytes) -> int:
-    """crc32c, turned by 15 bits and moved: the checksum of data that holds checksums would be a weak one."""
+    """crc32c, rotated by 15 bits, plus a constant: the plain checksum of data that contain checksums would be weak."""
     crc = crc32c()(content)
     return (crc >> 15 | crc << 17) + 0xA282EAD8 & 0xFFFFFFFF
 
