@@ -19,7 +19,7 @@ import socket
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -77,8 +77,7 @@ class Seconds:
 
     @classmethod
     def total(cls, ranks: Iterable[Seconds]) -> Seconds:
-        listed = list(ranks)
-        return cls(*(sum(getattr(rank, field.name) for rank in listed) for field in fields(cls)))
+        return cls(*map(sum, zip(*map(astuple, ranks), strict=True)))
 
     @property
     def compute_s(self) -> float:
@@ -136,10 +135,9 @@ class RankWindow:
         begun = [event for event in events if window.begin <= event.begin < window.end]
         communication = [event for event in begun if is_communication(event, on_device)]
         parts = tuple(part for part in PARTS if any(event.name == part for event in begun))
-        stage = place.coordinates.get("pp", 0)
-        seconds = divide(events, on_device)
         elsewhere = any(at for axis, at in place.coordinates.items() if axis != "pp")
         passes = passes_of(begun, window.begin, on_device) if "pp" in place.coordinates and not elsewhere else ()
+        stage, seconds = place.coordinates.get("pp", 0), divide(events, on_device)
         return cls(job.rank, socket.gethostname(), stage, steps, seconds, len(communication), parts, passes)
 
     def line(self) -> dict[str, Any]:
