@@ -82,7 +82,8 @@ class FileRecorder(Recorder):
     def window(self, section: Mapping[str, Any], save_trace: Callable[[Path], None]) -> None:
         """The section `profile`; the trace of rank 0 beside run.json where the configuration asks for it."""
         if self.config.profile_trace:
-            save_trace(self.record.folder / TRACE)
+            with self.record.saving():
+                save_trace(self.record.folder / TRACE)
         self.record.add(profile={**section, "trace": TRACE if self.config.profile_trace else None})
         self.record.save()
         if "comm_exposed_share" in section:
