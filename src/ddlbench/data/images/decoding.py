@@ -27,7 +27,7 @@ def decode_image(content: bytes | memoryview, decoder: str) -> Image.Image | Ten
     try:
         if decoder == "pil":
             with Image.open(io.BytesIO(content)) as image:
-                if image.mode.startswith("I;16"):  # `convert` would clip its numbers
+                if image.mode.startswith("I"):  # 16 bits, which `convert` would clip
                     return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
                 if image.mode != "RGB":
                     return image.convert("RGB")
