@@ -76,6 +76,14 @@ def test_a_kernel_has_the_launch_time_of_its_operator() -> None:
     ]
 
 
+@pytest.mark.parametrize("call", ["cudaEventRecord", "cuStreamWaitEvent", "hipEventRecord"])
+def test_a_call_of_the_driver_outside_of_operators_is_not_the_operator_of_its_number(call: str) -> None:
+    """The driver counts its calls, torch its operators."""
+    operator = Kineto("aten::mm", 10, 5, number=2)
+    kernel = Kineto("sm90_gemm", 40, 20, number=2000, linked=2, device=DeviceType.CUDA)
+    assert plain_events([operator, Kineto(call, 30, 1, number=2), kernel])[2].launched == 10
+
+
 def test_a_kernel_without_an_operator_has_no_launch_time_whatever_the_profiler_itself_does() -> None:
     """The overhead that the profiler reports of itself has no number either."""
     kernel = Kineto("ncclDevKernel", 60, 20, number=2001, device=DeviceType.CUDA)
