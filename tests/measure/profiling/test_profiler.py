@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from ddlbench.measure.profiling.profile import Event, divide
 from ddlbench.measure.profiling.profiler import Profiler, plain_events
-from ddlbench.measure.profiling.spans import BACKWARD, FORWARD, WINDOW, profiling, span
+from ddlbench.measure.profiling.spans import BACKWARD, FORWARD, UPDATE, WINDOW, profiling, span
+from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 
 
 class DeviceType(Enum):
@@ -105,6 +107,18 @@ def test_a_real_window_on_the_cpu(tmp_path: Path) -> None:
     profiler.save(tmp_path / "trace.json.gz")
     trace = json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))
     assert {FORWARD, "aten::mm"} <= {event.get("name") for event in trace["traceEvents"]}
+
+
+def test_an_update_of_8_bit_states_is_computing() -> None:
+    """Kernels of bitsandbytes, below which torch has no operators."""
+    weight = nn.Parameter(torch.ones(2**20))
+    weight.grad = torch.ones(2**20)
+    optimizer = make_optimizer(OptimizerConfig("adamw8bit"), [("weight", weight)])
+    optimizer.step()  # makes the states
+    with Profiler(torch.device("cpu")) as profiler, span(WINDOW), span(UPDATE):
+        optimizer.step()
+    seconds = divide(profiler.events(), on_device=False)
+    assert seconds.update_s > 0.9 * seconds.window_s
 
 
 def test_a_span_without_a_profiler_is_nothing() -> None:

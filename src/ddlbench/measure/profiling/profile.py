@@ -36,8 +36,10 @@ COLLECTIVES = ("gloo:", "mpi:", "horovod:")  # on the host
 CALLS = ("c10d::", WAIT)
 # Ends only when its sender asks for it, which may be long after the data have gone: the sender's waits are counted.
 SEND = "gloo:send"
-# torch's operators, and what torch.compile makes of them. Nodes of autograd are left out: hooks in them may wait.
-OPERATORS = ("aten::", "fsdp::", "torchvision::", "mkldnn::", "inductor::", "## Call CompiledFxGraph")
+# Operators of torch and bitsandbytes, and what torch.compile makes of them. Nodes of autograd are left out: hooks in them may wait.
+OPERATORS = (
+    "aten::", "fsdp::", "torchvision::", "mkldnn::", "bitsandbytes::", "inductor::", "## Call CompiledFxGraph",
+)  # fmt: skip
 HOST_COPIES = ("Memcpy DtoH", "Memcpy HtoD")  # on CUDA: of offloaded tensors, beside the kernels of the passes
 
 
