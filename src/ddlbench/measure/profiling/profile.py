@@ -36,7 +36,7 @@ COLLECTIVES = ("gloo:", "mpi:", "horovod:")  # on the host
 CALLS = ("c10d::", WAIT)
 # Ends only when its sender asks for it, which may be long after the data have gone: the sender's waits are counted.
 SEND = "gloo:send"
-# Operators of torch and bitsandbytes, and what torch.compile makes of them. Nodes of autograd are left out: hooks in them may wait.
+# Operators, and what torch.compile makes of them. Nodes of autograd are left out: hooks in them may wait.
 OPERATORS = (
     "aten::", "fsdp::", "torchvision::", "mkldnn::", "bitsandbytes::", "inductor::", "## Call CompiledFxGraph",
 )  # fmt: skip
