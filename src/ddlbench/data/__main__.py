@@ -50,7 +50,7 @@ def subset(given: argparse.Namespace) -> int:
     layout, target = _layout(given), FolderLayout(given.target, given.train_dir, given.val_dir)
     classes = layout.classes()
     if given.classes > len(classes):
-        raise UserError(f"--classes {given.classes}: {given.place} has {len(classes)}: give at most so many")
+        raise UserError(f"--classes {given.classes}: {given.place} has {len(classes)}: give at most {len(classes)}")
     if given.target.exists():
         raise UserError(f"{given.target} exists: choose a new folder, or remove it")
     chosen = sorted(random.Random(given.seed).sample(classes, given.classes))

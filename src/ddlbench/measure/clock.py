@@ -1,6 +1,6 @@
 """One clock for all frameworks, outside them (measuring rules: Hoefler and Belli, SC'15).
 
-An epoch is timed from a barrier to the moment this rank's device is idle; the closing barrier is timed apart, as the
+An epoch is timed from a barrier to the moment this rank's device is idle; the closing barrier is timed alone, as the
 wait for the slowest rank. Steps are timed by device events on CUDA, read after the epoch, so that no step waits for
 the host; on the CPU, where the work is synchronous, by the host's clock.
 

@@ -72,7 +72,7 @@ def _settings(train: Train, framework: Framework, optimizer: OptimizerConfig, jo
         ),
         f"convolutions in {train.precision} are faster with train.channels_last=true: the same mathematics, but sums "
         "may run in another order": not text and train.precision != "fp32" and not train.channels_last,
-        # Of GPT-2 only: VGG has dropout behind two layers alone.
+        # For GPT-2 only: VGG has dropout after two layers alone.
         f"model.dropout={dropout:g} draws random numbers for every activation of embeddings, attention and residual "
         "branches: model.dropout=0 is faster and needs less memory, and trains without this regularization": (
             text and dropout > 0

@@ -24,7 +24,7 @@ ONE_GPU = (
     "each rank sees one GPU of its node, so that NCCL may use PCIe in place of NVLink: give every rank all GPUs "
     "(srun --gpus-per-node=N without --gpus-per-task)"
 )
-# Seconds to the first step that every start pays: making a sample set once, and the record's own counting, are apart.
+# Seconds to the first step that every start pays: making a sample set once, and counting for the record, are left out.
 STARTUP = ("imports_s", "connecting_s", "setup_s")
 TRACE = "trace-rank0.json.gz"
 SHOWN = ("val_loss", "val_top1", "val_perplexity_token")

@@ -94,7 +94,7 @@ class Dali(Loader):
 
 @dataclass
 class DaliReader:
-    """One split behind one pipeline. A pipeline has one seed, so each epoch of training has a new one: then its crops
+    """One split and its pipeline. A pipeline has one seed, so each epoch of training has a new one: then its crops
     follow from seed and epoch, also where a run continues another one. The pipeline of validation stays.
 
     settings: of nvidia.dali.Pipeline, without the seed
@@ -111,7 +111,7 @@ class DaliReader:
         self._in_flight = deque[list[int]]()  # positions in the split, batch by batch
 
     def read(self, epoch: int, batches: Iterable[Indices]) -> Iterator[Fetched]:
-        """Raises UserError where an image cannot be decoded; `fused_crop` does not look at what lies below a crop."""
+        """Raises UserError where an image cannot be decoded; with `fused_crop` damage below a crop is not seen."""
         self._batches = batches
         self._in_flight.clear()
         if epoch != self._epoch:

@@ -76,7 +76,7 @@ class Native(Loader):
 
 
 class Reader:
-    """One split behind one DataLoader, whose sampler it is. No worker starts before the first `read`.
+    """One split and its DataLoader, whose sampler it is. No worker starts before the first `read`.
 
     normalize: images, where they are read; else they stay uint8, for a device that normalizes them
     """

@@ -65,7 +65,7 @@ class Event:
 @dataclass(frozen=True)
 class Seconds:
     """Seconds of one rank's window, or sums of them over ranks. window_s = forward_s + backward_s + update_s +
-    other_s + exposed_s + data_s + idle_s; communication_s, overlapped or not, is apart."""
+    other_s + exposed_s + data_s + idle_s; communication_s, overlapped or not, is no part of the sum."""
 
     window_s: float
     forward_s: float
