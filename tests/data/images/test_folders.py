@@ -270,6 +270,7 @@ def test_head_must_be_as_wide_as_the_classes(folders):
         ({"on_bad_sample": "ignore"}, r"data.on_bad_sample=ignore must be one of fatal, skip"),
         ({"val_limit": 0}, r"data.val_limit=0 must be greater than 0"),
         ({"crop_scale": [1.0]}, r"data.crop_scale=\[1.0\] must be \[smallest, largest\]"),
+        ({"crop_scale": [8.0, 100.0]}, r"must be \[smallest, largest\], both greater than 0 and at most 1"),
         ({"crop_ratio": [2.0, 1.0]}, r"data.crop_ratio=\[2.0, 1.0\] must be"),
         ({"flip": 1.5}, r"data.flip=1.5 must be a probability"),
     ],
