@@ -42,16 +42,8 @@ def packed(layout, tmp_path_factory):
 
 @pytest.fixture
 def in_process(monkeypatch):
-    """Shards made one after another in this process; their files, as they are made."""
-    made = []
-
-    def one_by_one(work, jobs, processes):
-        for job in jobs:
-            made.append(job.file)
-            yield work(job)
-
-    monkeypatch.setattr("ddlbench.data.tools.pack.in_processes", one_by_one)
-    return made
+    """Shards made one after another in this process."""
+    monkeypatch.setattr("ddlbench.data.tools.pack.in_processes", lambda work, jobs, _: map(work, jobs))
 
 
 def images(folder, split):

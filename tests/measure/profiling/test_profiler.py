@@ -113,7 +113,7 @@ def test_an_update_of_8_bit_states_is_computing() -> None:
     """Kernels of bitsandbytes, below which torch has no operators."""
     weight = nn.Parameter(torch.ones(2**20))
     weight.grad = torch.ones(2**20)
-    optimizer = make_optimizer(OptimizerConfig("adamw8bit"), [("weight", weight)])
+    optimizer = make_optimizer(OptimizerConfig("adamw8bit", lr=0.1), [("weight", weight)])
     optimizer.step()  # makes the states
     with Profiler(torch.device("cpu")) as profiler, span(WINDOW), span(UPDATE):
         optimizer.step()
