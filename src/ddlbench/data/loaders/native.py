@@ -76,15 +76,14 @@ class Native(Loader):
 
 
 class Reader:
-    """One split and its DataLoader, whose sampler it is. No worker starts before the first `read`.
+    """One split and its DataLoader. No worker starts before the first `read`.
 
     normalize: images, where they are read; else they stay uint8, for a device that normalizes them
     """
 
     def __init__(self, split: Split, settings: Native, normalize: bool) -> None:
         self.split = split
-        self._epoch = 0
-        self._batches: Iterable[Indices] = ()
+        self._sampler = EpochBatches()
         parallel: dict[str, Any] = {
             "num_workers": settings.workers,
             "multiprocessing_context": "forkserver",
@@ -95,7 +94,7 @@ class Reader:
         self._loader: DataLoader[Any] = DataLoader(
             SplitInWorker(split, normalize),  # pyright: ignore[reportArgumentType]
             batch_size=None,  # the split makes the batches
-            sampler=self,
+            sampler=self._sampler,
             pin_memory=settings.pin_memory,
             generator=torch.Generator(),  # else it would draw from the stream that dropout draws from
             **(parallel if settings.workers else {}),
@@ -104,7 +103,7 @@ class Reader:
 
     def read(self, epoch: int, batches: Iterable[Indices]) -> Iterator[Fetched]:
         """Raises the error that the split raised, and RuntimeError where a worker has ended."""
-        self._epoch, self._batches = epoch, batches
+        self._sampler.batches = ((epoch, batch) for batch in batches)
         self._iterator = iter(self._loader)
         try:
             for answer in self._iterator:
@@ -123,16 +122,21 @@ class Reader:
                     raise RuntimeError(f"DataLoader worker (pid {worker.pid}) is killed by signal: {by}") from error
             raise
 
-    def __iter__(self) -> Iterator[tuple[int, Indices]]:
-        """The batches of this epoch: DataLoader's workers may outlive an epoch."""
-        return ((self._epoch, batch) for batch in self._batches)
-
     def close(self) -> None:
         """Stop the workers now: an iterator or a traceback that still exists would keep them alive."""
         stop = getattr(self._iterator, "_shutdown_workers", None)
         if stop is not None:
             stop()
         self._iterator = None
+
+
+class EpochBatches:
+    """DataLoader's sampler, with other batches each epoch: its workers may outlive an epoch."""
+
+    batches: Iterable[tuple[int, Indices]] = ()
+
+    def __iter__(self) -> Iterator[tuple[int, Indices]]:
+        return iter(self.batches)
 
 
 @dataclass(frozen=True)
