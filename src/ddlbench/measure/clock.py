@@ -142,7 +142,7 @@ class EpochClock:
     def so_far(self) -> EpochTimes:
         """The steps that have ended, of an epoch that need not end: their seconds and waits, all as warm-up. Nothing is
         waited for: a step that the device has not ended is left out."""
-        ended = sum(1 for _ in takewhile(lambda end: isinstance(end, float) or end.query(), self.ends))
+        ended = sum(1 for _ in takewhile(lambda end: not isinstance(end, torch.cuda.Event) or end.query(), self.ends))
         starts, unknown = self.begins[:ended], math.nan
         return EpochTimes(
             epoch_s=unknown,
