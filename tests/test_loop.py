@@ -42,7 +42,9 @@ class Weight:
 
 def run_of(epochs: int, steps: int) -> tuple[Run, Rows]:
     batch = Batch(torch.zeros(4), torch.zeros(4), torch.ones(4, dtype=torch.bool))
-    feed = SimpleNamespace(train=lambda epoch: iter([batch] * steps), steps_per_epoch=steps)
+    feed = SimpleNamespace(
+        train=lambda epoch: iter([batch] * steps), steps_per_epoch=steps, facts=lambda: {"bad_samples": {}}
+    )
     rows = Rows()
     job = SimpleNamespace(device=torch.device("cpu"), rank=0, global_batch=4)
     run = Run(

@@ -128,7 +128,9 @@ def train(run: Run, trainer: Trainer, rates: Rates) -> None:
         trainer.flush()
         times = clock.stop()
         run.boundary.end()
-        rank = RankEpoch.of(run.job, run.place, times, run.boundary.losses.tolist(), used)
+        rank = RankEpoch.of(
+            run.job, run.place, times, run.boundary.losses.tolist(), used, run.feed.facts()["bad_samples"]
+        )
         row = gather_epoch(epoch, run.epochs, rank, run.job.global_batch, trainer.updates, run.first_epoch)
         try:
             row.metrics = validate(run, trainer) if run.validate and row.finite else {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from mmap import PAGESIZE
 from pathlib import Path
 
@@ -47,6 +48,17 @@ def test_files_are_added_up(tmp_path: Path) -> None:
     assert (dropped.files, dropped.bytes) == (3, 310)
     assert Dropped.total([Dropped(1, 5, 2), Dropped(2, 7, 1)]) == Dropped(3, 12, 3)
     assert Dropped.total([Dropped(1, 5, 2), Dropped(2, 7, None)]).left_bytes is None
+
+
+def test_a_data_set_of_many_files_is_added_up_without_a_list_of_them() -> None:
+    """A rank drops before each epoch whose peak of memory is measured."""
+    parts = (Dropped(1, 2, 0) for _ in range(100_000))
+    tracemalloc.start()
+    try:
+        assert Dropped.total(parts) == Dropped(100_000, 200_000, 0)
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_file_that_is_missing(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import threading
 from dataclasses import replace
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 from ddlbench.config.schema import Config
+from ddlbench.errors import RunError
 from ddlbench.job import Place
 from ddlbench.loop import Run
 from ddlbench.measure.clock import EpochClock
@@ -181,6 +183,28 @@ def test_epochs_and_samples_of_a_continued_run_are_those_of_the_whole_training_a
     begin_epoch(run, ended=1)
     record.finish("killed", "rank 0 received SIGTERM")
     assert steps_of(record)["epoch"].tolist() == [3] * 4 + [4] * 4 + [5]
+
+
+def test_samples_that_could_not_be_read_are_named_in_a_run_that_does_not_end_well(tmp_path: Path) -> None:
+    """Those of all ranks up to the last epoch that is recorded."""
+    record, files, run = one_epoch(tmp_path, device="cpu")
+    for epoch, bad in ((1, ("train/a/1.JPEG",)), (2, ("train/a/1.JPEG", "val/b/2.JPEG"))):
+        row = epoch_row(epoch, 4, [1.0] * 4)
+        row.ranks = [replace(rank, bad_samples=bad) for rank in row.ranks]
+        files.epoch(run, row)
+    assert record.finish("killed", "rank 0 received SIGTERM")
+    content = json.loads((record.folder / "run.json").read_text())
+    assert content["ledger"]["bad_samples"] == 2
+    assert content["loader"]["bad_samples"] == ["train/a/1.JPEG", "val/b/2.JPEG"]
+
+
+def test_a_trace_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    def full(path: Path) -> None:
+        raise OSError(errno.ENOSPC, "a long story of the library", str(path))
+
+    _, files, _ = one_epoch(tmp_path, "profile=true", "profile_trace=true", device="cpu")
+    with pytest.raises(RunError, match=r"the record in .* cannot be written \(No space left on device\): free space"):
+        files.window({"status": "ok"}, full)
 
 
 def test_an_epoch_that_is_recorded_is_not_kept_twice(tmp_path: Path) -> None:

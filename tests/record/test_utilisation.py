@@ -52,7 +52,7 @@ def test_a_window_names_the_slow_rank(tmp_path: Path) -> None:
     seconds = [Seconds(4.0, 0.0, 0.0, 0.0, 0.5, exposed_s, exposed_s, 0.5, 0.0) for exposed_s in (3.0, 0.5)]
     lines = [RankWindow(rank, f"node{rank}", 0, 2, of_rank, 1, ()).line() for rank, of_rank in enumerate(seconds)]
     files.record.add(profile={"status": "ok", "ranks": lines})
-    files.end(run, [{}, {}])
+    files.end(run, [{"bad_samples": {}}] * 2)
     summary = files.record.content["summary"]
     assert (summary["own_step_s"], summary["own_step_median_rank_s"], summary["own_step_source"]) == (
         1.5,

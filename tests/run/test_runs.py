@@ -51,6 +51,10 @@ def test_a_truncated_image_is_fatal_or_skipped_and_counted(ddlbench, tmp_path: P
     assert content["ledger"]["bad_samples"] == 1
     assert content["ledger"]["samples"] == 12
     assert "001.JPEG" in json.dumps(content["loader"]["bad_samples"])
+    too_fast = ["recipe.optimizer.lr=1e30", "recipe.optimizer.lr_base_batch=null", "results_dir=diverged"]
+    code, said = ddlbench(*RESNET, *images, "data.on_bad_sample=skip", *too_fast)
+    assert code == 5, said
+    assert record(tmp_path / "diverged")["ledger"]["bad_samples"] == 1
 
 
 def test_wikitext_folders(ddlbench, tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ class ScriptedFeed:
         yield self.val_batch
 
     def facts(self) -> dict[str, Any]:
-        return {}
+        return {"bad_samples": {}}
 
     def close(self) -> None: ...
 

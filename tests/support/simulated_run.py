@@ -81,7 +81,7 @@ class Scripted:
         )  # fmt: skip
         run.recorder.begin(run, SPANS, [f"node{number // 2}" for number in range(world.size)])
         train(run, trainer, rates)  # pyright: ignore
-        run.recorder.end(run, [{}] * world.size)
+        run.recorder.end(run, [feed.facts()] * world.size)
 
 
 def subject(trainer: Any, rates: Rates, config: Config) -> Any:

@@ -39,9 +39,9 @@ def make_sample(given: argparse.Namespace) -> int:
 
 def pack_folders(given: argparse.Namespace) -> int:
     """Copy image folders into a few large TFRecord files with DALI's indices; resume an earlier attempt."""
-    made = pack(_layout(given), given.target, given.shard_mb * 1_000_000, given.processes)
-    parts = ", ".join(f"{split.samples} {name} images in {len(split.shards)}" for name, split in made.splits.items())
-    say(f"{given.target}: {parts} shards, {sum(shard.bytes for shard in made.shards) / 1e6:.1f} MB")
+    splits = pack(_layout(given), given.target, given.shard_mb * 1_000_000, given.processes).splits
+    parts = ", ".join(f"{split.samples} {name} images in {len(split.shards)}" for name, split in splits.items())
+    say(f"{given.target}: {parts} shards, {sum(split.bytes for split in splits.values()) / 1e6:.1f} MB")
     return 0
 
 
@@ -50,16 +50,15 @@ def subset(given: argparse.Namespace) -> int:
     layout, target = _layout(given), FolderLayout(given.target, given.train_dir, given.val_dir)
     classes = layout.classes()
     if given.classes > len(classes):
-        raise UserError(f"--classes {given.classes}: {given.place} has {len(classes)}: give at most so many")
+        raise UserError(f"--classes {given.classes}: {given.place} has {len(classes)}: give at most {len(classes)}")
     if given.target.exists():
         raise UserError(f"{given.target} exists: choose a new folder, or remove it")
     chosen = sorted(random.Random(given.seed).sample(classes, given.classes))
     with reporting(f"cannot write {given.target}", "choose another folder"):
         for source, split in zip(layout.splits, target.splits, strict=True):
-            if source.is_dir():
-                split.mkdir(parents=True)
-                for name in chosen:
-                    (split / name).symlink_to((source / name).resolve(), target_is_directory=True)
+            split.mkdir(parents=True)
+            for name in chosen:
+                (split / name).symlink_to((source / name).resolve(), target_is_directory=True)
     say(f"{given.target}: {len(chosen)} of {len(classes)} classes: {', '.join(first_few(chosen, 10))}")
     return 0
 
@@ -179,9 +178,9 @@ def _parser() -> argparse.ArgumentParser:
 
     def command(name: str, run: object) -> argparse.ArgumentParser:
         text = (run.__doc__ or "").strip()
-        made = commands.add_parser(name, help=text, description=text)
-        made.set_defaults(run=run)
-        return made
+        subparser = commands.add_parser(name, help=text, description=text)
+        subparser.set_defaults(run=run)
+        return subparser
 
     sample = command("make-sample", make_sample)
     sample.add_argument("--root", type=Path, metavar="DIR", help="folder (default: $DDLBENCH_HOME, ~/.cache/ddlbench)")
@@ -192,18 +191,21 @@ def _parser() -> argparse.ArgumentParser:
     packing = command("pack", pack_folders)
     _add_place(packing, "IMAGES", "folder with train/<class>/*.JPEG and val/<class>/*.JPEG")
     packing.add_argument("target", type=Path, metavar="TARGET", help="folder of the packed set")
-    packing.add_argument("--shard-mb", type=_positive, default=128, metavar="MB", help="size of a shard (default: 128)")
-    _add_processes(packing)
+    packing.add_argument("--shard-mb", type=positive, default=128, metavar="MB", help="size of a shard (default: 128)")
 
     choosing = command("subset", subset)
     _add_place(choosing, "IMAGES", "folder with train/<class>/*.JPEG and val/<class>/*.JPEG")
     choosing.add_argument("target", type=Path, metavar="TARGET", help="new folder of the subset")
-    choosing.add_argument("--classes", type=_positive, default=100, metavar="N", help="number (default: 100)")
+    choosing.add_argument("--classes", type=positive, default=100, metavar="N", help="number (default: 100)")
     choosing.add_argument("--seed", type=int, default=0, metavar="N", help="of the choice (default: 0)")
 
     checking = command("verify", verify)
     _add_place(checking, "PLACE", "packed set, image folders, or token file")
-    _add_processes(checking)
+    usual = usual_processes()
+    for subparser in (packing, checking):
+        text = f"number of processes (default here: {usual})"
+        subparser.add_argument("--processes", type=positive, default=usual, metavar="N", help=text)
+
     tokenizing = command("tokenize", tokenize)
     tokenizing.add_argument("text", type=Path, metavar="TEXT", help="text file, UTF-8")
     tokenizing.add_argument(
@@ -223,13 +225,7 @@ def _add_place(parser: argparse.ArgumentParser, name: str, text: str) -> None:
         parser.add_argument(f"--{split}-dir", default=split, metavar="NAME", help=text)
 
 
-def _add_processes(parser: argparse.ArgumentParser) -> None:
-    usual = usual_processes()
-    text = f"number of processes (default here: {usual})"
-    parser.add_argument("--processes", type=_positive, default=usual, metavar="N", help=text)
-
-
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
     if (value := int(text)) < 1:
         raise argparse.ArgumentTypeError(f"{value} is not greater than 0")
     return value

@@ -59,7 +59,6 @@ class Feed(Protocol):
 
     def close(self) -> None:
         """Stop workers."""
-        ...
 
 
 class Fetched(NamedTuple):
@@ -113,11 +112,9 @@ class Dataset(Protocol):
 
         validate: whether validation samples are read; without it image folders need no validation folder
         """
-        ...
 
     def prepare(self) -> None:
         """Make sample sets and indices; one rank calls it, and it is safe if several do."""
-        ...
 
     def files_to_stage(self) -> list[StagedFiles]:
         """The files that each node copies to its own storage before splits can be read, where `stage_to` is set."""

@@ -9,7 +9,9 @@ import ctypes
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import reduce
 from mmap import PAGESIZE
+from operator import add
 from pathlib import Path
 
 import numpy as np
@@ -29,11 +31,14 @@ class Dropped:
     bytes: int
     left_bytes: int | None
 
+    def __add__(self, other: Dropped) -> Dropped:
+        left_bytes = total((self.left_bytes, other.left_bytes))
+        return Dropped(self.files + other.files, self.bytes + other.bytes, left_bytes)
+
     @classmethod
     def total(cls, parts: Iterable[Dropped]) -> Dropped:
-        parts = list(parts)
-        left_bytes = total(part.left_bytes for part in parts)
-        return cls(sum(part.files for part in parts), sum(part.bytes for part in parts), left_bytes)
+        """One after the other: the parts of a million files would take hundreds of MB."""
+        return reduce(add, parts, cls(0, 0, 0))
 
 
 def drop(files: Iterable[Path]) -> Dropped:

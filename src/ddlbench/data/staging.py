@@ -25,7 +25,7 @@ from ddlbench.foreign import sha256_of
 from ddlbench.progress import Progress
 
 CHUNK_BYTES = 2**22
-UNFINISHED = ".unfinished"  # folder of copies in the making
+UNFINISHED = ".unfinished"  # folder of incomplete copies
 ABANDONED_S = 3600  # a file that was not written to for this time belongs to no running process
 
 

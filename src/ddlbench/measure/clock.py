@@ -1,6 +1,6 @@
 """One clock for all frameworks, outside them (measuring rules: Hoefler and Belli, SC'15).
 
-An epoch is timed from a barrier to the moment this rank's device is idle; the closing barrier is timed apart, as the
+An epoch is timed from a barrier to the moment this rank's device is idle; the closing barrier is timed alone, as the
 wait for the slowest rank. Steps are timed by device events on CUDA, read after the epoch, so that no step waits for
 the host; on the CPU, where the work is synchronous, by the host's clock.
 
@@ -142,7 +142,7 @@ class EpochClock:
     def so_far(self) -> EpochTimes:
         """The steps that have ended, of an epoch that need not end: their seconds and waits, all as warm-up. Nothing is
         waited for: a step that the device has not ended is left out."""
-        ended = sum(1 for _ in takewhile(passed, self.ends))
+        ended = sum(1 for _ in takewhile(lambda end: not isinstance(end, torch.cuda.Event) or end.query(), self.ends))
         starts, unknown = self.begins[:ended], math.nan
         return EpochTimes(
             epoch_s=unknown,
@@ -177,11 +177,6 @@ def stamp(device: torch.device) -> Stamp:
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event
-
-
-def passed(at: Stamp) -> bool:
-    """Whether the device has passed it."""
-    return not isinstance(at, torch.cuda.Event) or at.query()
 
 
 def seconds(begin: Stamp, end: Stamp) -> float:

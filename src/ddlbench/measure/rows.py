@@ -6,7 +6,7 @@ import math
 import socket
 import statistics
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from typing import Any
@@ -29,6 +29,7 @@ class RankEpoch:
     """One rank's epoch: seconds, bytes, the loss of each step (empty where the rank does not report).
 
     samples: of all its batches; None on a rank that does not report
+    bad_samples: names of those that this rank could not read since the run began
     """
 
     rank: int
@@ -40,6 +41,7 @@ class RankEpoch:
     samples: int | None = None
     host: str = ""
     coordinates: Mapping[str, int] = field(default_factory=dict[str, int])
+    bad_samples: tuple[str, ...] = ()
 
     @property
     def stage(self) -> int:
@@ -55,7 +57,9 @@ class RankEpoch:
         return (use.thread_s - times.loading_s) / len(times.step_s)
 
     @classmethod
-    def of(cls, job: Job, place: Place, times: EpochTimes, losses: list[float], rates: list[float]) -> RankEpoch:
+    def of(
+        cls, job: Job, place: Place, times: EpochTimes, losses: list[float], rates: list[float], bad: Iterable[str]
+    ) -> RankEpoch:
         return cls(
             rank=job.rank,
             data_rank=place.data_rank,
@@ -66,6 +70,7 @@ class RankEpoch:
             samples=sum(times.samples) if place.reports else None,
             host=socket.gethostname(),
             coordinates=dict(place.coordinates),
+            bad_samples=tuple(bad),
         )
 
     @property

@@ -78,7 +78,7 @@ def _settings(train: Train, framework: Framework, optimizer: OptimizerConfig, jo
             and not train.channels_last
             and accepts(replace(job, channels_last=True))
         ),
-        # Of GPT-2 only: VGG has dropout behind two layers alone.
+        # For GPT-2 only: VGG has dropout after two layers alone.
         f"model.dropout={dropout:g} draws random numbers for every activation of embeddings, attention and residual "
         "branches: model.dropout=0 is faster and needs less memory, and trains without this regularization": (
             text and dropout > 0

@@ -1,8 +1,8 @@
 """A table that grows by one file an epoch: steps.parquet and ranks.parquet.
 
-While the run is on it is a folder with one file for each epoch, which pandas.read_parquet reads as one table: so a run
-that is killed leaves its epochs. The end of the run makes one file of them. What is held in memory at a time does not
-grow with the number of ranks or epochs.
+During the run it is a folder with one file for each epoch, which pandas.read_parquet reads as one table: so a run that
+is killed leaves its epochs. The end of the run makes one file of them. The memory that this takes does not grow with
+the number of ranks or epochs.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The files of a record: names of those that are there while a run goes on, how JSON is written, and the end of a run
-whose rank 0 does not live to write it."""
+"""The files of a record: names of those that exist only during a run, how JSON is written, and the end of a run whose
+rank 0 exits before it has written it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RESERVE = ".reserve"  # holds space for the last run.json
 HEARTBEAT = ".heartbeat"  # which process keeps the record, and when it lived
 CLAIM = ".end-by-another-rank"  # who made it writes the end in the place of rank 0
 COLLECTIVES = "collectives"  # a folder: the last collectives of each rank of a run that hung
-DEAD_CLAIM_S = 30.0  # after so long, the process that claimed to write the end has not lived to do it
+DEAD_CLAIM_S = 30.0  # after so many seconds, the process that claimed to write the end has exited before it wrote it
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -27,7 +27,7 @@ NOTED_PACKAGES = ("ddlbench", "hydra-core", "omegaconf", "pandas", "pyarrow", "n
 IDENTITY = (
     "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "DDLBENCH_", *PLACE_VARIABLES,
 )  # fmt: skip
-SETTINGS = ("OMPI_MCA_btl", "OMPI_MCA_coll", "OMPI_MCA_mtl", "OMPI_MCA_pml")  # of those, what is a setting all the same
+SETTINGS = ("OMPI_MCA_btl", "OMPI_MCA_coll", "OMPI_MCA_mtl", "OMPI_MCA_pml")  # of those, the settings
 PLACES = ("_CACHE_DIR", "_CACHE_PATH", "_HOME", "_DEBUG_FILE", "_EXTENSIONS_DIR", "_DB_PATH", "CUDA_PATH", "HIP_PATH")
 
 

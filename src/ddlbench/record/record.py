@@ -1,7 +1,7 @@
 """One attempt's files: run.json, epochs.jsonl, steps.parquet, ranks.parquet. Only rank 0 writes.
 
-run.json is there from the start with status `running` and is replaced as a whole, never edited: a reader gets the
-old version or the new one.
+run.json exists from the start with status `running` and is replaced as a whole, never edited: a reader gets the old
+version or the new one.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Record:
     def epoch(self, row: EpochRow) -> None:
         """A line of epochs.jsonl, on disk before the next epoch begins; the steps of every rank with it. Of the row's
         steps the slowest rank's seconds stay in memory. RunError where it cannot be written."""
-        with self.lock, self._saving():
+        with self.lock, self.saving():
             if self.finished:
                 return
             self.steps.append(row.epoch, step_tables(row))
@@ -123,7 +123,7 @@ class Record:
     def resume(self, resumed: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]]) -> None:
         """This attempt continues an earlier one. resumed: the section `resume`; epochs: the lines of epochs.jsonl that
         earlier attempts measured, which say so."""
-        with self.lock, self._saving():
+        with self.lock, self.saving():
             self.content["resume"] = dict(resumed)
             with (self.folder / EPOCHS).open("a") as lines:
                 for line in epochs:
@@ -136,7 +136,7 @@ class Record:
 
     def save(self) -> None:
         """Put what is known so far on disk. RunError where it cannot be written."""
-        with self.lock, self._saving():
+        with self.lock, self.saving():
             self.write()
 
     def finish(self, status: str, reason: str | None = None, final: bool = True, ended_by: str | None = None) -> bool:
@@ -191,6 +191,7 @@ class Record:
             write_json(self.folder / "run.json", self.content)
             return True
 
-    def _saving(self) -> AbstractContextManager[None]:
+    def saving(self) -> AbstractContextManager[None]:
+        """RunError where a file of the record cannot be written."""
         what, remedy = f"the record in {self.folder} cannot be written", "free space or choose another results_dir="
         return reporting(what, remedy, RunError)

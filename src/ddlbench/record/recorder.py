@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ ONE_GPU = (
     "each rank sees one GPU of its node, so that NCCL may use PCIe in place of NVLink: give every rank all GPUs "
     "(srun --gpus-per-node=N without --gpus-per-task)"
 )
-# Seconds to the first step that every start pays: making a sample set once, and the record's own counting, are apart.
+# Seconds to the first step that every start pays: making a sample set once, and counting for the record, are left out.
 STARTUP = ("imports_s", "connecting_s", "setup_s")
 TRACE = "trace-rank0.json.gz"
 SHOWN = ("val_loss", "val_top1", "val_perplexity_token")
@@ -42,6 +42,7 @@ class FileRecorder(Recorder):
     startup_s: float = 0.0
     one_gpu: bool = False
     recorded: EpochClock | None = None  # of the last epoch that was handed over
+    bad_samples: set[str] = field(default_factory=set[str])
 
     def begin(self, run: Run, spans: Mapping[str, float], hosts: Sequence[str]) -> None:
         """spans: seconds of each part of the start, in their order; hosts: each rank's."""
@@ -67,8 +68,10 @@ class FileRecorder(Recorder):
 
     def epoch(self, run: Run, row: EpochRow) -> None:
         self.recorded = run.clock
+        bad = [name for rank in row.ranks for name in rank.bad_samples]
         self.record.epoch(row)
         self._update(run)
+        self._add_bad_samples(run, bad)
         self.record.save()
         rate = row.measured_samples / row.measured_time_s
         parts = [f"epoch {row.epoch}: {row.epoch_time_s:.2f} s", f"{rate:.1f} samples/s"]
@@ -79,7 +82,8 @@ class FileRecorder(Recorder):
     def window(self, section: Mapping[str, Any], save_trace: Callable[[Path], None]) -> None:
         """The section `profile`; the trace of rank 0 beside run.json where the configuration asks for it."""
         if self.config.profile_trace:
-            save_trace(self.record.folder / TRACE)
+            with self.record.saving():
+                save_trace(self.record.folder / TRACE)
         self.record.add(profile={**section, "trace": TRACE if self.config.profile_trace else None})
         self.record.save()
         if "comm_exposed_share" in section:
@@ -91,19 +95,25 @@ class FileRecorder(Recorder):
             self.progress.say(section["reason"])
 
     def end(self, run: Run, feeds: Sequence[Mapping[str, Any]]) -> None:
-        bad = sorted({name for facts in feeds for name in facts.get("bad_samples", [])})
+        self._add_bad_samples(run, [name for facts in feeds for name in facts["bad_samples"]])
         window = own_steps_of_window(self.record.content.get("profile", {}))
         self.record.add(
             summary={**self.record.content["summary"], **own_columns(window, "window")},
             framework=self.scenario.facts(),
-            loader={**run.feed.facts(), "bad_samples": bad},
-            ledger={**self.record.content["ledger"], "bad_samples": len(bad)},
         )
         waiting = self.record.content["summary"].get("data_wait_share")
         late = advice_on_waiting(self.config, run.job.device.type, waiting)
         self.record.add(advice=[*self.record.content["advice"], *late])
         for line in late:
             self.progress.say(f"advice: {line}")
+
+    def _add_bad_samples(self, run: Run, names: Sequence[str]) -> None:
+        """names: of samples that any rank could not read"""
+        self.bad_samples.update(names)
+        self.record.add(
+            loader={**run.feed.facts(), "bad_samples": sorted(self.bad_samples)},
+            ledger={**self.record.content["ledger"], "bad_samples": len(self.bad_samples)},
+        )
 
     def _interrupted(self, run: Run) -> tuple[int, Any] | None:
         """The number of an epoch that is on, and those of its steps that have ended on this rank. None from another

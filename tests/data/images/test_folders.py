@@ -81,6 +81,15 @@ def test_validation_crops_the_centre(folders, decode):
     torch.testing.assert_close(image[2], torch.full((64, 64), 7.0))
 
 
+@pytest.mark.parametrize("decode", DECODERS)
+def test_of_16_bits_the_upper_8_count(folders, decode):
+    """Pillow would clip them to white; torchvision keeps them, and 8 bits of them would be any numbers."""
+    gray = np.full((40, 48), 0x8123, np.uint16)
+    Image.fromarray(gray).save(Path(folders.root) / "val/a/000.JPEG", "PNG")
+    image = take(replace(folders, decode=decode), False, [(0, 0)]).inputs[0]
+    assert image.unique().tolist() == [0x81]
+
+
 def test_val_resize_is_the_shorter_side(folders):
     rows, columns = np.mgrid[0:40, 0:80]
     Image.fromarray(np.stack([columns, rows, rows], -1).astype(np.uint8)).save(
@@ -261,6 +270,7 @@ def test_head_must_be_as_wide_as_the_classes(folders):
         ({"on_bad_sample": "ignore"}, r"data.on_bad_sample=ignore must be one of fatal, skip"),
         ({"val_limit": 0}, r"data.val_limit=0 must be greater than 0"),
         ({"crop_scale": [1.0]}, r"data.crop_scale=\[1.0\] must be \[smallest, largest\]"),
+        ({"crop_scale": [8.0, 100.0]}, r"must be \[smallest, largest\], both greater than 0 and at most 1"),
         ({"crop_ratio": [2.0, 1.0]}, r"data.crop_ratio=\[2.0, 1.0\] must be"),
         ({"flip": 1.5}, r"data.flip=1.5 must be a probability"),
     ],

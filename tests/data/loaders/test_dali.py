@@ -8,6 +8,8 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -158,9 +160,8 @@ def test_on_a_gpu_it_is_torchs_current_stream_that_waits(folders, monkeypatch, o
         def reset(self): ...
 
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: "side stream")
-    reader = DaliReader(
-        folders.split(True, Shape(), 0), lambda images, _: Pipeline(images), lambda _: None, False, on_gpu
-    )
+    graph: Any = SimpleNamespace(pipeline=lambda images, **_: Pipeline(images), to_gpu=on_gpu)
+    reader = DaliReader(folders.split(True, Shape(), 0), graph, request(), {})
     (fetched,) = reader.read(0, [np.array([1, 6])])
     assert (fetched.inputs.tolist(), fetched.targets.tolist()) == ([1, 1], [0, 1])
     assert asked == [("side stream" if on_gpu else None)] * 2

@@ -14,7 +14,7 @@ import pytest
 from ddlbench.data.images.index import prepare_index
 from ddlbench.data.tfrecord.packed import index_path, open_pack, order, read_manifest
 from ddlbench.data.tfrecord.records import walk
-from ddlbench.data.tools.pack import ShardToMake, make_shard, pack
+from ddlbench.data.tools.pack import make_shard, pack
 from ddlbench.errors import UserError
 from ddlbench.files import unfinished_path
 from tests.support.disk import largest_file
@@ -42,16 +42,8 @@ def packed(layout, tmp_path_factory):
 
 @pytest.fixture
 def in_process(monkeypatch):
-    """Shards made one after another in this process; their files, as they are made."""
-    made = []
-
-    def one_by_one(work, jobs, processes):
-        for job in jobs:
-            made.append(job.file)
-            yield work(job)
-
-    monkeypatch.setattr("ddlbench.data.tools.pack.in_processes", one_by_one)
-    return made
+    """Shards made one after another in this process."""
+    monkeypatch.setattr("ddlbench.data.tools.pack.in_processes", lambda work, jobs, _: map(work, jobs))
 
 
 def images(folder, split):
@@ -115,10 +107,10 @@ def test_processes_and_attempts_change_no_byte(layout, packed, tmp_path, capfd):
 def test_interrupted_pack_is_resumed(layout, packed, tmp_path, in_process, monkeypatch):
     target, whole = tmp_path / "set", make_shard
 
-    def interrupted(job):
-        if job.file.startswith("val/00001"):
+    def interrupted(target, file, *job):
+        if file.startswith("val/00001"):
             raise KeyboardInterrupt
-        return whole(job)
+        return whole(target, file, *job)
 
     monkeypatch.setattr("ddlbench.data.tools.pack.make_shard", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -185,7 +177,7 @@ def test_file_that_changes_or_vanishes_is_named(tmp_path, in_process):
     with pytest.raises(UserError, match=r"val/b/000.JPEG has 5 bytes, \d+ when the folders were indexed: delete"):
         pack(layout, tmp_path / "second", SHARD_BYTES, processes=1)
     with pytest.raises(UserError, match=r"cannot read .*gone.JPEG \(No such file or directory\): restore or remove it"):
-        make_shard(ShardToMake(tmp_path, "x.tfrecord", layout.root, (("gone.JPEG", 0, 1),)))
+        make_shard(tmp_path, "x.tfrecord", layout.root, [("gone.JPEG", 0, 1)], None)
     assert not list(tmp_path.glob("*x.tfrecord*"))
 
 

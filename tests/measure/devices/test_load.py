@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddlbench.measure.devices.usage import HZ, Load, family_seconds
+from ddlbench.measure.devices.usage import HZ, Load, process_tree_seconds
 
 
 def proc(folder: Path, stat: str, load: str = "3.00 2.00 1.00 1/100 42\n", some: float = 25.0) -> Path:
@@ -66,9 +66,9 @@ def test_seconds_of_a_process_with_its_children(tmp_path: Path) -> None:
     process(tmp_path, "7", "1000 0 0 0", "10 ")
     process(tmp_path, "8", "5 0 0 0", None)  # it ended while it was read
     process(tmp_path, "10", "0 2000 0 0", "")
-    assert family_seconds(tmp_path) == pytest.approx((154 + 1000 + 2000) / HZ)
+    assert process_tree_seconds(tmp_path) == pytest.approx((154 + 1000 + 2000) / HZ)
     with pytest.raises(FileNotFoundError):  # a kernel without these lists: the children would be taken for others
-        family_seconds(tmp_path, "8")
+        process_tree_seconds(tmp_path, "8")
 
 
 def test_a_thread_that_ends_while_the_children_are_read_is_passed_over(
@@ -88,13 +88,13 @@ def test_a_thread_that_ends_while_the_children_are_read_is_passed_over(
         return read_text(path)
 
     monkeypatch.setattr(Path, "read_text", read)
-    assert family_seconds(tmp_path) == pytest.approx((154 + 1000) / HZ)
+    assert process_tree_seconds(tmp_path) == pytest.approx((154 + 1000) / HZ)
 
 
 def test_a_child_that_computes_is_the_runs_own() -> None:
-    before = family_seconds()
+    before = process_tree_seconds()
     subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.3: pass"], check=True)
-    assert family_seconds() - before >= 0.25
+    assert process_tree_seconds() - before >= 0.25
 
 
 def test_this_machine() -> None:

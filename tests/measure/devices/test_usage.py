@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ddlbench.measure.devices import usage
-from ddlbench.measure.devices.usage import ReadBytes, family_seconds
+from ddlbench.measure.devices.usage import ReadBytes, process_tree_seconds
 
 LOOK_BYTES = 2_000  # of a few files in /proc of one process
 BUSY = """import time
@@ -32,9 +32,9 @@ def test_reading_is_counted(tmp_path: Path) -> None:
 
 
 def test_sleeping_is_not_counted() -> None:
-    cpu_s = family_seconds()
+    cpu_s = process_tree_seconds()
     time.sleep(0.3)
-    assert family_seconds() - cpu_s < 0.25
+    assert process_tree_seconds() - cpu_s < 0.25
 
 
 def test_the_bytes_of_the_reading_itself_are_not_counted() -> None:
@@ -42,19 +42,19 @@ def test_the_bytes_of_the_reading_itself_are_not_counted() -> None:
     between two readings, so the least of several counts."""
     others = [subprocess.Popen(["sleep", "600"]) for _ in range(50)]
     try:
-        looks = [ReadBytes.now() for _ in range(6)]
+        readings = [ReadBytes.now() for _ in range(6)]
     finally:
         for other in others:
             other.kill()
             other.wait()
-    read = [abs(late.since(early) or 0) for early, late in pairwise(looks)]
+    read = [abs(late.since(early) or 0) for early, late in pairwise(readings)]
     assert min(read) < LOOK_BYTES
-    assert min(look.look for look in looks) > LOOK_BYTES
+    assert min(reading.overhead for reading in readings) > LOOK_BYTES
 
 
 @pytest.mark.parametrize("ended", [True, False])
 def test_a_child_counts_while_it_runs_and_after_its_end(ended: bool) -> None:
-    before, cpu_s = ReadBytes.now(), family_seconds()
+    before, cpu_s = ReadBytes.now(), process_tree_seconds()
     wait = "" if ended else "input()"
     child = subprocess.Popen([sys.executable, "-c", BUSY + wait], stdin=-1, stdout=-1, text=True)
     assert child.stdin is not None
@@ -62,7 +62,7 @@ def test_a_child_counts_while_it_runs_and_after_its_end(ended: bool) -> None:
     child.stdout.readline()
     if ended:
         child.wait(20)
-    read, computed_s = ReadBytes.now().since(before), family_seconds() - cpu_s
+    read, computed_s = ReadBytes.now().since(before), process_tree_seconds() - cpu_s
     child.communicate("\n", 20)
     assert computed_s >= 0.28
     assert read is not None

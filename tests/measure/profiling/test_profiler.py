@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from ddlbench.measure.profiling.profile import Event, divide
 from ddlbench.measure.profiling.profiler import Profiler, plain_events
-from ddlbench.measure.profiling.spans import BACKWARD, FORWARD, WINDOW, profiling, span
+from ddlbench.measure.profiling.spans import BACKWARD, FORWARD, UPDATE, WINDOW, profiling, span
+from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 
 
 class DeviceType(Enum):
@@ -76,6 +78,20 @@ def test_a_kernel_has_the_launch_time_of_its_operator() -> None:
     ]
 
 
+@pytest.mark.parametrize("call", ["cudaEventRecord", "cuStreamWaitEvent", "hipEventRecord"])
+def test_a_call_of_the_driver_outside_of_operators_is_not_the_operator_of_its_number(call: str) -> None:
+    """The driver counts its calls, torch its operators."""
+    operator = Kineto("aten::mm", 10, 5, number=2)
+    kernel = Kineto("sm90_gemm", 40, 20, number=2000, linked=2, device=DeviceType.CUDA)
+    assert plain_events([operator, Kineto(call, 30, 1, number=2), kernel])[2].launched == 10
+
+
+def test_a_kernel_without_an_operator_has_no_launch_time_whatever_the_profiler_itself_does() -> None:
+    """The overhead that the profiler reports of itself has no number either."""
+    kernel = Kineto("ncclDevKernel", 60, 20, number=2001, device=DeviceType.CUDA)
+    assert plain_events([Kineto("Lazy Function Loading", 20, 5), kernel])[1].launched is None
+
+
 def test_a_real_window_on_the_cpu(tmp_path: Path) -> None:
     assert not profiling()
     wait = torch.distributed.Work.wait
@@ -91,6 +107,18 @@ def test_a_real_window_on_the_cpu(tmp_path: Path) -> None:
     profiler.save(tmp_path / "trace.json.gz")
     trace = json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))
     assert {FORWARD, "aten::mm"} <= {event.get("name") for event in trace["traceEvents"]}
+
+
+def test_an_update_of_8_bit_states_is_computing() -> None:
+    """Kernels of bitsandbytes, below which torch has no operators."""
+    weight = nn.Parameter(torch.ones(2**20))
+    weight.grad = torch.ones(2**20)
+    optimizer = make_optimizer(OptimizerConfig("adamw8bit", lr=0.1), [("weight", weight)])
+    optimizer.step()  # makes the states
+    with Profiler(torch.device("cpu")) as profiler, span(WINDOW), span(UPDATE):
+        optimizer.step()
+    seconds = divide(profiler.events(), on_device=False)
+    assert seconds.update_s > 0.9 * seconds.window_s
 
 
 def test_a_span_without_a_profiler_is_nothing() -> None:

@@ -6,6 +6,7 @@ import io
 import warnings
 from typing import TYPE_CHECKING
 
+import numpy as np
 from PIL import Image
 
 from ddlbench.texts import first_line
@@ -21,11 +22,13 @@ class BadImage(Exception):
 
 
 def decode_image(content: bytes | memoryview, decoder: str) -> Image.Image | Tensor:
-    """An RGB image: PIL's own, or [3, H, W] uint8; gray, CMYK and palette images are converted. Raises BadImage for
-    content that cannot be decoded completely."""
+    """An RGB image: PIL's own, or [3, H, W] uint8; gray, CMYK, palette and 16-bit images are converted. Raises BadImage
+    for content that cannot be decoded completely."""
     try:
         if decoder == "pil":
             with Image.open(io.BytesIO(content)) as image:
+                if image.mode.startswith("I"):  # 16 bits, which `convert` would clip
+                    return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
                 if image.mode != "RGB":
                     return image.convert("RGB")
                 image.load()  # `convert` would copy the image
@@ -36,8 +39,9 @@ def decode_image(content: bytes | memoryview, decoder: str) -> Image.Image | Ten
         with warnings.catch_warnings():  # deprecated since torchvision 0.29, still the decoder that many use
             warnings.simplefilter("ignore", DeprecationWarning)
             raw = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-            return images.decode_image(raw, images.ImageReadMode.RGB)
-    except (ImportError, MemoryError):  # no fault of the file's
+            image = images.decode_image(raw, images.ImageReadMode.RGB)
+            return image if image.dtype == torch.uint8 else (image.int() >> 8).byte()
+    except (ImportError, MemoryError):  # the file is not the cause
         raise
     except Exception as error:  # decoders raise many kinds, OSError, SyntaxError and RuntimeError among them
         what = first_line(error).partition(" <_io")[0]  # without the address of a buffer

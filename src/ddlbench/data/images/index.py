@@ -37,7 +37,7 @@ class Files:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def sound(self, classes: int) -> bool:
+    def consistent(self, classes: int) -> bool:
         """Whether the arrays fit each other and the number of classes: a kept index may have come with the data."""
         kinds = self.names.dtype.kind, self.sizes.dtype, self.labels.dtype
         shapes = {self.names.shape, self.sizes.shape, self.labels.shape}
@@ -81,7 +81,7 @@ class FolderLayout:
 
     @property
     def present(self) -> list[Path]:
-        """The splits that there are, the training split first."""
+        """The folders of the splits that exist, the training split first."""
         train, val = self.splits
         return [train] if self.val_optional and not val.exists() else [train, val]
 
@@ -104,7 +104,7 @@ def class_folders(folder: Path) -> list[str]:
     with os.scandir(folder) as entries:
         try:
             names = sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
-        except OSError as error:  # a link in a circle
+        except OSError as error:  # links in a loop
             raise UserError(
                 f"{error.filename} cannot be read ({error.strerror}): restore or remove the link"
             ) from error
@@ -164,8 +164,8 @@ def scan(layout: FolderLayout) -> Index:
 
 
 def list_images(folder: Path) -> tuple[NDArray[np.bytes_], NDArray[np.int64], list[str]]:
-    """The images of a class folder, by name: names and sizes as in Files; the names of links that lead to no file, or
-    in a circle."""
+    """The images of a class folder, by name: names and sizes as in Files; the names of links without a target, or in a
+    loop."""
     with os.scandir(folder) as entries:
         named = [entry for entry in entries if entry.name.lower().endswith(EXTENSIONS) and entry.name[0] != "."]
     dangling = {entry.name for entry in named if entry.is_symlink() and not Path(entry).exists()}
@@ -191,11 +191,10 @@ def _read(file: Path) -> tuple[Index, list[int]] | None:
     try:
         about: dict[str, Any] = json.loads(arrays["about"].tobytes())
         index = Index(tuple(about["classes"]), splits, str(about["hash"]))
-        folders = all(
-            isinstance(name, str) and name not in ("", ".", "..") and not {"/", "\0"} & set(name)
-            for name in about["classes"]
-        )
-        sound = folders and all(files.sound(len(index.classes)) for files in splits.values())
-        return (index, about["stamps"]) if sound else None
+        for name in about["classes"]:
+            if not isinstance(name, str) or name in ("", ".", "..") or {"/", "\0"} & set(name):
+                return None
+        fits = all(files.consistent(len(index.classes)) for files in splits.values())
+        return (index, about["stamps"]) if fits else None
     except (ValueError, KeyError, TypeError, RecursionError):
         return None

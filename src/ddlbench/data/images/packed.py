@@ -113,7 +113,7 @@ class PackedImages(ImageFolders):
     def _kept(self, pack: Pack, split: str) -> PackedSource | None:
         """From the kept index; None where there is none, or none that fits the set."""
         arrays = read_arrays(self._index_file(pack, split), ARRAYS)
-        if arrays is None or not (files := Files(*(arrays[key] for key in KEYS))).sound(len(pack.classes)):
+        if arrays is None or not (files := Files(*(arrays[key] for key in KEYS))).consistent(len(pack.classes)):
             return None
         holders, starts, shape = arrays["holders"], arrays["starts"], files.labels.shape
         if (holders.dtype, holders.shape, starts.dtype, starts.shape) != (np.int32, shape, np.int64, shape):

@@ -120,7 +120,7 @@ class ImageSplit:
 
 
 def batch_memory(dtype: torch.dtype, *shape: int) -> Tensor:
-    """Unset. In a worker it is what the rank maps, as torch's own collation has it: a batch is not copied."""
+    """Memory without values, in a worker shared with the rank, as in torch's own collation: no batch is copied."""
     if get_worker_info() is None:
         return torch.empty(shape, dtype=dtype)
     size = math.prod(shape) * dtype.itemsize

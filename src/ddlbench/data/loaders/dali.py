@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -72,47 +71,39 @@ class Dali(Loader):
 
     def open(self, dataset: Dataset, request: Request) -> ReplicaFeed:
         assert isinstance(dataset, ImageFolders)
-        device = self.device or ("mixed" if request.device.type == "cuda" else "cpu")
+        on_gpu = request.device.type == "cuda"
+        device = self.device or ("mixed" if on_gpu else "cpu")
         threads = self.threads or default_workers(request.cores, request.device.type, torch.get_num_threads())
         fused_crop = device != "mixed" if self.fused_crop is None else self.fused_crop
-        settings = replace(self, device=device, threads=threads, fused_crop=fused_crop)
-        train, validation = (settings._reader(dataset, request, train) for train in (True, False))
-        return ReplicaFeed(train, validation, request, settings)
+        settings = {
+            "batch_size": request.replica_batch,
+            "num_threads": threads,
+            "device_id": (request.device.index or 0) if on_gpu else None,
+            "prefetch_queue_depth": self.prefetch,
+        }
 
-    def _reader(self, dataset: ImageFolders, request: Request, train: bool) -> DaliReader:
-        assert self.device is not None, "chosen by `open`"
-        assert self.fused_crop is not None, "chosen by `open`"
-        split = dataset.split(train, request.model, request.seed)
-        on_gpu = request.device.type == "cuda"
-        named = isinstance(split.source, FolderSource)
-        graph = Graph(
-            dataset, split.size, self.device, self.fused_crop, request.channels_last, to_gpu=on_gpu, named=named
-        )
-        settings = {"num_threads": self.threads, "device_id": (request.device.index or 0) if on_gpu else None}
+        def reader(train: bool) -> DaliReader:
+            split = dataset.split(train, request.model, request.seed)
+            named = isinstance(split.source, FolderSource)
+            graph = Graph(dataset, split.size, device, fused_crop, request.channels_last, to_gpu=on_gpu, named=named)
+            return DaliReader(split, graph, request, settings)
 
-        def build(files: Iterable[Any], epoch: int) -> Any:
-            # Replicas draw other crops, ranks of one replica the same. A signed number: DALI's -1 is a random seed.
-            seed = augmentation_seed(request.seed, epoch, request.place.data_rank) >> 1
-            batches = {"batch_size": request.replica_batch, "prefetch_queue_depth": self.prefetch}
-            return graph.pipeline(files, train=train, seed=seed, **batches, **settings)
-
-        return DaliReader(split, build, partial(graph.first_bad, **settings), request.channels_last, on_gpu)
+        chosen = replace(self, device=device, threads=threads, fused_crop=fused_crop)
+        return ReplicaFeed(reader(True), reader(False), request, chosen)
 
 
 @dataclass
 class DaliReader:
-    """One split behind one pipeline. A pipeline has one seed, so each epoch of training has a new one: then its crops
+    """One split and its pipeline. A pipeline has one seed, so each epoch of training has a new one: then its crops
     follow from seed and epoch, also where a run continues another one. The pipeline of validation stays.
 
-    build: the pipeline of an epoch, over what is to come; first_bad: which of some images DALI cannot decode
-    on_gpu: whether its batches lie there
+    settings: of nvidia.dali.Pipeline, without the seed
     """
 
     split: ImageSplit
-    build: Callable[[Iterable[Any], int], Any]
-    first_bad: Callable[[Iterable[Any]], int | None]
-    channels_last: bool
-    on_gpu: bool
+    graph: Graph
+    request: Request
+    settings: Mapping[str, Any]
 
     def __post_init__(self) -> None:
         self._pipeline, self._epoch = None, 0
@@ -120,12 +111,12 @@ class DaliReader:
         self._in_flight = deque[list[int]]()  # positions in the split, batch by batch
 
     def read(self, epoch: int, batches: Iterable[Indices]) -> Iterator[Fetched]:
-        """Raises UserError where an image cannot be decoded; `fused_crop` does not look at what lies below a crop."""
+        """Raises UserError where an image cannot be decoded; with `fused_crop` damage below a crop is not seen."""
         self._batches = batches
         self._in_flight.clear()
         if epoch != self._epoch:
             self._pipeline = None  # its memory is free before the next one takes some
-        pipeline, self._pipeline, self._epoch = self._pipeline or self.build(self, epoch), None, epoch
+        pipeline, self._pipeline, self._epoch = self._pipeline or self._built(epoch), None, epoch
         while (images := self._next(pipeline)) is not None:
             yield self._fetched(images)
         while self._in_flight:  # an empty batch, which DALI has not seen
@@ -144,10 +135,15 @@ class DaliReader:
     def close(self) -> None:
         self._pipeline = None
 
+    def _built(self, epoch: int) -> Any:
+        """Replicas draw other crops, ranks of one replica the same. A signed number: DALI's -1 is a random seed."""
+        seed = augmentation_seed(self.request.seed, epoch, self.request.place.data_rank) >> 1
+        return self.graph.pipeline(self, train=self.split.train, seed=seed, **self.settings)
+
     def _next(self, pipeline: Any) -> Tensor | None:
         """On a GPU torch's current stream waits for the batch, not the host."""
         try:
-            (images,) = pipeline.run(torch.cuda.current_stream() if self.on_gpu else None)
+            (images,) = pipeline.run(torch.cuda.current_stream() if self.graph.to_gpu else None)
         except StopIteration:
             return None
         except RuntimeError as error:
@@ -155,7 +151,7 @@ class DaliReader:
         # No copy: DALI's buffer lives as long as the tensor, which DALI's own iterator for PyTorch relies on too; on a
         # GPU until all work is done that was queued before the tensor went, whatever the stream.
         tensor = torch.from_dlpack(images.as_tensor())
-        return tensor.permute(0, 3, 1, 2) if self.channels_last else tensor
+        return tensor.permute(0, 3, 1, 2) if self.request.channels_last else tensor
 
     def _fetched(self, images: Tensor) -> Fetched:
         labels = [self.split.label(position) for position in self._in_flight.popleft()]
@@ -165,7 +161,7 @@ class DaliReader:
         """DALI says neither which of the files in its queue it could not decode nor what is wrong: Pillow says that."""
         source, in_flight = self.split.source, chain.from_iterable(self._in_flight)
         images = [int(self.split.chosen[position]) for position in in_flight]
-        bad = self.first_bad(external_input(source, image) for image in images)
+        bad = self.graph.first_bad((external_input(source, image) for image in images), **self.settings)
         if bad is None:
             return error
         place = source.place(images[bad])

@@ -48,10 +48,10 @@ class Graph:
     def first_bad(self, files: Iterable[Any], **settings: Any) -> int | None:
         """Which of the files is the first that DALI cannot decode, None where it decodes all."""
         settings |= {"batch_size": 1, "prefetch_queue_depth": 1}
-        made, good = self._pipeline([[file] for file in files], self._decoded, settings), 0
+        pipeline, good = self._pipeline([[file] for file in files], self._decoded, settings), 0
         try:
             while True:
-                made.run()
+                pipeline.run()
                 good += 1
         except StopIteration:
             return None
@@ -60,14 +60,14 @@ class Graph:
 
     def _pipeline(self, files: Iterable[Any], output: Callable[[Any], Any], settings: dict[str, Any]) -> Any:
         dali = import_dali()
-        made = dali.Pipeline(**settings)
+        pipeline = dali.Pipeline(**settings)
         # Names no longer exist when DALI reads them, so they are copied. The pages of a packed set stay, and a copy
         # would read them.
         how = {"batch": True, "cycle": "raise", "ndim": 1, "dtype": dali.types.UINT8, "no_copy": not self.named}
-        with made:
+        with pipeline:
             source = dali.fn.external_source(source=files, **how)
-            made.set_outputs(output(dali.fn.io.file.read(source) if self.named else source))
-        return made
+            pipeline.set_outputs(output(dali.fn.io.file.read(source) if self.named else source))
+        return pipeline
 
     def _decoded(self, encoded: Any) -> Any:
         """Complete images of any size."""

@@ -1,4 +1,4 @@
-"""PyTorch's own DataLoader for every data set: worker processes read complete batches, from the keys of each epoch."""
+"""PyTorch's own DataLoader for every data set: worker processes read complete batches."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ from ddlbench.data.sampler import Indices
 from ddlbench.errors import RunError, check_values
 from ddlbench.measure.devices.memory import keep_freed_memory
 
-Key = tuple[int, int]  # (epoch, index)
 TO_THE_JOB = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-ENDS_S = 5.0  # in which a worker that broke its connection has ended
+ENDS_S = 5.0  # the longest wait for the end of a worker that broke its connection
 # Imported once by the server: besides what reads samples, what every worker's copy of the main module imports.
 PRELOADED = ("ddlbench.config.compose", "ddlbench.config.help", "ddlbench.ranks.launch", __name__)
 
@@ -77,14 +76,14 @@ class Native(Loader):
 
 
 class Reader:
-    """One split behind one DataLoader. No worker starts before the first `read`.
+    """One split and its DataLoader. No worker starts before the first `read`.
 
     normalize: images, where they are read; else they stay uint8, for a device that normalizes them
     """
 
     def __init__(self, split: Split, settings: Native, normalize: bool) -> None:
         self.split = split
-        self._keys = EpochKeys()
+        self._sampler = EpochBatches()
         parallel: dict[str, Any] = {
             "num_workers": settings.workers,
             "multiprocessing_context": "forkserver",
@@ -94,8 +93,8 @@ class Reader:
         }
         self._loader: DataLoader[Any] = DataLoader(
             SplitInWorker(split, normalize),  # pyright: ignore[reportArgumentType]
-            batch_sampler=self._keys,
-            collate_fn=as_it_is,
+            batch_size=None,  # the split makes the batches
+            sampler=self._sampler,
             pin_memory=settings.pin_memory,
             generator=torch.Generator(),  # else it would draw from the stream that dropout draws from
             **(parallel if settings.workers else {}),
@@ -104,7 +103,7 @@ class Reader:
 
     def read(self, epoch: int, batches: Iterable[Indices]) -> Iterator[Fetched]:
         """Raises the error that the split raised, and RuntimeError where a worker has ended."""
-        self._keys.batches = ([(epoch, int(index)) for index in batch] for batch in batches)
+        self._sampler.batches = ((epoch, batch) for batch in batches)
         self._iterator = iter(self._loader)
         try:
             for answer in self._iterator:
@@ -131,12 +130,12 @@ class Reader:
         self._iterator = None
 
 
-class EpochKeys:
-    """DataLoader's `batch_sampler`, with other batches each epoch: its workers may outlive an epoch."""
+class EpochBatches:
+    """DataLoader's sampler, with other batches each epoch: its workers may outlive an epoch."""
 
-    batches: Iterable[list[Key]] = ()
+    batches: Iterable[tuple[int, Indices]] = ()
 
-    def __iter__(self) -> Iterator[list[Key]]:
+    def __iter__(self) -> Iterator[tuple[int, Indices]]:
         return iter(self.batches)
 
 
@@ -147,19 +146,16 @@ class SplitInWorker:
     split: Split
     normalize: bool
 
-    def __getitems__(self, keys: list[Key]) -> Fetched | RunError:
+    def __getitem__(self, batch: tuple[int, Indices]) -> Fetched | RunError:
+        epoch, indices = batch
         try:
-            fetched = self.split.__getitems__(keys or [(0, 0)])
+            fetched = self.split.__getitems__([(epoch, int(index)) for index in indices] or [(0, 0)])
         except RunError as error:
             return error
-        if not keys:  # a replica whose validation shard ends before the others' still has to give a batch
+        if not len(indices):  # a replica whose validation shard ends before the others' still has to give a batch
             fetched = Fetched(fetched.inputs[:0], fetched.targets[:0], fetched.valid[:0])
         images = self.normalize and fetched.inputs.dtype == torch.uint8
         return fetched._replace(inputs=normalized(fetched)) if images else fetched
-
-
-def as_it_is(answer: Any) -> Any:
-    return answer
 
 
 @cache

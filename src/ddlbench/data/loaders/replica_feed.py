@@ -36,7 +36,6 @@ class SplitReader(Protocol):
 
     def close(self) -> None:
         """Stop reading ahead."""
-        ...
 
 
 class ReplicaFeed:

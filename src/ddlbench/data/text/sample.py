@@ -1,7 +1,7 @@
 """English text from Python's own documentation, with a tokenizer trained on it: made at its first use, no download.
 
 The text is the language reference as the interactive help has it (pydoc_data.topics, under Python's licence), about
-half a megabyte that differs between Python versions, hence the version in the folder's name and the hash in records.
+half a megabyte. It differs between Python versions: so the folder has the version in its name, and records the hash.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ddlbench.data.text.tokenizer import TokenizerFiles
 from ddlbench.errors import UserError, check_values
 from ddlbench.job import Model
 
-VERSION = "v1"  # of the way the set is made: another way, another number
+VERSION = "v1"  # raised when the set is made in another way
 
 
 @dataclass
@@ -24,7 +24,7 @@ class SampleText(TokenText):
     """TokenText that the program makes itself: tokenizer, cache_dir, train and valid are no keys of its YAML.
 
     root: folder of the set, made if it is missing; None: the program's own
-    vocab_size: tokens of the byte-level BPE, 256 at least; a text has only so many merges, so it may come out smaller
+    vocab_size: tokens of the byte-level BPE, 256 at least; fewer where the text has fewer merges
     """
 
     vocab_size: int = 2048

@@ -31,7 +31,7 @@ class TokenIndex:
 
     tokens, words, lines: sizes of the text; words: what whitespace (Unicode's) separates. The sizes published for
         WikiText (103,227,021 words of training and 217,646 of validation text) are larger than this: they count an end
-        of line as a word, so compare words + lines. torchtext, which put one "<eos>" behind each line, came to the
+        of line as a word, so compare words + lines. torchtext, which put one "<eos>" after each line, came to the
         2,088,628 published for WikiText-2.
     sha256: of the tokens' bytes
     tokenizer, tokenizer_hash, vocab_size: what made the tokens, which are all below vocab_size

@@ -1,11 +1,11 @@
 """From text to tokens: byte-level BPE tokenizers, and a stream from a text file into a token file.
 
 A text is tokenized line by line. A line ends with its "\\n", which belongs to it, and nothing else ends a line. So
-the tokens are a function of the text alone: neither the size of a chunk nor the number of threads can move them, and
+the tokens are a function of the text alone: neither the size of a chunk nor the number of threads changes them, and
 decoding them gives the text back byte by byte. Tokenized in one piece the same text may give a few tokens less,
-because GPT-2's pre-tokenizer takes white space that runs over a line end (an empty line, an indented one) as one run,
-which here is cut behind each "\\n". No token is put between lines, articles or files; WikiText's "<unk>" and "@-@"
-stay as they are.
+because GPT-2's pre-tokenizer takes white space across a line end (an empty line, an indented one) as one piece, which
+is cut after each "\\n" here. No token is put between lines, articles or files; WikiText's "<unk>" and "@-@" stay as
+they are.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ddlbench.progress import Progress
 from ddlbench.texts import first_line
 
 CHUNK_BYTES = 2**20  # text in memory at a time; with its tokens about 70 MiB, and at least one line
-WORTH_A_WORD = 2**24  # bytes of text; less is done in a few seconds
+PROGRESS_FROM_BYTES = 2**24  # bytes of text; less is done in a few seconds
 END_OF_TEXT = "<|endoftext|>"
 ROW = np.dtype("<i8")  # of the table of lines
 THREADS = "TOKENIZERS_PARALLELISM"  # read by the library at every call
@@ -114,7 +114,7 @@ def tokenize_file(source: Path, tokenizer: TextTokenizer, target: Path, chunk_by
     text. Raises UserError for text that is not UTF-8; OSError where `target` cannot be written."""
     target.parent.mkdir(parents=True, exist_ok=True)
     state, digest, source_digest = source.stat(), hashlib.sha256(), hashlib.sha256()
-    progress = Progress(state.st_size >= WORTH_A_WORD)
+    progress = Progress(state.st_size >= PROGRESS_FROM_BYTES)
     progress.say(f"tokenizing {source} ({state.st_size / 1e6:.0f} MB) once, into {target}")
     words, lines, end = 0, 0, np.zeros(2, dtype=ROW)
     os.environ[THREADS] = "true"  # on all cores

@@ -5,7 +5,7 @@ A table that is made with the token file has the position of each line:
 
     NAME.lines    [lines + 1, 2] little-endian int64: where each line begins, in bytes and in tokens; then the ends
 
-Full lines are tokenized, so a window costs what its lines cost: a text of one line costs all of it a window.
+Complete lines are tokenized, so a window costs what its lines cost: of a text of one line it costs the complete text.
 """
 
 from __future__ import annotations

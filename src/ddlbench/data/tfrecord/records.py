@@ -37,7 +37,7 @@ BYTES_LIST, INT64_LIST = 1, 3
 
 
 class BadRecord(NamedTuple):
-    """What is wrong with a record. next: where the one behind it begins; None where its length is not known."""
+    """What is wrong with a record. next: where the following one begins; None where its length is not known."""
 
     what: str
     next: int | None
@@ -49,7 +49,7 @@ def record(payload: bytes) -> bytes:
 
 
 def masked_crc(content: bytes) -> int:
-    """crc32c, turned by 15 bits and moved: the checksum of data that holds checksums would be a weak one."""
+    """crc32c, rotated by 15 bits, plus a constant: the plain checksum of data that contain checksums would be weak."""
     crc = crc32c()(content)
     return (crc >> 15 | crc << 17) + 0xA282EAD8 & 0xFFFFFFFF
 
@@ -133,8 +133,8 @@ def bytes_of(data: memoryview, extents: Mapping[str, Extent], name: str, kind: i
 def number_of(data: memoryview, extents: Mapping[str, Extent], name: str) -> int:
     """Packed or not, the number is where the field begins."""
     place, end = bytes_of(data, extents, name, INT64_LIST)
-    number, behind = varint(data, place, end)
-    if behind != end:
+    number, after = varint(data, place, end)
+    if after != end:
         raise ValueError(f"{name} is not one value of type int")
     return number
 
@@ -163,14 +163,14 @@ def fields(data: memoryview, message: Extent, wanted: int) -> Iterator[Extent]:
             case kind:
                 raise ValueError(f"wire type {kind}")
         if after > end:
-            raise ValueError(f"a field ends {after - end} bytes behind its message")
+            raise ValueError(f"a field ends {after - end} bytes after its message")
         if key >> 3 == wanted:
             yield start, after
         place = after
 
 
 def varint(data: memoryview, place: int, end: int) -> tuple[int, int]:
-    """The number at `place` and the place behind it: seven bits a byte, the lowest first; the eighth: more follow."""
+    """The number at `place` and the place after it: seven bits a byte, the lowest first; the eighth: more follow."""
     value = 0
     for shift, at in zip(range(0, 70, 7), range(place, end), strict=False):
         value |= (data[at] & 0x7F) << shift

@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
+from operator import call
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +35,7 @@ READERS = 4  # images at once: a disk, and a parallel file system even more, is 
 READ_AHEAD = 32  # images
 
 
-@dataclass(frozen=True)
-class ShardToMake:
-    """One shard to make in set `target`. images: (<class>/<name>, label, bytes); earlier: of an earlier attempt"""
-
-    target: Path
-    file: str
-    source: Path
-    images: tuple[tuple[str, int, int], ...]
-    earlier: Shard | None = None
+Image = tuple[str, int, int]  # <class>/<name>, label, bytes
 
 
 def pack(layout: FolderLayout, target: Path, shard_bytes: int, processes: int) -> Pack:
@@ -62,7 +55,7 @@ def pack(layout: FolderLayout, target: Path, shard_bytes: int, processes: int) -
             ledger.writelines(map(_line, [plan, *map(asdict, earlier.values())]))
         again = f"; {len(earlier)} exist already and are checked" if earlier else ""
         progress.say(f"packing {total} shards into {target}, {processes} at a time{again}")
-        shards = in_processes(make_shard, _jobs(target, layout, index, counts, earlier), processes)
+        shards = in_processes(call, _jobs(target, layout, index, counts, earlier), processes)
         with (target / packed.UNFINISHED).open("ab", buffering=0) as ledger:
             for shard in progress.steps(shards, total, "packing, shard", "shards"):
                 finished.append(shard)
@@ -114,7 +107,7 @@ def _line(content: dict[str, Any]) -> bytes:
 
 def _jobs(
     target: Path, layout: FolderLayout, index: Index, counts: dict[str, int], earlier: dict[str, Shard]
-) -> Iterator[ShardToMake]:
+) -> Iterator[Callable[[], Shard]]:
     """Jobs are made one after another, because the names of a million files as Python strings would take 100 MB."""
     for (split, files), source in zip(index.splits.items(), layout.splits, strict=True):
         for number, chosen in enumerate(np.array_split(packed.order(split, len(files)), counts[split])):
@@ -123,21 +116,21 @@ def _jobs(
                 (f"{index.classes[files.labels[i]]}/{files.name(i)}", int(files.labels[i]), int(files.sizes[i]))
                 for i in chosen
             )
-            yield ShardToMake(target, file, source, images, earlier.get(file))
+            yield partial(make_shard, target, file, source, images, earlier.get(file))
 
 
-def make_shard(job: ShardToMake) -> Shard:
-    """The shard and its index on disk: those of an earlier attempt if their bytes are still the same, else new ones.
-    No more than READ_AHEAD images are in memory."""
-    path = job.target / job.file
-    if job.earlier is not None and intact(path, job.earlier):
-        return job.earlier
+def make_shard(target: Path, file: str, source: Path, images: Sequence[Image], earlier: Shard | None) -> Shard:
+    """A shard of set `target` and its index on disk: those of an earlier attempt if their bytes are still the same,
+    else new ones. No more than READ_AHEAD images are in memory."""
+    path = target / file
+    if earlier is not None and intact(path, earlier):
+        return earlier
     with reporting(f"cannot write {path}", WRITE_AGAIN), ThreadPoolExecutor(READERS) as pool:
         with replacing(path) as out:
             spans, size, digest = list[Span](), 0, hashlib.sha256()
-            for start in range(0, len(job.images), READ_AHEAD):
-                images = job.images[start : start + READ_AHEAD]
-                for (name, label, _), content in zip(images, pool.map(partial(_read, job.source), images), strict=True):
+            for start in range(0, len(images), READ_AHEAD):
+                part = images[start : start + READ_AHEAD]
+                for (name, label, _), content in zip(part, pool.map(partial(_read, source), part), strict=True):
                     features = {packed.ENCODED: content, packed.LABEL: label, packed.FILENAME: os.fsencode(name)}
                     written = record(encode(features))
                     out.write(written)
@@ -146,7 +139,7 @@ def make_shard(job: ShardToMake) -> Shard:
                     size += len(written)
         with replacing(packed.index_path(path)) as out:
             out.write(index_text(spans))
-    return Shard(job.file, len(job.images), size, digest.hexdigest())
+    return Shard(file, len(images), size, digest.hexdigest())
 
 
 def intact(path: Path, expected: Shard) -> bool:
@@ -159,7 +152,7 @@ def intact(path: Path, expected: Shard) -> bool:
         return False
 
 
-def _read(folder: Path, image: tuple[str, int, int]) -> bytes:
+def _read(folder: Path, image: Image) -> bytes:
     path, expected = folder / image[0], image[2]
     with reporting(f"cannot read {path}", "restore or remove it, then pack again"):
         content = path.read_bytes()

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch.profiler import record_function
 
-from ddlbench.measure.devices.usage import waited_awake
+from ddlbench.measure.devices.usage import count_busy_wait
 from ddlbench.measure.profiling.spans import profiling
 
 NAME = "horovod:all_reduce"
@@ -50,7 +50,7 @@ class InFlight:
     def waited(self, handle: int) -> Any:
         began = time.perf_counter()
         result = self.wait(handle)
-        waited_awake(time.perf_counter() - began)
+        count_busy_wait(time.perf_counter() - began)
         self._end(handle)
         return result
 

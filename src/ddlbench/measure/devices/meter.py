@@ -14,7 +14,7 @@ import torch
 from ddlbench.measure.devices.nvml import GpuState, gpu_state_reader, joules, throttling
 from ddlbench.measure.devices.rapl import READ_EVERY_S, Rapl
 from ddlbench.measure.devices.unknown import difference, least, or_none, total
-from ddlbench.measure.devices.usage import Load, family_seconds, thread_seconds
+from ddlbench.measure.devices.usage import Load, process_tree_seconds, thread_seconds
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class Meter:
             at=time.perf_counter(),
             gpu=self.gpu() if self.gpu else None,
             package_j=or_none(self.rapl.joules) if self.rapl else None,
-            cpu_s=or_none(family_seconds),
+            cpu_s=or_none(process_tree_seconds),
             load=Load.now() if self.leader else None,
             thread_s=self._thread_s(),
         )

@@ -32,7 +32,7 @@ class Rapl:
             # intel-rapl:0 is a package or the platform, intel-rapl:0:0 a part of a package.
             zones = [zone for zone in sorted(powercap.glob("intel-rapl:*")) if zone.name.count(":") == 1]
             packages = [zone for zone in zones if (zone / "name").read_text().startswith("package")]
-            meter = cls({zone: _number(zone / "max_energy_range_uj") for zone in packages})
+            meter = cls({zone: int((zone / "max_energy_range_uj").read_text()) for zone in packages})
             meter.joules()
         except (OSError, ValueError):
             return None
@@ -41,12 +41,8 @@ class Rapl:
     def joules(self) -> float:
         """Raises OSError where a counter cannot be read any more."""
         for zone, size in self.ranges.items():
-            now = _number(zone / "energy_uj")
+            now = int((zone / "energy_uj").read_text())
             then = self.last.get(zone, now)
             self.counted += now - then if now >= then else now + size - then
             self.last[zone] = now
         return self.counted / 1e6
-
-
-def _number(file: Path) -> int:
-    return int(file.read_text())

@@ -12,12 +12,12 @@ from pathlib import Path
 import psutil
 
 from ddlbench.cores import machine_cores
-from ddlbench.measure.devices.unknown import difference, or_none
+from ddlbench.measure.devices.unknown import difference, or_none, total
 
 PROC = Path("/proc")
 HZ = os.sysconf("SC_CLK_TCK")  # ticks a second
 BUSY = (0, 1, 2, 5, 6)  # user nice system irq softirq
-_awake_s = 0.0  # of the training thread, the only one that waits in this way
+_busy_wait_s = 0.0  # of the training thread, the only one that waits in this way
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Load:
         return max(0.0, busy - of_run_s * HZ) / passed
 
 
-def family_seconds(proc: Path = PROC, process: str = "self") -> float:
+def process_tree_seconds(proc: Path = PROC, process: str = "self") -> float:
     """Seconds of a core that a process, its living children and those that it has waited for computed since their
     starts. Raises OSError where the kernel does not say which children it has. It reads few files, unlike ReadBytes,
     because a reading within an epoch of mode=loader counts as bytes that were read."""
@@ -79,7 +79,7 @@ def family_seconds(proc: Path = PROC, process: str = "self") -> float:
     if all(children is None for children in lists):
         raise FileNotFoundError(f"{folder}/task/*/children")
     for child in (child for children in lists for child in (children or "").split()):
-        seconds += or_none(lambda child=child: family_seconds(proc, child)) or 0.0  # it may end meanwhile
+        seconds += or_none(lambda child=child: process_tree_seconds(proc, child)) or 0.0  # it may end meanwhile
     return seconds
 
 
@@ -88,26 +88,26 @@ def thread_seconds() -> float:
     core. Waiting for another rank or for a disk is not in it, nor sleep. Raises OSError where the kernel does not
     say."""
     computed, waited, _ = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat").read_text().split()
-    return (int(computed) + int(waited)) / 1e9 - _awake_s
+    return (int(computed) + int(waited)) / 1e9 - _busy_wait_s
 
 
-def waited_awake(seconds: float) -> None:
+def count_busy_wait(seconds: float) -> None:
     """The training thread waited these seconds for others without sleeping: the kernel counts them as computing."""
-    global _awake_s
-    _awake_s += seconds
+    global _busy_wait_s
+    _busy_wait_s += seconds
 
 
 @dataclass(frozen=True)
 class ReadBytes:
     """Bytes since the start of this process and its descendants.
 
-    count: bytes that read(2) and its like gave (proc(5): rchar), from the page cache or a disk; a mapped file is read
-           without being asked for and is not in it. None where the kernel does not report it
-    look:  of these, the bytes that this measurement itself reads
+    count: bytes that read(2) and similar calls returned (proc(5): rchar), from the page cache or a disk. A mapped file
+           is read without such a call and does not count. None where the kernel does not report it
+    overhead: of these, the bytes that this measurement itself reads
     """
 
     count: int | None
-    look: int = 0
+    overhead: int = 0
 
     @classmethod
     def now(cls) -> ReadBytes:
@@ -117,11 +117,11 @@ class ReadBytes:
         for child in process.children(recursive=True):
             with suppress(psutil.NoSuchProcess):  # it has just ended
                 counts.append(_read_bytes(child))
-        look = (_read_bytes(process) or 0) - (first or 0)
-        return cls(None if None in counts else sum(count or 0 for count in counts), look)
+        overhead = (_read_bytes(process) or 0) - (first or 0)
+        return cls(total(counts), overhead)
 
     def since(self, earlier: ReadBytes) -> int | None:
-        return None if self.count is None or earlier.count is None else self.count - earlier.count - earlier.look
+        return None if self.count is None or earlier.count is None else self.count - earlier.count - earlier.overhead
 
 
 def _read_bytes(process: psutil.Process) -> int | None:

@@ -46,7 +46,7 @@ def bytes_of_parameter(
 
 def data_parallel(count: int, of_parameter: Bytes, stage: int, ranks: int) -> Bytes:
     """Section 5 of ZeRO: stage 1 divides the optimizer state by the ranks, 2 the gradients too, 3 (and FSDP) the
-    parameters too; 0 (and DDP) nothing. Padding, less than one row a parameter and rank, comes on top."""
+    parameters too; 0 (and DDP) nothing. Padding, less than one row a parameter and rank, is added to that."""
     optimizer, gradients, parameters = (ranks if stage >= first else 1 for first in (1, 2, 3))
     total = of_parameter.times(count)
     return Bytes(total.parameters / parameters, total.gradients / gradients, total.optimizer / optimizer)

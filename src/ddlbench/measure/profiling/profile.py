@@ -19,7 +19,7 @@ import socket
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -36,8 +36,10 @@ COLLECTIVES = ("gloo:", "mpi:", "horovod:")  # on the host
 CALLS = ("c10d::", WAIT)
 # Ends only when its sender asks for it, which may be long after the data have gone: the sender's waits are counted.
 SEND = "gloo:send"
-# torch's operators, and what torch.compile makes of them. Nodes of autograd are left out: hooks in them may wait.
-OPERATORS = ("aten::", "fsdp::", "torchvision::", "mkldnn::", "inductor::", "## Call CompiledFxGraph")
+# Operators, and what torch.compile makes of them. Nodes of autograd are left out: hooks in them may wait.
+OPERATORS = (
+    "aten::", "fsdp::", "torchvision::", "mkldnn::", "bitsandbytes::", "inductor::", "## Call CompiledFxGraph",
+)  # fmt: skip
 HOST_COPIES = ("Memcpy DtoH", "Memcpy HtoD")  # on CUDA: of offloaded tensors, beside the kernels of the passes
 
 
@@ -63,7 +65,7 @@ class Event:
 @dataclass(frozen=True)
 class Seconds:
     """Seconds of one rank's window, or sums of them over ranks. window_s = forward_s + backward_s + update_s +
-    other_s + exposed_s + data_s + idle_s; communication_s, overlapped or not, is apart."""
+    other_s + exposed_s + data_s + idle_s; communication_s, overlapped or not, is no part of the sum."""
 
     window_s: float
     forward_s: float
@@ -77,8 +79,7 @@ class Seconds:
 
     @classmethod
     def total(cls, ranks: Iterable[Seconds]) -> Seconds:
-        listed = list(ranks)
-        return cls(*(sum(getattr(rank, field.name) for rank in listed) for field in fields(cls)))
+        return cls(*map(sum, zip(*map(astuple, ranks), strict=True)))
 
     @property
     def compute_s(self) -> float:
@@ -136,10 +137,9 @@ class RankWindow:
         begun = [event for event in events if window.begin <= event.begin < window.end]
         communication = [event for event in begun if is_communication(event, on_device)]
         parts = tuple(part for part in PARTS if any(event.name == part for event in begun))
-        stage = place.coordinates.get("pp", 0)
-        seconds = divide(events, on_device)
         elsewhere = any(at for axis, at in place.coordinates.items() if axis != "pp")
         passes = passes_of(begun, window.begin, on_device) if "pp" in place.coordinates and not elsewhere else ()
+        stage, seconds = place.coordinates.get("pp", 0), divide(events, on_device)
         return cls(job.rank, socket.gethostname(), stage, steps, seconds, len(communication), parts, passes)
 
     def line(self) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from torch.profiler import ProfilerActivity, profile
 from ddlbench.measure.profiling.profile import Event
 from ddlbench.measure.profiling.spans import WAIT, spanned
 
+DRIVER_CALLS = ("cu", "hip")  # cudaEventRecord, cuLaunchKernel, hipLaunchKernel; names of operators have their library
+
 
 class Profiler:
     """Records while it is entered: the host's operators and its waits for collectives and messages, and on CUDA the
@@ -49,11 +51,18 @@ class Profiler:
 
 def plain_events(events: Sequence[Any]) -> list[Event]:
     """Events from torch's `_KinetoEvent`. An event of the device names the operator that launched it by its number
-    (`linked_correlation_id`). Spans of the host that are drawn on the device again are left out."""
+    (`linked_correlation_id`). Spans of the host that are drawn on the device again are left out.
+
+    Calls of the driver have numbers of their own, which are those of other operators: a call outside of any operator,
+    such as the record of an event, must not be taken for one. 0 is the number of the profiler's own overhead, and the
+    link of a kernel without an operator.
+    """
     begins: dict[int, int] = {}
     for event in events:
-        if event.device_type().name == "CPU" and not event.linked_correlation_id():
+        on_host = event.device_type().name == "CPU" and not event.name().startswith(DRIVER_CALLS)
+        if on_host and not event.linked_correlation_id():
             begins[event.correlation_id()] = event.start_ns()
+    begins.pop(0, None)
     plain: list[Event] = []
     for event in events:
         begin, device = event.start_ns(), event.device_type().name != "CPU"

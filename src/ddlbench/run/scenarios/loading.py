@@ -61,7 +61,7 @@ class Loading(Scenario):
             times = clock.stop()
             read = ReadBytes.now().since(before)
             run.boundary.end()
-            rank = RankEpoch.of(run.job, run.place, times, [], [])
+            rank = RankEpoch.of(run.job, run.place, times, [], [], run.feed.facts()["bad_samples"])
             row = gather_epoch(epoch, run.epochs, rank, run.job.global_batch, updates=0)
             counted = self.config.loader.counts_reads and not self.config.data.mapped
             row.metrics = {"read_bytes": total(all_gather(read if counted else None))}
