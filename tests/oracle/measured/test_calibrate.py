@@ -15,7 +15,7 @@ from ddlbench.measure import clock
 from ddlbench.oracle.machine import machine as machines
 from ddlbench.oracle.machine.collectives import all_reduce, path
 from ddlbench.oracle.measured import inputs, network
-from ddlbench.oracle.measured.inputs import calibration, from_calibration
+from ddlbench.oracle.measured.inputs import OneStep, calibration, from_calibration, from_one_step
 from ddlbench.oracle.predictor import Inputs, predict
 from ddlbench.predict import __main__ as command
 from ddlbench.predict.question import ask
@@ -76,6 +76,19 @@ def test_a_predicted_step_has_the_measured_blocks_and_update() -> None:
     row = predict(config, 1, Inputs(machine, lambda *_: computation))
     passes, update_s = computation.measured[2], (computation.update_s or 0.0) * computation.counts.parameter_count
     assert row.compute_s == pytest.approx(sum(item.forward + item.backward for item in passes) + update_s)
+
+
+@pytest.mark.usefixtures("own_home")
+def test_a_measured_step_is_divided_in_the_proportions_of_the_blocks() -> None:
+    """The update, too, is a part of the step of 1 s, and was measured with the blocks."""
+    with configurations():
+        config = configuration(*TINY)
+    machine = machines.load("local")
+    blocks = from_calibration(config, machine)
+    divided = from_one_step(config, machine, OneStep(1.0), blocks=blocks)
+    assert predict(config, 1, Inputs(machine, lambda _: divided)).step_s == pytest.approx(1.0)
+    measured_s, numbers = blocks.step(2), blocks.counts.parameter_count
+    assert divided.update(numbers) == pytest.approx(blocks.update(numbers) / measured_s)
 
 
 def test_the_median_of_the_repeats_counts_without_the_first(monkeypatch: pytest.MonkeyPatch) -> None:

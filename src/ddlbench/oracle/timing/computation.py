@@ -115,7 +115,7 @@ class Computation:
     update_s: float | None = None
     measure: Callable[[int], tuple[Sequence[Pass], float]] | None = None
     largest: int = 0
-    _cache: dict[tuple[float, int], list[Pass]] = field(default_factory=dict[tuple[float, int], list[Pass]])
+    _cache: dict[tuple[float, int], list[Pass]] = field(default_factory=dict[tuple[float, int], list[Pass]], init=False)
 
     def blocks(self, samples: float, tp: int = 1) -> list[Pass]:
         """Seconds of each block for a micro batch. tp: ranks that share each block as far as it can be shared."""
@@ -183,7 +183,7 @@ class Computation:
         """
 
         def step(speeds: Speeds) -> float:
-            return replace(self, speeds=speeds, _cache={}).step(samples, micro_batches, plan)
+            return replace(self, speeds=speeds).step(samples, micro_batches, plan)
 
         speeds = self.speeds
         if self.measure is None:  # measured blocks contain kernels and host
@@ -195,8 +195,10 @@ class Computation:
             host_limits = step(speeds) > step(replace(speeds, host_s=0.0))
             if times > SLOWEST and host_limits:
                 speeds = replace(speeds, host_s=speeds.host_s * step_s / step(speeds))
+        else:
+            self.blocks(samples)  # measures the update, too, for the copies of this object
         factor = step_s / step(speeds)
-        return replace(self, speeds=speeds, factor=factor, basis=basis, samples=samples, _cache={})
+        return replace(self, speeds=speeds, factor=factor, basis=basis, samples=samples)
 
     def marks(self, samples: float) -> list[str]:
         """Remarks on the basis, and one if this micro batch is outside of the measured ones."""
