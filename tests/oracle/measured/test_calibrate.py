@@ -91,6 +91,16 @@ def test_a_measured_step_is_divided_in_the_proportions_of_the_blocks() -> None:
     assert divided.update(numbers) == pytest.approx(blocks.update(numbers) / measured_s)
 
 
+def test_blocks_are_measured_with_the_switches_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default torch rounds the inputs of convolutions to TF32, which a run does with train.tf32=true alone."""
+    seen = list[object]()
+    monkeypatch.setattr(inputs, "set_switches", lambda *given: seen.append(given))
+    with configurations():
+        config = configuration(*TINY)
+    inputs.measure(config, CPU, 2)
+    assert seen == [(config.train, CPU)]
+
+
 def test_the_median_of_the_repeats_counts_without_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seconds of each repeat, forward, backward and of the update; what the system delays is in one of them."""
     ahead, back, update = (100, 1, 2, 3, 4, 90), (200, 10, 20, 30, 40, 900), (50, 7, 5, 6, 8, 70)

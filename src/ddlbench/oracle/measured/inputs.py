@@ -31,6 +31,7 @@ from ddlbench.oracle.measured import network
 from ddlbench.oracle.timing.computation import ANY, Computation, Pass, Speeds
 from ddlbench.recipe.losses import CrossEntropy
 from ddlbench.recipe.optimizers import make_optimizer
+from ddlbench.run.settings import set_switches
 from ddlbench.texts import digest
 
 ROOFLINE = "roofline"  # the basis without any measurement
@@ -106,6 +107,8 @@ def calibration(config: Config, device: torch.device, samples: int) -> tuple[tup
         "precision": train.precision,
         "tf32": train.tf32,
         "channels_last": train.channels_last,
+        "cudnn_benchmark": train.cudnn_benchmark,
+        "deterministic": train.deterministic,
         "threads": train.threads_per_rank,
         "optimizer": config.recipe.optimizer.name,
         "momentum": config.recipe.optimizer.momentum > 0,
@@ -130,8 +133,7 @@ def calibration(config: Config, device: torch.device, samples: int) -> tuple[tup
 
 def measure(config: Config, device: torch.device, samples: int) -> tuple[list[tuple[float, float]], float]:
     """Seconds of every block, forward and backward, and of the update: the medians of the repeats."""
-    if device.type == "cpu":
-        torch.set_num_threads(config.train.threads_per_rank)
+    set_switches(config.train, device)
     torch.manual_seed(0)
     model = config.model.build().to(device)
     model.to(memory_format=torch.channels_last if config.train.channels_last else torch.contiguous_format)
