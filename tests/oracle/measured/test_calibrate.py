@@ -101,6 +101,15 @@ def test_blocks_are_measured_with_the_switches_of_a_run(monkeypatch: pytest.Monk
     assert seen == [(config.train, CPU)]
 
 
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("DDLBENCH_HOME", str(tmp_path / "file"))
+    with configurations():
+        config = configuration(*TINY)
+    with pytest.raises(UserError, match=r"cannot be written .* set DDLBENCH_HOME to another folder"):
+        calibration(config, CPU, 2)
+
+
 def test_the_median_of_the_repeats_counts_without_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seconds of each repeat, forward, backward and of the update; what the system delays is in one of them."""
     ahead, back, update = (100, 1, 2, 3, 4, 90), (200, 10, 20, 30, 40, 900), (50, 7, 5, 6, 8, 70)

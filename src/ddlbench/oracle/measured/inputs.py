@@ -21,7 +21,6 @@ from ddlbench.data.feed import Request
 from ddlbench.data.home import home
 from ddlbench.data.loaders.synthetic import random_batch
 from ddlbench.errors import UserError
-from ddlbench.files import replace_json
 from ddlbench.job import Place
 from ddlbench.measure.block_seconds import REPEATS, block_seconds
 from ddlbench.measure.clock import idle
@@ -126,8 +125,7 @@ def calibration(config: Config, device: torch.device, samples: int) -> tuple[tup
                 f"--calibrate: {samples} samples do not fit {key['device']}: give train.micro_batch"
             ) from error
         kept = {"key": key, "passes": passes, "update_s": update_s}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_json(path, kept)
+        network.keep(path, kept)
     return tuple(Pass(*seconds) for seconds in kept["passes"]), kept["update_s"]
 
 

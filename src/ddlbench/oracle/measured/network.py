@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.nn.functional import conv2d
 
 from ddlbench.data.home import home
-from ddlbench.errors import UserError
+from ddlbench.errors import UserError, reporting
 from ddlbench.files import replace_json
 from ddlbench.frameworks.tensor.collectives import all_gather, reduce_scatter
 from ddlbench.measure.clock import idle
@@ -69,11 +69,17 @@ def calibrate(device_type: str, counts: Sequence[int], sizes: Sequence[int] = SI
         contention[str(ranks)], cost[str(ranks)] = measured["contention"], measured["hidden_cost"]
         for kind, of_sizes in measured["seconds"].items():
             seconds.setdefault(kind, {})[str(ranks)] = of_sizes
-    target = path(device_type)
-    target.parent.mkdir(parents=True, exist_ok=True)
     content = {"sizes": list(sizes), "seconds": seconds, "contention": contention, "hidden_cost": cost}
-    replace_json(target, {**versions(device_type), **content})
+    target = path(device_type)
+    keep(target, {**versions(device_type), **content})
     return target
+
+
+def keep(file: Path, content: Any) -> None:
+    """Write a calibration. UserError if that is not possible."""
+    with reporting(f"the calibration {file} cannot be written", "set DDLBENCH_HOME to another folder"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_json(file, content)
 
 
 def calibrated(machine: Machine) -> Machine:
