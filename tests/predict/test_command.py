@@ -14,8 +14,11 @@ from torch.optim import NAdam, Optimizer
 
 from ddlbench.config.choices import choices
 from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.schema import Config
+from ddlbench.errors import UserError
 from ddlbench.oracle.bands import worst_error
 from ddlbench.oracle.machine.machine import load
+from ddlbench.oracle.predictor import Inputs
 from ddlbench.predict import rows as command
 from ddlbench.predict.__main__ import main
 from ddlbench.predict.question import parser
@@ -340,6 +343,24 @@ def test_what_one_framework_refuses_is_its_row_alone(
     result = {row["framework"]: row for row in rows(capsys, *words)}
     assert result["gpipe"]["status"] == "ok"
     assert "interleaved over 2 ranks cannot run 7 micro batches" in result["interleaved"]["reason"]
+
+
+def test_a_framework_whose_runs_cannot_be_used_is_a_row_beside_others(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its runs on two devices took less time than their communication is predicted to take."""
+    inputs_of = command.Sources.inputs
+
+    def inputs(sources: command.Sources, config: Config) -> Inputs:
+        if config.framework.name == "ddp":
+            raise UserError("2 devices took 0.1 s a step: measure one device")
+        return inputs_of(sources, config)
+
+    monkeypatch.setattr(command, "choices", lambda _: ["ddp", "gpipe"])
+    monkeypatch.setattr(command.Sources, "inputs", inputs)
+    result = {row["framework"]: row for row in rows(capsys, *TINY, "cluster=abci", "gpus=4")}
+    assert result["gpipe"]["status"] == "ok"
+    assert result["ddp"]["reason"] == "2 devices took 0.1 s a step: measure one device"
 
 
 def test_a_link_that_is_not_known_is_a_row_beside_others(capsys: pytest.CaptureFixture[str]) -> None:

@@ -94,9 +94,6 @@ def predictions(sources: Sources) -> list[Prediction]:
             check_precision(config.train.precision, machine.device.name)
             inputs = sources.inputs(config)
         except UserError as error:
-            framework_keys = any(word.lstrip("+~").startswith("framework.") for word in question.words)
-            if question.framework is not None or not framework_keys:
-                raise
             rows += [refused(name, gpus, error) for gpus in question.gpus]
             continue
         for gpus in question.gpus:
