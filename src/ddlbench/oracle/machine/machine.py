@@ -185,7 +185,7 @@ def load(name: str) -> Machine:
         )
     try:
         plain = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
-    except (OSError, YAMLError, OmegaConfBaseException) as error:
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
         raise UserError(f"{path} cannot be read ({' '.join(str(error).split())[:200]}): give a YAML file") from error
     return parse(plain, str(path))
 
@@ -204,7 +204,7 @@ def parse(plain: Any, path: str) -> Machine:
             device = replace(device, kernel_s=device.kernel_s or GPU_KERNEL_S, host_s=device.host_s or GPU_HOST_S)
             machine = replace(machine, device=device, spread=given.get("spread", GPU_SPREAD))
             machine = with_overlap(machine, machine.overlap)
-    except (KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError) as error:
         raise UserError(f"{path} is no description of a cluster ({error}): see {FOLDER / 'abci.yaml'}") from error
     _check(machine, path)
     return machine
@@ -234,9 +234,10 @@ def _check(machine: Machine, path: str) -> None:
     sizes = {f"{link.name}.{key}": getattr(link, key) for link in links for key in SIZES}
     optional = {f"device.{key}": getattr(device, key) for key in OPTIONAL}
     sizes |= {key: value for key, value in optional.items() if value is not None}
-    for key, value in sizes.items():
-        if type(value) not in (int, float) or not 0 < value < inf:
-            raise UserError(f"{path}: {key}={value} must be a number above 0")
+    may_be_0 = {"device.kernel_s": device.kernel_s, "device.host_s": device.host_s, "spread": machine.spread}
+    for key, value in (sizes | may_be_0).items():
+        if type(value) not in (int, float) or not 0 <= value < inf or (value == 0 and key in sizes):
+            raise UserError(f"{path}: {key}={value} must be a number {'above 0' if key in sizes else 'of 0 or more'}")
     for key in ("devices_per_node", "cores"):
         value = getattr(machine, key)
         if value is not None and (type(value) is not int or value < 1):
