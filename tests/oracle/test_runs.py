@@ -125,6 +125,21 @@ def test_a_few_devices_with_micro_batches_give_one_device_s_seconds(config: Conf
     assert result.step(4, micro_batches=2) == pytest.approx(0.25)
 
 
+def test_a_base_whose_micro_batch_does_not_divide_the_samples_of_a_device() -> None:
+    """24 samples in six micro batches of 4 over four stages: each device has 6 of them."""
+    with configurations():
+        config = configuration("+framework=gpipe", *WORDS[1:-1], "train.global_batch=24", "train.micro_batch=4")
+    inputs = Inputs(ABCI, lambda asked: from_one_step(asked, ABCI, OneStep(0.25, 24, 4)))
+    four = predict(config, 4, inputs)
+    assert four.step_s is not None
+    ledger = {"global_batch": 24, "data_size": 1, "micro_batches": 6}
+    summary = {"throughput_samples_per_s": 24 / four.step_s}
+    there = results(record(config, 4, four.step_s, ledger=ledger, summary=summary))
+    result = predict(config, 4, Inputs(ABCI, lambda asked: there.computation(asked, ABCI)))
+    assert result.step_s == pytest.approx(four.step_s)
+    assert result.marks == ()
+
+
 def test_runs_that_are_faster_than_their_communication_are_refused(config: Config) -> None:
     with pytest.raises(UserError, match="communication alone is predicted to take"):
         results(record(config, 8, 1e-6)).computation(config, ABCI)

@@ -216,7 +216,8 @@ def from_devices(
     if step.gpus == 1:
         return from_one_step(config, machine, step, basis, blocks)
     samples = max(1, step.samples // step.gpus)  # of one device
-    one = OneStep(step.seconds, samples, min(samples, step.micro or samples))
+    micro = min(samples, step.micro or samples)
+    one = OneStep(step.seconds, samples - samples % micro, micro)  # a pipeline's micro batch may not divide them
     setting = setting_of(config, machine, step, from_one_step(config, machine, one, basis, blocks))
     for _ in range(ROUNDS):
         outcome = strategy(config.framework, setting)
