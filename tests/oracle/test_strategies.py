@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from benchmarks.memory import tensor_count
+from ddlbench.counts.counts import Rows
 from ddlbench.errors import Unsupported
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.deepspeed.knobs import DeepSpeedOptions
@@ -19,6 +20,7 @@ from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.frameworks.pipeline.pipedream import PipeDream
 from ddlbench.frameworks.pipeline.stages import Plan
 from ddlbench.frameworks.spatial.adapter import Spatial
+from ddlbench.frameworks.spatial.rows import Window
 from ddlbench.frameworks.tensor.adapter import TensorParallel
 from ddlbench.job import Framework
 from ddlbench.models.gpt2 import GPT2
@@ -29,7 +31,7 @@ from ddlbench.oracle.memory.stages import rank_parameters
 from ddlbench.oracle.predictor import strategy
 from ddlbench.oracle.setting import Limit, Outcome
 from ddlbench.oracle.strategies.pipeline import cut_of, stage_sizes
-from ddlbench.oracle.timing.computation import Pass
+from ddlbench.oracle.timing.computation import Pass, Speeds
 from tests.oracle.made import GPT, MACHINE, block, made, setting
 
 RESNET = ResNet("resnet50", [1, 1, 1, 1], width_per_group=16, image_size=64, num_classes=10)
@@ -264,6 +266,14 @@ def test_gloo_sends_when_the_receiver_asks(kind: str, exposed: float) -> None:
 def test_spatial_of_one_is_data_parallel() -> None:
     one, data = strategy(Spatial(dp=4, sp=1), setting(4, model=VGG16)), strategy(DDP(), setting(4, model=VGG16))
     assert one.step_s == pytest.approx(data.step_s)
+
+
+def test_parts_of_images_need_all_kernels() -> None:
+    """A kernel takes 1 s beside its work. Block a has half of its 8 x 3 s and two kernels, block b all of 8 x 7 s."""
+    rows = (Rows("conv", Window(64, 3, 1, 1), 768.0),)
+    given = made(2, [replace(block("a", 1, 2), rows=rows), block("b", 3, 4)], 8, model=VGG16)
+    given = replace(given, computation=replace(given.computation, speeds=Speeds(1.0, float("inf"), kernel_s=1.0)))
+    assert strategy(Spatial(sp=2), given).compute_s == (12 + 2) + (56 + 2)
 
 
 def test_channels_limit_the_ranks_that_share_them() -> None:

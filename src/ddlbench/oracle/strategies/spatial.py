@@ -24,7 +24,6 @@ from ddlbench.oracle.setting import Limit, Message, Outcome, Setting
 from ddlbench.oracle.strategies.data_parallel import averaged, sizes
 from ddlbench.oracle.strategies.tensor import batch_message
 from ddlbench.oracle.timing import overlap
-from ddlbench.oracle.timing.computation import Pass
 
 
 def spatial(framework: Spatial, setting: Setting) -> Outcome:
@@ -33,9 +32,9 @@ def spatial(framework: Spatial, setting: Setting) -> Outcome:
     fewest = min((layer for block in blocks for layer in block.rows), key=lambda layer: layer.window.output)
     count, samples = setting.micro_batch(dp)
     last = max(index for index, block in enumerate(blocks) if block.rows)
-    ranks = [sp if index <= last else 1 for index in range(len(blocks))]  # that share each block
-    passes = zip(setting.computation.blocks(samples), ranks, strict=True)
-    parts = [Pass(block.forward / share, block.backward / share) for block, share in passes]
+    # A part of every image is as much work as fewer images: each rank starts all kernels and reads all weights.
+    shared, whole = (setting.computation.blocks(size) for size in (samples / sp, samples))
+    parts = [*shared[: last + 1], *whole[last + 1 :]]
     messages: list[Message] = []
     if sp > 1:
         again = set(setting.again(samples))

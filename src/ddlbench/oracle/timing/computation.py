@@ -119,7 +119,7 @@ class Computation:
 
     def blocks(self, samples: float, tp: int = 1) -> list[Pass]:
         """Seconds of each block for a micro batch. tp: ranks that share each block as far as it can be shared."""
-        size = min(int(samples), self.largest)
+        size = max(1, min(int(samples), self.largest))  # of a part of an image: the whole one
         if self.measure is not None and size not in self.measured:
             self.measured[size], update_s = self.measure(size)
             self.update_s = self.update_s or update_s / self.counts.parameter_count
