@@ -115,6 +115,21 @@ def test_accumulation_sends_once() -> None:
     assert volume(often, "gradients") == volume(once, "gradients")
 
 
+@pytest.mark.parametrize(
+    "framework", [DDP(), DeepSpeedOptions(zero_stage=1), TensorParallel(dp=4, tp=1), Spatial(dp=4, sp=1)], ids=type
+)
+def test_a_bucket_is_full_by_its_numbers(framework: Framework) -> None:
+    """Each block has 32 MB of gradients in fp32, more than a bucket; in 16 bits a bucket has as many numbers."""
+    rows = (Rows("conv", Window(64), 1.0),)
+    blocks = [replace(block(name, 1, 2, numbers=8 * 10**6), rows=rows) for name in "abc"]
+    full, half = (
+        strategy(framework, made(4, blocks, 8, model=VGG16, reduce_dtype=dtype)) for dtype in ("fp32", "fp16")
+    )
+    sent = [next(item for item in outcome.messages if "gradients" in item.what) for outcome in (full, half)]
+    assert [message.count for message in sent] == [3, 3]
+    assert sent[1].bytes_ == sent[0].bytes_ / 2
+
+
 def test_local_sgd_sends_a_share_of_the_weights_in_each_step() -> None:
     outcome, counts = strategy(LocalSGD(local_steps=8), setting(4)), setting(4).counts
     assert volume(outcome, "weights") == 4 * counts.parameter_count / 8

@@ -21,9 +21,8 @@ from ddlbench.measure.formulas.memory_formula import FP32_BYTES
 from ddlbench.oracle.machine import collectives
 from ddlbench.oracle.memory.replicas import counts_of_rank, replica
 from ddlbench.oracle.setting import Limit, Message, Outcome, Setting
-from ddlbench.oracle.strategies.data_parallel import averaged, sizes
+from ddlbench.oracle.strategies.data_parallel import averaged
 from ddlbench.oracle.strategies.tensor import batch_message
-from ddlbench.oracle.timing import overlap
 
 
 def spatial(framework: Spatial, setting: Setting) -> Outcome:
@@ -52,9 +51,7 @@ def spatial(framework: Spatial, setting: Setting) -> Outcome:
         messages += [_halos(setting, samples, count, sp, forward), gathering, batch_message(setting, dp, sp)]
         messages += _statistics(setting, count, sp, forward)
     if setting.world > 1:
-        back = setting.backward_s(parts, dp)
-        sent = overlap.buckets(overlap.gradients(sizes(setting, setting.gradient_bytes), back))
-        messages.append(averaged(setting, sent, sum(back)))
+        messages.append(averaged(setting, setting.backward_s(parts, dp), setting.gradient_bytes))
     return Outcome(
         compute_s=setting.compute_s(parts, dp, setting.counts.parameter_count),
         messages=tuple(messages),

@@ -18,8 +18,7 @@ from ddlbench.measure.formulas.memory_formula import FP32_BYTES
 from ddlbench.oracle.machine import collectives
 from ddlbench.oracle.memory.replicas import counts_of_rank, replica
 from ddlbench.oracle.setting import Limit, Message, Outcome, Setting
-from ddlbench.oracle.strategies.data_parallel import averaged, sizes
-from ddlbench.oracle.timing import overlap
+from ddlbench.oracle.strategies.data_parallel import averaged
 
 SUMMED_AHEAD, SUMMED_BACK, GATHERED = ("row", "vocab"), ("column", "qkv", "filter", "logits"), ("norm", "channels")
 # All-reduces of the loss for each position, how many numbers in each: the largest logit, then sums.
@@ -67,8 +66,7 @@ def parts(setting: Setting, dp: int, tp: int, sequence: bool, loss: Sequence[int
         messages.append(batch_message(setting, dp, tp))
     if dp > 1:
         back = setting.backward_s(passes, dp)
-        sent = overlap.buckets(overlap.gradients(sizes(setting, setting.gradient_bytes, tp), back))
-        messages.append(averaged(setting, sent, sum(back), ranks=dp, stride=tp))
+        messages.append(averaged(setting, back, setting.gradient_bytes, dp=dp, tp=tp))
     return Outcome(
         compute_s=setting.compute_s(passes, dp, sum(block.parameters_of_part(tp) for block in blocks)),
         messages=tuple(messages),
