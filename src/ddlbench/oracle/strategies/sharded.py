@@ -83,12 +83,12 @@ def zero3(framework: DeepSpeedOptions, setting: Setting) -> Outcome:
         raise Unsupported("the oracle has no model of offloading: set framework.offload_parameters=false")
     blocks, weight = setting.counts.blocks, BYTES["fp16" if framework.casts(setting.job) else "fp32"]
     gathered = tuple(sum(n for n in block.tensor_sizes if n >= framework.persistence_threshold) for block in blocks)
-    bucket = (framework.reduce_bucket_mb or BUCKET_MB) * MiB / FP32_BYTES
     parameters = [block.parameter_count for block in blocks]
-    later = [2 * rest for rest in (sum(parameters) - before for before in accumulate(parameters))]
-    again, persistent = tuple(distance >= REUSE for distance in later), setting.counts.parameter_count - sum(gathered)
+    again = tuple(2 * (sum(parameters) - before) >= REUSE for before in accumulate(parameters))
+    persistent = setting.counts.parameter_count - sum(gathered)
     scheme = Scheme(setting.world, weight, gathered, again, always=True, persistent=persistent)
-    peak = partial(memory.zero3, setting, *scheme.gathered_bytes(), FP32_BYTES * bucket, persistent * weight)
+    bucket = (framework.reduce_bucket_mb or BUCKET_MB) * MiB
+    peak = partial(memory.zero3, setting, *scheme.gathered_bytes(), bucket, persistent * weight)
     return sharded(setting, scheme, peak)
 
 
