@@ -222,6 +222,18 @@ def test_megatron_sums_twice_forward_and_twice_backward_in_each_block() -> None:
     assert message.bytes_ == (2 * 4 + 2) * 8 * 8 * 32 * 4 + 8 * 8 * 4 * 4
 
 
+@pytest.mark.parametrize("framework", [TensorParallel(), Pipeline(schedule="gpipe", dp=1, tp=2, pp=1)], ids=type)
+def test_layers_that_run_again_send_again(framework: Framework) -> None:
+    """The two all-reduces of each block's forward pass and that of the embedding; not those of the loss."""
+    once, again = (
+        strategy(framework, setting(2, micro_batch=8, checkpoint_activations=value)) for value in (False, True)
+    )
+    before, after = (next(item for item in result.messages if "layers" in item.what) for result in (once, again))
+    assert after.count - before.count == 2 * 2 + 1
+    assert after.bytes_ - before.bytes_ == (2 * 2 + 1) * 8 * 8 * 32 * 4
+    assert after.seconds > before.seconds
+
+
 def test_parameters_of_a_tensor_parallel_rank() -> None:
     given = setting(2, model=RESNET)
     outcome = strategy(TensorParallel(), given)

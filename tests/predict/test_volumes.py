@@ -66,6 +66,13 @@ def test_zero_gathers_weights_in_16_bits_and_reduces_gradients_in_32(framework: 
     assert in_16_bits.traced == pytest.approx(0.75 * plain.traced, rel=0.01)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", ["tensor", "hybrid"])
+def test_layers_that_run_again_send_again(framework: str) -> None:
+    for item in volumes(framework, "gpt2_small", "train.checkpoint_activations=true").values():
+        assert abs(item.difference) < 0.01, item
+
+
 def test_replicas_send_their_gradients_once() -> None:
     result = volumes("ddp", "gpt2_small")
     assert list(result) == ["dp"]

@@ -24,7 +24,7 @@ from ddlbench.oracle.memory.replicas import (
 from ddlbench.oracle.setting import Memory, Setting
 from ddlbench.oracle.timing import schedule
 from ddlbench.oracle.timing.schedule import INPUTS, OVERLAPPED, WEIGHTS, F, Op
-from ddlbench.recomputation import Plan
+from ddlbench.recomputation import Plan, repeats
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,10 @@ class Cut:
             waiting = in_flight(self.schedule, self.rank_of(stage), self.pp, self.count, stages_per_rank)
             plans.append(self.setting.plan(self.samples, first, end, waiting))
         return plans
+
+    def again(self) -> list[int]:
+        """How often each block runs again."""
+        return [times for plan in self.plans() for times in repeats(plan)]
 
     def of_ranks(self, stages: Sequence[float]) -> list[float]:
         """The sum over the stages of each rank."""

@@ -21,7 +21,6 @@ from ddlbench.oracle.setting import Limit, Message, Outcome, Setting
 from ddlbench.oracle.strategies.tensor import Traffic, batch_message, limit, traffic
 from ddlbench.oracle.timing import schedule
 from ddlbench.oracle.timing.schedule import Stages, Timed
-from ddlbench.recomputation import repeats
 
 
 def pipeline(framework: Pipeline, setting: Setting) -> Outcome:
@@ -90,13 +89,13 @@ def predict(cut: Cut) -> Outcome:
 
 def _traffics(cut: Cut) -> list[Traffic]:
     """The collectives of each block for one micro batch."""
-    return [traffic(block, cut.samples, cut.setting, cut.tp) for block in cut.setting.counts.blocks]
+    blocks = zip(cut.setting.counts.blocks, cut.again(), strict=True)
+    return [traffic(block, cut.samples, cut.setting, cut.tp, again) for block, again in blocks]
 
 
 def _stages(cut: Cut, traffics: Sequence[Traffic], sends: bool) -> Stages:
     """Seconds of each stage's passes for one micro batch, and of sending it to the next stage."""
     setting, machine = cut.setting, cut.setting.machine
-    again = [times for plan in cut.plans() for times in repeats(plan)]
     slowest = machine.slowest(setting.world)
     passes = [block.times(slowest) for block in setting.computation.blocks(cut.samples, cut.tp)]
     # Collectives were measured while the ranks of their group share the cores. The schedule multiplies all seconds by
@@ -107,8 +106,8 @@ def _stages(cut: Cut, traffics: Sequence[Traffic], sends: bool) -> Stages:
         for block, sent in zip(passes, traffics, strict=True)
     ]
     block_backward = [
-        block.backward + max(0.0, sent.backward / contention - block.host_backward) + times * forward
-        for block, sent, forward, times in zip(passes, traffics, block_forward, again, strict=True)
+        block.back(again) + max(0.0, sent.backward / contention - block.host_backward - again * block.host_forward)
+        for block, sent, again in zip(passes, traffics, cut.again(), strict=True)
     ]
     spans = cut.spans()
     forward, backward = ([sum(s[first:last]) for first, last in spans] for s in (block_forward, block_backward))

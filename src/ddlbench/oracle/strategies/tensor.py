@@ -26,7 +26,7 @@ LOSS, LOSS_OF_MEGATRON = (1, 3), (1, 1, 1)
 
 
 class Traffic(NamedTuple):
-    """Collectives of one block for one micro batch, by direction: seconds, bytes, how many."""
+    """Collectives of one block for one micro batch: seconds of each direction, bytes, how many."""
 
     forward: float = 0.0
     backward: float = 0.0
@@ -56,11 +56,11 @@ def parts(setting: Setting, dp: int, tp: int, sequence: bool, loss: Sequence[int
     passes = setting.computation.blocks(samples, tp)
     messages: list[Message] = []
     if tp > 1:
-        traffics = [traffic(block, samples, setting, tp, sequence, loss) for block in blocks]
-        seconds = count * sum(
-            layer.forward * (1 + times) + layer.backward
-            for layer, times in zip(traffics, setting.again(samples), strict=True)
-        )
+        traffics = [
+            traffic(block, samples, setting, tp, again, sequence, loss)
+            for block, again in zip(blocks, setting.again(samples), strict=True)
+        ]
+        seconds = count * sum(layer.forward + layer.backward for layer in traffics)
         bytes_, number = sum(layer.bytes_ for layer in traffics), sum(layer.number for layer in traffics)
         messages.append(Message("collectives of layers", count * number, count * bytes_, seconds, seconds))
         messages.append(batch_message(setting, dp, tp))
@@ -78,38 +78,44 @@ def parts(setting: Setting, dp: int, tp: int, sequence: bool, loss: Sequence[int
 
 
 def traffic(
-    block: Block, samples: float, setting: Setting, tp: int, sequence: bool = False, loss: Sequence[int] = LOSS
+    block: Block,
+    samples: float,
+    setting: Setting,
+    tp: int,
+    again: int = 0,
+    sequence: bool = False,
+    loss: Sequence[int] = LOSS,
 ) -> Traffic:
     """The collectives that frameworks/tensor/layers.py makes for a block; none if tp is 1.
 
     With sequence parallelism a reduce-scatter in one direction and an all-gather in the other one replace each
-    all-reduce.
+    all-reduce. again: how often the forward pass runs again, with its collectives, in the backward pass
     """
     if tp == 1:
         return Traffic()
-    to, traffics = setting.path(tp), list[Traffic]()
+    to = setting.path(tp)
+    ahead, back = list[tuple[float, float]](), list[tuple[float, float]]()  # seconds and bytes of each collective
     for exchange in block.exchanges:
         style, entering, leaving = exchange.style, exchange.input_bytes * samples, exchange.output_bytes * samples
         if style == "channel":
-            seconds, back = collectives.all_reduce(leaving, to), collectives.all_gather(entering, to)
-            traffics.append(Traffic(seconds, back, leaving + entering, 2))
+            ahead.append((collectives.all_reduce(leaving, to), leaving))
+            back.append((collectives.all_gather(entering, to), entering))
         elif style in GATHERED:
-            traffics.append(Traffic(collectives.all_gather(leaving, to), 0.0, leaving, 1))
+            ahead.append((collectives.all_gather(leaving, to), leaving))
         elif style in SUMMED_AHEAD or (style in SUMMED_BACK and (sequence or not exchange.first)):
             size = leaving if style in SUMMED_AHEAD else entering
             if sequence:
-                half = collectives.all_gather(size, to)
-                traffics.append(Traffic(half, half, 2 * size, 2))
+                ahead.append((collectives.all_gather(size, to), size))
+                back.append((collectives.all_gather(size, to), size))
             else:
-                seconds = collectives.all_reduce(size, to)
-                ahead, back = (seconds, 0.0) if style in SUMMED_AHEAD else (0.0, seconds)
-                traffics.append(Traffic(ahead, back, size, 1))
+                (ahead if style in SUMMED_AHEAD else back).append((collectives.all_reduce(size, to), size))
+    back += again * ahead
     if block is setting.counts.blocks[-1]:
         model = setting.job.model
         positions = FP32_BYTES * samples * (prod(model.input_shape()) if model.kind == "text" else 1)
-        seconds = sum(collectives.all_reduce(number * positions, to) for number in loss)
-        traffics.append(Traffic(seconds, 0.0, sum(loss) * positions, len(loss)))
-    return Traffic(*map(sum, zip(*traffics, strict=True)))
+        ahead += [(collectives.all_reduce(number * positions, to), number * positions) for number in loss]
+    forward, backward = (sum(seconds for seconds, _ in part) for part in (ahead, back))
+    return Traffic(forward, backward, sum(bytes_ for _, bytes_ in (*ahead, *back)), len(ahead) + len(back))
 
 
 def batch_message(setting: Setting, dp: int, tp: int) -> Message:
