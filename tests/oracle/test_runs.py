@@ -174,6 +174,16 @@ def test_another_precision_is_no_base(config: Config) -> None:
         results(record(config, 1, 0.5)).computation(half, ABCI)
 
 
+@pytest.mark.parametrize("key", ["deterministic", "cudnn_benchmark"])
+def test_a_run_with_other_kernels_is_no_base(config: Config, key: str) -> None:
+    """Deterministic algorithms are slower, and autotuned ones faster. A record without the key is from before it."""
+    settings = {**config.resolved, "train": {**config.resolved["train"], key: True}}
+    with pytest.raises(UserError, match=rf"nearest has train\.{key}=True, not (False|None)"):
+        results(record(config, 1, 0.5, config=settings)).computation(config, ABCI)
+    older = {**config.resolved, "train": {name: value for name, value in settings["train"].items() if name != key}}
+    assert results(record(config, 1, 0.5, config=older)).computation(config, ABCI).step(8) == pytest.approx(0.5)
+
+
 def test_runs_on_another_machine_s_cpu_carry_a_mark(config: Config) -> None:
     """All CPUs are one kind of device: the host tells them apart."""
     marks: list[list[str]] = []

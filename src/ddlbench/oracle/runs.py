@@ -25,8 +25,8 @@ from ddlbench.results.tables.run_rows import attempt_row
 
 # Keys of a run's `train` section that change how fast one process computes.
 ALIKE = (
-    "precision", "tf32", "checkpoint_activations", "offload_activations", "compile", "channels_last",
-    "threads_per_rank",
+    "precision", "tf32", "cudnn_benchmark", "deterministic", "checkpoint_activations", "offload_activations", "compile",
+    "channels_last", "threads_per_rank",
 )  # fmt: skip
 ROUNDS = 30  # of solving for one device's seconds
 
@@ -246,8 +246,8 @@ def _differences(settings: Mapping[str, Any], config: Config) -> list[str]:
     asked = {f"model.{key}": value for key, value in config.resolved["model"].items()}
     asked |= {f"train.{key}": wanted[key] for key in ALIKE} | {"recipe.optimizer": config.recipe.optimizer.name}
     recorded = {f"model.{key}": value for key, value in section(settings, "model").items()}
-    before = {**wanted, "offload_activations": False}  # an older record may lack a key
-    recorded |= {f"train.{key}": train.get(key, before[key]) for key in ALIKE}
+    before = asked | config.added_later  # an older record may lack a key
+    recorded |= {f"train.{key}": train.get(key, before[f"train.{key}"]) for key in ALIKE}
     recorded["recipe.optimizer"] = section(section(settings, "recipe"), "optimizer").get("name")
     names = [
         name for name in asked | recorded if not name.endswith("._target_") and asked.get(name) != recorded.get(name)
