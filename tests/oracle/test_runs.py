@@ -140,6 +140,16 @@ def test_a_base_whose_micro_batch_does_not_divide_the_samples_of_a_device() -> N
     assert result.marks == ()
 
 
+def test_nothing_is_learned_of_a_framework_without_equations() -> None:
+    """Its row has the refusal; an error here would end the predictions of all others."""
+    with configurations():
+        config = configuration("+framework=parameter_server", *WORDS[1:])
+    there = results(record(config, 1, 0.5), record(config, 2, 0.6))
+    assert there.learned(config, ABCI) is None
+    row = predict(config, 4, Inputs(ABCI, lambda asked: there.computation(asked, ABCI)))
+    assert (row.status, "sends by gloo" in row.reason) == ("unsupported", True)
+
+
 def test_runs_that_are_faster_than_their_communication_are_refused(config: Config) -> None:
     with pytest.raises(UserError, match="communication alone is predicted to take"):
         results(record(config, 8, 1e-6)).computation(config, ABCI)

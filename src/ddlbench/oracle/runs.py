@@ -12,7 +12,7 @@ from typing import Any
 
 from ddlbench.config.schema import Config
 from ddlbench.config.values import shown
-from ddlbench.errors import UserError
+from ddlbench.errors import Unsupported, UserError
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured.inputs import OneStep, from_one_step
 from ddlbench.oracle.measured.learned import Learned, learn
@@ -110,7 +110,10 @@ class Results:
             settings = (setting_of(config, machine, run.step, computation) for run in runs)
             return [strategy(config.framework, setting).step_s for setting in settings]
 
-        return learn(machine, predicted, [run.seconds for run in runs], runs[-1].ranks)
+        try:
+            return learn(machine, predicted, [run.seconds for run in runs], runs[-1].ranks)
+        except Unsupported:  # the oracle has no equations for it, as its row will say
+            return None
 
     def _bases(self, config: Config, machine: Machine) -> list[Base]:
         return [base for attempt in self.attempts if (base := _base(attempt, config, machine)) is not None]
