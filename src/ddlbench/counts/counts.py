@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,17 +15,6 @@ from ddlbench.offloading import plan_of
 from ddlbench.recomputation import Choice, Link, Plan
 
 Floats = NDArray[np.float64]
-
-
-class Activations(Protocol):
-    """What a job and the section `train` of a configuration say of saved activations."""
-
-    @property
-    def checkpoint_activations(self) -> Choice: ...
-    @property
-    def offload_activations(self) -> Choice: ...
-    @property
-    def flops_per_host_byte(self) -> float: ...
 
 
 Amount = TypeVar("Amount", float, Floats)
@@ -196,10 +185,14 @@ class Counts:
         return [block.link(samples) for block in self.blocks[first:end]]
 
     def plan(
-        self, keys: Activations, samples: float, first: int = 0, end: int | None = None, in_flight: int = 1
+        self,
+        choices: tuple[Choice, Choice, float],
+        samples: float,
+        first: int = 0,
+        end: int | None = None,
+        in_flight: int = 1,
     ) -> Plan:
         """Which blocks of a micro batch run again or are offloaded, of those from `first` to `end` that one rank has
-        (offloading.plan_of). keys: a job, or `train` of a configuration"""
+        (offloading.plan_of). choices: train.checkpoint_activations, offload_activations and flops_per_host_byte"""
         names = [block.name for block in self.blocks[first:end]]
-        choices = keys.checkpoint_activations, keys.offload_activations, keys.flops_per_host_byte
         return plan_of(*choices, names, lambda: self.links(samples, first, end), in_flight)

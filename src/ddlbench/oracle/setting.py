@@ -56,7 +56,9 @@ class Setting:
 
     def plan(self, samples: float, first: int = 0, end: int | None = None, in_flight: int = 1) -> Plan:
         """Which blocks of a micro batch run again or are offloaded (`Counts.plan`)."""
-        return self.counts.plan(self.job, samples, first, end, in_flight)
+        job = self.job
+        choices = job.checkpoint_activations, job.offload_activations, job.flops_per_host_byte
+        return self.counts.plan(choices, samples, first, end, in_flight)
 
     def again(self, samples: float) -> list[int]:
         """How often each block runs again in the backward pass of a micro batch."""

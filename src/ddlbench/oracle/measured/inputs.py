@@ -84,7 +84,8 @@ def from_one_step(
             f"choose a micro batch that divides {samples}"
         )
     plain = blocks or proportions(config, machine)
-    return plain.scaled_to(step.seconds, micro, samples // micro, basis, plain.counts.plan(train, micro))
+    choices = train.checkpoint_activations, train.offload_activations, train.flops_per_host_byte
+    return plain.scaled_to(step.seconds, micro, samples // micro, basis, plain.counts.plan(choices, micro))
 
 
 def from_calibration(config: Config, machine: Machine) -> Computation:
