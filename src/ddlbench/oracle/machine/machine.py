@@ -7,13 +7,13 @@ ddlbench-sweep name such a file. A run's key `cluster.name` is only a label in i
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from math import inf
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from omegaconf import OmegaConf
@@ -134,16 +134,14 @@ class Machine:
     def sweep(self, kind: str, ranks: int) -> Sweep | None:
         """Measured seconds of a collective with so many ranks, or with the nearest number of ranks."""
         counts = [count for name, count in self.sweeps if name == kind]
-        if not counts:
-            return None
-        return self.sweeps[kind, min(counts, key=lambda count: abs(count - ranks))]
+        return self.sweeps[kind, nearest(counts, ranks)] if counts else None
 
     def hidden_cost_with(self, ranks: int) -> float:
         """The share of hidden communication that delays computing: as measured with the nearest number of ranks;
         without a measurement 0 or 1 by `overlap`."""
         if not self.hidden_cost:
             return 0.0 if self.overlap else 1.0
-        return self.hidden_cost[min(self.hidden_cost, key=lambda count: abs(count - ranks))]
+        return self.hidden_cost[nearest(self.hidden_cost, ranks)]
 
     def slowest(self, ranks: int) -> float:
         """The expected seconds of the slowest of so many ranks, over those of a mean rank: all ranks wait for it in
@@ -160,6 +158,10 @@ class Machine:
         if busy > most:
             return slowest if self.cores is None else slowest * busy / most
         return max(1.0, float(np.interp(busy, [ranks for ranks, _ in factors], [factor for _, factor in factors])))
+
+
+def nearest(counts: Iterable[int], ranks: float) -> int:
+    return min(counts, key=lambda count: abs(count - ranks))
 
 
 def machine_names() -> list[str]:
@@ -193,18 +195,17 @@ def load(name: str) -> Machine:
 def parse(plain: Any, path: str) -> Machine:
     """The machine that a file's content describes. UserError for a missing or impossible value."""
     try:
-        given = cast(Mapping[str, Any], plain)
+        given: dict[str, Any] = {**plain}
         if unknown := sorted(map(str, given.keys() - KEYS)):
             raise TypeError(f"it has no key {', '.join(unknown)}")
-        device = Device(**given["device"])
-        parts: dict[str, Any] = {"device": device, "links": tuple(Link(**link) for link in given["links"])}
-        parts["sweeps"] = nccl_sweeps(**given["nccl"]) if given.get("nccl") else {}
-        machine = Machine(**{key: value for key, value in given.items() if key != "nccl"} | parts)
+        device, nccl = Device(**given.pop("device")), given.pop("nccl", None)
+        links = tuple(Link(**link) for link in given.pop("links"))
+        machine = Machine(device=device, links=links, sweeps=nccl_sweeps(**nccl) if nccl else {}, **given)
         if device.type == "cuda":
             device = replace(device, kernel_s=device.kernel_s or GPU_KERNEL_S, host_s=device.host_s or GPU_HOST_S)
             machine = replace(machine, device=device, spread=given.get("spread", GPU_SPREAD))
             machine = with_overlap(machine, machine.overlap)
-    except (AttributeError, KeyError, TypeError) as error:
+    except (KeyError, TypeError) as error:
         raise UserError(f"{path} is no description of a cluster ({error}): see {FOLDER / 'abci.yaml'}") from error
     _check(machine, path)
     return machine

@@ -15,7 +15,7 @@ from dataclasses import astuple, dataclass, field, replace
 import numpy as np
 
 from ddlbench.counts.counts import Block, Counts, Floats, Work
-from ddlbench.oracle.machine.machine import Device
+from ddlbench.oracle.machine.machine import Device, nearest
 from ddlbench.recipe.costs import Costs
 from ddlbench.recomputation import Plan, repeats
 
@@ -152,7 +152,7 @@ class Computation:
         block = self.counts.blocks[index]
         took = self.speeds.block(block, samples, tp)
         if self.measured:
-            near = min(self.measured, key=lambda size: abs(size - samples))
+            near = nearest(self.measured, samples)
             base, there = self.speeds.block(block, near), self.measured[near][index]
             took = Pass(
                 there.forward * took.forward / base.forward if base.forward else there.forward,
@@ -163,10 +163,8 @@ class Computation:
     def update(self, parameters: float) -> float:
         """Seconds of the update of so many parameters. A calibration measures it with the first blocks."""
         assert self.measure is None or self.update_s is not None, "ask for blocks before the update"
-        parameter_s = self.update_s
-        if parameter_s is None:
-            parameter_s = self.optimizer.bytes_ / self.speeds.bytes_per_s
-        return self.factor * parameters * parameter_s
+        by_bytes = self.optimizer.bytes_ / self.speeds.bytes_per_s
+        return self.factor * parameters * (by_bytes if self.update_s is None else self.update_s)
 
     def step(self, samples: float, micro_batches: int = 1, plan: Plan | None = None) -> float:
         """Seconds of a step of a single process. plan: of the blocks that run again, None: no block does"""
