@@ -9,7 +9,6 @@ import torch
 
 from ddlbench.config.schema import Config
 from ddlbench.errors import RunError
-from ddlbench.frameworks.shared.layout import Layout
 from ddlbench.oracle.predictor import Prediction
 from ddlbench.ranks.launch import Launch
 from ddlbench.rehearsal.rehearse import Rehearsal, Sent, rehearse
@@ -73,9 +72,9 @@ def lines(rows: Sequence[Prediction], config_of: Callable[[Prediction], Config])
 def distinct_ranks(config: Config, row: Prediction) -> list[Rehearsal]:
     """One rank of each stage of a replica, or of each part of its images, in the layout of a prediction. RunError if it
     cannot be rehearsed."""
-    layout = Layout(*(row.layout.get(name, 1) for name in ("dp", "tp", "pp")))
+    parts, stages = row.layout.get("sp", 0), row.layout.get("pp", 1)
     ranks: list[Rehearsal] = []
-    for rank in range(row.layout["sp"]) if "sp" in row.layout else range(0, row.gpus, row.gpus // layout.pp):
+    for rank in range(parts) if parts else range(0, row.gpus, row.gpus // stages):
         ranks.append(rehearse(config, Launch("torchrun", rank, row.gpus, rank, row.gpus), torch.device("cpu")))
         if ranks[-1].collectives is None:
             raise RunError(ranks[-1].error or "")
