@@ -115,6 +115,10 @@ def test_buckets_hold_all_gradients_from_step_to_step() -> None:
     assert replica(SETTING, SETTING.counts, 4, bucketed=True) == Memory(12, 12, 12, 36, BATCH)
 
 
+def test_gradients_that_are_no_views_arrive_beside_the_buckets() -> None:
+    assert replica(SETTING, SETTING.counts, 4, bucketed=True, views=False) == Memory(12, 0, 12, 40, 12 + BATCH)
+
+
 def test_gradients_of_several_micro_batches_wait_beside_the_buckets() -> None:
     assert replica(TWO, TWO.counts, 4, bucketed=True) == Memory(12, 12, 12, 36, 12 + 2 * BATCH)
 

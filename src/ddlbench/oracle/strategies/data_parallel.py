@@ -36,7 +36,8 @@ def ddp(framework: DDP, setting: Setting) -> Outcome:
     cap = framework.bucket_cap_mb
     first, other = (overlap.FIRST_BUCKET, overlap.BUCKET) if cap is None else (cap * MiB, cap * MiB)
     sent = averaged(setting, backward(setting), BYTES.get(hook, FP32_BYTES), first, other)
-    peak = partial(memory.replica, setting, setting.counts, setting.world, bucketed=True)
+    views = framework.gradient_as_bucket_view
+    peak = partial(memory.replica, setting, setting.counts, setting.world, bucketed=True, views=views)
     return replicas(setting, (sent,), peak)
 
 
