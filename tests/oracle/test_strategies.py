@@ -234,6 +234,22 @@ def test_layers_that_run_again_send_again(framework: Framework) -> None:
     assert after.seconds > before.seconds
 
 
+def test_with_sequence_parallelism_the_gradients_of_whole_layers_are_summed() -> None:
+    """Norms, the biases after a sum, and positions: 4 bytes for each of their numbers."""
+    given = setting(2)
+    outcome, plain = (strategy(TensorParallel(sequence_parallel=value), given) for value in (True, False))
+    whole = sum(block.parameter_count - block.split_parameters for block in given.counts.blocks)
+    assert volume(outcome, "not split") == 4 * whole > 0
+    assert volume(plain, "not split") == 0
+
+
+def test_gathered_logits_are_counted_from_a_rehearsal() -> None:
+    """8 samples of 8 positions of 64 classes on each rank, which `parallel_loss` does not send."""
+    outcome = strategy(TensorParallel(parallel_loss=False), setting(2))
+    assert volume(outcome, "all_gather among 2 ranks") == 8 * 8 * 64 * 4
+    assert (outcome.traced, outcome.layout) == (True, {"dp": 1, "tp": 2})
+
+
 def test_parameters_of_a_tensor_parallel_rank() -> None:
     given = setting(2, model=RESNET)
     outcome = strategy(TensorParallel(), given)

@@ -67,6 +67,12 @@ def test_zero_gathers_weights_in_16_bits_and_reduces_gradients_in_32(framework: 
 
 
 @pytest.mark.slow
+def test_with_sequence_parallelism_the_equations_send_what_the_adapter_sends() -> None:
+    for item in volumes("tensor", "gpt2_small", "framework.sequence_parallel=true").values():
+        assert abs(item.difference) < 0.01, item
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", ["tensor", "hybrid"])
 def test_layers_that_run_again_send_again(framework: str) -> None:
     for item in volumes(framework, "gpt2_small", "train.checkpoint_activations=true").values():

@@ -24,6 +24,7 @@ DIMENSIONS = {
     "all-reduce of shards": "dp",
     "reduction and gathering of shards": "dp",
     "collectives of layers": "tp",
+    "all-reduce of gradients that are not split": "tp",
     "broadcast of the batch": "tp",
     "halo exchange": "sp",
     "all-gather of the last images": "tp",

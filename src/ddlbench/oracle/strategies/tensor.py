@@ -19,6 +19,7 @@ from ddlbench.oracle.machine import collectives
 from ddlbench.oracle.memory.replicas import counts_of_rank, replica
 from ddlbench.oracle.setting import Limit, Message, Outcome, Setting
 from ddlbench.oracle.strategies.data_parallel import averaged
+from ddlbench.oracle.strategies.traced import traced
 
 SUMMED_AHEAD, SUMMED_BACK, GATHERED = ("row", "vocab"), ("column", "qkv", "filter", "logits"), ("norm", "channels")
 # All-reduces of the loss for each position, how many numbers in each: the largest logit, then sums.
@@ -36,6 +37,8 @@ class Traffic(NamedTuple):
 
 def tensor(framework: TensorParallel, setting: Setting) -> Outcome:
     layout, model = framework.layout(setting.world), framework.model(setting.job.model)
+    if layout.tp > 1 and not framework.parallel_loss:  # what gathered logits take is counted from them
+        return replace(traced(framework, setting), layout={"dp": layout.dp, "tp": layout.tp})
     if model is not setting.job.model:  # the same work, which is shared by another plan
         setting = replace(setting, job=replace(setting.job, model=model))
         computation = replace(setting.computation, counts=count_job(setting.job, setting.machine.device.type))
@@ -64,6 +67,10 @@ def parts(setting: Setting, dp: int, tp: int, sequence: bool, loss: Sequence[int
         bytes_, number = sum(layer.bytes_ for layer in traffics), sum(layer.number for layer in traffics)
         messages.append(Message("collectives of layers", count * number, count * bytes_, seconds, seconds))
         messages.append(batch_message(setting, dp, tp))
+    if tp > 1 and sequence:  # each rank has the gradients of its tokens (TensorReplica.complete_gradients)
+        size = FP32_BYTES * float(sum(block.parameter_count - block.split_parameters for block in blocks))
+        seconds = setting.all_reduce(size, tp)
+        messages.append(Message("all-reduce of gradients that are not split", 1, size, seconds, seconds))
     if dp > 1:
         back = setting.backward_s(passes, dp)
         messages.append(averaged(setting, back, setting.gradient_bytes, dp=dp, tp=tp))
