@@ -58,11 +58,10 @@ class Cut:
 
     def plans(self) -> list[Plan]:
         """Which blocks of each stage run again."""
-        plans: list[Plan] = []
-        stages_per_rank = len(self.sizes) // self.pp
-        for stage, (first, end) in enumerate(self.spans()):
-            waiting = in_flight(self.schedule, self.rank_of(stage), self.pp, self.count, stages_per_rank)
-            plans.append(self.setting.plan(self.samples, first, end, waiting))
+        plans, of_a_rank = list[Plan](), len(self.sizes) // self.pp
+        for stage, span in enumerate(self.spans()):
+            waiting = in_flight(self.schedule, self.rank_of(stage), self.pp, self.count, of_a_rank)
+            plans.append(self.setting.plan(self.samples, *span, waiting))
         return plans
 
     def again(self) -> list[int]:

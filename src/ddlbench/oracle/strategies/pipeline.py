@@ -185,15 +185,14 @@ def _messages(cut: Cut, traffics: Sequence[Traffic], most: float, layers_s: floa
         ends = 2 if cut.two_ends else 1  # ranks with the batch; they broadcast at the same time
         yield replace(batch, count=ends * batch.count, bytes_=ends * batch.bytes_)
     if cut.pp > 1:  # outputs to next stages and gradients to previous ones, of the rank that sends most
-        ranks = [(0, 0.0)] * cut.pp
+        sizes = [list[float]() for _ in range(cut.pp)]
         for stage, (_, end) in enumerate(cut.spans()[:-1]):
-            here, there = cut.rank_of(stage), cut.rank_of(stage + 1)
-            for rank in (here, there) if here != there else ():
-                count, bytes_ = ranks[rank]
-                ranks[rank] = count + 1, bytes_ + counts.blocks[end - 1].output * cut.samples
-        count, bytes_ = max(ranks, key=lambda rank: rank[1])
+            ends = {cut.rank_of(stage), cut.rank_of(stage + 1)}
+            for rank in ends if len(ends) == 2 else ():
+                sizes[rank].append(counts.blocks[end - 1].output * cut.samples)
+        sent = max(sizes, key=sum)
         seconds = max(sends_s, 2 * cut.count * max(_sending(cut)))
-        yield Message("activations between stages", cut.count * count, cut.count * bytes_, seconds, sends_s)
+        yield Message("activations between stages", cut.count * len(sent), cut.count * sum(sent), seconds, sends_s)
     if cut.dp > 1:  # after the schedule, over the replicas of a stage
         size = setting.gradient_bytes * most
         seconds = setting.all_reduce(size, cut.dp, cut.tp)
