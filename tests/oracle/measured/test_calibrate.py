@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ddlbench.config.compose import configuration, configurations
-from ddlbench.errors import UserError
+from ddlbench.errors import Unavailable, UserError
 from ddlbench.measure import clock
 from ddlbench.oracle.machine import machine as machines
 from ddlbench.oracle.machine.collectives import all_reduce, path
@@ -144,6 +144,14 @@ def test_collectives_are_measured_and_used(own_home: Path) -> None:
     with pytest.raises(UserError, match="run --calibrate-network again"):
         network.calibrated(machines.load("local"))
     assert own_home == path.parent
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_home")
+def test_a_process_that_fails_is_one_line() -> None:
+    with pytest.raises(Unavailable, match=r"with 2 processes failed \(.*\): check that gloo works here") as caught:
+        network.calibrate("cpu", [2], sizes=(-4,))
+    assert "\n" not in str(caught.value)
 
 
 def kept(kind: str, **changes: object) -> dict[str, object]:
