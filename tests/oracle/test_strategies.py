@@ -238,8 +238,8 @@ def test_with_sequence_parallelism_the_gradients_of_whole_layers_are_summed() ->
     """Norms, the biases after a sum, and positions: 4 bytes for each of their numbers."""
     given = setting(2)
     outcome, plain = (strategy(TensorParallel(sequence_parallel=value), given) for value in (True, False))
-    whole = sum(block.parameter_count - block.split_parameters for block in given.counts.blocks)
-    assert volume(outcome, "not split") == 4 * whole > 0
+    unsplit = sum(block.parameter_count - block.split_parameters for block in given.counts.blocks)
+    assert volume(outcome, "not split") == 4 * unsplit > 0
     assert volume(plain, "not split") == 0
 
 

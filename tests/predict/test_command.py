@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -17,8 +18,9 @@ from ddlbench.config.compose import configuration, configurations
 from ddlbench.config.schema import Config
 from ddlbench.errors import UserError
 from ddlbench.oracle.bands import worst_error
-from ddlbench.oracle.machine.machine import load
+from ddlbench.oracle.machine.machine import Sweep, load
 from ddlbench.oracle.predictor import Inputs
+from ddlbench.predict import __main__ as command_line
 from ddlbench.predict import rows as command
 from ddlbench.predict.__main__ import main
 from ddlbench.predict.question import parser
@@ -311,6 +313,22 @@ def test_another_micro_batch_carries_a_mark(capsys: pytest.CaptureFixture[str]) 
     one, four = rows(capsys, *words)
     assert one["marks"] == []
     assert four["marks"] == ["one GPU's step at a micro batch of 64, not 16"]
+
+
+@pytest.mark.parametrize("framework", ["ddp", "fsdp"])
+def test_the_largest_message_carries_a_mark(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, framework: str
+) -> None:
+    """Messages of up to 1 MB were measured. The embedding has 2 MB, and the mean message has less."""
+    sweeps = {(kind, 2): Sweep((1e3, 1e6), (1e-3, 2e-3)) for kind in ("all_reduce", "all_gather", "reduce_scatter")}
+    machine = replace(load("h100"), sweeps=sweeps)
+    monkeypatch.setattr(command_line, "machine_of", lambda *_: machine)
+    text = ("+model=gpt2_small", "model.n_layer=8", "model.n_embd=64", "model.n_head=4", "model.vocab_size=8000")
+    more = ("model.seq_len=16", f"+framework={framework}", "cluster=h100", "gpus=2", "train.batch_per_gpu=2")
+    keys = ("framework.bucket_cap_mb=0.1",) if framework == "ddp" else ()
+    (row,) = rows(capsys, *text, *more, *keys)
+    (mark,) = row["marks"]
+    assert mark.startswith("messages of up to 1e+06 bytes measured, not 2.0")
 
 
 def test_degrees_beyond_their_limit_are_refused_in_the_row(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ddlbench.counts.counts import WHOLE, Block, Counts, Floats, Line, Share, Work
+from ddlbench.counts.counts import UNSHARED, Block, Counts, Floats, Line, Share, Work
 from ddlbench.counts.operations import Observer, Operation, saved_bytes
 from ddlbench.frameworks.spatial.layers import rows_of, share_rows, windows
 from ddlbench.frameworks.tensor.collectives import Part
@@ -36,7 +36,7 @@ SAMPLES = (2, 4)  # BatchNorm refuses one value a channel
 _counted = dict[object, Counts]()
 
 
-def count(model: Model, precision: str, device_type: str, smoothing: float = 0.0, share: Share = WHOLE) -> Counts:
+def count(model: Model, precision: str, device_type: str, smoothing: float = 0.0, share: Share = UNSHARED) -> Counts:
     """The counts of a rank's share of a model, made once for each model, precision, kind of device and share.
     smoothing: of the labels in the loss"""
     key = type(model), repr(model), precision, device_type, smoothing, share
@@ -50,7 +50,7 @@ def count(model: Model, precision: str, device_type: str, smoothing: float = 0.0
     return _counted[key]
 
 
-def count_job(job: Job, device_type: str, share: Share = WHOLE) -> Counts:
+def count_job(job: Job, device_type: str, share: Share = UNSHARED) -> Counts:
     """`count` with the model, precision and loss of a job."""
     smoothing = job.loss.label_smoothing if isinstance(job.loss, CrossEntropy) else 0.0
     return count(job.model, job.precision, device_type, smoothing, share)

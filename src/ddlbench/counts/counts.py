@@ -165,7 +165,7 @@ class Share:
     cast: bool = False
 
 
-WHOLE = Share()
+UNSHARED = Share()
 
 
 @dataclass(frozen=True)

@@ -99,13 +99,14 @@ class Setting:
 @dataclass(frozen=True)
 class Message:
     """Communication of one kind in a step: the number of messages, their bytes and seconds together, and the seconds by
-    which they delay the step."""
+    which they delay the step. largest: bytes of the largest message, 0 if all are equal"""
 
     what: str
     count: float
     bytes_: float
     seconds: float
     exposed: float
+    largest: float = 0.0
 
 
 @dataclass(frozen=True)

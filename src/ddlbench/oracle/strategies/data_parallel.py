@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from ddlbench.errors import Unsupported
@@ -78,7 +79,8 @@ def zero(framework: DeepSpeedOptions, setting: Setting) -> Outcome:
     bucket = (framework.reduce_bucket_mb or BUCKET_MB) * MiB if stage else float("inf")
     once = averaged(setting, backward(setting), setting.gradient_bytes, bucket, bucket, overlaps)
     times = setting.micro_batch(ranks)[0] if stage == 2 else 1  # stage 2 reduces after every micro batch
-    messages = [Message(once.what, once.count * times, once.bytes_ * times, once.seconds * times, once.exposed * times)]
+    keys = ("count", "bytes_", "seconds", "exposed")
+    messages = [replace(once, **{key: times * getattr(once, key) for key in keys})]
     if not stage:
         copied = FP32_BYTES * min(parameters, AT_ONCE)
         peak = partial(memory.replica, setting, setting.counts, ranks, reduced=copied)
@@ -170,4 +172,5 @@ def averaged(
 
     total, bytes_ = sum(seconds(bucket.size) for bucket in sent), sum(bucket.size for bucket in sent)
     late = min(total, max(0.0, overlap.queue(sent, seconds) - sum(back))) if overlaps else total
-    return Message("all-reduce of gradients", len(sent), bytes_, total, setting.exposed(total, late))
+    largest = max((bucket.size for bucket in sent), default=0.0)
+    return Message("all-reduce of gradients", len(sent), bytes_, total, setting.exposed(total, late), largest)

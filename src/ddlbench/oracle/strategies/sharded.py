@@ -111,7 +111,9 @@ def sharded(setting: Setting, scheme: Scheme, peak: Callable[[], Memory]) -> Out
     gathered = sum(number * (1 + again) for number, again in zip(scheme.gathered, scheme.again, strict=True))
     reduced = (count if scheme.always else 1) * parameters
     bytes_ = count * gathered * scheme.weight + reduced * setting.gradient_bytes  # of complete tensors
-    messages = [Message("gathering of weights and reduction of gradients", 0, bytes_, seconds, exposed)]
+    reductions = (block.parameter_count * setting.gradient_bytes for block in setting.counts.blocks)
+    largest = float(max(*reductions, *(number * scheme.weight for number in scheme.gathered)))
+    messages = [Message("gathering of weights and reduction of gradients", 0, bytes_, seconds, exposed, largest)]
     if scheme.persistent:
         size = float(scheme.persistent * scheme.weight)
         once = collectives.all_gather(size, setting.path(scheme.shards))

@@ -32,8 +32,8 @@ def spatial(framework: Spatial, setting: Setting) -> Outcome:
     count, samples = setting.micro_batch(dp)
     last = max(index for index, block in enumerate(blocks) if block.rows)
     # A part of every image is as much work as fewer images: each rank starts all kernels and reads all weights.
-    shared, whole = (setting.computation.blocks(size) for size in (samples / sp, samples))
-    parts = [*shared[: last + 1], *whole[last + 1 :]]
+    shared, complete = (setting.computation.blocks(size) for size in (samples / sp, samples))
+    parts = [*shared[: last + 1], *complete[last + 1 :]]
     messages: list[Message] = []
     if sp > 1:
         again = set(setting.again(samples))
