@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 
 from ddlbench.errors import Unsupported
@@ -77,10 +76,8 @@ def zero(framework: DeepSpeedOptions, setting: Setting) -> Outcome:
     stage, ranks, parameters = framework.zero_stage, setting.world, setting.counts.parameter_count
     casts, overlaps = framework.casts(setting.job), framework.overlaps(setting.job)
     bucket = (framework.reduce_bucket_mb or BUCKET_MB) * MiB if stage else float("inf")
-    once = averaged(setting, backward(setting), setting.gradient_bytes, bucket, bucket, overlaps)
     times = setting.micro_batch(ranks)[0] if stage == 2 else 1  # stage 2 reduces after every micro batch
-    keys = ("count", "bytes_", "seconds", "exposed")
-    messages = [replace(once, **{key: times * getattr(once, key) for key in keys})]
+    messages = [averaged(setting, backward(setting), setting.gradient_bytes, bucket, bucket, overlaps, times)]
     if not stage:
         copied = FP32_BYTES * min(parameters, AT_ONCE)
         peak = partial(memory.replica, setting, setting.counts, ranks, reduced=copied)
@@ -150,6 +147,7 @@ def averaged(
     first: float = overlap.FIRST_BUCKET,
     cap: float = overlap.BUCKET,
     overlaps: bool = True,
+    times: int = 1,
     dp: int | None = None,
     tp: int = 1,
 ) -> Message:
@@ -157,7 +155,7 @@ def averaged(
 
     back: seconds of the backward pass of each block; number_bytes: of a number that is sent
     first, cap: bytes in fp32 with which the first bucket and the others are full, whatever type is sent
-    overlaps: whether the framework sends during the backward pass
+    overlaps: whether the framework sends during the backward pass; times: in a step
     dp: replicas that average, of `tp` neighbours each; None: all ranks. Every tensor of a block counts with the share
         of the block that a rank has
     """
@@ -172,5 +170,7 @@ def averaged(
 
     total, bytes_ = sum(seconds(bucket.size) for bucket in sent), sum(bucket.size for bucket in sent)
     late = min(total, max(0.0, overlap.queue(sent, seconds) - sum(back))) if overlaps else total
-    largest = max((bucket.size for bucket in sent), default=0.0)
-    return Message("all-reduce of gradients", len(sent), bytes_, total, setting.exposed(total, late), largest)
+    exposed, largest = setting.exposed(total, late), max((bucket.size for bucket in sent), default=0.0)
+    return Message(
+        "all-reduce of gradients", times * len(sent), times * bytes_, times * total, times * exposed, largest
+    )
