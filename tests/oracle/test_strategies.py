@@ -149,6 +149,7 @@ def test_zero_3_gathers_twice_what_is_needed_again_too_late() -> None:
     blocks = [block(name, 1, 2, numbers=4 * 10**8) for name in "abc"]
     outcome = strategy(DeepSpeedOptions(zero_stage=3), made(4, blocks, 8))
     assert volume(outcome, "gathering") == 4 * (3 + 1 + 3) * 4e8
+    assert outcome.messages[0].count == 3 + 1 + 3
     assert outcome.memory.activations > 4 * 3 * 4e8  # the others stay gathered
 
 

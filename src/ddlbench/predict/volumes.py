@@ -57,8 +57,7 @@ def lines(rows: Sequence[Prediction], config_of: Callable[[Prediction], Config])
     for row in rows:
         head = f"  {row.framework} at {row.gpus}:"
         for message in row.messages:
-            count = f"{message['count']:g} x, " if message["count"] else ""
-            yield f"{head} {message['what']}: {count}{bytes_text(message['bytes_'])}"
+            yield f"{head} {message['what']}: {message['count']:g} x, {bytes_text(message['bytes_'])}"
         if any(message["what"] not in DIMENSIONS for message in row.sent):
             yield f"{head} the messages are traced: it has no equations"
         else:

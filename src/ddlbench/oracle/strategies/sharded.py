@@ -98,8 +98,13 @@ def sharded(setting: Setting, scheme: Scheme, peak: Callable[[], Memory]) -> Out
     passes, parameters = setting.computation.blocks(samples), setting.counts.parameter_count
     last = _blocks(setting, scheme, passes)
     plain = last if scheme.always else [replace(block, reduce=0.0) for block in last]
-    compute = count * sum(block.forward + block.backward for block in plain)
-    seconds = (count - 1) * sum(block.sent for block in plain) + sum(block.sent for block in last)
+
+    def total(part: Callable[[Sharded], float]) -> float:
+        """The sum over the blocks in all micro batches."""
+        return (count - 1) * sum(map(part, plain)) + sum(map(part, last))
+
+    compute = total(lambda block: block.forward + block.backward)
+    seconds, sent = total(lambda block: sum(block.sent)), total(lambda block: sum(map(bool, block.sent)))
     if setting.job.device.type == "cpu":
         # The host itself computes, and waits for each collective: FSDP calls them with async_op=False, which returns at
         # once only on a device's stream, and DeepSpeed waits explicitly.
@@ -113,7 +118,7 @@ def sharded(setting: Setting, scheme: Scheme, peak: Callable[[], Memory]) -> Out
     bytes_ = count * gathered * scheme.weight + reduced * setting.gradient_bytes  # of complete tensors
     reductions = (block.parameter_count * setting.gradient_bytes for block in setting.counts.blocks)
     largest = float(max(*reductions, *(number * scheme.weight for number in scheme.gathered)))
-    messages = [Message("gathering of weights and reduction of gradients", 0, bytes_, seconds, exposed, largest)]
+    messages = [Message("gathering of weights and reduction of gradients", sent, bytes_, seconds, exposed, largest)]
     if scheme.persistent:
         size = float(scheme.persistent * scheme.weight)
         once = collectives.all_gather(size, setting.path(scheme.shards))

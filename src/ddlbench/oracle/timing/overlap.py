@@ -67,8 +67,8 @@ class Sharded:
     reduce: float
 
     @property
-    def sent(self) -> float:
-        return self.gather + self.gather_again + self.reduce
+    def sent(self) -> tuple[float, float, float]:
+        return self.gather, self.gather_again, self.reduce
 
 
 def sharded_step(blocks: Sequence[Sharded]) -> float:
