@@ -46,7 +46,7 @@ def count(model: Model, precision: str, device_type: str, smoothing: float = 0.0
             warnings.simplefilter("ignore")  # fake tensors warn about values that they do not have
             fake = FakeModel(model, precision, device_type, smoothing, share)
             (small, tied), (large, _) = map(fake.run, SAMPLES)
-        _counted[key] = Counts(model.name, tuple(map(_joined, small, large)), tied)
+        _counted[key] = Counts(tuple(map(_joined, small, large)), tied)
     return _counted[key]
 
 

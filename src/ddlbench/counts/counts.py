@@ -59,7 +59,6 @@ class Exchange:
     first: nothing before it needs a gradient, so the gradient of its input is not summed
     """
 
-    name: str
     style: str
     input_bytes: float
     output_bytes: float
@@ -139,9 +138,8 @@ class Block:
 
     def named(self, name: str) -> Block:
         """An equal block of the model with this name."""
-        exchanges = tuple(replace(item, name=item.name.replace(self.name, name, 1)) for item in self.exchanges)
         rows = tuple(replace(item, name=item.name.replace(self.name, name, 1)) for item in self.rows)
-        return replace(self, name=name, exchanges=exchanges, rows=rows)
+        return replace(self, name=name, rows=rows)
 
     def with_16_bit_weights(self) -> Block:
         """This block with weights in 16 bits: autograd then saves no 16-bit copies of them."""
@@ -172,7 +170,6 @@ UNSHARED = Share()
 class Counts:
     """The blocks of a model. tied: size of the parameter that the first and the last block share, else 0"""
 
-    model: str
     blocks: tuple[Block, ...]
     tied: int
 

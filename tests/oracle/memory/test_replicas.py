@@ -82,7 +82,7 @@ def test_what_a_library_gathers_for_a_block_is_there_while_it_runs() -> None:
 @pytest.mark.parametrize(("accumulating", "expected"), [(False, [80, 200, 320]), (True, [0, 0, 320])])
 def test_a_tied_gradient_is_there_from_the_last_block_on(accumulating: bool, expected: list[float]) -> None:
     blocks = block("embed", 1, 2, numbers=100), block("middle", 1, 2, numbers=50), block("head", 1, 2)
-    assert arriving(Counts("made", blocks, 80), accumulating) == expected
+    assert arriving(Counts(blocks, 80), accumulating) == expected
 
 
 def test_copies_of_the_update_are_of_the_largest_tensor() -> None:
