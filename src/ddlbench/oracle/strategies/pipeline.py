@@ -89,7 +89,7 @@ def predict(cut: Cut) -> Outcome:
 
 def _traffics(cut: Cut) -> list[Traffic]:
     """The collectives of each block for one micro batch."""
-    blocks = zip(cut.setting.counts.blocks, cut.again(), strict=True)
+    blocks = zip(cut.setting.counts.blocks, cut.again, strict=True)
     return [traffic(block, cut.samples, cut.setting, cut.tp, again) for block, again in blocks]
 
 
@@ -107,9 +107,9 @@ def _stages(cut: Cut, traffics: Sequence[Traffic], sends: bool) -> Stages:
     ]
     block_backward = [
         block.back(again) + max(0.0, sent.backward / contention - block.host_backward - again * block.host_forward)
-        for block, sent, again in zip(passes, traffics, cut.again(), strict=True)
+        for block, sent, again in zip(passes, traffics, cut.again, strict=True)
     ]
-    spans = cut.spans()
+    spans = cut.spans
     forward, backward = ([sum(s[first:last]) for first, last in spans] for s in (block_forward, block_backward))
     sending = _sending(cut) if sends and cut.pp > 1 else [0.0 for _ in spans[:-1]]
     if setting.job.device.type == "cpu":  # gloo sends when the receiver asks, and the receiver waits
@@ -126,7 +126,7 @@ def _sending(cut: Cut) -> list[float]:
     """Seconds of a message from each stage to the next one: in the same node, in another one, or on the same rank."""
     setting, stride, seconds = cut.setting, cut.stage_ranks, list[float]()
     node = setting.per_node
-    for stage, (_, end) in enumerate(cut.spans()[:-1]):
+    for stage, (_, end) in enumerate(cut.spans[:-1]):
         here, there = cut.rank_of(stage) * stride, cut.rank_of(stage + 1) * stride
         if here == there:
             seconds.append(0.0)
@@ -186,7 +186,7 @@ def _messages(cut: Cut, traffics: Sequence[Traffic], most: float, layers_s: floa
         yield replace(batch, count=ends * batch.count, bytes_=ends * batch.bytes_)
     if cut.pp > 1:  # outputs to next stages and gradients to previous ones, of the rank that sends most
         sizes = [list[float]() for _ in range(cut.pp)]
-        for stage, (_, end) in enumerate(cut.spans()[:-1]):
+        for stage, (_, end) in enumerate(cut.spans[:-1]):
             ends = {cut.rank_of(stage), cut.rank_of(stage + 1)}
             for rank in ends if len(ends) == 2 else ():
                 sizes[rank].append(counts.blocks[end - 1].output * cut.samples)
