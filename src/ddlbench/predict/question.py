@@ -31,10 +31,6 @@ GRADE = (
     "smaller ones, and print their errors (docs/oracle.md)"
 )
 LARGEST_WORLD, MOST = 2**20, 5000
-MACHINES = (
-    "cluster= is the description of a machine's devices and links (not the label cluster.name of a run): a YAML file "
-    "or one of "
-)
 EXAMPLE = "gpus=[4,8,16] or gpus=[4,8,...,1024]"
 ABOVE_0 = (
     "one_gpu_step_s", "one_gpu_batch", "samples_per_epoch", "loader_samples_per_s", "max_gpus", "max_memory_gib"
@@ -90,7 +86,8 @@ def parser() -> Parser:
         prog="python -m ddlbench.predict",
         usage="%(prog)s +model=NAME [+framework=NAME] cluster=NAME gpus=[4,8,...,1024] [key=value ...] [options]",
         description="Predicts step time and memory of every framework, without running it.",
-        epilog=MACHINES + "; ".join(described(load(name)) for name in machine_names()),
+        epilog="cluster= is the description of a machine's devices and links (not the label cluster.name of a run): a "
+        "YAML file or one of " + "; ".join(described(load(name)) for name in machine_names()),
         allow_abbrev=False,
     )
     add = made.add_argument

@@ -268,11 +268,11 @@ def before_update(trainer: Any, act: Callable[[], None]) -> None:
     trainer.engine.step = first
 
 
-def memory(trainer: Trainer) -> dict[str, int | None]:
+def memory(trainer: Trainer, gradient_bytes: int | None, peak: int) -> dict[str, int | None]:
     """Bytes of parameters and optimizer; copies of the weights that the optimizer keeps count as its state, which the
-    first update creates. Gradients and peak are not known here."""
+    first update creates."""
     counted = set[int]()
     weights = stored(parameters(trainer), counted)
     state = [value for state in trainer.optimizer.state.values() for value in state.values()]
     optimizer = stored([*updated(trainer), *state], counted) if state else None
-    return {"parameters": weights, "gradients": None, "optimizer": optimizer, "peak": None}
+    return {"parameters": weights, "gradients": gradient_bytes, "optimizer": optimizer, "peak": peak}

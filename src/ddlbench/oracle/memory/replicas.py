@@ -57,9 +57,8 @@ def arriving(counts: Counts, accumulating: bool, shards: int = 1, number_bytes: 
     """Bytes of the gradients that each block adds in a backward pass; accumulating: they have memory already. The
     gradient of a tied parameter from the last block waits for that from the first block. number_bytes: of a gradient"""
     parameters = [0.0 if accumulating else block.parameter_count / shards for block in counts.blocks]
-    if counts.tied:
-        parameters[0] -= 0.0 if accumulating else counts.tied / shards
-        parameters[-1] += counts.tied
+    parameters[0] -= 0.0 if accumulating else counts.tied / shards
+    parameters[-1] += counts.tied
     return [number_bytes * count for count in parameters]
 
 
