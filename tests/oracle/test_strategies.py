@@ -244,11 +244,11 @@ def test_with_sequence_parallelism_the_gradients_of_whole_layers_are_summed() ->
     assert volume(plain, "not split") == 0
 
 
-def test_gathered_logits_are_counted_from_a_rehearsal() -> None:
-    """8 samples of 8 positions of 64 classes on each rank, which `parallel_loss` does not send."""
-    outcome = strategy(TensorParallel(parallel_loss=False), setting(2))
-    assert volume(outcome, "all_gather among 2 ranks") == 8 * 8 * 64 * 4
-    assert (outcome.traced, outcome.layout) == (True, {"dp": 1, "tp": 2})
+def test_logits_that_are_gathered_are_sent_and_kept() -> None:
+    """8 samples of 8 positions of 64 classes on each rank, instead of 1 + 3 numbers for each position."""
+    split, gathered = (strategy(TensorParallel(parallel_loss=value), setting(2)) for value in (True, False))
+    assert volume(gathered, "layers") - volume(split, "layers") == 8 * 8 * 64 * 4 - 8 * 8 * (1 + 3) * 4
+    assert gathered.memory.activations > split.memory.activations
 
 
 def test_parameters_of_a_tensor_parallel_rank() -> None:

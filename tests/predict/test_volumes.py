@@ -67,8 +67,9 @@ def test_zero_gathers_weights_in_16_bits_and_reduces_gradients_in_32(framework: 
 
 
 @pytest.mark.slow
-def test_with_sequence_parallelism_the_equations_send_what_the_adapter_sends() -> None:
-    for item in volumes("tensor", "gpt2_small", "framework.sequence_parallel=true").values():
+@pytest.mark.parametrize("word", ["framework.sequence_parallel=true", "framework.parallel_loss=false"])
+def test_the_knobs_of_tensor_send_what_the_equations_say(word: str) -> None:
+    for item in volumes("tensor", "gpt2_small", word).values():
         assert abs(item.difference) < 0.01, item
 
 

@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ddlbench.counts.counts import UNSHARED, Block, Counts, Floats, Line, Share, Work
 from ddlbench.counts.operations import Observer, Operation, saved_bytes
 from ddlbench.frameworks.spatial.layers import rows_of, share_rows, windows
-from ddlbench.frameworks.tensor.collectives import Part
+from ddlbench.frameworks.tensor.collectives import Part, gather_from
 from ddlbench.frameworks.tensor.layers import split_model
 from ddlbench.frameworks.tensor.loss import parallel_cross_entropy
 from ddlbench.job import Job, Model, example_batch, type_of_dtype
@@ -87,7 +87,8 @@ class FakeModel:
         self.dtype = dtype if share.cast else default
         self.autocast = torch.autocast("cpu", dtype, enabled=precision != "fp32" and not share.cast)
         self.example, self.plan = partial(example_batch, model), model.tensor_plan()
-        self.loss: Callable[[Tensor, Tensor], Tensor] = CrossEntropy(smoothing)
+        loss = CrossEntropy(smoothing)
+        self.loss: Callable[[Tensor, Tensor], Tensor] = loss
         torch.set_default_dtype(self.dtype)
         try:
             self.model = model.build().train()
@@ -96,7 +97,10 @@ class FakeModel:
         if share.tp > 1:
             part = Part(dist.group.WORLD, 0, share.tp, share.sequence)
             split_model(self.model, self.plan, part)
-            self.loss = partial(parallel_cross_entropy, classes=model.outputs(), smoothing=smoothing, part=part)
+            if share.gathered:
+                self.loss = lambda logits, targets: loss(gather_from(logits, -1, model.outputs(), part), targets)
+            else:
+                self.loss = partial(parallel_cross_entropy, classes=model.outputs(), smoothing=smoothing, part=part)
         self.image_part = Part(dist.group.WORLD, 0, share.sp) if share.sp > 1 else None
         if self.image_part is not None:
             share_rows(self.model, windows(model), self.image_part)

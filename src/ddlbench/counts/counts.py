@@ -155,12 +155,14 @@ class Share:
     tp: ranks that share every layer; sequence: with sequence parallelism; sp: ranks that share the rows of images
     cast: the weights themselves are in the job's precision (Megatron-LM, DeepSpeed's engines), instead of autocast over
         fp32 weights
+    gathered: every rank has the logits of all classes for the loss, instead of a loss of split logits
     """
 
     tp: int = 1
     sequence: bool = False
     sp: int = 1
     cast: bool = False
+    gathered: bool = False
 
 
 UNSHARED = Share()

@@ -19,7 +19,6 @@ from ddlbench.oracle.machine import collectives
 from ddlbench.oracle.memory.replicas import counts_of_rank, replica
 from ddlbench.oracle.setting import Limit, Message, Outcome, Setting
 from ddlbench.oracle.strategies.data_parallel import averaged
-from ddlbench.oracle.strategies.traced import traced
 
 SUMMED_AHEAD, SUMMED_BACK, GATHERED = ("row", "vocab"), ("column", "qkv", "filter", "logits"), ("norm", "channels")
 # All-reduces of the loss for each position, how many numbers in each: the largest logit, then sums.
@@ -37,13 +36,11 @@ class Traffic(NamedTuple):
 
 def tensor(framework: TensorParallel, setting: Setting) -> Outcome:
     layout, model = framework.layout(setting.world), framework.model(setting.job.model)
-    if layout.tp > 1 and not framework.parallel_loss:  # what gathered logits take is counted from them
-        return replace(traced(framework, setting), layout={"dp": layout.dp, "tp": layout.tp})
     if model is not setting.job.model:  # the same work, which is shared by another plan
         setting = replace(setting, job=replace(setting.job, model=model))
         computation = replace(setting.computation, counts=count_job(setting.job, setting.machine.device.type))
         setting = replace(setting, computation=computation)
-    return parts(setting, layout.dp, layout.tp, framework.sequence_parallel)
+    return parts(setting, layout.dp, layout.tp, framework.sequence_parallel, LOSS if framework.parallel_loss else ())
 
 
 def megatron(framework: Megatron, setting: Setting) -> Outcome:
@@ -53,10 +50,13 @@ def megatron(framework: Megatron, setting: Setting) -> Outcome:
 
 
 def parts(setting: Setting, dp: int, tp: int, sequence: bool, loss: Sequence[int] = LOSS) -> Outcome:
-    """tp ranks share a replica. Ranks with the same part in each of dp replicas (tp ranks apart) average gradients."""
+    """tp ranks share a replica. Ranks with the same part in each of dp replicas (tp ranks apart) average gradients.
+
+    loss: numbers of each all-reduce of the loss for a position; none: every rank gathers the logits
+    """
     job, blocks = setting.job, setting.counts.blocks
     count, samples = setting.micro_batch(dp)
-    passes = setting.computation.blocks(samples, tp)
+    passes, share = setting.computation.blocks(samples, tp), Share(tp, sequence, gathered=not loss)
     messages: list[Message] = []
     if tp > 1:
         traffics = [
@@ -77,7 +77,7 @@ def parts(setting: Setting, dp: int, tp: int, sequence: bool, loss: Sequence[int
     return Outcome(
         compute_s=setting.compute_s(passes, dp, sum(block.parameters_of_part(tp) for block in blocks)),
         messages=tuple(messages),
-        peak=lambda: replica(setting, counts_of_rank(setting, Share(tp, sequence)), dp, bucketed=dp > 1),
+        peak=lambda: replica(setting, counts_of_rank(setting, share), dp, bucketed=dp > 1),
         limits=(limit(setting), Limit("dp", job.global_batch, "one sample of the global batch a replica")),
         layout={"dp": dp, "tp": tp},
         micro_samples=samples,
@@ -121,6 +121,8 @@ def traffic(
         model = setting.job.model
         positions = FP32_BYTES * samples * (prod(model.input_shape()) if model.kind == "text" else 1)
         ahead += [(collectives.all_reduce(number * positions, to), number * positions) for number in loss]
+        logits = block.output * samples
+        ahead += [] if loss else [(collectives.all_gather(logits, to), logits)]
     forward, backward = (sum(seconds for seconds, _ in part) for part in (ahead, back))
     return Traffic(forward, backward, sum(bytes_ for _, bytes_ in (*ahead, *back)), len(ahead) + len(back))
 
