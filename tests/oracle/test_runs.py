@@ -64,6 +64,13 @@ def test_the_run_with_the_nearest_micro_batch_counts(config: Config) -> None:
     assert there.marks(8) == []
 
 
+def test_of_equal_batches_a_run_with_the_asked_settings_counts(config: Config) -> None:
+    """DeepSpeed's weights in 16 bits, for example, are a setting of the framework, and the last run had it."""
+    settings = {**config.resolved, "framework": {**config.resolved["framework"], "static_graph": True}}
+    there = results(record(config, 1, 0.5), record(config, 1, 0.9, config=settings))
+    assert there.computation(config, ABCI).step(8) == pytest.approx(0.5)
+
+
 @pytest.mark.parametrize(
     ("base", "marks"),
     [("ddp", []), ("single", []), ("gpipe", ["ddp from a run of gpipe, with what gpipe itself takes"])],

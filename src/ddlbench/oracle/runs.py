@@ -181,13 +181,13 @@ def _base(attempt: Attempt, config: Config, machine: Machine) -> Base | None:
 
 def _chosen(bases: Sequence[Base], config: Config) -> Base | None:
     """The run that a prediction starts from: of this framework on one device, else of `single` or any other framework;
-    else of this framework on as few devices as possible. Of several, the one whose micro batch is nearest, and of these
-    the last. The median of repeats counts."""
+    else of this framework on as few devices as possible. Of several, the one whose micro batch is nearest, of these one
+    with the asked settings of the framework, and of these the last. The median of repeats counts."""
     framework: Any = config.framework
-    micro = config.train.samples_per_micro_batch()
-    bases = sorted(bases, key=lambda base: -abs(math.log(base.micro / micro)))
+    micro, wanted = config.train.samples_per_micro_batch(), config.resolved["framework"]
+    bases = sorted(bases, key=lambda base: (-abs(math.log(base.micro / micro)), base.settings == wanted))
     one_device = [base for base in bases if base.ranks == 1]
-    same_settings = [base for base in bases if base.settings == config.resolved["framework"]]
+    same_settings = [base for base in bases if base.settings == wanted]
     smallest = min((base.ranks for base in same_settings), default=0)
     groups = (  # the first one that has a run counts
         [base for base in one_device if base.framework == framework.name],
