@@ -119,16 +119,18 @@ class Machine:
     def nodes(self, world: int) -> int:
         return -(-world // self.per_node(world))
 
-    def marks(self, ranks: int, largest: float = 0.0) -> list[str]:
-        """Remarks for the reader where the collectives were not measured with this number of ranks (on one node), or
+    def marks(self, *groups: int, largest: float = 0.0) -> list[str]:
+        """Remarks for the reader where the collectives were not measured with these numbers of ranks (on one node), or
         not with messages of `largest` bytes."""
-        counts, inside = sorted({count for _, count in self.sweeps}), self.per_node(ranks)
+        counts = sorted({count for _, count in self.sweeps})
+        others = sorted({self.per_node(ranks) for ranks in groups} - {1, *counts})
         marks: list[str] = []
-        if counts and inside not in (1, *counts):
-            marks.append(f"collectives measured with {', '.join(map(str, counts))} ranks, not {inside}")
-        measured = max((sweep.sizes[-1] for sweep in self.sweeps.values()), default=inf)
-        if largest > measured:
-            marks.append(f"messages of up to {measured:g} bytes measured, not {largest:g}")
+        if counts and others:
+            measured, missing = (", ".join(map(str, numbers)) for numbers in (counts, others))
+            marks.append(f"collectives measured with {measured} ranks, not {missing}")
+        most = max((sweep.sizes[-1] for sweep in self.sweeps.values()), default=inf)
+        if largest > most:
+            marks.append(f"messages of up to {most:g} bytes measured, not {largest:g}")
         return marks
 
     def sweep(self, kind: str, ranks: int) -> Sweep | None:
