@@ -74,9 +74,12 @@ def test_the_knobs_of_tensor_send_what_the_equations_say(word: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("framework", ["tensor", "hybrid"])
-def test_layers_that_run_again_send_again(framework: str) -> None:
-    for item in volumes(framework, "gpt2_small", "train.checkpoint_activations=true").values():
+@pytest.mark.parametrize(
+    ("framework", "model"),
+    [("tensor", "gpt2_small"), ("hybrid", "gpt2_small"), ("tensor", "resnet50"), ("tensor", "vgg16")],
+)
+def test_layers_that_run_again_send_again(framework: str, model: str) -> None:
+    for item in volumes(framework, model, "train.checkpoint_activations=true").values():
         assert abs(item.difference) < 0.01, item
 
 

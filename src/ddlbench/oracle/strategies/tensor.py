@@ -101,14 +101,15 @@ def traffic(
     if tp == 1:
         return Traffic()
     to = setting.path(tp)
-    ahead, back = list[tuple[float, float]](), list[tuple[float, float]]()  # seconds and bytes of each collective
+    ahead, back, last = (list[tuple[float, float]]() for _ in range(3))  # seconds and bytes of each collective
     for exchange in block.exchanges:
         style, entering, leaving = exchange.style, exchange.input_bytes * samples, exchange.output_bytes * samples
         if style == "channel":
             ahead.append((collectives.all_reduce(leaving, to), leaving))
             back.append((collectives.all_gather(entering, to), entering))
         elif style in GATHERED:
-            ahead.append((collectives.all_gather(leaving, to), leaving))
+            # A second run ends before what follows the last saved tensor: the gathering of a block's output.
+            (last if style == "channels" else ahead).append((collectives.all_gather(leaving, to), leaving))
         elif style in SUMMED_AHEAD or (style in SUMMED_BACK and (sequence or not exchange.first)):
             size = leaving if style in SUMMED_AHEAD else entering
             if sequence:
@@ -117,6 +118,7 @@ def traffic(
             else:
                 (ahead if style in SUMMED_AHEAD else back).append((collectives.all_reduce(size, to), size))
     back += again * ahead
+    ahead += last
     if block is setting.counts.blocks[-1]:
         model = setting.job.model
         positions = FP32_BYTES * samples * (prod(model.input_shape()) if model.kind == "text" else 1)
