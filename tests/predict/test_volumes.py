@@ -112,7 +112,7 @@ def test_a_framework_without_equations_is_predicted_from_what_it_sends() -> None
 
 
 def test_what_is_traced_is_not_compared_with_itself() -> None:
-    message = {"what": "all_reduce among 4 ranks", "count": 1, "bytes_": 8.0}
+    message = {"what": "all_reduce among 4 ranks", "along": "", "count": 1, "bytes_": 8.0}
     row = Prediction("unknown", "resnet50", "h100", 4, "ok", "", messages=(message,))
     *_, last = lines([row], lambda _: config("ddp", "resnet50"))
     assert last == "  unknown at 4: the messages are traced: it has no equations"

@@ -99,9 +99,15 @@ class Setting:
 @dataclass(frozen=True)
 class Message:
     """Communication of one kind in a step: the number of messages, their bytes and seconds together, and the seconds by
-    which they delay the step. largest: bytes of the largest message, 0 if all are equal"""
+    which they delay the step.
+
+    along: dp | tp | pp | sp; dp has all collectives of shared images, because gradients are summed over all ranks;
+        ends: first and last stage; host: no other rank; "": not known
+    largest: bytes of the largest message, 0 if all are equal
+    """
 
     what: str
+    along: str
     count: float
     bytes_: float
     seconds: float

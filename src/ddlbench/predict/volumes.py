@@ -14,25 +14,6 @@ from ddlbench.ranks.launch import Launch
 from ddlbench.rehearsal.rehearse import Rehearsal, Sent, rehearse
 from ddlbench.texts import bytes_text
 
-# The dimension along which each message of the equations is sent. `ends`: first and last stage of a pipeline.
-DIMENSIONS = {
-    "all-reduce of gradients": "dp",
-    "all-reduce of weights": "dp",
-    "all-gather of weights": "dp",
-    "gathering of weights and reduction of gradients": "dp",
-    "gathering of small weights after the update": "dp",
-    "all-reduce of shards": "dp",
-    "reduction and gathering of shards": "dp",
-    "collectives of layers": "tp",
-    "all-reduce of gradients that are not split": "tp",
-    "broadcast of the batch": "tp",
-    "halo exchange": "sp",
-    "all-gather of the last images": "tp",
-    "statistics of BatchNorm": "tp",
-    "activations between stages": "pp",
-    "all-reduce of the tied embedding": "ends",
-}
-
 
 @dataclass(frozen=True)
 class Volume:
@@ -58,7 +39,7 @@ def lines(rows: Sequence[Prediction], config_of: Callable[[Prediction], Config])
         head = f"  {row.framework} at {row.gpus}:"
         for message in row.messages:
             yield f"{head} {message['what']}: {message['count']:g} x, {bytes_text(message['bytes_'])}"
-        if any(message["what"] not in DIMENSIONS for message in row.sent):
+        if not all(message["along"] for message in row.sent):
             yield f"{head} the messages are traced: it has no equations"
         else:
             try:
@@ -85,10 +66,7 @@ def compared(row: Prediction, ranks: Sequence[Rehearsal]) -> list[Volume]:
     """The bytes of the equations and the traced bytes, by dimension. ranks: of `distinct_ranks`"""
     expected: dict[str, float] = {}
     for message in row.sent:
-        dimension = DIMENSIONS[message["what"]]
-        if "sp" in row.layout and dimension != "sp":
-            dimension = "dp"
-        expected[dimension] = expected.get(dimension, 0.0) + message["bytes_"]
+        expected[message["along"]] = expected.get(message["along"], 0.0) + message["bytes_"]
     by_rank = [traced(rank.collectives or (), row.layout) for rank in ranks]
     names = dict.fromkeys([*expected, *(name for volumes in by_rank for name in volumes)])
     total = {name: [volumes.get(name, 0.0) for volumes in by_rank] for name in names}

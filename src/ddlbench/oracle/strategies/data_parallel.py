@@ -56,7 +56,7 @@ def local_sgd(framework: LocalSGD, setting: Setting) -> Outcome:
     size = FP32_BYTES * (setting.counts.parameter_count + statistics)
     seconds = setting.all_reduce(size, setting.world) / framework.local_steps
     share = 1 / framework.local_steps
-    return replicas(setting, (Message("all-reduce of weights", share, size * share, seconds, seconds),))
+    return replicas(setting, (Message("all-reduce of weights", "dp", share, size * share, seconds, seconds),))
 
 
 def parameter_server(framework: ParameterServer, setting: Setting) -> Outcome:
@@ -84,7 +84,7 @@ def zero(framework: DeepSpeedOptions, setting: Setting) -> Outcome:
         return replicas(setting, tuple(messages), peak)
     size = float(parameters * BYTES["fp16" if casts else "fp32"])
     seconds = collectives.all_gather(size, setting.path(ranks))
-    messages.append(Message("all-gather of weights", 1, size, seconds, seconds))
+    messages.append(Message("all-gather of weights", "dp", 1, size, seconds, seconds))
     peak = partial(memory.zero, setting, stage, bucket / FP32_BYTES, overlaps, casts)
     return replicas(setting, tuple(messages), peak, ranks)
 
@@ -131,7 +131,7 @@ def host_copies(setting: Setting) -> tuple[Message, ...]:
         following = passes[index + 1].times(setting.contention)
         late += exposed(links[index].offloaded / rate, following.forward, following.back(again[index + 1]))
     bytes_ = 2 * count * sum(links[index].offloaded for index in blocks)
-    return (Message(HOST_COPIES, 2 * count * len(blocks), bytes_, bytes_ / rate, count * late),)
+    return (Message(HOST_COPIES, "host", 2 * count * len(blocks), bytes_, bytes_ / rate, count * late),)
 
 
 def backward(setting: Setting) -> list[float]:
@@ -171,6 +171,5 @@ def averaged(
     total, bytes_ = sum(seconds(bucket.size) for bucket in sent), sum(bucket.size for bucket in sent)
     late = min(total, max(0.0, overlap.queue(sent, seconds) - sum(back))) if overlaps else total
     exposed, largest = setting.exposed(total, late), max((bucket.size for bucket in sent), default=0.0)
-    return Message(
-        "all-reduce of gradients", times * len(sent), times * bytes_, times * total, times * exposed, largest
-    )
+    amounts = (times * amount for amount in (len(sent), bytes_, total, exposed))
+    return Message("all-reduce of gradients", "dp", *amounts, largest)

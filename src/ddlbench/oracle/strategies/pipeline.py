@@ -180,7 +180,7 @@ def _messages(cut: Cut, traffics: Sequence[Traffic], most: float, layers_s: floa
     if cut.tp > 1:
         bytes_, number = sum(layer.bytes_ for layer in traffics), sum(layer.number for layer in traffics)
         seconds = max(cut.count * sum(layer.forward + layer.backward for layer in traffics) / cut.pp, layers_s)
-        yield Message("collectives of layers", cut.count * number, cut.count * bytes_, seconds, layers_s)
+        yield Message("collectives of layers", "tp", cut.count * number, cut.count * bytes_, seconds, layers_s)
         batch = batch_message(setting, cut.dp, cut.tp)
         ends = 2 if cut.two_ends else 1  # ranks with the batch; they broadcast at the same time
         yield replace(batch, count=ends * batch.count, bytes_=ends * batch.bytes_)
@@ -192,13 +192,14 @@ def _messages(cut: Cut, traffics: Sequence[Traffic], most: float, layers_s: floa
                 sizes[rank].append(counts.blocks[end - 1].output * cut.samples)
         sent = max(sizes, key=sum)
         seconds = max(sends_s, 2 * cut.count * max(_sending(cut)))
-        yield Message("activations between stages", cut.count * len(sent), cut.count * sum(sent), seconds, sends_s)
+        number, bytes_ = cut.count * len(sent), cut.count * sum(sent)
+        yield Message("activations between stages", "pp", number, bytes_, seconds, sends_s)
     if cut.dp > 1:  # after the schedule, over the replicas of a stage
         size = setting.gradient_bytes * most
         seconds = setting.all_reduce(size, cut.dp, cut.tp)
         what, number = ("reduction and gathering of shards", 2) if cut.sharded else ("all-reduce of gradients", 1)
-        yield Message(what, number, number * size, seconds, seconds)
+        yield Message(what, "dp", number, number * size, seconds, seconds)
     if cut.two_ends and counts.tied:  # over the first and the last stage
         size = setting.gradient_bytes * counts.tied / cut.tp / (cut.dp if cut.sharded else 1)
         seconds = setting.all_reduce(size, 2, cut.stage_ranks * (cut.pp - 1), cut.stage_ranks)
-        yield Message("all-reduce of the tied embedding", 1, size, seconds, seconds)
+        yield Message("all-reduce of the tied embedding", "ends", 1, size, seconds, seconds)

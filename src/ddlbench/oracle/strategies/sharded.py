@@ -72,7 +72,7 @@ def fsdp(framework: FSDP, setting: Setting) -> Outcome:
         return outcome
     size = setting.counts.parameter_count / shards * setting.gradient_bytes
     seconds = setting.all_reduce(size, framework.replicate, shards)
-    more = Message("all-reduce of shards", 1, size, seconds, seconds)
+    more = Message("all-reduce of shards", "dp", 1, size, seconds, seconds)
     return replace(outcome, messages=(*outcome.messages, more))
 
 
@@ -118,11 +118,12 @@ def sharded(setting: Setting, scheme: Scheme, peak: Callable[[], Memory]) -> Out
     bytes_ = count * gathered * scheme.weight + reduced * setting.gradient_bytes  # of complete tensors
     reductions = (block.parameter_count * setting.gradient_bytes for block in setting.counts.blocks)
     largest = float(max(*reductions, *(number * scheme.weight for number in scheme.gathered)))
-    messages = [Message("gathering of weights and reduction of gradients", sent, bytes_, seconds, exposed, largest)]
+    what = "gathering of weights and reduction of gradients"
+    messages = [Message(what, "dp", sent, bytes_, seconds, exposed, largest)]
     if scheme.persistent:
         size = float(scheme.persistent * scheme.weight)
         once = collectives.all_gather(size, setting.path(scheme.shards))
-        messages.append(Message("gathering of small weights after the update", 1, size, once, once))
+        messages.append(Message("gathering of small weights after the update", "dp", 1, size, once, once))
     outcome = replicas(setting, tuple(messages) if scheme.shards > 1 else (), peak, scheme.shards)
     return replace(outcome, layout={"dp": setting.world, "shards": scheme.shards})
 

@@ -47,8 +47,8 @@ def spatial(framework: Spatial, setting: Setting) -> Outcome:
         size = blocks[last].output * samples * Part(None, 0, sp).span(height)[1] * sp / height  # of equal parts
         number = count * forward  # its gradient is already on every rank
         seconds = number * collectives.all_gather(size, setting.path(sp))
-        gathering = Message("all-gather of the last images", number, number * size, seconds, seconds)
-        messages += [_halos(setting, samples, count, sp, forward), gathering, batch_message(setting, dp, sp)]
+        gathering = Message("all-gather of the last images", "dp", number, number * size, seconds, seconds)
+        messages += [_halos(setting, samples, count, sp, forward), gathering, batch_message(setting, dp, sp, "dp")]
         messages += _statistics(setting, count, sp, forward)
     if setting.world > 1:
         messages.append(averaged(setting, setting.backward_s(parts, dp), setting.gradient_bytes))
@@ -80,7 +80,7 @@ def _halos(setting: Setting, samples: float, count: int, sp: int, forward: int) 
         seconds += sum(collectives.send(float(sent.max()), machine, 1, world, crosses) for sent in passes)
         bytes_ += sum(passes)
     total = count * float(bytes_.max())
-    return Message("halo exchange", count * number, total, count * seconds, count * seconds)
+    return Message("halo exchange", "sp", count * number, total, count * seconds, count * seconds)
 
 
 def _statistics(setting: Setting, count: int, sp: int, forward: int) -> list[Message]:
@@ -95,4 +95,5 @@ def _statistics(setting: Setting, count: int, sp: int, forward: int) -> list[Mes
         seconds += collectives.all_reduce(summed, to)
     if not number:
         return []
-    return [Message("statistics of BatchNorm", count * number, count * bytes_, count * seconds, count * seconds)]
+    amounts = (count * amount for amount in (number, bytes_, seconds, seconds))
+    return [Message("statistics of BatchNorm", "dp", *amounts)]

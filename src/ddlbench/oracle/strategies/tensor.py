@@ -65,12 +65,12 @@ def parts(setting: Setting, dp: int, tp: int, sequence: bool, loss: Sequence[int
         ]
         seconds = count * sum(layer.forward + layer.backward for layer in traffics)
         bytes_, number = sum(layer.bytes_ for layer in traffics), sum(layer.number for layer in traffics)
-        messages.append(Message("collectives of layers", count * number, count * bytes_, seconds, seconds))
+        messages.append(Message("collectives of layers", "tp", count * number, count * bytes_, seconds, seconds))
         messages.append(batch_message(setting, dp, tp))
     if tp > 1 and sequence:  # each rank has the gradients of its tokens (TensorReplica.complete_gradients)
         size = FP32_BYTES * float(sum(block.parameter_count - block.split_parameters for block in blocks))
         seconds = setting.all_reduce(size, tp)
-        messages.append(Message("all-reduce of gradients that are not split", 1, size, seconds, seconds))
+        messages.append(Message("all-reduce of gradients that are not split", "tp", 1, size, seconds, seconds))
     if dp > 1:
         back = setting.backward_s(passes, dp)
         messages.append(averaged(setting, back, setting.gradient_bytes, dp=dp, tp=tp))
@@ -129,12 +129,12 @@ def traffic(
     return Traffic(forward, backward, sum(bytes_ for _, bytes_ in (*ahead, *back)), len(ahead) + len(back))
 
 
-def batch_message(setting: Setting, dp: int, tp: int) -> Message:
+def batch_message(setting: Setting, dp: int, tp: int, along: str = "tp") -> Message:
     """tp rank 0 broadcasts the replica's batch to the others: inputs and targets."""
     one, samples = example_batch(setting.job.model, 1), setting.job.replica_batch(dp)
     sizes = samples * one.inputs.nbytes, samples * one.targets.nbytes
     seconds = sum(collectives.broadcast(size, setting.path(tp)) for size in sizes)
-    return Message("broadcast of the batch", 2, sum(sizes), seconds, seconds)
+    return Message("broadcast of the batch", along, 2, sum(sizes), seconds, seconds)
 
 
 def limit(setting: Setting) -> Limit:

@@ -89,7 +89,7 @@ def message(sent: Sent, setting: Setting) -> Message:
     else:
         raise Unsupported(f"the oracle has no seconds for {sent.kind}, which was traced {sent.count:g} times a step")
     seconds = sent.count * one
-    return Message(f"{sent.kind} among {sent.ranks} ranks", sent.count, sent.bytes_, seconds, seconds)
+    return Message(f"{sent.kind} among {sent.ranks} ranks", "", sent.count, sent.bytes_, seconds, seconds)
 
 
 def memory_of(rank: Rehearsal) -> Memory:
