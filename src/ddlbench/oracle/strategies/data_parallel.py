@@ -172,4 +172,4 @@ def averaged(
     late = min(total, max(0.0, overlap.queue(sent, seconds) - sum(back))) if overlaps else total
     exposed, largest = setting.exposed(total, late), max((bucket.size for bucket in sent), default=0.0)
     amounts = (times * amount for amount in (len(sent), bytes_, total, exposed))
-    return Message("all-reduce of gradients", "dp", *amounts, largest)
+    return Message("all-reduce of gradients", "dp", *amounts, largest=largest)

@@ -187,8 +187,8 @@ def _messages(cut: Cut, traffics: Sequence[Traffic], most: float, layers_s: floa
     if cut.pp > 1:  # outputs to next stages and gradients to previous ones, of the rank that sends most
         sizes = [list[float]() for _ in range(cut.pp)]
         for stage, (_, end) in enumerate(cut.spans[:-1]):
-            ends = {cut.rank_of(stage), cut.rank_of(stage + 1)}
-            for rank in ends if len(ends) == 2 else ():
+            pair = {cut.rank_of(stage), cut.rank_of(stage + 1)}
+            for rank in pair if len(pair) == 2 else ():
                 sizes[rank].append(counts.blocks[end - 1].output * cut.samples)
         sent = max(sizes, key=sum)
         seconds = max(sends_s, 2 * cut.count * max(_sending(cut)))
