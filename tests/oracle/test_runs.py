@@ -157,6 +157,14 @@ def test_nothing_is_learned_of_a_framework_without_equations() -> None:
     assert (row.status, "sends by gloo" in row.reason) == ("unsupported", True)
 
 
+def test_a_record_without_a_key_that_was_added_later_has_the_same_settings(config: Config) -> None:
+    """`topk_ratio` came later; without it a run on several devices was no base."""
+    framework = {key: value for key, value in config.resolved["framework"].items() if key != "topk_ratio"}
+    assert len(framework) < len(config.resolved["framework"])
+    there = results(record(config, 8, 0.5, config={**config.resolved, "framework": framework}))
+    assert there.computation(config, ABCI).basis == "ddp on 8 devices (run-8)"
+
+
 def test_runs_that_are_faster_than_their_communication_are_refused(config: Config) -> None:
     with pytest.raises(UserError, match="communication alone is predicted to take"):
         results(record(config, 8, 1e-6)).computation(config, ABCI)

@@ -171,7 +171,9 @@ def _base(attempt: Attempt, config: Config, machine: Machine) -> Base | None:
     seconds = without_data_wait(batch / rate, _number(summary.get(wait_column(summary))))
     replicas = _number(ledger.get("data_size")) or 1
     micro = max(1, int(batch / replicas / count))
-    keys = {key: value for key, value in framework.items() if key != "_target_"}
+    # An older record may lack a key.
+    before = {key.removeprefix("framework."): value for key, value in config.added_later.items() if "framework." in key}
+    keys = before | {key: value for key, value in framework.items() if key != "_target_"}
     version = str(section(record, "environment").get("torch", ""))
     names = launch.get("hosts") if machine.device.type == "cpu" else None
     hosts = tuple(sorted(map(str, names))) if isinstance(names, list) else ()

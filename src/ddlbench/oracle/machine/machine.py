@@ -235,8 +235,7 @@ def nccl_sweeps(gpu: str, scale: float = 1.0) -> dict[tuple[str, int], Sweep]:
 def _check(machine: Machine, path: str) -> None:
     device, links = machine.device, machine.links
     sizes = {f"{link.name}.{key}": getattr(link, key) for link in links for key in SIZES}
-    optional = {f"device.{key}": getattr(device, key) for key in OPTIONAL}
-    sizes |= {key: value for key, value in optional.items() if value is not None}
+    sizes |= {f"device.{key}": value for key in OPTIONAL if (value := getattr(device, key)) is not None}
     may_be_0 = {"device.kernel_s": device.kernel_s, "device.host_s": device.host_s, "spread": machine.spread}
     for key, value in (sizes | may_be_0).items():
         if type(value) not in (int, float) or not 0 <= value < inf or (value == 0 and key in sizes):
