@@ -147,6 +147,14 @@ def test_a_base_whose_micro_batch_does_not_divide_the_samples_of_a_device() -> N
     assert result.marks == ()
 
 
+def test_a_run_on_several_devices_that_sent_another_type_is_no_base(config: Config) -> None:
+    settings = {**config.resolved, "train": {**config.resolved["train"], "reduce_dtype": "fp16"}}
+    with pytest.raises(UserError, match="has no complete run"):
+        results(record(config, 8, 0.5, config=settings)).computation(config, ABCI)
+    one_device = results(record(config, 1, 0.5, config=settings))
+    assert one_device.computation(config, ABCI).step(8) == pytest.approx(0.5)
+
+
 def test_nothing_is_learned_of_a_framework_without_equations() -> None:
     """Its row has the refusal; an error here would end the predictions of all others."""
     with configurations():

@@ -36,7 +36,7 @@ class Base:
     """The measured step of a run. samples: of the global batch; micro: of a micro batch; torch: its version"""
 
     framework: str
-    settings: Mapping[str, Any]  # of the framework
+    settings: Mapping[str, Any]  # that change what several devices send
     ranks: int
     samples: int
     micro: int
@@ -99,7 +99,8 @@ class Results:
         base = _chosen(bases, config)
         if base is None:
             return None
-        more = [run for run in bases if run.settings == config.resolved["framework"] and run.torch == base.torch]
+        wanted = _settings(config.resolved, config)
+        more = [run for run in bases if run.settings == wanted and run.torch == base.torch]
         once = [run for index, run in enumerate(more) if run.ranks > base.ranks and run not in more[:index]]
         runs = sorted((_median(run, bases) for run in once), key=lambda run: run.ranks)
         if not runs:
@@ -161,7 +162,7 @@ def _base(attempt: Attempt, config: Config, machine: Machine) -> Base | None:
     """The base in a record; None for an incomplete run, or another model, device or precision."""
     record = attempt.record
     launch, summary, settings = section(record, "launch"), section(record, "summary"), section(record, "config")
-    ledger, framework = section(record, "ledger"), section(settings, "framework")
+    ledger = section(record, "ledger")
     rate, batch = _number(summary.get("throughput_samples_per_s")), _number(ledger.get("global_batch"))
     ranks, count = _number(launch.get("world_size")), _number(ledger.get("micro_batches")) or 1
     if record.get("status") != "ok" or settings.get("mode", "train") != "train" or not rate or not batch or not ranks:
@@ -171,14 +172,22 @@ def _base(attempt: Attempt, config: Config, machine: Machine) -> Base | None:
     seconds = without_data_wait(batch / rate, _number(summary.get(wait_column(summary))))
     replicas = _number(ledger.get("data_size")) or 1
     micro = max(1, int(batch / replicas / count))
-    # An older record may lack a key.
-    before = {key.removeprefix("framework."): value for key, value in config.added_later.items() if "framework." in key}
-    keys = before | {key: value for key, value in framework.items() if key != "_target_"}
+    keys = _settings(settings, config)
     version = str(section(record, "environment").get("torch", ""))
     names = launch.get("hosts") if machine.device.type == "cpu" else None
     hosts = tuple(sorted(map(str, names))) if isinstance(names, list) else ()
-    name = str(framework.get("name", ""))
-    return Base(name, keys, int(ranks), int(batch), micro, seconds, attempt.path, version, hosts)
+    return Base(str(keys.get("name", "")), keys, int(ranks), int(batch), micro, seconds, attempt.path, version, hosts)
+
+
+def _settings(settings: Mapping[str, Any], config: Config) -> dict[str, Any]:
+    """The keys of a configuration that change what several devices send: those of the framework, and the type of sums.
+    An older record may lack a key that `config` has."""
+    keys = {key.removeprefix("framework."): value for key, value in config.added_later.items() if "framework." in key}
+    keys |= {
+        **section(settings, "framework"),
+        "train.reduce_dtype": section(settings, "train").get("reduce_dtype", "fp32"),
+    }
+    return {key: value for key, value in keys.items() if key != "_target_"}
 
 
 def _chosen(bases: Sequence[Base], config: Config) -> Base | None:
@@ -186,7 +195,7 @@ def _chosen(bases: Sequence[Base], config: Config) -> Base | None:
     else of this framework on as few devices as possible. Of several, the one whose micro batch is nearest, of these one
     with the asked settings of the framework, and of these the last. The median of repeats counts."""
     framework: Any = config.framework
-    micro, wanted = config.train.samples_per_micro_batch(), config.resolved["framework"]
+    micro, wanted = config.train.samples_per_micro_batch(), _settings(config.resolved, config)
     bases = sorted(bases, key=lambda base: (-abs(math.log(base.micro / micro)), base.settings == wanted))
     one_device = [base for base in bases if base.ranks == 1]
     same_settings = [base for base in bases if base.settings == wanted]
