@@ -155,6 +155,16 @@ def test_a_run_on_several_devices_that_sent_another_type_is_no_base(config: Conf
     assert one_device.computation(config, ABCI).step(8) == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize("other", [{"nodes": 8}, {"developer": True}])
+def test_ranks_that_share_a_device_or_have_a_node_each_are_no_base(config: Config, other: dict[str, Any]) -> None:
+    """The oracle puts eight V100s of this cluster into two nodes."""
+    launch = {"world_size": 8, "device_type": "cuda", "nodes": 2, "developer": False}
+    there, elsewhere = (results(record(config, 8, 0.5, launch={**launch, **more})) for more in ({}, other))
+    assert there.computation(config, ABCI).basis == "ddp on 8 devices (run-8)"
+    with pytest.raises(UserError, match="has no complete run"):
+        elsewhere.computation(config, ABCI)
+
+
 def test_nothing_is_learned_of_a_framework_without_equations() -> None:
     """Its row has the refusal; an error here would end the predictions of all others."""
     with configurations():

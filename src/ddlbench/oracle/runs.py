@@ -159,7 +159,8 @@ def _loading(settings: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _base(attempt: Attempt, config: Config, machine: Machine) -> Base | None:
-    """The base in a record; None for an incomplete run, or another model, device or precision."""
+    """The base in a record; None for an incomplete run, another model, device or precision, and for ranks that share a
+    device, or that are spread over the nodes in another way than the oracle spreads them."""
     record = attempt.record
     launch, summary, settings = section(record, "launch"), section(record, "summary"), section(record, "config")
     ledger = section(record, "ledger")
@@ -167,7 +168,9 @@ def _base(attempt: Attempt, config: Config, machine: Machine) -> Base | None:
     ranks, count = _number(launch.get("world_size")), _number(ledger.get("micro_batches")) or 1
     if record.get("status") != "ok" or settings.get("mode", "train") != "train" or not rate or not batch or not ranks:
         return None
-    if _differences(settings, config) or not _same_device(record, machine):
+    if _differences(settings, config) or not _same_device(record, machine) or launch.get("developer"):
+        return None
+    if _number(launch.get("nodes")) not in (None, machine.nodes(int(ranks))):
         return None
     seconds = without_data_wait(batch / rate, _number(summary.get(wait_column(summary))))
     replicas = _number(ledger.get("data_size")) or 1
