@@ -238,7 +238,13 @@ def test_runs_on_another_machine_s_cpu_carry_a_mark(config: Config) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"status": "oom"}, {"loader": {"name": "dali"}}, {"model": {"image_size": 224}}, {"data": {"name": "imagenet"}}],
+    [
+        {"status": "oom"},
+        {"loader": {"name": "dali"}},
+        {"loader": {"workers": 7}},
+        {"model": {"image_size": 224}},
+        {"data": {"name": "imagenet"}},
+    ],
 )
 def test_another_loader_s_rate_is_not_taken(config: Config, change: dict[str, Any]) -> None:
     sections = {key: value for key, value in change.items() if key != "status"}

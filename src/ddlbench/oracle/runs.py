@@ -130,7 +130,7 @@ class Results:
 
     def loader_rate(self, config: Config) -> float | None:
         """Samples a second that one rank loads: the median of complete mode=loader runs of the same data with the same
-        loader and the same size of a sample."""
+        loader, its settings and the same size of a sample."""
         wanted, rates = _loading(config.resolved), list[float]()
         for record in (attempt.record for attempt in self.attempts):
             settings = section(record, "config")
@@ -154,8 +154,8 @@ class Results:
 def _loading(settings: Mapping[str, Any]) -> tuple[Any, ...]:
     """The parts of a configuration that change the work of a loader."""
     model = section(settings, "model")
-    names = (section(settings, group).get("name") for group in ("data", "loader"))
-    return *names, model.get("image_size"), model.get("seq_len")
+    loader = {key: value for key, value in section(settings, "loader").items() if key != "_target_"}
+    return section(settings, "data").get("name"), loader, model.get("image_size"), model.get("seq_len")
 
 
 def _base(attempt: Attempt, config: Config, machine: Machine) -> Base | None:
