@@ -153,6 +153,8 @@ def _check_plan(question: Question) -> None:
     for word in question.words:
         if word.partition("=")[0].lstrip("+") in [f"framework.{degree}" for degree in DEGREES]:
             raise UserError(f"{word}: --plan chooses the layout: leave it out, or predict it without --plan")
+        if question.batches and word.startswith("train.batch_per_gpu="):
+            raise UserError(f"{word} and several train.global_batch both set the batch: give one of them")
 
 
 def _check(options: argparse.Namespace) -> None:
