@@ -150,6 +150,8 @@ def _check_plan(question: Question) -> None:
     for name in ("blocks", "timeline", "chakra", "check_volumes", "max_gpus", "calibrate_network", "exact_memory"):
         if getattr(question.options, name):
             raise UserError(f"--plan ranks many layouts: leave --{name.replace('_', '-')} out, and predict one of them")
+    if question.batches and question.options.one_gpu_step_s is not None and question.options.one_gpu_batch is None:
+        raise UserError("--one-gpu-step-s with several train.global_batch: give its samples with --one-gpu-batch")
     for word in question.words:
         if word.partition("=")[0].lstrip("+") in [f"framework.{degree}" for degree in DEGREES]:
             raise UserError(f"{word}: --plan chooses the layout: leave it out, or predict it without --plan")
