@@ -259,9 +259,10 @@ def _number(value: Any) -> float | None:
 
 def _differences(settings: Mapping[str, Any], config: Config) -> list[str]:
     """Keys with different values that change the computing time of a sample, with both values."""
-    wanted, train = config.resolved["train"], section(settings, "train")
-    asked = {f"model.{key}": value for key, value in config.resolved["model"].items()}
-    asked |= {f"train.{key}": wanted[key] for key in ALIKE} | {"recipe.optimizer": config.recipe.optimizer.name}
+    train = section(settings, "train")
+    asked = {f"model.{key}": value for key, value in vars(config.model).items()}
+    asked |= {f"train.{key}": getattr(config.train, key) for key in ALIKE}
+    asked["recipe.optimizer"] = config.recipe.optimizer.name
     recorded = {f"model.{key}": value for key, value in section(settings, "model").items()}
     before = asked | config.added_later  # an older record may lack a key
     recorded |= {f"train.{key}": train.get(key, before[f"train.{key}"]) for key in ALIKE}
