@@ -245,9 +245,10 @@ def test_with_sequence_parallelism_the_gradients_of_whole_layers_are_summed() ->
 
 
 def test_logits_that_are_gathered_are_sent_and_kept() -> None:
-    """8 samples of 8 positions of 64 classes on each rank, instead of 1 + 3 numbers for each position."""
-    split, gathered = (strategy(TensorParallel(parallel_loss=value), setting(2)) for value in (True, False))
-    assert volume(gathered, "layers") - volume(split, "layers") == 8 * 8 * 64 * 4 - 8 * 8 * (1 + 3) * 4
+    """8 samples of 8 positions of 4,096 classes on each rank, instead of 1 + 3 numbers for each position."""
+    given = setting(2, model=replace(GPT, vocab_size=4096))
+    split, gathered = (strategy(TensorParallel(parallel_loss=value), given) for value in (True, False))
+    assert volume(gathered, "layers") - volume(split, "layers") == 8 * 8 * 4096 * 4 - 8 * 8 * (1 + 3) * 4
     assert gathered.memory.activations > split.memory.activations
 
 
