@@ -457,6 +457,14 @@ def test_what_hooks_send_is_counted_from_them(hook: str) -> None:
         assert 0.04 * whole <= sent < 0.05 * whole  # the least of a tensor is one number
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_what_is_traced_computes_what_its_blocks_take(again: bool) -> None:
+    """A hook changes what is sent, not what is computed: with recomputation the forward passes count twice, too."""
+    given = setting(2, checkpoint_activations=again)
+    hooked, plain = (strategy(DDP(comm_hook=hook), given) for hook in ("topk", "none"))
+    assert hooked.compute_s == pytest.approx(plain.compute_s, rel=0.01)
+
+
 def test_the_memory_of_a_hook_is_that_of_a_gpu_s_kernels() -> None:
     """Measured on an H200: 32.3 GiB with int8, 31.4 GiB without; kernels of a CPU would need 88 GiB (attention)."""
     model = GPT2("gpt2_small", n_layer=2, n_embd=32, n_head=4, vocab_size=64, seq_len=256, dropout=0.1)
