@@ -27,9 +27,9 @@ FOLDER = Path(__file__).parents[1] / "clusters"
 SIZES = ("alpha_s", "bytes_per_s")
 OPTIONAL = ("memory_bytes", "bytes_per_s", "host_bytes_per_s", "tf32_flops_per_s")  # of a device
 KEYS = {"name", "device", "devices_per_node", "links", "nccl", "overlap", "cores", "spread"}  # of a cluster's file
-# GPUs for which nothing else was measured: what the published measurements of docs/measurements/2026-11-24-published.md
-# say of GPUs in common. Extra seconds of computing per second of communication that runs beside it; standard deviation
-# of a rank's computing in a step; seconds of a kernel beside its work.
+# Of GPUs without another measurement, chosen on the published ones (docs/measurements/2026-11-24-published.md). Extra
+# seconds of computing per second of communication that runs beside it; standard deviation of a rank's computing in a
+# step; seconds of a kernel beside its work.
 GPU_HIDDEN_COST, GPU_SPREAD, GPU_KERNEL_S = 0.4, 0.02, 2.0e-5
 # Seconds in which a host starts a kernel, as measured beside an H200 (docs/measurements/2026-11-26-h200.md).
 GPU_HOST_S = 3.3e-5

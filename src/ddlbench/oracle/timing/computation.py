@@ -2,9 +2,8 @@
 
 By the roofline (Williams et al. 2009) an operation takes the longer of FLOPs / peak FLOP/s and bytes / bandwidth of the
 memory. On GPUs each kernel also takes a fixed time, and all blocks together take no less than the host needs to start
-their kernels. A measured step says how many times as long as by the roofline the operations take; a step that takes
-longer than SLOWEST times says how fast the host is. What remains scales all seconds. Measured blocks replace these
-seconds.
+their kernels. A measured step shows by which factor the operations are slower than the roofline. If the factor is above
+SLOWEST, the step shows how fast the host is. What remains scales all seconds. Measured blocks replace these seconds.
 """
 
 from __future__ import annotations
