@@ -102,8 +102,8 @@ def test_blocks_are_measured_with_the_switches_of_a_run(monkeypatch: pytest.Monk
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("DDLBENCH_HOME", str(tmp_path / "file"))
+    (tmp_path / "oracle").touch()
+    monkeypatch.setenv("DDLBENCH_HOME", str(tmp_path))
     with configurations():
         config = configuration(*TINY)
     with pytest.raises(UserError, match=r"cannot be written .* set DDLBENCH_HOME to another folder"):
