@@ -9,7 +9,6 @@ from typing import cast
 
 import pytest
 import torch
-from torch.distributed import _functional_collectives as functional
 
 from ddlbench.frameworks.tensor.collectives import all_gather
 from ddlbench.ranks.fake.fake import fake_world
@@ -62,14 +61,14 @@ def test_numbers_that_the_host_needs(call: Callable[[torch.Tensor], object], nam
 
 
 def test_the_group_and_the_bytes_of_a_collective() -> None:
-    """The complete message: what an all-gather ends with, also where it returns it, as with DTensor."""
+    """The complete message: what an all-gather ends with, also where it returns it, as for DTensor."""
     with fake_world(3, 8, CPU):
         group, _ = torch.distributed.new_subgroups_by_enumeration([[0, 2, 4, 6], [1, 3, 5, 7]])
         observed, whole, own = Observed(CPU), torch.zeros(8), torch.zeros(2)
         with observed.observing():
             torch.distributed.all_reduce(own)
             all_gather(whole, own, group=group)
-            functional.all_gather_tensor(own, 0, group)
+            torch.ops._c10d_functional.all_gather_into_tensor(own, 4, group.group_name)
     sent = [(operation.group, operation.bytes_) for operation in observed.operations if operation.group]
     assert sent == [(Group("all_reduce", 8, 1), 8), (Group("all_gather", 4, 2), 32), (Group("all_gather", 4, 2), 32)]
 
