@@ -117,7 +117,7 @@ def calibrated(machine: Machine) -> Machine:
 def _rank(rank: int, device_type: str, ranks: int, folder: str, sizes: Sequence[int]) -> None:
     """One process."""
     torch.set_num_threads(1)
-    device = torch.device(device_type, rank if device_type == "cuda" else None)
+    device = torch.device("cuda", rank) if device_type == "cuda" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
     init, timeout = f"file://{folder}/store", timedelta(seconds=TIMEOUT_S)
