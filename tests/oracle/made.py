@@ -74,6 +74,6 @@ A, B = sized(10, 11, 12, 4, output=3), sized(20, 22, 30, 26, output=1)
 
 def made(world: int, blocks: list[Block], batch: int, machine: Machine = MACHINE, **more: Any) -> Setting:
     """A setting with blocks of given seconds; the update takes nothing."""
-    counts = Counts("made", tuple(blocks), 0)
+    counts = Counts(tuple(blocks), 0)
     computation = Computation(counts, Speeds(1.0, float("inf")), optimizers["sgd"].costs, "given")
     return Setting(job(world, batch, **more), machine, computation)

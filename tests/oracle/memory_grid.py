@@ -36,6 +36,8 @@ OF_SOME = {  # frameworks
     # Of every rank what its shards are; small enough that the gradients of these models fill several.
     "buckets": ("framework.reduce_bucket_mb=0.25",),
     "cast": ("train.precision=bf16", "framework.mixed_precision=weights"),  # DeepSpeed's weights in 16 bits
+    "gathered": ("framework.parallel_loss=false",),  # logits on each rank of tensor; not in the grid
+    "apart": ("framework.gradient_as_bucket_view=false",),  # gradients beside DDP's buckets; not in the grid
     "replicated": ("framework.replicate=2",),  # HSDP: two replicas of shards
     "sharded": ("framework.dp=2", "framework.sharded=true"),  # pipelines whose replicas share the update
 }

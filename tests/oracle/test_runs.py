@@ -64,6 +64,13 @@ def test_the_run_with_the_nearest_micro_batch_counts(config: Config) -> None:
     assert there.marks(8) == []
 
 
+def test_of_equal_batches_a_run_with_the_asked_settings_counts(config: Config) -> None:
+    """DeepSpeed's weights in 16 bits, for example, are a setting of the framework, and the last run had it."""
+    settings = {**config.resolved, "framework": {**config.resolved["framework"], "static_graph": True}}
+    there = results(record(config, 1, 0.5), record(config, 1, 0.9, config=settings))
+    assert there.computation(config, ABCI).step(8) == pytest.approx(0.5)
+
+
 @pytest.mark.parametrize(
     ("base", "marks"),
     [("ddp", []), ("single", []), ("gpipe", ["ddp from a run of gpipe, with what gpipe itself takes"])],
@@ -125,6 +132,57 @@ def test_a_few_devices_with_micro_batches_give_one_device_s_seconds(config: Conf
     assert result.step(4, micro_batches=2) == pytest.approx(0.25)
 
 
+def test_a_base_whose_micro_batch_does_not_divide_the_samples_of_a_device() -> None:
+    """24 samples in six micro batches of 4 over four stages: each device has 6 of them."""
+    with configurations():
+        config = configuration("+framework=gpipe", *WORDS[1:-1], "train.global_batch=24", "train.micro_batch=4")
+    inputs = Inputs(ABCI, lambda asked: from_one_step(asked, ABCI, OneStep(0.25, 24, 4)))
+    four = predict(config, 4, inputs)
+    assert four.step_s is not None
+    ledger = {"global_batch": 24, "data_size": 1, "micro_batches": 6}
+    summary = {"throughput_samples_per_s": 24 / four.step_s}
+    there = results(record(config, 4, four.step_s, ledger=ledger, summary=summary))
+    result = predict(config, 4, Inputs(ABCI, lambda asked: there.computation(asked, ABCI)))
+    assert result.step_s == pytest.approx(four.step_s)
+    assert result.marks == ()
+
+
+def test_a_run_on_several_devices_that_sent_another_type_is_no_base(config: Config) -> None:
+    settings = {**config.resolved, "train": {**config.resolved["train"], "reduce_dtype": "fp16"}}
+    with pytest.raises(UserError, match="has no complete run"):
+        results(record(config, 8, 0.5, config=settings)).computation(config, ABCI)
+    one_device = results(record(config, 1, 0.5, config=settings))
+    assert one_device.computation(config, ABCI).step(8) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("other", [{"nodes": 8}, {"developer": True}])
+def test_ranks_that_share_a_device_or_have_a_node_each_are_no_base(config: Config, other: dict[str, Any]) -> None:
+    """The oracle puts eight V100s of this cluster into two nodes."""
+    launch = {"world_size": 8, "device_type": "cuda", "nodes": 2, "developer": False}
+    there, elsewhere = (results(record(config, 8, 0.5, launch={**launch, **more})) for more in ({}, other))
+    assert there.computation(config, ABCI).basis == "ddp on 8 devices (run-8)"
+    with pytest.raises(UserError, match="has no complete run"):
+        elsewhere.computation(config, ABCI)
+
+
+def test_nothing_is_learned_of_a_framework_without_equations() -> None:
+    """Its row has the refusal; an error here would end the predictions of all others."""
+    with configurations():
+        config = configuration("+framework=parameter_server", *WORDS[1:])
+    there = results(record(config, 1, 0.5), record(config, 2, 0.6))
+    assert there.learned(config, ABCI) is None
+    row = predict(config, 4, Inputs(ABCI, lambda asked: there.computation(asked, ABCI)))
+    assert (row.status, "sends by gloo" in row.reason) == ("unsupported", True)
+
+
+def test_a_record_without_a_key_that_was_added_later_has_the_same_settings(config: Config) -> None:
+    """`topk_ratio` came later; without it a run on several devices was no base."""
+    framework = {key: value for key, value in config.resolved["framework"].items() if key != "topk_ratio"}
+    assert len(framework) < len(config.resolved["framework"])
+    there = results(record(config, 8, 0.5, config={**config.resolved, "framework": framework}))
+    assert there.computation(config, ABCI).basis == "ddp on 8 devices (run-8)"
+
+
 def test_runs_that_are_faster_than_their_communication_are_refused(config: Config) -> None:
     with pytest.raises(UserError, match="communication alone is predicted to take"):
         results(record(config, 8, 1e-6)).computation(config, ABCI)
@@ -159,6 +217,16 @@ def test_another_precision_is_no_base(config: Config) -> None:
         results(record(config, 1, 0.5)).computation(half, ABCI)
 
 
+@pytest.mark.parametrize("key", ["deterministic", "cudnn_benchmark"])
+def test_a_run_with_other_kernels_is_no_base(config: Config, key: str) -> None:
+    """Deterministic algorithms are slower, and autotuned ones faster. A record without the key is from before it."""
+    settings = {**config.resolved, "train": {**config.resolved["train"], key: True}}
+    with pytest.raises(UserError, match=rf"nearest has train\.{key}=True, not (False|None)"):
+        results(record(config, 1, 0.5, config=settings)).computation(config, ABCI)
+    older = {**config.resolved, "train": {name: value for name, value in settings["train"].items() if name != key}}
+    assert results(record(config, 1, 0.5, config=older)).computation(config, ABCI).step(8) == pytest.approx(0.5)
+
+
 def test_runs_on_another_machine_s_cpu_carry_a_mark(config: Config) -> None:
     """All CPUs are one kind of device: the host tells them apart."""
     marks: list[list[str]] = []
@@ -170,7 +238,13 @@ def test_runs_on_another_machine_s_cpu_carry_a_mark(config: Config) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"status": "oom"}, {"loader": {"name": "dali"}}, {"model": {"image_size": 224}}, {"data": {"name": "imagenet"}}],
+    [
+        {"status": "oom"},
+        {"loader": {"name": "dali"}},
+        {"loader": {"workers": 7}},
+        {"model": {"image_size": 224}},
+        {"data": {"name": "imagenet"}},
+    ],
 )
 def test_another_loader_s_rate_is_not_taken(config: Config, change: dict[str, Any]) -> None:
     sections = {key: value for key, value in change.items() if key != "status"}

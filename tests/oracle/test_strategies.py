@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from benchmarks.memory import tensor_count
+from ddlbench.counts.counts import Rows
 from ddlbench.errors import Unsupported
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.deepspeed.knobs import DeepSpeedOptions
@@ -19,6 +20,7 @@ from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.frameworks.pipeline.pipedream import PipeDream
 from ddlbench.frameworks.pipeline.stages import Plan
 from ddlbench.frameworks.spatial.adapter import Spatial
+from ddlbench.frameworks.spatial.rows import Window
 from ddlbench.frameworks.tensor.adapter import TensorParallel
 from ddlbench.job import Framework
 from ddlbench.models.gpt2 import GPT2
@@ -29,7 +31,7 @@ from ddlbench.oracle.memory.stages import rank_parameters
 from ddlbench.oracle.predictor import strategy
 from ddlbench.oracle.setting import Limit, Outcome
 from ddlbench.oracle.strategies.pipeline import cut_of, stage_sizes
-from ddlbench.oracle.timing.computation import Pass
+from ddlbench.oracle.timing.computation import Pass, Speeds
 from tests.oracle.made import GPT, MACHINE, block, made, setting
 
 RESNET = ResNet("resnet50", [1, 1, 1, 1], width_per_group=16, image_size=64, num_classes=10)
@@ -113,6 +115,21 @@ def test_accumulation_sends_once() -> None:
     assert volume(often, "gradients") == volume(once, "gradients")
 
 
+@pytest.mark.parametrize(
+    "framework", [DDP(), DeepSpeedOptions(zero_stage=1), TensorParallel(dp=4, tp=1), Spatial(dp=4, sp=1)], ids=type
+)
+def test_a_bucket_is_full_by_its_numbers(framework: Framework) -> None:
+    """Each block has 32 MB of gradients in fp32, more than a bucket; in 16 bits a bucket has as many numbers."""
+    rows = (Rows("conv", Window(64), 1.0),)
+    blocks = [replace(block(name, 1, 2, numbers=8 * 10**6), rows=rows) for name in "abc"]
+    full, half = (
+        strategy(framework, made(4, blocks, 8, model=VGG16, reduce_dtype=dtype)) for dtype in ("fp32", "fp16")
+    )
+    sent = [next(item for item in outcome.messages if "gradients" in item.what) for outcome in (full, half)]
+    assert [message.count for message in sent] == [3, 3]
+    assert sent[1].bytes_ == sent[0].bytes_ / 2
+
+
 def test_local_sgd_sends_a_share_of_the_weights_in_each_step() -> None:
     outcome, counts = strategy(LocalSGD(local_steps=8), setting(4)), setting(4).counts
     assert volume(outcome, "weights") == 4 * counts.parameter_count / 8
@@ -132,6 +149,7 @@ def test_zero_3_gathers_twice_what_is_needed_again_too_late() -> None:
     blocks = [block(name, 1, 2, numbers=4 * 10**8) for name in "abc"]
     outcome = strategy(DeepSpeedOptions(zero_stage=3), made(4, blocks, 8))
     assert volume(outcome, "gathering") == 4 * (3 + 1 + 3) * 4e8
+    assert outcome.messages[0].count == 3 + 1 + 3
     assert outcome.memory.activations > 4 * 3 * 4e8  # the others stay gathered
 
 
@@ -205,6 +223,35 @@ def test_megatron_sums_twice_forward_and_twice_backward_in_each_block() -> None:
     assert message.bytes_ == (2 * 4 + 2) * 8 * 8 * 32 * 4 + 8 * 8 * 4 * 4
 
 
+@pytest.mark.parametrize("framework", [TensorParallel(), Pipeline(schedule="gpipe", dp=1, tp=2, pp=1)], ids=type)
+def test_layers_that_run_again_send_again(framework: Framework) -> None:
+    """The two all-reduces of each block's forward pass and that of the embedding; not those of the loss."""
+    once, again = (
+        strategy(framework, setting(2, micro_batch=8, checkpoint_activations=value)) for value in (False, True)
+    )
+    before, after = (next(item for item in result.messages if "layers" in item.what) for result in (once, again))
+    assert after.count - before.count == 2 * 2 + 1
+    assert after.bytes_ - before.bytes_ == (2 * 2 + 1) * 8 * 8 * 32 * 4
+    assert after.seconds > before.seconds
+
+
+def test_with_sequence_parallelism_the_gradients_of_whole_layers_are_summed() -> None:
+    """Norms, the biases after a sum, and positions: 4 bytes for each of their numbers."""
+    given = setting(2)
+    outcome, plain = (strategy(TensorParallel(sequence_parallel=value), given) for value in (True, False))
+    unsplit = sum(block.parameter_count - block.split_parameters for block in given.counts.blocks)
+    assert volume(outcome, "not split") == 4 * unsplit > 0
+    assert volume(plain, "not split") == 0
+
+
+def test_logits_that_are_gathered_are_sent_and_kept() -> None:
+    """8 samples of 8 positions of 4,096 classes on each rank, instead of 1 + 3 numbers for each position."""
+    given = setting(2, model=replace(GPT, vocab_size=4096))
+    split, gathered = (strategy(TensorParallel(parallel_loss=value), given) for value in (True, False))
+    assert volume(gathered, "layers") - volume(split, "layers") == 8 * 8 * 4096 * 4 - 8 * 8 * (1 + 3) * 4
+    assert gathered.memory.activations > split.memory.activations
+
+
 def test_parameters_of_a_tensor_parallel_rank() -> None:
     given = setting(2, model=RESNET)
     outcome = strategy(TensorParallel(), given)
@@ -264,6 +311,14 @@ def test_gloo_sends_when_the_receiver_asks(kind: str, exposed: float) -> None:
 def test_spatial_of_one_is_data_parallel() -> None:
     one, data = strategy(Spatial(dp=4, sp=1), setting(4, model=VGG16)), strategy(DDP(), setting(4, model=VGG16))
     assert one.step_s == pytest.approx(data.step_s)
+
+
+def test_parts_of_images_need_all_kernels() -> None:
+    """A kernel takes 1 s beside its work. Block a has half of its 8 x 3 s and two kernels, block b all of 8 x 7 s."""
+    rows = (Rows("conv", Window(64, 3, 1, 1), 768.0),)
+    given = made(2, [replace(block("a", 1, 2), rows=rows), block("b", 3, 4)], 8, model=VGG16)
+    given = replace(given, computation=replace(given.computation, speeds=Speeds(1.0, float("inf"), kernel_s=1.0)))
+    assert strategy(Spatial(sp=2), given).compute_s == (12 + 2) + (56 + 2)
 
 
 def test_channels_limit_the_ranks_that_share_them() -> None:
@@ -400,6 +455,14 @@ def test_what_hooks_send_is_counted_from_them(hook: str) -> None:
         assert (sent, outcome.exposed_s) == (0, 0)
     else:
         assert 0.04 * whole <= sent < 0.05 * whole  # the least of a tensor is one number
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_what_is_traced_computes_what_its_blocks_take(again: bool) -> None:
+    """A hook changes what is sent, not what is computed: with recomputation the forward passes count twice, too."""
+    given = setting(2, checkpoint_activations=again)
+    hooked, plain = (strategy(DDP(comm_hook=hook), given) for hook in ("topk", "none"))
+    assert hooked.compute_s == pytest.approx(plain.compute_s, rel=0.01)
 
 
 def test_the_memory_of_a_hook_is_that_of_a_gpu_s_kernels() -> None:

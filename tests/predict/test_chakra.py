@@ -120,7 +120,7 @@ def test_the_bytes_read_back_are_those_of_check_volumes(framework: str, tmp_path
 
 
 TRACED = Rehearsal(
-    "hybrid", "gpt2", 8, "cpu", 4, flops=3e9, collectives=(),
+    "hybrid", "gpt2", 8, "cpu", 4, flops=4e9, collectives=(),
     operations=(
         Operation("aten.mm", 1e9, 100), Operation("aten.add", 0.0, 10), Operation("aten.mm", 2e9, 100),
         Operation("c10d.allgather_", 0.0, 64, Group("all_gather", 2, 2)),
@@ -153,6 +153,14 @@ def test_the_nodes_of_another_rank_of_the_stage(official: bool, tmp_path: Path) 
     assert receive | {"deps": [1], "comm_src": 3, "comm_dst": 7, "comm_size": 8, "type": 6} == receive
     assert send | {"deps": [1], "comm_src": 7, "comm_dst": 3, "type": 5} == send
     assert (after["deps"], after["us"]) == ([1, 2], 1e6)
+
+
+def test_each_of_several_steps_takes_its_seconds(tmp_path: Path) -> None:
+    """With local SGD a trace has as many steps as one average of the weights needs: here two of 2 GFLOP."""
+    row = Prediction("local_sgd", "gpt2", "h100", 8, "ok", "", compute_s=4.0)
+    chakra.write_row(tmp_path, row, [replace(TRACED, flops=2e9)], chakra.messages())
+    seconds = sum(node["us"] for node in read(tmp_path / "local_sgd_8.4.et")) / 1e6
+    assert seconds == pytest.approx(2 * 4.0)
 
 
 COMMAND = [

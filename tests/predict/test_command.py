@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -14,8 +15,12 @@ from torch.optim import NAdam, Optimizer
 
 from ddlbench.config.choices import choices
 from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.schema import Config
+from ddlbench.errors import UserError
 from ddlbench.oracle.bands import worst_error
-from ddlbench.oracle.machine.machine import load
+from ddlbench.oracle.machine.machine import Sweep, load
+from ddlbench.oracle.predictor import Inputs
+from ddlbench.predict import __main__ as command_line
 from ddlbench.predict import rows as command
 from ddlbench.predict.__main__ import main
 from ddlbench.predict.question import parser
@@ -310,6 +315,24 @@ def test_another_micro_batch_carries_a_mark(capsys: pytest.CaptureFixture[str]) 
     assert four["marks"] == ["one GPU's step at a micro batch of 64, not 16"]
 
 
+@pytest.mark.parametrize("framework", ["ddp", "fsdp"])
+def test_the_largest_message_carries_a_mark(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, framework: str
+) -> None:
+    """Messages of up to 1 MB were measured. The embedding has 2 MB, and the mean message has less."""
+    sweeps = {(kind, 2): Sweep((1e3, 1e6), (1e-3, 2e-3)) for kind in ("all_reduce", "all_gather", "reduce_scatter")}
+    machine = replace(load("h100"), sweeps=sweeps)
+    monkeypatch.setattr(command_line, "machine_of", lambda *_: machine)
+    text = ("+model=gpt2_small", "model.n_layer=8", "model.n_embd=64", "model.n_head=4", "model.vocab_size=8000")
+    more = ("model.seq_len=16", f"+framework={framework}", "cluster=h100", "gpus=2", "train.batch_per_gpu=2")
+    keys = ("framework.bucket_cap_mb=0.1",) if framework == "ddp" else ()
+    (row,) = rows(capsys, *text, *more, *keys)
+    (mark,) = row["marks"]
+    said, _, number = mark.rpartition(" ")
+    assert said == "messages of up to 1e+06 bytes measured, not"
+    assert float(number) > 2e6
+
+
 def test_degrees_beyond_their_limit_are_refused_in_the_row(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*TINY, "+framework=gpipe", "cluster=abci", "gpus=[4,8]", "--json"]) == 0
     fine, refused = json.loads(capsys.readouterr().out)
@@ -340,6 +363,24 @@ def test_what_one_framework_refuses_is_its_row_alone(
     result = {row["framework"]: row for row in rows(capsys, *words)}
     assert result["gpipe"]["status"] == "ok"
     assert "interleaved over 2 ranks cannot run 7 micro batches" in result["interleaved"]["reason"]
+
+
+def test_a_framework_whose_runs_cannot_be_used_is_a_row_beside_others(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its runs on two devices took less time than their communication is predicted to take."""
+    inputs_of = command.Sources.inputs
+
+    def inputs(sources: command.Sources, config: Config) -> Inputs:
+        if config.framework.name == "ddp":
+            raise UserError("2 devices took 0.1 s a step: measure one device")
+        return inputs_of(sources, config)
+
+    monkeypatch.setattr(command, "choices", lambda _: ["ddp", "gpipe"])
+    monkeypatch.setattr(command.Sources, "inputs", inputs)
+    result = {row["framework"]: row for row in rows(capsys, *TINY, "cluster=abci", "gpus=4")}
+    assert result["gpipe"]["status"] == "ok"
+    assert result["ddp"]["reason"] == "2 devices took 0.1 s a step: measure one device"
 
 
 def test_a_link_that_is_not_known_is_a_row_beside_others(capsys: pytest.CaptureFixture[str]) -> None:

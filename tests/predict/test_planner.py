@@ -186,6 +186,20 @@ def test_a_map_has_a_cell_for_each_gpu_count_and_batch(tmp_path: Path, capsys: p
     assert matplotlib.image.imread(tmp_path / "map.png").std() > 0
 
 
+def test_a_framework_without_a_key_that_is_given_has_no_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`framework.sharded` is a key of pipelines: the others are named, and are no cell of the map."""
+    monkeypatch.setitem(matplotlib.rcParams, "svg.fonttype", "none")
+    words = ["gpus=4", "train.global_batch=16", "framework.sharded=true", "--figure", str(tmp_path / "map.svg")]
+    assert main(["--plan", *GPT2, *words]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.count("plans of") == 1
+    assert "refused: ddp at 4: framework.sharded does not exist" in captured.out
+    assert captured.err == ""
+    assert "nothing fits" not in (tmp_path / "map.svg").read_text()
+
+
 def test_a_map_keeps_the_limit_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = [
         "gpus=[2,4]",

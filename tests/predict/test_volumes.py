@@ -66,6 +66,23 @@ def test_zero_gathers_weights_in_16_bits_and_reduces_gradients_in_32(framework: 
     assert in_16_bits.traced == pytest.approx(0.75 * plain.traced, rel=0.01)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("word", ["framework.sequence_parallel=true", "framework.parallel_loss=false"])
+def test_the_knobs_of_tensor_send_what_the_equations_say(word: str) -> None:
+    for item in volumes("tensor", "gpt2_small", word).values():
+        assert abs(item.difference) < 0.01, item
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("framework", "model"),
+    [("tensor", "gpt2_small"), ("hybrid", "gpt2_small"), ("tensor", "resnet50"), ("tensor", "vgg16")],
+)
+def test_layers_that_run_again_send_again(framework: str, model: str) -> None:
+    for item in volumes(framework, model, "train.checkpoint_activations=true").values():
+        assert abs(item.difference) < 0.01, item
+
+
 def test_replicas_send_their_gradients_once() -> None:
     result = volumes("ddp", "gpt2_small")
     assert list(result) == ["dp"]
@@ -95,7 +112,7 @@ def test_a_framework_without_equations_is_predicted_from_what_it_sends() -> None
 
 
 def test_what_is_traced_is_not_compared_with_itself() -> None:
-    message = {"what": "all_reduce among 4 ranks", "count": 1, "bytes_": 8.0}
+    message = {"what": "all_reduce among 4 ranks", "along": "", "count": 1, "bytes_": 8.0}
     row = Prediction("unknown", "resnet50", "h100", 4, "ok", "", messages=(message,))
     *_, last = lines([row], lambda _: config("ddp", "resnet50"))
     assert last == "  unknown at 4: the messages are traced: it has no equations"

@@ -61,15 +61,16 @@ def test_numbers_that_the_host_needs(call: Callable[[torch.Tensor], object], nam
 
 
 def test_the_group_and_the_bytes_of_a_collective() -> None:
-    """The whole message: what an all-gather ends with."""
+    """The complete message: what an all-gather ends with, also where it returns it, as for DTensor."""
     with fake_world(3, 8, CPU):
         group, _ = torch.distributed.new_subgroups_by_enumeration([[0, 2, 4, 6], [1, 3, 5, 7]])
         observed, whole, own = Observed(CPU), torch.zeros(8), torch.zeros(2)
         with observed.observing():
             torch.distributed.all_reduce(own)
             all_gather(whole, own, group=group)
-    sent = {operation.group: operation.bytes_ for operation in observed.operations if operation.group}
-    assert sent == {Group("all_reduce", 8, 1): 8, Group("all_gather", 4, 2): 32}
+            torch.ops._c10d_functional.all_gather_into_tensor(own, 4, group.group_name)
+    sent = [(operation.group, operation.bytes_) for operation in observed.operations if operation.group]
+    assert sent == [(Group("all_reduce", 8, 1), 8), (Group("all_gather", 4, 2), 32), (Group("all_gather", 4, 2), 32)]
 
 
 def test_the_most_that_lives_at_once() -> None:

@@ -19,10 +19,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ddlbench.counts.counts import WHOLE, Block, Counts, Floats, Line, Share, Work
+from ddlbench.counts.counts import UNSHARED, Block, Counts, Floats, Line, Share, Work
 from ddlbench.counts.operations import Observer, Operation, saved_bytes
 from ddlbench.frameworks.spatial.layers import rows_of, share_rows, windows
-from ddlbench.frameworks.tensor.collectives import Part
+from ddlbench.frameworks.tensor.collectives import Part, gather_from
 from ddlbench.frameworks.tensor.layers import split_model
 from ddlbench.frameworks.tensor.loss import parallel_cross_entropy
 from ddlbench.job import Job, Model, example_batch, type_of_dtype
@@ -36,7 +36,7 @@ SAMPLES = (2, 4)  # BatchNorm refuses one value a channel
 _counted = dict[object, Counts]()
 
 
-def count(model: Model, precision: str, device_type: str, smoothing: float = 0.0, share: Share = WHOLE) -> Counts:
+def count(model: Model, precision: str, device_type: str, smoothing: float = 0.0, share: Share = UNSHARED) -> Counts:
     """The counts of a rank's share of a model, made once for each model, precision, kind of device and share.
     smoothing: of the labels in the loss"""
     key = type(model), repr(model), precision, device_type, smoothing, share
@@ -46,11 +46,11 @@ def count(model: Model, precision: str, device_type: str, smoothing: float = 0.0
             warnings.simplefilter("ignore")  # fake tensors warn about values that they do not have
             fake = FakeModel(model, precision, device_type, smoothing, share)
             (small, tied), (large, _) = map(fake.run, SAMPLES)
-        _counted[key] = Counts(model.name, tuple(map(_joined, small, large)), tied)
+        _counted[key] = Counts(tuple(map(_joined, small, large)), tied)
     return _counted[key]
 
 
-def count_job(job: Job, device_type: str, share: Share = WHOLE) -> Counts:
+def count_job(job: Job, device_type: str, share: Share = UNSHARED) -> Counts:
     """`count` with the model, precision and loss of a job."""
     smoothing = job.loss.label_smoothing if isinstance(job.loss, CrossEntropy) else 0.0
     return count(job.model, job.precision, device_type, smoothing, share)
@@ -87,7 +87,8 @@ class FakeModel:
         self.dtype = dtype if share.cast else default
         self.autocast = torch.autocast("cpu", dtype, enabled=precision != "fp32" and not share.cast)
         self.example, self.plan = partial(example_batch, model), model.tensor_plan()
-        self.loss: Callable[[Tensor, Tensor], Tensor] = CrossEntropy(smoothing)
+        loss = CrossEntropy(smoothing)
+        self.loss: Callable[[Tensor, Tensor], Tensor] = loss
         torch.set_default_dtype(self.dtype)
         try:
             self.model = model.build().train()
@@ -96,7 +97,10 @@ class FakeModel:
         if share.tp > 1:
             part = Part(dist.group.WORLD, 0, share.tp, share.sequence)
             split_model(self.model, self.plan, part)
-            self.loss = partial(parallel_cross_entropy, classes=model.outputs(), smoothing=smoothing, part=part)
+            if share.gathered:
+                self.loss = lambda logits, targets: loss(gather_from(logits, -1, model.outputs(), part), targets)
+            else:
+                self.loss = partial(parallel_cross_entropy, classes=model.outputs(), smoothing=smoothing, part=part)
         self.image_part = Part(dist.group.WORLD, 0, share.sp) if share.sp > 1 else None
         if self.image_part is not None:
             share_rows(self.model, windows(model), self.image_part)

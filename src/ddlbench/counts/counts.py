@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,17 +15,6 @@ from ddlbench.offloading import plan_of
 from ddlbench.recomputation import Choice, Link, Plan
 
 Floats = NDArray[np.float64]
-
-
-class Activations(Protocol):
-    """What a job and the section `train` of a configuration say of saved activations."""
-
-    @property
-    def checkpoint_activations(self) -> Choice: ...
-    @property
-    def offload_activations(self) -> Choice: ...
-    @property
-    def flops_per_host_byte(self) -> float: ...
 
 
 Amount = TypeVar("Amount", float, Floats)
@@ -70,7 +59,6 @@ class Exchange:
     first: nothing before it needs a gradient, so the gradient of its input is not summed
     """
 
-    name: str
     style: str
     input_bytes: float
     output_bytes: float
@@ -150,9 +138,8 @@ class Block:
 
     def named(self, name: str) -> Block:
         """An equal block of the model with this name."""
-        exchanges = tuple(replace(item, name=item.name.replace(self.name, name, 1)) for item in self.exchanges)
         rows = tuple(replace(item, name=item.name.replace(self.name, name, 1)) for item in self.rows)
-        return replace(self, name=name, exchanges=exchanges, rows=rows)
+        return replace(self, name=name, rows=rows)
 
     def with_16_bit_weights(self) -> Block:
         """This block with weights in 16 bits: autograd then saves no 16-bit copies of them."""
@@ -168,22 +155,23 @@ class Share:
     tp: ranks that share every layer; sequence: with sequence parallelism; sp: ranks that share the rows of images
     cast: the weights themselves are in the job's precision (Megatron-LM, DeepSpeed's engines), instead of autocast over
         fp32 weights
+    gathered: every rank has the logits of all classes for the loss, instead of a loss of split logits
     """
 
     tp: int = 1
     sequence: bool = False
     sp: int = 1
     cast: bool = False
+    gathered: bool = False
 
 
-WHOLE = Share()
+UNSHARED = Share()
 
 
 @dataclass(frozen=True)
 class Counts:
     """The blocks of a model. tied: size of the parameter that the first and the last block share, else 0"""
 
-    model: str
     blocks: tuple[Block, ...]
     tied: int
 
@@ -196,10 +184,14 @@ class Counts:
         return [block.link(samples) for block in self.blocks[first:end]]
 
     def plan(
-        self, keys: Activations, samples: float, first: int = 0, end: int | None = None, in_flight: int = 1
+        self,
+        choices: tuple[Choice, Choice, float],
+        samples: float,
+        first: int = 0,
+        end: int | None = None,
+        in_flight: int = 1,
     ) -> Plan:
         """Which blocks of a micro batch run again or are offloaded, of those from `first` to `end` that one rank has
-        (offloading.plan_of). keys: a job, or `train` of a configuration"""
+        (offloading.plan_of). choices: train.checkpoint_activations, offload_activations and flops_per_host_byte"""
         names = [block.name for block in self.blocks[first:end]]
-        choices = keys.checkpoint_activations, keys.offload_activations, keys.flops_per_host_byte
         return plan_of(*choices, names, lambda: self.links(samples, first, end), in_flight)

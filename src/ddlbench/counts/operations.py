@@ -101,7 +101,7 @@ class Observer(TorchDispatchMode):
             bytes_in, first = entering.numel() * number_bytes, not entering.requires_grad
             if style is not None:
                 sizes = bytes_in / self.samples, size(value) / self.samples
-                self.exchanges.append(Exchange(name, style, *sizes, first))
+                self.exchanges.append(Exchange(style, *sizes, first))
             if next(layer.parameters(recurse=False), None) is not None:
                 self.weighted_outputs += size(value)
             if isinstance(layer, nn.Conv2d | nn.MaxPool2d) and (window := window_of(layer, entering.shape[-2])):

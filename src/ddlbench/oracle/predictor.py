@@ -175,8 +175,10 @@ def _filled(row: Prediction, outcome: Outcome, setting: Setting, inputs: Inputs,
     fitting = bands.fits(outcome.memory.total, row.memory_error or 0.0, capacity)
     epoch_steps = None if inputs.samples is None else inputs.samples // job.global_batch
     steps = min((count for count in (epoch_steps, most) if count is not None), default=None)
-    sent = [message for message in outcome.messages if message.count and message.what != data_parallel.HOST_COPIES]
-    largest = max((message.bytes_ / message.count for message in sent), default=0.0)
+    sent = [message for message in outcome.messages if message.what != data_parallel.HOST_COPIES]
+    largest = max((message.largest or message.bytes_ / (message.count or 1) for message in sent), default=0.0)
+    groups = [ranks for degree, ranks in outcome.layout.items() if degree != "pp"]
+    marks = machine.marks(row.gpus, *groups, largest=largest)
     band: dict[str, float] = {}
     if setting.computation.basis != ROOFLINE:  # whose error is not known
         nodes, kind = machine.nodes(row.gpus), machine.device.type
@@ -202,7 +204,7 @@ def _filled(row: Prediction, outcome: Outcome, setting: Setting, inputs: Inputs,
         messages=tuple({**asdict(sent), "hidden": sent.seconds - sent.exposed} for sent in outcome.messages),
         basis=setting.computation.basis,
         learned=tuple(learned.lines()) if learned else (),
-        marks=(*row.marks, *setting.computation.marks(outcome.micro_samples), *machine.marks(row.gpus, largest)),
+        marks=(*row.marks, *setting.computation.marks(outcome.micro_samples), *marks),
     )
 
 

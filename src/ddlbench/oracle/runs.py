@@ -12,7 +12,7 @@ from typing import Any
 
 from ddlbench.config.schema import Config
 from ddlbench.config.values import shown
-from ddlbench.errors import UserError
+from ddlbench.errors import Unsupported, UserError
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured.inputs import OneStep, from_one_step
 from ddlbench.oracle.measured.learned import Learned, learn
@@ -25,8 +25,8 @@ from ddlbench.results.tables.run_rows import attempt_row
 
 # Keys of a run's `train` section that change how fast one process computes.
 ALIKE = (
-    "precision", "tf32", "checkpoint_activations", "offload_activations", "compile", "channels_last",
-    "threads_per_rank",
+    "precision", "tf32", "cudnn_benchmark", "deterministic", "checkpoint_activations", "offload_activations", "compile",
+    "channels_last", "threads_per_rank",
 )  # fmt: skip
 ROUNDS = 30  # of solving for one device's seconds
 
@@ -36,7 +36,7 @@ class Base:
     """The measured step of a run. samples: of the global batch; micro: of a micro batch; torch: its version"""
 
     framework: str
-    settings: Mapping[str, Any]  # of the framework
+    settings: Mapping[str, Any]  # that change what several devices send
     ranks: int
     samples: int
     micro: int
@@ -99,7 +99,8 @@ class Results:
         base = _chosen(bases, config)
         if base is None:
             return None
-        more = [run for run in bases if run.settings == config.resolved["framework"] and run.torch == base.torch]
+        wanted = _settings(config.resolved, config)
+        more = [run for run in bases if run.settings == wanted and run.torch == base.torch]
         once = [run for index, run in enumerate(more) if run.ranks > base.ranks and run not in more[:index]]
         runs = sorted((_median(run, bases) for run in once), key=lambda run: run.ranks)
         if not runs:
@@ -110,7 +111,10 @@ class Results:
             settings = (setting_of(config, machine, run.step, computation) for run in runs)
             return [strategy(config.framework, setting).step_s for setting in settings]
 
-        return learn(machine, predicted, [run.seconds for run in runs], runs[-1].ranks)
+        try:
+            return learn(machine, predicted, [run.seconds for run in runs], runs[-1].ranks)
+        except Unsupported:  # the oracle has no equations for it, as its row will say
+            return None
 
     def _bases(self, config: Config, machine: Machine) -> list[Base]:
         return [base for attempt in self.attempts if (base := _base(attempt, config, machine)) is not None]
@@ -126,7 +130,7 @@ class Results:
 
     def loader_rate(self, config: Config) -> float | None:
         """Samples a second that one rank loads: the median of complete mode=loader runs of the same data with the same
-        loader and the same size of a sample."""
+        loader, its settings and the same size of a sample."""
         wanted, rates = _loading(config.resolved), list[float]()
         for record in (attempt.record for attempt in self.attempts):
             settings = section(record, "config")
@@ -150,41 +154,54 @@ class Results:
 def _loading(settings: Mapping[str, Any]) -> tuple[Any, ...]:
     """The parts of a configuration that change the work of a loader."""
     model = section(settings, "model")
-    names = (section(settings, group).get("name") for group in ("data", "loader"))
-    return *names, model.get("image_size"), model.get("seq_len")
+    loader = {key: value for key, value in section(settings, "loader").items() if key != "_target_"}
+    return section(settings, "data").get("name"), loader, model.get("image_size"), model.get("seq_len")
 
 
 def _base(attempt: Attempt, config: Config, machine: Machine) -> Base | None:
-    """The base in a record; None for an incomplete run, or another model, device or precision."""
+    """The base in a record; None for an incomplete run, another model, device or precision, and for ranks that share a
+    device, or that are spread over the nodes in another way than the oracle spreads them."""
     record = attempt.record
     launch, summary, settings = section(record, "launch"), section(record, "summary"), section(record, "config")
-    ledger, framework = section(record, "ledger"), section(settings, "framework")
+    ledger = section(record, "ledger")
     rate, batch = _number(summary.get("throughput_samples_per_s")), _number(ledger.get("global_batch"))
     ranks, count = _number(launch.get("world_size")), _number(ledger.get("micro_batches")) or 1
     if record.get("status") != "ok" or settings.get("mode", "train") != "train" or not rate or not batch or not ranks:
         return None
-    if _differences(settings, config) or not _same_device(record, machine):
+    if _differences(settings, config) or not _same_device(record, machine) or launch.get("developer"):
+        return None
+    if _number(launch.get("nodes")) not in (None, machine.nodes(int(ranks))):
         return None
     seconds = without_data_wait(batch / rate, _number(summary.get(wait_column(summary))))
     replicas = _number(ledger.get("data_size")) or 1
     micro = max(1, int(batch / replicas / count))
-    keys = {key: value for key, value in framework.items() if key != "_target_"}
+    keys = _settings(settings, config)
     version = str(section(record, "environment").get("torch", ""))
     names = launch.get("hosts") if machine.device.type == "cpu" else None
     hosts = tuple(sorted(map(str, names))) if isinstance(names, list) else ()
-    name = str(framework.get("name", ""))
-    return Base(name, keys, int(ranks), int(batch), micro, seconds, attempt.path, version, hosts)
+    return Base(str(keys.get("name", "")), keys, int(ranks), int(batch), micro, seconds, attempt.path, version, hosts)
+
+
+def _settings(settings: Mapping[str, Any], config: Config) -> dict[str, Any]:
+    """The keys of a configuration that change what several devices send: those of the framework, and the type of sums.
+    An older record may lack a key that `config` has."""
+    keys = {key.removeprefix("framework."): value for key, value in config.added_later.items() if "framework." in key}
+    keys |= {
+        **section(settings, "framework"),
+        "train.reduce_dtype": section(settings, "train").get("reduce_dtype", "fp32"),
+    }
+    return {key: value for key, value in keys.items() if key != "_target_"}
 
 
 def _chosen(bases: Sequence[Base], config: Config) -> Base | None:
     """The run that a prediction starts from: of this framework on one device, else of `single` or any other framework;
-    else of this framework on as few devices as possible. Of several, the one whose micro batch is nearest, and of these
-    the last. The median of repeats counts."""
+    else of this framework on as few devices as possible. Of several, the one whose micro batch is nearest, of these one
+    with the asked settings of the framework, and of these the last. The median of repeats counts."""
     framework: Any = config.framework
-    micro = config.train.samples_per_micro_batch()
-    bases = sorted(bases, key=lambda base: -abs(math.log(base.micro / micro)))
+    micro, wanted = config.train.samples_per_micro_batch(), _settings(config.resolved, config)
+    bases = sorted(bases, key=lambda base: (-abs(math.log(base.micro / micro)), base.settings == wanted))
     one_device = [base for base in bases if base.ranks == 1]
-    same_settings = [base for base in bases if base.settings == config.resolved["framework"]]
+    same_settings = [base for base in bases if base.settings == wanted]
     smallest = min((base.ranks for base in same_settings), default=0)
     groups = (  # the first one that has a run counts
         [base for base in one_device if base.framework == framework.name],
@@ -216,7 +233,8 @@ def from_devices(
     if step.gpus == 1:
         return from_one_step(config, machine, step, basis, blocks)
     samples = max(1, step.samples // step.gpus)  # of one device
-    one = OneStep(step.seconds, samples, min(samples, step.micro or samples))
+    micro = min(samples, step.micro or samples)
+    one = OneStep(step.seconds, samples - samples % micro, micro)  # a pipeline's micro batch may not divide them
     setting = setting_of(config, machine, step, from_one_step(config, machine, one, basis, blocks))
     for _ in range(ROUNDS):
         outcome = strategy(config.framework, setting)
@@ -241,12 +259,13 @@ def _number(value: Any) -> float | None:
 
 def _differences(settings: Mapping[str, Any], config: Config) -> list[str]:
     """Keys with different values that change the computing time of a sample, with both values."""
-    wanted, train = config.resolved["train"], section(settings, "train")
-    asked = {f"model.{key}": value for key, value in config.resolved["model"].items()}
-    asked |= {f"train.{key}": wanted[key] for key in ALIKE} | {"recipe.optimizer": config.recipe.optimizer.name}
+    train = section(settings, "train")
+    asked = {f"model.{key}": value for key, value in vars(config.model).items()}
+    asked |= {f"train.{key}": getattr(config.train, key) for key in ALIKE}
+    asked["recipe.optimizer"] = config.recipe.optimizer.name
     recorded = {f"model.{key}": value for key, value in section(settings, "model").items()}
-    before = {**wanted, "offload_activations": False}  # an older record may lack a key
-    recorded |= {f"train.{key}": train.get(key, before[key]) for key in ALIKE}
+    before = asked | config.added_later  # an older record may lack a key
+    recorded |= {f"train.{key}": train.get(key, before[f"train.{key}"]) for key in ALIKE}
     recorded["recipe.optimizer"] = section(section(settings, "recipe"), "optimizer").get("name")
     names = [
         name for name in asked | recorded if not name.endswith("._target_") and asked.get(name) != recorded.get(name)

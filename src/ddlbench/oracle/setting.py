@@ -56,7 +56,9 @@ class Setting:
 
     def plan(self, samples: float, first: int = 0, end: int | None = None, in_flight: int = 1) -> Plan:
         """Which blocks of a micro batch run again or are offloaded (`Counts.plan`)."""
-        return self.counts.plan(self.job, samples, first, end, in_flight)
+        job = self.job
+        choices = job.checkpoint_activations, job.offload_activations, job.flops_per_host_byte
+        return self.counts.plan(choices, samples, first, end, in_flight)
 
     def again(self, samples: float) -> list[int]:
         """How often each block runs again in the backward pass of a micro batch."""
@@ -97,13 +99,20 @@ class Setting:
 @dataclass(frozen=True)
 class Message:
     """Communication of one kind in a step: the number of messages, their bytes and seconds together, and the seconds by
-    which they delay the step."""
+    which they delay the step.
+
+    along: dp | tp | pp | sp; dp has all collectives of shared images, because gradients are summed over all ranks;
+        ends: first and last stage; host: no other rank; "": not known
+    largest: bytes of the largest message, 0 if all are equal
+    """
 
     what: str
+    along: str
     count: float
     bytes_: float
     seconds: float
     exposed: float
+    largest: float = 0.0
 
 
 @dataclass(frozen=True)

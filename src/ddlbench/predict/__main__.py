@@ -91,11 +91,15 @@ def answer(question: Question) -> int:
 
 
 def show_plans(rows: Sequence[Prediction], question: Question, machine: Machine, memory: float | None) -> None:
-    """Print the plans for each number of GPUs and batch. memory: at most so many bytes; None: those of the device"""
-    for (_, batch), same in group_by(rows, lambda row: (row.gpus, row.settings.get("train.global_batch"))).items():
+    """Print the plans for each number of GPUs and batch, and the frameworks that have none, whose rows have no
+    settings. memory: at most so many bytes; None: those of the device"""
+    plans = [row for row in rows if row.settings]
+    for (_, batch), same in group_by(plans, lambda row: (row.gpus, row.settings.get("train.global_batch"))).items():
         words = [*question.words, *([f"train.global_batch={batch}"] if question.batches else [])]
         possible = [row for row in same if row.status == "ok"]
         ranking.show_best_plans(same, heading(possible or same, replace(question, words=words), machine), memory)
+    for line in ranking.notes([row for row in rows if not row.settings]):
+        print(line)
 
 
 def slices(sources: Sources, rows: Sequence[Prediction]) -> Iterator[Slice]:

@@ -70,7 +70,7 @@ def write_row(folder: Path, row: Prediction, stages: Sequence[Rehearsal], classe
 
     stem, groups = f"{row.framework}_{row.gpus}", dict[str, list[int]]()
     steps = [replace(stage, operations=tuple(merged(stage.operations))) for stage in stages]
-    speed = max(sum(operation.flops for operation in step.operations) for step in steps) / (row.compute_s or 1.0)
+    speed = max(step.flops or 0.0 for step in steps) / (row.compute_s or 1.0)  # a trace may have several steps
     for rank in range(row.gpus):
         file, head = BytesIO(), _attributes({"world_size": row.gpus, "rank": rank})
         serialize_length_prefixed(classes["GlobalMetadata"](version="1.0.0", attr=head), file)

@@ -47,7 +47,8 @@ def draw(rows: Sequence[Prediction], path: Path) -> None:
 def draw_map(rows: Sequence[Prediction], path: Path, memory: float | None) -> None:
     """Write a map of the best plan over the number of GPUs and the samples of an update. UserError as `draw`.
     memory: at most so many bytes; None: those of the device"""
-    cells = group_by(rows, lambda row: (row.gpus, row.settings.get("train.global_batch") or 0))
+    plans = (row for row in rows if row.settings)  # a framework that has none is a row without them
+    cells = group_by(plans, lambda row: (row.gpus, row.settings.get("train.global_batch") or 0))
     best, tied = dict[tuple[int, int], Prediction | None](), set[tuple[int, int]]()
     for place, same in cells.items():
         row, *others = fitting(same, max_memory=memory) or [None]

@@ -31,10 +31,6 @@ GRADE = (
     "smaller ones, and print their errors (docs/oracle.md)"
 )
 LARGEST_WORLD, MOST = 2**20, 5000
-MACHINES = (
-    "cluster= is the description of a machine's devices and links (not the label cluster.name of a run): a YAML file "
-    "or one of "
-)
 EXAMPLE = "gpus=[4,8,16] or gpus=[4,8,...,1024]"
 ABOVE_0 = (
     "one_gpu_step_s", "one_gpu_batch", "samples_per_epoch", "loader_samples_per_s", "max_gpus", "max_memory_gib"
@@ -90,7 +86,8 @@ def parser() -> Parser:
         prog="python -m ddlbench.predict",
         usage="%(prog)s +model=NAME [+framework=NAME] cluster=NAME gpus=[4,8,...,1024] [key=value ...] [options]",
         description="Predicts step time and memory of every framework, without running it.",
-        epilog=MACHINES + "; ".join(described(load(name)) for name in machine_names()),
+        epilog="cluster= is the description of a machine's devices and links (not the label cluster.name of a run): a "
+        "YAML file or one of " + "; ".join(described(load(name)) for name in machine_names()),
         allow_abbrev=False,
     )
     add = made.add_argument
@@ -153,9 +150,13 @@ def _check_plan(question: Question) -> None:
     for name in ("blocks", "timeline", "chakra", "check_volumes", "max_gpus", "calibrate_network", "exact_memory"):
         if getattr(question.options, name):
             raise UserError(f"--plan ranks many layouts: leave --{name.replace('_', '-')} out, and predict one of them")
+    if question.batches and question.options.one_gpu_step_s is not None and question.options.one_gpu_batch is None:
+        raise UserError("--one-gpu-step-s with several train.global_batch: give its samples with --one-gpu-batch")
     for word in question.words:
         if word.partition("=")[0].lstrip("+") in [f"framework.{degree}" for degree in DEGREES]:
             raise UserError(f"{word}: --plan chooses the layout: leave it out, or predict it without --plan")
+        if question.batches and word.startswith("train.batch_per_gpu="):
+            raise UserError(f"{word} and several train.global_batch both set the batch: give one of them")
 
 
 def _check(options: argparse.Namespace) -> None:

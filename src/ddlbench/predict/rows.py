@@ -57,22 +57,20 @@ class Sources:
         samples = samples or SAMPLES.get(config.data.name)
         made: dict[str, Computation] = {}  # by layout, as each may have a run of its own; "": equal for all
 
-        def computation(layout: Config) -> Computation:
+        def source(layout: Config) -> Computation:
             """What was measured has the micro batch and the recomputation of the command line, not those of a plan."""
-            key, measured = "", config
             if results is not None:
-                key, measured = repr(layout.framework), replace(config, framework=layout.framework)
-            if key in made:
-                return made[key]
-            if results is not None:
-                source = results.computation(measured, machine, blocks)
-            elif options.one_gpu_step_s is not None:
+                return results.computation(replace(config, framework=layout.framework), machine, blocks)
+            if options.one_gpu_step_s is not None:
                 step = OneStep(options.one_gpu_step_s, options.one_gpu_batch)
-                source = from_one_step(measured, machine, step, blocks=blocks)
-            else:
-                source = blocks or from_roofline(measured, machine)
-            made[key] = source
-            return source
+                return from_one_step(config, machine, step, blocks=blocks)
+            return blocks or from_roofline(config, machine)
+
+        def computation(layout: Config) -> Computation:
+            key = repr(layout.framework) if results is not None else ""
+            if key not in made:
+                made[key] = source(layout)
+            return made[key]
 
         return Inputs(machine, computation, samples, loader, options.exact_memory, learned)
 
@@ -94,9 +92,6 @@ def predictions(sources: Sources) -> list[Prediction]:
             check_precision(config.train.precision, machine.device.name)
             inputs = sources.inputs(config)
         except UserError as error:
-            framework_keys = any(word.lstrip("+~").startswith("framework.") for word in question.words)
-            if question.framework is not None or not framework_keys:
-                raise
             rows += [refused(name, gpus, error) for gpus in question.gpus]
             continue
         for gpus in question.gpus:

@@ -9,29 +9,10 @@ import torch
 
 from ddlbench.config.schema import Config
 from ddlbench.errors import RunError
-from ddlbench.frameworks.shared.layout import Layout
 from ddlbench.oracle.predictor import Prediction
 from ddlbench.ranks.launch import Launch
 from ddlbench.rehearsal.rehearse import Rehearsal, Sent, rehearse
 from ddlbench.texts import bytes_text
-
-# The dimension along which each message of the equations is sent. `ends`: first and last stage of a pipeline.
-DIMENSIONS = {
-    "all-reduce of gradients": "dp",
-    "all-reduce of weights": "dp",
-    "all-gather of weights": "dp",
-    "gathering of weights and reduction of gradients": "dp",
-    "gathering of small weights after the update": "dp",
-    "all-reduce of shards": "dp",
-    "reduction and gathering of shards": "dp",
-    "collectives of layers": "tp",
-    "broadcast of the batch": "tp",
-    "halo exchange": "sp",
-    "all-gather of the last images": "tp",
-    "statistics of BatchNorm": "tp",
-    "activations between stages": "pp",
-    "all-reduce of the tied embedding": "ends",
-}
 
 
 @dataclass(frozen=True)
@@ -57,9 +38,8 @@ def lines(rows: Sequence[Prediction], config_of: Callable[[Prediction], Config])
     for row in rows:
         head = f"  {row.framework} at {row.gpus}:"
         for message in row.messages:
-            count = f"{message['count']:g} x, " if message["count"] else ""
-            yield f"{head} {message['what']}: {count}{bytes_text(message['bytes_'])}"
-        if any(message["what"] not in DIMENSIONS for message in row.sent):
+            yield f"{head} {message['what']}: {message['count']:g} x, {bytes_text(message['bytes_'])}"
+        if not all(message["along"] for message in row.sent):
             yield f"{head} the messages are traced: it has no equations"
         else:
             try:
@@ -73,9 +53,9 @@ def lines(rows: Sequence[Prediction], config_of: Callable[[Prediction], Config])
 def distinct_ranks(config: Config, row: Prediction) -> list[Rehearsal]:
     """One rank of each stage of a replica, or of each part of its images, in the layout of a prediction. RunError if it
     cannot be rehearsed."""
-    layout = Layout(*(row.layout.get(name, 1) for name in ("dp", "tp", "pp")))
+    parts, stages = row.layout.get("sp", 0), row.layout.get("pp", 1)
     ranks: list[Rehearsal] = []
-    for rank in range(row.layout["sp"]) if "sp" in row.layout else range(0, row.gpus, row.gpus // layout.pp):
+    for rank in range(parts) if parts else range(0, row.gpus, row.gpus // stages):
         ranks.append(rehearse(config, Launch("torchrun", rank, row.gpus, rank, row.gpus), torch.device("cpu")))
         if ranks[-1].collectives is None:
             raise RunError(ranks[-1].error or "")
@@ -86,10 +66,7 @@ def compared(row: Prediction, ranks: Sequence[Rehearsal]) -> list[Volume]:
     """The bytes of the equations and the traced bytes, by dimension. ranks: of `distinct_ranks`"""
     expected: dict[str, float] = {}
     for message in row.sent:
-        dimension = DIMENSIONS[message["what"]]
-        if "sp" in row.layout and dimension != "sp":
-            dimension = "dp"
-        expected[dimension] = expected.get(dimension, 0.0) + message["bytes_"]
+        expected[message["along"]] = expected.get(message["along"], 0.0) + message["bytes_"]
     by_rank = [traced(rank.collectives or (), row.layout) for rank in ranks]
     names = dict.fromkeys([*expected, *(name for volumes in by_rank for name in volumes)])
     total = {name: [volumes.get(name, 0.0) for volumes in by_rank] for name in names}

@@ -126,7 +126,7 @@ class Observed(TorchDispatchMode):
             else:
                 raise
         if kind is not None:
-            self.operations.append(communication(kind, func, args))
+            self.operations.append(communication(kind, func, args, out))
         elif not func.is_view:
             flops = operation_flops(func, args, kwargs, out)
             self.operations.append(Operation(str(func), flops, sum(map(size, tensors(out)))))
@@ -179,8 +179,9 @@ def collective(func: Any) -> str | None:
     return None if name == "wait_tensor" else next((kinds[key] for key in kinds if plain.startswith(key)), name)
 
 
-def communication(kind: str, func: Any, args: Sequence[Any]) -> Operation:
-    """The operation of a collective, or of a message between two ranks. kind: as `collective` names it"""
+def communication(kind: str, func: Any, args: Sequence[Any], out: Any) -> Operation:
+    """The operation of a collective, or of a message between two ranks. kind: as `collective` names it; out: its
+    result, which alone has the complete message of a functional all-gather"""
     boxed = next((argument for argument in args if isinstance(argument, torch.ScriptObject)), None)
     if boxed is None:  # the functional collectives take the group's name, last
         process_group = dist.distributed_c10d._resolve_process_group(args[-1])  # pyright: ignore
@@ -188,7 +189,7 @@ def communication(kind: str, func: Any, args: Sequence[Any]) -> Operation:
         process_group = dist.ProcessGroup.unbox(boxed)
     ranks = dist.get_process_group_ranks(process_group)
     group = Group(kind, len(ranks), ranks[1] - ranks[0] if len(ranks) > 1 else 1)
-    bytes_ = max((sum(map(size, tensors(argument))) for argument in args), default=0)
+    bytes_ = max(sum(map(size, tensors(argument))) for argument in (*args, out))
     return Operation(str(func), 0.0, bytes_, group, ranks[args[2]] if kind in ("send", "recv") else None)
 
 
@@ -267,11 +268,11 @@ def before_update(trainer: Any, act: Callable[[], None]) -> None:
     trainer.engine.step = first
 
 
-def memory(trainer: Trainer) -> dict[str, int | None]:
+def memory(trainer: Trainer, gradient_bytes: int | None, peak: int) -> dict[str, int | None]:
     """Bytes of parameters and optimizer; copies of the weights that the optimizer keeps count as its state, which the
-    first update creates. Gradients and peak are not known here."""
+    first update creates."""
     counted = set[int]()
     weights = stored(parameters(trainer), counted)
     state = [value for state in trainer.optimizer.state.values() for value in state.values()]
     optimizer = stored([*updated(trainer), *state], counted) if state else None
-    return {"parameters": weights, "gradients": None, "optimizer": optimizer, "peak": None}
+    return {"parameters": weights, "gradients": gradient_bytes, "optimizer": optimizer, "peak": peak}

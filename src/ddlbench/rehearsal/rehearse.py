@@ -216,7 +216,7 @@ def stepped(row: Rehearsal, trainer: Trainer, batches: Iterator[Any], observed: 
             sizes.setdefault(operation.group, []).append(operation.bytes_)
     sent = tuple(Sent(*group, len(bytes_) / period, sum(bytes_) / period) for group, bytes_ in sizes.items())
     waits = {f"{call} at {place}": count / period for (call, place), count in observed.waits.items()}
-    bytes_ = memory(trainer) | {"gradients": max(gradient_bytes) or None, "peak": observed.alive.peak}
+    bytes_ = memory(trainer, max(gradient_bytes) or None, observed.alive.peak)
     flops = sum(operation.flops for operation in observed.operations) / period
     operations = tuple(observed.operations)
     return replace(row, memory=bytes_, collectives=sent, host_waits=waits, flops=flops, operations=operations)

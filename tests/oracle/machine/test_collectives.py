@@ -121,8 +121,9 @@ def test_a_measured_sweep_replaces_the_links() -> None:
     assert [all_reduce(size, path(machine, 4)) for size in (5e8, 2e9, 3e9)] == pytest.approx([0.75, 3.0, 5.0])
     assert machine.marks(8) == ["collectives measured with 4 ranks, not 8"]
     assert machine.marks(4) == []
-    assert machine.marks(4, 3e9) == ["messages of up to 2e+09 bytes measured, not 3e+09"]
-    assert machine.marks(4, 2e9) == MACHINE.marks(4, 3e9) == []
+    assert machine.marks(4, largest=3e9) == ["messages of up to 2e+09 bytes measured, not 3e+09"]
+    assert machine.marks(4, largest=2e9) == MACHINE.marks(4, largest=3e9) == []
+    assert machine.marks(4, 2) == ["collectives measured with 4 ranks, not 2"], "a group within the ranks"
 
 
 def test_a_sweep_is_of_one_node() -> None:

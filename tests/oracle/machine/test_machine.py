@@ -69,6 +69,8 @@ def test_a_file_of_one_s_own(tmp_path: Path) -> None:
         ("overlap: true", "overlaps: true", "is no description of a cluster"),
         ("overlap: true", "contention: 3", r"is no description of a cluster \(it has no key contention\)"),
         ("devices_per_node: 8", "", "is no description of a cluster"),
+        ("kernel_s: 8.0e-6", "kernel_s: fast", "device.kernel_s=fast must be a number of 0 or more"),
+        ("overlap: true", "overlap: true\nspread: -0.02", "spread=-0.02 must be a number of 0 or more"),
         ("name: h100", "name: [", "cannot be read"),
     ],
 )
@@ -77,5 +79,15 @@ def test_mistakes_in_a_file(tmp_path: Path, before: str, after: str, said: str) 
     text = (FOLDER / "h100.yaml").read_text()
     assert before in text
     path.write_text(text.replace(before, after))
+    with pytest.raises(UserError, match=said):
+        machines.load(str(path))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [(b"- a list", "is no description of a cluster"), (b"name: \xff", "cannot be read")]
+)
+def test_a_file_of_another_kind(tmp_path: Path, content: bytes, said: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_bytes(content)
     with pytest.raises(UserError, match=said):
         machines.load(str(path))

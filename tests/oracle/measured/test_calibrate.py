@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from ddlbench.config.compose import configuration, configurations
-from ddlbench.errors import UserError
+from ddlbench.errors import Unavailable, UserError
 from ddlbench.measure import clock
 from ddlbench.oracle.machine import machine as machines
 from ddlbench.oracle.machine.collectives import all_reduce, path
 from ddlbench.oracle.measured import inputs, network
-from ddlbench.oracle.measured.inputs import calibration, from_calibration
+from ddlbench.oracle.measured.inputs import OneStep, calibration, from_calibration, from_one_step
 from ddlbench.oracle.predictor import Inputs, predict
 from ddlbench.predict import __main__ as command
 from ddlbench.predict.question import ask
@@ -78,6 +78,38 @@ def test_a_predicted_step_has_the_measured_blocks_and_update() -> None:
     assert row.compute_s == pytest.approx(sum(item.forward + item.backward for item in passes) + update_s)
 
 
+@pytest.mark.usefixtures("own_home")
+def test_a_measured_step_is_divided_in_the_proportions_of_the_blocks() -> None:
+    """The update, too, is a part of the step of 1 s, and was measured with the blocks."""
+    with configurations():
+        config = configuration(*TINY)
+    machine = machines.load("local")
+    blocks = from_calibration(config, machine)
+    divided = from_one_step(config, machine, OneStep(1.0), blocks=blocks)
+    assert predict(config, 1, Inputs(machine, lambda _: divided)).step_s == pytest.approx(1.0)
+    measured_s, numbers = blocks.step(2), blocks.counts.parameter_count
+    assert divided.update(numbers) == pytest.approx(blocks.update(numbers) / measured_s)
+
+
+def test_blocks_are_measured_with_the_switches_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default torch rounds the inputs of convolutions to TF32, which a run does with train.tf32=true alone."""
+    seen = list[object]()
+    monkeypatch.setattr(inputs, "set_switches", lambda *given: seen.append(given))
+    with configurations():
+        config = configuration(*TINY)
+    inputs.measure(config, CPU, 2)
+    assert seen == [(config.train, CPU)]
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "oracle").touch()
+    monkeypatch.setenv("DDLBENCH_HOME", str(tmp_path))
+    with configurations():
+        config = configuration(*TINY)
+    with pytest.raises(UserError, match=r"cannot be written .* set DDLBENCH_HOME to another folder"):
+        calibration(config, CPU, 2)
+
+
 def test_the_median_of_the_repeats_counts_without_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seconds of each repeat, forward, backward and of the update; what the system delays is in one of them."""
     ahead, back, update = (100, 1, 2, 3, 4, 90), (200, 10, 20, 30, 40, 900), (50, 7, 5, 6, 8, 70)
@@ -112,6 +144,14 @@ def test_collectives_are_measured_and_used(own_home: Path) -> None:
     with pytest.raises(UserError, match="run --calibrate-network again"):
         network.calibrated(machines.load("local"))
     assert own_home == path.parent
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_home")
+def test_a_process_that_fails_is_one_line() -> None:
+    with pytest.raises(Unavailable, match=r"with 2 processes failed \(.*\): check that gloo works here") as caught:
+        network.calibrate("cpu", [2], sizes=(-4,))
+    assert "\n" not in str(caught.value)
 
 
 def kept(kind: str, **changes: object) -> dict[str, object]:

@@ -19,6 +19,8 @@ from tests.support.libraries import why_no_horovod
 STATES = 0.05  # of weights and optimizer state: padding, small weights that are kept twice
 QUICK = [
     Case("ddp", "gpt2_small", 2, "plain"),
+    Case("ddp", "gpt2_small", 2, "apart"),
+    Case("tensor", "gpt2_small", 2, "gathered"),
     *(Case(name, "gpt2_small", 2, "accumulated") for name in ("zero_bubble", "1f1b")),  # half as many micro batches
     *(Case("ddp", "gpt2_small", 2, variant) for variant in OF_SEGMENTS),
     Case("1f1b", "gpt2_small", 2, "budget"),

@@ -82,7 +82,7 @@ def test_what_a_library_gathers_for_a_block_is_there_while_it_runs() -> None:
 @pytest.mark.parametrize(("accumulating", "expected"), [(False, [80, 200, 320]), (True, [0, 0, 320])])
 def test_a_tied_gradient_is_there_from_the_last_block_on(accumulating: bool, expected: list[float]) -> None:
     blocks = block("embed", 1, 2, numbers=100), block("middle", 1, 2, numbers=50), block("head", 1, 2)
-    assert arriving(Counts("made", blocks, 80), accumulating) == expected
+    assert arriving(Counts(blocks, 80), accumulating) == expected
 
 
 def test_copies_of_the_update_are_of_the_largest_tensor() -> None:
@@ -113,6 +113,10 @@ def test_gradients_arrive_in_one_micro_batch() -> None:
 
 def test_buckets_hold_all_gradients_from_step_to_step() -> None:
     assert replica(SETTING, SETTING.counts, 4, bucketed=True) == Memory(12, 12, 12, 36, BATCH)
+
+
+def test_gradients_that_are_no_views_arrive_beside_the_buckets() -> None:
+    assert replica(SETTING, SETTING.counts, 4, bucketed=True, views=False) == Memory(12, 0, 12, 40, 12 + BATCH)
 
 
 def test_gradients_of_several_micro_batches_wait_beside_the_buckets() -> None:

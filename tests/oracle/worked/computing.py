@@ -34,7 +34,7 @@ def with_work(
 
 
 def computing(*blocks: Block, speeds: Speeds = Speeds(1.0, float("inf"))) -> Computation:  # noqa: B008
-    return Computation(Counts("made", blocks, 0), speeds, optimizers["sgd"].costs, "given")
+    return Computation(Counts(blocks, 0), speeds, optimizers["sgd"].costs, "given")
 
 
 def roofline() -> list[str]:

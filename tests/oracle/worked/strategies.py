@@ -84,9 +84,9 @@ def hsdp() -> list[str]:
 
 def layer(leaving: float = 2e6, by_channels: bool = False) -> tuple[float, float]:
     """Seconds forward and backward of a convolution of 1 MB in, with its norm; 4 ranks."""
-    shares = (Exchange("conv", "filter", 1e6, leaving), Exchange("norm", "norm", leaving, leaving))
+    shares = (Exchange("filter", 1e6, leaving), Exchange("norm", leaving, leaving))
     if by_channels:
-        shares = (Exchange("conv", "channel", 1e6, leaving),)
+        shares = (Exchange("channel", 1e6, leaving),)
     given = made(4, [replace(A, exchanges=shares), B], 1)
     result = traffic(given.counts.blocks[0], 1, given, 4)
     return result.forward, result.backward

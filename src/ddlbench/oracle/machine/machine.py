@@ -7,13 +7,13 @@ ddlbench-sweep name such a file. A run's key `cluster.name` is only a label in i
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from math import inf
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from omegaconf import OmegaConf
@@ -27,9 +27,9 @@ FOLDER = Path(__file__).parents[1] / "clusters"
 SIZES = ("alpha_s", "bytes_per_s")
 OPTIONAL = ("memory_bytes", "bytes_per_s", "host_bytes_per_s", "tf32_flops_per_s")  # of a device
 KEYS = {"name", "device", "devices_per_node", "links", "nccl", "overlap", "cores", "spread"}  # of a cluster's file
-# GPUs for which nothing else was measured: what the published measurements of docs/measurements/2026-11-24-published.md
-# say of GPUs in common. Extra seconds of computing per second of communication that runs beside it; standard deviation
-# of a rank's computing in a step; seconds of a kernel beside its work.
+# Of GPUs without another measurement, chosen on the published ones (docs/measurements/2026-11-24-published.md). Extra
+# seconds of computing per second of communication that runs beside it; standard deviation of a rank's computing in a
+# step; seconds of a kernel beside its work.
 GPU_HIDDEN_COST, GPU_SPREAD, GPU_KERNEL_S = 0.4, 0.02, 2.0e-5
 # Seconds in which a host starts a kernel, as measured beside an H200 (docs/measurements/2026-11-26-h200.md).
 GPU_HOST_S = 3.3e-5
@@ -119,31 +119,31 @@ class Machine:
     def nodes(self, world: int) -> int:
         return -(-world // self.per_node(world))
 
-    def marks(self, ranks: int, largest: float = 0.0) -> list[str]:
-        """Remarks for the reader where the collectives were not measured with this number of ranks (on one node), or
+    def marks(self, *groups: int, largest: float = 0.0) -> list[str]:
+        """Remarks for the reader where the collectives were not measured with these numbers of ranks (on one node), or
         not with messages of `largest` bytes."""
-        counts, inside = sorted({count for _, count in self.sweeps}), self.per_node(ranks)
+        counts = sorted({count for _, count in self.sweeps})
+        others = sorted({self.per_node(ranks) for ranks in groups} - {1, *counts})
         marks: list[str] = []
-        if counts and inside not in (1, *counts):
-            marks.append(f"collectives measured with {', '.join(map(str, counts))} ranks, not {inside}")
-        measured = max((sweep.sizes[-1] for sweep in self.sweeps.values()), default=inf)
-        if largest > measured:
-            marks.append(f"messages of up to {measured:g} bytes measured, not {largest:g}")
+        if counts and others:
+            measured, missing = (", ".join(map(str, numbers)) for numbers in (counts, others))
+            marks.append(f"collectives measured with {measured} ranks, not {missing}")
+        most = max((sweep.sizes[-1] for sweep in self.sweeps.values()), default=inf)
+        if largest > most:
+            marks.append(f"messages of up to {most:g} bytes measured, not {largest:g}")
         return marks
 
     def sweep(self, kind: str, ranks: int) -> Sweep | None:
         """Measured seconds of a collective with so many ranks, or with the nearest number of ranks."""
         counts = [count for name, count in self.sweeps if name == kind]
-        if not counts:
-            return None
-        return self.sweeps[kind, min(counts, key=lambda count: abs(count - ranks))]
+        return self.sweeps[kind, nearest(counts, ranks)] if counts else None
 
     def hidden_cost_with(self, ranks: int) -> float:
         """The share of hidden communication that delays computing: as measured with the nearest number of ranks;
         without a measurement 0 or 1 by `overlap`."""
         if not self.hidden_cost:
             return 0.0 if self.overlap else 1.0
-        return self.hidden_cost[min(self.hidden_cost, key=lambda count: abs(count - ranks))]
+        return self.hidden_cost[nearest(self.hidden_cost, ranks)]
 
     def slowest(self, ranks: int) -> float:
         """The expected seconds of the slowest of so many ranks, over those of a mean rank: all ranks wait for it in
@@ -160,6 +160,10 @@ class Machine:
         if busy > most:
             return slowest if self.cores is None else slowest * busy / most
         return max(1.0, float(np.interp(busy, [ranks for ranks, _ in factors], [factor for _, factor in factors])))
+
+
+def nearest(counts: Iterable[int], ranks: float) -> int:
+    return min(counts, key=lambda count: abs(count - ranks))
 
 
 def machine_names() -> list[str]:
@@ -185,7 +189,7 @@ def load(name: str) -> Machine:
         )
     try:
         plain = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
-    except (OSError, YAMLError, OmegaConfBaseException) as error:
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
         raise UserError(f"{path} cannot be read ({' '.join(str(error).split())[:200]}): give a YAML file") from error
     return parse(plain, str(path))
 
@@ -193,13 +197,12 @@ def load(name: str) -> Machine:
 def parse(plain: Any, path: str) -> Machine:
     """The machine that a file's content describes. UserError for a missing or impossible value."""
     try:
-        given = cast(Mapping[str, Any], plain)
+        given: dict[str, Any] = {**plain}
         if unknown := sorted(map(str, given.keys() - KEYS)):
             raise TypeError(f"it has no key {', '.join(unknown)}")
-        device = Device(**given["device"])
-        parts: dict[str, Any] = {"device": device, "links": tuple(Link(**link) for link in given["links"])}
-        parts["sweeps"] = nccl_sweeps(**given["nccl"]) if given.get("nccl") else {}
-        machine = Machine(**{key: value for key, value in given.items() if key != "nccl"} | parts)
+        device, nccl = Device(**given.pop("device")), given.pop("nccl", None)
+        links = tuple(Link(**link) for link in given.pop("links"))
+        machine = Machine(device=device, links=links, sweeps=nccl_sweeps(**nccl) if nccl else {}, **given)
         if device.type == "cuda":
             device = replace(device, kernel_s=device.kernel_s or GPU_KERNEL_S, host_s=device.host_s or GPU_HOST_S)
             machine = replace(machine, device=device, spread=given.get("spread", GPU_SPREAD))
@@ -232,11 +235,11 @@ def nccl_sweeps(gpu: str, scale: float = 1.0) -> dict[tuple[str, int], Sweep]:
 def _check(machine: Machine, path: str) -> None:
     device, links = machine.device, machine.links
     sizes = {f"{link.name}.{key}": getattr(link, key) for link in links for key in SIZES}
-    optional = {f"device.{key}": getattr(device, key) for key in OPTIONAL}
-    sizes |= {key: value for key, value in optional.items() if value is not None}
-    for key, value in sizes.items():
-        if type(value) not in (int, float) or not 0 < value < inf:
-            raise UserError(f"{path}: {key}={value} must be a number above 0")
+    sizes |= {f"device.{key}": value for key in OPTIONAL if (value := getattr(device, key)) is not None}
+    may_be_0 = {"device.kernel_s": device.kernel_s, "device.host_s": device.host_s, "spread": machine.spread}
+    for key, value in (sizes | may_be_0).items():
+        if type(value) not in (int, float) or not 0 <= value < inf or (value == 0 and key in sizes):
+            raise UserError(f"{path}: {key}={value} must be a number {'above 0' if key in sizes else 'of 0 or more'}")
     for key in ("devices_per_node", "cores"):
         value = getattr(machine, key)
         if value is not None and (type(value) is not int or value < 1):

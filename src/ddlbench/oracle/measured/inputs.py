@@ -21,7 +21,6 @@ from ddlbench.data.feed import Request
 from ddlbench.data.home import home
 from ddlbench.data.loaders.synthetic import random_batch
 from ddlbench.errors import UserError
-from ddlbench.files import replace_json
 from ddlbench.job import Place
 from ddlbench.measure.block_seconds import REPEATS, block_seconds
 from ddlbench.measure.clock import idle
@@ -31,6 +30,7 @@ from ddlbench.oracle.measured import network
 from ddlbench.oracle.timing.computation import ANY, Computation, Pass, Speeds
 from ddlbench.recipe.losses import CrossEntropy
 from ddlbench.recipe.optimizers import make_optimizer
+from ddlbench.run.settings import set_switches
 from ddlbench.texts import digest
 
 ROOFLINE = "roofline"  # the basis without any measurement
@@ -84,7 +84,8 @@ def from_one_step(
             f"choose a micro batch that divides {samples}"
         )
     plain = blocks or proportions(config, machine)
-    return plain.scaled_to(step.seconds, micro, samples // micro, basis, plain.counts.plan(train, micro))
+    choices = train.checkpoint_activations, train.offload_activations, train.flops_per_host_byte
+    return plain.scaled_to(step.seconds, micro, samples // micro, basis, plain.counts.plan(choices, micro))
 
 
 def from_calibration(config: Config, machine: Machine) -> Computation:
@@ -106,6 +107,8 @@ def calibration(config: Config, device: torch.device, samples: int) -> tuple[tup
         "precision": train.precision,
         "tf32": train.tf32,
         "channels_last": train.channels_last,
+        "cudnn_benchmark": train.cudnn_benchmark,
+        "deterministic": train.deterministic,
         "threads": train.threads_per_rank,
         "optimizer": config.recipe.optimizer.name,
         "momentum": config.recipe.optimizer.momentum > 0,
@@ -123,15 +126,13 @@ def calibration(config: Config, device: torch.device, samples: int) -> tuple[tup
                 f"--calibrate: {samples} samples do not fit {key['device']}: give train.micro_batch"
             ) from error
         kept = {"key": key, "passes": passes, "update_s": update_s}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_json(path, kept)
+        network.keep(path, kept)
     return tuple(Pass(*seconds) for seconds in kept["passes"]), kept["update_s"]
 
 
 def measure(config: Config, device: torch.device, samples: int) -> tuple[list[tuple[float, float]], float]:
     """Seconds of every block, forward and backward, and of the update: the medians of the repeats."""
-    if device.type == "cpu":
-        torch.set_num_threads(config.train.threads_per_rank)
+    set_switches(config.train, device)
     torch.manual_seed(0)
     model = config.model.build().to(device)
     model.to(memory_format=torch.channels_last if config.train.channels_last else torch.contiguous_format)

@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.nn.functional import conv2d
 
 from ddlbench.data.home import home
-from ddlbench.errors import UserError
+from ddlbench.errors import Unavailable, UserError, reporting
 from ddlbench.files import replace_json
 from ddlbench.frameworks.tensor.collectives import all_gather, reduce_scatter
 from ddlbench.measure.clock import idle
@@ -40,6 +40,7 @@ SIZES = (2**10, 2**14, 2**17, 2**20, 2**22, 2**24, 2**26)  # bytes of the whole 
 REPEATS = 5
 ROUNDS, ROWS = 8, 1  # of computing and sending in one repeat; images of a pass before a collective: a few milliseconds
 HIDDEN, PASSES, HIDDEN_REPEATS = 2**23, 10, 9  # bytes of an all-reduce, and passes of a convolution beside it
+BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 TIMEOUT_S, PROCESS_BYTES = 300, 2**29  # of a process with torch
 
 
@@ -53,7 +54,7 @@ def versions(device_type: str) -> dict[str, str]:
 
 
 def calibrate(device_type: str, counts: Sequence[int], sizes: Sequence[int] = SIZES) -> Path:
-    """Measure, and write the file; its path. UserError if there are too few devices."""
+    """Measure, and write the file; its path. UserError if there are too few devices, Unavailable if a process fails."""
     if not counts:
         raise UserError("--calibrate-network measures between ranks: give gpus= with 2 or more, such as gpus=[2,4]")
     if device_type == "cuda" and (devices := torch.cuda.device_count()) < max(counts):
@@ -64,16 +65,28 @@ def calibrate(device_type: str, counts: Sequence[int], sizes: Sequence[int] = SI
     contention, cost = dict[str, float](), dict[str, float]()
     for ranks in counts:
         with tempfile.TemporaryDirectory() as folder:
-            mp.start_processes(_rank, args=(device_type, ranks, folder, sizes), nprocs=ranks, start_method="spawn")  # pyright: ignore
+            try:
+                mp.start_processes(_rank, args=(device_type, ranks, folder, sizes), nprocs=ranks, start_method="spawn")  # pyright: ignore
+            except (mp.ProcessRaisedException, mp.ProcessExitedException) as error:
+                reason, backend = str(error).strip().splitlines()[-1], BACKENDS[device_type]
+                raise Unavailable(
+                    f"--calibrate-network with {ranks} processes failed ({reason}): check that {backend} works here"
+                ) from error
             measured = json.loads((Path(folder) / "measured.json").read_text())
         contention[str(ranks)], cost[str(ranks)] = measured["contention"], measured["hidden_cost"]
         for kind, of_sizes in measured["seconds"].items():
             seconds.setdefault(kind, {})[str(ranks)] = of_sizes
-    target = path(device_type)
-    target.parent.mkdir(parents=True, exist_ok=True)
     content = {"sizes": list(sizes), "seconds": seconds, "contention": contention, "hidden_cost": cost}
-    replace_json(target, {**versions(device_type), **content})
+    target = path(device_type)
+    keep(target, {**versions(device_type), **content})
     return target
+
+
+def keep(file: Path, content: Any) -> None:
+    """Write a calibration. UserError if that is not possible."""
+    with reporting(f"the calibration {file} cannot be written", "set DDLBENCH_HOME to another folder"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_json(file, content)
 
 
 def calibrated(machine: Machine) -> Machine:
@@ -104,12 +117,11 @@ def calibrated(machine: Machine) -> Machine:
 def _rank(rank: int, device_type: str, ranks: int, folder: str, sizes: Sequence[int]) -> None:
     """One process."""
     torch.set_num_threads(1)
-    device, backend = torch.device("cpu"), "gloo"
-    if device_type == "cuda":
-        device, backend = torch.device("cuda", rank), "nccl"
+    device = torch.device("cuda", rank) if device_type == "cuda" else torch.device("cpu")
+    if device.type == "cuda":
         torch.cuda.set_device(device)
     init, timeout = f"file://{folder}/store", timedelta(seconds=TIMEOUT_S)
-    dist.init_process_group(backend, init_method=init, rank=rank, world_size=ranks, timeout=timeout)
+    dist.init_process_group(BACKENDS[device_type], init_method=init, rank=rank, world_size=ranks, timeout=timeout)
     measured = {
         "seconds": sweep(device, sizes),
         "contention": contention(rank, device),

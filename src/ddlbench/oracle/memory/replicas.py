@@ -57,9 +57,8 @@ def arriving(counts: Counts, accumulating: bool, shards: int = 1, number_bytes: 
     """Bytes of the gradients that each block adds in a backward pass; accumulating: they have memory already. The
     gradient of a tied parameter from the last block waits for that from the first block. number_bytes: of a gradient"""
     parameters = [0.0 if accumulating else block.parameter_count / shards for block in counts.blocks]
-    if counts.tied:
-        parameters[0] -= 0.0 if accumulating else counts.tied / shards
-        parameters[-1] += counts.tied
+    parameters[0] -= 0.0 if accumulating else counts.tied / shards
+    parameters[-1] += counts.tied
     return [number_bytes * count for count in parameters]
 
 
@@ -141,15 +140,18 @@ class Rank:
         return at_peak(states, moments, buffers + statistics + batch_bytes(job, job.replica_batch(self.dp)))
 
 
-def replica(setting: Setting, counts: Counts, dp: int, bucketed: bool = False, reduced: float = 0.0) -> Memory:
+def replica(
+    setting: Setting, counts: Counts, dp: int, bucketed: bool = False, reduced: float = 0.0, views: bool = True
+) -> Memory:
     """All weights on each rank: data parallelism and tensor parallelism. The peak is in the passes or in the update.
 
     bucketed: the gradients are in DDP's buckets, which are permanent; with several micro batches they wait beside them
     reduced: bytes of gradients that are copied to be reduced after the backward pass
+    views: False: the gradients have memory beside the buckets (framework.gradient_as_bucket_view)
     """
     rank = Rank(setting, counts, dp)
-    accumulating = bucketed or rank.accumulates
-    buckets = rank.gradients if bucketed and rank.accumulates else 0.0
+    accumulating = rank.accumulates or (bucketed and views)
+    buckets = rank.gradients if bucketed and (rank.accumulates or not views) else 0.0
     moments = (
         rank.passes(accumulating).plus(rank.gradients if accumulating else 0.0),
         Moment(rank.gradients, max(reduced, update_copies(setting.optimizer, counts.blocks))),

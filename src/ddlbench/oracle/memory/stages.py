@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, pairwise
 from math import ceil
 
@@ -24,7 +25,7 @@ from ddlbench.oracle.memory.replicas import (
 from ddlbench.oracle.setting import Memory, Setting
 from ddlbench.oracle.timing import schedule
 from ddlbench.oracle.timing.schedule import INPUTS, OVERLAPPED, WEIGHTS, F, Op
-from ddlbench.recomputation import Plan
+from ddlbench.recomputation import Plan, repeats
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Cut:
     buffered: bool = False
     scattered: bool = False
 
+    @cached_property
     def spans(self) -> list[tuple[int, int]]:
         """First and last block + 1 of each stage."""
         return list(pairwise([0, *accumulate(self.sizes)]))
@@ -56,14 +58,19 @@ class Cut:
     def rank_of(self, stage: int) -> int:
         return rank_of(stage, self.pp, self.schedule in V_SHAPED)
 
+    @cached_property
     def plans(self) -> list[Plan]:
         """Which blocks of each stage run again."""
-        plans: list[Plan] = []
-        stages_per_rank = len(self.sizes) // self.pp
-        for stage, (first, end) in enumerate(self.spans()):
-            waiting = in_flight(self.schedule, self.rank_of(stage), self.pp, self.count, stages_per_rank)
-            plans.append(self.setting.plan(self.samples, first, end, waiting))
+        plans, of_a_rank = list[Plan](), len(self.sizes) // self.pp
+        for stage, span in enumerate(self.spans):
+            waiting = in_flight(self.schedule, self.rank_of(stage), self.pp, self.count, of_a_rank)
+            plans.append(self.setting.plan(self.samples, *span, waiting))
         return plans
+
+    @cached_property
+    def again(self) -> list[int]:
+        """How often each block runs again."""
+        return [times for plan in self.plans for times in repeats(plan)]
 
     def of_ranks(self, stages: Sequence[float]) -> list[float]:
         """The sum over the stages of each rank."""
@@ -87,7 +94,7 @@ def rank_parameters(cut: Cut) -> list[float]:
     """Parameters of each rank."""
     counts = cut.setting.counts
     blocks = [block.parameters_of_part(cut.tp) for block in counts.blocks]
-    ranks = cut.of_ranks([sum(blocks[first:end]) for first, end in cut.spans()])
+    ranks = cut.of_ranks([sum(blocks[first:end]) for first, end in cut.spans])
     if cut.two_ends:
         ranks[-1] += counts.tied / cut.tp
     return ranks
@@ -162,7 +169,7 @@ def pipedream_peak(
     update: bytes of temporary results of the update
     """
     ahead = cut.pp - 1 - rank  # micro batches that wait for their backward pass, one for each later stage
-    first, _ = cut.spans()[rank]
+    first, _ = cut.spans[rank]
     received = cut.setting.counts.blocks[first - 1].output * cut.samples if first else 0.0
     waiting = ahead * (stage.saved + received) + messages
     versions = ceil(ahead / cut.count)
@@ -186,14 +193,14 @@ def _of_rank(cut: Cut, counts: Counts, rank: int, parameters: float) -> Memory:
 
     counts: of one of the ranks that share each stage; parameters: of this rank
     """
-    setting, edges, samples = cut.setting, cut.spans(), cut.samples
+    setting, edges, samples = cut.setting, cut.spans, cut.samples
     spans = {index: span for index, span in enumerate(edges) if cut.rank_of(index) == rank}
     blocks = [block for first, end in spans.values() for block in counts.blocks[first:end]]
     gradients = [FP32_BYTES * float(block.parameter_count) for block in counts.blocks]
     if cut.pp > 1:  # on one rank the last stage has the gradient of a tied weight first, and the first one adds to it
         gradients[-1] += FP32_BYTES * counts.tied
         gradients[0] -= 0.0 if cut.two_ends else FP32_BYTES * counts.tied
-    plans = cut.plans()
+    plans = cut.plans
     stages = {
         index: stage(counts.blocks[first:end], samples, plans[index], gradients[first:end], end == len(gradients))
         for index, (first, end) in spans.items()

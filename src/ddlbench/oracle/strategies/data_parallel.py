@@ -35,23 +35,19 @@ def ddp(framework: DDP, setting: Setting) -> Outcome:
         return traced(framework, setting)
     cap = framework.bucket_cap_mb
     first, other = (overlap.FIRST_BUCKET, overlap.BUCKET) if cap is None else (cap * MiB, cap * MiB)
-    back = backward(setting)
-    # The caps count bytes in fp32, because the hook casts a full bucket.
-    messages = overlap.buckets(overlap.gradients(sizes(setting, FP32_BYTES), back), first, other)
-    sent = BYTES.get(hook, FP32_BYTES)
-    wire = [Gradient(message.size * sent / FP32_BYTES, message.ready) for message in messages]
-    peak = partial(memory.replica, setting, setting.counts, setting.world, bucketed=True)
-    return replicas(setting, (averaged(setting, wire, sum(back)),), peak)
+    sent = averaged(setting, backward(setting), BYTES.get(hook, FP32_BYTES), first, other)
+    views = framework.gradient_as_bucket_view
+    peak = partial(memory.replica, setting, setting.counts, setting.world, bucketed=True, views=views)
+    return replicas(setting, (sent,), peak)
 
 
 def horovod(framework: Horovod, setting: Setting) -> Outcome:
     """Gradients are fused up to a threshold and all-reduced in the background (Sergeev and Del Balso 2018)."""
     if framework.adasum:
         raise Unsupported("the oracle has no model of framework.adasum: set it to false")
-    back, sent = backward(setting), framework.compression_of(setting.job)
-    tensors = overlap.gradients(sizes(setting, BYTES["fp16" if sent == "fp16" else "fp32"]), back)
-    cap = framework.fusion_threshold_mb * MiB
-    return replicas(setting, (averaged(setting, overlap.buckets(tensors, cap, cap), sum(back)),))
+    number_bytes = BYTES["fp16" if framework.compression_of(setting.job) == "fp16" else "fp32"]
+    cap = framework.fusion_threshold_mb * MiB * FP32_BYTES / number_bytes  # it counts what is sent
+    return replicas(setting, (averaged(setting, backward(setting), number_bytes, cap, cap),))
 
 
 def local_sgd(framework: LocalSGD, setting: Setting) -> Outcome:
@@ -60,7 +56,7 @@ def local_sgd(framework: LocalSGD, setting: Setting) -> Outcome:
     size = FP32_BYTES * (setting.counts.parameter_count + statistics)
     seconds = setting.all_reduce(size, setting.world) / framework.local_steps
     share = 1 / framework.local_steps
-    return replicas(setting, (Message("all-reduce of weights", share, size * share, seconds, seconds),))
+    return replicas(setting, (Message("all-reduce of weights", "dp", share, size * share, seconds, seconds),))
 
 
 def parameter_server(framework: ParameterServer, setting: Setting) -> Outcome:
@@ -79,20 +75,16 @@ def zero(framework: DeepSpeedOptions, setting: Setting) -> Outcome:
         raise Unsupported("the oracle has no model of offloading: set framework.offload_optimizer=false")
     stage, ranks, parameters = framework.zero_stage, setting.world, setting.counts.parameter_count
     casts, overlaps = framework.casts(setting.job), framework.overlaps(setting.job)
-    wire = BYTES["fp16"] if casts and setting.job.reduce_dtype != "fp32" else setting.gradient_bytes
-    back = backward(setting)
     bucket = (framework.reduce_bucket_mb or BUCKET_MB) * MiB if stage else float("inf")
-    buckets = overlap.buckets(overlap.gradients(sizes(setting, wire), back), bucket, bucket)
-    once = averaged(setting, buckets, sum(back), overlaps)
     times = setting.micro_batch(ranks)[0] if stage == 2 else 1  # stage 2 reduces after every micro batch
-    messages = [Message(once.what, once.count * times, once.bytes_ * times, once.seconds * times, once.exposed * times)]
+    messages = [averaged(setting, backward(setting), setting.gradient_bytes, bucket, bucket, overlaps, times)]
     if not stage:
         copied = FP32_BYTES * min(parameters, AT_ONCE)
         peak = partial(memory.replica, setting, setting.counts, ranks, reduced=copied)
         return replicas(setting, tuple(messages), peak)
     size = float(parameters * BYTES["fp16" if casts else "fp32"])
     seconds = collectives.all_gather(size, setting.path(ranks))
-    messages.append(Message("all-gather of weights", 1, size, seconds, seconds))
+    messages.append(Message("all-gather of weights", "dp", 1, size, seconds, seconds))
     peak = partial(memory.zero, setting, stage, bucket / FP32_BYTES, overlaps, casts)
     return replicas(setting, tuple(messages), peak, ranks)
 
@@ -139,17 +131,7 @@ def host_copies(setting: Setting) -> tuple[Message, ...]:
         following = passes[index + 1].times(setting.contention)
         late += exposed(links[index].offloaded / rate, following.forward, following.back(again[index + 1]))
     bytes_ = 2 * count * sum(links[index].offloaded for index in blocks)
-    return (Message(HOST_COPIES, 2 * count * len(blocks), bytes_, bytes_ / rate, count * late),)
-
-
-def sizes(setting: Setting, number_bytes: float, tp: int = 1) -> list[list[float]]:
-    """Bytes of every gradient, by block.
-
-    tp: ranks that share a replica. Every tensor of a block counts with the share of the block that a rank has
-    """
-    blocks = setting.counts.blocks
-    parts = [block.parameters_of_part(tp) / (block.parameter_count or 1) for block in blocks]
-    return [[size * part * number_bytes for size in b.tensor_sizes] for b, part in zip(blocks, parts, strict=True)]
+    return (Message(HOST_COPIES, "host", 2 * count * len(blocks), bytes_, bytes_ / rate, count * late),)
 
 
 def backward(setting: Setting) -> list[float]:
@@ -160,23 +142,34 @@ def backward(setting: Setting) -> list[float]:
 
 def averaged(
     setting: Setting,
-    messages: Sequence[Gradient],
-    end: float,
+    back: Sequence[float],
+    number_bytes: float,
+    first: float = overlap.FIRST_BUCKET,
+    cap: float = overlap.BUCKET,
     overlaps: bool = True,
-    ranks: int | None = None,
-    stride: int = 1,
+    times: int = 1,
+    dp: int | None = None,
+    tp: int = 1,
 ) -> Message:
-    """The all-reduce of gradients.
+    """The all-reduce of gradients in buckets. What is sent after the backward pass is exposed.
 
-    end: seconds of the backward pass; what is sent after it is exposed
-    overlaps: whether the framework sends during the backward pass
-    ranks: of a group; None: all. stride: distance of neighbours in the group
+    back: seconds of the backward pass of each block; number_bytes: of a number that is sent
+    first, cap: bytes in fp32 with which the first bucket and the others are full, whatever type is sent
+    overlaps: whether the framework sends during the backward pass; times: in a step
+    dp: replicas that average, of `tp` neighbours each; None: all ranks. Every tensor of a block counts with the share
+        of the block that a rank has
     """
-    group = setting.world if ranks is None else ranks
+    blocks, scale = setting.counts.blocks, number_bytes / FP32_BYTES
+    parts = [FP32_BYTES * block.parameters_of_part(tp) / (block.parameter_count or 1) for block in blocks]
+    sizes = [[size * part for size in block.tensor_sizes] for block, part in zip(blocks, parts, strict=True)]
+    full = overlap.buckets(overlap.gradients(sizes, back), first, cap)
+    sent = [Gradient(bucket.size * scale, bucket.ready) for bucket in full]
 
     def seconds(size: float) -> float:
-        return setting.all_reduce(size, group, stride)
+        return setting.all_reduce(size, dp or setting.world, tp)
 
-    total, bytes_ = sum(seconds(m.size) for m in messages), sum(m.size for m in messages)
-    late = min(total, max(0.0, overlap.queue(messages, seconds) - end)) if overlaps else total
-    return Message("all-reduce of gradients", len(messages), bytes_, total, setting.exposed(total, late))
+    total, bytes_ = sum(seconds(bucket.size) for bucket in sent), sum(bucket.size for bucket in sent)
+    late = min(total, max(0.0, overlap.queue(sent, seconds) - sum(back))) if overlaps else total
+    exposed, largest = setting.exposed(total, late), max((bucket.size for bucket in sent), default=0.0)
+    amounts = (times * amount for amount in (len(sent), bytes_, total, exposed))
+    return Message("all-reduce of gradients", "dp", *amounts, largest=largest)

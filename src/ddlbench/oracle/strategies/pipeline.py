@@ -21,7 +21,6 @@ from ddlbench.oracle.setting import Limit, Message, Outcome, Setting
 from ddlbench.oracle.strategies.tensor import Traffic, batch_message, limit, traffic
 from ddlbench.oracle.timing import schedule
 from ddlbench.oracle.timing.schedule import Stages, Timed
-from ddlbench.recomputation import repeats
 
 
 def pipeline(framework: Pipeline, setting: Setting) -> Outcome:
@@ -90,13 +89,13 @@ def predict(cut: Cut) -> Outcome:
 
 def _traffics(cut: Cut) -> list[Traffic]:
     """The collectives of each block for one micro batch."""
-    return [traffic(block, cut.samples, cut.setting, cut.tp) for block in cut.setting.counts.blocks]
+    blocks = zip(cut.setting.counts.blocks, cut.again, strict=True)
+    return [traffic(block, cut.samples, cut.setting, cut.tp, again) for block, again in blocks]
 
 
 def _stages(cut: Cut, traffics: Sequence[Traffic], sends: bool) -> Stages:
     """Seconds of each stage's passes for one micro batch, and of sending it to the next stage."""
     setting, machine = cut.setting, cut.setting.machine
-    again = [times for plan in cut.plans() for times in repeats(plan)]
     slowest = machine.slowest(setting.world)
     passes = [block.times(slowest) for block in setting.computation.blocks(cut.samples, cut.tp)]
     # Collectives were measured while the ranks of their group share the cores. The schedule multiplies all seconds by
@@ -107,10 +106,10 @@ def _stages(cut: Cut, traffics: Sequence[Traffic], sends: bool) -> Stages:
         for block, sent in zip(passes, traffics, strict=True)
     ]
     block_backward = [
-        block.backward + max(0.0, sent.backward / contention - block.host_backward) + times * forward
-        for block, sent, forward, times in zip(passes, traffics, block_forward, again, strict=True)
+        block.back(again) + max(0.0, sent.backward / contention - block.host_backward - again * block.host_forward)
+        for block, sent, again in zip(passes, traffics, cut.again, strict=True)
     ]
-    spans = cut.spans()
+    spans = cut.spans
     forward, backward = ([sum(s[first:last]) for first, last in spans] for s in (block_forward, block_backward))
     sending = _sending(cut) if sends and cut.pp > 1 else [0.0 for _ in spans[:-1]]
     if setting.job.device.type == "cpu":  # gloo sends when the receiver asks, and the receiver waits
@@ -127,7 +126,7 @@ def _sending(cut: Cut) -> list[float]:
     """Seconds of a message from each stage to the next one: in the same node, in another one, or on the same rank."""
     setting, stride, seconds = cut.setting, cut.stage_ranks, list[float]()
     node = setting.per_node
-    for stage, (_, end) in enumerate(cut.spans()[:-1]):
+    for stage, (_, end) in enumerate(cut.spans[:-1]):
         here, there = cut.rank_of(stage) * stride, cut.rank_of(stage + 1) * stride
         if here == there:
             seconds.append(0.0)
@@ -181,26 +180,26 @@ def _messages(cut: Cut, traffics: Sequence[Traffic], most: float, layers_s: floa
     if cut.tp > 1:
         bytes_, number = sum(layer.bytes_ for layer in traffics), sum(layer.number for layer in traffics)
         seconds = max(cut.count * sum(layer.forward + layer.backward for layer in traffics) / cut.pp, layers_s)
-        yield Message("collectives of layers", cut.count * number, cut.count * bytes_, seconds, layers_s)
+        yield Message("collectives of layers", "tp", cut.count * number, cut.count * bytes_, seconds, layers_s)
         batch = batch_message(setting, cut.dp, cut.tp)
         ends = 2 if cut.two_ends else 1  # ranks with the batch; they broadcast at the same time
         yield replace(batch, count=ends * batch.count, bytes_=ends * batch.bytes_)
     if cut.pp > 1:  # outputs to next stages and gradients to previous ones, of the rank that sends most
-        ranks = [(0, 0.0)] * cut.pp
-        for stage, (_, end) in enumerate(cut.spans()[:-1]):
-            here, there = cut.rank_of(stage), cut.rank_of(stage + 1)
-            for rank in (here, there) if here != there else ():
-                count, bytes_ = ranks[rank]
-                ranks[rank] = count + 1, bytes_ + counts.blocks[end - 1].output * cut.samples
-        count, bytes_ = max(ranks, key=lambda rank: rank[1])
+        sizes = [list[float]() for _ in range(cut.pp)]
+        for stage, (_, end) in enumerate(cut.spans[:-1]):
+            pair = {cut.rank_of(stage), cut.rank_of(stage + 1)}
+            for rank in pair if len(pair) == 2 else ():
+                sizes[rank].append(counts.blocks[end - 1].output * cut.samples)
+        sent = max(sizes, key=sum)
         seconds = max(sends_s, 2 * cut.count * max(_sending(cut)))
-        yield Message("activations between stages", cut.count * count, cut.count * bytes_, seconds, sends_s)
+        number, bytes_ = cut.count * len(sent), cut.count * sum(sent)
+        yield Message("activations between stages", "pp", number, bytes_, seconds, sends_s)
     if cut.dp > 1:  # after the schedule, over the replicas of a stage
         size = setting.gradient_bytes * most
         seconds = setting.all_reduce(size, cut.dp, cut.tp)
         what, number = ("reduction and gathering of shards", 2) if cut.sharded else ("all-reduce of gradients", 1)
-        yield Message(what, number, number * size, seconds, seconds)
+        yield Message(what, "dp", number, number * size, seconds, seconds)
     if cut.two_ends and counts.tied:  # over the first and the last stage
         size = setting.gradient_bytes * counts.tied / cut.tp / (cut.dp if cut.sharded else 1)
         seconds = setting.all_reduce(size, 2, cut.stage_ranks * (cut.pp - 1), cut.stage_ranks)
-        yield Message("all-reduce of the tied embedding", 1, size, seconds, seconds)
+        yield Message("all-reduce of the tied embedding", "ends", 1, size, seconds, seconds)

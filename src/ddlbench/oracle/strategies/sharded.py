@@ -72,7 +72,7 @@ def fsdp(framework: FSDP, setting: Setting) -> Outcome:
         return outcome
     size = setting.counts.parameter_count / shards * setting.gradient_bytes
     seconds = setting.all_reduce(size, framework.replicate, shards)
-    more = Message("all-reduce of shards", 1, size, seconds, seconds)
+    more = Message("all-reduce of shards", "dp", 1, size, seconds, seconds)
     return replace(outcome, messages=(*outcome.messages, more))
 
 
@@ -83,12 +83,12 @@ def zero3(framework: DeepSpeedOptions, setting: Setting) -> Outcome:
         raise Unsupported("the oracle has no model of offloading: set framework.offload_parameters=false")
     blocks, weight = setting.counts.blocks, BYTES["fp16" if framework.casts(setting.job) else "fp32"]
     gathered = tuple(sum(n for n in block.tensor_sizes if n >= framework.persistence_threshold) for block in blocks)
-    bucket = (framework.reduce_bucket_mb or BUCKET_MB) * MiB / FP32_BYTES
     parameters = [block.parameter_count for block in blocks]
-    later = [2 * rest for rest in (sum(parameters) - before for before in accumulate(parameters))]
-    again, persistent = tuple(distance >= REUSE for distance in later), setting.counts.parameter_count - sum(gathered)
+    again = tuple(2 * (sum(parameters) - before) >= REUSE for before in accumulate(parameters))
+    persistent = setting.counts.parameter_count - sum(gathered)
     scheme = Scheme(setting.world, weight, gathered, again, always=True, persistent=persistent)
-    peak = partial(memory.zero3, setting, *scheme.gathered_bytes(), FP32_BYTES * bucket, persistent * weight)
+    bucket = (framework.reduce_bucket_mb or BUCKET_MB) * MiB
+    peak = partial(memory.zero3, setting, *scheme.gathered_bytes(), bucket, persistent * weight)
     return sharded(setting, scheme, peak)
 
 
@@ -98,8 +98,13 @@ def sharded(setting: Setting, scheme: Scheme, peak: Callable[[], Memory]) -> Out
     passes, parameters = setting.computation.blocks(samples), setting.counts.parameter_count
     last = _blocks(setting, scheme, passes)
     plain = last if scheme.always else [replace(block, reduce=0.0) for block in last]
-    compute = count * sum(block.forward + block.backward for block in plain)
-    seconds = (count - 1) * sum(block.sent for block in plain) + sum(block.sent for block in last)
+
+    def total(part: Callable[[Sharded], float]) -> float:
+        """The sum over the blocks in all micro batches."""
+        return (count - 1) * sum(map(part, plain)) + sum(map(part, last))
+
+    compute = total(lambda block: block.forward + block.backward)
+    seconds, sent = total(lambda block: sum(block.sent)), total(lambda block: sum(map(bool, block.sent)))
     if setting.job.device.type == "cpu":
         # The host itself computes, and waits for each collective: FSDP calls them with async_op=False, which returns at
         # once only on a device's stream, and DeepSpeed waits explicitly.
@@ -111,11 +116,14 @@ def sharded(setting: Setting, scheme: Scheme, peak: Callable[[], Memory]) -> Out
     gathered = sum(number * (1 + again) for number, again in zip(scheme.gathered, scheme.again, strict=True))
     reduced = (count if scheme.always else 1) * parameters
     bytes_ = count * gathered * scheme.weight + reduced * setting.gradient_bytes  # of complete tensors
-    messages = [Message("gathering of weights and reduction of gradients", 0, bytes_, seconds, exposed)]
+    reductions = (block.parameter_count * setting.gradient_bytes for block in setting.counts.blocks)
+    largest = float(max(*reductions, *(number * scheme.weight for number in scheme.gathered)))
+    what = "gathering of weights and reduction of gradients"
+    messages = [Message(what, "dp", sent, bytes_, seconds, exposed, largest)]
     if scheme.persistent:
         size = float(scheme.persistent * scheme.weight)
         once = collectives.all_gather(size, setting.path(scheme.shards))
-        messages.append(Message("gathering of small weights after the update", 1, size, once, once))
+        messages.append(Message("gathering of small weights after the update", "dp", 1, size, once, once))
     outcome = replicas(setting, tuple(messages) if scheme.shards > 1 else (), peak, scheme.shards)
     return replace(outcome, layout={"dp": setting.world, "shards": scheme.shards})
 

@@ -21,10 +21,8 @@ from ddlbench.measure.formulas.memory_formula import FP32_BYTES
 from ddlbench.oracle.machine import collectives
 from ddlbench.oracle.memory.replicas import counts_of_rank, replica
 from ddlbench.oracle.setting import Limit, Message, Outcome, Setting
-from ddlbench.oracle.strategies.data_parallel import averaged, sizes
+from ddlbench.oracle.strategies.data_parallel import averaged
 from ddlbench.oracle.strategies.tensor import batch_message
-from ddlbench.oracle.timing import overlap
-from ddlbench.oracle.timing.computation import Pass
 
 
 def spatial(framework: Spatial, setting: Setting) -> Outcome:
@@ -33,9 +31,9 @@ def spatial(framework: Spatial, setting: Setting) -> Outcome:
     fewest = min((layer for block in blocks for layer in block.rows), key=lambda layer: layer.window.output)
     count, samples = setting.micro_batch(dp)
     last = max(index for index, block in enumerate(blocks) if block.rows)
-    ranks = [sp if index <= last else 1 for index in range(len(blocks))]  # that share each block
-    passes = zip(setting.computation.blocks(samples), ranks, strict=True)
-    parts = [Pass(block.forward / share, block.backward / share) for block, share in passes]
+    # A part of every image is as much work as fewer images: each rank starts all kernels and reads all weights.
+    shared, complete = (setting.computation.blocks(size) for size in (samples / sp, samples))
+    parts = [*shared[: last + 1], *complete[last + 1 :]]
     messages: list[Message] = []
     if sp > 1:
         again = set(setting.again(samples))
@@ -49,13 +47,11 @@ def spatial(framework: Spatial, setting: Setting) -> Outcome:
         size = blocks[last].output * samples * Part(None, 0, sp).span(height)[1] * sp / height  # of equal parts
         number = count * forward  # its gradient is already on every rank
         seconds = number * collectives.all_gather(size, setting.path(sp))
-        gathering = Message("all-gather of the last images", number, number * size, seconds, seconds)
-        messages += [_halos(setting, samples, count, sp, forward), gathering, batch_message(setting, dp, sp)]
+        gathering = Message("all-gather of the last images", "dp", number, number * size, seconds, seconds)
+        messages += [_halos(setting, samples, count, sp, forward), gathering, batch_message(setting, dp, sp, "dp")]
         messages += _statistics(setting, count, sp, forward)
     if setting.world > 1:
-        back = setting.backward_s(parts, dp)
-        sent = overlap.buckets(overlap.gradients(sizes(setting, setting.gradient_bytes), back))
-        messages.append(averaged(setting, sent, sum(back)))
+        messages.append(averaged(setting, setting.backward_s(parts, dp), setting.gradient_bytes))
     return Outcome(
         compute_s=setting.compute_s(parts, dp, setting.counts.parameter_count),
         messages=tuple(messages),
@@ -84,7 +80,7 @@ def _halos(setting: Setting, samples: float, count: int, sp: int, forward: int) 
         seconds += sum(collectives.send(float(sent.max()), machine, 1, world, crosses) for sent in passes)
         bytes_ += sum(passes)
     total = count * float(bytes_.max())
-    return Message("halo exchange", count * number, total, count * seconds, count * seconds)
+    return Message("halo exchange", "sp", count * number, total, count * seconds, count * seconds)
 
 
 def _statistics(setting: Setting, count: int, sp: int, forward: int) -> list[Message]:
@@ -99,4 +95,5 @@ def _statistics(setting: Setting, count: int, sp: int, forward: int) -> list[Mes
         seconds += collectives.all_reduce(summed, to)
     if not number:
         return []
-    return [Message("statistics of BatchNorm", count * number, count * bytes_, count * seconds, count * seconds)]
+    amounts = (count * amount for amount in (number, bytes_, seconds, seconds))
+    return [Message("statistics of BatchNorm", "dp", *amounts)]

@@ -18,8 +18,7 @@ from ddlbench.measure.formulas.memory_formula import FP32_BYTES
 from ddlbench.oracle.machine import collectives
 from ddlbench.oracle.memory.replicas import counts_of_rank, replica
 from ddlbench.oracle.setting import Limit, Message, Outcome, Setting
-from ddlbench.oracle.strategies.data_parallel import averaged, sizes
-from ddlbench.oracle.timing import overlap
+from ddlbench.oracle.strategies.data_parallel import averaged
 
 SUMMED_AHEAD, SUMMED_BACK, GATHERED = ("row", "vocab"), ("column", "qkv", "filter", "logits"), ("norm", "channels")
 # All-reduces of the loss for each position, how many numbers in each: the largest logit, then sums.
@@ -27,7 +26,7 @@ LOSS, LOSS_OF_MEGATRON = (1, 3), (1, 1, 1)
 
 
 class Traffic(NamedTuple):
-    """Collectives of one block for one micro batch, by direction: seconds, bytes, how many."""
+    """Collectives of one block for one micro batch: seconds of each direction, bytes, how many."""
 
     forward: float = 0.0
     backward: float = 0.0
@@ -41,7 +40,7 @@ def tensor(framework: TensorParallel, setting: Setting) -> Outcome:
         setting = replace(setting, job=replace(setting.job, model=model))
         computation = replace(setting.computation, counts=count_job(setting.job, setting.machine.device.type))
         setting = replace(setting, computation=computation)
-    return parts(setting, layout.dp, layout.tp, framework.sequence_parallel)
+    return parts(setting, layout.dp, layout.tp, framework.sequence_parallel, LOSS if framework.parallel_loss else ())
 
 
 def megatron(framework: Megatron, setting: Setting) -> Outcome:
@@ -51,28 +50,34 @@ def megatron(framework: Megatron, setting: Setting) -> Outcome:
 
 
 def parts(setting: Setting, dp: int, tp: int, sequence: bool, loss: Sequence[int] = LOSS) -> Outcome:
-    """tp ranks share a replica. Ranks with the same part in each of dp replicas (tp ranks apart) average gradients."""
+    """tp ranks share a replica. Ranks with the same part in each of dp replicas (tp ranks apart) average gradients.
+
+    loss: numbers of each all-reduce of the loss for a position; none: every rank gathers the logits
+    """
     job, blocks = setting.job, setting.counts.blocks
     count, samples = setting.micro_batch(dp)
-    passes = setting.computation.blocks(samples, tp)
+    passes, share = setting.computation.blocks(samples, tp), Share(tp, sequence, gathered=not loss)
     messages: list[Message] = []
     if tp > 1:
-        traffics = [traffic(block, samples, setting, tp, sequence, loss) for block in blocks]
-        seconds = count * sum(
-            layer.forward * (1 + times) + layer.backward
-            for layer, times in zip(traffics, setting.again(samples), strict=True)
-        )
+        traffics = [
+            traffic(block, samples, setting, tp, again, sequence, loss)
+            for block, again in zip(blocks, setting.again(samples), strict=True)
+        ]
+        seconds = count * sum(layer.forward + layer.backward for layer in traffics)
         bytes_, number = sum(layer.bytes_ for layer in traffics), sum(layer.number for layer in traffics)
-        messages.append(Message("collectives of layers", count * number, count * bytes_, seconds, seconds))
+        messages.append(Message("collectives of layers", "tp", count * number, count * bytes_, seconds, seconds))
         messages.append(batch_message(setting, dp, tp))
+    if tp > 1 and sequence:  # each rank has the gradients of its tokens (TensorReplica.complete_gradients)
+        size = FP32_BYTES * float(sum(block.parameter_count - block.split_parameters for block in blocks))
+        seconds = setting.all_reduce(size, tp)
+        messages.append(Message("all-reduce of gradients that are not split", "tp", 1, size, seconds, seconds))
     if dp > 1:
         back = setting.backward_s(passes, dp)
-        sent = overlap.buckets(overlap.gradients(sizes(setting, setting.gradient_bytes, tp), back))
-        messages.append(averaged(setting, sent, sum(back), ranks=dp, stride=tp))
+        messages.append(averaged(setting, back, setting.gradient_bytes, dp=dp, tp=tp))
     return Outcome(
         compute_s=setting.compute_s(passes, dp, sum(block.parameters_of_part(tp) for block in blocks)),
         messages=tuple(messages),
-        peak=lambda: replica(setting, counts_of_rank(setting, Share(tp, sequence)), dp, bucketed=dp > 1),
+        peak=lambda: replica(setting, counts_of_rank(setting, share), dp, bucketed=dp > 1),
         limits=(limit(setting), Limit("dp", job.global_batch, "one sample of the global batch a replica")),
         layout={"dp": dp, "tp": tp},
         micro_samples=samples,
@@ -80,46 +85,56 @@ def parts(setting: Setting, dp: int, tp: int, sequence: bool, loss: Sequence[int
 
 
 def traffic(
-    block: Block, samples: float, setting: Setting, tp: int, sequence: bool = False, loss: Sequence[int] = LOSS
+    block: Block,
+    samples: float,
+    setting: Setting,
+    tp: int,
+    again: int = 0,
+    sequence: bool = False,
+    loss: Sequence[int] = LOSS,
 ) -> Traffic:
     """The collectives that frameworks/tensor/layers.py makes for a block; none if tp is 1.
 
     With sequence parallelism a reduce-scatter in one direction and an all-gather in the other one replace each
-    all-reduce.
+    all-reduce. again: how often the forward pass runs again, with its collectives, in the backward pass
     """
     if tp == 1:
         return Traffic()
-    to, traffics = setting.path(tp), list[Traffic]()
+    to = setting.path(tp)
+    ahead, back, last = (list[tuple[float, float]]() for _ in range(3))  # seconds and bytes of each collective
     for exchange in block.exchanges:
         style, entering, leaving = exchange.style, exchange.input_bytes * samples, exchange.output_bytes * samples
         if style == "channel":
-            seconds, back = collectives.all_reduce(leaving, to), collectives.all_gather(entering, to)
-            traffics.append(Traffic(seconds, back, leaving + entering, 2))
+            ahead.append((collectives.all_reduce(leaving, to), leaving))
+            back.append((collectives.all_gather(entering, to), entering))
         elif style in GATHERED:
-            traffics.append(Traffic(collectives.all_gather(leaving, to), 0.0, leaving, 1))
+            # A second run ends before what follows the last saved tensor: the gathering of a block's output.
+            (last if style == "channels" else ahead).append((collectives.all_gather(leaving, to), leaving))
         elif style in SUMMED_AHEAD or (style in SUMMED_BACK and (sequence or not exchange.first)):
             size = leaving if style in SUMMED_AHEAD else entering
             if sequence:
-                half = collectives.all_gather(size, to)
-                traffics.append(Traffic(half, half, 2 * size, 2))
+                ahead.append((collectives.all_gather(size, to), size))
+                back.append((collectives.all_gather(size, to), size))
             else:
-                seconds = collectives.all_reduce(size, to)
-                ahead, back = (seconds, 0.0) if style in SUMMED_AHEAD else (0.0, seconds)
-                traffics.append(Traffic(ahead, back, size, 1))
+                (ahead if style in SUMMED_AHEAD else back).append((collectives.all_reduce(size, to), size))
+    back += again * ahead
+    ahead += last
     if block is setting.counts.blocks[-1]:
         model = setting.job.model
         positions = FP32_BYTES * samples * (prod(model.input_shape()) if model.kind == "text" else 1)
-        seconds = sum(collectives.all_reduce(number * positions, to) for number in loss)
-        traffics.append(Traffic(seconds, 0.0, sum(loss) * positions, len(loss)))
-    return Traffic(*map(sum, zip(*traffics, strict=True)))
+        ahead += [(collectives.all_reduce(number * positions, to), number * positions) for number in loss]
+        logits = block.output * samples
+        ahead += [] if loss else [(collectives.all_gather(logits, to), logits)]
+    forward, backward = (sum(seconds for seconds, _ in part) for part in (ahead, back))
+    return Traffic(forward, backward, sum(bytes_ for _, bytes_ in (*ahead, *back)), len(ahead) + len(back))
 
 
-def batch_message(setting: Setting, dp: int, tp: int) -> Message:
+def batch_message(setting: Setting, dp: int, tp: int, along: str = "tp") -> Message:
     """tp rank 0 broadcasts the replica's batch to the others: inputs and targets."""
     one, samples = example_batch(setting.job.model, 1), setting.job.replica_batch(dp)
     sizes = samples * one.inputs.nbytes, samples * one.targets.nbytes
     seconds = sum(collectives.broadcast(size, setting.path(tp)) for size in sizes)
-    return Message("broadcast of the batch", 2, sum(sizes), seconds, seconds)
+    return Message("broadcast of the batch", along, 2, sum(sizes), seconds, seconds)
 
 
 def limit(setting: Setting) -> Limit:

@@ -35,7 +35,8 @@ def traced(framework: Any, setting: Setting) -> Outcome:
     samples = job.replica_batch(rank.replicas)
     one_device = rehearsed(Single(), replace(job, world_size=1, global_batch=samples))
     count = job.micro_batches(rank.replicas)
-    seconds = count * sum(block.forward + block.backward for block in setting.computation.blocks(samples / count))
+    micro = samples / count
+    seconds = count * sum(setting.both_s(setting.computation.blocks(micro), micro))
     memory = memory_of(rank)
     update = setting.computation.update(memory.weights / FP32_BYTES)
     layout, on_cuda = {"dp": rank.replicas}, setting.job.device.type == "cuda"
@@ -46,7 +47,7 @@ def traced(framework: Any, setting: Setting) -> Outcome:
         peak=lambda: rehearsed_memory(framework, setting.job, layout, pinned=None) if on_cuda else memory,
         layout=layout,
         traced=True,
-        micro_samples=samples / count,
+        micro_samples=micro,
     )
 
 
@@ -89,7 +90,7 @@ def message(sent: Sent, setting: Setting) -> Message:
     else:
         raise Unsupported(f"the oracle has no seconds for {sent.kind}, which was traced {sent.count:g} times a step")
     seconds = sent.count * one
-    return Message(f"{sent.kind} among {sent.ranks} ranks", sent.count, sent.bytes_, seconds, seconds)
+    return Message(f"{sent.kind} among {sent.ranks} ranks", "", sent.count, sent.bytes_, seconds, seconds)
 
 
 def memory_of(rank: Rehearsal) -> Memory:

@@ -2,9 +2,8 @@
 
 By the roofline (Williams et al. 2009) an operation takes the longer of FLOPs / peak FLOP/s and bytes / bandwidth of the
 memory. On GPUs each kernel also takes a fixed time, and all blocks together take no less than the host needs to start
-their kernels. A measured step says how many times as long as by the roofline the operations take; a step that takes
-longer than SLOWEST times says how fast the host is. What remains scales all seconds. Measured blocks replace these
-seconds.
+their kernels. A measured step shows by which factor the operations are slower than the roofline. If the factor is above
+SLOWEST, the step shows how fast the host is. What remains scales all seconds. Measured blocks replace these seconds.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from dataclasses import astuple, dataclass, field, replace
 import numpy as np
 
 from ddlbench.counts.counts import Block, Counts, Floats, Work
-from ddlbench.oracle.machine.machine import Device
+from ddlbench.oracle.machine.machine import Device, nearest
 from ddlbench.recipe.costs import Costs
 from ddlbench.recomputation import Plan, repeats
 
@@ -115,11 +114,11 @@ class Computation:
     update_s: float | None = None
     measure: Callable[[int], tuple[Sequence[Pass], float]] | None = None
     largest: int = 0
-    _cache: dict[tuple[float, int], list[Pass]] = field(default_factory=dict[tuple[float, int], list[Pass]])
+    _cache: dict[tuple[float, int], list[Pass]] = field(default_factory=dict[tuple[float, int], list[Pass]], init=False)
 
     def blocks(self, samples: float, tp: int = 1) -> list[Pass]:
         """Seconds of each block for a micro batch. tp: ranks that share each block as far as it can be shared."""
-        size = min(int(samples), self.largest)
+        size = max(1, min(int(samples), self.largest))  # of a part of an image: the whole one
         if self.measure is not None and size not in self.measured:
             self.measured[size], update_s = self.measure(size)
             self.update_s = self.update_s or update_s / self.counts.parameter_count
@@ -152,7 +151,7 @@ class Computation:
         block = self.counts.blocks[index]
         took = self.speeds.block(block, samples, tp)
         if self.measured:
-            near = min(self.measured, key=lambda size: abs(size - samples))
+            near = nearest(self.measured, samples)
             base, there = self.speeds.block(block, near), self.measured[near][index]
             took = Pass(
                 there.forward * took.forward / base.forward if base.forward else there.forward,
@@ -163,10 +162,8 @@ class Computation:
     def update(self, parameters: float) -> float:
         """Seconds of the update of so many parameters. A calibration measures it with the first blocks."""
         assert self.measure is None or self.update_s is not None, "ask for blocks before the update"
-        parameter_s = self.update_s
-        if parameter_s is None:
-            parameter_s = self.optimizer.bytes_ / self.speeds.bytes_per_s
-        return self.factor * parameters * parameter_s
+        by_bytes = self.optimizer.bytes_ / self.speeds.bytes_per_s
+        return self.factor * parameters * (by_bytes if self.update_s is None else self.update_s)
 
     def step(self, samples: float, micro_batches: int = 1, plan: Plan | None = None) -> float:
         """Seconds of a step of a single process. plan: of the blocks that run again, None: no block does"""
@@ -183,7 +180,7 @@ class Computation:
         """
 
         def step(speeds: Speeds) -> float:
-            return replace(self, speeds=speeds, _cache={}).step(samples, micro_batches, plan)
+            return replace(self, speeds=speeds).step(samples, micro_batches, plan)
 
         speeds = self.speeds
         if self.measure is None:  # measured blocks contain kernels and host
@@ -195,8 +192,10 @@ class Computation:
             host_limits = step(speeds) > step(replace(speeds, host_s=0.0))
             if times > SLOWEST and host_limits:
                 speeds = replace(speeds, host_s=speeds.host_s * step_s / step(speeds))
+        else:
+            self.blocks(samples)  # measures the update, too, for the copies of this object
         factor = step_s / step(speeds)
-        return replace(self, speeds=speeds, factor=factor, basis=basis, samples=samples, _cache={})
+        return replace(self, speeds=speeds, factor=factor, basis=basis, samples=samples)
 
     def marks(self, samples: float) -> list[str]:
         """Remarks on the basis, and one if this micro batch is outside of the measured ones."""

@@ -67,8 +67,8 @@ class Sharded:
     reduce: float
 
     @property
-    def sent(self) -> float:
-        return self.gather + self.gather_again + self.reduce
+    def sent(self) -> tuple[float, float, float]:
+        return self.gather, self.gather_again, self.reduce
 
 
 def sharded_step(blocks: Sequence[Sharded]) -> float:
@@ -83,7 +83,7 @@ def sharded_step(blocks: Sequence[Sharded]) -> float:
     for block in reversed(blocks):
         if block.gather_again:
             link = max(link, begun) + block.gather_again
-        if pending:  # the reduction of the block before was asked for after this gather
+        if pending:  # the reduction of the block before begins after this gather
             link = max(link, done) + pending
         begun = max(done, link - pending) if block.gather_again else done
         done = begun + block.backward
