@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 from ddlbench.report.fastest import PARAGRAPHS, best, comparisons
 from tests.support.records import tables_of, write_repeats, write_run
 
@@ -180,11 +178,7 @@ def test_runs_on_other_numbers_of_nodes_are_not_judged_against_each_other(tmp_pa
 
 def test_repeats_with_another_name_of_the_cluster_are_named_and_not_judged(tmp_path):
     for cluster, rate in (("east", 200.0), ("west", 100.0)):
-        for repeat in range(6):
-            file = write_run(tmp_path / cluster, rate=rate, repeat=repeat) / "run.json"
-            record = json.loads(file.read_text())
-            record["config"]["cluster"]["name"], record["run_id"] = cluster, f"{cluster}-{repeat}"
-            file.write_text(json.dumps(record))
+        write_repeats(tmp_path, *[rate] * 6, cluster=cluster)
     measurements = tables_of(tmp_path).measurements
     assert sorted(row.other_settings for row in measurements) == ["cluster=east", "cluster=west"]
     ((paragraph,), _) = best(measurements)

@@ -269,6 +269,17 @@ def test_no_speedup_is_shown_where_the_interval_includes_1(tmp_path):
     assert row_of(rows, framework="fsdp")["speedup_verdict"] == "slowdown"
 
 
+def test_no_verdict_over_a_base_on_another_cluster(tmp_path):
+    """Two GPUs of west over one of east; the same two over one of west."""
+    write_repeats(tmp_path, *[100.0] * 6, cluster="east")
+    write_repeats(tmp_path, *[150.0] * 6, gpus=2, cluster="west")
+    two = row_of(rows_of(tmp_path), gpus=2)
+    assert [two[f"speedup{end}"] for end in ("", "_low", "_verdict")] == [pytest.approx(1.5), pytest.approx(1.5), None]
+    assert two["speedup_vs_own_base_verdict"] is None
+    write_repeats(tmp_path, *[110.0] * 6, cluster="west")
+    assert row_of(rows_of(tmp_path), gpus=2)["speedup_verdict"] == "speedup"
+
+
 def test_five_repeats_on_either_side_give_no_interval_of_the_ratio(tmp_path):
     for repeat in range(6):
         write_run(tmp_path, framework="single", rate=100.0, repeat=repeat)

@@ -219,7 +219,7 @@ def _stated_base(point: Point) -> Point | None:
 
 def _against(point: Point, base: Point | None, kind: str, prefix: str, suffix: str = "") -> Row:
     """The columns of one base: its own, named with `prefix`, and speedup and efficiency with their intervals, named
-    with `suffix`. A verdict needs a base that differs in the compared factors alone."""
+    with `suffix`. A verdict needs a base that differs in the compared factors and the GPU count alone."""
     if base is None or not base.sample_time_s or not base.gpus:
         return {}
     epochs = base.values("epoch_time_s")
@@ -238,7 +238,9 @@ def _against(point: Point, base: Point | None, kind: str, prefix: str, suffix: s
     if point is base or point.interval is None or base.interval is None:
         return row  # the ratio of a base to itself is 1 by definition
     ratio, share = stats.ratio_interval(base.interval, point.interval), base.gpus / point.gpus
-    if base.verdict_group == point.verdict_group and size(base.sample.row, kind) == size(point.sample.row, kind):
+    one, other = base.sample.row, point.sample.row
+    alike = one["cluster"] == other["cluster"] and size(one, kind) == size(other, kind)
+    if alike and base.verdict_group == point.verdict_group:
         row[f"speedup{suffix}_verdict"] = stats.verdict(ratio, "speedup", "slowdown", stats.NONE_SHOWN)
     return row | {
         f"speedup{suffix}_low": ratio.low,
