@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         compared = cache(partial(_tables, records, given.predict))
         explanation = explain(compared(how), records, given.explain) if given.explain else None
         tables = only(compared(how), given.only)
-        costs = [target_costs(tables, wanted) for wanted in targets]
+        costs = [target_costs(compared(how), wanted).of(tables) for wanted in targets]
         if study:
             drawing = draw_study(study, lambda how: only(compared(how), given.only))
         else:

@@ -47,9 +47,9 @@ class Measurement:
     mark_names: of the reasons to doubt it
     options: its configuration, as dotted keys, also those added later
     passes:  of each rank of a profiled pipeline, by its number in the pipeline: those of the first repeat that has them
+    runs:    the rows of runs.csv of its attempts that ended ok
 
     It is compared with others to get:
-    runs:  the rows of runs.csv of its attempts that ended ok
     model: one of other sizes than published has an asterisk: "resnet50*"; several such models are numbered,
            "resnet50*2"; that of a published measurement says so, because all texts name it: "ResNet-50 (published)"
     marks_number: "!1"; equal for equal marks
@@ -168,7 +168,6 @@ def named(compared: str | None, knobs: Settings, across: Settings) -> str:
 
 def compared_with_others(scaling: Sequence[Measurement], runs: Sequence[Row]) -> list[Measurement]:
     """The measurements of a report, with what distinguishes them from each other. runs: of runs.csv"""
-    ended = group_by((run for run in runs if run["status"] == "ok"), lambda run: run["measurement"])
     marks = dict.fromkeys(row["marks"] for row in scaling if row["marks"])
     numbers = {text: f"!{number}" for number, text in enumerate(marks, 1)}
     names = model_names(runs)
@@ -184,8 +183,7 @@ def compared_with_others(scaling: Sequence[Measurement], runs: Sequence[Row]) ->
         model = names.get((row["model"], row["model_changed"]), row["model"])
         if row["origin"] == PUBLISHED:
             model = f"{model} ({PUBLISHED})"
-        runs_ok, number = ended.get(row["measurement"], []), numbers.get(row["marks"], "")
-        measurements.append(replace(row, runs=runs_ok, model=model, marks_number=number, axes=differing))
+        measurements.append(replace(row, model=model, marks_number=numbers.get(row["marks"], ""), axes=differing))
     return measurements
 
 

@@ -176,6 +176,7 @@ def _measurement(point: Point, kind: str, compared: list[Point], curve: list[Poi
         mark_names={name for run in point.ok for name in marks_of(run.row)},
         options=point.sample.added_later | point.sample.options,
         passes=next((run.passes for run in point.runs if run.passes), {}),
+        runs=[run.row for run in point.ok],
     )
 
 

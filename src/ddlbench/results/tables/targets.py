@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, isfinite
 from pathlib import Path
 from statistics import median
@@ -83,6 +83,11 @@ class TargetCosts:
     target: Target
     rows: list[Row]
     by_path: dict[str, dict[str, float | None]]
+
+    def of(self, tables: Tables) -> TargetCosts:
+        """Those of the measurements that a part of the tables has."""
+        measured = {row["measurement"] for row in tables.scaling_rows}
+        return replace(self, rows=[row for row in self.rows if row["measurement"] in measured])
 
 
 def target_costs(tables: Tables, wanted: Target) -> TargetCosts:
