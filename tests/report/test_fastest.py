@@ -189,6 +189,17 @@ def test_repeats_with_another_name_of_the_cluster_are_named_and_not_judged(tmp_p
     assert "no verdict" in comparisons(measurements)[0]
 
 
+def test_the_fastest_is_that_of_the_rows_that_are_judged(tmp_path):
+    """ddp at west is slower than both, but differs in more than the framework."""
+    for cluster, framework, rate in (("east", "ddp", 200.0), ("east", "fsdp", 160.0), ("west", "ddp", 100.0)):
+        write_repeats(tmp_path, *[rate] * 6, framework=framework, cluster=cluster)
+    ((paragraph,), _) = paragraphs_of(tmp_path)
+    assert paragraph.sentences == [
+        "On 1 GPU: ddp at east is the fastest of those that differ in the framework alone, 200 samples/s, 1.25 times "
+        "as fast as fsdp; the 95 % intervals do not overlap (n=6 and n=6)."
+    ]
+
+
 def test_n_counts_the_runs_that_have_a_time(tmp_path):
     """The summary of one of the six contradicts its epochs and is left out."""
     repeats(tmp_path, 200.0, framework="ddp")

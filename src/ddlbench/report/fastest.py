@@ -73,7 +73,9 @@ def _sentence(rows: Sequence[Measurement], several: bool) -> str:
         names = ", ".join(first_few(equal, NAMED, text=attrgetter("name")))
         range_ = " to ".join(duration(fastest[f"sample_time_{end}_s"]) for end in ("low", "high"))
         return f"{lead}; no difference is shown between {fastest.name} and {names} (95 % interval {range_} a sample)."
-    return f"{where}: {fastest.name} is the fastest, {rate}, {factor}; the 95 % intervals do not overlap ({counts})."
+    among = "" if len(judged) == len(others) else f" of those that differ in the {fastest['compared_by']} alone"
+    certain = f"the 95 % intervals do not overlap ({counts})"
+    return f"{where}: {fastest.name} is the fastest{among}, {rate}, {factor}; {certain}."
 
 
 def comparisons(measurements: Sequence[Measurement]) -> list[str]:
