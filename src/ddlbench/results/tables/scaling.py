@@ -42,8 +42,8 @@ class Point:
 
     @property
     def sample(self) -> AttemptRow:
-        """A run with the values that all repeats have in common."""
-        return self.runs[0]
+        """A run with the values that all repeats have in common; one whose summary is not left out, if there is one."""
+        return next((run for run in self.ok if run.row["throughput_samples_per_s"]), self.runs[0])
 
     @cached_property
     def gpus(self) -> int | None:
