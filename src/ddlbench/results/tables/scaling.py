@@ -185,27 +185,19 @@ def _merged(point: Point) -> Row:
     merges = {"median": median, "max": max}
     merged: Row = {column.name: point.sample.row[column.name] for column in SCALING if column.source == "equal"}
     for column in SCALING:
-        if column.source in merges:
-            values = point.values(column.name)
-            merged[column.name] = merges[column.source](values) if values else None
+        if column.source in merges and (values := point.values(column.name)):
+            merged[column.name] = merges[column.source](values)
     return merged
 
 
 def _times(point: Point) -> Row:
-    epochs, samples = point.values("epoch_time_s"), point.sample_times
-    epoch, sample = median_interval(epochs), point.interval
-    return {
-        "interval": confidence(len(samples), sample) if samples else None,
-        "epoch_time_shortest_s": min(epochs, default=None),
-        "epoch_time_longest_s": max(epochs, default=None),
-        "sample_time_shortest_s": min(samples, default=None),
-        "sample_time_longest_s": max(samples, default=None),
-        "epoch_time_low_s": epoch and epoch.low,
-        "epoch_time_high_s": epoch and epoch.high,
-        "sample_time_s": point.sample_time_s,
-        "sample_time_low_s": sample and sample.low,
-        "sample_time_high_s": sample and sample.high,
-    }
+    count = len(point.sample_times)
+    row: Row = {"interval": confidence(count, point.interval) if count else None, "sample_time_s": point.sample_time_s}
+    for name, seconds in (("epoch_time", point.values("epoch_time_s")), ("sample_time", point.sample_times)):
+        interval = median_interval(seconds)
+        row[f"{name}_shortest_s"], row[f"{name}_longest_s"] = min(seconds, default=None), max(seconds, default=None)
+        row[f"{name}_low_s"], row[f"{name}_high_s"] = (interval.low, interval.high) if interval else (None, None)
+    return row
 
 
 def _stated_base(point: Point) -> Point | None:
