@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
 from typing import Any
 
 from ddlbench.results.reading.published import PUBLISHED
@@ -171,27 +170,27 @@ def compared_with_others(scaling: Sequence[Measurement], runs: Sequence[Row]) ->
     marks = dict.fromkeys(row["marks"] for row in scaling if row["marks"])
     numbers = {text: f"!{number}" for number, text in enumerate(marks, 1)}
     names = model_names(runs)
-    axes: list[Settings] = [{} for _ in scaling]
+    axes: dict[Measurement, Settings] = {}
     alike = ("framework", "model", "model_changed", "loader", "mode", "gpus", *SETTINGS)
-    for group in group_by(range(len(scaling)), lambda n: tuple(scaling[n][name] for name in alike)).values():
-        differing = [axis for axis, column in AXES.items() if len({scaling[n][column] for n in group} - {None}) > 1]
-        for n in group:
-            values = {axis: scaling[n][AXES[axis]] for axis in differing}
-            axes[n] = {axis: value_text(value) for axis, value in values.items() if value is not None}
+    for group in group_by(scaling, lambda row: tuple(row[name] for name in alike)).values():
+        differing = [axis for axis, column in AXES.items() if len({row[column] for row in group} - {None}) > 1]
+        for row in group:
+            values = {axis: row[AXES[axis]] for axis in differing}
+            axes[row] = {axis: value_text(value) for axis, value in values.items() if value is not None}
     measurements: list[Measurement] = []
-    for row, differing in zip(scaling, axes, strict=True):
+    for row in scaling:
         model = names.get((row["model"], row["model_changed"]), row["model"])
         if row["origin"] == PUBLISHED:
             model = f"{model} ({PUBLISHED})"
-        measurements.append(replace(row, model=model, marks_number=numbers.get(row["marks"], ""), axes=differing))
+        measurements.append(replace(row, model=model, marks_number=numbers.get(row["marks"], ""), axes=axes[row]))
     return measurements
 
 
 def model_names(runs: Iterable[Row]) -> dict[tuple[str | None, str | None], str]:
     """Names of models of other sizes than published, by model and changed sizes."""
     changed = {(row["model"], row["model_changed"]) for row in runs if row["model_changed"]}
-    ordered = sorted(changed, key=lambda sizes: (str(sizes[0]), sizes[1]))
-    numbered = [pair for _, same in groupby(ordered, lambda sizes: sizes[0]) for pair in enumerate(same, 1)]
+    by_model = group_by(sorted(changed, key=lambda sizes: (str(sizes[0]), sizes[1])), lambda sizes: sizes[0])
+    numbered = [pair for same in by_model.values() for pair in enumerate(same, 1)]
     return {sizes: f"{sizes[0]}*{number if number > 1 else ''}" for number, sizes in numbered}
 
 
