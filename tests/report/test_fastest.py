@@ -189,6 +189,15 @@ def test_repeats_with_another_name_of_the_cluster_are_named_and_not_judged(tmp_p
     assert "no verdict" in comparisons(measurements)[0]
 
 
+def test_a_base_on_another_cluster_is_no_verdict_and_the_names_say_why(tmp_path):
+    write_repeats(tmp_path, *[100.0] * 6, cluster="east")
+    write_repeats(tmp_path, *[150.0] * 6, gpus=2, cluster="west")
+    measurements = tables_of(tmp_path).measurements
+    assert [row.other_settings for row in measurements] == ["cluster=east", "cluster=west"]
+    (sentence,) = comparisons(measurements)
+    assert sentence.endswith("ddp at west: speedup 1.5 without a verdict, because they differ in more, (1.5 to 1.5)")
+
+
 def test_the_fastest_is_that_of_the_rows_that_are_judged(tmp_path):
     """ddp at west is slower than both, but differs in more than the framework."""
     for cluster, framework, rate in (("east", "ddp", 200.0), ("east", "fsdp", 160.0), ("west", "ddp", 100.0)):
@@ -196,7 +205,7 @@ def test_the_fastest_is_that_of_the_rows_that_are_judged(tmp_path):
     ((paragraph,), _) = paragraphs_of(tmp_path)
     assert paragraph.sentences == [
         "On 1 GPU: ddp at east is the fastest of those that differ in the framework alone, 200 samples/s, 1.25 times "
-        "as fast as fsdp; the 95 % intervals do not overlap (n=6 and n=6)."
+        "as fast as fsdp at east; the 95 % intervals do not overlap (n=6 and n=6)."
     ]
 
 

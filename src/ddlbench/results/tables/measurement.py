@@ -7,13 +7,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ddlbench.results.reading.published import PUBLISHED
+from ddlbench.results.reading.published import OWN, PUBLISHED
 from ddlbench.results.rows import Row, Settings, group_by, wait_column, without_data_wait
 from ddlbench.results.tables.labels import settings_text, value_text
 from ddlbench.results.tables.merge import ANY_SCALING, BY_FRAMEWORK, Comparison, RankPasses, size
 from ddlbench.results.tables.stats import LEVEL, Interval
 
-# Columns of scaling.csv that an overview shows only where rows would look equal without them.
+# Columns of scaling.csv that an overview shows only where they distinguish rows.
 AXES = {
     "batch": "global_batch", "precision": "precision", "data": "data", "recipe": "recipe", "device": "device",
     "nodes": "nodes", "cluster": "cluster",
@@ -52,7 +52,8 @@ class Measurement:
     model: one of other sizes than published has an asterisk: "resnet50*"; several such models are numbered,
            "resnet50*2"; that of a published measurement says so, because all texts name it: "ResNet-50 (published)"
     marks_number: "!1"; equal for equal marks
-    axes:  batch=512: the columns of AXES in which it differs from rows of the same names, GPU count and settings
+    axes:  batch=512: the columns of AXES in which it differs from rows of the same names, GPU count and settings,
+           and the cluster where comparable rows have several
 
     With --across, rows of one panel may differ in more than the compared factors: `judged_with` is equal for rows
     between which a verdict is given.
@@ -107,8 +108,8 @@ class Measurement:
 
     @property
     def name(self) -> str:
-        """The name of its curve, the layout of its ranks if the configuration sets it, and its cluster if other rows
-        look equal without it."""
+        """The name of its curve, the layout of its ranks if the configuration sets it, and its cluster where
+        comparable rows have several."""
         cluster = self.axes.get("cluster")
         return self.curve + (f" [{self['layout']}]" if self["layout"] else "") + (f" at {cluster}" if cluster else "")
 
@@ -171,11 +172,14 @@ def compared_with_others(scaling: Sequence[Measurement], runs: Sequence[Row]) ->
     numbers = {text: f"!{number}" for number, text in enumerate(marks, 1)}
     names = model_names(runs)
     axes: dict[Measurement, Settings] = {}
+    tables = group_by((row for row in scaling if row["origin"] == OWN), lambda row: row["comparison"])
+    on_several = {table for table, rows in tables.items() if len({row["cluster"] for row in rows} - {None}) > 1}
     alike = ("framework", "model", "model_changed", "loader", "mode", "gpus", *SETTINGS)
     for group in group_by(scaling, lambda row: tuple(row[name] for name in alike)).values():
         differing = [axis for axis, column in AXES.items() if len({row[column] for row in group} - {None}) > 1]
         for row in group:
-            values = {axis: row[AXES[axis]] for axis in differing}
+            shown = {*differing, "cluster"} if row["comparison"] in on_several else differing
+            values = {axis: row[column] for axis, column in AXES.items() if axis in shown}
             axes[row] = {axis: value_text(value) for axis, value in values.items() if value is not None}
     measurements: list[Measurement] = []
     for row in scaling:
