@@ -71,6 +71,14 @@ def test_a_framework_without_a_rival_is_the_only_one_with_a_result(tmp_path):
     ]
 
 
+def test_large_rates_and_speedups_have_no_exponent(tmp_path):
+    write_repeats(tmp_path, *[400.0] * 6)
+    write_repeats(tmp_path, *[480_000.0] * 6, gpus=2048)
+    ((paragraph,), _) = paragraphs_of(tmp_path)
+    assert paragraph.sentences[1].endswith("ddp is the only one with a result, 480,000 samples/s (n=6).")
+    assert sentences(tmp_path)[0].endswith("against ddp on 1 GPU: ddp is 1,200 times as fast (1,200 to 1,200)")
+
+
 def test_a_reference_is_called_neither_the_fastest_nor_the_only_result(tmp_path):
     repeats(tmp_path, 100.0, gpus=2)
     without = {"sections": {"framework": {"reference": "gradients are not sent"}}, "knobs": {"comm_hook": "noop"}}
