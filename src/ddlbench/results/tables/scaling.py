@@ -40,7 +40,7 @@ class Point:
     def ok(self) -> list[AttemptRow]:
         return [run for run in self.runs if run.ok]
 
-    @property
+    @cached_property
     def sample(self) -> AttemptRow:
         """A run with the values that all repeats have in common; one whose summary is not left out, if there is one."""
         return next((run for run in self.ok if run.row["throughput_samples_per_s"]), self.runs[0])
