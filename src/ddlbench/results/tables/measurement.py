@@ -20,7 +20,7 @@ AXES = {
 }  # fmt: skip
 SETTINGS = ("layout", "knobs", "across", "variant")  # columns of texts
 # Settings of --across whose values say what they are.
-TOLD_BY_VALUE = ("data", "recipe", "precision", "device", "torch", "scaling", "batch")
+WITHOUT_KEY = ("data", "recipe", "precision", "device", "torch", "scaling", "batch")
 
 
 @dataclass(frozen=True)
@@ -160,8 +160,8 @@ class Measurement:
 
 
 def named(compared: str | None, knobs: Settings, across: Settings) -> str:
-    """ "ddp (bucket_cap_mb=1 fp16 adamw weak 32)": without the keys of TOLD_BY_VALUE."""
-    texts = [value if key in TOLD_BY_VALUE else f"{key}={value}" for key, value in across.items()]
+    """ "ddp (bucket_cap_mb=1 fp16 adamw weak 32)": without the keys of WITHOUT_KEY."""
+    texts = [value if key in WITHOUT_KEY else f"{key}={value}" for key, value in across.items()]
     settings = " ".join(filter(None, (settings_text(knobs), *texts)))
     return f"{compared} ({settings})" if settings else str(compared)
 
