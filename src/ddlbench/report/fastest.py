@@ -46,7 +46,7 @@ def best(measurements: Sequence[Measurement]) -> tuple[Sequence[Paragraph], int]
 
 
 def digits(value: float, count: int = 3) -> str:
-    """A number with `count` significant digits, or all before its point, never with an exponent: "1.98", "1,024"."""
+    """A number with `count` significant digits, and with all of those before its point: "1.98", "1,024"."""
     return f"{value:,.0f}" if value >= 10**count - 0.5 else f"{value:,.{count}g}"
 
 

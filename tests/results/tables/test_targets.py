@@ -123,6 +123,8 @@ def test_columns_are_those_of_the_data_dictionary_and_every_row_has_all_of_them(
     assert reached.startswith("val_top1=0.5,ddp,resnet50,native,sgd,1,32,")
     assert ",6,6,2.0,2.0,2.0,20.0,20.0,20.0,200.0,200.0,200.0,14.0,14.0,14.0," in reached
     assert f",6,0{',' * 13}" in not_reached
+    write_targets([], tmp_path)
+    assert not (tmp_path / "targets.csv").exists(), "a report without targets has none of an earlier one"
 
 
 def test_a_table_and_two_figures(tmp_path):

@@ -116,6 +116,7 @@ def target_costs(tables: Tables, wanted: Target) -> TargetCosts:
 
 
 def write_targets(targets: Sequence[TargetCosts], folder: Path) -> None:
-    """targets.csv, where there are targets."""
+    """targets.csv, where there are targets; that of an earlier report is removed."""
+    (folder / "targets.csv").unlink(missing_ok=True)
     if rows := [row for target in targets for row in target.rows]:
         write_csv(frame(TARGETS, rows), folder / "targets.csv")
