@@ -101,16 +101,16 @@ def scaling_rows(groups: Sequence[list[AttemptRow]], how: Comparison = BY_FRAMEW
     by_series = {kind: group_by(points, partial(series, kind)) for kind in KINDS}
     rows: list[Measurement] = []
     for point in points:
-        mates = {kind: by_series[kind][series(kind, point)] for kind in KINDS}
-        several = [kind for kind in KINDS if len({mate.gpus for mate in mates[kind]}) > 1]
+        peers = {kind: by_series[kind][series(kind, point)] for kind in KINDS}
+        several = [kind for kind in KINDS if len({peer.gpus for peer in peers[kind]}) > 1]
         scaled = [kind for kind in several if point.sample.row[KINDS[kind]] is not None] or ["single"]
         for kind in scaled:
-            along = mates.get(kind, mates["strong"])  # the points with its size
+            along = peers.get(kind, peers["strong"])  # the points with its size
             compared = tables[point.comparison] if any_scaling else along
-            rows.append(_measurement(point, kind, compared, [mate for mate in along if mate.curve == point.curve]))
+            rows.append(_measurement(point, kind, compared, [peer for peer in along if peer.curve == point.curve]))
     if any_scaling:
         rows = _with_scaling(rows)
-    reach = {curve: max(row["gpus"] or 0 for row in mates) for curve, mates in group_by(rows, _curve).items()}
+    reach = {curve: max(row["gpus"] or 0 for row in peers) for curve, peers in group_by(rows, _curve).items()}
 
     def order(row: Measurement) -> tuple[Any, ...]:
         """Curve by curve; curves on one GPU come first, since they are the base of the others."""
@@ -143,12 +143,11 @@ def _curve(row: Measurement) -> tuple[str, ...]:
 def _measurement(point: Point, kind: str, compared: list[Point], curve: list[Point]) -> Measurement:
     """compared: the points that it is compared with; curve: those of its own curve"""
     timed, curve = (
-        [mate for mate in mates if mate.sample_time_s and mate.gpus and not mate.sample.row["reference"]]
-        for mates in (compared, curve)
+        [peer for peer in peers if peer.sample_time_s and peer.gpus and not peer.sample.row["reference"]]
+        for peers in (compared, curve)
     )
-    fewest = min((mate.gpus or 0 for mate in curve), default=None)
-    base = _stated_base(point) or _fastest([mate for mate in curve if mate.gpus == fewest])
-    single = _fastest([mate for mate in timed if mate.gpus == 1])
+    base = _stated_base(point) or min(curve, key=lambda peer: (peer.gpus, peer.sample_time_s), default=None)
+    single = min((peer for peer in timed if peer.gpus == 1), key=lambda peer: peer.sample_time_s or 0.0, default=None)
     alone = point.sample.row["origin"] == PUBLISHED and base is point and len(curve) == 1
     settings = {
         **point.settings,
@@ -242,10 +241,6 @@ def _against(point: Point, base: Point | None, kind: str, prefix: str, suffix: s
         f"efficiency{suffix}_low": ratio.low * share,
         f"efficiency{suffix}_high": ratio.high * share,
     }
-
-
-def _fastest(points: list[Point]) -> Point | None:
-    return min(points, key=lambda point: point.sample_time_s or 0.0, default=None)
 
 
 def _facts(point: Point, kind: str) -> Row:
