@@ -9,6 +9,7 @@ import pytest
 
 from ddlbench.errors import UserError
 from ddlbench.record.schema import TARGETS
+from ddlbench.report.__main__ import main
 from ddlbench.results.tables.targets import Target, target, target_costs, write_targets
 from tests.support.figures import figures_of
 from tests.support.records import tables_of, write_run
@@ -138,6 +139,14 @@ def test_a_table_and_two_figures(tmp_path):
     assert tuple(sorted(figures, reverse=True)) == names
     (axes,) = figures["seconds_to_val_top1=0.5"].axes
     assert [[1, 14], [2, 14]] in [line.get_xydata().tolist() for line in axes.lines]
+
+
+def test_a_target_whose_metric_no_run_has_is_named(tmp_path, capsys):
+    write_run(tmp_path, status="error", reason="boom")
+    assert main([str(tmp_path), "--target", "val_top1=0.5"]) == 0
+    warning = "--target val_top1=0.5: no reported run that ended ok has val_top1\n"
+    assert f"warning: {warning}" in capsys.readouterr().err
+    assert warning in (tmp_path / "report" / "tables" / "warnings.txt").read_text()
 
 
 @pytest.mark.parametrize("text", ["val_top1", "val_top1=", "val_top1=high", "val_top1=nan", "epoch_time_s=3"])
