@@ -90,7 +90,7 @@ def above_ideal(scaling: Iterable[Measurement]) -> list[str]:
         if value is None or value <= 1 + ROUNDING:
             continue
         published = f"{PUBLISHED}, {row['source']}: " if row["origin"] == PUBLISHED else ""
-        name = f"{published}{row['framework']}, {row['model']}, {row['gpus']} GPUs: {column} of {100 * value:.1f} %"
+        name = f"{published}{row['framework']}, {row['model']}, {row.devices}: {column} of {100 * value:.1f} %"
         base_text = f"{row[base]}, {1e3 * row[base_s]:.3g} ms a sample"
         doubt = f": is the base ({base_text}) slow for a reason of its own, such as memory or caches?"
         if low is None:
