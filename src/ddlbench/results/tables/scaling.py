@@ -148,12 +148,15 @@ def _measurement(point: Point, kind: str, compared: list[Point], curve: list[Poi
     )
     base = _stated_base(point) or min(curve, key=lambda peer: (peer.gpus, peer.sample_time_s), default=None)
     single = min((peer for peer in timed if peer.gpus == 1), key=lambda peer: peer.sample_time_s or 0.0, default=None)
-    alone = point.sample.row["origin"] == PUBLISHED and base is point and len(curve) == 1
+    published = point.sample.row["origin"] == PUBLISHED
+    of_single = dict(single.settings["across"]) if single else {}
+    if single and not published and single.sample.row["cluster"] != point.sample.row["cluster"]:
+        of_single["cluster"] = str(single.sample.row["cluster"])
     settings = {
         **point.settings,
         "layout": layout(point.sample),
         "model_changed": point.sample.sizes,
-        "best_single_across": single.settings["across"] if single else {},
+        "best_single_across": of_single,
     }
     row = {
         **dict.fromkeys(column.name for column in SCALING),
@@ -166,7 +169,7 @@ def _measurement(point: Point, kind: str, compared: list[Point], curve: list[Poi
         **merged_own_steps([run.row for run in point.ok]),
         **_against(point, single, kind, "best_single"),
         **_against(point, base, kind, "own_base", "_vs_own_base"),
-        **(_NO_RATIOS if alone else {}),
+        **(_NO_RATIOS if published and base is point and len(curve) == 1 else {}),
     }
     return Measurement(
         row,
