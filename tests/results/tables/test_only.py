@@ -74,7 +74,7 @@ def test_rows_and_figures_of_a_part_of_the_repeats_are_of_all(tmp_path):
     part = only(tables_of(tmp_path / "results"), ["status=oom"])
     assert [len(row.runs) for row in part.measurements] == [3, 3]
     (axes,) = figures_of(part, "accuracy_by_batch")["accuracy_by_batch"].axes
-    assert [len(line.get_xydata()) for line in axes.lines] == [2, 6], "two medians, six repeats"
+    assert [len(line.get_xydata().tolist()) for line in axes.lines] == [2, 6], "two medians, six repeats"
     filters = ["--only", "gpus=2", "repeat=0", "--target", "val_top1=0.5"]
     assert main([str(tmp_path / "results"), "--out", str(tmp_path), *filters]) == 0
     assert pd.read_csv(tmp_path / "tables" / "targets.csv")[["gpus", "runs"]].to_numpy().tolist() == [[2, 3]]
