@@ -242,6 +242,14 @@ def test_a_device_that_is_not_known_is_drawn_with_the_hosts_memory(tmp_path, dev
     assert [1, 2.0] in [line.get_xydata().tolist()[0] for line in axes.lines if np.size(line.get_xdata())]
 
 
+def test_memory_of_gpus_and_of_a_cpu_in_one_panel(tmp_path):
+    write_run(tmp_path, device="cuda")
+    write_run(tmp_path, device="cpu", repeat=1)
+    (axes,) = figures_of(tables_of(tmp_path, across=["device"]), "memory")["memory"].axes
+    assert axes.get_ylabel() == "peak allocated or host memory (GiB)"
+    assert {y for line in axes.lines for y in line.get_ydata()} == {2.0, 3.125}
+
+
 def test_nothing_used_is_an_axis_from_zero(tmp_path):
     write_run(tmp_path, summary={"memory_allocated_peak_bytes": 0})
     (axes,) = drawn(tmp_path, "memory")["memory"].axes

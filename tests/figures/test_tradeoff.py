@@ -37,6 +37,15 @@ def test_markers_are_memory_and_throughput_and_a_line_joins_those_that_none_beat
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("peak allocated memory (GiB)", "throughput (samples/s)")
 
 
+def test_a_gpu_and_a_cpu_in_one_panel_have_their_own_memory() -> None:
+    cpu = Measurement(row("single", None, 10).row | {"device": "cpu", "memory_host_peak_bytes": 2 * GIB})
+    rows = [row("ddp", 8, 100), cpu]
+    plot = tradeoff([Panel("gpt2", [], "", rows)], looks_of(row.curve_key for row in rows))
+    axes = matplotlib.figure.Figure().add_subplot()
+    plot.draw(axes, plot.panels[0])
+    assert axes.lines[-1].get_xydata().round().tolist() == [[2, 10], [8, 100]]
+
+
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1))
 def test_the_front_is_every_point_that_no_other_one_beats(points: list[tuple[float, float]]) -> None:
     def beaten(point: tuple[float, float]) -> bool:

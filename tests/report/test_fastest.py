@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 from ddlbench.report.fastest import PARAGRAPHS, best, comparisons
+from ddlbench.report.overview import base_lines
 from tests.support.records import tables_of, write_repeats, write_run
 
 
@@ -71,6 +70,14 @@ def test_a_framework_without_a_rival_is_the_only_one_with_a_result(tmp_path):
     assert paragraph.sentences == [
         "On 2 GPUs, 64 samples an update: ddp is the only one with a result, 200 samples/s (n=1)."
     ]
+
+
+def test_large_rates_and_speedups_have_no_exponent(tmp_path):
+    write_repeats(tmp_path, *[400.0] * 6)
+    write_repeats(tmp_path, *[480_000.0] * 6, gpus=2048)
+    ((paragraph,), _) = paragraphs_of(tmp_path)
+    assert paragraph.sentences[1].endswith("ddp is the only one with a result, 480,000 samples/s (n=6).")
+    assert sentences(tmp_path)[0].endswith("against ddp on 1 GPU: ddp is 1,200 times as fast (1,200 to 1,200)")
 
 
 def test_a_reference_is_called_neither_the_fastest_nor_the_only_result(tmp_path):
@@ -180,11 +187,7 @@ def test_runs_on_other_numbers_of_nodes_are_not_judged_against_each_other(tmp_pa
 
 def test_repeats_with_another_name_of_the_cluster_are_named_and_not_judged(tmp_path):
     for cluster, rate in (("east", 200.0), ("west", 100.0)):
-        for repeat in range(6):
-            file = write_run(tmp_path / cluster, rate=rate, repeat=repeat) / "run.json"
-            record = json.loads(file.read_text())
-            record["config"]["cluster"]["name"], record["run_id"] = cluster, f"{cluster}-{repeat}"
-            file.write_text(json.dumps(record))
+        write_repeats(tmp_path, *[rate] * 6, cluster=cluster)
     measurements = tables_of(tmp_path).measurements
     assert sorted(row.other_settings for row in measurements) == ["cluster=east", "cluster=west"]
     ((paragraph,), _) = best(measurements)
@@ -193,6 +196,27 @@ def test_repeats_with_another_name_of_the_cluster_are_named_and_not_judged(tmp_p
         "at west; no verdict, because they differ in more than the framework."
     ]
     assert "no verdict" in comparisons(measurements)[0]
+
+
+def test_a_base_on_another_cluster_is_no_verdict_and_the_names_say_why(tmp_path):
+    write_repeats(tmp_path, *[100.0] * 6, cluster="east")
+    write_repeats(tmp_path, *[150.0] * 6, gpus=2, cluster="west")
+    measurements = tables_of(tmp_path).measurements
+    assert [row.other_settings for row in measurements] == ["cluster=east", "cluster=west"]
+    assert base_lines(measurements)[0] == "base ddp (cluster=east)@1, resnet50: 10.0 ms a sample, epoch 10.2 s"
+    (sentence,) = comparisons(measurements)
+    assert sentence.endswith("ddp at west: speedup 1.5 without a verdict, because they differ in more, (1.5 to 1.5)")
+
+
+def test_the_fastest_is_that_of_the_rows_that_are_judged(tmp_path):
+    """ddp at west is slower than both, but differs in more than the framework."""
+    for cluster, framework, rate in (("east", "ddp", 200.0), ("east", "fsdp", 160.0), ("west", "ddp", 100.0)):
+        write_repeats(tmp_path, *[rate] * 6, framework=framework, cluster=cluster)
+    ((paragraph,), _) = paragraphs_of(tmp_path)
+    assert paragraph.sentences == [
+        "On 1 GPU: ddp at east is the fastest of those that differ in the framework alone, 200 samples/s, 1.25 times "
+        "as fast as fsdp at east; the 95 % intervals do not overlap (n=6 and n=6)."
+    ]
 
 
 def test_n_counts_the_runs_that_have_a_time(tmp_path):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from copy import deepcopy
 
 import pytest
 
+from ddlbench.errors import UserError
 from ddlbench.record.schema import EPOCHS, RUNS
 from ddlbench.report.__main__ import main
-from ddlbench.results.tables.tables import records
+from ddlbench.report.explain import explain
+from ddlbench.results.reading.attempts import read_all
+from ddlbench.results.tables.tables import make_tables, records
 from tests.support.records import GIB, tables_of, write_run
 
 NEEDED = ("schema_version", "status")  # without them nothing of the record is used
@@ -121,6 +125,27 @@ def test_every_key_of_an_epoch_may_be_missing(full):
             if column.source == name:
                 expected[1] = None
             assert [row[column.name] for row in result] == expected, (name, column.name)
+
+
+def test_every_key_may_be_missing_where_a_run_is_explained(full):
+    """A run is explained without the key, or refused in one line; it may be comparable with all others."""
+    results, record, epochs = full
+    line = {"rank": 0, "host": "node1", "stage": 0, "compute_s": 1.0, "exposed_s": 0.2, "data_s": 0.1, "idle_s": 0.1}
+    record["launch"]["world_size"] = 2
+    record["profile"] |= {"ranks": [line, line | {"rank": 1, "exposed_s": 0.1}]}
+    record["summary"] |= {"straggler_rank": 1, "straggler_host": "node1"}
+    read_by_it = ("config", "launch", "ledger", "profile", "summary.own_step_s", "summary.straggler_rank")
+    lacking = [without(record, name) for name in every_key(record) if name.startswith(read_by_it)]
+    ranks = [[without(line, name), line] for name in line] + [[line | {"rank": 1}], []]
+    profiles = [record["profile"] | changed for changed in ({"steps": 0}, *({"ranks": one} for one in ranks))]
+    lacking += [record | {"profile": profile} for profile in profiles]
+    paths = [add(results, number, odd, epochs) for number, odd in enumerate(lacking)]
+    read = read_all([results])
+    tables, explained = make_tables(read), 0
+    for path in paths:
+        with suppress(UserError):
+            explained += sum(bar.seconds or 0 for bar in explain(tables, read, path).bars) > 0
+    assert len(paths) - 10 < explained < len(paths)
 
 
 def test_the_whole_report_of_records_that_each_lack_a_section(full, capsys):

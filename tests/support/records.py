@@ -41,6 +41,7 @@ def write_run(
     sections: dict[str, Any] | None = None,
     changed: dict[str, Any] | None = None,
     recipe: dict[str, Any] | None = None,
+    cluster: str = "local",
 ) -> Path:
     """One attempt at `rate` samples a second over an epoch of 1024 samples; returns its folder."""
     text, ok = model in TEXT, status == "ok"
@@ -49,9 +50,10 @@ def write_run(
     config["train"] |= {"global_batch": global_batch, "batch_per_gpu": per_gpu, "repeat": repeat} | (train or {})
     config["model"] |= changed or {}
     config["recipe"] |= recipe or {}
+    config["cluster"]["name"] = cluster
     rows = [_epoch(number, 1024 / rate, batch, text) for number in range(epochs if ok else 0)]
     rows = [row | {name: value for name, value in (summary or {}).items() if name in row} for row in rows]
-    short = _short(dataset, knobs, train, changed or recipe)
+    short = _short(dataset, knobs, train, changed or recipe) + ("" if cluster == "local" else f"-{cluster}")
     record: dict[str, Any] = {
         "schema_version": 2,
         "run_id": "-".join([framework, model, loader, f"{gpus}x", f"{batch}r{repeat}", short]),

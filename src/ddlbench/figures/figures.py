@@ -97,7 +97,8 @@ def plots_of(measurements: Sequence[Measurement], tables: Tables, looks: Looks) 
 def drawing_of(plots: Sequence[Plot], notes: Sequence[str] = ()) -> Drawing:
     """The figures of plots, without those that have no panel. notes: beside those on what is not drawn"""
     folded = [
-        f"{panel.name}: {len(panel.folded)} curves are not drawn: {', '.join(panel.folded)}"
+        f"{', '.join(filter(None, (panel.model, *panel.lines)))}: {len(panel.folded)} curves are not drawn: "
+        f"{', '.join(panel.folded)}"
         for plot in plots
         for panel in plot.panels
         if panel.folded

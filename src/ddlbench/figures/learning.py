@@ -90,15 +90,12 @@ def learning(
 
 
 def _rates(epochs: pd.DataFrame, learning_of: Mapping[str, str | None]) -> dict[str, Any]:
-    """The learning rate by epoch, which is the same in all runs of one curve: of the longest run of each."""
-    rows = plain(epochs, ["measurement", "path", "status"], [*PLACES, RATE.column]).dropna(subset=[RATE.column])
-    rates = dict[str, Any]()
-    for (measurement, _), run in rows[rows["status"] == "ok"].groupby(["measurement", "path"], sort=False):
-        key = str(learning_of[measurement])
-        if key not in rates or len(run) > len(rates[key]):
-            course = run.sort_values("epoch").rename(columns={RATE.column: "middle"})
-            rates[key] = course.reindex(columns=COURSE)
-    return rates
+    """The learning rate by epoch, which is the same in all runs of one curve: of the first run that has the epoch."""
+    rows = plain(epochs, ["measurement", "status"], [*PLACES, RATE.column]).dropna(subset=[RATE.column])
+    rows["learning"] = rows["measurement"].map(dict(learning_of)).astype(object)
+    ended = rows[rows["status"] == "ok"].sort_values("epoch", kind="stable").drop_duplicates(["learning", "epoch"])
+    courses = ended.rename(columns={RATE.column: "middle"}).groupby("learning", sort=False)
+    return {str(name): course.reindex(columns=COURSE) for name, course in courses}
 
 
 def _by_batch(measurements: Sequence[Measurement], metric: Metric) -> list[Panel]:

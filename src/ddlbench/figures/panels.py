@@ -41,11 +41,6 @@ class Panel:
     folded: tuple[str, ...] = ()
 
     @property
-    def name(self) -> str:
-        """The panel in one line."""
-        return ", ".join([self.model, *filter(None, self.lines)])
-
-    @property
     def gpus(self) -> list[int]:
         return [row["gpus"] for row in self.rows]
 

@@ -56,6 +56,12 @@ def memory_column(device: str | None) -> str:
     return "memory_allocated_peak_bytes" if device == "cuda" else "memory_host_peak_bytes"
 
 
+def _memory_name(panel: Panel) -> str:
+    """ "peak allocated memory (GiB)"; with --across device a panel may have GPUs and CPUs."""
+    kinds = sorted({"allocated" if row["device"] == "cuda" else "host" for row in panel.rows})
+    return f"peak {' or '.join(kinds)} memory (GiB)"
+
+
 def _of_seconds(value: Callable[[Measurement, float, Base], float], ratio: str = "") -> ValuesOf:
     """Values computed from a row's seconds a sample and its repeats'.
 
@@ -124,10 +130,7 @@ STALENESS = Quantity(
     integers=True,
 )
 # The peak of the fullest rank, the largest of the repeats.
-MEMORY = Quantity(
-    lambda panel: f"peak {'allocated' if panel.device == 'cuda' else 'host'} memory (GiB)",
-    lambda panel, row: of_column(memory_column(panel.device), GIB)(panel, row),
-)
+MEMORY = Quantity(_memory_name, lambda panel, row: of_column(memory_column(row["device"]), GIB)(panel, row))
 # Beside what --predict says. Waiting for data is on neither side.
 PREDICTED = Quantity(
     "time of a step (s)",

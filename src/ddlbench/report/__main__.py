@@ -6,6 +6,7 @@ import argparse
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from ddlbench.results.reading.attempts import Records, read_all
 from ddlbench.results.reading.published import OWN
 from ddlbench.results.tables.merge import BY_FRAMEWORK, FACTORS, AttemptRow, Comparison
 from ddlbench.results.tables.tables import Tables, make_tables, merge, only
-from ddlbench.results.tables.targets import TargetCosts, target, target_costs, write_targets
+from ddlbench.results.tables.targets import TargetCosts, target, target_costs, without_metric, write_targets
 from ddlbench.sweep.study import load
 from ddlbench.texts import first_few, say
 
@@ -55,7 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         compared = cache(partial(_tables, records, given.predict))
         explanation = explain(compared(how), records, given.explain) if given.explain else None
         tables = only(compared(how), given.only)
-        costs = [target_costs(tables, wanted) for wanted in targets]
+        costs = [target_costs(compared(how), wanted).of(tables) for wanted in targets]
+        tables = replace(tables, warnings=[*without_metric(costs), *tables.warnings])
         if study:
             drawing = draw_study(study, lambda how: only(compared(how), given.only))
         else:

@@ -124,13 +124,14 @@ def explain(tables: Tables, records: Records, name: str) -> Explanation:
     attempts = records.named({row["path"] for row in (run, *alike)})
     if run["status"] == "timeout" and (ranks := behind(attempts[run["path"]].path)):
         raise UserError(f"--explain {name}: it hung: {ranks}")
-    if run["status"] != "ok" or run["mode"] != "train" or not run["throughput_samples_per_s"] or not run["gpus"]:
+    counts = (run["throughput_samples_per_s"], run["gpus"], run["global_batch"])
+    if run["status"] != "ok" or run["mode"] != "train" or not all(counts):
         raise UserError(f"--explain {name}: no training step is measured (status {run['status']}): choose another run")
     ideal = _ideal(tables, run)
     windows = {row["path"]: _window(attempts[row["path"]].record) for row in alike}
     bars = _bars(run, windows.pop(run["path"]), ideal)
     comparable = [_bars(row, window, ideal) for row in alike if (window := windows.get(row["path"]))]
-    step_s, config = _step_s(run), attempts[run["path"]].record["config"]
+    step_s, config = _step_s(run), section(attempts[run["path"]].record, "config")
     shown = [
         replace(bar, share=bar.seconds and bar.seconds / step_s, next_run=_next_run(bar, config, run)) for bar in bars
     ]
@@ -142,10 +143,15 @@ def _step_s(run: Row) -> float:
 
 
 def _window(record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The ranks of the profiled window with the seconds of a step; empty without one."""
+    """The ranks of the profiled window with the seconds of a step; empty without one, or where a key is missing."""
     profile = section(record, "profile")
-    ranks = profile["ranks"] if profile.get("status") == "ok" else []
-    return [line | {part: line[part] / profile["steps"] for part in PARTS} for line in ranks]
+    try:
+        return [
+            {"rank": line["rank"], "stage": line["stage"], **{part: line[part] / profile["steps"] for part in PARTS}}
+            for line in (profile["ranks"] if profile.get("status") == "ok" else [])
+        ]
+    except (KeyError, TypeError, ZeroDivisionError):
+        return []
 
 
 def _ideal(tables: Tables, run: Row) -> Bar:
@@ -198,15 +204,15 @@ def _parts(run: Row, window: Sequence[Mapping[str, Any]]) -> Parts:
     late = run["straggler_rank"]
     if not window:
         compute, slowest = run["own_step_median_rank_s"], run["own_step_s"]
-        excess = None if late is None else slowest - compute
+        excess = None if None in (late, slowest, compute) else slowest - compute
         evidence = f"own_step_median_rank_s ({run['own_step_source']})" if slowest else "no profiled window"
         return Parts(evidence, compute, excess=excess)
     rank = min(window, key=lambda line: line["exposed_s"])
     compute, exposed, idle = (rank[part] for part in PARTS)
     evidence = f"profiled window, rank {rank['rank']}"
-    if rank["rank"] != late:
-        return Parts(evidence, compute, exposed, idle)
     others = [line for line in window if line["stage"] == rank["stage"] and line is not rank]
+    if rank["rank"] != late or not others:
+        return Parts(evidence, compute, exposed, idle)
     took, (compute, idle) = compute + idle, (median(line[part] for line in others) for part in ("compute_s", "idle_s"))
     excess = took - compute - idle
     # A slow core is as slow where it communicates.
@@ -246,16 +252,17 @@ def _next_run(bar: Bar, config: Mapping[str, Any], run: Row) -> str:
     changed = dict(change.split("=") for change in NEXT[bar.bar].split())
     if run["device"] == "cpu" and "train.reduce_dtype" in changed:
         changed["train.reduce_dtype"] = "fp16"  # gloo cannot sum bf16
-    words = {group: config[group.strip("+")]["name"] for group in ("+framework", "+model", "loader", "data", "recipe")}
+    groups = ("+framework", "+model", "loader", "data", "recipe")
+    words = {group: name for group in groups if (name := section(config, group.strip("+")).get("name"))}
     kept: dict[str, Collection[str]] = {"train": KEPT}
     for group in ("framework", "model", "data"):  # a record also has what cannot be set, such as the kind of a model
-        option = config[group]["name"]
+        option = section(config, group).get("name")
         settable = published(group, option).keys() - {"_target_"} if option in choices(group) else ()
         kept[group] = [key for key in settable if f"{group}.{key}" not in LABELS]
     words |= {
         f"{group}.{key}": str(value).replace(", ", ",")
         for group, names in kept.items()
-        for key, value in config[group].items()
+        for key, value in section(config, group).items()
         if key in names and isinstance(value, (int, float, str, list))
     }
     words = {key: value for key, value in words.items() if key not in changed} | changed

@@ -45,6 +45,11 @@ def best(measurements: Sequence[Measurement]) -> tuple[Sequence[Paragraph], int]
     return limited([paragraph for paragraph in paragraphs if paragraph.sentences], PARAGRAPHS)
 
 
+def digits(value: float, count: int = 3) -> str:
+    """A number with `count` significant digits, and with all of those before its point: "1.98", "1,024"."""
+    return f"{value:,.0f}" if value >= 10**count - 0.5 else f"{value:,.{count}g}"
+
+
 def _sentence(rows: Sequence[Measurement], several: bool) -> str:
     """ "On 4 GPUs, 128 samples an update: ddp is the fastest, ..."; empty where nothing was measured."""
     timed = sorted((row for row in rows if row["sample_time_s"]), key=lambda row: row["sample_time_s"])
@@ -55,11 +60,11 @@ def _sentence(rows: Sequence[Measurement], several: bool) -> str:
     batch = f", {first['global_batch']} samples an update" if one_batch else ""
     where = f"On {first.place}{batch}"
     fastest, *others = timed
-    rate = f"{1 / fastest['sample_time_s']:,.4g} samples/s"
+    rate = f"{digits(1 / fastest['sample_time_s'], 4)} samples/s"
     if not others:
         return f"{where}: {fastest.name} is the only one with a result, {rate} (n={fastest['runs_timed']})."
     second = others[0]
-    factor = f"{second['sample_time_s'] / fastest['sample_time_s']:.3g} times as fast as {second.name}"
+    factor = f"{digits(second['sample_time_s'] / fastest['sample_time_s'])} times as fast as {second.name}"
     time = f"{duration(fastest['sample_time_s'])} a sample ({rate})"
     lead = f"{where}: {fastest.name} has the shortest median time, {time}, {factor}"
     if second.judged_with != fastest.judged_with:
@@ -73,7 +78,9 @@ def _sentence(rows: Sequence[Measurement], several: bool) -> str:
         names = ", ".join(first_few(equal, NAMED, text=attrgetter("name")))
         range_ = " to ".join(duration(fastest[f"sample_time_{end}_s"]) for end in ("low", "high"))
         return f"{lead}; no difference is shown between {fastest.name} and {names} (95 % interval {range_} a sample)."
-    return f"{where}: {fastest.name} is the fastest, {rate}, {factor}; the 95 % intervals do not overlap ({counts})."
+    among = "" if len(judged) == len(others) else f" of those that differ in the {fastest['compared_by']} alone"
+    certain = f"the 95 % intervals do not overlap ({counts})"
+    return f"{where}: {fastest.name} is the fastest{among}, {rate}, {factor}; {certain}."
 
 
 def comparisons(measurements: Sequence[Measurement]) -> list[str]:
@@ -96,12 +103,12 @@ def comparisons(measurements: Sequence[Measurement]) -> list[str]:
             base = f"{fastest['best_single_compared']} on {devices(1, fastest['device'])}"
             texts: list[str] = []
             for row in based:
-                ends = f"({row['speedup_low']:.3g} to {row['speedup_high']:.3g})"
-                result = f" is {row['speedup']:.3g} times as fast"
+                ends = f"({digits(row['speedup_low'])} to {digits(row['speedup_high'])})"
+                result = f" is {digits(row['speedup'])} times as fast"
                 if row["speedup_verdict"] == NONE_SHOWN:
                     result = f": {NONE_SHOWN}"
                 elif not row["speedup_verdict"]:
-                    result = f": speedup {row['speedup']:.3g} without a verdict, because they differ in more,"
+                    result = f": speedup {digits(row['speedup'])} without a verdict, because they differ in more,"
                 texts.append(f"{row.name}{result} {ends}")
             sentences.append(f"{where}, against {base}: {'; '.join(texts)}")
         decided += len(based) + sum(bool(fastest.interval and other.interval) for other in others)
@@ -122,8 +129,8 @@ def _difference(fast: Measurement, slow: Measurement) -> str:
         counts = f"n={fast['runs_timed']} and n={slow['runs_timed']}"
         return f"{names} took {times} ({counts}, no 95 % CI): too few repeats to tell them apart"
     effect = ratio_interval(slow.interval, fast.interval)
-    ends = f"{effect.low:.3g} to {effect.high:.3g}"
+    ends = f"{digits(effect.low)} to {digits(effect.high)}"
     if fast.interval.overlaps(slow.interval):
         return f"no difference shown between {names}: {times}, their ratio is {ends}"
-    factor = slow["sample_time_s"] / fast["sample_time_s"]
-    return f"{fast.name} is {factor:.3g} times as fast as {slow.name}: {times}, the ratio is {ends}"
+    factor = digits(slow["sample_time_s"] / fast["sample_time_s"])
+    return f"{fast.name} is {factor} times as fast as {slow.name}: {times}, the ratio is {ends}"

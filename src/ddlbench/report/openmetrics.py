@@ -12,7 +12,7 @@ from ddlbench.errors import Unavailable, UserError, reporting
 from ddlbench.files import replacing
 from ddlbench.record.schema import RUNS
 from ddlbench.results.reading.published import OWN
-from ddlbench.results.rows import Row
+from ddlbench.results.rows import Row, latest
 
 LABELS = ("run_id", "attempt", "status", "framework", "model", "gpus", "precision", "device_model")
 
@@ -26,11 +26,11 @@ def write(file: Path, rows: Sequence[Row]) -> None:
 
 
 def last(rows: Sequence[Row]) -> Row:
-    """The own attempt that started last: starts are ISO 8601 in UTC."""
+    """The own attempt that started last."""
     started = [row for row in rows if row["origin"] == OWN and row["start"]]
     if not started:
         raise UserError(f"--openmetrics: none of {len(rows)} records is an own run that says when it started")
-    return max(started, key=lambda row: row["start"])
+    return latest(started)
 
 
 def text(row: Row) -> bytes:

@@ -95,7 +95,7 @@ def cautions(runs: Sequence[Row], scaling: Sequence[Measurement]) -> list[str]:
     dirty = sum(bool(run["git_dirty"]) for run in runs)
     warnings = [f"{dirty} attempt(s) ran with uncommitted changes of ddlbench's code"] if dirty else []
     for row in scaling:
-        name = f"{row['framework']}, {row.model}, {row['gpus']} GPUs"
+        name = f"{row['framework']}, {row.model}, {row.devices}"
         if row["allocator_retries"]:
             warnings.append(f"{name}: {row['allocator_retries']} allocator retries made the timing unreliable")
     return list(dict.fromkeys(warnings))

@@ -28,7 +28,7 @@ def without_data_wait(seconds: float, share: float | None) -> float:
 
 
 def latest(runs: Iterable[Row]) -> Row:
-    """The row of runs.csv whose attempt started last."""
+    """The row of runs.csv whose attempt started last: starts are ISO 8601 in UTC."""
     return max(runs, key=lambda run: (run["start"] or "", run["attempt"] or 0))
 
 

@@ -8,6 +8,7 @@ import pytest
 from ddlbench.errors import UserError
 from ddlbench.report.__main__ import main
 from ddlbench.results.tables.tables import only
+from tests.support.figures import figures_of
 from tests.support.records import strong_scaling, tables_of, weak_scaling, write_run
 
 
@@ -64,3 +65,16 @@ def test_a_filter_that_takes_a_part_of_the_repeats_says_so(tmp_path):
     assert part.warnings[1] == f"a part of the attempts of 2 measurements and 1 learning curves {merged}"
     assert only(tables, ["seed=1"]).warnings[1] == f"a part of the attempts of 1 learning curves {merged}"
     assert len(only(tables, ["gpus=1"]).warnings) == 1
+
+
+def test_rows_and_figures_of_a_part_of_the_repeats_are_of_all(tmp_path):
+    for gpus in (1, 2):
+        for repeat, status in enumerate(("ok", "ok", "ok", "oom")):
+            write_run(tmp_path / "results", gpus=gpus, repeat=repeat, status=status)
+    part = only(tables_of(tmp_path / "results"), ["status=oom"])
+    assert [len(row.runs) for row in part.measurements] == [3, 3]
+    (axes,) = figures_of(part, "accuracy_by_batch")["accuracy_by_batch"].axes
+    assert [len(line.get_xydata().tolist()) for line in axes.lines] == [2, 6], "two medians, six repeats"
+    filters = ["--only", "gpus=2", "repeat=0", "--target", "val_top1=0.5"]
+    assert main([str(tmp_path / "results"), "--out", str(tmp_path), *filters]) == 0
+    assert pd.read_csv(tmp_path / "tables" / "targets.csv")[["gpus", "runs"]].to_numpy().tolist() == [[2, 3]]

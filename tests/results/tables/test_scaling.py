@@ -232,13 +232,15 @@ def test_own_steps_of_a_window_and_of_a_thread_have_no_common_median(tmp_path):
     assert [row[name] for name in names] == ["window", 8.0, 4.0]
 
 
-def test_the_peak_behind_mfu_is_that_of_any_repeat(tmp_path):
+def test_the_peak_behind_mfu_and_the_source_of_the_energy_are_those_of_any_repeat(tmp_path):
     """The summary of the first repeat contradicts its epochs and is left out."""
     model = {"model": {"flops_per_sample": 2e9, "hardware_flops_per_sample": 3e9}}
-    write_run(tmp_path, repeat=0, summary={"epochs_done": 9}, sections=model)
-    write_run(tmp_path, repeat=1, sections=model)
+    energy = {"energy_source": "nvml", "energy_sample_j": 2.0}
+    write_run(tmp_path, repeat=0, summary=energy | {"epochs_done": 9}, sections=model)
+    write_run(tmp_path, repeat=1, summary=energy, sections=model)
     (row,) = rows_of(tmp_path)
     assert (row["mfu"], row["hfu"]) == (pytest.approx(2e9 * 100 / 1e12), pytest.approx(3e9 * 100 / 1e12))
+    assert (row["energy_source"], row["energy_sample_j"]) == ("nvml", 2.0)
 
 
 def test_the_interval_of_a_ratio_by_hand(tmp_path):
@@ -267,6 +269,17 @@ def test_no_speedup_is_shown_where_the_interval_includes_1(tmp_path):
     rows = rows_of(tmp_path)
     assert row_of(rows, framework="ddp")["speedup_verdict"] == "no speedup shown"
     assert row_of(rows, framework="fsdp")["speedup_verdict"] == "slowdown"
+
+
+def test_no_verdict_over_a_base_on_another_cluster(tmp_path):
+    """Two GPUs of west over one of east; the same two over one of west."""
+    write_repeats(tmp_path, *[100.0] * 6, cluster="east")
+    write_repeats(tmp_path, *[150.0] * 6, gpus=2, cluster="west")
+    two = row_of(rows_of(tmp_path), gpus=2)
+    assert [two[f"speedup{end}"] for end in ("", "_low", "_verdict")] == [pytest.approx(1.5), pytest.approx(1.5), None]
+    assert two["speedup_vs_own_base_verdict"] is None
+    write_repeats(tmp_path, *[110.0] * 6, cluster="west")
+    assert row_of(rows_of(tmp_path), gpus=2)["speedup_verdict"] == "speedup"
 
 
 def test_five_repeats_on_either_side_give_no_interval_of_the_ratio(tmp_path):

@@ -9,6 +9,7 @@ import pytest
 
 from ddlbench.errors import UserError
 from ddlbench.record.schema import TARGETS
+from ddlbench.report.__main__ import main
 from ddlbench.results.tables.targets import Target, target, target_costs, write_targets
 from tests.support.figures import figures_of
 from tests.support.records import tables_of, write_run
@@ -123,6 +124,8 @@ def test_columns_are_those_of_the_data_dictionary_and_every_row_has_all_of_them(
     assert reached.startswith("val_top1=0.5,ddp,resnet50,native,sgd,1,32,")
     assert ",6,6,2.0,2.0,2.0,20.0,20.0,20.0,200.0,200.0,200.0,14.0,14.0,14.0," in reached
     assert f",6,0{',' * 13}" in not_reached
+    write_targets([], tmp_path)
+    assert not (tmp_path / "targets.csv").exists(), "a report without targets has none of an earlier one"
 
 
 def test_a_table_and_two_figures(tmp_path):
@@ -136,6 +139,14 @@ def test_a_table_and_two_figures(tmp_path):
     assert tuple(sorted(figures, reverse=True)) == names
     (axes,) = figures["seconds_to_val_top1=0.5"].axes
     assert [[1, 14], [2, 14]] in [line.get_xydata().tolist() for line in axes.lines]
+
+
+def test_a_target_whose_metric_no_run_has_is_named(tmp_path, capsys):
+    write_run(tmp_path, status="error", reason="boom")
+    assert main([str(tmp_path), "--target", "val_top1=0.5"]) == 0
+    warning = "--target val_top1=0.5: no reported run that ended ok has val_top1\n"
+    assert f"warning: {warning}" in capsys.readouterr().err
+    assert warning in (tmp_path / "report" / "tables" / "warnings.txt").read_text()
 
 
 @pytest.mark.parametrize("text", ["val_top1", "val_top1=", "val_top1=high", "val_top1=nan", "epoch_time_s=3"])

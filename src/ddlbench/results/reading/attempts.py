@@ -177,9 +177,8 @@ def read(path: Path) -> Attempt:
     try:
         record = parse(read_bytes(path / "run.json"))
     except Exception as error:  # whatever one record holds, the others are reported
-        kind = next((kind for type_, kind in _KINDS.items() if isinstance(error, type_)), LeftOut.UNREADABLE)
-        if isinstance(error, OSError) and error.errno == ELOOP:
-            kind = LeftOut.CIRCLE
+        circle = isinstance(error, OSError) and error.errno == ELOOP
+        kind = LeftOut.CIRCLE if circle else _KINDS.get(type(error), LeftOut.UNREADABLE)
         return unreadable(path, f"run.json cannot be read ({reason_of(error)})", kind=kind)
     if refused := other_version(path, record):
         return refused

@@ -3,6 +3,7 @@ epochs. A log that contradicts itself is refused, never repaired."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,9 +122,8 @@ class Log:
         return intervals
 
 
-def _events(content: bytes) -> list[Event]:
+def _events(content: bytes) -> Iterator[Event]:
     """Other output may stand before the token in a line, because processes write to one file."""
-    events: list[Event] = []
     for number, line in enumerate(content.split(b"\n"), 1):
         _, token, text = line.rpartition(TOKEN)
         if not token:
@@ -135,8 +135,7 @@ def _events(content: bytes) -> list[Event]:
         key, ms = event.get("key"), event.get("time_ms")
         if not isinstance(key, str) or type(ms) is not int or not 0 < ms < LATEST_MS:
             raise ValueError(f"broken time stamps: line {number} has key = {key!r} and time_ms = {ms!r}")
-        events.append(Event(key, ms, event.get("value"), section(event, "metadata")))
-    return events
+        yield Event(key, ms, event.get("value"), section(event, "metadata"))
 
 
 def _count(event: Event, name: str) -> int:

@@ -57,14 +57,11 @@ MEASURED: dict[str, tuple[Rule, tuple[str, ...]]] = {
     **{name: (max, (name,)) for name in LARGEST},
 }
 LAST = ("train_loss", "val_loss", "val_top1", "val_top5", "val_perplexity_token", "val_perplexity_word", "val_samples")
-# Of all epochs of the attempt:
+# Of all epochs of the attempt, and of the run alone:
 ALL: dict[str, tuple[Rule, tuple[str, ...]]] = {
     "warmup_steps": (lambda steps, measured: steps[0] - measured[0], ("steps", "measured_steps")),
     "first_step_s": (itemgetter(0), ("first_step_s",)),
     **{name: (itemgetter(-1), (name,)) for name in LAST},
-}
-# Of the run alone:
-OWN: dict[str, tuple[Rule, tuple[str, ...]]] = {
     "hfu": (
         lambda mfu, computed, flops: mfu[0] * _ratio(computed, flops),
         ("mfu", "hardware_flops_per_sample", "flops_per_sample"),
@@ -82,11 +79,11 @@ def following(run: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]]) -> It
     """
     lines = [{**{name: run.get(name) for name in OF_RUN}, **epoch} for epoch in epochs]
     measured = [line for line in lines if not line["warmup"]] or lines
-    tables = ((MEASURED, measured, "epochs give"), (ALL, lines, "epochs give"), (OWN, lines, "mfu gives"))
-    for rules, counted, others in tables:
+    for rules, counted in ((MEASURED, measured), (ALL, lines)):
         for column, (rule, names) in rules.items():
             inputs = [values for line in counted if None not in (values := [line.get(name) for name in names])]
             if inputs and run.get(column) is not None:
+                others = "mfu gives" if "mfu" in names else "epochs give"
                 yield column, rule(*map(list, zip(*inputs, strict=True))), others
 
 

@@ -4,7 +4,7 @@ efficiencies above 100 %, and times that change during the campaign."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product
 from statistics import median
 
@@ -30,11 +30,10 @@ RATIOS = (
 )
 
 
-def differences(runs: Iterable[AttemptRow]) -> list[str]:
+def differences(runs: Iterable[AttemptRow]) -> Iterator[str]:
     """A sentence for each comparison, global batch and column with several values among the runs that ended ok."""
     ended = [run for run in runs if run.ok]
     groups = group_by(ended, lambda run: (run.comparison, run.row["global_batch"], run.row["epochs_done"]))
-    sentences: list[str] = []
     for group, column in product(groups.values(), SHARED):
         values = group_by(group, lambda run, column=column: run.row[column])
         values.pop(None, None)  # not recorded
@@ -42,34 +41,28 @@ def differences(runs: Iterable[AttemptRow]) -> list[str]:
             short = {value: value[:12] if isinstance(value, str) else str(value) for value in values}  # of a hash
             named = [f"{short[value]}: {', '.join(sorted(set(map(_name, runs))))}" for value, runs in values.items()]
             where = f"{group[0].row['model']}, global batch {group[0].row['global_batch']}"
-            sentences.append(f"not the same training: {where}, differs in {column} ({'; '.join(named)})")
-    return sentences
+            yield f"not the same training: {where}, differs in {column} ({'; '.join(named)})"
 
 
 def _name(run: AttemptRow) -> str:
     return f"{run.row['framework']} on {run.row['gpus']}"
 
 
-def environments(runs: Iterable[AttemptRow]) -> list[str]:
+def environments(runs: Iterable[AttemptRow]) -> Iterator[str]:
     """A sentence for each comparison whose runs that ended ok differ in versions, switches or the kind of host."""
     ended = [run for run in runs if run.ok and run.environment]
-    sentences: list[str] = []
     for group in group_by(ended, lambda run: run.comparison).values():
         texts = _several(group, lambda run: {k: v for k, v in run.environment.items() if not of_the_launch(k)}, _name)
         if texts:
-            sentences.append(f"not the same environment: {group[0].row['model']}, differs in {texts}")
-    return sentences
+            yield f"not the same environment: {group[0].row['model']}, differs in {texts}"
 
 
-def merged_though(groups: Iterable[Sequence[AttemptRow]]) -> list[str]:
+def merged_though(groups: Iterable[Sequence[AttemptRow]]) -> Iterator[str]:
     """A sentence for each measurement whose repeats differ in something that does not separate them."""
-    sentences: list[str] = []
     for group in groups:
         ended = [run for run in group if run.ok]
-        texts = _several(ended, lambda run: run.noted, lambda run: f"repeat {run.row['repeat']}")
-        if texts:
-            sentences.append(f"repeats are merged: {_name(ended[0])}, {ended[0].row['model']}, differ in {texts}")
-    return sentences
+        if texts := _several(ended, lambda run: run.noted, lambda run: f"repeat {run.row['repeat']}"):
+            yield f"repeats are merged: {_name(ended[0])}, {ended[0].row['model']}, differ in {texts}"
 
 
 def _several(
@@ -97,7 +90,7 @@ def above_ideal(scaling: Iterable[Measurement]) -> list[str]:
         if value is None or value <= 1 + ROUNDING:
             continue
         published = f"{PUBLISHED}, {row['source']}: " if row["origin"] == PUBLISHED else ""
-        name = f"{published}{row['framework']}, {row['model']}, {row['gpus']} GPUs: {column} of {100 * value:.1f} %"
+        name = f"{published}{row['framework']}, {row['model']}, {row.devices}: {column} of {100 * value:.1f} %"
         base_text = f"{row[base]}, {1e3 * row[base_s]:.3g} ms a sample"
         doubt = f": is the base ({base_text}) slow for a reason of its own, such as memory or caches?"
         if low is None:

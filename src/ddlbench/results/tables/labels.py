@@ -14,7 +14,7 @@ from ddlbench.results.tables.merge import BY_FRAMEWORK, LAYOUT, SEEN, AttemptRow
 from ddlbench.texts import shortened
 
 # Settings that have a column of their own.
-_TOLD = ("mode", "source", *(f"train.{name}" for name in ("precision", "repeat", "global_batch", "batch_per_gpu")))
+_SHOWN = ("mode", "source", *(f"train.{name}" for name in ("precision", "repeat", "global_batch", "batch_per_gpu")))
 # The key that is always shown beside the name of a framework, because the name alone says too little.
 ALWAYS_SHOWN = {"deepspeed": "zero_stage", "hybrid": "schedule"}
 LONGEST = 1_000  # letters of all settings together
@@ -63,7 +63,7 @@ def variants(
     def others(run: AttemptRow) -> Row:
         options = {k: v for k, v in run.options.items() if not k.startswith("cluster.") and _is_setting(k)}
         values = options | {name: run.row[name] for name in _VERSIONS if run.row[name] is not None}
-        shown_elsewhere = (without, *_TOLD)
+        shown_elsewhere = (without, *_SHOWN)
         return {
             key: value
             for key, value in values.items()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ddlbench.results.reading.published import OWN
 from ddlbench.results.rows import Row
@@ -58,20 +58,18 @@ def marks_explained(rows: Sequence[Measurement]) -> list[str]:
     ]
 
 
-def unknown_stragglers(rows: Sequence[Measurement]) -> list[str]:
+def unknown_stragglers(rows: Sequence[Measurement]) -> Iterator[str]:
     """The number of own measurements without a search for stragglers."""
     ended = [row for row in rows if row["status"] == "ok" and row["origin"] == OWN]
     trained = [row for row in ended if (row["gpus"] or 0) > 1 and row["mode"] != "loader"]
     measured = {row["measurement"]: row for row in trained}.values()
-    lines: list[str] = []
     if unknown := sum(row["own_step_s"] is None for row in measured):
-        lines.append(
+        yield (
             f"stragglers: not looked for in {unknown} of {len(measured)} measurements on several ranks, whose own "
             "steps are not known: profile=true measures them"
         )
     if any(row["own_step_source"] == "thread" for row in measured):
-        lines.append(
+        yield (
             "stragglers on the CPU: by the time that ranks computed; one that sleeps or waits for a disk shows with "
             "profile=true alone"
         )
-    return lines

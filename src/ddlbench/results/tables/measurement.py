@@ -5,23 +5,22 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
 from typing import Any
 
-from ddlbench.results.reading.published import PUBLISHED
+from ddlbench.results.reading.published import OWN, PUBLISHED
 from ddlbench.results.rows import Row, Settings, group_by, wait_column, without_data_wait
 from ddlbench.results.tables.labels import settings_text, value_text
 from ddlbench.results.tables.merge import ANY_SCALING, BY_FRAMEWORK, Comparison, RankPasses, size
 from ddlbench.results.tables.stats import LEVEL, Interval
 
-# Columns of scaling.csv that an overview shows only where rows would look equal without them.
+# Columns of scaling.csv that an overview shows only where they distinguish rows.
 AXES = {
     "batch": "global_batch", "precision": "precision", "data": "data", "recipe": "recipe", "device": "device",
     "nodes": "nodes", "cluster": "cluster",
 }  # fmt: skip
 SETTINGS = ("layout", "knobs", "across", "variant")  # columns of texts
 # Settings of --across whose values say what they are.
-TOLD_BY_VALUE = ("data", "recipe", "precision", "device", "torch", "scaling", "batch")
+WITHOUT_KEY = ("data", "recipe", "precision", "device", "torch", "scaling", "batch")
 
 
 @dataclass(frozen=True)
@@ -47,13 +46,14 @@ class Measurement:
     mark_names: of the reasons to doubt it
     options: its configuration, as dotted keys, also those added later
     passes:  of each rank of a profiled pipeline, by its number in the pipeline: those of the first repeat that has them
+    runs:    the rows of runs.csv of its attempts that ended ok
 
     It is compared with others to get:
-    runs:  the rows of runs.csv of its attempts that ended ok
     model: one of other sizes than published has an asterisk: "resnet50*"; several such models are numbered,
            "resnet50*2"; that of a published measurement says so, because all texts name it: "ResNet-50 (published)"
     marks_number: "!1"; equal for equal marks
-    axes:  batch=512: the columns of AXES in which it differs from rows of the same names, GPU count and settings
+    axes:  batch=512: the columns of AXES in which it differs from rows of the same names, GPU count and settings,
+           and the cluster where comparable rows have several
 
     With --across, rows of one panel may differ in more than the compared factors: `judged_with` is equal for rows
     between which a verdict is given.
@@ -108,8 +108,8 @@ class Measurement:
 
     @property
     def name(self) -> str:
-        """The name of its curve, the layout of its ranks if the configuration sets it, and its cluster if other rows
-        look equal without it."""
+        """The name of its curve, the layout of its ranks if the configuration sets it, and its cluster where
+        comparable rows have several."""
         cluster = self.axes.get("cluster")
         return self.curve + (f" [{self['layout']}]" if self["layout"] else "") + (f" at {cluster}" if cluster else "")
 
@@ -160,40 +160,41 @@ class Measurement:
 
 
 def named(compared: str | None, knobs: Settings, across: Settings) -> str:
-    """ "ddp (bucket_cap_mb=1 fp16 adamw weak 32)": without the keys of TOLD_BY_VALUE."""
-    texts = [value if key in TOLD_BY_VALUE else f"{key}={value}" for key, value in across.items()]
+    """ "ddp (bucket_cap_mb=1 fp16 adamw weak 32)": without the keys of WITHOUT_KEY."""
+    texts = [value if key in WITHOUT_KEY else f"{key}={value}" for key, value in across.items()]
     settings = " ".join(filter(None, (settings_text(knobs), *texts)))
     return f"{compared} ({settings})" if settings else str(compared)
 
 
 def compared_with_others(scaling: Sequence[Measurement], runs: Sequence[Row]) -> list[Measurement]:
     """The measurements of a report, with what distinguishes them from each other. runs: of runs.csv"""
-    ended = group_by((run for run in runs if run["status"] == "ok"), lambda run: run["measurement"])
     marks = dict.fromkeys(row["marks"] for row in scaling if row["marks"])
     numbers = {text: f"!{number}" for number, text in enumerate(marks, 1)}
     names = model_names(runs)
-    axes: list[Settings] = [{} for _ in scaling]
+    axes: dict[Measurement, Settings] = {}
+    tables = group_by((row for row in scaling if row["origin"] == OWN), lambda row: row["comparison"])
+    on_several = {table for table, rows in tables.items() if len({row["cluster"] for row in rows} - {None}) > 1}
     alike = ("framework", "model", "model_changed", "loader", "mode", "gpus", *SETTINGS)
-    for group in group_by(range(len(scaling)), lambda n: tuple(scaling[n][name] for name in alike)).values():
-        differing = [axis for axis, column in AXES.items() if len({scaling[n][column] for n in group} - {None}) > 1]
-        for n in group:
-            values = {axis: scaling[n][AXES[axis]] for axis in differing}
-            axes[n] = {axis: value_text(value) for axis, value in values.items() if value is not None}
+    for group in group_by(scaling, lambda row: tuple(row[name] for name in alike)).values():
+        differing = [axis for axis, column in AXES.items() if len({row[column] for row in group} - {None}) > 1]
+        for row in group:
+            shown = {*differing, "cluster"} if row["comparison"] in on_several else differing
+            values = {axis: row[column] for axis, column in AXES.items() if axis in shown}
+            axes[row] = {axis: value_text(value) for axis, value in values.items() if value is not None}
     measurements: list[Measurement] = []
-    for row, differing in zip(scaling, axes, strict=True):
+    for row in scaling:
         model = names.get((row["model"], row["model_changed"]), row["model"])
         if row["origin"] == PUBLISHED:
             model = f"{model} ({PUBLISHED})"
-        runs_ok, number = ended.get(row["measurement"], []), numbers.get(row["marks"], "")
-        measurements.append(replace(row, runs=runs_ok, model=model, marks_number=number, axes=differing))
+        measurements.append(replace(row, model=model, marks_number=numbers.get(row["marks"], ""), axes=axes[row]))
     return measurements
 
 
 def model_names(runs: Iterable[Row]) -> dict[tuple[str | None, str | None], str]:
     """Names of models of other sizes than published, by model and changed sizes."""
     changed = {(row["model"], row["model_changed"]) for row in runs if row["model_changed"]}
-    ordered = sorted(changed, key=lambda sizes: (str(sizes[0]), sizes[1]))
-    numbered = [pair for _, same in groupby(ordered, lambda sizes: sizes[0]) for pair in enumerate(same, 1)]
+    by_model = group_by(sorted(changed, key=lambda sizes: (str(sizes[0]), sizes[1])), lambda sizes: sizes[0])
+    numbered = [pair for same in by_model.values() for pair in enumerate(same, 1)]
     return {sizes: f"{sizes[0]}*{number if number > 1 else ''}" for number, sizes in numbered}
 
 

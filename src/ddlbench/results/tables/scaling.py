@@ -40,10 +40,10 @@ class Point:
     def ok(self) -> list[AttemptRow]:
         return [run for run in self.runs if run.ok]
 
-    @property
+    @cached_property
     def sample(self) -> AttemptRow:
-        """A run with the values that all repeats have in common."""
-        return self.runs[0]
+        """A run with the values that all repeats have in common; one whose summary is not left out, if there is one."""
+        return next((run for run in self.ok if run.row["throughput_samples_per_s"]), self.runs[0])
 
     @cached_property
     def gpus(self) -> int | None:
@@ -101,16 +101,16 @@ def scaling_rows(groups: Sequence[list[AttemptRow]], how: Comparison = BY_FRAMEW
     by_series = {kind: group_by(points, partial(series, kind)) for kind in KINDS}
     rows: list[Measurement] = []
     for point in points:
-        mates = {kind: by_series[kind][series(kind, point)] for kind in KINDS}
-        several = [kind for kind in KINDS if len({mate.gpus for mate in mates[kind]}) > 1]
+        peers = {kind: by_series[kind][series(kind, point)] for kind in KINDS}
+        several = [kind for kind in KINDS if len({peer.gpus for peer in peers[kind]}) > 1]
         scaled = [kind for kind in several if point.sample.row[KINDS[kind]] is not None] or ["single"]
         for kind in scaled:
-            along = mates.get(kind, mates["strong"])  # the points with its size
+            along = peers.get(kind, peers["strong"])  # the points with its size
             compared = tables[point.comparison] if any_scaling else along
-            rows.append(_measurement(point, kind, compared, [mate for mate in along if mate.curve == point.curve]))
+            rows.append(_measurement(point, kind, compared, [peer for peer in along if peer.curve == point.curve]))
     if any_scaling:
         rows = _with_scaling(rows)
-    reach = {curve: max(row["gpus"] or 0 for row in mates) for curve, mates in group_by(rows, _curve).items()}
+    reach = {curve: max(row["gpus"] or 0 for row in peers) for curve, peers in group_by(rows, _curve).items()}
 
     def order(row: Measurement) -> tuple[Any, ...]:
         """Curve by curve; curves on one GPU come first, since they are the base of the others."""
@@ -143,18 +143,20 @@ def _curve(row: Measurement) -> tuple[str, ...]:
 def _measurement(point: Point, kind: str, compared: list[Point], curve: list[Point]) -> Measurement:
     """compared: the points that it is compared with; curve: those of its own curve"""
     timed, curve = (
-        [mate for mate in mates if mate.sample_time_s and mate.gpus and not mate.sample.row["reference"]]
-        for mates in (compared, curve)
+        [peer for peer in peers if peer.sample_time_s and peer.gpus and not peer.sample.row["reference"]]
+        for peers in (compared, curve)
     )
-    fewest = min((mate.gpus or 0 for mate in curve), default=None)
-    base = _stated_base(point) or _fastest([mate for mate in curve if mate.gpus == fewest])
-    single = _fastest([mate for mate in timed if mate.gpus == 1])
-    alone = point.sample.row["origin"] == PUBLISHED and base is point and len(curve) == 1
+    base = _stated_base(point) or min(curve, key=lambda peer: (peer.gpus, peer.sample_time_s), default=None)
+    single = min((peer for peer in timed if peer.gpus == 1), key=lambda peer: peer.sample_time_s or 0.0, default=None)
+    published = point.sample.row["origin"] == PUBLISHED
+    of_single = dict(single.settings["across"]) if single else {}
+    if single and not published and single.sample.row["cluster"] != point.sample.row["cluster"]:
+        of_single["cluster"] = str(single.sample.row["cluster"])
     settings = {
         **point.settings,
         "layout": layout(point.sample),
         "model_changed": point.sample.sizes,
-        "best_single_across": single.settings["across"] if single else {},
+        "best_single_across": of_single,
     }
     row = {
         **dict.fromkeys(column.name for column in SCALING),
@@ -167,7 +169,7 @@ def _measurement(point: Point, kind: str, compared: list[Point], curve: list[Poi
         **merged_own_steps([run.row for run in point.ok]),
         **_against(point, single, kind, "best_single"),
         **_against(point, base, kind, "own_base", "_vs_own_base"),
-        **(_NO_RATIOS if alone else {}),
+        **(_NO_RATIOS if published and base is point and len(curve) == 1 else {}),
     }
     return Measurement(
         row,
@@ -176,6 +178,7 @@ def _measurement(point: Point, kind: str, compared: list[Point], curve: list[Poi
         mark_names={name for run in point.ok for name in marks_of(run.row)},
         options=point.sample.added_later | point.sample.options,
         passes=next((run.passes for run in point.runs if run.passes), {}),
+        runs=[run.row for run in point.ok],
     )
 
 
@@ -184,27 +187,19 @@ def _merged(point: Point) -> Row:
     merges = {"median": median, "max": max}
     merged: Row = {column.name: point.sample.row[column.name] for column in SCALING if column.source == "equal"}
     for column in SCALING:
-        if column.source in merges:
-            values = point.values(column.name)
-            merged[column.name] = merges[column.source](values) if values else None
+        if column.source in merges and (values := point.values(column.name)):
+            merged[column.name] = merges[column.source](values)
     return merged
 
 
 def _times(point: Point) -> Row:
-    epochs, samples = point.values("epoch_time_s"), point.sample_times
-    epoch, sample = median_interval(epochs), point.interval
-    return {
-        "interval": confidence(len(samples), sample) if samples else None,
-        "epoch_time_shortest_s": min(epochs, default=None),
-        "epoch_time_longest_s": max(epochs, default=None),
-        "sample_time_shortest_s": min(samples, default=None),
-        "sample_time_longest_s": max(samples, default=None),
-        "epoch_time_low_s": epoch and epoch.low,
-        "epoch_time_high_s": epoch and epoch.high,
-        "sample_time_s": point.sample_time_s,
-        "sample_time_low_s": sample and sample.low,
-        "sample_time_high_s": sample and sample.high,
-    }
+    count = len(point.sample_times)
+    row: Row = {"interval": confidence(count, point.interval) if count else None, "sample_time_s": point.sample_time_s}
+    for name, seconds in (("epoch_time", point.values("epoch_time_s")), ("sample_time", point.sample_times)):
+        interval = median_interval(seconds)
+        row[f"{name}_shortest_s"], row[f"{name}_longest_s"] = min(seconds, default=None), max(seconds, default=None)
+        row[f"{name}_low_s"], row[f"{name}_high_s"] = (interval.low, interval.high) if interval else (None, None)
+    return row
 
 
 def _stated_base(point: Point) -> Point | None:
@@ -219,7 +214,7 @@ def _stated_base(point: Point) -> Point | None:
 
 def _against(point: Point, base: Point | None, kind: str, prefix: str, suffix: str = "") -> Row:
     """The columns of one base: its own, named with `prefix`, and speedup and efficiency with their intervals, named
-    with `suffix`. A verdict needs a base that differs in the compared factors alone."""
+    with `suffix`. A verdict needs a base that differs in the compared factors and the GPU count alone."""
     if base is None or not base.sample_time_s or not base.gpus:
         return {}
     epochs = base.values("epoch_time_s")
@@ -238,7 +233,9 @@ def _against(point: Point, base: Point | None, kind: str, prefix: str, suffix: s
     if point is base or point.interval is None or base.interval is None:
         return row  # the ratio of a base to itself is 1 by definition
     ratio, share = stats.ratio_interval(base.interval, point.interval), base.gpus / point.gpus
-    if base.verdict_group == point.verdict_group and size(base.sample.row, kind) == size(point.sample.row, kind):
+    one, other = base.sample.row, point.sample.row
+    alike = one["cluster"] == other["cluster"] and size(one, kind) == size(other, kind)
+    if alike and base.verdict_group == point.verdict_group:
         row[f"speedup{suffix}_verdict"] = stats.verdict(ratio, "speedup", "slowdown", stats.NONE_SHOWN)
     return row | {
         f"speedup{suffix}_low": ratio.low,
@@ -247,10 +244,6 @@ def _against(point: Point, base: Point | None, kind: str, prefix: str, suffix: s
         f"efficiency{suffix}_low": ratio.low * share,
         f"efficiency{suffix}_high": ratio.high * share,
     }
-
-
-def _fastest(points: list[Point]) -> Point | None:
-    return min(points, key=lambda point: point.sample_time_s or 0.0, default=None)
 
 
 def _facts(point: Point, kind: str) -> Row:

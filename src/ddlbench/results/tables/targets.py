@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, isfinite
 from pathlib import Path
 from statistics import median
@@ -84,6 +84,11 @@ class TargetCosts:
     rows: list[Row]
     by_path: dict[str, dict[str, float | None]]
 
+    def of(self, tables: Tables) -> TargetCosts:
+        """Those of the measurements that a part of the tables has."""
+        measured = {row["measurement"] for row in tables.scaling_rows}
+        return replace(self, rows=[row for row in self.rows if row["measurement"] in measured])
+
 
 def target_costs(tables: Tables, wanted: Target) -> TargetCosts:
     """A row for each measurement with runs that ended ok and have the metric: medians over those runs.
@@ -110,7 +115,14 @@ def target_costs(tables: Tables, wanted: Target) -> TargetCosts:
     return TargetCosts(wanted, rows, by_path)
 
 
+def without_metric(targets: Sequence[TargetCosts]) -> list[str]:
+    """A warning for each target whose metric no run has."""
+    unknown = [costs.target for costs in targets if not costs.rows]
+    return [f"--target {target.text}: no reported run that ended ok has {target.metric}" for target in unknown]
+
+
 def write_targets(targets: Sequence[TargetCosts], folder: Path) -> None:
-    """targets.csv, where there are targets."""
+    """targets.csv, where there are targets; that of an earlier report is removed."""
+    (folder / "targets.csv").unlink(missing_ok=True)
     if rows := [row for target in targets for row in target.rows]:
         write_csv(frame(TARGETS, rows), folder / "targets.csv")
