@@ -58,6 +58,8 @@ def test_renamed_code_and_moved_results_are_still_the_same_cells(tmp_path: Path,
         (["ok", "killed"], "ok"),
         (["running"], "running"),
         (["unsupported"], "unsupported"),
+        (["unsupported", "ok"], "ok"),
+        (["unsupported", "error"], "error"),
     ],
 )
 def test_the_status_of_several_attempts(tmp_path: Path, cells: list[Cell], statuses: list[str], expected: str) -> None:

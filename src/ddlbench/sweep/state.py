@@ -78,12 +78,12 @@ class State:
         return self
 
     def status(self, cell: Cell) -> str:
-        """The status of an attempt that ended well, else of the last one; "missing" if there is none, or if the last
-        one was interrupted without a result or can continue."""
+        """The status of an attempt that ended with `ok`, else of the last one; "missing" if there is none, or if the
+        last one was interrupted without a result or can continue."""
         attempts = self.of(cell)
         if not attempts:
             return MISSING
-        last = next((attempt for attempt in attempts if attempt.status in FINAL), attempts[-1])
+        last = next((attempt for attempt in attempts if attempt.status == "ok"), attempts[-1])
         return MISSING if last.interrupted else last.status
 
     def of(self, cell: Cell) -> list[Attempt]:
