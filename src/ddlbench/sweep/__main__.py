@@ -52,7 +52,7 @@ def _run(given: argparse.Namespace, study: Study) -> int:
     from ddlbench.sweep import local
 
     options = slurm.Options(given.site, given.sbatch, given.throttle, given.pack)
-    options.words()  # a mistake in them is an error of every command, also of one that submits nothing
+    sbatch = options.words()  # a mistake in them is an error of every command, also of one that submits nothing
     starts = (given.slurm or given.local) and not given.dry_run
     asks = given.status or given.cancel
     forecast, checks = None, list[Check]()
@@ -65,7 +65,7 @@ def _run(given: argparse.Namespace, study: Study) -> int:
         checks.append(data_check(here=given.local and not given.slurm))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if given.slurm:
-        device = torch.device("cpu" if "--gpus-per-node=0" in given.sbatch else "cuda")
+        device = torch.device("cpu" if "--gpus-per-node=0" in sbatch else "cuda")
     cells = plan(study, forecast.device if forecast else device, *checks)
     state = State(Path(study.results_dir)).refresh()
     if given.cancel:
