@@ -35,7 +35,6 @@ from ddlbench.run.scenarios.loading import Loading
 from ddlbench.run.scenarios.training import Training
 from ddlbench.run.settings import check_machine, check_precision, planned_device, set_switches
 from ddlbench.run.supervisor import NO_STEP, Supervisor
-from ddlbench.texts import printable
 
 SCENARIOS: Mapping[str, Callable[[Config, Job], Scenario]] = {"train": Training, "loader": Loading}  # by `mode`
 INTERRUPTED = ("killed", "timeout")
@@ -191,7 +190,7 @@ def fail(error: Exception, attempt: Attempt, supervisor: Supervisor) -> int:
     if first.rank == mine.rank:
         if not isinstance(error, RunError):  # no mistake of the user's
             traceback.print_exception(error)
-        tell(f"{first.status}: {printable(first.reason)}")
+        tell(f"{first.status}: {first.reason}")
         if first.status in INTERRUPTED and (line := how_to_continue(attempt)):
             tell(line)
     supervisor.wait_for_readers(first)
