@@ -23,7 +23,7 @@ from ddlbench.measure.devices.meter import Meter
 from ddlbench.progress import Progress, tell
 from ddlbench.ranks.boundary import Boundary
 from ddlbench.ranks.control import all_gather, barrier, single_process, wait_for
-from ddlbench.ranks.launch import Launch, connect, disable_nccl_abort, disconnect, pick_device
+from ddlbench.ranks.launch import Launch, connect, disable_nccl_abort, disconnect, group_timeout, pick_device
 from ddlbench.record.record import writable
 from ddlbench.record.recorder import FileRecorder
 from ddlbench.record.run_json import planned_run
@@ -64,7 +64,8 @@ def run_attempt(config: Config, launch: Launch, started: float) -> int:
         try:
             if device.type == "cuda":
                 disable_nccl_abort()
-            supervisor.expect(NO_CONNECTION, more_s=10)  # an error that `connect` raises has details and comes before
+            # After the timeout of the groups, because an error that `connect` raises has details.
+            supervisor.expect(NO_CONNECTION, more_s=group_timeout(device, 10.0).total_seconds())
             connect(launch, device, config.train.timeout_s, config.backend, reached=supervisor.reach)
             supervisor.connect()  # from now on every rank watches for failures of the others
             attempt.end_span("connecting_s")
