@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import re
@@ -308,6 +309,7 @@ def test_what_exceptions_are_called() -> None:
         Diverged("nan"): ("diverged", "nan", 5),
         torch.OutOfMemoryError("CUDA out of memory. Tried"): ("oom", "rank 3: OutOfMemoryError: CUDA out of", 7),
         RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"): ("oom", "rank 3: RuntimeError", 7),
+        OSError(errno.ENOMEM, "Cannot allocate memory"): ("oom", "rank 3: OSError: [Errno 12] Cannot allocate", 7),
         RuntimeError("CUDA error: out of memory"): ("oom", "rank 3: RuntimeError: CUDA error", 7),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"): ("oom", "rank 3: RuntimeError", 7),
         RuntimeError("compiler raised:\n\nbecause of this"): (
