@@ -44,7 +44,7 @@ class Peers:
         self.announced = False
         self.period_s = max(0.25, world_size / 500)
         self.failure: Failure | None = None
-        self.recorded = self.lost = self.closed = self.acknowledged = False
+        self.recorded = self.lost = self.closed = False
         self.next_rank = (rank + 1) % world_size  # the one this rank listens to all the time
         self.next_beat = b""
         self.next_changed = time.perf_counter()
@@ -63,10 +63,8 @@ class Peers:
         self._ask(lambda store: store.set(RECORDED, ""))
 
     def acknowledge(self) -> None:
-        """This rank knows the first failure: the store's process need not stay for it."""
-        if not self.acknowledged:
-            self.acknowledged = True
-            self._ask(lambda store: store.add(READERS, 1))
+        """This rank knows the first failure: the store's process need not stay for it. Called once."""
+        self._ask(lambda store: store.add(READERS, 1))
 
     def request_stop(self, request: Failure) -> Failure | None:
         """Request that all ranks stop at a boundary; the request that came first. None: the store does not answer."""
