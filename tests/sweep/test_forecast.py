@@ -55,8 +55,9 @@ def test_the_seconds_are_those_of_the_oracle_for_all_steps(tmp_path: Path, capsy
 
 
 def test_what_is_not_known_is_empty(tmp_path: Path) -> None:
-    """The length of an epoch of the sample images; a cell that is refused."""
+    """The length of an epoch of the sample images; a cell without a model; a cell that is refused."""
     forecast = Forecast("h100")
+    assert seconds(forecast, cells(tmp_path, keys={"mode": "loader"})) == [None, None]
     assert seconds(forecast, cells(tmp_path, keys={"train.steps": None})) == [None, None]
     four, eight = cells(tmp_path, framework="gpipe")  # of six blocks there are no eight stages
     assert (four.refused is None, eight.refused is None) == (True, False)
