@@ -40,7 +40,7 @@ def compose() -> Config | None:
     for group in GROUPS:
         section = composed[0][group]
         target = section.get("_target_") if isinstance(section, DictConfig) else None
-        if target is not None and target not in targets(group):  # building it would run anybody's code
+        if target is not None and target not in targets(group):  # building it would run foreign code
             raise UserError(f"{group}._target_={shown(target)} is no {group} of ddlbench: choose one with {group}=NAME")
     return resolve(composed[0])
 

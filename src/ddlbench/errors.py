@@ -99,7 +99,7 @@ def check_values(
     choices: Mapping[str, Collection[object]] = NONE,
     rules: Mapping[str, tuple[bool, str]] = NONE,
 ) -> None:
-    """Raise UserError for a key of a section of the configuration whose value cannot be used. None always can.
+    """Raise UserError for a key of a section of the configuration whose value cannot be used. None is always allowed.
 
     prefix: of the keys in a message: the section with its dot, "" for the keys of no section; options: a dataclass
     least, above: the smallest value of a key; what the value of a key must exceed

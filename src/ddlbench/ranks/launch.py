@@ -166,7 +166,7 @@ def is_fake() -> bool:
 
 def first_operation(device: torch.device, group: dist.ProcessGroup | None = None) -> None:
     """Let a group (None: all ranks) make its communicator now: NCCL does it at the group's first operation. All ranks
-    of the group come here; returns when the operation has ended. A fake group (a rehearsal) has no communicator."""
+    of the group call this; it returns when the operation has ended. A fake group (a rehearsal) has no communicator."""
     if is_fake():
         return
     one = torch.zeros(1, device=device)
@@ -177,7 +177,7 @@ def first_operation(device: torch.device, group: dist.ProcessGroup | None = None
         interface = os.environ.get("NCCL_SOCKET_IFNAME", "(not set)")
         raise RuntimeError(
             "NCCL could not connect the ranks of a group: check that every node is reached by the interface "
-            f"NCCL_SOCKET_IFNAME={interface}; NCCL_DEBUG=INFO says more\n{error}"
+            f"NCCL_SOCKET_IFNAME={interface}; NCCL_DEBUG=INFO prints more\n{error}"
         ) from error
 
 

@@ -189,7 +189,7 @@ def fail(error: Exception, attempt: Attempt, supervisor: Supervisor) -> int:
     first = supervisor.record_cause(mine)
     attempt.record_failure(first, begun=not isinstance(error, UserError))
     if first.rank == mine.rank:
-        if not isinstance(error, RunError):  # no mistake of the user's
+        if not isinstance(error, RunError):  # an error of the program
             traceback.print_exception(error)
         tell(f"{first.status}: {first.reason}")
         if first.status in INTERRUPTED and (line := how_to_continue(attempt)):
@@ -211,7 +211,7 @@ def close(opened: ExitStack, clean: bool) -> None:
     """Close the data, drop the model and destroy the process groups, because they must not be destroyed while a wrapped
     model lives. The end is recorded: what goes wrong here changes nothing.
 
-    clean: all ranks come here. Where another rank may still be in a collective, the program ends without `disconnect`.
+    clean: all ranks call this. Where another rank may still be in a collective, the program ends without `disconnect`.
     """
     try:
         opened.close()

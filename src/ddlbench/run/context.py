@@ -131,7 +131,7 @@ class Attempt:
         if record is not None and record.finish(failure.status, failure.reason, final, ended_by=ended_by) and final:
             self._show_folder()
         if failure.status == "timeout" and ended_by is None and self.folder is not None and not self.hung:
-            self.hung = True  # now: a collective that fails looks like one that ended
+            self.hung = True  # now: later a collective that has failed counts as ended
             save_last_collectives(self.folder, self.launch.rank)
 
     def record_success(self) -> bool:

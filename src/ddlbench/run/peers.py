@@ -107,9 +107,10 @@ class Peers:
         """Which ranks ended without a message or are stopped, in words; None where every rank sends heartbeats, or
         where a failure was posted meanwhile.
 
-        All ranks of a run that hangs come here at once, and one store answers them: rank 0 looks at every rank, another
-        rank at its next one. It then waits for what rank 0 or the neighbour of the lost rank posts, and looks at every
-        rank only where neither does. Takes up to SILENCE_S, on other ranks than 0 up to 2 SILENCE_S + REPORT_S.
+        All ranks of a run that hangs call this at the same time, and one store answers them: rank 0 looks at every
+        rank, another rank at its next one. It then waits for what rank 0 or the neighbour of the lost rank posts, and
+        looks at every rank only where neither does. Takes up to SILENCE_S, on other ranks than 0 up
+        to 2 SILENCE_S + REPORT_S.
         """
         others = [rank for rank in range(self.world_size) if rank != self.rank]
         if self.rank == 0 or self.world_size == 2:

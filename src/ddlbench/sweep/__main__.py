@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code if isinstance(error, RunError) else UserError.exit_code
     except KeyboardInterrupt:
         again = f"python -m ddlbench.sweep {shlex.join(sys.argv[1:] if arguments is None else arguments)}"
-        say(f"ddlbench.sweep: interrupted; what has ended is kept, to go on: {again}", stream=sys.stderr)
+        say(f"ddlbench.sweep: interrupted; cells that have ended are kept; to continue: {again}", stream=sys.stderr)
         return INTERRUPTED
 
 
