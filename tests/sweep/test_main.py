@@ -268,6 +268,10 @@ def test_cancel_says_what_it_could_not_end(
         signalled.append(pid)
 
     monkeypatch.setattr(os, "kill", kill)
+    assert main([str(study), f"results_dir={results}", "--cancel", "--dry-run"]) == 0
+    assert not signalled
+    assert not (tmp_path / "cancelled").exists()
+    capsys.readouterr()
     assert main([str(study), f"results_dir={results}", "--cancel"]) == 1
     said = capsys.readouterr().out
     assert said.startswith("cancelled: 1 Slurm jobs, 1 local sweeps\n3 of other users or machines still hold")

@@ -54,7 +54,8 @@ def _run(given: argparse.Namespace, study: Study) -> int:
     options = slurm.Options(given.site, given.sbatch, given.throttle, given.pack)
     sbatch = options.words()  # a mistake in them is an error of every command, also of one that submits nothing
     starts = (given.slurm or given.local) and not given.dry_run
-    asks = given.status or given.cancel
+    cancels = given.cancel and not given.dry_run
+    asks = given.status or cancels
     forecast, checks = None, list[Check]()
     if given.cluster is not None and not starts and not asks:
         from ddlbench.sweep.forecast import Forecast
@@ -68,7 +69,7 @@ def _run(given: argparse.Namespace, study: Study) -> int:
         device = torch.device("cpu" if "--gpus-per-node=0" in sbatch else "cuda")
     cells = plan(study, forecast.device if forecast else device, *checks)
     state = State(Path(study.results_dir)).refresh()
-    if given.cancel:
+    if cancels:
         return _cancel(cells, state)
     if given.status:
         return _status(cells, state)
