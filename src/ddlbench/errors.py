@@ -195,12 +195,16 @@ def failure_of(error: BaseException, rank: int) -> Failure:
     """Why an exception ends the run; out-of-memory and timeout errors of libraries are recognized by their words."""
     if isinstance(error, RunError):
         return Failure(error.status, str(error), error.exit_code, rank, ended_by=error.ended_by)
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    message = str(error)
+    if "\nOriginal Traceback" in message:  # of a loader worker or a thread: torch adds the traceback to the message
+        caught, *_, cause = message.strip().splitlines()
+        message = f"{caught}\n{cause}"
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
     text = f"{type(error).__name__}: {' '.join(lines[:2])}".removesuffix(": ")
-    words = f"{type(error).__name__}: {error}".lower()
-    if "DataLoader worker (pid" in str(error):
-        number = re.search(r"pid(?:\(s\))? ([\d, ]+)", str(error))
-        by = re.search(r"killed by signal: ([\w ]+)", str(error))
+    words = f"{type(error).__name__}: {message}".lower()
+    if "DataLoader worker (pid" in message:
+        number = re.search(r"pid(?:\(s\))? ([\d, ]+)", message)
+        by = re.search(r"killed by signal: ([\w ]+)", message)
         how = f"was killed by signal {by[1].strip()!r}" if by else "ended unexpectedly"
         reason = (
             f"rank {rank}: a loader worker process (pid {number[1].strip() if number else '?'}) {how}: if the node ran "
