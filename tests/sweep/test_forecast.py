@@ -45,13 +45,15 @@ def step_s(capsys: pytest.CaptureFixture[str], *words: str) -> list[float]:
 
 
 def test_the_seconds_are_those_of_the_oracle_for_all_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """3 epochs of 10 steps; of ImageNet's 1,281,167 images 20,018 batches of 64 in each of 2 epochs."""
+    """3 epochs of 10 steps; of ImageNet's 1,281,167 images 20,018 batches of 64 in each of 2 epochs, also where
+    train.steps would allow more."""
     forecast = Forecast("h100")
     short = cells(tmp_path, keys={"train.steps": 10, "train.epochs": 3})
     assert seconds(forecast, short) == pytest.approx([30 * each for each in step_s(capsys, *SMALL)])
-    whole = cells(tmp_path, "data.root=/data", keys={"train.steps": None, "train.epochs": 2, "data": "imagenet"})
     expected = [2 * 20_018 * each for each in step_s(capsys, *SMALL)]
-    assert seconds(forecast, whole) == pytest.approx(expected)
+    for steps in (None, 1_000_000):
+        keys = {"train.steps": steps, "train.epochs": 2, "data": "imagenet"}
+        assert seconds(forecast, cells(tmp_path, "data.root=/data", keys=keys)) == pytest.approx(expected)
 
 
 def test_what_is_not_known_is_empty(tmp_path: Path) -> None:

@@ -45,11 +45,9 @@ class Forecast:
             return None
         inputs = Inputs(self.machine, self._computation, samples=SAMPLES.get(config.data.name))
         try:
-            prediction = predict(config, cell.gpus, inputs)
+            epoch_s = predict(config, cell.gpus, inputs).epoch_s
         except UserError:
             return None
-        steps = config.train.steps
-        epoch_s = prediction.step_s * steps if prediction.step_s and steps else prediction.epoch_s
         return None if epoch_s is None else epoch_s * config.train.epochs
 
     def _computation(self, config: Config) -> Computation:
