@@ -50,6 +50,8 @@ def test_the_seconds_are_those_of_the_oracle_for_all_steps(tmp_path: Path, capsy
     forecast = Forecast("h100")
     short = cells(tmp_path, keys={"train.steps": 10, "train.epochs": 3})
     assert seconds(forecast, short) == pytest.approx([30 * each for each in step_s(capsys, *SMALL)])
+    synthetic = cells(tmp_path, keys={"train.steps": None, "loader.train_samples": 700})  # 10 batches of 64
+    assert seconds(forecast, synthetic) == pytest.approx([10 * each for each in step_s(capsys, *SMALL)])
     expected = [2 * 20_018 * each for each in step_s(capsys, *SMALL)]
     for steps in (None, 1_000_000):
         keys = {"train.steps": steps, "train.epochs": 2, "data": "imagenet"}

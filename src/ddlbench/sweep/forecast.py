@@ -43,7 +43,9 @@ class Forecast:
         config = configuration(*cell.words)
         if config.mode != "train":  # the loader alone takes another time, which the oracle does not predict
             return None
-        inputs = Inputs(self.machine, self._computation, samples=SAMPLES.get(config.data.name))
+        # Of the synthetic loader, where it says how many, or of the data.
+        samples = getattr(config.loader, "train_samples", None) or SAMPLES.get(config.data.name)
+        inputs = Inputs(self.machine, self._computation, samples=samples)
         try:
             epoch_s = predict(config, cell.gpus, inputs).epoch_s
         except UserError:
