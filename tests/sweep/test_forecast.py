@@ -58,6 +58,18 @@ def test_the_seconds_are_those_of_the_oracle_for_all_steps(tmp_path: Path, capsy
         assert seconds(forecast, cells(tmp_path, "data.root=/data", keys=keys)) == pytest.approx(expected)
 
 
+def test_cells_whose_updates_cost_different_times_share_no_computation(tmp_path: Path) -> None:
+    """SGD without momentum reads and writes 12 bytes for each parameter instead of 20."""
+    forecast = Forecast("h100")
+    keys = {"train.steps": 100, "recipe": "sgd"}
+    plain, with_momentum = (
+        seconds(forecast, cells(tmp_path, keys=keys | {"recipe.optimizer.momentum": value})) for value in (0.0, 0.9)
+    )
+    assert all(
+        one is not None and other is not None and one < other for one, other in zip(plain, with_momentum, strict=True)
+    )
+
+
 def test_what_is_not_known_is_empty(tmp_path: Path) -> None:
     """The length of an epoch of the sample images; a cell without a model; a cell that is refused."""
     forecast = Forecast("h100")
