@@ -50,6 +50,7 @@ def complain(error: RunError, launch: Launch | None) -> None:
     the mistake is only on that rank (a missing folder on one node)."""
     rank = launch.rank if launch else 0
     if rank:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # the launcher's SIGTERM
         time.sleep(3)
     message = " ".join(str(error).split())
     print(f"ddlbench{f' (rank {rank})' if rank else ''}: {shown(message, LONGEST_LINE)}", file=sys.stderr, flush=True)
