@@ -76,6 +76,17 @@ def test_a_rank_that_waits_with_its_line_can_be_ended_by_its_launcher(
     assert not mask & set(SIGNALS)
 
 
+@pytest.mark.parametrize("words", [["dryrun=true"], ["mode=rehearsal"]])
+def test_ctrl_c_of_what_records_nothing_is_no_traceback(
+    ddlbench, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ddlbench.__main__.start", interrupted)
+    assert ddlbench(*SMALL, *words) == (130, "")
+
+
 def test_a_torch_that_is_too_old_is_one_line(ddlbench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ddlbench.__main__.metadata.version", lambda _: "2.9.0a0+50eac811.nv25.09")
     code, said = ddlbench(*SMALL, "dryrun=true")

@@ -101,6 +101,8 @@ def main() -> int:
     except (HydraException, OmegaConfBaseException) as error:
         complain(UserError(hydra_line(error)), launch)
         return 2
+    except KeyboardInterrupt:  # while nothing takes signals: the configuration is read, a dry run, a rehearsal
+        return 128 + signal.SIGINT
 
 
 def start(config: Config, launch: Launch) -> int:
