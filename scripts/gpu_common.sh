@@ -19,9 +19,9 @@ die() {
 
 need_gpu() {
   [ -z "$dry$tiny" ] || return 0
-  local why
-  why=$("$python" -c 'import torch; torch.cuda.is_available() or print("torch.cuda.is_available() is False")' 2>&1)
-  [ -z "$why" ] || die "no usable GPU: $(tail -n 1 <<<"$why")"
+  local said
+  said=$("$python" -c 'import torch; print(f"torch.cuda.is_available() is {torch.cuda.is_available()}")' 2>&1)
+  grep -q "is_available() is True$" <<<"$said" || die "no usable GPU: $(tail -n 1 <<<"$said")" # beside it: warnings
 }
 
 # The packages that are missing here, from a folder: no network, no root, nothing of the site's is changed.

@@ -124,6 +124,19 @@ def test_without_a_gpu_it_ends_in_one_line(script: str) -> None:
     assert done.stderr.splitlines() == [f"{Path(script).stem}: no usable GPU: torch.cuda.is_available() is False"]
 
 
+def test_a_warning_of_torch_is_no_missing_gpu(tmp_path: Path) -> None:
+    """The stand-in for Python warns, says that there is a GPU, and fails at all else."""
+    python = tmp_path / "python"
+    python.write_text(
+        "#!/bin/bash\necho FutureWarning: deprecated >&2\n[ $1 = -c ] && echo 'torch.cuda.is_available() is True'\n"
+    )
+    python.chmod(0o755)
+    done = run(CHECK, "images", str(tmp_path / "results"), PYTHON=str(python))
+    assert "no usable GPU" not in done.stderr
+    assert "images/native" in done.stdout
+    assert done.returncode == 1
+
+
 @pytest.mark.parametrize("script", [FIRST, CHECK])
 def test_an_unknown_part_is_one_line_with_the_choices(script: str) -> None:
     done = run(script, "gpt3")
