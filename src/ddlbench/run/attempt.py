@@ -68,6 +68,7 @@ def run_attempt(config: Config, launch: Launch, started: float) -> int:
             supervisor.expect(NO_CONNECTION, more_s=group_timeout(device, 10.0).total_seconds())
             connect(launch, device, config.train.timeout_s, config.backend, reached=supervisor.reach)
             supervisor.connect()  # from now on every rank watches for failures of the others
+            attempt.count_nodes()
             attempt.end_span("connecting_s")
             attempt.open_record()
             wait_for([0], "ddlbench/data")
