@@ -88,6 +88,8 @@ def main() -> int:
         config = compose()
         if config is None:
             return 0
+        if config.dryrun:  # has no `Supervisor`
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         code = start(config, launch)
         if code and launch.world_size > 1:
             # Other ranks may be stuck: waiting for threads of the communication library would only hold them up.
@@ -102,7 +104,8 @@ def main() -> int:
         complain(UserError(hydra_line(error)), launch)
         return 2
     except KeyboardInterrupt:  # while nothing takes signals: the configuration is read, a dry run, a rehearsal
-        return 128 + signal.SIGINT
+        sys.excepthook = lambda *_: None  # no traceback; Python ends by the signal, so that a shell's script ends too
+        raise
 
 
 def start(config: Config, launch: Launch) -> int:
