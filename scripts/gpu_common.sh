@@ -44,14 +44,17 @@ begin() { # part, its limit in seconds
   echo "== $part (at most $2 s)"
 }
 
-# Run a command within what is left of the part's limit. SIGTERM first, so that a record can say `killed`.
+# Run a command within what is left of the part's limit. SIGTERM first, so that a record can say `killed`. `timeout` and its
+# command are a process group of their own, which a terminal does not interrupt: Ctrl-C is passed on.
 limited() {
   printf '%q ' "$@" && echo
   [ -z "$dry" ] || return 0
   local left=$((deadline - SECONDS))
   ((left > 0)) || return 124
-  timeout --kill-after=10 "$left" "$@"
+  timeout --kill-after=10 "$left" "$@" &
+  wait "$!"
 }
+trap 'kill -INT "$!" && wait "$!"; exit 130' INT
 
 note() { # name, what came of it, since when
   printf '%-36s %-24s %5d s\n' "$part/$1" "$2" $((SECONDS - $3))
