@@ -19,9 +19,9 @@ die() {
 
 need_gpu() {
   [ -z "$dry$tiny" ] || return 0
-  local why
-  why=$("$python" -c 'import torch; torch.cuda.is_available() or print("torch.cuda.is_available() is False")' 2>&1)
-  [ -z "$why" ] || die "no usable GPU: $(tail -n 1 <<<"$why")"
+  local said
+  said=$("$python" -c 'import torch; print(f"torch.cuda.is_available() is {torch.cuda.is_available()}")' 2>&1)
+  grep -q "is_available() is True$" <<<"$said" || die "no usable GPU: $(tail -n 1 <<<"$said")" # beside it: warnings
 }
 
 # The packages that are missing here, from a folder: no network, no root, nothing of the site's is changed.
@@ -44,14 +44,17 @@ begin() { # part, its limit in seconds
   echo "== $part (at most $2 s)"
 }
 
-# Run a command within what is left of the part's limit. SIGTERM first, so that a record can say `killed`.
+# Run a command within what is left of the part's limit. SIGTERM first, so that a record can say `killed`. `timeout` and its
+# command are a process group of their own, which a terminal does not interrupt: Ctrl-C is passed on.
 limited() {
   printf '%q ' "$@" && echo
   [ -z "$dry" ] || return 0
   local left=$((deadline - SECONDS))
   ((left > 0)) || return 124
-  timeout --kill-after=10 "$left" "$@"
+  timeout --kill-after=10 "$left" "$@" &
+  wait "$!"
 }
+trap 'kill -INT "$!" && wait "$!"; exit 130' INT
 
 note() { # name, what came of it, since when
   printf '%-36s %-24s %5d s\n' "$part/$1" "$2" $((SECONDS - $3))

@@ -13,7 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-GIB = 2**30
+from ddlbench.texts import gib, markdown_table, percent
+
 COLUMNS = ("check", "model", "framework", "GPUs", "loader", "precision", "batch", "compile", "status", "samples/s",
            "tokens/s", "MFU", "data wait", "peak allocated")  # fmt: skip
 
@@ -29,25 +30,15 @@ def main(folder: Path) -> None:
     print(f"Date: {records[0]['times']['start'][:10]}; commit {environment['git_commit']}\n")
     lines = [line.split("\t") for path in sorted(folder.rglob("checks.tsv")) for line in path.read_text().splitlines()]
     if lines:  # of a check that was done again, the last
-        table(("check", "result", "seconds"), list({line[0]: line for line in lines}.values()))
-    table(COLUMNS, [cells(place(path, folder), record) for path, record in zip(paths, records, strict=True)])
-
-
-def table(columns: tuple[str, ...], rows: list[list[str]]) -> None:
-    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
-    for row in rows:
-        print(f"| {' | '.join(row)} |")
-    print()
-
-
-def place(path: Path, folder: Path) -> str:
-    """Where a record lies below the folder: part/check. path: .../part/check/<run_id>/attempt-<n>/run.json."""
-    return path.parents[2].relative_to(folder).as_posix()
+        print(markdown_table(("check", "result", "seconds"), {line[0]: line for line in lines}.values()))
+    # .../part/check/<run_id>/attempt-<n>/run.json
+    names = [path.parents[2].relative_to(folder).as_posix() for path in paths]
+    print(markdown_table(COLUMNS, map(cells, names, records)))
 
 
 def cells(check: str, record: dict[str, Any]) -> list[str]:
     config, summary = record["config"], record.get("summary", {})
-    memory = summary.get("memory_allocated_peak_bytes")
+    rates = (summary.get(name) for name in ("throughput_samples_per_s", "tokens_per_s"))
     return [
         check,
         config["model"]["name"],
@@ -58,20 +49,11 @@ def cells(check: str, record: dict[str, Any]) -> list[str]:
         str((record.get("ledger") or {}).get("global_batch", "")),
         str(config["train"]["compile"]),
         record["status"],
-        number(summary.get("throughput_samples_per_s")),
-        number(summary.get("tokens_per_s")),
+        *("" if rate is None else f"{rate:,.0f}" for rate in rates),
         percent(summary.get("mfu")),
         percent(summary.get("data_wait_share")),
-        f"{memory / GIB:.2f} GiB" if memory else "",
+        gib(summary.get("memory_allocated_peak_bytes")),
     ]
-
-
-def percent(value: float | None) -> str:
-    return "" if value is None else f"{100 * value:.1f} %"
-
-
-def number(value: float | None) -> str:
-    return "" if value is None else f"{value:,.0f}"
 
 
 def status(folder: Path) -> str:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
+import time
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 
+from ddlbench.__main__ import complain
+from ddlbench.errors import SIGNALS, UserError
+from ddlbench.ranks.launchers import Launch, rank_variables
 from tests.support.runs import SMALL, record
 from tests.support.waiting import WITHIN_S
 
@@ -53,6 +58,60 @@ def test_the_same_run_again_is_a_second_attempt(ddlbench, tmp_path: Path) -> Non
 def test_dryrun_starts_nothing(ddlbench, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ddlbench(*SMALL, "dryrun=true")[0] == 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rank_that_waits_with_its_line_can_be_ended_by_its_launcher(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A rank of several blocks signals while it reads its configuration."""
+    blocked = list[set[int]]()
+    monkeypatch.setattr(time, "sleep", lambda _: blocked.append(signal.pthread_sigmask(signal.SIG_BLOCK, ())))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        complain(UserError("no such key"), Launch("torchrun", 1, 2, 1, 2))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert capsys.readouterr().err == "ddlbench (rank 1): no such key\n"
+    (mask,) = blocked
+    assert not mask & set(SIGNALS)
+
+
+@pytest.mark.parametrize("words", [["dryrun=true"], ["mode=rehearsal"]])
+def test_ctrl_c_of_what_records_nothing_is_no_traceback(
+    ddlbench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    """The exception goes on: Python then ends by the signal, and a script of the shell does not continue."""
+    interrupt = KeyboardInterrupt()
+
+    def interrupted(*_: object) -> int:
+        raise interrupt
+
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr("ddlbench.__main__.start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ddlbench(*SMALL, *words)
+    sys.excepthook(KeyboardInterrupt, interrupt, interrupt.__traceback__)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_dry_run_for_several_ranks_can_be_interrupted(ddlbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked = list[set[int]]()
+
+    def start(*_: object) -> int:
+        blocked.append(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+        return 0
+
+    monkeypatch.setattr("ddlbench.__main__.start", start)
+    monkeypatch.setenv("DDLBENCH_PLAN", "cpu")
+    for name, value in rank_variables(0, 2, 1).items():
+        monkeypatch.setenv(name, value)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
+        assert ddlbench(*SMALL, "dryrun=true") == (0, "")
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    (mask,) = blocked
+    assert not mask & set(SIGNALS)
 
 
 def test_a_torch_that_is_too_old_is_one_line(ddlbench, monkeypatch: pytest.MonkeyPatch) -> None:

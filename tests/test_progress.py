@@ -5,7 +5,12 @@ import sys
 
 import pytest
 
-from ddlbench.progress import Progress
+from ddlbench.progress import Progress, tell
+
+
+def test_a_text_of_a_library_is_one_line_and_moves_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    tell("error: rank 1: no file \x1b[2J\nin /tmp")
+    assert capsys.readouterr().err == "ddlbench: error: rank 1: no file \\x1b[2J\\nin /tmp\n"
 
 
 def test_plain_lines_in_a_log(capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,7 +40,7 @@ def compose() -> Config | None:
     for group in GROUPS:
         section = composed[0][group]
         target = section.get("_target_") if isinstance(section, DictConfig) else None
-        if target is not None and target not in targets(group):  # building it would run anybody's code
+        if target is not None and target not in targets(group):  # building it would run foreign code
             raise UserError(f"{group}._target_={shown(target)} is no {group} of ddlbench: choose one with {group}=NAME")
     return resolve(composed[0])
 
@@ -50,6 +50,7 @@ def complain(error: RunError, launch: Launch | None) -> None:
     the mistake is only on that rank (a missing folder on one node)."""
     rank = launch.rank if launch else 0
     if rank:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # the launcher's SIGTERM
         time.sleep(3)
     message = " ".join(str(error).split())
     print(f"ddlbench{f' (rank {rank})' if rank else ''}: {shown(message, LONGEST_LINE)}", file=sys.stderr, flush=True)
@@ -87,6 +88,8 @@ def main() -> int:
         config = compose()
         if config is None:
             return 0
+        if config.dryrun:  # has no `Supervisor`
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         code = start(config, launch)
         if code and launch.world_size > 1:
             # Other ranks may be stuck: waiting for threads of the communication library would only hold them up.
@@ -100,6 +103,9 @@ def main() -> int:
     except (HydraException, OmegaConfBaseException) as error:
         complain(UserError(hydra_line(error)), launch)
         return 2
+    except KeyboardInterrupt:  # while nothing takes signals: the configuration is read, a dry run, a rehearsal
+        sys.excepthook = lambda *_: None  # no traceback; Python ends by the signal, so that a shell's script ends too
+        raise
 
 
 def start(config: Config, launch: Launch) -> int:

@@ -40,8 +40,8 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)  # each
 # run.json's `ended_by`, null where the run ended by itself. A time limit is train.time_limit_s, or SIGUSR1, which a
 # sweep and Slurm (run.sbatch) send at theirs.
 SIGNAL, TIME_LIMIT = "signal", "time_limit"
-# Words of errors, in small letters. Memory: of CUDA and NCCL, torch's CPU, cuBLAS, and in the names of exceptions.
-OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "alloc_failed", "memoryerror")
+# Words of errors, in small letters. Memory: of CUDA and NCCL, torch's CPU, the system, cuBLAS, and names of exceptions.
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "alloc_failed", "memoryerror")
 TIMEOUT = ("timed out", "timeout")
 # A peer is gone: of gloo, NCCL, the rendezvous store, Horovod.
 BROKEN = ("connection", "broken pipe", "gloo", "nccl", "socket", "store", "horovod")
@@ -99,7 +99,7 @@ def check_values(
     choices: Mapping[str, Collection[object]] = NONE,
     rules: Mapping[str, tuple[bool, str]] = NONE,
 ) -> None:
-    """Raise UserError for a key of a section of the configuration whose value cannot be used. None always can.
+    """Raise UserError for a key of a section of the configuration whose value cannot be used. None is always allowed.
 
     prefix: of the keys in a message: the section with its dot, "" for the keys of no section; options: a dataclass
     least, above: the smallest value of a key; what the value of a key must exceed
@@ -195,12 +195,16 @@ def failure_of(error: BaseException, rank: int) -> Failure:
     """Why an exception ends the run; out-of-memory and timeout errors of libraries are recognized by their words."""
     if isinstance(error, RunError):
         return Failure(error.status, str(error), error.exit_code, rank, ended_by=error.ended_by)
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    message = str(error)
+    if "\nOriginal Traceback" in message:  # of a loader worker or a thread: torch adds the traceback to the message
+        caught, *_, cause = message.strip().splitlines()
+        message = f"{caught}\n{cause}"
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
     text = f"{type(error).__name__}: {' '.join(lines[:2])}".removesuffix(": ")
-    words = f"{type(error).__name__}: {error}".lower()
-    if "DataLoader worker (pid" in str(error):
-        number = re.search(r"pid(?:\(s\))? ([\d, ]+)", str(error))
-        by = re.search(r"killed by signal: ([\w ]+)", str(error))
+    words = f"{type(error).__name__}: {message}".lower()
+    if "DataLoader worker (pid" in message:
+        number = re.search(r"pid(?:\(s\))? ([\d, ]+)", message)
+        by = re.search(r"killed by signal: ([\w ]+)", message)
         how = f"was killed by signal {by[1].strip()!r}" if by else "ended unexpectedly"
         reason = (
             f"rank {rank}: a loader worker process (pid {number[1].strip() if number else '?'}) {how}: if the node ran "

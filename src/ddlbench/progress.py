@@ -9,12 +9,14 @@ from typing import TypeVar
 
 from tqdm import tqdm
 
+from ddlbench.texts import say
+
 Item = TypeVar("Item")
 
 
 def tell(text: str) -> None:
-    """A line of the program itself on stderr, from any rank."""
-    print(f"ddlbench: {text}", file=sys.stderr, flush=True)
+    """One line of the program itself on stderr, from any rank, whatever characters the text has."""
+    say(f"ddlbench: {text}", stream=sys.stderr)
 
 
 class Progress:

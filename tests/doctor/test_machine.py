@@ -43,14 +43,14 @@ def test_a_limit_of_locked_memory_is_reported_where_there_is_infiniband() -> Non
 def test_small_shared_memory_of_a_container_is_reported() -> None:
     assert shared_memory(64 * MIB)[1] == "64 MiB"
     assert "--shm-size=1g" in shared_memory(64 * MIB)[2]
-    assert shared_memory(24 * GIB)[1:] == ("24.0 GiB", "")
+    assert shared_memory(24 * GIB)[1:] == ("24 GiB", "")
 
 
 def test_a_cgroup_limit_below_the_machines_memory_is_reported() -> None:
     assert memory_cgroup(None, 24 * GIB)[1:] == ("no limit", "")
     assert memory_cgroup(24 * GIB, 24 * GIB)[1:] == ("no limit", "")
     assert memory_cgroup(3 * GIB // 2, 24 * GIB)[1] == "1.5 GiB"
-    assert "less than the machine's 24.0 GiB" in memory_cgroup(GIB, 24 * GIB)[2]
+    assert "less than the machine's 24 GiB" in memory_cgroup(GIB, 24 * GIB)[2]
 
 
 def write(path: Path, text: str) -> Path:

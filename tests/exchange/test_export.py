@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from datetime import datetime
 
 import pytest
 
@@ -36,6 +37,18 @@ def test_a_log_has_the_seconds_of_the_record(tmp_path):
     assert log.one("init_stop").ms - start == 30_000
     assert "not an MLPerf submission" in log.one("submission_org").value
     assert json.loads((path.parent / "system.json").read_text())["submitter"] == "none: not an MLPerf submission"
+
+
+def test_the_start_of_a_record_lies_after_the_preparation_of_the_data(tmp_path):
+    """Rank 0 opens the record then: its time stamp is not that of the program's start."""
+    spans = {"imports_s": 5.0, "connecting_s": 2.0, "data_preparation_s": 60.0, "staging_s": 20.0, "setup_s": 30.0}
+    sections = {"spans": spans, "preflight": {"seconds": 3.0}}
+    folder = records.write_run(tmp_path / "own", gpus=4, sections=sections)
+    opened = datetime.fromisoformat(json.loads((folder / "run.json").read_text())["times"]["start"]).timestamp()
+    (path,) = exported(tmp_path)
+    log = Log(path.read_bytes())
+    times = [log.one(name).ms / 1000 - opened for name in ("submission_org", "init_start", "init_stop", "run_start")]
+    assert times == pytest.approx([-67.0, -67.0, 53.0, 53.0])
 
 
 def test_what_is_exported_can_be_imported(tmp_path):

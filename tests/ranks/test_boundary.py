@@ -61,7 +61,7 @@ def test_a_bad_loss_stops_two_boundaries_of_the_vote_later(bad: float) -> None:
     steps, error = stopped_after([*values], Boundary(CPU, every=4))
     assert steps == 16
     assert isinstance(error, Diverged)
-    assert "at step 15" in str(error)
+    assert "at epoch 0, step 15" in str(error)
 
 
 def test_the_vote_in_flight_counts_at_the_end_of_the_epoch() -> None:
@@ -69,6 +69,7 @@ def test_the_vote_in_flight_counts_at_the_end_of_the_epoch() -> None:
     values[5] = NAN
     steps, error = stopped_after(values, Boundary(CPU, every=4))
     assert (steps, type(error)) == (12, Diverged)
+    assert "at epoch 0, step 11" in str(error)  # the last of 12
 
 
 def test_a_loss_counts_in_its_own_epoch_only() -> None:

@@ -118,7 +118,14 @@ DAEMON = SRUN | {  # what mpirun's daemon on node2, itself a task of srun, passe
             Launch("mpirun", 3, 4, 1, 2, 2, "node1", 9),
         ),
         (HOROVODRUN, Launch("horovodrun", 3, 4, 1, 2, 2, "10.0.0.1", 20_000 + 1_005)),
-        (HOROVODRUN | {"HOROVOD_CROSS_SIZE": "1"}, Launch("horovodrun", 3, 4, 1, 2, 1, "localhost", 21_005)),
+        (
+            HOROVODRUN | {"HOROVOD_LOCAL_RANK": "3", "HOROVOD_LOCAL_SIZE": "4", "HOROVOD_CROSS_SIZE": "1"},
+            Launch("horovodrun", 3, 4, 3, 4, 1, "localhost", 21_005),
+        ),
+        (  # -H node1:1,node2:3: no other node has a local rank 2, which the cross size counts
+            HOROVODRUN | {"HOROVOD_LOCAL_RANK": "2", "HOROVOD_LOCAL_SIZE": "3", "HOROVOD_CROSS_SIZE": "1"},
+            Launch("horovodrun", 3, 4, 2, 3, 2, "10.0.0.1", 21_005),
+        ),
         (HOROVODRUN | SRUN | {"MASTER_ADDR": "ib1"}, Launch("horovodrun", 3, 4, 1, 2, 2, "ib1", 21_005)),
         (OPEN_MPI | {"MASTER_PORT": "9"}, Launch("mpirun", 1, 2, 1, 2, 1, "localhost", 9)),
     ],

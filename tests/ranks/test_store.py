@@ -60,3 +60,13 @@ def test_an_address_of_another_machine_or_a_taken_port_is_left_to_torch() -> Non
     assert listen("192.0.2.1", 28771) is None  # of RFC 5737: nobody's
     with socket.create_server(("127.0.0.1", 0)) as other:
         assert listen("127.0.0.1", other.getsockname()[1]) is None
+
+
+def test_ranks_that_torchrun_starts_again_do_not_read_what_the_failed_ones_left() -> None:
+    port = free_port()
+    agent = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+    first = open_store(ranks("127.0.0.1", port)[0], WITHIN, {})  # which also holds the store
+    again = open_store(ranks("127.0.0.1", port)[1], WITHIN, agent | {"TORCHELASTIC_RESTART_COUNT": "1"})
+    first.set("ddlbench/failure", "rank 1: killed")
+    assert first.clone().check(["ddlbench/failure"])
+    assert not again.clone().check(["ddlbench/failure"])

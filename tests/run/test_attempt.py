@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 
 from ddlbench.errors import Unsupported
 from ddlbench.job import Place
+from ddlbench.ranks.launch import Launch, group_timeout
+from ddlbench.run import attempt as attempt_module
 from ddlbench.run.attempt import make_run, seed_replica
 from ddlbench.run.settings import check_precision
 from ddlbench.run.stop_request import StopRequest
@@ -72,3 +75,28 @@ def test_a_gpu_without_bf16_is_refused_because_torch_would_emulate_it(
     check_precision(replace(config.train, precision="fp16"), torch.device("cuda", 0))
     with pytest.raises(Unsupported, match=r"^Tesla V100 has no bf16: set train\.precision=fp16 or fp32$"):
         check_precision(config.train, torch.device("cuda", 0))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_an_error_of_connecting_has_details_and_comes_before_the_supervisors_limit(
+    monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    """On a GPU a group waits for a minute beyond train.timeout_s."""
+
+    class ConnectingError(BaseException):
+        """Is no failure that a run records."""
+
+    def connect(*_: object, **__: object) -> None:
+        raise ConnectingError
+
+    config, _ = job_of(("+framework=ddp", "+model=resnet50"), 2)
+    supervisor = MagicMock()
+    supervisor.__enter__.return_value = supervisor
+    replaced = {"pick_device": lambda *_: torch.device(device), "connect": connect, "Supervisor": lambda *_: supervisor}
+    nothing = dict.fromkeys(("check", "set_switches", "disable_nccl_abort"), lambda *_: None)
+    for name, value in (replaced | nothing).items():
+        monkeypatch.setattr(attempt_module, name, value)
+    with pytest.raises(ConnectingError):
+        attempt_module.run_attempt(config, Launch("torchrun", 0, 2, 0, 2, 1, "localhost", 28770), 0.0)
+    limit_s = config.train.timeout_s + supervisor.expect.call_args.kwargs["more_s"]
+    assert limit_s >= group_timeout(torch.device(device), config.train.timeout_s).total_seconds() + 10

@@ -45,3 +45,17 @@ def agreed(monkeypatch: pytest.MonkeyPatch, runs: list[str]) -> list[Attempt]:
 def test_every_rank_learns_the_hosts_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     for attempt in agreed(monkeypatch, [RUN] * 4):
         assert attempt.hosts == ["node0", "node0", "node1", "node1"]
+
+
+def test_every_rank_counts_the_nodes_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node of one rank and one of three, of which mpirun says nothing: 4 / 1 and 4 / 3 would be 4 and 2 nodes."""
+    world = World(4)
+    world.install(monkeypatch)
+    launches = [Launch("mpirun", 0, 4, 0, 1, 4), *(Launch("mpirun", rank, 4, rank - 1, 3, 2) for rank in (1, 2, 3))]
+
+    def counted(rank: int) -> int:
+        attempt = Attempt(cast(Config, None), launches[rank], torch.device("cpu"))
+        attempt.count_nodes()
+        return attempt.launch.nodes
+
+    assert world.run(counted) == [2] * 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from dataclasses import replace
 from functools import cache
@@ -140,3 +141,14 @@ def test_a_run_records_its_check_and_trains_the_same(ddlbench, tmp_path: Path) -
 def test_a_factor_that_every_rank_reaches_is_refused(words: str) -> None:
     with pytest.raises(UserError, match=r"preflight_\w+=\d\.\d must be greater than 1"):
         composed("+framework=ddp", "+model=resnet50", words)
+
+
+def test_a_full_disk_is_one_line(ddlbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(module, "write_json", full)
+    code, said = ddlbench(*SMALL, "preflight=true", "progress=false")
+    assert code == 1
+    assert "preflight.json cannot be written (No space left on device): free space" in said
+    assert "Traceback" not in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ddlbench.checkpoint.storage import Saved
 from ddlbench.errors import Failure
 from ddlbench.heartbeat import Process
 from ddlbench.ranks.boundary import Boundary
@@ -195,3 +197,17 @@ def test_no_checkpoint_has_a_secret_of_the_environment(
     assert ddlbench(*SMALL, "checkpoint.every=1")[0] == 0
     assert len(kept) >= 3
     assert not any(b"planted-secret" in content for content in kept)
+
+
+def test_a_disk_that_is_full_at_the_end_of_a_checkpoint_is_one_line(
+    ddlbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Saved, "write", full)
+    code, said = ddlbench(*SMALL, "checkpoint.every=1", "progress=false")
+    assert code == 1
+    assert "cannot be written (No space left on device): free space or choose another checkpoint.dir=" in said
+    assert "Traceback" not in said
+    assert not list(tmp_path.glob("results/*/checkpoints-1/epoch-*"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import re
@@ -300,6 +301,13 @@ def test_torchruns_own_value_is_replaced_and_a_users_stays() -> None:
     assert env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "1"
 
 
+TRACEBACK = """Traceback (most recent call last):
+  File "worker.py", line 358, in _worker_loop
+    data = fetcher.fetch(index)
+OSError: [Errno 116] Stale file handle
+"""
+
+
 def test_what_exceptions_are_called() -> None:
     named = {
         UserError("wrong value"): ("error", "wrong value", 2),
@@ -308,8 +316,14 @@ def test_what_exceptions_are_called() -> None:
         Diverged("nan"): ("diverged", "nan", 5),
         torch.OutOfMemoryError("CUDA out of memory. Tried"): ("oom", "rank 3: OutOfMemoryError: CUDA out of", 7),
         RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"): ("oom", "rank 3: RuntimeError", 7),
+        OSError(errno.ENOMEM, "Cannot allocate memory"): ("oom", "rank 3: OSError: [Errno 12] Cannot allocate", 7),
         RuntimeError("CUDA error: out of memory"): ("oom", "rank 3: RuntimeError: CUDA error", 7),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"): ("oom", "rank 3: RuntimeError", 7),
+        OSError(f"Caught OSError in DataLoader worker process 0.\nOriginal {TRACEBACK}"): (
+            "error",
+            "rank 3: OSError: Caught OSError in DataLoader worker process 0. OSError: [Errno 116] Stale file handle",
+            1,
+        ),
         RuntimeError("compiler raised:\n\nbecause of this"): (
             "error",
             "rank 3: RuntimeError: compiler raised: because",

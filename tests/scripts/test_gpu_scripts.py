@@ -6,6 +6,7 @@ import math
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import zipfile
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import psutil
 import pytest
 import torch
 
@@ -20,6 +22,7 @@ from ddlbench.config.compose import configuration, configurations, supports
 from ddlbench.config.job import make_job
 from ddlbench.ranks.launch import Launch
 from tests.support import processes
+from tests.support.waiting import WITHIN_S, wait_until
 
 ROOT = Path(__file__).parents[2]
 CUDA = torch.device("cuda")  # a name only
@@ -122,6 +125,39 @@ def test_without_a_gpu_it_ends_in_one_line(script: str) -> None:
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.splitlines() == [f"{Path(script).stem}: no usable GPU: torch.cuda.is_available() is False"]
+
+
+def test_a_warning_of_torch_is_no_missing_gpu(tmp_path: Path) -> None:
+    """The stand-in for Python warns, says that there is a GPU, and fails at all else."""
+    python = tmp_path / "python"
+    python.write_text(
+        "#!/bin/bash\necho FutureWarning: deprecated >&2\n[ $1 = -c ] && echo 'torch.cuda.is_available() is True'\n"
+    )
+    python.chmod(0o755)
+    done = run(CHECK, "images", str(tmp_path / "results"), PYTHON=str(python))
+    assert "no usable GPU" not in done.stderr
+    assert "images/native" in done.stdout
+    assert done.returncode == 1
+
+
+def test_ctrl_c_ends_the_script_and_what_it_runs(tmp_path: Path) -> None:
+    """A terminal signals the script's process group, and `timeout` makes another one for its command."""
+    python = tmp_path / "python"
+    python.write_text(
+        "#!/bin/bash\n[ $1 = -c ] && echo 'torch.cuda.is_available() is True' && exit\n"
+        f"echo $$ > {tmp_path}/pid\nexec sleep 600\n"
+    )
+    python.chmod(0o755)
+    words = [str(ROOT / CHECK), "images", str(tmp_path / "results")]
+    variables = processes.environment(PYTHON=str(python), WHEELS="nowhere")
+    script = subprocess.Popen(words, env=variables, stdout=subprocess.DEVNULL, start_new_session=True)
+    try:
+        wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip())
+        os.killpg(script.pid, signal.SIGINT)
+        assert script.wait(WITHIN_S) == 130
+    finally:
+        script.kill()
+    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
 
 
 @pytest.mark.parametrize("script", [FIRST, CHECK])

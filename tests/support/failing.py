@@ -138,9 +138,10 @@ def be_aborted(after_s: float) -> None:
     """As by NCCL's watchdog: the main thread is stuck on the device, and the process aborts some time after a peer's
     failure."""
     store = dist.distributed_c10d._get_default_store()._underlying_non_prefix_store.clone()
+    failure = f"0/{FAILURE}"  # of ranks that no launcher has started again (ranks/launch.py)
 
     def abort() -> None:
-        store.wait([FAILURE])
+        store.wait([failure])
         time.sleep(after_s)
         os.abort()
 

@@ -115,7 +115,7 @@ def test_ctrl_c_ends_the_ranks_and_the_cell_is_still_to_run(tmp_path: Path) -> N
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=WITHIN_S)
     assert process.returncode == 130
-    assert "interrupted; what has ended is kept, to go on: " in err
+    assert "interrupted; cells that have ended are kept; to continue: " in err
     assert not ranks(results)
     assert statuses(results) == {"ddp 2 killed": 1}
     (cell,) = cells(study)

@@ -49,12 +49,14 @@ def test_a_plan_and_a_status_start_nothing_whatever_else_is_asked_for(
 def test_a_plan_for_slurm_is_that_of_its_gpus(
     tmp_path: Path, submitted: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """gloo cannot sum bf16, NCCL can."""
+    """gloo cannot sum bf16, NCCL can. The option for CPUs may be in the file of the site."""
     keys = KEYS | {"train.precision": "bf16", "train.reduce_dtype": "bf16"}
     study = write(tmp_path, axes={"framework": ["ddp"], "gpus": [2]}, exclude=[], keys=keys)
     words = [str(study), f"results_dir={tmp_path}/results", "--slurm", "--dry-run"]
-    assert main([*words, "--sbatch=--gpus-per-node=0"]) == 0
-    assert "gradients in bf16 need NCCL" in capsys.readouterr().out
+    (site := tmp_path / "cpus.sh").write_text("#SBATCH --partition=cpu --gpus-per-node=0\n")
+    for on_cpus in ("--sbatch=--gpus-per-node=0", f"--site={site}"):
+        assert main([*words, on_cpus]) == 0
+        assert "gradients in bf16 need NCCL" in capsys.readouterr().out
     assert main(words) == 0
     assert "gradients in bf16 need NCCL" not in capsys.readouterr().out
 
@@ -266,6 +268,10 @@ def test_cancel_says_what_it_could_not_end(
         signalled.append(pid)
 
     monkeypatch.setattr(os, "kill", kill)
+    assert main([str(study), f"results_dir={results}", "--cancel", "--dry-run"]) == 0
+    assert not signalled
+    assert not (tmp_path / "cancelled").exists()
+    capsys.readouterr()
     assert main([str(study), f"results_dir={results}", "--cancel"]) == 1
     said = capsys.readouterr().out
     assert said.startswith("cancelled: 1 Slurm jobs, 1 local sweeps\n3 of other users or machines still hold")

@@ -58,6 +58,8 @@ def test_renamed_code_and_moved_results_are_still_the_same_cells(tmp_path: Path,
         (["ok", "killed"], "ok"),
         (["running"], "running"),
         (["unsupported"], "unsupported"),
+        (["unsupported", "ok"], "ok"),
+        (["unsupported", "error"], "error"),
     ],
 )
 def test_the_status_of_several_attempts(tmp_path: Path, cells: list[Cell], statuses: list[str], expected: str) -> None:
@@ -141,6 +143,16 @@ def test_hours_and_estimates_come_from_finished_runs(tmp_path: Path, cells: list
     assert "ddp        2     2     missing 1, ok 1  90.0   0.050" in text
     assert "GPU-hours used: 0.070" in text
     assert "remaining, one after another: 1.5 minutes, 0.050 GPU-hours; 4 more cells have no finished run" in text
+
+
+def test_a_run_that_continued_another_one_is_no_estimate(tmp_path: Path, cells: list[Cell]) -> None:
+    """It took the time of its own epochs alone."""
+    record(tmp_path / "results", cells[0], "killed", 1, 600)
+    record(tmp_path / "results", cells[0], "ok", 2, 60, resume={"attempt": 1, "epoch": 9})
+    state = State(tmp_path / "results").refresh()
+    assert (state.status(cells[0]), state.estimate(cells[:2])) == ("ok", None)
+    record(tmp_path / "results", cells[1], "ok", 3, 660)
+    assert State(tmp_path / "results").refresh().estimate(cells[:2]) == 660
 
 
 def test_a_key_that_a_framework_lacks_has_a_column_all_the_same(tmp_path: Path) -> None:

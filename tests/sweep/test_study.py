@@ -12,6 +12,7 @@ import pytest
 from ddlbench.config.choices import choices, published
 from ddlbench.config.keys import Checkpoint
 from ddlbench.errors import UserError
+from ddlbench.sweep import study as study_module
 from ddlbench.sweep.study import load, names
 from ddlbench.sweep.study_entries import PATHS, word
 from tests.sweep.studies import KEYS, write
@@ -98,6 +99,17 @@ def test_a_study_changes_another_one(tmp_path: Path) -> None:
     assert set(base.figures) - set(study.figures) == {"9a"}
     assert study.figures["10"].kind == "memory"
     assert study.figures["4"] == base.figures["4"]
+
+
+def test_a_study_has_the_time_limits_of_its_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of single GPU counts too. A limit of the same count is replaced."""
+    base = write(tmp_path, "base", limit_s=600, limits_s={2: 7200, 4: 900})
+    monkeypatch.setattr(study_module, "_find", lambda name: base if name == "laptop" else Path(name))
+    for name, content in {"same": "", "other": "limits_s: {4: 60}\n"}.items():
+        (tmp_path / f"{name}.yaml").write_text(f"base: laptop\n{content}")
+    same, other = (load(str(tmp_path / f"{name}.yaml")) for name in ("same", "other"))
+    assert (same.limit_s, same.limits_s) == (600, {2: 7200, 4: 900})
+    assert other.limits_s == {2: 7200, 4: 60}
 
 
 def test_keys_settings_axes_and_command_line_win_in_this_order(tmp_path: Path) -> None:

@@ -33,6 +33,6 @@ if [ -n "${SLURM_JOB_NODELIST:-}" ]; then
   export MASTER_ADDR
 fi
 
-# MIOpen keeps compiled kernels in a data base: one for each job and node, for many ranks cannot share one in $HOME.
+# MIOpen keeps compiled kernels in a database: one for each job and node, because many ranks cannot share one in $HOME.
 export MIOPEN_USER_DB_PATH=/tmp/miopen-${USER:-}-${SLURM_JOB_ID:-login}
 export MIOPEN_CUSTOM_CACHE_DIR=$MIOPEN_USER_DB_PATH

@@ -127,8 +127,8 @@ class Checkpoint:
 
     @property
     def folder(self) -> Path | None:
-        """`dir`, its variables and ~ expanded on this node."""
-        return None if self.dir is None else Path(os.path.expandvars(self.dir)).expanduser()
+        """`dir`, its variables expanded on this node."""
+        return None if self.dir is None else Path(os.path.expandvars(self.dir))
 
     def resumes(self, env: Mapping[str, str]) -> bool:
         """Whether to begin where an earlier attempt saved: as `resume` says; None: if Slurm has requeued the job."""

@@ -22,14 +22,14 @@ from ddlbench import OLDEST_TORCH, __version__, too_old
 from ddlbench.config.choices import choices
 from ddlbench.config.compose import configuration, configurations, quiet, refusal
 from ddlbench.config.job import make_job
-from ddlbench.doctor.machine import Line, launchers, limits, links, size
+from ddlbench.doctor.machine import Line, launchers, limits, links
 from ddlbench.errors import RunError, Unavailable, Unsupported
 from ddlbench.measure.devices.environment import environment
 from ddlbench.measure.devices.nvml import gpu
 from ddlbench.measure.devices.unknown import or_none
 from ddlbench.ranks.launch import pick_device
 from ddlbench.ranks.launchers import Launch, detect
-from ddlbench.texts import first_line
+from ddlbench.texts import bytes_text, first_line
 
 # A model that most degrees of parallelism divide: this checks the machine, not whether a model can be divided.
 PROBE = ("+model=gpt2_small", "model.n_layer=8", "model.n_embd=64", "model.n_head=8", "model.vocab_size=512",
@@ -130,11 +130,11 @@ def devices(facts: Mapping[str, Any]) -> list[Line]:
     bound = f"of {total}: this process may not use the rest" if cpus != total else ""
     rows: list[Line] = [
         ("cpu", f"{facts['cpu_model'] or 'unknown model'}, {cpus} cores{' ' + bound if bound else ''}", ""),
-        ("memory", size(facts["memory_total_bytes"]), ""),
+        ("memory", bytes_text(facts["memory_total_bytes"]), ""),
     ]
     for index in range(facts["gpu_count"] or 0):
         device = gpu(torch.device("cuda", index))
-        model, total = device["gpu_model"] or "unknown model", size(device["gpu_memory_total_bytes"] or 0)
+        model, total = device["gpu_model"] or "unknown model", bytes_text(device["gpu_memory_total_bytes"] or 0)
         parts = [model, total, f"driver {device['driver']}", f"{device['gpu_power_limit_w']} W at most"]
         rows.append((f"gpu {index}", ", ".join(text for text in parts if "None" not in text), ""))
     if not facts["gpu_count"]:

@@ -22,7 +22,7 @@ import psutil
 from ddlbench.errors import UserError
 from ddlbench.measure.devices.unknown import or_none
 from ddlbench.ranks.launchers import detect, hint
-from ddlbench.texts import GIB, MIB, first_line
+from ddlbench.texts import GIB, bytes_text, first_line
 
 Line = tuple[str, str, str]
 
@@ -59,20 +59,20 @@ def locked_memory(limit: tuple[int, int], infiniband: Sequence[str]) -> Line:
     fails = limit[0] != resource.RLIM_INFINITY and bool(infiniband)
     remark = "InfiniBand locks its buffers in memory and will fail: ulimit -l unlimited" if fails else ""
     # The soft limit, and the hard one where it can be raised.
-    soft, hard = ("unlimited" if number == resource.RLIM_INFINITY else size(number) for number in limit)
+    soft, hard = ("unlimited" if number == resource.RLIM_INFINITY else bytes_text(number) for number in limit)
     return "locked memory (ulimit -l)", soft if soft == hard else f"{soft}, can be raised to {hard}", remark
 
 
 def shared_memory(total: int) -> Line:
     remark = "NCCL and loader workers pass data through it: start the container with --ipc=host or --shm-size=1g"
-    return "shared memory (/dev/shm)", size(total), remark if total < SMALL_SHARED_MEMORY else ""
+    return "shared memory (/dev/shm)", bytes_text(total), remark if total < SMALL_SHARED_MEMORY else ""
 
 
 def memory_cgroup(limit: int | None, total: int) -> Line:
     if limit is None or limit >= total:
         return "memory cgroup", "no limit", ""
-    remark = f"less than the machine's {size(total)}: the kernel kills processes above it, also loader workers"
-    return "memory cgroup", size(limit), remark
+    remark = f"less than the machine's {bytes_text(total)}: the kernel kills processes above it, also loader workers"
+    return "memory cgroup", bytes_text(limit), remark
 
 
 def memory_limit(root: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc/self/cgroup")) -> int | None:
@@ -169,7 +169,3 @@ def run(*command: str) -> tuple[bool, str]:
     except (OSError, subprocess.TimeoutExpired) as error:
         return False, str(error)
     return process.returncode == 0, process.stdout or process.stderr
-
-
-def size(count: int) -> str:
-    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / MIB:.0f} MiB"

@@ -1,6 +1,6 @@
 """Own records as logs of MLPerf Training, for tools that read them. They claim no MLPerf result, and say so.
 
-A record has durations, and one time stamp, of its start. The time stamps of a log are that start plus durations, so
+A record has durations, and one time stamp, of its start. The time stamps of a log are that start and durations, so
 that they do not contain what lies between epochs (checkpoints, a profiled window).
 """
 
@@ -24,7 +24,8 @@ from ddlbench.results.tables.tables import merge
 
 NO_SUBMISSION = "none: not an MLPerf submission"
 BENCHMARKS = {"resnet50": "resnet"}  # models that MLPerf Training has a benchmark of; its open division takes any size
-STARTUP = ("imports_s", "connecting_s", "data_preparation_s", "staging_s", "setup_s")
+# Parts of the start-up. A record is opened between them, and has that time as its start.
+BEFORE, AFTER = ("imports_s", "connecting_s", "data_preparation_s"), ("staging_s", "preflight_s", "setup_s")
 
 
 def export(results: Path, out: Path) -> tuple[int, list[str]]:
@@ -60,8 +61,9 @@ def _lines(run: AttemptRow) -> Iterator[bytes]:
     needed = ("epoch_time_s", "elapsed_s", "samples")
     if not epochs or row["start"] is None or any(line[name] is None for line in epochs for name in needed):
         raise ValueError(f"its record lacks its start, or {', '.join(needed)} of an epoch")
-    start = datetime.fromisoformat(row["start"]).timestamp()
-    begin = start + sum(row[name] or 0.0 for name in STARTUP)
+    opened = datetime.fromisoformat(row["start"]).timestamp()
+    start = opened - sum(row[name] or 0.0 for name in BEFORE)
+    begin = opened + sum(row[name] or 0.0 for name in AFTER)
     values: Row = {
         "cache_clear": bool(options.get("train.cold_cache")),
         "submission_benchmark": BENCHMARKS.get(str(row["model"]), str(row["model"])),

@@ -75,13 +75,13 @@ class Boundary:
             self.reported += 1
         if self.steps % self.every:
             return
-        self._require_finite(self.steps - 1)
+        self._require_finite()
         self.vote = self._send()
         self.looked = self._look() if self.reported > self.voted_on else None
 
     def end(self) -> None:
         """After an epoch's last step. Raises Diverged."""
-        self._require_finite(self.steps)
+        self._require_finite()
 
     @property
     def losses(self) -> Tensor:
@@ -92,11 +92,11 @@ class Boundary:
         """
         return self._losses[: self.reported]
 
-    def _require_finite(self, step: int) -> None:
+    def _require_finite(self) -> None:
         """Read the vote that was sent, over all ranks; there is none at an epoch's first boundaries."""
         vote, self.vote = self.vote, None
         if vote is not None and vote.result()[0]:
-            raise Diverged(f"the loss was no longer finite at step {step}: {REMEDY}")
+            raise Diverged(f"the loss was no longer finite at epoch {self.epoch}, step {self.steps - 1}: {REMEDY}")
 
     def _look(self) -> tuple[Tensor, torch.cuda.Event | None]:
         cuda = self.device.type == "cuda"

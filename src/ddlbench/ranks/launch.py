@@ -16,7 +16,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore, Store, TCPStore
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
 from ddlbench.errors import RunError, UserError
 from ddlbench.ranks.control import all_gather
@@ -128,11 +128,14 @@ def open_store(launch: Launch, timeout: timedelta, env: Mapping[str, str] = os.e
     Under torchrun its agent holds the store, else rank 0. Rank 0 listens at MASTER_ADDR alone if that is an address. If
     it is the name of a host, rank 0 listens on all interfaces, because a name can mean another interface on another
     node (many systems give a host's own name a loopback address).
+
+    The agent's store outlives ranks that have failed and that it starts again (--max-restarts): on one node the new
+    ranks do not read what the old ones have left in it.
     """
     if launch.world_size == 1:
         return HashStore()
     holds = launch.rank == 0 and env.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    return TCPStore(
+    store = TCPStore(
         launch.master_addr,
         launch.master_port,
         launch.world_size,
@@ -142,6 +145,9 @@ def open_store(launch: Launch, timeout: timedelta, env: Mapping[str, str] = os.e
         multi_tenant=True,
         master_listen_fd=listen(launch.master_addr, launch.master_port) if holds else None,
     )
+    if launch.local_world_size < launch.world_size:
+        return store  # the agents of several nodes do not count the same restarts
+    return PrefixStore(env.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
 
 
 def listen(host: str, port: int) -> int | None:
@@ -166,7 +172,7 @@ def is_fake() -> bool:
 
 def first_operation(device: torch.device, group: dist.ProcessGroup | None = None) -> None:
     """Let a group (None: all ranks) make its communicator now: NCCL does it at the group's first operation. All ranks
-    of the group come here; returns when the operation has ended. A fake group (a rehearsal) has no communicator."""
+    of the group call this; it returns when the operation has ended. A fake group (a rehearsal) has no communicator."""
     if is_fake():
         return
     one = torch.zeros(1, device=device)
@@ -177,7 +183,7 @@ def first_operation(device: torch.device, group: dist.ProcessGroup | None = None
         interface = os.environ.get("NCCL_SOCKET_IFNAME", "(not set)")
         raise RuntimeError(
             "NCCL could not connect the ranks of a group: check that every node is reached by the interface "
-            f"NCCL_SOCKET_IFNAME={interface}; NCCL_DEBUG=INFO says more\n{error}"
+            f"NCCL_SOCKET_IFNAME={interface}; NCCL_DEBUG=INFO prints more\n{error}"
         ) from error
 
 

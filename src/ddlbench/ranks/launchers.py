@@ -40,7 +40,8 @@ SHARED_GPU = "cuda:nccl"
 class Launch:
     """Rank, sizes and rendezvous address of one process. UserError for numbers that contradict each other.
 
-    nodes: as the launcher says; mpirun does not, there it is world_size / local_world_size, rounded up
+    nodes: as the launcher says; mpirun and horovodrun do not, there it is world_size / local_world_size, rounded up:
+        other nodes may have other numbers of ranks, and `Attempt.count_nodes` asks all ranks
     master_port: 0 where there is only one rank
     """
 
@@ -139,7 +140,7 @@ def torchrun(env: Mapping[str, str]) -> Launch:
         world,
         _number(env, "LOCAL_RANK", local_rank),
         local_world,
-        _number(env, "GROUP_WORLD_SIZE", -(-world // max(1, local_world))),
+        _number(env, "GROUP_WORLD_SIZE", _nodes(world, local_world)),
         address,
         _number(env, "MASTER_PORT", 0 if world == 1 else None),
     )
@@ -147,7 +148,7 @@ def torchrun(env: Mapping[str, str]) -> Launch:
 
 def mpirun(env: Mapping[str, str], *names: str) -> Launch:
     rank, world, local_rank, local_world = (_number(env, name) for name in names)
-    nodes = -(-world // max(1, local_world))
+    nodes = _nodes(world, local_world)
     job = env.get("OMPI_MCA_ess_base_jobid") or env.get("PMIX_NAMESPACE")  # Open MPI 4, 5: the same on all nodes
     if nodes > 1 and not (env.get("MASTER_ADDR") and (job or env.get("MASTER_PORT"))):
         raise UserError(
@@ -173,10 +174,10 @@ def _proxy() -> str:
 def horovodrun(env: Mapping[str, str]) -> Launch:
     """Over Gloo. horovodrun names its own address and port: rank 0 is taken to run on the same node."""
     rank, world, local_rank, local_world = (_number(env, name) for name in HOROVOD)
-    nodes = _number(env, "HOROVOD_CROSS_SIZE")
-    address = "localhost" if nodes == 1 else _text(env, "HOROVOD_GLOO_RENDEZVOUS_ADDR")
+    address = "localhost" if local_world == world else _text(env, "HOROVOD_GLOO_RENDEZVOUS_ADDR")
     port = _number(env, "MASTER_PORT", _port(_number(env, "HOROVOD_GLOO_RENDEZVOUS_PORT")))
-    return Launch("horovodrun", rank, world, local_rank, local_world, nodes, env.get("MASTER_ADDR") or address, port)
+    address, nodes = env.get("MASTER_ADDR") or address, _nodes(world, local_world)
+    return Launch("horovodrun", rank, world, local_rank, local_world, nodes, address, port)
 
 
 def srun(env: Mapping[str, str]) -> Launch:
@@ -212,6 +213,10 @@ def first_host(hosts: str) -> str:
     """
     first = re.split(r",(?![^\[]*\])", hosts, maxsplit=1)[0]
     return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first)
+
+
+def _nodes(world: int, local_world: int) -> int:
+    return -(-world // max(1, local_world))
 
 
 def _port(job: int) -> int:

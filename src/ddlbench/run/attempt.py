@@ -23,7 +23,7 @@ from ddlbench.measure.devices.meter import Meter
 from ddlbench.progress import Progress, tell
 from ddlbench.ranks.boundary import Boundary
 from ddlbench.ranks.control import all_gather, barrier, single_process, wait_for
-from ddlbench.ranks.launch import Launch, connect, disable_nccl_abort, disconnect, pick_device
+from ddlbench.ranks.launch import Launch, connect, disable_nccl_abort, disconnect, group_timeout, pick_device
 from ddlbench.record.record import writable
 from ddlbench.record.recorder import FileRecorder
 from ddlbench.record.run_json import planned_run
@@ -35,7 +35,6 @@ from ddlbench.run.scenarios.loading import Loading
 from ddlbench.run.scenarios.training import Training
 from ddlbench.run.settings import check_machine, check_precision, planned_device, set_switches
 from ddlbench.run.supervisor import NO_STEP, Supervisor
-from ddlbench.texts import printable
 
 SCENARIOS: Mapping[str, Callable[[Config, Job], Scenario]] = {"train": Training, "loader": Loading}  # by `mode`
 INTERRUPTED = ("killed", "timeout")
@@ -65,9 +64,11 @@ def run_attempt(config: Config, launch: Launch, started: float) -> int:
         try:
             if device.type == "cuda":
                 disable_nccl_abort()
-            supervisor.expect(NO_CONNECTION, more_s=10)  # an error that `connect` raises has details and comes before
+            # After the timeout of the groups, because an error that `connect` raises has details.
+            supervisor.expect(NO_CONNECTION, more_s=group_timeout(device, 10.0).total_seconds())
             connect(launch, device, config.train.timeout_s, config.backend, reached=supervisor.reach)
             supervisor.connect()  # from now on every rank watches for failures of the others
+            attempt.count_nodes()
             attempt.end_span("connecting_s")
             attempt.open_record()
             wait_for([0], "ddlbench/data")
@@ -189,9 +190,9 @@ def fail(error: Exception, attempt: Attempt, supervisor: Supervisor) -> int:
     first = supervisor.record_cause(mine)
     attempt.record_failure(first, begun=not isinstance(error, UserError))
     if first.rank == mine.rank:
-        if not isinstance(error, RunError):  # no mistake of the user's
+        if not isinstance(error, RunError):  # an error of the program
             traceback.print_exception(error)
-        tell(f"{first.status}: {printable(first.reason)}")
+        tell(f"{first.status}: {first.reason}")
         if first.status in INTERRUPTED and (line := how_to_continue(attempt)):
             tell(line)
     supervisor.wait_for_readers(first)
@@ -211,7 +212,7 @@ def close(opened: ExitStack, clean: bool) -> None:
     """Close the data, drop the model and destroy the process groups, because they must not be destroyed while a wrapped
     model lives. The end is recorded: what goes wrong here changes nothing.
 
-    clean: all ranks come here. Where another rank may still be in a collective, the program ends without `disconnect`.
+    clean: all ranks call this. Where another rank may still be in a collective, the program ends without `disconnect`.
     """
     try:
         opened.close()

@@ -128,19 +128,22 @@ class Checkpoints:
             barrier()
             began = time.perf_counter()
             growing = self.folder / f".epoch-{done:06}"
+            remedy = "free space or choose another checkpoint.dir="
             if self.rank == 0:
                 shutil.rmtree(growing, ignore_errors=True)
-                with reporting(f"{growing} cannot be made", "choose another checkpoint.dir=", RunError):
+                with reporting(f"{growing} cannot be made", remedy, RunError):
                     growing.mkdir(parents=True)
             barrier()
             files = storage.write(growing, named_tensors(self.state.live(), self.rank, run.job.device), self.rank)
             if self.rank == 0:
                 epochs = record.lines() if record else []
-                Saved(
+                saved = Saved(
                     growing, self.attempt.run_id, self.number, self.lineage, done, self.trainer.updates,
                     run.elapsed_s, self.rates.state(), self.state.numbers(), epochs, files,
-                ).write()  # fmt: skip
-                growing.rename(self.folder / f"epoch-{done:06}")
+                )  # fmt: skip
+                with reporting(f"the checkpoint in {growing} cannot be written", remedy, RunError):
+                    saved.write()
+                    growing.rename(self.folder / f"epoch-{done:06}")
                 for folder in complete(self.folder)[self.keep :]:
                     shutil.rmtree(folder, ignore_errors=True)
             barrier()

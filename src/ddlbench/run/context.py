@@ -7,7 +7,7 @@ import shlex
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from ddlbench.errors import Failure, UserError
 from ddlbench.job import Job
 from ddlbench.measure.devices.environment import machine
 from ddlbench.progress import Progress, tell
-from ddlbench.ranks.control import all_gather, once_per_node
+from ddlbench.ranks.control import all_gather, once_per_node, sum_over_ranks
 from ddlbench.ranks.launch import Launch
 from ddlbench.record.advice import advice_on_classes
 from ddlbench.record.files import end_for_rank_0
@@ -61,6 +61,12 @@ class Attempt:
         """A part of the start ends, and the next one begins."""
         now = time.perf_counter()
         self.spans[name], self.span_began = now - self.span_began, now
+
+    def count_nodes(self) -> None:
+        """On every rank, once all are connected: what a launcher says differs between nodes with other numbers of
+        ranks, and the name of the run contains it."""
+        first_of_node = torch.tensor(int(self.launch.local_rank == 0))
+        self.launch = replace(self.launch, nodes=int(sum_over_ranks(first_of_node)))
 
     @cached_property
     def job(self) -> Job:
@@ -131,7 +137,7 @@ class Attempt:
         if record is not None and record.finish(failure.status, failure.reason, final, ended_by=ended_by) and final:
             self._show_folder()
         if failure.status == "timeout" and ended_by is None and self.folder is not None and not self.hung:
-            self.hung = True  # now: a collective that fails looks like one that ended
+            self.hung = True  # now: later a collective that has failed counts as ended
             save_last_collectives(self.folder, self.launch.rank)
 
     def record_success(self) -> bool:

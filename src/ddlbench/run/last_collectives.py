@@ -7,6 +7,7 @@ import json
 import socket
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -25,8 +26,9 @@ def save_last_collectives(folder: Path, rank: int) -> None:
 
     def save() -> None:
         target = folder / COLLECTIVES / f"rank-{rank}.json"
-        target.parent.mkdir(exist_ok=True)
-        write_json(target, {"rank": rank, "host": socket.gethostname(), "collectives": last_collectives()})
+        with suppress(OSError):  # a full disk, or a folder that this node does not reach
+            target.parent.mkdir(exist_ok=True)
+            write_json(target, {"rank": rank, "host": socket.gethostname(), "collectives": last_collectives()})
 
     thread = Thread(target=save, name="ddlbench-collectives", daemon=True)
     thread.start()

@@ -44,7 +44,7 @@ class Peers:
         self.announced = False
         self.period_s = max(0.25, world_size / 500)
         self.failure: Failure | None = None
-        self.recorded = self.lost = self.closed = self.acknowledged = False
+        self.recorded = self.lost = self.closed = False
         self.next_rank = (rank + 1) % world_size  # the one this rank listens to all the time
         self.next_beat = b""
         self.next_changed = time.perf_counter()
@@ -63,10 +63,8 @@ class Peers:
         self._ask(lambda store: store.set(RECORDED, ""))
 
     def acknowledge(self) -> None:
-        """This rank knows the first failure: the store's process need not stay for it."""
-        if not self.acknowledged:
-            self.acknowledged = True
-            self._ask(lambda store: store.add(READERS, 1))
+        """This rank knows the first failure: the store's process need not stay for it. Called once."""
+        self._ask(lambda store: store.add(READERS, 1))
 
     def request_stop(self, request: Failure) -> Failure | None:
         """Request that all ranks stop at a boundary; the request that came first. None: the store does not answer."""
@@ -109,9 +107,10 @@ class Peers:
         """Which ranks ended without a message or are stopped, in words; None where every rank sends heartbeats, or
         where a failure was posted meanwhile.
 
-        All ranks of a run that hangs come here at once, and one store answers them: rank 0 looks at every rank, another
-        rank at its next one. It then waits for what rank 0 or the neighbour of the lost rank posts, and looks at every
-        rank only where neither does. Takes up to SILENCE_S, on other ranks than 0 up to 2 SILENCE_S + REPORT_S.
+        All ranks of a run that hangs call this at the same time, and one store answers them: rank 0 looks at every
+        rank, another rank at its next one. It then waits for what rank 0 or the neighbour of the lost rank posts, and
+        looks at every rank only where neither does. Takes up to SILENCE_S, on other ranks than 0 up
+        to 2 SILENCE_S + REPORT_S.
         """
         others = [rank for rank in range(self.world_size) if rank != self.rank]
         if self.rank == 0 or self.world_size == 2:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ddlbench.errors import RunError
+from ddlbench.errors import RunError, reporting
 from ddlbench.measure.clock import idle
 from ddlbench.measure.devices.nvml import gpu, gpu_state_reader
 from ddlbench.measure.devices.unknown import or_none
@@ -134,7 +134,9 @@ def preflight(attempt: Attempt) -> None:
     checks: list[Check] = all_gather(here)
     slow = slow_ranks(checks, config.preflight_warn)
     if record:
-        write_json(record.folder / FILE, {"ranks": [asdict(check) for check in checks]})
+        path = record.folder / FILE
+        with reporting(f"{path} cannot be written", "free space or choose another results_dir=", RunError):
+            write_json(path, {"ranks": [asdict(check) for check in checks]})
         record.add(preflight=section(checks, device, slow, time.perf_counter() - began))
         for line in list(slow.values())[:NAMED]:
             tell(f"warning: {line}")

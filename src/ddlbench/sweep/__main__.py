@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code if isinstance(error, RunError) else UserError.exit_code
     except KeyboardInterrupt:
         again = f"python -m ddlbench.sweep {shlex.join(sys.argv[1:] if arguments is None else arguments)}"
-        say(f"ddlbench.sweep: interrupted; what has ended is kept, to go on: {again}", stream=sys.stderr)
+        say(f"ddlbench.sweep: interrupted; cells that have ended are kept; to continue: {again}", stream=sys.stderr)
         return INTERRUPTED
 
 
@@ -52,9 +52,10 @@ def _run(given: argparse.Namespace, study: Study) -> int:
     from ddlbench.sweep import local
 
     options = slurm.Options(given.site, given.sbatch, given.throttle, given.pack)
-    options.words()  # a mistake in them is an error of every command, also of one that submits nothing
+    sbatch = options.words()  # a mistake in them is an error of every command, also of one that submits nothing
     starts = (given.slurm or given.local) and not given.dry_run
-    asks = given.status or given.cancel
+    cancels = given.cancel and not given.dry_run
+    asks = given.status or cancels
     forecast, checks = None, list[Check]()
     if given.cluster is not None and not starts and not asks:
         from ddlbench.sweep.forecast import Forecast
@@ -65,10 +66,10 @@ def _run(given: argparse.Namespace, study: Study) -> int:
         checks.append(data_check(here=given.local and not given.slurm))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if given.slurm:
-        device = torch.device("cpu" if "--gpus-per-node=0" in given.sbatch else "cuda")
+        device = torch.device("cpu" if "--gpus-per-node=0" in sbatch else "cuda")
     cells = plan(study, forecast.device if forecast else device, *checks)
     state = State(Path(study.results_dir)).refresh()
-    if given.cancel:
+    if cancels:
         return _cancel(cells, state)
     if given.status:
         return _status(cells, state)
@@ -200,7 +201,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--pack", type=int, default=1, metavar="N", help="--slurm: up to N cells of one size in a job")
     parser.add_argument("--cancel", action="store_true", help="end the jobs and the local sweeps of this study")
     parser.add_argument("--status", action="store_true", help="how many cells are done, failed, running: starts none")
-    parser.add_argument("--resume", action="store_true", help="run only what is missing: always so")
     parser.add_argument("--retry", choices=list(RETRIES), help="run cells again that failed; those that are ok never")
     return parser
 

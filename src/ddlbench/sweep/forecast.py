@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from ddlbench.config.compose import configuration
@@ -11,7 +13,6 @@ from ddlbench.measure.formulas.flops import check_precision
 from ddlbench.oracle.machine import machine as machines
 from ddlbench.oracle.measured.inputs import from_roofline
 from ddlbench.oracle.predictor import SAMPLES, Inputs, predict
-from ddlbench.oracle.timing.computation import Computation
 from ddlbench.sweep.plan import Cell
 
 
@@ -24,7 +25,6 @@ class Forecast:
         """machine: a description's name or file, as cluster= of the predict command. UserError where there is none"""
         self.machine = machines.load(machine)
         self.device = torch.device(self.machine.device.type)
-        self.computations: dict[str, Computation] = {}
         self.predicted: dict[tuple[str, int], float | None] = {}
 
     def check(self, config: Config) -> None:
@@ -41,19 +41,13 @@ class Forecast:
         if cell.refused:
             return None
         config = configuration(*cell.words)
-        inputs = Inputs(self.machine, self._computation, samples=SAMPLES.get(config.data.name))
+        if config.mode != "train":  # the loader alone takes another time, which the oracle does not predict
+            return None
+        # Of the synthetic loader, where it says how many, or of the data.
+        samples = getattr(config.loader, "train_samples", None) or SAMPLES.get(config.data.name)
+        inputs = Inputs(self.machine, partial(from_roofline, machine=self.machine), samples=samples)
         try:
-            prediction = predict(config, cell.gpus, inputs)
+            epoch_s = predict(config, cell.gpus, inputs).epoch_s
         except UserError:
             return None
-        steps = config.train.steps
-        epoch_s = prediction.step_s * steps if prediction.step_s and steps else prediction.epoch_s
         return None if epoch_s is None else epoch_s * config.train.epochs
-
-    def _computation(self, config: Config) -> Computation:
-        """The computation of one device, counted once for all frameworks and GPU counts."""
-        train, recipe = config.train, config.recipe
-        key = f"{config.model} {train.precision} {train.tf32} {recipe.optimizer.name} {recipe.label_smoothing}"
-        if key not in self.computations:
-            self.computations[key] = from_roofline(config, self.machine)
-        return self.computations[key]

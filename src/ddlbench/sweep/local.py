@@ -30,7 +30,7 @@ from ddlbench.texts import MIB
 RANKS_PER_CORE = 2  # at most, where there is no GPU
 POLL_S = 0.05
 GRACE_S = 30.0  # to record the end: after a signal, or after another rank has failed
-LOST = "this process was stopped for minutes and another sweep has taken its cell over: start it again to go on"
+LOST = "this process was stopped for minutes and another sweep has taken its cell over: start it again to continue"
 # An abstract socket (unix(7)): one name for all processes of this machine, wherever their temporary folders are, and
 # free as soon as its process has ended.
 TURN = f"\0ddlbench-sweep-{os.getuid()}"

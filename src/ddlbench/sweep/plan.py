@@ -105,7 +105,7 @@ def data_check(here: bool) -> Check:
         validate, root = config.train.validate, config.data.root
         key = f"{config.data} {config.model} {validate}"
         if key not in reasons:
-            elsewhere = not here and root is not None and not Path(root).expanduser().exists()
+            elsewhere = not here and root is not None and not Path(root).exists()
             reasons[key] = None if elsewhere else refusal(partial(config.data.check, config.model, validate))
         if (reason := reasons[key]) is not None:
             raise UserError(reason)

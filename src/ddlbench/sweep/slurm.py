@@ -113,8 +113,8 @@ def job_lines(study: Study, cells: Sequence[Cell], options: Options) -> list[str
 
 
 def submit(study: Study, cells: Sequence[Cell], state: State, options: Options, retry: str | None) -> list[str]:
-    """Submit the due cells that nobody holds; a line for each job. UserError if Slurm refuses a job; the jobs before it
-    are submitted."""
+    """Submit the due cells that no sweep holds; a line for each job. UserError if Slurm refuses a job; the jobs before
+    it are submitted."""
     more = options.words()
     (state.results / FOLDER).mkdir(parents=True, exist_ok=True)
     read_at, queued = server_time(state.results), queue()  # in this order, and before the records are read

@@ -48,6 +48,7 @@ class Attempt:
     seconds: float | None  # wall time; None while it runs
     gpus: int
     saved: bool = False  # whether it has left a checkpoint
+    resumed: bool = False  # whether it has continued another one
     job: str | None = None  # number of its Slurm job
     restarts: str = "0"  # how often Slurm had put that job back into the queue
     ended_by: str | None = None  # as errors.py; None also in records of versions without this field
@@ -78,12 +79,12 @@ class State:
         return self
 
     def status(self, cell: Cell) -> str:
-        """The status of an attempt that ended well, else of the last one; "missing" if there is none, or if the last
-        one was interrupted without a result or can continue."""
+        """The status of an attempt that ended with `ok`, else of the last one; "missing" if there is none, or if the
+        last one was interrupted without a result or can continue."""
         attempts = self.of(cell)
         if not attempts:
             return MISSING
-        last = next((attempt for attempt in attempts if attempt.status in FINAL), attempts[-1])
+        last = next((attempt for attempt in attempts if attempt.status == "ok"), attempts[-1])
         return MISSING if last.interrupted else last.status
 
     def of(self, cell: Cell) -> list[Attempt]:
@@ -91,10 +92,11 @@ class State:
         return self._by_key.get(cell.key, [])
 
     def estimate(self, cells: Iterable[Cell]) -> float | None:
-        """Seconds of one run, from the runs that ended well among these cells (of one configuration and GPU count);
-        None without such a run."""
-        seconds = [attempt.seconds for cell in cells for attempt in self.of(cell) if attempt.status == "ok"]
-        return median(finished) if (finished := [value for value in seconds if value is not None]) else None
+        """Seconds of one run, from the complete runs that ended well among these cells (of one configuration and GPU
+        count); None without such a run."""
+        well = [attempt for cell in cells for attempt in self.of(cell) if attempt.status == "ok"]
+        seconds = [attempt.seconds for attempt in well if attempt.seconds is not None and not attempt.resumed]
+        return median(seconds) if seconds else None
 
     def gpu_hours(self, cells: Iterable[Cell]) -> float:
         """GPU-hours used so far, including failed attempts."""
@@ -146,6 +148,7 @@ def _attempt(folder: Path, record: Object) -> Attempt:
         seconds=max(0.0, seconds) if seconds is not None else None,
         gpus=gpus,
         saved=isinstance(record.get("checkpoints"), dict),
+        resumed=isinstance(record.get("resume"), dict),
         job=variables.get(JOB_VARIABLE),
         restarts=str(variables.get(RESTARTS_VARIABLE, "0")),
         ended_by=cast(str | None, record.get("ended_by")),

@@ -165,7 +165,10 @@ def _study(name: str, raw: dict[str, Any]) -> Study:
             **{key: figure for key, figure in base.figures.items() if key not in figures},
             **{key: entries.figure_of(key, content, axes) for key, content in figures.items() if content is not None},
         },
-        limits_s={number("limits_s", gpus, 1): number("limits_s", limit, 1) for gpus, limit in limits.items()},
+        limits_s={
+            **base.limits_s,
+            **{number("limits_s", gpus, 1): number("limits_s", limit, 1) for gpus, limit in limits.items()},
+        },
         **cast(Any, {key: number(key, raw[key], least) for key, least in NUMBERS.items() if key in raw}),
     )
 
