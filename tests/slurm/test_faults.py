@@ -103,7 +103,7 @@ def test_a_lost_node_is_a_row_and_its_cell_runs_again_once_the_node_is_back(clus
     shown = sweep(cluster, study, results, "--status")
     assert shown.stdout.startswith("1 cells: error\n"), shown.stderr
     assert LOST in shown.stdout
-    assert sweep(cluster, study, results, *ON_CPUS).stdout == "nothing to submit\n"
+    assert sweep(cluster, study, results, *ON_CPUS, "--resume").stdout == "nothing to submit\n"
     cluster._start(*cluster._inside("node2"), "slurmd", "-D", "-N", "node2")
     wait_until(lambda: not cluster.run("squeue", "-h").stdout)
     again = sweep(cluster, study, results, *ON_CPUS, "--retry", "failed")
