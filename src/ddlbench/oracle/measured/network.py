@@ -67,7 +67,7 @@ def calibrate(device_type: str, counts: Sequence[int], sizes: Sequence[int] = SI
         with tempfile.TemporaryDirectory() as folder:
             try:
                 mp.start_processes(_rank, args=(device_type, ranks, folder, sizes), nprocs=ranks, start_method="spawn")  # pyright: ignore
-            except (mp.ProcessRaisedException, mp.ProcessExitedException) as error:
+            except (mp.ProcessRaisedException, mp.ProcessExitedException) as error:  # pyright: ignore
                 reason, backend = str(error).strip().splitlines()[-1], BACKENDS[device_type]
                 raise Unavailable(
                     f"--calibrate-network with {ranks} processes failed ({reason}): check that {backend} works here"
