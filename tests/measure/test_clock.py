@@ -49,13 +49,13 @@ def test_warmup_steps_are_timed_but_not_measured() -> None:
 
 
 def test_time_in_barriers_is_part_of_no_step() -> None:
-    clock = EpochClock(CPU, lambda: time.sleep(0.05), warmup_steps=1)
+    clock = EpochClock(CPU, lambda: time.sleep(0.4), warmup_steps=1)
     for _ in clock.steps(range(2)):
         pass
     times = clock.stop()
-    assert max(times.step_s) < 0.05
-    assert times.measured_s < 0.05
-    assert times.straggler_s >= 0.05
+    assert max(times.step_s) < 0.4
+    assert times.measured_s < 0.4
+    assert times.straggler_s >= 0.4
 
 
 def test_ranks_that_are_equally_fast_hardly_wait_at_a_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
