@@ -45,6 +45,16 @@ def test_the_wait_of_all_epochs_is_weighted_by_their_time() -> None:
     assert summary["data_wait_share"] == 0.5
 
 
+def test_sent_bytes_are_those_of_the_measured_epochs_a_step() -> None:
+    """70 bytes in three steps; more in the warm-up, which is not measured."""
+    rows = [epoch_row(epoch, 4, [1.0] * steps) for epoch, steps in enumerate((2, 1, 2))]
+    for row, sent in zip(rows, (900, 40, 30), strict=True):
+        row.use = OverRanks(sent_bytes=sent)
+    assert summarize(rows, world_size=2, tokens_per_sample=None)["sent_step_bytes"] == pytest.approx(70 / 3)
+    rows[2].use = OverRanks()
+    assert summarize(rows, world_size=2, tokens_per_sample=None)["sent_step_bytes"] is None
+
+
 def test_cpu_time_and_bytes_are_those_of_the_measured_epochs_a_second() -> None:
     """3.5, 5 and 1 s of CPU in epochs of 7, 2 and 4 s; in the warm-up, which is not measured, much more."""
     rows = [epoch_row(epoch, 4, [time_s]) for epoch, time_s in enumerate((20.0, 7.0, 2.0, 4.0))]

@@ -34,7 +34,7 @@ def rank_epoch(rank: int, steps: int = 2, use: Use | None = USE) -> RankEpoch:
 
 def test_each_rank_and_epoch_is_a_row(tmp_path: Path) -> None:
     record = Record.open(str(tmp_path), "run", {})
-    use = replace(USE, thread_s=7.5)
+    use = replace(USE, thread_s=7.5, sent_bytes=640)
     for epoch in range(2):
         row = replace(epoch_row(epoch, 2, [1.0, 1.0]), ranks=[rank_epoch(rank, use=use) for rank in range(4)])
         record.epoch(row)
@@ -60,6 +60,7 @@ def test_each_rank_and_epoch_is_a_row(tmp_path: Path) -> None:
         "data_wait_s": 0.5,  # of both steps
         "host_wait_s": 1.5,
         "thread_time_s": 7.5,
+        "sent_bytes": 640,
         **MEMORY,
         "energy_j": 60.0,
         "device_clock_before_mhz": 1980,

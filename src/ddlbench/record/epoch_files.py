@@ -109,6 +109,7 @@ def rank_row(row: EpochRow, rank: RankEpoch) -> dict[str, Any]:
         "data_wait_s": sum(times.wait_s),
         "host_wait_s": sum(times.host_wait_s),
         "thread_time_s": use.thread_s,
+        "sent_bytes": use.sent_bytes,
         **rank.memory,
         "energy_j": use.energy_j,
         "device_clock_before_mhz": use.clock_before_mhz,

@@ -143,6 +143,13 @@ def test_cpu_time_is_the_sum_of_all_ranks_or_unknown() -> None:
     assert OverRanks.of([*ranks, None], ["a", "b", "b"]).cpu_time_s is None
 
 
+def test_sent_bytes_are_the_sum_of_all_ranks_or_unknown() -> None:
+    ranks = [replace(use(), sent_bytes=3_000), replace(use(), sent_bytes=500)]
+    assert OverRanks.of(ranks, ["a", "b"]).line()["sent_bytes"] == 3_500
+    assert OverRanks.of([*ranks, use()], ["a", "b", "b"]).sent_bytes is None
+    assert OverRanks.of([*ranks, None], ["a", "b", "b"]).sent_bytes is None
+
+
 def test_clocks_are_the_lowest_and_reasons_those_of_all() -> None:
     slow = replace(use(), clock_before_mhz=1980, clock_after_mhz=1200, throttled=("power cap", "board limit"))
     fast = replace(use(), clock_before_mhz=1900, clock_after_mhz=1980, throttled=())

@@ -1,7 +1,8 @@
-"""CPU time, bytes and page faults are those of this process and its children."""
+"""CPU time, bytes and page faults are those of this process and its children; what a rank sends is counted as well."""
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import time
@@ -9,9 +10,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from ddlbench.measure.devices import usage
-from ddlbench.measure.devices.usage import ReadBytes, process_tree_seconds
+from ddlbench.measure.devices.usage import ReadBytes, SentBytes, process_tree_seconds
+from tests.support.ranks import run_ranks
 
 LOOK_BYTES = 2_000  # of a few files in /proc of one process
 BUSY = """import time
@@ -29,6 +33,40 @@ def test_reading_is_counted(tmp_path: Path) -> None:
         (tmp_path / "file").read_bytes()
         counts.append(ReadBytes.now().since(before) or 0)
     assert 3_000_000 <= min(counts) < 3_000_000 + LOOK_BYTES
+
+
+def sent_in_all_reduces(count: int, megabytes: int) -> int | None:
+    """Bytes that this rank sent."""
+    numbers = torch.ones(megabytes * 2**18)
+    dist.all_reduce(numbers)  # makes the connections
+    dist.barrier()
+    before = SentBytes.now()
+    for _ in range(count):
+        dist.all_reduce(numbers)
+    dist.barrier()
+    return SentBytes.now().since(before)
+
+
+def test_what_a_rank_sends_is_what_a_ring_sends() -> None:
+    """Patarasuk and Yuan 2009: 2 (P - 1) / P of n bytes; here of five times 4 MiB among three ranks."""
+    assert run_ranks(3, sent_in_all_reduces, 5, 4) == [pytest.approx(5 * 2**22 * 4 / 3, rel=0.01)] * 3
+
+
+def test_a_connection_that_was_closed_makes_the_bytes_unknown() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        sender = socket.create_connection(server.getsockname())
+        receiver, _ = server.accept()
+        before = SentBytes.now()
+        sender.sendall(bytes(30_000))
+        assert len(receiver.recv(30_000, socket.MSG_WAITALL)) == 30_000
+        with socket.create_connection(server.getsockname()) as late, server.accept()[0] as other:
+            late.sendall(bytes(7))
+            assert len(other.recv(7, socket.MSG_WAITALL)) == 7
+            # The new one counts from its beginning, which has one more byte (tcp(7): its SYN).
+            assert SentBytes.now().since(before) in range(30_007, 30_009)
+        receiver.close()
+        sender.close()
+        assert SentBytes.now().since(before) is None
 
 
 def test_sleeping_is_not_counted() -> None:

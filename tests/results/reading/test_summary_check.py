@@ -35,7 +35,7 @@ def epochs() -> list[EpochRow]:
         row.memory = dict.fromkeys(row.memory, odd * 2**20)
         row.straggler_wait_s, row.data_wait_share, row.host_wait_share = odd / 64, odd / 32, odd / 128
         row.train_loss = odd / 4
-        row.use = replace(row.use, energy_j=100.0 * odd, time_s=odd + 1.0, cpu_time_s=odd / 3)
+        row.use = replace(row.use, energy_j=100.0 * odd, time_s=odd + 1.0, cpu_time_s=odd / 3, sent_bytes=odd * 64)
     return rows
 
 

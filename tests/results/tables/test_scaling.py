@@ -184,7 +184,7 @@ def test_an_interval_that_touches_1_shows_no_speedup(tmp_path):
 MEDIANS = (
     "step_time_median_s", "data_wait_share", "validation_time_s", "val_loss", "val_top1", "val_top5",
     "val_perplexity_token", "val_perplexity_word", "epoch_first_step_s", "host_wait_share", "energy_epoch_j",
-    "energy_sample_j", "power_mean_w", "cpu_share", "read_bytes_per_s", "data_wait_mean_share",
+    "energy_sample_j", "power_mean_w", "cpu_share", "read_bytes_per_s", "data_wait_mean_share", "sent_step_bytes",
 )  # fmt: skip
 LARGEST = (
     "memory_allocated_peak_bytes", "memory_reserved_peak_bytes", "memory_device_peak_bytes", "memory_host_peak_bytes",

@@ -356,6 +356,8 @@ def test_two_real_ranks_fill_the_columns(tmp_path: Path) -> None:
     exposed = sum(rank["exposed_s"] for rank in window["ranks"]) / window["window_s"]
     assert 0 < exposed == pytest.approx(row["comm_exposed_share"])
     assert row["profile_steps"] == 1
+    # An all-reduce of two ranks' gradients; BatchNorm's buffers and what the program itself says are little beside it.
+    assert row["sent_step_bytes"] == pytest.approx(2 * 4 * row["parameters"], rel=0.05)
     (merged,) = breakdown(tables.scaling).to_dict("records")
     assert merged["comm_exposed_share"] == pytest.approx(exposed)
     assert merged["profile_step_time_s"] == pytest.approx(window["window_s"] / 2)

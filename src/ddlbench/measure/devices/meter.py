@@ -14,7 +14,7 @@ import torch
 from ddlbench.measure.devices.nvml import GpuState, gpu_state_reader, joules, throttling
 from ddlbench.measure.devices.rapl import READ_EVERY_S, Rapl
 from ddlbench.measure.devices.unknown import difference, least, or_none, total
-from ddlbench.measure.devices.usage import Load, process_tree_seconds, thread_seconds
+from ddlbench.measure.devices.usage import Load, SentBytes, process_tree_seconds, thread_seconds
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class Use:
     throttled: why the GPU's clock had been lowered
     cpu_before_s, cpu_after_s: seconds of a core that the rank's processes had computed
     before, after: the node's load, on one rank a node
+    sent_bytes: through TCP; on device cpu only, because NCCL sends through NVLink and InfiniBand
     """
 
     seconds: float
@@ -43,6 +44,7 @@ class Use:
     cpu_after_s: float | None = None
     before: Load | None = None
     after: Load | None = None
+    sent_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class OverRanks:
     energy_j: the sum; None if a counter is missing, because a part of the devices is no result
     time_s:   between the readings, on the rank where they are furthest apart
     cpu_time_s: of a core, the sum; None if a rank's is missing
+    sent_bytes: through TCP, the sum; None if a rank's is missing
     clock_before_mhz, clock_after_mhz: the lowest
     """
 
@@ -59,6 +62,7 @@ class OverRanks:
     energy_source: str | None = None
     time_s: float | None = None
     cpu_time_s: float | None = None
+    sent_bytes: int | None = None
     clock_before_mhz: int | None = None
     clock_after_mhz: int | None = None
     throttled: tuple[str, ...] = ()
@@ -76,6 +80,7 @@ class OverRanks:
             energy_source=counting[0].energy_source if complete else None,
             time_s=max(use.seconds for use in counting) if complete else None,
             cpu_time_s=total(difference(use.cpu_before_s, use.cpu_after_s) if use else None for use in uses),
+            sent_bytes=total(use.sent_bytes if use else None for use in uses),
             clock_before_mhz=least(use.clock_before_mhz for use in read),
             clock_after_mhz=least(use.clock_after_mhz for use in read),
             throttled=tuple(sorted({reason for use in read for reason in use.throttled or ()})),
@@ -88,6 +93,7 @@ class OverRanks:
             "energy_j": self.energy_j,
             "energy_time_s": self.time_s,
             "cpu_time_s": self.cpu_time_s,
+            "sent_bytes": self.sent_bytes,
             "device_clock_before_mhz": self.clock_before_mhz,
             "device_clock_after_mhz": self.clock_after_mhz,
             "throttle_reasons": ", ".join(self.throttled) or None,
@@ -113,6 +119,7 @@ class Reading:
     package_j: float | None
     cpu_s: float | None
     load: Load | None
+    sent: SentBytes | None
     thread_s: float | None
 
 
@@ -155,6 +162,7 @@ class Meter:
             cpu_after_s=last.cpu_s,
             before=first.load,
             after=last.load,
+            sent_bytes=last.sent.since(first.sent) if first.sent and last.sent else None,
         )
 
     def _read(self) -> Reading:
@@ -164,6 +172,7 @@ class Meter:
             package_j=or_none(self.rapl.joules) if self.rapl else None,
             cpu_s=or_none(process_tree_seconds),
             load=Load.now() if self.leader else None,
+            sent=None if self.cuda else or_none(SentBytes.now),
             thread_s=self._thread_s(),
         )
 

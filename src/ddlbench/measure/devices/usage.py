@@ -1,13 +1,17 @@
-"""What the kernel counts of a process, of its training thread and of its node: CPU time, bytes that were read, and how
-busy the node is with other work."""
+"""What the kernel counts of a process, of its training thread and of its node: CPU time, bytes that were read or sent,
+and how busy the node is with other work."""
 
 from __future__ import annotations
 
 import os
+import socket
+import struct
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -17,6 +21,7 @@ from ddlbench.measure.devices.unknown import difference, or_none, total
 PROC = Path("/proc")
 HZ = os.sysconf("SC_CLK_TCK")  # ticks a second
 BUSY = (0, 1, 2, 5, 6)  # user nice system irq softirq
+BYTES_ACKED = 120  # offset of tcpi_bytes_acked in struct tcp_info (linux/tcp.h)
 _busy_wait_s = 0.0  # of the training thread, the only one that waits in this way
 
 
@@ -95,6 +100,34 @@ def count_busy_wait(seconds: float) -> None:
     """The training thread waited these seconds for others without sleeping: the kernel counts them as computing."""
     global _busy_wait_s
     _busy_wait_s += seconds
+
+
+@dataclass(frozen=True)
+class SentBytes:
+    """Bytes that the open TCP connections of this process have sent since they were made, as their receivers have
+    acknowledged them (tcpi_bytes_acked of tcp(7)): gloo and MPI over TCP, between ranks of one node as well.
+
+    counts: of each connection, by its two addresses
+    """
+
+    counts: Mapping[tuple[Any, Any], int]
+
+    @classmethod
+    def now(cls) -> SentBytes:
+        """Raises OSError or struct.error where the kernel does not count them (before Linux 4.1)."""
+        counts: dict[tuple[Any, Any], int] = {}
+        for connection in psutil.Process().net_connections("tcp"):
+            if connection.raddr:
+                with socket.socket(fileno=os.dup(connection.fd)) as opened:
+                    info = opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, BYTES_ACKED + 8)
+                counts[connection.laddr, connection.raddr] = struct.unpack_from("Q", info, BYTES_ACKED)[0]
+        return cls(counts)
+
+    def since(self, earlier: SentBytes) -> int | None:
+        """None where a connection has been closed since then: its last bytes are not known."""
+        if not earlier.counts.keys() <= self.counts.keys():
+            return None
+        return sum(self.counts.values()) - sum(earlier.counts.values())
 
 
 @dataclass(frozen=True)

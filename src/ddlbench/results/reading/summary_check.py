@@ -50,6 +50,7 @@ MEASURED: dict[str, tuple[Rule, tuple[str, ...]]] = {
     "epoch_first_step_s": (statistics.median, ("first_step_s",)),
     "validation_time_s": (statistics.median, ("validation_time_s",)),
     "read_bytes_per_s": (_ratio, ("read_bytes", "epoch_time_s")),
+    "sent_step_bytes": (_ratio, ("sent_bytes", "steps")),
     "energy_epoch_j": (statistics.median, ("energy_j",)),
     "energy_sample_j": (_ratio, ("energy_j", "samples")),
     "power_mean_w": (_ratio, ("energy_j", "energy_time_s")),
