@@ -22,7 +22,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -64,6 +65,7 @@ class Split:
 
 
 Splits = dict[str, Split]
+Forward = Callable[[Tensor], Any]
 
 
 def split_model(model: nn.Sequential, plan: Mapping[str, str], part: Part) -> Splits:
@@ -87,8 +89,21 @@ def split_model(model: nn.Sequential, plan: Mapping[str, str], part: Part) -> Sp
                 cut[full] = nn.Parameter(slice_) if isinstance(full, nn.Parameter) else slice_
             setattr(module, attribute, cut[full])
             splits[f"{name}.{attribute}"] = split
-        STYLES[style](module, part)
+        _shrink(module, style, part)
+        module.forward = partial(STYLES[style], module, module.forward, part)
     return splits
+
+
+def _shrink(module: Any, style: str, part: Part) -> None:
+    """What a layer keeps beside its tensors, for this rank's part."""
+    if style == "heads":
+        module.num_heads //= part.size
+        module.split_size //= part.size
+        module.dropped_after = module.resid_dropout.p
+        if not part.sequence:
+            module.resid_dropout = nn.Identity()
+    elif is_transposed(module):
+        module.nf = module.weight.shape[1]
 
 
 def _splits(module: nn.Module, style: str) -> Splits:
@@ -106,111 +121,67 @@ def is_transposed(module: nn.Module) -> bool:
     return hasattr(module, "nf")
 
 
-def leave(partial: Tensor, part: Part) -> Tensor:
+# The forward pass of each style. module: with this rank's tensors; inner: its own forward pass
+
+
+def leave(partial_sum: Tensor, part: Part) -> Tensor:
     """The output of a layer split by inputs."""
-    return reduce_scatter_to_sequence(partial, TOKENS, part) if part.sequence else reduce_from(partial, part)
+    return reduce_scatter_to_sequence(partial_sum, TOKENS, part) if part.sequence else reduce_from(partial_sum, part)
 
 
-def column(module: nn.Module, part: Part) -> None:
-    if is_transposed(module):
-        cast(Any, module).nf = cast(Tensor, module.weight).shape[1]
-    inner = module.forward
-
-    def forward(x: Tensor) -> Tensor:
-        x = in_autocast_type(x)
-        return inner(gather_from_sequence(x, TOKENS, part) if part.sequence else copy_to(x, part))
-
-    module.forward = forward
+def column(module: Any, inner: Forward, part: Part, x: Tensor) -> Tensor:
+    x = in_autocast_type(x)
+    return inner(gather_from_sequence(x, TOKENS, part) if part.sequence else copy_to(x, part))
 
 
-def row(module: nn.Module, part: Part) -> None:
+def row(module: Any, inner: Forward, part: Part, x: Tensor) -> Tensor:
     """The bias is added once, after the sum."""
-    transposed, layer = is_transposed(module), cast(nn.Linear, module)
-
-    def forward(x: Tensor) -> Tensor:
-        output = leave(x @ layer.weight if transposed else F.linear(x, layer.weight), part)
-        return output + layer.bias.to(output.dtype)
-
-    module.forward = forward
+    output = leave(x @ module.weight if is_transposed(module) else F.linear(x, module.weight), part)
+    return output + module.bias.to(output.dtype)
 
 
-def heads(module: nn.Module, part: Part) -> None:
+def heads(module: Any, inner: Forward, part: Part, x: Tensor) -> tuple[Tensor, Tensor | None]:
     """Each rank drops attention weights of its heads. The dropout after the attention sees full activations, of which
     all ranks must drop the same elements; with sequence parallelism it sees this rank's tokens."""
-    attention = cast(Any, module)
-    attention.num_heads //= part.size
-    attention.split_size //= part.size
-    after = attention.resid_dropout.p
-    if not part.sequence:
-        attention.resid_dropout = nn.Identity()
-    inner = module.forward
-
-    def forward(x: Tensor) -> tuple[Tensor, Tensor | None]:
-        drops = module.training and max(attention.attn_dropout.p, after) > 0
-        with rank_random(part, x.device) if drops else nullcontext():
-            output, weights = inner(x)
-        return output if part.sequence else F.dropout(output, after, module.training), weights
-
-    module.forward = forward
+    drops = module.training and max(module.attn_dropout.p, module.dropped_after) > 0
+    with rank_random(part, x.device) if drops else nullcontext():
+        output, weights = inner(x)
+    return output if part.sequence else F.dropout(output, module.dropped_after, module.training), weights
 
 
-def vocab(module: nn.Module, part: Part) -> None:
-    embedding = cast(nn.Embedding, module)
-    first, count = part.span(embedding.num_embeddings)
-
-    def forward(tokens: Tensor) -> Tensor:
-        rows = tokens - first
-        elsewhere = (rows < 0) | (rows >= count)
-        embedded = F.embedding(rows.masked_fill(elsewhere, 0), embedding.weight)
-        return leave(embedded.masked_fill(elsewhere.unsqueeze(-1), 0.0), part)
-
-    module.forward = forward
+def vocab(module: Any, inner: Forward, part: Part, tokens: Tensor) -> Tensor:
+    first, count = part.span(module.num_embeddings)
+    rows = tokens - first
+    elsewhere = (rows < 0) | (rows >= count)
+    embedded = F.embedding(rows.masked_fill(elsewhere, 0), module.weight)
+    return leave(embedded.masked_fill(elsewhere.unsqueeze(-1), 0.0), part)
 
 
-def channel(module: nn.Module, part: Part) -> None:
+def channel(module: Any, inner: Forward, part: Part, x: Tensor) -> Tensor:
     """The bias is added once, after the sum."""
-    conv = cast(Any, module)
-
-    def forward(x: Tensor) -> Tensor:
-        output = leave(conv._conv_forward(scatter_to(in_autocast_type(x), CHANNELS, part), conv.weight, None), part)
-        return output if conv.bias is None else output + conv.bias.to(output.dtype)[:, None, None]
-
-    module.forward = forward
+    output = leave(module._conv_forward(scatter_to(in_autocast_type(x), CHANNELS, part), module.weight, None), part)
+    return output if module.bias is None else output + module.bias.to(output.dtype)[:, None, None]
 
 
-def channels(module: nn.Module, part: Part) -> None:
-    inner = module.forward
-
-    def forward(x: Tensor) -> Tensor:
-        output = inner(x)
-        return gather_from(output, CHANNELS, output.shape[CHANNELS] * part.size, part)
-
-    module.forward = forward
+def channels(module: Any, inner: Forward, part: Part, x: Tensor) -> Tensor:
+    output = inner(x)
+    return gather_from(output, CHANNELS, output.shape[CHANNELS] * part.size, part)
 
 
-def dropout(module: nn.Module, part: Part) -> None:
-    inner = module.forward
-
-    def forward(x: Tensor) -> Tensor:
-        with rank_random(part, x.device) if module.training else nullcontext():
-            return inner(x)
-
-    if cast(nn.Dropout, module).p > 0:
-        module.forward = forward
+def dropout(module: Any, inner: Forward, part: Part, x: Tensor) -> Tensor:
+    with rank_random(part, x.device) if module.training and module.p > 0 else nullcontext():
+        return inner(x)
 
 
-def token_dropout(module: nn.Module, part: Part) -> None:
-    if part.sequence:
-        dropout(module, part)
+def token_dropout(module: Any, inner: Forward, part: Part, x: Tensor) -> Tensor:
+    return dropout(module, inner, part, x) if part.sequence else inner(x)
 
 
-def positions(module: nn.Module, part: Part) -> None:
-    inner = module.forward
-    if part.sequence:
-        module.forward = lambda indices: inner(indices.narrow(-1, *part.span(indices.shape[-1])))
+def positions(module: Any, inner: Forward, part: Part, indices: Tensor) -> Tensor:
+    return inner(indices.narrow(-1, *part.span(indices.shape[-1])) if part.sequence else indices)
 
 
-STYLES: dict[str, Callable[[nn.Module, Part], None]] = {
+STYLES: dict[str, Callable[[Any, Forward, Part, Tensor], Any]] = {
     "column": column,
     "qkv": column,
     "logits": column,
