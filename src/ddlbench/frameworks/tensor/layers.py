@@ -76,7 +76,7 @@ def split_model(model: nn.Sequential, plan: Mapping[str, str], part: Part) -> Sp
     """
     if part.size == 1:
         return {}
-    modules = dict(model.named_modules())
+    modules: dict[str, Any] = dict(model.named_modules())
     cut: dict[Tensor, Tensor] = {}  # a tied parameter is cut once and stays tied
     splits: Splits = {}
     for name, style in plan.items():
