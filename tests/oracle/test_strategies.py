@@ -366,7 +366,7 @@ def test_on_a_v_no_rank_has_a_copy_of_the_tied_embedding() -> None:
 
 def test_stages_are_cut_as_the_framework_cuts_them() -> None:
     given = setting(2, model=RESNET)
-    sizes = Plan.of(given.job, [2, 2], 2, Pipeline()).sizes
+    sizes = Plan(given.job, [2, 2], 2, Pipeline()).sizes
     assert list(stage_sizes(Pipeline(), given, 2, 2)) == sizes
 
 

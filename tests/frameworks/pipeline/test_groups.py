@@ -33,7 +33,7 @@ def every_count() -> dict[str, int]:
 
 def groups_made(layout: Layout, given: Job) -> int:
     before = len(dist.distributed_c10d._world.pg_map)
-    Groups.connect(replace(given, rank=dist.get_rank(), world_size=dist.get_world_size()), layout)
+    Groups(replace(given, rank=dist.get_rank(), world_size=dist.get_world_size()), layout)
     return len(dist.distributed_c10d._world.pg_map) - before
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import combinations, pairwise
+from itertools import accumulate, combinations, pairwise
 from typing import Any
 
 import pytest
@@ -17,7 +17,6 @@ from ddlbench.frameworks.pipeline.stages import (
     balanced,
     boundary_tensors,
     cut,
-    stage_costs,
     tied_names,
 )
 from ddlbench.models.gpt2 import GPT2
@@ -58,14 +57,16 @@ def test_no_other_cuts_are_better() -> None:
     generator = torch.Generator().manual_seed(0)
     for _ in range(20):
         costs: list[float] = torch.randint(100, (9,), generator=generator).tolist()
-        largest = max(stage_costs(costs, balanced(tuple(costs), 4)))
-        for cuts in combinations(range(1, 9), 3):
-            edges = [0, *cuts, 9]
-            assert largest <= max(sum(costs[a:b]) for a, b in pairwise(edges))
+        chosen = tuple(accumulate(balanced(tuple(costs), 4)[:-1]))
+        assert largest(costs, chosen) == min(largest(costs, cuts) for cuts in combinations(range(1, 9), 3))
+
+
+def largest(costs: list[float], cuts: tuple[int, ...]) -> float:
+    return max(sum(costs[a:b]) for a, b in pairwise([0, *cuts, len(costs)]))
 
 
 def test_the_balance_of_a_deep_model_is_found_at_once() -> None:
-    assert max(stage_costs([1.0] * 52, balanced((1.0,) * 52, 16))) == 4
+    assert max(balanced((1.0,) * 52, 16)) == 4
 
 
 def test_measured_seconds_give_another_cut_than_flops(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +75,7 @@ def test_measured_seconds_give_another_cut_than_flops(monkeypatch: pytest.Monkey
     seconds = [8.0, 2.0, 2.0, 1.0, 3.0]
     monkeypatch.setattr(module, "seconds_of_blocks", lambda *_: seconds)
     knobs: list[dict[str, Any]] = [{}, {"balance_by": "seconds"}, {"balance_by": "seconds", "balance": [3, 2]}]
-    plans = [Plan.of(given, [2, 2], 2, Pipeline(flops_per_byte=0, **keys)) for keys in knobs]
+    plans = [Plan(given, [2, 2], 2, Pipeline(flops_per_byte=0, **keys)) for keys in knobs]
     assert [plan.sizes for plan in plans] == [[2, 3], [1, 4], [3, 2]]
     assert [plan.facts()["balanced_by"] for plan in plans] == ["flops", "seconds", "balance"]
     assert [plan.facts()["block_seconds"] for plan in plans] == [None, seconds, None]

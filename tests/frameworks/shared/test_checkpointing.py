@@ -137,7 +137,7 @@ def test_stages_within_a_budget_train_the_same_to_the_bit() -> None:
     """The first stage of 1F1B has two micro batches in memory, the last has one: only the first runs blocks again."""
     framework, model, budget = Pipeline(schedule="1f1b", balance=[3, 4]), replace(TEXT, n_layer=4), "budget:0.0004"
     this = replace(job(), model=model, checkpoint_activations=budget, global_batch=8, micro_batch=2, world_size=2)
-    first, last = Plan.of(this, [2, 1], 2, framework).segments
+    first, last = Plan(this, [2, 1], 2, framework).segments
     assert "h0" not in first
     assert {"h2", "h3"} <= {item for item in last if isinstance(item, str)}
     case = Case("gpt2", model, micro_batch=2, steps=2, global_batch=8)

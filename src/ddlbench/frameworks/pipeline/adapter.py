@@ -81,20 +81,18 @@ class Pipeline(Staged):
         if self.sharded:
             check_shards(self.name, job)
         check_alike(job, layout.dp, stages=True)
-        self.check_budget(job, self.in_flight(layout, count), job.replica_batch(layout.dp) // count)
+        self.check_budget(job, layout, count)
 
     def in_flight(self, layout: Layout, count: int) -> list[int]:
-        """Micro batches in memory on the rank of each stage."""
         virtual = self.virtual_stages
         return virtual * [in_flight(self.schedule, rank, layout.pp, count, virtual) for rank in range(layout.pp)]
 
     def setup(self, job: Job) -> PipelineTrainer:
         layout = self.layout(job.world_size)
         count = micro_batch_count(self.schedule, job, layout.pp, layout.dp)
-        groups = Groups.connect(job, layout, self.sharded, self.schedule in V_SHAPED)
+        groups = Groups(job, layout, self.sharded, self.schedule in V_SHAPED)
         groups.open_links(job.device, looped=self.virtual_stages > 1 and not groups.v_shaped)
-        samples = job.replica_batch(layout.dp) // count
-        plan = Plan.of(job, self.in_flight(layout, count), samples, self)
+        plan = self.plan(job, layout, count)
         blocks = Blocks(job, groups, plan, self.sharded)
         return PipelineTrainer(job, blocks, self.schedule, count, self._facts(job, layout, plan, count))
 

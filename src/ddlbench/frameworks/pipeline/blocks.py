@@ -15,13 +15,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from ddlbench.frameworks.fsdp import shard
+from ddlbench.frameworks.pipeline.clock import BusyClock
 from ddlbench.frameworks.pipeline.groups import Groups
 from ddlbench.frameworks.pipeline.stages import Plan, Stage, cut, tied_names
 from ddlbench.frameworks.shared.batchnorm import Statistics
 from ddlbench.frameworks.shared.checkpointing import checkpoint_blocks
 from ddlbench.frameworks.shared.groups import average, clip_parts, gradient
 from ddlbench.frameworks.shared.meta import on_meta
-from ddlbench.frameworks.shared.replica import cpu_state, load_full_state
+from ddlbench.frameworks.shared.replica import RankTrainer, cpu_state, load_full_state
+from ddlbench.frameworks.shared.step import Update
 from ddlbench.frameworks.tensor.layers import full_state, local_state, split_model, splits_output
 from ddlbench.job import Job
 
@@ -97,12 +99,27 @@ class Blocks:
             if id(parameter) not in elsewhere and (name in self.splits or self.groups.part.rank == 0)
         ]
 
+
+class StagedTrainer(RankTrainer):
+    """What the trainers of pipelines have in common.
+
+    model: this rank's blocks
+    clock: when its device computes
+    """
+
+    def __init__(
+        self, job: Job, blocks: Blocks, update: Update, micro_batches: int, facts: Mapping[str, Any], part: str
+    ) -> None:
+        super().__init__(job, blocks.model, update, blocks.statistics, blocks.groups.place(), facts, part)
+        self.blocks, self.groups, self.micro_batches = blocks, blocks.groups, micro_batches
+        self.clock = BusyClock(job.device)
+
     def state(self) -> dict[str, Tensor] | None:
         """The full model's state on rank 0, from the stages of the first pipeline in their order; None elsewhere."""
         self.statistics.synchronize()
         groups, first_pipeline = self.groups, self.groups.data_rank == 0
         state = cpu_state(self.model, keep=first_pipeline)
-        stage = full_state(state, self.splits, groups.part) if first_pipeline else None
+        stage = full_state(state, self.blocks.splits, groups.part) if first_pipeline else None
         if stage is None:
             return None
         stages: list[Any] | None = [None] * groups.layout.pp if groups.first else None
@@ -110,5 +127,8 @@ class Blocks:
         return None if stages is None else {name: tensor for stage in stages for name, tensor in stage.items()}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        part = local_state({name: state[name] for name in self.model.state_dict()}, self.splits, self.groups.part)
-        load_full_state(self.model, part)
+        named = {name: state[name] for name in self.model.state_dict()}
+        load_full_state(self.model, local_state(named, self.blocks.splits, self.groups.part))
+
+    def facts(self) -> dict[str, Any]:
+        return {**super().facts(), "bubble": self.clock.bubble()}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.distributed as dist
 
@@ -17,9 +15,8 @@ from ddlbench.job import Job, Place
 from ddlbench.ranks.launch import is_fake
 
 
-@dataclass(frozen=True)
 class Groups:
-    """A rank's place in a mesh of replicas, parts and stages, and the groups that it is in.
+    """A rank's place in a mesh of replicas, parts and stages, and the groups that it is in. All ranks make it.
 
     part: this rank's part of every layer, with the tp_group
     pp_group: the ranks of this rank's pipeline, in order
@@ -27,42 +24,25 @@ class Groups:
     embedding_group: first and last rank of this rank's pipeline, None between them; used where a weight is tied
     norm_group: the ranks that together hold the gradients of one update: those of a replica, all with shards; None
         where no update needs such a group
-    v_shaped: whether rank 0 of a pipeline has both its first and its last stage (schedules.V_SHAPED)
+    first, last: whether this rank has the first, the last stage
+    v_shaped: whether rank 0 of a pipeline has both (schedules.V_SHAPED)
     """
 
-    layout: Layout
-    stage_rank: int
-    data_rank: int
-    part: Part
-    pp_group: dist.ProcessGroup | None
-    dp_group: dist.ProcessGroup | None
-    embedding_group: dist.ProcessGroup | None
-    norm_group: dist.ProcessGroup | None
-    v_shaped: bool = False
-
-    @classmethod
-    def connect(cls, job: Job, layout: Layout, sharded: bool = False, v_shaped: bool = False) -> Groups:
-        data_rank, tp_rank, stage_rank = layout.position(job.rank)
-        pp_group = subgroup(layout.groups("pp"), job)
-        dp_group = subgroup(layout.groups("dp"), job) if layout.dp > 1 else None
+    def __init__(self, job: Job, layout: Layout, sharded: bool = False, v_shaped: bool = False) -> None:
+        self.layout, self.v_shaped = layout, v_shaped
+        self.data_rank, tp_rank, self.stage_rank = layout.position(job.rank)
+        self.first = self.stage_rank == 0
+        self.last = self.first if v_shaped else self.stage_rank == layout.pp - 1
+        self.pp_group = subgroup(layout.groups("pp"), job)
+        self.dp_group = subgroup(layout.groups("dp"), job) if layout.dp > 1 else None
         ends = layout.pp > 2 and not v_shaped and tied_names(on_meta(job))
-        embedding_group = subgroup(layout.embedding_groups(), job) if ends else pp_group
-        tp_group = subgroup(layout.groups("tp"), job) if layout.tp > 1 else None
-        norm_group = pp_group
+        self.embedding_group = subgroup(layout.embedding_groups(), job) if ends else self.pp_group
+        self.part = Part(subgroup(layout.groups("tp"), job) if layout.tp > 1 else None, tp_rank, layout.tp)
+        self.norm_group = self.pp_group
         if sharded or layout.tp > 1:
             needed = job.clip_norm is not None or job.precision == "fp16"  # all skip an update that overflows in one
             dims = ("pp", "dp", "tp") if sharded else ("pp", "tp")
-            norm_group = subgroup(layout.groups(*dims), job) if needed else None
-        part = Part(tp_group, tp_rank, layout.tp)
-        return cls(layout, stage_rank, data_rank, part, pp_group, dp_group, embedding_group, norm_group, v_shaped)
-
-    @property
-    def first(self) -> bool:
-        return self.stage_rank == 0
-
-    @property
-    def last(self) -> bool:
-        return self.stage_rank == (0 if self.v_shaped else self.layout.pp - 1)
+            self.norm_group = subgroup(layout.groups(*dims), job) if needed else None
 
     def has(self, stage: int) -> bool:
         return self.stage_rank == rank_of(stage, self.layout.pp, self.v_shaped)

@@ -76,7 +76,7 @@ class PipeDream(Staged):
         if self.correction != "none":
             refuse(f"framework.correction={self.correction}", self._against_correction(job, count))
         check_alike(job, layout.dp, stages=True)
-        self.check_budget(job, self.in_flight(layout), job.replica_batch(layout.dp) // count)
+        self.check_budget(job, layout, count)
 
     def _against_correction(self, job: Job, count: int) -> dict[str, object]:
         if self.correction == "prediction":
@@ -104,19 +104,16 @@ class PipeDream(Staged):
             return micro_batch_count(self.name, job, layout.pp, layout.dp)
         return job.micro_batches(layout.dp)
 
-    def in_flight(self, layout: Layout) -> list[int]:
-        """Micro batches in memory, by stage."""
+    def in_flight(self, layout: Layout, count: int) -> list[int]:
         return [in_flight("pipedream", rank, layout.pp, 1, 1) for rank in range(layout.pp)]
 
     def setup(self, job: Job) -> PipeDreamTrainer:
         layout = self.layout(job.world_size)
         count = self.micro_batches(job, layout)
-        groups = Groups.connect(job, layout)
-        samples = job.replica_batch(layout.dp) // count
-        plan = Plan.of(job, self.in_flight(layout), samples, self)
-        blocks = Blocks(job, groups, plan, sharded=False)
+        plan = self.plan(job, layout, count)
+        blocks = Blocks(job, Groups(job, layout), plan, sharded=False)
         facts = self._facts(job, layout.pp, plan, count)
-        delay = facts["staleness_theoretical"][groups.stage_rank]  # of the updates of this stage
+        delay = facts["staleness_theoretical"][blocks.groups.stage_rank]  # of the updates of this stage
         weights = PredictedWeights(blocks.model) if self.correction == "prediction" else Weights(blocks.model)
         if self.correction == "pipemare" and delay:
             weights = UnstashedWeights(blocks.model, delay, self.discrepancy_decay, self.reschedule_updates)

@@ -31,12 +31,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ddlbench.checkpoint.live import Live
-from ddlbench.frameworks.pipeline.blocks import Blocks
-from ddlbench.frameworks.pipeline.clock import BusyClock
+from ddlbench.frameworks.pipeline.blocks import Blocks, StagedTrainer
 from ddlbench.frameworks.pipeline.link import Link
 from ddlbench.frameworks.pipeline.weights import Version, Weights
 from ddlbench.frameworks.shared.groups import average, gradient, subgroup
-from ddlbench.frameworks.shared.replica import RankTrainer
 from ddlbench.frameworks.shared.staleness import Staleness
 from ddlbench.frameworks.shared.step import Update, autocast, micro_batches
 from ddlbench.job import Batch, Job
@@ -71,7 +69,7 @@ class MicroBatch:
     output: Tensor  # on the last stage the loss
 
 
-class PipeDreamTrainer(RankTrainer):
+class PipeDreamTrainer(StagedTrainer):
     """One rank's live stage: a `Trainer` (ddlbench/job.py).
 
     before, after: links to the neighbouring stages
@@ -89,9 +87,8 @@ class PipeDreamTrainer(RankTrainer):
         minibatch with the same weights (PipeDream-2BW); otherwise as soon as its gradient is complete"""
         groups, boundaries, model = blocks.groups, blocks.plan.between, blocks.model
         update = Update(job.optimizer(weights.newest.items()), job)
-        super().__init__(job, model, update, blocks.statistics, groups.place(), facts)
-        self.weights, self.blocks, self.micro_batches, self.delayed = weights, blocks, micro_batches, delayed
-        self.clock = BusyClock(job.device)
+        super().__init__(job, blocks, update, micro_batches, facts, "model")
+        self.weights, self.delayed = weights, delayed
         (self.stage,) = blocks.stages.values()
         here, dp, pp = groups.stage_rank, groups.layout.dp, groups.layout.pp
         self.staleness = Staleness(here, pp)
@@ -180,7 +177,7 @@ class PipeDreamTrainer(RankTrainer):
         minibatch.left -= 1
         if minibatch.left:
             return
-        if (dp_group := self.blocks.groups.dp_group) is not None:
+        if (dp_group := self.groups.dp_group) is not None:
             with span(COMMUNICATE):
                 average([gradient(weight) for weight in minibatch.weights.values()], dp_group)
         if not self.delayed:
@@ -250,14 +247,11 @@ class PipeDreamTrainer(RankTrainer):
 
     def state(self) -> dict[str, Tensor] | None:
         assert not self.in_flight, "flush first"
-        return self.blocks.state()
-
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        self.blocks.load(state)
+        return super().state()
 
     def live(self) -> Live:
         live = super().live()
         return replace(live, rank_tensors={**live.rank_tensors, **self.weights.state()})
 
     def facts(self) -> dict[str, Any]:
-        return {**self.constant_facts, "staleness": self.staleness.by_stage(), "bubble": self.clock.bubble()}
+        return {**super().facts(), "staleness": self.staleness.by_stage()}

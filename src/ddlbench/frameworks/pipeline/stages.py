@@ -18,6 +18,7 @@ from ddlbench.data.feed import Request
 from ddlbench.data.loaders.synthetic import random_batch
 from ddlbench.errors import Unsupported, check_values, refuse
 from ddlbench.frameworks.shared.checkpointing import blocks_plan, segment_facts
+from ddlbench.frameworks.shared.layout import Layout
 from ddlbench.frameworks.shared.step import autocast
 from ddlbench.job import Job, Place, example_batch
 from ddlbench.measure.block_seconds import block_seconds
@@ -25,7 +26,7 @@ from ddlbench.measure.formulas.flops import forward_flops_per_block
 from ddlbench.measure.profiling.spans import FORWARD, span
 from ddlbench.ranks.control import from_rank_0
 from ddlbench.ranks.launch import is_fake
-from ddlbench.recomputation import KEY, Names, budgeted, named, plan_of, repeats
+from ddlbench.recomputation import KEY, budgeted, named, plan_of, repeats
 
 
 @cache
@@ -89,12 +90,19 @@ class Staged:
         costs = flops if seconds is None else [sum(flops) / sum(seconds) * block_s for block_s in seconds]
         return [*balanced(tuple(costs), stages, tuple(self.flops_per_byte * bytes_ for bytes_ in sent))]
 
-    def check_budget(self, job: Job, in_flight: Sequence[int], samples: int) -> None:
+    def in_flight(self, layout: Layout, count: int) -> list[int]:
+        """Micro batches in memory on the rank of each stage, of `count` in an update."""
+        raise NotImplementedError
+
+    def plan(self, job: Job, layout: Layout, count: int) -> Plan:
+        return Plan(job, self.in_flight(layout, count), job.replica_batch(layout.dp) // count, self)
+
+    def check_budget(self, job: Job, layout: Layout, count: int) -> None:
         """Unsupported for a budget of activations that a stage does not fit, or with stages that are not known yet."""
         if budgeted(job.checkpoint_activations):
             reason = f"{KEY}={job.checkpoint_activations} needs stages that are known before: set framework.balance"
             refuse("framework.balance_by=seconds", {reason: self.by_seconds})
-            Plan.of(job, in_flight, samples, self)
+            self.plan(job, layout, count)
 
     def check_checkpoint(self, _: Job) -> None:
         """Unsupported if a run that continues could have other blocks on a rank than the one that saved them."""
@@ -108,7 +116,6 @@ def cut(model: nn.Sequential, sizes: Sequence[int]) -> list[nn.Sequential]:
     return [nn.Sequential(OrderedDict(named[start:end])) for start, end in pairwise([0, *accumulate(sizes)])]
 
 
-@dataclass(frozen=True)
 class Plan:
     """Which blocks make a stage, and what passes between stages: the same on every rank.
 
@@ -119,27 +126,21 @@ class Plan:
     edges: what goes into the first stage, from each to the next, and out of the last
     """
 
-    sizes: list[int]
-    costs: list[float]
-    balanced_by: str
-    seconds: list[float] | None
-    segments: list[Names]
-    edges: list[Tensor]
-
-    @classmethod
-    def of(cls, job: Job, in_flight: Sequence[int], samples: int, given: Staged) -> Plan:
+    def __init__(self, job: Job, in_flight: Sequence[int], samples: int, given: Staged) -> None:
         """in_flight: micro batches in memory on the rank of each stage; samples: of a micro batch. Collective where the
         blocks are measured."""
         flops = list(forward_flops_per_block(job.model).values())
         tensors = boundary_tensors(job, samples)
-        seconds = seconds_of_blocks(job, samples) if given.by_seconds else None
-        sizes = given.sizes(len(in_flight), flops, [tensor.nbytes / samples for tensor in tensors[1:]], seconds)
-        by = given.balance_by if given.balance is None else "balance"
-        edges = [tensors[block] for block in (0, *accumulate(sizes))]
-        spans = zip(pairwise([0, *accumulate(sizes)]), in_flight, strict=True)
-        plans = [blocks_plan(job, samples, first, end, number) for (first, end), number in spans]
-        segments = [named(plan, names) for names, plan in plans]
-        return cls(sizes, stage_costs(flops, sizes), by, seconds, segments, edges)
+        sent = [tensor.nbytes / samples for tensor in tensors[1:]]
+        self.balanced_by = given.balance_by if given.balance is None else "balance"
+        self.seconds = seconds_of_blocks(job, samples) if given.by_seconds else None
+        self.sizes = given.sizes(len(in_flight), flops, sent, self.seconds)
+        ends = [0, *accumulate(self.sizes)]
+        spans = list(pairwise(ends))
+        self.costs = [sum(flops[first:end]) for first, end in spans]
+        self.edges = [tensors[end] for end in ends]
+        plans = [blocks_plan(job, samples, *span, number) for span, number in zip(spans, in_flight, strict=True)]
+        self.segments = [named(plan, names) for names, plan in plans]
 
     @property
     def between(self) -> list[Tensor]:
@@ -156,11 +157,6 @@ class Plan:
             "activation_dtypes": [str(tensor.dtype).removeprefix("torch.") for tensor in self.between],
             "activation_bytes": [tensor.nbytes for tensor in self.between],
         }
-
-
-def stage_costs(costs: Sequence[float], sizes: Sequence[int]) -> list[float]:
-    """The cost of each stage: sums over its blocks."""
-    return [sum(costs[start:end]) for start, end in pairwise([0, *accumulate(sizes)])]
 
 
 def seconds_of_blocks(job: Job, samples: int) -> list[float]:

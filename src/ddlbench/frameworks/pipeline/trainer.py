@@ -10,10 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ddlbench.frameworks.pipeline.blocks import Blocks
-from ddlbench.frameworks.pipeline.clock import BusyClock
+from ddlbench.frameworks.pipeline.blocks import Blocks, StagedTrainer
 from ddlbench.frameworks.pipeline.schedules import SCHEDULES, STAGES_OF_A_RANK
-from ddlbench.frameworks.shared.replica import RankTrainer
 from ddlbench.frameworks.shared.step import Update, autocast
 from ddlbench.frameworks.tensor.collectives import share
 from ddlbench.frameworks.tensor.loss import full_logits, loss_of_parts
@@ -21,10 +19,9 @@ from ddlbench.job import Batch, Job
 from ddlbench.measure.profiling.spans import BACKWARD, COMMUNICATE, FORWARD, span, spanned
 
 
-class PipelineTrainer(RankTrainer):
+class PipelineTrainer(StagedTrainer):
     """One rank's live stages: a `Trainer` (ddlbench/job.py).
 
-    model: this rank's blocks
     schedule: torch's, over this rank's stages
     losses: of the micro batches of the last step, on the last stage
     """
@@ -34,9 +31,8 @@ class PipelineTrainer(RankTrainer):
         job = replace(job, loss=loss_of_parts(job, groups.part, parallel=True))
         update = Update(job.optimizer(blocks.model.named_parameters()), job, groups.norm_group, blocks.clip)
         part = f"tensor{groups.part.rank}"  # names differ between stages
-        super().__init__(job, blocks.model, update, blocks.statistics, groups.place(), facts, part)
-        self.groups, self.blocks, self.micro_batches = groups, blocks, micro_batches
-        self.clock, self.losses = BusyClock(job.device), list[Tensor]()
+        super().__init__(job, blocks, update, micro_batches, facts, part)
+        self.losses = list[Tensor]()
 
         from torch.distributed.pipelining import PipelineStage  # half a second to import
         from torch.distributed.pipelining.schedules import get_schedule_class
@@ -108,15 +104,6 @@ class PipelineTrainer(RankTrainer):
     def flush(self) -> None:
         """The schedules end with an empty pipeline: only its clock is read."""
         self.clock.add_up()
-
-    def state(self) -> dict[str, Tensor] | None:
-        return self.blocks.state()
-
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        self.blocks.load(state)
-
-    def facts(self) -> dict[str, Any]:
-        return {**super().facts(), "bubble": self.clock.bubble()}
 
 
 def only_in_training(stage: Any) -> None:

@@ -54,7 +54,7 @@ def pipedream(framework: PipeDream, setting: Setting) -> Outcome:
 
 
 def stage_sizes(framework: Staged, setting: Setting, stages: int, samples: float) -> tuple[int, ...]:
-    """The number of blocks of each stage, as `Plan.of` in frameworks/pipeline/stages.py divides them, by the predicted
+    """The number of blocks of each stage, as `Plan` in frameworks/pipeline/stages.py divides them, by the predicted
     seconds where a run would measure them. samples: of a micro batch"""
     blocks, seconds = setting.counts.blocks, None
     if framework.by_seconds:
