@@ -13,7 +13,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -91,10 +91,7 @@ class FSDP:
         compute = replace(job, precision="fp32") if casts else job
         update = Update(job.optimizer(model.named_parameters()), job)
         dp_group = all_ranks(job) if self.replicate == 1 or has_batch_norm(job) else None
-        return Replica(compute, model, update, self._facts(job), no_sync=partial(no_sync, model), dp_group=dp_group)
-
-    def _facts(self, job: Job) -> dict[str, Any]:
-        return {
+        facts = {
             "reshard_after_forward": self.reshard_after_forward,
             "replicas": self.replicate,
             "shards": job.world_size // self.replicate,
@@ -102,6 +99,7 @@ class FSDP:
             "precision_scheme": self.scheme(job),
             "reduce_dtype": job.reduce_dtype,
         }
+        return Replica(compute, model, update, facts, no_sync=partial(no_sync, model), dp_group=dp_group)
 
 
 def shard(

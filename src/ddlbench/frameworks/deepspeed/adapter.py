@@ -21,11 +21,10 @@ from torch.optim import Optimizer
 from ddlbench.checkpoint.live import Live
 from ddlbench.frameworks.deepspeed.knobs import DeepSpeedOptions, import_deepspeed
 from ddlbench.frameworks.shared.batchnorm import Statistics
-from ddlbench.frameworks.shared.checkpointing import facts_of_model
 from ddlbench.frameworks.shared.environment import environment
 from ddlbench.frameworks.shared.groups import all_ranks
-from ddlbench.frameworks.shared.replica import build
-from ddlbench.frameworks.shared.step import evaluate, micro_batches, overflowed
+from ddlbench.frameworks.shared.replica import RankTrainer, build
+from ddlbench.frameworks.shared.step import Update, evaluate, micro_batches
 from ddlbench.job import Batch, Job, Place, type_of_dtype
 from ddlbench.measure.profiling.spans import BACKWARD, FORWARD, UPDATE, span
 from ddlbench.ranks.launchers import OPEN_MPI
@@ -107,10 +106,10 @@ def keep_until_reduced(zero: Any) -> None:
     zero.clear_grad_attribute = clear_later
 
 
-class ZeroTrainer:
+class ZeroTrainer(RankTrainer):
     """One rank's live engine: a `Trainer` (ddlbench/job.py).
 
-    applied: updates at stage 0, where a loss scaler of torch's decides, unseen by the engine
+    update: counts the updates of stage 0, where a loss scaler of torch's decides, unseen by the engine
     gathers: the stream on which stage 3 gathers weights. DeepSpeed 0.19.8 lets it wait for the update only where small
         parameters persist (framework.persistence_threshold)
     until_close: the environment that the engine reads
@@ -119,14 +118,11 @@ class ZeroTrainer:
     def __init__(
         self, job: Job, knobs: DeepSpeedOptions, engine: Any, dp_group: dist.ProcessGroup, until_close: ExitStack
     ) -> None:
-        self.job, self.knobs, self.engine, self.until_close = job, knobs, engine, until_close
-        self.model: nn.Module = engine.module
-        self.place = Place(job.rank, job.world_size, coordinates={"dp": job.rank})
-        self.optimizer = engine.basic_optimizer
-        self.optimizer.register_step_post_hook(self._count)
-        self.statistics = Statistics(self.model, dp_group)
+        self.knobs, self.engine, self.until_close = knobs, engine, until_close
         self.micro_batches = job.micro_batches(job.world_size)
-        self.applied = 0
+        place = Place(job.rank, job.world_size, coordinates={"dp": job.rank})
+        update, statistics = Update(engine.basic_optimizer, job), Statistics(engine.module, dp_group)
+        super().__init__(job, engine.module, update, statistics, place, self._facts(job))
         self.gathers: torch.cuda.Stream | None = None
         if knobs.zero_stage == 3 and job.device.type == "cuda":
             self.gathers = engine.optimizer.parameter_offload._DeepSpeedZeRoOffload__allgather_stream
@@ -135,10 +131,7 @@ class ZeroTrainer:
     def updates(self) -> int:
         if self.knobs.zero_stage:
             return self.engine.global_steps - self.engine.skipped_steps
-        return self.applied
-
-    def _count(self, optimizer: Optimizer, *_: object) -> None:
-        self.applied += not overflowed(optimizer)
+        return self.update.count
 
     def step(self, batch: Batch | None) -> Tensor | None:
         assert batch is not None
@@ -149,7 +142,9 @@ class ZeroTrainer:
             with span(BACKWARD):
                 self.engine.backward(loss)  # which divides by the number of micro batches
             with span(UPDATE):
+                self.update.made = False
                 self.engine.step()  # counts the micro batches, updates after the last
+                self.update.count += self.update.made
                 if self.gathers is not None:
                     self.gathers.wait_stream(torch.cuda.current_stream(self.job.device))
             total += loss.detach() / self.micro_batches
@@ -166,9 +161,6 @@ class ZeroTrainer:
         self.statistics.synchronize()
         job = replace(self.job, precision="fp32") if self.knobs.casts(self.job) else self.job  # then without autocast
         return evaluate(self.model, lambda inputs: self.model(self._cast(inputs)), batch, job, self.micro_batches)
-
-    def flush(self) -> None:
-        """Nothing is in flight between steps."""
 
     def state(self) -> dict[str, Tensor] | None:
         """Tensor by tensor, so that no device holds the full model; in fp32, also where the model is in 16 bits."""
@@ -205,13 +197,13 @@ class ZeroTrainer:
 
     def numbers(self) -> dict[str, Any]:
         steps = {"global_steps": self.engine.global_steps, "skipped_steps": self.engine.skipped_steps}
-        return {**steps, "applied": self.applied, "synchronized": self.statistics.synchronized}
+        return {**steps, "applied": self.update.count, "synchronized": self.statistics.synchronized}
 
     @torch.no_grad()
     def restore(self, numbers: Mapping[str, Any]) -> None:
         """The partitions have been overwritten: make the model's weights from them, as after an update. Collective."""
         self.engine.global_steps, self.engine.skipped_steps = numbers["global_steps"], numbers["skipped_steps"]
-        self.applied, self.statistics.synchronized = numbers["applied"], numbers["synchronized"]
+        self.update.count, self.statistics.synchronized = numbers["applied"], numbers["synchronized"]
         zero, stage = self.engine.optimizer, self.knobs.zero_stage
         if stage in (1, 2):
             zero.update_lp_params()
@@ -224,25 +216,23 @@ class ZeroTrainer:
             if zero.persistent_parameters:  # too small to be shared out between uses
                 zero.persistent_parameters[0].all_gather(zero.persistent_parameters)
 
-    def facts(self) -> dict[str, Any]:
+    def _facts(self, job: Job) -> dict[str, Any]:
         zero, knobs = self.engine.config["zero_optimization"], self.knobs
-        scheme = "deepspeed weights" if knobs.casts(self.job) else "autocast"
+        scheme = "deepspeed weights" if knobs.casts(job) else "autocast"
         return {
-            "staleness": 0,
             **{knob: getattr(knobs, knob) for knob in RECORDED},
             "reduce_bucket_elements": zero.get("reduce_bucket_size"),
             "overlap_comm": bool(knobs.zero_stage and self.engine.zero_overlap_comm()),
-            "gradient_norm": knobs.needs_norm(self.job),
+            "gradient_norm": knobs.needs_norm(job),
             "persistence_threshold": knobs.persistence_threshold if knobs.zero_stage == 3 else None,
-            "precision_scheme": "fp32" if self.job.precision == "fp32" else scheme,
-            "reduce_dtype": self.job.reduce_dtype,
-            **facts_of_model(self.model),
+            "precision_scheme": "fp32" if job.precision == "fp32" else scheme,
+            "reduce_dtype": job.reduce_dtype,
         }
 
     def close(self) -> None:
         self.engine.destroy()
         self.until_close.close()
-        vars(self).clear()
+        super().close()
 
 
 def device_index(device: torch.device, local_rank: int) -> AbstractContextManager[None]:

@@ -113,11 +113,11 @@ class Horovod:
             # integers, which gives the same sum on every device.
             bits = [int(weight.detach().view(torch.int32).sum()) for weight in model.parameters()]
             assert len({tuple(sums) for sums in all_gather(bits)}) == 1, "the ranks start from different weights"
-        inner = job.optimizer(model.named_parameters())
+        inner, compression = job.optimizer(model.named_parameters()), self.compression_of(job)
         optimizer = hvd.DistributedOptimizer(
             inner,
             named_parameters=model.named_parameters(),
-            compression=getattr(hvd.Compression, self.compression_of(job)),
+            compression=getattr(hvd.Compression, compression),
             # Horovod counts the backward passes itself and adds them up: `accumulate` divides their losses.
             backward_passes_per_step=job.micro_batches(job.world_size),
             op=op,
@@ -128,7 +128,15 @@ class Horovod:
         # Adasum's optimizer has stepped when backward ends, and refuses to be synchronized by hand.
         combined = self.adasum and job.world_size > 1
         update = Update(optimizer, job) if combined else AveragedUpdate(optimizer, job)
-        facts = self._facts(job, controller="mpi" if hvd.mpi_enabled() else "gloo")
+        facts = {
+            "compression": compression,
+            "fusion_threshold_mb": self.fusion_threshold_mb,
+            "cycle_time_ms": self.cycle_time_ms,
+            "adasum": self.adasum,
+            "backward_passes_per_step": job.micro_batches(job.world_size),
+            "controller": "mpi" if hvd.mpi_enabled() else "gloo",
+            "reduce_dtype": "fp16" if compression == "fp16" else "fp32",
+        }
         return Replica(job, model, update, facts, dp_group=dp_group)
 
     def fake_answers(self, rank: int, world_size: int, device: torch.device) -> Sequence[Answer]:
@@ -147,18 +155,6 @@ class Horovod:
             "HOROVOD_STALL_CHECK_TIME_SECONDS": str(look),
             "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(stall),
             "HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(1, int(job.timeout_s))),
-        }
-
-    def _facts(self, job: Job, controller: str) -> dict[str, Any]:
-        compression = self.compression_of(job)
-        return {
-            "compression": compression,
-            "fusion_threshold_mb": self.fusion_threshold_mb,
-            "cycle_time_ms": self.cycle_time_ms,
-            "adasum": self.adasum,
-            "backward_passes_per_step": job.micro_batches(job.world_size),
-            "controller": controller,
-            "reduce_dtype": "fp16" if compression == "fp16" else "fp32",
         }
 
 

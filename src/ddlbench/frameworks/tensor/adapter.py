@@ -18,7 +18,7 @@ from ddlbench.frameworks.shared.checkpointing import apply_plan
 from ddlbench.frameworks.shared.layout import Layout, divisors, fill
 from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction, elementwise_names, layerwise
-from ddlbench.frameworks.tensor.collectives import Part, connect_parts
+from ddlbench.frameworks.tensor.collectives import connect_parts
 from ddlbench.frameworks.tensor.layers import is_transposed, split_model
 from ddlbench.frameworks.tensor.loss import loss_of_parts
 from ddlbench.frameworks.tensor.replica import TensorReplica
@@ -103,10 +103,7 @@ class TensorParallel:
         model.to(job.device)
         apply_plan(model, job, layout.dp)
         job = replace(job, loss=loss_of_parts(job, part, self.parallel_loss))
-        return TensorReplica(job, model, part, splits, self._facts(job, model, part, layout), place, dp_group)
-
-    def _facts(self, job: Job, model: nn.Module, part: Part, layout: Layout) -> dict[str, Any]:
-        return {
+        facts = {
             "dp": layout.dp,
             "tp": part.size,
             "sequence_parallel": part.sequence,
@@ -115,6 +112,7 @@ class TensorParallel:
             "parameters_per_rank": sum(parameter.numel() for parameter in model.parameters()),
             "reduce_dtype": job.reduce_dtype if layout.dp > 1 else "fp32",
         }
+        return TensorReplica(job, model, part, splits, facts, place, dp_group)
 
 
 def check_parts(name: str, job: Job, tp: int, pp: int = 1) -> None:
