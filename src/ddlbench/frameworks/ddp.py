@@ -77,8 +77,6 @@ class DDP:
         refuse("ddp", {f"{reason}: set framework.comm_hook=none, or {OFF}": self.hook(job) == "noop"})
 
     def setup(self, job: Job) -> Replica:
-        from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
-
         model, name, group = build(job), self.hook(job), all_ranks(job)
         wrapped = in_ddp(
             model,
@@ -88,8 +86,6 @@ class DDP:
             gradient_as_bucket_view=self.gradient_as_bucket_view,
             static_graph=self.static_graph,
         )
-        if name == "noop":
-            wrapped.register_comm_hook(None, noop_hook)
         parameters = dict(model.named_parameters())
         update, facts = Update(job.optimizer(parameters.items()), job), self._facts(job)
         if name not in COMPRESSED:

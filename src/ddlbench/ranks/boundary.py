@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,7 @@ from ddlbench.ranks.control import AsyncReduction, barrier
 REMEDY = "lower recipe.optimizer.lr, lengthen the warm-up (recipe.schedule.warmup_epochs) or set train.clip_norm"
 
 
+@dataclass(eq=False)
 class Boundary:
     """A heartbeat at every step, a place to stop at, and a vote of all ranks: is a loss not finite?
 
@@ -28,19 +30,13 @@ class Boundary:
     before_epoch: called by `begin` on every rank
     """
 
-    def __init__(
-        self,
-        device: torch.device,
-        progressed: Callable[[], None] = lambda: None,
-        stop: Callable[[str], None] = lambda _: None,
-        every: int = 50,
-        before_epoch: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.device = device
-        self.progressed = progressed
-        self.stop = stop
-        self.every = every
-        self.before_epoch = before_epoch
+    device: torch.device
+    progressed: Callable[[], None] = lambda: None
+    stop: Callable[[str], None] = lambda _: None
+    every: int = 50
+    before_epoch: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
         self.epoch = 0
         self.steps = 0  # of this epoch
         self._losses = torch.empty(0)

@@ -29,15 +29,19 @@ def build(job: Job) -> nn.Sequential:
 
 def in_ddp(model: nn.Module, reduce_dtype: str, group: dist.ProcessGroup, **knobs: Any) -> DistributedDataParallel:
     """The model in DistributedDataParallel. reduce_dtype: what gradients are cast to before they are sent (fp16, bf16),
-    else their type; group: the replicas; knobs: of DistributedDataParallel"""
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+    else their type; noop: they are not sent; group: the replicas; knobs: of DistributedDataParallel"""
+    from torch.distributed.algorithms.ddp_comm_hooks import debugging_hooks, default_hooks
 
     # BatchNorm's statistics are averaged before validation, not sent at every step. torch 2.14 renamed the switch.
     renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
     knobs |= {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
     # Every rank builds the same weights from the seed.
     wrapped = DistributedDataParallel(model, process_group=group, init_sync=False, **knobs)
-    hooks = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
+    hooks = {
+        "fp16": default_hooks.fp16_compress_hook,
+        "bf16": default_hooks.bf16_compress_hook,
+        "noop": debugging_hooks.noop_hook,
+    }
     if reduce_dtype in hooks:
         wrapped.register_comm_hook(group, hooks[reduce_dtype])
     return wrapped

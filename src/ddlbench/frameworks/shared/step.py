@@ -84,7 +84,9 @@ class Update:
         optimizer.register_step_post_hook(self._made)
 
     def _made(self, optimizer: Optimizer, *_: object) -> None:
-        self.made = not overflowed(optimizer)
+        """The scaler steps a fused optimizer in any case, which looks for the overflow itself, on the device."""
+        overflow = getattr(optimizer, "found_inf", None)
+        self.made = overflow is None or not overflow.item()
 
     def scale(self, loss: Tensor) -> Tensor:
         return self.scaler.scale(loss)
@@ -108,13 +110,6 @@ class Update:
     def restore(self, numbers: Mapping[str, Any]) -> None:
         self.count = numbers["updates"]
         self.scaler.load_state_dict(numbers["scaler"])
-
-
-def overflowed(optimizer: Optimizer) -> bool:
-    """Whether the step just made changed nothing: the scaler steps a fused optimizer in any case, which looks for the
-    overflow itself, on the device."""
-    overflow = getattr(optimizer, "found_inf", None)
-    return overflow is not None and bool(overflow.item())
 
 
 def evaluate(model: nn.Module, forward: Callable[[Tensor], Tensor], batch: Batch, job: Job, count: int) -> Tensor:
