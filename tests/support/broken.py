@@ -14,8 +14,7 @@ from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.frameworks.pipeline.pipedream import PipeDream, PipeDreamTrainer
 from ddlbench.frameworks.pipeline.trainer import PipelineTrainer
 from ddlbench.frameworks.shared.replica import Replica
-from ddlbench.frameworks.tensor.adapter import TensorParallel
-from ddlbench.frameworks.tensor.replica import TensorReplica
+from ddlbench.frameworks.tensor.adapter import TensorParallel, TensorReplica
 from ddlbench.job import Batch, Job
 
 OnBatch = Callable[[Batch | None], Tensor | None]

@@ -19,9 +19,8 @@ from ddlbench.frameworks.shared.refusals import check_alike, check_reduction
 from ddlbench.frameworks.shared.replica import in_ddp
 from ddlbench.frameworks.shared.step import Update
 from ddlbench.frameworks.spatial.layers import rows_of, share_rows, windows
-from ddlbench.frameworks.tensor.adapter import check_compile
+from ddlbench.frameworks.tensor.adapter import SharedReplica, check_compile
 from ddlbench.frameworks.tensor.collectives import Part, connect_parts
-from ddlbench.frameworks.tensor.replica import SharedReplica
 from ddlbench.job import Batch, Job, Place
 from ddlbench.recomputation import KEY, budgeted
 
