@@ -15,13 +15,13 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from ddlbench.errors import RunError
 
 aten = torch.ops.aten
-# Computed in the type of autocast; in the widest type of what they are given; with a result in fp32. All others that
-# autocast knows are computed in fp32.
+# Computed in the type of autocast. All others that autocast knows are computed in fp32: those that can be told the type
+# of their result get no cast copy. Some that no model here has would have the widest type of what they are given.
 LOWER = {
     "_convolution", "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d", "conv_transpose2d",
     "conv_transpose3d", "convolution", "prelu", "addmm", "addmv", "addr", "matmul", "einsum", "mm", "mv",
@@ -29,15 +29,6 @@ LOWER = {
     "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell",
     "_scaled_dot_product_flash_attention", "scaled_dot_product_attention",
 }  # fmt: skip
-WIDEST = {
-    "addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler", "index_put", "tensordot",
-    "scatter_add",
-}  # fmt: skip
-RESULT = {
-    "prod", "softmax", "log_softmax", "cumprod", "cumsum", "linalg_vector_norm", "linalg_matrix_norm", "sum",
-}  # fmt: skip
-# Without such an argument: another overload has it, and gets the arguments as they are.
-TYPED = {"norm.Scalar": "ScalarOpt_dtype", "norm.ScalarOpt_dim": "ScalarOpt_dim_dtype"}
 # Left to torch: the first is refused by autocast, the second is never chosen for what C++ finds on "meta".
 LEFT = {"binary_cross_entropy", "_cudnn_rnn"}
 AUTOCAST = "AutocastCUDA"
@@ -73,32 +64,23 @@ def autocast_operations() -> list[str]:
 def _autocast(name: str, cast: _Cast) -> Callable[..., Any]:
     packet, _, overload = name.partition(".")
     operation: Any = getattr(getattr(aten, packet), overload or "default")
+    arguments = operation._schema.arguments
+    defaults = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
     excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, AUTOCAST))  # pyright: ignore
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(excluded):  # pyright: ignore
-            if name in TYPED:
-                dtype = torch.float32 if eligible(args[0]) else args[0].dtype
-                return getattr(aten.norm, TYPED[name])(**_by_name(operation, args, kwargs), dtype=dtype)
-            if packet in RESULT:  # in fp32, unless the arguments name another type
-                given = _by_name(operation, args, kwargs)
-                if eligible(args[0]) and given.get("dtype") is None:
+            if "dtype" in defaults:  # the result in fp32, unless the arguments name another type
+                # The dispatcher leaves default values out.
+                given = {**defaults, **dict(zip((item.name for item in arguments), args, strict=False)), **kwargs}
+                if eligible(args[0]) and given["dtype"] is None:
                     given["dtype"] = torch.float32
                 return operation(**given)
-            lower, cast_leaves = torch.get_autocast_dtype("cuda"), filter(eligible, tree_leaves((args, kwargs)))
-            widest = packet in WIDEST and all(leaf.dtype == lower for leaf in cast_leaves)
-            dtype = lower if packet in LOWER or widest else torch.float32
+            dtype = torch.get_autocast_dtype("cuda") if packet in LOWER else torch.float32
             args, kwargs = tree_map(lambda leaf: cast(leaf, dtype) if eligible(leaf) else leaf, (args, kwargs))
             return operation(*args, **kwargs)
 
     return call
-
-
-def _by_name(operation: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    """All arguments, with the default values, which the dispatcher leaves out."""
-    arguments = operation._schema.arguments
-    defaults = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
-    return {**defaults, **dict(zip((argument.name for argument in arguments), args, strict=False)), **kwargs}
 
 
 def eligible(value: Any) -> bool:
