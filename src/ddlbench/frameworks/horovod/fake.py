@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ddlbench.ranks.fake.answers import Answer
+from ddlbench.ranks.fake.answers import Answer, returning
 
 ALL_REDUCE = "horovod_torch_allreduce_async_"
 
@@ -24,32 +24,14 @@ def answers(rank: int, world_size: int, device: torch.device) -> list[Answer]:
     operations: Any = import_module("horovod.torch.mpi_ops")
     everyone = import_module("horovod.common.process_sets").global_process_set
     basics = operations._basics
-    core = Core(basics.MPI_LIB_CTYPES, rank, world_size, nccl=device.type == "cuda")
+    # A Horovod that has started and was built for the device; the rest is the library's.
+    given = {"is_initialized": 1, "rank": rank, "size": world_size, "nccl_built": int(device.type == "cuda")}
+    given |= {"mpi_enabled": 0, "gloo_enabled": 1}
     return [
-        (basics, "MPI_LIB_CTYPES", core),
+        *((basics.MPI_LIB_CTYPES, f"horovod_{name}", returning(value)) for name, value in given.items()),
         (operations, "mpi_lib", Operations(operations.mpi_lib)),
         (everyone, "ranks", list(range(world_size))),
     ]
-
-
-class Core:
-    """Rank and size, of a Horovod that has started and was built for the device; the rest is the library's."""
-
-    def __init__(self, library: Any, rank: int, world_size: int, nccl: bool) -> None:
-        self.library = library
-        self.given = {
-            "horovod_is_initialized": 1,
-            "horovod_rank": rank,
-            "horovod_size": world_size,
-            "horovod_nccl_built": int(nccl),
-            "horovod_mpi_enabled": 0,
-            "horovod_gloo_enabled": 1,
-        }
-
-    def __getattr__(self, name: str) -> Callable[..., int]:
-        if name in self.given:
-            return lambda *_: self.given[name]
-        return getattr(self.library, name)
 
 
 class Operations:
