@@ -45,20 +45,15 @@ def cuda_kernels() -> Generator[None]:
         library.impl("scaled_dot_product_attention", attention, "AutogradCUDA")
         for name in ("softmax", "log_softmax"):
             library.impl(f"{name}.int", _softmax(getattr(aten, f"_{name}")), "AutogradCUDA")
-        for name in autocast_operations():
-            library.impl(name, _autocast(name, cast), AUTOCAST)
+        for qualified in torch._C._dispatch_get_registrations_for_dispatch_key(AUTOCAST):  # pyright: ignore
+            namespace, _, name = qualified.partition("::")
+            if namespace == "aten" and name.partition(".")[0] not in LEFT:
+                library.impl(name, _autocast(name, cast), AUTOCAST)
     try:
         with patch.object(torch, "clear_autocast_cache", cast.clear):
             yield
     finally:
         library._destroy()  # pyright: ignore[reportPrivateUsage]
-
-
-def autocast_operations() -> list[str]:
-    """Names, with overloads, of the operations that autocast has a kernel for."""
-    every = torch._C._dispatch_get_registrations_for_dispatch_key(AUTOCAST)  # pyright: ignore
-    names = [name.removeprefix("aten::") for name in every if name.startswith("aten::")]
-    return [name for name in names if name.partition(".")[0] not in LEFT]
 
 
 def _autocast(name: str, cast: _Cast) -> Callable[..., Any]:
