@@ -114,19 +114,19 @@ class PredictedWeights(Weights):
 
 @torch.no_grad()
 def predicted(weight: nn.Parameter, optimizer: Optimizer, group: Mapping[str, Any], rates: float) -> Tensor:
-    """group: of the weight; rates: the sum of the learning rates of the updates in between"""
+    """The step is what the last update subtracted at a learning rate of 1, by the optimizer's own state.
+
+    group: of the weight; rates: the sum of the learning rates of the updates in between
+    """
     state = optimizer.state.get(weight)
-    return weight.clone() if not state else weight - rates * step_of(weight, state, group)
-
-
-def step_of(weight: Tensor, state: Mapping[str, Any], group: Mapping[str, Any]) -> Tensor:
-    """What the last update subtracted at a learning rate of 1, by the optimizer's own state."""
+    if not state:
+        return weight.clone()
     if "momentum_buffer" in state:
-        return state["momentum_buffer"]
+        return weight - rates * state["momentum_buffer"]
     (beta1, beta2), count = group["betas"], state["step"]
     mean, square = state["exp_avg"] / (1 - beta1**count), state["exp_avg_sq"] / (1 - beta2**count)
     step = mean / (square.sqrt() + group["eps"])
-    return step + group["weight_decay"] * weight if group["decoupled_weight_decay"] else step
+    return weight - rates * (step + group["weight_decay"] * weight if group["decoupled_weight_decay"] else step)
 
 
 class UnstashedWeights(Weights):

@@ -5,11 +5,7 @@ Dryden et al. 2019; Kahira et al. 2021. Every rank has all weights; frameworks/s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
-
-import torch.distributed as dist
 
 from ddlbench.errors import Unsupported, check_values, refuse
 from ddlbench.frameworks.shared.checkpointing import apply_plan
@@ -20,8 +16,8 @@ from ddlbench.frameworks.shared.replica import in_ddp
 from ddlbench.frameworks.shared.step import Update
 from ddlbench.frameworks.spatial.layers import rows_of, share_rows, windows
 from ddlbench.frameworks.tensor.adapter import SharedReplica, check_compile
-from ddlbench.frameworks.tensor.collectives import Part, connect_parts
-from ddlbench.job import Batch, Job, Place
+from ddlbench.frameworks.tensor.collectives import connect_parts
+from ddlbench.job import Batch, Job
 from ddlbench.recomputation import KEY, budgeted
 
 
@@ -59,28 +55,19 @@ class Spatial:
         layout = self.layout(job.world_size)
         # A separate group, because DDP sends gradients among all ranks at the same time.
         part, place, dp_group = connect_parts(job, layout, "sp", separate=True)
-        facts = {"dp": layout.dp, "sp": layout.tp, "reduce_dtype": job.reduce_dtype if job.world_size > 1 else "fp32"}
-        return SpatialReplica(job, part, facts, place, dp_group)
-
-
-class SpatialReplica(SharedReplica):
-    """One rank's part of the images of a live replica."""
-
-    def __init__(
-        self, job: Job, part: Part, facts: Mapping[str, Any], place: Place, dp_group: dist.ProcessGroup | None
-    ) -> None:
-        self.part = part
-        model = job.build()
+        model, several = job.build(), job.world_size > 1
         if part.size > 1:
             share_rows(model, windows(job.model), part)
         apply_plan(model, job, place.data_size)
         # DDP's mean over all ranks is that over the parts of a replica, too (`share_rows`).
-        several = job.world_size > 1
         wrapped = in_ddp(model, job.reduce_dtype, all_ranks(job), gradient_as_bucket_view=True) if several else None
-        super().__init__(
-            job, model, Update(job.optimizer(model.named_parameters()), job), facts,
-            trained=wrapped, dp_group=dp_group, place=place,
-        )  # fmt: skip
+        update = Update(job.optimizer(model.named_parameters()), job)
+        facts = {"dp": layout.dp, "sp": layout.tp, "reduce_dtype": job.reduce_dtype if several else "fp32"}
+        return SpatialReplica(part, job, model, update, facts, trained=wrapped, dp_group=dp_group, place=place)
+
+
+class SpatialReplica(SharedReplica):
+    """One rank's part of the images of a live replica."""
 
     def shared(self, batch: Batch | None) -> Batch:
         """This rank's rows of all images of the replica."""

@@ -42,14 +42,8 @@ class ByChannels:
     kind: str
     model: Model
 
-    def build(self) -> nn.Sequential:
-        return self.model.build()
-
-    def input_shape(self) -> tuple[int, ...]:
-        return self.model.input_shape()
-
-    def outputs(self) -> int:
-        return self.model.outputs()
+    def __post_init__(self) -> None:
+        self.build, self.input_shape, self.outputs = self.model.build, self.model.input_shape, self.model.outputs
 
     def tensor_plan(self) -> dict[str, str]:
         plan = {name: style for name, style in self.model.tensor_plan().items() if style not in ("norm", "channels")}
@@ -123,7 +117,10 @@ class TensorParallel:
 class SharedReplica(Replica):
     """A replica whose first rank reads the batch, shares it with the others of its `part`, and reports."""
 
-    part: Part
+    def __init__(self, part: Part, *args: Any, **options: Any) -> None:
+        """args, options: of `Replica`"""
+        super().__init__(*args, **options)
+        self.part = part
 
     def step(self, batch: Batch | None) -> Tensor | None:
         # All ranks of a replica draw the same numbers in a step, also if the rank that loads has drawn some in between.
@@ -156,7 +153,7 @@ class TensorReplica(SharedReplica):
         place: Place,
         dp_group: dist.ProcessGroup | None,
     ) -> None:
-        self.part, self.splits = part, splits
+        self.splits = splits
         named = dict(model.named_parameters())
         self.unsplit = [parameter for name, parameter in named.items() if name not in splits]
         # The norm for clipping counts each number once: part 0 counts what every rank has.
@@ -167,7 +164,7 @@ class TensorReplica(SharedReplica):
             wrapped = in_ddp(model, job.reduce_dtype, dp_group, gradient_as_bucket_view=True)
         update = Update(job.optimizer(named.items()), job, part.group, clip)
         super().__init__(
-            job, model, update, facts,
+            part, job, model, update, facts,
             trained=wrapped, dp_group=dp_group, place=place, saved_part=f"tensor{part.rank}",
         )  # fmt: skip
 
