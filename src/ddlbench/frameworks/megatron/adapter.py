@@ -108,7 +108,7 @@ class Megatron:
 
         assert isinstance(job.model, GPT2)
         layout, on_cuda = self.layout(job.world_size), job.device.type == "cuda"
-        part, place, dp_group = connect_parts(job, layout)
+        part, *_ = mesh = connect_parts(job, layout)
         tp_group = part.group or subgroup(layout.groups("tp"), job)  # the library needs one of a single rank, too
         assert tp_group is not None
         # The library's loss takes no group and reads this one; its layers take theirs as an argument.
@@ -117,15 +117,8 @@ class Megatron:
         model.to(job.device)
         apply_plan(model, job, layout.dp)
         splits = splits_of(dict(model.named_parameters(remove_duplicate=False)), job.model.tensor_plan())
-        facts = {
-            "dp": layout.dp,
-            "tp": part.size,
-            "layers": self.layers,
-            "fused_kernels": on_cuda,
-            "parameters_per_rank": sum(parameter.numel() for parameter in model.parameters()),
-            "reduce_dtype": job.reduce_dtype if layout.dp > 1 else "fp32",
-        }
-        replica = MegatronReplica(replace(job, loss=parallel_loss()), model, part, splits, facts, place, dp_group)
+        facts = {"layers": self.layers, "fused_kernels": on_cuda}
+        replica = MegatronReplica(replace(job, loss=parallel_loss()), model, mesh, splits, facts)
         replica.load(replace(job, device=torch.device("cpu")).build().state_dict())
         return replica
 

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddlbench.errors import Unsupported, check_values, refuse
@@ -24,10 +23,10 @@ from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction, elementwise_names, layerwise
 from ddlbench.frameworks.shared.replica import Replica, cpu_state, in_ddp
 from ddlbench.frameworks.shared.step import Update
-from ddlbench.frameworks.tensor.collectives import Part, connect_parts, share
+from ddlbench.frameworks.tensor.collectives import Mesh, Part, connect_parts, share
 from ddlbench.frameworks.tensor.layers import Splits, full_state, is_transposed, local_state, split_model
 from ddlbench.frameworks.tensor.loss import full_logits, loss_of_parts
-from ddlbench.job import Batch, Job, Model, Place
+from ddlbench.job import Batch, Job, Model
 from ddlbench.recomputation import KEY, budgeted
 
 CONVOLUTIONS = ("filters", "channels")
@@ -103,15 +102,11 @@ class TensorParallel:
         apply_plan(model, job, layout.dp)
         job = replace(job, loss=loss_of_parts(job, part, self.parallel_loss))
         facts = {
-            "dp": layout.dp,
-            "tp": part.size,
             "sequence_parallel": part.sequence,
             "convolutions": self.convolutions,
             "parallel_loss": self.parallel_loss and part.size > 1,
-            "parameters_per_rank": sum(parameter.numel() for parameter in model.parameters()),
-            "reduce_dtype": job.reduce_dtype if layout.dp > 1 else "fp32",
         }
-        return TensorReplica(job, model, part, splits, facts, place, dp_group)
+        return TensorReplica(job, model, (part, place, dp_group), splits, facts)
 
 
 class SharedReplica(Replica):
@@ -143,17 +138,8 @@ class TensorReplica(SharedReplica):
     splits: how the split parameters are cut, by name; unsplit: the other parameters, which every rank has
     """
 
-    def __init__(
-        self,
-        job: Job,
-        model: nn.Sequential,
-        part: Part,
-        splits: Splits,
-        facts: Mapping[str, Any],
-        place: Place,
-        dp_group: dist.ProcessGroup | None,
-    ) -> None:
-        self.splits = splits
+    def __init__(self, job: Job, model: nn.Sequential, mesh: Mesh, splits: Splits, facts: Mapping[str, Any]) -> None:
+        self.splits, (part, place, dp_group) = splits, mesh
         named = dict(model.named_parameters())
         self.unsplit = [parameter for name, parameter in named.items() if name not in splits]
         # The norm for clipping counts each number once: part 0 counts what every rank has.
@@ -163,6 +149,13 @@ class TensorReplica(SharedReplica):
         if dp_group is not None:  # each part averages its gradients over its copies in the other replicas
             wrapped = in_ddp(model, job.reduce_dtype, dp_group, gradient_as_bucket_view=True)
         update = Update(job.optimizer(named.items()), job, part.group, clip)
+        facts = {
+            "dp": place.data_size,
+            "tp": part.size,
+            **facts,
+            "parameters_per_rank": sum(map(torch.numel, named.values())),
+            "reduce_dtype": job.reduce_dtype if dp_group is not None else "fp32",
+        }
         super().__init__(
             part, job, model, update, facts,
             trained=wrapped, dp_group=dp_group, place=place, saved_part=f"tensor{part.rank}",

@@ -49,9 +49,10 @@ class Part:
         return rank * count + min(rank, longer), count + (rank < longer)
 
 
-def connect_parts(
-    job: Job, layout: Layout, axis: str = "tp", separate: bool = False
-) -> tuple[Part, Place, dist.ProcessGroup | None]:
+Mesh = tuple[Part, Place, dist.ProcessGroup | None]
+
+
+def connect_parts(job: Job, layout: Layout, axis: str = "tp", separate: bool = False) -> Mesh:
     """This rank's part and place in a mesh of replicas and parts, and the ranks that have the same part in the other
     replicas (None: there is one replica). Part 0 reads the data and reports. All ranks call this.
 
