@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.deepspeed.adapter import ZeroTrainer
-from ddlbench.frameworks.pipeline.adapter import Pipeline
+from ddlbench.frameworks.pipeline.adapter import Pipeline, PipelineTrainer
 from ddlbench.frameworks.pipeline.pipedream import PipeDream, PipeDreamTrainer
-from ddlbench.frameworks.pipeline.trainer import PipelineTrainer
 from ddlbench.frameworks.shared.replica import Replica
 from ddlbench.frameworks.tensor.adapter import TensorParallel, TensorReplica
 from ddlbench.job import Batch, Job

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,16 +22,9 @@ Parameters = Mapping[str, nn.Parameter]
 Message = tuple[Tensor, Tensor]  # numbers in fp32, and codes of any type
 
 
-class Compressor(Protocol):
-    """What is sent of the gradients of a bucket."""
-
-    def compress(self, gradients: Sequence[Tensor]) -> Message:
-        """gradients: of each tensor, flat"""
-        ...
-
-    def add(self, message: Message, total: Tensor, sizes: Sequence[int]) -> None:
-        """Add what a message stands for to `total`, the gradients of a bucket one after the other. sizes: theirs"""
-        ...
+# What is sent of the gradients of a bucket.
+# compress: the message; gradients: of each tensor, flat
+# add: what a message stands for to `total`, the gradients of a bucket one after the other; sizes: theirs
 
 
 @dataclass(frozen=True)
@@ -84,6 +77,9 @@ class Int8:
     def add(self, message: Message, total: Tensor, sizes: Sequence[int]) -> None:
         scales, codes = message
         total.add_(codes * _repeated(scales, sizes))
+
+
+Compressor = TopK | Sign | Int8
 
 
 class Hook:

@@ -14,7 +14,6 @@ weights.py says what `framework.correction` changes.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch.optim import SGD, Adam
 
@@ -23,7 +22,7 @@ from ddlbench.frameworks.pipeline.blocks import Blocks
 from ddlbench.frameworks.pipeline.groups import Groups
 from ddlbench.frameworks.pipeline.pipedream_trainer import PipeDreamTrainer
 from ddlbench.frameworks.pipeline.schedules import check_stages, in_flight, micro_batch_count
-from ddlbench.frameworks.pipeline.stages import Plan, Staged, tied_names
+from ddlbench.frameworks.pipeline.stages import Staged, tied_names
 from ddlbench.frameworks.pipeline.weights import CORRECTIONS, PredictedWeights, UnstashedWeights, Weights
 from ddlbench.frameworks.shared.layout import Layout, fill
 from ddlbench.frameworks.shared.meta import on_meta
@@ -112,25 +111,23 @@ class PipeDream(Staged):
         count = self.micro_batches(job, layout)
         plan = self.plan(job, layout, count)
         blocks = Blocks(job, Groups(job, layout), plan, sharded=False)
-        facts = self._facts(job, layout.pp, plan, count)
-        delay = facts["staleness_theoretical"][blocks.groups.stage_rank]  # of the updates of this stage
+        behind = [-(-(layout.pp - 1 - stage) // count) for stage in range(layout.pp)]  # minibatches in flight
+        staleness = [1] * layout.pp if self.double_buffered else behind  # in updates, by stage
+        delay = staleness[blocks.groups.stage_rank]
         weights = PredictedWeights(blocks.model) if self.correction == "prediction" else Weights(blocks.model)
         if self.correction == "pipemare" and delay:
             weights = UnstashedWeights(blocks.model, delay, self.discrepancy_decay, self.reschedule_updates)
-        return PipeDreamTrainer(job, blocks, weights, count, self.double_buffered, facts)
-
-    def _facts(self, job: Job, ranks: int, plan: Plan, count: int) -> dict[str, Any]:
         rule = "4 a rank" if self.double_buffered else "the whole minibatch"
-        behind = [-(-(ranks - 1 - stage) // count) for stage in range(ranks)]  # minibatches in flight
-        return {
-            "staleness_theoretical": [1] * ranks if self.double_buffered else behind,  # in updates, by stage
+        facts = {
+            "staleness_theoretical": staleness,
             "weight_versions": [1 if self.correction == "pipemare" else number + 1 for number in behind],
             "correction": self.correction,
             "schedule": "1f1b without flush",
-            "pp": ranks,
+            "pp": layout.pp,
             **plan.facts(),
             "micro_batches": count,
             "micro_batches_rule": rule if job.micro_batch is None else "train.micro_batch",
             "bubble_theoretical": 0.0,  # except when it fills and empties, once an epoch
             "reduce_dtype": "fp32",
         }
+        return PipeDreamTrainer(job, blocks, weights, count, self.double_buffered, facts)
