@@ -171,7 +171,8 @@ class PipeDreamTrainer(StagedTrainer):
         oldest = self.in_flight.popleft()
         minibatch = oldest.minibatch
         self.weights.use(minibatch.weights)  # checkpointed blocks run again
-        with span(BACKWARD), self.clock.computing(), self.weights.backward(self._age(minibatch)):
+        age = self.updates - minibatch.updates_when_admitted
+        with span(BACKWARD), self.clock.computing(), self.weights.backward(age):
             torch.autograd.backward(oldest.output, upstream)
         self.returning = oldest.value.grad
         minibatch.left -= 1
@@ -182,10 +183,6 @@ class PipeDreamTrainer(StagedTrainer):
                 average([gradient(weight) for weight in minibatch.weights.values()], dp_group)
         if not self.delayed:
             self._make_updates(keep=0)
-
-    def _age(self, minibatch: Minibatch) -> int:
-        """Updates of this stage since the minibatch was admitted."""
-        return self.updates - minibatch.updates_when_admitted
 
     def _start_sums(self, minibatches: Iterable[Minibatch]) -> None:
         """Start to sum tied weights' gradients over both ends, where the gradient of a minibatch is complete.
@@ -212,7 +209,7 @@ class PipeDreamTrainer(StagedTrainer):
                 work.wait()
             needed = any(later.left for later in self.pending)  # whether minibatches need the weights that they saw
             with self.clock.computing():
-                self.staleness.count(self._age(minibatch))
+                self.staleness.count(self.updates - minibatch.updates_when_admitted)
                 with self.weights.updating(needed):
                     self.weights.take_gradients(minibatch.weights)
                     rate = self.optimizer.param_groups[0]["lr"]

@@ -124,6 +124,7 @@ class Plan:
     seconds: measured, of each block, where it is balanced by them
     segments: the blocks of each stage, those that run again in lists
     edges: what goes into the first stage, from each to the next, and out of the last
+    between: what one stage sends to the next
     """
 
     def __init__(self, job: Job, in_flight: Sequence[int], samples: int, given: Staged) -> None:
@@ -139,13 +140,9 @@ class Plan:
         spans = list(pairwise(ends))
         self.costs = [sum(flops[first:end]) for first, end in spans]
         self.edges = [tensors[end] for end in ends]
+        self.between = self.edges[1:-1]
         plans = [blocks_plan(job, samples, *span, number) for span, number in zip(spans, in_flight, strict=True)]
         self.segments = [named(plan, names) for names, plan in plans]
-
-    @property
-    def between(self) -> list[Tensor]:
-        """What one stage sends to the next."""
-        return self.edges[1:-1]
 
     def facts(self) -> dict[str, Any]:
         return {
