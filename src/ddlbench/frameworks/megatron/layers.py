@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from math import inf
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -71,22 +71,9 @@ class Head(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         logits, _ = self.layer(hidden)
         if self.kept < logits.shape[-1]:
-            logits = cast(Tensor, _WithoutPadding.apply(logits, self.kept))
+            with torch.no_grad():  # the gradient of the loss is 0 there already
+                logits[..., self.kept :] = -inf
         return logits.transpose(0, 1)
-
-
-class _WithoutPadding(torch.autograd.Function):
-    """In place; the gradient of the loss is 0 there already."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, kept: int) -> Tensor:
-        ctx.mark_dirty(logits)
-        logits[..., kept:] = -inf
-        return logits
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0], None
 
 
 class Attention(nn.Module):
