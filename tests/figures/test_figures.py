@@ -15,7 +15,7 @@ from ddlbench.figures import curves, plotting
 from ddlbench.figures import figures as module
 from ddlbench.figures.curves import places
 from ddlbench.figures.figure_files import save
-from ddlbench.figures.figures import drawing_of, make_figures, report_plots
+from ddlbench.figures.figures import drawing_of, make_figures, plots_of
 from ddlbench.figures.styles import PALETTE
 from ddlbench.results.tables.measurement import Measurement
 from tests.support.figures import figures_of, names_of
@@ -265,7 +265,7 @@ def test_too_many_panels_labels_and_failures_are_counted(tmp_path, monkeypatch):
         write_run(tmp_path, model=f"model{number}")
     for number in range(7):
         write_run(tmp_path, model="model0", framework="ddp", status="oom", knobs={"number": number})
-    drawing = drawing_of([plot for plot in report_plots(tables_of(tmp_path)) if plot.name == "memory"])
+    drawing = drawing_of([plot for plot in plots_of(tables_of(tmp_path)) if plot.name == "memory"])
     figure = drawing.figures["memory"]
     assert len(figure.axes) == 2
     assert "memory: 2 of 4 panels are drawn; --only model=NAME or framework=A,B draws others" in drawing.notes
@@ -333,7 +333,7 @@ def test_a_family_of_nine_curves_becomes_a_panel_for_each_framework_and_the_slow
     write_run(tmp_path, framework="ddp")
     for number in range(9):
         write_run(tmp_path, framework="horovod", rate=100.0 + number, knobs={"bucket": number})
-    drawing = drawing_of([plot for plot in report_plots(tables_of(tmp_path)) if plot.name == "epoch_time"])
+    drawing = drawing_of([plot for plot in plots_of(tables_of(tmp_path)) if plot.name == "epoch_time"])
     panels = {texts_of(axes)[-1]: labels(axes) for axes in drawing.figures["epoch_time"].axes}
     assert panels == {"ddp": {"ddp"}, "horovod": {f"horovod (bucket={n})" for n in range(1, 9)}}
     assert drawing.notes[0].endswith("horovod: 1 curves are not drawn: horovod (bucket=0)")
