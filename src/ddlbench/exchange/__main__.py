@@ -13,10 +13,10 @@ from ddlbench.exchange.mllog import export
 from ddlbench.files import replacing
 from ddlbench.foreign import Object
 from ddlbench.record.files import plain
-from ddlbench.results.reading.attempt_folders import PUBLISHED_FILE
+from ddlbench.results.reading.attempts import PUBLISHED_FILE
 from ddlbench.results.reading.csv_rows import read_points, without_base
 from ddlbench.results.reading.mlperf import read_results
-from ddlbench.results.reading.published import Facts, PublishedAttempt, read_published
+from ddlbench.results.reading.published import Facts, read_published
 from ddlbench.results.rows import section
 from ddlbench.texts import digest, say
 
@@ -57,7 +57,7 @@ def add(records: Sequence[Object], results: Path) -> tuple[int, int, list[str]]:
     """
     path, stored = results / PUBLISHED_FILE, list[Object]()
     for attempt in read_published(path) if path.exists() else []:
-        if not isinstance(attempt, PublishedAttempt):
+        if attempt.record["status"] == "unreadable":
             raise UserError(f"{attempt.name}: {attempt.record['reason']}: repair or remove it, then import again")
         stored.append(attempt.record)
     names = {str(record.get("run_id")) for record in stored}

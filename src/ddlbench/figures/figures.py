@@ -19,7 +19,7 @@ from ddlbench.figures.learning import learning
 from ddlbench.figures.panels import Panel, Plot, measured, panels, small_multiples, with_rows
 from ddlbench.figures.plotting import Head
 from ddlbench.figures.styles import looks_of
-from ddlbench.results.reading.published import OWN
+from ddlbench.results.rows import OWN
 from ddlbench.results.tables.measurement import Measurement
 from ddlbench.results.tables.tables import Tables
 from ddlbench.results.tables.targets import TargetCosts

@@ -18,8 +18,8 @@ from ddlbench.figures.curves import draw
 from ddlbench.figures.panels import Panel, Plot, measured
 from ddlbench.figures.quantities import EFFICIENCY
 from ddlbench.figures.styles import MARKERS, Looks, looks_of
-from ddlbench.results.reading.published import OWN, PUBLISHED, gpu_family
-from ddlbench.results.rows import group_by
+from ddlbench.results.reading.published import gpu_family
+from ddlbench.results.rows import OWN, PUBLISHED, group_by
 from ddlbench.results.tables.measurement import Measurement
 from ddlbench.texts import first_few
 

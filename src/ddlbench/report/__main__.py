@@ -21,7 +21,7 @@ from ddlbench.report.overview import summary_text
 from ddlbench.report.page import render
 from ddlbench.report.study import draw_study
 from ddlbench.results.reading.attempts import Records, read_all
-from ddlbench.results.reading.published import OWN
+from ddlbench.results.rows import OWN
 from ddlbench.results.tables.merge import BY_FRAMEWORK, FACTORS, AttemptRow, Comparison
 from ddlbench.results.tables.tables import Tables, make_tables, merge, only
 from ddlbench.results.tables.targets import TargetCosts, target, target_costs, without_metric, write_targets

@@ -31,8 +31,7 @@ from ddlbench.figures.figure_files import save
 from ddlbench.figures.plotting import Head, arrange, grid, style
 from ddlbench.report.hung_ranks import behind
 from ddlbench.results.reading.attempts import Records
-from ddlbench.results.reading.published import OWN
-from ddlbench.results.rows import Row, latest, section, wait_column, without_data_wait
+from ddlbench.results.rows import OWN, Row, latest, section, wait_column, without_data_wait
 from ddlbench.results.tables.marks import straggler
 from ddlbench.results.tables.measurement import duration
 from ddlbench.results.tables.tables import Tables, write_csv

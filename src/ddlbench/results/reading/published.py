@@ -11,31 +11,19 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from ddlbench.foreign import Object, parse, read_bytes
 from ddlbench.record.schema import SCHEMA_VERSION
 from ddlbench.results.reading.attempts import Attempt, other_version, reason_of, unreadable
+from ddlbench.results.rows import PUBLISHED
 from ddlbench.texts import digest
 
-OWN, PUBLISHED = "own", "published"  # values of the column `origin`
 GPU = re.compile(
     r"(?:(?<![a-z0-9])|(?<=\dx))(GB[23]00|GH200|B[23]00|H[128]00|H20|A[18]00|A[34]0|L40|L4|T4|V100|P100|P40|K80|MI[0-9]{3}"
     r"|A6000|RTX ?(?:A[0-9]{4}|[0-9]{4}))",
     re.IGNORECASE,
 )
-
-
-@dataclass(frozen=True)
-class PublishedAttempt(Attempt):
-    """A line of published.jsonl. path: the file, and after a colon the number of the line"""
-
-    def read_epochs(self) -> tuple[list[Object], str | None]:
-        """The epochs of the record, as epochs.jsonl would have them."""
-        lines = self.record.get("epochs")
-        values = cast(list[Any], lines) if isinstance(lines, list) else []
-        objects: list[Object] = [value for value in values if isinstance(value, dict)]
-        return objects, self.broken_lines(len(values) - len(objects))
 
 
 def read_published(path: Path) -> list[Attempt]:
@@ -56,7 +44,7 @@ def _attempt(path: Path, line: bytes) -> Attempt:
         return refused
     if record.get("status") != "ok":
         return unreadable(path, "a published measurement has the status ok", record["schema_version"])
-    return PublishedAttempt(path, record | {"origin": PUBLISHED})
+    return Attempt(path, record | {"origin": PUBLISHED})
 
 
 def gpu_family(text: str) -> str | None:

@@ -9,8 +9,7 @@ from itertools import product
 from statistics import median
 
 from ddlbench.record.fingerprint import of_the_launch
-from ddlbench.results.reading.published import PUBLISHED
-from ddlbench.results.rows import Row, group_by
+from ddlbench.results.rows import PUBLISHED, Row, group_by
 from ddlbench.results.tables.measurement import Measurement
 from ddlbench.results.tables.merge import AttemptRow
 from ddlbench.results.tables.stats import median_interval, ratio_interval, verdict

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ddlbench.results.reading.published import OWN
-from ddlbench.results.rows import Row
+from ddlbench.results.rows import OWN, Row
 from ddlbench.results.tables.measurement import Measurement
 from ddlbench.texts import first_few, shortened
 
