@@ -4,8 +4,7 @@ epochs. A log that contradicts itself is refused, never repaired."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ddlbench.foreign import Object, parse
 from ddlbench.results.rows import group_by, section
@@ -16,8 +15,7 @@ LATEST_MS = 10**13  # a time stamp of the year 2286
 MOST_EPOCHS = 100_000
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(NamedTuple):
     """A line of a log. ms: its time stamp"""
 
     key: str
@@ -26,8 +24,7 @@ class Event:
     metadata: Object
 
 
-@dataclass(frozen=True)
-class Interval:
+class Interval(NamedTuple):
     """From one event to another. number: of its first epoch; epochs: how many it has"""
 
     number: int
@@ -41,15 +38,6 @@ class Interval:
 
     def holds(self, other: Interval) -> bool:
         return self.start <= other.start and other.stop <= self.stop
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """Seconds of an epoch's training, and of the evaluation after it; accuracy: of that. None where there was none"""
-
-    seconds: float
-    evaluation_s: float | None
-    accuracy: float | None
 
 
 class Log:
@@ -78,8 +66,9 @@ class Log:
             raise ValueError(f"{key} is {value!r}, no whole number above 0")
         return value
 
-    def epochs(self) -> list[Epoch]:
-        """The epochs in order. Without events of epochs each has an equal part of its block."""
+    def epochs(self, of_images: bool = True) -> list[Object]:
+        """The epochs in order, as lines of epochs.jsonl. Without events of epochs each has an equal part of its block.
+        of_images: whether the accuracy is a share of right first guesses"""
         stated, blocks = self._intervals("epoch", "epoch_num"), self._intervals("block", "first_epoch_num")
         evaluations = self._intervals("eval", "epoch_num")
         epochs = list(stated)
@@ -100,8 +89,23 @@ class Log:
         if not epochs:
             raise ValueError("it has neither epochs nor blocks")
         after = {evaluation.number: evaluation.ms / 1e3 for evaluation in evaluations}
-        reached = {_count(event, "epoch_num"): _share(event) for event in self.events.get("eval_accuracy", [])}
-        return [Epoch(one.ms / 1e3, after.get(one.number), reached.get(one.number)) for one in epochs]
+        reached = {_count(event, "epoch_num"): event.value for event in self.events.get("eval_accuracy", [])}
+        lines, elapsed_s = list[Object](), 0.0
+        for number, epoch in enumerate(epochs):
+            validation_s, accuracy = after.get(epoch.number), reached.get(epoch.number)
+            elapsed_s += epoch.ms / 1e3 + (validation_s or 0.0)
+            line = {
+                "epoch": number,
+                "warmup": number == 0 and len(epochs) > 1,
+                "epoch_time_s": epoch.ms / 1e3,
+                "elapsed_s": round(elapsed_s, 3),
+                "validation_time_s": validation_s,
+                "val_top1": float(accuracy)
+                if of_images and isinstance(accuracy, int | float) and 0 <= accuracy <= 1
+                else None,
+            }
+            lines.append({key: value for key, value in line.items() if value is not None})
+        return lines
 
     def _intervals(self, name: str, number: str) -> list[Interval]:
         """The pairs of NAME_start and NAME_stop, in order. number: of the metadata, which both share"""
@@ -144,9 +148,3 @@ def _count(event: Event, name: str) -> int:
     if type(value) is not int or not 0 <= value <= MOST_EPOCHS:
         raise ValueError(f"{event.key} has {name} = {value!r}")
     return value
-
-
-def _share(event: Event) -> float | None:
-    """The value, if it is a share."""
-    value = event.value
-    return float(value) if isinstance(value, int | float) and 0 <= value <= 1 else None

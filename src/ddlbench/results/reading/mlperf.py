@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from datetime import UTC, datetime
-from itertools import accumulate
 from pathlib import Path
 from statistics import median
 
 from ddlbench.errors import UserError
 from ddlbench.foreign import Object, parse, read_bytes
 from ddlbench.results.reading.attempts import reason_of
-from ddlbench.results.reading.mllog import Epoch, Log
+from ddlbench.results.reading.mllog import Log
 from ddlbench.results.reading.published import Facts, gpu_family
 from ddlbench.results.rows import group_by
 from ddlbench.texts import shortened
@@ -66,7 +64,7 @@ def _facts(path: Path, system: Object, source: str | None, url: str, strategy: s
     benchmark, samples = str(log.one("submission_benchmark").value), log.count("train_samples")
     if benchmark not in BY_EPOCH:
         raise ValueError(f"an epoch of benchmark {benchmark!r} is no pass over its training samples")
-    lines = _lines(log.epochs(), benchmark)
+    lines = log.epochs(of_images=benchmark == "resnet")
     measured = lines[1:] or lines
     times = [line["epoch_time_s"] for line in measured]
     evaluations = [line["validation_time_s"] for line in measured if "validation_time_s" in line]
@@ -111,23 +109,6 @@ def _facts(path: Path, system: Object, source: str | None, url: str, strategy: s
             "system": {key: text for key in system if (text := _text(system, key))},
         },
     )
-
-
-def _lines(epochs: Sequence[Epoch], benchmark: str) -> list[Object]:
-    """As lines of epochs.jsonl. Only the accuracy of images is a share of right first guesses."""
-    ends = accumulate(epoch.seconds + (epoch.evaluation_s or 0.0) for epoch in epochs)
-    lines: list[Object] = []
-    for number, (epoch, end) in enumerate(zip(epochs, ends, strict=True)):
-        line = {
-            "epoch": number,
-            "warmup": number == 0 and len(epochs) > 1,
-            "epoch_time_s": epoch.seconds,
-            "elapsed_s": round(end, 3),
-            "validation_time_s": epoch.evaluation_s,
-            "val_top1": epoch.accuracy if benchmark == "resnet" else None,
-        }
-        lines.append({key: value for key, value in line.items() if value is not None})
-    return lines
 
 
 def _count(system: Object, key: str) -> int:
