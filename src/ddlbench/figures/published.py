@@ -158,10 +158,9 @@ def draw_communication(axes: Axes, panel: Panel, looks: Looks) -> None:
     profiled = [row for row in panel.rows if row["comm_share"] is not None]
     counts = [row["gpus"] for row in profiled] + [row[0] for rows in printed.values() for row in rows]
     plotting.gpu_axis(axes, counts, panel.device, log=True)
-    look_of = looks.of(dict.fromkeys(row.curve_key for row in profiled))
     for name, rows in group_by(profiled, lambda row: row.curve).items():
         points = sorted((row["gpus"], row["comm_share"]) for row in rows)
-        look = look_of[name]
+        look = looks[rows[0].curve_key]
         axes.plot(*zip(*points, strict=True), color=look.color, label=plotting.label(name), **look.shape)
     table = _file()["kernel_time"]
     where = f"{authors(table['source'])}, {table['place']}: {table['framework']}"
@@ -193,14 +192,12 @@ def _draw_by_source(axes: Axes, panel: Panel, looks: Looks) -> None:
     """A line for each series, from its base at 100 %; those of one strategy, GPU and source look the same."""
     counts = [count for row in panel.rows for count in (row["gpus"], row["own_base_gpus"])]
     plotting.gpu_axis(axes, counts, panel.device, log=True)
-    curves = group_by(panel.rows, _key)
-    look_of = looks.of(curves)
-    for (_, name), rows in curves.items():
-        look = look_of[name]
+    for key, rows in group_by(panel.rows, _key).items():
+        look, name = looks[key], plotting.label(key[1])
         for series in group_by(rows, lambda row: tuple(row[column] for column in SERIES)).values():
             ends = {(series[0]["own_base_gpus"], 1.0)}
             points = sorted(ends | {(row["gpus"], row["efficiency_vs_own_base"]) for row in series})
-            style: dict[str, Any] = {"color": look.color, "label": plotting.label(name), **look.shape, **THIN}
+            style: dict[str, Any] = {"color": look.color, "label": name, **look.shape, **THIN}
             axes.plot([gpus for gpus, _ in points], [value for _, value in points], **style)
     if predicted := [row for row in panel.rows if row["predicted_error"] is not None]:
         values = [row["efficiency_vs_own_base"] / (1 + row["predicted_error"]) for row in predicted]
