@@ -31,7 +31,7 @@ def import_published(given: argparse.Namespace) -> int:
         if not place.is_dir():
             points, unusable = read_points(place)
             say(*(f"{place}: {line}" for line in without_base(points)), stream=sys.stderr)
-            facts += [point.facts for point in points]
+            facts += points
             left_out += [f"{place}: {line}" for line in unusable]
         elif given.url:
             of_logs, unusable = read_results(place, given.source, given.url, given.strategy)

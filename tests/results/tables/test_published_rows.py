@@ -24,7 +24,7 @@ def store(folder, facts):
 
 
 def csv_facts(tmp_path, *rows):
-    return [point.facts for point in read_points(write_csv(tmp_path / "points.csv", *rows))[0]]
+    return read_points(write_csv(tmp_path / "points.csv", *rows))[0]
 
 
 def scaling(*folders):

@@ -60,6 +60,7 @@ class Facts:
     model, strategy, library, gpu, precision, loader, recipe, system: in the source's words
     series:        what distinguishes runs of the source that have a base of their own from others
     micro_batch:   samples of a forward pass; tokens: of a sample
+    line:          of the file; not in the record
     environment:   as in run.json
     summary:       more of run.json's summary than the rates, which follow from sample_time_s
     epochs:        lines as in epochs.jsonl
@@ -84,6 +85,7 @@ class Facts:
     loader: str | None = None
     recipe: str | None = None
     system: str | None = None
+    line: int | None = None
     seed: int | None = None
     train_samples: int | None = None
     environment: Object = field(default_factory=dict[str, Any])
