@@ -9,7 +9,7 @@ from datetime import datetime
 import pytest
 
 from ddlbench.exchange.__main__ import main
-from ddlbench.results.reading.mllog import Log
+from ddlbench.results.reading.mlperf import Log
 from tests.support import records
 from tests.support.processes import PYTHON, run
 from tests.support.published import cells, write_csv

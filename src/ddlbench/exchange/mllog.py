@@ -16,7 +16,7 @@ from ddlbench.errors import reporting
 from ddlbench.files import replacing
 from ddlbench.record.files import write_json
 from ddlbench.results.reading.attempts import read_all
-from ddlbench.results.reading.mllog import TOKEN
+from ddlbench.results.reading.mlperf import TOKEN
 from ddlbench.results.rows import OWN, Row, group_by
 from ddlbench.results.tables.merge import AttemptRow
 from ddlbench.results.tables.tables import merge

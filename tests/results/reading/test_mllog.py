@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddlbench.results.reading.mllog import Log
+from ddlbench.results.reading.mlperf import Log
 from tests.support.published import START_MS, event, events, log_text
 
 
