@@ -15,9 +15,8 @@ from ddlbench.figures.figure_files import save
 from ddlbench.figures.figures import Drawing, make_figures
 from ddlbench.report import openmetrics
 from ddlbench.report.compare import SLOWER, UNDECIDED, versus
-from ddlbench.report.documents import write_documents, write_warnings
 from ddlbench.report.explain import explain
-from ddlbench.report.overview import summary_text
+from ddlbench.report.overview import summary_text, write_documents, write_warnings
 from ddlbench.report.page import render
 from ddlbench.report.study import draw_study
 from ddlbench.results.reading.attempts import Records, read_all
@@ -56,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         compared = cache(partial(_tables, records, given.predict))
         explanation = explain(compared(how), records, given.explain) if given.explain else None
         tables = only(compared(how), given.only)
-        costs = [target_costs(compared(how), wanted).of(tables) for wanted in targets]
+        costs = [target_costs(compared(how), wanted, tables) for wanted in targets]
         tables = replace(tables, warnings=[*without_metric(costs), *tables.warnings])
         if study:
             drawing = draw_study(study, lambda how: only(compared(how), given.only))
