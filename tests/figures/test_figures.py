@@ -50,7 +50,7 @@ def test_figures_for_images_and_text(tmp_path):
 )
 def test_labels_of_gpu_counts_do_not_touch(counts, labelled):
     with plotting.style():
-        figure = plotting.grid([plotting.Head("resnet50", [])])
+        figure = plotting.grid([("resnet50", [])])
         (axes,) = figure.axes
         axes.plot(counts, counts)
         plotting.gpu_axis(axes, counts, "cuda", log=True)
@@ -288,7 +288,7 @@ def test_curves_stand_beside_each_other_where_they_share_a_gpu_count():
 
 
 def test_titles_of_a_row_stand_at_one_height_and_long_lines_are_several():
-    figure = plotting.grid([plotting.Head("a", ["x" * 50 + " " + "y" * 50, "z"]), plotting.Head("b", ["one line"])])
+    figure = plotting.grid([("a", ["x" * 50 + " " + "y" * 50, "z"]), ("b", ["one line"])])
     plotting.arrange(figure)
     assert texts_of(figure.axes[0]) == ["x" * 50, "y" * 50, "z"]
     first, second = (axes.title.get_window_extent().y0 for axes in figure.axes)

@@ -17,12 +17,12 @@ from tests.support.records import tables_of, weak_scaling, write_run
 def test_every_number_has_a_source_that_is_listed():
     listed = {line.partition(":")[0] for line in sources()}
     for model in ("resnet50", "resnet101", "resnet152"):
-        assert {point.source for point in efficiencies(model)} <= listed
-        assert all(point.place for point in efficiencies(model))
+        assert {point["source"] for point in efficiencies(model)} <= listed
+        assert all(point["place"] for point in efficiencies(model))
 
 
 def test_two_numbers_as_the_paper_prints_them():
-    assert [(p.loader, p.value) for p in efficiencies("resnet50") if p.gpus == 1024] == [
+    assert [(row["loader"], row["value"]) for row in efficiencies("resnet50") if row["gpus"] == 1024] == [
         ("dali, CPU", 0.76),
         ("dali, GPU", 0.68),
     ]

@@ -17,7 +17,6 @@ from ddlbench.figures.bars import breakdown_panels, draw_bars, draw_breakdown, d
 from ddlbench.figures.curves import draw, tradeoff
 from ddlbench.figures.learning import learning
 from ddlbench.figures.panels import Panel, Plot, measured, panels, small_multiples, with_rows
-from ddlbench.figures.plotting import Head
 from ddlbench.figures.styles import looks_of
 from ddlbench.results.rows import OWN
 from ddlbench.results.tables.measurement import Measurement
@@ -140,7 +139,7 @@ def _add(drawing: Drawing, plot: Plot, most: int) -> None:
     shown, others = limited(plot.panels, most)
     for start in range(0, len(shown), PANELS_OF_A_FILE):
         part = shown[start : start + PANELS_OF_A_FILE]
-        figure = plotting.grid([Head(panel.model, [*panel.lines, panel.base]) for panel in part])
+        figure = plotting.grid([(panel.model, [*panel.lines, panel.base]) for panel in part])
         for axes, panel in zip(figure.axes, part, strict=True):
             plot.draw(axes, panel)
         plotting.arrange(figure)

@@ -35,8 +35,8 @@ def draw(rows: Sequence[Prediction], path: Path) -> None:
     names = list(dict.fromkeys(row.framework for row in fine))
     with plotting.style():
         bands = ["with the bands of 80 %"] if fine[0].low_80_s else []
-        first = plotting.Head(f"{fine[0].model} on {fine[0].cluster}", [f"from: {fine[0].basis}", *bands])
-        figure = plotting.grid([first, *(plotting.Head(name, []) for name in names[:MOST])])
+        first = (f"{fine[0].model} on {fine[0].cluster}", [f"from: {fine[0].basis}", *bands])
+        figure = plotting.grid([first, *((name, []) for name in names[:MOST])])
         _throughput(figure.axes[0], fine, names)
         for panel, name in zip(figure.axes[1:], names, strict=False):
             _steps(panel, [row for row in fine if row.framework == name])
@@ -58,7 +58,7 @@ def draw_map(rows: Sequence[Prediction], path: Path, memory: float | None) -> No
     gpus, batches = (sorted({place[axis] for place in best}) for axis in (0, 1))
     looks = looks_of((row.framework, row.framework) for row in best.values() if row)
     with plotting.style():
-        head = plotting.Head(
+        head = (
             f"{rows[0].model} on {rows[0].cluster}",
             ["the fastest plan that fits, predicted", "*: not separated from those of other frameworks"],
         )

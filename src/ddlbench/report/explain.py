@@ -28,7 +28,7 @@ from ddlbench.config.overrides import LABELS
 from ddlbench.errors import UserError
 from ddlbench.figures.bars import draw_waterfall
 from ddlbench.figures.figure_files import save
-from ddlbench.figures.plotting import Head, arrange, grid, style
+from ddlbench.figures.plotting import arrange, grid, style
 from ddlbench.report.hung_ranks import behind
 from ddlbench.results.reading.attempts import Records
 from ddlbench.results.rows import OWN, Row, latest, section, wait_column, without_data_wait
@@ -96,7 +96,7 @@ class Explanation:
         (out / "tables").mkdir(parents=True, exist_ok=True)
         write_csv(pd.DataFrame(map(asdict, self.bars)).convert_dtypes(), out / "tables" / "explain.csv")
         with style():
-            figure = grid([Head(f"cause: {self.cause}", [f"a step takes {duration(self.step_s)}", self.run])])
+            figure = grid([(f"cause: {self.cause}", [f"a step takes {duration(self.step_s)}", self.run])])
             draw_waterfall(figure.axes[0], {bar.bar: bar.seconds for bar in self.bars}, self.step_s)
             arrange(figure)
         save(out / "figures", "explain", figure, pdf)
