@@ -32,7 +32,7 @@ from ddlbench.figures.plotting import arrange, grid, style
 from ddlbench.report.hung_ranks import behind
 from ddlbench.results.reading.attempts import Records
 from ddlbench.results.rows import OWN, Row, latest, section, wait_column, without_data_wait
-from ddlbench.results.tables.marks import straggler
+from ddlbench.results.tables.checks import straggler
 from ddlbench.results.tables.measurement import duration
 from ddlbench.results.tables.tables import Tables, write_csv
 from ddlbench.texts import aligned, percent

@@ -10,7 +10,7 @@ from textwrap import wrap
 from ddlbench.figures.quantities import memory_column
 from ddlbench.report.fastest import best
 from ddlbench.results.rows import OWN, PUBLISHED
-from ddlbench.results.tables.marks import marks_explained, unknown_stragglers
+from ddlbench.results.tables.checks import marks_explained, unknown_stragglers
 from ddlbench.results.tables.measurement import Measurement, duration
 from ddlbench.results.tables.stats import NONE_SHOWN, SMALLEST_N
 from ddlbench.texts import aligned, clipped, first_few, gib, number, percent, ratio, seconds, signed

@@ -15,7 +15,7 @@ import pandas as pd
 
 from ddlbench.errors import UserError
 from ddlbench.record.schema import TARGETS
-from ddlbench.results.frames import frame, plain
+from ddlbench.results.reading.cells import frame, plain
 from ddlbench.results.rows import Row, group_by
 from ddlbench.results.tables.stats import confidence, median_interval
 from ddlbench.results.tables.tables import Tables, write_csv
