@@ -96,7 +96,7 @@ def target_costs(tables: Tables, wanted: Target, reported: Tables | None = None)
     by_path = costs(tables.epochs, wanted)
     measured = set(tables.epochs.dropna(subset=[wanted.metric])["path"])
     runs = [run for run in tables.run_rows if run["status"] == "ok" and run["path"] in measured]
-    shown = {row["measurement"] for row in (reported or tables).scaling_rows}
+    shown = {run["measurement"] for run in (reported or tables).run_rows} - {None}
     rows = list[Row]()
     for repeats in group_by((run for run in runs if run["measurement"] in shown), itemgetter("measurement")).values():
         taken = [by_path.get(run["path"], dict.fromkeys(COSTS, inf)) for run in repeats]
