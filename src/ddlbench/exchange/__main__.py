@@ -16,8 +16,8 @@ from ddlbench.record.files import plain
 from ddlbench.results.reading.attempts import PUBLISHED_FILE
 from ddlbench.results.reading.csv_rows import read_points, without_base
 from ddlbench.results.reading.mlperf import read_results
-from ddlbench.results.reading.published import Facts, read_published
-from ddlbench.results.rows import section
+from ddlbench.results.reading.published import read_published, record_of
+from ddlbench.results.rows import Row, section
 from ddlbench.texts import digest, say
 
 NOTHING = 1  # exit code
@@ -26,7 +26,7 @@ NOTHING = 1  # exit code
 def import_published(given: argparse.Namespace) -> int:
     """Add measurements that others published to RESULTS/published.jsonl: rows of the same tables and figures as own
     ones. Exit code 1 if no measurement could be used."""
-    facts, left_out = list[Facts](), list[str]()
+    facts, left_out = list[Row](), list[str]()
     for place in given.places:
         if not place.is_dir():
             points, unusable = read_points(place)
@@ -39,7 +39,7 @@ def import_published(given: argparse.Namespace) -> int:
             left_out += unusable
         else:
             raise UserError(f"{place} does not say where it is published: give --url")
-    new, present, conflicts = add([one.record() for one in facts], given.into)
+    new, present, conflicts = add(list(map(record_of, facts)), given.into)
     left_out += conflicts
     say(*(f"left out: {line}" for line in left_out), stream=sys.stderr)
     counts = f"{new} published measurements added, {present} were there"

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from ddlbench.errors import UserError
 from ddlbench.foreign import Object, parse, read_bytes
 from ddlbench.results.reading.attempts import reason_of
-from ddlbench.results.reading.published import Facts, gpu_family
-from ddlbench.results.rows import group_by, section
+from ddlbench.results.reading.published import gpu_family
+from ddlbench.results.rows import Row, group_by, section
 from ddlbench.texts import shortened
 
 TOKEN = b":::MLLOG "
@@ -31,7 +31,7 @@ LONGEST = 200  # letters of a text of a system's description
 NOT_STATED = ("", "N/A")
 
 
-def read_results(place: Path, source: str | None, url: str, strategy: str) -> tuple[list[Facts], list[str]]:
+def read_results(place: Path, source: str | None, url: str, strategy: str) -> tuple[list[Row], list[str]]:
     """The runs of all folders of results at or below a folder, and a line for each log that cannot be used. UserError
     where there is no log.
 
@@ -41,7 +41,7 @@ def read_results(place: Path, source: str | None, url: str, strategy: str) -> tu
     logs = sorted(path for path in place.rglob("result_*.txt") if LOG.fullmatch(path.name))
     if not logs:
         raise UserError(f"{place} has no result_0.txt: give a folder of MLPerf Training results")
-    runs, left_out = list[Facts](), list[str]()
+    runs, left_out = list[Row](), list[str]()
     for folder, same in group_by(logs, lambda path: path.parent).items():
         below = "/".join([url.rstrip("/"), *folder.relative_to(place).parts])
         for log in same:
@@ -63,8 +63,8 @@ def system_of(folder: Path) -> Object:
     raise UserError(f"no description of its system: put it beside the log as {folder / 'system.json'}")
 
 
-def _facts(path: Path, system: Object, source: str | None, url: str, strategy: str) -> Facts:
-    """One run. ValueError with the reason where log or system cannot be used."""
+def _facts(path: Path, system: Object, source: str | None, url: str, strategy: str) -> Row:
+    """One run, as `record_of` takes it. ValueError with the reason where log or system cannot be used."""
     log = Log(read_bytes(path))
     nodes, per_node = _count(system, "number_of_nodes"), _count(system, "accelerators_per_node")
     gpu = str(system.get("accelerator_model_name"))
@@ -81,27 +81,27 @@ def _facts(path: Path, system: Object, source: str | None, url: str, strategy: s
     year = datetime.fromtimestamp(log.run.start / 1e3, UTC).year
     seeds = [event.value for event in log.events.get("seed", [])]
     optimizers = [str(event.value) for event in log.events.get("opt_name", [])]
-    return Facts(
-        source=source or f"MLPerf Training {year}, {log.one('submission_org').value}",
-        url=url,
-        model=MODELS.get(benchmark, benchmark),
-        strategy=strategy,
-        library=_text(system, "framework"),
-        gpu=gpu,
-        gpus=nodes * per_node,
-        nodes=nodes,
-        sample_time_s=sum(times) / (samples * len(times)),
-        global_batch=log.count("global_batch_size"),
-        repeat=int(path.stem.removeprefix("result_")),
-        recipe=optimizers[0] if optimizers else None,
-        system=_text(system, "system_name"),
-        seed=seeds[0] if seeds and type(seeds[0]) is int else None,
-        train_samples=samples,
-        environment={
+    return {
+        "source": source or f"MLPerf Training {year}, {log.one('submission_org').value}",
+        "url": url,
+        "model": MODELS.get(benchmark, benchmark),
+        "strategy": strategy,
+        "framework": _text(system, "framework"),
+        "gpu_type": gpu,
+        "gpus": nodes * per_node,
+        "nodes": nodes,
+        "sample_time_s": sum(times) / (samples * len(times)),
+        "global_batch": log.count("global_batch_size"),
+        "repeat": int(path.stem.removeprefix("result_")),
+        "recipe": optimizers[0] if optimizers else None,
+        "system": _text(system, "system_name"),
+        "seed": seeds[0] if seeds and type(seeds[0]) is int else None,
+        "train_samples": samples,
+        "environment": {
             "cpu_model": _text(system, "host_processor_model_name"),
             "topology": _text(system, "accelerator_interconnect"),
         },
-        summary={
+        "summary": {
             "epochs_done": len(lines),
             "epochs_measured": len(measured),
             "epoch_time_s": median(times),
@@ -110,14 +110,14 @@ def _facts(path: Path, system: Object, source: str | None, url: str, strategy: s
             "validation_time_s": median(evaluations) if evaluations else None,
             "val_top1": accuracies[-1] if accuracies else None,
         },
-        epochs=lines,
-        more={
+        "epochs": lines,
+        "more": {
             "year": year,
             "time_to_train_s": log.run.ms / 1e3,
             "network": _text(system, "host_networking"),
             "system": {key: text for key in system if (text := _text(system, key))},
         },
-    )
+    }
 
 
 def _count(system: Object, key: str) -> int:
