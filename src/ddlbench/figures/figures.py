@@ -105,7 +105,18 @@ def drawing_of(plots: Sequence[Plot], notes: Sequence[str] = ()) -> Drawing:
     files = sum(-(-len(plot.panels) // PANELS_OF_A_FILE) for plot in plots)
     with plotting.style():
         for plot in plots:
-            _add(drawing, plot, len(plot.panels) if files <= MOST_FILES else PANELS_OF_A_FILE)
+            shown, others = limited(plot.panels, len(plot.panels) if files <= MOST_FILES else PANELS_OF_A_FILE)
+            for start in range(0, len(shown), PANELS_OF_A_FILE):
+                part = shown[start : start + PANELS_OF_A_FILE]
+                figure = plotting.grid([(panel.model, [*panel.lines, panel.base]) for panel in part])
+                for axes, panel in zip(figure.axes, part, strict=True):
+                    plot.draw(axes, panel)
+                plotting.arrange(figure)
+                name = f"{plot.file}_{start // PANELS_OF_A_FILE + 1}" if start else plot.file
+                drawing.figures[name], drawing.plots[name] = figure, plot
+            if others:
+                choice = "--only model=NAME or framework=A,B draws others"
+                drawing.notes.append(f"{plot.file}: {len(shown)} of {len(plot.panels)} panels are drawn; {choice}")
     return drawing
 
 
@@ -132,21 +143,3 @@ def _over_gpus(shared: Sequence[Panel]) -> list[tuple[str, Sequence[Panel], quan
 def _own_or_stated(shown: Sequence[Panel], column: str) -> list[Panel]:
     """Without the panels of published measurements whose source does not state the column."""
     return [panel for panel in shown if panel.rows[0]["origin"] == OWN or measured([panel], column)]
-
-
-def _add(drawing: Drawing, plot: Plot, most: int) -> None:
-    """The figures of one quantity: none where there is no panel. most: panels that are drawn"""
-    shown, others = limited(plot.panels, most)
-    for start in range(0, len(shown), PANELS_OF_A_FILE):
-        part = shown[start : start + PANELS_OF_A_FILE]
-        figure = plotting.grid([(panel.model, [*panel.lines, panel.base]) for panel in part])
-        for axes, panel in zip(figure.axes, part, strict=True):
-            plot.draw(axes, panel)
-        plotting.arrange(figure)
-        name = f"{plot.file}_{start // PANELS_OF_A_FILE + 1}" if start else plot.file
-        drawing.figures[name], drawing.plots[name] = figure, plot
-    if others:
-        drawing.notes.append(
-            f"{plot.file}: {len(shown)} of {len(plot.panels)} panels are drawn; --only model=NAME or framework=A,B "
-            "draws others"
-        )

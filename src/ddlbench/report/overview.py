@@ -162,9 +162,7 @@ def summary_text(rows: Sequence[Measurement]) -> str:
             short = [[clipped(cell, LONGEST_CELL) for cell in line] for line in cells]
             lines += [*(clipped(line, WIDTH) for line in aligned(headers, short, LEFT)), ""]
     fastest = [
-        line
-        for paragraph in best(rows)[0]
-        for line in wrap(f"{paragraph.subject}. {' '.join(paragraph.sentences)}", WIDTH)
+        line for subject, sentences in best(rows)[0] for line in wrap(f"{subject}. {' '.join(sentences)}", WIDTH)
     ]
     below = [f"{number} {text}" for text, number in numbers.items()] + base_lines(rows) + notes(rows)
     failed = [row for row in rows if row["status"] != "ok"]
