@@ -105,6 +105,7 @@ def drawing_of(plots: Sequence[Plot], notes: Sequence[str] = ()) -> Drawing:
     files = sum(-(-len(plot.panels) // PANELS_OF_A_FILE) for plot in plots)
     with plotting.style():
         for plot in plots:
+            file = plot.study or plot.name
             shown, others = limited(plot.panels, len(plot.panels) if files <= MOST_FILES else PANELS_OF_A_FILE)
             for start in range(0, len(shown), PANELS_OF_A_FILE):
                 part = shown[start : start + PANELS_OF_A_FILE]
@@ -112,11 +113,11 @@ def drawing_of(plots: Sequence[Plot], notes: Sequence[str] = ()) -> Drawing:
                 for axes, panel in zip(figure.axes, part, strict=True):
                     plot.draw(axes, panel)
                 plotting.arrange(figure)
-                name = f"{plot.file}_{start // PANELS_OF_A_FILE + 1}" if start else plot.file
+                name = f"{file}_{start // PANELS_OF_A_FILE + 1}" if start else file
                 drawing.figures[name], drawing.plots[name] = figure, plot
             if others:
                 choice = "--only model=NAME or framework=A,B draws others"
-                drawing.notes.append(f"{plot.file}: {len(shown)} of {len(plot.panels)} panels are drawn; {choice}")
+                drawing.notes.append(f"{file}: {len(shown)} of {len(plot.panels)} panels are drawn; {choice}")
     return drawing
 
 
