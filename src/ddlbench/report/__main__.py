@@ -23,7 +23,7 @@ from ddlbench.results.reading.attempts import Records, read_all
 from ddlbench.results.rows import OWN
 from ddlbench.results.tables.merge import BY_FRAMEWORK, FACTORS, AttemptRow, Comparison
 from ddlbench.results.tables.tables import Tables, make_tables, merge, only
-from ddlbench.results.tables.targets import TargetCosts, target, target_costs, without_metric, write_targets
+from ddlbench.results.tables.targets import TargetCosts, target, target_costs, write_targets
 from ddlbench.sweep.study import load
 from ddlbench.texts import first_few, say
 
@@ -56,7 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         explanation = explain(compared(how), records, given.explain) if given.explain else None
         tables = only(compared(how), given.only)
         costs = [target_costs(compared(how), wanted, tables) for wanted in targets]
-        tables = replace(tables, warnings=[*without_metric(costs), *tables.warnings])
+        unknown = [cost.target for cost in costs if not cost.rows]
+        lines = [f"--target {wanted.text}: no reported run that ended ok has {wanted.metric}" for wanted in unknown]
+        tables = replace(tables, warnings=[*lines, *tables.warnings])
         if study:
             drawing = draw_study(study, lambda how: only(compared(how), given.only))
         else:

@@ -19,7 +19,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 
@@ -70,16 +70,6 @@ class Bar:
     evidence: str = ""
     share: float | None = None
     next_run: str = ""
-
-
-class Parts(NamedTuple):
-    """Seconds of a step, None: unknown. excess: what a slow rank takes beyond the others"""
-
-    evidence: str
-    compute: float | None = None
-    exposed: float | None = None
-    idle: float | None = None
-    excess: float | None = None
 
 
 @dataclass(frozen=True)
@@ -173,7 +163,7 @@ def _ideal(tables: Tables, run: Row) -> Bar:
 def _bars(run: Row, window: Sequence[Mapping[str, Any]], ideal: Bar) -> list[Bar]:
     """All bars; their seconds sum to the step."""
     step_s, wait, retries = _step_s(run), run[wait_column(run)], run["allocator_retries"]
-    evidence, compute, exposed, idle, excess = _parts(run, window)
+    evidence, (compute, exposed, idle, excess) = _parts(run, window)
     bubble = None if run["bubble"] is None else without_data_wait(run["bubble"] * step_s, wait)
     if exposed is not None and bubble is not None:  # a stage that waits for another waits in communication
         bubble = min(bubble, exposed)
@@ -198,25 +188,27 @@ def _bars(run: Row, window: Sequence[Mapping[str, Any]], ideal: Bar) -> list[Bar
     return [*bars, Bar("unexplained", rest_s, "the step less the other bars")]
 
 
-def _parts(run: Row, window: Sequence[Mapping[str, Any]]) -> Parts:
-    """The parts of the rank that waits least for others; a slow rank has those of the other ranks of its stage."""
+def _parts(run: Row, window: Sequence[Mapping[str, Any]]) -> tuple[str, tuple[float | None, ...]]:
+    """The evidence, and seconds of a step, None: unknown: computing, exposed communication and idle time of the rank
+    that waits least for others, where a slow rank has those of the other ranks of its stage; then what a slow rank
+    takes beyond them."""
     late = run["straggler_rank"]
     if not window:
         compute, slowest = run["own_step_median_rank_s"], run["own_step_s"]
         excess = None if None in (late, slowest, compute) else slowest - compute
         evidence = f"own_step_median_rank_s ({run['own_step_source']})" if slowest else "no profiled window"
-        return Parts(evidence, compute, excess=excess)
+        return evidence, (compute, None, None, excess)
     rank = min(window, key=lambda line: line["exposed_s"])
     compute, exposed, idle = (rank[part] for part in PARTS)
     evidence = f"profiled window, rank {rank['rank']}"
     others = [line for line in window if line["stage"] == rank["stage"] and line is not rank]
     if rank["rank"] != late or not others:
-        return Parts(evidence, compute, exposed, idle)
+        return evidence, (compute, exposed, idle, None)
     took, (compute, idle) = compute + idle, (median(line[part] for line in others) for part in ("compute_s", "idle_s"))
     excess = took - compute - idle
     # A slow core is as slow where it communicates.
     waits = exposed * excess / took if run["device"] == "cpu" else 0.0
-    return Parts(evidence, compute, exposed - waits, idle, excess + waits)
+    return evidence, (compute, exposed - waits, idle, excess + waits)
 
 
 def _cause(bars: Sequence[Bar], run: Row, alike: Sequence[Row], comparable: Sequence[Sequence[Bar]]) -> str:

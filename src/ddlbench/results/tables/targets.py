@@ -113,12 +113,6 @@ def target_costs(tables: Tables, wanted: Target, reported: Tables | None = None)
     return TargetCosts(wanted, rows, by_path)
 
 
-def without_metric(targets: Sequence[TargetCosts]) -> list[str]:
-    """A warning for each target whose metric no run has."""
-    unknown = [costs.target for costs in targets if not costs.rows]
-    return [f"--target {target.text}: no reported run that ended ok has {target.metric}" for target in unknown]
-
-
 def write_targets(targets: Sequence[TargetCosts], folder: Path) -> None:
     """targets.csv, where there are targets; that of an earlier report is removed."""
     (folder / "targets.csv").unlink(missing_ok=True)
