@@ -66,7 +66,7 @@ def _sentence(rows: Sequence[Measurement], several: bool) -> str:
     if interval is None or second.interval is None:
         return f"{lead}, but with {counts} this is not certain: an interval needs {SMALLEST_N} repeats."
     judged = [row for row in others if row.judged_with == fastest.judged_with]
-    equal = [row for row in judged if row.interval is None or interval.overlaps(row.interval)]
+    equal = [row for row in judged if row.interval is None or ratio_interval(row.interval, interval).low <= 1]
     if equal:
         names = ", ".join(first_few(equal, NAMED, text=attrgetter("name")))
         range_ = " to ".join(duration(fastest[f"sample_time_{end}_s"]) for end in ("low", "high"))
@@ -123,7 +123,7 @@ def _difference(fast: Measurement, slow: Measurement) -> str:
         return f"{names} took {times} ({counts}, no 95 % CI): too few repeats to tell them apart"
     effect = ratio_interval(slow.interval, fast.interval)
     ends = f"{digits(effect.low)} to {digits(effect.high)}"
-    if fast.interval.overlaps(slow.interval):
+    if effect.low <= 1:
         return f"no difference shown between {names}: {times}, their ratio is {ends}"
     factor = digits(slow["sample_time_s"] / fast["sample_time_s"])
     return f"{fast.name} is {factor} times as fast as {slow.name}: {times}, the ratio is {ends}"
