@@ -39,7 +39,7 @@ def draw(peaks: Mapping[int, Sequence[float]], options: argparse.Namespace) -> N
     """peaks: GiB for each number of parts, by size"""
     with plotting.style():
         what = f"{options.batch} images a replica, {options.precision}, rehearsed"
-        figure = plotting.grid([plotting.Head("Memory of a rank of ResNet-50", [what])])
+        figure = plotting.grid([("Memory of a rank of ResNet-50", [what])])
         (axes,) = figure.axes
         for parts, marker, values in zip(PARTS, "os^", zip(*peaks.values(), strict=True), strict=True):
             name = "ddp: complete images" if parts == 1 else f"spatial: images in {parts} parts"

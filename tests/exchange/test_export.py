@@ -9,7 +9,7 @@ from datetime import datetime
 import pytest
 
 from ddlbench.exchange.__main__ import main
-from ddlbench.results.reading.mllog import Log
+from ddlbench.results.reading.mlperf import Log
 from tests.support import records
 from tests.support.processes import PYTHON, run
 from tests.support.published import cells, write_csv
@@ -31,8 +31,8 @@ def test_a_log_has_the_seconds_of_the_record(tmp_path):
     (path,) = exported(tmp_path)
     log = Log(path.read_bytes())
     assert log.run.ms == 3 * (10_240 + 2_000)
-    assert [epoch.seconds for epoch in log.epochs()] == [10.24] * 3
-    assert [epoch.accuracy for epoch in log.epochs()] == pytest.approx([0.3, 0.55, 0.8 - 0.5 / 3])
+    assert [epoch["epoch_time_s"] for epoch in log.epochs()] == [10.24] * 3
+    assert [epoch["val_top1"] for epoch in log.epochs()] == pytest.approx([0.3, 0.55, 0.8 - 0.5 / 3])
     start = log.one("init_start").ms
     assert log.one("init_stop").ms - start == 30_000
     assert "not an MLPerf submission" in log.one("submission_org").value

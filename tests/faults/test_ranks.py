@@ -35,7 +35,7 @@ def options(framework: str) -> list[str]:
 def require_first_epoch(folder: Path, ranks: int) -> None:
     """What was measured before the fault can be read: the epoch's line, every step of every rank, the summary."""
     (attempt,) = read_all([folder]).attempts
-    assert attempt.warnings == ()
+    assert attempt.notes == ()
     assert [row["epoch"] for row in attempt.epochs] == [0]
     assert attempt.record["summary"]["epochs_done"] == 1
     steps = pd.read_parquet(attempt.path / "steps.parquet")

@@ -166,7 +166,7 @@ def test_long_names_of_bars_stay_above_the_next_panel():
         for gpus in (1024, 2048)
     ]
     with rc_context(cast(Any, plotting.STYLE)):
-        figure = plotting.grid([plotting.Head(f"panel {number}", ["weak scaling"]) for number in range(4)])
+        figure = plotting.grid([(f"panel {number}", ["weak scaling"]) for number in range(4)])
         for axes in figure.axes:
             draw_breakdown(axes, Panel("resnet50", [], "", rows))
         plotting.arrange(figure)

@@ -6,7 +6,6 @@ import pytest
 
 from ddlbench.figures import plotting
 from ddlbench.figures.panels import panels
-from ddlbench.figures.plotting import Head
 from ddlbench.figures.published import by_source
 from tests.results.tables.test_published_rows import csv_facts, store
 from tests.support import records
@@ -38,7 +37,7 @@ def test_a_panel_for_each_family_of_models_with_a_base(figure):
 def test_lines_start_at_their_bases(figure):
     (panel,) = figure.panels
     with plotting.style():
-        (axes,) = plotting.grid([Head(panel.model, panel.lines)]).axes
+        (axes,) = plotting.grid([(panel.model, panel.lines)]).axes
         figure.draw(axes, panel)
     lines = [line for line in axes.lines if line.get_label() and not str(line.get_label()).startswith("_")]
     drawn = {(str(line.get_label()), tuple(map(tuple, line.get_xydata().tolist()))) for line in lines}

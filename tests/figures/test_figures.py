@@ -15,7 +15,7 @@ from ddlbench.figures import curves, plotting
 from ddlbench.figures import figures as module
 from ddlbench.figures.curves import places
 from ddlbench.figures.figure_files import save
-from ddlbench.figures.figures import drawing_of, make_figures, report_plots
+from ddlbench.figures.figures import drawing_of, make_figures, plots_of
 from ddlbench.figures.styles import PALETTE
 from ddlbench.results.tables.measurement import Measurement
 from tests.support.figures import figures_of, names_of
@@ -50,7 +50,7 @@ def test_figures_for_images_and_text(tmp_path):
 )
 def test_labels_of_gpu_counts_do_not_touch(counts, labelled):
     with plotting.style():
-        figure = plotting.grid([plotting.Head("resnet50", [])])
+        figure = plotting.grid([("resnet50", [])])
         (axes,) = figure.axes
         axes.plot(counts, counts)
         plotting.gpu_axis(axes, counts, "cuda", log=True)
@@ -265,7 +265,7 @@ def test_too_many_panels_labels_and_failures_are_counted(tmp_path, monkeypatch):
         write_run(tmp_path, model=f"model{number}")
     for number in range(7):
         write_run(tmp_path, model="model0", framework="ddp", status="oom", knobs={"number": number})
-    drawing = drawing_of([plot for plot in report_plots(tables_of(tmp_path)) if plot.name == "memory"])
+    drawing = drawing_of([plot for plot in plots_of(tables_of(tmp_path)) if plot.name == "memory"])
     figure = drawing.figures["memory"]
     assert len(figure.axes) == 2
     assert "memory: 2 of 4 panels are drawn; --only model=NAME or framework=A,B draws others" in drawing.notes
@@ -288,7 +288,7 @@ def test_curves_stand_beside_each_other_where_they_share_a_gpu_count():
 
 
 def test_titles_of_a_row_stand_at_one_height_and_long_lines_are_several():
-    figure = plotting.grid([plotting.Head("a", ["x" * 50 + " " + "y" * 50, "z"]), plotting.Head("b", ["one line"])])
+    figure = plotting.grid([("a", ["x" * 50 + " " + "y" * 50, "z"]), ("b", ["one line"])])
     plotting.arrange(figure)
     assert texts_of(figure.axes[0]) == ["x" * 50, "y" * 50, "z"]
     first, second = (axes.title.get_window_extent().y0 for axes in figure.axes)
@@ -333,7 +333,7 @@ def test_a_family_of_nine_curves_becomes_a_panel_for_each_framework_and_the_slow
     write_run(tmp_path, framework="ddp")
     for number in range(9):
         write_run(tmp_path, framework="horovod", rate=100.0 + number, knobs={"bucket": number})
-    drawing = drawing_of([plot for plot in report_plots(tables_of(tmp_path)) if plot.name == "epoch_time"])
+    drawing = drawing_of([plot for plot in plots_of(tables_of(tmp_path)) if plot.name == "epoch_time"])
     panels = {texts_of(axes)[-1]: labels(axes) for axes in drawing.figures["epoch_time"].axes}
     assert panels == {"ddp": {"ddp"}, "horovod": {f"horovod (bucket={n})" for n in range(1, 9)}}
     assert drawing.notes[0].endswith("horovod: 1 curves are not drawn: horovod (bucket=0)")

@@ -7,10 +7,9 @@ import pytest
 from matplotlib.collections import LineCollection
 from matplotlib.markers import CARETDOWNBASE, CARETUPBASE
 
-from ddlbench.figures.figures import drawing_of, make_figures, plots_of, report_plots
+from ddlbench.figures.figures import drawing_of, make_figures, plots_of
 from ddlbench.figures.panels import panels
 from ddlbench.figures.published import GREY, efficiencies, notes, shares, sources
-from ddlbench.figures.styles import looks_of
 from tests.support.figures import figures_of
 from tests.support.records import tables_of, weak_scaling, write_run
 
@@ -18,12 +17,12 @@ from tests.support.records import tables_of, weak_scaling, write_run
 def test_every_number_has_a_source_that_is_listed():
     listed = {line.partition(":")[0] for line in sources()}
     for model in ("resnet50", "resnet101", "resnet152"):
-        assert {point.source for point in efficiencies(model)} <= listed
-        assert all(point.place for point in efficiencies(model))
+        assert {point["source"] for point in efficiencies(model)} <= listed
+        assert all(point["place"] for point in efficiencies(model))
 
 
 def test_two_numbers_as_the_paper_prints_them():
-    assert [(p.loader, p.value) for p in efficiencies("resnet50") if p.gpus == 1024] == [
+    assert [(row["loader"], row["value"]) for row in efficiencies("resnet50") if row["gpus"] == 1024] == [
         ("dali, CPU", 0.76),
         ("dali, GPU", 0.68),
     ]
@@ -68,11 +67,7 @@ def test_a_figure_of_a_study_has_the_printed_efficiencies_of_its_models_and_load
         for gpus, rate in ((4, 400.0), (8, 700.0)):
             write_run(tmp_path, model=model, gpus=gpus, rate=rate, loader="dali", changed={"width_per_group": 32})
     tables = tables_of(tmp_path, by="model")
-    rows = tables.measurements
-    (plot,) = [
-        plot for plot in plots_of(rows, tables, looks_of(row.curve_key for row in rows))
-        if plot.name == "published_efficiency"
-    ]  # fmt: skip
+    (plot,) = [plot for plot in plots_of(tables, tables.measurements) if plot.name == "published_efficiency"]
     (axes,) = drawing_of([plot]).figures["published_efficiency"].axes
     printed = {line.get_label(): line.get_xydata().tolist() for line in axes.lines if line.get_color() == GREY}
     assert printed["resnet152, Aach et al. 2023: ddp, dali, CPU"] == [[1024, 0.81]]
@@ -100,7 +95,7 @@ def test_a_model_without_printed_numbers_is_named(tmp_path):
     weak_scaling(tmp_path, model="vgg16")
     tables = tables_of(tmp_path)
     assert "published: no printed number is drawn beside vgg16" in notes(panels(tables.measurements))
-    published = [plot for plot in report_plots(tables, baseline=True) if "published" in plot.name]
+    published = [plot for plot in plots_of(tables, baseline=True) if "published" in plot.name]
     assert [plot.panels for plot in published] == [[], []]
 
 
@@ -128,4 +123,4 @@ def test_ones_own_curves_have_their_looks_and_names(tmp_path):
 
 def test_not_drawn_unless_asked_for(tmp_path):
     weak_scaling(tmp_path)
-    assert not [plot.name for plot in report_plots(tables_of(tmp_path)) if "published" in plot.name]
+    assert not [plot.name for plot in plots_of(tables_of(tmp_path)) if "published" in plot.name]

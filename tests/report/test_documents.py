@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddlbench.report.documents import latex, markdown, write_documents, write_warnings
+from ddlbench.report.overview import latex, markdown, write_documents, write_warnings
 from tests.support.records import tables_of, weak_scaling
 
 

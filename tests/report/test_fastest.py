@@ -19,8 +19,8 @@ def test_intervals_that_do_not_overlap(tmp_path):
     repeats(tmp_path, 200.0, framework="ddp")
     repeats(tmp_path, 100.0, framework="fsdp")
     ((paragraph,), more) = paragraphs_of(tmp_path)
-    assert (paragraph.subject, more) == ("resnet50", 0)
-    assert paragraph.sentences == [
+    assert (paragraph[0], more) == ("resnet50", 0)
+    assert paragraph[1] == [
         "On 1 GPU: ddp is the fastest, 202.5 samples/s, 1.98 times as fast as fsdp; "
         "the 95 % intervals do not overlap (n=6 and n=6)."
     ]
@@ -30,8 +30,8 @@ def test_compared_models_are_one_paragraph(tmp_path):
     repeats(tmp_path, 200.0)
     repeats(tmp_path, 100.0, model="resnet101")
     ((paragraph,), _) = best(tables_of(tmp_path, by="model").measurements)
-    assert paragraph.subject == "resnet101, resnet50"
-    assert paragraph.sentences[0].startswith("On 1 GPU: resnet50 is the fastest, 202.5 samples/s, 1.98 times as fast")
+    assert paragraph[0] == "resnet101, resnet50"
+    assert paragraph[1][0].startswith("On 1 GPU: resnet50 is the fastest, 202.5 samples/s, 1.98 times as fast")
 
 
 def test_intervals_that_overlap(tmp_path):
@@ -39,7 +39,7 @@ def test_intervals_that_overlap(tmp_path):
     repeats(tmp_path, 100.0, framework="fsdp")
     repeats(tmp_path, 50.0, framework="zero1")
     ((paragraph,), _) = paragraphs_of(tmp_path)
-    (sentence,) = paragraph.sentences
+    (sentence,) = paragraph[1]
     assert "ddp has the shortest median" in sentence
     assert "no difference is shown between ddp and fsdp (95 % interval 9.43 ms to 9.90 ms a sample)" in sentence
 
@@ -49,7 +49,7 @@ def test_one_of_three_without_an_interval_is_not_said_to_be_slower(tmp_path):
     repeats(tmp_path, 100.0, framework="fsdp")
     repeats(tmp_path, 50.0, count=2, framework="zero1")
     ((paragraph,), _) = paragraphs_of(tmp_path)
-    assert paragraph.sentences == [
+    assert paragraph[1] == [
         "On 1 GPU: ddp has the shortest median time, 4.94 ms a sample (202.5 samples/s), 1.98 times as fast as fsdp; "
         "no difference is shown between ddp and zero1 (95 % interval 4.88 ms to 5.00 ms a sample)."
     ]
@@ -59,7 +59,7 @@ def test_too_few_repeats(tmp_path):
     repeats(tmp_path, 200.0, framework="ddp")
     repeats(tmp_path, 100.0, count=3, framework="fsdp")
     ((paragraph,), _) = paragraphs_of(tmp_path)
-    assert "but with n=6 and n=3 this is not certain: an interval needs 6 repeats" in paragraph.sentences[0]
+    assert "but with n=6 and n=3 this is not certain: an interval needs 6 repeats" in paragraph[1][0]
 
 
 def test_a_framework_without_a_rival_is_the_only_one_with_a_result(tmp_path):
@@ -67,16 +67,14 @@ def test_a_framework_without_a_rival_is_the_only_one_with_a_result(tmp_path):
     write_run(tmp_path, framework="fsdp", gpus=2, status="oom")
     write_run(tmp_path, framework="fsdp", gpus=4, status="oom")
     ((paragraph,), _) = paragraphs_of(tmp_path)
-    assert paragraph.sentences == [
-        "On 2 GPUs, 64 samples an update: ddp is the only one with a result, 200 samples/s (n=1)."
-    ]
+    assert paragraph[1] == ["On 2 GPUs, 64 samples an update: ddp is the only one with a result, 200 samples/s (n=1)."]
 
 
 def test_large_rates_and_speedups_have_no_exponent(tmp_path):
     write_repeats(tmp_path, *[400.0] * 6)
     write_repeats(tmp_path, *[480_000.0] * 6, gpus=2048)
     ((paragraph,), _) = paragraphs_of(tmp_path)
-    assert paragraph.sentences[1].endswith("ddp is the only one with a result, 480,000 samples/s (n=6).")
+    assert paragraph[1][1].endswith("ddp is the only one with a result, 480,000 samples/s (n=6).")
     assert sentences(tmp_path)[0].endswith("against ddp on 1 GPU: ddp is 1,200 times as fast (1,200 to 1,200)")
 
 
@@ -86,7 +84,7 @@ def test_a_reference_is_called_neither_the_fastest_nor_the_only_result(tmp_path)
     repeats(tmp_path, 400.0, gpus=2, **without)
     repeats(tmp_path, 200.0, gpus=2, loader="dali", **without)
     ((paragraph,), _) = paragraphs_of(tmp_path)
-    assert paragraph.sentences == ["On 2 GPUs: ddp is the only one with a result, 102.5 samples/s (n=6)."]
+    assert paragraph[1] == ["On 2 GPUs: ddp is the only one with a result, 102.5 samples/s (n=6)."]
     assert sentences(tmp_path) == []
 
 
@@ -174,10 +172,9 @@ def test_runs_on_other_numbers_of_nodes_are_not_judged_against_each_other(tmp_pa
     measurements = tables_of(tmp_path).measurements
     ((paragraph,), _) = best(measurements)
     assert (
-        paragraph.sentences[0]
-        == "On 8 GPUs, 256 samples an update: ddp is the only one with a result, 200 samples/s (n=6)."
+        paragraph[1][0] == "On 8 GPUs, 256 samples an update: ddp is the only one with a result, 200 samples/s (n=6)."
     )
-    assert paragraph.sentences[1].startswith(
+    assert paragraph[1][1].startswith(
         "On 8 GPUs of 2 nodes, 256 samples an update: ddp is the fastest, 100 samples/s, 2 times"
     )
     (sentence,) = comparisons(measurements)
@@ -191,7 +188,7 @@ def test_repeats_with_another_name_of_the_cluster_are_named_and_not_judged(tmp_p
     measurements = tables_of(tmp_path).measurements
     assert sorted(row.other_settings for row in measurements) == ["cluster=east", "cluster=west"]
     ((paragraph,), _) = best(measurements)
-    assert paragraph.sentences == [
+    assert paragraph[1] == [
         "On 1 GPU: ddp at east has the shortest median time, 5.00 ms a sample (200 samples/s), 2 times as fast as ddp "
         "at west; no verdict, because they differ in more than the framework."
     ]
@@ -213,7 +210,7 @@ def test_the_fastest_is_that_of_the_rows_that_are_judged(tmp_path):
     for cluster, framework, rate in (("east", "ddp", 200.0), ("east", "fsdp", 160.0), ("west", "ddp", 100.0)):
         write_repeats(tmp_path, *[rate] * 6, framework=framework, cluster=cluster)
     ((paragraph,), _) = paragraphs_of(tmp_path)
-    assert paragraph.sentences == [
+    assert paragraph[1] == [
         "On 1 GPU: ddp at east is the fastest of those that differ in the framework alone, 200 samples/s, 1.25 times "
         "as fast as fsdp at east; the 95 % intervals do not overlap (n=6 and n=6)."
     ]
@@ -226,7 +223,7 @@ def test_n_counts_the_runs_that_have_a_time(tmp_path):
     write_run(tmp_path, framework="fsdp", rate=105.0, repeat=5, summary={"epochs_done": 9})
     tables = tables_of(tmp_path)
     ((paragraph,), _) = best(tables.measurements)
-    assert "but with n=6 and n=5 this is not certain: an interval needs 6 repeats" in paragraph.sentences[0]
+    assert "but with n=6 and n=5 this is not certain: an interval needs 6 repeats" in paragraph[1][0]
     assert "(n=6 and n=5, no 95 % CI)" in comparisons(tables.measurements)[0]
     (row,) = [row for row in tables.scaling_rows if row["framework"] == "fsdp"]
     assert (row["runs_ok"], row["runs_timed"], row["interval"]) == (6, 5, "n=5, no 95 % CI")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ddlbench.record.schema import EPOCHS, LEARNING, RUNS
 from ddlbench.report.compare import versus
-from ddlbench.results.frames import frame
+from ddlbench.results.reading.cells import frame
 from ddlbench.results.rows import Row
 from ddlbench.results.tables.merge import AttemptRow
 from ddlbench.results.tables.quality import learning_table

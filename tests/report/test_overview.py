@@ -8,8 +8,7 @@ import re
 import pytest
 
 from ddlbench.figures.figures import Drawing
-from ddlbench.report.documents import write_documents
-from ddlbench.report.overview import WIDTH, remedy, summary_text
+from ddlbench.report.overview import WIDTH, remedy, summary_text, write_documents
 from ddlbench.report.page import render
 from ddlbench.results.tables.tables import records
 from tests.support.figures import names_of

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from ddlbench.figures.figures import Drawing, plots_of
-from ddlbench.figures.styles import looks_of
 from ddlbench.report.__main__ import main
 from ddlbench.report.study import draw_study
 from ddlbench.sweep.study import load, names
@@ -268,8 +267,7 @@ def test_the_figures_of_the_ready_studies_exist(name: str, tmp_path: Path) -> No
     study = load(name)
     runs(tmp_path)
     tables = tables_of(tmp_path)
-    looks = looks_of(row.curve_key for row in tables.measurements)
-    kinds = {plot.name for plot in plots_of(tables.measurements, tables, looks)}
+    kinds = {plot.name for plot in plots_of(tables, tables.measurements)}
     points = list(study.points())
     assert study.figures
     for figure in study.figures.values():

@@ -6,15 +6,15 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from ddlbench.figures.figures import drawing_of, report_plots
+from ddlbench.figures.figures import drawing_of, plots_of
 from ddlbench.results.tables.tables import Tables
 
 
 def names_of(tables: Tables) -> set[str]:
     """The names of a report's figures, which are not drawn."""
-    return {plot.name for plot in report_plots(tables) if plot.panels}
+    return {plot.name for plot in plots_of(tables) if plot.panels}
 
 
 def figures_of(tables: Tables, *names: str, **options: Any) -> dict[str, Figure]:
-    """The figures of these names. options: as report_plots takes them"""
-    return drawing_of([plot for plot in report_plots(tables, **options) if plot.name in names]).figures
+    """The figures of these names. options: as plots_of takes them"""
+    return drawing_of([plot for plot in plots_of(tables, **options) if plot.name in names]).figures

@@ -135,7 +135,6 @@ def draw_schedule(axes: Axes, panel: Panel) -> None:
 def draw_bars(axes: Axes, panel: Panel, looks: Looks, quantity: Quantity) -> None:
     """One bar for each curve and GPU count, with its repeats as dots and the interval of its median."""
     values = list[float]()
-    look_of = looks.of(panel.curve_keys)
     for place, row in enumerate(panel.rows):
         bar = quantity.values(panel, row)
         if bar.merged is None:  # a failure has its place
@@ -144,7 +143,7 @@ def draw_bars(axes: Axes, panel: Panel, looks: Looks, quantity: Quantity) -> Non
                 rotation=90, fontsize=7.5, color="#8a3324",
             )  # fmt: skip
             continue
-        color = look_of[panel.curve_of(row)].color
+        color = looks[row.curve_key].color
         values += [bar.merged, *bar.repeats, *(bar.interval or ())]
         axes.bar(place, bar.merged, 0.7, color=color, alpha=0.8, label=plotting.label(str(row["compared"])))
         axes.plot([place] * len(bar.repeats), bar.repeats, ".", color="black", markersize=3, zorder=3)

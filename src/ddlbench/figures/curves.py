@@ -16,7 +16,7 @@ from matplotlib.transforms import Transform, offset_copy
 from ddlbench.figures import plotting
 from ddlbench.figures.panels import Panel, Plot, with_rows
 from ddlbench.figures.quantities import MEMORY, THROUGHPUT, Quantity, Values, memory_column
-from ddlbench.figures.styles import Look, Looks
+from ddlbench.figures.styles import Looks
 from ddlbench.results.rows import group_by
 from ddlbench.results.tables.measurement import Measurement
 from ddlbench.texts import limited, shortened
@@ -43,7 +43,7 @@ def draw(axes: Axes, panel: Panel, looks: Looks, quantity: Quantity, others: Seq
     far = max(counts) / min(counts) > LINEAR_UP_TO
     log = len(set(counts)) >= LOG_FROM or (far and not quantity.proportional)
     plotting.gpu_axis(axes, counts, panel.device, log)
-    curves, look_of, values = panel.curves, looks.of(panel.curve_keys), list[float]()
+    curves, values = panel.curves, list[float]()
     if quantity.ideal:  # a line from each base to the largest GPU count
         for base in dict.fromkeys(filter(None, map(panel.base_of, panel.rows))):
             ends = (base.gpus, max(panel.gpus))
@@ -51,7 +51,7 @@ def draw(axes: Axes, panel: Panel, looks: Looks, quantity: Quantity, others: Seq
             axes.plot(ends, ideal, label="ideal", **cast(Any, plotting.IDEAL))
             values += ideal
     for (name, rows), place in zip(curves.items(), places(list(curves.values())), strict=True):
-        look = look_of[name]
+        look = looks[rows[0].curve_key]
         style = {"color": look.color, "transform": beside(axes, place, len(curves), counts)}
         slowest_first = sorted(rows, key=lambda row: -(row["sample_time_s"] or 0.0))
         of_rows = [(row["gpus"], quantity.values(panel, row)) for row in slowest_first]
@@ -66,9 +66,9 @@ def draw(axes: Axes, panel: Panel, looks: Looks, quantity: Quantity, others: Seq
             for _, point in points
             for value in (cast(float, point.merged), *point.repeats, *(point.interval or ()))
         ]
-    values += _theory_lines(axes, panel, look_of, quantity)
+    values += _theory_lines(axes, panel, looks, quantity)
     log_values = log and quantity.proportional and all(value > 0 for value in values)
-    band = _mark_failures(axes, panel, look_of)
+    band = _mark_failures(axes, panel, looks)
     plotting.value_axis(axes, values, quantity.name(panel), quantity.percent, log_values, band, quantity.integers)
 
 
@@ -91,7 +91,7 @@ def beside(axes: Axes, place: float, of: int, counts: Iterable[int]) -> Transfor
     return offset_copy(axes.transData, cast(Figure, axes.figure), place * step, units="points")
 
 
-def _theory_lines(axes: Axes, panel: Panel, look_of: dict[str, Look], quantity: Quantity) -> list[float]:
+def _theory_lines(axes: Axes, panel: Panel, looks: Looks, quantity: Quantity) -> list[float]:
     """Draw the values that a formula expects, if there is one, as thin dotted lines, with open markers around those of
     equal measured values, and the band of each as a vertical line. Returns the values drawn."""
     theory = quantity.theory
@@ -99,14 +99,15 @@ def _theory_lines(axes: Axes, panel: Panel, look_of: dict[str, Look], quantity: 
         return []
     style: dict[str, Any] = {"fillstyle": "none", "markersize": THEORY_SIZE, "linestyle": ":", "linewidth": 1}
     values: list[float] = []
-    for name, rows in panel.curves.items():
+    for rows in panel.curves.values():
+        look = looks[rows[0].curve_key]
         points = sorted((row["gpus"], value) for row in rows if (value := theory(row)) is not None)
         values += [value for _, value in points]
         xs, ys = [gpus for gpus, _ in points], [value for _, value in points]
-        axes.plot(xs, ys, color=look_of[name].color, marker=look_of[name].marker, zorder=1, **style)
+        axes.plot(xs, ys, color=look.color, marker=look.marker, zorder=1, **style)
         for row in rows:
             if ends := quantity.theory_band(row):
-                axes.plot((row["gpus"],) * 2, ends, color=look_of[name].color, linewidth=1, alpha=0.6, zorder=1)
+                axes.plot((row["gpus"],) * 2, ends, color=look.color, linewidth=1, alpha=0.6, zorder=1)
                 values += ends
     axes.plot([], [], color="#666666", marker="o", label=quantity.theory_name, **style)
     return values
@@ -127,7 +128,7 @@ def _spread(axes: Axes, points: Sequence[Point], style: dict[str, Any]) -> None:
             axes.plot(xs, ys, zorder=2, linewidth=width, alpha=0.45, **style)
 
 
-def _mark_failures(axes: Axes, panel: Panel, look_of: dict[str, Look]) -> float:
+def _mark_failures(axes: Axes, panel: Panel, looks: Looks) -> float:
     """Draw a band with the rows without an attempt that ended ok, a line for each status. Returns the share of the
     panel's height that it needs."""
     failed = [row for row in panel.rows if row["status"] != "ok"]
@@ -150,7 +151,7 @@ def _mark_failures(axes: Axes, panel: Panel, look_of: dict[str, Look]) -> float:
             for n, row in enumerate(shown):  # beside each other
                 aside = offset_copy(place, cast(Figure, axes.figure), (n - (len(shown) - 1) / 2) * 6, units="points")
                 axes.plot(
-                    gpus, height, "x", transform=aside, color=look_of[row.curve].color, markersize=5,
+                    gpus, height, "x", transform=aside, color=looks[row.curve_key].color, markersize=5,
                     markeredgewidth=1.6, clip_on=False, zorder=4,
                 )  # fmt: skip
             if others:
@@ -170,13 +171,13 @@ def tradeoff(shown: Iterable[Panel], looks: Looks) -> Plot:
 def _draw_tradeoff(axes: Axes, panel: Panel, looks: Looks) -> None:
     """The grey line joins the rows that no other one beats: each other row that is faster needs more memory."""
     points = list[tuple[float, float]]()
-    look_of = looks.of(panel.curve_keys)
     for name, rows in panel.curves.items():
+        look = looks[rows[0].curve_key]
         of_curve = [(cast(float, MEMORY.values(panel, row).merged), 1 / row["sample_time_s"]) for row in rows]
         points += of_curve
-        shape: dict[str, Any] = {**look_of[name].shape, "linestyle": ""}
+        shape: dict[str, Any] = {**look.shape, "linestyle": ""}
         xs, ys = zip(*of_curve, strict=True)
-        axes.plot(xs, ys, color=look_of[name].color, label=plotting.label(name), zorder=3, **shape)
+        axes.plot(xs, ys, color=look.color, label=plotting.label(name), zorder=3, **shape)
     axes.plot(*zip(*front(points), strict=True), color="#999999", linewidth=1, label="not beaten in both", zorder=2)
     axes.margins(0.08)
     axes.set_xlabel(MEMORY.name(panel))

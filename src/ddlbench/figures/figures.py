@@ -17,9 +17,8 @@ from ddlbench.figures.bars import breakdown_panels, draw_bars, draw_breakdown, d
 from ddlbench.figures.curves import draw, tradeoff
 from ddlbench.figures.learning import learning
 from ddlbench.figures.panels import Panel, Plot, measured, panels, small_multiples, with_rows
-from ddlbench.figures.plotting import Head
-from ddlbench.figures.styles import Looks, looks_of
-from ddlbench.results.reading.published import OWN
+from ddlbench.figures.styles import looks_of
+from ddlbench.results.rows import OWN
 from ddlbench.results.tables.measurement import Measurement
 from ddlbench.results.tables.tables import Tables
 from ddlbench.results.tables.targets import TargetCosts
@@ -43,55 +42,54 @@ class Drawing:
 
 
 def make_figures(tables: Tables, targets: Sequence[TargetCosts] = (), baseline: bool = False) -> Drawing:
-    """Every figure that the tables have values for; arguments as report_plots takes them."""
+    """Every figure that the tables have values for; arguments as plots_of takes them."""
     notes = published.notes(panels(tables.measurements)) if baseline else []
-    return drawing_of(report_plots(tables, targets, baseline), notes)
+    return drawing_of(list(plots_of(tables, targets=targets, baseline=baseline)), notes)
 
 
-def report_plots(tables: Tables, targets: Sequence[TargetCosts] = (), baseline: bool = False) -> list[Plot]:
-    """The figures of a report, also those that no panel has values for.
+def plots_of(
+    tables: Tables,
+    drawn: Sequence[Measurement] | None = None,
+    targets: Sequence[TargetCosts] = (),
+    baseline: bool = False,
+) -> Iterator[Plot]:
+    """The figures of a report, also those that no panel has values for. Those of learning, which read all epochs, are
+    the last ones of its measurements.
 
+    drawn:    measurements of a study's figure; there are also the figures that only a study asks for: QUANTITY_bars,
+              published_QUANTITY, memory_and_throughput, step_seconds, predicted_parts and schedule. None: a report's
     targets:  whose costs are shown
     baseline: whether to draw the papers' printed numbers beside the measured ones
     """
-    rows = tables.measurements
-    looks = looks_of(row.curve_key for row in rows)
+    rows = tables.measurements if drawn is None else drawn
+    looks = looks_of(row.curve_key for row in tables.measurements)
     all_panels = panels(rows)
     shared = [part for panel in all_panels for part in small_multiples(panel)]
-    plots = [
-        *_scaling(shared, looks),
-        *(published.plots(shared, all_panels, looks) if baseline else []),
-        *learning(tables.learning, tables.epochs, rows, looks),
-    ]
+    for name, shown, quantity in _over_gpus(shared):
+        yield Plot(name, shown, partial(draw, looks=looks, quantity=quantity))
+    yield published.by_source(shared)
+    yield Plot("breakdown", breakdown_panels(shared), draw_breakdown)
+    if baseline or drawn is not None:
+        yield from published.plots(shared, all_panels, looks, of_all_loaders=baseline)
+    if drawn is not None:
+        for name, shown, quantity in _over_gpus(all_panels):
+            yield Plot(f"{name}_bars", in_parts(shown), partial(draw_bars, looks=looks, quantity=quantity))
+        yield tradeoff(all_panels, looks)
+        yield Plot("step_seconds", breakdown_panels(all_panels), partial(draw_breakdown, seconds=True))
+        yield Plot("predicted_parts", in_parts(measured(all_panels, "predicted_step_s")), draw_predicted)
+        pipelines = {row["measurement"]: (panel, row) for panel in shared for row in panel.rows if row.passes}
+        schedules = [
+            replace(panel, lines=[*panel.lines, f"{row.curve} on {row.devices}"], base="", rows=[row])
+            for panel, row in pipelines.values()
+        ]
+        yield Plot("schedule", schedules, draw_schedule)
+    yield from learning(tables.learning, tables.epochs, rows, looks)
     for costs in targets:
         for cost in ("epochs", "seconds"):
             with_cost = {row["measurement"] for row in costs.rows if row[f"{cost}_to_target"] is not None}
             shown = with_rows(shared, lambda row, with_cost=with_cost: row["measurement"] in with_cost)
-            drawn = partial(draw, looks=looks, quantity=quantities.to_target(costs, cost))
-            plots.append(Plot(f"{cost}_to_{costs.target.text}", shown, drawn))
-    return plots
-
-
-def plots_of(measurements: Sequence[Measurement], tables: Tables, looks: Looks) -> Iterator[Plot]:
-    """Every figure of some measurements, also those that only a study asks for: QUANTITY_bars, published_QUANTITY,
-    memory_and_throughput, step_seconds, predicted_parts and schedule. Those of learning, which read all epochs, come
-    last."""
-    all_panels = panels(measurements)
-    shared = [part for panel in all_panels for part in small_multiples(panel)]
-    yield from _scaling(shared, looks)
-    yield from published.plots(shared, all_panels, looks, of_all_loaders=False)
-    for name, shown, quantity in _over_gpus(all_panels):
-        yield Plot(f"{name}_bars", in_parts(shown), partial(draw_bars, looks=looks, quantity=quantity))
-    yield tradeoff(all_panels, looks)
-    yield Plot("step_seconds", breakdown_panels(all_panels), partial(draw_breakdown, seconds=True))
-    yield Plot("predicted_parts", in_parts(measured(all_panels, "predicted_step_s")), draw_predicted)
-    pipelines = {row["measurement"]: (panel, row) for panel in shared for row in panel.rows if row.passes}
-    schedules = [
-        replace(panel, lines=[*panel.lines, f"{row.curve} on {row.devices}"], base="", rows=[row])
-        for panel, row in pipelines.values()
-    ]
-    yield Plot("schedule", schedules, draw_schedule)
-    yield from learning(tables.learning, tables.epochs, measurements, looks)
+            quantity = quantities.to_target(costs, cost)
+            yield Plot(f"{cost}_to_{costs.target.text}", shown, partial(draw, looks=looks, quantity=quantity))
 
 
 def drawing_of(plots: Sequence[Plot], notes: Sequence[str] = ()) -> Drawing:
@@ -107,16 +105,20 @@ def drawing_of(plots: Sequence[Plot], notes: Sequence[str] = ()) -> Drawing:
     files = sum(-(-len(plot.panels) // PANELS_OF_A_FILE) for plot in plots)
     with plotting.style():
         for plot in plots:
-            _add(drawing, plot, len(plot.panels) if files <= MOST_FILES else PANELS_OF_A_FILE)
+            file = plot.study or plot.name
+            shown, others = limited(plot.panels, len(plot.panels) if files <= MOST_FILES else PANELS_OF_A_FILE)
+            for start in range(0, len(shown), PANELS_OF_A_FILE):
+                part = shown[start : start + PANELS_OF_A_FILE]
+                figure = plotting.grid([(panel.model, [*panel.lines, panel.base]) for panel in part])
+                for axes, panel in zip(figure.axes, part, strict=True):
+                    plot.draw(axes, panel)
+                plotting.arrange(figure)
+                name = f"{file}_{start // PANELS_OF_A_FILE + 1}" if start else file
+                drawing.figures[name], drawing.plots[name] = figure, plot
+            if others:
+                choice = "--only model=NAME or framework=A,B draws others"
+                drawing.notes.append(f"{file}: {len(shown)} of {len(plot.panels)} panels are drawn; {choice}")
     return drawing
-
-
-def _scaling(shared: Sequence[Panel], looks: Looks) -> list[Plot]:
-    """The figures over GPU counts."""
-    figures = [
-        Plot(name, shown, partial(draw, looks=looks, quantity=quantity)) for name, shown, quantity in _over_gpus(shared)
-    ]
-    return [*figures, published.by_source(shared), Plot("breakdown", breakdown_panels(shared), draw_breakdown)]
 
 
 def _over_gpus(shared: Sequence[Panel]) -> list[tuple[str, Sequence[Panel], quantities.Quantity]]:
@@ -142,21 +144,3 @@ def _over_gpus(shared: Sequence[Panel]) -> list[tuple[str, Sequence[Panel], quan
 def _own_or_stated(shown: Sequence[Panel], column: str) -> list[Panel]:
     """Without the panels of published measurements whose source does not state the column."""
     return [panel for panel in shown if panel.rows[0]["origin"] == OWN or measured([panel], column)]
-
-
-def _add(drawing: Drawing, plot: Plot, most: int) -> None:
-    """The figures of one quantity: none where there is no panel. most: panels that are drawn"""
-    shown, others = limited(plot.panels, most)
-    for start in range(0, len(shown), PANELS_OF_A_FILE):
-        part = shown[start : start + PANELS_OF_A_FILE]
-        figure = plotting.grid([Head(panel.model, [*panel.lines, panel.base]) for panel in part])
-        for axes, panel in zip(figure.axes, part, strict=True):
-            plot.draw(axes, panel)
-        plotting.arrange(figure)
-        name = f"{plot.file}_{start // PANELS_OF_A_FILE + 1}" if start else plot.file
-        drawing.figures[name], drawing.plots[name] = figure, plot
-    if others:
-        drawing.notes.append(
-            f"{plot.file}: {len(shown)} of {len(plot.panels)} panels are drawn; --only model=NAME or framework=A,B "
-            "draws others"
-        )

@@ -19,11 +19,10 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from ddlbench.figures import plotting
 from ddlbench.figures.panels import Naming, Panel, Plot, head, panel_texts, small_multiples
-from ddlbench.figures.styles import Look, Looks, looks_of, numbered
-from ddlbench.results.frames import plain
+from ddlbench.figures.styles import Looks, looks_of, numbered
+from ddlbench.results.reading.cells import plain
 from ddlbench.results.rows import group_by
 from ddlbench.results.tables.measurement import Measurement
-from ddlbench.texts import limited
 
 
 class Metric(NamedTuple):
@@ -47,21 +46,10 @@ SMALL: dict[str, Any] = {"markersize": 5, "markeredgewidth": 0.5, "linewidth": 1
 FAILED_SHOWN = 8  # runs of a panel that did not end ok
 PLACES = ("epoch", "elapsed_s")  # columns: when a value was reached
 
-Drawn = tuple[Measurement, Any]  # with a course
+Courses = tuple[dict[str, Any], dict[str, list[Any]]]
 # Columns of a course: when the values were reached (elapsed_s is the median of the runs); the median over seeds and
 # their range, with one seed the range of its repeats; the interval of the median, from six seeds on.
 COURSE = [*PLACES, "middle", "low", "high", "inner_low", "inner_high"]
-
-
-class Courses(NamedTuple):
-    """One metric of all measurements: data frames with the columns COURSE, NaN where there is no value, by the column
-    `learning`.
-
-    merged: the runs that ended ok; failed: one course for each other run
-    """
-
-    merged: dict[str, Any]
-    failed: dict[str, list[Any]]
 
 
 def learning(
@@ -79,14 +67,14 @@ def learning(
             rows = measured.dropna(subset=[place])
             shown = _panels(measurements, set(rows["measurement"].unique()), seeds)
             courses = courses_of(table, rows, of, metric.column, place)
-            yield Plot(f"{name}_by_{by}", shown, _Curves(metric, by, shown, courses, looks).draw)
+            yield _plot(f"{name}_by_{by}", metric, shown, courses, looks)
         yield Plot(
             f"{name}_by_batch", _by_batch(measurements, metric), partial(_draw_by_batch, looks=looks, metric=metric)
         )
     rates = _rates(epochs, of)
     changing = {key for key, course in rates.items() if course["middle"].nunique() > 1}
     shown = _panels(measurements, {name for name, key in of.items() if key in changing}, seeds)
-    yield Plot("learning_rate", shown, _Curves(RATE, "epoch", shown, Courses(rates, {}), looks).draw)
+    yield _plot("learning_rate", RATE, shown, (rates, {}), looks)
 
 
 def _rates(epochs: pd.DataFrame, learning_of: Mapping[str, str | None]) -> dict[str, Any]:
@@ -112,8 +100,8 @@ def _draw_by_batch(axes: Axes, panel: Panel, looks: Looks, metric: Metric) -> No
     """The last value of a metric over the samples of an update; small dots are the repeats (Aach et al. 2023, figure
     8b)."""
     values = list[float]()
-    one = len({compared for compared, _ in panel.curve_keys}) == 1
-    look_of = numbered(panel.curves) if one else looks.of(panel.curve_keys)
+    one = len({row["compared"] for row in panel.rows}) == 1
+    look_of = numbered(panel.curves) if one else {row.curve: looks[row.curve_key] for row in panel.rows}
     for name, rows in panel.curves.items():
         look = look_of[name]
         points = sorted((row["global_batch"], row[metric.column]) for row in rows)
@@ -131,7 +119,8 @@ def _draw_by_batch(axes: Axes, panel: Panel, looks: Looks, metric: Metric) -> No
 def courses_of(
     table: pd.DataFrame, epochs: pd.DataFrame, learning_of: Mapping[str, str | None], column: str, place: str
 ) -> Courses:
-    """The courses of a metric.
+    """The courses of a metric by the column `learning`: those of the runs that ended ok, merged, and one for each other
+    run. A course is a data frame with the columns COURSE, NaN where there is no value.
 
     table:       of learning.csv
     epochs:      rows of epochs.csv with a value of the metric
@@ -153,7 +142,7 @@ def courses_of(
     failed: dict[str, list[Any]] = {}
     for (name, _), run in runs[~ok].groupby(["measurement", "path"]):
         failed.setdefault(str(learning_of[name]), []).append(run.reindex(columns=COURSE))
-    return Courses(merged, failed)
+    return merged, failed
 
 
 def _panels(measurements: Sequence[Measurement], measured: set[str], seeds: Mapping[str, int]) -> list[Panel]:
@@ -185,59 +174,50 @@ def _with_size(rows: Sequence[Measurement]) -> Naming:
     )
 
 
-class _Curves:
-    """The panels of one figure: those of one model have equal axes, and a curve has one look in all of them."""
+def _plot(name: str, metric: Metric, shown: Sequence[Panel], courses: Courses, looks: Looks) -> Plot:
+    """A figure over epochs or, by its name, over time: the panels of one model have equal axes, and a curve has one
+    look in all of them. looks: of the report, whose colors are kept"""
+    merged, failed = courses
+    keys = {key for panel in shown for key in panel.curve_keys}
+    looks = looks_of(keys, looks)
+    own_legends = len(keys) > plotting.SHARED_LABELS or len({compared for compared, _ in keys}) == 1
+    values = dict[str, Any]()  # of all curves of a model's panels
+    for model, of_model in group_by(shown, lambda panel: panel.model).items():
+        names = [row["learning"] for panel in of_model for row in panel.rows]
+        ended = [merged[name] for name in names if name in merged]
+        values[model] = pd.concat([*ended, *(run for name in names for run in failed.get(name, []))])
 
-    def __init__(self, metric: Metric, by: str, shown: Sequence[Panel], courses: Courses, looks: Looks) -> None:
-        """by: epoch | time; looks: of the report, whose colors are kept"""
-        curves = {key for panel in shown for key in panel.curve_keys}
-        self.metric, self.by, self.courses, self._looks = metric, by, courses, looks_of(curves, looks)
-        self._own_legends = len(curves) > plotting.SHARED_LABELS or len({compared for compared, _ in curves}) == 1
-        self._values: dict[str, Any] = {}  # of all curves of a model's panels
-        for model, panels in group_by(shown, lambda panel: panel.model).items():
-            drawn = [course for panel in panels for part in self.shown(panel.rows)[:2] for _, course in part]
-            self._values[model] = pd.concat(drawn)
-
-    def shown(self, rows: Sequence[Measurement]) -> tuple[list[Drawn], Sequence[Drawn], int]:
-        """The merged courses of a panel's rows, the first runs that did not end ok, and the number of the others."""
-        merged, failed = self.courses
-        ended = [(row, merged[row["learning"]]) for row in rows if row["learning"] in merged]
-        return ended, *limited([(row, run) for row in rows for run in failed.get(row["learning"], [])], FAILED_SHOWN)
-
-    def looks(self, panel: Panel) -> dict[str, Look]:
-        """The look of each curve, by its name. If the panel has its legend to itself, and one value of the compared
-        factor, its curves differ in color, too."""
-        keys = panel.curve_keys
-        alone = self._own_legends and len({compared for compared, _ in keys}) == 1 < len(keys)
-        return numbered(panel.curves) if alone else self._looks.of(keys)
-
-    def draw(self, axes: Axes, panel: Panel) -> None:
-        looks, values = self.looks(panel), self._values[panel.model]
-        merged, failed, others = self.shown(panel.rows)
-        places_of = _place_axis(axes, self.by, values)
-        for row, course in merged:
-            look, places = looks[panel.curve_of(row)], places_of(course)
-            every = len(places) // MARKERS + 1
-            axes.plot(places, course["middle"], color=look.color, markevery=every, **(look.shape | SMALL))
-            for low, high, alpha in (("low", "high", 0.15), ("inner_low", "inner_high", 0.25)):
-                if (course[high] > course[low]).any():
-                    axes.fill_between(places, course[low], course[high], color=look.color, alpha=alpha, linewidth=0)
-        for row, course in failed:
-            look, places = looks[panel.curve_of(row)], places_of(course)
-            axes.plot(places, course["middle"], color=look.color, linewidth=0.8, alpha=0.7)
-            end = (places.iloc[-1], course["middle"].iloc[-1])
-            axes.plot(*end, "x", color=look.color, markersize=8, markeredgewidth=1.8)
-        for text, look in looks.items():
+    def draw(axes: Axes, panel: Panel) -> None:
+        # If the panel has its legend to itself, and one value of the compared factor, its curves differ in color, too.
+        alone = own_legends and len({compared for compared, _ in panel.curve_keys}) == 1 < len(panel.curves)
+        look_of = numbered(panel.curves) if alone else {key[1]: looks[key] for key in panel.curve_keys}
+        places_of = _place_axis(axes, name.endswith("_by_time"), values[panel.model])
+        for row in panel.rows:
+            if (course := merged.get(row["learning"])) is not None:
+                look, places = look_of[panel.curve_of(row)], places_of(course)
+                every = len(places) // MARKERS + 1
+                axes.plot(places, course["middle"], color=look.color, markevery=every, **(look.shape | SMALL))
+                for low, high, alpha in (("low", "high", 0.15), ("inner_low", "inner_high", 0.25)):
+                    if (course[high] > course[low]).any():
+                        axes.fill_between(places, course[low], course[high], color=look.color, alpha=alpha, linewidth=0)
+        unended = [(row, run) for row in panel.rows for run in failed.get(row["learning"], [])]
+        for row, course in unended[:FAILED_SHOWN]:
+            color, places = look_of[panel.curve_of(row)].color, places_of(course)
+            axes.plot(places, course["middle"], color=color, linewidth=0.8, alpha=0.7)
+            axes.plot(places.iloc[-1], course["middle"].iloc[-1], "x", color=color, markersize=8, markeredgewidth=1.8)
+        for text, look in look_of.items():
             axes.plot([], [], color=look.color, label=plotting.label(text), **(look.shape | SMALL))
-        if others:
+        if (others := len(unended) - FAILED_SHOWN) > 0:
             axes.plot([], [], "x", color="#555555", label=f"{others} more that did not end ok are not drawn")
-        _metric_axis(axes, self.metric, values[["low", "middle", "high"]].to_numpy())
+        _metric_axis(axes, metric, values[panel.model][["low", "middle", "high"]].to_numpy())
+
+    return Plot(name, shown, draw)
 
 
-def _place_axis(axes: Axes, by: str, values: Any) -> Callable[[Any], Any]:
+def _place_axis(axes: Axes, by_time: bool, values: Any) -> Callable[[Any], Any]:
     """Draw the axis of epochs, counted from 1, or of time, with room for all values. Returns a function that gives the
     places of a course."""
-    if by == "epoch":
+    if not by_time:
         axes.set_xlabel("epochs of training")
         _limit(axes.set_xlim, values["epoch"].min() + 1, values["epoch"].max() + 1)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -87,11 +87,6 @@ class Plot(NamedTuple):
     draw: Callable[[Axes, Panel], None]
     study: str = ""
 
-    @property
-    def file(self) -> str:
-        """The name of its file."""
-        return self.study or self.name
-
 
 def _base_text(base: Base, device: str | None) -> str:
     return f"base: {base.name} on {devices(base.gpus, device)}, {duration(base.seconds)} a sample"

@@ -8,7 +8,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from math import inf
 from textwrap import wrap
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import matplotlib as mpl
 from matplotlib import ticker
@@ -66,13 +66,6 @@ LONGEST_TITLE = 44
 SMALL, LINE = 8, 12  # points: letters of the lines below a title, and from one line to the next
 
 
-class Head(NamedTuple):
-    """The text above a panel: a bold line, and small lines below it."""
-
-    title: str
-    lines: list[str]
-
-
 @contextmanager
 def style() -> Generator[None]:
     """The style of all figures; a letter that the font lacks becomes a box, without a warning."""
@@ -81,17 +74,17 @@ def style() -> Generator[None]:
         yield
 
 
-def grid(heads: Sequence[Head]) -> Figure:
-    """A figure with one panel of the size PANEL for each head; the titles are at one height. `arrange` gives the panels
-    their places."""
+def grid(heads: Sequence[tuple[str, Sequence[str]]]) -> Figure:
+    """A figure with one panel of the size PANEL for each head, which is a bold title and the small lines below it; the
+    titles are at one height. `arrange` gives the panels their places."""
     figure = Figure(PANEL)
     FigureCanvasAgg(figure)  # its renderer measures texts; without one each measurement draws the figure
-    short = [[shortened(line, LONGEST_TEXT) for line in head.lines] for head in heads]
+    short = [[shortened(line, LONGEST_TEXT) for line in below] for _, below in heads]
     texts = [[part for line in lines for part in wrap(line, LONGEST_LINE)] for lines in short]
     most = max(map(len, texts))
-    for head, lines in zip(heads, texts, strict=True):
+    for (title, _), lines in zip(heads, texts, strict=True):
         panel = figure.add_axes((0, 0, 1, 1))
-        panel.set_title(shortened(head.title, LONGEST_TITLE), fontweight="bold", pad=8 + LINE * most)
+        panel.set_title(shortened(title, LONGEST_TITLE), fontweight="bold", pad=8 + LINE * most)
         panel.annotate(
             "\n".join(lines), (0, 1), (0, 4 + LINE * most), xycoords="axes fraction", textcoords="offset points",
             fontsize=SMALL, color="#555555", va="top", linespacing=1.3,

@@ -6,9 +6,10 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from importlib.resources import files
+from operator import itemgetter
 from typing import Any, cast
 
 from matplotlib.axes import Axes
@@ -18,8 +19,8 @@ from ddlbench.figures.curves import draw
 from ddlbench.figures.panels import Panel, Plot, measured
 from ddlbench.figures.quantities import EFFICIENCY
 from ddlbench.figures.styles import MARKERS, Looks, looks_of
-from ddlbench.results.reading.published import OWN, PUBLISHED, gpu_family
-from ddlbench.results.rows import group_by
+from ddlbench.results.reading.published import gpu_family
+from ddlbench.results.rows import OWN, PUBLISHED, Row, group_by
 from ddlbench.results.tables.measurement import Measurement
 from ddlbench.texts import first_few
 
@@ -37,30 +38,6 @@ SERIES = (  # columns that are equal for the points of a line
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Printed:
-    """A number that a paper prints. relation: "=", or "<" or ">" where the text gives only a limit."""
-
-    source: str
-    place: str
-    model: str
-    framework: str
-    loader: str
-    gpus: int
-    relation: str
-    value: float
-
-    @property
-    def name(self) -> str:
-        sign = "" if self.relation == "=" else f", {self.relation} {100 * self.value:g} %"
-        return f"{authors(self.source)}: {self.framework}, {self.loader}{sign}"
-
-    @property
-    def text(self) -> str:
-        where = f"{self.model}, {self.framework}, {self.loader}, {self.gpus} GPUs"
-        return f"efficiency of {where} {self.relation} {100 * self.value:g} %"
-
-
 @cache
 def _file() -> dict[str, Any]:
     return tomllib.loads(files("ddlbench.figures").joinpath("published.toml").read_text(encoding="utf-8"))
@@ -71,9 +48,10 @@ def authors(source: str) -> str:
     return str(_file()["sources"][source]["text"]).partition(",")[0]
 
 
-def efficiencies(*models: str) -> list[Printed]:
-    """Printed efficiencies of models against 4 GPUs of the same framework."""
-    return [Printed(**row) for row in _file()["efficiency"] if row["model"] in models]
+def efficiencies(*models: str) -> list[Row]:
+    """Printed efficiencies of models against 4 GPUs of the same framework. relation: "=", or "<" or ">" where the text
+    gives only a limit"""
+    return [row for row in _file()["efficiency"] if row["model"] in models]
 
 
 def shares(*models: str) -> dict[str, list[tuple[int, float, float, float]]]:
@@ -97,8 +75,14 @@ def sources() -> list[str]:
     """Lines with the papers and their machines, the place of each number, and statements that give no number."""
     papers = _file()["sources"]
     lines = [f"{name}: {source['text']}; {source['machine']}" for name, source in papers.items()]
-    places = group_by((Printed(**row) for row in _file()["efficiency"]), lambda row: (row.source, row.place))
-    values = [f"{source}, {place}: {'; '.join(row.text for row in rows)}" for (source, place), rows in places.items()]
+    values = list[str]()
+    for (source, place), rows in group_by(_file()["efficiency"], itemgetter("source", "place")).items():
+        texts = [
+            "efficiency of {model}, {framework}, {loader}, {gpus} GPUs {relation} ".format(**row)
+            + f"{100 * row['value']:g} %"
+            for row in rows
+        ]
+        values.append(f"{source}, {place}: {'; '.join(texts)}")
     statements = [f"{row['source']}, {row['place']}: {row['model']}: {row['text']}" for row in _file()["statement"]]
     return [*lines, *values, *statements]
 
@@ -134,19 +118,21 @@ def draw_efficiency(axes: Axes, panel: Panel, looks: Looks, of_all_loaders: bool
     """Draw measured efficiencies with lines, and printed ones as grey points. An arrow points away from a printed limit
     to the side on which the value lies."""
     loaders, models = {row["loader"] for row in panel.rows}, models_of(panel)
-    points = [point for point in efficiencies(*models) if of_all_loaders or point.loader.partition(",")[0] in loaders]
+    points = [row for row in efficiencies(*models) if of_all_loaders or row["loader"].partition(",")[0] in loaders]
 
-    def label(point: Printed) -> str:
-        return point.name if len(models) == 1 else f"{point.model}, {point.name}"
+    def label(row: Row) -> str:
+        sign = "" if row["relation"] == "=" else f", {row['relation']} {100 * row['value']:g} %"
+        name = f"{authors(row['source'])}: {row['framework']}, {row['loader']}{sign}"
+        return name if len(models) == 1 else f"{row['model']}, {name}"
 
     quantity = replace(EFFICIENCY, label="efficiency (% of ideal speedup)")
-    draw(axes, panel, looks, quantity, [point.gpus for point in points])
+    draw(axes, panel, looks, quantity, [row["gpus"] for row in points])
     for number, (name, same) in enumerate(group_by(points, label).items()):
-        xs, ys = [point.gpus for point in same], [point.value for point in same]
+        xs, ys = [row["gpus"] for row in same], [row["value"] for row in same]
         marker = MARKERS[number % len(MARKERS)]
         axes.plot(xs, ys, color=GREY, marker=marker, fillstyle="none", linestyle="", label=plotting.label(name))
-        if same[0].relation != "=":
-            above = same[0].relation == ">"
+        if same[0]["relation"] != "=":
+            above = same[0]["relation"] == ">"
             axes.errorbar(xs, ys, ARROW, fmt="none", color=GREY, elinewidth=1, lolims=above, uplims=not above)
     if panel.device == "cpu":
         axes.set_xlabel(CPU_AXIS)
@@ -158,10 +144,9 @@ def draw_communication(axes: Axes, panel: Panel, looks: Looks) -> None:
     profiled = [row for row in panel.rows if row["comm_share"] is not None]
     counts = [row["gpus"] for row in profiled] + [row[0] for rows in printed.values() for row in rows]
     plotting.gpu_axis(axes, counts, panel.device, log=True)
-    look_of = looks.of(dict.fromkeys(row.curve_key for row in profiled))
     for name, rows in group_by(profiled, lambda row: row.curve).items():
         points = sorted((row["gpus"], row["comm_share"]) for row in rows)
-        look = look_of[name]
+        look = looks[rows[0].curve_key]
         axes.plot(*zip(*points, strict=True), color=look.color, label=plotting.label(name), **look.shape)
     table = _file()["kernel_time"]
     where = f"{authors(table['source'])}, {table['place']}: {table['framework']}"
@@ -193,14 +178,12 @@ def _draw_by_source(axes: Axes, panel: Panel, looks: Looks) -> None:
     """A line for each series, from its base at 100 %; those of one strategy, GPU and source look the same."""
     counts = [count for row in panel.rows for count in (row["gpus"], row["own_base_gpus"])]
     plotting.gpu_axis(axes, counts, panel.device, log=True)
-    curves = group_by(panel.rows, _key)
-    look_of = looks.of(curves)
-    for (_, name), rows in curves.items():
-        look = look_of[name]
+    for key, rows in group_by(panel.rows, _key).items():
+        look, name = looks[key], plotting.label(key[1])
         for series in group_by(rows, lambda row: tuple(row[column] for column in SERIES)).values():
             ends = {(series[0]["own_base_gpus"], 1.0)}
             points = sorted(ends | {(row["gpus"], row["efficiency_vs_own_base"]) for row in series})
-            style: dict[str, Any] = {"color": look.color, "label": plotting.label(name), **look.shape, **THIN}
+            style: dict[str, Any] = {"color": look.color, "label": name, **look.shape, **THIN}
             axes.plot([gpus for gpus, _ in points], [value for _, value in points], **style)
     if predicted := [row for row in panel.rows if row["predicted_error"] is not None]:
         values = [row["efficiency_vs_own_base"] / (1 + row["predicted_error"]) for row in predicted]

@@ -1,12 +1,11 @@
 """Colors and markers of curves: a framework, or another factor that is compared, has one color for each value in a
-report; no two curves of a panel look the same."""
+report; curves of one color differ in their markers."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from itertools import product
+from dataclasses import dataclass
 from typing import Any
 
 # Okabe and Ito's palette, readable for color-blind people, without yellow: it is too pale on white paper.
@@ -59,26 +58,7 @@ def numbered(names: Iterable[str]) -> dict[str, Look]:
     return {name: Look(PALETTE[n % len(PALETTE)], *SHAPES[n % len(SHAPES)]) for n, name in enumerate(names)}
 
 
-@dataclass(frozen=True)
-class Looks:
-    """The looks of all curves of a report."""
-
-    colors: dict[str, str]
-    curves: dict[tuple[str, str], Look]
-
-    def of(self, curves: Iterable[tuple[str, str]]) -> dict[str, Look]:
-        """A look for each curve (framework, name) of a panel, by its name. If two share one, the later takes the next
-        free one."""
-        taken: set[tuple[str, str, bool]] = set()
-        looks: dict[str, Look] = {}
-        for framework, name in curves:
-            look = self.curves.get((framework, name), Look(self.colors.get(framework, PALETTE[0]), "o"))
-            colors = (look.color, *PALETTE)  # its own first
-            others = (replace(look, color=color, marker=m, filled=f) for color, (m, f) in product(colors, SHAPES))
-            free = (one for one in (look, *others) if (one.color, one.marker, one.filled) not in taken)
-            looks[name] = look = next(free, look)
-            taken.add((look.color, look.marker, look.filled))
-        return looks
+Looks = dict[tuple[str, str], Look]  # of all curves (framework, name) of a report
 
 
 def looks_of(curves: Iterable[tuple[str, str]], kept: Looks | None = None) -> Looks:
@@ -88,17 +68,17 @@ def looks_of(curves: Iterable[tuple[str, str]], kept: Looks | None = None) -> Lo
     kept: looks whose colors the frameworks keep
     """
     names = sorted(set(curves), key=lambda curve: (family(curve[0]), *curve))  # a family's colors differ
-    frameworks = list(kept.colors if kept else dict.fromkeys(framework for framework, _ in names))
-    colors = {framework: PALETTE[n % len(PALETTE)] for n, framework in enumerate(frameworks)}
+    frameworks = list(dict.fromkeys(framework for framework, _ in kept or names))
     taken: dict[str, set[tuple[str, bool]]] = {color: set() for color in PALETTE}
-    looks: dict[tuple[str, str], Look] = {}
+    looks: Looks = {}
     drawn = Counter[str]()
     for framework, name in names:
-        color, start = colors[framework], frameworks.index(framework) % len(MARKERS)
+        number = frameworks.index(framework)
+        color, start = PALETTE[number % len(PALETTE)], number % len(MARKERS)
         if len(taken[color]) == len(SHAPES):
             taken[color].clear()
         shape = next(shape for shape in (*SHAPES[start:], *SHAPES[:start]) if shape not in taken[color])
         taken[color].add(shape)
         looks[framework, name] = Look(color, *shape, dashes=drawn[framework] % len(DASHES))
         drawn[framework] += 1
-    return Looks(colors, looks)
+    return looks

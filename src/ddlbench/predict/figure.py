@@ -35,8 +35,8 @@ def draw(rows: Sequence[Prediction], path: Path) -> None:
     names = list(dict.fromkeys(row.framework for row in fine))
     with plotting.style():
         bands = ["with the bands of 80 %"] if fine[0].low_80_s else []
-        first = plotting.Head(f"{fine[0].model} on {fine[0].cluster}", [f"from: {fine[0].basis}", *bands])
-        figure = plotting.grid([first, *(plotting.Head(name, []) for name in names[:MOST])])
+        first = (f"{fine[0].model} on {fine[0].cluster}", [f"from: {fine[0].basis}", *bands])
+        figure = plotting.grid([first, *((name, []) for name in names[:MOST])])
         _throughput(figure.axes[0], fine, names)
         for panel, name in zip(figure.axes[1:], names, strict=False):
             _steps(panel, [row for row in fine if row.framework == name])
@@ -56,9 +56,9 @@ def draw_map(rows: Sequence[Prediction], path: Path, memory: float | None) -> No
         if row and any(other and other.framework != row.framework and not separated(row, other) for other in others):
             tied.add(place)
     gpus, batches = (sorted({place[axis] for place in best}) for axis in (0, 1))
-    colors = looks_of((row.framework, row.framework) for row in best.values() if row).colors
+    looks = looks_of((row.framework, row.framework) for row in best.values() if row)
     with plotting.style():
-        head = plotting.Head(
+        head = (
             f"{rows[0].model} on {rows[0].cluster}",
             ["the fastest plan that fits, predicted", "*: not separated from those of other frameworks"],
         )
@@ -66,7 +66,7 @@ def draw_map(rows: Sequence[Prediction], path: Path, memory: float | None) -> No
         (axes,) = figure.axes
         for (count, batch), row in best.items():
             x, y = gpus.index(count), batches.index(batch)
-            color = colors[row.framework] if row else "#eeeeee"
+            color = looks[row.framework, row.framework].color if row else "#eeeeee"
             axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=color, alpha=0.35, edgecolor="white"))
             layout = "\n".join(which(row)[1].split(" ", 1)) if row else ""
             name = f"{row.framework}{'*' if (count, batch) in tied else ''}" if row else "nothing fits"
@@ -97,7 +97,7 @@ def _throughput(axes: Axes, rows: Sequence[Prediction], names: Sequence[str]) ->
     for name in names:
         shown = [row for row in rows if row.framework == name]
         gpus, rates = [row.gpus for row in shown], [row.samples_per_s or 0.0 for row in shown]
-        look = looks.curves[name, name]
+        look = looks[name, name]
         axes.plot(gpus, rates, color=look.color, label=plotting.label(name), **look.shape)
         bands = [(row.low_80_s, row.high_80_s) for row in shown if row.low_80_s and row.high_80_s]
         if len(bands) == len(shown):

@@ -15,16 +15,15 @@ from ddlbench.figures.figure_files import save
 from ddlbench.figures.figures import Drawing, make_figures
 from ddlbench.report import openmetrics
 from ddlbench.report.compare import SLOWER, UNDECIDED, versus
-from ddlbench.report.documents import write_documents, write_warnings
 from ddlbench.report.explain import explain
-from ddlbench.report.overview import summary_text
+from ddlbench.report.overview import summary_text, write_documents, write_warnings
 from ddlbench.report.page import render
 from ddlbench.report.study import draw_study
 from ddlbench.results.reading.attempts import Records, read_all
-from ddlbench.results.reading.published import OWN
+from ddlbench.results.rows import OWN
 from ddlbench.results.tables.merge import BY_FRAMEWORK, FACTORS, AttemptRow, Comparison
 from ddlbench.results.tables.tables import Tables, make_tables, merge, only
-from ddlbench.results.tables.targets import TargetCosts, target, target_costs, without_metric, write_targets
+from ddlbench.results.tables.targets import TargetCosts, target, target_costs, write_targets
 from ddlbench.sweep.study import load
 from ddlbench.texts import first_few, say
 
@@ -56,8 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         compared = cache(partial(_tables, records, given.predict))
         explanation = explain(compared(how), records, given.explain) if given.explain else None
         tables = only(compared(how), given.only)
-        costs = [target_costs(compared(how), wanted).of(tables) for wanted in targets]
-        tables = replace(tables, warnings=[*without_metric(costs), *tables.warnings])
+        costs = [target_costs(compared(how), wanted, tables) for wanted in targets]
+        unknown = [cost.target for cost in costs if not cost.rows]
+        lines = [f"--target {wanted.text}: no reported run that ended ok has {wanted.metric}" for wanted in unknown]
+        tables = replace(tables, warnings=[*lines, *tables.warnings])
         if study:
             drawing = draw_study(study, lambda how: only(compared(how), given.only))
         else:

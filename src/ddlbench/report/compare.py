@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,11 +10,12 @@ from typing import Any, TypeAlias
 
 from ddlbench.errors import UserError
 from ddlbench.results.rows import Row, group_by
+from ddlbench.results.tables.labels import value_text
 from ddlbench.results.tables.measurement import devices, duration
 from ddlbench.results.tables.merge import FREE, SEEN, AttemptRow
 from ddlbench.results.tables.scaling import Point
 from ddlbench.results.tables.stats import ratio_interval, verdict
-from ddlbench.texts import first_few, shortened
+from ddlbench.texts import first_few
 
 Group: TypeAlias = list[AttemptRow]
 Pair: TypeAlias = tuple[Group, Group]
@@ -30,7 +30,6 @@ NAMED = (*NAMES, "nodes", "global_batch")
 KEYS = (
     (*REQUEST, "environment_id", "dataset_hash", "device_model", "torch"), REQUEST, NAMED, (*NAMES, "global_batch"),
 )  # fmt: skip
-LONGEST = 60  # letters of a value
 CHANGES_SHOWN = 30
 
 
@@ -115,7 +114,8 @@ def _changes(pairs: Sequence[Pair]) -> list[str]:
         for part, old, new in parts:
             for key in old.keys() | new.keys():
                 if key not in FREE and old.get(key) != new.get(key):
-                    counts[f"{part}: {key}: {_value(old, key)} -> {_value(new, key)}"] += 1
+                    change = " -> ".join(value_text(side[key]) if key in side else "not set" for side in (old, new))
+                    counts[f"{part}: {key}: {change}"] += 1
     if not counts:
         return ["nothing changed in configuration and environment"]
     lines = [
@@ -123,13 +123,6 @@ def _changes(pairs: Sequence[Pair]) -> list[str]:
         for text, count in sorted(counts.items())
     ]
     return ["changed:", *(f"  {line}" for line in first_few(lines, CHANGES_SHOWN))]
-
-
-def _value(values: Row, key: str) -> str:
-    if key not in values:
-        return "not set"
-    value = values[key]
-    return shortened(value if isinstance(value, str) else json.dumps(value, default=str), LONGEST)
 
 
 def _judge(result: Versus, pair: Pair, limit: float | None) -> None:

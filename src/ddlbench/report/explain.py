@@ -19,7 +19,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 
@@ -28,12 +28,11 @@ from ddlbench.config.overrides import LABELS
 from ddlbench.errors import UserError
 from ddlbench.figures.bars import draw_waterfall
 from ddlbench.figures.figure_files import save
-from ddlbench.figures.plotting import Head, arrange, grid, style
+from ddlbench.figures.plotting import arrange, grid, style
 from ddlbench.report.hung_ranks import behind
 from ddlbench.results.reading.attempts import Records
-from ddlbench.results.reading.published import OWN
-from ddlbench.results.rows import Row, latest, section, wait_column, without_data_wait
-from ddlbench.results.tables.marks import straggler
+from ddlbench.results.rows import OWN, Row, latest, section, wait_column, without_data_wait
+from ddlbench.results.tables.checks import straggler
 from ddlbench.results.tables.measurement import duration
 from ddlbench.results.tables.tables import Tables, write_csv
 from ddlbench.texts import aligned, percent
@@ -73,16 +72,6 @@ class Bar:
     next_run: str = ""
 
 
-class Parts(NamedTuple):
-    """Seconds of a step, None: unknown. excess: what a slow rank takes beyond the others"""
-
-    evidence: str
-    compute: float | None = None
-    exposed: float | None = None
-    idle: float | None = None
-    excess: float | None = None
-
-
 @dataclass(frozen=True)
 class Explanation:
     """run: its path; step_s: measured seconds of a step, the sum of the bars; cause: a bar's name, or NO_CAUSE"""
@@ -97,7 +86,7 @@ class Explanation:
         (out / "tables").mkdir(parents=True, exist_ok=True)
         write_csv(pd.DataFrame(map(asdict, self.bars)).convert_dtypes(), out / "tables" / "explain.csv")
         with style():
-            figure = grid([Head(f"cause: {self.cause}", [f"a step takes {duration(self.step_s)}", self.run])])
+            figure = grid([(f"cause: {self.cause}", [f"a step takes {duration(self.step_s)}", self.run])])
             draw_waterfall(figure.axes[0], {bar.bar: bar.seconds for bar in self.bars}, self.step_s)
             arrange(figure)
         save(out / "figures", "explain", figure, pdf)
@@ -174,7 +163,7 @@ def _ideal(tables: Tables, run: Row) -> Bar:
 def _bars(run: Row, window: Sequence[Mapping[str, Any]], ideal: Bar) -> list[Bar]:
     """All bars; their seconds sum to the step."""
     step_s, wait, retries = _step_s(run), run[wait_column(run)], run["allocator_retries"]
-    evidence, compute, exposed, idle, excess = _parts(run, window)
+    evidence, (compute, exposed, idle, excess) = _parts(run, window)
     bubble = None if run["bubble"] is None else without_data_wait(run["bubble"] * step_s, wait)
     if exposed is not None and bubble is not None:  # a stage that waits for another waits in communication
         bubble = min(bubble, exposed)
@@ -199,25 +188,27 @@ def _bars(run: Row, window: Sequence[Mapping[str, Any]], ideal: Bar) -> list[Bar
     return [*bars, Bar("unexplained", rest_s, "the step less the other bars")]
 
 
-def _parts(run: Row, window: Sequence[Mapping[str, Any]]) -> Parts:
-    """The parts of the rank that waits least for others; a slow rank has those of the other ranks of its stage."""
+def _parts(run: Row, window: Sequence[Mapping[str, Any]]) -> tuple[str, tuple[float | None, ...]]:
+    """The evidence, and seconds of a step, None: unknown: computing, exposed communication and idle time of the rank
+    that waits least for others, where a slow rank has those of the other ranks of its stage; then what a slow rank
+    takes beyond them."""
     late = run["straggler_rank"]
     if not window:
         compute, slowest = run["own_step_median_rank_s"], run["own_step_s"]
         excess = None if None in (late, slowest, compute) else slowest - compute
         evidence = f"own_step_median_rank_s ({run['own_step_source']})" if slowest else "no profiled window"
-        return Parts(evidence, compute, excess=excess)
+        return evidence, (compute, None, None, excess)
     rank = min(window, key=lambda line: line["exposed_s"])
     compute, exposed, idle = (rank[part] for part in PARTS)
     evidence = f"profiled window, rank {rank['rank']}"
     others = [line for line in window if line["stage"] == rank["stage"] and line is not rank]
     if rank["rank"] != late or not others:
-        return Parts(evidence, compute, exposed, idle)
+        return evidence, (compute, exposed, idle, None)
     took, (compute, idle) = compute + idle, (median(line[part] for line in others) for part in ("compute_s", "idle_s"))
     excess = took - compute - idle
     # A slow core is as slow where it communicates.
     waits = exposed * excess / took if run["device"] == "cpu" else 0.0
-    return Parts(evidence, compute, exposed - waits, idle, excess + waits)
+    return evidence, (compute, exposed - waits, idle, excess + waits)
 
 
 def _cause(bars: Sequence[Bar], run: Row, alike: Sequence[Row], comparable: Sequence[Sequence[Bar]]) -> str:

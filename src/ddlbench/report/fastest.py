@@ -4,7 +4,6 @@ on all comparisons, each as certain as the repeats allow (Hoefler and Belli)."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 
 from ddlbench.figures.panels import head, panel_texts
@@ -16,18 +15,12 @@ from ddlbench.texts import first_few, limited
 PARAGRAPHS = 12
 PLACES = 12  # GPU counts and batches of one paragraph
 NAMED = 4  # frameworks without a clear difference
-
-
-@dataclass(frozen=True)
-class Paragraph:
-    """subject: the model and what else is common; sentences: one for each GPU count and batch."""
-
-    subject: str
-    sentences: list[str]
+Paragraph = tuple[str, list[str]]
 
 
 def best(measurements: Sequence[Measurement]) -> tuple[Sequence[Paragraph], int]:
-    """A paragraph for each group of comparable measurements, and the number of those without room."""
+    """A paragraph for each group of comparable measurements, and the number of those without room. A paragraph has the
+    model and what else is common, and a sentence for each GPU count and batch."""
     texts = panel_texts(measurements)
     results = [row for row in measurements if not row.is_reference]
     rows = {row["measurement"]: row for row in results}.values()  # strong and weak scaling: two rows, one fact
@@ -41,8 +34,8 @@ def best(measurements: Sequence[Measurement]) -> tuple[Sequence[Paragraph], int]
         )
         sentences = [_sentence(places[place], len(places) > 1) for place in sorted(places)]
         more = "more GPU counts and batches are in the table."
-        paragraphs.append(Paragraph(subject, first_few(list(filter(None, sentences)), PLACES, more)))
-    return limited([paragraph for paragraph in paragraphs if paragraph.sentences], PARAGRAPHS)
+        paragraphs.append((subject, first_few(list(filter(None, sentences)), PLACES, more)))
+    return limited([paragraph for paragraph in paragraphs if paragraph[1]], PARAGRAPHS)
 
 
 def digits(value: float, count: int = 3) -> str:
@@ -73,7 +66,7 @@ def _sentence(rows: Sequence[Measurement], several: bool) -> str:
     if interval is None or second.interval is None:
         return f"{lead}, but with {counts} this is not certain: an interval needs {SMALLEST_N} repeats."
     judged = [row for row in others if row.judged_with == fastest.judged_with]
-    equal = [row for row in judged if row.interval is None or interval.overlaps(row.interval)]
+    equal = [row for row in judged if row.interval is None or ratio_interval(row.interval, interval).low <= 1]
     if equal:
         names = ", ".join(first_few(equal, NAMED, text=attrgetter("name")))
         range_ = " to ".join(duration(fastest[f"sample_time_{end}_s"]) for end in ("low", "high"))
@@ -130,7 +123,7 @@ def _difference(fast: Measurement, slow: Measurement) -> str:
         return f"{names} took {times} ({counts}, no 95 % CI): too few repeats to tell them apart"
     effect = ratio_interval(slow.interval, fast.interval)
     ends = f"{digits(effect.low)} to {digits(effect.high)}"
-    if fast.interval.overlaps(slow.interval):
+    if effect.low <= 1:
         return f"no difference shown between {names}: {times}, their ratio is {ends}"
     factor = digits(slow["sample_time_s"] / fast["sample_time_s"])
     return f"{fast.name} is {factor} times as fast as {slow.name}: {times}, the ratio is {ends}"

@@ -11,8 +11,7 @@ from pathlib import Path
 from ddlbench.errors import Unavailable, UserError, reporting
 from ddlbench.files import replacing
 from ddlbench.record.schema import RUNS
-from ddlbench.results.reading.published import OWN
-from ddlbench.results.rows import Row, latest
+from ddlbench.results.rows import OWN, Row, latest
 
 LABELS = ("run_id", "attempt", "status", "framework", "model", "gpus", "precision", "device_model")
 

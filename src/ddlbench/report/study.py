@@ -13,7 +13,6 @@ from ddlbench.config.keys import Train
 from ddlbench.errors import UserError
 from ddlbench.figures.figures import Drawing, drawing_of, plots_of
 from ddlbench.figures.panels import Plot
-from ddlbench.figures.styles import looks_of
 from ddlbench.results.rows import group_by
 from ddlbench.results.tables.measurement import Measurement
 from ddlbench.results.tables.merge import Comparison
@@ -41,7 +40,6 @@ def draw_study(study: Study, tables_of: Callable[[Comparison], Tables]) -> Drawi
     for number, figure in study.figures.items():
         tables, name = tables_of(Comparison(figure.by or study.by, study.across)), f"{study.name}_{number}"
         trained = {row: _point(study, row) for row in tables.measurements if row["mode"] == "train"}
-        looks = looks_of(row.curve_key for row in trained)
         wanted = [point for point in points if matches(figure.where, point)]
         placed = [row for row, point in trained.items() if point in wanted]
         differing = {row: _differing(study, row, trained[row]) for row in placed}
@@ -53,7 +51,7 @@ def draw_study(study: Study, tables_of: Callable[[Comparison], Tables]) -> Drawi
             fine = (row for row in drawn if row["status"] == "ok")
             curves = group_by(fine, lambda row: (row["comparison"], row.curve))
             drawn = [min(curve, key=lambda row: row["sample_time_s"] or inf) for curve in curves.values()]
-        plots.append(_plot(figure, plots_of(drawn, tables, looks), name))
+        plots.append(_plot(figure, plots_of(tables, drawn), name))
         if missing:
             cells = ", ".join(_cells(missing))
             notes.append(f"{name}: {len(missing)} of {len(wanted)} cells have no run that ended ok: {cells}")

@@ -9,6 +9,8 @@ Row = dict[str, Any]
 Settings = dict[str, str]  # their values as texts, by key
 Item = TypeVar("Item")
 
+OWN, PUBLISHED = "own", "published"  # values of the column `origin`
+
 
 def section(record: Mapping[str, Any], key: str) -> Row:
     """A section of a record; empty if it is missing, or no JSON object."""

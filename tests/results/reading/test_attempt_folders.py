@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from ddlbench.results.reading.attempt_folders import search
+from ddlbench.results.reading.attempts import search
 
 
 def attempt(*parts):
@@ -17,7 +17,7 @@ def attempt(*parts):
 
 def test_every_attempt_at_any_depth(tmp_path):
     folders = [attempt(tmp_path, "run"), attempt(tmp_path, "a", "b", "c", "d", "run"), attempt(tmp_path, ".old", "run")]
-    assert set(search([tmp_path]).attempts.values()) == set(folders)
+    assert set(search([tmp_path]).folders) == set(folders)
 
 
 @pytest.mark.parametrize("linked", [".", "elsewhere", "elsewhere/run", "elsewhere/run/attempt-1"])
@@ -26,8 +26,8 @@ def test_links_to_results_runs_and_attempts_are_followed(tmp_path, linked):
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "link").symlink_to(tmp_path / "there" / linked)
     result = search([tmp_path / "results"])
-    assert list(result.attempts) == [str(folder.resolve())]
-    assert result.unreadable == {}
+    assert [found.resolve() for found in result.folders] == [folder.resolve()]
+    assert result.notes == []
 
 
 def test_circles_end_and_the_real_folder_is_the_one_that_is_named(tmp_path):
@@ -35,32 +35,32 @@ def test_circles_end_and_the_real_folder_is_the_one_that_is_named(tmp_path):
     for place, target in (("a", "."), ("b", "z"), ("z/run/up", "../.."), ("z/run/attempt-1/self", "."), ("c", "b")):
         (tmp_path / place).symlink_to(target)
     result = search([tmp_path, tmp_path])
-    assert list(result.attempts.values()) == [folder]
-    assert result.unreadable == {}
+    assert result.folders == [folder]
+    assert result.notes == []
 
 
 def test_a_link_hides_nothing_that_lies_deeper(tmp_path):
     folder = attempt(tmp_path, "z", "1", "2", "3", "4", "run")
     (tmp_path / "a").symlink_to("z")
-    assert list(search([tmp_path]).attempts.values()) == [folder]
+    assert search([tmp_path]).folders == [folder]
 
 
 def test_below_a_link_to_much_only_what_may_be_results(tmp_path):
     attempt(tmp_path, "home", "project", "results", "run")
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "link").symlink_to(tmp_path)
-    assert search([tmp_path / "results"]).attempts == {}
-    assert len(search([tmp_path / "results", tmp_path / "home" / "project"]).attempts) == 1
+    assert search([tmp_path / "results"]).folders == []
+    assert len(search([tmp_path / "results", tmp_path / "home" / "project"]).folders) == 1
 
 
 def test_broken_links_are_named(tmp_path):
     (tmp_path / "gone").symlink_to("nowhere")
     (tmp_path / "self").symlink_to("self")
     (tmp_path / "file").symlink_to(os.devnull)
-    assert search([tmp_path]).unreadable == {
-        tmp_path / "gone": "No such file or directory",
-        tmp_path / "self": "Too many levels of symbolic links",
-    }
+    assert [note.text for note in search([tmp_path]).notes] == [
+        f"{tmp_path}/gone cannot be read (No such file or directory)",
+        f"{tmp_path}/self cannot be read (Too many levels of symbolic links)",
+    ]
 
 
 def test_what_has_the_name_of_an_attempt_and_is_no_folder_is_named(tmp_path):
@@ -70,9 +70,7 @@ def test_what_has_the_name_of_an_attempt_and_is_no_folder_is_named(tmp_path):
     (tmp_path / "run" / "attempt-4").symlink_to(os.devnull)
     (tmp_path / "run" / "attempt-5").symlink_to("nowhere")
     (tmp_path / "run" / "attempt-1.tar").write_text("")
-    assert search([tmp_path]).unreadable == {
-        tmp_path / "run" / "attempt-2": "it is not a folder",
-        tmp_path / "run" / "attempt-3": "it is not a folder",
-        tmp_path / "run" / "attempt-4": "it is not a folder",
-        tmp_path / "run" / "attempt-5": "No such file or directory",
-    }
+    reasons = dict.fromkeys((2, 3, 4), "it is not a folder") | {5: "No such file or directory"}
+    assert [note.text for note in search([tmp_path]).notes] == [
+        f"{tmp_path}/run/attempt-{number} cannot be read ({reason})" for number, reason in reasons.items()
+    ]

@@ -38,7 +38,7 @@ def test_a_broken_record_is_an_attempt_with_a_reason(tmp_path, content):
     assert attempt.record["attempt"] == 3
     assert attempt.record["status"] == "unreadable"
     assert attempt.record["reason"].startswith("run.json cannot be read (")
-    assert attempt.record["reason"] in attempt.warnings[0]
+    assert attempt.record["reason"] in attempt.notes[0].text
 
 
 def test_a_folder_without_a_record_is_an_attempt_with_a_reason(tmp_path):

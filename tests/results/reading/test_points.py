@@ -6,6 +6,7 @@ import pytest
 
 from ddlbench.errors import UserError
 from ddlbench.results.reading.csv_rows import read_points, without_base
+from ddlbench.results.reading.published import record_of
 from tests.support.published import cells, write_csv
 
 
@@ -41,12 +42,12 @@ EPOCH = {
 )
 def test_seconds_a_sample_in_each_unit(tmp_path, changed, seconds, base_s):
     point = the_one(tmp_path, **changed)
-    assert point.facts.sample_time_s == pytest.approx(seconds, rel=1e-12)
-    assert point.facts.more["base_sample_time_s"] == pytest.approx(base_s, rel=1e-12)
+    assert point["sample_time_s"] == pytest.approx(seconds, rel=1e-12)
+    assert point["more"]["base_sample_time_s"] == pytest.approx(base_s, rel=1e-12)
 
 
 def test_a_record_has_what_the_row_states(tmp_path):
-    record = the_one(tmp_path, layout="mbs16 acc4", gpus_per_node=4).facts.record()
+    record = record_of(the_one(tmp_path, layout="mbs16 acc4", gpus_per_node=4))
     assert record["origin"] == "published"
     assert record["launch"] == {"world_size": 8, "nodes": 2, "ranks_per_node": 4, "device_type": "cuda"}
     assert record["ledger"] == {"global_batch": 512, "micro_batch": 16}
@@ -65,14 +66,14 @@ def test_rows_of_one_base_are_a_series(tmp_path):
         cells(),
         cells(base_value=90, measured=700, step_ms=""),
     )
-    assert base.facts.series == other.facts.series == "1 GPU at 100 img/s"
-    assert two.facts.series == "1 GPU at 90 img/s"
+    assert base["series"] == other["series"] == "1 GPU at 100 img/s"
+    assert two["series"] == "1 GPU at 90 img/s"
 
 
 def test_rows_without_a_base_are_named(tmp_path):
     points, left_out = read(tmp_path, cells(), cells(model="VGG-16", base_gpus="", base_value=""))
     assert left_out == []
-    assert [point.facts.more["base_value"] for point in points] == ["100", None]
+    assert [point["more"]["base_value"] for point in points] == ["100", None]
     assert without_base(points) == ["row 3: without a base: efficiency stays empty"]
 
 
@@ -99,7 +100,7 @@ def test_rows_without_a_base_are_named(tmp_path):
 )
 def test_a_row_that_cannot_be_used_is_named_and_left_out(tmp_path, changed, reason):
     points, left_out = read(tmp_path, cells(**changed), cells(model="VGG-16"))
-    assert [point.row.line for point in points] == [3]
+    assert [point["line"] for point in points] == [3]
     (line,) = left_out
     assert line.startswith(f"row 2: {reason}")
     assert line.isprintable()
@@ -107,7 +108,7 @@ def test_a_row_that_cannot_be_used_is_named_and_left_out(tmp_path, changed, reas
 
 def test_units_that_are_mixed_within_a_source_and_model(tmp_path):
     points, (line,) = read(tmp_path, cells(), cells(unit="seq/s", gpus_per_node=4), cells(model="VGG-16"))
-    assert [point.row.line for point in points] == [4]
+    assert [point["line"] for point in points] == [4]
     assert line == "row 2, 3: Example 2020, ResNet-50: mixed units (img/s, seq/s)"
 
 

@@ -81,8 +81,8 @@ def test_a_verdict_is_given_only_between_rows_that_are_equal_but_for_the_compare
     assert rows["ddp", 2]["speedup_vs_own_base_verdict"] == "speedup"
     measured = tables_of(tmp_path, across=["recipe", "precision"]).measurements
     ((paragraph,), _) = best(measured)
-    assert paragraph.subject.endswith("rows differ in precision, recipe")
-    assert paragraph.sentences[1] == (
+    assert paragraph[0].endswith("rows differ in precision, recipe")
+    assert paragraph[1][1] == (
         "On 2 GPUs, 64 samples an update: zero2 (bf16 adamw) has the shortest median time, 4.16 ms a sample (240.6 "
         "samples/s), 1.5 times as fast as ddp (fp32 sgd); no verdict, because they differ in more "
         "than the framework"

@@ -9,6 +9,7 @@ import pytest
 
 from ddlbench.results.reading.csv_rows import read_points
 from ddlbench.results.reading.mlperf import read_results
+from ddlbench.results.reading.published import record_of
 from tests.support import records
 from tests.support.published import URL, cells, events, write_csv, write_results
 from tests.support.records import tables_of
@@ -19,12 +20,12 @@ SLOW = (190_000, 180_000, 180_000, 180_000)
 
 def store(folder, facts):
     folder.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps(one.record()) for one in facts]
+    lines = [json.dumps(record_of(one)) for one in facts]
     (folder / "published.jsonl").write_text("\n".join(lines) + "\n")
 
 
 def csv_facts(tmp_path, *rows):
-    return [point.facts for point in read_points(write_csv(tmp_path / "points.csv", *rows))[0]]
+    return read_points(write_csv(tmp_path / "points.csv", *rows))[0]
 
 
 def scaling(*folders):
@@ -121,5 +122,5 @@ def test_a_copy_of_the_file_counts_once(tmp_path):
 @pytest.mark.parametrize("value", [None, 3, "x", [], [[]], {"x": {}}])
 def test_no_content_makes_a_report_fail(tmp_path, section, value):
     (facts,) = csv_facts(tmp_path, cells())
-    (tmp_path / "published.jsonl").write_text(json.dumps(facts.record() | {section: value}))
+    (tmp_path / "published.jsonl").write_text(json.dumps(record_of(facts) | {section: value}))
     assert len(tables_of(tmp_path).runs) == 1

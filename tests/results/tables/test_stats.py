@@ -45,13 +45,6 @@ def test_level_decides_how_many_values_are_needed():
     assert median_interval([float(i) for i in range(7)], level=0.99) is None  # 98.4 %
 
 
-def test_overlap_is_symmetric_and_counts_a_common_end():
-    low, high = Interval(1.0, 2.0, 0.95), Interval(2.0, 3.0, 0.95)
-    assert low.overlaps(high)
-    assert high.overlaps(low)
-    assert not low.overlaps(Interval(2.1, 3.0, 0.95))
-
-
 def test_a_table_gives_n_and_the_level_of_the_interval():
     assert confidence(3, None) == "n=3, no 95 % CI"
     assert confidence(6, median_interval([float(i) for i in range(6)])) == "n=6, 96.9 % CI"

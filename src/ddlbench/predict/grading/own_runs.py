@@ -13,8 +13,7 @@ from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.predictor import Inputs, Prediction, predict
 from ddlbench.oracle.runs import Results
 from ddlbench.results.reading.attempts import Records, read_all
-from ddlbench.results.reading.published import OWN
-from ddlbench.results.rows import group_by
+from ddlbench.results.rows import OWN, group_by
 from ddlbench.results.tables.measurement import Measurement
 from ddlbench.results.tables.tables import make_tables
 

@@ -1,31 +1,35 @@
-"""Attempts are read from folders of results. A record that cannot be read becomes an attempt with a reason."""
+"""The folders of attempts are searched for, and attempts are read from them. A record that cannot be read becomes an
+attempt with a reason."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections import Counter
+import stat
+from collections import Counter, deque
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from errno import ELOOP
+from errno import ELOOP, ENOTDIR
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 from ddlbench.errors import UserError, reporting
 from ddlbench.foreign import ForeignError, NotRegularError, Object, TooLargeError, parse, read_bytes
 from ddlbench.heartbeat import server_time
 from ddlbench.record.schema import READ_VERSIONS, SCHEMA_VERSION
-from ddlbench.results.reading.attempt_folders import search
 from ddlbench.results.reading.killed import find_killed
-from ddlbench.results.rows import section
+from ddlbench.results.rows import PUBLISHED, section
 from ddlbench.texts import digest, printable, shortened
 
 READS = " and ".join(map(str, READ_VERSIONS))
 MOST_LINES = 200_000  # of epochs.jsonl: each becomes a row, however short it is
 REASON = 300  # letters of a reason: an error may quote what it cannot read
+PUBLISHED_FILE = "published.jsonl"
+WITHOUT_END = 10**9
+BELOW_LINKS = 3  # levels below a linked folder: results, their runs, the attempts. A link to / must end, too.
 
 
 class LeftOut(StrEnum):
@@ -69,21 +73,27 @@ def left_out_line(kinds: Iterable[str]) -> str | None:
     return f"left out: {', '.join(parts)}" if parts else None
 
 
+class Note(NamedTuple):
+    """What is not in the numbers, or not completely. kind: of LeftOut, counted in one line; None: not counted"""
+
+    text: str
+    kind: str | None = None
+
+
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt's files. If run.json is unreadable, only the folder's name is available. The epochs are read when
-    they are asked for, because those of many attempts would fill the memory.
+    """One attempt's files, or a published measurement. If run.json is unreadable, only the folder's name is available.
+    The epochs are read when they are asked for, because those of many attempts would fill the memory.
 
-    record:   run.json
-    warnings: why it could not be used
-    left_out: why an unreadable attempt is left out, as a kind of LeftOut
-    has_end:  whether the record itself says how the run ended
+    path:    the folder; of a published measurement the file, and after a colon the number of the line
+    record:  run.json, or the line
+    notes:   why the record could not be used
+    has_end: whether the record itself says how the run ended
     """
 
     path: Path
     record: Object
-    warnings: tuple[str, ...] = ()
-    left_out: str | None = None
+    notes: tuple[Note, ...] = ()
     has_end: bool = True
 
     @property
@@ -106,37 +116,42 @@ class Attempt:
         """Lines of epochs.jsonl."""
         return self.read_epochs()[0]
 
-    def read_epochs(self) -> tuple[list[Object], str | None]:
-        """The lines of epochs.jsonl, and a warning if it or some of its lines cannot be read. Both are empty beside an
-        unreadable run.json."""
+    def read_epochs(self) -> tuple[list[Object], list[Note]]:
+        """The lines of epochs.jsonl, and a note if it or some of its lines cannot be read. Both are empty beside an
+        unreadable run.json. A published measurement has them in its record."""
         file = self.path / "epochs.jsonl"
-        if self.record["status"] == "unreadable" or not os.path.lexists(file):
-            return [], None
-        try:
-            content = read_bytes(file)
-            if (lines := content.count(b"\n")) > MOST_LINES:
-                raise TooLargeError(f"it has {lines:,} lines, more than the {MOST_LINES:,} that are read")
-        except (OSError, ValueError) as error:
-            return [], f"{self.name}: epochs.jsonl cannot be read ({reason_of(error)}) and is left out"
-        lines, broken = lines_of(content)
-        return lines, self.broken_lines(broken)
-
-    def broken_lines(self, count: int) -> str | None:
-        """A warning, if there are such lines of epochs.jsonl."""
-        return f"{self.name}: {count} line(s) of epochs.jsonl cannot be read and are left out" if count else None
+        if self.record.get("origin") == PUBLISHED:
+            values = self.record.get("epochs")
+            values = cast(list[Any], values) if isinstance(values, list) else []
+            lines = [value for value in values if isinstance(value, dict)]
+            broken = len(values) - len(lines)
+        elif self.record["status"] == "unreadable" or not os.path.lexists(file):
+            return [], []
+        else:
+            try:
+                content = read_bytes(file)
+                if (count := content.count(b"\n")) > MOST_LINES:
+                    raise TooLargeError(f"it has {count:,} lines, more than the {MOST_LINES:,} that are read")
+            except (OSError, ValueError) as error:
+                text = f"{self.name}: epochs.jsonl cannot be read ({reason_of(error)}) and is left out"
+                return [], [Note(text, LeftOut.BROKEN_EPOCHS)]
+            lines, broken = lines_of(content)
+        text = f"{self.name}: {broken} line(s) of epochs.jsonl cannot be read and are left out"
+        return cast(list[Object], lines), [Note(text, LeftOut.BROKEN_EPOCHS)] if broken else []
 
 
 @dataclass(frozen=True)
 class Records:
-    """The folders of all attempts; a warning and the kind of its reason for each folder that could not be read.
+    """The result of a search.
 
-    published: the files of published measurements
+    folders:   of attempts, in the order of their real paths
+    published: files of published measurements
+    notes:     one for each folder or link that cannot be followed
     """
 
     folders: list[Path]
-    warnings: list[str]
-    left_out: tuple[str, ...] = ()
-    published: tuple[Path, ...] = ()
+    published: list[Path]
+    notes: list[Note]
 
     @cached_property
     def attempts(self) -> list[Attempt]:
@@ -156,20 +171,52 @@ def read_all(folders: Sequence[Path]) -> Records:
             if not folder.is_dir():
                 raise UserError(f"{folder} is not a folder: give the results_dir of your runs")
             os.scandir(folder).close()
-    result = search(folders)
-    attempts = set(result.attempts.values())  # a folder of an attempt is reported with the attempt
-    reasons = {path: reason for path, reason in result.unreadable.items() if attempts.isdisjoint((path, path.parent))}
-    closed = [f"{printable(str(path))} cannot be read ({reason})" for path, reason in reasons.items()]
-    if not result.attempts and not result.published:
+    records = search(folders)
+    if not records.folders and not records.published:
         names = ", ".join(str(folder) for folder in folders)
-        but = f" ({'; '.join(closed[:3])})" if closed else ""
+        but = f" ({'; '.join(note.text for note in records.notes[:3])})" if records.notes else ""
         raise UserError(
             f"no run in {names}{but}: start one with "
             f"python -m ddlbench +framework=ddp +model=resnet50 results_dir={folders[0]}, then report again"
         )
-    ordered = [result.attempts[place] for place in sorted(result.attempts)]
-    kinds = (LeftOut.CIRCLE if reason == os.strerror(ELOOP) else LeftOut.NOT_FOLLOWED for reason in reasons.values())
-    return Records(ordered, closed, tuple(kinds), tuple(result.published))
+    return records
+
+
+def search(folders: Sequence[Path]) -> Records:
+    """Every folder named attempt-* at or below the folders, through symbolic links too, each once, also if links form
+    circles; real folders before links. What cannot be followed inside of an attempt is reported with the attempt."""
+    attempts, published, closed, seen = dict[str, Path](), list[Path](), dict[Path, OSError](), set[str]()
+    real, linked = deque((folder, WITHOUT_END) for folder in folders), deque[tuple[Path, int]]()
+    while real or linked:
+        (folder, levels), waiting = (real.popleft(), real) if real else (linked.popleft(), linked)
+        place = os.path.realpath(folder)
+        if place in seen:
+            continue
+        seen.add(place)
+        if folder.name.startswith("attempt-") or Path(place).name.startswith("attempt-"):
+            attempts[place] = folder
+        try:
+            for entry in sorted(os.scandir(folder), key=lambda entry: entry.name) if levels else ():
+                path = folder / entry.name
+                try:
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append((path, levels - 1))
+                    elif entry.is_symlink() and stat.S_ISDIR(path.stat().st_mode):
+                        linked.append((path, min(levels - 1, BELOW_LINKS)))
+                    elif re.fullmatch("attempt-[0-9]+", entry.name):
+                        raise OSError(ENOTDIR, "it is not a folder")
+                    elif entry.name == PUBLISHED_FILE:
+                        published.append(path)
+                except OSError as error:
+                    closed[path] = error
+        except OSError as error:
+            closed[folder] = error
+    notes = list[Note]()
+    for path, error in closed.items():
+        if not {path, path.parent} & set(attempts.values()):
+            kind = LeftOut.CIRCLE if error.errno == ELOOP else LeftOut.NOT_FOLLOWED
+            notes.append(Note(f"{printable(str(path))} cannot be read ({error.strerror or error})", kind))
+    return Records([attempts[place] for place in sorted(attempts)], published, notes)
 
 
 def read(path: Path) -> Attempt:
@@ -211,7 +258,7 @@ def unreadable(path: Path, reason: str, version: Any = None, kind: str = LeftOut
         "status": "unreadable",
         "reason": shortened(printable(reason), REASON),
     }
-    return Attempt(path, record, (f"{printable(str(path))}: {record['reason']}",), kind)
+    return Attempt(path, record, (Note(f"{printable(str(path))}: {record['reason']}", kind),))
 
 
 def _without_end(path: Path, record: Object) -> Attempt:

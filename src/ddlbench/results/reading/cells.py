@@ -1,4 +1,5 @@
-"""Values of JSON become cells of a table; what does not fit its column is left out and noted, never guessed.
+"""Values of JSON become cells of a table; what does not fit its column is left out and noted, never guessed. Rows
+become data frames whose columns have the types of record/columns.toml; each type knows missing values.
 
 epochs.jsonl, a JSON object for each epoch, becomes a table with each epoch once and in order. The epochs of many
 attempts are complete columns instead of a Python object for each cell, to take little memory.
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -17,7 +18,6 @@ import pyarrow as pa
 
 from ddlbench.foreign import Object
 from ddlbench.record.schema import EPOCHS, Column, schema_of
-from ddlbench.results.frames import frame, typed
 from ddlbench.results.rows import Row
 from ddlbench.texts import shortened
 
@@ -30,6 +30,10 @@ EPOCH_SCHEMA = schema_of(EPOCH_COLUMNS)
 _BY_STAGE = ("memory_allocated_by_stage_bytes", "memory_host_by_stage_bytes")
 _TEXTS = ("reason", "hosts", "framework_facts", "loader_facts", "throttle_reasons", "marks", *_BY_STAGE)
 _NOTHING: tuple[Any, ...] = (None, {}, [])
+DTYPES: dict[Any, Any] = {
+    pa.int64(): pd.Int64Dtype(), pa.float64(): pd.Float64Dtype(), pa.bool_(): pd.BooleanDtype(),
+    pa.string(): pd.StringDtype("python"),
+}  # fmt: skip
 _NOUNS = {"int": "a whole number of 64 bits", "float": "a finite number", "bool": "true or false"}
 
 
@@ -69,6 +73,23 @@ def cell(value: Any, kind: str) -> Any:
     if kind == "float" or not math.isfinite(number):
         return number if math.isfinite(number) else None
     return int(value) if value == int(value) and abs(int(value)) <= LARGEST_INT else None
+
+
+def typed(table: Any) -> pd.DataFrame:
+    """A pyarrow table of such columns as a data frame."""
+    return table.to_pandas(types_mapper=DTYPES.get)
+
+
+def frame(columns: Iterable[Column], rows: Sequence[Row]) -> pd.DataFrame:
+    """Rows as a data frame with the columns' order and types; what a row does not have is missing."""
+    return typed(pa.Table.from_pylist(rows, schema_of(columns)))
+
+
+def plain(table: pd.DataFrame, texts: Sequence[str], floats: Sequence[str]) -> Any:
+    """Some columns of a table as plain objects and floats, with NaN for what is missing: many times faster than columns
+    that know missing values."""
+    columns = {name: table[name].to_numpy(object) for name in texts}
+    return pd.DataFrame(columns | {name: table[name].to_numpy("float64", na_value=np.nan) for name in floats})
 
 
 def epochs_of(lines: Sequence[Object], left_out: list[str]) -> Any:

@@ -11,14 +11,14 @@ import io
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
-from typing import NamedTuple
 
 from ddlbench.errors import UserError
 from ddlbench.foreign import Object, read_bytes
 from ddlbench.results.reading.attempts import reason_of
-from ddlbench.results.reading.published import Facts, gpu_family
-from ddlbench.results.rows import group_by, section
+from ddlbench.results.reading.published import gpu_family
+from ddlbench.results.rows import Row, group_by, section
 from ddlbench.texts import first_few, printable, shortened
 
 COLUMNS = (
@@ -139,13 +139,6 @@ def read_csv(path: Path) -> tuple[set[str], list[CsvRow], list[str]]:
     return set(reader.fieldnames or ()), kept, left_out
 
 
-class Point(NamedTuple):
-    """A row of the file, and what it states."""
-
-    row: CsvRow
-    facts: Facts
-
-
 def csv_row(record: Object, line: int) -> CsvRow:
     """The row that a record was made of, without what the record does not keep (quote, step_ms)."""
     config, launch, published = (section(record, name) for name in ("config", "launch", "published"))
@@ -164,28 +157,29 @@ def csv_row(record: Object, line: int) -> CsvRow:
     return CsvRow(line, {name: str(cell) for name, cell in cells.items() if cell is not None})
 
 
-def read_points(path: Path) -> tuple[list[Point], list[str]]:
+def read_points(path: Path) -> tuple[list[Row], list[str]]:
     """The rows of a file that can be used, and a line for each of the others, also for those of a source and model that
     are in several units. UserError where the file cannot be read or has other columns."""
     columns, rows, left_out = read_csv(path)
     if wrong := sorted((columns ^ set(COLUMNS)) - set(OPTIONAL)):
         odd = ", ".join(first_few([shortened(printable(name), 40) for name in wrong], 5))
         raise UserError(f"{path} has other columns (missing or unknown: {odd}): give {', '.join(COLUMNS)}")
-    points, kept = list[Point](), list[Point]()
+    points, kept = list[Row](), list[Row]()
     for row in rows:
         try:
-            points.append(_point(row))
+            points.append(_facts(row))
         except UserError as error:
             left_out.append(f"row {row.line}: {error}")
-    for (source, model), group in group_by(points, lambda point: (point.row["source"], point.row["model"])).items():
-        if len(units := sorted({point.row["unit"] for point in group})) == 1:
+    for (source, model), group in group_by(points, itemgetter("source", "model")).items():
+        if len(units := sorted({point["unit"] for point in group})) == 1:
             kept += group
         else:
             left_out.append(f"{_rows(group)}: {source}, {model}: mixed units ({', '.join(units)})")
-    return sorted(kept, key=lambda point: point.row.line), left_out
+    return sorted(kept, key=itemgetter("line")), left_out
 
 
-def _point(row: CsvRow) -> Point:
+def _facts(row: CsvRow) -> Row:
+    """Its facts, as `record_of` takes them, and the number of its line."""
     if missing := [name for name in ("source", "model", "strategy", "url") if not row[name]]:
         raise UserError(f"{', '.join(missing)} is empty")
     if gpu_family(row["gpu_type"]) is None:
@@ -203,26 +197,19 @@ def _point(row: CsvRow) -> Point:
         base_gpus, base_value = row.count("base_gpus"), row.number("base_value")
         base_s = _sample_time_s(row, base_value, base_gpus, None)
         stated = {"base_gpus": base_gpus, "base_sample_time_s": base_s}  # the base may be no row of the file
-    facts = Facts(
-        source=row["source"],
-        url=row["url"],
-        model=row["model"],
-        strategy=row["strategy"],
-        library=row["framework"],
-        gpu=row["gpu_type"],
-        gpus=gpus,
-        nodes=nodes,
-        sample_time_s=seconds,
-        global_batch=batch,
+    return {
+        **row.cells,
+        "line": row.line,
+        "gpus": gpus,
+        "nodes": nodes,
+        "sample_time_s": seconds,
+        "global_batch": batch,
         # Equal for rows of a source that start from one base, the base itself included.
-        series=f"{base_gpus} GPU{'s' if base_gpus > 1 else ''} at {base_value:g} {row['unit'].partition(' ')[0]}",
-        micro_batch=row.micro_batch,
-        tokens=row.count("seq_len") if row["seq_len"] else None,
-        precision=row["precision"] or None,
-        loader=row["loader"] or None,
-        more={**{name: row[name] or None for name in KEPT}, **stated},
-    )
-    return Point(row, facts)
+        "series": f"{base_gpus} GPU{'s' if base_gpus > 1 else ''} at {base_value:g} {row['unit'].partition(' ')[0]}",
+        "micro_batch": row.micro_batch,
+        "seq_len": row.count("seq_len") if row["seq_len"] else None,
+        "more": {**{name: row[name] or None for name in KEPT}, **stated},
+    }
 
 
 def _sample_time_s(row: CsvRow, value: float, gpus: int, batch: int | None) -> float:
@@ -232,11 +219,11 @@ def _sample_time_s(row: CsvRow, value: float, gpus: int, batch: int | None) -> f
     return seconds
 
 
-def _rows(points: Sequence[Point]) -> str:
-    return f"row {', '.join(first_few([str(point.row.line) for point in points], 20))}"
+def _rows(points: Sequence[Row]) -> str:
+    return f"row {', '.join(first_few([str(point['line']) for point in points], 20))}"
 
 
-def without_base(points: Sequence[Point]) -> list[str]:
+def without_base(points: Sequence[Row]) -> list[str]:
     """A line with the rows without a base, whose efficiency stays empty."""
-    alone = [point for point in points if "base_gpus" not in point.facts.more]
+    alone = [point for point in points if "base_gpus" not in point["more"]]
     return [f"{_rows(alone)}: without a base: efficiency stays empty"] if alone else []

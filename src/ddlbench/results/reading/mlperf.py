@@ -1,22 +1,29 @@
-"""Folders of MLPerf Training results: result_0.txt and its repeats, with the description of the system."""
+"""Folders of MLPerf Training results: result_0.txt and its repeats, with the description of the system.
+
+A log has lines with `:::MLLOG {json}`. From its time stamps come the seconds of the run and of its epochs. A log that
+contradicts itself is refused, never repaired.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator
 from datetime import UTC, datetime
-from itertools import accumulate
 from pathlib import Path
 from statistics import median
+from typing import Any, NamedTuple
 
 from ddlbench.errors import UserError
 from ddlbench.foreign import Object, parse, read_bytes
 from ddlbench.results.reading.attempts import reason_of
-from ddlbench.results.reading.mllog import Epoch, Log
-from ddlbench.results.reading.published import Facts, gpu_family
-from ddlbench.results.rows import group_by
+from ddlbench.results.reading.published import gpu_family
+from ddlbench.results.rows import Row, group_by, section
 from ddlbench.texts import shortened
 
+TOKEN = b":::MLLOG "
+TOLERANCE = 0.01  # of the seconds of a block and of its epochs
+LATEST_MS = 10**13  # a time stamp of the year 2286
+MOST_EPOCHS = 100_000
 LOG = re.compile(r"result_[0-9]{1,4}\.txt")
 MODELS = {"resnet": "ResNet-50 v1.5"}  # benchmarks, by the name that other sources give their model
 BY_EPOCH = ("resnet", "ssd", "retinanet", "maskrcnn", "unet3d", "rnnt")  # those whose epoch has all training samples
@@ -24,7 +31,7 @@ LONGEST = 200  # letters of a text of a system's description
 NOT_STATED = ("", "N/A")
 
 
-def read_results(place: Path, source: str | None, url: str, strategy: str) -> tuple[list[Facts], list[str]]:
+def read_results(place: Path, source: str | None, url: str, strategy: str) -> tuple[list[Row], list[str]]:
     """The runs of all folders of results at or below a folder, and a line for each log that cannot be used. UserError
     where there is no log.
 
@@ -34,7 +41,7 @@ def read_results(place: Path, source: str | None, url: str, strategy: str) -> tu
     logs = sorted(path for path in place.rglob("result_*.txt") if LOG.fullmatch(path.name))
     if not logs:
         raise UserError(f"{place} has no result_0.txt: give a folder of MLPerf Training results")
-    runs, left_out = list[Facts](), list[str]()
+    runs, left_out = list[Row](), list[str]()
     for folder, same in group_by(logs, lambda path: path.parent).items():
         below = "/".join([url.rstrip("/"), *folder.relative_to(place).parts])
         for log in same:
@@ -56,8 +63,8 @@ def system_of(folder: Path) -> Object:
     raise UserError(f"no description of its system: put it beside the log as {folder / 'system.json'}")
 
 
-def _facts(path: Path, system: Object, source: str | None, url: str, strategy: str) -> Facts:
-    """One run. ValueError with the reason where log or system cannot be used."""
+def _facts(path: Path, system: Object, source: str | None, url: str, strategy: str) -> Row:
+    """One run, as `record_of` takes it. ValueError with the reason where log or system cannot be used."""
     log = Log(read_bytes(path))
     nodes, per_node = _count(system, "number_of_nodes"), _count(system, "accelerators_per_node")
     gpu = str(system.get("accelerator_model_name"))
@@ -66,7 +73,7 @@ def _facts(path: Path, system: Object, source: str | None, url: str, strategy: s
     benchmark, samples = str(log.one("submission_benchmark").value), log.count("train_samples")
     if benchmark not in BY_EPOCH:
         raise ValueError(f"an epoch of benchmark {benchmark!r} is no pass over its training samples")
-    lines = _lines(log.epochs(), benchmark)
+    lines = log.epochs(of_images=benchmark == "resnet")
     measured = lines[1:] or lines
     times = [line["epoch_time_s"] for line in measured]
     evaluations = [line["validation_time_s"] for line in measured if "validation_time_s" in line]
@@ -74,27 +81,27 @@ def _facts(path: Path, system: Object, source: str | None, url: str, strategy: s
     year = datetime.fromtimestamp(log.run.start / 1e3, UTC).year
     seeds = [event.value for event in log.events.get("seed", [])]
     optimizers = [str(event.value) for event in log.events.get("opt_name", [])]
-    return Facts(
-        source=source or f"MLPerf Training {year}, {log.one('submission_org').value}",
-        url=url,
-        model=MODELS.get(benchmark, benchmark),
-        strategy=strategy,
-        library=_text(system, "framework"),
-        gpu=gpu,
-        gpus=nodes * per_node,
-        nodes=nodes,
-        sample_time_s=sum(times) / (samples * len(times)),
-        global_batch=log.count("global_batch_size"),
-        repeat=int(path.stem.removeprefix("result_")),
-        recipe=optimizers[0] if optimizers else None,
-        system=_text(system, "system_name"),
-        seed=seeds[0] if seeds and type(seeds[0]) is int else None,
-        train_samples=samples,
-        environment={
+    return {
+        "source": source or f"MLPerf Training {year}, {log.one('submission_org').value}",
+        "url": url,
+        "model": MODELS.get(benchmark, benchmark),
+        "strategy": strategy,
+        "framework": _text(system, "framework"),
+        "gpu_type": gpu,
+        "gpus": nodes * per_node,
+        "nodes": nodes,
+        "sample_time_s": sum(times) / (samples * len(times)),
+        "global_batch": log.count("global_batch_size"),
+        "repeat": int(path.stem.removeprefix("result_")),
+        "recipe": optimizers[0] if optimizers else None,
+        "system": _text(system, "system_name"),
+        "seed": seeds[0] if seeds and type(seeds[0]) is int else None,
+        "train_samples": samples,
+        "environment": {
             "cpu_model": _text(system, "host_processor_model_name"),
             "topology": _text(system, "accelerator_interconnect"),
         },
-        summary={
+        "summary": {
             "epochs_done": len(lines),
             "epochs_measured": len(measured),
             "epoch_time_s": median(times),
@@ -103,31 +110,14 @@ def _facts(path: Path, system: Object, source: str | None, url: str, strategy: s
             "validation_time_s": median(evaluations) if evaluations else None,
             "val_top1": accuracies[-1] if accuracies else None,
         },
-        epochs=lines,
-        more={
+        "epochs": lines,
+        "more": {
             "year": year,
             "time_to_train_s": log.run.ms / 1e3,
             "network": _text(system, "host_networking"),
             "system": {key: text for key in system if (text := _text(system, key))},
         },
-    )
-
-
-def _lines(epochs: Sequence[Epoch], benchmark: str) -> list[Object]:
-    """As lines of epochs.jsonl. Only the accuracy of images is a share of right first guesses."""
-    ends = accumulate(epoch.seconds + (epoch.evaluation_s or 0.0) for epoch in epochs)
-    lines: list[Object] = []
-    for number, (epoch, end) in enumerate(zip(epochs, ends, strict=True)):
-        line = {
-            "epoch": number,
-            "warmup": number == 0 and len(epochs) > 1,
-            "epoch_time_s": epoch.seconds,
-            "elapsed_s": round(end, 3),
-            "validation_time_s": epoch.evaluation_s,
-            "val_top1": epoch.accuracy if benchmark == "resnet" else None,
-        }
-        lines.append({key: value for key, value in line.items() if value is not None})
-    return lines
+    }
 
 
 def _count(system: Object, key: str) -> int:
@@ -142,3 +132,138 @@ def _text(system: Object, key: str) -> str | None:
     """A short text of the description; None where it states none."""
     value = system.get(key)
     return shortened(value, LONGEST) if isinstance(value, str) and value.strip() not in NOT_STATED else None
+
+
+class Event(NamedTuple):
+    """A line of a log. ms: its time stamp"""
+
+    key: str
+    ms: int
+    value: Any
+    metadata: Object
+
+
+class Interval(NamedTuple):
+    """From one event to another. number: of its first epoch; epochs: how many it has"""
+
+    number: int
+    start: int
+    stop: int
+    epochs: int = 1
+
+    @property
+    def ms(self) -> int:
+        return self.stop - self.start
+
+    def holds(self, other: Interval) -> bool:
+        return self.start <= other.start and other.stop <= self.stop
+
+
+class Log:
+    """The events of a log. All methods raise ValueError with the reason where the log cannot be used."""
+
+    def __init__(self, content: bytes) -> None:
+        self.events: dict[str, list[Event]] = group_by(_events(content), lambda event: event.key)
+        start, stop = self.one("run_start"), self.one("run_stop")
+        self.run = Interval(0, start.ms, stop.ms)
+        if self.run.ms <= 0:
+            raise ValueError("broken time stamps: run_stop is not after run_start")
+        if (status := stop.metadata.get("status")) != "success":
+            raise ValueError(f"run_stop has the status {status!r}")
+
+    def one(self, key: str) -> Event:
+        """The only event of a key. Several processes may log one value; the run has one time stamp of each end."""
+        events = self.events.get(key, [])
+        if len({(repr(event.value), event.ms if key.startswith("run_") else 0) for event in events}) != 1:
+            raise ValueError(f"{key} occurs {len(events)} times instead of once")
+        return events[0]
+
+    def count(self, key: str) -> int:
+        """The value of the only event of a key, a whole number above 0."""
+        value = self.one(key).value
+        if type(value) is not int or value < 1:
+            raise ValueError(f"{key} is {value!r}, no whole number above 0")
+        return value
+
+    def epochs(self, of_images: bool = True) -> list[Object]:
+        """The epochs in order, as lines of epochs.jsonl. Without events of epochs each has an equal part of its block.
+        of_images: whether the accuracy is a share of right first guesses"""
+        stated, blocks = self._intervals("epoch", "epoch_num"), self._intervals("block", "first_epoch_num")
+        evaluations = self._intervals("eval", "epoch_num")
+        epochs = list(stated)
+        for block in blocks:
+            trained = block.ms - sum(evaluation.ms for evaluation in evaluations if block.holds(evaluation))
+            if not stated:
+                ms = trained // block.epochs if block.epochs else 0
+                if ms <= 0:
+                    raise ValueError(f"broken time stamps: the block of epoch {block.number} trained for no time")
+                epochs += [Interval(block.number + n, block.start, block.start + ms) for n in range(block.epochs)]
+                continue
+            of_epochs = sum(epoch.ms for epoch in stated if block.holds(epoch))
+            if abs(trained - of_epochs) > TOLERANCE * trained:
+                raise ValueError(
+                    f"epochs and blocks disagree by more than 1 %: the block of epoch {block.number} trained for "
+                    f"{trained / 1e3:.3f} s, its epochs for {of_epochs / 1e3:.3f} s"
+                )
+        if not epochs:
+            raise ValueError("it has neither epochs nor blocks")
+        after = {evaluation.number: evaluation.ms / 1e3 for evaluation in evaluations}
+        reached = {_number(event, "epoch_num"): event.value for event in self.events.get("eval_accuracy", [])}
+        lines, elapsed_s = list[Object](), 0.0
+        for number, epoch in enumerate(epochs):
+            validation_s, accuracy = after.get(epoch.number), reached.get(epoch.number)
+            elapsed_s += epoch.ms / 1e3 + (validation_s or 0.0)
+            line = {
+                "epoch": number,
+                "warmup": number == 0 and len(epochs) > 1,
+                "epoch_time_s": epoch.ms / 1e3,
+                "elapsed_s": round(elapsed_s, 3),
+                "validation_time_s": validation_s,
+                "val_top1": float(accuracy)
+                if of_images and isinstance(accuracy, int | float) and 0 <= accuracy <= 1
+                else None,
+            }
+            lines.append({key: value for key, value in line.items() if value is not None})
+        return lines
+
+    def _intervals(self, name: str, number: str) -> list[Interval]:
+        """The pairs of NAME_start and NAME_stop, in order. number: of the metadata, which both share"""
+        starts, stops = (
+            group_by(self.events.get(f"{name}_{end}", []), lambda event: _number(event, number))
+            for end in ("start", "stop")
+        )
+        if starts.keys() != stops.keys() or any(len(same) > 1 for same in (*starts.values(), *stops.values())):
+            raise ValueError(f"{name}_start and {name}_stop are no pairs")
+        intervals: list[Interval] = []
+        for epoch, (start,) in starts.items():
+            epochs = _number(start, "epoch_count") if "epoch_count" in start.metadata else 1
+            intervals.append(Interval(epoch, start.ms, stops[epoch][0].ms, epochs))
+        intervals.sort(key=lambda interval: interval.number)
+        ends = [self.run.start, *(ms for one in intervals for ms in (one.start, one.stop)), self.run.stop]
+        if ends != sorted(ends) or (name != "eval" and any(interval.ms == 0 for interval in intervals)):
+            raise ValueError(f"broken time stamps of {name}s")
+        return intervals
+
+
+def _events(content: bytes) -> Iterator[Event]:
+    """Other output may stand before the token in a line, because processes write to one file."""
+    for number, line in enumerate(content.split(b"\n"), 1):
+        _, token, text = line.rpartition(TOKEN)
+        if not token:
+            continue
+        try:
+            event = parse(text)
+        except ValueError as error:
+            raise ValueError(f"line {number} is not JSON ({error})") from None
+        key, ms = event.get("key"), event.get("time_ms")
+        if not isinstance(key, str) or type(ms) is not int or not 0 < ms < LATEST_MS:
+            raise ValueError(f"broken time stamps: line {number} has key = {key!r} and time_ms = {ms!r}")
+        yield Event(key, ms, event.get("value"), section(event, "metadata"))
+
+
+def _number(event: Event, name: str) -> int:
+    """A whole number of the metadata, from 0."""
+    value = event.metadata.get(name)
+    if type(value) is not int or not 0 <= value <= MOST_EPOCHS:
+        raise ValueError(f"{event.key} has {name} = {value!r}")
+    return value

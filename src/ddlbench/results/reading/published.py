@@ -8,34 +8,19 @@ source and its address. It is a row of the same tables, and neither a repeat nor
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
 
 from ddlbench.foreign import Object, parse, read_bytes
 from ddlbench.record.schema import SCHEMA_VERSION
 from ddlbench.results.reading.attempts import Attempt, other_version, reason_of, unreadable
+from ddlbench.results.rows import PUBLISHED, Row
 from ddlbench.texts import digest
 
-OWN, PUBLISHED = "own", "published"  # values of the column `origin`
 GPU = re.compile(
     r"(?:(?<![a-z0-9])|(?<=\dx))(GB[23]00|GH200|B[23]00|H[128]00|H20|A[18]00|A[34]0|L40|L4|T4|V100|P100|P40|K80|MI[0-9]{3}"
     r"|A6000|RTX ?(?:A[0-9]{4}|[0-9]{4}))",
     re.IGNORECASE,
 )
-
-
-@dataclass(frozen=True)
-class PublishedAttempt(Attempt):
-    """A line of published.jsonl. path: the file, and after a colon the number of the line"""
-
-    def read_epochs(self) -> tuple[list[Object], str | None]:
-        """The epochs of the record, as epochs.jsonl would have them."""
-        lines = self.record.get("epochs")
-        values = cast(list[Any], lines) if isinstance(lines, list) else []
-        objects: list[Object] = [value for value in values if isinstance(value, dict)]
-        return objects, self.broken_lines(len(values) - len(objects))
 
 
 def read_published(path: Path) -> list[Attempt]:
@@ -56,7 +41,7 @@ def _attempt(path: Path, line: bytes) -> Attempt:
         return refused
     if record.get("status") != "ok":
         return unreadable(path, "a published measurement has the status ok", record["schema_version"])
-    return PublishedAttempt(path, record | {"origin": PUBLISHED})
+    return Attempt(path, record | {"origin": PUBLISHED})
 
 
 def gpu_family(text: str) -> str | None:
@@ -65,87 +50,60 @@ def gpu_family(text: str) -> str | None:
     return re.sub("^RTX ?", "RTX ", match[1].upper()) if match else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Facts:
-    """The statements of a source on one run; None for what it does not state.
+def record_of(facts: Row) -> Object:
+    """The record of one run, without what is not known. Its run_id is equal for equal facts, whatever their address.
 
-    model, strategy, library, gpu, precision, loader, recipe, system: in the source's words
-    series:        what distinguishes runs of the source that have a base of their own from others
-    micro_batch:   samples of a forward pass; tokens: of a sample
-    environment:   as in run.json
-    summary:       more of run.json's summary than the rates, which follow from sample_time_s
-    epochs:        lines as in epochs.jsonl
-    more:          other entries of the section `published`
+    facts: the statements of a source, in its words, by the columns of csv_rows.COLUMNS, and:
+        sample_time_s, nodes; repeat, recipe, system (the name), seed, train_samples
+        series:      what distinguishes runs of the source that have a base of their own from others
+        micro_batch: samples of a forward pass
+        environment: as in run.json, without the GPU
+        summary:     more of run.json's summary than the rates, which follow from sample_time_s
+        epochs:      lines as in epochs.jsonl
+        more:        other entries of the section `published`
     """
-
-    source: str
-    url: str
-    model: str
-    strategy: str
-    library: str | None
-    gpu: str
-    gpus: int
-    nodes: int
-    sample_time_s: float
-    global_batch: int | None
-    repeat: int = 0
-    series: str | None = None
-    micro_batch: int | None = None
-    tokens: int | None = None
-    precision: str | None = None
-    loader: str | None = None
-    recipe: str | None = None
-    system: str | None = None
-    seed: int | None = None
-    train_samples: int | None = None
-    environment: Object = field(default_factory=dict[str, Any])
-    summary: Object = field(default_factory=dict[str, Any])
-    epochs: Sequence[Object] = ()
-    more: Object = field(default_factory=dict[str, Any])
-
-    def record(self) -> Object:
-        """The record, without what is not known. Its run_id is equal for equal facts, whatever their address."""
-        config = {
-            "mode": "train",
-            "source": self.source,
-            "series": self.series,
-            "framework": {"name": self.strategy, "library": self.library},
-            "model": {"name": self.model, "tokens_per_sample": self.tokens},
-            "loader": {"name": self.loader},
-            "recipe": {"name": self.recipe},
-            "cluster": {"name": self.system},
-            "train": {"precision": self.precision, "micro_batch": self.micro_batch, "repeat": self.repeat},
-        }
-        launch = {
-            "world_size": self.gpus,
-            "nodes": self.nodes,
-            "ranks_per_node": self.gpus // self.nodes,
-            "device_type": "cuda",
-        }
-        rate = 1 / self.sample_time_s
-        summary = {"throughput_samples_per_s": rate, "throughput_samples_per_s_per_gpu": rate / self.gpus}
-        if self.tokens:
-            summary["tokens_per_s"] = rate * self.tokens
-        facts = {
-            "config": config,
-            "launch": launch,
-            "environment": {"gpu_model": self.gpu, **self.environment},
-            "framework_library": self.library,
-            "model": {"name": self.model, "changed": {}, "tokens_per_sample": self.tokens},
-            "dataset": {"train_samples": self.train_samples},
-            "ledger": {"global_batch": self.global_batch, "micro_batch": self.micro_batch, "seed": self.seed},
-            "summary": summary | self.summary,
-            "epochs": list(self.epochs),
-        }
-        name = re.sub(r"[^a-z0-9.]+", "_", f"{self.source} {self.model}".lower())[:48].strip("_")
-        head = {
-            "schema_version": SCHEMA_VERSION,
-            "origin": PUBLISHED,
-            "run_id": f"{name}-{self.gpus}x-{digest(facts, 12)}",
-            "attempt": 1,
-            "status": "ok",
-        }
-        return head | _stated(facts | {"published": {"source": self.source, "url": self.url, **self.more}})
+    fact, gpus, rate = facts.get, facts["gpus"], 1 / facts["sample_time_s"]
+    tokens, micro_batch = fact("seq_len"), fact("micro_batch")
+    config = {
+        "mode": "train",
+        "source": facts["source"],
+        "series": fact("series"),
+        "framework": {"name": facts["strategy"], "library": fact("framework")},
+        "model": {"name": facts["model"], "tokens_per_sample": tokens},
+        "loader": {"name": fact("loader") or None},
+        "recipe": {"name": fact("recipe")},
+        "cluster": {"name": fact("system")},
+        "train": {"precision": fact("precision") or None, "micro_batch": micro_batch, "repeat": fact("repeat", 0)},
+    }
+    launch = {
+        "world_size": gpus,
+        "nodes": facts["nodes"],
+        "ranks_per_node": gpus // facts["nodes"],
+        "device_type": "cuda",
+    }
+    summary = {"throughput_samples_per_s": rate, "throughput_samples_per_s_per_gpu": rate / gpus}
+    if tokens:
+        summary["tokens_per_s"] = rate * tokens
+    known = {
+        "config": config,
+        "launch": launch,
+        "environment": {"gpu_model": facts["gpu_type"], **fact("environment", {})},
+        "framework_library": fact("framework"),
+        "model": {"name": facts["model"], "changed": {}, "tokens_per_sample": tokens},
+        "dataset": {"train_samples": fact("train_samples")},
+        "ledger": {"global_batch": fact("global_batch"), "micro_batch": micro_batch, "seed": fact("seed")},
+        "summary": summary | fact("summary", {}),
+        "epochs": fact("epochs", []),
+    }
+    name = re.sub(r"[^a-z0-9.]+", "_", f"{facts['source']} {facts['model']}".lower())[:48].strip("_")
+    head = {
+        "schema_version": SCHEMA_VERSION,
+        "origin": PUBLISHED,
+        "run_id": f"{name}-{gpus}x-{digest(known, 12)}",
+        "attempt": 1,
+        "status": "ok",
+    }
+    return head | _stated(known | {"published": {"source": facts["source"], "url": facts["url"], **facts["more"]}})
 
 
 def _stated(values: Object) -> Object:

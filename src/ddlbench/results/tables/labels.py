@@ -76,8 +76,6 @@ def variants(
 def across(runs: Sequence[AttemptRow], comparison: Comparison) -> list[Settings]:
     """For each run the settings of `comparison.across` in which it differs from runs of its table: the names of groups
     and columns, and the keys in which runs of equal names differ."""
-    if not comparison.across:
-        return [{} for _ in runs]
     tables = {id(run): comparison.comparison_id(run) for run in runs}
     named = [name for name in comparison.across if name in _NAMED]
 

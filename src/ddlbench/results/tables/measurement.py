@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ddlbench.results.reading.published import OWN, PUBLISHED
-from ddlbench.results.rows import Row, Settings, group_by, wait_column, without_data_wait
+from ddlbench.results.rows import OWN, PUBLISHED, Row, Settings, group_by, wait_column, without_data_wait
 from ddlbench.results.tables.labels import settings_text, value_text
 from ddlbench.results.tables.merge import ANY_SCALING, BY_FRAMEWORK, Comparison, RankPasses, size
 from ddlbench.results.tables.stats import LEVEL, Interval

@@ -14,6 +14,7 @@ from ddlbench.config.identity import added_later, measured_part
 from ddlbench.config.keys import Options
 from ddlbench.errors import UserError
 from ddlbench.record.fingerprint import of_the_launch
+from ddlbench.results.reading.attempts import Note
 from ddlbench.results.rows import Row, Settings, group_by
 from ddlbench.texts import digest, printable
 
@@ -128,7 +129,7 @@ class AttemptRow:
     epochs:      a pyarrow table of `cells.EPOCH_SCHEMA`
     identity:    as `Attempt.identity`
     has_end:     whether the record itself says how the run ended
-    warnings:    of what is left out, and in `left_out` its kinds
+    notes:       on what is left out
     passes:      of each rank of a profiled pipeline, by its number in the pipeline
     """
 
@@ -142,8 +143,7 @@ class AttemptRow:
     folder: Path = Path()
     identity: Hashable = None
     has_end: bool = True
-    warnings: Sequence[str] = ()
-    left_out: Sequence[str] = ()
+    notes: Sequence[Note] = ()
     passes: Mapping[int, RankPasses] = field(default_factory=dict[int, RankPasses])
 
     @property

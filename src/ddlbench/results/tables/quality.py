@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow as pa
 
 from ddlbench.record.schema import LEARNING, schema_of
-from ddlbench.results.frames import frame, plain, typed
+from ddlbench.results.reading.cells import frame, plain, typed
 from ddlbench.results.tables.merge import AttemptRow
 from ddlbench.results.tables.stats import median_interval
 

@@ -13,11 +13,10 @@ from ddlbench.config import choices
 from ddlbench.foreign import open_regular
 from ddlbench.record.fingerprint import fingerprint, noted
 from ddlbench.record.schema import RUNS
-from ddlbench.results.reading.attempts import Attempt, LeftOut, reason_of, unreadable
+from ddlbench.results.reading.attempts import Attempt, LeftOut, Note, reason_of, unreadable
 from ddlbench.results.reading.cells import cell, epochs_of, fit
-from ddlbench.results.reading.published import OWN, PUBLISHED, PublishedAttempt
 from ddlbench.results.reading.summary_check import contradiction
-from ddlbench.results.rows import Row, Settings, section
+from ddlbench.results.rows import OWN, PUBLISHED, Row, Settings, section
 from ddlbench.results.tables.labels import settings_text, value_text
 from ddlbench.results.tables.merge import AttemptRow, RankPasses, measured_options
 from ddlbench.texts import digest, first_few, printable, shortened
@@ -37,7 +36,7 @@ def attempt_row(attempt: Attempt) -> AttemptRow:
     try:
         return _usable(attempt, identity)
     except Exception as error:  # whatever one record holds, the others are reported
-        name = "the line" if isinstance(attempt, PublishedAttempt) else "run.json"
+        name = "the line" if attempt.record.get("origin") == PUBLISHED else "run.json"
         return _usable(unreadable(attempt.path, f"the values of {name} cannot be used ({reason_of(error)})"), identity)
 
 
@@ -54,18 +53,16 @@ def _usable(attempt: Attempt, identity: Hashable) -> AttemptRow:
         measured["reference"] = row["reference"]  # not compared with results
     lines, unread = attempt.read_epochs()
     epochs = epochs_of(lines, left_out)
-    warnings, kinds = list(attempt.warnings), [attempt.left_out] if attempt.left_out else []
-    if unread:
-        warnings.append(unread)
-        kinds.append(LeftOut.BROKEN_EPOCHS)
+    notes = [*attempt.notes, *unread]
     if not measured and record["status"] != "unreadable":
-        warnings.append(f"{attempt.name}: run.json has no configuration: the attempt is in no measurement")
-        kinds.append(LeftOut.NO_CONFIGURATION)
+        text = f"{attempt.name}: run.json has no configuration: the attempt is in no measurement"
+        notes.append(Note(text, LeftOut.NO_CONFIGURATION))
     if row["status"] == "ok" and row["origin"] != PUBLISHED and (wrong := contradiction(row, epochs)):
-        warnings.append(f"{attempt.name}: the summary is left out: {wrong}")
+        notes.append(Note(f"{attempt.name}: the summary is left out: {wrong}"))
         row |= _NO_SUMMARY
     if left_out:
-        warnings.append(f"{attempt.name}: left out of the tables: {', '.join(first_few(left_out, VALUES_SHOWN))}")
+        values = ", ".join(first_few(left_out, VALUES_SHOWN))
+        notes.append(Note(f"{attempt.name}: left out of the tables: {values}"))
     return AttemptRow(
         row,
         options=measured,
@@ -77,8 +74,7 @@ def _usable(attempt: Attempt, identity: Hashable) -> AttemptRow:
         folder=attempt.path,
         identity=identity,
         has_end=attempt.has_end,
-        warnings=[*warnings, *damaged_parquet(attempt.path)],
-        left_out=kinds,
+        notes=[*notes, *map(Note, damaged_parquet(attempt.path))],
         passes=_passes(record),
     )
 

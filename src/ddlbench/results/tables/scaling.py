@@ -10,12 +10,11 @@ from statistics import median
 from typing import Any
 
 from ddlbench.record.schema import SCALING
-from ddlbench.results.reading.published import PUBLISHED
-from ddlbench.results.rows import Row, Settings, group_by, latest
+from ddlbench.results.rows import PUBLISHED, Row, Settings, group_by, latest
 from ddlbench.results.tables import stats
 from ddlbench.results.tables.breakdown import merged_own_steps, merged_windows
+from ddlbench.results.tables.checks import marks_of
 from ddlbench.results.tables.labels import across, knobs, layout, settings_text, variants
-from ddlbench.results.tables.marks import marks_of
 from ddlbench.results.tables.measurement import Measurement
 from ddlbench.results.tables.merge import ANY_SCALING, BY_FRAMEWORK, KINDS, SEED, AttemptRow, Comparison, size
 from ddlbench.results.tables.stats import Interval, confidence, median_interval

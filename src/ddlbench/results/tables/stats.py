@@ -24,9 +24,6 @@ class Interval:
     high: float
     coverage: float
 
-    def overlaps(self, other: Interval) -> bool:
-        return self.low <= other.high and other.low <= self.high
-
 
 def median_interval(values: Sequence[float], level: float = LEVEL) -> Interval | None:
     """The narrowest pair of order statistics [x(k), x(n+1-k)] that covers the median with probability `level` or more.

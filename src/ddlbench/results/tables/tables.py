@@ -13,9 +13,8 @@ import pandas as pd
 from ddlbench.errors import UserError
 from ddlbench.foreign import read_bytes
 from ddlbench.record.schema import DEVELOPER, RUNS, SCALING
-from ddlbench.results.frames import frame
-from ddlbench.results.reading.attempts import LeftOut, Records, left_out_line, read
-from ddlbench.results.reading.cells import epochs_table
+from ddlbench.results.reading.attempts import LeftOut, Note, Records, left_out_line, read
+from ddlbench.results.reading.cells import epochs_table, frame
 from ddlbench.results.reading.published import read_published
 from ddlbench.results.rows import Row, group_by
 from ddlbench.results.tables.breakdown import breakdown
@@ -94,25 +93,23 @@ def merge(records: Records) -> Merged:
         for run in group:
             alike = run.ok and group[0].ok  # these agree in all that the names are made of
             run.row.update(measurement=name, learning=quality if alike else run.measurement_id(SEED))
-    warnings = [*records.warnings, *copies, *(warning for run in runs for warning in run.warnings)]
     rows = [run.row for run in runs]
     measured = [row for row in rows if row["status"] == "ok" and row["measurement"] is not None]
+    notes = [*records.notes, *copies, *(note for run in runs for note in run.notes)]
     kinds = [
-        *records.left_out,
-        *[LeftOut.COPY] * len(copies),
-        *(kind for run in runs for kind in run.left_out),
+        *(note.kind for note in notes if note.kind),
         *(LeftOut.NO_RATE for row in measured if row["throughput_samples_per_s"] is None),
         *(LeftOut.RUNNING for row in rows if row["status"] == "running"),
         *(LeftOut.SHARED_GPU for row in rows if row["backend"] == DEVELOPER),
     ]
-    return Merged(runs, groups, warnings, left_out_line(kinds))
+    return Merged(runs, groups, [note.text for note in notes], left_out_line(kinds))
 
 
-def _without_copies(runs: Sequence[AttemptRow]) -> tuple[list[AttemptRow], list[str]]:
-    """The attempts that count, and a warning for each copy: a backup, or results that were synchronized twice. Of a
+def _without_copies(runs: Sequence[AttemptRow]) -> tuple[list[AttemptRow], list[Note]]:
+    """The attempts that count, and a note for each copy: a backup, or results that were synchronized twice. Of a
     record that was copied during its run, the later state counts; of equal ones the first."""
     left: set[Path] = set()
-    warnings: list[str] = []
+    notes: list[Note] = []
     for same in group_by(runs, lambda run: run.identity).values():
         counted = max(same, key=lambda run: (run.has_end, len(run.epochs)))
         for copy in (run.folder for run in same if run is not counted):
@@ -121,8 +118,9 @@ def _without_copies(runs: Sequence[AttemptRow]) -> tuple[list[AttemptRow], list[
             differs = any(_content(copy / name) != _content(counted.folder / name) for name in files)
             but = ", though their content differs" if differs else ""
             names = " and ".join(printable(str(path)) for path in (copy, counted.folder))
-            warnings.append(f"{names} hold the same attempt (run_id, attempt, start){but}: only the latter counts")
-    return [run for run in runs if run.folder not in left], warnings
+            text = f"{names} hold the same attempt (run_id, attempt, start){but}: only the latter counts"
+            notes.append(Note(text, LeftOut.COPY))
+    return [run for run in runs if run.folder not in left], notes
 
 
 def _content(path: Path) -> bytes | None:
@@ -218,7 +216,4 @@ def write_csv(table: pd.DataFrame, path: Path) -> None:
 
 def records(table: pd.DataFrame) -> list[Row]:
     """The rows of a table as plain objects, None for what is missing."""
-    names = [str(name) for name in table]
-    # `to_dict` takes ten times as long.
-    columns = [table[name].to_numpy(object, na_value=None).tolist() for name in names]
-    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+    return table.astype(object).where(table.notna(), None).to_dict("records")

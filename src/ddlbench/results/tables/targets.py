@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf, isfinite
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -14,7 +15,7 @@ import pandas as pd
 
 from ddlbench.errors import UserError
 from ddlbench.record.schema import TARGETS
-from ddlbench.results.frames import frame, plain
+from ddlbench.results.reading.cells import frame, plain
 from ddlbench.results.rows import Row, group_by
 from ddlbench.results.tables.stats import confidence, median_interval
 from ddlbench.results.tables.tables import Tables, write_csv
@@ -84,14 +85,10 @@ class TargetCosts:
     rows: list[Row]
     by_path: dict[str, dict[str, float | None]]
 
-    def of(self, tables: Tables) -> TargetCosts:
-        """Those of the measurements that a part of the tables has."""
-        measured = {row["measurement"] for row in tables.scaling_rows}
-        return replace(self, rows=[row for row in self.rows if row["measurement"] in measured])
 
-
-def target_costs(tables: Tables, wanted: Target) -> TargetCosts:
-    """A row for each measurement with runs that ended ok and have the metric: medians over those runs.
+def target_costs(tables: Tables, wanted: Target, reported: Tables | None = None) -> TargetCosts:
+    """A row for each measurement with runs that ended ok and have the metric: medians over those runs. reported: a part
+    of the tables, whose measurements alone have a row
 
     A run that never reaches the target counts as infinitely long, so that half of the runs decide the median; it is
     empty where fewer reach the target.
@@ -99,8 +96,9 @@ def target_costs(tables: Tables, wanted: Target) -> TargetCosts:
     by_path = costs(tables.epochs, wanted)
     measured = set(tables.epochs.dropna(subset=[wanted.metric])["path"])
     runs = [run for run in tables.run_rows if run["status"] == "ok" and run["path"] in measured]
+    shown = {run["measurement"] for run in (reported or tables).run_rows} - {None}
     rows = list[Row]()
-    for repeats in group_by((run for run in runs if run["measurement"]), lambda run: run["measurement"]).values():
+    for repeats in group_by((run for run in runs if run["measurement"] in shown), itemgetter("measurement")).values():
         taken = [by_path.get(run["path"], dict.fromkeys(COSTS, inf)) for run in repeats]
         row: Row = {"target": wanted.text, **{name: repeats[0][name] for name in _NAMES}}
         row |= {"runs": len(repeats), "reached": sum(run["path"] in by_path for run in repeats)}
@@ -113,12 +111,6 @@ def target_costs(tables: Tables, wanted: Target) -> TargetCosts:
         epochs = median_interval([cost["epochs"] or inf for cost in taken])
         rows.append(row | {"interval": confidence(len(repeats), epochs)})
     return TargetCosts(wanted, rows, by_path)
-
-
-def without_metric(targets: Sequence[TargetCosts]) -> list[str]:
-    """A warning for each target whose metric no run has."""
-    unknown = [costs.target for costs in targets if not costs.rows]
-    return [f"--target {target.text}: no reported run that ended ok has {target.metric}" for target in unknown]
 
 
 def write_targets(targets: Sequence[TargetCosts], folder: Path) -> None:
