@@ -11,7 +11,6 @@ from statistics import median
 
 import pytest
 import torch
-from torch.optim import NAdam, Optimizer
 
 from ddlbench.config.choices import choices
 from ddlbench.config.compose import configuration, configurations
@@ -25,7 +24,7 @@ from ddlbench.predict import rows as command
 from ddlbench.predict.__main__ import main
 from ddlbench.predict.question import parser
 from ddlbench.ranks.launch import Launch
-from ddlbench.recipe.optimizers import Costs, Entry, Groups, OptimizerConfig, optimizers
+from ddlbench.recipe.optimizers import Costs, Entry, optimizers
 from ddlbench.rehearsal.rehearse import rehearse
 from tests.support.originals import PARAMETERS
 
@@ -111,11 +110,7 @@ def test_an_optimizer_needs_its_entry_alone(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, framework: str
 ) -> None:
     """docs/extending.md: NAdam takes no norm of whole layers, so no framework may refuse it for that."""
-
-    def make(config: OptimizerConfig, groups: Groups) -> Optimizer:
-        return NAdam(groups, lr=config.lr, eps=config.eps)
-
-    monkeypatch.setitem(optimizers, "nadam", Entry(make, Costs(2, 28, 2)))
+    monkeypatch.setitem(optimizers, "nadam", Entry("torch.optim.NAdam", ("betas", "eps"), Costs(2, 28, 2)))
     (row,) = rows(capsys, *TINY, f"+framework={framework}", "cluster=h100", "gpus=4", "recipe.optimizer.name=nadam")
     assert row["status"] == "ok"
     assert row["memory"]["optimizer"] > 0

@@ -29,9 +29,9 @@ class AdamW8bit(Optimizer):
     The weight moves by the new moments before they are rounded. The blocks of a shard begin with the shard.
     """
 
-    def __init__(self, params: Iterable[Any], defaults: dict[str, Any] | None = None) -> None:
+    def __init__(self, params: Iterable[Any], **defaults: Any) -> None:
         """defaults: lr, betas, eps and weight_decay of groups that lack them"""
-        super().__init__(params, defaults or {})
+        super().__init__(params, defaults)
         with unset_fake_temporarily():  # in a rehearsal tensors have no values
             self.tables: list[Tensor] = [create_dynamic_map(signed) for signed in (True, False)]
 

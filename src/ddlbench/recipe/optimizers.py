@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-import torch
 from torch.optim import Optimizer
 
 from ddlbench.errors import check_values, importing
 from ddlbench.job import NamedParameters
 from ddlbench.recipe.costs import Costs
-
-Groups = list[dict[str, Any]]
 
 
 @dataclass
@@ -77,96 +74,75 @@ def make_optimizer(config: OptimizerConfig, named_parameters: NamedParameters) -
     decayed = [parameter for parameter in trainable if parameter.ndim > 1]
     others = [parameter for parameter in trainable if parameter.ndim <= 1]
     layer_wise = {"always_adapt": False} if entry.needs == NORM else {}  # a key of timm's optimizers
-    groups: Groups = [
+    groups: list[dict[str, Any]] = [
         {"params": decayed, "weight_decay": config.weight_decay},
         {"params": others, "weight_decay": 0.0, **layer_wise},
     ]
     return entry.make(config, [group for group in groups if group["params"]])
 
 
-def make_sgd(config: OptimizerConfig, groups: Groups) -> Optimizer:
-    return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, fused=config.fused)
-
-
-def make_adam(config: OptimizerConfig, groups: Groups) -> Optimizer:
-    """Adam or AdamW."""
-    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.name]
-    return kind(groups, lr=config.lr, betas=pair(config.betas), eps=config.eps, fused=config.fused)
-
-
-def make_adamw8bit(config: OptimizerConfig, groups: Groups) -> Optimizer:
-    with importing("bitsandbytes, which recipe.optimizer.name=adamw8bit needs,", "pip install 'ddlbench[8bit]'"):
-        from ddlbench.recipe.adamw8bit import AdamW8bit
-    return AdamW8bit(groups, {"lr": config.lr, "betas": pair(config.betas), "eps": config.eps})
-
-
-def timm(module: str) -> Any:
-    """timm.optim's module. It is imported here: timm takes up to four seconds, and a cluster may lack it."""
-    with importing(f"timm, which recipe={module} needs,", "pip install timm"):
-        return import_module(f"timm.optim.{module}")
-
-
-def make_lars(config: OptimizerConfig, groups: Groups) -> Optimizer:
-    """LARS (You et al. 2017) as timm computes it, with ratio 1 where weight or gradient is zero.
-
-    For gradient g, weights w, weight decay b, momentum m:
-        ratio = eta |w| / (|g| + b |w| + eps);   v <- m v + ratio (g + b w);   w <- w - lr v
-    Algorithm 1 of the paper has the learning rate in the momentum, v <- m v + lr ratio (g + b w); w <- w - v. Both are
-    equal while lr is constant. Where it changes, the paper's step has older gradients at their older rates, and this
-    one has all of them at the rate of the step, as torch's SGD, so that lars and sgd differ in the ratio alone, and
-    no momentum correction is needed (Goyal et al. 2017, section 3).
-    """
-    return timm("lars").Lars(
-        groups,
-        lr=config.lr,
-        momentum=config.momentum,
-        nesterov=config.nesterov,
-        trust_coeff=config.trust_coefficient,
-        eps=config.eps,
-        always_adapt=True,
-    )
-
-
-def make_lamb(config: OptimizerConfig, groups: Groups) -> Optimizer:
-    """LAMB (You et al. 2020, algorithm 2) with phi(z) = z, and ratio 1 where weight or update is zero.
-
-    With Adam's bias-corrected r = m^ / (sqrt(v^) + eps) and weight decay b:
-        u = r + b w;   w <- w - lr (|w| / |u|) u
-    timm follows NVIDIA's variant, which clips gradients to norm 1 first: off here, because clipping is the
-    same for every optimizer (`train.clip_norm`).
-    """
-    return timm("lamb").Lamb(
-        groups, lr=config.lr, betas=pair(config.betas), eps=config.eps, max_grad_norm=None, always_adapt=True
-    )
-
-
 @dataclass(frozen=True)
 class Entry:
     """One choice of recipe.optimizer.name: the name of its class in lower case.
 
+    kind: module and name of the class, imported at its use: timm takes up to four seconds, and a cluster may lack it
+    keys: those of OptimizerConfig that the class takes beside lr, under the names in ARGUMENTS or their own
     plain: its costs where recipe.optimizer.momentum is 0; None: momentum is no key of it
     needs: what an update takes from a whole layer; None: a number's update depends on that number alone
+    fixed: other arguments of the class
+    install: the library to install, and how
     """
 
-    make: Callable[[OptimizerConfig, Groups], Optimizer]
+    kind: str
+    keys: tuple[str, ...]
     costs: Costs
     plain: Costs | None = None
     needs: str | None = None
+    fixed: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    install: tuple[str, str] = ("torch", "pip install torch")
+
+    def make(self, config: OptimizerConfig, groups: list[dict[str, Any]]) -> Optimizer:
+        """Unavailable where the library is missing."""
+        module, _, name = self.kind.rpartition(".")
+        library, remedy = self.install
+        with importing(f"{library}, which recipe.optimizer.name={config.name} needs,", remedy):
+            kind = getattr(import_module(module), name)
+        arguments = {ARGUMENTS.get(key, key): getattr(config, key) for key in ("lr", *self.keys)}
+        return kind(groups, **arguments, **self.fixed)
 
 
 NORM = "the norm of each full layer"
 BLOCKS = "blocks of full layers"
-
+ARGUMENTS = {"trust_coefficient": "trust_coeff"}
+ADAM = ("betas", "eps")
+TIMM = ("timm", "pip install timm")
 
 optimizers = {
-    "sgd": Entry(make_sgd, Costs(1, 20, 1), plain=Costs(0, 12, 1)),
-    "adam": Entry(make_adam, Costs(2, 28, 2)),
-    "adamw": Entry(make_adam, Costs(2, 28, 2)),
-    "adamw8bit": Entry(make_adamw8bit, Costs(2, 24, 0, quantized=True), needs=BLOCKS),
-    "lars": Entry(make_lars, Costs(1, 28, 2), plain=Costs(0, 20, 2), needs=NORM),
-    "lamb": Entry(make_lamb, Costs(2, 36, 3), needs=NORM),
-}
-
-
-def pair(betas: list[float]) -> tuple[float, float]:
-    return betas[0], betas[1]
+    "sgd": Entry("torch.optim.SGD", ("momentum", "nesterov", "fused"), Costs(1, 20, 1), plain=Costs(0, 12, 1)),
+    "adam": Entry("torch.optim.Adam", (*ADAM, "fused"), Costs(2, 28, 2)),
+    "adamw": Entry("torch.optim.AdamW", (*ADAM, "fused"), Costs(2, 28, 2)),
+    "adamw8bit": Entry(
+        "ddlbench.recipe.adamw8bit.AdamW8bit", ADAM, Costs(2, 24, 0, quantized=True), needs=BLOCKS,
+        install=("bitsandbytes", "pip install 'ddlbench[8bit]'"),
+    ),
+    # LARS (You et al. 2017) as timm computes it, with ratio 1 where weight or gradient is zero. For gradient g, weights
+    # w, weight decay b, momentum m:
+    #     ratio = eta |w| / (|g| + b |w| + eps);   v <- m v + ratio (g + b w);   w <- w - lr v
+    # Algorithm 1 of the paper has the learning rate in the momentum, v <- m v + lr ratio (g + b w); w <- w - v. Both
+    # are equal while lr is constant. Where it changes, the paper's step has older gradients at their older rates, and
+    # this one has all of them at the rate of the step, as torch's SGD, so that lars and sgd differ in the ratio alone,
+    # and no momentum correction is needed (Goyal et al. 2017, section 3).
+    "lars": Entry(
+        "timm.optim.lars.Lars", ("momentum", "nesterov", "trust_coefficient", "eps"), Costs(1, 28, 2),
+        plain=Costs(0, 20, 2), needs=NORM, fixed={"always_adapt": True}, install=TIMM,
+    ),
+    # LAMB (You et al. 2020, algorithm 2) with phi(z) = z, and ratio 1 where weight or update is zero. With Adam's
+    # bias-corrected r = m^ / (sqrt(v^) + eps) and weight decay b:
+    #     u = r + b w;   w <- w - lr (|w| / |u|) u
+    # timm follows NVIDIA's variant, which clips gradients to norm 1 first: off here, because clipping is the same for
+    # every optimizer (`train.clip_norm`).
+    "lamb": Entry(
+        "timm.optim.lamb.Lamb", ADAM, Costs(2, 36, 3), needs=NORM,
+        fixed={"max_grad_norm": None, "always_adapt": True}, install=TIMM,
+    ),
+}  # fmt: skip
