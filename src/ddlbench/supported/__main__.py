@@ -56,74 +56,71 @@ def cell(answers: Answers, reasons: Reasons) -> str:
 
 def scope(some: Iterable[Case], cases: Iterable[Case]) -> str:
     """The models, the precisions, or the precisions of each model that `some` of the cases have; "" for all of them."""
-    chosen, complete = _by_model(some), _by_model(cases)
+    chosen, complete = (
+        {model: [name for name in PRECISIONS if Case(model, name) in same] for model, same in by_model.items()}
+        for by_model in (group_by(of, lambda case: case.model) for of in (some, cases))
+    )
     models = group_by(chosen, lambda model: "" if chosen[model] == complete[model] else ", ".join(chosen[model]))
     if len(models) == 1 and len(chosen) == len(complete):
         return next(iter(models))
     return "; ".join(", ".join(names) + (f" in {words}" if words else "") for words, names in models.items())
 
 
-def _by_model(cases: Iterable[Case]) -> dict[str, list[str]]:
-    by_model = group_by(cases, lambda case: case.model)
-    return {model: [name for name in PRECISIONS if Case(model, name) in same] for model, same in by_model.items()}
-
-
-def code(names: Iterable[object]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
-
-
 def page(survey: Survey) -> str:
     """The whole page. Unavailable for a framework that cannot answer without its library."""
     reasons = Reasons()
     fewer = [name for name in survey.names if survey.ranks[name] != RANKS[0]]
-    ranks = f"{RANKS[0]} GPUs" + (f" ({code(fewer)}: {RANKS[1]})" if fewer else "")
-    models = [
-        [f"`{name}`", *(cell(survey.answers(name, {model: of}), reasons) for model, of in survey.models.items())]
-        for name in survey.names
-    ]
+
+    def table(heads: Iterable[str], answers: Callable[[str], Iterable[Answers]]) -> str:
+        rows = [[f"`{name}`", *(cell(answer, reasons) for answer in answers(name))] for name in survey.names]
+        return markdown_table(["framework", *heads], rows)
+
+    def options(changes: Mapping[str, Change]) -> str:
+        heads = [f"`{words.removeprefix('train.').removesuffix('=true')}`" for words in changes]
+        return table(heads, lambda name: (survey.changed(name, change)[0] for change in changes.values()))
+
     return PAGE.format(
-        ranks=ranks,
+        ranks=f"{RANKS[0]} GPUs" + (f" ({code(fewer)}: {RANKS[1]})" if fewer else ""),
         batch=BATCH_PER_GPU,
-        models=markdown_table(["framework", *survey.models], models),
-        computing=_shared(survey, COMPUTING, reasons),
-        updating=_shared(survey, survey.updating, reasons),
+        models=table(
+            survey.models, lambda name: (survey.answers(name, {model: of}) for model, of in survey.models.items())
+        ),
+        computing=options(COMPUTING),
+        updating=options(survey.updating),
         own="".join(_section(survey, group, reasons) for group in survey.groups).removesuffix("\n"),
         cpu=_on_cpu(survey, reasons),
         reasons=reasons.listed().removesuffix("\n"),
     )
 
 
-def _shared(survey: Survey, changes: Mapping[str, Change], reasons: Reasons) -> str:
-    rows = [
-        [f"`{name}`", *(cell(survey.changed(name, change), reasons) for change in changes.values())]
-        for name in survey.names
-    ]
-    heads = [f"`{words.removeprefix('train.').removesuffix('=true')}`" for words in changes]
-    return markdown_table(["framework", *heads], rows)
-
-
 def _section(survey: Survey, group: list[str], reasons: Reasons) -> str:
     """Frameworks of one class: what they are, their options, and the effects of the options."""
-    keys, several = knobs(group), len(group) > 1
+    options, several = knobs(group), len(group) > 1
+
+    def default(values: dict[str, str]) -> str:
+        """The value, or each with the frameworks that have it."""
+        names = group_by(values, values.__getitem__)
+        return "; ".join(f"`{value}`" + (f" ({', '.join(names[value])})" if len(names) > 1 else "") for value in names)
 
     def effects(name: str, change: Change) -> str:
         """The cases that an option refuses, for each reason, and the cases that run only with it."""
-        answers, texts = survey.changed(name, change), list[str]()
+        (answers, gained), texts = survey.changed(name, change), list[str]()
         notes = {case: reasons.notes([reason]) for case, reason in answers.items() if reason is not None}
         for note in dict.fromkeys(notes.values()):
             where = scope([case for case, number in notes.items() if number == note], answers)
             texts.append(f"not {where} {note}" if where else f"no {note}")
-        if gained := survey.gained(name, change):
+        if gained:
             texts.append(f"also {scope(gained, survey.answers(name, survey.families))}")
         return " and ".join(texts)
 
+    rows = [[f"`{key}`", default(of.values), of.meaning.replace("|", r"\|")] for key, of in options.items()]
     parts = [
         f"### {', '.join(group)}\n",
         "".join(f"- `{name}`: {title('framework', name)}\n" for name in group)
         if several
         else title("framework", group[0]) + "\n",
-        markdown_table(["option", "default", "meaning"], [key.row() for key in keys]) if keys else "No options.\n",
-        _lines(survey.tried(keys), effects, several),
+        markdown_table(["option", "default", "meaning"], rows) if rows else "No options.\n",
+        _lines(survey.tried(options), effects, several),
     ]
     return "\n".join(filter(None, parts)) + "\n"
 
@@ -137,8 +134,8 @@ def _on_cpu(survey: Survey, reasons: Reasons) -> str:
             questions.setdefault(f"framework.{words}", {}).update(asked)
 
     def answer(name: str, change: Change) -> str:
-        here = survey.changed(name, change, CPU)
-        return cell(here, reasons) if here != survey.changed(name, change) else ""
+        here, _ = survey.changed(name, change, CPU)
+        return cell(here, reasons) if here != survey.changed(name, change)[0] else ""
 
     return _lines(questions, answer)
 
@@ -152,6 +149,10 @@ def _lines(questions: Questions, text: Callable[[str, Change], str], named: bool
         parts = [f"{code(names)} {answer}" if named else answer for answer, names in frameworks.items()]
         lines += f"- `{words}`: {'; '.join(parts)}\n" if parts else ""
     return lines
+
+
+def code(names: Iterable[object]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 if __name__ == "__main__":

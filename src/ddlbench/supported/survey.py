@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, get_args, get_type_hints
@@ -37,44 +37,6 @@ class Case(NamedTuple):
 Answers = Mapping[Case, str | None]  # why it is refused; None: it runs
 
 
-@dataclass(frozen=True)
-class Knob:
-    """One key of one or more YAMLs. values: as written there, by the YAML's name; meaning: their comments."""
-
-    name: str
-    values: dict[str, str]
-    meaning: str
-
-    @property
-    def default(self) -> str:
-        """The value, or each with the frameworks that have it."""
-        names = group_by(self.values, self.values.__getitem__)
-        return "; ".join(f"`{value}`" + (f" ({', '.join(names[value])})" if len(names) > 1 else "") for value in names)
-
-    def row(self) -> list[str]:
-        return [f"`{self.name}`", self.default, self.meaning.replace("|", r"\|")]
-
-    def choices(self) -> list[str]:
-        """The words of a comment such as "none | fp16: what travels"."""
-        words = [part.partition(":")[0].strip() for part in self.meaning.split("|")]
-        return [word for word in words if re.fullmatch(r"\w+", word)]
-
-
-def knobs(frameworks: Sequence[str]) -> list[Knob]:
-    """All keys of YAMLs of one class but those that name it."""
-    values: dict[str, dict[str, str]] = {}
-    meanings: dict[str, dict[str, None]] = {}
-    for framework in frameworks:
-        for key in keys("framework", framework):
-            values.setdefault(key.name, {})[framework] = key.value
-            meanings.setdefault(key.name, {})[key.comment] = None
-    return [
-        Knob(name, values[name], "; ".join(filter(None, meanings[name])))
-        for name in values
-        if name not in ("_target_", "name")
-    ]
-
-
 def train(**values: Any) -> Change:
     return lambda config: replace(config, train=replace(config.train, **values))
 
@@ -85,6 +47,11 @@ def knob(name: str, value: object) -> Change:
         return replace(config, framework=replace(framework, **{name: value}))
 
     return change
+
+
+def recipe(name: str) -> Change:
+    made = configuration("+framework=single", "+model=resnet50", f"recipe={name}").recipe
+    return lambda config: replace(config, recipe=made)
 
 
 UNCHANGED = train()
@@ -141,7 +108,7 @@ class Survey:
         """The number of ranks in the checks of each framework: one at which it runs some model."""
 
         def runs(name: str, ranks: int) -> bool:
-            return any(self._ask(name, config, CUDA, ranks) is None for config in self.families.values())
+            return any(self._refusal(name, config, CUDA, ranks) is None for config in self.families.values())
 
         return {name: next((ranks for ranks in RANKS if runs(name, ranks)), RANKS[0]) for name in self.frameworks}
 
@@ -149,15 +116,14 @@ class Survey:
         self, framework: str, models: Mapping[str, Config], change: Change = UNCHANGED, device: torch.device = CUDA
     ) -> Answers:
         """For each model in each precision."""
+        ranks = self.ranks[framework]
         return {
-            Case(name, precision): self._ask(
-                framework, train(precision=precision)(config), device, self.ranks[framework], change
-            )
+            Case(name, precision): self._refusal(framework, train(precision=precision)(config), device, ranks, change)
             for name, config in models.items()
             for precision in PRECISIONS
         }
 
-    def _ask(
+    def _refusal(
         self, framework: str, config: Config, device: torch.device, ranks: int, change: Change = UNCHANGED
     ) -> str | None:
         def ask() -> None:
@@ -168,35 +134,47 @@ class Survey:
 
         return refusal(ask)
 
-    def changed(self, framework: str, change: Change, device: torch.device = CUDA) -> Answers:
-        """The results, with the change, of the cases that run without it: one model of each family."""
-        before = self.answers(framework, self.families, device=device)
-        after = self.answers(framework, self.families, change, device)
-        return {case: reason for case, reason in after.items() if before[case] is None}
+    def changed(self, framework: str, change: Change, device: torch.device = CUDA) -> tuple[Answers, list[Case]]:
+        """The results, with the change, of the cases that run without it, and the cases that run only with it: one
+        model of each family."""
+        before, after = (self.answers(framework, self.families, how, device) for how in (UNCHANGED, change))
+        gained = [case for case, reason in after.items() if reason is None and before[case] is not None]
+        return {case: reason for case, reason in after.items() if before[case] is None}, gained
 
-    def gained(self, framework: str, change: Change) -> list[Case]:
-        """The cases that run only with the change."""
-        before = self.answers(framework, self.families)
-        after = self.answers(framework, self.families, change)
-        return [case for case, reason in after.items() if reason is None and before[case] is not None]
-
-    def tried(self, knobs: Iterable[Knob]) -> Questions:
+    def tried(self, knobs: Mapping[str, Knob]) -> Questions:
         """For each key the other values of a switch or a choice, 2 for a number, in each framework that has the key."""
         questions: Questions = {}
-        for key in knobs:
-            for name in key.values:
+        for key, (meaning, files) in knobs.items():
+            for name in files:
                 adapter = self.frameworks[name]
-                kind = get_type_hints(type(adapter))[key.name]
+                kind = get_type_hints(type(adapter))[key]
                 kinds = get_args(kind) or (kind,)
-                values: list[Any] = [False, True] if bool in kinds else key.choices() if str in kinds else []
+                values: list[Any] = [False, True] if bool in kinds else choices_in(meaning) if str in kinds else []
                 values += [2] if int in kinds or float in kinds else []
                 for value in values:
-                    if value != getattr(adapter, key.name):
-                        changed = questions.setdefault(f"{key.name}={written(value)}", {})
-                        changed[name] = knob(key.name, value)
+                    if value != getattr(adapter, key):
+                        questions.setdefault(f"{key}={written(value)}", {})[name] = knob(key, value)
         return questions
 
 
-def recipe(name: str) -> Change:
-    made = configuration("+framework=single", "+model=resnet50", f"recipe={name}").recipe
-    return lambda config: replace(config, recipe=made)
+class Knob(NamedTuple):
+    """A key of one or more YAMLs: what their comments say, and its values there, by the YAML's name."""
+
+    meaning: str
+    values: dict[str, str]
+
+
+def knobs(frameworks: Sequence[str]) -> dict[str, Knob]:
+    """All keys of YAMLs of one class but those that name it."""
+    entries = [(framework, key) for framework in frameworks for key in keys("framework", framework)]
+    result: dict[str, Knob] = {}
+    for name, same in group_by(entries, lambda entry: entry[1].name).items():
+        comments = dict.fromkeys(key.comment for _, key in same if key.comment)
+        result[name] = Knob("; ".join(comments), {framework: key.value for framework, key in same})
+    return {name: key for name, key in result.items() if name not in ("_target_", "name")}
+
+
+def choices_in(meaning: str) -> list[str]:
+    """The words of a comment such as "none | fp16: what travels"."""
+    words = [part.partition(":")[0].strip() for part in meaning.split("|")]
+    return [word for word in words if re.fullmatch(r"\w+", word)]
