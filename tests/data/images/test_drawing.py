@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.random import RandomState
 
-from ddlbench.data.images.sample import CLASSES, FIGURES, SINES, SIZES, draw, stretched, turned
+from ddlbench.data.images.sample import CLASSES, FIGURES, SIZES, draw, stretched, turned
 
 
 def at(name, *points):
@@ -40,10 +40,6 @@ def test_figures_by_hand(name, points, inks):
 def test_classes_are_in_the_order_of_folders():
     assert len(CLASSES) == 10
     assert list(CLASSES) == sorted(CLASSES)
-
-
-def test_sines_are_sines():
-    assert list(SINES) == [round(4096 * math.sin(math.pi / 16 * part)) for part in range(9)]
 
 
 @pytest.mark.parametrize("turn", range(32))

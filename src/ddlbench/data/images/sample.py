@@ -6,6 +6,7 @@ same bytes on every machine.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +27,6 @@ from ddlbench.progress import Progress
 
 VERSION = 1  # of the pictures: part of the seed and of the folder's name
 QUALITY = 87  # gives 30 to 155 KB, 89 on average
-Pixels = NDArray[np.uint8]  # [height, width, 3]
 Plane = NDArray[np.int32]  # [height, width]
 # [3, height, width], not yet clipped to 0 ... 255; channels first, because they are drawn one by one
 Canvas = NDArray[np.int16]
@@ -34,8 +34,6 @@ Figure = Callable[[Plane, Plane], NDArray[Any]]  # (u, v), 256 = its radius -> 0
 
 # (width, height): ImageNet's usual ones.
 SIZES = ((500, 375), (500, 375), (500, 333), (375, 500), (333, 500), (500, 500), (400, 300), (640, 480))
-# 4096 * sine of 0, 11.25, ... 90 degrees, written out: a machine's own sine may differ in the last bit.
-SINES = (0, 799, 1567, 2276, 2896, 3406, 3784, 4017, 4096)
 
 
 def square(u: NDArray[Any], v: NDArray[Any]) -> NDArray[Any]:
@@ -129,9 +127,9 @@ def write_image(folder: Path, split: str, index: int) -> None:
     Image.fromarray(pixels).save(file, "JPEG", quality=QUALITY, subsampling="4:2:0", optimize=False, progressive=False)
 
 
-def draw(label: int, random: RandomState) -> Pixels:
-    """One image of class `label`: one to three figures of its kind, of any color, place, size and turn, on smooth
-    random ground among plain distractors, under uneven light and noise."""
+def draw(label: int, random: RandomState) -> NDArray[np.uint8]:
+    """One image [height, width, 3] of class `label`: one to three figures of its kind, of any color, place, size and
+    turn, on smooth random ground among plain distractors, under uneven light and noise."""
     width, height = SIZES[random.randint(len(SIZES))]
     # Coarse patches of color with a finer texture over them.
     cells, span = random.randint(8, 60), random.randint(20, 120)
@@ -160,8 +158,7 @@ def place(canvas: Canvas, figure: Figure, random: RandomState, smallest: int, la
     top, left = max(0, y - reach), max(0, x - reach)
     window = canvas[:, top : y + reach, left : x + reach]
     down, right = np.ogrid[top - y : top - y + window.shape[1], left - x : left - x + window.shape[2]]
-    u, v = turned(right.astype(np.int32), down.astype(np.int32), random.randint(32), radius)
-    inks = figure(u, v)
+    inks = figure(*turned(right.astype(np.int32), down.astype(np.int32), random.randint(32), radius))
     # Any color, and one that differs from it by at least 80 of 255 in every channel.
     first = random.randint(0, 256, 3)
     for ink, color in enumerate((first, (first + random.randint(80, 177, 3)) % 256), start=1):
@@ -172,10 +169,8 @@ def place(canvas: Canvas, figure: Figure, random: RandomState, smallest: int, la
 
 def turned(x: Plane, y: Plane, turn: int, radius: int) -> tuple[Plane, Plane]:
     """Coordinates of a figure turned by `turn` 32nds of a full turn, 256 = its radius."""
-    quarter, part = divmod(turn, 8)
-    sine, cosine = SINES[part], SINES[8 - part]
-    for _ in range(quarter):
-        sine, cosine = cosine, -sine
+    # In 4096ths, none of which lies near a half: a machine's own sine may differ in the last bit.
+    sine, cosine = (round(4096 * math.sin(math.pi / 16 * part)) for part in (turn, turn + 8))
     u, v = x * cosine + y * sine, y * cosine - x * sine
     u //= 16 * radius
     v //= 16 * radius
@@ -183,23 +178,14 @@ def turned(x: Plane, y: Plane, turn: int, radius: int) -> tuple[Plane, Plane]:
 
 
 def stretched(grid: Canvas, height: int, width: int) -> Canvas:
-    """Bilinear interpolation between the points of a grid, in 64ths: differences below 512 stay within int16."""
-    at, part = spread(grid.shape[2], width)
-    wide = between(grid.take(at, axis=2), grid.take(at + 1, axis=2), part)
-    at, part = spread(grid.shape[1], height)
-    return between(wide.take(at, axis=1), wide.take(at + 1, axis=1), part[:, None])
-
-
-def between(start: Canvas, end: Canvas, part: NDArray[np.int16]) -> Canvas:
-    """start + part / 64 * (end - start), in place: fresh memory costs more than the arithmetic."""
-    end -= start
-    end *= part
-    end >>= 6
-    end += start
-    return end
-
-
-def spread(points: int, length: int) -> tuple[NDArray[np.int64], NDArray[np.int16]]:
-    """For each of `length` places along a row of points: the point before it, and the 64ths of the way to the next."""
-    at = np.arange(length) * (points - 1) * 64 // length
-    return at >> 6, (at & 63).astype(np.int16)
+    """Bilinear interpolation between the points of a grid, in 64ths: differences below 512 stay within int16. In place,
+    because fresh memory costs more than the arithmetic."""
+    for axis, length in ((2, width), (1, height)):
+        at = np.arange(length) * (grid.shape[axis] - 1) * 64 // length  # in 64ths of the way from point to point
+        part = (at & 63).astype(np.int16)
+        grid, end = grid.take(at >> 6, axis), grid.take((at >> 6) + 1, axis)
+        end -= grid
+        end *= part if axis == 2 else part[:, None]
+        end >>= 6
+        grid += end
+    return grid
