@@ -33,10 +33,10 @@ def test_numbers_that_have_another_name_since_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("", "Expecting value"),
-        ("[]", "is not of format 1"),
-        ("[" * 100_000, "is nested too deep"),
-        ('{"format": 2}', "is not of format 1"),
+        ("", r"is not JSON \(Expecting value"),
+        ("[]", "has format None, this version reads 1"),
+        ("[" * 100_000, "is not JSON"),
+        ('{"format": 2}', "has format 2, this version reads 1"),
         ('{"format": 1, "attempt": 3}', "lacks keys or has others"),
     ],
 )

@@ -9,7 +9,6 @@ tensors themselves are read by torch.load with weights_only=True.
 from __future__ import annotations
 
 import contextlib
-import json
 import pickle  # noqa: TID251 - its unpickler makes objects of a list of allowed classes alone
 import re
 import warnings
@@ -24,7 +23,7 @@ from torch import Tensor
 
 from ddlbench.errors import RunError
 from ddlbench.files import replace_json
-from ddlbench.foreign import read_bytes, sha256_of
+from ddlbench.foreign import read_format, sha256_of
 from ddlbench.ranks.control import all_gather, single_process
 from ddlbench.texts import first_line
 
@@ -66,13 +65,8 @@ class Saved:
     @classmethod
     def read(cls, folder: Path) -> Saved:
         """ValueError for what is no checkpoint of this version."""
-        try:
-            content = json.loads(read_bytes(folder / ABOUT))
-        except RecursionError as error:
-            raise ValueError(f"{ABOUT} is nested too deep") from error
-        if not isinstance(content, dict) or content.pop("format", None) != FORMAT:  # pyright: ignore
-            raise ValueError(f"{ABOUT} is not of format {FORMAT}")
-        content = cast(dict[str, Any], content)
+        content = read_format(folder / ABOUT, FORMAT, "remove the folder")
+        del content["format"]
         if set(content) != {field.name for field in fields(cls)} - {"folder"}:
             raise ValueError(f"{ABOUT} lacks keys or has others")
         if not _sound(content):
