@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ddlbench.data.images.index import FolderLayout, prepare_index
-from ddlbench.data.tfrecord.packed import read_image
+from ddlbench.data.tfrecord.records import decode
 
 
 def write_pack(layout: FolderLayout, root: Path, shards: int = 2) -> Path:
@@ -42,7 +42,7 @@ class Image(NamedTuple):
 
 def image_of(payload: bytes) -> Image:
     """The image in an Example."""
-    label, filename, (start, end) = read_image(memoryview(payload), (0, len(payload)))
+    label, filename, (start, end) = decode(memoryview(payload), 0, len(payload))
     return Image(payload[start:end], label, filename.decode(errors="surrogateescape"))
 
 
@@ -56,13 +56,10 @@ def write_shard(path: Path, examples: list[bytes]) -> bytes:
 
 
 def example(encoded: bytes, label: int, name: str) -> bytes:
-    """The label as a packed list, the kind that TensorFlow writes; beside it what a reader may pass over."""
     features = {
         "image/class/label": field(3, field(1, varint(label))),
-        "image/class/score": field(2, bytes([1 << 3 | 5]) + struct.pack("<f", 1.0)),
         "image/encoded": field(1, field(1, encoded)),
         "image/filename": field(1, field(1, name.encode())),
-        "image/height": field(3, b"\x08" + varint(300)),  # not packed
     }
     entries = (field(1, field(1, key.encode()) + field(2, value)) for key, value in features.items())
     return field(1, b"".join(entries))

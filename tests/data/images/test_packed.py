@@ -15,7 +15,6 @@ import torch
 
 from ddlbench.data.images.packed import PackedImages, scan
 from ddlbench.data.loaders.dali import Dali
-from ddlbench.data.tfrecord.records import bytes_of, features, number_of, varint
 from ddlbench.data.tools.pack import pack
 from ddlbench.errors import UserError
 from tests.support import packs
@@ -235,15 +234,3 @@ def test_what_is_no_packed_set(tmp_path, packed):
     Path(packed.root, "pack.json").write_text(json.dumps({"format": 9}))
     with pytest.raises(UserError, match="has format 9, this version reads 1"):
         packed.check(Shape())
-
-
-def test_features_are_found_wherever_they_begin():
-    content = packs.example(b"image" * 100, 300, "a/b.JPEG")
-    data, results = memoryview(b"--" + content), features(memoryview(b"--" + content), (2, 2 + len(content)))
-    assert bytes(data[slice(*bytes_of(data, results, "image/encoded"))]) == b"image" * 100
-    assert number_of(data, results, "image/class/label") == number_of(data, results, "image/height") == 300
-    for end in range(2, 2 + len(content)):
-        with pytest.raises(ValueError, match=r"bytes|fields|no number|it has no|one value"):
-            bytes_of(data, features(data, (2, end)), "image/encoded")
-    with pytest.raises(ValueError, match="no number ends"):
-        varint(memoryview(b"\xff" * 20), 0, 20)

@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ddlbench.data.home import kept_folder, read_arrays, write_arrays
+from ddlbench.data.home import SPLITS, kept_folder, read_arrays, write_arrays
 from ddlbench.data.images.folders import ImageFolders
 from ddlbench.data.images.index import KEYS, Files
 from ddlbench.data.images.split import Source
 from ddlbench.data.processes import SCANNERS
 from ddlbench.data.staging import StagedFiles
-from ddlbench.data.tfrecord.packed import MANIFEST, Pack, index_of, index_path, open_pack, read_image, read_manifest
-from ddlbench.data.tfrecord.records import FOOT, FRAME, HEAD
+from ddlbench.data.tfrecord.packed import AGAIN, MANIFEST, index_of, open_pack, read_manifest
+from ddlbench.data.tfrecord.records import FOOT, FRAME, HEAD, decode
 from ddlbench.errors import UserError
 from ddlbench.foreign import open_regular
 from ddlbench.job import Model
@@ -32,7 +32,6 @@ from ddlbench.texts import digest
 
 VERSION = 2  # of the kept index
 ARRAYS = (*KEYS, "holders", "starts")
-AGAIN = "copy or pack the set again"
 
 
 @dataclass(frozen=True)
@@ -86,9 +85,10 @@ class PackedImages(ImageFolders):
         return Path(self.root).expanduser()
 
     def prepare(self) -> None:
-        """Reads every record once."""
-        for split in (self.train_dir, self.val_dir):
-            self._prepared(split)
+        """Reads every record once, where no index of these shards is kept. UserError for a damaged set."""
+        open_pack(self.folder())
+        for train in SPLITS:
+            self.original(train)
 
     def digest(self) -> str:
         """The hash of the image folders that were packed: packing does not change the data."""
@@ -96,36 +96,26 @@ class PackedImages(ImageFolders):
 
     def original(self, train: bool) -> PackedSource:
         """From the index that `prepare` kept; the shards are not read, because a thousand ranks may ask at once."""
-        split = self.train_dir if train else self.val_dir
-        return self._kept(read_manifest(self.folder()), split) or self._prepared(split)
+        pack, split = read_manifest(self.folder()), self.train_dir if train else self.val_dir
+        shards, classes = pack.splits[split].shards, len(pack.classes)
+        key = [VERSION, split, *((shard.file, shard.bytes, shard.sha256) for shard in shards)]
+        file = kept_folder(self.folder(), self.cache_dir) / f"packed-{digest(key, 16)}.npz"
+        arrays = read_arrays(file, ARRAYS)
+        if arrays is None or not consistent(arrays, classes, len(shards)):
+            open_pack(self.folder())
+            arrays = scan([self.folder() / shard.file for shard in shards], classes)
+            write_arrays(file, arrays)
+        files, names = Files(*(arrays[key] for key in KEYS)), tuple(Path(shard.file).name for shard in shards)
+        return PackedSource(self.folder() / split, pack.classes, files, names, arrays["holders"], arrays["starts"])
 
-    def _prepared(self, split: str) -> PackedSource:
-        """The split's images, from the kept index where no shard has changed since. UserError for a damaged set."""
-        pack = open_pack(self.folder())
-        source = self._kept(pack, split)
-        if source is None:
-            arrays = scan([self.folder() / shard.file for shard in pack.splits[split].shards], len(pack.classes))
-            write_arrays(self._index_file(pack, split), arrays)
-            source = self._kept(pack, split)
-            assert source is not None, "the index was written just now"
-        return source
 
-    def _kept(self, pack: Pack, split: str) -> PackedSource | None:
-        """From the kept index; None where there is none, or none that fits the set."""
-        arrays = read_arrays(self._index_file(pack, split), ARRAYS)
-        if arrays is None or not (files := Files(*(arrays[key] for key in KEYS))).consistent(len(pack.classes)):
-            return None
-        holders, starts, shape = arrays["holders"], arrays["starts"], files.labels.shape
-        if (holders.dtype, holders.shape, starts.dtype, starts.shape) != (np.int32, shape, np.int64, shape):
-            return None
-        shards = tuple(Path(shard.file).name for shard in pack.splits[split].shards)
-        if not ((holders >= 0) & (holders < len(shards)) & (starts >= 0)).all():
-            return None
-        return PackedSource(self.folder() / split, pack.classes, files, shards, holders, starts)
-
-    def _index_file(self, pack: Pack, split: str) -> Path:
-        key = [VERSION, split, *((shard.file, shard.bytes, shard.sha256) for shard in pack.splits[split].shards)]
-        return kept_folder(self.folder(), self.cache_dir) / f"packed-{digest(key, 16)}.npz"
+def consistent(arrays: dict[str, NDArray[Any]], classes: int, shards: int) -> bool:
+    """Whether a kept index, which may have come with the data, fits the set."""
+    holders, starts, shape = arrays["holders"], arrays["starts"], arrays["labels"].shape
+    if (holders.dtype, holders.shape, starts.dtype, starts.shape) != (np.int32, shape, np.int64, shape):
+        return False
+    within = ((holders >= 0) & (holders < shards) & (starts >= 0)).all()
+    return bool(within) and Files(*(arrays[key] for key in KEYS)).consistent(classes)
 
 
 def scan(shards: list[Path], classes: int) -> dict[str, NDArray[Any]]:
@@ -142,14 +132,11 @@ def images_of(shard: Path, holder: int, classes: int) -> NDArray[Any]:
     which no file's name holds. Raises UserError for an index that does not fit its shard, and a record that is no
     Example of an image in one of `classes` classes."""
     data, rows = mapped(shard), list[tuple[int, bytes, int, int, int]]()
-    spans = index_of(index_path(shard))
-    if isinstance(spans, str):
-        raise UserError(f"{spans}: {AGAIN}")
-    for offset, size in spans:
+    for offset, size in index_of(shard):
         try:
             if (length := int.from_bytes(data[offset : offset + 8], "little")) != size - FRAME:
                 raise ValueError(f"its length is {length}, {size - FRAME} by the index")
-            label, name, (start, end) = read_image(data, (offset + HEAD.size, offset + size - FOOT.size))
+            label, name, (start, end) = decode(data, offset + HEAD.size, offset + size - FOOT.size)
             if not 0 <= label < classes:
                 raise ValueError(f"its label is {label}, there are {classes} classes")
             rows.append((label, name.rpartition(b"/")[2], holder, start, end - start))

@@ -1,12 +1,9 @@
 """A packed image set: the files of image folders, byte for byte, in a few large TFRecord files.
 
-    pack.json                      what the set holds; written last: a set without it is incomplete
-    train/00000-of-00009.tfrecord  a shard: one tf.train.Example an image
-    train/00000-of-00009.idx       DALI's index of the shard
-    val/...
-
-The features of an image: image/encoded (the file's bytes), image/class/label (its class' place in the order of names,
-from 0), image/filename (<class>/<name>).
+pack.json                      what the set holds; written last: a set without it is incomplete
+train/00000-of-00009.tfrecord  a shard: one tf.train.Example an image
+train/00000-of-00009.idx       DALI's index of the shard
+val/...
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ from numpy.random import RandomState
 from numpy.typing import NDArray
 
 from ddlbench.data.home import SPLITS
-from ddlbench.data.tfrecord.records import Extent, Span, bytes_of, features, number_of, read_index
+from ddlbench.data.tfrecord.records import Span, read_index
 from ddlbench.errors import UserError, reporting
 from ddlbench.foreign import from_json, read_bytes, read_format, regular_size
 from ddlbench.texts import GIB
@@ -30,7 +27,6 @@ from ddlbench.texts import GIB
 FORMAT = 1
 MANIFEST, UNFINISHED = "pack.json", "pack.unfinished.jsonl"
 LARGEST_INDEX = GIB  # bytes: fifty million images in one shard
-ENCODED, LABEL, FILENAME = "image/encoded", "image/class/label", "image/filename"
 SHARD = re.compile(r"(?:train|val)/[^/\0]{1,200}\.tfrecord")  # no path leads out of the set
 AGAIN = "if the set is a copy, copy it again; else pack it again, which repairs damaged shards"
 ORDER_SEED = 0  # of the training images' order
@@ -72,14 +68,6 @@ class Pack:
         return [shard for split in SPLITS.values() for shard in self.splits[split].shards]
 
 
-def read_image(data: memoryview, example: Extent) -> tuple[int, bytes, Extent]:
-    """Label and filename of the image in an Example, and where its bytes lie. Raises ValueError for what is no Example,
-    and where a feature is missing or has not one value of its kind."""
-    extents = features(data, example)
-    filename, encoded = (bytes_of(data, extents, name) for name in (FILENAME, ENCODED))
-    return number_of(data, extents, LABEL), bytes(data[slice(*filename)]), encoded
-
-
 def order(split: str, samples: int) -> NDArray[np.int64]:
     """Which image of the folders lies where in a packed split. Training images are shuffled once; otherwise every
     shard, and every reader's shuffle buffer, would hold one class."""
@@ -105,9 +93,7 @@ def open_pack(folder: Path) -> Pack:
         if size != shard.bytes:
             fault = "is missing" if size is None else f"has {size} bytes, {MANIFEST} says {shard.bytes}"
             raise UserError(f"shard {path} {fault}: {AGAIN}")
-        spans = index_of(index_path(path))
-        if isinstance(spans, str):
-            raise UserError(f"{spans}: {AGAIN}")
+        spans = index_of(path)
         end = sum(spans[-1]) if spans else 0
         if (len(spans), end) != (shard.samples, shard.bytes):
             raise UserError(
@@ -117,14 +103,16 @@ def open_pack(folder: Path) -> Pack:
     return pack
 
 
-def index_of(path: Path) -> list[Span] | str:
-    """What the index file holds, or why it cannot be used."""
+def index_of(shard: Path) -> list[Span]:
+    """What the index of a shard holds. Raises UserError where it cannot be used."""
+    path = index_path(shard)
     try:
-        return read_index(read_bytes(path, LARGEST_INDEX))
-    except OSError as error:
-        return f"index {path} cannot be read ({error.strerror})"
+        with reporting(f"index {path} cannot be read", AGAIN):
+            return read_index(read_bytes(path, LARGEST_INDEX))
+    except UserError:
+        raise
     except ValueError as error:
-        return f"{path} is not an index ({error})"
+        raise UserError(f"{path} is not an index ({error}): {AGAIN}") from error
 
 
 def read_manifest(folder: Path) -> Pack:

@@ -4,22 +4,24 @@
 
 all little-endian, and DALI's index of them: one line "offset size" a record, the frame counted in.
 
-A payload is a tf.train.Example, here as far as image sets use it: features that are bytes or whole numbers.
+A payload is a tf.train.Example (tensorflow/core/example/feature.proto) of an image, with three features in this order:
+image/class/label (its class' place in the order of names, from 0), image/encoded (the file's bytes) and image/filename
+(<class>/<name>).
 
     Example   { Features features = 1 }
     Features  { map<string, Feature> feature = 1 }         an entry: key = 1, value = 2
-    Feature   { oneof { BytesList bytes_list = 1; FloatList float_list = 2; Int64List int64_list = 3 } }
+    Feature   { oneof { BytesList bytes_list = 1; Int64List int64_list = 3 } }
     BytesList { repeated bytes value = 1 }                 Int64List { repeated int64 value = 1 [packed] }
 
-(tensorflow/core/example/feature.proto). In protobuf's encoding a field is a key, number * 8 + wire type, and a value:
-a varint (type 0), 8 or 4 bytes (1, 5), or a length and that many bytes (2).
-Every function that reads a part of an Example raises ValueError for other bytes.
+In protobuf's encoding each of these is a byte, number * 8 + 2, its length as a varint, and its content. A varint has
+seven bits a byte, the lowest first; the eighth says that more follow.
 """
 
 from __future__ import annotations
 
+import re
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -33,7 +35,15 @@ FRAME = HEAD.size + FOOT.size  # bytes of a record that are not its payload
 
 Span = tuple[int, int]  # offset and size of a record in its file, in bytes
 Extent = tuple[int, int]  # where a part of an Example begins and ends
-BYTES_LIST, INT64_LIST = 1, 3
+# What stands before the content of each feature, V for a varint; the group is the content's length.
+HEADS = {
+    name: re.compile(head.replace(b"V", rb"[\x80-\xff]{0,9}[\x00-\x7f]"))
+    for name, head in {
+        "image/class/label": rb"\nV\nV\n\x11image/class/label\x12V\x1aV\n([\x01-\x0a])",
+        "image/encoded": rb"\nV\n\x0dimage/encoded\x12V\nV\n(V)",
+        "image/filename": rb"\nV\n\x0eimage/filename\x12V\nV\n(V)",
+    }.items()
+}
 
 
 class BadRecord(NamedTuple):
@@ -79,16 +89,14 @@ def read_record(file: BinaryIO, offset: int, end: int) -> bytes | BadRecord:
     return payload
 
 
-def walk(path: Path, spans: Sequence[Span] = ()) -> Iterator[tuple[int, bytes | BadRecord]]:
-    """(offset, payload or what is wrong) of every record. After a damaged length it continues at the next record
-    of `spans`, an index of the file, or ends if there is none."""
-    end, offset = path.stat().st_size, 0
+def walk(path: Path) -> Iterator[tuple[int, bytes | BadRecord]]:
+    """(offset, payload or what is wrong) of every record, up to one whose length is damaged."""
+    offset, end = 0, path.stat().st_size
     with open_regular(path) as file:
-        while offset < end:
+        while offset is not None and offset < end:
             read = read_record(file, offset, end)
             yield offset, read
-            after = offset + len(read) + FRAME if isinstance(read, bytes) else read.next
-            offset = min((start for start, _ in spans if start > offset), default=end) if after is None else after
+            offset = offset + len(read) + FRAME if isinstance(read, bytes) else read.next
 
 
 def index_text(spans: Iterable[Span]) -> bytes:
@@ -104,87 +112,41 @@ def read_index(text: bytes) -> list[Span]:
     return [(line[0], line[1]) for line in lines]
 
 
-def encode(features: Mapping[str, bytes | int]) -> bytes:
-    """Features of one value each, by name. Numbers must not be negative."""
-    entries = b""
-    for name, value in sorted(features.items()):
-        kind, content = (BYTES_LIST, value) if isinstance(value, bytes) else (INT64_LIST, _varint(value))
-        feature = _delimited(kind, _delimited(1, content))
-        entries += _delimited(1, _delimited(1, name.encode()) + _delimited(2, feature))
-    return _delimited(1, entries)
+def encode(label: int, encoded: bytes, filename: bytes) -> bytes:
+    """The Example of an image. label: not negative"""
+    contents = (
+        (b"image/class/label", 3, _varint(label)),
+        (b"image/encoded", 1, encoded),
+        (b"image/filename", 1, filename),
+    )
+    features = (_field(1, name) + _field(2, _field(kind, _field(1, content))) for name, kind, content in contents)
+    return _field(1, b"".join(_field(1, feature) for feature in features))
 
 
-def features(data: memoryview, example: Extent) -> dict[str, Extent]:
-    """Name of each feature -> where its Feature lies."""
-    entries = fields(data, one(data, example, 1), 1)
-    return {bytes(data[slice(*one(data, entry, 1))]).decode(): one(data, entry, 2) for entry in entries}
+def decode(data: memoryview, start: int, end: int) -> tuple[int, bytes, Extent]:
+    """Label and filename of the Example in these bytes, and where its image lies, of which nothing is read. Raises
+    ValueError for bytes that `encode` does not write."""
+    extents, place = list[Extent](), start
+    for name, head in HEADS.items():
+        match = head.match(data, place, end)
+        if match is None:
+            raise ValueError(f"it has no {name} at its byte {place - start}")
+        place = match.end() + _number(match[1])
+        extents.append((match.end(), place))
+    if place != end:
+        raise ValueError(f"its features end at its byte {place - start}, it has {end - start}")
+    label, image, filename = extents
+    return _number(data[slice(*label)]), bytes(data[slice(*filename)]), image
 
 
-def bytes_of(data: memoryview, extents: Mapping[str, Extent], name: str, kind: int = BYTES_LIST) -> Extent:
-    """Where the bytes of a feature lie, which has this one value; `extents`: all features, as `features` gives them."""
-    if name not in extents:
-        raise ValueError(f"it has no {name}")
-    try:
-        return one(data, one(data, extents[name], kind), 1)
-    except ValueError as error:
-        raise ValueError(f"{name} is not one value of type {'bytes' if kind == BYTES_LIST else 'int'}") from error
-
-
-def number_of(data: memoryview, extents: Mapping[str, Extent], name: str) -> int:
-    """Packed or not, the number is where the field begins."""
-    place, end = bytes_of(data, extents, name, INT64_LIST)
-    number, after = varint(data, place, end)
-    if after != end:
-        raise ValueError(f"{name} is not one value of type int")
-    return number
-
-
-def one(data: memoryview, message: Extent, number: int) -> Extent:
-    values = list(fields(data, message, number))
-    if len(values) != 1:
-        raise ValueError(f"{len(values)} fields of number {number} where 1 is expected")
-    return values[0]
-
-
-def fields(data: memoryview, message: Extent, wanted: int) -> Iterator[Extent]:
-    """The values of a message's fields of one number."""
-    place, end = message
-    while place < end:
-        key, place = varint(data, place, end)
-        start = place
-        match key & 7:
-            case 0:
-                after = varint(data, place, end)[1]
-            case 2:
-                length, start = varint(data, place, end)
-                after = start + length
-            case 1 | 5 as kind:
-                after = place + (8 if kind == 1 else 4)
-            case kind:
-                raise ValueError(f"wire type {kind}")
-        if after > end:
-            raise ValueError(f"a field ends {after - end} bytes after its message")
-        if key >> 3 == wanted:
-            yield start, after
-        place = after
-
-
-def varint(data: memoryview, place: int, end: int) -> tuple[int, int]:
-    """The number at `place` and the place after it: seven bits a byte, the lowest first; the eighth: more follow."""
-    value = 0
-    for shift, at in zip(range(0, 70, 7), range(place, end), strict=False):
-        value |= (data[at] & 0x7F) << shift
-        if data[at] < 0x80:
-            return value, at + 1
-    raise ValueError(f"no number ends between bytes {place} and {min(end, place + 10)}")
-
-
-def _delimited(number: int, content: bytes) -> bytes:
-    """A field with a length: wire type 2."""
-    return _varint(number << 3 | 2) + _varint(len(content)) + content
+def _field(number: int, content: bytes) -> bytes:
+    return bytes([number << 3 | 2]) + _varint(len(content)) + content
 
 
 def _varint(value: int) -> bytes:
-    """What `varint` reads."""
     groups = [value >> shift & 0x7F for shift in range(0, max(1, value.bit_length()), 7)]
     return bytes([*(group | 0x80 for group in groups[:-1]), groups[-1]])
+
+
+def _number(varint: bytes | memoryview) -> int:
+    return sum((byte & 0x7F) << 7 * place for place, byte in enumerate(varint))

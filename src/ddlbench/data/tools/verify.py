@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import zip_longest
 from operator import call
 from pathlib import Path
 
@@ -18,7 +17,8 @@ from ddlbench.data.images.index import FolderLayout, prepare_index
 from ddlbench.data.processes import in_processes
 from ddlbench.data.text.token_file import TokenFile, token_files
 from ddlbench.data.tfrecord import packed
-from ddlbench.data.tfrecord.records import FRAME, BadRecord, Span, crc32c, index_text, walk
+from ddlbench.data.tfrecord.records import FRAME, Span, crc32c, decode, index_text, walk
+from ddlbench.errors import UserError
 from ddlbench.foreign import read_bytes, sha256_of
 from ddlbench.progress import Progress
 
@@ -77,36 +77,31 @@ def verify_images(folder: Path, split: str, images: Sequence[tuple[str, str]]) -
 
 
 def verify_shard(folder: Path, shard: packed.Shard, classes: tuple[str, ...]) -> Findings:
-    """Check every record; an unreadable file is one fault. The index is compared where all lengths are right, the
-    shard's checksum where all records' checksums are."""
+    """Check every record, up to one whose length is damaged; an unreadable file is one fault. The index is compared
+    where all lengths are right, the shard's checksum where all records' checksums are."""
     findings, path = Findings(), folder / shard.file
     faults, index_file = findings.faults, packed.index_path(path)
     try:
-        index, size = packed.index_of(index_file), path.stat().st_size
-        expected = [] if isinstance(index, str) else index
-        spans, bad = list[Span](), list[BadRecord]()
-        for offset, read in walk(path, expected):
+        size, spans, bad = path.stat().st_size, list[Span](), False
+        end: int | None = 0
+        for offset, read in walk(path):
             if isinstance(read, bytes):
-                spans.append((offset, len(read) + FRAME))
+                end = offset + len(read) + FRAME
                 wrong = _record(read, path.parent.name, classes, findings)
                 faults.extend(f"{path}, offset {offset}: {fault}" for fault in wrong)
             else:
-                bad.append(read)
-                spans.append((offset, (read.next or size) - offset))
-                resumed = read.next is not None or any(start > offset for start, _ in expected)
-                lost = "" if resumed else f"; the last {size - offset} bytes of the file cannot be checked"
+                bad, end = True, read.next
+                lost = "" if end else f"; the last {size - offset} bytes of the file cannot be checked"
                 faults.append(f"{path}, offset {offset}: {read.what}{lost}")
-        framed = all(record.next is not None for record in bad)  # else it is uncertain where the records are
-        if isinstance(index, str):
-            faults.append(index)
-        elif framed and index != spans:
-            line = next(i for i, (a, b) in enumerate(zip_longest(index, spans), 1) if a != b)
-            faults.append(
-                f"{index_file} is stale: {len(index)} records, the shard has {len(spans)}; "
-                f"they differ from line {line} on"
-            )
-        elif framed and read_bytes(index_file, packed.LARGEST_INDEX) != index_text(spans):
-            faults.append(f"{index_file} differs in form from what tfrecord2idx writes")
+            spans.append((offset, (end or size) - offset))
+        try:
+            index = packed.index_of(path)
+            if end is not None and index != spans:
+                faults.append(f"{index_file} is stale: it has {len(index)} records, the shard {len(spans)}, or others")
+            elif end is not None and read_bytes(index_file, packed.LARGEST_INDEX) != index_text(spans):
+                faults.append(f"{index_file} differs in form from what tfrecord2idx writes")
+        except UserError as error:
+            faults.append(str(error))
         # A shard without faults may not be the one that was packed.
         if size != shard.bytes or (not bad and len(spans) != shard.samples):
             says = f"{packed.MANIFEST} says {shard.samples} and {shard.bytes}"
@@ -121,7 +116,7 @@ def verify_shard(folder: Path, shard: packed.Shard, classes: tuple[str, ...]) ->
 def _record(payload: bytes, split: str, classes: tuple[str, ...], findings: Findings) -> Iterator[str]:
     """What is wrong with a record whose checksums are right."""
     try:
-        number, name, (start, end) = packed.read_image(memoryview(payload), (0, len(payload)))
+        number, name, (start, end) = decode(memoryview(payload), 0, len(payload))
     except ValueError as error:
         yield f"not an image's tf.train.Example ({error})"
         return
