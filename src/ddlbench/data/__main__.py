@@ -188,19 +188,22 @@ def _parser() -> argparse.ArgumentParser:
     sample.add_argument("--val", type=int, default=1000, metavar="N", help="validation images (default: 1000)")
     sample.add_argument("--text", action="store_true", help="text and a tokenizer instead of images")
 
-    packing = command("pack", pack_folders)
-    _add_place(packing, "IMAGES", "folder with train/<class>/*.JPEG and val/<class>/*.JPEG")
+    images, every = (
+        "folder with train/<class>/*.JPEG and val/<class>/*.JPEG",
+        "packed set, image folders, or token file",
+    )
+    packing, choosing = command("pack", pack_folders), command("subset", subset)
+    checking, describing = command("verify", verify), command("info", describe)
+    for subparser, text in ((packing, images), (choosing, images), (checking, every), (describing, every)):
+        subparser.add_argument("place", type=Path, metavar="IMAGES" if text is images else "PLACE", help=text)
+        for split in ("train", "val"):
+            text = f"name of the folder of {split} images (default: {split})"
+            subparser.add_argument(f"--{split}-dir", default=split, metavar="NAME", help=text)
     packing.add_argument("target", type=Path, metavar="TARGET", help="folder of the packed set")
     packing.add_argument("--shard-mb", type=positive, default=128, metavar="MB", help="size of a shard (default: 128)")
-
-    choosing = command("subset", subset)
-    _add_place(choosing, "IMAGES", "folder with train/<class>/*.JPEG and val/<class>/*.JPEG")
     choosing.add_argument("target", type=Path, metavar="TARGET", help="new folder of the subset")
     choosing.add_argument("--classes", type=positive, default=100, metavar="N", help="number (default: 100)")
     choosing.add_argument("--seed", type=int, default=0, metavar="N", help="of the choice (default: 0)")
-
-    checking = command("verify", verify)
-    _add_place(checking, "PLACE", "packed set, image folders, or token file")
     usual = usual_processes()
     for subparser in (packing, checking):
         text = f"number of processes (default here: {usual})"
@@ -214,15 +217,7 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     tokenizing.add_argument("--out", type=Path, metavar="FILE", help="token file, NAME.bin (default: beside the text)")
 
-    _add_place(command("info", describe), "PLACE", "packed set, image folders, or token file")
     return parser
-
-
-def _add_place(parser: argparse.ArgumentParser, name: str, text: str) -> None:
-    parser.add_argument("place", type=Path, metavar=name, help=text)
-    for split in ("train", "val"):
-        text = f"name of the folder of {split} images (default: {split})"
-        parser.add_argument(f"--{split}-dir", default=split, metavar="NAME", help=text)
 
 
 def positive(text: str) -> int:

@@ -107,7 +107,7 @@ def test_making_the_set_prints_a_line(tmp_path, capfd):
 
 def test_home_is_the_default_place(monkeypatch, tmp_path):
     monkeypatch.setenv("DDLBENCH_HOME", str(tmp_path))
-    assert SampleImages("sample_images").layout().root == tmp_path / "sample_images-v1-3000-1000"
+    assert SampleImages("sample_images").folder() == tmp_path / "sample_images-v1-3000-1000"
 
 
 def test_bad_input(tmp_path):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ddlbench.data.home import SPLITS
 from ddlbench.data.images.decoding import DECODERS
-from ddlbench.data.images.index import FolderLayout, Index, open_index, prepare_index
+from ddlbench.data.images.index import FolderLayout, open_index, prepare_index
 from ddlbench.data.images.split import ImageSplit, Source
 from ddlbench.data.staging import StagedFiles, node_folder
 from ddlbench.errors import UserError, check_values, reporting
@@ -149,16 +149,14 @@ class ImageFolders:
             files = self.source(train).files_to_stage(Path())
             yield from (files.original / name for name in files.names)
 
-    def _index(self) -> Index:
-        return open_index(self.layout(), self.cache_dir)
-
     def digest(self) -> str:
-        return self._index().hash
+        return open_index(self.layout(), self.cache_dir).hash
 
     def original(self, train: bool) -> Source:
         """The user's files."""
-        index = self._index()
-        return FolderSource(self.layout().splits[0 if train else 1], index.classes, index.splits[SPLITS[train]])
+        layout = self.layout()
+        index = open_index(layout, self.cache_dir)
+        return FolderSource(layout.splits[0 if train else 1], index.classes, index.splits[SPLITS[train]])
 
     def describe(self) -> dict[str, Any]:
         train, val = (self.original(part) for part in SPLITS)

@@ -19,7 +19,7 @@ from PIL import Image
 
 from ddlbench.data.home import make_folder, sample_home
 from ddlbench.data.images.folders import ImageFolders
-from ddlbench.data.images.index import FolderLayout, Index
+from ddlbench.data.images.index import FolderLayout
 from ddlbench.data.processes import in_threads, usual_processes
 from ddlbench.errors import check_values
 from ddlbench.job import Model
@@ -87,23 +87,14 @@ class SampleImages(ImageFolders):
         return sample_home(self.root) / f"sample_images-v{VERSION}-{self.sample_train}-{self.sample_val}"
 
     def layout(self) -> FolderLayout:
+        """Made at the first use, in half a minute on two cores; also on a node that does not share the folder with the
+        one that called `prepare`."""
+        make_folder(self.folder(), lambda temporary: make_images(temporary, self.sample_train, self.sample_val))
         return FolderLayout(self.folder(), "train", "val")
 
     def check(self, model: Model, validate: bool = True) -> None:
         self.folder()  # raises for a root that is no folder
         self.check_fits(len(CLASSES), model)
-
-    def prepare(self) -> None:
-        """Half a minute on two cores, once."""
-        self._make_missing()
-        super().prepare()
-
-    def _index(self) -> Index:
-        self._make_missing()  # on a node that does not share the folder with the one that called `prepare`
-        return super()._index()
-
-    def _make_missing(self) -> None:
-        make_folder(self.folder(), lambda temporary: make_images(temporary, self.sample_train, self.sample_val))
 
 
 def make_images(folder: Path, train: int, val: int) -> None:

@@ -4,7 +4,6 @@ text itself, tokenized while it is read."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -161,11 +160,9 @@ class TokenText:
         if not train and self.val_limit is not None:
             windows = min(windows, self.val_limit)
         text, _ = self.paths()[train]
-        if self.stage_to is not None:
-            folder = self._staged(train)
-            text, file = folder / text.name, replace(file, path=folder / file.path.name)
+        file = replace(file, path=self._here(train, file.path))
         files = None if self.mapped else self.tokenizer_files()
-        return TokenSplit(file, seq_len, windows, files and (text, files))
+        return TokenSplit(file, seq_len, windows, files and (self._here(train, text), files))
 
     def describe(self) -> dict[str, Any]:
         """hash: of the tokens and the tokenizer. All sizes are of the full text, so under a val_limit, which is in
@@ -185,21 +182,21 @@ class TokenText:
 
     def files_to_stage(self) -> list[StagedFiles]:
         return [
-            StagedFiles(file.parent, self._staged(train), [file.name], 1, file.stat().st_size)
+            StagedFiles(file.parent, self._here(train, file).parent, [file.name], 1, file.stat().st_size)
             for train, (text, target) in self.paths().items()
             for file in ([target] if self.mapped else [text, table_path(target)])
         ]
 
-    def files_read(self) -> Iterator[Path]:
+    def files_read(self) -> list[Path]:
         """Without the tables of lines, which stay mapped."""
-        for train, (text, target) in self.paths().items():
-            file = target if self.mapped else text
-            yield file if self.stage_to is None else self._staged(train) / file.name
+        paths = self.paths().items()
+        return [self._here(train, target if self.mapped else text) for train, (text, target) in paths]
 
-    def _staged(self, train: bool) -> Path:
-        """The folder of this node's copies."""
-        assert self.stage_to is not None, "nothing is staged"
-        return node_folder(self.stage_to, self.name, self.describe()["hash"]) / SPLITS[train]
+    def _here(self, train: bool, file: Path) -> Path:
+        """A file of the split where this node reads it."""
+        if self.stage_to is None:
+            return file
+        return node_folder(self.stage_to, self.name, self.describe()["hash"]) / SPLITS[train] / file.name
 
 
 def _fits_vocabulary(what: str, needed: int, model: Model) -> None:
