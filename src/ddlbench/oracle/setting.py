@@ -13,7 +13,7 @@ from ddlbench.oracle.machine import collectives
 from ddlbench.oracle.machine.collectives import Path
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.timing.computation import Computation, Pass
-from ddlbench.recipe.costs import Costs
+from ddlbench.recipe.optimizers import Costs
 from ddlbench.recomputation import Plan, repeats
 
 BYTES = {"fp32": FP32_BYTES, "bf16": 2, "fp16": 2}  # of one number

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
-from ddlbench.recipe.costs import BLOCK, SMALLEST
+from ddlbench.recipe.optimizers import BLOCK, SMALLEST
 
 CPU_PIECE = 2**20  # numbers that are updated at once on the CPU, where the kernel unpacks the moments into fp32
 MOMENTS, SCALES = ("exp_avg", "exp_avg_sq"), ("exp_avg_scale", "exp_avg_sq_scale")

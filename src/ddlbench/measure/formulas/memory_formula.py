@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from ddlbench.recipe.costs import Costs
+from ddlbench.recipe.optimizers import Costs
 
 FP32_BYTES = 4
 # What a style of `Model.tensor_plan` splits; every other parameter is whole on each rank.

@@ -17,7 +17,7 @@ from ddlbench.counts.counts import Block, Counts, Share
 from ddlbench.job import Job, example_batch
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES, Bytes, bytes_of_parameter, data_parallel
 from ddlbench.oracle.setting import BYTES, Memory, Setting
-from ddlbench.recipe.costs import Costs
+from ddlbench.recipe.optimizers import Costs
 from ddlbench.recomputation import Plan
 
 

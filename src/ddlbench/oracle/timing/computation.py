@@ -15,7 +15,7 @@ import numpy as np
 
 from ddlbench.counts.counts import Block, Counts, Floats, Work
 from ddlbench.oracle.machine.machine import Device, nearest
-from ddlbench.recipe.costs import Costs
+from ddlbench.recipe.optimizers import Costs
 from ddlbench.recomputation import Plan, repeats
 
 # Times the roofline that the operations of a large batch take in bf16: 1.6 to 2.4, of five models on an H100 and two on
