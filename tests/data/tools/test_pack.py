@@ -202,7 +202,6 @@ def test_target_that_cannot_be_made(layout, tmp_path):
 
 
 SHARD = "train/00000-of-00004.tfrecord"
-INDEX = "train/00000-of-00004.idx"
 
 
 @pytest.mark.parametrize(
@@ -210,16 +209,13 @@ INDEX = "train/00000-of-00004.idx"
     [
         (SHARD, None, r"shard .*00000-of-00004.tfrecord is missing: if the set is a copy, copy it again"),
         (SHARD, "short", r"00000-of-00004.tfrecord has 5 bytes, pack.json says \d+"),
-        (INDEX, None, r"index .*00000-of-00004.idx cannot be read \(No such file"),
-        (INDEX, "0 9\n", r"idx is stale: it has 1 records up to byte 9, the shard 4"),
-        (INDEX, "what", r"00000-of-00004.idx is not an index"),
         ("pack.json", "{", r"pack.json is not JSON"),
         ("pack.json", '{"format": 9}', r"has format 9, this version reads 1"),
         ("pack.json", '{"format": 1}', r"does not describe a packed image set"),
         ("pack.json", None, r"pack.json cannot be read .*give the folder of a packed"),
     ],
 )
-def test_damage_of_pack_json_or_an_index_is_found_on_opening(packed, tmp_path, file, damaged, message):
+def test_damage_of_pack_json_or_a_size_is_found_on_opening(packed, tmp_path, file, damaged, message):
     shutil.copytree(packed, tmp_path / "set")
     if damaged is None:
         (tmp_path / "set" / file).unlink()

@@ -104,6 +104,8 @@ class PackedImages(ImageFolders):
         if arrays is None or not consistent(arrays, classes, len(shards)):
             open_pack(self.folder())
             arrays = scan([self.folder() / shard.file for shard in shards], classes)
+            if (images := len(arrays["labels"])) != (samples := pack.splits[split].samples):
+                raise UserError(f"the indices of {split} have {images} images, {MANIFEST} {samples}: {AGAIN}")
             write_arrays(file, arrays)
         files, names = Files(*(arrays[key] for key in KEYS)), tuple(Path(shard.file).name for shard in shards)
         return PackedSource(self.folder() / split, pack.classes, files, names, arrays["holders"], arrays["starts"])

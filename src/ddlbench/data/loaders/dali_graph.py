@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import import_module
 from typing import Any
 
@@ -40,6 +41,10 @@ class Graph:
     to_gpu: bool
     named: bool
 
+    @cached_property
+    def dali(self) -> Any:
+        return import_dali()
+
     def pipeline(self, files: Iterable[Any], train: bool, **settings: Any) -> Any:
         """A pipeline that makes a batch of each list of files, [B, 3, H, W] float32, or [B, H, W, 3] for channels last.
         It stops where `files` ends. settings: of nvidia.dali.Pipeline."""
@@ -59,30 +64,29 @@ class Graph:
             return good
 
     def _pipeline(self, files: Iterable[Any], output: Callable[[Any], Any], settings: dict[str, Any]) -> Any:
-        dali = import_dali()
-        pipeline = dali.Pipeline(**settings)
+        pipeline, fn = self.dali.Pipeline(**settings), self.dali.fn
         # Names no longer exist when DALI reads them, so they are copied. The pages of a packed set stay, and a copy
         # would read them.
-        how = {"batch": True, "cycle": "raise", "ndim": 1, "dtype": dali.types.UINT8, "no_copy": not self.named}
+        how = {"batch": True, "cycle": "raise", "ndim": 1, "dtype": self.dali.types.UINT8, "no_copy": not self.named}
         with pipeline:
-            source = dali.fn.external_source(source=files, **how)
-            pipeline.set_outputs(output(dali.fn.io.file.read(source) if self.named else source))
+            source = fn.external_source(source=files, **how)
+            pipeline.set_outputs(output(fn.io.file.read(source) if self.named else source))
         return pipeline
 
-    def _decoded(self, encoded: Any) -> Any:
-        """Complete images of any size."""
-        return import_dali().fn.decoders.image(encoded, **self._decoder())
+    def _decoded(self, encoded: Any, **window: Any) -> Any:
+        """Complete images of any size, or a window of them. Pillow neither turns images by their EXIF tag nor decodes
+        with a coarse upsampling of colors."""
+        decoders, device = self.dali.fn.decoders, "mixed" if self.device == "mixed" else "cpu"
+        how = {"output_type": self.dali.types.RGB, "adjust_orientation": False, "jpeg_fancy_upsampling": True, **window}
+        images = (decoders.image_slice if window else decoders.image)(encoded, device=device, **how)
+        return images.gpu() if self.device == "gpu" else images
 
     def _train(self, encoded: Any) -> Any:
-        fn = import_dali().fn
+        fn = self.dali.fn
         start, shape = self._crop(fn.peek_image_shape(encoded, adjust_orientation=False))
         window = {"start": start, "shape": shape, "axes": (0, 1)}
-        if self.fused_crop:
-            crops = self._moved(fn.decoders.image_slice(encoded, **window, **self._decoder()))
-        else:
-            crops = fn.slice(self._moved(self._decoded(encoded)), **window)
-        images = self._resized(crops, self.size)
-        return self._normalized(images, mirror=fn.random.coin_flip(probability=self.data.flip))
+        crops = self._decoded(encoded, **window) if self.fused_crop else fn.slice(self._decoded(encoded), **window)
+        return self._normalized(self._resized(crops, self.size), mirror=fn.random.coin_flip(probability=self.data.flip))
 
     def _crop(self, image: Any) -> tuple[Any, Any]:
         """Start and shape (H, W) of a random crop of an image of shape [H, W, 3].
@@ -90,7 +94,7 @@ class Graph:
         Where no attempt fits, DALI takes the largest crop with the smallest or largest aspect ratio at a random place,
         torchvision takes it in the center. A crop that fits by chance and is as large is moved to the center, too.
         """
-        dali = import_dali()
+        dali = self.dali
         low, high = self.data.crop_ratio
         start, shape = dali.fn.random_crop_generator(
             image, random_area=self.data.crop_scale, random_aspect_ratio=[low, high], num_attempts=ATTEMPTS
@@ -103,35 +107,23 @@ class Graph:
 
     def _validation(self, encoded: Any) -> Any:
         """Sizes are rounded as torchvision rounds them: half a pixel is most of what a comparison would find."""
-        dali, shorter = import_dali(), self.data.shorter_side(self.size)
+        dali, shorter = self.dali, self.data.shorter_side(self.size)
         fn, shape = dali.fn, dali.fn.peek_image_shape(encoded, adjust_orientation=False)
         sides = [shape[axis] * shorter // dali.math.min(shape[0], shape[1]) for axis in (0, 1)]
         starts = [half_even(side - crop) for side, crop in zip(sides, self.size, strict=True)]
-        images = self._moved(self._decoded(encoded))
-        resized = self._resized(images, fn.cast(fn.stack(*sides), dtype=dali.types.FLOAT))
+        resized = self._resized(self._decoded(encoded), fn.cast(fn.stack(*sides), dtype=dali.types.FLOAT))
         start = fn.cast(fn.stack(*starts), dtype=dali.types.INT32)
         return self._normalized(fn.slice(resized, start=start, shape=self.size, axes=(0, 1)), mirror=0)
 
-    def _moved(self, images: Any) -> Any:
-        return images.gpu() if self.device == "gpu" else images
-
     def _resized(self, images: Any, size: Any) -> Any:
         """Antialiased where it shrinks: Pillow's and torchvision's "bilinear"."""
-        dali = import_dali()
-        return dali.fn.resize(images, size=size, interp_type=dali.types.INTERP_TRIANGULAR)
-
-    def _decoder(self) -> dict[str, Any]:
-        """Pillow neither turns images by their EXIF tag nor decodes with a coarse upsampling of colors."""
-        types = import_dali().types
-        how = {"output_type": types.RGB, "adjust_orientation": False, "jpeg_fancy_upsampling": True}
-        return {"device": "mixed" if self.device == "mixed" else "cpu", **how}
+        return self.dali.fn.resize(images, size=size, interp_type=self.dali.types.INTERP_TRIANGULAR)
 
     def _normalized(self, images: Any, mirror: Any) -> Any:
         """On the GPU where the images are wanted there: as uint8 they take a quarter of the copying."""
-        dali = import_dali()
-        return dali.fn.crop_mirror_normalize(
+        return self.dali.fn.crop_mirror_normalize(
             images.gpu() if self.to_gpu else images,
-            dtype=dali.types.FLOAT,
+            dtype=self.dali.types.FLOAT,
             output_layout="HWC" if self.channels_last else "CHW",
             mirror=mirror,
             mean=[255 * mean for mean in MEAN],

@@ -84,8 +84,7 @@ def is_packed(folder: Path) -> bool:
 
 
 def open_pack(folder: Path) -> Pack:
-    """A set whose shards have the size that pack.json says, and indices that fit, as far as that can be checked without
-    the shards' content. Raises UserError."""
+    """A set whose shards have the size that pack.json says. Raises UserError."""
     pack = read_manifest(folder)
     for shard in pack.shards:
         path = folder / shard.file
@@ -93,13 +92,6 @@ def open_pack(folder: Path) -> Pack:
         if size != shard.bytes:
             fault = "is missing" if size is None else f"has {size} bytes, {MANIFEST} says {shard.bytes}"
             raise UserError(f"shard {path} {fault}: {AGAIN}")
-        spans = index_of(path)
-        end = sum(spans[-1]) if spans else 0
-        if (len(spans), end) != (shard.samples, shard.bytes):
-            raise UserError(
-                f"index {index_path(path)} is stale: it has {len(spans)} records up to byte {end}, "
-                f"the shard {shard.samples} up to byte {shard.bytes}: {AGAIN}"
-            )
     return pack
 
 
