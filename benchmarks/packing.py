@@ -24,7 +24,7 @@ from ddlbench.data.images.index import FolderLayout, prepare_index
 from ddlbench.data.images.sample import SampleImages
 from ddlbench.data.page_cache import drop
 from ddlbench.data.processes import usual_processes
-from ddlbench.data.tfrecord.packed import order
+from ddlbench.data.tfrecord import order
 from ddlbench.data.tools.pack import pack, shard_count
 from ddlbench.files import replacing
 

@@ -16,7 +16,7 @@ from benchmarks.pairs import peak_resident
 from ddlbench.data.images.index import FolderLayout
 from ddlbench.data.text.dataset import TokenText
 from ddlbench.data.text.sample import SampleText
-from ddlbench.data.tfrecord.records import walk
+from ddlbench.data.tfrecord import walk
 from ddlbench.data.tools.pack import pack
 from ddlbench.models.gpt2 import GPT2
 from tests.support.libraries import needs_dali

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ddlbench.data.images.index import FolderLayout, prepare_index
-from ddlbench.data.tfrecord.records import decode
+from ddlbench.data.tfrecord import decode
 
 
 def write_pack(layout: FolderLayout, root: Path, shards: int = 2) -> Path:

@@ -12,7 +12,7 @@ from pathlib import Path
 from ddlbench.data.images.index import Files, FolderLayout, prepare_index
 from ddlbench.data.processes import usual_processes
 from ddlbench.data.text.token_file import TokenFile, is_current, token_files, token_path
-from ddlbench.data.tfrecord.packed import UNFINISHED, Pack, is_packed, read_manifest
+from ddlbench.data.tfrecord import UNFINISHED, Pack, is_packed, read_manifest
 from ddlbench.data.tools.pack import pack
 from ddlbench.data.tools.verify import verify_folders, verify_pack, verify_tokens
 from ddlbench.errors import RunError, UserError, reporting

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from ddlbench.data.images.index import prepare_index
-from ddlbench.data.tfrecord.packed import index_path, open_pack, order, read_manifest
-from ddlbench.data.tfrecord.records import walk
+from ddlbench.data.tfrecord import index_path, open_pack, order, read_manifest, walk
 from ddlbench.data.tools.pack import make_shard, pack
 from ddlbench.errors import UserError
 from ddlbench.files import unfinished_path

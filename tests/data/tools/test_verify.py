@@ -8,7 +8,7 @@ import shutil
 import pytest
 from PIL import Image
 
-from ddlbench.data.tfrecord.records import FRAME, encode, index_text, read_index, record, walk
+from ddlbench.data.tfrecord import FRAME, encode, index_text, read_index, record, walk
 from ddlbench.data.tools.pack import pack
 from ddlbench.data.tools.verify import verify_pack
 from tests.support.pictures import write_folders

@@ -1,4 +1,4 @@
-"""Packed image sets (data/tfrecord/packed.py) as training data, with the crops and flips of data/images/folders.py.
+"""Packed image sets (data/tfrecord.py) as training data, with the crops and flips of data/images/folders.py.
 
 The records of the shards are read once, and the position of each image is kept. Images are numbered by class and
 name, as in their original folders (data/images/index.py), wherever they are in the shards. So an epoch has the same
@@ -23,8 +23,7 @@ from ddlbench.data.images.index import KEYS, Files
 from ddlbench.data.images.split import Source
 from ddlbench.data.processes import SCANNERS
 from ddlbench.data.staging import StagedFiles
-from ddlbench.data.tfrecord.packed import AGAIN, MANIFEST, index_of, open_pack, read_manifest
-from ddlbench.data.tfrecord.records import FOOT, FRAME, HEAD, decode
+from ddlbench.data.tfrecord import AGAIN, FOOT, FRAME, HEAD, MANIFEST, decode, index_of, open_pack, read_manifest
 from ddlbench.errors import UserError
 from ddlbench.foreign import open_regular
 from ddlbench.job import Model

@@ -1,4 +1,4 @@
-"""Packs image folders (data/tfrecord/packed.py) with several processes; resumes where an earlier attempt ended.
+"""Packs image folders (data/tfrecord.py) with several processes; resumes where an earlier attempt ended.
 
 pack.unfinished.jsonl describes the set until all shards are complete and pack.json replaces it. A shard gets its final
 name when it is complete and on disk. The same folders give the same bytes.
@@ -19,11 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from ddlbench.data import tfrecord
 from ddlbench.data.images.index import Files, FolderLayout, Index, prepare_index
 from ddlbench.data.processes import in_processes
-from ddlbench.data.tfrecord import packed
-from ddlbench.data.tfrecord.packed import Pack, Shard
-from ddlbench.data.tfrecord.records import FRAME, Span, crc32c, decode, encode, index_text, record, walk
+from ddlbench.data.tfrecord import FRAME, Pack, Shard, Span, crc32c, decode, encode, index_text, record, walk
 from ddlbench.errors import UserError, reporting
 from ddlbench.files import replace_json, replacing
 from ddlbench.foreign import parse, read_bytes, sha256_of
@@ -44,14 +43,14 @@ def pack(layout: FolderLayout, target: Path, shard_bytes: int, processes: int) -
     crc32c()  # a missing library is reported before the work begins
     index = prepare_index(layout, None)
     counts = {split: shard_count(files, shard_bytes) for split, files in index.splits.items()}
-    plan = {"format": packed.FORMAT, "hash": index.hash, "shards": counts}
+    plan = {"format": tfrecord.FORMAT, "hash": index.hash, "shards": counts}
     total, progress = sum(counts.values()), Progress(enabled=True)
     processes = min(processes, total)
     with reporting(f"cannot write {target}", WRITE_AGAIN):
         check_target(target, plan)
         for split in counts:
             (target / split).mkdir(parents=True, exist_ok=True)
-        with replacing(target / packed.UNFINISHED) as file:
+        with replacing(target / tfrecord.UNFINISHED) as file:
             file.write(json.dumps(plan).encode())
         present = sum(len(list((target / split).glob("*.tfrecord"))) for split in counts)
         again = f"; {present} exist already and are checked" if present else ""
@@ -59,10 +58,10 @@ def pack(layout: FolderLayout, target: Path, shard_bytes: int, processes: int) -
         shards = in_processes(call, _jobs(target, layout, index, counts), processes)
         made = sorted(progress.steps(shards, total, "packing, shard", "shards"), key=lambda shard: shard.file)
         parts = {split: tuple(shard for shard in made if shard.file.startswith(f"{split}/")) for split in counts}
-        splits = {split: packed.PackedSplit.of(shards) for split, shards in parts.items()}
-        result = Pack(packed.FORMAT, index.hash, index.classes, splits)
-        replace_json(target / packed.MANIFEST, asdict(result))
-        (target / packed.UNFINISHED).unlink()
+        splits = {split: tfrecord.PackedSplit.of(shards) for split, shards in parts.items()}
+        result = Pack(tfrecord.FORMAT, index.hash, index.classes, splits)
+        replace_json(target / tfrecord.MANIFEST, asdict(result))
+        (target / tfrecord.UNFINISHED).unlink()
     return result
 
 
@@ -72,12 +71,12 @@ def shard_count(files: Files, shard_bytes: int) -> int:
 
 def check_target(target: Path, plan: dict[str, Any]) -> None:
     """Raises UserError where `target` has anything but what earlier attempts at `plan` made."""
-    if (target / packed.MANIFEST).is_file():
-        manifest = packed.read_manifest(target)
+    if (target / tfrecord.MANIFEST).is_file():
+        manifest = tfrecord.read_manifest(target)
         sizes = {split: len(part.shards) for split, part in manifest.splits.items()}
         begun = {"format": manifest.format, "hash": manifest.hash, "shards": sizes}
-    elif packed.is_packed(target):
-        path = target / packed.UNFINISHED
+    elif tfrecord.is_packed(target):
+        path = target / tfrecord.UNFINISHED
         try:
             begun = parse(read_bytes(path).partition(b"\n")[0])  # older versions added a line for each shard
         except ValueError as error:
@@ -98,7 +97,7 @@ def check_target(target: Path, plan: dict[str, Any]) -> None:
 def _jobs(target: Path, layout: FolderLayout, index: Index, counts: dict[str, int]) -> Iterator[Callable[[], Shard]]:
     """Jobs are made one after another, because the names of a million files as Python strings would take 100 MB."""
     for (split, files), source in zip(index.splits.items(), layout.splits, strict=True):
-        for number, chosen in enumerate(np.array_split(packed.order(split, len(files)), counts[split])):
+        for number, chosen in enumerate(np.array_split(tfrecord.order(split, len(files)), counts[split])):
             file = f"{split}/{number:05d}-of-{counts[split]:05d}.tfrecord"
             images = [
                 (f"{index.classes[files.labels[i]]}/{files.name(i)}", int(files.labels[i]), int(files.sizes[i]))
@@ -124,7 +123,7 @@ def make_shard(target: Path, file: str, source: Path, images: list[Image]) -> Sh
                     digest.update(written)
                     spans.append((size, len(written)))
                     size += len(written)
-        with replacing(packed.index_path(path)) as out:
+        with replacing(tfrecord.index_path(path)) as out:
             out.write(index_text(spans))
     return Shard(file, len(images), size, digest.hexdigest())
 
@@ -139,7 +138,7 @@ def sound(path: Path, images: list[Image]) -> bool:
             label, name, (start, end) = decode(memoryview(payload), 0, len(payload))
             read.append((os.fsdecode(name), label, end - start))
             spans.append((offset, len(payload) + FRAME))
-        return read == images and read_bytes(packed.index_path(path), packed.LARGEST_INDEX) == index_text(spans)
+        return read == images and read_bytes(tfrecord.index_path(path), tfrecord.LARGEST_INDEX) == index_text(spans)
     except (OSError, ValueError):
         return False
 

@@ -11,13 +11,13 @@ from functools import partial
 from operator import call
 from pathlib import Path
 
+from ddlbench.data import tfrecord
 from ddlbench.data.home import SPLITS
 from ddlbench.data.images.decoding import BadImage, decode_image
 from ddlbench.data.images.index import FolderLayout, prepare_index
 from ddlbench.data.processes import in_processes
 from ddlbench.data.text.token_file import TokenFile, token_files
-from ddlbench.data.tfrecord import packed
-from ddlbench.data.tfrecord.records import FRAME, Span, crc32c, decode, index_text, walk
+from ddlbench.data.tfrecord import FRAME, Shard, Span, crc32c, decode, index_text, walk
 from ddlbench.errors import UserError
 from ddlbench.foreign import read_bytes, sha256_of
 from ddlbench.progress import Progress
@@ -36,10 +36,10 @@ class Findings:
 def verify_pack(folder: Path, processes: int) -> Iterator[Findings]:
     """Check all shards, in the order in which they finish. Raises UserError where pack.json cannot be used."""
     crc32c()  # a missing library is reported before the work begins
-    pack = packed.read_manifest(folder)
+    pack = tfrecord.read_manifest(folder)
     present = {f"{split}/{path.name}" for split in SPLITS.values() for path in (folder / split).glob("*.tfrecord")}
     odd = present - {shard.file for shard in pack.shards}
-    yield Findings(faults=[f"{folder / file}: not in the list of {packed.MANIFEST}" for file in odd])
+    yield Findings(faults=[f"{folder / file}: not in the list of {tfrecord.MANIFEST}" for file in odd])
     jobs = (partial(verify_shard, folder, shard, pack.classes) for shard in pack.shards)
     findings = in_processes(call, jobs, processes)
     yield from Progress(enabled=True).steps(findings, len(pack.shards), "verifying, shard", "shards")
@@ -76,11 +76,11 @@ def verify_images(folder: Path, split: str, images: Sequence[tuple[str, str]]) -
     return findings
 
 
-def verify_shard(folder: Path, shard: packed.Shard, classes: tuple[str, ...]) -> Findings:
+def verify_shard(folder: Path, shard: Shard, classes: tuple[str, ...]) -> Findings:
     """Check every record, up to one whose length is damaged; an unreadable file is one fault. The index is compared
     where all lengths are right, the shard's checksum where all records' checksums are."""
     findings, path = Findings(), folder / shard.file
-    faults, index_file = findings.faults, packed.index_path(path)
+    faults, index_file = findings.faults, tfrecord.index_path(path)
     try:
         size, spans, bad = path.stat().st_size, list[Span](), False
         end: int | None = 0
@@ -95,19 +95,19 @@ def verify_shard(folder: Path, shard: packed.Shard, classes: tuple[str, ...]) ->
                 faults.append(f"{path}, offset {offset}: {read.what}{lost}")
             spans.append((offset, (end or size) - offset))
         try:
-            index = packed.index_of(path)
+            index = tfrecord.index_of(path)
             if end is not None and index != spans:
                 faults.append(f"{index_file} is stale: it has {len(index)} records, the shard {len(spans)}, or others")
-            elif end is not None and read_bytes(index_file, packed.LARGEST_INDEX) != index_text(spans):
+            elif end is not None and read_bytes(index_file, tfrecord.LARGEST_INDEX) != index_text(spans):
                 faults.append(f"{index_file} differs in form from what tfrecord2idx writes")
         except UserError as error:
             faults.append(str(error))
         # A shard without faults may not be the one that was packed.
         if size != shard.bytes or (not bad and len(spans) != shard.samples):
-            says = f"{packed.MANIFEST} says {shard.samples} and {shard.bytes}"
+            says = f"{tfrecord.MANIFEST} says {shard.samples} and {shard.bytes}"
             faults.append(f"{path}: {len(spans)} records, {size} bytes; {says}")
         elif not bad and sha256_of(path) != shard.sha256:
-            faults.append(f"{path}: its sha256 differs from the one in {packed.MANIFEST}: it is another shard")
+            faults.append(f"{path}: its sha256 differs from the one in {tfrecord.MANIFEST}: it is another shard")
     except OSError as error:
         faults.append(f"{path}: cannot be read ({error.strerror})")
     return findings

@@ -1,8 +1,13 @@
-"""TFRecord files, as TensorFlow's tensorflow/core/lib/io/record_writer.h has them: one record after another, each
+"""A packed image set: the files of image folders, byte for byte, in a few large TFRecord files.
+
+    pack.json                      what the set holds; written last: a set without it is incomplete
+    train/00000-of-00009.tfrecord  a shard: one record an image
+    train/00000-of-00009.idx       DALI's index of the shard: one line "offset size" a record, the frame counted in
+    val/...
+
+A record, as TensorFlow's tensorflow/core/lib/io/record_writer.h has it, all little-endian:
 
     uint64 length | uint32 masked crc32c of the length | payload | uint32 masked crc32c of the payload
-
-all little-endian, and DALI's index of them: one line "offset size" a record, the frame counted in.
 
 A payload is a tf.train.Example (tensorflow/core/example/feature.proto) of an image, with three features in this order:
 image/class/label (its class' place in the order of names, from 0), image/encoded (the file's bytes) and image/filename
@@ -21,14 +26,29 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, TypeVar
 
-from ddlbench.errors import importing
-from ddlbench.foreign import open_regular
+import numpy as np
+from numpy.random import RandomState
+from numpy.typing import NDArray
+
+from ddlbench.data.home import SPLITS
+from ddlbench.errors import UserError, importing, reporting
+from ddlbench.foreign import from_json, open_regular, read_bytes, read_format, regular_size
+from ddlbench.texts import GIB
+
+FORMAT = 1
+MANIFEST, UNFINISHED = "pack.json", "pack.unfinished.jsonl"
+LARGEST_INDEX = GIB  # bytes: fifty million images in one shard
+SHARD = re.compile(r"(?:train|val)/[^/\0]{1,200}\.tfrecord")  # no path leads out of the set
+AGAIN = "if the set is a copy, copy it again; else pack it again, which repairs damaged shards"
+ORDER_SEED = 0  # of the training images' order
+Kind = TypeVar("Kind")
 
 HEAD, FOOT = struct.Struct("<QI"), struct.Struct("<I")
 FRAME = HEAD.size + FOOT.size  # bytes of a record that are not its payload
@@ -44,6 +64,100 @@ HEADS = {
         "image/filename": rb"\nV\n\x0eimage/filename\x12V\nV\n(V)",
     }.items()
 }
+
+
+@dataclass(frozen=True)
+class Shard:
+    """file: its path in the set; bytes: of the file; sha256: of its content."""
+
+    file: str
+    samples: int
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class PackedSplit:
+    samples: int
+    bytes: int
+    shards: tuple[Shard, ...]
+
+    @classmethod
+    def of(cls, shards: tuple[Shard, ...]) -> PackedSplit:
+        return cls(sum(shard.samples for shard in shards), sum(shard.bytes for shard in shards), shards)
+
+
+@dataclass(frozen=True)
+class Pack:
+    """hash: of the image folders, as their index has it (data/images/index.py)."""
+
+    format: int
+    hash: str
+    classes: tuple[str, ...]
+    splits: Mapping[str, PackedSplit]
+
+    @property
+    def shards(self) -> list[Shard]:
+        return [shard for split in SPLITS.values() for shard in self.splits[split].shards]
+
+
+def order(split: str, samples: int) -> NDArray[np.int64]:
+    """Which image of the folders lies where in a packed split. Training images are shuffled once; otherwise every
+    shard, and every reader's shuffle buffer, would hold one class."""
+    return RandomState(ORDER_SEED).permutation(samples) if split == "train" else np.arange(samples)
+
+
+def index_path(shard: Path) -> Path:
+    return shard.with_suffix(".idx")
+
+
+def is_packed(folder: Path) -> bool:
+    """Whether `folder` is a packed set, finished or not."""
+    return (folder / MANIFEST).is_file() or (folder / UNFINISHED).is_file()
+
+
+def open_pack(folder: Path) -> Pack:
+    """A set whose shards have the size that pack.json says. Raises UserError."""
+    pack = read_manifest(folder)
+    for shard in pack.shards:
+        path = folder / shard.file
+        size = regular_size(path)
+        if size != shard.bytes:
+            fault = "is missing" if size is None else f"has {size} bytes, {MANIFEST} says {shard.bytes}"
+            raise UserError(f"shard {path} {fault}: {AGAIN}")
+    return pack
+
+
+def read_manifest(folder: Path) -> Pack:
+    """What pack.json says. Raises UserError where there is none, or none that this version reads."""
+    path = folder / MANIFEST
+    begun = (folder / UNFINISHED).is_file()
+    remedy = "it was not packed completely: pack it again" if begun else "give the folder of a packed image set"
+    with reporting(f"{path} cannot be read", remedy):
+        content = read_format(path, FORMAT, AGAIN)
+    try:
+        splits = {name: PackedSplit.of(_shards(name, content["splits"][name]["shards"])) for name in SPLITS.values()}
+        classes = tuple(_checked(name, str, "text") for name in _checked(content["classes"], list, "list"))
+        return Pack(FORMAT, _checked(content["hash"], str, "text"), classes, splits)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path} does not describe a packed image set ({error!r}): {AGAIN}") from error
+
+
+def _shards(split: str, content: object) -> tuple[Shard, ...]:
+    """Each once, and none outside the split's folder."""
+    shards = tuple(from_json(Shard, shard) for shard in _checked(content, list, "list"))
+    files = [shard.file for shard in shards]
+    if odd := next((file for file in files if not (file.startswith(f"{split}/") and SHARD.fullmatch(file))), None):
+        raise ValueError(f"{odd[:40]!a} is no shard of {split}")
+    if not shards or len(set(files)) < len(files):
+        raise ValueError(f"{split} has {len(files)} shards, {len(set(files))} of them different")
+    return shards
+
+
+def _checked(content: object, kind: type[Kind], name: str) -> Kind:
+    if not isinstance(content, kind):
+        raise TypeError(f"{str(content)[:40]!a} is not a {name}")
+    return content
 
 
 class BadRecord(NamedTuple):
@@ -110,6 +224,18 @@ def read_index(text: bytes) -> list[Span]:
     if bad := next((number for number, line in enumerate(lines, 1) if len(line) != 2), None):
         raise ValueError(f"line {bad} is not two numbers")
     return [(line[0], line[1]) for line in lines]
+
+
+def index_of(shard: Path) -> list[Span]:
+    """What the index of a shard holds. Raises UserError where it cannot be used."""
+    path = index_path(shard)
+    try:
+        with reporting(f"index {path} cannot be read", AGAIN):
+            return read_index(read_bytes(path, LARGEST_INDEX))
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(f"{path} is not an index ({error}): {AGAIN}") from error
 
 
 def encode(label: int, encoded: bytes, filename: bytes) -> bytes:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddlbench.data.tfrecord.records import (
+from ddlbench.data.tfrecord import (
     BadRecord,
     decode,
     encode,
