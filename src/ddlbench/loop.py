@@ -20,7 +20,7 @@ from ddlbench.measure.rows import EpochRow, RankEpoch, gather_epoch, require_val
 from ddlbench.progress import Progress
 from ddlbench.ranks.boundary import Boundary
 from ddlbench.ranks.control import barrier, sum_over_ranks
-from ddlbench.recipe.schedules import Rates
+from ddlbench.recipe.recipe import Rates
 
 
 class Scenario(Protocol):

@@ -27,7 +27,7 @@ from ddlbench.measure.rows import EpochRow
 from ddlbench.models.resnet import ResNet
 from ddlbench.progress import Progress
 from ddlbench.ranks.boundary import Boundary
-from ddlbench.recipe.schedules import Rates
+from ddlbench.recipe.recipe import Rates
 from tests.support.equal import Rows, make_job
 from tests.support.reference import Case
 

@@ -29,7 +29,7 @@ from ddlbench.loop import Run, train
 from ddlbench.progress import Progress
 from ddlbench.ranks.boundary import Boundary
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
-from ddlbench.recipe.schedules import Rates
+from ddlbench.recipe.recipe import Rates
 from ddlbench.run.attempt import seed_replica
 from ddlbench.run.checkpoints import check_checkpoints, open_checkpoints
 from ddlbench.run.context import Attempt

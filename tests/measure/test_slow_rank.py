@@ -25,7 +25,7 @@ from ddlbench.measure.summary import summarize
 from ddlbench.models.resnet import ResNet
 from ddlbench.progress import Progress
 from ddlbench.ranks.boundary import Boundary
-from ddlbench.recipe.schedules import Rates
+from ddlbench.recipe.recipe import Rates
 from tests.support.busy import compute, needs_thread_seconds
 from tests.support.equal import Rows, make_job
 from tests.support.libraries import needs_horovod, why_no_horovod

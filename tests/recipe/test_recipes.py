@@ -13,8 +13,7 @@ from torch import nn
 
 from ddlbench.errors import UserError
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
-from ddlbench.recipe.recipe import Recipe, learning_rate
-from ddlbench.recipe.schedules import ScheduleConfig
+from ddlbench.recipe.recipe import Recipe, ScheduleConfig, learning_rate
 
 FOLDER = Path(__file__).parents[2] / "conf" / "recipe"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))

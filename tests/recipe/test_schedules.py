@@ -1,4 +1,4 @@
-"""Learning rates computed by hand; see recipe/schedules.py."""
+"""Learning rates computed by hand; see recipe/recipe.py."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import pytest
 
 from ddlbench.errors import UserError
 from ddlbench.recipe.optimizers import OptimizerConfig
-from ddlbench.recipe.recipe import Recipe, learning_rate
-from ddlbench.recipe.schedules import Rates, ScheduleConfig
+from ddlbench.recipe.recipe import Rates, Recipe, ScheduleConfig, learning_rate
 
 STEPS = 10  # an epoch
 

@@ -21,7 +21,7 @@ from ddlbench.measure.devices.memory import PEAKS
 from ddlbench.progress import Progress
 from ddlbench.ranks.boundary import Boundary
 from ddlbench.ranks.launchers import Launch
-from ddlbench.recipe.schedules import Rates
+from ddlbench.recipe.recipe import Rates
 from ddlbench.record.record import Record
 from ddlbench.record.recorder import FileRecorder
 from ddlbench.record.run_json import model_section, training_ledger

@@ -41,7 +41,7 @@ ALLOWED = {
 Files = dict[str, tuple[int, str]]  # name -> size in bytes, SHA-256
 FORMAT = 1
 ABOUT = "checkpoint.json"
-RATES = {"step", "first", "last"}  # what is kept of recipe.schedules.Rates
+RATES = {"step", "first", "last"}  # what is kept of recipe.recipe.Rates
 RENAMED = {"synchronised": "synchronized"}  # of `numbers`, as earlier versions of this format wrote them
 NAME = re.compile(r"epoch-(\d{6,})")
 

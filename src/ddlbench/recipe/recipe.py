@@ -1,13 +1,71 @@
-"""How a model is trained, whichever framework does it: optimizer, learning-rate schedule, label smoothing."""
+"""How a model is trained, whichever framework does it: optimizer, learning-rate schedule, label smoothing; and the
+rates that a run used."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from ddlbench.errors import UserError, check_values
 from ddlbench.recipe.optimizers import OptimizerConfig
-from ddlbench.recipe.schedules import ScheduleConfig, curves
+
+
+@dataclass
+class ScheduleConfig:
+    """Keys of `recipe.schedule`.
+
+    milestones: step only: epochs at which the learning rate is multiplied by gamma
+    gamma: step: factor at each milestone; exponential: factor each epoch
+    min_lr: cosine only: the learning rate at the end of training, before linear scaling
+    warmup_epochs, warmup_steps: length of the linear warm-up; warmup_steps (updates) wins where it is given
+    warmup_start_factor: share of the full learning rate that the first update gets; None undoes the linear
+        scaling for it (Goyal et al. 2017, section 2.2)
+    """
+
+    name: str = "constant"
+    milestones: list[float] = field(default_factory=list[float])
+    gamma: float = 0.1
+    min_lr: float = 0.0
+    warmup_epochs: float = 0.0
+    warmup_steps: int | None = None
+    warmup_start_factor: float | None = None
+
+    def __post_init__(self) -> None:
+        factor, ascending = self.warmup_start_factor, self.milestones == sorted(self.milestones)
+        from_0_on = min(self.milestones, default=0) >= 0
+        check_values(
+            "recipe.schedule.", self,
+            least={"min_lr": 0, "warmup_epochs": 0, "warmup_steps": 0},
+            choices={"name": curves},
+            rules={
+                "milestones": (ascending and from_0_on, "epochs from 0 on in ascending order"),
+                "gamma": (0 < self.gamma <= 1, "above 0 and at most 1"),
+                "warmup_start_factor": (factor is None or 0 < factor <= 1, "above 0 and at most 1"),
+            },
+        )  # fmt: skip
+
+
+def step(config: ScheduleConfig, lr: float, epoch: float, warmup: float, epochs: int) -> float:
+    """Times gamma at each milestone, an epoch of the training (Aach et al. 2023: 0.1 at epochs 30, 60 and 80)."""
+    return lr * config.gamma ** sum(milestone <= epoch for milestone in config.milestones)
+
+
+def cosine(config: ScheduleConfig, lr: float, epoch: float, warmup: float, epochs: int) -> float:
+    """Half a cosine from lr after the warm-up to min_lr at the end (Loshchilov and Hutter 2017; Aach et al. 2023,
+    equation 1)."""
+    share = (epoch - warmup) / (epochs - warmup)
+    return config.min_lr + (lr - config.min_lr) * (1 + math.cos(math.pi * share)) / 2
+
+
+curves: dict[str, Callable[[ScheduleConfig, float, float, float, int], float]] = {
+    "constant": lambda config, lr, epoch, warmup, epochs: lr,
+    "step": step,
+    "cosine": cosine,
+    # times gamma every epoch after the warm-up (Aach et al. 2023, equation 2)
+    "exponential": lambda config, lr, epoch, warmup, epochs: lr * config.gamma ** (epoch - warmup),
+}
 
 
 @dataclass
@@ -57,3 +115,35 @@ def learning_rate(recipe: Recipe, global_batch: int, steps_per_epoch: int, epoch
         return scale * curves[config.name](config, lr, epoch, warmup, epochs)
 
     return rate
+
+
+@dataclass
+class Rates:
+    """The learning rates that a run really used.
+
+    of_step: a step, counted from 0 over all epochs -> its learning rate
+    step: the next one; a resumed run does not begin at 0
+    first, last: rates that the optimizer had at the end of a step; None before the first step
+    """
+
+    of_step: Callable[[int], float]
+    step: int = 0
+    first: float | None = None
+    last: float | None = None
+
+    @property
+    def next(self) -> float:
+        return self.of_step(self.step)
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps: with `load` a run continues where this one is."""
+        return {"step": self.step, "first": self.first, "last": self.last}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.step, self.first, self.last = state["step"], state["first"], state["last"]
+
+    def used(self, rate: float) -> float:
+        """A step has ended with this rate in the optimizer."""
+        self.step += 1
+        self.first, self.last = rate if self.first is None else self.first, rate
+        return rate

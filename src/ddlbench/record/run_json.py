@@ -20,8 +20,7 @@ from ddlbench.measure.devices.environment import environment
 from ddlbench.measure.devices.unknown import or_none
 from ddlbench.measure.formulas.flops import hardware_flops, training_flops
 from ddlbench.ranks.launch import Launch
-from ddlbench.recipe.recipe import Recipe
-from ddlbench.recipe.schedules import Rates
+from ddlbench.recipe.recipe import Rates, Recipe
 from ddlbench.record.schema import DEVELOPER
 
 

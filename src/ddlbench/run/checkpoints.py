@@ -27,7 +27,7 @@ from ddlbench.job import Job, Trainer
 from ddlbench.loop import Run
 from ddlbench.progress import tell
 from ddlbench.ranks.control import all_gather, barrier, from_rank_0
-from ddlbench.recipe.schedules import Rates
+from ddlbench.recipe.recipe import Rates
 from ddlbench.record.files import HEARTBEAT
 from ddlbench.run.context import Attempt
 from ddlbench.run.supervisor import Supervisor

@@ -38,7 +38,7 @@ from ddlbench.progress import Progress
 from ddlbench.ranks.boundary import Boundary
 from ddlbench.ranks.control import barrier
 from ddlbench.ranks.launchers import free_port
-from ddlbench.recipe.schedules import Rates
+from ddlbench.recipe.recipe import Rates
 from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.tables.breakdown import breakdown
 from ddlbench.results.tables.tables import make_tables

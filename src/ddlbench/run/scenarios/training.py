@@ -21,8 +21,7 @@ from ddlbench.measure.profiling.profile import RankWindow, Seconds
 from ddlbench.measure.profiling.profiler import Profiler
 from ddlbench.measure.profiling.spans import DATA, WINDOW, span
 from ddlbench.ranks.control import all_gather, barrier
-from ddlbench.recipe.recipe import learning_rate
-from ddlbench.recipe.schedules import Rates
+from ddlbench.recipe.recipe import Rates, learning_rate
 from ddlbench.record.run_json import model_section, training_ledger
 from ddlbench.run.checkpoints import check_checkpoints
 
