@@ -31,7 +31,8 @@ ABANDONED_S = 3600  # a file that was not written to for this time belongs to no
 
 @dataclass(frozen=True)
 class StagedFiles:
-    """Files that a node copies. original, copy: folders; names: of the files in either, `count` of them."""
+    """Files that a node copies. original, copy: folders, the same one where the originals are read; names: of the files
+    in either, `count` of them."""
 
     original: Path
     copy: Path

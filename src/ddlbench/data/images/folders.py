@@ -37,9 +37,9 @@ class FolderSource(Source):
     def place(self, i: int) -> str:
         return str((self.original or self.where) / self.within(i))
 
-    def files_to_stage(self, copy: Path) -> StagedFiles:
+    def files_to_stage(self) -> StagedFiles:
         names = map(self.within, range(len(self.files)))
-        return StagedFiles(self.where, copy, names, len(self.files), int(self.files.sizes.sum()))
+        return StagedFiles(self.original or self.where, self.where, names, len(self.files), int(self.files.sizes.sum()))
 
 
 @dataclass
@@ -140,14 +140,10 @@ class ImageFolders:
         return replace(source, where=copy, original=source.where)
 
     def files_to_stage(self) -> list[StagedFiles]:
-        assert self.stage_to is not None, "nothing is staged"
-        folder = node_folder(self.stage_to, self.name, self.digest())
-        return [self.original(train).files_to_stage(folder / split) for train, split in SPLITS.items()]
+        return [self.source(train).files_to_stage() for train in SPLITS]
 
     def files_read(self) -> Iterator[Path]:
-        for train in SPLITS:
-            files = self.source(train).files_to_stage(Path())
-            yield from (files.original / name for name in files.names)
+        return (part.copy / name for part in self.files_to_stage() for name in part.names)
 
     def digest(self) -> str:
         return open_index(self.layout(), self.cache_dir).hash

@@ -50,9 +50,10 @@ class PackedSource(Source):
         shard = (self.original or self.where) / self.shards[self.holders[i]]
         return f"{self.name(i)}, at byte {self.starts[i]} of {shard},"
 
-    def files_to_stage(self, copy: Path) -> StagedFiles:
-        sizes = [(self.where / shard).stat().st_size for shard in self.shards]
-        return StagedFiles(self.where, copy, self.shards, len(self.shards), sum(sizes))
+    def files_to_stage(self) -> StagedFiles:
+        there = self.original or self.where
+        size = sum((there / shard).stat().st_size for shard in self.shards)
+        return StagedFiles(there, self.where, self.shards, len(self.shards), size)
 
 
 @cache

@@ -56,8 +56,8 @@ class Source(ABC):
         """For error messages: where the user has the image."""
 
     @abstractmethod
-    def files_to_stage(self, copy: Path) -> StagedFiles:
-        """All files of the split, to be copied into the folder `copy`."""
+    def files_to_stage(self) -> StagedFiles:
+        """All files of the split, to be copied from `original` to `where`."""
 
 
 @dataclass(frozen=True)
