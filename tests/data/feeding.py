@@ -17,8 +17,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from ddlbench.data.feed import Feed, Loader, Request
 from ddlbench.data.images.folders import ImageFolders
-from ddlbench.data.loaders.dali import Dali
-from ddlbench.data.loaders.dali_graph import Graph
+from ddlbench.data.loaders.dali import Dali, DaliReader
 from ddlbench.data.loaders.native import Native
 from ddlbench.data.loaders.synthetic import Synthetic
 from ddlbench.job import Batch, Framework, Job, Place, Trainer
@@ -148,11 +147,11 @@ def first_layer() -> Iterator[list[Tensor]]:
 def pipelines() -> Iterator[list[object]]:
     """DALI's, as they are built."""
     built: list[object] = []
-    build = Graph.pipeline
+    build = DaliReader.pipeline
 
-    def counted(*args: Any, **settings: Any) -> Any:
-        built.append(build(*args, **settings))
+    def counted(*args: Any) -> Any:
+        built.append(build(*args))
         return built[-1]
 
-    with patch.object(Graph, "pipeline", counted):
+    with patch.object(DaliReader, "pipeline", counted):
         yield built

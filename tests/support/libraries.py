@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from ddlbench.data.loaders import dali_graph
+from ddlbench.data.loaders import dali
 from ddlbench.errors import Unavailable
 from ddlbench.frameworks.horovod import adapter as horovod
 
@@ -40,7 +40,7 @@ needs_horovod = pytest.mark.skipif(why_no_horovod() is not None, reason=str(why_
 
 @cache
 def why_no_dali() -> str | None:
-    return why_not(dali_graph.import_dali)
+    return why_not(dali.import_dali)
 
 
 needs_dali = pytest.mark.skipif(why_no_dali() is not None, reason=str(why_no_dali()))

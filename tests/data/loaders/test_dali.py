@@ -8,8 +8,6 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
-from types import SimpleNamespace
-from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -160,8 +158,9 @@ def test_on_a_gpu_it_is_torchs_current_stream_that_waits(folders, monkeypatch, o
         def reset(self): ...
 
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: "side stream")
-    graph: Any = SimpleNamespace(pipeline=lambda images, **_: Pipeline(images), to_gpu=on_gpu)
-    reader = DaliReader(folders.split(True, Shape(), 0), graph, request(), {})
+    monkeypatch.setattr(DaliReader, "pipeline", lambda reader, _: Pipeline(reader))
+    reader = DaliReader(folders, folders.split(True, Shape(), 0), Dali("dali"), request())
+    reader.to_gpu = on_gpu
     (fetched,) = reader.read(0, [np.array([1, 6])])
     assert (fetched.inputs.tolist(), fetched.targets.tolist()) == ([1, 1], [0, 1])
     assert asked == [("side stream" if on_gpu else None)] * 2
@@ -263,14 +262,17 @@ def test_a_missing_library_is_unavailable(folders, monkeypatch):
 @pytest.mark.parametrize(("device", "fused"), [("cpu", True), ("gpu", True), ("mixed", False)])
 def test_crops_are_fused_where_the_cpu_decodes(folders, monkeypatch, device, fused):
     """A GPU's hardware decoder decodes complete images only."""
-    graphs = []
-    monkeypatch.setattr("ddlbench.data.loaders.dali.Graph", lambda *args, **how: graphs.append(args) or Mock())
+    loaders = []
+    monkeypatch.setattr(
+        "ddlbench.data.loaders.dali.DaliReader",
+        lambda _, split, loader, request: loaders.append(loader) or Mock(split=split),
+    )
     for given in (None, True, False):
         feed = Dali("dali", device=device, fused_crop=given).open(folders, request())
         expected = fused if given is None else given
         assert feed.facts()["fused_crop"] is expected
-        assert [graph[3] for graph in graphs] == [expected] * 2, "of training and of validation"
-        graphs.clear()
+        assert [loader.fused_crop for loader in loaders] == [expected] * 2, "of training and of validation"
+        loaders.clear()
 
 
 def test_facts_and_defaults(folders):

@@ -1,15 +1,17 @@
 """NVIDIA DALI over images: its own threads read, decode and augment, on the CPU or the GPU.
 
-replica_feed.py decides the order, the samples of each rank and the last batch, as for every loader. DALI draws crops
-and flips, from the same distribution as the native loader, with another random stream (docs/adr/0011).
+replica_feed.py decides the order, the samples of each rank and the last batch, as for every loader. DALI draws the
+crops and flips of data/images/folders.py, from the same distribution as the native loader, with another random stream
+(docs/adr/0011).
 """
 
 from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from importlib import import_module
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -22,17 +24,28 @@ from ddlbench.cores import default_workers
 from ddlbench.data.feed import Dataset, Fetched, Loader, Request
 from ddlbench.data.images.decoding import BadImage, decode_image
 from ddlbench.data.images.folders import FolderSource, ImageFolders
-from ddlbench.data.images.split import ImageSplit, Source, augmentation_seed
-from ddlbench.data.loaders.dali_graph import DEVICES, Graph, import_dali
+from ddlbench.data.images.split import MEAN, STD, ImageSplit, augmentation_seed
 from ddlbench.data.loaders.replica_feed import ReplicaFeed
 from ddlbench.data.sampler import Indices
-from ddlbench.errors import Unsupported, UserError, check_values, refuse
+from ddlbench.errors import Unsupported, UserError, check_values, importing, refuse
 from ddlbench.job import Model
+
+DEVICES = ("cpu", "gpu", "mixed")
+ATTEMPTS = 10  # at a crop that fits, as torchvision
+
+
+def import_dali() -> Any:
+    """The module; Unavailable where it cannot be imported."""
+    with importing("dali", "pip install 'ddlbench[dali]' (CUDA 13: 'ddlbench[dali13]')"):
+        for module in ("fn", "math", "types"):
+            import_module(f"nvidia.dali.{module}")
+        return import_module("nvidia.dali")
 
 
 @dataclass
 class Dali(Loader):
-    """device: cpu | gpu (decodes on the CPU) | mixed (decodes on the GPU too); None: mixed on a GPU, else cpu
+    """device: cpu | gpu (decodes on the CPU, the rest on the GPU) | mixed (all on the GPU); None: mixed on a GPU, else
+        cpu
     threads: of a pipeline, one per rank and split; None: as in cores.py; prefetch: batches it keeps ready
     fused_crop: decode no more of a training image than its crop; None: only where the CPU decodes, because a GPU's
         hardware decoder decodes complete images only
@@ -71,25 +84,13 @@ class Dali(Loader):
 
     def open(self, dataset: Dataset, request: Request) -> ReplicaFeed:
         assert isinstance(dataset, ImageFolders)
-        on_gpu = request.device.type == "cuda"
-        device = self.device or ("mixed" if on_gpu else "cpu")
+        device = self.device or ("mixed" if request.device.type == "cuda" else "cpu")
         threads = self.threads or default_workers(request.cores, request.device.type, torch.get_num_threads())
         fused_crop = device != "mixed" if self.fused_crop is None else self.fused_crop
-        settings = {
-            "batch_size": request.replica_batch,
-            "num_threads": threads,
-            "device_id": (request.device.index or 0) if on_gpu else None,
-            "prefetch_queue_depth": self.prefetch,
-        }
-
-        def reader(train: bool) -> DaliReader:
-            split = dataset.split(train, request.model, request.seed)
-            named = isinstance(split.source, FolderSource)
-            graph = Graph(dataset, split.size, device, fused_crop, request.channels_last, to_gpu=on_gpu, named=named)
-            return DaliReader(split, graph, request, settings)
-
         chosen = replace(self, device=device, threads=threads, fused_crop=fused_crop)
-        return ReplicaFeed(reader(True), reader(False), request, chosen)
+        splits = (dataset.split(train, request.model, request.seed) for train in (True, False))
+        train, validation = (DaliReader(dataset, split, chosen, request) for split in splits)
+        return ReplicaFeed(train, validation, request, chosen)
 
 
 @dataclass
@@ -97,15 +98,17 @@ class DaliReader:
     """One split and its pipeline. A pipeline has one seed, so each epoch of training has a new one: then its crops
     follow from seed and epoch, also where a run continues another one. The pipeline of validation stays.
 
-    settings: of nvidia.dali.Pipeline, without the seed
+    loader: with its settings chosen
     """
 
+    data: ImageFolders
     split: ImageSplit
-    graph: Graph
+    loader: Dali
     request: Request
-    settings: Mapping[str, Any]
 
     def __post_init__(self) -> None:
+        self.to_gpu = self.request.device.type == "cuda"
+        self.named = isinstance(self.split.source, FolderSource)  # DALI gets the files' names, else their content
         self._pipeline, self._epoch = None, 0
         self._batches: Iterable[Indices] = ()
         self._in_flight = deque[list[int]]()  # positions in the split, batch by batch
@@ -116,7 +119,7 @@ class DaliReader:
         self._in_flight.clear()
         if epoch != self._epoch:
             self._pipeline = None  # its memory is free before the next one takes some
-        pipeline, self._pipeline, self._epoch = self._pipeline or self._built(epoch), None, epoch
+        pipeline, self._pipeline, self._epoch = self._pipeline or self.pipeline(epoch), None, epoch
         while (images := self._next(pipeline)) is not None:
             yield self._fetched(images)
         while self._in_flight:  # an empty batch, which DALI has not seen
@@ -130,20 +133,22 @@ class DaliReader:
             positions = batch.tolist()
             self._in_flight.append(positions)
             if positions:
-                yield [external_input(self.split.source, int(self.split.chosen[position])) for position in positions]
+                yield [self._file(int(self.split.chosen[position])) for position in positions]
 
     def close(self) -> None:
         self._pipeline = None
 
-    def _built(self, epoch: int) -> Any:
-        """Replicas draw other crops, ranks of one replica the same. A signed number: DALI's -1 is a random seed."""
-        seed = augmentation_seed(self.request.seed, epoch, self.request.place.data_rank) >> 1
-        return self.graph.pipeline(self, train=self.split.train, seed=seed, **self.settings)
+    def _file(self, i: int) -> NDArray[np.uint8]:
+        """A file's name or a view into a packed set: in both cases DALI's threads are the first that wait for the
+        disk."""
+        source = self.split.source
+        content = os.fsencode(source.path(i)) if isinstance(source, FolderSource) else source.content(i)
+        return np.frombuffer(content, np.uint8)
 
     def _next(self, pipeline: Any) -> Tensor | None:
         """On a GPU torch's current stream waits for the batch, not the host."""
         try:
-            (images,) = pipeline.run(torch.cuda.current_stream() if self.graph.to_gpu else None)
+            (images,) = pipeline.run(torch.cuda.current_stream() if self.to_gpu else None)
         except StopIteration:
             return None
         except RuntimeError as error:
@@ -158,25 +163,116 @@ class DaliReader:
         return Fetched(images, torch.tensor(labels, dtype=torch.int64), torch.ones(len(labels), dtype=torch.bool))
 
     def _explained(self, error: RuntimeError) -> Exception:
-        """DALI says neither which of the files in its queue it could not decode nor what is wrong: Pillow says that."""
-        source, in_flight = self.split.source, chain.from_iterable(self._in_flight)
-        images = [int(self.split.chosen[position]) for position in in_flight]
-        bad = self.graph.first_bad((external_input(source, image) for image in images), **self.settings)
-        if bad is None:
-            return error
-        place = source.place(images[bad])
+        """DALI says neither which of the files in its queue it could not decode nor what is wrong: a pipeline that
+        decodes one by one says the first, Pillow the second."""
+        images = [int(self.split.chosen[position]) for position in chain.from_iterable(self._in_flight)]
+        files = [[self._file(image)] for image in images]
+        pipeline, good = self._built(files, self._decoded, batch_size=1, prefetch_queue_depth=1), 0
         try:
-            decode_image(source.content(images[bad]), "pil")
+            while pipeline.run():
+                good += 1
+        except StopIteration:
+            return error
+        except RuntimeError:
+            bad, source = images[good], self.split.source
+        try:
+            decode_image(source.content(bad), "pil")
         except BadImage as reason:
-            return UserError(f"{place} cannot be decoded ({reason}): replace or remove the file")
+            return UserError(f"{source.place(bad)} cannot be decoded ({reason}): replace or remove the file")
         except UserError as reason:
             return reason
         return UserError(
-            f"{place} cannot be decoded by DALI, only by Pillow: convert the file, or choose loader=native"
+            f"{source.place(bad)} cannot be decoded by DALI, only by Pillow: convert the file, or choose loader=native"
+        )
+
+    def pipeline(self, epoch: int) -> Any:
+        """A pipeline that makes a batch of each list of files, [B, 3, H, W] float32, or [B, H, W, 3] for channels last.
+        Replicas draw other crops, ranks of one replica the same. A signed number: DALI's -1 is a random seed."""
+        seed = augmentation_seed(self.request.seed, epoch, self.request.place.data_rank) >> 1
+        return self._built(self, self._train if self.split.train else self._validation, seed=seed)
+
+    def _built(self, files: Iterable[Any], output: Callable[[Any], Any], **settings: Any) -> Any:
+        """It stops where `files` ends. settings: of nvidia.dali.Pipeline, in place of the loader's"""
+        dali, device = import_dali(), self.request.device
+        usual = {
+            "batch_size": self.request.replica_batch,
+            "num_threads": self.loader.threads,
+            "device_id": (device.index or 0) if device.type == "cuda" else None,
+            "prefetch_queue_depth": self.loader.prefetch,
+        }
+        pipeline = dali.Pipeline(**{**usual, **settings})
+        # Names no longer exist when DALI reads them, so they are copied. The pages of a packed set stay, and a copy
+        # would read them.
+        how = {"batch": True, "cycle": "raise", "ndim": 1, "dtype": dali.types.UINT8, "no_copy": not self.named}
+        with pipeline:
+            source = dali.fn.external_source(source=files, **how)
+            pipeline.set_outputs(output(dali.fn.io.file.read(source) if self.named else source))
+        return pipeline
+
+    def _decoded(self, encoded: Any, **window: Any) -> Any:
+        """Complete images of any size, or a window of them. Pillow neither turns images by their EXIF tag nor decodes
+        with a coarse upsampling of colors."""
+        dali, device = import_dali(), "mixed" if self.loader.device == "mixed" else "cpu"
+        decode = dali.fn.decoders.image_slice if window else dali.fn.decoders.image
+        how = {"output_type": dali.types.RGB, "adjust_orientation": False, "jpeg_fancy_upsampling": True, **window}
+        images = decode(encoded, device=device, **how)
+        return images.gpu() if self.loader.device == "gpu" else images
+
+    def _train(self, encoded: Any) -> Any:
+        fn = import_dali().fn
+        start, shape = self._crop(fn.peek_image_shape(encoded, adjust_orientation=False))
+        window = {"start": start, "shape": shape, "axes": (0, 1)}
+        fused = self.loader.fused_crop
+        crops = self._decoded(encoded, **window) if fused else fn.slice(self._decoded(encoded), **window)
+        mirror = fn.random.coin_flip(probability=self.data.flip)
+        return self._normalized(self._resized(crops, self.split.size), mirror)
+
+    def _crop(self, image: Any) -> tuple[Any, Any]:
+        """Start and shape (H, W) of a random crop of an image of shape [H, W, 3].
+
+        Where no attempt fits, DALI takes the largest crop with the smallest or largest aspect ratio at a random place,
+        torchvision takes it in the center. A crop that fits by chance and is as large is moved to the center, too.
+        """
+        dali = import_dali()
+        low, high = self.data.crop_ratio
+        start, shape = dali.fn.random_crop_generator(
+            image, random_area=self.data.crop_scale, random_aspect_ratio=[low, high], num_attempts=ATTEMPTS
+        )
+        wide = (shape[0] == image[0]) & (dali.math.abs(shape[1] - high * image[0]) < 1)
+        tall = (shape[1] == image[1]) & (dali.math.abs(shape[0] - image[1] / low) < 1)
+        center = (image[:2] - shape) // 2
+        start = start + (wide | tall) * (center - start)
+        return dali.fn.cast(start, dtype=dali.types.INT32), shape
+
+    def _validation(self, encoded: Any) -> Any:
+        """Sizes are rounded as torchvision rounds them: half a pixel is most of what a comparison would find."""
+        dali, size = import_dali(), self.split.size
+        fn, shape = dali.fn, dali.fn.peek_image_shape(encoded, adjust_orientation=False)
+        shorter = self.data.shorter_side(size)
+        sides = [shape[axis] * shorter // dali.math.min(shape[0], shape[1]) for axis in (0, 1)]
+        starts = [half_even(side - crop) for side, crop in zip(sides, size, strict=True)]
+        resized = self._resized(self._decoded(encoded), fn.cast(fn.stack(*sides), dtype=dali.types.FLOAT))
+        start = fn.cast(fn.stack(*starts), dtype=dali.types.INT32)
+        return self._normalized(fn.slice(resized, start=start, shape=size, axes=(0, 1)), mirror=0)
+
+    def _resized(self, images: Any, size: Any) -> Any:
+        """Antialiased where it shrinks: Pillow's and torchvision's "bilinear"."""
+        dali = import_dali()
+        return dali.fn.resize(images, size=size, interp_type=dali.types.INTERP_TRIANGULAR)
+
+    def _normalized(self, images: Any, mirror: Any) -> Any:
+        """On the GPU where the images are wanted there: as uint8 they take a quarter of the copying."""
+        dali = import_dali()
+        return dali.fn.crop_mirror_normalize(
+            images.gpu() if self.to_gpu else images,
+            dtype=dali.types.FLOAT,
+            output_layout="HWC" if self.request.channels_last else "CHW",
+            mirror=mirror,
+            mean=[255 * mean for mean in MEAN],
+            std=[255 * std for std in STD],
         )
 
 
-def external_input(source: Source, i: int) -> NDArray[np.uint8]:
-    """A file's name or a view into a packed set: in both cases DALI's threads are the first that wait for the disk."""
-    content = os.fsencode(source.path(i)) if isinstance(source, FolderSource) else source.content(i)
-    return np.frombuffer(content, np.uint8)
+def half_even(number: Any) -> Any:
+    """round(number / 2) as Python does it, of whole numbers or of DALI's: 2.5 is 2, 3.5 is 4."""
+    return number // 2 + ((number & 3) == 3)

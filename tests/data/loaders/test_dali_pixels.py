@@ -10,11 +10,10 @@ import pytest
 import torch
 from PIL import Image
 
-from ddlbench.data.loaders.dali import Dali
-from ddlbench.data.loaders.dali_graph import Graph, half_even
+from ddlbench.data.loaders.dali import Dali, DaliReader, half_even
 from tests.support.dali_feeds import dali, levels, native, picture, request, write
 from tests.support.libraries import needs_dali
-from tests.support.pictures import jpeg, write_folders
+from tests.support.pictures import Shape, jpeg, write_folders
 
 pytestmark = needs_dali
 # Of 255 levels. Pillow rounds between its two resizing passes, DALI does not; another libjpeg may round otherwise too.
@@ -128,11 +127,13 @@ def test_fused_crops_are_the_crops_of_whole_images(ramp):
 @pytest.mark.parametrize("fused_crop", [True, False])
 def test_each_device_has_its_graph(folders, train, fused_crop):
     """Graphs alone: to run the last two takes a GPU."""
+    split = folders.split(train, Shape(), 0)
     for device, to_gpu, places in (
         ("cpu", False, set()), ("cpu", True, {"gpu"}), ("gpu", True, {"gpu"}), ("mixed", True, {"gpu", "mixed"}),
     ):  # fmt: skip
-        graph = Graph(folders, (32, 32), device, fused_crop, channels_last=False, to_gpu=to_gpu, named=True)
-        made = graph.pipeline([], train, batch_size=4, num_threads=1, device_id=None).serialize()
+        reader = DaliReader(folders, split, Dali("dali", device=device, threads=1, fused_crop=fused_crop), request())
+        reader.to_gpu = to_gpu
+        made = reader.pipeline(0).serialize()
         assert {place for place in ("gpu", "mixed") if place.encode() in made} == places
         resized_on_gpu = b"Resize" in made.partition(b"gpu")[2]  # operators are written in the order they run in
         assert resized_on_gpu == (device != "cpu")
