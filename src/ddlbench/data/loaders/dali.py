@@ -167,22 +167,23 @@ class DaliReader:
         decodes one by one says the first, Pillow the second."""
         images = [int(self.split.chosen[position]) for position in chain.from_iterable(self._in_flight)]
         files = [[self._file(image)] for image in images]
-        pipeline, good = self._built(files, self._decoded, batch_size=1, prefetch_queue_depth=1), 0
+        pipeline = self._built(files, self._decoded, batch_size=1, prefetch_queue_depth=1)
+        source, good = self.split.source, 0
         try:
-            while pipeline.run():
+            while good < len(images):
+                pipeline.run()
                 good += 1
-        except StopIteration:
             return error
         except RuntimeError:
-            bad, source = images[good], self.split.source
+            place = source.place(images[good])
         try:
-            decode_image(source.content(bad), "pil")
+            decode_image(source.content(images[good]), "pil")
         except BadImage as reason:
-            return UserError(f"{source.place(bad)} cannot be decoded ({reason}): replace or remove the file")
+            return UserError(f"{place} cannot be decoded ({reason}): replace or remove the file")
         except UserError as reason:
             return reason
         return UserError(
-            f"{source.place(bad)} cannot be decoded by DALI, only by Pillow: convert the file, or choose loader=native"
+            f"{place} cannot be decoded by DALI, only by Pillow: convert the file, or choose loader=native"
         )
 
     def pipeline(self, epoch: int) -> Any:
