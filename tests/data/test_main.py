@@ -13,8 +13,7 @@ from PIL import Image
 
 from ddlbench.data.__main__ import main
 from ddlbench.data.text.sample import train_bpe
-from ddlbench.data.text.token_file import TokenFile, token_path
-from ddlbench.data.text.tokenizer import TokenizerFiles
+from ddlbench.data.text.token_file import TokenFile, TokenizerFiles, token_path
 from ddlbench.data.tools.pack import pack
 from tests.support.pictures import truncate, write_folders
 from tests.support.waiting import WITHIN_S

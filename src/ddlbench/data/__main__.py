@@ -6,12 +6,12 @@ import argparse
 import random
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from ddlbench.data.images.index import Files, FolderLayout, prepare_index
 from ddlbench.data.processes import usual_processes
-from ddlbench.data.text.token_file import TokenFile, is_current, token_files, token_path
+from ddlbench.data.text.token_file import TokenFile, TokenizerFiles, is_current, token_files, token_path, tokenize_file
 from ddlbench.data.tfrecord import UNFINISHED, Pack, is_packed, read_manifest
 from ddlbench.data.tools.pack import pack
 from ddlbench.data.tools.verify import verify_folders, verify_pack, verify_tokens
@@ -87,8 +87,6 @@ def verify(given: argparse.Namespace) -> int:
 
 def tokenize(given: argparse.Namespace) -> int:
     """Turn a text into a memory-mapped token file, on all cores; by default the one that a run would make of it."""
-    from ddlbench.data.text.tokenizer import TokenizerFiles, tokenize_file
-
     text: Path = given.text
     files = TokenizerFiles.find(place := given.tokenizer or text.parent)
     if not text.is_file() or text.suffix == ".bin":
@@ -107,34 +105,31 @@ def tokenize(given: argparse.Namespace) -> int:
 
 def describe(given: argparse.Namespace) -> int:
     """Print what a folder or file is, its contents and its hash."""
-    for name, value in list(_description(_layout(given))):
-        say(f"{name:9}  {value}")
-    return 0
-
-
-def _description(layout: FolderLayout) -> Iterator[tuple[str, str]]:
-    """Lines of a name and a value."""
-    what, place = _kind(layout), layout.root
-    if what == "tokens":
+    layout, place, lines = _layout(given), given.place, list[tuple[str, str]]()
+    if (what := _kind(layout)) == "tokens":
         for path in token_files(place):
             index = TokenFile.open(path).index
-            yield "kind", f"token file {path.name}, format {index.format}"
-            yield "tokens", f"{index.tokens} of {index.dtype}, {_size(path.stat().st_size)}"
-            yield "text", f"{index.source}: {index.words} words, {index.lines} lines, {_size(index.source_bytes)}"
-            yield "tokenizer", index.tokenizer
-            yield "hash", index.sha256
-        return
-    images = read_manifest(place) if what == "packed" else prepare_index(layout, None)
-    yield "kind", f"packed image set, format {images.format}" if isinstance(images, Pack) else "image folders"
-    yield "classes", f"{len(images.classes)}: {', '.join(first_few(images.classes, 10))}"
-    for split, part in images.splits.items():
-        if isinstance(part, Files):
-            yield split, f"{len(part)} images, {_size(int(part.sizes.sum()))}"
-        else:
-            yield split, f"{part.samples} images in {len(part.shards)} shards, {_size(part.bytes)}"
-    yield "hash", images.hash
-    if what == "packed" and (place / UNFINISHED).is_file():
-        yield "warning", "packing it again was started and not finished: pack it again"
+            lines += [
+                ("kind", f"token file {path.name}, format {index.format}"),
+                ("tokens", f"{index.tokens} of {index.dtype}, {_size(path.stat().st_size)}"),
+                ("text", f"{index.source}: {index.words} words, {index.lines} lines, {_size(index.source_bytes)}"),
+                ("tokenizer", index.tokenizer),
+                ("hash", index.sha256),
+            ]
+    else:
+        images = read_manifest(place) if what == "packed" else prepare_index(layout, None)
+        kind = f"packed image set, format {images.format}" if isinstance(images, Pack) else "image folders"
+        lines += [("kind", kind), ("classes", f"{len(images.classes)}: {', '.join(first_few(images.classes, 10))}")]
+        for split, part in images.splits.items():
+            if isinstance(part, Files):
+                lines.append((split, f"{len(part)} images, {_size(int(part.sizes.sum()))}"))
+            else:
+                lines.append((split, f"{part.samples} images in {len(part.shards)} shards, {_size(part.bytes)}"))
+        lines.append(("hash", images.hash))
+        if what == "packed" and (place / UNFINISHED).is_file():
+            lines.append(("warning", "packing it again was started and not finished: pack it again"))
+    say(*(f"{name:9}  {value}" for name, value in lines))
+    return 0
 
 
 def _size(count: int) -> str:

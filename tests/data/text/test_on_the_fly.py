@@ -17,7 +17,7 @@ from ddlbench.data.feed import Request
 from ddlbench.data.loaders.native import Native
 from ddlbench.data.text.dataset import TokenText
 from ddlbench.data.text.sample import SampleText, train_bpe
-from ddlbench.data.text.tokenizer import THREADS, TextTokenizer, table_path
+from ddlbench.data.text.token_file import THREADS, TextTokenizer, table_path
 from ddlbench.errors import UserError
 from ddlbench.job import Place
 from tests.support.disk import largest_file

@@ -11,8 +11,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from ddlbench.data.text.sample import train_bpe
-from ddlbench.data.text.token_file import TokenFile
-from ddlbench.data.text.tokenizer import TextTokenizer, TokenizerFiles, tokenize_file
+from ddlbench.data.text.token_file import TextTokenizer, TokenFile, TokenizerFiles, tokenize_file
 from ddlbench.errors import UserError
 from tests.support.processes import PYTHON, run
 
@@ -151,7 +150,7 @@ def write_words(path, words):
 TOKENIZE = """
 import sys, time
 from pathlib import Path
-from ddlbench.data.text.tokenizer import TokenizerFiles, tokenize_file
+from ddlbench.data.text.token_file import TokenizerFiles, tokenize_file
 text, folder = map(Path, sys.argv[1:])
 tokenizer, began = TokenizerFiles.find(folder).load(), time.perf_counter()
 tokenize_file(text, tokenizer, text.with_suffix(".bin"))

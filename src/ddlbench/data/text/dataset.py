@@ -10,8 +10,15 @@ from typing import Any
 
 from ddlbench.data.home import SPLITS
 from ddlbench.data.staging import StagedFiles, node_folder
-from ddlbench.data.text.token_file import TokenFile, is_current, is_made, token_path
-from ddlbench.data.text.tokenizer import TokenizerFiles, table_path, tokenize_file
+from ddlbench.data.text.token_file import (
+    TokenFile,
+    TokenizerFiles,
+    is_current,
+    is_made,
+    table_path,
+    token_path,
+    tokenize_file,
+)
 from ddlbench.data.text.windows import TokenSplit, line_table
 from ddlbench.errors import UserError, check_values, reporting
 from ddlbench.job import Model

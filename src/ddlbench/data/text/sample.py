@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ddlbench.data.home import make_folder, sample_home
 from ddlbench.data.text.dataset import TokenText
-from ddlbench.data.text.tokenizer import TokenizerFiles
+from ddlbench.data.text.token_file import TokenizerFiles
 from ddlbench.errors import UserError, check_values
 from ddlbench.job import Model
 

@@ -1,28 +1,49 @@
-"""A text as one file of tokens, memory-mapped, with a small JSON index beside it.
+"""From a text to one file of tokens, memory-mapped, with a small JSON index beside it.
 
 Random access to any window costs one page fault at most and no tokenizing, however often the text is read: the layout
 Megatron-LM's indexed datasets made usual (Shoeybi et al. 2019, "Megatron-LM"), for one continuous text.
 
     NAME.bin    the tokens, little-endian uint16, or uint32 for vocabularies above 65,536
     NAME.json   TokenIndex: written last: a token file without it is incomplete
+    NAME.lines  the table of lines (windows.py)
+
+A text is tokenized line by line. A line ends with its "\\n", which belongs to it, and nothing else ends a line. So
+the tokens are a function of the text alone: neither the size of a chunk nor the number of threads changes them, and
+decoding them gives the text back byte by byte. Tokenized in one piece the same text may give a few tokens less,
+because GPT-2's pre-tokenizer takes white space across a line end (an empty line, an indented one) as one piece, which
+is cut after each "\\n" here. No token is put between lines, articles or files; WikiText's "<unk>" and "@-@" stay as
+they are.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from ddlbench.data.home import home
 from ddlbench.errors import UserError, reporting
+from ddlbench.files import replace_json, replacing
 from ddlbench.foreign import from_json, read_format, regular_size, sha256_of
+from ddlbench.progress import Progress
+from ddlbench.texts import first_line
 
 FORMAT = 1
 DTYPES = ("uint16", "uint32")
+CHUNK_BYTES = 2**20  # text in memory at a time; with its tokens about 70 MiB, and at least one line
+PROGRESS_FROM_BYTES = 2**24  # bytes of text; less is done in a few seconds
+END_OF_TEXT = "<|endoftext|>"
+ROW = np.dtype("<i8")  # of the table of lines
+THREADS = "TOKENIZERS_PARALLELISM"  # read by the library at every call
 
 
 @dataclass(frozen=True)
@@ -119,3 +140,132 @@ def token_files(place: Path) -> list[Path]:
     if place.suffix == ".bin":
         return [place]
     return [path for path in sorted(place.glob("*.bin")) if path.with_suffix(".json").is_file()]
+
+
+@dataclass(frozen=True)
+class TokenizerFiles:
+    """The files a tokenizer is made of: vocab.json and merges.txt, or a tokenizer.json."""
+
+    paths: tuple[Path, ...]
+
+    @classmethod
+    def find(cls, place: Path) -> TokenizerFiles | None:
+        """In a folder, vocab.json with merges.txt before tokenizer.json; a file is taken as a tokenizer.json."""
+        if place.is_file():
+            return cls((place,))
+        for names in (("vocab.json", "merges.txt"), ("tokenizer.json",)):
+            paths = tuple(place / name for name in names)
+            if all(path.is_file() for path in paths):
+                return cls(paths)
+        return None
+
+    def load(self) -> TextTokenizer:
+        """GPT-2's byte-level BPE (Radford et al. 2019, section 2.2) from its two files, or any kind from one. Raises
+        UserError for files that are no tokenizer, and for a BPE that has no token for a byte: the library would
+        silently omit such bytes."""
+        try:
+            if len(self.paths) == 2:
+                core = Tokenizer(models.BPE.from_file(*map(str, self.paths)))
+                core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+                core.decoder = decoders.ByteLevel()
+                tokens = core.get_vocab()
+                if missing := len(set(pre_tokenizers.ByteLevel.alphabet()) - set(tokens)):
+                    vocab = self.paths[0]
+                    raise UserError(
+                        f"{vocab} is not GPT-2's: {missing} of the 256 bytes have no token; give GPT-2's vocab.json"
+                    )
+                if END_OF_TEXT in tokens:
+                    core.add_special_tokens([END_OF_TEXT])
+            else:
+                json.loads(self.paths[0].read_bytes())  # says where it is broken, which the library does not
+                core = Tokenizer.from_file(str(self.paths[0]))
+                core.no_truncation()
+                core.no_padding()
+            vocab_size = max(core.get_vocab(with_added_tokens=True).values()) + 1
+        except UserError:
+            raise
+        except Exception as error:  # the library raises bare Exception
+            raise UserError(f"cannot read a tokenizer from {self}: {first_line(error)}") from error
+        digest = self.hash()
+        return TextTokenizer(core, f"{type(core.model).__name__}-{vocab_size}-{digest[:8]}", digest, vocab_size)
+
+    def hash(self) -> str:
+        """sha256 of the files' bytes: other files, another tokenizer."""
+        digests = (hashlib.sha256(path.read_bytes()).digest() for path in self.paths)
+        return hashlib.sha256(b"".join(digests)).hexdigest()
+
+    def __str__(self) -> str:
+        return " and ".join(str(path) for path in self.paths)
+
+
+@dataclass(frozen=True)
+class TextTokenizer:
+    """A tokenizer in memory. name: kind, size and short hash, e.g. BPE-50257-1a2b3c4d; all tokens < vocab_size."""
+
+    core: Tokenizer
+    name: str
+    hash: str
+    vocab_size: int
+
+    def encode(self, lines: list[str]) -> tuple[NDArray[Any], list[int]]:
+        """The tokens of all lines, one after another, and how many are each line's."""
+        encodings = self.core.encode_batch_fast(lines, add_special_tokens=False)
+        ids = chain.from_iterable(encoding.ids for encoding in encodings)
+        dtype = np.dtype(smallest_dtype(self.vocab_size)).newbyteorder("<")
+        return np.fromiter(ids, dtype), [len(encoding) for encoding in encodings]
+
+
+def tokenize_file(source: Path, tokenizer: TextTokenizer, target: Path, chunk_bytes: int = CHUNK_BYTES) -> None:
+    """Make token file `target`, the table of its lines (windows.py) and its index. Memory is flat in the size of the
+    text. Raises UserError for text that is not UTF-8; OSError where `target` cannot be written."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    state, digest, source_digest = source.stat(), hashlib.sha256(), hashlib.sha256()
+    progress = Progress(state.st_size >= PROGRESS_FROM_BYTES)
+    progress.say(f"tokenizing {source} ({state.st_size / 1e6:.0f} MB) once, into {target}")
+    words, lines, end = 0, 0, np.zeros(2, dtype=ROW)
+    os.environ[THREADS] = "true"  # on all cores
+    try:
+        # In binary only "\n" ends a line.
+        with source.open("rb") as text, replacing(table_path(target)) as table, replacing(target) as file:
+            table.write(end.tobytes())
+            chunks = iter(partial(text.readlines, chunk_bytes), [])
+            for raw in progress.steps(chunks, -(-state.st_size // chunk_bytes), f"tokenizing {source.name}, chunk"):
+                try:
+                    decoded = [line.decode() for line in raw]
+                except UnicodeDecodeError as error:
+                    number = lines + raw.index(error.object) + 1
+                    raise UserError(
+                        f"{source}, line {number}, is not UTF-8 text ({error.reason}): convert it"
+                    ) from error
+                tokens, counts = tokenizer.encode(decoded)
+                stored = tokens.tobytes()
+                file.write(stored)
+                digest.update(stored)
+                source_digest.update(b"".join(raw))
+                ends = end + np.cumsum([[len(line) for line in raw], counts], axis=1, dtype=ROW).T
+                table.write(ends.tobytes())
+                words, lines, end = words + sum(len(line.split()) for line in decoded), lines + len(raw), ends[-1]
+    finally:
+        os.environ[THREADS] = "false"  # the library's threads do not survive a fork: older versions warn of it
+    bytes_, count = end.tolist()
+    index = TokenIndex(
+        format=FORMAT,
+        dtype=smallest_dtype(tokenizer.vocab_size),
+        tokens=count,
+        words=words,
+        lines=lines,
+        sha256=digest.hexdigest(),
+        tokenizer=tokenizer.name,
+        tokenizer_hash=tokenizer.hash,
+        vocab_size=tokenizer.vocab_size,
+        source=source.name,
+        source_bytes=bytes_,
+        source_sha256=source_digest.hexdigest(),
+        source_modified_ns=state.st_mtime_ns,
+    )
+    replace_json(target.with_suffix(".json"), asdict(index))
+
+
+def table_path(target: Path) -> Path:
+    """The table of lines of a token file."""
+    return target.with_suffix(".lines")

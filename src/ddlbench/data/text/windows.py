@@ -1,5 +1,5 @@
 """The windows of a text by random access: over the tokens of its token file, or over the raw text, whose lines are read
-and tokenized again at each access. The tokens are equal, because both are made line by line (tokenizer.py).
+and tokenized again at each access. The tokens are equal, because both are made line by line (token_file.py).
 
 A table that is made with the token file has the position of each line:
 
@@ -24,8 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from ddlbench.data.feed import Fetched
-from ddlbench.data.text.token_file import TokenFile
-from ddlbench.data.text.tokenizer import ROW, THREADS, TextTokenizer, TokenizerFiles, table_path
+from ddlbench.data.text.token_file import ROW, THREADS, TextTokenizer, TokenFile, TokenizerFiles, table_path
 from ddlbench.errors import UserError, reporting
 from ddlbench.recipe.losses import IGNORED
 
