@@ -79,7 +79,7 @@ class Reader:
 
     def __init__(self, split: Split, settings: Native) -> None:
         self.split = split
-        self._sampler = EpochBatches()
+        self._batches: list[tuple[int, Indices]] = []  # of an epoch: workers may outlive it
         parallel: dict[str, Any] = {
             "num_workers": settings.workers,
             "multiprocessing_context": "forkserver",
@@ -90,7 +90,7 @@ class Reader:
         self._loader: DataLoader[Any] = DataLoader(
             SplitInWorker(split),  # pyright: ignore[reportArgumentType]
             batch_size=None,  # the split makes the batches
-            sampler=self._sampler,
+            sampler=self._batches,
             pin_memory=settings.pin_memory,
             generator=torch.Generator(),  # else it would draw from the stream that dropout draws from
             **(parallel if settings.workers else {}),
@@ -99,7 +99,7 @@ class Reader:
 
     def read(self, epoch: int, batches: Iterable[Indices]) -> Iterator[Fetched]:
         """Raises the error that the split raised, and RuntimeError where a worker has ended."""
-        self._sampler.batches = ((epoch, batch) for batch in batches)
+        self._batches[:] = [(epoch, batch) for batch in batches]
         self._iterator = iter(self._loader)
         try:
             for answer in self._iterator:
@@ -124,15 +124,6 @@ class Reader:
         if stop is not None:
             stop()
         self._iterator = None
-
-
-class EpochBatches:
-    """DataLoader's sampler, with other batches each epoch: its workers may outlive an epoch."""
-
-    batches: Iterable[tuple[int, Indices]] = ()
-
-    def __iter__(self) -> Iterator[tuple[int, Indices]]:
-        return iter(self.batches)
 
 
 @dataclass(frozen=True)
