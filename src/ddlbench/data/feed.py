@@ -64,7 +64,7 @@ class Feed(Protocol):
 class Fetched(NamedTuple):
     """Samples read by a split or a loader: shapes as in Batch.
 
-    inputs: images as uint8, as every split gives them, or float32 where DALI has normalized them already; tokens
+    inputs: images as uint8, as every split gives them, or float32 where a loader has normalized them already; tokens
     valid: False where a sample could not be read (validation only: training uses another sample instead)
     bad: names of the samples that could not be read
     """

@@ -13,7 +13,7 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from ddlbench.data.images.folders import ImageFolders, evenly_spaced
-from ddlbench.data.images.split import MEAN, STD, augmentation_seed, normalize
+from ddlbench.data.images.split import MEAN, STD, augmentation_seed, normalized
 from ddlbench.errors import UserError
 from tests.support.pictures import Shape, truncate, write_folders
 
@@ -110,8 +110,7 @@ def test_training_is_torchvisions_reference_recipe(folders):
             v2.Normalize(MEAN, STD),
         ]
     )
-    pixels = take(folders, True, [(2, index) for index in range(12)], seed=5).inputs
-    images = normalize(pixels, torch.empty_like(pixels, dtype=torch.float32))
+    images = normalized(take(folders, True, [(2, index) for index in range(12)], seed=5))
     for index in range(12):
         torch.manual_seed(augmentation_seed(5, 2, index))
         file = Path(folders.root) / "train" / "abc"[index // 4] / f"{index % 4:03d}.JPEG"

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torchvision.transforms import v2
 
-from ddlbench.data.images.split import normalize
+from ddlbench.data.feed import Fetched
+from ddlbench.data.images.split import normalize, normalized
 from ddlbench.data.loaders import replica_feed
 from ddlbench.data.loaders.replica_feed import ToDevice
 from ddlbench.job import Batch
@@ -160,6 +161,7 @@ def test_images_alone_and_in_a_batch_are_torchvisions_bit_for_bit(channels_last:
     expected = TO_FLOAT(batch.inputs)
     expected[3] = 0
     assert torch.equal(got.inputs, expected)
+    assert torch.equal(normalized(Fetched(batch.inputs, batch.targets, batch.valid)), expected)
     layout = torch.channels_last if channels_last else torch.contiguous_format
     assert got.inputs.is_contiguous(memory_format=layout)
 

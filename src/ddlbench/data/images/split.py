@@ -83,7 +83,7 @@ class ImageSplit:
     def __getitems__(self, keys: list[tuple[int, int]]) -> Fetched:
         """Raises UserError for a file that cannot be read, and for one that cannot be decoded unless `skip`."""
         bad: list[str] = []
-        inputs = batch_memory(len(keys), 3, *self.size)
+        inputs = batch_memory(torch.uint8, len(keys), 3, *self.size)
         with torch.random.fork_rng(devices=[]):  # dropout draws from the global generator
             samples = [self._sample(*key, image, bad) for key, image in zip(keys, inputs, strict=True)]
         labels, valid = zip(*samples, strict=True)
@@ -119,12 +119,24 @@ class ImageSplit:
         return int(self.source.files.labels[self.chosen[position]])
 
 
-def batch_memory(*shape: int) -> Tensor:
-    """Bytes without values, in a worker shared with the rank, as in torch's own collation: no batch is copied."""
+def batch_memory(dtype: torch.dtype, *shape: int) -> Tensor:
+    """Memory without values, in a worker shared with the rank, as in torch's own collation: no batch is copied."""
     if get_worker_info() is None:
-        return torch.empty(shape, dtype=torch.uint8)
-    memory = torch.UntypedStorage._new_shared(math.prod(shape))  # pyright: ignore[reportPrivateUsage]
-    return torch.empty(0, dtype=torch.uint8).set_(memory, 0, shape)  # pyright: ignore[reportCallIssue]
+        return torch.empty(shape, dtype=dtype)
+    size = math.prod(shape) * dtype.itemsize
+    memory = torch.UntypedStorage._new_shared(size)  # pyright: ignore[reportPrivateUsage]
+    return torch.empty(0, dtype=dtype).set_(memory, 0, shape)  # pyright: ignore[reportCallIssue]  # torch's own storage
+
+
+def normalized(fetched: Fetched) -> Tensor:
+    """Images [B, 3, H, W] as float32, image by image while it is in the core's cache; zeros where one is not valid."""
+    batch = batch_memory(torch.float32, *fetched.inputs.shape)
+    for pixels, out, valid in zip(fetched.inputs, batch, fetched.valid.tolist(), strict=True):
+        if valid:
+            normalize(pixels, out)
+        else:
+            out.zero_()
+    return batch
 
 
 def normalize(pixels: Tensor, out: Tensor) -> Tensor:

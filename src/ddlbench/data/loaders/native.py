@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from ddlbench.cores import default_workers
 from ddlbench.data.feed import Dataset, Fetched, Loader, Request, Split
+from ddlbench.data.images.split import normalized
 from ddlbench.data.loaders.replica_feed import ReplicaFeed
 from ddlbench.data.processes import end_with_parent
 from ddlbench.data.sampler import Indices
@@ -66,7 +67,7 @@ class Native(Loader):
         pin = self.pin_memory and request.device.type == "cuda"
         settings = replace(self, workers=workers, pin_memory=pin)
         splits = [dataset.split(train, request.model, request.seed) for train in (True, False)]
-        train, validation = (Reader(split, settings) for split in splits)
+        train, validation = (Reader(split, settings, request.device.type == "cpu") for split in splits)
         if workers and request.place.reads_data:
             # The modules that define the split and its parts: a worker imports them to read the split's pickle.
             parts = (splits[0], *vars(splits[0]).values())
@@ -75,9 +76,12 @@ class Native(Loader):
 
 
 class Reader:
-    """One split and its DataLoader. No worker starts before the first `read`."""
+    """One split and its DataLoader. No worker starts before the first `read`.
 
-    def __init__(self, split: Split, settings: Native) -> None:
+    normalize: images, where they are read; else they stay uint8, for a device that normalizes them
+    """
+
+    def __init__(self, split: Split, settings: Native, normalize: bool) -> None:
         self.split = split
         self._batches: list[tuple[int, Indices]] = []  # of an epoch: workers may outlive it
         parallel: dict[str, Any] = {
@@ -88,7 +92,7 @@ class Reader:
             "worker_init_fn": begin_worker,
         }
         self._loader: DataLoader[Any] = DataLoader(
-            SplitInWorker(split),  # pyright: ignore[reportArgumentType]
+            SplitInWorker(split, normalize),  # pyright: ignore[reportArgumentType]
             batch_size=None,  # the split makes the batches
             sampler=self._batches,
             pin_memory=settings.pin_memory,
@@ -131,6 +135,7 @@ class SplitInWorker:
     """A split in a worker process. It returns errors as values: a raised error would reach the rank as a traceback."""
 
     split: Split
+    normalize: bool
 
     def __getitem__(self, batch: tuple[int, Indices]) -> Fetched | RunError:
         epoch, indices = batch
@@ -140,7 +145,8 @@ class SplitInWorker:
             return error
         if not len(indices):  # a replica whose validation shard ends before the others' still has to give a batch
             fetched = Fetched(fetched.inputs[:0], fetched.targets[:0], fetched.valid[:0])
-        return fetched
+        images = self.normalize and fetched.inputs.dtype == torch.uint8
+        return fetched._replace(inputs=normalized(fetched)) if images else fetched
 
 
 @cache
