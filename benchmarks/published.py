@@ -30,7 +30,7 @@ from ddlbench.figures.styles import PALETTE
 from ddlbench.oracle import bands
 from ddlbench.oracle.machine.machine import GPU_HIDDEN_COST, GPU_KERNEL_S, GPU_SPREAD, Machine
 from ddlbench.predict.grading import layouts
-from ddlbench.predict.grading.grade import error_statistics, last_points, predicted_s
+from ddlbench.predict.grading.grade import error_statistics, learned_rows, predicted_s
 from ddlbench.predict.grading.machines import NETWORK_SHARE
 from ddlbench.predict.grading.points import Point, points
 from ddlbench.results.reading.csv_rows import read_csv
@@ -204,14 +204,14 @@ def report(
     if all_layouts:
         unused = [error for row, error in enumerate(in_layouts["all constants"]) if row % 6]
         parts.append(by(in_layouts | {"all constants, rows that did not choose them": unused}, "constants of layouts"))
-    last = [one for one in last_points(all_points) if not isinstance(one, str)]
+    last = [row for row in learned_rows(all_points) if not isinstance(row, str)]
     ratios = {
         "replicas": [1 / (1 + error[point.stated.line]) for point in all_points],
-        "learned": [one.point.measured.seconds / one.learned_s for one in last],
+        "learned": [row["measured_s"] / row["predicted_s"] for row in last],
         "layout": [1 / (1 + error) for error in in_layouts["all constants"]],
     }
-    learned = {"base alone": [error[one.point.stated.line] for one in last]}
-    learned["learned from all smaller counts"] = [one.learned_s / one.point.measured.seconds - 1 for one in last]
+    learned = {"base alone": [error[row["line"]] for row in last]}
+    learned["learned from all smaller counts"] = [row["error"] for row in last]
     parts.append(by(learned, "largest GPU count of a series"))
     rows = ([name, len(values), *ends(values)] for name, values in ratios.items() if values)
     parts.append(table(["class", "points", "band of 80 %", "band of 95 %"], rows))

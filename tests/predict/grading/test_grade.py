@@ -15,7 +15,7 @@ from ddlbench.oracle.memory.stages import Cut
 from ddlbench.oracle.strategies import pipeline
 from ddlbench.predict.__main__ import main
 from ddlbench.predict.grading import grade, layouts
-from ddlbench.predict.grading.grade import Grade, last_points, predicted_s
+from ddlbench.predict.grading.grade import Grade, learned_rows, predicted_s
 from ddlbench.predict.grading.points import Point, Words, points
 from ddlbench.results.rows import Row
 from tests.predict.grading.rows import BASE, POINT, rows
@@ -28,7 +28,7 @@ LAYOUT = {
 
 def graded(gpus: int, measured: float, predicted: float, strategy: str = "ddp") -> Row:
     words = Words(2, "source", "model", strategy, "gpu", "network")
-    return grade.graded(words, gpus, "base", measured, predicted, bands.band("ddp", 1))
+    return words.graded(gpus, "base", measured, predicted, bands.band("ddp", 1))
 
 
 def written(path: Path, rows: Sequence[Mapping[str, str]]) -> Path:
@@ -98,11 +98,12 @@ def test_the_largest_count_of_a_series_is_predicted_from_all_smaller_ones() -> N
         for gpus in (16, 32, 64):
             at = replace(sample, measured=replace(sample.measured, gpus=gpus, samples=256 * gpus))
             series.append(replace(at, measured=replace(at.measured, seconds=predicted_s(at, slower))))
-        (last,) = last_points([series[2], *series[:2]])
-        assert (last.point, last.counts) == (series[2], (16, 32))
+        (last,) = learned_rows([series[2], *series[:2]])
+        assert not isinstance(last, str)
+        assert (last["gpus"], last["base"]) == (64, "16, 32 GPUs")
         wrong, measured = predicted_s(series[2]), series[2].measured.seconds
-        assert abs(last.learned_s - measured) < 0.1 * abs(wrong - measured)
-        assert list(last_points(series[2:])) == []
+        assert abs(last["predicted_s"] - measured) < 0.1 * abs(wrong - measured)
+        assert list(learned_rows(series[2:])) == []
 
 
 def test_a_series_that_teaches_nothing_does_not_end_the_grade(

@@ -13,7 +13,7 @@ from functools import cache
 from math import log2
 from pathlib import Path
 from statistics import mean, median
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -29,10 +29,10 @@ from ddlbench.predict.grading import layouts, own_runs
 from ddlbench.predict.grading.points import COLUMNS, Point, Words, points
 from ddlbench.results.reading.csv_rows import CsvRow, read_csv
 from ddlbench.results.rows import Row, group_by
-from ddlbench.results.tables.measurement import devices
 from ddlbench.texts import aligned
 
 Z95 = 1.96  # normal quantile of a 95 % interval
+Item = TypeVar("Item")
 GROUPS = ("source", "model", "strategy", "gpu", "network", "gpus")
 
 
@@ -56,13 +56,11 @@ class Grade:
         """docs/oracle.md explains the keys. UserError without a point."""
         if not self.points:
             raise UserError(f"no row can be graded: {'; '.join(self.left_out[:3]) or 'the file has no rows'}")
-        slope, interval = _slope(
-            [log2(point["gpus"]) for point in self.points], [point["error"] for point in self.points]
-        )
+        slope, interval = _slope([log2(point["gpus"]) for point in self.points], _errors(self.points))
         by: dict[str, dict[str, dict[str, float]]] = {}
         for name in GROUPS:
             groups = group_by(self.points, lambda point, name=name: str(point[name]))
-            by[name] = {value: error_statistics([p["error"] for p in points]) for value, points in groups.items()}
+            by[name] = {value: error_statistics(_errors(points)) for value, points in groups.items()}
         return {
             **_statistics(self.points),
             "slope_per_doubling": slope,
@@ -80,7 +78,11 @@ def _statistics(points: Sequence[Row]) -> dict[str, float]:
         f"coverage_{level}": mean(p[f"low_{level}_s"] <= p["measured_s"] <= p[f"high_{level}_s"] for p in points)
         for level in (80, 95)
     }
-    return {**error_statistics([point["error"] for point in points]), **shares}
+    return {**error_statistics(_errors(points)), **shares}
+
+
+def _errors(points: Sequence[Row]) -> list[float]:
+    return [point["error"] for point in points]
 
 
 def error_statistics(errors: Sequence[float]) -> dict[str, float]:
@@ -132,18 +134,9 @@ def _config(framework: str, words: tuple[str, ...]) -> Config:
     return configuration(f"+framework={framework}", *words)
 
 
-class Last(NamedTuple):
-    """The point with the most GPUs of a series. learned_s: predicted seconds of its step, from all smaller counts;
-    counts: these"""
-
-    point: Point
-    learned_s: float
-    counts: tuple[int, ...]
-
-
-def last_points(points: Sequence[Point]) -> Iterator[Last | str]:
-    """The last point of each series of at least three GPU counts, or why nothing can be learned from the others.
-    points: the ones that can be predicted"""
+def learned_rows(points: Sequence[Point]) -> Iterator[Row | str]:
+    """The point with the most GPUs of each series of at least three GPU counts, predicted from all smaller counts, or
+    why nothing can be learned from these. points: the ones that can be predicted"""
 
     def series(point: Point) -> tuple[object, ...]:
         stated = point.stated
@@ -154,9 +147,12 @@ def last_points(points: Sequence[Point]) -> Iterator[Last | str]:
         smaller = [point for point in smaller if last.base.gpus < point.measured.gpus < last.measured.gpus]
         if smaller:
             try:
-                yield Last(last, _learned_s(smaller, last), tuple(point.measured.gpus for point in smaller))
+                predicted = _learned_s(smaller, last)
             except RunError as error:  # slower links, which are tried, may not carry the messages of the base
                 yield f"{last.stated.source}, {last.stated.model}, not learned from smaller counts: {error}"
+            else:
+                counts = ", ".join(str(point.measured.gpus) for point in smaller)
+                yield last.graded(f"{counts} GPUs", predicted, learned=True)
 
 
 def _learned_s(smaller: Sequence[Point], last: Point) -> float:
@@ -171,8 +167,10 @@ def _learned_s(smaller: Sequence[Point], last: Point) -> float:
 def grade(path: Path, machine: Machine) -> Grade:
     """The grade of a file of either form, or of a folder of records of `machine`. UserError if it cannot be read or has
     other columns."""
+    left_out = list[str]()
     if path.is_dir():
-        return _grade_runs(path, machine)
+        pairs = list(_rows(own_runs.graded_runs(path, machine), left_out))
+        return Grade([alone for alone, _ in pairs], left_out, learned=[learned for _, learned in pairs])
     columns, rows, left_out = read_csv(path)
     if columns >= set(layouts.COLUMNS):
         return _grade_layouts(rows, left_out)
@@ -181,84 +179,47 @@ def grade(path: Path, machine: Machine) -> Grade:
             f"--grade {path}: missing columns: {', '.join(missing)}. A file has the columns "
             f"{', '.join(COLUMNS)}, or {', '.join(layouts.COLUMNS)}"
         )
-    rows_of_points, kept = list[Row](), list[Point]()
-    for point in points(rows):
-        if isinstance(point, str):
-            left_out.append(point)
-            continue
+    graded, predictable = list[Row](), list[Point]()
+    for point in _rows(points(rows), left_out):
+        base = f"{point.base.gpus} GPUs, {point.base.samples} samples, {point.base.seconds * 1e3:.4g} ms"
         try:
-            predicted = predicted_s(point)
+            graded.append(point.graded(base, predicted_s(point)))
+            predictable.append(point)
         except RunError as error:
             left_out.append(f"line {point.stated.line}: {point.stated.source}, {point.stated.model}: {error}")
-            continue
-        kept.append(point)
-        base = f"{point.base.gpus} GPUs, {point.base.samples} samples, {point.base.seconds * 1e3:.4g} ms"
-        rows_of_points.append(_graded_point(point, base, predicted))
-    learned = list[Row]()
-    for last in last_points(kept):
-        if isinstance(last, str):
-            left_out.append(last)
-            continue
-        counts = f"{', '.join(map(str, last.counts))} GPUs"
-        learned.append(_graded_point(last.point, counts, last.learned_s, learned=True))
-    return Grade(rows_of_points, left_out, learned=learned)
+    learned = list(_rows(learned_rows(predictable), left_out))
+    return Grade(graded, left_out, learned=learned)
 
 
-def _grade_runs(folder: Path, machine: Machine) -> Grade:
-    alone, learned, left_out = list[Row](), list[Row](), list[str]()
-    for number, largest in enumerate(own_runs.largest_runs(folder, machine), 1):
-        if isinstance(largest, str):
-            left_out.append(largest)
-            continue
-        row, counts = largest.row, largest.counts
-        stated = Words(number, folder.name, str(row["model"]), row.curve, machine.device.name, "")
-        measured_s, nodes = row.busy_step_s(row["sample_time_s"]), machine.nodes(row["gpus"])
-        all_counts = " and ".join((", ".join(map(str, counts[:-1])), devices(counts[-1], row["device"])))
-        for rows, prediction, base in (
-            (alone, largest.from_base, devices(counts[0], row["device"])),
-            (learned, largest.learned, all_counts),
-        ):
-            band = bands.band(row["framework"], nodes, machine.device.type, learned=rows is learned)
-            rows.append(graded(stated, row["gpus"], base, measured_s, prediction.step_s or 0.0, band))
-    return Grade(alone, left_out, learned=learned)
-
-
-def _graded_point(point: Point, base: str, predicted: float, learned: bool = False) -> Row:
-    gpus = point.measured.gpus
-    band = bands.band(point.framework, point.machine.nodes(gpus), learned=learned)
-    return graded(point.stated, gpus, base, point.measured.seconds, predicted, band)
-
-
-def graded(stated: Words, gpus: int, base: str, measured: float, predicted: float, band: bands.Ends) -> Row:
-    """A measurement, its base, its prediction in seconds and the ends of its bands, by the keys of the JSON."""
-    error = predicted / measured - 1
-    values = {"gpus": gpus, "base": base, "measured_s": measured, "predicted_s": predicted, "error": error}
-    return {**stated._asdict(), **values, **bands.around(predicted, band)}
+def _rows(items: Iterable[Item | str], left_out: list[str]) -> Iterator[Item]:
+    """The items; the reasons among them are added to `left_out`."""
+    for item in items:
+        if isinstance(item, str):
+            left_out.append(item)
+        else:
+            yield item
 
 
 def _grade_layouts(rows: Sequence[CsvRow], left_out: list[str]) -> Grade:
-    points = list[Row]()
-    cases: dict[tuple[int, ...], list[tuple[float, float]]] = {}  # predicted and measured seconds
-    planned: dict[tuple[int, ...], list[tuple[float, float]]] = {}
-    for layout in layouts.layouts(rows):
-        if isinstance(layout, str):
-            left_out.append(layout)
-            continue
+    tried = list(_rows(layouts.layouts(rows), left_out))
+    predicted = list(map(layouts.predicted_s, tried))
+    graded = list[Row]()
+    for layout, seconds in zip(tried, predicted, strict=True):
         nodes, model = -(-layout.gpus // layouts.PER_NODE), f"GPT {layout.layers} layers, width {layout.hidden}"
         network = layouts.NETWORK if nodes > 1 else ""
         stated = Words(layout.line, "GPT layouts", model, layout.name, "A100", network)
-        predicted, band = layouts.predicted_s(layout), bands.band("hybrid", nodes)
-        points.append(graded(stated, layout.gpus, "kernels of an A100", layout.measured_s, predicted, band))
-        cases.setdefault(layout.case, []).append((predicted, layout.measured_s))
-        if (plan := layouts.planned_s(layout)) is not None:
-            planned.setdefault(layout.case, []).append((plan, layout.measured_s))
-    return Grade(points, left_out, _regret(cases.values()), _regret(planned.values()))
+        band = bands.band("hybrid", nodes)
+        graded.append(stated.graded(layout.gpus, "kernels of an A100", layout.measured_s, seconds, band))
+    return Grade(graded, left_out, _regret(tried, predicted), _regret(tried, list(map(layouts.planned_s, tried))))
 
 
-def _regret(cases: Iterable[Sequence[tuple[float, float]]]) -> list[float]:
-    """Of each case with several layouts: the one with the fewest predicted seconds is recommended."""
-    several = (case for case in cases if len(case) > 1)
-    return [min(case)[1] / min(measured for _, measured in case) - 1 for case in several]
+def _regret(tried: Sequence[layouts.Layout], predicted: Sequence[float | None]) -> list[float]:
+    """Of each case with several layouts: the one with the fewest predicted seconds is recommended. predicted: None: the
+    layout is refused"""
+    both = zip(predicted, tried, strict=True)
+    seconds = [(layout.case, one, layout.measured_s) for one, layout in both if one is not None]
+    cases = group_by(seconds, lambda row: row[0]).values()
+    return [min(case)[2] / min(measured for *_, measured in case) - 1 for case in cases if len(case) > 1]
 
 
 def show(grade: Grade, as_json: bool) -> None:

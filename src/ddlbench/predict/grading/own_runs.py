@@ -3,66 +3,59 @@ predicted, from the run on the fewest devices alone and from all smaller numbers
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from ddlbench.config.compose import recorded_configuration
+from ddlbench.config.schema import Config
 from ddlbench.errors import RunError, Unsupported
+from ddlbench.oracle import bands
 from ddlbench.oracle.machine.machine import Machine
-from ddlbench.oracle.predictor import Inputs, Prediction, predict
+from ddlbench.oracle.measured.learned import Learned
+from ddlbench.oracle.predictor import Inputs, predict
 from ddlbench.oracle.runs import Results
-from ddlbench.results.reading.attempts import Records, read_all
-from ddlbench.results.rows import OWN, group_by
-from ddlbench.results.tables.measurement import Measurement
+from ddlbench.predict.grading.points import Words
+from ddlbench.results.reading.attempts import read_all
+from ddlbench.results.rows import OWN, Row, group_by
+from ddlbench.results.tables.measurement import Measurement, devices
 from ddlbench.results.tables.tables import make_tables
 
 
-class Largest(NamedTuple):
-    """The measurement with the most devices of a curve, and its predictions. counts: the smaller numbers of devices"""
-
-    row: Measurement
-    counts: tuple[int, ...]
-    from_base: Prediction
-    learned: Prediction
-
-
-def largest_runs(folder: Path, machine: Machine) -> Iterator[Largest | str]:
-    """The largest measurement of each curve, or why it has no prediction. UserError for a folder without records."""
+def graded_runs(folder: Path, machine: Machine) -> Iterator[tuple[Row, Row] | str]:
+    """The largest measurement of each curve, predicted from the fewest devices and from all smaller numbers, or why it
+    has no prediction. UserError for a folder without records."""
     records = read_all([folder])
     rows = [row for row in make_tables(records).measurements if row["origin"] == OWN and row["mode"] == "train"]
     timed = [row for row in rows if row["status"] == "ok" and row["sample_time_s"] and row["gpus"]]
-    for curve in group_by(timed, lambda row: (row.series, row.curve)).values():
+    curves = group_by(timed, lambda row: (row.series, row.curve)).values()
+    for number, curve in enumerate((curve for curve in curves if len({row["gpus"] for row in curve}) > 2), 1):
         *smaller, last = sorted(curve, key=lambda row: row["gpus"])
-        if len({row["gpus"] for row in curve}) > 2:
-            try:
-                yield _predicted(folder, records, smaller, last, machine)
-            except RunError as error:
-                yield f"{last['framework']}, {last['model']}, {last.devices}: {error}"
+        stated = Words(number, folder.name, str(last["model"]), last.curve, machine.device.name, "")
+        paths = {run["path"] for row in smaller for run in row.runs}
+        results = Results(folder, [*records.named(paths).values()])
+        try:
+            (attempt,) = records.named([last.runs[0]["path"]]).values()
+            config = recorded_configuration(attempt.record["config"])
+            yield _graded(stated, last, config, results, sorted({row["gpus"] for row in smaller}), machine)
+        except RunError as error:
+            yield f"{last['framework']}, {last['model']}, {last.devices}: {error}"
 
 
-def _predicted(
-    folder: Path, records: Records, smaller: list[Measurement], last: Measurement, machine: Machine
-) -> Largest:
-    paths = {run["path"] for row in smaller for run in row.runs}
-    (attempt,) = records.named([last.runs[0]["path"]]).values()
-    config, results = (
-        recorded_configuration(attempt.record["config"]),
-        Results(folder, [*records.named(paths).values()]),
-    )
+def _graded(
+    stated: Words, last: Measurement, config: Config, results: Results, counts: Sequence[int], machine: Machine
+) -> tuple[Row, Row]:
+    """counts: the smaller numbers of devices, whose runs are `results`"""
     learned = results.learned(config, machine)
     if learned is None:
         raise Unsupported("no smaller run of it can be a base")
 
-    def prediction(inputs: Inputs) -> Prediction:
-        row = predict(config, last["gpus"], inputs)
+    def graded(base: str, machine: Machine, learned: Learned | None = None) -> Row:
+        row = predict(config, gpus, Inputs(machine, lambda asked: results.computation(asked, machine), learned=learned))
         if row.step_s is None:
             raise Unsupported(row.reason)
-        return row
+        band = bands.band(row.framework, machine.nodes(gpus), machine.device.type, learned is not None)
+        return stated.graded(gpus, base, last.busy_step_s(last["sample_time_s"]), row.step_s, band)
 
-    return Largest(
-        last,
-        tuple(sorted({row["gpus"] for row in smaller})),
-        prediction(Inputs(machine, lambda asked: results.computation(asked, machine))),
-        prediction(Inputs(learned.machine, lambda asked: results.computation(asked, learned.machine), learned=learned)),
-    )
+    gpus, device = last["gpus"], last["device"]
+    all_counts = " and ".join((", ".join(map(str, counts[:-1])), devices(counts[-1], device)))
+    return graded(devices(counts[0], device), machine), graded(all_counts, learned.machine, learned)

@@ -14,10 +14,12 @@ from typing import NamedTuple
 
 from ddlbench.errors import UserError
 from ddlbench.frameworks.shared.layout import divisors
+from ddlbench.oracle import bands
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured.inputs import OneStep
 from ddlbench.predict.grading.machines import machine_of
 from ddlbench.results.reading.csv_rows import CsvRow
+from ddlbench.results.rows import Row
 
 COLUMNS = (
     "source", "model", "framework", "strategy", "gpus", "gpus_per_node", "gpu_type", "network", "batch_per_gpu",
@@ -85,6 +87,12 @@ class Words(NamedTuple):
     gpu: str
     network: str
 
+    def graded(self, gpus: int, base: str, measured: float, predicted: float, band: bands.Ends) -> Row:
+        """The measurement, its base, its prediction in seconds and the ends of its bands, by the keys of the JSON."""
+        error = predicted / measured - 1
+        values = {"gpus": gpus, "base": base, "measured_s": measured, "predicted_s": predicted, "error": error}
+        return {**self._asdict(), **values, **bands.around(predicted, band)}
+
 
 @dataclass(frozen=True)
 class Point:
@@ -96,6 +104,12 @@ class Point:
     machine: Machine
     measured: OneStep
     base: OneStep
+
+    def graded(self, base: str, predicted: float, learned: bool = False) -> Row:
+        """`Words.graded`. learned: whether the prediction uses several GPU counts"""
+        gpus = self.measured.gpus
+        band = bands.band(self.framework, self.machine.nodes(gpus), learned=learned)
+        return self.stated.graded(gpus, base, self.measured.seconds, predicted, band)
 
 
 def points(rows: Sequence[CsvRow]) -> Iterator[Point | str]:
