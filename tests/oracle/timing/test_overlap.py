@@ -2,21 +2,18 @@ from __future__ import annotations
 
 import pytest
 
-from ddlbench.oracle.timing.overlap import Gradient, Sharded, buckets, gradients, queue, sharded_step
+from ddlbench.oracle.timing.overlap import Gradient, Sharded, buckets, queue, sharded_step
 
 
 def second_a_byte(size: float) -> float:
     return size
 
 
-def test_gradients_are_ready_in_reverse_order_of_blocks() -> None:
-    assert gradients([[1, 2], [3]], [10.0, 5.0]) == [Gradient(3, 5.0), Gradient(2, 15.0), Gradient(1, 15.0)]
-
-
 def test_buckets_close_when_they_are_full() -> None:
-    """First bucket from 2 bytes on, then from 4."""
-    ready = [Gradient(1, 1.0), Gradient(1, 2.0), Gradient(3, 3.0), Gradient(9, 4.0), Gradient(1, 5.0)]
-    assert buckets(ready, first=2, cap=4) == [Gradient(2, 2.0), Gradient(12, 4.0), Gradient(1, 5.0)]
+    """First bucket from 2 bytes on, then from 4; gradients in reverse order of blocks."""
+    sizes, backward = [[1], [9, 3], [], [1, 1]], [7.0, 2.0, 0.5, 1.0]
+    assert buckets(sizes, backward, first=2, cap=4) == [Gradient(2, 1.0), Gradient(12, 3.5), Gradient(1, 10.5)]
+    assert buckets([[], [3]], [7.0, 1.0], first=4) == [Gradient(3, 1.0)]
 
 
 def test_messages_wait_for_their_gradients_and_for_each_other() -> None:

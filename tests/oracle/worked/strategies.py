@@ -56,13 +56,12 @@ def data_parallel() -> list[str]:
 
 
 def in_buckets() -> list[str]:
-    ready = [overlap.Gradient(size * MiB, 0) for size in (0.5, 0.75, 20, 6, 1)]
-    return [", ".join(f"{bucket.size / MiB:g}" for bucket in overlap.buckets(ready)) + " MiB"]
+    sizes = [size * MiB for size in (1, 6, 20, 0.75, 0.5)]
+    return [", ".join(f"{bucket.size / MiB:g}" for bucket in overlap.buckets([sizes], [0.0])) + " MiB"]
 
 
 def horovod() -> list[str]:
-    ready = [overlap.Gradient(2, 1), overlap.Gradient(1, 2), overlap.Gradient(2, 3)]
-    result = overlap.buckets(ready, 3, 3)
+    result = overlap.buckets([[2], [1], [2]], [1, 1, 1], 3, 3)
     return [*(f"{item.size:g} bytes at {item.ready:g} s" for item in result), s(overlap.queue(result, float))]
 
 

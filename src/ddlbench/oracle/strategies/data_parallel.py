@@ -35,7 +35,7 @@ def ddp(framework: DDP, setting: Setting) -> Outcome:
         return traced(framework, setting)
     cap = framework.bucket_cap_mb
     first, other = (overlap.FIRST_BUCKET, overlap.BUCKET) if cap is None else (cap * MiB, cap * MiB)
-    sent = averaged(setting, backward(setting), BYTES.get(hook, FP32_BYTES), first, other)
+    sent = averaged(setting, BYTES.get(hook, FP32_BYTES), first, other)
     views = framework.gradient_as_bucket_view
     peak = partial(memory.replica, setting, setting.counts, setting.world, bucketed=True, views=views)
     return replicas(setting, (sent,), peak)
@@ -47,7 +47,7 @@ def horovod(framework: Horovod, setting: Setting) -> Outcome:
         raise Unsupported("the oracle has no model of framework.adasum: set it to false")
     number_bytes = BYTES["fp16" if framework.compression_of(setting.job) == "fp16" else "fp32"]
     cap = framework.fusion_threshold_mb * MiB * FP32_BYTES / number_bytes  # it counts what is sent
-    return replicas(setting, (averaged(setting, backward(setting), number_bytes, cap, cap),))
+    return replicas(setting, (averaged(setting, number_bytes, cap, cap),))
 
 
 def local_sgd(framework: LocalSGD, setting: Setting) -> Outcome:
@@ -71,13 +71,11 @@ def parameter_server(framework: ParameterServer, setting: Setting) -> Outcome:
 def zero(framework: DeepSpeedOptions, setting: Setting) -> Outcome:
     """ZeRO (Rajbhandari et al. 2020) at stage 0, 1 or 2. DeepSpeed all-reduces its buckets at stages 1 and 2, too, and
     each rank copies its share (`allreduce_and_scatter`). The updated weights are all-gathered after the update."""
-    if framework.offload_optimizer or framework.offload_parameters:
-        raise Unsupported("the oracle has no model of offloading: set framework.offload_optimizer=false")
     stage, ranks, parameters = framework.zero_stage, setting.world, setting.counts.parameter_count
     casts, overlaps = framework.casts(setting.job), framework.overlaps(setting.job)
     bucket = (framework.reduce_bucket_mb or BUCKET_MB) * MiB if stage else float("inf")
     times = setting.micro_batch(ranks)[0] if stage == 2 else 1  # stage 2 reduces after every micro batch
-    messages = [averaged(setting, backward(setting), setting.gradient_bytes, bucket, bucket, overlaps, times)]
+    messages = [averaged(setting, setting.gradient_bytes, bucket, bucket, overlaps, times)]
     if not stage:
         copied = FP32_BYTES * min(parameters, AT_ONCE)
         peak = partial(memory.replica, setting, setting.counts, ranks, reduced=copied)
@@ -134,35 +132,33 @@ def host_copies(setting: Setting) -> tuple[Message, ...]:
     return (Message(HOST_COPIES, "host", 2 * count * len(blocks), bytes_, bytes_ / rate, count * late),)
 
 
-def backward(setting: Setting) -> list[float]:
-    """Seconds of the backward pass of each block for one micro batch."""
-    _, samples = setting.micro_batch(setting.world)
-    return setting.backward_s(setting.computation.blocks(samples), setting.world)
-
-
 def averaged(
     setting: Setting,
-    back: Sequence[float],
     number_bytes: float,
     first: float = overlap.FIRST_BUCKET,
     cap: float = overlap.BUCKET,
     overlaps: bool = True,
     times: int = 1,
+    back: Sequence[float] | None = None,
     dp: int | None = None,
     tp: int = 1,
 ) -> Message:
     """The all-reduce of gradients in buckets. What is sent after the backward pass is exposed.
 
-    back: seconds of the backward pass of each block; number_bytes: of a number that is sent
+    number_bytes: of a number that is sent
     first, cap: bytes in fp32 with which the first bucket and the others are full, whatever type is sent
     overlaps: whether the framework sends during the backward pass; times: in a step
+    back: seconds of the backward pass of each block; None: if every rank is a replica
     dp: replicas that average, of `tp` neighbours each; None: all ranks. Every tensor of a block counts with the share
         of the block that a rank has
     """
+    if back is None:
+        _, samples = setting.micro_batch(setting.world)
+        back = setting.backward_s(setting.computation.blocks(samples), setting.world)
     blocks, scale = setting.counts.blocks, number_bytes / FP32_BYTES
     parts = [FP32_BYTES * block.parameters_of_part(tp) / (block.parameter_count or 1) for block in blocks]
     sizes = [[size * part for size in block.tensor_sizes] for block, part in zip(blocks, parts, strict=True)]
-    full = overlap.buckets(overlap.gradients(sizes, back), first, cap)
+    full = overlap.buckets(sizes, back, first, cap)
     sent = [Gradient(bucket.size * scale, bucket.ready) for bucket in full]
 
     def seconds(size: float) -> float:

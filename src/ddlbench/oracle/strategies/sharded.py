@@ -19,6 +19,7 @@ from ddlbench.measure.formulas.memory_formula import FP32_BYTES
 from ddlbench.oracle.machine import collectives
 from ddlbench.oracle.memory import replicas as memory
 from ddlbench.oracle.setting import BYTES, Memory, Message, Outcome, Setting
+from ddlbench.oracle.strategies import data_parallel
 from ddlbench.oracle.strategies.data_parallel import replicas
 from ddlbench.oracle.timing import overlap
 from ddlbench.oracle.timing.computation import Pass
@@ -76,11 +77,15 @@ def fsdp(framework: FSDP, setting: Setting) -> Outcome:
     return replace(outcome, messages=(*outcome.messages, more))
 
 
-def zero3(framework: DeepSpeedOptions, setting: Setting) -> Outcome:
+def zero(framework: DeepSpeedOptions, setting: Setting) -> Outcome:
     """DeepSpeed at stage 3 reduces after every micro batch. For the backward pass it gathers again only weights that it
-    freed after the forward pass."""
+    freed after the forward pass. At other stages each rank has all weights."""
     if framework.offload_optimizer or framework.offload_parameters:
-        raise Unsupported("the oracle has no model of offloading: set framework.offload_parameters=false")
+        raise Unsupported(
+            "the oracle has no model of offloading: set framework.offload_optimizer and offload_parameters to false"
+        )
+    if framework.zero_stage < 3:
+        return data_parallel.zero(framework, setting)
     blocks, weight = setting.counts.blocks, BYTES["fp16" if framework.casts(setting.job) else "fp32"]
     gathered = tuple(sum(n for n in block.tensor_sizes if n >= framework.persistence_threshold) for block in blocks)
     parameters = [block.parameter_count for block in blocks]

@@ -51,7 +51,7 @@ def spatial(framework: Spatial, setting: Setting) -> Outcome:
         messages += [_halos(setting, samples, count, sp, forward), gathering, batch_message(setting, dp, sp, "dp")]
         messages += _statistics(setting, count, sp, forward)
     if setting.world > 1:
-        messages.append(averaged(setting, setting.backward_s(parts, dp), setting.gradient_bytes))
+        messages.append(averaged(setting, setting.gradient_bytes, back=setting.backward_s(parts, dp)))
     return Outcome(
         compute_s=setting.compute_s(parts, dp, setting.counts.parameter_count),
         messages=tuple(messages),

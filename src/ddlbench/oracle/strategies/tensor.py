@@ -73,7 +73,7 @@ def parts(setting: Setting, dp: int, tp: int, sequence: bool, loss: Sequence[int
         messages.append(Message("all-reduce of gradients that are not split", "tp", 1, size, seconds, seconds))
     if dp > 1:
         back = setting.backward_s(passes, dp)
-        messages.append(averaged(setting, back, setting.gradient_bytes, dp=dp, tp=tp))
+        messages.append(averaged(setting, setting.gradient_bytes, back=back, dp=dp, tp=tp))
     return Outcome(
         compute_s=setting.compute_s(passes, dp, sum(block.parameters_of_part(tp) for block in blocks)),
         messages=tuple(messages),

@@ -17,34 +17,24 @@ class Gradient:
     ready: float
 
 
-def gradients(sizes: Sequence[Sequence[float]], backward: Sequence[float]) -> list[Gradient]:
-    """Gradients in the order of the backward pass. Those of a block are ready at the end of its backward pass.
+def buckets(
+    sizes: Sequence[Sequence[float]], backward: Sequence[float], first: float = FIRST_BUCKET, cap: float = BUCKET
+) -> list[Gradient]:
+    """DDP's buckets: gradients in the order of the backward pass fill a bucket until it has `cap` bytes or more. Those
+    of a block are ready at the end of its backward pass.
 
-    sizes: bytes of the tensors of each block
-    backward: seconds of each block
+    sizes: bytes of the tensors of each block; backward: seconds of each block; first: cap of the first bucket
     """
-    ready: list[Gradient] = []
-    now = 0.0
+    filled: list[Gradient] = []
+    size, limit, now, last = 0.0, first, 0.0, 0.0
     for block, seconds in zip(reversed(sizes), reversed(backward), strict=True):
         now += seconds
-        ready += [Gradient(size, now) for size in reversed(block)]
-    return ready
-
-
-def buckets(tensors: Iterable[Gradient], first: float = FIRST_BUCKET, cap: float = BUCKET) -> list[Gradient]:
-    """DDP's buckets: gradients in their order fill a bucket until it has `cap` bytes or more; `first`: cap of the first
-    bucket."""
-    filled: list[Gradient] = []
-    size, limit, last = 0.0, first, 0.0
-    for tensor in tensors:
-        size += tensor.size
-        if size >= limit:
-            filled.append(Gradient(size, tensor.ready))
-            size, limit = 0.0, cap
-        last = tensor.ready
-    if size:
-        filled.append(Gradient(size, last))
-    return filled
+        for tensor in reversed(block):
+            size, last = size + tensor, now
+            if size >= limit:
+                filled.append(Gradient(size, now))
+                size, limit = 0.0, cap
+    return [*filled, Gradient(size, last)] if size else filled
 
 
 def queue(messages: Iterable[Gradient], seconds: Callable[[float], float]) -> float:
