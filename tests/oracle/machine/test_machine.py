@@ -8,13 +8,14 @@ import pytest
 from ddlbench.errors import UserError
 from ddlbench.oracle.machine import machine as machines
 from ddlbench.oracle.machine.machine import FOLDER, load, machine_names, with_overlap
+from ddlbench.oracle.timing.computation import Speeds
 
 
 @pytest.mark.parametrize("name", [name for name in machine_names() if name != "local"])
 def test_every_cluster_is_complete_and_each_number_has_its_source(name: str) -> None:
     machine = load(name)
     assert machine.name == name
-    assert machine.device.flops_per_s("fp32", tf32=False)
+    assert Speeds.of(machine.device, "fp32", tf32=False)
     assert machine.device.memory_bytes
     assert machine.device.bytes_per_s
     assert len(machine.links) == 2
@@ -43,9 +44,10 @@ def test_contention_is_a_line_between_what_was_measured() -> None:
 
 
 def test_tf32_has_its_own_peak() -> None:
-    device = load("juwels_booster").device
-    assert device.flops_per_s("fp32", tf32=True) == 156e12
-    assert device.flops_per_s("fp32", tf32=False) == 19.5e12
+    plain, rounded = (Speeds.of(load("juwels_booster").device, "fp32", tf32=tf32) for tf32 in (False, True))
+    assert plain is not None
+    assert rounded is not None
+    assert (plain.flops_per_s, rounded.flops_per_s) == (19.5e12, 156e12)
 
 
 def test_a_file_of_one_s_own(tmp_path: Path) -> None:

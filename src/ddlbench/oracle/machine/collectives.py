@@ -62,18 +62,17 @@ def path(machine: Machine, ranks: int, stride: int = 1, world: int | None = None
     # Groups that nodes cut unevenly, or of which one begins within a node and ends in the next: the largest even cut.
     while within > 1 and (ranks % within or (world > per_node and per_node % (within * stride))):
         within -= 1
-    sweeps = {kind: sweep for kind in KINDS if (sweep := machine.sweep(kind, ranks)) is not None}
-    if sweeps and within == ranks:  # they are measured within one node; a kind that was not has the link's equations
-        inside = machine.links[0] if machine.links else NO_LINK
-        return Path(Hop(ranks, inside.alpha_s, 1 / inside.bytes_per_s), Hop(1, 0.0, 0.0), sweeps)
     outside = ranks // within
-    inner, outer = link(machine, 0, within), link(machine, 1, outside)
-    groups = groups or world // ranks
-    sharing = max(1, min(groups, per_node // within, stride))  # flows of these groups through the same adapters
+    # Collectives are measured within one node. A kind that was not measured has the equations of the link.
+    sweeps = {kind: sweep for kind in KINDS if outside == 1 and (sweep := machine.sweep(kind, ranks)) is not None}
+    inner = NO_LINK if sweeps and not machine.links else link(machine, 0, within)
+    outer = link(machine, 1, outside)
+    sharing = max(1, min(groups or world // ranks, per_node // within, stride))  # flows through the same adapters
     return Path(
         Hop(within, inner.alpha_s, 1 / inner.bytes_per_s),
         Hop(outside, outer.alpha_s, sharing / outer.bytes_per_s),
-        algorithm=machine.algorithm,
+        sweeps,
+        machine.algorithm,
     )
 
 

@@ -21,7 +21,6 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from ddlbench.errors import UserError
-from ddlbench.measure.formulas.flops import peak_flops
 
 FOLDER = Path(__file__).parents[1] / "clusters"
 SIZES = ("alpha_s", "bytes_per_s")
@@ -62,12 +61,6 @@ class Device:
     tf32_flops_per_s: float | None = None
     kernel_s: float = 0.0
     host_s: float = 0.0
-
-    def flops_per_s(self, precision: str, tf32: bool) -> float | None:
-        """Peak FLOPs a second; None if it is not known."""
-        if precision == "fp32" and tf32 and self.tf32_flops_per_s is not None:
-            return self.tf32_flops_per_s
-        return peak_flops(self.name, precision)
 
 
 @dataclass(frozen=True)
@@ -215,8 +208,8 @@ def parse(plain: Any, path: str) -> Machine:
 
 @cache
 def nccl_sweeps(gpu: str, scale: float = 1.0) -> dict[tuple[str, int], Sweep]:
-    """NCCL's collectives within a node, as measured with this GPU. An all-gather and a reduce-scatter take half of an
-    all-reduce. scale: how many times as fast the links are. KeyError for a GPU that was not measured"""
+    """NCCL's collectives within a node, as measured with this GPU. scale: how many times as fast the links are.
+    KeyError for a GPU that was not measured"""
     with Path(__file__).with_name("nccl_all_reduce.csv").open() as file:
         rows = [row for row in csv.DictReader(line for line in file if line[0] != "#") if row["gpu"] == gpu]
     if not rows or not scale > 0:
@@ -224,12 +217,17 @@ def nccl_sweeps(gpu: str, scale: float = 1.0) -> dict[tuple[str, int], Sweep]:
     sweeps: dict[tuple[str, int], Sweep] = {}
     for ranks in sorted({int(row["gpus"]) for row in rows}):
         measured = [row for row in rows if int(row["gpus"]) == ranks]
-        sizes = tuple(float(row["bytes"]) for row in measured)
-        seconds = tuple(float(row["all_reduce_us"]) * 1e-6 / scale for row in measured)
-        sweeps["all_reduce", ranks] = Sweep(sizes, seconds)
-        for kind in ("all_gather", "reduce_scatter"):
-            sweeps[kind, ranks] = Sweep(sizes, tuple(second / 2 for second in seconds))
+        seconds = {float(row["bytes"]): float(row["all_reduce_us"]) * 1e-6 / scale for row in measured}
+        sweeps |= all_reduce_sweeps(ranks, seconds)
     return sweeps
+
+
+def all_reduce_sweeps(ranks: int, seconds: Mapping[float, float]) -> dict[tuple[str, int], Sweep]:
+    """Collectives by the seconds of an all-reduce, by bytes in ascending order. An all-gather and a reduce-scatter take
+    half of it."""
+    shares = {"all_reduce": 1, "all_gather": 2, "reduce_scatter": 2}
+    sizes = tuple(seconds)
+    return {(kind, ranks): Sweep(sizes, tuple(s / n for s in seconds.values())) for kind, n in shares.items()}
 
 
 def _check(machine: Machine, path: str) -> None:

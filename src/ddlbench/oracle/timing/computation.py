@@ -14,6 +14,7 @@ from dataclasses import astuple, dataclass, field, replace
 import numpy as np
 
 from ddlbench.counts.counts import Block, Counts, Floats, Work
+from ddlbench.measure.formulas.flops import peak_flops
 from ddlbench.oracle.machine.machine import Device, nearest
 from ddlbench.recipe.optimizers import Costs
 from ddlbench.recomputation import Plan, repeats
@@ -59,7 +60,9 @@ class Speeds:
 
     @classmethod
     def of(cls, device: Device, precision: str, tf32: bool) -> Speeds | None:
-        flops = device.flops_per_s(precision, tf32)
+        """The peaks of a device; None if they are not known."""
+        rounded = device.tf32_flops_per_s if precision == "fp32" and tf32 else None
+        flops = rounded or peak_flops(device.name, precision)
         if flops is None or device.bytes_per_s is None:
             return None
         return cls(flops, device.bytes_per_s, device.kernel_s, device.host_s)

@@ -12,7 +12,7 @@ import yaml
 
 from ddlbench.errors import UserError
 from ddlbench.oracle.machine import machine as machines
-from ddlbench.oracle.machine.machine import Link, Machine, Sweep
+from ddlbench.oracle.machine.machine import Machine, Sweep
 from ddlbench.results.reading.published import gpu_family
 
 NETWORK_SHARE = 0.9  # of the nominal bandwidth between nodes; no point of points.csv tells it apart from 0.8 or 1.0
@@ -64,21 +64,14 @@ def machine_of(gpu: str, network: str, per_node: int, nodes: int) -> Machine:
         links.append({"name": network, "alpha_s": NETWORK_ALPHA_S, "bytes_per_s": rate})
     plain = {"name": gpu, "device": device, "devices_per_node": per_node, "links": links, "nccl": entry.get("nccl")}
     machine = machines.parse(plain, gpu)
-    if entry.get("shared"):
-        return replace(machine, sweeps=_shared(machine.links[0], per_node), hidden_cost={1: 1.0})
-    return machine
-
-
-def _shared(link: Link, per_node: int) -> dict[tuple[str, int], Sweep]:
-    """Collectives of devices that share one path through the host: with p of them each has 2/p of the bandwidth. An
-    all-gather and a reduce-scatter take half of an all-reduce."""
-    sizes, sweeps = (1e3, 1e9), dict[tuple[str, int], Sweep]()
+    if not entry.get("shared"):
+        return machine
+    # Devices that share one path through the host: with p of them each has 2/p of the bandwidth.
+    sweeps, link = dict[tuple[str, int], Sweep](), machine.links[0]
     for ranks in range(2, per_node + 1):
-        seconds = [2 * (ranks - 1) * (link.alpha_s + m / 2 / link.bytes_per_s) for m in sizes]
-        sweeps["all_reduce", ranks] = Sweep(sizes, tuple(seconds))
-        for kind in ("all_gather", "reduce_scatter"):
-            sweeps[kind, ranks] = Sweep(sizes, tuple(second / 2 for second in seconds))
-    return sweeps
+        seconds = {m: 2 * (ranks - 1) * (link.alpha_s + m / 2 / link.bytes_per_s) for m in (1e3, 1e9)}
+        sweeps |= machines.all_reduce_sweeps(ranks, seconds)
+    return replace(machine, sweeps=sweeps, hidden_cost={1: 1.0})
 
 
 def node_bytes_per_s(network: str, per_node: int) -> float:
