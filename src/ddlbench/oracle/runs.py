@@ -143,12 +143,13 @@ class Results:
 
     def samples(self, config: Config) -> int | None:
         """Training samples of this data; for text, with sequences of this length."""
-        wanted, counts = config.resolved["model"].get("seq_len"), list[float | None]()
-        for record in (attempt.record for attempt in self.attempts):
+        wanted = config.resolved["model"].get("seq_len")
+        for record in (attempt.record for attempt in reversed(self.attempts)):
             dataset, model = section(record, "dataset"), section(section(record, "config"), "model")
-            if dataset.get("name") == config.data.name and model.get("seq_len") == wanted:
-                counts.append(_number(dataset.get("train_samples")))
-        return next((int(count) for count in reversed(counts) if count), None)
+            count = _number(dataset.get("train_samples"))
+            if count and dataset.get("name") == config.data.name and model.get("seq_len") == wanted:
+                return int(count)
+        return None
 
 
 def _loading(settings: Mapping[str, Any]) -> tuple[Any, ...]:

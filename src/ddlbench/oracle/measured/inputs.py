@@ -33,6 +33,7 @@ from ddlbench.recipe.optimizers import make_optimizer
 from ddlbench.run.settings import set_switches
 from ddlbench.texts import digest
 
+ALIKE = ("precision", "tf32", "channels_last", "cudnn_benchmark", "deterministic")  # of a run: speed of its kernels
 ROOFLINE = "roofline"  # the basis without any measurement
 # The 10 and 90 % quantiles of measured / predicted seconds (docs/oracle.md).
 SLOWER = "four of five steps measured on one H100 or H200 took 1.1 to 2.4 times as long"
@@ -99,19 +100,14 @@ def from_calibration(config: Config, machine: Machine) -> Computation:
 def calibration(config: Config, device: torch.device, samples: int) -> tuple[tuple[Pass, ...], float]:
     """Passes of the blocks, and seconds of the update, measured on this machine's device: once for each model, micro
     batch, precision, optimizer and version of torch, and stored in $DDLBENCH_HOME/oracle."""
-    train = config.train
-    key = {
+    train, optimizer = config.train, config.recipe.optimizer
+    key = {name: getattr(train, name) for name in ALIKE} | {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu of {platform.node()}",
         "model": repr(config.model),
         "samples": samples,
-        "precision": train.precision,
-        "tf32": train.tf32,
-        "channels_last": train.channels_last,
-        "cudnn_benchmark": train.cudnn_benchmark,
-        "deterministic": train.deterministic,
         "threads": train.threads_per_rank,
-        "optimizer": config.recipe.optimizer.name,
-        "momentum": config.recipe.optimizer.momentum > 0,
+        "optimizer": optimizer.name,
+        "momentum": optimizer.momentum > 0,
         "torch": str(torch.__version__),
     }
     path = home() / "oracle" / f"blocks-{digest(key, 16)}.json"

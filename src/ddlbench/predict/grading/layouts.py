@@ -9,7 +9,7 @@ from constants of an A100's kernels.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import cache, partial
 from typing import Any, NamedTuple, cast
 
@@ -63,7 +63,9 @@ A100 = Kernels()
 
 @dataclass(frozen=True)
 class Layout:
-    line: int
+    """A row. Two measurements of the same layout are equal. chunks: stages of a rank"""
+
+    line: int = field(compare=False)
     gpus: int
     global_batch: int
     micro_batch: int
@@ -74,8 +76,8 @@ class Layout:
     tp: int
     dp: int
     pp: int
-    measured_s: float
-    chunks: int = 1  # stages of a rank
+    measured_s: float = field(compare=False)
+    chunks: int = 1
 
     @property
     def name(self) -> str:
@@ -99,19 +101,15 @@ class Layout:
 
 def layouts(rows: Sequence[CsvRow]) -> Iterator[Layout | str]:
     """The layouts of a file, and the reason of each row that is left out."""
-    seen: dict[tuple[int, ...], int] = {}
+    seen: dict[Layout, int] = {}
     for row in rows:
         try:
             layout = _layout(row)
         except UserError as error:
             yield f"line {row.line}: {error}"
             continue
-        key = (*layout.case, layout.micro_batch, layout.heads, layout.tp, layout.dp, layout.pp, layout.chunks)
-        if key in seen:
-            yield f"line {row.line}: the same layout as line {seen[key]}"
-        else:
-            seen[key] = row.line
-            yield layout
+        first = seen.setdefault(layout, row.line)
+        yield layout if first == row.line else f"line {row.line}: the same layout as line {first}"
 
 
 def _layout(row: CsvRow) -> Layout:
@@ -194,10 +192,7 @@ def _counts(hidden: int, heads: int, seq_len: int, layers: int, split: bool, ker
         attention = np.array(["attention" in name for name in work.names])
         return replace(work, moved=Line(work.moved.fixed, work.moved.per_sample + times * score_bytes * attention))
 
-    forward, backward = (
-        unfused(layer.forward, kernels.scores),
-        unfused(layer.backward, 1.2 * kernels.scores),
-    )
+    forward, backward = unfused(layer.forward, kernels.scores), unfused(layer.backward, 1.2 * kernels.scores)
     # Only layers are computed again for the backward pass, not the head. Their collectives run again, too.
     moved = (np.concatenate(parts) for parts in zip(astuple(forward.moved), astuple(backward.moved), strict=True))
     backward = Work(
