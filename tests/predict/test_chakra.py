@@ -89,7 +89,7 @@ def test_the_bytes_read_back_are_those_of_check_volumes(framework: str, tmp_path
     made, machine = config(framework, "gpt2_small", *FRAMEWORKS[framework]), load("h100")
     row = predict(made, RANKS, Inputs(machine, lambda given: from_roofline(given, machine)))
     assert row.status == "ok", row.reason
-    rehearsed = distinct_ranks(made, row)
+    rehearsed = distinct_ranks(row)
     chakra.write_row(tmp_path, row, rehearsed, chakra.messages())
     groups = json.loads((tmp_path / f"{framework}_4.groups.json").read_text())
     messages, by_stage, seconds = list[tuple[int, Any]](), list[dict[str, float]](), 0.0

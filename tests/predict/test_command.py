@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from ddlbench.oracle.predictor import Inputs
 from ddlbench.predict import __main__ as command_line
 from ddlbench.predict import rows as command
 from ddlbench.predict.__main__ import main
-from ddlbench.predict.question import parser
+from ddlbench.predict.question import Question, parser
 from ddlbench.ranks.launch import Launch
 from ddlbench.recipe.optimizers import Costs, Entry, optimizers
 from ddlbench.rehearsal.rehearse import rehearse
@@ -364,15 +365,15 @@ def test_a_framework_whose_runs_cannot_be_used_is_a_row_beside_others(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its runs on two devices took less time than their communication is predicted to take."""
-    inputs_of = command.Sources.inputs
+    inputs_of = command.inputs_of
 
-    def inputs(sources: command.Sources, config: Config) -> Inputs:
+    def inputs(question: Question, config: Config, *more: Any) -> Inputs:
         if config.framework.name == "ddp":
             raise UserError("2 devices took 0.1 s a step: measure one device")
-        return inputs_of(sources, config)
+        return inputs_of(question, config, *more)
 
     monkeypatch.setattr(command, "choices", lambda _: ["ddp", "gpipe"])
-    monkeypatch.setattr(command.Sources, "inputs", inputs)
+    monkeypatch.setattr(command, "inputs_of", inputs)
     result = {row["framework"]: row for row in rows(capsys, *TINY, "cluster=abci", "gpus=4")}
     assert result["gpipe"]["status"] == "ok"
     assert result["ddp"]["reason"] == "2 devices took 0.1 s a step: measure one device"

@@ -13,7 +13,7 @@ from ddlbench.oracle.machine.machine import load
 from ddlbench.oracle.predictor import Prediction
 from ddlbench.oracle.runs import Results
 from ddlbench.predict.question import ask
-from ddlbench.predict.rows import Sources, predictions
+from ddlbench.predict.rows import predictions
 from ddlbench.results.reading.attempts import Attempt
 
 WORDS = ("+framework=tensor", "+model=gpt2_small", "model.n_layer=2", "model.n_embd=64", "model.n_head=4",
@@ -40,7 +40,7 @@ def run(tp: int, step_s: float) -> Attempt:
 def predicted(seconds: dict[int, float], *options: str) -> list[Prediction]:
     """The rows of 4 GPUs. seconds: of a measured step, by tensor parallel ranks"""
     results = Results(Path("results"), [run(tp, step_s) for tp, step_s in seconds.items()])
-    return predictions(Sources(ask([*WORDS, "cluster=abci", "gpus=4", *options]), ABCI, results))
+    return predictions(ask([*WORDS, "cluster=abci", "gpus=4", *options]), ABCI, results)
 
 
 @pytest.mark.parametrize(("seconds", "fastest"), [({2: 0.5, 4: 0.45}, 4), ({2: 0.45, 4: 0.5}, 2)])

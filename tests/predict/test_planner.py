@@ -19,7 +19,7 @@ from ddlbench.predict import ranking
 from ddlbench.predict.__main__ import main
 from ddlbench.predict.question import ask
 from ddlbench.predict.ranking import SHOWN, command
-from ddlbench.predict.rows import Sources, frameworks, plans, predictions
+from ddlbench.predict.rows import frameworks, inputs_of, plans, predictions
 from tests.support.rehearsals import MODELS
 
 GPT2 = (
@@ -34,7 +34,7 @@ SLOW = ("horovod", "zero0", "zero1", "zero2", "zero3")  # to rehearse, or not in
 @configurations()
 def planned(*words: str, model: tuple[str, ...] = GPT2) -> list[Prediction]:
     question = ask(["--plan", *model, *words])
-    return ranking.ranked(predictions(Sources(question, machine_of(question.machine))))
+    return ranking.ranked(predictions(question, machine_of(question.machine)))
 
 
 @configurations()
@@ -83,7 +83,7 @@ def rehearsed_bytes(row: Prediction, model: Sequence[str]) -> float:
     """Peak bytes of the fullest rank of a plan."""
     question = ask([*model, f"gpus={row.gpus}"])
     config, machine = configuration(*command(row).split(), *question.words), machine_of(question.machine)
-    exact = predict(config, row.gpus, replace(Sources(question, machine).inputs(config), exact_memory=True))
+    exact = predict(config, row.gpus, replace(inputs_of(question, config, machine), exact_memory=True))
     assert exact.memory_error == 0.0, exact.marks
     return exact.memory_bytes or 0.0
 
@@ -97,7 +97,7 @@ def exhaustive() -> list[Prediction]:
     every: list[Prediction] = []
     for name in ("ddp", "zero3", "tensor", "1f1b"):
         config = configuration(f"+framework={name}", *question.words)
-        inputs = Sources(question, machine).inputs(config)
+        inputs = inputs_of(question, config, machine)
         framework: Any = config.framework
         shapes: list[Any] = [framework]
         if name == "tensor":

@@ -11,12 +11,9 @@ from pathlib import Path
 import pytest
 
 from ddlbench.errors import UserError
-from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.oracle.machine.machine import load
 from ddlbench.oracle.measured.inputs import from_roofline
-from ddlbench.oracle.predictor import Inputs, Prediction, job_of, predict
-from ddlbench.oracle.setting import Setting
-from ddlbench.oracle.strategies import pipeline
+from ddlbench.oracle.predictor import Inputs, Prediction, predict
 from ddlbench.predict.__main__ import main
 from ddlbench.predict.timeline import timeline
 from ddlbench.rehearsal.perfetto import Slice, events, write
@@ -33,10 +30,7 @@ def predicted(framework: str, loader: float | None = None, cluster: str = "h100"
     inputs = Inputs(machine, lambda given: from_roofline(given, machine), loader=loader)
     row = predict(made, WORLD, inputs)
     assert row.status == "ok", row.reason
-    if not isinstance(made.framework, Pipeline):
-        return row, list(timeline(row))
-    setting = Setting(job_of(made, WORLD, machine), machine, from_roofline(made, machine))
-    return row, list(timeline(row, *pipeline.timeline(made.framework, setting)))
+    return row, list(timeline(row))
 
 
 @pytest.mark.parametrize("loader", [None, 100.0])

@@ -10,8 +10,8 @@ from ddlbench.oracle.machine.machine import load
 from ddlbench.oracle.measured.inputs import from_roofline
 from ddlbench.oracle.predictor import Inputs, Prediction, predict, strategy
 from ddlbench.oracle.strategies.traced import traced as trace
-from ddlbench.predict.volumes import Volume, compared, dimension_of, distinct_ranks, lines, traced
-from ddlbench.rehearsal.rehearse import Sent
+from ddlbench.predict.volumes import Volume, compared, dimension_of, distinct_ranks, lines
+from ddlbench.rehearsal.rehearse import Rehearsal, Sent
 from tests.oracle.made import setting as made_setting
 from tests.support.libraries import why_no_horovod
 from tests.support.rehearsals import OF_IMAGES, OF_TEXT, WORLD, config
@@ -27,7 +27,7 @@ def volumes(framework: str, model: str, *more: str) -> dict[str, Volume]:
     inputs = Inputs(machine, lambda given: from_roofline(given, machine))
     row = predict(made, WORLD, inputs)
     assert row.status == "ok", row.reason
-    return {item.dimension: item for item in compared(row, distinct_ranks(made, row))}
+    return {item.dimension: item for item in compared(row, distinct_ranks(row))}
 
 
 @pytest.mark.slow
@@ -114,7 +114,7 @@ def test_a_framework_without_equations_is_predicted_from_what_it_sends() -> None
 def test_what_is_traced_is_not_compared_with_itself() -> None:
     message = {"what": "all_reduce among 4 ranks", "along": "", "count": 1, "bytes_": 8.0}
     row = Prediction("unknown", "resnet50", "h100", 4, "ok", "", messages=(message,))
-    *_, last = lines([row], lambda _: config("ddp", "resnet50"))
+    *_, last = lines([row])
     assert last == "  unknown at 4: the messages are traced: it has no equations"
 
 
@@ -130,4 +130,6 @@ def test_dimensions_of_groups() -> None:
 
 def test_what_is_received_is_counted_where_it_is_sent() -> None:
     both = [Sent("send", 2, 1, 3, 30.0), Sent("recv", 2, 1, 3, 30.0)]
-    assert traced(both, {"dp": 1, "tp": 1, "pp": 2}) == {"pp": 30.0}
+    row = Prediction("gpipe", "resnet50", "h100", 2, "ok", "", layout={"dp": 1, "tp": 1, "pp": 2})
+    (volume,) = compared(row, [Rehearsal("gpipe", "resnet50", 2, "cpu", 0, collectives=tuple(both))])
+    assert (volume.dimension, volume.traced) == ("pp", 30.0)

@@ -42,9 +42,7 @@ EQUATIONS: dict[type, Callable[[Any, Setting], Outcome]] = {
     Horovod: data_parallel.horovod,
     LocalSGD: data_parallel.local_sgd,
     ParameterServer: data_parallel.parameter_server,
-    DeepSpeedOptions: lambda framework, setting: (sharded.zero3 if framework.zero_stage == 3 else data_parallel.zero)(
-        framework, setting
-    ),
+    DeepSpeedOptions: sharded.zero,
     FSDP: sharded.fsdp,
     TensorParallel: tensor.tensor,
     Megatron: tensor.megatron,
@@ -57,7 +55,11 @@ SAMPLES = {"imagenet": 1_281_167, "imagenet_tfrecord": 1_281_167}  # Russakovsky
 
 @dataclass(frozen=True)
 class Prediction:
-    """One row. docs/oracle.md explains every key; None: unknown, or refused. status: ok | unsupported"""
+    """One row. docs/oracle.md explains every key; None: unknown, or refused.
+
+    status: ok | unsupported
+    config, setting: what was predicted, in its layout; they are no keys of the JSON
+    """
 
     framework: str
     model: str
@@ -89,11 +91,18 @@ class Prediction:
     marks: tuple[str, ...] = ()
     learned: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    config: Config | None = field(default=None, repr=False, compare=False)
+    setting: Setting | None = field(default=None, repr=False, compare=False)
+
+    def printed(self) -> dict[str, Any]:
+        """The keys of the JSON."""
+        values = asdict(replace(self, config=None, setting=None))
+        return {key: value for key, value in values.items() if key not in ("config", "setting")}
 
     @property
     def sent(self) -> list[Mapping[str, Any]]:
         """The messages between ranks: all but copies to the host and back."""
-        return [message for message in self.messages if message["what"] != data_parallel.HOST_COPIES]
+        return [message for message in self.messages if message["along"] != "host"]
 
 
 @dataclass(frozen=True)
@@ -117,7 +126,7 @@ class Inputs:
 def predict(config: Config, gpus: int, inputs: Inputs) -> Prediction:
     """Predict a row. UserError if an input of the prediction is missing (no link, no speed, no base)."""
     framework: Any = config.framework
-    row = Prediction(framework.name, config.model.name, inputs.machine.name, gpus, "ok", "")
+    row = Prediction(framework.name, config.model.name, inputs.machine.name, gpus, "ok", "", config=config)
     job = job_of(config, gpus, inputs.machine)
     try:
         supports(framework, job)
@@ -175,8 +184,9 @@ def _filled(row: Prediction, outcome: Outcome, setting: Setting, inputs: Inputs,
     fitting = bands.fits(outcome.memory.total, row.memory_error or 0.0, capacity)
     epoch_steps = None if inputs.samples is None else inputs.samples // job.global_batch
     steps = min((count for count in (epoch_steps, most) if count is not None), default=None)
-    sent = [message for message in outcome.messages if message.what != data_parallel.HOST_COPIES]
-    largest = max((message.largest or message.bytes_ / (message.count or 1) for message in sent), default=0.0)
+    messages = tuple({**asdict(sent), "hidden": sent.seconds - sent.exposed} for sent in outcome.messages)
+    row = replace(row, messages=messages)
+    largest = max((sent["largest"] or sent["bytes_"] / (sent["count"] or 1) for sent in row.sent), default=0.0)
     groups = [ranks for degree, ranks in outcome.layout.items() if degree != "pp"]
     marks = machine.marks(row.gpus, *groups, largest=largest)
     band: dict[str, float] = {}
@@ -185,6 +195,7 @@ def _filled(row: Prediction, outcome: Outcome, setting: Setting, inputs: Inputs,
         band = bands.around(step, bands.band(row.framework, nodes, kind, learned is not None))
     return replace(
         row,
+        setting=setting,
         step_s=step,
         compute_s=outcome.compute_s,
         comm_exposed_s=outcome.exposed_s,
@@ -201,7 +212,6 @@ def _filled(row: Prediction, outcome: Outcome, setting: Setting, inputs: Inputs,
         reason=reason(row.gpus, outcome, step, wait, capacity, fitting),
         layout=outcome.layout,
         limits=tuple(map(asdict, outcome.limits)),
-        messages=tuple({**asdict(sent), "hidden": sent.seconds - sent.exposed} for sent in outcome.messages),
         basis=setting.computation.basis,
         learned=tuple(learned.lines()) if learned else (),
         marks=(*row.marks, *setting.computation.marks(outcome.micro_samples), *marks),
@@ -230,15 +240,12 @@ def _time(gpus: int, outcome: Outcome, step_s: float, wait_s: float) -> str:
     if outcome.hidden_s >= 0.01 * outcome.step_s:
         sent = outcome.hidden_s + outcome.exposed_s
         hidden = f"; {outcome.hidden_s / sent:.0%} of the communication is hidden behind computing"
-    largest = max(outcome.messages, key=lambda message: message.exposed, default=None)
-    lost = {"bubble": outcome.bubble_s, "data": wait_s, "communication": largest.exposed if largest else 0.0}
-    name, seconds = max(lost.items(), key=lambda item: item[1])
-    share = f"{seconds / step_s:.0%} of the step: {computing}"
+    lost = [
+        (outcome.bubble_s, "stages wait for each other for", f" ({outcome.micro_batches} micro batches)"),
+        (wait_s, "the loader is waited for during", ""),
+        *((sent.exposed, f"the {sent.what} ({bytes_text(sent.bytes_)}) takes", hidden) for sent in outcome.messages),
+    ]
+    seconds, what, more = max(lost, key=lambda part: part[0])
     if seconds < 0.05 * step_s:
         return f"{where} {computing} of the step{hidden}"
-    if name == "bubble":
-        return f"{where} stages wait for each other for {share} ({outcome.micro_batches} micro batches)"
-    if name == "data":
-        return f"{where} the loader is waited for during {share}"
-    assert largest is not None
-    return f"{where} the {largest.what} ({bytes_text(largest.bytes_)}) takes {share}{hidden}"
+    return f"{where} {what} {seconds / step_s:.0%} of the step: {computing}{more}"

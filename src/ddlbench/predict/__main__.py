@@ -6,28 +6,25 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain
 
 import torch
 
 from ddlbench.config.compose import configurations
 from ddlbench.errors import RunError
-from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.oracle.machine import machine as machines
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured import network
 from ddlbench.oracle.measured.inputs import ROOFLINE, SLOWER, machine_of, proportions, require_gpu
-from ddlbench.oracle.predictor import Prediction, job_of
+from ddlbench.oracle.predictor import Prediction
 from ddlbench.oracle.runs import Results
-from ddlbench.oracle.setting import Setting
-from ddlbench.oracle.strategies import pipeline
 from ddlbench.predict import blocks, chakra, ranking, volumes
 from ddlbench.predict.question import Question, ask
-from ddlbench.predict.rows import Sources, predictions
+from ddlbench.predict.rows import predictions
 from ddlbench.predict.timeline import timeline
 from ddlbench.rehearsal import perfetto
-from ddlbench.rehearsal.perfetto import Slice
 from ddlbench.results.rows import group_by
 from ddlbench.texts import GIB
 
@@ -65,8 +62,7 @@ def answer(question: Question) -> int:
             return 0
     machine = replace(machine_of(question.machine, question.overlap), algorithm=options.algorithm)
     results = Results.read(options.results, str(torch.__version__)) if options.results else None
-    sources = Sources(question, machine, results)
-    rows = ranking.ranked(predictions(sources))
+    rows = ranking.ranked(predictions(question, machine, results))
     predicted = [row for row in rows if row.status == "ok"]
     memory = options.max_memory_gib * GIB if options.max_memory_gib else None
     if options.figure:
@@ -77,45 +73,34 @@ def answer(question: Question) -> int:
         else:
             figure.draw(rows, options.figure)
     if options.timeline:
-        perfetto.write(options.timeline, slices(sources, predicted))
+        perfetto.write(options.timeline, chain.from_iterable(map(timeline, predicted)))
     if options.chakra:
-        for line in chakra.write(options.chakra, predicted, question.in_layout):
+        for line in chakra.write(options.chakra, predicted):
             print(line, file=sys.stderr)
     if options.json:
-        print(json.dumps([asdict(row) for row in rows], indent=1))
+        print(json.dumps([row.printed() for row in rows], indent=1))
     elif options.plan:
-        show_plans(rows, question, machine, memory)
+        show_plans(rows, machine, memory)
     else:
         show(rows, question, machine, memory)
     return 0 if (ranking.fitting(rows, max_memory=memory) if options.plan else predicted) else 3
 
 
-def show_plans(rows: Sequence[Prediction], question: Question, machine: Machine, memory: float | None) -> None:
+def show_plans(rows: Sequence[Prediction], machine: Machine, memory: float | None) -> None:
     """Print the plans for each number of GPUs and batch, and the frameworks that have none, whose rows have no
     settings. memory: at most so many bytes; None: those of the device"""
     plans = [row for row in rows if row.settings]
-    for (_, batch), same in group_by(plans, lambda row: (row.gpus, row.settings.get("train.global_batch"))).items():
-        words = [*question.words, *([f"train.global_batch={batch}"] if question.batches else [])]
+    for same in group_by(plans, lambda row: (row.gpus, row.settings.get("train.global_batch"))).values():
         possible = [row for row in same if row.status == "ok"]
-        ranking.show_best_plans(same, heading(possible or same, replace(question, words=words), machine), memory)
+        ranking.show_best_plans(same, heading(possible or same, machine), memory)
     for line in ranking.notes([row for row in rows if not row.settings]):
         print(line)
 
 
-def slices(sources: Sources, rows: Sequence[Prediction]) -> Iterator[Slice]:
-    """The timelines of rows with status ok."""
-    for row in rows:
-        config, passes, send = sources.question.in_layout(row), (), ()
-        if isinstance(config.framework, Pipeline):
-            inputs = sources.inputs(config)
-            setting = Setting(job_of(config, row.gpus, inputs.machine), inputs.machine, inputs.computation(config))
-            passes, send = pipeline.timeline(config.framework, setting)
-        yield from timeline(row, passes, send)
-
-
-def heading(rows: Sequence[Prediction], question: Question, machine: Machine) -> str:
+def heading(rows: Sequence[Prediction], machine: Machine) -> str:
     """The model, the cluster, and the source of the seconds of computing, as text."""
-    config = question.configuration(question.framework or rows[0].framework)
+    config = rows[0].config
+    assert config is not None
     train, device = config.train, machine.device
     batch = f"{train.samples_per_update(1)} samples per {'update' if train.global_batch else 'GPU and update'}"
     precision = "fp32 with TF32" if train.precision == "fp32" and train.tf32 else train.precision
@@ -133,7 +118,7 @@ def show(rows: Sequence[Prediction], question: Question, machine: Machine, memor
     """Print the predictions and the best of them. memory: as for `show_plans`"""
     predicted = [row for row in rows if row.status == "ok"]
     if predicted:
-        print(heading(predicted, question, machine))
+        print(heading(predicted, machine))
         print(ranking.table(rows))
         print(f"\nGiB of the fullest rank at its fullest moment:\n{ranking.memory_table(rows)}\n")
     for line in (*ranking.marks(rows), *ranking.notes(rows)):
@@ -143,7 +128,7 @@ def show(rows: Sequence[Prediction], question: Question, machine: Machine, memor
         for line in blocks.lines(proportions(config, machine), config.train.samples_per_micro_batch()):
             print(line)
     if question.options.check_volumes:
-        for line in volumes.lines(predicted, question.in_layout):
+        for line in volumes.lines(predicted):
             print(line, flush=True)
     best = ranking.fitting(rows, question.options.max_gpus, memory)
     caps = f" with at most {question.options.max_gpus} GPUs" if question.options.max_gpus else ""

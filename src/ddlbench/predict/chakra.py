@@ -6,14 +6,13 @@ Sridharan et al. 2023, https://arxiv.org/abs/2305.14516; the schema is et_def.pr
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from io import BytesIO
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from ddlbench.config.schema import Config
 from ddlbench.errors import RunError, Unsupported, importing, reporting
 from ddlbench.oracle.predictor import Prediction
 from ddlbench.predict import volumes
@@ -44,7 +43,7 @@ COMPUTE, SEND, RECEIVE, COLLECTIVE = 4, 5, 6, 7  # NodeType
 COLLECTIVES = {"all_reduce": 0, "all_gather": 2, "broadcast": 5, "reduce_scatter": 7}  # CollectiveCommType
 
 
-def write(folder: Path, rows: Sequence[Prediction], config_of: Callable[[Prediction], Config]) -> Iterator[str]:
+def write(folder: Path, rows: Sequence[Prediction]) -> Iterator[str]:
     """Write the traces of rows. Yields a line for a row that has none. UserError for a folder that cannot be written;
     Unavailable without protobuf.
 
@@ -55,7 +54,7 @@ def write(folder: Path, rows: Sequence[Prediction], config_of: Callable[[Predict
         folder.mkdir(parents=True, exist_ok=True)
         for row in rows:
             try:
-                write_row(folder, row, volumes.distinct_ranks(config_of(row), row), classes)
+                write_row(folder, row, volumes.distinct_ranks(row), classes)
             except RunError as error:
                 yield f"no Chakra trace of {row.framework} at {row.gpus}: {error}"
 

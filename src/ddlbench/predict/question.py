@@ -5,16 +5,15 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import NoReturn
 
 from ddlbench.config.compose import configuration
 from ddlbench.config.schema import Config
 from ddlbench.errors import UserError
 from ddlbench.oracle.machine.collectives import ALGORITHMS
 from ddlbench.oracle.machine.machine import described, load, machine_names
-from ddlbench.oracle.predictor import Prediction
 
 CALIBRATE = (
     "measure each block here, once for each device, model and batch; with --from or --one-gpu-step-s these seconds say "
@@ -61,14 +60,6 @@ class Question:
     def configuration(self, framework: str) -> Config:
         """The configuration with a framework. UserError as the command line of ddlbench has it."""
         return configuration(f"+framework={framework}", *self.words)
-
-    def in_layout(self, row: Prediction) -> Config:
-        """The configuration of a row in its layout."""
-        config = self.configuration(row.framework)
-        if row.framework not in SHARES:
-            return config
-        degrees = {key: row.layout[key] for key in ("dp", "tp", "sp") if key in row.layout}
-        return replace(config, framework=replace(cast(Any, config.framework), **degrees))
 
     @property
     def model(self) -> str:

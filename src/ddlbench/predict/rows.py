@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -36,49 +36,40 @@ STAGES = 2  # at most, of the layouts that are compared without --plan
 NO_PLANS = ("local_sgd", "parameter_server", "pipedream", "pipedream_2bw", "deepspeed", "megatron")
 
 
-@dataclass(frozen=True)
-class Sources:
-    """What the predictions of one command start from. results: the runs of --from; None without it"""
+def inputs_of(question: Question, config: Config, machine: Machine, results: Results | None = None) -> Inputs:
+    """The inputs of all layouts of a framework at all numbers of GPUs. The seconds of computing are from the best
+    source that is given. results: the runs of --from; None without it"""
+    options, learned = question.options, None
+    blocks = from_calibration(config, machine) if options.calibrate else None
+    samples, loader = options.samples_per_epoch, options.loader_samples_per_s
+    if results is not None:
+        samples, loader = samples or results.samples(config), loader or results.loader_rate(config)
+        learned = results.learned(config, machine, blocks)
+        machine = learned.machine if learned else machine
+    samples = samples or SAMPLES.get(config.data.name)
+    made: dict[str, Computation] = {}  # by layout, as each may have a run of its own; "": equal for all
 
-    question: Question
-    machine: Machine
-    results: Results | None = None
-
-    def inputs(self, config: Config) -> Inputs:
-        """The inputs of all layouts of a framework at all numbers of GPUs. The seconds of computing are from the best
-        source that is given."""
-        options, machine, results, learned = self.question.options, self.machine, self.results, None
-        blocks = from_calibration(config, machine) if options.calibrate else None
-        samples, loader = options.samples_per_epoch, options.loader_samples_per_s
+    def source(layout: Config) -> Computation:
+        """What was measured has the micro batch and the recomputation of the command line, not those of a plan."""
         if results is not None:
-            samples, loader = samples or results.samples(config), loader or results.loader_rate(config)
-            learned = results.learned(config, machine, blocks)
-            machine = learned.machine if learned else machine
-        samples = samples or SAMPLES.get(config.data.name)
-        made: dict[str, Computation] = {}  # by layout, as each may have a run of its own; "": equal for all
+            return results.computation(replace(config, framework=layout.framework), machine, blocks)
+        if options.one_gpu_step_s is not None:
+            step = OneStep(options.one_gpu_step_s, options.one_gpu_batch)
+            return from_one_step(config, machine, step, blocks=blocks)
+        return blocks or from_roofline(config, machine)
 
-        def source(layout: Config) -> Computation:
-            """What was measured has the micro batch and the recomputation of the command line, not those of a plan."""
-            if results is not None:
-                return results.computation(replace(config, framework=layout.framework), machine, blocks)
-            if options.one_gpu_step_s is not None:
-                step = OneStep(options.one_gpu_step_s, options.one_gpu_batch)
-                return from_one_step(config, machine, step, blocks=blocks)
-            return blocks or from_roofline(config, machine)
+    def computation(layout: Config) -> Computation:
+        key = repr(layout.framework) if results is not None else ""
+        if key not in made:
+            made[key] = source(layout)
+        return made[key]
 
-        def computation(layout: Config) -> Computation:
-            key = repr(layout.framework) if results is not None else ""
-            if key not in made:
-                made[key] = source(layout)
-            return made[key]
-
-        return Inputs(machine, computation, samples, loader, options.exact_memory, learned)
+    return Inputs(machine, computation, samples, loader, options.exact_memory, learned)
 
 
-def predictions(sources: Sources) -> list[Prediction]:
+def predictions(question: Question, machine: Machine, results: Results | None = None) -> list[Prediction]:
     """If an input is missing or a framework lacks a key, the row says so; UserError if that is true of all rows.
     Unsupported for a precision that the device lacks."""
-    question, machine = sources.question, sources.machine
     rows, errors = list[Prediction](), list[UserError]()
 
     def refused(name: str, gpus: int, error: UserError) -> Prediction:
@@ -90,17 +81,13 @@ def predictions(sources: Sources) -> list[Prediction]:
         try:
             config = question.configuration(name)
             check_precision(config.train.precision, machine.device.name)
-            inputs = sources.inputs(config)
+            inputs = inputs_of(question, config, machine, results)
         except UserError as error:
             rows += [refused(name, gpus, error) for gpus in question.gpus]
             continue
         for gpus in question.gpus:
             try:
-                if question.options.plan:
-                    rows += _planned(question, config, gpus, inputs)
-                else:
-                    layouts = _layouts(question, config, gpus, machine.per_node(gpus))
-                    rows.append(ranking.ranked([row for _, row in _possible(layouts, gpus, inputs)])[0])
+                rows += _predicted(question, config, gpus, inputs)
             except UserError as error:
                 rows.append(refused(name, gpus, error))
     if errors and all(row.status != "ok" for row in rows):
@@ -108,36 +95,33 @@ def predictions(sources: Sources) -> list[Prediction]:
     return rows
 
 
-def _planned(question: Question, config: Config, gpus: int, inputs: Inputs) -> Iterator[Prediction]:
-    """A prediction for each plan of a framework."""
-    batches = [replace(config.train, global_batch=batch, batch_per_gpu=None) for batch in question.batches]
-    for train in batches or [config.train]:
-        tried = plans(replace(config, train=train), question.words, gpus, inputs.machine.per_node(gpus))
-        for plan, row in _possible(tried, gpus, inputs):
-            yield replace(row, settings=settings(plan))
-
-
-def _layouts(question: Question, config: Config, gpus: int, per_node: int) -> list[Config]:
-    """The layouts that are compared: those of a plan with two stages at most, if no degree is given."""
-    degrees = tuple(f"framework.{degree}=" for degree in DEGREES)
-    framework: Any = config.framework
-    if framework.name not in SHARES or any(word.lstrip("+").startswith(degrees) for word in question.words):
-        return [config]
-    return [replace(config, framework=layout) for layout in layouts(framework, gpus, per_node, STAGES)] or [config]
-
-
-def _possible(configs: Iterable[Config], gpus: int, inputs: Inputs) -> list[tuple[Config, Prediction]]:
-    """Configurations and their predictions. One without an input, such as a run that it can start from, is left out;
-    UserError if all are."""
-    rows, errors = list[tuple[Config, Prediction]](), list[UserError]()
-    for config in configs:
+def _predicted(question: Question, config: Config, gpus: int, inputs: Inputs) -> list[Prediction]:
+    """A row for each plan of a framework, or for its best layout. A plan or layout without an input, such as a run that
+    it can start from, is left out; UserError if all are."""
+    rows, errors = list[Prediction](), list[UserError]()
+    for tried in _tried(question, config, gpus, inputs.machine.per_node(gpus)):
         try:
-            rows.append((config, predict(config, gpus, inputs)))
+            row = predict(tried, gpus, inputs)
+            rows.append(replace(row, settings=settings(tried)) if question.options.plan else row)
         except UserError as error:
             errors.append(error)
     if errors and not rows:
         raise errors[0]
-    return rows
+    return rows if question.options.plan else ranking.ranked(rows)[:1]
+
+
+def _tried(question: Question, config: Config, gpus: int, per_node: int) -> Iterator[Config]:
+    """All plans of a framework; without --plan its layouts with two stages at most, if no degree is given."""
+    if question.options.plan:
+        batches = [replace(config.train, global_batch=batch, batch_per_gpu=None) for batch in question.batches]
+        for train in batches or [config.train]:
+            yield from plans(replace(config, train=train), question.words, gpus, per_node)
+        return
+    framework: Any = config.framework
+    degrees = tuple(f"framework.{degree}=" for degree in DEGREES)
+    given = framework.name not in SHARES or any(word.lstrip("+").startswith(degrees) for word in question.words)
+    for layout in ([] if given else list(layouts(framework, gpus, per_node, STAGES))) or [framework]:
+        yield replace(config, framework=layout)
 
 
 def frameworks(of_plans: bool = True) -> list[str]:

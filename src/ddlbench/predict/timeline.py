@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 
+from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.oracle.predictor import Prediction
-from ddlbench.oracle.timing.schedule import WEIGHTS, F, Timed
+from ddlbench.oracle.strategies import pipeline
+from ddlbench.oracle.timing.schedule import WEIGHTS, F
 from ddlbench.rehearsal.perfetto import Slice
 
 IN_SCHEDULE = ("collectives of layers", "activations between stages")  # messages of a pipeline beside its passes
 RANK, HIDDEN = "rank 0", "hidden messages"
 
 
-def timeline(row: Prediction, passes: Sequence[Timed] = (), send: Sequence[float] = ()) -> Iterator[Slice]:
+def timeline(row: Prediction) -> Iterator[Slice]:
     """The wait for data; computing and bubble, or the passes of every rank of a replica; then exposed messages, which
-    are the same on all ranks, one after the other. What they hide is beside computing. row: with status ok
-
-    send: seconds of a message from each stage to the next
-    """
+    are the same on all ranks, one after the other. What they hide is beside computing. row: with status ok"""
+    passes, send = (), ()  # seconds of a message from each stage to the next
+    if row.config and row.setting and isinstance(row.config.framework, Pipeline):
+        passes, send = pipeline.timeline(row.config.framework, row.setting)
     made, now = partial(Slice, f"{row.framework} at {row.gpus} GPUs"), row.data_s or 0.0
     yield made(RANK, "wait for data", 0.0, now)
     messages = [message for message in row.messages if not passes or message["what"] not in IN_SCHEDULE]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from ddlbench.config.schema import Config
+from ddlbench.config.job import make_job
 from ddlbench.errors import RunError
 from ddlbench.oracle.predictor import Prediction
+from ddlbench.oracle.strategies import traced
 from ddlbench.ranks.launch import Launch
-from ddlbench.rehearsal.rehearse import Rehearsal, Sent, rehearse
+from ddlbench.rehearsal.rehearse import Rehearsal, Sent
 from ddlbench.texts import bytes_text
 
 
@@ -32,7 +33,7 @@ class Volume:
         return (self.expected - self.traced) / self.traced if self.traced else float(bool(self.expected))
 
 
-def lines(rows: Sequence[Prediction], config_of: Callable[[Prediction], Config]) -> Iterator[str]:
+def lines(rows: Sequence[Prediction]) -> Iterator[str]:
     """For each row the messages of its equations, and the traced bytes."""
     yield "\nvolume of a step, of whole messages:"
     for row in rows:
@@ -43,23 +44,22 @@ def lines(rows: Sequence[Prediction], config_of: Callable[[Prediction], Config])
             yield f"{head} the messages are traced: it has no equations"
         else:
             try:
-                for volume in compared(row, distinct_ranks(config_of(row), row)):
+                for volume in compared(row, distinct_ranks(row)):
                     both = f"traced {bytes_text(volume.traced)}, equations {bytes_text(volume.expected)}"
                     yield f"{head} along {volume.dimension}: {both} ({volume.difference:+.1%})"
             except RunError as error:
                 yield f"{head} not traced: {error}"
 
 
-def distinct_ranks(config: Config, row: Prediction) -> list[Rehearsal]:
+def distinct_ranks(row: Prediction) -> list[Rehearsal]:
     """One rank of each stage of a replica, or of each part of its images, in the layout of a prediction. RunError if it
     cannot be rehearsed."""
-    parts, stages = row.layout.get("sp", 0), row.layout.get("pp", 1)
-    ranks: list[Rehearsal] = []
-    for rank in range(parts) if parts else range(0, row.gpus, row.gpus // stages):
-        ranks.append(rehearse(config, Launch("torchrun", rank, row.gpus, rank, row.gpus), torch.device("cpu")))
-        if ranks[-1].collectives is None:
-            raise RunError(ranks[-1].error or "")
-    return ranks
+    config = row.config
+    assert config is not None
+    ranks = traced.distinct_ranks(row.gpus, row.layout)
+    launches = (Launch("torchrun", rank, row.gpus, rank, row.gpus) for rank in ranks)
+    jobs = (make_job(config, launch, torch.device("cpu")) for launch in launches)
+    return [traced.rehearsed(config.framework, job) for job in jobs]
 
 
 def compared(row: Prediction, ranks: Sequence[Rehearsal]) -> list[Volume]:
@@ -67,22 +67,15 @@ def compared(row: Prediction, ranks: Sequence[Rehearsal]) -> list[Volume]:
     expected: dict[str, float] = {}
     for message in row.sent:
         expected[message["along"]] = expected.get(message["along"], 0.0) + message["bytes_"]
-    by_rank = [traced(rank.collectives or (), row.layout) for rank in ranks]
-    names = dict.fromkeys([*expected, *(name for volumes in by_rank for name in volumes)])
-    total = {name: [volumes.get(name, 0.0) for volumes in by_rank] for name in names}
+    sizes: dict[str, list[float]] = {}  # traced ones, by rank; a message counts on the rank that sends it
+    for number, rank in enumerate(ranks):
+        for sent in rank.collectives or ():
+            if sent.kind != "recv" and sent.ranks > 1:
+                sizes.setdefault(dimension_of(sent, row.layout), [0.0] * len(ranks))[number] += sent.bytes_
     return [
-        Volume(name, sum(total[name]) if name == "tp" else max(total[name]), expected.get(name, 0.0)) for name in names
+        Volume(name, (sum if name == "tp" else max)(sizes.get(name, [0.0])), expected.get(name, 0.0))
+        for name in dict.fromkeys([*expected, *sizes])
     ]
-
-
-def traced(collectives: Sequence[Sent], layout: Mapping[str, int]) -> dict[str, float]:
-    """Bytes by dimension. A message counts on the rank that sends it."""
-    volumes: dict[str, float] = {}
-    for sent in collectives:
-        if sent.kind != "recv" and sent.ranks > 1:
-            dimension = dimension_of(sent, layout)
-            volumes[dimension] = volumes.get(dimension, 0.0) + sent.bytes_
-    return volumes
 
 
 def dimension_of(sent: Sent, layout: Mapping[str, int]) -> str:

@@ -60,17 +60,19 @@ def rehearsed(framework: Any, job: Job, pinned: bool | None = None) -> Rehearsal
     return rank
 
 
+def distinct_ranks(world: int, layout: Mapping[str, int]) -> range:
+    """One rank of each pipeline stage, or of each part of the images: a part in the middle has two neighbours."""
+    return range(layout["sp"]) if "sp" in layout else range(0, world, world // layout.get("pp", 1))
+
+
 def rehearsed_memory(framework: Any, job: Job, layout: Mapping[str, int], pinned: bool | None) -> Memory:
-    """The memory of the fullest rank, from a rehearsal of one rank of each pipeline stage. ZeRO 1 and 2 cut parameters
-    at the borders of shards, so the first rank, the last one, and the one with parts of the largest parameters are
-    rehearsed.
+    """The memory of the fullest rank, from a rehearsal of the `distinct_ranks`. ZeRO 1 and 2 cut parameters at the
+    borders of shards, so the first rank, the last one, and the one with parts of the largest parameters are rehearsed.
 
     pinned: as for `rehearse_job`
     """
     world = job.world_size
-    ranks = set(range(0, world, world // layout.get("pp", 1)))
-    if "sp" in layout:  # a part in the middle has two neighbours
-        ranks |= set(range(layout["sp"]))
+    ranks = set(distinct_ranks(world, layout))
     if isinstance(framework, DeepSpeedOptions) and framework.zero_stage in (1, 2):
         sizes = [parameter.numel() for parameter in on_meta(job).parameters()]
         ranks |= {world - 1, max(range(world), key=lambda rank: touched(sizes, world, rank))}
