@@ -204,7 +204,7 @@ def report(
     if all_layouts:
         unused = [error for row, error in enumerate(in_layouts["all constants"]) if row % 6]
         parts.append(by(in_layouts | {"all constants, rows that did not choose them": unused}, "constants of layouts"))
-    last = [row for row in learned_rows(all_points) if not isinstance(row, str)]
+    last = list(learned_rows(all_points, []))
     ratios = {
         "replicas": [1 / (1 + error[point.stated.line]) for point in all_points],
         "learned": [row["measured_s"] / row["predicted_s"] for row in last],
@@ -234,21 +234,19 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="also write the tables into this file")
     parser.add_argument("--figure", type=Path, help="also draw predicted over measured seconds into this file")
     arguments = parser.parse_args()
-    gradable, all_layouts = list[Point](), list[layouts.Layout]()
+    gradable, all_layouts, left_out = list[Point](), list[layouts.Layout](), list[str]()
     with configurations():
-        for point in points(read_csv(arguments.points)[1]):
-            if isinstance(point, str):
-                print(f"left out: {point}", file=sys.stderr)
-                continue
+        for point in points(read_csv(arguments.points)[1], left_out):
             try:
                 predicted_s(point)
             except RunError as error:
-                print(f"left out: line {point.stated.line}: {error}", file=sys.stderr)
+                left_out.append(f"line {point.stated.line}: {error}")
             else:
                 gradable.append(point)
+        for reason in left_out:
+            print(f"left out: {reason}", file=sys.stderr)
         if arguments.layouts:
-            read = layouts.layouts(read_csv(arguments.layouts)[1])
-            all_layouts = [layout for layout in read if not isinstance(layout, str)]
+            all_layouts = list(layouts.layouts(read_csv(arguments.layouts)[1], []))
         error, chosen = left_out_errors(gradable)
         text = report(gradable, error, chosen, all_layouts)
         if arguments.figure:

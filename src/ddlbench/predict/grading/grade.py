@@ -7,13 +7,13 @@ An error is (predicted - measured) / measured seconds of a step.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from math import log2
 from pathlib import Path
 from statistics import mean, median
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +32,6 @@ from ddlbench.results.rows import Row, group_by
 from ddlbench.texts import aligned
 
 Z95 = 1.96  # normal quantile of a 95 % interval
-Item = TypeVar("Item")
 GROUPS = ("source", "model", "strategy", "gpu", "network", "gpus")
 
 
@@ -134,9 +133,11 @@ def _config(framework: str, words: tuple[str, ...]) -> Config:
     return configuration(f"+framework={framework}", *words)
 
 
-def learned_rows(points: Sequence[Point]) -> Iterator[Row | str]:
-    """The point with the most GPUs of each series of at least three GPU counts, predicted from all smaller counts, or
-    why nothing can be learned from these. points: the ones that can be predicted"""
+def learned_rows(points: Sequence[Point], left_out: list[str]) -> Iterator[Row]:
+    """The point with the most GPUs of each series of at least three GPU counts, predicted from all smaller counts.
+
+    points: the ones that can be predicted; left_out: gets the reason where nothing can be learned
+    """
 
     def series(point: Point) -> tuple[object, ...]:
         stated = point.stated
@@ -147,12 +148,11 @@ def learned_rows(points: Sequence[Point]) -> Iterator[Row | str]:
         smaller = [point for point in smaller if last.base.gpus < point.measured.gpus < last.measured.gpus]
         if smaller:
             try:
-                predicted = _learned_s(smaller, last)
-            except RunError as error:  # slower links, which are tried, may not carry the messages of the base
-                yield f"{last.stated.source}, {last.stated.model}, not learned from smaller counts: {error}"
-            else:
                 counts = ", ".join(str(point.measured.gpus) for point in smaller)
-                yield last.graded(f"{counts} GPUs", predicted, learned=True)
+                yield last.graded(f"{counts} GPUs", _learned_s(smaller, last), learned=True)
+            except RunError as error:  # slower links, which are tried, may not carry the messages of the base
+                name = f"{last.stated.source}, {last.stated.model}"
+                left_out.append(f"{name}, not learned from smaller counts: {error}")
 
 
 def _learned_s(smaller: Sequence[Point], last: Point) -> float:
@@ -169,7 +169,7 @@ def grade(path: Path, machine: Machine) -> Grade:
     other columns."""
     left_out = list[str]()
     if path.is_dir():
-        pairs = list(_rows(own_runs.graded_runs(path, machine), left_out))
+        pairs = list(own_runs.graded_runs(path, machine, left_out))
         return Grade([alone for alone, _ in pairs], left_out, learned=[learned for _, learned in pairs])
     columns, rows, left_out = read_csv(path)
     if columns >= set(layouts.COLUMNS):
@@ -180,28 +180,18 @@ def grade(path: Path, machine: Machine) -> Grade:
             f"{', '.join(COLUMNS)}, or {', '.join(layouts.COLUMNS)}"
         )
     graded, predictable = list[Row](), list[Point]()
-    for point in _rows(points(rows), left_out):
+    for point in points(rows, left_out):
         base = f"{point.base.gpus} GPUs, {point.base.samples} samples, {point.base.seconds * 1e3:.4g} ms"
         try:
             graded.append(point.graded(base, predicted_s(point)))
             predictable.append(point)
         except RunError as error:
             left_out.append(f"line {point.stated.line}: {point.stated.source}, {point.stated.model}: {error}")
-    learned = list(_rows(learned_rows(predictable), left_out))
-    return Grade(graded, left_out, learned=learned)
-
-
-def _rows(items: Iterable[Item | str], left_out: list[str]) -> Iterator[Item]:
-    """The items; the reasons among them are added to `left_out`."""
-    for item in items:
-        if isinstance(item, str):
-            left_out.append(item)
-        else:
-            yield item
+    return Grade(graded, left_out, learned=list(learned_rows(predictable, left_out)))
 
 
 def _grade_layouts(rows: Sequence[CsvRow], left_out: list[str]) -> Grade:
-    tried = list(_rows(layouts.layouts(rows), left_out))
+    tried = list(layouts.layouts(rows, left_out))
     predicted = list(map(layouts.predicted_s, tried))
     graded = list[Row]()
     for layout, seconds in zip(tried, predicted, strict=True):

@@ -99,17 +99,18 @@ class Layout:
         return self.gpus, self.global_batch, self.hidden, self.layers, self.seq_len
 
 
-def layouts(rows: Sequence[CsvRow]) -> Iterator[Layout | str]:
-    """The layouts of a file, and the reason of each row that is left out."""
+def layouts(rows: Sequence[CsvRow], left_out: list[str]) -> Iterator[Layout]:
+    """The layouts of a file. `left_out` gets the reason of each row that is left out."""
     seen: dict[Layout, int] = {}
     for row in rows:
         try:
             layout = _layout(row)
+            first = seen.setdefault(layout, row.line)
+            if first != row.line:
+                raise UserError(f"the same layout as line {first}")
+            yield layout
         except UserError as error:
-            yield f"line {row.line}: {error}"
-            continue
-        first = seen.setdefault(layout, row.line)
-        yield layout if first == row.line else f"line {row.line}: the same layout as line {first}"
+            left_out.append(f"line {row.line}: {error}")
 
 
 def _layout(row: CsvRow) -> Layout:

@@ -21,9 +21,9 @@ from ddlbench.results.tables.measurement import Measurement, devices
 from ddlbench.results.tables.tables import make_tables
 
 
-def graded_runs(folder: Path, machine: Machine) -> Iterator[tuple[Row, Row] | str]:
-    """The largest measurement of each curve, predicted from the fewest devices and from all smaller numbers, or why it
-    has no prediction. UserError for a folder without records."""
+def graded_runs(folder: Path, machine: Machine, left_out: list[str]) -> Iterator[tuple[Row, Row]]:
+    """The largest measurement of each curve, predicted from the fewest devices and from all smaller numbers. `left_out`
+    gets the reason of one that has no prediction. UserError for a folder without records."""
     records = read_all([folder])
     rows = [row for row in make_tables(records).measurements if row["origin"] == OWN and row["mode"] == "train"]
     timed = [row for row in rows if row["status"] == "ok" and row["sample_time_s"] and row["gpus"]]
@@ -38,7 +38,7 @@ def graded_runs(folder: Path, machine: Machine) -> Iterator[tuple[Row, Row] | st
             config = recorded_configuration(attempt.record["config"])
             yield _graded(stated, last, config, results, sorted({row["gpus"] for row in smaller}), machine)
         except RunError as error:
-            yield f"{last['framework']}, {last['model']}, {last.devices}: {error}"
+            left_out.append(f"{last['framework']}, {last['model']}, {last.devices}: {error}")
 
 
 def _graded(

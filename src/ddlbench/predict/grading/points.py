@@ -112,25 +112,23 @@ class Point:
         return self.stated.graded(gpus, base, self.measured.seconds, predicted, band)
 
 
-def points(rows: Sequence[CsvRow]) -> Iterator[Point | str]:
-    """The points of a file, and the reason of each row that is left out. A row that is only the base of others is
-    neither."""
+def points(rows: Sequence[CsvRow], left_out: list[str]) -> Iterator[Point]:
+    """The points of a file. `left_out` gets the reason of each row that is left out. A row that is only the base of
+    others is neither."""
     seen: dict[tuple[str, ...], int] = {}
     for row in rows:
-        content = tuple(row[column] for column in COLUMNS)
-        name = f"line {row.line}: {row['source']}, {row['model']}, {row['strategy']}, {row['gpus']} GPUs"
-        if content in seen:
-            yield f"{name}: the same as line {seen[content]}"
-            continue
-        seen[content] = row.line
         try:
+            first = seen.setdefault(tuple(row[column] for column in COLUMNS), row.line)
+            if first != row.line:
+                raise UserError(f"the same as line {first}")
             stated = row["base_gpus"] and row["base_value"]
             if stated and row.number("base_gpus") == row.number("gpus"):
                 _step(row)  # the first of a series: UserError where its numbers are broken
             elif stated or not any(_is_base(row, other) for other in rows):
                 yield point(row, rows)
         except UserError as error:
-            yield f"{name}: {error}"
+            name = f"{row['source']}, {row['model']}, {row['strategy']}, {row['gpus']} GPUs"
+            left_out.append(f"line {row.line}: {name}: {error}")
 
 
 def _is_base(row: CsvRow, other: CsvRow) -> bool:
