@@ -100,9 +100,8 @@ class Results:
         if base is None:
             return None
         wanted = _settings(config.resolved, config)
-        more = [run for run in bases if run.settings == wanted and run.torch == base.torch]
-        once = [run for index, run in enumerate(more) if run.ranks > base.ranks and run not in more[:index]]
-        runs = sorted((_median(run, bases) for run in once), key=lambda run: run.ranks)
+        more = [run for run in bases if run.settings == wanted and run.torch == base.torch and run.ranks > base.ranks]
+        runs = sorted(more, key=lambda run: run.ranks)
         if not runs:
             return None
 
@@ -117,7 +116,11 @@ class Results:
             return None
 
     def _bases(self, config: Config, machine: Machine) -> list[Base]:
-        return [base for attempt in self.attempts if (base := _base(attempt, config, machine)) is not None]
+        """The runs that a prediction can start from. Repeats are one, with the median of their seconds, where the last
+        of them is."""
+        runs = [base for attempt in self.attempts if (base := _base(attempt, config, machine)) is not None]
+        last = [run for index, run in enumerate(runs) if run not in runs[index + 1 :]]
+        return [replace(run, seconds=median(repeat.seconds for repeat in runs if repeat == run)) for run in last]
 
     def _nearest(self, config: Config, machine: Machine) -> str:
         """The run of the same model and device with the fewest differences, as a text; empty if there is none."""
@@ -197,7 +200,7 @@ def _settings(settings: Mapping[str, Any], config: Config) -> dict[str, Any]:
 def _chosen(bases: Sequence[Base], config: Config) -> Base | None:
     """The run that a prediction starts from: of this framework on one device, else of `single` or any other framework;
     else of this framework on as few devices as possible. Of several, the one whose micro batch is nearest, of these one
-    with the asked settings of the framework, and of these the last. The median of repeats counts."""
+    with the asked settings of the framework, and of these the last."""
     framework: Any = config.framework
     micro, wanted = config.train.samples_per_micro_batch(), _settings(config.resolved, config)
     bases = sorted(bases, key=lambda base: (-abs(math.log(base.micro / micro)), base.settings == wanted))
@@ -210,13 +213,7 @@ def _chosen(bases: Sequence[Base], config: Config) -> Base | None:
         one_device,
         [base for base in same_settings if base.ranks == smallest],
     )
-    base = next((group[-1] for group in groups if group), None)
-    return base and _median(base, bases)
-
-
-def _median(base: Base, bases: Sequence[Base]) -> Base:
-    """The base with the median seconds of its repeats."""
-    return replace(base, seconds=median(repeat.seconds for repeat in bases if repeat == base))
+    return next((group[-1] for group in groups if group), None)
 
 
 def setting_of(config: Config, machine: Machine, step: OneStep, computation: Computation) -> Setting:
