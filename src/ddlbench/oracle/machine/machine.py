@@ -7,7 +7,7 @@ ddlbench-sweep name such a file. A run's key `cluster.name` is only a label in i
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from math import inf
@@ -23,7 +23,6 @@ from yaml import YAMLError
 from ddlbench.errors import UserError
 
 FOLDER = Path(__file__).parents[1] / "clusters"
-SIZES = ("alpha_s", "bytes_per_s")
 OPTIONAL = ("memory_bytes", "bytes_per_s", "host_bytes_per_s", "tf32_flops_per_s")  # of a device
 KEYS = {"name", "device", "devices_per_node", "links", "nccl", "overlap", "cores", "spread"}  # of a cluster's file
 # Of GPUs without another measurement, chosen on the published ones (docs/measurements/2026-11-24-published.md). Extra
@@ -232,25 +231,23 @@ def all_reduce_sweeps(ranks: int, seconds: Mapping[float, float]) -> dict[tuple[
 
 def _check(machine: Machine, path: str) -> None:
     device, links = machine.device, machine.links
-    sizes = {f"{link.name}.{key}": getattr(link, key) for link in links for key in SIZES}
-    sizes |= {f"device.{key}": value for key in OPTIONAL if (value := getattr(device, key)) is not None}
+    above_0 = {f"{link.name}.{key}": getattr(link, key) for link in links for key in ("alpha_s", "bytes_per_s")}
+    above_0 |= {f"device.{key}": value for key in OPTIONAL if (value := getattr(device, key)) is not None}
     may_be_0 = {"device.kernel_s": device.kernel_s, "device.host_s": device.host_s, "spread": machine.spread}
-    for key, value in (sizes | may_be_0).items():
-        if type(value) not in (int, float) or not 0 <= value < inf or (value == 0 and key in sizes):
-            raise UserError(f"{path}: {key}={value} must be a number {'above 0' if key in sizes else 'of 0 or more'}")
-    for key in ("devices_per_node", "cores"):
-        value = getattr(machine, key)
-        if value is not None and (type(value) is not int or value < 1):
-            raise UserError(f"{path}: {key}={value} must be a whole number above 0")
-    if device.type not in ("cpu", "cuda") or type(machine.overlap) is not bool:
-        raise UserError(
-            f"{path}: device.type={device.type} must be cuda or cpu, and overlap={machine.overlap} true or false"
-        )
-    if len(links) > 2 or {type(machine.name), type(device.name)} != {str}:
-        raise UserError(
-            f"{path}: cluster and device each have a name, and {len(links)} links at most two entries: within a node, "
-            "between nodes"
-        )
+    counts = {key: value for key in ("devices_per_node", "cores") if (value := getattr(machine, key)) is not None}
+    rules: list[tuple[Mapping[str, Any], Callable[[Any], bool], str]] = [
+        (above_0, lambda value: type(value) in (int, float) and 0 < value < inf, "a number above 0"),
+        (may_be_0, lambda value: type(value) in (int, float) and 0 <= value < inf, "a number of 0 or more"),
+        (counts, lambda value: type(value) is int and value > 0, "a whole number above 0"),
+        ({"device.type": device.type}, lambda value: value in ("cpu", "cuda"), "cuda or cpu"),
+        ({"overlap": machine.overlap}, lambda value: type(value) is bool, "true or false"),
+        ({"name": machine.name, "device.name": device.name}, lambda value: type(value) is str, "a text"),
+        ({"links": len(links)}, lambda value: value <= 2, "two entries at most: within a node, between nodes"),
+    ]
+    for values, fits, allowed in rules:
+        for key, value in values.items():
+            if not fits(value):
+                raise UserError(f"{path}: {key}={value} must be {allowed}")
 
 
 def with_overlap(machine: Machine, overlap: bool | None) -> Machine:
