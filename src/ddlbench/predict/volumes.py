@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from ddlbench.config.job import make_job
 from ddlbench.errors import RunError
 from ddlbench.oracle.predictor import Prediction
 from ddlbench.oracle.strategies import traced
-from ddlbench.ranks.launch import Launch
 from ddlbench.rehearsal.rehearse import Rehearsal, Sent
 from ddlbench.texts import bytes_text
 
@@ -54,12 +52,11 @@ def lines(rows: Sequence[Prediction]) -> Iterator[str]:
 def distinct_ranks(row: Prediction) -> list[Rehearsal]:
     """One rank of each stage of a replica, or of each part of its images, in the layout of a prediction. RunError if it
     cannot be rehearsed."""
-    config = row.config
-    assert config is not None
+    assert row.config is not None
+    assert row.setting is not None
+    job = replace(row.setting.job, device=torch.device("cpu"))
     ranks = traced.distinct_ranks(row.gpus, row.layout)
-    launches = (Launch("torchrun", rank, row.gpus, rank, row.gpus) for rank in ranks)
-    jobs = (make_job(config, launch, torch.device("cpu")) for launch in launches)
-    return [traced.rehearsed(config.framework, job) for job in jobs]
+    return [traced.rehearsed(row.config.framework, replace(job, rank=rank, local_rank=rank)) for rank in ranks]
 
 
 def compared(row: Prediction, ranks: Sequence[Rehearsal]) -> list[Volume]:
