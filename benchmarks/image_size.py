@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.compose import configuration
 from ddlbench.figures import plotting
 from ddlbench.ranks.launch import Launch
 from ddlbench.rehearsal.rehearse import rehearse
@@ -27,8 +27,7 @@ def peak(size: int, parts: int, batch: int, precision: str) -> int:
         ("+framework=ddp",) if parts == 1 else ("+framework=spatial", f"framework.sp={parts}", "framework.dp=null")
     )
     words = (*framework, "+model=resnet50", f"model.image_size={size}", f"train.global_batch={batch * 4 // parts}")
-    with configurations():
-        config = configuration(*words, f"train.precision={precision}", "recipe=sgd")
+    config = configuration(*words, f"train.precision={precision}", "recipe=sgd")
     row = rehearse(config, Launch("torchrun", 1, 4, 1, 4), torch.device("cuda", 0))
     if row.memory is None:
         raise RuntimeError(row.error)

@@ -26,7 +26,7 @@ from statistics import fmean, median
 from benchmarks import calibration, steps
 from benchmarks.calibration import COUNTS, MODELS, Calibration, Measurement, words
 from benchmarks.worlds import WorkFailed, World
-from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.compose import configuration
 from ddlbench.oracle.predictor import Prediction, predict
 from ddlbench.results.rows import group_by
 from ddlbench.texts import markdown_table
@@ -148,12 +148,11 @@ def main() -> None:
     folder: Path = given.keep or Path("build") / f"bench-oracle-{datetime.now():%Y%m%d-%H%M%S}"
     folder.mkdir(parents=True, exist_ok=True)
     print(f"measurements: {folder} (--keep goes on there)", file=sys.stderr)
-    with configurations():
-        cases = [
-            Measurement("step", model, name, ranks) for model in given.model for name in given.only for ranks in COUNTS
-        ]
-        measure_all([*calibration.needed(given.model, given.only), *cases], cases, given.repeats, folder, given.minutes)
-        print(table(rows(cases, Kept(folder / "seconds.jsonl").read())))
+    cases = [
+        Measurement("step", model, name, ranks) for model in given.model for name in given.only for ranks in COUNTS
+    ]
+    measure_all([*calibration.needed(given.model, given.only), *cases], cases, given.repeats, folder, given.minutes)
+    print(table(rows(cases, Kept(folder / "seconds.jsonl").read())))
 
 
 def measure_all(

@@ -23,7 +23,6 @@ from typing import Any, NamedTuple, cast
 import matplotlib as mpl
 from matplotlib import pyplot as plt
 
-from ddlbench.config.compose import configurations
 from ddlbench.errors import RunError
 from ddlbench.figures import plotting
 from ddlbench.figures.styles import PALETTE
@@ -235,22 +234,21 @@ def main() -> int:
     parser.add_argument("--figure", type=Path, help="also draw predicted over measured seconds into this file")
     arguments = parser.parse_args()
     gradable, all_layouts, left_out = list[Point](), list[layouts.Layout](), list[str]()
-    with configurations():
-        for point in points(read_csv(arguments.points)[1], left_out):
-            try:
-                predicted_s(point)
-            except RunError as error:
-                left_out.append(f"line {point.stated.line}: {error}")
-            else:
-                gradable.append(point)
-        for reason in left_out:
-            print(f"left out: {reason}", file=sys.stderr)
-        if arguments.layouts:
-            all_layouts = list(layouts.layouts(read_csv(arguments.layouts)[1], []))
-        error, chosen = left_out_errors(gradable)
-        text = report(gradable, error, chosen, all_layouts)
-        if arguments.figure:
-            figure(gradable, error, arguments.figure)
+    for point in points(read_csv(arguments.points)[1], left_out):
+        try:
+            predicted_s(point)
+        except RunError as error:
+            left_out.append(f"line {point.stated.line}: {error}")
+        else:
+            gradable.append(point)
+    for reason in left_out:
+        print(f"left out: {reason}", file=sys.stderr)
+    if arguments.layouts:
+        all_layouts = list(layouts.layouts(read_csv(arguments.layouts)[1], []))
+    error, chosen = left_out_errors(gradable)
+    text = report(gradable, error, chosen, all_layouts)
+    if arguments.figure:
+        figure(gradable, error, arguments.figure)
     print(text)
     if arguments.out:
         arguments.out.write_text(text)

@@ -4,11 +4,8 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from copy import deepcopy
-from functools import wraps
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -69,36 +66,6 @@ def same_environment() -> Iterator[None]:
     """What a test writes into the environment (LOCAL_RANK, by a trainer that is not closed) reaches no other test."""
     with patch.dict(os.environ):
         yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def composed_once() -> Iterator[None]:
-    """Hydra takes a tenth of a second for a configuration, and more than a thousand tests ask for few combinations of
-    options. It composes each of them once in this process. Nothing else of the environment is in the YAMLs."""
-    from ddlbench.config import compose
-
-    own, yamls, made = compose._compose, compose.conf_dir(), dict[tuple[str | None, ...], Any]()
-
-    @wraps(own)
-    def once(words: Sequence[str]) -> Any:
-        if compose.conf_dir() != yamls:
-            return own(words)
-        key = os.getenv("SLURM_CLUSTER_NAME"), *words
-        if key not in made:
-            made[key] = own(words)
-        return deepcopy(made[key])
-
-    with patch.object(compose, "_compose", once):
-        yield
-
-
-@pytest.fixture
-def composed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hydra composes as in the program, whatever the tests before have composed."""
-    from ddlbench.config import compose
-
-    once: Any = compose._compose
-    monkeypatch.setattr(compose, "_compose", once.__wrapped__)
 
 
 @pytest.fixture

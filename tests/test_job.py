@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.compose import configuration
 from ddlbench.config.job import make_job
 from ddlbench.data.feed import Request
 from ddlbench.data.loaders.synthetic import random_batch
@@ -21,8 +21,7 @@ SMALL = ("+framework=ddp", "+model=resnet50", "model.layers=[1,1,1,1]", "model.w
 
 
 def job(launch: Launch) -> Job:
-    with configurations():
-        return make_job(configuration(*SMALL), launch, torch.device("cpu"))
+    return make_job(configuration(*SMALL), launch, torch.device("cpu"))
 
 
 def test_local_rank_is_the_launchers() -> None:
@@ -47,8 +46,7 @@ def test_another_builder_makes_the_model() -> None:
 
 
 def test_an_example_batch_has_the_shapes_and_types_of_a_loaders_batch() -> None:
-    with configurations():
-        models = [configuration(*SMALL).model, configuration("+framework=ddp", "+model=gpt2_small").model]
+    models = [configuration(*SMALL).model, configuration("+framework=ddp", "+model=gpt2_small").model]
     for model in models:
         made = random_batch(Request(model, Place(0, 1), torch.device("cpu"), 0, 2), 2)
         expected = [(tensor.shape, tensor.dtype) for tensor in vars(made).values()]

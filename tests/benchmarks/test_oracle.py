@@ -13,7 +13,7 @@ from benchmarks import calibration, oracle
 from benchmarks.calibration import COUNTS, FRAMEWORKS, MICRO, MODELS, SIZES, Calibration, Measurement, needed, words
 from benchmarks.oracle import Kept, measure_all, missing, rows, table
 from benchmarks.worlds import WorkFailed, World
-from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.compose import configuration
 from ddlbench.job import Job
 from ddlbench.oracle.machine.machine import load
 from ddlbench.oracle.measured import network
@@ -42,10 +42,9 @@ def megabytes() -> float:
 
 
 def test_a_row_has_the_measured_median_the_prediction_and_the_signed_error() -> None:
-    with configurations():
-        result = calibrated() | {DDP[0]: [[0.9], [1.0, 1.1, 0.8], [1.3]]}
-        two, four = rows(DDP, result)
-        expected = 0.5 * 0.6 / 0.5 + megabytes() * 1e-3
+    result = calibrated() | {DDP[0]: [[0.9], [1.0, 1.1, 0.8], [1.3]]}
+    two, four = rows(DDP, result)
+    expected = 0.5 * 0.6 / 0.5 + megabytes() * 1e-3
     assert two.measured == pytest.approx(1.0)
     assert two.prediction is not None
     assert two.prediction.step_s == pytest.approx(expected)
@@ -61,19 +60,17 @@ def test_a_row_has_the_measured_median_the_prediction_and_the_signed_error() -> 
 
 def test_nothing_of_a_test_run_moves_a_prediction() -> None:
     """Calibration and test runs are different runs."""
-    with configurations():
-        before = rows(DDP, calibrated() | {DDP[0]: [[1.0]]})
-        after = rows(DDP, calibrated() | {DDP[0]: [[7.0]], DDP[1]: [[9.0]]})
+    before = rows(DDP, calibrated() | {DDP[0]: [[1.0]]})
+    after = rows(DDP, calibrated() | {DDP[0]: [[7.0]], DDP[1]: [[9.0]]})
     assert [row.prediction for row in before] == [row.prediction for row in after]
     kinds = {(each.kind, each.framework, each.ranks) for each in needed([*MODELS], [*FRAMEWORKS])}
     assert not {ranks for kind, framework, ranks in kinds if framework and ranks > 1}
 
 
 def test_without_a_calibration_there_is_no_prediction() -> None:
-    with configurations():
-        result = calibrated()
-        del result[Measurement("beside", "gpt2_small", "", 4)]
-        row = rows(DDP, result | {DDP[0]: [[1.0]]})[0]
+    result = calibrated()
+    del result[Measurement("beside", "gpt2_small", "", 4)]
+    row = rows(DDP, result | {DDP[0]: [[1.0]]})[0]
     assert row.prediction is None
     assert "not calibrated" in table([row])
     assert Calibration({}).covers(DDP[0]) is False
@@ -93,8 +90,7 @@ def test_an_interrupted_run_goes_on_and_failures_are_told(
     monkeypatch.setattr(oracle, "measure", measure)
     kept = Kept(tmp_path / "seconds.jsonl")
     kept.add(DDP[0], [0.2])
-    with configurations():
-        measure_all(DDP, DDP, 2, tmp_path, 1.0)
+    measure_all(DDP, DDP, 2, tmp_path, 1.0)
     assert sorted(done, key=lambda of: of.ranks) == [DDP[0], DDP[1], DDP[1]]
     assert kept.read() == {DDP[0]: [[0.2], [0.1]]}
     assert "failed: rank 3 of 4 ended" in capsys.readouterr().err
@@ -114,13 +110,12 @@ def test_every_case_computes_the_same_samples_in_the_same_micro_batches() -> Non
     """Weak scaling, so that nothing depends on how computing grows with the batch."""
     from ddlbench.oracle.predictor import job_of
 
-    with configurations():
-        for model in MODELS:
-            for name in FRAMEWORKS:
-                for ranks in (1, *COUNTS):
-                    of = Measurement("step", model, name, ranks)
-                    job: Job = job_of(configuration(*words(of)), ranks, load("local"))
-                    assert (job.global_batch, job.micro_batch) == (calibration.SAMPLES * ranks, MICRO)
+    for model in MODELS:
+        for name in FRAMEWORKS:
+            for ranks in (1, *COUNTS):
+                of = Measurement("step", model, name, ranks)
+                job: Job = job_of(configuration(*words(of)), ranks, load("local"))
+                assert (job.global_batch, job.micro_batch) == (calibration.SAMPLES * ranks, MICRO)
 
 
 def rank_and_sum(add: int) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from benchmarks import overhead
 from benchmarks.cores import LOCAL_RANKS
 from benchmarks.overhead import FREED, LR, SHAPES, WORKS, Work
 from benchmarks.turns import ROOT, Pairs
-from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.compose import configuration
 from ddlbench.measure.devices.memory import keep_freed_memory
 from ddlbench.models import gpt2
 from ddlbench.recipe.optimizers import make_optimizer
@@ -81,8 +81,7 @@ def test_bare_gpt2_has_the_settings_of_ddlbench():
     own, library = json.loads(run(SETTINGS, *GPT2))
     assert own["cache"] is False  # ddlbench calls the blocks without a cache
     assert (own["activation"], own["attention"]) == (config.activation_function, config._attn_implementation)
-    with configurations():
-        recipe = configuration("+framework=ddp", "+model=gpt2_small").recipe.optimizer
+    recipe = configuration("+framework=ddp", "+model=gpt2_small").recipe.optimizer
     groups = make_optimizer(recipe, built.named_parameters()).param_groups
     assert own["groups"] == [[len(group["params"]), group["weight_decay"]] for group in groups]
     assert own["parameters"] == sum(each.numel() for each in built.parameters())

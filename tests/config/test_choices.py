@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
 import pytest
 
 from ddlbench.config.choices import changed, check_label, choices, published
-from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.compose import configuration
 from ddlbench.config.overrides import LABELS, check_words
 from ddlbench.config.schema import Config
 from ddlbench.errors import UserError
@@ -17,13 +16,6 @@ from ddlbench.frameworks.ddp import DDP
 from ddlbench.results.tables.labels import ALWAYS_SHOWN
 
 RESNET = ("+framework=ddp", "+model=resnet50")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_block() -> Iterator[None]:
-    """Hydra composes once for each combination of options, not for each test."""
-    with configurations():
-        yield
 
 
 @pytest.mark.parametrize("key", sorted(LABELS))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ddlbench.config import schema
+from ddlbench.config import compose, schema
 from ddlbench.config.identity import added_later, measured_part
 from ddlbench.config.schema import Config
 from ddlbench.frameworks.ddp import DDP
@@ -30,14 +30,13 @@ def moved(cls: type, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Config:
     module = ModuleType("planted_elsewhere")
     setattr(module, cls.__name__, cls)
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    own = schema.section
 
-    def section(name: str, raw: dict[str, Any]) -> Any:
+    def built(name: str, content: str) -> Any:
         planted = {"_target_": f"planted_elsewhere.{cls.__name__}", **changes} if name == "framework" else {}
-        return own(name, raw | planted)
+        return schema.section(name, json.loads(content) | planted)
 
     with monkeypatch.context() as patched:
-        patched.setattr(schema, "section", section)
+        patched.setattr(compose, "_built", built)
         return composed(*WORDS)
 
 

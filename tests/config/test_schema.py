@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from ddlbench.config.choices import choices, conf_dir, keys
-from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.compose import configuration
 from ddlbench.config.keys import Checkpoint, Train
 from ddlbench.config.schema import GROUPS
 from ddlbench.errors import UserError
@@ -17,13 +16,6 @@ from ddlbench.job import Framework
 
 BASE = {"framework": "ddp", "model": "resnet50"}
 ALL = [(group, choice) for group in GROUPS for choice in choices(group)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_block() -> Iterator[None]:
-    """Hydra composes once for each combination of options, not for each test."""
-    with configurations():
-        yield
 
 
 def overrides_of(group: str, choice: str) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddlbench.config.choices import choices
-from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.compose import configuration
 from ddlbench.data.images.folders import ImageFolders
 from tests.data.feeding import CASE, CLASSES, LOADERS, Fed, feed_all
 from tests.support.libraries import needs_dali, why_no_horovod
@@ -79,8 +79,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ImageFolders]:
 
 @cache
 def train_all(group: tuple[int, str], root: str) -> dict[str, Given]:
-    with configurations():
-        frameworks = [configuration("+model=resnet50", *on(words)).framework for words in LAYOUTS[group]]
+    frameworks = [configuration("+model=resnet50", *on(words)).framework for words in LAYOUTS[group]]
     by_rank = run_ranks(group[0], feed_all, frameworks, ImageFolders("pictures", root=root))
     return dict(zip(LAYOUTS[group], (list(ranks) for ranks in zip(*by_rank, strict=True)), strict=True))
 

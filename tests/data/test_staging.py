@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.compose import configuration
 from ddlbench.data import staging
 from ddlbench.data.staging import StagedFiles, node_folder, stage
 from ddlbench.data.text.dataset import TokenText
@@ -111,8 +111,7 @@ def test_the_run_reads_the_copy(ddlbench, tmp_path: Path) -> None:
 
 def test_staging_is_part_of_the_identity_and_its_folder_is_not() -> None:
     def identity(*words: str) -> dict[str, Any]:
-        with configurations():
-            return configuration(*RESNET, "data=imagenet", "data.root=/x", *words).identity()
+        return configuration(*RESNET, "data=imagenet", "data.root=/x", *words).identity()
 
     here, there = identity("data.stage_to=/a"), identity("data.stage_to='$B/c'")
     assert here == there

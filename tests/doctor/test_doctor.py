@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -13,8 +15,10 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from ddlbench.config import choices as yamls
+from ddlbench.config import compose
 from ddlbench.config.choices import choices, conf_dir
-from ddlbench.config.compose import configurations, quiet
+from ddlbench.config.compose import quiet
 from ddlbench.data.loaders.synthetic import Synthetic
 from ddlbench.doctor import __main__ as doctor
 from ddlbench.doctor.__main__ import framework, loader, table
@@ -72,11 +76,18 @@ class Lost(Synthetic):
 
 
 @pytest.fixture
-def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A copy of the configuration, to which choices can be added."""
-    subprocess.run(["cp", "-r", str(conf_dir()), str(tmp_path / "conf")], check=True)
-    monkeypatch.setattr("ddlbench.config.compose.conf_dir", lambda: tmp_path / "conf")
-    return tmp_path / "conf"
+    shutil.copytree(conf_dir(), tmp_path / "conf")
+    with monkeypatch.context() as patched:
+        patched.setattr("ddlbench.config.choices.conf_dir", lambda: tmp_path / "conf")
+        yield tmp_path / "conf"
+    read_anew()
+
+
+def read_anew() -> None:
+    for cached in (choices, yamls._content, compose._built):
+        cached.cache_clear()
 
 
 def add(conf: Path, group: str, like: str, target: str) -> None:
@@ -84,6 +95,7 @@ def add(conf: Path, group: str, like: str, target: str) -> None:
     content = (conf / group / f"{like}.yaml").read_text().splitlines()
     lines = [f"{key}: {own[key]}" if (key := line.partition(":")[0]) in own else line for line in content]
     (conf / group / "added.yaml").write_text("\n".join(lines))
+    read_anew()
 
 
 @pytest.mark.parametrize(
@@ -99,36 +111,31 @@ def test_every_framework_checks_whether_it_runs_here(
     conf: Path, capsys: pytest.CaptureFixture[str], target: str, value: str, remark: str
 ) -> None:
     add(conf, "framework", "ddp", target)
-    with configurations(), quiet():
+    with quiet():
         assert framework("added", ALONE, CPU) == ("added", value, remark)
     assert capsys.readouterr().out == ""
 
 
 def test_frameworks_are_checked_for_the_ranks_of_the_launch(conf: Path) -> None:
     add(conf, "framework", "ddp", "Never")
-    with configurations():
-        assert framework("added", Launch("srun", world_size=8), CPU)[2] == "not on 8 ranks"
-        assert framework("single", Launch("srun", world_size=8), CPU)[1] == "unsupported here"
-        assert framework("ddp", Launch("srun", world_size=8), CPU)[1] == f"runs, torch {torch.__version__}"
+    assert framework("added", Launch("srun", world_size=8), CPU)[2] == "not on 8 ranks"
+    assert framework("single", Launch("srun", world_size=8), CPU)[1] == "unsupported here"
+    assert framework("ddp", Launch("srun", world_size=8), CPU)[1] == f"runs, torch {torch.__version__}"
 
 
 def test_a_yaml_that_names_nothing_is_broken(conf: Path) -> None:
     add(conf, "framework", "ddp", "Nobody")
-    with configurations():
-        assert framework("added", ALONE, CPU)[1] == "broken"
-        assert "Nobody" in framework("added", ALONE, CPU)[2]
+    assert framework("added", ALONE, CPU)[1] == "broken"
+    assert "Nobody" in framework("added", ALONE, CPU)[2]
 
 
 def test_what_a_loader_reads(conf: Path) -> None:
     torch_version = f"torch {torch.__version__}"
-    with configurations():
-        assert loader("native", CPU) == ("native", f"reads images and text, {torch_version}", "")
+    assert loader("native", CPU) == ("native", f"reads images and text, {torch_version}", "")
     add(conf, "loader", "synthetic", "Pictures")
-    with configurations():
-        assert loader("added", CPU) == ("added", f"reads images, {torch_version}", "pictures only")
+    assert loader("added", CPU) == ("added", f"reads images, {torch_version}", "pictures only")
     add(conf, "loader", "synthetic", "Lost")
-    with configurations():
-        assert loader("added", CPU) == ("added", "unavailable", "pip install lost")
+    assert loader("added", CPU) == ("added", "unavailable", "pip install lost")
 
 
 def test_the_name_of_a_library_is_no_key() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from ddlbench.config.choices import choices
-from ddlbench.config.compose import configuration, configurations, refusal, supports
+from ddlbench.config.compose import configuration, refusal, supports
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.deepspeed.adapter import DeepSpeed
 from ddlbench.frameworks.fsdp import FSDP
@@ -92,10 +92,9 @@ def test_trains_what_an_uncompiled_process_trains(model: str, name: str) -> None
 def test_every_framework_that_takes_it_is_here() -> None:
     """Each in a layout of its own; a hybrid without tensor parallelism and a deepspeed are among the others."""
     asked = replace(job(), world_size=2, global_batch=8, micro_batch=None, compile=True)
-    with configurations():
-        frameworks = {
-            name: configuration("+model=gpt2_small", f"+framework={name}").framework for name in choices("framework")
-        }
+    frameworks = {
+        name: configuration("+model=gpt2_small", f"+framework={name}").framework for name in choices("framework")
+    }
     taken = {name for name, framework in frameworks.items() if refusal(partial(supports, framework, asked)) is None}
     assert taken - {"deepspeed", "hybrid", "horovod"} == {each.name for each in STRATEGIES} - {
         "hybrid-shards",

@@ -9,7 +9,7 @@ from functools import cache
 import torch
 
 from ddlbench.config.choices import choices
-from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.compose import configuration
 from ddlbench.job import Framework, Job
 from tests.equality.cases import MODELS, RATES
 from tests.support.equal import make_job
@@ -34,7 +34,6 @@ NO_STEP = {"ddp", "local_sgd", "tensor", "megatron"}
 
 
 @cache
-@configurations()
 def frameworks() -> dict[str, Framework]:
     words = {name: (f"+framework={name}", "+model=gpt2_small", *LAYOUTS.get(name, [])) for name in EVERY}
     return {name: configuration(*chosen).framework for name, chosen in words.items()}

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.compose import configuration
 from ddlbench.config.schema import Config
 from ddlbench.errors import RunError
 from ddlbench.oracle.machine.machine import Link, load
@@ -118,8 +118,7 @@ def variants(framework: str, ranks: int) -> Iterator[str]:
 
 
 def configured(*words: str) -> Config:
-    with configurations():
-        return configuration(*words)
+    return configuration(*words)
 
 
 def predicted(config: Config, ranks: int) -> Prediction:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.compose import configuration
 from ddlbench.oracle.machine.collectives import all_reduce, hierarchical_all_reduce, path, ring_all_reduce
 from ddlbench.oracle.machine.machine import load
 from ddlbench.oracle.measured.inputs import OneStep, from_one_step
@@ -27,11 +27,10 @@ LABELS = ["ResNet-50", "ResNet-50, one message in a ring", "VGG-16", "VGG-16, on
 
 @cache
 def predicted(model: str, gpus: int, algorithm: str, *more: str) -> Prediction:
-    with configurations():
-        words = ("+framework=ddp", f"+model={model}", f"train.batch_per_gpu={SAMPLES[model]}", *more)
-        config = configuration(*words)
-        machine = replace(ABCI, algorithm=algorithm)
-        return predict(config, gpus, Inputs(machine, lambda given: from_one_step(given, machine, OneStep(STEP_S))))
+    words = ("+framework=ddp", f"+model={model}", f"train.batch_per_gpu={SAMPLES[model]}", *more)
+    config = configuration(*words)
+    machine = replace(ABCI, algorithm=algorithm)
+    return predict(config, gpus, Inputs(machine, lambda given: from_one_step(given, machine, OneStep(STEP_S))))
 
 
 @pytest.mark.parametrize("model", BYTES)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
 
 import pytest
 
-from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.compose import configuration
 from ddlbench.oracle.machine.machine import load
 from ddlbench.oracle.measured.inputs import OneStep, from_one_step
 
@@ -18,12 +17,6 @@ TITLES = {"resnet50": "ResNet-50", "gpt2_small": "GPT-2"}
 SETTINGS = {"resnet50": ("train.channels_last=true",), "gpt2_small": ()}
 ON_H200 = [("h200", "resnet50", "single"), ("h200", "gpt2_small", "single")]
 ON_H100 = [("h100", "resnet50", "ResNet-50"), ("h100", "gpt2_small", "single")]
-
-
-@pytest.fixture(autouse=True)
-def composing() -> Iterator[None]:
-    with configurations():
-        yield
 
 
 def measured(gpu: str, model: str, row: str) -> dict[int, float]:

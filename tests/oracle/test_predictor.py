@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.compose import configuration
 from ddlbench.config.schema import Config
 from ddlbench.errors import UserError
 from ddlbench.frameworks.spatial.adapter import Spatial
@@ -20,8 +20,7 @@ RESNET = ResNet("resnet50", [1, 1, 1, 1], width_per_group=16, image_size=64, num
 
 
 def config(*words: str) -> Config:
-    with configurations():
-        return configuration("+framework=ddp", "+model=resnet50", "train.global_batch=8", *words)
+    return configuration("+framework=ddp", "+model=resnet50", "train.global_batch=8", *words)
 
 
 def failing(error: UserError, _config: Config) -> Computation:

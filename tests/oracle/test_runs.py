@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.compose import configuration
 from ddlbench.config.schema import Config
 from ddlbench.errors import UserError
 from ddlbench.oracle.machine.machine import load
@@ -38,8 +38,7 @@ def record(asked: Config, ranks: int, step_s: float, **changes: Any) -> Attempt:
 
 @pytest.fixture(scope="module")
 def config() -> Config:
-    with configurations():
-        return configuration(*WORDS)
+    return configuration(*WORDS)
 
 
 def results(*attempts: Attempt) -> Results:
@@ -134,8 +133,7 @@ def test_a_few_devices_with_micro_batches_give_one_device_s_seconds(config: Conf
 
 def test_a_base_whose_micro_batch_does_not_divide_the_samples_of_a_device() -> None:
     """24 samples in six micro batches of 4 over four stages: each device has 6 of them."""
-    with configurations():
-        config = configuration("+framework=gpipe", *WORDS[1:-1], "train.global_batch=24", "train.micro_batch=4")
+    config = configuration("+framework=gpipe", *WORDS[1:-1], "train.global_batch=24", "train.micro_batch=4")
     inputs = Inputs(ABCI, lambda asked: from_one_step(asked, ABCI, OneStep(0.25, 24, 4)))
     four = predict(config, 4, inputs)
     assert four.step_s is not None
@@ -167,8 +165,7 @@ def test_ranks_that_share_a_device_or_have_a_node_each_are_no_base(config: Confi
 
 def test_nothing_is_learned_of_a_framework_without_equations() -> None:
     """Its row has the refusal; an error here would end the predictions of all others."""
-    with configurations():
-        config = configuration("+framework=parameter_server", *WORDS[1:])
+    config = configuration("+framework=parameter_server", *WORDS[1:])
     there = results(record(config, 1, 0.5), record(config, 2, 0.6))
     assert there.learned(config, ABCI) is None
     row = predict(config, 4, Inputs(ABCI, lambda asked: there.computation(asked, ABCI)))
@@ -211,8 +208,7 @@ def test_a_run_whose_summary_the_tables_leave_out_is_no_base(tmp_path: Path) -> 
 
 
 def test_another_precision_is_no_base(config: Config) -> None:
-    with configurations():
-        half = configuration(*WORDS, "train.precision=fp16")
+    half = configuration(*WORDS, "train.precision=fp16")
     with pytest.raises(UserError, match=r"nearest has train\.precision=fp32, not fp16"):
         results(record(config, 1, 0.5)).computation(half, ABCI)
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from ddlbench.config.choices import choices
-from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.compose import configuration
 from ddlbench.config.schema import Config
 from ddlbench.errors import UserError
 from ddlbench.oracle.bands import worst_error
@@ -215,8 +215,7 @@ def test_exact_memory_is_that_of_the_fullest_rehearsed_rank(capsys: pytest.Captu
     words = (*TINY, f"+framework={framework}", "train.batch_per_gpu=2", "train.micro_batch=2")
     (formula,), (exact,) = (rows(capsys, *words, "cluster=h100", "gpus=2", *more) for more in ((), ("--exact-memory",)))
     assert (formula["memory_error"], exact["memory_error"]) == (worst_error(framework), 0)
-    with configurations():
-        config = configuration(*words)
+    config = configuration(*words)
     ranks = [rehearse(config, Launch("torchrun", rank, 2, rank, 2), torch.device("cuda", 0)) for rank in range(2)]
     assert exact["memory_bytes"] == max((rank.memory or {})["peak"] or 0 for rank in ranks)
     assert exact["memory_bytes"] == sum(exact["memory"].values())

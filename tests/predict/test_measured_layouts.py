@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.compose import configuration
 from ddlbench.oracle.machine.machine import load
 from ddlbench.oracle.predictor import Prediction
 from ddlbench.oracle.runs import Results
@@ -36,7 +36,6 @@ def run(tp: int, step_s: float) -> Attempt:
     return Attempt(Path(f"results/tp{tp}/attempt-1"), content)
 
 
-@configurations()
 def predicted(seconds: dict[int, float], *options: str) -> list[Prediction]:
     """The rows of 4 GPUs. seconds: of a measured step, by tensor parallel ranks"""
     results = Results(Path("results"), [run(tp, step_s) for tp, step_s in seconds.items()])

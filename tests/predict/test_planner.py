@@ -12,7 +12,7 @@ from typing import Any
 import matplotlib.image
 import pytest
 
-from ddlbench.config.compose import configuration, configurations, supports
+from ddlbench.config.compose import configuration, supports
 from ddlbench.oracle.measured.inputs import machine_of
 from ddlbench.oracle.predictor import Prediction, job_of, predict
 from ddlbench.predict import ranking
@@ -31,13 +31,11 @@ SLOW = ("horovod", "zero0", "zero1", "zero2", "zero3")  # to rehearse, or not in
 
 
 @cache
-@configurations()
 def planned(*words: str, model: tuple[str, ...] = GPT2) -> list[Prediction]:
     question = ask(["--plan", *model, *words])
     return ranking.ranked(predictions(question, machine_of(question.machine)))
 
 
-@configurations()
 def test_layouts_share_layers_within_a_node_and_are_tried_once() -> None:
     """16 GPUs, 4 in a node: tensor parallelism of 2 and 4, stages and replicas on the other GPUs, with and without
     shards."""
@@ -51,7 +49,6 @@ def test_layouts_share_layers_within_a_node_and_are_tried_once() -> None:
     assert kept is False
 
 
-@configurations()
 def test_micro_batches_divide_the_batch_of_a_replica() -> None:
     config = configuration("+framework=ddp", *GPT2[:6], "train.global_batch=24")
     sizes = [made.train.micro_batch for made in plans(config, ["train.checkpoint_activations=false"], 2, 4)]
@@ -78,7 +75,6 @@ def test_plans_need_the_memory_that_they_state(model: str) -> None:
     assert not outside
 
 
-@configurations()
 def rehearsed_bytes(row: Prediction, model: Sequence[str]) -> float:
     """Peak bytes of the fullest rank of a plan."""
     question = ask([*model, f"gpus={row.gpus}"])
@@ -88,7 +84,6 @@ def rehearsed_bytes(row: Prediction, model: Sequence[str]) -> float:
     return exact.memory_bytes or 0.0
 
 
-@configurations()
 def exhaustive() -> list[Prediction]:
     """Every degree of four frameworks on 8 GPUs, 1f1b with and without shards, and micro batches from 1 to the whole
     batch, one by one."""
@@ -133,10 +128,9 @@ def test_every_plan_passes_the_check_of_its_framework() -> None:
     rows = [row for row in planned("gpus=8", "train.global_batch=16") if row.status == "ok"]
     assert {row.framework for row in rows} >= {"ddp", "fsdp", "zero3", "tensor", "gpipe", "hybrid"}
     machine = machine_of("juwels_booster")
-    with configurations():
-        for row in rows:
-            config = configuration(*command(row).split(), *GPT2[:6], GPT2[7])
-            supports(config.framework, job_of(config, 8, machine))
+    for row in rows:
+        config = configuration(*command(row).split(), *GPT2[:6], GPT2[7])
+        supports(config.framework, job_of(config, 8, machine))
 
 
 def test_frameworks_with_other_updates_are_no_plans() -> None:

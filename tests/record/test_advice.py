@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.compose import configuration
 from ddlbench.config.job import make_job
 from ddlbench.config.keys import Train
 from ddlbench.config.schema import Config
@@ -39,8 +39,7 @@ def advice_for(*overrides: str, framework: str = "single", device: torch.device 
 
 
 def composed(*overrides: str, framework: str = "single") -> Config:
-    with configurations():
-        return configuration(f"+framework={framework}", *overrides)
+    return configuration(f"+framework={framework}", *overrides)
 
 
 def job_of(config: Config, device: torch.device) -> Job:

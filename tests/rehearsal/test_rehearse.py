@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ddlbench.config.choices import choices
-from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.compose import configuration
 from ddlbench.errors import Unsupported
 from ddlbench.frameworks.shared.replica import Replica
 from ddlbench.frameworks.single import Single
@@ -183,9 +183,8 @@ def test_a_rehearsal_does_not_depend_on_the_one_before() -> None:
 
 def test_tensor_parallel_layers_by_hand() -> None:
     """3 blocks sum 2 outputs and 2 gradients of 4 x 16 x 32 numbers each; embedding and loss come on top."""
-    with configurations():
-        size = ("+model=gpt2_small", *MODELS["gpt2_small"], "train.global_batch=4")
-        made = configuration("+framework=tensor", *size, "framework.tp=4")
+    size = ("+model=gpt2_small", *MODELS["gpt2_small"], "train.global_batch=4")
+    made = configuration("+framework=tensor", *size, "framework.tp=4")
     count, bytes_ = sent(rehearse(made, Launch("torchrun", 0, 4, 0, 4), torch.device("cpu")), "all_reduce")
     assert count >= 12
     assert bytes_ >= 12 * 4 * 16 * 32 * 4
@@ -291,9 +290,8 @@ def test_flops_of_gpt2_by_hand(device: str, dropout: float, products: int) -> No
 def test_one_of_1024_ranks_answers_in_under_a_minute(device: torch.device) -> None:
     """The process's own seconds, which other work does not move."""
     began = time.process_time()
-    with configurations():
-        degrees = ("framework.dp=64", "framework.tp=4", "framework.pp=4")
-        made = configuration("+framework=hybrid", "+model=gpt2_small", *degrees)
+    degrees = ("framework.dp=64", "framework.tp=4", "framework.pp=4")
+    made = configuration("+framework=hybrid", "+model=gpt2_small", *degrees)
     results = rehearse(made, Launch("torchrun", 0, 1024, 0, 8), device)
     assert time.process_time() - began < 60
     assert results.coordinates == {"dp": 0, "pp": 0, "tp": 0}

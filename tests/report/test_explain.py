@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.compose import configuration
 from ddlbench.errors import UserError
 from ddlbench.exchange.__main__ import main as import_published
 from ddlbench.report.__main__ import main
@@ -197,18 +197,17 @@ def test_the_next_run_fits_the_device_and_the_nodes_and_reads_the_same_data(tmp_
 
 @pytest.mark.parametrize("model", ["resnet50", "gpt2_small"])
 def test_every_next_run_can_be_composed(tmp_path: Path, model: str) -> None:
-    with configurations():
-        config = configuration("+framework=gpipe", f"+model={model}", "train.micro_batch=2").resolved
-        sections = {**window((1, 1, 1, 1), (1, 1, 1, 1)), "config": config}
-        path = write_run(
-            tmp_path, framework="gpipe", model=model, gpus=2, summary={"data_wait_share": 0.1}, sections=sections
-        )
-        records = read_all([tmp_path])
-        bars = explain(make_tables(records), records, path.parent.name).bars
-        commands = [shlex.split(bar.next_run) for bar in bars if bar.next_run]
-        assert len(commands) > 3
-        for command in commands:
-            configuration(*command[command.index("ddlbench") + 1 :])
+    config = configuration("+framework=gpipe", f"+model={model}", "train.micro_batch=2").resolved
+    sections = {**window((1, 1, 1, 1), (1, 1, 1, 1)), "config": config}
+    path = write_run(
+        tmp_path, framework="gpipe", model=model, gpus=2, summary={"data_wait_share": 0.1}, sections=sections
+    )
+    records = read_all([tmp_path])
+    bars = explain(make_tables(records), records, path.parent.name).bars
+    commands = [shlex.split(bar.next_run) for bar in bars if bar.next_run]
+    assert len(commands) > 3
+    for command in commands:
+        configuration(*command[command.index("ddlbench") + 1 :])
 
 
 def test_idle_time_of_the_base_is_no_cause(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.compose import configuration
 from ddlbench.errors import UserError
 from ddlbench.exchange.__main__ import main as import_published
 from ddlbench.oracle.measured.inputs import machine_of
@@ -37,14 +37,12 @@ Write = Callable[..., None]
 
 @cache
 def settings(framework: str, *words: str) -> dict[str, Any]:
-    with configurations():
-        return configuration(f"+framework={framework}", *WORDS, *words).resolved
+    return configuration(f"+framework={framework}", *WORDS, *words).resolved
 
 
 @cache
 def gradient_bytes() -> int:
-    with configurations():
-        model = configuration("+framework=single", *WORDS).model
+    model = configuration("+framework=single", *WORDS).model
     return 4 * sum(parameter.numel() for parameter in model.build().parameters())
 
 

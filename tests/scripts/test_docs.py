@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.compose import configuration
 from tests.support.waiting import WITHIN_S
 
 ROOT = Path(__file__).parents[2]
@@ -50,8 +50,7 @@ def test_manifests_are_yaml_whose_commands_compose() -> None:
         (container,) = pod["containers"]
         command = COMMAND.search(" ".join([*container["command"], *container.get("args", [])]))
         assert command is not None
-        with configurations():
-            configuration(*command[1].split())
+        configuration(*command[1].split())
         assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
 
 

@@ -18,7 +18,7 @@ import psutil
 import pytest
 import torch
 
-from ddlbench.config.compose import configuration, configurations, supports
+from ddlbench.config.compose import configuration, supports
 from ddlbench.config.job import make_job
 from ddlbench.ranks.launch import Launch
 from tests.support import processes
@@ -54,10 +54,9 @@ def ask(words: list[str], ranks: int) -> None:
 def test_every_run_on_one_gpu_can_be_composed(script: tuple[str, ...]) -> None:
     lines = [words for words in commands(*script) if {"ddlbench", "tests.support.planted"} & set(words)]
     assert len(lines) > 10
-    with configurations():
-        for words in lines:
-            ranks = [word.removeprefix(RANKS) for word in words if word.startswith(RANKS)]  # those that share the GPU
-            ask(words, ranks=int(ranks[0]) if ranks else 1)
+    for words in lines:
+        ranks = [word.removeprefix(RANKS) for word in words if word.startswith(RANKS)]  # those that share the GPU
+        ask(words, ranks=int(ranks[0]) if ranks else 1)
 
 
 def test_the_tests_on_a_gpu_are_those_that_need_one() -> None:
@@ -69,8 +68,7 @@ def test_the_tests_on_a_gpu_are_those_that_need_one() -> None:
 
 def test_out_of_memory_fills_the_gpu_and_not_the_host() -> None:
     words = next(words for words in commands(FIRST, "--dry-run", "records") if words[-1].endswith("/out-of-memory"))
-    with configurations():
-        config = configuration(*words[words.index("ddlbench") + 1 :])
+    config = configuration(*words[words.index("ddlbench") + 1 :])
     tokens = config.train.batch_per_gpu * math.prod(config.model.input_shape())
     assert config.model.kind == "text"
     assert 2 * tokens * 8 < 1e9  # inputs and targets are int64
@@ -81,12 +79,11 @@ def test_out_of_memory_fills_the_gpu_and_not_the_host() -> None:
 def test_every_run_on_two_nodes_can_be_composed(gpus: int) -> None:
     lines = [words for words in commands(FIRST, "--dry-run", "two-nodes", GPUS=str(gpus)) if COMPARE not in words]
     assert len(lines) > 30
-    with configurations():
-        for words in lines:
-            assert words[0] == "srun"
-            assert {"--nodes=2", f"--ntasks-per-node={gpus}", "--kill-on-bad-exit=1", "--wait=60"} < set(words)
-            assert any(word.startswith("--cpus-per-task=") for word in words)
-            ask(words, ranks=2 * gpus)
+    for words in lines:
+        assert words[0] == "srun"
+        assert {"--nodes=2", f"--ntasks-per-node={gpus}", "--kill-on-bad-exit=1", "--wait=60"} < set(words)
+        assert any(word.startswith("--cpus-per-task=") for word in words)
+        ask(words, ranks=2 * gpus)
 
 
 def test_every_framework_runs_on_two_nodes() -> None:

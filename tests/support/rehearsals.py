@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.compose import configuration
 from ddlbench.config.schema import Config
 from ddlbench.errors import Unsupported
 from ddlbench.ranks.launch import Launch
@@ -45,8 +45,7 @@ def words(framework: str, model: str, *more: str) -> list[str]:
 
 
 def config(framework: str, model: str, *more: str) -> Config:
-    with configurations():
-        return configuration(*words(framework, model, *more))
+    return configuration(*words(framework, model, *more))
 
 
 @cache

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.compose import configuration
 from ddlbench.config.schema import Config
 
 SMALL = [
@@ -34,8 +34,7 @@ GPT2 = [
 
 
 def composed(*words: str) -> Config:
-    with configurations():
-        return configuration(*words)
+    return configuration(*words)
 
 
 def record(folder: Path) -> dict[str, Any]:

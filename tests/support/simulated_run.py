@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.compose import configuration
 from ddlbench.config.job import make_job
 from ddlbench.config.schema import Config
 from ddlbench.job import Batch, Job, Place
@@ -49,8 +49,7 @@ class Scripted:
 
     def record(self, results: Path, patch: pytest.MonkeyPatch) -> None:
         """Train, validate and record as run/attempt.py does it."""
-        with configurations():
-            config = configuration(*self.words)
+        config = configuration(*self.words)
         world = World(len(self.places))
         world.install(patch)
         read = [iter(peaks) for peaks in self.memory]
@@ -99,8 +98,7 @@ def launch(rank: int, world_size: int) -> Launch:
 
 def job_of(words: Sequence[str], world_size: int = 1) -> tuple[Config, Job]:
     """The configuration of these words, and its job on rank 0."""
-    with configurations():
-        config = configuration(*words)
+    config = configuration(*words)
     return config, make_job(config, launch(0, world_size), CPU)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import yaml
 
-from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.compose import configuration
 from ddlbench.sweep.plan import Cell
 
 KEYS: dict[str, Any] = {
@@ -40,8 +40,7 @@ def write(folder: Path, name: str = "tiny", **content: Any) -> Path:
 
 def record(results: Path, cell: Cell, status: str = "ok", attempt: int = 1, seconds: int = 36, **more: Any) -> Path:
     """The record of a cell that ran from 10:00:00."""
-    with configurations():
-        config = configuration(*cell.words)
+    config = configuration(*cell.words)
     more = {"config_added_later": config.added_later} | more
     return write_record(
         results, config.resolved, cell.gpus, f"{cell.key}/attempt-{attempt}", status, attempt, seconds, **more

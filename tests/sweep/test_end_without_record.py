@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.compose import configuration
 from ddlbench.config.schema import Config
 from ddlbench.heartbeat import Process
 from ddlbench.results.reading.attempts import read_all
@@ -34,8 +34,7 @@ def cell(tmp_path: Path) -> Cell:
 
 def config(cell: Cell, folder: Path) -> Config:
     """The configuration of a run of the cell, with its results in `folder`/results."""
-    with configurations():
-        return configuration(*cell.words, f"results_dir={folder}/results")
+    return configuration(*cell.words, f"results_dir={folder}/results")
 
 
 @pytest.mark.parametrize(

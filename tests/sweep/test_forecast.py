@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from ddlbench.config import compose
-from ddlbench.config.compose import configurations
 from ddlbench.errors import UserError
 from ddlbench.predict.__main__ import main as predict
 from ddlbench.sweep.__main__ import main
@@ -31,8 +29,7 @@ def cells(folder: Path, *words: str, framework: str = "ddp", keys: Mapping[str, 
 
 
 def seconds(forecast: Forecast, planned: list[Cell]) -> list[float | None]:
-    with configurations():
-        return [forecast(cell) for cell in planned]
+    return [forecast(cell) for cell in planned]
 
 
 def step_s(capsys: pytest.CaptureFixture[str], *words: str) -> list[float]:
@@ -113,16 +110,3 @@ def test_a_plan_refuses_bf16_on_a_cluster_whose_gpu_has_none(
     assert refused.endswith(sentence)
     assert main([*words, "h100"]) == 0
     assert "unsupported" not in capsys.readouterr().out
-
-
-@pytest.mark.usefixtures("composed_anew")
-def test_hydra_composes_once_for_all_gpu_counts_of_the_same_choices(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It takes half a second each time: the plan composes once, and the forecast once."""
-    hydras, composed = compose.compose, list[list[str]]()
-    monkeypatch.setattr(compose, "compose", lambda name, words: (composed.append(words), hydras(name, words))[1])
-    axes = {"framework": ["ddp"], "gpus": [2, 4, 8], "train.epochs": [1, 2]}
-    study = write(tmp_path, axes=axes, exclude=[], keys=KEYS | {"batch": 64, "train.epochs": 1})
-    assert main([str(study), f"results_dir={tmp_path}/results", "--dry-run", "--cluster", "h100"]) == 0
-    assert len(composed) == 2

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from ddlbench.config.choices import choices, conf_dir
-from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.compose import configuration
 from ddlbench.errors import UserError
 from ddlbench.results.tables.merge import LAYOUT
 from ddlbench.sweep.plan import INVALID, Cell, key_of, plan
@@ -72,8 +72,7 @@ def test_each_seed_and_repeat_is_a_cell_of_its_own(tmp_path: Path) -> None:
 
 def test_a_cell_has_the_identity_of_the_run_that_its_words_start(tmp_path: Path) -> None:
     for cell in plan(load(str(write(tmp_path, repeats=2, seeds=[7]))), CPU):
-        with configurations():
-            identity = configuration(*cell.words).identity()
+        identity = configuration(*cell.words).identity()
         assert cell.key == key_of(identity, cell.gpus)
 
 
@@ -81,8 +80,7 @@ def test_a_cell_that_saves_continues_when_it_is_started_again(tmp_path: Path) ->
     keys = {**KEYS, "checkpoint.every": 1}
     for cell in plan(load(str(write(tmp_path, keys=keys))), CPU):
         assert "checkpoint.resume=true" in cell.words
-        with configurations():
-            config = configuration(*cell.words)
+        config = configuration(*cell.words)
         assert config.checkpoint.resumes({})
         assert cell.key == key_of(config.identity(), cell.gpus)
     assert not any("checkpoint.resume=true" in cell.words for cell in plan(load(str(write(tmp_path))), CPU))
@@ -192,8 +190,7 @@ def test_an_experiment_is_one_cell_and_its_command_runs_it(name: str) -> None:
     )
     nodes, tasks = (int(result) for result in re.findall(r"-N(\d+) --ntasks-per-node=(\d+)", options)[0])
     assert nodes * tasks == cells[0].gpus
-    with configurations():
-        identity = configuration(*words.split()).identity()
+    identity = configuration(*words.split()).identity()
     first = next(cell for cell in cells if cell.repeat == 0)
     assert first.key == key_of(identity, first.gpus)
 

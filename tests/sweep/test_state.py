@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.compose import configuration
 from ddlbench.config.identity import measured_part
 from ddlbench.heartbeat import Process
 from ddlbench.record.files import HEARTBEAT
@@ -38,8 +38,7 @@ def test_a_record_of_what_a_cell_measures_is_its_record(tmp_path: Path, cells: l
 
 def test_renamed_code_and_moved_results_are_still_the_same_cells(tmp_path: Path, cells: list[Cell]) -> None:
     """Older records name classes, and lack keys that were added later."""
-    with configurations():
-        made = configuration(*cells[0].words)
+    made = configuration(*cells[0].words)
     old = measured_part(made.resolved, made.added_later)
     old["framework"]["_target_"] = "ddlbench.frameworks.single.Before"
     write_record(tmp_path / "before", old, cells[0].gpus, "any-name/attempt-1")
@@ -186,8 +185,7 @@ def test_a_file_that_is_no_record_is_counted_and_harms_nothing(tmp_path: Path, c
 def test_the_status_of_five_thousand_cells_takes_ten_seconds(tmp_path: Path) -> None:
     axes = {"framework": ["ddp"], "gpus": [1, 2, 4, 8, 16], "train.clip_norm": list(range(1, 101))}
     study = load(str(write(tmp_path, axes=axes, exclude=[], repeats=10, keys=KEYS | {"batch": 64})))
-    with configurations():
-        made = configuration(*study.words(next(study.points())))
+    made = configuration(*study.words(next(study.points())))
     resolved, later = made.resolved, made.added_later
     for repeat, point in itertools.product(range(10), study.points()):
         train = resolved["train"] | {"clip_norm": float(point["train.clip_norm"]), "repeat": repeat}

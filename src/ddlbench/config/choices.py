@@ -147,16 +147,21 @@ def holds_list(key: str) -> bool:
     return any(entry.name == name and entry.value.startswith("[") for entry in entries)
 
 
-@cache
-def defaults() -> dict[str, str]:
-    """The option of each group that no word of the command line has to choose, as conf/config.yaml names it."""
-    entries = cast(list[dict[str, str] | str], published(".", "config")["defaults"])
-    return {group: option for entry in entries if isinstance(entry, dict) for group, option in entry.items()}
+def defaults(group: str = ".", option: str = "config") -> dict[str, str]:
+    """The option of each group that no word of the command line has to choose, as conf/config.yaml names it, or as
+    the YAML of another option replaces it."""
+    entries = cast(list[dict[str, str] | str], _content(group, option).get("defaults", []))
+    named = [item for entry in entries if isinstance(entry, dict) for item in entry.items()]
+    return {re.sub(r"^override /|@.*", "", name): default for name, default in named}
 
 
-@cache
 def published(group: str, option: str) -> dict[str, Any]:
     """The keys of an option's YAML and their values there."""
+    return {key: value for key, value in _content(group, option).items() if key not in ("defaults", "hydra")}
+
+
+@cache
+def _content(group: str, option: str) -> dict[str, Any]:
     content = OmegaConf.to_container(OmegaConf.load(conf_dir() / group / f"{option}.yaml"))
     return cast(dict[str, Any], content)
 

@@ -1,8 +1,7 @@
 """Configurations, and what a framework would do with them, without a command line and without starting anything.
 
-Hydra's compose takes about 0.4 s. Here it is called once for each combination of options, without those whose section
-is their YAML; keys are then replaced in the plain data that it gave, and a section is built once for each of its
-contents, so that thousands take seconds.
+Hydra composes the configuration of a run, which takes about 0.4 s. Here its plain data are put together from the YAMLs
+in the same way, and a section is built once for each of its contents, so that thousands of configurations take seconds.
 """
 
 from __future__ import annotations
@@ -18,14 +17,11 @@ from dataclasses import fields
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
-from hydra import compose, initialize_config_dir
-from hydra.core.override_parser.types import Override, OverrideType
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from ddlbench.config import overrides, schema
-from ddlbench.config.choices import choices, conf_dir, published
+from ddlbench.config.choices import choices, choose, defaults, published
 from ddlbench.config.keys import Options
 from ddlbench.config.schema import GROUPS, SECTIONS, Config
 from ddlbench.errors import RunError, Unavailable, UserError
@@ -36,16 +32,6 @@ if TYPE_CHECKING:
 
 Plain = dict[str, Any]
 NOT_LITERAL = re.compile(r"\$\{|\?\?\?")  # what OmegaConf does not take literally
-PLAIN_GROUPS = ("framework", "loader")  # their YAMLs are their sections: without interpolations and other options
-
-
-@contextmanager
-def configurations() -> Generator[None]:
-    """Within it `configuration` finds the program's own YAMLs, as they are and with the environment as it is now."""
-    _composed.cache_clear()
-    _built.cache_clear()
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        yield
 
 
 def configuration(*words: str) -> Config:
@@ -56,15 +42,15 @@ def configuration(*words: str) -> Config:
         return schema.build(
             _plain(words), lambda name, raw: copy.deepcopy(_built(name, json.dumps(raw, sort_keys=True)))
         )
-    except (HydraException, OmegaConfBaseException) as error:
+    except OmegaConfBaseException as error:
         raise UserError(hydra_line(error)) from error
 
 
 def hydra_line(error: BaseException) -> str:
     """The several lines of an error of Hydra or OmegaConf as one: the key, what is wrong, the choices there are."""
-    cause = error.__cause__
-    if isinstance(cause, ConfigAttributeError | ConfigKeyError) and isinstance(cause.parent_node, DictConfig):
-        return schema.unknown_key(str(cause.full_key), [str(key) for key in cause.parent_node])
+    for cause in (error, error.__cause__):
+        if isinstance(cause, ConfigAttributeError | ConfigKeyError) and isinstance(cause.parent_node, DictConfig):
+            return schema.unknown_key(str(cause.full_key), [str(key) for key in cause.parent_node])
     if isinstance(error, OmegaConfBaseException):
         key = re.search(r"^ *full_key: \.*(\S+)", str(error), re.MULTILINE)
         return f"{key[1]}: {first_line(error)}" if key else first_line(error)
@@ -73,48 +59,35 @@ def hydra_line(error: BaseException) -> str:
 
 
 def _plain(words: Sequence[str]) -> Plain:
-    """The composed configuration as plain data, and the words' values in it."""
-    parsed = {word: overrides.parsed(word) for word in words}
-    sections, chosen = Plain(), list[str]()
-    for word, override in parsed.items():
-        group, option = override.key_or_group, str(override.value())
-        if group in PLAIN_GROUPS and option in choices(group):
-            sections[group] = published(group, option)
-        elif group in GROUPS:
-            chosen.append(word)
-    composed = _composed(*sorted(chosen)) | sections
-    plain = {key: dict(value) if isinstance(value, dict) else value for key, value in composed.items()}
-    others = [override for override in parsed.values() if override.key_or_group not in GROUPS]
-    return plain if all(_replace(plain, override) for override in others) else _compose(words)
+    """The plain data that Hydra would compose: the YAML of each chosen option, then the values of the words."""
+    parsed = [overrides.parsed(word) for word in words]
+    chosen = {override.key_or_group: str(override.value()) for override in parsed if override.key_or_group in GROUPS}
+    options = defaults()
+    for group, option in chosen.items():
+        if option not in choices(group):
+            raise UserError(f"{choose(group, option)} does not exist: choose one of {', '.join(choices(group))}")
+        options |= defaults(group, option)
+    options |= chosen
+    plain = copy.deepcopy(published(".", "config") | {group: published(group, options[group]) for group in GROUPS})
+    for override in parsed:
+        if override.key_or_group not in GROUPS:
+            _set(plain, override.key_or_group, override.value())
+    if NOT_LITERAL.search(str(plain)):
+        return cast(Plain, OmegaConf.to_container(OmegaConf.create(plain), resolve=True, throw_on_missing=True))
+    return plain
 
 
-@cache
-def _composed(*words: str) -> Plain:
-    """`_compose`, once for the same options. A caller copies what it changes."""
-    return _compose(words)
-
-
-def _compose(words: Sequence[str]) -> Plain:
-    """The plain data as Hydra itself composes them."""
-    return cast(Plain, OmegaConf.to_container(compose("config", list(words)), resolve=True, throw_on_missing=True))
-
-
-def _replace(plain: Plain, override: Override) -> bool:
-    """Give a key another value; False for what only Hydra can do: a key that is added, a section, an interpolation.
-    plain: its first two levels are a copy"""
-    *path, leaf = override.key_or_group.split(".")
-    value = override.value()
-    for depth, part in enumerate(path):
-        section = plain.get(part)
-        if not isinstance(section, dict):
-            return False
-        plain[part] = section = cast(Plain, section) if depth == 0 else dict(cast(Plain, section))
-        plain = section
-    simple = not isinstance(value, dict) and not isinstance(plain.get(leaf), dict)
-    if override.type != OverrideType.CHANGE or leaf not in plain or not simple or NOT_LITERAL.search(str(value)):
-        return False
-    plain[leaf] = value
-    return True
+def _set(plain: Plain, key: str, value: object) -> None:
+    """Give a dotted key another value; a section keeps the keys that the value does not name."""
+    *path, leaf = key.split(".")
+    for depth, part in enumerate(path, 1):
+        if part not in plain:
+            raise UserError(schema.unknown_key(".".join(path[:depth]), plain))
+        if not isinstance(plain := plain[part], dict):
+            raise UserError(schema.unknown_key(key, ()))
+    before = plain.get(leaf)
+    both = isinstance(value, dict) and isinstance(before, dict)
+    plain[leaf] = cast(Plain, before) | cast(Plain, value) if both else value
 
 
 @cache

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from ddlbench import OLDEST_TORCH, __version__, too_old
 from ddlbench.config.choices import choices
-from ddlbench.config.compose import configuration, configurations, quiet, refusal
+from ddlbench.config.compose import configuration, quiet, refusal
 from ddlbench.config.job import make_job
 from ddlbench.doctor.machine import Line, launchers, limits, links
 from ddlbench.errors import RunError, Unavailable, Unsupported
@@ -73,7 +73,7 @@ def table(rows: Sequence[Line]) -> str:
 
 
 def frameworks(launch: Launch, device: torch.device) -> list[Line]:
-    with configurations(), quiet():
+    with quiet():
         return [framework(name, launch, device) for name in choices("framework")]
 
 
@@ -94,7 +94,7 @@ def framework(name: str, launch: Launch, device: torch.device) -> Line:
 
 
 def loaders(device: torch.device) -> list[Line]:
-    with configurations(), quiet():
+    with quiet():
         return [loader(name, device) for name in choices("loader")]
 
 

@@ -12,7 +12,6 @@ from itertools import chain
 
 import torch
 
-from ddlbench.config.compose import configurations
 from ddlbench.errors import RunError
 from ddlbench.oracle.machine import machine as machines
 from ddlbench.oracle.machine.machine import Machine
@@ -35,8 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         gc.disable()  # the process ends soon, and collections take a tenth of its time
     try:
         question = ask(sys.argv[1:] if arguments is None else arguments)
-        with configurations():
-            return answer(question)
+        return answer(question)
     except RunError as error:
         print(f"ddlbench.predict: {' '.join(str(error).split())}", file=sys.stderr)
         return error.exit_code

@@ -11,7 +11,7 @@ from __future__ import annotations
 import platform
 from dataclasses import replace
 
-from ddlbench.config.compose import configurations, recorded_configuration
+from ddlbench.config.compose import recorded_configuration
 from ddlbench.errors import RunError, Unsupported
 from ddlbench.oracle import bands
 from ddlbench.oracle.machine.machine import Machine
@@ -33,7 +33,6 @@ NAMED = 5  # rows that a warning names
 ALIKE = ("device", "device_model", "torch", "cuda", "data", "loader")
 
 
-@configurations()  # what published measurements resemble is composed
 def with_predictions(tables: Tables, records: Records, cluster: str) -> Tables:
     """The tables with predicted_* columns, and a warning for each row that is outside its band or cannot be predicted.
     UserError for an unknown cluster. cluster: "published" for published measurements alone"""

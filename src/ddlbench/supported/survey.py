@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 import torch
 
 from ddlbench.config.choices import choices, keys
-from ddlbench.config.compose import configuration, configurations, refusal, supports
+from ddlbench.config.compose import configuration, refusal, supports
 from ddlbench.config.job import make_job
 from ddlbench.config.keys import PRECISIONS, Checkpoint
 from ddlbench.config.schema import Config
@@ -82,10 +82,9 @@ class Survey:
 
     @classmethod
     def compose(cls) -> Survey:
-        with configurations():
-            frameworks = {name: configuration(f"+framework={name}", "+model=resnet50") for name in choices("framework")}
-            models = {name: configuration("+framework=single", f"+model={name}") for name in choices("model")}
-            recipes: dict[str, Change] = {f"recipe={name}": recipe(name) for name in RECIPES}
+        frameworks = {name: configuration(f"+framework={name}", "+model=resnet50") for name in choices("framework")}
+        models = {name: configuration("+framework=single", f"+model={name}") for name in choices("model")}
+        recipes: dict[str, Change] = {f"recipe={name}": recipe(name) for name in RECIPES}
         return cls({name: made.framework for name, made in frameworks.items()}, models, UPDATING | recipes)
 
     @cached_property

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddlbench.config.compose import configurations
 from ddlbench.errors import RunError, UserError
 from ddlbench.sweep import slurm
 from ddlbench.sweep.lock import FOLDER, Owner, holder, last_job, unreadable
@@ -120,8 +119,7 @@ def _show(
 ) -> int:
     """Print the plan; nothing is started, whatever else is asked for."""
     status_of = _statuses(state, slurm.queue())
-    with configurations():  # once: the forecast composes one for each configuration and GPU count
-        lines = plan_lines(cells, state, status_of, forecast)
+    lines = plan_lines(cells, state, status_of, forecast)
     if given.slurm:
         held = (QUEUED, RUNNING)
         left = [cell for cell in cells if due(status_of(cell), given.retry) and status_of(cell) not in held]

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.compose import configuration
 from ddlbench.config.schema import Config
 from ddlbench.errors import STATUSES, TIME_LIMIT, PeerFailed, RunError
 from ddlbench.ranks.launchers import tasks_per_node
@@ -46,8 +46,7 @@ def main(arguments: Sequence[str]) -> int:
     code, began, *words = arguments
     output = sys.stdin.buffer.read().decode(errors="replace")
     try:
-        with configurations():
-            config = configuration(*words)
+        config = configuration(*words)
         write_row_of_job(config, int(code), began, output)
     except (RunError, OSError):  # the run has printed it
         return 1

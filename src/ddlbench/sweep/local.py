@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 
-from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.compose import configuration
 from ddlbench.errors import RunError
 from ddlbench.ranks.launchers import PLACE_VARIABLES, free_port, rank_variables
 from ddlbench.record.files import end_for_rank_0, now
@@ -135,8 +135,7 @@ def _ended(cell: Cell, state: State, codes: list[int], began: str, logged: int) 
     if any(codes) and not any(attempt.start >= began for attempt in attempts):
         from ddlbench.sweep.end_without_record import record_end  # torch comes with it
 
-        with configurations():
-            config = configuration(*cell.command(state.results))
+        config = configuration(*cell.command(state.results))
         with (log := _log(state.results, cell)).open("rb") as file:
             file.seek(max(logged, log.stat().st_size - MIB))
             output = file.read(MIB).decode(errors="replace")

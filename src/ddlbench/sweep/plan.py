@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddlbench.config.compose import configuration, configurations, refusal, supports
+from ddlbench.config.compose import configuration, refusal, supports
 from ddlbench.config.schema import Config
 from ddlbench.errors import Unavailable, Unsupported, UserError
 from ddlbench.results.rows import group_by
@@ -74,9 +74,8 @@ def plan(study: Study, device: torch.device, *checks: Check) -> list[Cell]:
     checks: raise UserError or Unsupported for a configuration that would not start there
     """
     cells: dict[str, Cell] = {}
-    with configurations():
-        for place, point in enumerate(study.points()):
-            cells |= {cell.key: cell for cell in _runs(study, place, point, device, checks)}
+    for place, point in enumerate(study.points()):
+        cells |= {cell.key: cell for cell in _runs(study, place, point, device, checks)}
     shuffled = sorted(cells.values(), key=lambda cell: cell.key)  # independent of the order of the axes
     random.Random(study.order).shuffle(shuffled)
     ordered = sorted(shuffled, key=lambda cell: (cell.repeat, study.seeds.index(cell.seed)))

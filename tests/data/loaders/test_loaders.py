@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddlbench.config.choices import choices
-from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.compose import configuration
 from ddlbench.data.feed import Loader
 
 # counts_reads, drops_cache, decodes_on_host, pinned, parallel_key, scored, ahead (of two threads or processes): a line
@@ -23,9 +23,8 @@ def test_every_loader_is_listed() -> None:
 
 @pytest.mark.parametrize("name", ANSWERS)
 def test_a_loader_answers_all_that_is_asked(name: str) -> None:
-    with configurations():
-        two = [f"loader.{key}=2"] if (key := ANSWERS[name][4]) else []
-        loader = configuration("+framework=ddp", "+model=resnet50", f"loader={name}", *two).loader
+    two = [f"loader.{key}=2"] if (key := ANSWERS[name][4]) else []
+    loader = configuration("+framework=ddp", "+model=resnet50", f"loader={name}", *two).loader
     assert isinstance(loader, Loader)
     answers = (
         loader.counts_reads, loader.drops_cache, loader.decodes_on_host, loader.pinned, loader.parallel_key,

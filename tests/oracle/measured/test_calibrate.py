@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.compose import configuration
 from ddlbench.errors import Unavailable, UserError
 from ddlbench.measure import clock
 from ddlbench.oracle.machine import machine as machines
@@ -32,8 +32,7 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_calibration_is_kept_for_its_batch_and_precision(own_home: Path) -> None:
-    with configurations():
-        config, half = configuration(*TINY), configuration(*TINY, "train.precision=bf16")
+    config, half = configuration(*TINY), configuration(*TINY, "train.precision=bf16")
     first, update_s = calibration(config, CPU, 2)
     assert [item.forward > 0 and item.backward > 0 for item in first] == [True] * 4  # embed, h0, ln_f, head
     assert calibration(config, CPU, 2) == (first, update_s)
@@ -44,8 +43,7 @@ def test_a_calibration_is_kept_for_its_batch_and_precision(own_home: Path) -> No
 
 
 def test_a_calibration_of_another_version_is_measured_again(own_home: Path) -> None:
-    with configurations():
-        config = configuration(*TINY)
+    config = configuration(*TINY)
     calibration(config, CPU, 2)
     (path,) = own_home.iterdir()
     content = json.loads(path.read_text())
@@ -55,8 +53,7 @@ def test_a_calibration_of_another_version_is_measured_again(own_home: Path) -> N
 
 @pytest.mark.usefixtures("own_home")
 def test_blocks_are_measured_up_to_twice_one_gpu_s_batch() -> None:
-    with configurations():
-        config = configuration(*TINY)
+    config = configuration(*TINY)
     computation = from_calibration(config, machines.load("local"))
     exact = computation.blocks(4)
     assert computation.marks(4) == []
@@ -69,8 +66,7 @@ def test_blocks_are_measured_up_to_twice_one_gpu_s_batch() -> None:
 @pytest.mark.usefixtures("own_home")
 def test_a_predicted_step_has_the_measured_blocks_and_update() -> None:
     """Not the update by the bytes of a device whose bandwidth is unknown."""
-    with configurations():
-        config = configuration(*TINY)
+    config = configuration(*TINY)
     machine = machines.load("local")
     computation = from_calibration(config, machine)
     row = predict(config, 1, Inputs(machine, lambda *_: computation))
@@ -81,8 +77,7 @@ def test_a_predicted_step_has_the_measured_blocks_and_update() -> None:
 @pytest.mark.usefixtures("own_home")
 def test_a_measured_step_is_divided_in_the_proportions_of_the_blocks() -> None:
     """The update, too, is a part of the step of 1 s, and was measured with the blocks."""
-    with configurations():
-        config = configuration(*TINY)
+    config = configuration(*TINY)
     machine = machines.load("local")
     blocks = from_calibration(config, machine)
     divided = from_one_step(config, machine, OneStep(1.0), blocks=blocks)
@@ -95,8 +90,7 @@ def test_blocks_are_measured_with_the_switches_of_a_run(monkeypatch: pytest.Monk
     """By default torch rounds the inputs of convolutions to TF32, which a run does with train.tf32=true alone."""
     seen = list[object]()
     monkeypatch.setattr(inputs, "set_switches", lambda *given: seen.append(given))
-    with configurations():
-        config = configuration(*TINY)
+    config = configuration(*TINY)
     inputs.measure(config, CPU, 2)
     assert seen == [(config.train, CPU)]
 
@@ -104,8 +98,7 @@ def test_blocks_are_measured_with_the_switches_of_a_run(monkeypatch: pytest.Monk
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "oracle").touch()
     monkeypatch.setenv("DDLBENCH_HOME", str(tmp_path))
-    with configurations():
-        config = configuration(*TINY)
+    config = configuration(*TINY)
     with pytest.raises(UserError, match=r"cannot be written .* set DDLBENCH_HOME to another folder"):
         calibration(config, CPU, 2)
 
@@ -117,14 +110,12 @@ def test_the_median_of_the_repeats_counts_without_the_first(monkeypatch: pytest.
     times = accumulate(map(float, [*blocks, *(seconds for item in update for seconds in (0, item))]))
     for module in (clock, inputs):
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: next(times)))
-    with configurations():
-        config = configuration(*TINY)
+    config = configuration(*TINY)
     assert inputs.measure(config, CPU, 2) == ([(3, 30)] * 4, 7)
 
 
 def test_another_device_is_refused() -> None:
-    with configurations():
-        config = configuration(*TINY)
+    config = configuration(*TINY)
     with pytest.raises(UserError, match="which has no GPU, not Tesla V100"):
         from_calibration(config, machines.load("abci"))
 

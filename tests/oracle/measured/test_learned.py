@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.compose import configuration
 from ddlbench.config.schema import Config
 from ddlbench.oracle.machine.machine import Machine, load
 from ddlbench.oracle.measured.inputs import OneStep, from_one_step
@@ -22,8 +22,7 @@ COUNTS = 1, 4, 8, 16, 32
 @pytest.fixture(scope="module")
 def config() -> Config:
     """VGG-16 sends 553 MB a step, so links matter."""
-    with configurations():
-        return configuration("+framework=ddp", "+model=vgg16", "train.batch_per_gpu=8")
+    return configuration("+framework=ddp", "+model=vgg16", "train.batch_per_gpu=8")
 
 
 def machine(inner: float = 1.0, outer: float = 1.0) -> Machine:
@@ -97,8 +96,7 @@ def test_what_the_terms_do_not_explain_is_carried_on(config: Config) -> None:
 
 
 def test_other_settings_and_single_counts_teach_nothing(config: Config) -> None:
-    with configurations():
-        other = configuration("+framework=ddp", "+model=vgg16", "train.batch_per_gpu=8", "framework.bucket_cap_mb=1")
+    other = configuration("+framework=ddp", "+model=vgg16", "train.batch_per_gpu=8", "framework.bucket_cap_mb=1")
     runs = [record(config, 1, 0.1), record(other, 8, 0.3)]
     assert Results(Path("results"), runs).learned(config, ABCI) is None
     assert Results(Path("results"), []).learned(config, load("abci")) is None

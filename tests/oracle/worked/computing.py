@@ -8,7 +8,7 @@ from functools import cache
 
 import numpy as np
 
-from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.compose import configuration
 from ddlbench.counts.counts import Block, Counts, Line, Work
 from ddlbench.oracle.machine import collectives as by
 from ddlbench.oracle.machine.collectives import path
@@ -94,8 +94,7 @@ def shared_cores() -> list[str]:
 def loaded() -> Prediction:
     """A step of 1 s with 8 samples, on four GPUs whose ranks load 4 samples a second; 320 samples an epoch."""
     words = ("+framework=ddp", "+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=16")
-    with configurations():
-        config = configuration(*words, "model.image_size=64", "train.batch_per_gpu=8")
+    config = configuration(*words, "model.image_size=64", "train.batch_per_gpu=8")
     abci = replace(load("abci"), spread=0.0)
     inputs = Inputs(abci, lambda given: from_one_step(given, abci, OneStep(1.0)), samples=320, loader=4.0)
     return predict(config, 4, inputs)

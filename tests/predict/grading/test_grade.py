@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from ddlbench.config.compose import configurations
 from ddlbench.errors import UserError
 from ddlbench.oracle import bands
 from ddlbench.oracle.memory.stages import Cut
@@ -69,9 +68,8 @@ def test_coverage_counts_measurements_between_the_ends_of_their_bands() -> None:
 def test_a_prediction_from_a_base_on_several_gpus_returns_the_base() -> None:
     """The seconds of one device are solved so that the prediction for the base is its measured step."""
     (point,) = points(rows(BASE, POINT), [])
-    with configurations():
-        again = predicted_s(replace(point, measured=point.base))
-        more = predicted_s(point)
+    again = predicted_s(replace(point, measured=point.base))
+    more = predicted_s(point)
     assert again == pytest.approx(point.base.seconds)
     assert more > point.base.seconds * point.machine.slowest(32) / point.machine.slowest(8)
 
@@ -80,7 +78,7 @@ def test_a_network_that_cannot_have_carried_the_gradients_is_no_network_of_the_m
     """25.6 million gradients in fp32, 2 x 3/4 of them between four nodes: 0.153 GB over 0.1125 GB/s take 1.36 s."""
     slow = {"network": "1Gb Ethernet"}
     (point,) = points(rows({**BASE, **slow}, {**POINT, **slow}), [])
-    with configurations(), pytest.raises(UserError, match=r"needs 1\.36 s for the gradients alone.*took 0\.137 s"):
+    with pytest.raises(UserError, match=r"needs 1\.36 s for the gradients alone.*took 0\.137 s"):
         predicted_s(point)
 
 
@@ -90,16 +88,15 @@ def test_the_largest_count_of_a_series_is_predicted_from_all_smaller_ones() -> N
     (sample,) = points(rows(BASE, POINT), [])
     links = sample.machine.links
     slower = replace(sample.machine, links=(links[0], replace(links[1], bytes_per_s=links[1].bytes_per_s / 20)))
-    with configurations():
-        series = list[Point]()
-        for gpus in (16, 32, 64):
-            at = replace(sample, measured=replace(sample.measured, gpus=gpus, samples=256 * gpus))
-            series.append(replace(at, measured=replace(at.measured, seconds=predicted_s(at, slower))))
-        (last,) = learned_rows([series[2], *series[:2]], [])
-        assert (last["gpus"], last["base"]) == (64, "16, 32 GPUs")
-        wrong, measured = predicted_s(series[2]), series[2].measured.seconds
-        assert abs(last["predicted_s"] - measured) < 0.1 * abs(wrong - measured)
-        assert list(learned_rows(series[2:], [])) == []
+    series = list[Point]()
+    for gpus in (16, 32, 64):
+        at = replace(sample, measured=replace(sample.measured, gpus=gpus, samples=256 * gpus))
+        series.append(replace(at, measured=replace(at.measured, seconds=predicted_s(at, slower))))
+    (last,) = learned_rows([series[2], *series[:2]], [])
+    assert (last["gpus"], last["base"]) == (64, "16, 32 GPUs")
+    wrong, measured = predicted_s(series[2]), series[2].measured.seconds
+    assert abs(last["predicted_s"] - measured) < 0.1 * abs(wrong - measured)
+    assert list(learned_rows(series[2:], [])) == []
 
 
 def test_a_series_that_teaches_nothing_does_not_end_the_grade(
@@ -119,8 +116,7 @@ def test_a_series_that_teaches_nothing_does_not_end_the_grade(
 
 def test_a_layout_takes_each_of_its_micro_batches_and_one_update() -> None:
     cells = [{**LAYOUT, "global_batch": str(4 * count)} for count in (2, 4, 8)]
-    with configurations():
-        seconds = [layouts.predicted_s(one) for one in layouts.layouts(rows(*cells), [])]
+    seconds = [layouts.predicted_s(one) for one in layouts.layouts(rows(*cells), [])]
     two, four, eight = seconds
     assert eight - four == pytest.approx(2 * (four - two))
     assert 2 * two > four
@@ -128,8 +124,7 @@ def test_a_layout_takes_each_of_its_micro_batches_and_one_update() -> None:
 
 def test_a_layout_s_head_is_on_its_last_stage_and_small_kernels_do_not_become_faster() -> None:
     cells = [{**LAYOUT, "dp": "1", degree: "4"} for degree in ("dp", "tp", "pp")]
-    with configurations():
-        data, tensor, pipeline = (layouts.predicted_s(one) for one in layouts.layouts(rows(*cells), []))
+    data, tensor, pipeline = (layouts.predicted_s(one) for one in layouts.layouts(rows(*cells), []))
     assert tensor > 3 * data  # four times the micro batches of the same host's pace, and less of the head
     assert pipeline > data
 
@@ -140,9 +135,8 @@ def test_two_interleaved_stages_of_a_rank_halve_the_bubble() -> None:
         {**LAYOUT, "global_batch": "4", "dp": "2", "pp": "2", "layers": "24", "chunks": chunks}
         for chunks in ("", "1", "2")
     ]
-    with configurations():
-        (one,) = {layouts.predicted_s(cell) for cell in layouts.layouts(rows(*cells[:2]), [])}
-        (two,) = (layouts.predicted_s(cell) for cell in layouts.layouts(rows(cells[2]), []))
+    (one,) = {layouts.predicted_s(cell) for cell in layouts.layouts(rows(*cells[:2]), [])}
+    (two,) = (layouts.predicted_s(cell) for cell in layouts.layouts(rows(cells[2]), []))
     micro_batches = 2
     assert two / one == pytest.approx((micro_batches + 0.5) / (micro_batches + 1), rel=0.05)
 
@@ -223,13 +217,12 @@ def test_ranks_that_share_layers_send_parts_between_nodes(monkeypatch: pytest.Mo
     cuts = list[Cut]()
     monkeypatch.setattr(layouts, "Cut", lambda *parts, **more: cuts.append(Cut(*parts, **more)) or cuts[-1])
     cells = {"gpus": "16", "tp": "8", "dp": "1", "pp": "2"}
-    with configurations():
-        (layout,) = layouts.layouts(rows({**LAYOUT, **cells}), [])
-        layouts.predicted_s(layout)
-        (cut,) = cuts
-        size, gathered_s = 2 * 1024**2, cut.setting.all_reduce(2 * 1024**2, 8) / 2
-        assert pipeline._sending(cut) == pytest.approx([14e-6 + size / 90e9 + gathered_s], rel=1e-6)
-        whole_s = pipeline._sending(replace(cut, scattered=False))
+    (layout,) = layouts.layouts(rows({**LAYOUT, **cells}), [])
+    layouts.predicted_s(layout)
+    (cut,) = cuts
+    size, gathered_s = 2 * 1024**2, cut.setting.all_reduce(2 * 1024**2, 8) / 2
+    assert pipeline._sending(cut) == pytest.approx([14e-6 + size / 90e9 + gathered_s], rel=1e-6)
+    whole_s = pipeline._sending(replace(cut, scattered=False))
     assert whole_s == pytest.approx([14e-6 + 8 * size / 90e9], rel=1e-6)
 
 

@@ -7,7 +7,7 @@ from itertools import islice
 import pytest
 import torch
 
-from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.compose import configuration
 from ddlbench.config.job import make_job
 from ddlbench.job import Place
 from ddlbench.ranks.fake import cuda as fake_cuda
@@ -30,8 +30,7 @@ def test_a_batch_is_copied_on_the_side_and_the_compute_stream_waits_for_it(monke
             calls.append(f"{'compute' if on_compute else 'side'}: {call}")
 
         monkeypatch.setattr(fake_cuda.Event, call, note)
-    with configurations():
-        made = configuration(*words("single", "gpt2_small"))
+    made = configuration(*words("single", "gpt2_small"))
     job = make_job(made, Launch("alone"), CUDA)
     with fake_world(0, 1, CUDA), Observed(CUDA).observing():
         batches = list(islice(fed(job, Place(0, 1), pinned=True), 2))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.compose import configuration
 from ddlbench.errors import UserError
 from ddlbench.figures.panels import panels
 from ddlbench.report.fastest import best, comparisons
@@ -170,10 +170,9 @@ def test_the_rows_of_a_papers_figure_share_one_table_for_each_model(
     """The curves of Lin's figures 4 to 12 and Aach's 3b and 7: all frameworks, with DALI on either device."""
     tables = dict[str, set[str]]()
     loaded = load(study)
-    with configurations():
-        for point in loaded.points():
-            config = configuration(*loaded.words(point)).identity()
-            run = AttemptRow(dict.fromkeys(SEEN) | {"dataset_hash": config["data"]["name"]}, measured_options(config))
-            key = f"{point['framework']} {point.get('loader')} {point.get('loader.device')}"
-            tables.setdefault(how.comparison_id(run), set()).add(key)
+    for point in loaded.points():
+        config = configuration(*loaded.words(point)).identity()
+        run = AttemptRow(dict.fromkeys(SEEN) | {"dataset_hash": config["data"]["name"]}, measured_options(config))
+        key = f"{point['framework']} {point.get('loader')} {point.get('loader.device')}"
+        tables.setdefault(how.comparison_id(run), set()).add(key)
     assert sorted(map(len, tables.values())) == curves

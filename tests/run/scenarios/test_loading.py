@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.compose import configuration
 from ddlbench.config.schema import Config
 from ddlbench.figures.panels import panels
 from ddlbench.record.record import run_id
@@ -145,8 +145,7 @@ def test_several_ranks_read_each_their_share(tmp_path: Path) -> None:
 
 
 def composed(*words: str) -> Config:
-    with configurations():
-        return configuration(*words)
+    return configuration(*words)
 
 
 def test_the_mode_is_part_of_what_is_measured_and_changes_no_training_run() -> None:
