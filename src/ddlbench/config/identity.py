@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from dataclasses import Field, fields, is_dataclass
 from typing import Any, cast
 
+Plain = Mapping[str, Any]
 STAGE_TO = "data.stage_to"
 # Keys that say where a run happens or how it is shown, not what it measures. The data are covered by their hash.
 UNMEASURED = (
     "results_dir", "dryrun", "progress", "train.timeout_s", "train.time_limit_s",
     "profile", "profile_steps", "profile_trace",  # a window after all that is measured (docs/adr/0016)
     "preflight", "preflight_warn", "preflight_stop",  # a check before it (run/preflight.py)
-    "data.root", "data.cache_dir", "data.tokenizer", "data.train", "data.valid", STAGE_TO, "cluster.notes",
+    "data.root", "data.cache_dir", "data.tokenizer", "data.train", "data.valid", "cluster.notes",
     "checkpoint.dir", "checkpoint.keep", "checkpoint.resume",
 )  # fmt: skip
 
@@ -34,39 +35,24 @@ def added_later(config: object, prefix: str = "") -> dict[str, Any]:
     return added
 
 
-def measured_part(plain: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration without the keys that do not change a measurement. Whether data were staged changes it, the
-    folder does not.
+def measured_part(plain: Plain, before: Plain, prefix: str = "") -> dict[str, Any]:
+    """A configuration without the keys that do not change a measurement, and without the modules' paths that older
+    records hold. Whether data were staged changes it, the folder does not.
 
     before: the keys that were added later, with the value at which they are left out; of a record too, whose
         configuration may lack any of its keys
+    prefix: the section whose keys these are, with a dot; "": the complete configuration
     """
-    left = _without_classes(plain)
-    for key, value in before.items():
-        section, leaf = _place(left, key)
-        if leaf in section and section[leaf] == value:
-            del section[leaf]
-    for key in UNMEASURED:
-        section, leaf = _place(left, key)
-        if key == STAGE_TO and leaf in section:
-            section["staged"] = section[leaf] is not None
-        section.pop(leaf, None)
-    return {key: value for key, value in left.items() if value != {}}  # a section of keys that were all added later
-
-
-def _without_classes(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of its sections without the modules' paths that older records hold."""
-    return {
-        key: _without_classes(cast(Mapping[str, Any], value)) if isinstance(value, Mapping) else value
-        for key, value in plain.items()
-        if key != "_target_"
-    }
-
-
-def _place(config: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
-    """The section that holds a dotted key, and the key's last part."""
-    *path, leaf = key.split(".")
-    for part in path:
-        section = config.get(part)
-        config = cast(dict[str, Any], section) if isinstance(section, dict) else {}
-    return config, leaf
+    measured: dict[str, Any] = {}
+    for key, value in plain.items():
+        name = prefix + key
+        if key == "_target_" or (name in before and before[name] == value):
+            continue
+        if name == STAGE_TO:
+            measured["staged"] = value is not None
+        elif name not in UNMEASURED:
+            section = isinstance(value, Mapping)
+            measured[key] = measured_part(cast(Plain, value), before, f"{name}.") if section else value
+    if prefix:
+        return measured
+    return {key: value for key, value in measured.items() if value != {}}  # a section of keys that were all added later
