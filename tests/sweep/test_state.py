@@ -16,8 +16,10 @@ from ddlbench.config.compose import configuration
 from ddlbench.config.identity import measured_part
 from ddlbench.heartbeat import Process
 from ddlbench.record.files import HEARTBEAT
+from ddlbench.sweep.overview import Overview
 from ddlbench.sweep.plan import Cell, plan
-from ddlbench.sweep.state import State, due, plan_lines, status_lines
+from ddlbench.sweep.slurm import Queue
+from ddlbench.sweep.state import State, due
 from ddlbench.sweep.study import load
 from tests.support.killed import beat, ended_process
 from tests.sweep.studies import KEYS, record, write, write_record
@@ -138,7 +140,7 @@ def test_hours_and_estimates_come_from_finished_runs(tmp_path: Path, cells: list
     assert state.estimate(two) == 90
     assert state.estimate(cells[:2]) is None
     assert state.gpu_hours(cells) == pytest.approx((36 + 90) * 2 / 3600)
-    text = "\n".join(plan_lines(cells, state, state.status))
+    text = "\n".join(Overview(cells, state, Queue({})).plan_lines())
     assert "ddp        2     2     missing 1, ok 1  90.0   0.050" in text
     assert "GPU-hours used: 0.070" in text
     assert "remaining, one after another: 1.5 minutes, 0.050 GPU-hours; 4 more cells have no finished run" in text
@@ -159,7 +161,7 @@ def test_a_key_that_a_framework_lacks_has_a_column_all_the_same(tmp_path: Path) 
     axes = {"framework": ["ddp", "tensor"], "framework.bucket_cap_mb": [25], "framework.tp": [2], "gpus": [2]}
     cells = plan(load(str(write(tmp_path, axes=axes, exclude=[]))), CPU)
     state = State(tmp_path / "results").refresh()
-    head, _, *rows = plan_lines(cells, state, state.status)
+    head, _, *rows = Overview(cells, state, Queue({})).plan_lines()
     assert {"framework", "framework.bucket_cap_mb", "framework.tp", "gpus"} < {*head.split()}
     assert {name: {*values[:2]} for name, *values in map(str.split, rows[:2])} == {"ddp": {"25", "2"}, "tensor": {"2"}}
 
@@ -167,7 +169,7 @@ def test_a_key_that_a_framework_lacks_has_a_column_all_the_same(tmp_path: Path) 
 def test_a_status_names_each_failure_with_its_reason(tmp_path: Path, cells: list[Cell]) -> None:
     record(tmp_path / "results", cells[2], "oom", reason="CUDA out of\x1b[31m memory")
     state = State(tmp_path / "results").refresh()
-    lines = status_lines(cells, state, state.status)
+    lines = Overview(cells, state, Queue({})).status_lines()
     assert lines[0] == "6 cells: missing 5, oom 1"
     assert any("ddp gpus=1 repeat 0: oom: CUDA out of" in line and "\x1b" not in line for line in lines)
 
@@ -179,7 +181,7 @@ def test_a_file_that_is_no_record_is_counted_and_harms_nothing(tmp_path: Path, c
     (tmp_path / "results/x/attempt-1/run.json").write_text(content)
     state = State(tmp_path / "results").refresh()
     assert state.status(cells[0]) == "ok"
-    assert "1 records cannot be read" in "\n".join(status_lines(cells, state, state.status))
+    assert "1 records cannot be read" in "\n".join(Overview(cells, state, Queue({})).status_lines())
 
 
 def test_the_status_of_five_thousand_cells_takes_ten_seconds(tmp_path: Path) -> None:
@@ -193,6 +195,6 @@ def test_the_status_of_five_thousand_cells_takes_ten_seconds(tmp_path: Path) -> 
         write_record(tmp_path / "results", resolved | {"train": train}, point["gpus"], name, config_added_later=later)
     began = time.process_time()  # the load of the machine does not count
     cells, state = plan(study, CPU), State(tmp_path / "results").refresh()
-    lines = status_lines(cells, state, state.status)
+    lines = Overview(cells, state, Queue({})).status_lines()
     assert time.process_time() - began < 10
     assert lines[0] == "5000 cells: ok"

@@ -8,20 +8,17 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ddlbench.errors import RunError, UserError
 from ddlbench.sweep import slurm
-from ddlbench.sweep.lock import FOLDER, Owner, holder, last_job, unreadable
-from ddlbench.sweep.plan import INVALID, Cell, Check, data_check, plan
-from ddlbench.sweep.state import FINAL, MISSING, QUEUED, RETRIES, RUNNING, State, due, plan_lines, status_lines
+from ddlbench.sweep.lock import Owner, holder, unreadable
+from ddlbench.sweep.overview import HELD, Overview
+from ddlbench.sweep.plan import Cell, Check, data_check, plan
+from ddlbench.sweep.state import RETRIES, State, due
 from ddlbench.sweep.study import Study, load, names
 from ddlbench.texts import say
-
-if TYPE_CHECKING:
-    from ddlbench.sweep.forecast import Forecast
 
 INTERRUPTED = 130
 
@@ -70,12 +67,17 @@ def _run(given: argparse.Namespace, study: Study) -> int:
     state = State(Path(study.results_dir)).refresh()
     if cancels:
         return _cancel(cells, state)
-    if given.status:
-        return _status(cells, state)
-    if given.slurm or given.local:
+    if (given.slurm or given.local) and not asks:
         writable(study.results_dir)
-    if not starts:
-        return _show(given, study, cells, state, options, forecast)
+    if asks or not starts:
+        overview = Overview(cells, state, slurm.queue(), forecast or (lambda _: None))
+        lines = overview.status_lines() if asks else overview.plan_lines()
+        if given.slurm and not asks:
+            statuses = [(cell, overview.statuses[cell.key]) for cell in cells if not cell.invalid]
+            left = [cell for cell, status in statuses if due(status, given.retry) and status not in HELD]
+            lines += slurm.job_lines(study, left, options)
+        say(*lines)
+        return 0
     left_out = [cell for cell in cells if cell.invalid]
     if given.slurm:
         failed = 0
@@ -84,7 +86,7 @@ def _run(given: argparse.Namespace, study: Study) -> int:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         left_out += [cell for cell in cells if cell.gpus > local.most_ranks() and not cell.invalid]
         failed = local.run_cells(cells, state, given.retry, say)
-        say(*status_lines(cells, state, _statuses(state, slurm.queue())))
+        say(*Overview(cells, state, slurm.queue()).status_lines())
         say(f"report: python -m ddlbench.report {shlex.quote(study.results_dir)}")
     if left_out:
         say(f"{len(left_out)} cells cannot run: --dry-run shows why")
@@ -92,40 +94,6 @@ def _run(given: argparse.Namespace, study: Study) -> int:
     for path in (claims := [path for cell in still_due if (path := unreadable(state.results, cell.key))]):
         say(f"{path} holds a cell, but no sweep has written it: remove it, or start again after two minutes")
     return 1 if claims or failed else 0
-
-
-def _status(cells: Sequence[Cell], state: State) -> int:
-    queued = slurm.queue()
-    status_of = _statuses(state, queued)
-    lines = status_lines(cells, state, status_of)
-    open_ = (cell for cell in cells if queued.starts is None and status_of(cell) in (QUEUED, RUNNING))
-    if any(last_job(state.results, cell.key) for cell in open_):
-        lines.append("squeue does not answer: cells of jobs that have ended may count as queued or running")
-    ended = [job for cell in cells if status_of(cell) == MISSING and (job := last_job(state.results, cell.key))]
-    if ended:
-        output = state.results / FOLDER / "logs" / f"{ended[0]}-*.out"
-        lines.append(f"missing although their Slurm job has ended: {len(ended)} cells; its output: {output}")
-    say(*lines)
-    return 0
-
-
-def _show(
-    given: argparse.Namespace,
-    study: Study,
-    cells: Sequence[Cell],
-    state: State,
-    options: slurm.Options,
-    forecast: Forecast | None,
-) -> int:
-    """Print the plan; nothing is started, whatever else is asked for."""
-    status_of = _statuses(state, slurm.queue())
-    lines = plan_lines(cells, state, status_of, forecast)
-    if given.slurm:
-        held = (QUEUED, RUNNING)
-        left = [cell for cell in cells if due(status_of(cell), given.retry) and status_of(cell) not in held]
-        lines += slurm.job_lines(study, [cell for cell in left if not cell.invalid], options)
-    say(*lines)
-    return 0
 
 
 def _cancel(cells: Sequence[Cell], state: State) -> int:
@@ -146,30 +114,6 @@ def _cancel(cells: Sequence[Cell], state: State) -> int:
     if left := len(jobs - cancelled) + len(sweeps - ended):
         say(f"{left} of other users or machines still hold cells of this study: cancel them there")
     return 1 if left else 0
-
-
-def _statuses(state: State, queued: slurm.Queue) -> Callable[[Cell], str]:
-    """A function that returns the status of a cell: `running` only if a process holds its claim, `queued` until its
-    Slurm job has begun it, also after an attempt that failed."""
-    statuses = dict[str, str]()
-
-    def status(cell: Cell) -> str:
-        return statuses.get(cell.key) or statuses.setdefault(cell.key, look(cell))
-
-    def look(cell: Cell) -> str:
-        if cell.invalid:
-            return INVALID
-        recorded = state.status(cell)
-        if recorded in FINAL:
-            return recorded
-        owner = holder(state.results, cell.key, queued)
-        if recorded in (MISSING, RUNNING):
-            return MISSING if owner is None else QUEUED if owner.job and recorded == MISSING else RUNNING
-        start = queued.start(owner.job) if owner else None
-        begun = any((attempt.job, attempt.restarts) == start for attempt in state.of(cell))
-        return QUEUED if start and not begun else recorded
-
-    return status
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -19,25 +19,18 @@ from ddlbench.sweep.plan import Cell
 class Forecast:
     """The predicted seconds of a cell's training steps, as a function of the cell: too few for large batches, because
     operations are taken at the device's peak, and nothing beside the steps is predicted. None if the oracle has no
-    answer, or for an epoch of unknown length. It must be called within `configurations`."""
+    answer, or for an epoch of unknown length."""
 
     def __init__(self, machine: str) -> None:
         """machine: a description's name or file, as cluster= of the predict command. UserError where there is none"""
         self.machine = machines.load(machine)
         self.device = torch.device(self.machine.device.type)
-        self.predicted: dict[tuple[str, int], float | None] = {}
 
     def check(self, config: Config) -> None:
         """Unsupported for a precision that the machine's device lacks."""
         check_precision(config.train.precision, self.machine.device.name)
 
     def __call__(self, cell: Cell) -> float | None:
-        place = cell.family, cell.gpus
-        if place not in self.predicted:
-            self.predicted[place] = self._seconds(cell)
-        return self.predicted[place]
-
-    def _seconds(self, cell: Cell) -> float | None:
         if cell.refused:
             return None
         config = configuration(*cell.words)
