@@ -58,12 +58,12 @@ def remove_leftovers(path: Path) -> None:
     with contextlib.suppress(OSError):  # another process may remove the same
         entries = [(entry, name.fullmatch(entry.name)) for entry in path.parent.iterdir()]
         for entry, by in entries:
-            if by is not None and _abandoned(entry, by[1], int(by[2])):
+            if by is None:
+                continue
+            if by[1] == digest(this_place()):
+                abandoned = not psutil.pid_exists(int(by[2]))
+            else:
+                written = max(path.stat().st_mtime for path in (entry, *entry.rglob("*")))
+                abandoned = time.time() - written > ABANDONED_S
+            if abandoned:
                 shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink(missing_ok=True)
-
-
-def _abandoned(entry: Path, place: str, pid: int) -> bool:
-    if place == digest(this_place()):
-        return not psutil.pid_exists(pid)
-    written = max(path.stat().st_mtime for path in (entry, *entry.rglob("*")))
-    return time.time() - written > ABANDONED_S

@@ -7,7 +7,6 @@ import errno
 import hashlib
 import json
 import os
-import stat
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import fields
@@ -51,11 +50,7 @@ def open_regular(path: Path) -> BufferedReader:
     if not path.is_file():  # before it is opened: opening a device may already do something
         path.stat()
         raise NotRegularError(path)
-    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise NotRegularError(path)
-    return file
+    return path.open("rb")
 
 
 def read_bytes(path: Path, largest: int = LARGEST_BYTES) -> bytes:

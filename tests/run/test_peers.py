@@ -84,8 +84,8 @@ def test_the_rank_that_sends_no_more_heartbeats_is_named_and_no_other(store: TCP
     assert one.find_cause() is None
     three.close()
     assert (one.find_cause() or "").startswith("rank 2 (")
-    wait_until(lambda: two.silent_for() > 4 * two.period_s)  # rank 1 listens to rank 2 all the time
-    assert three.silent_for() >= 0
+    wait_until(lambda: two.lost_contact(4 * two.period_s))  # rank 1 listens to rank 2 all the time
+    assert three.lost_contact(600) is None
     two.post(Failure("error", "rank 1: its own", 1, rank=1))
     wait_until(lambda: one.failure)
     assert one.find_cause() is None  # a failure that was posted says more

@@ -10,7 +10,6 @@ import sys
 import tempfile
 import threading
 import time
-import uuid
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -186,7 +185,7 @@ def test_a_sweep_waits_for_another_one_on_this_machine_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their temporary folders differ, as those of two jobs on one node do."""
-    monkeypatch.setattr(local, "TURN", f"\0{uuid.uuid4()}")  # a real sweep may run here
+    monkeypatch.setattr(local, "TURN", tmp_path / "turn")  # a real sweep may run here
     said, entered = list[str](), threading.Event()
 
     def second() -> None:
@@ -206,4 +205,4 @@ def test_a_sweep_waits_for_another_one_on_this_machine_and_says_so(
 
 
 def test_the_turn_is_of_one_user() -> None:
-    assert str(os.getuid()) in local.TURN
+    assert str(os.getuid()) in local.TURN.name

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import uuid
 from collections.abc import Generator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -26,9 +25,9 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
     """For a local sweep within this process: it waits for no other one, and leaves the handler of SIGTERM as it was."""
-    monkeypatch.setattr(local, "TURN", f"\0{uuid.uuid4()}")
+    monkeypatch.setattr(local, "TURN", tmp_path / "turn")
     before = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, before)

@@ -168,19 +168,14 @@ class Record:
             return self.saved
 
     def _save_at_last(self) -> bool:
-        for last in (False, True):
-            try:
-                written = self.write()
-                self.reserve.unlink(missing_ok=True)
-                return written
-            except Exception as error:
-                reason = why(error) if isinstance(error, OSError) else repr(error)
-                if last:
-                    end = ": ".join(str(self.content[key]) for key in ("status", "reason") if self.content[key])
-                    tell(f"the end cannot be recorded in {self.folder} ({reason}): {end}")
-                with contextlib.suppress(OSError):
-                    self.reserve.unlink(missing_ok=True)
-        return False
+        try:
+            self.reserve.unlink(missing_ok=True)
+            return self.write()
+        except Exception as error:
+            reason = why(error) if isinstance(error, OSError) else repr(error)
+            end = ": ".join(str(self.content[key]) for key in ("status", "reason") if self.content[key])
+            tell(f"the end cannot be recorded in {self.folder} ({reason}): {end}")
+            return False
 
     def write(self) -> bool:
         """Replace run.json, unless another process has written the end meanwhile, because this one was stopped;

@@ -36,7 +36,7 @@ def opening(config: Config, launch: Launch, device: torch.device, dataset: Mappi
             "nodes": launch.nodes,
             "ranks_per_node": launch.local_world_size,
             "device_type": device.type,
-            "backend": backend_name(config.backend, device),
+            "backend": DEVELOPER if config.backend else "nccl" if device.type == "cuda" else "gloo",
             "developer": config.backend is not None,
         },
         "dataset": {"name": config.data.name, "kind": config.data.kind, **dataset},
@@ -50,10 +50,6 @@ def framework_library(framework: Framework) -> str:
     name: str = getattr(type(framework), "library", "torch")
     version = str(torch.__version__) if name == "torch" else or_none(lambda: metadata.version(name))
     return f"{name} {version or 'of an unknown version'}"
-
-
-def backend_name(backend: str | None, device: torch.device) -> str:
-    return DEVELOPER if backend else "nccl" if device.type == "cuda" else "gloo"
 
 
 def model_section(

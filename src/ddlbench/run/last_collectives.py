@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import socket
 from collections import defaultdict
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
@@ -44,20 +43,17 @@ def last_collectives() -> list[dict[str, Any]]:
         for entry in dump.get("entries", []):
             groups[name, entry["is_p2p"], *entry["process_group"]].append(entry)
     newest = [entry for entries in groups.values() for entry in entries[-KEPT:]]
-    return [_line(entry) for entry in sorted(newest, key=lambda entry: entry["time_created_ns"])]
-
-
-def _line(entry: dict[str, Any]) -> dict[str, Any]:
-    """sequence: number of the collective, or of the message, within its group; message: from one rank to another; done:
-    whether this rank has left it"""
-    name: Sequence[str] = entry["process_group"]
-    return {
-        "group": " ".join(name),
-        "sequence": entry["p2p_seq_id" if entry["is_p2p"] else "collective_seq_id"],
-        "message": entry["is_p2p"],
-        "operation": entry["profiling_name"],
-        "input_sizes": entry["input_sizes"],
-        "input_dtypes": entry["input_dtypes"],
-        "state": entry["state"],
-        "done": entry["retired"] or entry["state"] == "completed",
-    }
+    return [
+        {
+            "group": " ".join(entry["process_group"]),
+            # The number of the collective, or of the message, within its group.
+            "sequence": entry["p2p_seq_id" if entry["is_p2p"] else "collective_seq_id"],
+            "message": entry["is_p2p"],  # from one rank to another
+            "operation": entry["profiling_name"],
+            "input_sizes": entry["input_sizes"],
+            "input_dtypes": entry["input_dtypes"],
+            "state": entry["state"],
+            "done": entry["retired"] or entry["state"] == "completed",  # whether this rank has left it
+        }
+        for entry in sorted(newest, key=lambda entry: entry["time_created_ns"])
+    ]

@@ -83,16 +83,12 @@ class Peers:
         """From now on every rank sends heartbeats."""
         self.next_changed = time.perf_counter()
 
-    def silent_for(self) -> float:
-        """Seconds since the next rank's heartbeat changed."""
-        return time.perf_counter() - self.next_changed
-
     def lost_contact(self, timeout_s: float) -> Failure | None:
         """The store's process has ended, or the next rank has sent no heartbeat for `timeout_s`."""
         if self.lost:
             reason = f"rank {self.rank} lost its connection to the rendezvous store"
             return Failure("error", reason, PeerFailed.exit_code, self.rank, doubtful=True)
-        if (seconds := self.silent_for()) <= timeout_s:
+        if (seconds := time.perf_counter() - self.next_changed) <= timeout_s:
             return None
         reason = f"rank {self.rank} has not heard from {self.name(self.next_rank)} for {seconds:.0f} s"
         return Failure.with_status("timeout", f"{reason} (train.timeout_s)", self.rank, doubtful=True)

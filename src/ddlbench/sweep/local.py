@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
-import itertools
+import fcntl
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -31,9 +29,9 @@ RANKS_PER_CORE = 2  # at most, where there is no GPU
 POLL_S = 0.05
 GRACE_S = 30.0  # to record the end: after a signal, or after another rank has failed
 LOST = "this process was stopped for minutes and another sweep has taken its cell over: start it again to continue"
-# An abstract socket (unix(7)): one name for all processes of this machine, wherever their temporary folders are, and
-# free as soon as its process has ended.
-TURN = f"\0ddlbench-sweep-{os.getuid()}"
+# A file to lock (flock(2)): one for all processes of this machine, wherever their temporary folders are. The lock ends
+# with its process.
+TURN = Path(f"/dev/shm/ddlbench-sweep-{os.getuid()}")
 
 Say = Callable[[str], None]
 
@@ -107,17 +105,12 @@ def _log(results: Path, cell: Cell) -> Path:
 def _turn(say: Say) -> Generator[None]:
     """Hold this machine for one cell: sweeps of this user run their cells in turn, because two at once would disturb
     each other."""
-    with socket.socket(socket.AF_UNIX) as turn:
-        for tries in itertools.count():
-            try:
-                turn.bind(TURN)
-                break
-            except OSError as error:
-                if error.errno != errno.EADDRINUSE:
-                    raise
-            if tries == 0:
-                say("waiting: another sweep runs a cell on this machine")
-            time.sleep(POLL_S)
+    with TURN.open("a") as turn:
+        try:
+            fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("waiting: another sweep runs a cell on this machine")
+            fcntl.flock(turn, fcntl.LOCK_EX)
         yield
 
 
@@ -130,7 +123,10 @@ def _ended(cell: Cell, state: State, codes: list[int], began: str, logged: int) 
     reason = f"all ranks exited without recording an end: exit codes {', '.join(map(str, codes))}"
     attempts = state.refresh().of(cell)
     for attempt in attempts:
-        if attempt.status == RUNNING and not _of_others(attempt.folder):
+        if attempt.status == RUNNING:
+            with contextlib.suppress(Exception):  # no heartbeat, or none that can be read
+                if keeper_alive(attempt.folder) is not False:  # a process that this sweep has not started
+                    continue
             end_for_rank_0(attempt.folder, "error", reason)
     if any(codes) and not any(attempt.start >= began for attempt in attempts):
         from ddlbench.sweep.end_without_record import record_end  # torch comes with it
@@ -141,14 +137,6 @@ def _ended(cell: Cell, state: State, codes: list[int], began: str, logged: int) 
             output = file.read(MIB).decode(errors="replace")
         record_end(config, codes, began, output, [cell.gpus])
     return state.refresh().status(cell)
-
-
-def _of_others(folder: Path) -> bool:
-    """Whether a process that this sweep did not start writes the record: those of the sweep have all ended."""
-    try:
-        return keeper_alive(folder) is not False
-    except Exception:  # no heartbeat, or none that can be read
-        return False
 
 
 def _wait(ranks: Sequence[subprocess.Popen[bytes]], deadline: float, held: Claim | None) -> None:

@@ -16,7 +16,6 @@ import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from ddlbench.files import replacing
 from ddlbench.foreign import parse, read_bytes
@@ -89,20 +88,20 @@ def claim(
 def holder(results: Path, cell: str, queued: Callable[[str], bool] = lambda _: True) -> Owner | None:
     """The current holder of a cell's claim."""
     last = _last(results, cell)
-    return _owner(last) if last is not None and _held(last, queued) else None
+    return _read(last)[0] if last is not None and _held(last, queued) else None
 
 
 def last_job(results: Path, cell: str) -> str | None:
     """The name of the Slurm job that claimed a cell last, if that claim was not released."""
     last = _last(results, cell)
-    owner = _owner(last) if last else None  # a released claim names none
+    owner = _read(last)[0] if last else None
     return owner.job if owner else None
 
 
 def unreadable(results: Path, cell: str) -> Path | None:
     """The claim of a cell, if it names no owner: no sweep has written it, or one is writing it now."""
     last = _last(results, cell)
-    return None if last is None or _content(last).get("released") or _owner(last) else last
+    return last if last and _read(last) == (None, False) else None
 
 
 def _last(results: Path, cell: str) -> Path | None:
@@ -113,33 +112,27 @@ def _last(results: Path, cell: str) -> Path | None:
 
 
 def _held(path: Path, queued: Callable[[str], bool]) -> bool:
-    if _content(path).get("released"):
-        return False
-    owner = _owner(path)
-    if owner is None:  # its owner may be writing it now
-        return age(path) < SILENT_S
+    owner, released = _read(path)
+    if owner is None:  # where it is not released, its owner may be writing it now
+        return not released and age(path) < SILENT_S
     if owner.job is not None:
         # Until `sbatch` has ended no job of the name is known: a live process may still submit it.
         return queued(owner.job) or (lives(owner, path) and age(path) < SILENT_S)
     return lives(owner, path)
 
 
-def _owner(path: Path) -> Owner | None:
-    """The owner that a claim's content names. None for content that no sweep has written: then no process gets a
-    signal, and no job is cancelled."""
+def _read(path: Path) -> tuple[Owner | None, bool]:
+    """The owner that a claim names, and whether it was released. No owner for a released claim, and for content that
+    no sweep has written: then no process gets a signal, and no job is cancelled."""
     try:
-        owner = Owner(**_content(path))
-    except TypeError:
-        return None
+        content = parse(read_bytes(path))
+        if content.get("released"):
+            return None, True
+        owner = Owner(**content)
+    except (OSError, TypeError, ValueError):
+        return None, False
     named = owner.job is None or (type(owner.job) is str and JOB.fullmatch(owner.job) is not None)
-    return owner if named else None
-
-
-def _content(path: Path) -> dict[str, Any]:
-    try:
-        return parse(read_bytes(path))
-    except (OSError, ValueError):
-        return {}
+    return owner if named else None, False
 
 
 def _next(path: Path) -> Path:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 import pytest
-import torch
 
-from ddlbench.ranks.launchers import SHARED_GPU
-from ddlbench.record.run_json import backend_name
-from ddlbench.record.schema import EPOCHS, RUNS, SCALING
+from ddlbench.record.schema import DEVELOPER, EPOCHS, RUNS, SCALING
 from ddlbench.results.tables.tables import records
 from tests.support.records import CPU, GIB, GPU, strong_scaling, tables_of, weak_scaling, write_run
 
@@ -28,8 +25,7 @@ def test_columns_are_the_dictionary(tmp_path):
 
 def test_ranks_that_shared_a_gpu_are_rows_but_no_measurement(tmp_path):
     write_run(tmp_path, gpus=1)
-    backend = backend_name(SHARED_GPU, torch.device("cuda", 0))
-    shared = write_run(tmp_path, gpus=2, sections={"launch": {"world_size": 2, "backend": backend}})
+    shared = write_run(tmp_path, gpus=2, sections={"launch": {"world_size": 2, "backend": DEVELOPER}})
     tables = tables_of(tmp_path)
     assert len(tables.runs) == 2
     assert only(tables.scaling)["gpus"] == 1
