@@ -1,5 +1,4 @@
-"""Files from other people: regular files alone, read without waiting for a writer; JSON and YAML of a bounded size and
-depth."""
+"""Files from other people: regular files alone, read without waiting for a writer; JSON of a bounded size and depth."""
 
 from __future__ import annotations
 
@@ -7,15 +6,12 @@ import errno
 import hashlib
 import json
 import os
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import fields
 from io import BufferedReader
 from pathlib import Path
 from sys import intern
 from typing import Any, TypeVar, cast
-
-import yaml
 
 from ddlbench.errors import UserError
 from ddlbench.texts import MIB, printable, shortened
@@ -25,7 +21,6 @@ Made = TypeVar("Made")
 
 LARGEST_BYTES = 32 * MIB  # of a file: 1,000 times a usual run.json, epochs.jsonl of 30,000 epochs
 DEEPEST = 50  # levels of nesting: 10 times those of a usual record
-DEEPEST_YAML = 8
 TYPES = {"int": int, "str": str}
 
 
@@ -145,35 +140,3 @@ def from_json(kind: type[Made], content: object) -> Made:
         if type(value) is not expected[name] or (isinstance(value, int) and not 0 <= value < 2**63):
             raise ValueError(f"{name} is {str(value)[:40]!a}")
     return kind(**cast(Any, entries))
-
-
-def parse_yaml(text: str) -> Any:
-    """YAML as plain data: no tags, anchors, dates; each key once. ValueError or yaml.YAMLError for other text."""
-    depth = 0
-    for event in yaml.parse(text, yaml.SafeLoader):  # as a stream: nothing is built that is too deep
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > DEEPEST_YAML:
-            raise ValueError(f"nested more than {DEEPEST_YAML} levels deep")
-        if getattr(event, "anchor", None) is not None:
-            raise ValueError(f"anchors and aliases (&{event.anchor}, *{event.anchor}) are refused: repeat the values")
-        if getattr(event, "tag", None) is not None:
-            raise ValueError(f"tags ({event.tag}) are refused: write plain values")
-    return _PlainLoader(text).get_single_data()
-
-
-class _PlainLoader(yaml.SafeLoader):
-    """Refuses dates, and a key that is given twice: YAML's loader would silently keep the last one."""
-
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        value: Any = super().construct_object(node, deep)  # pyright: ignore
-        if value is not None and not isinstance(value, bool | int | float | str | list | dict):
-            raise ValueError(
-                f"{value} is a {type(value).__name__}: write a number, a text, true, false, null, a list or keys"
-            )
-        return value
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        names = Counter(str(key.value) for key, _ in node.value)
-        if twice := [name for name, count in names.items() if count > 1]:
-            raise ValueError(f"the key {shortened(printable(twice[0]), 60)} is given twice: keep one")
-        return super().construct_mapping(node, deep)

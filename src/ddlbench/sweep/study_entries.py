@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from ddlbench.config.choices import choose
 from ddlbench.config.overrides import check_words
 from ddlbench.config.schema import GROUPS
 from ddlbench.config.values import check_value, shown, written
 from ddlbench.errors import UserError
-from ddlbench.foreign import TooLargeError, parse_yaml, read_bytes
+from ddlbench.foreign import TooLargeError, read_bytes
 
 Plain = Mapping[str, Any]
 
@@ -159,13 +161,12 @@ def seeds_of(value: Any) -> list[int]:
 def read(path: Path) -> dict[str, Any]:
     """A YAML file as plain data. UserError if it is not a file of plain YAML."""
     try:
-        content = parse_yaml(read_bytes(path, LARGEST_BYTES).decode())
+        text = read_bytes(path, LARGEST_BYTES).decode()
     except TooLargeError as error:
         raise UserError(f"{path} is larger than {LARGEST_BYTES:,} bytes: is it a study?") from error
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read ({error}): give a study's name or its YAML file") from error
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise UserError(f"{path}: {' '.join(str(error).split())[:300]}") from error
+    content = _plain(text, str(path))
     if not isinstance(content, dict):
         raise UserError(f"{path} holds no keys: see docs/studies.md for what a study holds")
     return cast(dict[str, Any], content)
@@ -179,10 +180,18 @@ def parse_word(word: str) -> tuple[str, Any]:
         raise UserError(f"{shown(word)} is no key=value: see python -m ddlbench.sweep --help")
     if key == "results_dir":
         return key, text  # as it is: YAML takes 010 for 8, and `no` for false
+    return key, _plain(text, shown(word))
+
+
+def _plain(text: str, place: str) -> Any:
+    """YAML as in the files of conf/: a key stands once, 1e-3 is a number, a date is a text, and nothing has a tag of
+    Python. UserError for other text. place: where it is, in the message"""
     try:
-        return key, parse_yaml(text)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise UserError(f"{shown(word)}: {' '.join(str(error).split())[:200]}") from error
+        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
+            raise ValueError("aliases are refused: repeat the values")  # a few could stand for a billion values
+        return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]
+    except (yaml.YAMLError, OmegaConfBaseException, RecursionError, ValueError) as error:
+        raise UserError(f"{place}: {' '.join(str(error).split())[:300]}") from error
 
 
 def section(raw: Any, place: str) -> dict[Any, Any]:
