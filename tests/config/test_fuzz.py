@@ -76,10 +76,7 @@ class Base:
         section[name] = value
         if path:
             return replace(self.built, **{group: config.section(group, changed[group])})
-        return config.build(changed, self._section)
-
-    def _section(self, name: str, raw: dict[str, Any]) -> Any:
-        return getattr(self.built, name) if raw is self.plain.get(name) else config.section(name, raw)
+        return config.build(changed)
 
 
 def verdict(base: Base, key: str, value: object, world_size: int) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ddlbench.config import compose, schema
+from ddlbench.config import schema
 from ddlbench.config.identity import added_later, measured_part
 from ddlbench.config.schema import Config
 from ddlbench.frameworks.ddp import DDP
@@ -36,7 +36,7 @@ def moved(cls: type, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Config:
         return schema.section(name, json.loads(content) | planted)
 
     with monkeypatch.context() as patched:
-        patched.setattr(compose, "_built", built)
+        patched.setattr(schema, "_made", built)
         return composed(*WORDS)
 
 

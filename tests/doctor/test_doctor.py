@@ -16,7 +16,7 @@ import torch
 from omegaconf import OmegaConf
 
 from ddlbench.config import choices as yamls
-from ddlbench.config import compose
+from ddlbench.config import schema
 from ddlbench.config.choices import choices, conf_dir
 from ddlbench.config.compose import quiet
 from ddlbench.data.loaders.synthetic import Synthetic
@@ -86,7 +86,7 @@ def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def read_anew() -> None:
-    for cached in (choices, yamls._content, compose._built):
+    for cached in (choices, yamls._content, schema._made):
         cached.cache_clear()
 
 

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import copy
 import io
-import json
 import re
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import fields
-from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 from omegaconf import DictConfig, OmegaConf
@@ -38,10 +36,7 @@ def configuration(*words: str) -> Config:
     """What a command line of these words would run. UserError as the command line has it."""
     overrides.check_command_line(words)
     try:
-        # A copy of each section, because a caller may set up its objects.
-        return schema.build(
-            _plain(words), lambda name, raw: copy.deepcopy(_built(name, json.dumps(raw, sort_keys=True)))
-        )
+        return schema.build(_plain(words))
     except OmegaConfBaseException as error:
         raise UserError(hydra_line(error)) from error
 
@@ -88,12 +83,6 @@ def _set(plain: Plain, key: str, value: object) -> None:
     before = plain.get(leaf)
     both = isinstance(value, dict) and isinstance(before, dict)
     plain[leaf] = cast(Plain, before) | cast(Plain, value) if both else value
-
-
-@cache
-def _built(name: str, content: str) -> Any:
-    """A section's object from its JSON."""
-    return schema.section(name, json.loads(content))
 
 
 def supports(framework: Framework, job: Job) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
-from collections.abc import Callable, Collection
+import json
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
 from functools import cache
@@ -95,6 +97,12 @@ def section(name: str, raw: dict[str, Any]) -> Any:
 
 
 @cache
+def _made(name: str, content: str) -> Any:
+    """`section` from JSON, once for each content: a study has thousands of configurations of few sections."""
+    return section(name, json.loads(content))
+
+
+@cache
 def _typed(name: str, cls: type) -> DictConfig:
     """The types and defaults of a section's fields, under its name, so that an error names the key. Read from the class
     once, which takes longer than to merge values into a copy."""
@@ -106,12 +114,8 @@ def resolve(composed: DictConfig) -> Config:
     return build(cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)))
 
 
-def build(plain: dict[str, Any], make: Callable[[str, dict[str, Any]], Any] | None = None) -> Config:
-    """A configuration from plain data. OmegaConfBaseException for a value of another type than its key's.
-
-    make: how a section becomes an object; None: by `section`
-    """
-    make = make or section
+def build(plain: dict[str, Any]) -> Config:
+    """A configuration from plain data. OmegaConfBaseException for a value of another type than its key's."""
     sections: dict[str, dict[str, Any]] = {}
     for name in (*SECTIONS, "rehearsal"):
         raw = plain.get(name, {} if name == "rehearsal" else None)
@@ -122,11 +126,12 @@ def build(plain: dict[str, Any], make: Callable[[str, dict[str, Any]], Any] | No
     others = {key: value for key, value in plain.items() if key not in sections}
     for key in sorted(set(others) - {option.name for option in fields(Options)}):
         raise UserError(unknown_key(key, plain.keys() - {key}))
-    settings = make("", others)
-    built = {name: make(name, raw) for name, raw in sections.items()}
+    sections[""] = others
+    # A copy of each object, because a caller may change it.
+    built = {name: copy.deepcopy(_made(name, json.dumps(raw, sort_keys=True))) for name, raw in sections.items()}
     for group in GROUPS:
         choices.check_label(group, str(sections[group]["_target_"]), built[group])
-    return Config(**built, **vars(settings))
+    return Config(**vars(built.pop("")), **built)
 
 
 def unknown_key(full_key: str, beside: Collection[str]) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import socket
 import time
+import timeit
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median_low
@@ -60,12 +61,7 @@ def _multiply(device: torch.device) -> tuple[float, bool]:
 
 
 def _fastest(work: Callable[[], object], device: torch.device) -> float:
-    seconds: list[float] = []
-    for _ in range(WARMUP + REPEATS):
-        began = time.perf_counter()
-        work()
-        idle(device)
-        seconds.append(time.perf_counter() - began)
+    seconds = timeit.repeat(lambda: (work(), idle(device)), number=1, repeat=WARMUP + REPEATS)
     return min(seconds[WARMUP:])
 
 

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 from ddlbench.config.compose import configuration
@@ -73,11 +73,16 @@ def run_cell(cell: Cell, results: Path, held: Claim | None = None) -> list[int]:
     path = _log(results, cell)
     path.parent.mkdir(parents=True, exist_ok=True)
     words = [sys.executable, "-m", "ddlbench", *cell.command(results)]
+    # torchrun's variables, without those of a launcher around this program; one rank is one device.
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(PLACE_VARIABLES)}
+    kept["OMP_NUM_THREADS"] = "1"
+    port = free_port()
     ranks: list[subprocess.Popen[bytes]] = []
     try:
         with path.open("ab") as log:
-            for variables in _variables(cell.gpus):
-                ranks.append(_start(words, variables, log.fileno()))
+            for rank in range(cell.gpus):
+                place = rank_variables(rank, cell.gpus, port) if cell.gpus > 1 else {}
+                ranks.append(_start(words, kept | place, log.fileno()))
         _wait(ranks, time.monotonic() + cell.limit_s, held)
     finally:
         end(ranks)
@@ -157,18 +162,6 @@ def _wait(ranks: Sequence[subprocess.Popen[bytes]], deadline: float, held: Claim
             if held is not None and held.lost():
                 raise RunError(LOST)
         time.sleep(POLL_S)
-
-
-def _variables(world: int) -> Iterator[dict[str, str]]:
-    """The environment of each rank: torchrun's variables, without those of a launcher around this program."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(PLACE_VARIABLES)}
-    kept["OMP_NUM_THREADS"] = "1"  # one rank is one device
-    if world == 1:
-        yield kept
-        return
-    port = free_port()
-    for rank in range(world):
-        yield kept | rank_variables(rank, world, port)
 
 
 def _start(words: Sequence[str], variables: dict[str, str], log: int) -> subprocess.Popen[bytes]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -15,7 +14,7 @@ from ddlbench.config.keys import Options
 from ddlbench.errors import STATUSES, TIME_LIMIT
 from ddlbench.foreign import Object, parse, read_bytes
 from ddlbench.heartbeat import server_time
-from ddlbench.record.files import HEARTBEAT, end_for_rank_0
+from ddlbench.record.files import end_for_rank_0
 from ddlbench.results.reading.killed import find_killed
 from ddlbench.results.rows import group_by, section
 from ddlbench.sweep.plan import Cell, key_of
@@ -62,8 +61,7 @@ class State:
     unreadable: set[Path] = field(default_factory=set[Path])
 
     def refresh(self) -> State:
-        runs = (run for run in _directories(self.results) if not run.name.startswith("."))
-        for folder in (path for run in runs for path in _directories(run) if path.name.startswith("attempt-")):
+        for folder in sorted(self.results.glob("[!.]*/attempt-*")):
             recorded = self.attempts.get(folder)
             if recorded is None or recorded.status == RUNNING:
                 self._read(folder)
@@ -98,8 +96,7 @@ class State:
     def _read(self, folder: Path) -> None:
         try:
             record = parse(read_bytes(folder / "run.json"))
-            alive = record["status"] != RUNNING or not (folder / HEARTBEAT).exists()
-            killed = None if alive else find_killed(folder, server_time(folder))
+            killed = find_killed(folder, server_time(folder)) if record["status"] == RUNNING else None
             if killed is not None:  # all ranks were killed at once, and no process is left to write the end
                 end_for_rank_0(folder, "killed", killed.reason, killed.last)
                 record = parse(read_bytes(folder / "run.json"))
@@ -115,15 +112,6 @@ class State:
 def due(status: str, retry: str | None) -> bool:
     """Whether a cell of this status is started: a missing one, or one that is to be tried again."""
     return status in (MISSING, RUNNING) or (retry is not None and status in RETRIES[retry])
-
-
-def _directories(folder: Path) -> list[Path]:
-    """Without links: a study's results are real folders."""
-    try:
-        with os.scandir(folder) as entries:
-            return sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
-    except OSError:
-        return []
 
 
 def _attempt(folder: Path, record: Object) -> Attempt:

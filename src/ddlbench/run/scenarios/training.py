@@ -62,9 +62,10 @@ class Training(Scenario):
         if self.config.profile:
             self.measured_facts = self.trainer.facts()
             window = profiled(run, self.trainer, self.measured_facts, self.config.profile_steps)
-            run.recorder.window(window.section(), window.profiler.save)
-            if window.failure:
-                raise RunError(window.failure)
+            section = window.section()
+            run.recorder.window(section, window.profiler.save)
+            if section["status"] == "error":
+                raise RunError(section["reason"])
 
     def facts(self) -> dict[str, Any]:
         return self.trainer.facts() if self.measured_facts is None else self.measured_facts
@@ -98,50 +99,45 @@ class Window:
     profiler: Profiler
     facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
-    @property
-    def unknown(self) -> str | None:
-        """Why its shares are not known in a valid run: the window does not show what training is."""
-        steps, filling, period = self.ranks[0].steps, filling_steps(self.facts), steps_of_period(self.facts)
+    def _verdict(self) -> tuple[str, str | None]:
+        """The section's status and its reason: "unknown" where the window does not show what training is, "error" where
+        the shares cannot be right, because training on several ranks communicates on each, except by design."""
+        ranks, steps, communication = self.ranks, self.ranks[0].steps, self.facts.get("communication")
+        filling, period = filling_steps(self.facts), steps_of_period(self.facts)
         if self.lead_in < filling or steps < period:
-            return (
+            return "unknown", (
                 f"profile=true: the shares are unknown, because the window has {steps} steps after {self.lead_in} "
                 f"others, and needs {period} after {filling} (a period of the work, in a full pipeline): choose "
                 f"profile_steps of at least {period}, and epochs of at least {period + filling} steps"
             )
-        if self.on_device and len(self.ranks) > 1 and self.facts.get("communication") == "host":
-            return (
+        if self.on_device and len(ranks) > 1 and communication == "host":
+            return "unknown", (
                 "profile=true: the shares are unknown, because the framework communicates from the host's memory, "
                 "which the profile of a GPU does not show: run on device=cpu to see them"
             )
-        return None
-
-    @property
-    def failure(self) -> str | None:
-        """Why its shares cannot be right: training on several ranks communicates on each, except by design."""
-        silent = [window.rank for window in self.ranks if not window.collectives]
-        by_design = len(self.ranks) == 1 or self.facts.get("communication") == "none"
-        if by_design or self.unknown or not silent:
-            return None
-        return (
-            f"profile=true: no communication was seen on rank {silent[0]} of {len(self.ranks)} in "
-            f"{self.ranks[0].steps} steps, so its share is unknown, not 0 (the epochs before are measured): "
-            "run again with profile=false, or with profile_trace=true to look at the events"
-        )
+        silent = [window.rank for window in ranks if not window.collectives]
+        if silent and len(ranks) > 1 and communication != "none":
+            return "error", (
+                f"profile=true: no communication was seen on rank {silent[0]} of {len(ranks)} in {steps} steps, so its "
+                "share is unknown, not 0 (the epochs before are measured): run again with profile=false, or with "
+                "profile_trace=true to look at the events"
+            )
+        return "ok", None
 
     def section(self) -> dict[str, Any]:
         """The section `profile` of run.json. Shares are of the seconds of all ranks together. If they are not known,
         the columns of the tables are left out."""
         total = Seconds.total(window.seconds for window in self.ranks)
-        steps, failure, unknown = self.ranks[0].steps, self.failure, self.unknown
+        steps, (status, reason) = self.ranks[0].steps, self._verdict()
         seconds = {"window_s": total.window_s, "step_s": total.window_s / len(self.ranks) / steps}
         return {
-            "status": "error" if failure else "unknown" if unknown else "ok",
-            "reason": failure or unknown,
+            "status": status,
+            "reason": reason,
             "steps": steps,
             "lead_in_steps": self.lead_in,
             "events": "kernels and copies of the device" if self.on_device else "operators and collectives of the host",
             "spans": sorted({part for window in self.ranks for part in window.parts}),
-            **({} if failure or unknown else seconds | total.shares()),
+            **(seconds | total.shares() if status == "ok" else {}),
             "ranks": [window.line() for window in self.ranks],
         }
 
