@@ -98,32 +98,24 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join([first, "|" + "---|" * len(head), *lines]) + "\n"
 
 
-def seconds(value: float | None) -> str:
+def _or_empty(text: Callable[[float], str]) -> Callable[[float | None], str]:
+    """The text of a number, "" for None."""
+    return lambda value: "" if value is None else text(value)
+
+
+@_or_empty
+def seconds(value: float) -> str:
     """A time with the digits it deserves: "123.4 s", "1.23 s", "0.0123 s"."""
-    if value is None:
-        return ""
     return f"{value:,.1f} s" if value >= 10 else f"{value:#.3g} s"
 
 
-def number(value: float | None) -> str:
+@_or_empty
+def number(value: float) -> str:
     """A rate: "12,345", "123.4", "1.23"."""
-    if value is None:
-        return ""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:#.3g}"
 
 
-def percent(value: float | None) -> str:
-    return "" if value is None else f"{100 * value:.1f} %"
-
-
-def signed(value: float | None) -> str:
-    """A share with its sign."""
-    return "" if value is None else f"{100 * value:+.1f} %"
-
-
-def ratio(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
-
-
-def gib(value: float | None) -> str:
-    return "" if value is None else f"{value / GIB:.2f} GiB"
+percent = _or_empty(lambda share: f"{100 * share:.1f} %")
+signed = _or_empty(lambda share: f"{100 * share:+.1f} %")
+ratio = _or_empty("{:.2f}".format)
+gib = _or_empty(lambda bytes_: f"{bytes_ / GIB:.2f} GiB")
