@@ -187,8 +187,7 @@ def make_run(attempt: Attempt, scenario: Scenario, place: Place, feed: Feed, sup
 def fail(error: Exception, attempt: Attempt, supervisor: Supervisor) -> int:
     """Record the failure that came first, of this rank or of another one; the exit code of this process."""
     mine = failure_of(error, attempt.launch.rank)
-    first = supervisor.record_cause(mine)
-    attempt.record_failure(first, begun=not isinstance(error, UserError))
+    first = supervisor.record_cause(mine, begun=not isinstance(error, UserError))
     if first.rank == mine.rank:
         if not isinstance(error, RunError):  # an error of the program
             traceback.print_exception(error)

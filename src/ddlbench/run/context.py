@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 import socket
 import time
@@ -122,14 +121,6 @@ class Attempt:
             copied = sum(node.copied_bytes for node in nodes)
             self.record.add(staging={**asdict(nodes[0]), "copied_bytes": copied, "nodes": len(nodes)})
         self.end_span("staging_s")
-
-    def record_failure(self, failure: Failure, begun: bool) -> None:
-        """Close the record with a failure. begun: open it before, if it is not open; where that fails too (without data
-        the record has no name), the first failure is still the one that is reported."""
-        if begun:
-            with contextlib.suppress(Exception):
-                self.open_record()
-        self.record_end(failure)
 
     def record_end(self, failure: Failure, final: bool = True) -> None:
         """Record the end, if this rank has the record; of a hang also this rank's last collectives. Never raises."""

@@ -14,7 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -128,8 +128,12 @@ class Supervisor:
     def progressed(self) -> None:
         self.progress_at = time.perf_counter()
 
-    def record_cause(self, failure: Failure) -> Failure:
-        """The failure that counts, posted and recorded: another rank's if one was posted before, else this one."""
+    def record_cause(self, failure: Failure, begun: bool) -> Failure:
+        """The failure that counts, posted and recorded: another rank's if one was posted before, else this one.
+
+        begun: open the record before, if it is not open. Where that fails too (without data it has no name), the first
+            failure is still the one that is reported
+        """
         peers = self.peers
         if peers is not None:
             # Now, because the launcher may leave this process no time.
@@ -138,6 +142,9 @@ class Supervisor:
                 status = failure.status if failure.status == "timeout" else "error"
                 failure = replace(failure, status=status, reason=f"{cause}; {failure.reason}")
             failure = peers.post(failure)
+        if begun:
+            with suppress(Exception):
+                self.attempt.open_record()
         self.attempt.record_end(failure)
         return failure
 
@@ -213,8 +220,7 @@ class Supervisor:
 
     def _fail(self, failure: Failure, begun: bool = False) -> None:
         try:
-            first = self.record_cause(failure)
-            self.attempt.record_failure(first, begun)
+            first = self.record_cause(failure, begun)
             if first.rank == self.rank:
                 tell(f"{first.status}: {first.reason}")
             self.wait_for_readers(first)

@@ -121,8 +121,9 @@ class Overview:
 
     def _sums(self) -> list[str]:
         """Cells by status; GPU-hours used; time and GPU-hours that remain, from finished cells, else predicted."""
-        lines = [f"{len(self.cells)} cells: {self._counted(self.cells)}"]
-        lines.append(f"GPU-hours used: {self.state.gpu_hours(self.cells):.3f}")
+        attempts = [attempt for cell in self.cells for attempt in self.state.of(cell)]  # failed ones too
+        used = sum((attempt.seconds or 0) * attempt.gpus for attempt in attempts) / 3600
+        lines = [f"{len(self.cells)} cells: {self._counted(self.cells)}", f"GPU-hours used: {used:.3f}"]
         serial = hours = 0.0
         unknown = 0
         for cells, left, seconds, _ in self.groups:

@@ -89,10 +89,6 @@ class State:
         seconds = [attempt.seconds for attempt in well if attempt.seconds is not None and not attempt.resumed]
         return median(seconds) if seconds else None
 
-    def gpu_hours(self, cells: Iterable[Cell]) -> float:
-        """GPU-hours used so far, including failed attempts."""
-        return sum((attempt.seconds or 0) * attempt.gpus for cell in cells for attempt in self.of(cell)) / 3600
-
     def _read(self, folder: Path) -> None:
         try:
             record = parse(read_bytes(folder / "run.json"))
