@@ -24,7 +24,7 @@ WIDEST = 100  # letters of a cell of the table
 class Group(NamedTuple):
     """The cells of one configuration and GPU count.
 
-    left: how many are missing; seconds: of one run, measured, else predicted; least: says that they are a lower bound
+    left: how many are missing; seconds: of one run, measured, else predicted; least: "at least " for predicted ones
     """
 
     cells: list[Cell]
@@ -68,12 +68,10 @@ class Overview:
         for cells in points(self.cells).values():
             left = sum(self.statuses[cell.key] == MISSING and not cell.refused for cell in cells)
             measured = self.state.estimate(cells)
-            predicted = self.predict(cells[0]) if measured is None else None
-            groups.append(
-                Group(
-                    cells, left, predicted if measured is None else measured, "" if predicted is None else "at least "
-                )
-            )
+            if measured is None:
+                groups.append(Group(cells, left, self.predict(cells[0]), "at least "))
+            else:
+                groups.append(Group(cells, left, measured, ""))
         return groups
 
     def plan_lines(self) -> list[str]:
@@ -130,7 +128,7 @@ class Overview:
             serial += (seconds or 0) * left
             hours += (seconds or 0) * left * cells[0].gpus / 3600
             unknown += left if seconds is None else 0
-        least = next((group.least for group in self.groups if group.left and group.least), "")
+        least = next((group.least for group in self.groups if group.left and group.seconds and group.least), "")
         remaining = f"{least}{serial / 60:.1f} minutes, {hours:.3f} GPU-hours" if serial else "unknown"
         more = "more cells" if serial else "cells"
         rest = f"; {unknown} {more} have no finished run to estimate from" if unknown else ""
@@ -140,9 +138,7 @@ class Overview:
 
     def _counted(self, cells: Sequence[Cell]) -> str:
         """How many cells have each status; those without a record that are refused count as such."""
-        statuses = [
-            cell.refused[0] if cell.refused and self.statuses[cell.key] == MISSING else self.statuses[cell.key]
-            for cell in cells
-        ]
+        shown = ((cell.refused, self.statuses[cell.key]) for cell in cells)
+        statuses = [refused[0] if refused and status == MISSING else status for refused, status in shown]
         counts = sorted(Counter(statuses).items())
         return statuses[0] if len(counts) == 1 else ", ".join(f"{status} {count}" for status, count in counts)
