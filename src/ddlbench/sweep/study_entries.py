@@ -189,9 +189,10 @@ def _plain(text: str, place: str) -> Any:
     try:
         if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
             raise ValueError("aliases are refused: repeat the values")  # a few could stand for a billion values
-        return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]
+        plain = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"])))
     except (yaml.YAMLError, OmegaConfBaseException, RecursionError, ValueError) as error:
         raise UserError(f"{place}: {' '.join(str(error).split())[:300]}") from error
+    return plain["value"]
 
 
 def section(raw: Any, place: str) -> dict[Any, Any]:
