@@ -155,6 +155,7 @@ def defaults(group: str = ".", option: str = "config") -> dict[str, str]:
     return {re.sub(r"^override /|@.*", "", name): default for name, default in named}
 
 
+@cache
 def published(group: str, option: str) -> dict[str, Any]:
     """The keys of an option's YAML and their values there."""
     return {key: value for key, value in _content(group, option).items() if key not in ("defaults", "hydra")}
