@@ -12,7 +12,7 @@ from ddlbench.measure.clock import EpochTimes
 from ddlbench.measure.devices.meter import OverRanks, Use
 from ddlbench.measure.rows import EpochRow, RankEpoch
 from ddlbench.measure.summary import summarize
-from ddlbench.record.epoch_files import STEP_SCHEMA, EpochFiles, step_tables
+from ddlbench.record.epoch_files import STEP_SCHEMA, EpochFiles, step_table
 from ddlbench.record.record import Record
 from tests.support.epoch_rows import MEMORY, epoch_row
 
@@ -78,7 +78,7 @@ def most_memory(path: Path, row: EpochRow) -> int:
     """Bytes of Python's own allocations while the steps are written and the summary is made."""
     tracemalloc.start()
     files = EpochFiles(path, STEP_SCHEMA)
-    files.append(row.epoch, step_tables(row))
+    files.append(row.epoch, (step_table(row.epoch, rank, row.warmup) for rank in row.ranks))
     summary = summarize([row], len(row.ranks), None)
     row.forget_ranks()
     files.close()

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from ddlbench.measure.clock import EpochTimes
 from ddlbench.measure.rows import RankEpoch
-from ddlbench.record.epoch_files import step_table, step_tables
+from ddlbench.record.epoch_files import step_table
 from tests.support.epoch_rows import MEMORY, epoch_row
 
 REPORTING = RankEpoch(
@@ -28,7 +28,7 @@ TIMES = {
 
 def test_every_step_of_every_rank_is_a_row() -> None:
     row = replace(epoch_row(1, 2, [1.0]), ranks=[REPORTING, SILENT])
-    result = pa.concat_tables(step_tables(row)).to_pydict()
+    result = pa.concat_tables([step_table(row.epoch, rank, row.warmup) for rank in row.ranks]).to_pydict()
     assert result == {
         **{name: values * 2 for name, values in TIMES.items()},
         "rank": [2, 2, 2, 3, 3, 3],
@@ -41,7 +41,8 @@ def test_every_step_of_every_rank_is_a_row() -> None:
 
 
 def test_every_step_of_a_warmup_epoch_is_one_of_the_warmup() -> None:
-    (table,) = step_tables(replace(epoch_row(0, 2, [1.0]), ranks=[REPORTING]))
+    row = epoch_row(0, 2, [1.0])
+    table = step_table(row.epoch, REPORTING, row.warmup)
     assert table["warmup"].to_pylist() == [True] * 3
 
 

@@ -8,7 +8,7 @@ the number of ranks or epochs.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -62,11 +62,6 @@ class EpochFiles:
         self.path.rename(epochs)
         complete.rename(self.path)
         shutil.rmtree(epochs, ignore_errors=True)
-
-
-def step_tables(row: EpochRow) -> Iterator[Any]:
-    """The rows of steps.parquet: every step of every rank, one table a rank."""
-    return (step_table(row.epoch, rank, row.warmup) for rank in row.ranks)
 
 
 def step_table(epoch: int, rank: RankEpoch, warmup: bool, complete: bool = True) -> Any:

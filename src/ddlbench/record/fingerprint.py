@@ -38,7 +38,12 @@ def fingerprint(environment: object) -> dict[str, Any]:
     """
     recorded = _section(environment)
     packages = {k: v for k, v in _section(recorded.get("packages")).items() if k not in NOTED_PACKAGES}
-    variables = {k: v for k, v in _section(recorded.get("variables")).items() if is_setting(k)}
+    # Those that say how the process computes or communicates.
+    variables = {
+        k: v
+        for k, v in _section(recorded.get("variables")).items()
+        if k.startswith(SETTINGS) or not (k.startswith(IDENTITY) or k.endswith(PLACES))
+    }
     plain = {name: recorded.get(name) for name in (*VERSIONS, *HOST, "cpu_count")}
     nested = {"packages": packages, "switches": _section(recorded.get("switches")), "variables": variables}
     dotted = {f"{section}.{key}": value for section, values in nested.items() for key, value in values.items()}
@@ -62,13 +67,6 @@ def of_the_launch(key: str) -> bool:
 def is_version(key: str) -> bool:
     """Whether a key of a fingerprint is a version of a library that all ranks must share."""
     return key.startswith("packages.") or key in ("torch", "cuda", "cudnn", "nccl")
-
-
-def is_setting(variable: str) -> bool:
-    """Whether an environment variable says how the process computes or communicates."""
-    if variable.startswith(SETTINGS):
-        return True
-    return not variable.startswith(IDENTITY) and not variable.endswith(PLACES)
 
 
 def _section(value: object) -> Mapping[str, Any]:

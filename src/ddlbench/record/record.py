@@ -22,7 +22,7 @@ from ddlbench.errors import RunError, UserError, reporting, why
 from ddlbench.heartbeat import Heartbeat, Process
 from ddlbench.measure.rows import EpochRow
 from ddlbench.progress import tell
-from ddlbench.record.epoch_files import RANK_SCHEMA, STEP_SCHEMA, EpochFiles, rank_row, step_tables
+from ddlbench.record.epoch_files import RANK_SCHEMA, STEP_SCHEMA, EpochFiles, rank_row, step_table
 from ddlbench.record.files import CLAIM, HEARTBEAT, RESERVE, now, plain, write_json
 from ddlbench.record.schema import SCHEMA_VERSION
 from ddlbench.texts import digest
@@ -110,7 +110,7 @@ class Record:
         with self.lock, self.saving():
             if self.finished:
                 return
-            self.steps.append(row.epoch, step_tables(row))
+            self.steps.append(row.epoch, (step_table(row.epoch, rank, row.warmup) for rank in row.ranks))
             ranks = [rank_row(row, rank) for rank in row.ranks]
             self.ranks.append(row.epoch, [pa.Table.from_pylist(ranks, schema=RANK_SCHEMA)])
             row.forget_ranks()

@@ -43,6 +43,8 @@ class Peers:
         self.store, self.rank, self.world_size, self.stop = store, rank, world_size, stop or StopRequest(rank)
         self.announced = False
         self.period_s = max(0.25, world_size / 500)
+        self.silence_s = max(SILENCE_S, 3 * self.period_s)
+        self.holder = "torchrun" if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else "rank 0"
         self.failure: Failure | None = None
         self.recorded = self.lost = self.closed = False
         self.next_rank = (rank + 1) % world_size  # the one this rank listens to all the time
@@ -111,20 +113,17 @@ class Peers:
         others = [rank for rank in range(self.world_size) if rank != self.rank]
         if self.rank == 0 or self.world_size == 2:
             return self._look(others)
-        reported_by = time.perf_counter() + self._silence_s() + REPORT_S
+        reported_by = time.perf_counter() + self.silence_s + REPORT_S
         if (cause := self._look([self.next_rank])) is not None:
             return cause
         while self.failure is None and time.perf_counter() < reported_by:
             time.sleep(self.period_s / 2)
         return self._look(others) if self.failure is None else None
 
-    def _silence_s(self) -> float:
-        return max(SILENCE_S, 3 * self.period_s)
-
     def _look(self, ranks: Sequence[int]) -> str | None:
         """Which of these ranks send no heartbeat; as `find_cause`."""
         before = now = self._beats(ranks)
-        deadline = time.perf_counter() + self._silence_s()
+        deadline = time.perf_counter() + self.silence_s
         while before is not None and now is not None and ranks and time.perf_counter() < deadline:
             time.sleep(self.period_s)
             if self.failure is not None:
@@ -132,10 +131,11 @@ class Peers:
             now = self._beats(ranks)
             ranks = [rank for rank in ranks if now is not None and now.get(rank) == before.get(rank)]
         if before is None or now is None:
-            holder = "torchrun" if _torchrun_holds_store() else "rank 0"
             if self.lost:
-                return f"{holder}, which held the rendezvous store, ended without a message"
-            return f"{holder}, which holds the rendezvous store, does not answer: it is stopped or cannot be reached"
+                return f"{self.holder}, which held the rendezvous store, ended without a message"
+            return (
+                f"{self.holder}, which holds the rendezvous store, does not answer: it is stopped or cannot be reached"
+            )
         if not ranks:
             return None
         named = ", ".join(first_few(ranks, 3, text=self.name))
@@ -143,7 +143,7 @@ class Peers:
 
     def rank_0_gone(self) -> bool:
         """Whether the store was lost with rank 0."""
-        return self.lost and not _torchrun_holds_store()
+        return self.lost and self.holder == "rank 0"
 
     def _beats(self, ranks: Sequence[int]) -> dict[int, str] | None:
         """The last heartbeat of each rank that has sent one; None where the store does not answer."""
@@ -218,7 +218,3 @@ class Peers:
             self.store.set(STOP_AT, str(max(map(int, self.store.multi_get(keys))) + 1))
         if self.store.check([STOP_AT]):
             self.stop.decide(int(self.store.get(STOP_AT)))
-
-
-def _torchrun_holds_store() -> bool:
-    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
