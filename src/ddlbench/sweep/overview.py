@@ -58,7 +58,7 @@ class Overview:
         owner = holder(self.state.results, cell.key, self.queued)
         if recorded in (MISSING, RUNNING):
             return MISSING if owner is None else QUEUED if owner.job and recorded == MISSING else RUNNING
-        start = self.queued.start(owner.job) if owner else None
+        start = (self.queued.starts or {}).get(owner.job or "") if owner else None
         begun = any((attempt.job, attempt.restarts) == start for attempt in self.state.of(cell))
         return QUEUED if start and not begun else recorded
 

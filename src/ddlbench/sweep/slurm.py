@@ -71,9 +71,6 @@ class Queue:
         """Whether the job of this name waits or runs."""
         return self.starts is None or name in self.starts
 
-    def start(self, name: str | None) -> Start | None:
-        return self.starts.get(name) if self.starts and name else None
-
 
 def queue() -> Queue:
     try:
