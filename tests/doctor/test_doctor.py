@@ -155,7 +155,7 @@ def test_a_section_that_cannot_be_made_does_not_end_the_report(monkeypatch: pyte
     def fail(*_: object) -> list[doctor.Line]:
         raise OSError("no such file")
 
-    for name in ("links", "limits", "launchers", "loaders"):
+    for name in ("links", "limits", "launchers", "loader"):
         monkeypatch.setattr(doctor, name, fail)
     monkeypatch.setattr(doctor, "choices", lambda group: ["ddp"])
     text = doctor.report(ALONE)

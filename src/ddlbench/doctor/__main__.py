@@ -43,8 +43,8 @@ def report(launch: Launch) -> str:
     device = or_none(lambda: pick_device(launch)) or torch.device("cpu")
     facts = environment(device)
     sections: dict[str, Callable[[], list[Line]]] = {
-        "Frameworks": lambda: frameworks(launch, device),
-        "Loaders": lambda: loaders(device),
+        "Frameworks": lambda: [framework(name, launch, device) for name in choices("framework")],
+        "Loaders": lambda: [loader(name, device) for name in choices("loader")],
         "Devices": lambda: devices(facts),
         "Links": links,
         "Communication": lambda: communication(facts),
@@ -55,7 +55,8 @@ def report(launch: Launch) -> str:
     texts: list[str] = []
     for name, section in sections.items():
         try:
-            rows = section()
+            with quiet():
+                rows = section()
         except Exception as error:
             rows = [("", "not available", _line(error))]
         texts += [f"{name}\n{table(rows)}"] if rows else []
@@ -72,11 +73,6 @@ def table(rows: Sequence[Line]) -> str:
     return "\n".join(lines)
 
 
-def frameworks(launch: Launch, device: torch.device) -> list[Line]:
-    with quiet():
-        return [framework(name, launch, device) for name in choices("framework")]
-
-
 def framework(name: str, launch: Launch, device: torch.device) -> Line:
     """Whether its check accepts the probe, at the ranks of this launch or else at some."""
     try:
@@ -91,11 +87,6 @@ def framework(name: str, launch: Launch, device: torch.device) -> Line:
         return name, "unavailable", str(error)
     except Exception as error:
         return name, "broken", _line(error)
-
-
-def loaders(device: torch.device) -> list[Line]:
-    with quiet():
-        return [loader(name, device) for name in choices("loader")]
 
 
 def loader(name: str, device: torch.device) -> Line:
