@@ -51,10 +51,12 @@ def open_regular(path: Path) -> BufferedReader:
 def read_bytes(path: Path, largest: int = LARGEST_BYTES) -> bytes:
     """A file's content. OSError where it cannot be read; UserError where it is larger than `largest` bytes."""
     with open_regular(path) as file:
-        content = file.read(largest + 1)
-        size = max(os.fstat(file.fileno()).st_size, len(content))
-    if size > largest:
-        raise TooLargeError(f"it has {size:,} bytes, more than the {largest:,} that are read")
+        size = os.fstat(file.fileno()).st_size
+        content = file.read(size + 1) if size <= largest else b""  # a read takes memory for all that it may get
+        if len(content) > size:  # it grows, or its system does not say its size
+            content += file.read(largest + 1 - len(content))
+    if max(size, len(content)) > largest:
+        raise TooLargeError(f"it has {max(size, len(content)):,} bytes, more than the {largest:,} that are read")
     return content
 
 
