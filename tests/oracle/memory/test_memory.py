@@ -13,6 +13,9 @@ import pytest
 
 from ddlbench.config.schema import Config
 from ddlbench.oracle.bands import CAST_ERROR, worst_error
+from ddlbench.oracle.machine.machine import load
+from ddlbench.oracle.measured.inputs import from_roofline
+from ddlbench.oracle.predictor import Inputs, predict
 from tests.oracle.memory_grid import OF_SEGMENTS, OF_SOME, Case, configured, grid, predicted, rehearsed, rehearsed_ranks
 from tests.support.libraries import why_no_horovod
 
@@ -103,3 +106,16 @@ def test_states_in_8_bits(framework: str, more: tuple[str, ...], shards: int) ->
     memory = predicted(config, 4).memory
     assert memory is not None
     assert memory["optimizer"] == pytest.approx(states)
+
+
+def test_selective_needs_more_memory_and_less_time_than_blocks() -> None:
+    """By the operators' FLOPs and bytes on an H100: the cheap ones move bytes twice."""
+    machine, words = load("h100"), Case("ddp", "gpt2_small", 2, "plain").words
+    inputs = Inputs(machine, lambda config: from_roofline(config, machine))
+    rows = [
+        predict(configured(*words, f"train.checkpoint_activations={value}"), 2, inputs)
+        for value in ("none", "selective", "blocks")
+    ]
+    none, selective, blocks = ((row.memory_bytes or 0, -(row.step_s or 0)) for row in rows)
+    assert none > selective > blocks
+    assert none[1] > selective[1] > blocks[1]
