@@ -42,7 +42,7 @@ def test_the_values_of_the_key(recompute: Choice, offload: Any, plan: Plan, copi
     assert planned(recompute, choice(offload)) == (plan, copied)
 
 
-@pytest.mark.parametrize("value", ["some", "every:2", "budget:0", "budget:x", [], ["a", "a"], 3, None])
+@pytest.mark.parametrize("value", ["some", "every:2", "selective", "budget:0", "budget:x", [], ["a", "a"], 3, None])
 def test_other_values_are_refused(value: Any) -> None:
     with pytest.raises(
         UserError, match=r"^train\.offload_activations=.* must be none, blocks, a list of different .*$"
@@ -74,6 +74,12 @@ def test_a_budget_is_for_both_keys(recompute: Choice, offload: Choice) -> None:
     check(False, "budget:1")
     check("budget:1", "budget:1")
     check("budget:1", False)
+
+
+def test_what_selective_keeps_is_not_offloaded() -> None:
+    with pytest.raises(UserError, match="what `selective` keeps cannot be offloaded: set one of them to none"):
+        check("selective", True)
+    check("selective", False)
 
 
 def test_bytes_by_hand() -> None:

@@ -152,6 +152,7 @@ def test_a_block_in_two_segments_runs_again_twice() -> None:
         ("every:2", ((0, 1), (2, 3), (4,))),
         ("every:9", ((0, 1, 2, 3, 4),)),
         (["d", "b"], (0, (1,), 2, (3,), 4)),
+        ("selective", (0, 1, 2, 3, 4)),
     ],
 )
 def test_the_values_of_the_key(value: Any, plan: Plan) -> None:
@@ -172,7 +173,7 @@ def test_segments_are_recorded_by_names() -> None:
      "budget:x", "budget:", [], ["a", "a"], [1], 3, None, {"a": 1}],
 )  # fmt: skip
 def test_other_values_are_refused(value: Any) -> None:
-    with pytest.raises(UserError, match=r"^train\.checkpoint_activations=.* must be none, blocks, every:K .*$"):
+    with pytest.raises(UserError, match=r"^train\.checkpoint_activations=.* must be none, blocks, selective, .*$"):
         choice(value)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from ddlbench import recomputation
 from ddlbench.activation_memory import instants
 from ddlbench.errors import Unsupported, UserError, refuse
-from ddlbench.recomputation import Choice, Link, Offloaded, Plan, budget_bytes, budgeted, check_names
+from ddlbench.recomputation import SELECTIVE, Choice, Link, Offloaded, Plan, budget_bytes, budgeted, check_names
 from ddlbench.texts import GIB
 
 KEY = "train.offload_activations"
@@ -26,7 +26,7 @@ KEY = "train.offload_activations"
 def choice(value: Any) -> Choice:
     """The value of the key in the form that records have. UserError for a value that is none."""
     with suppress(UserError):
-        if not str(value).startswith("every:"):
+        if value != SELECTIVE and not str(value).startswith("every:"):
             return recomputation.choice(value)
     raise UserError(
         f"{KEY}={value} must be none, blocks, a list of different blocks, or budget:GiB (more than 0) for the "
@@ -36,6 +36,11 @@ def choice(value: Any) -> Choice:
 
 def check(recompute: Choice, offload: Choice) -> None:
     """UserError for values of both keys that contradict each other."""
+    if offload and recompute == SELECTIVE:
+        raise UserError(
+            f"{recomputation.KEY}={recompute} and {KEY}={offload}: what `selective` keeps cannot be offloaded: set one "
+            "of them to none"
+        )
     if offload and (budgeted(recompute) or (recompute and budgeted(offload))) and recompute != offload:
         raise UserError(
             f"{recomputation.KEY}={recompute} and {KEY}={offload}: a budget is for both keys together: give the same "

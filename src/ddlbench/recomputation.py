@@ -4,6 +4,10 @@ A plan is a sequence of items, in the order of the blocks. A number is a block t
 device or, if it is `Offloaded` (offloading.py), on the host. A tuple is a segment: it keeps its input alone (Chen et
 al. 2016) and runs again, as a plan of its own, before its backward pass. With segments within segments these are the
 persistent schedules of Beaumont et al. 2019, and `fastest` is their dynamic program for a chain of unequal blocks.
+
+With `selective` the plan has no segments. Instead every block keeps less: its input and the outputs of its costly
+operators (measure/formulas/flops.py), from which the others run again (Korthikanti et al. 2022). The counts of a block
+(counts/) are then of this: saved bytes, peaks, and the second run as a part of the backward pass.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ Choice: TypeAlias = bool | str | list[str]  # a value of the key: True is `block
 Plan: TypeAlias = "tuple[int | Plan, ...]"  # of the indices of blocks
 Names: TypeAlias = "list[str | Names]"  # the same of their names, as in a record
 KEY = "train.checkpoint_activations"
+SELECTIVE = "selective"
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ def choice(value: Any) -> Choice:
     """The value of the key in the form that records have. UserError for a value that is none."""
     kind, _, number = value.partition(":") if isinstance(value, str) else ("", "", "")
     segments = kind == "every" and number.isascii() and number.isdigit() and int(number) > 0
-    if isinstance(value, bool) or segments or (kind == "budget" and _gib(number) > 0):
+    if isinstance(value, bool) or value == SELECTIVE or segments or (kind == "budget" and _gib(number) > 0):
         return value
     if value in ("none", "blocks"):
         return value == "blocks"
@@ -73,8 +78,8 @@ def choice(value: Any) -> Choice:
     if names and all(isinstance(name, str) for name in names) and len(set(names)) == len(names):
         return names
     raise UserError(
-        f"{KEY}={value} must be none, blocks, every:K (segments of K blocks, 1 or more), a list of different blocks, "
-        "or budget:GiB (more than 0)"
+        f"{KEY}={value} must be none, blocks, selective, every:K (segments of K blocks, 1 or more), a list of "
+        "different blocks, or budget:GiB (more than 0)"
     )
 
 
@@ -102,8 +107,8 @@ def plan_of(choice: Choice, names: Sequence[str], links: Callable[[], Sequence[L
     Unsupported for a budget that no plan fits, with the smallest one that a plan fits.
     """
     blocks = range(len(names))
-    if isinstance(choice, bool):
-        return tuple((index,) if choice else index for index in blocks)
+    if isinstance(choice, bool) or choice == SELECTIVE:
+        return tuple((index,) if choice is True else index for index in blocks)
     if isinstance(choice, list):
         return tuple((index,) if name in choice else index for index, name in enumerate(names))
     kind, _, number = choice.partition(":")

@@ -5,14 +5,21 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ddlbench.counts.counting import FakeModel, count
+from ddlbench.counts.counts import Share
+from ddlbench.counts.operations import Observer
+from ddlbench.frameworks.shared.checkpointing import keep_costly_outputs
 from ddlbench.frameworks.spatial.rows import Window
+from ddlbench.job import Model, example_batch
 from ddlbench.measure.formulas.flops import forward_flops_per_block, training_flops
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.resnet import ResNet
 from ddlbench.models.vgg import VGG
+from ddlbench.ranks.fake.storages import size
 
+SELECTIVE = Share(selective=True)
 MODELS = [
     ResNet("resnet50", [1, 1, 1, 1], width_per_group=16, image_size=64, num_classes=10),
     VGG("vgg16", channels=[8, 8, 16, 16, 16], hidden=32, dropout=0.0, image_size=64, num_classes=10),
@@ -63,6 +70,37 @@ def test_saved_bytes_are_what_autograd_saves() -> None:
         torch.nn.functional.cross_entropy(output, torch.zeros(3, dtype=torch.int64)).backward()
     predicted = sum(block.saved.at(3) for block in counts.blocks)
     assert predicted == pytest.approx(sum(saved.values()), rel=0.01)
+
+
+@pytest.mark.parametrize("model", [*MODELS[:2], replace(MODELS[2], dropout=0.5)], ids=lambda model: model.name)
+def test_selective_keeps_inputs_and_outputs_of_costly_operators(model: Model) -> None:
+    """Beside the storages that exist after the forward pass of the model: three samples of GPT-2 and images."""
+    samples, counts = 3, count(model, "fp32", "cpu", share=SELECTIVE)
+    with FakeTensorMode():
+        network, batch = model.build().train(), example_batch(model, samples)
+        keep_costly_outputs(network)
+        uncounted = [*network.parameters(), *network.buffers(), batch.inputs, batch.targets]
+        with Observer(samples, uncounted, batch.inputs) as observer:
+            loss = torch.nn.functional.cross_entropy(network(batch.inputs).flatten(0, -2), batch.targets.flatten())
+            kept = observer.alive.bytes_ - observer.start - size(loss) + size(batch.targets)  # which autograd saves
+    assert kept == sum(block.saved.at(samples) for block in counts.blocks)
+
+
+def test_bytes_of_selective_by_hand() -> None:
+    """One sample of a block of GPT-2 in fp32: 16 positions of 32 numbers in, 96 of queries, keys and values, 32 of
+    attention with 4 logarithms, 32 of its projection, 128 and 32 of the MLP."""
+    block = count(MODELS[2], "fp32", "cpu", share=SELECTIVE).blocks[1]
+    assert block.saved.at(1) == 4 * 16 * (32 + 96 + 32 + 4 + 32 + 128 + 32)
+    assert block.selective
+
+
+def test_selective_moves_bytes_twice_but_computes_no_product_again() -> None:
+    for model in MODELS:
+        plain, selective = (count(model, "fp32", "cpu", share=Share(selective=value)) for value in (False, True))
+        for once, twice in zip(plain.blocks, selective.blocks, strict=True):
+            assert twice.backward.flops.sum() == once.backward.flops.sum()
+            moved = [block.backward.moved.at(2).sum() for block in (once, twice)]
+            assert moved[0] < moved[1] if twice.selective else moved[0] == moved[1]
 
 
 def test_bytes_of_a_linear_layer_by_hand() -> None:

@@ -61,8 +61,9 @@ CASES = (
         for model in MODELS
     ]
     + [
-        Case(f"{model}-segments", MODELS[model], checkpoint_activations="every:2", lr=RATES[model], seed=SEEDS[model])
+        Case(f"{model}-{name}", MODELS[model], checkpoint_activations=value, lr=RATES[model], seed=SEEDS[model])
         for model in MODELS
+        for name, value in (("segments", "every:2"), ("selective", "selective"))
     ]
     + [
         Case("gpt2-padded", replace(MODELS["gpt2"], pad_vocab_to_multiple=8), lr=RATES["gpt2"])  # pyright: ignore

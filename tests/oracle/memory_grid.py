@@ -45,6 +45,7 @@ OF_SEGMENTS = {  # of GPT-2, whose activations of four samples take 0.00061 GiB 
     "every:2": ("train.checkpoint_activations=every:2",),
     "listed": ("train.checkpoint_activations=[h0]",),
     "budget": ("train.checkpoint_activations=budget:0.0003",),
+    "selective": ("train.checkpoint_activations=selective",),
 }
 ZERO = ("zero1", "zero2", "zero3")
 TWO_STAGES_A_RANK = ("interleaved", "looped_bfs", "zbv", "dualpipev")

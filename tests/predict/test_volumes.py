@@ -78,9 +78,21 @@ def test_the_knobs_of_tensor_send_what_the_equations_say(word: str) -> None:
     ("framework", "model"),
     [("tensor", "gpt2_small"), ("hybrid", "gpt2_small"), ("tensor", "resnet50"), ("tensor", "vgg16")],
 )
-def test_layers_that_run_again_send_again(framework: str, model: str) -> None:
-    for item in volumes(framework, model, "train.checkpoint_activations=true").values():
+@pytest.mark.parametrize("value", ["blocks", "selective"])
+def test_layers_that_run_again_send_again(framework: str, model: str, value: str) -> None:
+    for item in volumes(framework, model, f"train.checkpoint_activations={value}").values():
         assert abs(item.difference) < 0.01, item
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("framework", "model", "more"),
+    [("spatial", "resnet50", ()), ("tensor", "gpt2_small", ("framework.sequence_parallel=true",))],
+)
+def test_collectives_between_cheap_operators_are_sent_again(framework: str, model: str, more: tuple[str, ...]) -> None:
+    """The head, a single layer, does not run again."""
+    for item in volumes(framework, model, "train.checkpoint_activations=selective", *more).values():
+        assert item.expected == pytest.approx(item.traced, rel=1e-9), item
 
 
 def test_replicas_send_their_gradients_once() -> None:

@@ -111,7 +111,7 @@ def tensor_parallel(world: int, case: Case) -> Iterator[Strategy]:
         return
     yield Strategy("tensor", TensorParallel(), 1)
     if case.model.kind == "text":
-        if case.precision == "fp32":
+        if case.precision == "fp32" and case.checkpoint_activations != "selective":  # refused
             yield Strategy("megatron", Megatron(), 1)
         yield Strategy("tensor-tokens", TensorParallel(dp=world // 2, tp=2, sequence_parallel=True), world // 2)
         return

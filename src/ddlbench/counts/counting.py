@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ddlbench.counts.counts import UNSHARED, Block, Counts, Floats, Line, Share, Work
 from ddlbench.counts.operations import Observer, Operation, saved_bytes
+from ddlbench.frameworks.shared.checkpointing import keep_costly_outputs, selective_names
 from ddlbench.frameworks.spatial.layers import rows_of, share_rows, windows
 from ddlbench.frameworks.tensor.collectives import Part, gather_from
 from ddlbench.frameworks.tensor.layers import split_model
@@ -31,6 +32,7 @@ from ddlbench.ranks.fake.fake import fake_world
 from ddlbench.ranks.fake.kernels import dropout
 from ddlbench.ranks.fake.storages import identity, size
 from ddlbench.recipe.losses import CrossEntropy
+from ddlbench.recomputation import SELECTIVE
 
 SAMPLES = (2, 4)  # BatchNorm refuses one value a channel
 _counted = dict[object, Counts]()
@@ -51,8 +53,9 @@ def count(model: Model, precision: str, device_type: str, smoothing: float = 0.0
 
 
 def count_job(job: Job, device_type: str, share: Share = UNSHARED) -> Counts:
-    """`count` with the model, precision and loss of a job."""
+    """`count` with the model, precision, loss and recomputation of a job."""
     smoothing = job.loss.label_smoothing if isinstance(job.loss, CrossEntropy) else 0.0
+    share = replace(share, selective=job.checkpoint_activations == SELECTIVE)
     return count(job.model, job.precision, device_type, smoothing, share)
 
 
@@ -75,6 +78,7 @@ class FakeModel:
     value: input of the next block
     uncounted: tensors that are not activations: weights, buffers, the batch
     saved: storages that autograd has saved for an earlier block, and weights
+    selective: blocks whose cheap operators run again
     """
 
     value: Tensor
@@ -112,6 +116,9 @@ class FakeModel:
                     module.p = 0.0
                 elif isinstance(module, nn.Dropout):
                     module.forward = partial(dropout, p=module.p, train=True)
+        self.selective = selective_names(self.model) if share.selective else []
+        if share.selective:
+            keep_costly_outputs(self.model)
 
     def run(self, samples: int) -> tuple[list[Block], int]:
         """The counts of all blocks at one batch size, and the number of tied parameters. Each block runs forward and
@@ -154,8 +161,10 @@ class FakeModel:
         """The counts of one block at this batch size, and its output."""
         value = self.value
         uncounted = [*self.uncounted, value] if identity(value) in self.saved else self.uncounted
+        selective = name in self.selective
         with Observer(samples, uncounted, value) as observer:
-            with self.autocast, observer.modules(name, module, self.plan), saved_bytes(self.saved) as saved:
+            saving = saved_bytes(self.saved, observer if selective else None)
+            with self.autocast, observer.modules(name, module, self.plan), saving as saved:
                 output = module(value)
                 result = self.loss(output, self.targets) if is_last else output
             ahead, unsaved = len(observer.operations), 0 if identity(output) in self.saved else size(output)
@@ -187,6 +196,7 @@ class FakeModel:
             # An output that autograd does not save is freed before the backward pass; here `output` still refers to it.
             live_backward=_constant([operation.live - unsaved for operation in operations[ahead:]]),
             live_accumulating=_constant([bytes_ - unsaved for bytes_ in accumulating]),
+            selective=selective,
         )
         return block, output
 

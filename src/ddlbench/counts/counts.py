@@ -92,6 +92,7 @@ class Block:
     live_forward, live_backward: bytes in memory after each operation of a pass, beyond those that earlier blocks have
         saved, with temporary results and, in the backward pass, the gradients of its parameters as they arrive
     live_accumulating: as live_backward where gradients are added to existing ones, which do not count
+    selective: its cheap operators, and the collectives between them, run again as a part of its backward pass
     """
 
     name: str
@@ -109,6 +110,7 @@ class Block:
     live_forward: Line[Floats] = NOTHING
     live_backward: Line[Floats] = NOTHING
     live_accumulating: Line[Floats] = NOTHING
+    selective: bool = False
 
     @cached_property
     def parameter_count(self) -> int:
@@ -142,9 +144,11 @@ class Block:
         return replace(self, name=name, rows=rows)
 
     def with_16_bit_weights(self) -> Block:
-        """This block with weights in 16 bits: autograd then saves no 16-bit copies of them."""
+        """This block with weights in 16 bits: no 16-bit copies of them are made and, if not `selective`, saved."""
         copies = self.parameter_count * FP32_BYTES / 2
         lines = {name: line for name, line in vars(self).items() if isinstance(line, Line)}
+        if self.selective:
+            del lines["saved"]
         return replace(self, **{name: Line(line.fixed - copies, line.per_sample) for name, line in lines.items()})
 
 
@@ -156,6 +160,7 @@ class Share:
     cast: the weights themselves are in the job's precision (Megatron-LM, DeepSpeed's engines), instead of autocast over
         fp32 weights
     gathered: every rank has the logits of all classes for the loss, instead of a loss of split logits
+    selective: cheap operators run again in the backward pass (recomputation.py)
     """
 
     tp: int = 1
@@ -163,6 +168,7 @@ class Share:
     sp: int = 1
     cast: bool = False
     gathered: bool = False
+    selective: bool = False
 
 
 UNSHARED = Share()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ddlbench.counts.counts import Exchange, Rows
 from ddlbench.frameworks.spatial.layers import window_of
-from ddlbench.measure.formulas.flops import operation_flops
+from ddlbench.measure.formulas.flops import is_costly, operation_flops
 from ddlbench.ranks.fake.storages import Alive, identity, size, tensors, unknown
 
 WITHOUT_WORK = ("empty", "detach", "new_empty", "empty_like", "empty_strided", "_unsafe_view", "lift_fresh")
@@ -50,6 +50,7 @@ class Observer(TorchDispatchMode):
         self.exchanges, self.rows = list[Exchange](), list[Rows]()
         self.weighted_outputs = 0
         self.shared_depth = 0  # modules around the current operation that tensor parallelism divides
+        self.keep: Callable[[Tensor], object] | None = None  # called with the outputs of costly operators
         self.made_at = dict[int, int]()  # storage -> index of the operation
         self.alive = Alive(torch.device("cpu"))
         for tensor in uncounted:
@@ -68,6 +69,8 @@ class Observer(TorchDispatchMode):
             if identity(tensor) not in self.alive.sizes:
                 self.made_at[identity(tensor)] = len(self.operations)
             self.alive.made(tensor)
+            if self.keep and is_costly(func):
+                self.keep(tensor)
         moved = bytes_of(func, args, kwargs, out)
         flops = operation_flops(func, args, kwargs, out) if moved else 0.0
         live = float(self.alive.bytes_ - self.start)
@@ -142,9 +145,10 @@ def _memory(tensor: Tensor) -> int:
 
 
 @contextmanager
-def saved_bytes(counted: set[int]) -> Generator[list[float]]:
+def saved_bytes(counted: set[int], selective: Observer | None = None) -> Generator[list[float]]:
     """Bytes of the storages that autograd saves. A storage counts once: those in `counted` do not count, and new ones
-    are added there while they exist, so that what two blocks save counts for the first."""
+    are added there while they exist, so that what two blocks save counts for the first. selective: observes a block
+    that also keeps the outputs of costly operators"""
     total = [0.0]
 
     def pack(tensor: Tensor) -> Tensor:
@@ -155,5 +159,9 @@ def saved_bytes(counted: set[int]) -> Generator[list[float]]:
             total[0] += storage.nbytes()
         return tensor
 
+    if selective:
+        selective.keep = pack
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         yield total
+    if selective:
+        selective.keep = None

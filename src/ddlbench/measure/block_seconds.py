@@ -22,17 +22,24 @@ REPEATS = 5  # after a first one, which allocates and compiles
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-def block_seconds(model: nn.Sequential, batch: Batch, loss: Loss, precision: str) -> list[tuple[float, float]]:
+def block_seconds(
+    model: nn.Sequential,
+    batch: Batch,
+    loss: Loss,
+    precision: str,
+    prepare: Callable[[nn.Module], object] = lambda _: None,
+) -> list[tuple[float, float]]:
     """Seconds forward and backward of every block for this batch, on its device; the last block's include the loss.
 
     The input of a block is the output of the block before. Copies of the blocks are measured, one after another, so
-    that the model does not change, and the device has the weights of one copy at a time.
+    that the model does not change, and the device has the weights of one copy at a time. prepare: called with each copy
     """
     value, passes = batch.inputs, list[tuple[float, float]]()
     *_, last = model.children()
     for block in model.children():
         targets = batch.targets if block is last else None
-        both, value = _measured(deepcopy(block).to(value.device), value, loss, targets, precision)
+        prepare(copy := deepcopy(block).to(value.device))
+        both, value = _measured(copy, value, loss, targets, precision)
         passes.append(both)
     return passes
 

@@ -211,6 +211,7 @@ REFUSED: list[tuple[Job, Megatron, str]] = [
     (ranks(2), Megatron(layers="transformer_engine"), "needs CUDA: use framework.layers=local"),
     (replace(ranks(2), loss=CrossEntropy(0.1)), Megatron(), r"recipe\.label_smoothing=0\.1: "),
     (ranks(1, checkpoint_activations="budget:1"), Megatron(), "a budget counts the blocks of transformers' GPT-2"),
+    (ranks(1, checkpoint_activations="selective"), Megatron(), "adds up the outputs of its matrix products in place"),
     (ranks(2, compile=True), Megatron(), r"set train\.compile=false"),
     (ranks(2, optimizer=LAMB), Megatron(), "Lamb needs the norm of each full layer"),
     (ranks(2, reduce_dtype="bf16"), Megatron(dp=2), "bf16 need NCCL"),

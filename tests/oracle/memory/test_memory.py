@@ -13,6 +13,9 @@ import pytest
 
 from ddlbench.config.schema import Config
 from ddlbench.oracle.bands import CAST_ERROR, worst_error
+from ddlbench.oracle.machine.machine import load
+from ddlbench.oracle.measured.inputs import from_roofline
+from ddlbench.oracle.predictor import Inputs, predict
 from tests.oracle.memory_grid import OF_SEGMENTS, OF_SOME, Case, configured, grid, predicted, rehearsed, rehearsed_ranks
 from tests.support.libraries import why_no_horovod
 
@@ -23,7 +26,7 @@ QUICK = [
     Case("tensor", "gpt2_small", 2, "gathered"),
     *(Case(name, "gpt2_small", 2, "accumulated") for name in ("zero_bubble", "1f1b")),  # half as many micro batches
     *(Case("ddp", "gpt2_small", 2, variant) for variant in OF_SEGMENTS),
-    Case("1f1b", "gpt2_small", 2, "budget"),
+    *(Case("1f1b", "gpt2_small", 2, variant) for variant in ("budget", "selective")),
     Case("megatron", "gpt2_small", 2, "plain"),
     *(Case(name, "gpt2_small", 2, "cast") for name in ("zero1", "zero3")),
 ]
@@ -44,6 +47,8 @@ SLOW = [
     *(case for case in grid(TWO, (2,)) if case.model == "gpt2_small"),
     *(Case(name, "gpt2_small", 8, "plain") for name in EIGHT),
     *(Case(name, "gpt2_small", 2, "every:2") for name in ("gpipe", "1f1b", "zero2", "tensor")),
+    *(Case(name, "resnet50", 2, "selective") for name in ("ddp", "gpipe", "spatial")),
+    *(Case(name, "gpt2_small", 2, "selective") for name in ("fsdp", "zero3", "tensor", "pipedream")),
 ]
 
 
@@ -101,3 +106,16 @@ def test_states_in_8_bits(framework: str, more: tuple[str, ...], shards: int) ->
     memory = predicted(config, 4).memory
     assert memory is not None
     assert memory["optimizer"] == pytest.approx(states)
+
+
+def test_selective_needs_more_memory_and_less_time_than_blocks() -> None:
+    """By the operators' FLOPs and bytes on an H100: the cheap ones move bytes twice."""
+    machine, words = load("h100"), Case("ddp", "gpt2_small", 2, "plain").words
+    inputs = Inputs(machine, lambda config: from_roofline(config, machine))
+    rows = [
+        predict(configured(*words, f"train.checkpoint_activations={value}"), 2, inputs)
+        for value in ("none", "selective", "blocks")
+    ]
+    none, selective, blocks = ((row.memory_bytes or 0, -(row.step_s or 0)) for row in rows)
+    assert none > selective > blocks
+    assert none[1] > selective[1] > blocks[1]

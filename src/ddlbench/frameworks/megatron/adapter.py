@@ -38,7 +38,7 @@ from ddlbench.frameworks.tensor.layers import full_state, local_state
 from ddlbench.job import Job
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.recipe.losses import CrossEntropy
-from ddlbench.recomputation import KEY, budgeted
+from ddlbench.recomputation import KEY, SELECTIVE, budgeted
 
 
 def import_megatron(device: torch.device) -> None:
@@ -97,6 +97,8 @@ class Megatron:
                 smoothing,
             f"a budget counts the blocks of transformers' GPT-2: set {KEY}=every:2, for example":
                 budgeted(job.checkpoint_activations),
+            f"{KEY}={SELECTIVE}: the library adds up the outputs of its matrix products in place: set {KEY}=blocks":
+                job.checkpoint_activations == SELECTIVE,
         }  # fmt: skip
         refuse(self.name, reasons)
         check_reduction(self.name, job)

@@ -19,7 +19,7 @@ from ddlbench.frameworks.pipeline.clock import BusyClock
 from ddlbench.frameworks.pipeline.groups import Groups
 from ddlbench.frameworks.pipeline.stages import Plan, Stage, cut, tied_names
 from ddlbench.frameworks.shared.batchnorm import Statistics
-from ddlbench.frameworks.shared.checkpointing import checkpoint_blocks
+from ddlbench.frameworks.shared.checkpointing import checkpoint_blocks, keep_costly_outputs
 from ddlbench.frameworks.shared.groups import average, clip_parts, gradient
 from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.shared.replica import RankTrainer, cpu_state, load_full_state
@@ -46,6 +46,8 @@ class Blocks:
         self.model.to(job.device)
         for index, part in parts.items():
             checkpoint_blocks(part, plan.segments[index])
+            if plan.selective:
+                keep_costly_outputs(part)
         self.stages = {index: Stage(part, job) for index, part in parts.items()}
         if self.sharded:
             assert groups.dp_group is not None

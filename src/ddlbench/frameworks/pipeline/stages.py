@@ -17,8 +17,9 @@ from ddlbench.checkpoint.live import OFF
 from ddlbench.data.feed import Request
 from ddlbench.data.loaders.synthetic import random_batch
 from ddlbench.errors import Unsupported, check_values, refuse
-from ddlbench.frameworks.shared.checkpointing import blocks_plan, segment_facts
+from ddlbench.frameworks.shared.checkpointing import blocks_plan, keep_costly_outputs_of, segment_facts, selective_names
 from ddlbench.frameworks.shared.layout import Layout
+from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.shared.step import autocast
 from ddlbench.job import Job, Place, example_batch
 from ddlbench.measure.block_seconds import block_seconds
@@ -26,7 +27,7 @@ from ddlbench.measure.formulas.flops import forward_flops_per_block
 from ddlbench.measure.profiling.spans import FORWARD, span
 from ddlbench.ranks.control import from_rank_0
 from ddlbench.ranks.launch import is_fake
-from ddlbench.recomputation import KEY, budgeted, named, plan_of, repeats
+from ddlbench.recomputation import KEY, SELECTIVE, budgeted, named, plan_of, repeats
 
 
 @cache
@@ -123,6 +124,7 @@ class Plan:
     balanced_by: balance (given by hand) | flops | seconds
     seconds: measured, of each block, where it is balanced by them
     segments: the blocks of each stage, those that run again in lists
+    selective: blocks of all stages that `keep_costly_outputs`
     edges: what goes into the first stage, from each to the next, and out of the last
     between: what one stage sends to the next
     """
@@ -143,11 +145,13 @@ class Plan:
         self.between = self.edges[1:-1]
         plans = [blocks_plan(job, samples, *span, number) for span, number in zip(spans, in_flight, strict=True)]
         self.segments = [named(plan, names) for names, plan in plans]
+        self.selective = selective_names(on_meta(job)) if job.checkpoint_activations == SELECTIVE else []
 
     def facts(self) -> dict[str, Any]:
         return {
             "blocks_per_stage": self.sizes,
             **segment_facts([item for segments in self.segments for item in segments]),
+            **({"selective": self.selective} if self.selective else {}),
             "balanced_by": self.balanced_by,
             "block_seconds": self.seconds,
             "flops_largest_over_mean_stage": max(self.costs) * len(self.costs) / sum(self.costs),
@@ -169,7 +173,8 @@ def seconds_of_blocks(job: Job, samples: int) -> list[float]:
         return from_rank_0(None)
     model = replace(job, device=torch.device("cpu")).build()
     request = Request(job.model, Place(0, 1), job.device, job.seed, samples, channels_last=job.channels_last)
-    passes = block_seconds(model, random_batch(request, samples), job.loss, job.precision)
+    prepare = [keep_costly_outputs_of] if job.checkpoint_activations == SELECTIVE else []
+    passes = block_seconds(model, random_batch(request, samples), job.loss, job.precision, *prepare)
     if job.device.type == "cuda":
         torch.cuda.empty_cache()  # rank 0 trains with as much reserved memory as the others
     again = repeats(plan_of(job.checkpoint_activations, [name for name, _ in model.named_children()], list))

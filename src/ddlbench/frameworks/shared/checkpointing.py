@@ -1,21 +1,34 @@
-"""Activation checkpointing of blocks and of segments of blocks, exact for BatchNorm too."""
+"""Activation checkpointing of blocks, of segments of blocks, and of cheap operators, exact for BatchNorm too."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import reduce
-from typing import Any, cast
+from itertools import pairwise
+from typing import Any, TypeAlias, cast
 
+import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+    get_device_states,
+    set_device_states,
+)
 
 from ddlbench.frameworks.shared.batchnorm import batch_norms
 from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.shared.offloading import offload_blocks
 from ddlbench.job import Job
+from ddlbench.measure.formulas.flops import is_costly
 from ddlbench.offloading import offloaded, plan_of
-from ddlbench.recomputation import Link, Names, Plan, flat, named
+from ddlbench.recomputation import SELECTIVE, Link, Names, Plan, flat, named
+
+RandomStates: TypeAlias = tuple[Tensor, tuple[list[int], list[Tensor]]]  # of the CPU and of GPUs, by their numbers
 
 
 def blocks_plan(
@@ -46,6 +59,8 @@ def apply_plan(model: nn.Sequential, job: Job, data_size: int) -> None:
         return
     names, plan = replica_plan(job, data_size)
     checkpoint_blocks(model, named(plan, names))
+    if job.checkpoint_activations == SELECTIVE:
+        keep_costly_outputs(model)
     if job.offload_activations:  # after the segments, in which no block is offloaded
         offload_blocks(model, [names[index] for index in offloaded(plan)], job.device)
 
@@ -58,15 +73,38 @@ def checkpoint_blocks(model: nn.Sequential, segments: Names) -> None:
         model.forward = cast(Callable[..., Tensor], forward)
 
 
+def keep_costly_outputs(model: nn.Sequential) -> None:
+    """Every block keeps its input and the outputs of its costly operators only; the other operators run again in the
+    backward pass."""
+    vars(model)["selective"] = selective_names(model)
+    for block in model.children():
+        keep_costly_outputs_of(block)
+
+
+def selective_names(model: nn.Sequential) -> list[str]:
+    """The blocks that `keep_costly_outputs` changes."""
+    return [name for name, block in model.named_children() if next(block.children(), None)]
+
+
+def keep_costly_outputs_of(block: nn.Module) -> None:
+    """A block of a single layer stays as it is: it has nothing between its input and its output."""
+    if not next(block.children(), None):
+        return
+    for before, module in pairwise(block.modules()):
+        if getattr(module, "inplace", False) and not batch_norms(before):
+            cast(Any, module).inplace = False  # VGG's ReLU would overwrite an output that is kept
+    block.forward = cast(Callable[..., Tensor], _checkpointed(block.forward, [block], selective=True))
+
+
 def segment_facts(segments: Names) -> dict[str, Any]:
     """For the record: nothing where no block runs again."""
     return {"segments": segments} if any(isinstance(item, list) for item in segments) else {}
 
 
 def facts_of_model(model: nn.Module) -> dict[str, Any]:
-    """What `checkpoint_blocks` and `offload_blocks` have done to it."""
-    names = vars(model).get("offloaded")
-    return segment_facts(vars(model).get("segments", [])) | ({"offloaded": names} if names else {})
+    """What `checkpoint_blocks`, `keep_costly_outputs` and `offload_blocks` have done to it."""
+    done = {key: vars(model)[key] for key in ("selective", "offloaded") if vars(model).get(key)}
+    return segment_facts(vars(model).get("segments", [])) | done
 
 
 def _forward(model: nn.Sequential, segments: Names) -> Callable[[Tensor], Tensor]:
@@ -83,15 +121,53 @@ def _forward(model: nn.Sequential, segments: Names) -> Callable[[Tensor], Tensor
     return lambda value: reduce(lambda passed, step: step(passed), steps, value)
 
 
-def _checkpointed(forward: Callable[[Tensor], Tensor], blocks: Sequence[nn.Module]) -> Callable[[Tensor], Tensor]:
-    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+def _checkpointed(
+    forward: Callable[[Tensor], Tensor], blocks: Sequence[nn.Module], selective: bool = False
+) -> Callable[[Tensor], Tensor]:
+    def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         """The contexts of the first and the second run."""
-        return nullcontext(), _frozen_statistics(blocks)
+        if not selective:
+            return nullcontext(), _frozen_statistics(blocks)
+        (first, second), states = create_selective_checkpoint_contexts(_policy), deque[RandomStates]()
+        return _all(first, _Random(states, False)), _all(_frozen_statistics(blocks), second, _Random(states, True))
 
     def run(value: Tensor) -> Tensor:
         return checkpoint(forward, value, use_reentrant=False, context_fn=contexts)
 
     return run
+
+
+def _policy(_: Any, func: Any, *__: Any, **___: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if is_costly(func) else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+class _Random(TorchDispatchMode):
+    """The random generators are in the same state after a costly operator of both runs: the second run does not compute
+    attention with dropout, and what follows must draw the same numbers. states: after each such operator"""
+
+    def __init__(self, states: deque[RandomStates], again: bool) -> None:
+        super().__init__()
+        self.states, self.again = states, again
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if is_costly(func) and torch.Tag.nondeterministic_seeded in func.tags:
+            if self.again:
+                of_cpu, of_gpus = self.states.popleft()
+                torch.set_rng_state(of_cpu)
+                set_device_states(*of_gpus)
+            else:
+                of_gpus = get_device_states(*args) if torch.cuda.is_initialized() else ([], [])
+                self.states.append((torch.get_rng_state(), of_gpus))
+        return out
+
+
+@contextmanager
+def _all(*contexts: AbstractContextManager[Any]) -> Generator[None]:
+    with ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
+        yield
 
 
 @contextmanager

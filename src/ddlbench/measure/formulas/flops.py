@@ -124,6 +124,12 @@ def operation_flops(func: Any, args: Any, kwargs: Any, out: Any) -> float:
     return formula(*args, **(kwargs or {}), out_val=out) if formula else 0.0
 
 
+def is_costly(func: Any) -> bool:
+    """Whether `operation_flops` counts it forward: a matrix product, a convolution or an attention kernel."""
+    packet = func._overloadpacket
+    return packet in flop_registry or packet is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+
 def peak_flops(gpu_name: str, precision: str) -> float | None:
     """Dense peak of one device in FLOP/s, for precision bf16, fp16 or fp32; None where it is not known."""
     peak = next((peak for pattern, peak in PEAKS.items() if re.fullmatch(pattern, gpu_name)), None)

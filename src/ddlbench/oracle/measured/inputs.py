@@ -17,10 +17,12 @@ import torch
 from ddlbench.config.schema import Config
 from ddlbench.cores import allowed_cores
 from ddlbench.counts.counting import count
+from ddlbench.counts.counts import Share
 from ddlbench.data.feed import Request
 from ddlbench.data.home import home
 from ddlbench.data.loaders.synthetic import random_batch
 from ddlbench.errors import UserError
+from ddlbench.frameworks.shared.checkpointing import keep_costly_outputs_of
 from ddlbench.job import Place
 from ddlbench.measure.block_seconds import REPEATS, block_seconds
 from ddlbench.measure.clock import idle
@@ -30,6 +32,7 @@ from ddlbench.oracle.measured import network
 from ddlbench.oracle.timing.computation import ANY, Computation, Pass, Speeds
 from ddlbench.recipe.losses import CrossEntropy
 from ddlbench.recipe.optimizers import make_optimizer
+from ddlbench.recomputation import SELECTIVE
 from ddlbench.run.settings import set_switches
 from ddlbench.texts import digest
 
@@ -55,7 +58,8 @@ class OneStep:
 def proportions(config: Config, machine: Machine) -> Computation:
     """Seconds by the roofline; if the device's peaks are unknown, only their proportions count."""
     precision, device = config.train.precision, machine.device
-    counts = count(config.model, precision, device.type, config.recipe.label_smoothing)
+    share = Share(selective=config.train.checkpoint_activations == SELECTIVE)
+    counts = count(config.model, precision, device.type, config.recipe.label_smoothing, share)
     speeds = Speeds.of(device, precision, config.train.tf32) or ANY
     return Computation(counts, speeds, config.recipe.optimizer.costs, ROOFLINE)
 
@@ -109,6 +113,7 @@ def calibration(config: Config, device: torch.device, samples: int) -> tuple[tup
         "optimizer": optimizer.name,
         "momentum": optimizer.momentum > 0,
         "torch": str(torch.__version__),
+        **({SELECTIVE: True} if train.checkpoint_activations == SELECTIVE else {}),
     }
     path = home() / "oracle" / f"blocks-{digest(key, 16)}.json"
     kept: dict[str, Any] = {}
@@ -134,7 +139,9 @@ def measure(config: Config, device: torch.device, samples: int) -> tuple[list[tu
     model.to(memory_format=torch.channels_last if config.train.channels_last else torch.contiguous_format)
     request = Request(config.model, Place(0, 1), device, 0, samples, channels_last=config.train.channels_last)
     batch = random_batch(request, samples)
-    passes = block_seconds(model, batch, CrossEntropy(config.recipe.label_smoothing), config.train.precision)
+    loss = CrossEntropy(config.recipe.label_smoothing)
+    prepare = [keep_costly_outputs_of] if config.train.checkpoint_activations == SELECTIVE else []
+    passes = block_seconds(model, batch, loss, config.train.precision, *prepare)
     optimizer = make_optimizer(config.recipe.optimizer, model.named_parameters())
     updates: list[float] = []
     for _ in range(REPEATS + 1):

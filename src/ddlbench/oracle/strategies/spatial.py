@@ -42,7 +42,7 @@ def spatial(framework: Spatial, setting: Setting) -> Outcome:
                 "the oracle has no model of shared images of which some blocks run again: set "
                 "train.checkpoint_activations to none or blocks"
             )
-        forward = 1 + again.pop()  # how often each block runs forward
+        forward = 1 + again.pop() + blocks[0].selective  # runs of each block forward
         height = blocks[last].rows[-1].window.output
         size = blocks[last].output * samples * Part(None, 0, sp).span(height)[1] * sp / height  # of equal parts
         number = count * forward  # its gradient is already on every rank

@@ -100,6 +100,7 @@ def traffic(
     """
     if tp == 1:
         return Traffic()
+    again += block.selective
     to = setting.path(tp)
     ahead, back, last = (list[tuple[float, float]]() for _ in range(3))  # seconds and bytes of each collective
     for exchange in block.exchanges:
