@@ -30,7 +30,8 @@ LAYOUTS = (
 # results were known: another job can have a larger error.
 WORST_ERRORS = {
     "parameter_server": 0.0,  # has no formula: a rehearsal counts its memory
-    **dict.fromkeys(("single", "horovod", "local_sgd", "zero0", "spatial"), 0.02),
+    **dict.fromkeys(("zero0", "spatial"), 0.02),
+    **dict.fromkeys(("single", "horovod", "local_sgd"), 0.03),  # selective recomputation in bf16; without it 0.02
     "channel": 0.04,
     **dict.fromkeys(("ddp", "pipedream_2bw"), 0.05),
     **dict.fromkeys(("gpipe", "1f1b", "interleaved", "looped_bfs", "hybrid"), 0.06),
