@@ -205,6 +205,8 @@ def devices(count: int, device: str | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in three significant digits and a fitting unit."""
+    """Seconds in three significant digits and a fitting unit; from 1,000 s on in full seconds."""
+    if seconds >= 999.5:
+        return f"{seconds:,.0f} s"
     unit, size = next(((unit, size) for unit, size in (("s", 1.0), ("ms", 1e-3)) if seconds >= size), ("µs", 1e-6))
     return f"{seconds / size:#.3g}".rstrip(".") + f" {unit}"
