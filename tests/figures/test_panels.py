@@ -93,7 +93,14 @@ def test_a_panel_of_several_models_names_the_changed_sizes_that_they_share(tmp_p
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(2.0, "2.00 s"), (0.1, "100 ms"), (0.00971, "9.71 ms"), (0.000123, "123 µs"), (12.34, "12.3 s"), (1234.5, "1,234 s")],
+    [
+        (2.0, "2.00 s"),
+        (0.1, "100 ms"),
+        (0.00971, "9.71 ms"),
+        (0.000123, "123 µs"),
+        (12.34, "12.3 s"),
+        (1234.5, "1,234 s"),
+    ],
 )
 def test_durations(seconds, text):
     assert duration(seconds) == text
