@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ddlbench.measure.devices.unknown import largest
+from ddlbench.measure.devices.unknown import largest, total
 from ddlbench.measure.devices.usage import Load
 from ddlbench.measure.rows import EpochRow
 from ddlbench.measure.straggler import OwnStep, own_columns
@@ -34,7 +34,7 @@ def summarize(
     steady_s = [row.steady_time_s for row in counted if row.steady_time_s is not None]
     steady_samples = sum(row.steady_samples for row in counted)
     validation_s = [row.metrics["validation_time_s"] for row in counted if "validation_time_s" in row.metrics]
-    sent = [row.use.sent_bytes for row in counted if row.use.sent_bytes is not None]
+    sent = total(row.use.sent_bytes for row in counted)
     return {
         "epochs_done": len(rows),
         "epochs_measured": len(counted),
@@ -59,7 +59,7 @@ def summarize(
         "validation_time_s": statistics.median(validation_s) if validation_s else None,
         "cpu_share": _a_second(counted, [row.use.cpu_time_s for row in counted], ranks=world_size),
         "read_bytes_per_s": _a_second(counted, [row.metrics.get("read_bytes") for row in counted]),
-        "sent_step_bytes": sum(sent) / sum(row.steps for row in counted) if len(sent) == len(counted) else None,
+        "sent_step_bytes": None if sent is None else sent / sum(row.steps for row in counted),
         "train_loss": rows[-1].line()["train_loss"],
         **{name: rows[-1].metrics[name] for name in LAST if name in rows[-1].metrics},
         **{name: largest(row.memory[name] for row in counted) for name in rows[0].memory},

@@ -52,6 +52,18 @@ def test_what_a_rank_sends_is_what_a_ring_sends() -> None:
     assert run_ranks(3, sent_in_all_reduces, 5, 4) == [pytest.approx(5 * 2**22 * 4 / 3, rel=0.01)] * 3
 
 
+def test_counting_what_was_sent_reads_nothing() -> None:
+    """In mode=loader it would count as bytes of the data set. The least of several: as in the test of reading."""
+    idle, counting = list[int](), list[int]()
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()):
+        for counts, work in 6 * ((idle, dict[str, int]), (counting, lambda: SentBytes.now().counts)):
+            before = ReadBytes.now()
+            work()
+            counts.append(ReadBytes.now().since(before) or 0)
+        assert SentBytes.now().counts
+    assert min(counting) == min(idle)
+
+
 def test_a_connection_that_was_closed_makes_the_bytes_unknown() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         sender = socket.create_connection(server.getsockname())

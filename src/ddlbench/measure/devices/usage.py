@@ -21,6 +21,7 @@ from ddlbench.measure.devices.unknown import difference, or_none, total
 PROC = Path("/proc")
 HZ = os.sysconf("SC_CLK_TCK")  # ticks a second
 BUSY = (0, 1, 2, 5, 6)  # user nice system irq softirq
+INTERNET = (socket.AF_INET, socket.AF_INET6)
 BYTES_ACKED = 120  # offset of tcpi_bytes_acked in struct tcp_info (linux/tcp.h)
 _busy_wait_s = 0.0  # of the training thread, the only one that waits in this way
 
@@ -114,13 +115,18 @@ class SentBytes:
 
     @classmethod
     def now(cls) -> SentBytes:
-        """Raises OSError or struct.error where the kernel does not count them (before Linux 4.1)."""
+        """Raises OSError or struct.error where the kernel does not count them (before Linux 4.1). It asks the sockets
+        themselves: a file in /proc, which lists all connections of the node, would count as bytes that were read."""
         counts: dict[tuple[Any, Any], int] = {}
-        for connection in psutil.Process().net_connections("tcp"):
-            if connection.raddr:
-                with socket.socket(fileno=os.dup(connection.fd)) as opened:
-                    info = opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, BYTES_ACKED + 8)
-                counts[connection.laddr, connection.raddr] = struct.unpack_from("Q", info, BYTES_ACKED)[0]
+        for descriptor in Path("/proc/self/fd").iterdir():
+            with suppress(OSError):  # the descriptor has just been closed, or is a socket without a peer
+                if not descriptor.is_socket():
+                    continue
+                with socket.socket(fileno=os.dup(int(descriptor.name))) as opened:
+                    if opened.family in INTERNET and opened.type == socket.SOCK_STREAM:
+                        addresses = opened.getsockname(), opened.getpeername()
+                        info = opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, BYTES_ACKED + 8)
+                        counts[addresses] = struct.unpack_from("Q", info, BYTES_ACKED)[0]
         return cls(counts)
 
     def since(self, earlier: SentBytes) -> int | None:
