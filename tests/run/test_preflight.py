@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 from dataclasses import replace
 from functools import cache
@@ -18,6 +17,7 @@ from ddlbench.errors import RunError, UserError
 from ddlbench.record.record import Record
 from ddlbench.run import preflight as module
 from ddlbench.run.preflight import Check, preflight, require_sound, section, slow_ranks
+from tests.support.disk import no_space
 from tests.support.ranks import run_ranks
 from tests.support.runs import SMALL, composed, record
 
@@ -144,10 +144,7 @@ def test_a_factor_that_every_rank_reaches_is_refused(words: str) -> None:
 
 
 def test_a_full_disk_is_one_line(ddlbench, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(module, "write_json", full)
+    monkeypatch.setattr(module, "write_json", no_space)
     code, said = ddlbench(*SMALL, "preflight=true", "progress=false")
     assert code == 1
     assert "preflight.json cannot be written (No space left on device): free space" in said

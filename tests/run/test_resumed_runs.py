@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import shutil
 from dataclasses import replace
@@ -19,6 +18,7 @@ from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.tables.run_rows import run_row
 from ddlbench.run.checkpoints import Checkpoints
 from ddlbench.run.stop_request import StopRequest
+from tests.support.disk import no_space
 from tests.support.faults import end, start
 from tests.support.runs import SMALL
 from tests.support.waiting import wait_until
@@ -202,10 +202,7 @@ def test_no_checkpoint_has_a_secret_of_the_environment(
 def test_a_disk_that_is_full_at_the_end_of_a_checkpoint_is_one_line(
     ddlbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Saved, "write", full)
+    monkeypatch.setattr(Saved, "write", no_space)
     code, said = ddlbench(*SMALL, "checkpoint.every=1", "progress=false")
     assert code == 1
     assert "cannot be written (No space left on device): free space or choose another checkpoint.dir=" in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 from collections.abc import Generator
@@ -34,6 +35,11 @@ def _stays(path: Path) -> bool:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     return cached_bytes(path) == SIZE
+
+
+def no_space(*_: object) -> None:
+    """In place of what writes a file: the disk is full."""
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def fill_disk(disk: Path) -> None:

@@ -118,8 +118,8 @@ def _by_stage(rows: Sequence[EpochRow], name: str) -> str | None:
 
 def _a_second(rows: Sequence[EpochRow], amounts: Sequence[float | None], ranks: int = 1) -> float | None:
     """A ratio of sums over complete epochs, their warm-up steps included; None if an epoch's amount is missing."""
-    values = [amount for amount in amounts if amount is not None]
-    return sum(values) / sum(row.epoch_time_s for row in rows) / ranks if len(values) == len(rows) else None
+    amount = total(amounts)
+    return None if amount is None else amount / sum(row.epoch_time_s for row in rows) / ranks
 
 
 def load_columns(before: Sequence[Load], after: Sequence[Load]) -> dict[str, float | None]:
