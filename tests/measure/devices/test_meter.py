@@ -12,14 +12,26 @@ import torch
 from ddlbench.measure import clock as clock_module
 from ddlbench.measure.clock import EpochClock
 from ddlbench.measure.devices import meter as meter_module
-from ddlbench.measure.devices.meter import Meter, OverRanks, Use
+from ddlbench.measure.devices.meter import Meter, OverRanks, Rapl, Use
 from ddlbench.measure.devices.nvml import GpuState
-from ddlbench.measure.devices.rapl import Rapl
 from ddlbench.measure.devices.usage import Load, thread_seconds
-from tests.measure.devices.rapl import set_energy, zone
 from tests.support.busy import compute, needs_thread_seconds
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+
+
+def zone(folder: Path, number: str, name: str, joules: float, range_j: float = 1000.0) -> Path:
+    """The energy counter of a processor as the kernel shows it, in a folder of the test."""
+    made = folder / f"intel-rapl:{number}"
+    made.mkdir(parents=True)
+    (made / "name").write_text(f"{name}\n")
+    (made / "max_energy_range_uj").write_text(f"{int(range_j * 1e6)}\n")
+    set_energy(made, joules)
+    return made
+
+
+def set_energy(made: Path, joules: float) -> None:
+    (made / "energy_uj").write_text(f"{int(joules * 1e6)}\n")
 
 
 class Recorded:
@@ -189,3 +201,43 @@ def test_the_clock_sees_no_time_in_the_meter(monkeypatch: pytest.MonkeyPatch) ->
         now[0] += 1
     times = clock.stop()
     assert (times.epoch_s, times.straggler_s, times.step_s) == (2.0, 0.0, [1.0, 1.0])
+
+
+def test_energy_is_the_sum_over_packages_without_parts_and_platform(tmp_path: Path) -> None:
+    zones = [
+        zone(tmp_path, "0", "package-0", 10),
+        zone(tmp_path, "1", "package-1", 500),
+        zone(tmp_path, "0:0", "core", 7),
+        zone(tmp_path, "0:1", "dram", 3),
+        zone(tmp_path, "2", "psys", 900),
+    ]
+    meter = Rapl.open(tmp_path)
+    assert meter
+    assert meter.joules() == 0
+    for each, joules in zip(zones, (15, 520, 100, 100, 950), strict=True):
+        set_energy(each, joules)
+    assert meter.joules() == 5 + 20
+    assert meter.joules() == 25  # since it was opened
+
+
+def test_a_counter_that_begins_again_is_added_up(tmp_path: Path) -> None:
+    package = zone(tmp_path, "0", "package-0", 990, range_j=1000)
+    meter = Rapl.open(tmp_path)
+    assert meter
+    set_energy(package, 4)
+    assert meter.joules() == 14
+    set_energy(package, 3)  # the counter began again
+    assert meter.joules() == 14 + 999
+
+
+@pytest.mark.parametrize("broken", ["none", "unreadable", "garbled"])
+def test_counters_that_cannot_be_read_give_no_meter(tmp_path: Path, broken: str) -> None:
+    if broken != "none":
+        zone(tmp_path, "0", "package-0", 10)
+        second = zone(tmp_path, "1", "package-1", 10)  # one of two packages would be half the energy
+        (second / "energy_uj").unlink()
+        if broken == "garbled":
+            (second / "energy_uj").write_text("no number")
+        else:
+            (second / "energy_uj").mkdir()  # an OSError for root, too
+    assert Rapl.open(tmp_path) is None

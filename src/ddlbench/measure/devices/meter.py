@@ -5,16 +5,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from ddlbench.measure.devices.nvml import GpuState, gpu_state_reader, joules, throttling
-from ddlbench.measure.devices.rapl import READ_EVERY_S, Rapl
 from ddlbench.measure.devices.unknown import difference, least, or_none, total
 from ddlbench.measure.devices.usage import Load, SentBytes, process_tree_seconds, thread_seconds
+
+POWERCAP = Path("/sys/class/powercap")
+READ_EVERY_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,17 @@ class OverRanks:
         counting = [use for use in read if use.counts_energy]
         energy_j = total(use.energy_j for use in counting)
         complete = energy_j is not None
+        of_host: dict[str, list[Use | None]] = {}
+        for use, host in zip(uses, hosts, strict=True):
+            of_host.setdefault(host, []).append(use)
+        loads: list[tuple[Load, Load]] = []
+        for ranks in of_host.values():  # with what all ranks of the node computed
+            totals = [total(getattr(use, name, None) for use in ranks) for name in ("cpu_before_s", "cpu_after_s")]
+            loads += [
+                (replace(use.before, own_s=totals[0]), replace(use.after, own_s=totals[1]))
+                for use in ranks
+                if use and use.before and use.after
+            ]
         return cls(
             energy_j=energy_j,
             energy_source=counting[0].energy_source if complete else None,
@@ -84,7 +98,7 @@ class OverRanks:
             clock_before_mhz=least(use.clock_before_mhz for use in read),
             clock_after_mhz=least(use.clock_after_mhz for use in read),
             throttled=tuple(sorted({reason for use in read for reason in use.throttled or ()})),
-            loads=tuple(_loads(uses, hosts)),
+            loads=tuple(loads),
         )
 
     def line(self) -> dict[str, Any]:
@@ -100,16 +114,43 @@ class OverRanks:
         }
 
 
-def _loads(uses: Sequence[Use | None], hosts: Sequence[str]) -> Iterator[tuple[Load, Load]]:
-    """The load of each node before and after, with what its ranks computed."""
-    of_host: dict[str, list[Use | None]] = {}
-    for use, host in zip(uses, hosts, strict=True):
-        of_host.setdefault(host, []).append(use)
-    for ranks in of_host.values():
-        totals = [total(getattr(use, name, None) for use in ranks) for name in ("cpu_before_s", "cpu_after_s")]
-        for use in ranks:
-            if use and use.before and use.after:
-                yield replace(use.before, own_s=totals[0]), replace(use.after, own_s=totals[1])
+@dataclass
+class Rapl:
+    """Joules of a node's CPU packages since it was opened, from the counters of Linux' powercap framework (Intel RAPL;
+    AMD's since Zen).
+
+    A counter of package-0, package-1, ... in microjoules restarts at 0 after its range, about 20 minutes at 200 W: it
+    is read at least once a minute. It counts the package, whoever uses it, without memory and GPUs. It is readable for
+    root alone on kernels since 5.10 (CVE-2020-8694), unless the site has opened it.
+
+    ranges: folder of each package -> microjoules at which its counter restarts at 0
+    """
+
+    ranges: dict[Path, int]
+    last: dict[Path, int] = field(default_factory=dict[Path, int])
+    counted: int = 0  # microjoules
+
+    @classmethod
+    def open(cls, powercap: Path = POWERCAP) -> Rapl | None:
+        """None where there is no package, or one that may not be read."""
+        try:
+            # intel-rapl:0 is a package or the platform, intel-rapl:0:0 a part of a package.
+            zones = [zone for zone in sorted(powercap.glob("intel-rapl:*")) if zone.name.count(":") == 1]
+            packages = [zone for zone in zones if (zone / "name").read_text().startswith("package")]
+            meter = cls({zone: int((zone / "max_energy_range_uj").read_text()) for zone in packages})
+            meter.joules()
+        except (OSError, ValueError):
+            return None
+        return meter if packages else None
+
+    def joules(self) -> float:
+        """Raises OSError where a counter cannot be read any more."""
+        for zone, size in self.ranges.items():
+            now = int((zone / "energy_uj").read_text())
+            then = self.last.get(zone, now)
+            self.counted += now - then if now >= then else now + size - then
+            self.last[zone] = now
+        return self.counted / 1e6
 
 
 @dataclass(frozen=True)
