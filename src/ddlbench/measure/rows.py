@@ -19,7 +19,6 @@ from ddlbench.measure.clock import EpochTimes
 from ddlbench.measure.devices.memory import BY_STAGE, PEAKS, peaks
 from ddlbench.measure.devices.meter import OverRanks
 from ddlbench.measure.devices.unknown import largest
-from ddlbench.measure.straggler import OwnStep
 from ddlbench.ranks.boundary import REMEDY
 from ddlbench.ranks.control import all_gather, from_rank_0, gather_to_rank0
 
@@ -73,17 +72,25 @@ class RankEpoch:
             bad_samples=tuple(bad),
         )
 
-    @property
-    def bad_step(self) -> int | None:
-        """The first step whose loss is not finite."""
-        return next((step for step, loss in enumerate(self.losses) if not math.isfinite(loss)), None)
-
     def packed(self) -> RankEpoch:
         """The epoch with 8 bytes for a number: rank 0 gathers a thousand ranks, and objects need 32 bytes and more."""
         times = self.times
         seconds = {name: array("d", getattr(times, name)) for name in ("step_s", "wait_s", "host_wait_s")}
         times = replace(times, **seconds, samples=array("q", times.samples))
         return replace(self, times=times, losses=array("d", self.losses), rates=array("d", self.rates))
+
+
+@dataclass(frozen=True)
+class OwnStep:
+    """One rank's own seconds of a step, a mean or median over steps.
+
+    stage: rank in its pipeline; only ranks with the same one have the same work
+    """
+
+    rank: int
+    host: str
+    stage: int
+    seconds: float
 
 
 @dataclass
@@ -173,6 +180,7 @@ def _row(epoch: int, warmup: bool, ranks: Sequence[RankEpoch], global_batch: int
     here, times = ranks[0], ranks[0].times
     steps, steady_steps = len(times.step_s), times.measured_steps - (times.warmup_steps == 0)
     losses = sum(len(rank.losses) for rank in ranks)
+    bad_steps = (step for rank in ranks for step, loss in enumerate(rank.losses) if not math.isfinite(loss))
     stages = sorted({rank.stage for rank in ranks})
     return EpochRow(
         epoch=epoch,
@@ -189,7 +197,7 @@ def _row(epoch: int, warmup: bool, ranks: Sequence[RankEpoch], global_batch: int
         measured_time_s=max(rank.times.measured_s for rank in ranks),
         data_wait_share=max(rank.times.wait_share for rank in ranks),
         train_loss=sum(sum(rank.losses) for rank in ranks) / losses if losses else None,
-        bad_step=min((rank.bad_step for rank in ranks if rank.bad_step is not None), default=None),
+        bad_step=min(bad_steps, default=None),
         lr_last=here.rates[-1] if here.rates else None,
         memory={name: largest(rank.memory[name] for rank in ranks) for name in PEAKS},
         first_step_s=max(rank.times.step_s[0] for rank in ranks),

@@ -13,8 +13,7 @@ from ddlbench.loop import Recorder, Run, Scenario
 from ddlbench.measure.clock import EpochClock
 from ddlbench.measure.formulas.flops import mfu
 from ddlbench.measure.rows import EpochRow, RankEpoch
-from ddlbench.measure.straggler import own_columns, own_steps_of_window
-from ddlbench.measure.summary import sees_one_gpu, summarize
+from ddlbench.measure.summary import own_columns, own_steps_of_window, sees_one_gpu, summarize
 from ddlbench.progress import Progress, tell
 from ddlbench.record.advice import advice, advice_on_waiting
 from ddlbench.record.epoch_files import step_table

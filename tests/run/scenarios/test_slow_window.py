@@ -13,7 +13,7 @@ from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.fsdp import FSDP
 from ddlbench.job import Framework
 from ddlbench.loop import Run
-from ddlbench.measure.straggler import own_columns, own_steps_of_window
+from ddlbench.measure.summary import own_columns, own_steps_of_window
 from ddlbench.models.resnet import ResNet
 from ddlbench.progress import Progress
 from ddlbench.ranks.boundary import Boundary
