@@ -10,7 +10,7 @@ import torch
 
 from ddlbench.frameworks.horovod.traced import NAME, InFlight, trace_horovod
 from ddlbench.measure.devices.usage import thread_seconds
-from ddlbench.measure.profiling.profiler import Profiler
+from ddlbench.measure.profiling.profile import Profiler
 from tests.support.busy import compute, needs_thread_seconds
 from tests.support.libraries import needs_horovod
 

@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from ddlbench.measure.profiling.profile import Event, divide
-from ddlbench.measure.profiling.profiler import Profiler, plain_events
+from ddlbench.measure.profiling.profile import Event, Profiler, divide, plain_events
 from ddlbench.measure.profiling.spans import BACKWARD, FORWARD, UPDATE, WINDOW, profiling, span
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 

@@ -31,8 +31,7 @@ from ddlbench.frameworks.pipeline.pipedream import PipeDream
 from ddlbench.frameworks.tensor.adapter import TensorParallel
 from ddlbench.job import Batch, Framework, Place, Trainer
 from ddlbench.loop import Run
-from ddlbench.measure.profiling.profile import RankWindow, Seconds
-from ddlbench.measure.profiling.profiler import Profiler
+from ddlbench.measure.profiling.profile import Profiler, RankWindow, Seconds
 from ddlbench.measure.profiling.spans import BACKWARD, COMMUNICATE, DATA, FORWARD, UPDATE, profiling
 from ddlbench.progress import Progress
 from ddlbench.ranks.boundary import Boundary

@@ -16,8 +16,7 @@ from ddlbench.frameworks.local_sgd import LocalSGD
 from ddlbench.frameworks.pipeline.pipedream import PipeDream
 from ddlbench.job import Framework
 from ddlbench.loop import Run
-from ddlbench.measure.profiling.profile import RankWindow, Seconds
-from ddlbench.measure.profiling.profiler import Profiler
+from ddlbench.measure.profiling.profile import Profiler, RankWindow, Seconds
 from ddlbench.progress import Progress
 from ddlbench.ranks.boundary import Boundary
 from ddlbench.ranks.control import barrier

@@ -1,4 +1,4 @@
-"""Where the time of a profiled window goes, on one rank and over all ranks.
+"""torch's profiler over a window of steps, and where the time of the window goes, on one rank and over all ranks.
 
 Every moment of the window counts once, for the first of these that applies: computation, communication that no
 computation overlaps (exposed), waiting for data, idle. So the shares sum to 1. Computation is divided into forward,
@@ -15,18 +15,24 @@ communication.
 
 from __future__ import annotations
 
+import math
 import socket
+import warnings
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, astuple, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
+from torch.profiler import ProfilerActivity, profile
 
 from ddlbench.job import Job, Place
-from ddlbench.measure.profiling.spans import BACKWARD, COMMUNICATE, DATA, FORWARD, UPDATE, WAIT, WINDOW
+from ddlbench.measure.profiling.spans import BACKWARD, COMMUNICATE, DATA, FORWARD, UPDATE, WAIT, WINDOW, spanned
 
 PARTS = (FORWARD, BACKWARD, UPDATE, COMMUNICATE, DATA)
 OTHER = "other"
@@ -41,8 +47,7 @@ OPERATORS = (
     "aten::", "fsdp::", "torchvision::", "mkldnn::", "bitsandbytes::", "inductor::", "## Call CompiledFxGraph",
 )  # fmt: skip
 HOST_COPIES = ("Memcpy DtoH", "Memcpy HtoD")  # on CUDA: of offloaded tensors, beside the kernels of the passes
-
-
+DRIVER_CALLS = ("cu", "hip")  # cudaEventRecord, cuLaunchKernel, hipLaunchKernel; names of operators have their library
 PASSES = {FORWARD: "forward", BACKWARD: "backward", UPDATE: "update"}
 Pass = tuple[str, float, float]
 
@@ -60,6 +65,61 @@ class Event:
     end: int
     device: bool = False
     launched: int | None = None
+
+
+class Profiler:
+    """Records while it is entered: the host's operators and its waits for collectives and messages, and on CUDA the
+    device's kernels and copies too."""
+
+    def __init__(self, device: torch.device) -> None:
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+        self._profile = profile(activities=activities)
+
+    def __enter__(self) -> Profiler:
+        self._wait = dist.Work.wait
+        dist.Work.wait = spanned(WAIT, self._wait)
+        with warnings.catch_warnings():
+            # torch 2.11 warns of windows before this one, of which there are none. acc_events=True, which it asks for,
+            # would build its tree of events.
+            warnings.filterwarnings("ignore", "Warning: Profiler clears events", UserWarning)
+            self._profile.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._profile.stop()
+        dist.Work.wait = self._wait
+
+    def events(self) -> list[Event]:
+        """The events of all threads and streams, not torch's tree, which takes minutes for a large window."""
+        recorded: Any = self._profile.profiler
+        return plain_events(recorded.kineto_results.events())
+
+    def save(self, path: Path) -> None:
+        """The trace in Chrome's format, which chrome://tracing and ui.perfetto.dev show; packed where it ends in .gz"""
+        self._profile.export_chrome_trace(str(path))
+
+
+def plain_events(events: Sequence[Any]) -> list[Event]:
+    """Events from torch's `_KinetoEvent`. An event of the device names the operator that launched it by its number
+    (`linked_correlation_id`). Spans of the host that are drawn on the device again are left out.
+
+    Calls of the driver have numbers of their own, which are those of other operators: a call outside of any operator,
+    such as the record of an event, must not be taken for one. 0 is the number of the profiler's own overhead, and the
+    link of a kernel without an operator.
+    """
+    begins: dict[int, int] = {}
+    for event in events:
+        on_host = event.device_type().name == "CPU" and not event.name().startswith(DRIVER_CALLS)
+        if on_host and not event.linked_correlation_id():
+            begins[event.correlation_id()] = event.start_ns()
+    begins.pop(0, None)
+    plain: list[Event] = []
+    for event in events:
+        begin, device = event.start_ns(), event.device_type().name != "CPU"
+        launched = begins.get(event.linked_correlation_id()) if device else None
+        if not (device and event.is_user_annotation()):
+            plain.append(Event(event.name(), begin, begin + event.duration_ns(), device, launched))
+    return plain
 
 
 @dataclass(frozen=True)
@@ -168,23 +228,19 @@ def passes_of(events: Sequence[Event], begin: int, on_device: bool) -> tuple[Pas
     """The first MOST_PASSES forward and backward passes of micro batches, and updates, in order; on CUDA from the begin
     of the first kernel that each launched to the end of the last one. begin: of the window, in nanoseconds"""
     spans = sorted((e.begin, e.end, e.name) for e in events if e.name in PASSES and not e.device and e.begin >= begin)
-    if on_device:
-        spans = list(_on_device(spans, [event for event in events if event.device and event.launched is not None]))
+    if on_device:  # as the device ran them; one that launched nothing is left out
+        kernels = sorted((e.launched, e.begin, e.end) for e in events if e.device and e.launched is not None)
+        host_spans, spans = spans, list[tuple[int, int, str]]()
+        for start, end, name in host_spans:
+            launched = kernels[bisect_left(kernels, (start,)) : bisect_left(kernels, (end,))]
+            if launched:
+                spans.append((min(kernel[1] for kernel in launched), max(kernel[2] for kernel in launched), name))
     return tuple((PASSES[name], (start - begin) / 1e9, (end - begin) / 1e9) for start, end, name in spans[:MOST_PASSES])
-
-
-def _on_device(spans: Sequence[tuple[int, int, str]], kernels: Sequence[Event]) -> Iterator[tuple[int, int, str]]:
-    """The spans as the device ran them; one that launched nothing is left out."""
-    launched = sorted((event.launched or 0, event.begin, event.end) for event in kernels)
-    for begin, end, name in spans:
-        started = launched[bisect_left(launched, (begin,)) : bisect_left(launched, (end,))]
-        if started:
-            yield min(start for _, start, _ in started), max(stop for *_, stop in started), name
 
 
 def divide(events: Sequence[Event], on_device: bool) -> Seconds:
     """Divide the time of the span WINDOW. Between two edges, where events begin or end, nothing changes."""
-    part_at = _part_finder(events)
+    spans = sorted((e.begin, e.end, e.name) for e in events if e.name in PARTS and not e.device)
     spent = defaultdict[str, list[tuple[int, int]]](list)  # begin and end of what counts for each part
     for event in events:
         sent, time = is_communication(event, on_device), (event.begin, event.end)
@@ -193,33 +249,28 @@ def divide(events: Sequence[Event], on_device: bool) -> Seconds:
         elif (sent and event.name != SEND) or (not on_device and event.name.startswith(CALLS)):
             spent[COMMUNICATE].append(time)
         elif event.device == on_device and not sent and (on_device or event.name.startswith(OPERATORS)):
-            part = part_at(event.launched if on_device else event.begin)
+            part = part_at(event.launched if on_device else event.begin, spans)
             spent[OTHER if part != DATA and event.name.startswith(HOST_COPIES) else part].append(time)
     edges = np.unique([edge for times in spent.values() for time in times for edge in time])
-
-    def seconds(pieces: NDArray[np.bool_]) -> float:
-        return int(np.diff(edges)[pieces].sum()) / 1e9
-
     window = covered(edges, spent[WINDOW])
     communication = covered(edges, spent[COMMUNICATE]) & window
-    computed, compute_s = np.zeros_like(window), dict[str, float]()
-    for part in (FORWARD, BACKWARD, UPDATE, OTHER):
-        not_before = covered(edges, spent[part]) & window & ~computed
-        compute_s[part] = seconds(not_before)
-        computed |= not_before
+    counted, computed = dict[str, NDArray[np.bool_]](), np.zeros_like(window)
+    for part, name in (*PASSES.items(), (OTHER, "other")):
+        counted[f"{name}_s"] = covered(edges, spent[part]) & window & ~computed
+        computed |= counted[f"{name}_s"]
     exposed = communication & ~computed
     data = covered(edges, spent[DATA]) & window & ~computed & ~exposed
-    return Seconds(
-        window_s=seconds(window),
-        forward_s=compute_s[FORWARD],
-        backward_s=compute_s[BACKWARD],
-        update_s=compute_s[UPDATE],
-        other_s=compute_s[OTHER],
-        communication_s=seconds(communication),
-        exposed_s=seconds(exposed),
-        data_s=seconds(data),
-        idle_s=seconds(window & ~computed & ~exposed & ~data),
-    )
+    counted |= {"window_s": window, "communication_s": communication, "exposed_s": exposed, "data_s": data}
+    counted["idle_s"] = window & ~computed & ~exposed & ~data
+    return Seconds(**{name: int(np.diff(edges)[pieces].sum()) / 1e9 for name, pieces in counted.items()})
+
+
+def part_at(time: int | None, spans: Sequence[tuple[int, int, str]]) -> str:
+    """The part of the step at a time, OTHER where that is not known. spans: sorted (begin, end, part), not nested"""
+    place = -1 if time is None else bisect_right(spans, (time, math.inf)) - 1
+    if time is None or place < 0 or time >= spans[place][1] or spans[place][2] == COMMUNICATE:
+        return OTHER
+    return spans[place][2]
 
 
 def covered(edges: NDArray[np.int64], times: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
@@ -227,18 +278,3 @@ def covered(edges: NDArray[np.int64], times: Sequence[tuple[int, int]]) -> NDArr
     begins, ends = np.searchsorted(edges, np.array(times, np.int64).reshape(-1, 2).T)
     changes = np.bincount(begins, minlength=len(edges)) - np.bincount(ends, minlength=len(edges))
     return np.cumsum(changes)[:-1] > 0
-
-
-def _part_finder(events: Sequence[Event]) -> Callable[[int | None], str]:
-    """Gives the part of the step at a time, OTHER where that is not known. Spans are not nested."""
-    spans = sorted((e.begin, e.end, e.name) for e in events if e.name in PARTS and not e.device)
-    begins = [begin for begin, _, _ in spans]
-
-    def part_at(time: int | None) -> str:
-        place = -1 if time is None else bisect_right(begins, time) - 1
-        if time is None or place < 0 or time >= spans[place][1]:
-            return OTHER
-        part = spans[place][2]
-        return OTHER if part == COMMUNICATE else part
-
-    return part_at

@@ -17,8 +17,7 @@ from ddlbench.frameworks.shared.checkpointing import checkpoint_blocks
 from ddlbench.job import Batch, Job, Place, Trainer
 from ddlbench.loop import Run, Scenario, train
 from ddlbench.measure.clock import idle
-from ddlbench.measure.profiling.profile import RankWindow, Seconds
-from ddlbench.measure.profiling.profiler import Profiler
+from ddlbench.measure.profiling.profile import Profiler, RankWindow, Seconds
 from ddlbench.measure.profiling.spans import DATA, WINDOW, span
 from ddlbench.ranks.control import all_gather, barrier
 from ddlbench.recipe.recipe import Rates, learning_rate
