@@ -36,18 +36,11 @@ def batch_sums(output: Tensor, batch: Batch) -> Tensor:
     parts = [(output, targets)] if images else zip(output, targets, strict=True)
     losses = (F.cross_entropy(s.float(), t, ignore_index=IGNORED, reduction="none") for s, t in parts)
     nats = torch.stack([loss.sum(dtype=torch.float64) for loss in losses]).sum()
-    top1, top5 = hits(output, targets) if images else (nats.new_zeros(()), nats.new_zeros(()))
-    return torch.stack([nats, count(targets != IGNORED), top1, top5, count(batch.valid)])
-
-
-def hits(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """How many rows have their target as the best score, and among the five best (all, of fewer classes)."""
-    hit = scores.topk(min(5, scores.shape[-1])).indices == targets[:, None]
-    return count(hit[:, 0]), count(hit)
-
-
-def count(mask: Tensor) -> Tensor:
-    return mask.sum(dtype=torch.float64)
+    # Whether the target is the best score, ..., the fifth best (all, of fewer classes).
+    best = min(5, output.shape[-1])
+    hit = output.topk(best).indices == targets[:, None] if images else valid.new_zeros(1, 1)
+    masks = targets != IGNORED, hit[:, 0], hit, batch.valid
+    return torch.stack([nats, *(mask.sum(dtype=torch.float64) for mask in masks)])
 
 
 def finish(sums: Tensor, kind: str, words: int | None) -> dict[str, float | None]:
