@@ -11,7 +11,7 @@ import pytest
 from ddlbench.errors import RunError
 from ddlbench.measure.clock import EpochTimes
 from ddlbench.measure.devices.memory import PEAKS
-from ddlbench.measure.devices.meter import OverRanks, Use
+from ddlbench.measure.devices.meter import Use
 from ddlbench.measure.devices.usage import HZ, Load
 from ddlbench.measure.rows import EpochRow, RankEpoch, gather_epoch
 from ddlbench.measure.summary import summarize
@@ -130,7 +130,7 @@ def test_energy_and_first_step_are_those_of_the_warmup_too() -> None:
 
 def test_energy_that_one_epoch_does_not_know_is_unknown() -> None:
     rows = [replace(row) for row in results()[0]["four"]]
-    rows[2].use = OverRanks()
+    rows[2].energy_j = None
     assert "energy_epoch_j" not in summarize(rows, 3, None)
 
 

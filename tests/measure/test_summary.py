@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddlbench.errors import Diverged
-from ddlbench.measure.devices.meter import OverRanks
 from ddlbench.measure.devices.usage import Load
 from ddlbench.measure.profiling.profile import RankWindow, Seconds
 from ddlbench.measure.rows import OwnStep
@@ -63,9 +62,9 @@ def test_sent_bytes_are_those_of_the_measured_epochs_a_step() -> None:
     """70 bytes in three steps; more in the warm-up, which is not measured."""
     rows = [epoch_row(epoch, 4, [1.0] * steps) for epoch, steps in enumerate((2, 1, 2))]
     for row, sent in zip(rows, (900, 40, 30), strict=True):
-        row.use = OverRanks(sent_bytes=sent)
+        row.sent_bytes = sent
     assert summarize(rows, world_size=2, tokens_per_sample=None)["sent_step_bytes"] == pytest.approx(70 / 3)
-    rows[2].use = OverRanks()
+    rows[2].sent_bytes = None
     assert summarize(rows, world_size=2, tokens_per_sample=None)["sent_step_bytes"] is None
 
 
@@ -73,14 +72,14 @@ def test_cpu_time_and_bytes_are_those_of_the_measured_epochs_a_second() -> None:
     """3.5, 5 and 1 s of CPU in epochs of 7, 2 and 4 s; in the warm-up, which is not measured, much more."""
     rows = [epoch_row(epoch, 4, [time_s]) for epoch, time_s in enumerate((20.0, 7.0, 2.0, 4.0))]
     for row, cpu_s, read in zip(rows, (100.0, 3.5, 5.0, 1.0), (900, 40, 10, 80), strict=True):
-        row.use, row.metrics = OverRanks(cpu_time_s=cpu_s), {"read_bytes": read}
+        row.cpu_time_s, row.metrics = cpu_s, {"read_bytes": read}
     summary = summarize(rows, world_size=2, tokens_per_sample=None)
     assert summary["cpu_share"] == pytest.approx(9.5 / 13 / 2)  # the epochs' own: 0.25, 1.25, 0.125
     assert summary["read_bytes_per_s"] == pytest.approx(130 / 13)
     rows[2].metrics["read_bytes"] = None
     assert summarize(rows, world_size=2, tokens_per_sample=None)["read_bytes_per_s"] is None
     one = epoch_row(0, 1, [5.0, 1.0, 3.0], warmup=1)
-    one.use = OverRanks(cpu_time_s=18.0)
+    one.cpu_time_s = 18.0
     assert summarize([one], world_size=2, tokens_per_sample=None)["cpu_share"] == 1.0  # over all of its 9 s
 
 
@@ -131,14 +130,10 @@ def test_quality_is_that_of_the_last_epoch_and_the_warmup_s_validation_is_left_o
 
 def test_clocks_are_those_of_both_ends_and_whatever_slowed_any_epoch_marks_the_run() -> None:
     """The warm-up epoch too: a GPU that was hot before is hot after it."""
-    uses = (
-        OverRanks(clock_before_mhz=1980, clock_after_mhz=1900, throttled=("power cap",)),
-        OverRanks(clock_before_mhz=1800, clock_after_mhz=1300, throttled=("board limit",)),
-        OverRanks(clock_before_mhz=1600, clock_after_mhz=1410),
-    )
+    clocks = ((1980, 1900, ("power cap",)), (1800, 1300, ("board limit",)), (1600, 1410, ()))
     rows = [epoch_row(epoch, 3, [1.0]) for epoch in range(3)]
-    for row, use in zip(rows, uses, strict=True):
-        row.use = use
+    for row, (before, after, reasons) in zip(rows, clocks, strict=True):
+        row.device_clock_before_mhz, row.device_clock_after_mhz, row.throttled = before, after, reasons
     rows[0].memory["allocator_retries"] = 2
     summary = summarize(rows, world_size=1, tokens_per_sample=None)
     assert (summary["device_clock_start_mhz"], summary["device_clock_end_mhz"]) == (1980, 1410)

@@ -9,7 +9,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 
 from ddlbench.measure.clock import EpochTimes
-from ddlbench.measure.devices.meter import OverRanks, Use
+from ddlbench.measure.devices.meter import Use
 from ddlbench.measure.rows import EpochRow, RankEpoch
 from ddlbench.measure.summary import summarize
 from ddlbench.record.epoch_files import STEP_SCHEMA, EpochFiles, step_table
@@ -104,7 +104,3 @@ def test_what_is_gathered_is_eight_bytes_a_number() -> None:
     numbers = 5 * 10_000  # step, wait, host wait, rate, loss
     whole = replace(rank_epoch(0, 10_000), losses=[0.5] * 10_000).packed()
     assert len(pickle.dumps(whole)) < 8 * numbers * 1.05
-
-
-def test_energy_of_a_hand_made_row_is_empty() -> None:
-    assert epoch_row(0, 1, [1.0]).use == OverRanks()

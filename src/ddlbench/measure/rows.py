@@ -17,8 +17,9 @@ from ddlbench.errors import Diverged, RunError
 from ddlbench.job import Job, Place
 from ddlbench.measure.clock import EpochTimes
 from ddlbench.measure.devices.memory import BY_STAGE, PEAKS, peaks
-from ddlbench.measure.devices.meter import OverRanks
+from ddlbench.measure.devices.meter import over_ranks
 from ddlbench.measure.devices.unknown import largest
+from ddlbench.measure.devices.usage import Load
 from ddlbench.ranks.boundary import REMEDY
 from ddlbench.ranks.control import all_gather, from_rank_0, gather_to_rank0
 
@@ -95,7 +96,15 @@ class OwnStep:
 
 @dataclass
 class EpochRow:
-    """One epoch over all ranks; `ranks` holds every rank's steps on rank 0 and nothing elsewhere."""
+    """One epoch over all ranks; None for what is not known, because a part of the ranks is no result.
+
+    energy_j, energy_time_s: the sum of all counters; between the readings, on the rank where they are furthest apart
+    cpu_time_s, sent_bytes: sums over the ranks: seconds of a core, bytes through TCP
+    device_clock_before_mhz, device_clock_after_mhz: the lowest of all GPUs
+    throttled: why the clock of any GPU had been lowered
+    loads: of each node, before and after
+    ranks: every rank's steps on rank 0, nothing elsewhere
+    """
 
     epoch: int
     steps: int
@@ -118,10 +127,18 @@ class EpochRow:
     steady_samples: int
     steady_time_s: float | None  # None: no second measured step
     host_wait_share: float
-    use: OverRanks
     stage_memory: dict[str, list[int | None]]  # of ranks with the same stages, the fullest
     metrics: dict[str, Any] = field(default_factory=dict[str, Any])
     elapsed_s: float = 0.0
+    energy_j: float | None = None
+    energy_source: str | None = None
+    energy_time_s: float | None = None
+    cpu_time_s: float | None = None
+    sent_bytes: int | None = None
+    device_clock_before_mhz: int | None = None
+    device_clock_after_mhz: int | None = None
+    throttled: tuple[str, ...] = ()
+    loads: tuple[tuple[Load, Load], ...] = ()
     ranks: list[RankEpoch] = field(default_factory=list[RankEpoch])
 
     @property
@@ -158,11 +175,13 @@ class EpochRow:
         """The row as epochs.jsonl has it: flat, null for what is not known."""
         columns = {name: value for name, value in vars(self).items() if name not in NOT_IN_LINE}
         loss = None if self.train_loss is None or not math.isfinite(self.train_loss) else self.train_loss
-        return {**columns, "train_loss": loss, **self.metrics, **self.use.line(), **self.memory}
+        reasons = ", ".join(self.throttled) or None
+        return {**columns, "train_loss": loss, **self.metrics, "throttle_reasons": reasons, **self.memory}
 
 
 NOT_IN_LINE = (
-    "memory", "metrics", "ranks", "slowest_s", "own_steps", "bad_step", "train_loss", "use", "stage_memory",
+    "memory", "metrics", "ranks", "slowest_s", "own_steps", "bad_step", "train_loss", "stage_memory", "energy_source",
+    "throttled", "loads",
 )  # fmt: skip
 
 
@@ -204,11 +223,11 @@ def _row(epoch: int, warmup: bool, ranks: Sequence[RankEpoch], global_batch: int
         steady_samples=steady_steps * global_batch,
         steady_time_s=max(rank.times.steady_s for rank in ranks) if steady_steps else None,
         host_wait_share=max(rank.times.host_wait_share for rank in ranks),
-        use=OverRanks.of([rank.times.use for rank in ranks], [rank.host for rank in ranks]),
         stage_memory={
             name: [largest(rank.memory[name] for rank in ranks if rank.stage == stage) for stage in stages]
             for name in BY_STAGE
         },
+        **over_ranks([rank.times.use for rank in ranks], [rank.host for rank in ranks]),
     )
 
 

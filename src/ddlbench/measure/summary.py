@@ -39,7 +39,7 @@ def summarize(
     steady_s = [row.steady_time_s for row in counted if row.steady_time_s is not None]
     steady_samples = sum(row.steady_samples for row in counted)
     validation_s = [row.metrics["validation_time_s"] for row in counted if "validation_time_s" in row.metrics]
-    sent = total(row.use.sent_bytes for row in counted)
+    sent = total(row.sent_bytes for row in counted)
     return {
         "epochs_done": len(rows),
         "epochs_measured": len(counted),
@@ -62,7 +62,7 @@ def summarize(
         "host_wait_share": max(row.host_wait_share for row in counted),
         "straggler_wait_s": max(row.straggler_wait_s for row in counted),
         "validation_time_s": statistics.median(validation_s) if validation_s else None,
-        "cpu_share": _a_second(counted, [row.use.cpu_time_s for row in counted], ranks=world_size),
+        "cpu_share": _a_second(counted, [row.cpu_time_s for row in counted], ranks=world_size),
         "read_bytes_per_s": _a_second(counted, [row.metrics.get("read_bytes") for row in counted]),
         "sent_step_bytes": None if sent is None else sent / sum(row.steps for row in counted),
         "train_loss": rows[-1].line()["train_loss"],
@@ -77,12 +77,12 @@ def summarize(
 
 def _energy(rows: Sequence[EpochRow]) -> dict[str, Any]:
     """Energy and power; nothing if the energy of an epoch is not known."""
-    joules = [row.use.energy_j for row in rows if row.use.energy_j is not None]
-    seconds = [row.use.time_s for row in rows if row.use.time_s is not None]
+    joules = [row.energy_j for row in rows if row.energy_j is not None]
+    seconds = [row.energy_time_s for row in rows if row.energy_time_s is not None]
     if len(joules) < len(rows) or len(seconds) < len(rows):
         return {}
     return {
-        "energy_source": rows[0].use.energy_source,
+        "energy_source": rows[0].energy_source,
         "energy_epoch_j": statistics.median(joules),
         "energy_sample_j": sum(joules) / sum(row.samples for row in rows),
         "power_mean_w": sum(joules) / sum(seconds),
@@ -91,13 +91,13 @@ def _energy(rows: Sequence[EpochRow]) -> dict[str, Any]:
 
 def _state(rows: Sequence[EpochRow], more_marks: Sequence[str]) -> dict[str, Any]:
     """Clock, throttling and load from the run's begin to its end, warm-up epochs included, and the marks."""
-    first, last = rows[0].use, rows[-1].use
-    reasons = sorted({reason for row in rows for reason in row.use.throttled})
+    first, last = rows[0], rows[-1]
+    reasons = sorted({reason for row in rows for reason in row.throttled})
     loads = load_columns([before for before, _ in first.loads], [after for _, after in last.loads])
     retries = largest(row.memory.get("allocator_retries") for row in rows) or 0
     return {
-        "device_clock_start_mhz": first.clock_before_mhz,
-        "device_clock_end_mhz": last.clock_after_mhz,
+        "device_clock_start_mhz": first.device_clock_before_mhz,
+        "device_clock_end_mhz": last.device_clock_after_mhz,
         "throttle_reasons": ", ".join(reasons) or None,
         **loads,
         "marks": "; ".join(marks(reasons, retries, loads, more_marks)) or None,

@@ -50,68 +50,32 @@ class Use:
     sent_bytes: int | None = None
 
 
-@dataclass(frozen=True)
-class OverRanks:
-    """The use of all ranks together.
-
-    energy_j: the sum; None if a counter is missing, because a part of the devices is no result
-    time_s:   between the readings, on the rank where they are furthest apart
-    cpu_time_s: of a core, the sum; None if a rank's is missing
-    sent_bytes: through TCP, the sum; None if a rank's is missing
-    clock_before_mhz, clock_after_mhz: the lowest
-    """
-
-    energy_j: float | None = None
-    energy_source: str | None = None
-    time_s: float | None = None
-    cpu_time_s: float | None = None
-    sent_bytes: int | None = None
-    clock_before_mhz: int | None = None
-    clock_after_mhz: int | None = None
-    throttled: tuple[str, ...] = ()
-    loads: tuple[tuple[Load, Load], ...] = ()  # of each node, before and after
-
-    @classmethod
-    def of(cls, uses: Sequence[Use | None], hosts: Sequence[str]) -> OverRanks:
-        """hosts: of each rank, by name."""
-        read = [use for use in uses if use is not None]
-        counting = [use for use in read if use.counts_energy]
-        energy_j = total(use.energy_j for use in counting)
-        complete = energy_j is not None
-        of_host: dict[str, list[Use | None]] = {}
-        for use, host in zip(uses, hosts, strict=True):
-            of_host.setdefault(host, []).append(use)
-        loads: list[tuple[Load, Load]] = []
-        for ranks in of_host.values():  # with what all ranks of the node computed
-            totals = [total(getattr(use, name, None) for use in ranks) for name in ("cpu_before_s", "cpu_after_s")]
-            loads += [
-                (replace(use.before, own_s=totals[0]), replace(use.after, own_s=totals[1]))
-                for use in ranks
-                if use and use.before and use.after
-            ]
-        return cls(
-            energy_j=energy_j,
-            energy_source=counting[0].energy_source if complete else None,
-            time_s=max(use.seconds for use in counting) if complete else None,
-            cpu_time_s=total(difference(use.cpu_before_s, use.cpu_after_s) if use else None for use in uses),
-            sent_bytes=total(use.sent_bytes if use else None for use in uses),
-            clock_before_mhz=least(use.clock_before_mhz for use in read),
-            clock_after_mhz=least(use.clock_after_mhz for use in read),
-            throttled=tuple(sorted({reason for use in read for reason in use.throttled or ()})),
-            loads=tuple(loads),
-        )
-
-    def line(self) -> dict[str, Any]:
-        """Its columns of epochs.jsonl."""
-        return {
-            "energy_j": self.energy_j,
-            "energy_time_s": self.time_s,
-            "cpu_time_s": self.cpu_time_s,
-            "sent_bytes": self.sent_bytes,
-            "device_clock_before_mhz": self.clock_before_mhz,
-            "device_clock_after_mhz": self.clock_after_mhz,
-            "throttle_reasons": ", ".join(self.throttled) or None,
-        }
+def over_ranks(uses: Sequence[Use | None], hosts: Sequence[str]) -> dict[str, Any]:
+    """The fields of a row (measure/rows.py) that say what all ranks used together. hosts: of each rank, by name"""
+    read = [use for use in uses if use is not None]
+    counting = [use for use in read if use.counts_energy]
+    energy_j = total(use.energy_j for use in counting)
+    complete = energy_j is not None
+    of_host: dict[str, list[Use | None]] = {}
+    for use, host in zip(uses, hosts, strict=True):
+        of_host.setdefault(host, []).append(use)
+    loads: list[tuple[Load, Load]] = []
+    for ranks in of_host.values():  # with what all ranks of the node computed
+        totals = [total(getattr(use, name, None) for use in ranks) for name in ("cpu_before_s", "cpu_after_s")]
+        for use in ranks:
+            if use and use.before and use.after:
+                loads.append((replace(use.before, own_s=totals[0]), replace(use.after, own_s=totals[1])))
+    return {
+        "energy_j": energy_j,
+        "energy_source": counting[0].energy_source if complete else None,
+        "energy_time_s": max(use.seconds for use in counting) if complete else None,
+        "cpu_time_s": total(difference(use.cpu_before_s, use.cpu_after_s) if use else None for use in uses),
+        "sent_bytes": total(use.sent_bytes if use else None for use in uses),
+        "device_clock_before_mhz": least(use.clock_before_mhz for use in read),
+        "device_clock_after_mhz": least(use.clock_after_mhz for use in read),
+        "throttled": tuple(sorted({reason for use in read for reason in use.throttled or ()})),
+        "loads": tuple(loads),
+    }
 
 
 @dataclass
