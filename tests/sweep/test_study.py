@@ -104,7 +104,8 @@ def test_a_study_changes_another_one(tmp_path: Path) -> None:
 def test_a_study_has_the_time_limits_of_its_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of single GPU counts too. A limit of the same count is replaced."""
     base = write(tmp_path, "base", limit_s=600, limits_s={2: 7200, 4: 900})
-    monkeypatch.setattr(study_module, "_find", lambda name: base if name == "laptop" else Path(name))
+    read = study_module._of_file
+    monkeypatch.setattr(study_module, "_of_file", lambda name: read(str(base) if name == "laptop" else name))
     for name, content in {"same": "", "other": "limits_s: {4: 60}\n"}.items():
         (tmp_path / f"{name}.yaml").write_text(f"base: laptop\n{content}")
     same, other = (load(str(tmp_path / f"{name}.yaml")) for name in ("same", "other"))

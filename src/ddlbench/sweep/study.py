@@ -107,23 +107,32 @@ def names() -> dict[str, str]:
 
 def load(name: str, words: Sequence[str] = ()) -> Study:
     """The study of a name, or of a YAML file, with the command line's words. UserError for any mistake in them."""
-    study = of_file = _of_file(_find(name))
-    for override in words:
-        study = _override(study, *entries.parse_word(override))
+    study = of_file = _of_file(name)
+    for key, value in map(entries.parse_word, words):
+        if key in NUMBERS:
+            study = replace(study, **{key: number(key, value, NUMBERS[key])})
+        elif key == "seeds":
+            study = replace(study, seeds=entries.seeds_of(value))
+        elif key == "results_dir":
+            check_value(key, value)
+            study = replace(study, results_dir=value)
+        elif key in study.axes or (isinstance(value, list) and not holds_list(key)):
+            entries.check_axis(key, as_list(value))
+            study = replace(study, axes={**study.axes, key: as_list(value)})
+        else:
+            entries.check_key(key, value, of_file=False)
+            study = replace(study, overrides={**study.overrides, key: value})
     study = replace(study, results_dir=study.results_dir or f"results/{study.name}")
     return _checked(study, of_file)
 
 
-def _find(name: str) -> Path:
+def _of_file(name: str) -> Study:
+    """A ready study or experiment, or that of a YAML file."""
     files = [conf_dir() / folder / f"{name}.yaml" for folder in FOLDERS if re.fullmatch(r"\w[\w-]*", name)]
     path = Path(name) if name.endswith((".yaml", ".yml")) else next(filter(Path.is_file, files), None)
     if path is None:
         studies = ", ".join(names())
         raise UserError(f"{shown(name)} is no study: choose one of {studies}, or give the path of a YAML file")
-    return path
-
-
-def _of_file(path: Path) -> Study:
     raw = entries.read(path)
     if not entries.NAME.fullmatch(path.stem):
         raise UserError(f"{shown(path)}: a study's name becomes that of a folder: use letters, digits, _, - and .")
@@ -144,7 +153,7 @@ def _study(name: str, raw: dict[str, Any]) -> Study:
     if (of := raw.get("base")) is not None:
         if not isinstance(of, str) or of not in names():
             raise UserError(f"base={shown(of)} is no ready study: choose one of {', '.join(names())}")
-        base = _of_file(_find(of))
+        base = _of_file(of)
     new_axes = {key: as_list(value) for key, value in entries.section(raw.get("axes"), "axes").items()}
     for key, values in new_axes.items():
         entries.check_axis(key, values)
@@ -171,22 +180,6 @@ def _study(name: str, raw: dict[str, Any]) -> Study:
         },
         **cast(Any, {key: number(key, raw[key], least) for key, least in NUMBERS.items() if key in raw}),
     )
-
-
-def _override(study: Study, key: str, value: Any) -> Study:
-    """The study with one word of the command line."""
-    if key in NUMBERS:
-        return replace(study, **{key: number(key, value, NUMBERS[key])})
-    if key == "seeds":
-        return replace(study, seeds=entries.seeds_of(value))
-    if key == "results_dir":
-        check_value(key, value)
-        return replace(study, results_dir=value)
-    if key in study.axes or (isinstance(value, list) and not holds_list(key)):
-        entries.check_axis(key, as_list(value))
-        return replace(study, axes={**study.axes, key: as_list(value)})
-    entries.check_key(key, value, of_file=False)
-    return replace(study, overrides={**study.overrides, key: value})
 
 
 def _checked(study: Study, of_file: Study) -> Study:
