@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +17,7 @@ from ddlbench.config.compose import configuration
 from ddlbench.config.schema import Config
 from ddlbench.heartbeat import Process
 from ddlbench.results.reading.attempts import read_all
-from ddlbench.sweep.end_without_record import record_end, write_row_of_job
+from ddlbench.sweep.end_without_record import main, record_end
 from ddlbench.sweep.local import _ended, run_cells
 from ddlbench.sweep.plan import Cell, plan
 from ddlbench.sweep.state import State
@@ -72,6 +75,13 @@ def test_an_interrupted_run_without_a_record_is_still_to_be_run(tmp_path: Path, 
     assert State(tmp_path / "results").refresh().status(cell) == "missing"
 
 
+def write_row(cell: Cell, folder: Path, code: int, began: str, said: str) -> None:
+    """As run.sbatch does it after a run of the cell."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdin", SimpleNamespace(buffer=BytesIO(said.encode())))
+        assert main([str(code), began, *cell.words, f"results_dir={folder}/results"]) == 0
+
+
 def srun_says(first: str) -> str:
     """What srun prints of two tasks where one fails and srun ends the other one."""
     return f"srun: error: node2: task 1: {first}\nsrun: error: node1: task 0: Terminated\n"
@@ -105,7 +115,7 @@ def test_a_job_writes_the_row_of_its_run_once(
     for name, value in {"SLURM_JOB_ID": "7", "SLURM_TASKS_PER_NODE": "1(x2)"}.items():
         monkeypatch.setenv(name, value)
     results = tmp_path / "results"
-    write_row_of_job(config(cell, tmp_path), code, BEGAN, said)
+    write_row(cell, tmp_path, code, BEGAN, said)
     state = State(results).refresh()
     assert state.status(cell) == status
     if status == "missing":
@@ -114,9 +124,9 @@ def test_a_job_writes_the_row_of_its_run_once(
     assert attempt.reason.startswith(reason)
     assert attempt.ended_by == ("time_limit" if status == "killed" else None)
     assert (attempt.job, read.record["launch"]) == ("7", {"world_size": 2, "nodes": 2, "ranks_per_node": 1})
-    write_row_of_job(config(cell, tmp_path), code, BEGAN, said)
+    write_row(cell, tmp_path, code, BEGAN, said)
     assert len(State(results).refresh().of(cell)) == 1
-    write_row_of_job(config(cell, tmp_path), code, BEGAN.replace("T10", "T11"), said)  # Slurm has started it again
+    write_row(cell, tmp_path, code, BEGAN.replace("T10", "T11"), said)  # Slurm has started it again
     assert len(State(results).refresh().of(cell)) == 2
 
 
@@ -126,7 +136,7 @@ def test_the_row_of_an_earlier_run_is_not_that_of_this_one(
     """The run of 10:00 left a record; that of 11:00 ended with no record."""
     monkeypatch.setenv("SLURM_TASKS_PER_NODE", "2")
     record(tmp_path / "results", cell, "oom", attempt=0)
-    write_row_of_job(config(cell, tmp_path), 2, BEGAN.replace("T10", "T11"), "")
+    write_row(cell, tmp_path, 2, BEGAN.replace("T10", "T11"), "")
     assert [attempt.status for attempt in State(tmp_path / "results").refresh().of(cell)] == ["oom", "error"]
 
 

@@ -42,25 +42,23 @@ LONGEST = 1000  # letters of a reason
 
 
 def main(arguments: Sequence[str]) -> int:
-    """CODE: srun's exit code; BEGAN: when the run began, in the format of a record's times; WORDS: its command line."""
+    """Write the row of a run in this Slurm job, unless a rank has recorded it or a signal interrupted it.
+
+    CODE: srun's exit code; BEGAN: when the run began, in the format of a record's times; WORDS: its command line
+    """
     code, began, *words = arguments
     output = sys.stdin.buffer.read().decode(errors="replace")
     try:
         config = configuration(*words)
-        write_row_of_job(config, int(code), began, output)
+        tasks = tasks_per_node(os.environ["SLURM_TASKS_PER_NODE"])
+        key = key_of(config.identity(), sum(tasks))
+        attempts = State(Path(config.results_dir)).refresh().attempts.values()
+        if not any(attempt.key == key and attempt.start >= began for attempt in attempts):
+            codes = [int(match[1]) if match[1] else BY_SIGNAL.get(match[2], 1) for match in TASK.finditer(output)]
+            record_end(config, codes or [int(code)], began, output, tasks)
     except (RunError, OSError):  # the run has printed it
         return 1
     return 0
-
-
-def write_row_of_job(config: Config, code: int, began: str, output: str) -> None:
-    """Write the row of a run in this Slurm job, unless a rank has recorded it or a signal interrupted it."""
-    tasks = tasks_per_node(os.environ["SLURM_TASKS_PER_NODE"])
-    key = key_of(config.identity(), sum(tasks))
-    attempts = State(Path(config.results_dir)).refresh().attempts.values()
-    if not any(attempt.key == key and attempt.start >= began for attempt in attempts):
-        codes = [int(match[1]) if match[1] else BY_SIGNAL.get(match[2], 1) for match in TASK.finditer(output)]
-        record_end(config, codes or [code], began, output, tasks)
 
 
 def record_end(config: Config, codes: Sequence[int], began: str, output: str, tasks: Sequence[int]) -> bool:
