@@ -7,6 +7,7 @@ import contextlib
 import os
 import shlex
 import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,30 +50,27 @@ def _run(given: argparse.Namespace, study: Study) -> int:
 
     options = slurm.Options(given.site, given.sbatch, given.throttle, given.pack)
     sbatch = options.words()  # a mistake in them is an error of every command, also of one that submits nothing
-    starts = (given.slurm or given.local) and not given.dry_run
-    cancels = given.cancel and not given.dry_run
-    asks = given.status or cancels
+    cancels, starts = given.cancel and not given.dry_run, (given.slurm or given.local) and not given.dry_run
+    mode = "cancel" if cancels else "status" if given.status else "start" if starts else "plan"
     forecast, checks = None, list[Check]()
-    if given.cluster is not None and not starts and not asks:
+    if mode == "plan" and given.cluster is not None:
         from ddlbench.sweep.forecast import Forecast
 
         forecast = Forecast(given.cluster)
         checks.append(forecast.check)
-    if (given.dry_run or starts) and not asks:
+    if mode == "start" or (mode == "plan" and given.dry_run):
         checks.append(data_check(here=given.local and not given.slurm))
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if given.slurm:
-        device = torch.device("cpu" if "--gpus-per-node=0" in sbatch else "cuda")
-    cells = plan(study, forecast.device if forecast else device, *checks)
+    on_gpus = "--gpus-per-node=0" not in sbatch if given.slurm else torch.cuda.is_available()
+    cells = plan(study, forecast.device if forecast else torch.device("cuda" if on_gpus else "cpu"), *checks)
     state = State(Path(study.results_dir)).refresh()
-    if cancels:
+    if mode == "cancel":
         return _cancel(cells, state)
-    if (given.slurm or given.local) and not asks:
+    if mode != "status" and (given.slurm or given.local):
         writable(study.results_dir)
-    if asks or not starts:
+    if mode != "start":
         overview = Overview(cells, state, slurm.queue(), forecast or (lambda _: None))
-        lines = overview.status_lines() if asks else overview.plan_lines()
-        if given.slurm and not asks:
+        lines = overview.status_lines() if mode == "status" else overview.plan_lines()
+        if mode == "plan" and given.slurm:
             statuses = [(cell, overview.statuses[cell.key]) for cell in cells if not cell.invalid]
             left = [cell for cell, status in statuses if due(status, given.retry) and status not in HELD]
             lines += slurm.job_lines(study, left, options)
@@ -102,9 +100,12 @@ def _cancel(cells: Sequence[Cell], state: State) -> int:
     queued = slurm.queue()
     owners = {owner for cell in cells if (owner := holder(state.results, cell.key, queued))}
     jobs = {owner.job for owner in owners if owner.job}
-    cancelled = {name for name in sorted(jobs) if slurm.cancel(name)}
     sweeps = {(owner.place, owner.pid) for owner in owners if not owner.job}
-    ended = set[tuple[str, int]]()
+    cancelled, ended = set[str](), set[tuple[str, int]]()
+    for name in sorted(jobs):
+        with contextlib.suppress(OSError, subprocess.SubprocessError):  # of another user
+            subprocess.run(["scancel", f"--name={name}"], check=True, timeout=60)
+            cancelled.add(name)
     for place, pid in sweeps:
         if place == Owner.this().place:
             with contextlib.suppress(OSError):  # of another user, or it has just ended

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ddlbench.config.values import written
 from ddlbench.results.rows import group_by
 from ddlbench.sweep.lock import FOLDER, holder, last_job
-from ddlbench.sweep.plan import INVALID, Cell, points
+from ddlbench.sweep.plan import INVALID, Cell
 from ddlbench.sweep.slurm import Queue
 from ddlbench.sweep.state import FINAL, MISSING, RUNNING, State
 from ddlbench.texts import aligned, printable
@@ -65,13 +65,12 @@ class Overview:
     @cached_property
     def groups(self) -> list[Group]:
         groups: list[Group] = []
-        for cells in points(self.cells).values():
+        by_axes = sorted(self.cells, key=lambda cell: cell.place)
+        for cells in group_by(by_axes, lambda cell: (cell.family, cell.gpus)).values():
             left = sum(self.statuses[cell.key] == MISSING and not cell.refused for cell in cells)
             measured = self.state.estimate(cells)
-            if measured is None:
-                groups.append(Group(cells, left, self.predict(cells[0]), "at least "))
-            else:
-                groups.append(Group(cells, left, measured, ""))
+            seconds, least = (self.predict(cells[0]), "at least ") if measured is None else (measured, "")
+            groups.append(Group(cells, left, seconds, least))
         return groups
 
     def plan_lines(self) -> list[str]:

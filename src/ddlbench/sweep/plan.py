@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from ddlbench.config.compose import configuration, refusal, supports
 from ddlbench.config.schema import Config
 from ddlbench.errors import Unavailable, Unsupported, UserError
-from ddlbench.results.rows import group_by
 from ddlbench.sweep.study import Study
 from ddlbench.texts import digest
 
@@ -156,8 +155,3 @@ def _refusal(config: Config, gpus: int, device: torch.device, checks: Iterable[C
     except Unsupported as reason:
         return reason.status, str(reason)
     return None
-
-
-def points(cells: Iterable[Cell]) -> dict[tuple[str, int], list[Cell]]:
-    """The cells of each configuration and GPU count, in order of the axes."""
-    return group_by(sorted(cells, key=lambda cell: cell.place), lambda cell: (cell.family, cell.gpus))

@@ -151,15 +151,6 @@ def submit(study: Study, cells: Sequence[Cell], state: State, options: Options, 
     return lines
 
 
-def cancel(name: str) -> bool:
-    """Cancel the job of this name; whether Slurm did it. Slurm refuses jobs of other users."""
-    try:
-        subprocess.run(["scancel", f"--name={name}"], check=True, timeout=60)
-    except (OSError, subprocess.SubprocessError):
-        return False
-    return True
-
-
 def _sbatch(
     study: Study, cells: Sequence[Cell], results: Path, name: str, more: Sequence[str], options: Options
 ) -> str:

@@ -45,12 +45,6 @@ class Attempt:
     restarts: str = "0"  # how often Slurm had put that job back into the queue
     ended_by: str | None = None  # as errors.py; None also in records of versions without this field
 
-    @property
-    def interrupted(self) -> bool:
-        """Whether the attempt was interrupted without a result of its own, so that its cell may run again. A time limit
-        would end it again, unless the run has saved a checkpoint."""
-        return self.saved if self.ended_by == TIME_LIMIT else self.status == "killed"
-
 
 @dataclass
 class State:
@@ -71,12 +65,13 @@ class State:
 
     def status(self, cell: Cell) -> str:
         """The status of an attempt that ended with `ok`, else of the last one; "missing" if there is none, or if the
-        last one was interrupted without a result or can continue."""
+        last one was interrupted without a result. A time limit would end it again, unless it has saved a checkpoint."""
         attempts = self.of(cell)
         if not attempts:
             return MISSING
         last = next((attempt for attempt in attempts if attempt.status == "ok"), attempts[-1])
-        return MISSING if last.interrupted else last.status
+        interrupted = last.saved if last.ended_by == TIME_LIMIT else last.status == "killed"
+        return MISSING if interrupted else last.status
 
     def of(self, cell: Cell) -> list[Attempt]:
         """The attempts at a cell, in order of their start."""
