@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from benchmarks.pairs import ratio_text, show
-from benchmarks.turns import Pairs, Program, take_turns
+from benchmarks.turns import Pairs, Program, ratio_text, show, take_turns
 from ddlbench.data.images.sample import SampleImages
 
 BATCH, SIZE, WORKERS = 32, 224, 2

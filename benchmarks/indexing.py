@@ -14,7 +14,7 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
-from benchmarks.pairs import peak_resident, show
+from benchmarks.turns import peak_resident, show
 from ddlbench.data.images.index import FolderLayout, Index, open_index, prepare_index
 
 NAMES, CLASSES = 1_280_000, 1_000

@@ -26,8 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from benchmarks.pairs import ratio_text, show
-from benchmarks.turns import Pairs, Program, take_turns
+from benchmarks.turns import Pairs, Program, ratio_text, show, take_turns
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
 HOROVODRUN = [str(Path(sys.executable).with_name("horovodrun")), "-np", "2", sys.executable, "-m"]

@@ -16,7 +16,7 @@ from statistics import median
 
 import numpy as np
 
-from benchmarks.pairs import peak_resident, ratio_text, show
+from benchmarks.turns import peak_resident, ratio_text, show
 from ddlbench.data.home import SPLITS
 from ddlbench.data.images.decoding import decode_image
 from ddlbench.data.images.folders import FolderSource

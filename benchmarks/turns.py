@@ -1,4 +1,5 @@
-"""Two programs that run by turns: one runs while the other is stopped (SIGSTOP), with all its processes.
+"""Two programs that run by turns: one runs while the other is stopped (SIGSTOP), with all its processes. And what all
+comparisons share: a ratio as it is printed, and the memory of a program with all its processes.
 
 Both are started once and stay alive. The two turns of a pair follow each other at once, and every second pair has them
 in the other order, so a slow spell of the machine falls on both programs. A program prints time.monotonic() at the end
@@ -11,16 +12,23 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 import psutil
 
+from ddlbench.results.tables.stats import confidence, median_interval
+
 ROOT = Path(__file__).parents[1]
 LIMIT_S = 600
+POLL_S = 0.02  # between two looks at the memory
 WARM = 6  # steps before the first turn
 STEP = re.compile(r"^(?:.*>:)?(\d+\.\d+)$", re.MULTILINE)  # horovodrun puts "[rank]<stdout>:" before a line
 Turn = tuple[float, float]  # its begin and its end
@@ -129,3 +137,45 @@ def seconds_a_step(ends: Sequence[float], turn: Turn) -> float | None:
     count. None without a complete step."""
     inside = [at for at in ends if turn[0] <= at <= turn[1]]
     return (inside[-1] - inside[0]) / (len(inside) - 1) if len(inside) > 1 else None
+
+
+def ratio_text(ratios: Sequence[float]) -> str:
+    """Median with its distribution-free interval; the single ratios go to standard error."""
+    if not ratios:
+        return "unknown: no pair of turns is complete"
+    print(" ".join(f"{ratio:.3f}" for ratio in ratios), file=sys.stderr)
+    interval = median_interval(ratios)
+    shown = f"{interval.low:.3f} .. {interval.high:.3f}, " if interval else ""
+    return f"{median(ratios):.3f} ({shown}{confidence(len(ratios), interval)})"
+
+
+def show(name: str, text: str) -> None:
+    print(f"{name:28s} {text}", flush=True)
+
+
+def peak_resident(*arguments: str) -> tuple[float, str]:
+    """Run a Python module to its end: the most MB it had resident, and what it printed.
+
+    Each process of it counts with the most that it ever had, as Linux keeps it (VmHWM); the sum is an upper bound.
+    """
+    most: dict[int, float] = {}
+    command = [sys.executable, "-m", *arguments]
+    with tempfile.TemporaryFile("w+") as out, subprocess.Popen(command, cwd=ROOT, stdout=out) as program:
+        while program.poll() is None:
+            with suppress(psutil.NoSuchProcess):
+                for process in (parent := psutil.Process(program.pid), *parent.children(recursive=True)):
+                    most[process.pid] = high_water_mb(process.pid) or most.get(process.pid, 0.0)
+            time.sleep(POLL_S)
+        if program.returncode:
+            raise SystemExit(f"{' '.join(command)} exited with {program.returncode}")
+        out.seek(0)
+        return sum(most.values()), out.read()
+
+
+def high_water_mb(pid: int) -> float | None:
+    """None for a process that has just ended."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("VmHWM:")), None)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.bare.tokenize_text import loader
-from benchmarks.pairs import ratio_text, show
+from benchmarks.turns import ratio_text, show
 from ddlbench.data.feed import Request
 from ddlbench.data.loaders.native import Native
 from ddlbench.data.text.dataset import TokenText

@@ -12,7 +12,7 @@ import torch
 
 from benchmarks import images, indexing, packing, reading, windows
 from benchmarks.bare import imagefolder
-from benchmarks.pairs import peak_resident
+from benchmarks.turns import peak_resident
 from ddlbench.data.images.index import FolderLayout
 from ddlbench.data.text.dataset import TokenText
 from ddlbench.data.text.sample import SampleText

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.pairs import ratio_text
-from benchmarks.turns import Pairs, Program, pair_by_time, seconds_a_step, take_turns
+from benchmarks.turns import Pairs, Program, pair_by_time, ratio_text, seconds_a_step, take_turns
 
 STEPS = "import time\nwhile True: time.sleep(0.02); print(time.monotonic(), flush=True)"
 # The first program has turns from 0 to 10, 20 to 30 and 40 to 50; the second one has those between.

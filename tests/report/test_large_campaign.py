@@ -6,7 +6,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from benchmarks.campaign import write_campaign
+from benchmarks.reporting import write_campaign
 from ddlbench.figures.figures import MOST_FILES, PANELS_OF_A_FILE, make_figures
 from ddlbench.figures.panels import MOST_CURVES
 from ddlbench.report.__main__ import main
