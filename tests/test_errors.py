@@ -7,8 +7,7 @@ from pathlib import Path
 
 import ddlbench.ranks.launch  # noqa: F401  (one more class of errors)
 from ddlbench.errors import STATUSES, PeerFailed, RunError, UserError
-from ddlbench.sweep.overview import QUEUED
-from ddlbench.sweep.state import MISSING, RETRIES, RUNNING
+from ddlbench.sweep.state import MISSING, QUEUED, RETRIES, RUNNING
 
 ROOT = Path(__file__).parents[1]
 

@@ -16,10 +16,9 @@ from ddlbench.config.compose import configuration
 from ddlbench.config.identity import measured_part
 from ddlbench.heartbeat import Process
 from ddlbench.record.files import HEARTBEAT
-from ddlbench.sweep.overview import Overview
+from ddlbench.sweep.lock import Queue
 from ddlbench.sweep.plan import Cell, plan
-from ddlbench.sweep.slurm import Queue
-from ddlbench.sweep.state import State, due
+from ddlbench.sweep.state import Overview, State, due
 from ddlbench.sweep.study import load
 from tests.support.killed import beat, ended_process
 from tests.sweep.studies import KEYS, record, write, write_record

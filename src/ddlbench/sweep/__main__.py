@@ -14,10 +14,9 @@ from pathlib import Path
 
 from ddlbench.errors import RunError, UserError
 from ddlbench.sweep import slurm
-from ddlbench.sweep.lock import Owner, holder, unreadable
-from ddlbench.sweep.overview import HELD, Overview
+from ddlbench.sweep.lock import Owner, holder, queue, unreadable
 from ddlbench.sweep.plan import Cell, Check, data_check, plan
-from ddlbench.sweep.state import RETRIES, State, due
+from ddlbench.sweep.state import HELD, RETRIES, Overview, State, due
 from ddlbench.sweep.study import Study, load, names
 from ddlbench.texts import say
 
@@ -68,7 +67,7 @@ def _run(given: argparse.Namespace, study: Study) -> int:
     if mode != "status" and (given.slurm or given.local):
         writable(study.results_dir)
     if mode != "start":
-        overview = Overview(cells, state, slurm.queue(), forecast or (lambda _: None))
+        overview = Overview(cells, state, queue(), forecast or (lambda _: None))
         lines = overview.status_lines() if mode == "status" else overview.plan_lines()
         if mode == "plan" and given.slurm:
             statuses = [(cell, overview.statuses[cell.key]) for cell in cells if not cell.invalid]
@@ -84,7 +83,7 @@ def _run(given: argparse.Namespace, study: Study) -> int:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         left_out += [cell for cell in cells if cell.gpus > local.most_ranks() and not cell.invalid]
         failed = local.run_cells(cells, state, given.retry, say)
-        say(*Overview(cells, state, slurm.queue()).status_lines())
+        say(*Overview(cells, state, queue()).status_lines())
         say(f"report: python -m ddlbench.report {shlex.quote(study.results_dir)}")
     if left_out:
         say(f"{len(left_out)} cells cannot run: --dry-run shows why")
@@ -97,7 +96,7 @@ def _run(given: argparse.Namespace, study: Study) -> int:
 def _cancel(cells: Sequence[Cell], state: State) -> int:
     """End the Slurm jobs that hold cells of this study, and the sweeps on this machine. Exit code 1 if one is left, of
     another user or on another machine."""
-    queued = slurm.queue()
+    queued = queue()
     owners = {owner for cell in cells if (owner := holder(state.results, cell.key, queued))}
     jobs = {owner.job for owner in owners if owner.job}
     sweeps = {(owner.place, owner.pid) for owner in owners if not owner.job}

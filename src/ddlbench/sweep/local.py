@@ -19,8 +19,7 @@ from ddlbench.errors import RunError
 from ddlbench.ranks.launchers import PLACE_VARIABLES, free_port, rank_variables
 from ddlbench.record.files import end_for_rank_0, now
 from ddlbench.results.reading.killed import keeper_alive
-from ddlbench.sweep import slurm
-from ddlbench.sweep.lock import FOLDER, Claim, claim
+from ddlbench.sweep.lock import FOLDER, Claim, claim, queue
 from ddlbench.sweep.plan import Cell
 from ddlbench.sweep.state import FINAL, RUNNING, State, due
 from ddlbench.texts import MIB
@@ -44,7 +43,7 @@ def run_cells(cells: Sequence[Cell], state: State, retry: str | None, say: Say) 
     todo = [cell for cell in cells if cell.gpus <= most and not cell.invalid and due(state.status(cell), retry)]
     for number, cell in enumerate(todo, 1):
         with _turn(say), contextlib.ExitStack() as at_end:
-            held = claim(state.results, cell.key, queued=lambda name: slurm.queue()(name))
+            held = claim(state.results, cell.key, queued=lambda name: queue()(name))
             if held is None:
                 continue
             at_end.callback(held.release)

@@ -13,7 +13,8 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -34,6 +35,31 @@ class Owner(Process):
     @classmethod
     def this(cls, job: str | None = None) -> Owner:
         return cls(**vars(Process.this()), job=job)
+
+
+Start = tuple[str, str]  # of a job: its number, and how often Slurm had put it back into the queue
+
+
+@dataclass(frozen=True)
+class Queue:
+    """The jobs that wait or run, by name. None if Slurm does not answer: then any job may wait or run. A waiting job
+    has the number of its next start."""
+
+    starts: Mapping[str, Start] | None
+
+    def __call__(self, name: str) -> bool:
+        """Whether the job of this name waits or runs."""
+        return self.starts is None or name in self.starts
+
+
+def queue() -> Queue:
+    try:
+        command = ["squeue", "--noheader", "--Format=Name:200,JobID:20,RestartCnt:20"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return Queue(None)
+    jobs = (line.rsplit(maxsplit=2) for line in done.stdout.splitlines())
+    return Queue({job[0].strip(): (job[1], job[2]) for job in jobs if len(job) == 3 and job[2].isdigit()})
 
 
 class Claim:

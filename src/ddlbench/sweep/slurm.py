@@ -7,14 +7,14 @@ import shlex
 import subprocess
 import uuid
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ddlbench.errors import UserError, check_values
 from ddlbench.heartbeat import server_time
 from ddlbench.results.rows import group_by
-from ddlbench.sweep.lock import FOLDER, claim
+from ddlbench.sweep.lock import FOLDER, claim, queue
 from ddlbench.sweep.plan import Cell
 from ddlbench.sweep.state import State, due
 from ddlbench.sweep.study import Study
@@ -55,31 +55,6 @@ class SlurmJob:
 
     cells: tuple[Cell, ...]
     proves: bool
-
-
-Start = tuple[str, str]  # of a job: its number, and how often Slurm had put it back into the queue
-
-
-@dataclass(frozen=True)
-class Queue:
-    """The jobs that wait or run, by name. None if Slurm does not answer: then any job may wait or run. A waiting job
-    has the number of its next start."""
-
-    starts: Mapping[str, Start] | None
-
-    def __call__(self, name: str) -> bool:
-        """Whether the job of this name waits or runs."""
-        return self.starts is None or name in self.starts
-
-
-def queue() -> Queue:
-    try:
-        command = ["squeue", "--noheader", "--Format=Name:200,JobID:20,RestartCnt:20"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return Queue(None)
-    jobs = (line.rsplit(maxsplit=2) for line in done.stdout.splitlines())
-    return Queue({job[0].strip(): (job[1], job[2]) for job in jobs if len(job) == 3 and job[2].isdigit()})
 
 
 def jobs(cells: Sequence[Cell], pack: int) -> list[SlurmJob]:
