@@ -1,18 +1,25 @@
-"""Peaks of one rank: of this process as the kernel has them, of a GPU by a fake of torch.cuda's counters."""
+"""Peaks of one rank: of this process as the kernel has them, of a GPU by a fake of torch.cuda's counters. And a step
+that allocates what the step before freed pays no page faults for it."""
 
 from __future__ import annotations
 
 import gc
+import json
 import mmap
+import os
+import platform
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from ddlbench.measure.devices import environment, memory
-from ddlbench.measure.devices.memory import PEAKS, peaks, reset_peaks
+from ddlbench.measure.devices.memory import PEAKS, keep_freed_memory, peaks, reset_peaks
 from tests.support.fake_cuda import DEVICE, FakeMemory
+from tests.support.waiting import WITHIN_S
 
 CPU = torch.device("cpu")
 BLOCK = 192 * 2**20  # bytes; far more than what else changes meanwhile
@@ -90,3 +97,40 @@ def test_a_reset_on_a_gpu_resets_the_allocators_peaks(monkeypatch: pytest.Monkey
     fake = FakeMemory(monkeypatch)
     reset_peaks(DEVICE)
     assert fake.calls == ["reset_peak_memory_stats"]
+
+
+# Page faults of ten steps, before freed memory is kept and after. Six blocks of 9 MiB are freed together: more than
+# glibc keeps by itself at the top of its heap.
+STEPS = """
+import json, resource
+from ddlbench.measure.devices.memory import keep_freed_memory
+
+def step():
+    blocks = [bytearray(9 * 2**20) for _ in range(6)]
+
+def faults():
+    for _ in range(3):
+        step()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        step()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+print(json.dumps([faults(), keep_freed_memory(), faults()]))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+def test_freed_memory_is_taken_again_without_page_faults() -> None:
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    command = [sys.executable, "-c", STEPS]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=WITHIN_S)
+    assert done.returncode == 0, done.stderr
+    without, kept, faults = json.loads(done.stdout)
+    assert kept
+    assert without > 10 * 9 * 2**20 / 4096 > 100 * faults
+
+
+def test_the_users_own_setting_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "1000000")
+    assert keep_freed_memory() is False
