@@ -45,7 +45,7 @@ own = settings_of_work()
 work.settings.update(cache="on", activation="eager")
 print(json.dumps([own, settings_of_work()]))
 """
-# As in tests/measure/devices/test_allocator.py: more than glibc keeps by itself.
+# As in tests/measure/devices/test_memory.py: more than glibc keeps by itself.
 FAULTS = """
 import resource
 from benchmarks.bare import work

@@ -14,11 +14,15 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
+import torch
+
 from ddlbench.config.compose import configuration
+from ddlbench.cores import allowed_cores
 from ddlbench.errors import RunError
 from ddlbench.ranks.launchers import PLACE_VARIABLES, free_port, rank_variables
 from ddlbench.record.files import end_for_rank_0, now
 from ddlbench.results.reading.killed import keeper_alive
+from ddlbench.sweep.end_without_record import record_end
 from ddlbench.sweep.lock import FOLDER, Claim, claim, queue
 from ddlbench.sweep.plan import Cell
 from ddlbench.sweep.state import FINAL, RUNNING, State, due
@@ -60,10 +64,6 @@ def run_cells(cells: Sequence[Cell], state: State, retry: str | None, say: Say) 
 
 def most_ranks() -> int:
     """The most ranks that a cell may have here: one per GPU; without GPUs two per core."""
-    import torch
-
-    from ddlbench.cores import allowed_cores
-
     return torch.cuda.device_count() or RANKS_PER_CORE * len(allowed_cores())
 
 
@@ -133,8 +133,6 @@ def _ended(cell: Cell, state: State, codes: list[int], began: str, logged: int) 
                     continue
             end_for_rank_0(attempt.folder, "error", reason)
     if any(codes) and not any(attempt.start >= began for attempt in attempts):
-        from ddlbench.sweep.end_without_record import record_end  # torch comes with it
-
         config = configuration(*cell.command(state.results))
         with (log := _log(state.results, cell)).open("rb") as file:
             file.seek(max(logged, log.stat().st_size - MIB))
