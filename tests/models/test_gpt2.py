@@ -14,14 +14,15 @@ from transformers.models.gpt2 import GPT2Config, GPT2LMHeadModel
 
 from ddlbench.errors import UserError
 from ddlbench.models.gpt2 import GPT2
-from tests.support.names import from_original, to_original
 from tests.support.originals import (
     assert_copies_train_alike,
     assert_same_bits,
     assert_trains_as,
     configured,
+    from_original,
     parameters,
     samples,
+    to_original,
     train_once,
 )
 

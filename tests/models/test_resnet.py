@@ -7,13 +7,14 @@ from torchvision.models.resnet import Bottleneck
 
 from ddlbench.errors import UserError
 from ddlbench.models.resnet import ResNet
-from tests.support.names import from_original, to_original
 from tests.support.originals import (
     assert_copies_train_alike,
     assert_same_bits,
     assert_trains_as,
     configured,
+    from_original,
     parameters,
+    to_original,
 )
 
 TINY = ResNet("tiny", layers=[2, 1, 1, 1], width_per_group=8, image_size=32, num_classes=10)

@@ -9,13 +9,14 @@ from torchvision.models.vgg import make_layers
 
 from ddlbench.errors import UserError
 from ddlbench.models.vgg import VGG
-from tests.support.names import from_original, to_original
 from tests.support.originals import (
     assert_copies_train_alike,
     assert_same_bits,
     assert_trains_as,
     configured,
+    from_original,
     parameters,
+    to_original,
 )
 
 TINY = VGG("tiny", convs=[2, 1, 1, 1, 1], channels=[4, 6, 8, 8, 8], hidden=16, image_size=32, num_classes=10)
