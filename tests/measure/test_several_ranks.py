@@ -173,7 +173,7 @@ def test_a_rank_that_only_loads_has_no_step_of_its_own() -> None:
     assert trained.own_step_s == 2.0
     loading = replace(trained, losses=[], rates=[])
     assert loading.own_step_s is None
-    row = replace(one(), ranks=[rank_epoch(0, 0, None), loading, rank_epoch(2, 0, 12)])
+    row = one().with_ranks([rank_epoch(0, 0, None), loading, rank_epoch(2, 0, 12)])
     assert row.own_steps == [], "the ranks that are known say nothing of the others"
 
 

@@ -106,8 +106,7 @@ def test_a_run_without_epochs_claims_nothing() -> None:
 
 
 def test_the_slowest_rank_counts_at_each_step() -> None:
-    row = epoch_row(0, 1, [1.0, 1.0])
-    row.ranks = [rank_epoch([1.0, 4.0]), rank_epoch([2.0, 3.0], rank=1)]
+    row = epoch_row(0, 1, [1.0, 1.0]).with_ranks([rank_epoch([1.0, 4.0]), rank_epoch([2.0, 3.0], rank=1)])
     assert summarize([row], 2, None)["step_time_median_s"] == 3.0  # of 2 and 4
 
 

@@ -36,7 +36,7 @@ def test_each_rank_and_epoch_is_a_row(tmp_path: Path) -> None:
     record = Record.open(str(tmp_path), "run", {})
     use = replace(USE, thread_s=7.5, sent_bytes=640)
     for epoch in range(2):
-        row = replace(epoch_row(epoch, 2, [1.0, 1.0]), ranks=[rank_epoch(rank, use=use) for rank in range(4)])
+        row = epoch_row(epoch, 2, [1.0, 1.0]).with_ranks([rank_epoch(rank, use=use) for rank in range(4)])
         record.epoch(row)
     assert len(pd.read_parquet(record.folder / "ranks.parquet")) == 8  # a folder while the run is on
     record.finish("ok")
@@ -71,7 +71,7 @@ def test_each_rank_and_epoch_is_a_row(tmp_path: Path) -> None:
 
 
 def many(ranks: int, steps: int) -> EpochRow:
-    return replace(epoch_row(1, 2, [1.0] * steps), ranks=[rank_epoch(rank, steps) for rank in range(ranks)])
+    return epoch_row(1, 2, [1.0] * steps).with_ranks([rank_epoch(rank, steps) for rank in range(ranks)])
 
 
 def most_memory(path: Path, row: EpochRow) -> int:
@@ -80,7 +80,6 @@ def most_memory(path: Path, row: EpochRow) -> int:
     files = EpochFiles(path, STEP_SCHEMA)
     files.append(row.epoch, (step_table(row.epoch, rank, row.warmup) for rank in row.ranks))
     summary = summarize([row], len(row.ranks), None)
-    row.forget_ranks()
     files.close()
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()

@@ -31,7 +31,7 @@ def gathered() -> list[bytes]:
 
 def row_of(messages: list[bytes], epoch: int) -> EpochRow:
     ranks: list[RankEpoch] = [pickle.loads(message) for message in messages]
-    return replace(epoch_row(epoch, 3, [0.5] * STEPS), ranks=ranks)
+    return epoch_row(epoch, 3, [0.5] * STEPS).with_ranks(ranks)
 
 
 def test_an_epoch_of_a_thousand_ranks_is_recorded_in_five_seconds_and_flat_memory(tmp_path: Path) -> None:
@@ -63,5 +63,5 @@ def test_an_epoch_of_a_thousand_ranks_is_recorded_in_five_seconds_and_flat_memor
 @pytest.mark.parametrize("ranks", [1, 1024])
 def test_a_line_of_an_epoch_does_not_grow_with_the_ranks(ranks: int) -> None:
     one = epoch_row(0, 1, [0.5, 0.5])
-    many = replace(one, ranks=one.ranks * ranks)
+    many = one.with_ranks(one.ranks * ranks)
     assert len(json.dumps(many.line())) < 2000

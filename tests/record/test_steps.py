@@ -27,7 +27,7 @@ TIMES = {
 
 
 def test_every_step_of_every_rank_is_a_row() -> None:
-    row = replace(epoch_row(1, 2, [1.0]), ranks=[REPORTING, SILENT])
+    row = epoch_row(1, 2, [1.0]).with_ranks([REPORTING, SILENT])
     result = pa.concat_tables([step_table(row.epoch, rank, row.warmup) for rank in row.ranks]).to_pydict()
     assert result == {
         **{name: values * 2 for name, values in TIMES.items()},

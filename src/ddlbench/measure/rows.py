@@ -8,7 +8,7 @@ import statistics
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, reduce
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -103,7 +103,9 @@ class EpochRow:
     device_clock_before_mhz, device_clock_after_mhz: the lowest of all GPUs
     throttled: why the clock of any GPU had been lowered
     loads: of each node, before and after
-    ranks: every rank's steps on rank 0, nothing elsewhere
+    slowest_s: seconds of each step on the rank that took longest for it; on rank 0, empty elsewhere
+    own_steps: each rank's own seconds of a step; on rank 0, empty elsewhere and where a rank does not know it
+    ranks: every rank's epoch on rank 0 until it is recorded, nothing elsewhere
     """
 
     epoch: int
@@ -139,6 +141,8 @@ class EpochRow:
     device_clock_after_mhz: int | None = None
     throttled: tuple[str, ...] = ()
     loads: tuple[tuple[Load, Load], ...] = ()
+    slowest_s: list[float] = field(default_factory=list[float])
+    own_steps: list[OwnStep] = field(default_factory=list[OwnStep])
     ranks: list[RankEpoch] = field(default_factory=list[RankEpoch])
 
     @property
@@ -152,24 +156,12 @@ class EpochRow:
         if not math.isfinite(self.metrics.get("val_loss") or 0.0):
             raise Diverged(f"the validation loss is not finite after epoch {self.epoch}: {REMEDY}")
 
-    @cached_property
-    def slowest_s(self) -> list[float]:
-        """Seconds of each step on the rank that took longest for it; on rank 0, empty elsewhere."""
-        of_ranks = (np.asarray(rank.times.step_s) for rank in self.ranks)
-        return reduce(np.maximum, of_ranks).tolist() if self.ranks else []
-
-    @cached_property
-    def own_steps(self) -> list[OwnStep]:
-        """Each rank's own seconds of a step; on rank 0, empty elsewhere and where a rank does not know it."""
-        steps = [
-            OwnStep(rank.rank, rank.host, rank.stage, seconds) for rank in self.ranks if (seconds := rank.own_step_s)
-        ]
-        return steps if len(steps) == len(self.ranks) else []
-
-    def forget_ranks(self) -> None:
-        """Keep of every rank's steps only the slowest: a thousand ranks and epochs would not fit into memory."""
-        self.slowest_s, self.own_steps = self.slowest_s, self.own_steps
-        self.ranks = []
+    def with_ranks(self, ranks: list[RankEpoch]) -> EpochRow:
+        """The row as rank 0 has it: with every rank's epoch, and what stays of them when the epoch is recorded."""
+        step_s = (np.asarray(rank.times.step_s) for rank in ranks)
+        own = [OwnStep(rank.rank, rank.host, rank.stage, seconds) for rank in ranks if (seconds := rank.own_step_s)]
+        own = own if len(own) == len(ranks) else []
+        return replace(self, ranks=ranks, slowest_s=reduce(np.maximum, step_s).tolist(), own_steps=own)
 
     def line(self) -> dict[str, Any]:
         """The row as epochs.jsonl has it: flat, null for what is not known."""
@@ -192,7 +184,7 @@ def gather_epoch(epoch: int, epochs: int, here: RankEpoch, global_batch: int, up
     ranks: list[RankEpoch] = gather_to_rank0(here.packed())
     warmup = epoch == first and epochs - first > 1
     row: EpochRow = from_rank_0(_row(epoch, warmup, ranks, global_batch, updates) if ranks else None)
-    return replace(row, ranks=ranks)
+    return row.with_ranks(ranks) if ranks else row
 
 
 def _row(epoch: int, warmup: bool, ranks: Sequence[RankEpoch], global_batch: int, updates: int) -> EpochRow:

@@ -113,7 +113,7 @@ class Record:
             self.steps.append(row.epoch, (step_table(row.epoch, rank, row.warmup) for rank in row.ranks))
             ranks = [rank_row(row, rank) for rank in row.ranks]
             self.ranks.append(row.epoch, [pa.Table.from_pylist(ranks, schema=RANK_SCHEMA)])
-            row.forget_ranks()
+            row.ranks = []  # those of a thousand ranks and epochs would not fit into memory
             self.rows.append(row)
             with (self.folder / EPOCHS).open("a") as lines:
                 lines.write(json.dumps(plain(row.line())) + "\n")
