@@ -159,9 +159,9 @@ class EpochRow:
     def with_ranks(self, ranks: list[RankEpoch]) -> EpochRow:
         """The row as rank 0 has it: with every rank's epoch, and what stays of them when the epoch is recorded."""
         step_s = (np.asarray(rank.times.step_s) for rank in ranks)
-        own = [OwnStep(rank.rank, rank.host, rank.stage, seconds) for rank in ranks if (seconds := rank.own_step_s)]
-        own = own if len(own) == len(ranks) else []
-        return replace(self, ranks=ranks, slowest_s=reduce(np.maximum, step_s).tolist(), own_steps=own)
+        steps = [OwnStep(rank.rank, rank.host, rank.stage, seconds) for rank in ranks if (seconds := rank.own_step_s)]
+        complete = steps if len(steps) == len(ranks) else []
+        return replace(self, ranks=ranks, slowest_s=reduce(np.maximum, step_s).tolist(), own_steps=complete)
 
     def line(self) -> dict[str, Any]:
         """The row as epochs.jsonl has it: flat, null for what is not known."""
