@@ -12,7 +12,7 @@ from multiprocessing import get_context
 import pytest
 import torch
 
-from ddlbench.data.sampler import validation_batches
+from ddlbench.data.loaders.replica_feed import validation_batches
 from ddlbench.data.text.dataset import TokenText
 from ddlbench.data.text.token_file import TokenFile
 from ddlbench.errors import UserError

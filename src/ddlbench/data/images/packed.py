@@ -18,9 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddlbench.data.home import SPLITS, kept_folder, read_arrays, write_arrays
-from ddlbench.data.images.folders import ImageFolders
+from ddlbench.data.images.folders import ImageFolders, Source
 from ddlbench.data.images.index import KEYS, Files
-from ddlbench.data.images.split import Source
 from ddlbench.data.processes import SCANNERS
 from ddlbench.data.staging import StagedFiles
 from ddlbench.data.tfrecord import AGAIN, FOOT, FRAME, HEAD, MANIFEST, decode, index_of, open_pack, read_manifest

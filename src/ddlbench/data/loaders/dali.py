@@ -23,10 +23,8 @@ from torch import Tensor
 from ddlbench.cores import default_workers
 from ddlbench.data.feed import Dataset, Fetched, Loader, Request
 from ddlbench.data.images.decoding import BadImage, decode_image
-from ddlbench.data.images.folders import FolderSource, ImageFolders
-from ddlbench.data.images.split import MEAN, STD, ImageSplit, augmentation_seed
-from ddlbench.data.loaders.replica_feed import ReplicaFeed
-from ddlbench.data.sampler import Indices
+from ddlbench.data.images.folders import FolderSource, ImageFolders, ImageSplit, augmentation_seed
+from ddlbench.data.loaders.replica_feed import MEAN, STD, Indices, ReplicaFeed
 from ddlbench.errors import Unsupported, UserError, check_values, importing, refuse
 from ddlbench.job import Model
 
@@ -159,8 +157,8 @@ class DaliReader:
         return tensor.permute(0, 3, 1, 2) if self.request.channels_last else tensor
 
     def _fetched(self, images: Tensor) -> Fetched:
-        labels = [self.split.label(position) for position in self._in_flight.popleft()]
-        return Fetched(images, torch.tensor(labels, dtype=torch.int64), torch.ones(len(labels), dtype=torch.bool))
+        labels = self.split.source.files.labels[self.split.chosen[self._in_flight.popleft()]]
+        return Fetched(images, torch.from_numpy(labels).long(), torch.ones(len(labels), dtype=torch.bool))
 
     def _explained(self, error: RuntimeError) -> Exception:
         """DALI says neither which of the files in its queue it could not decode nor what is wrong: a pipeline that
