@@ -43,7 +43,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     PackedImages("packed", root=str(base / "packed")).prepare()
     shutil.copytree(base / "packed", base / "half")
     (base / "half/pack.json").unlink()
-    plan = {"format": 1, "hash": folders.digest(), "shards": {"train": 1, "val": 1}}
+    plan = {"format": 1, "hash": folders.describe()["hash"], "shards": {"train": 1, "val": 1}}
     (base / "half/pack.unfinished.jsonl").write_text(json.dumps(plan) + "\n")
     (base / "text").mkdir()
     write_text(base / "text")

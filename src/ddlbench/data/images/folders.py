@@ -35,11 +35,13 @@ class Source(ABC):
     """The images of one split by their position in the order of classes and names; picklable.
 
     where: their folder; original: the user's folder, where `where` is this node's copy of it
+    hash: of the data set (Index.hash)
     """
 
     where: Path
     classes: tuple[str, ...]
     files: Files
+    hash: str
     original: Path | None = field(default=None, kw_only=True)
 
     def within(self, i: int) -> str:
@@ -246,7 +248,7 @@ class ImageFolders:
         source = self.original(train)
         if self.stage_to is None:
             return source
-        copy = node_folder(self.stage_to, self.name, self.digest()) / SPLITS[train]
+        copy = node_folder(self.stage_to, self.name, source.hash) / SPLITS[train]
         return replace(source, where=copy, original=source.where)
 
     def files_to_stage(self) -> list[StagedFiles]:
@@ -255,19 +257,16 @@ class ImageFolders:
     def files_read(self) -> Iterator[Path]:
         return (part.copy / name for part in self.files_to_stage() for name in part.names)
 
-    def digest(self) -> str:
-        return open_index(self.layout(), self.cache_dir).hash
-
     def original(self, train: bool) -> Source:
         """The user's files."""
         layout = self.layout()
-        index = open_index(layout, self.cache_dir)
-        return FolderSource(layout.splits[0 if train else 1], index.classes, index.splits[SPLITS[train]])
+        index, folder = open_index(layout, self.cache_dir), layout.splits[0 if train else 1]
+        return FolderSource(folder, index.classes, index.splits[SPLITS[train]], index.hash)
 
     def describe(self) -> dict[str, Any]:
         train, val = (self.original(part) for part in SPLITS)
         return {
-            "hash": self.digest(),
+            "hash": train.hash,
             "train_samples": len(train.files),
             "val_samples": len(evenly_spaced(len(val.files), self.val_limit)),
             "classes": len(train.classes),

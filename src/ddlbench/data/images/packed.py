@@ -89,12 +89,9 @@ class PackedImages(ImageFolders):
         for train in SPLITS:
             self.original(train)
 
-    def digest(self) -> str:
-        """The hash of the image folders that were packed: packing does not change the data."""
-        return read_manifest(self.folder()).hash
-
     def original(self, train: bool) -> PackedSource:
-        """From the index that `prepare` kept; the shards are not read, because a thousand ranks may ask at once."""
+        """From the index that `prepare` kept; the shards are not read, because a thousand ranks may ask at once. The
+        hash is that of the image folders that were packed: packing does not change the data."""
         pack, split = read_manifest(self.folder()), self.train_dir if train else self.val_dir
         shards, classes = pack.splits[split].shards, len(pack.classes)
         key = [VERSION, split, *((shard.file, shard.bytes, shard.sha256) for shard in shards)]
@@ -107,7 +104,8 @@ class PackedImages(ImageFolders):
                 raise UserError(f"the indices of {split} have {images} images, {MANIFEST} {samples}: {AGAIN}")
             write_arrays(file, arrays)
         files, names = Files(*(arrays[key] for key in KEYS)), tuple(Path(shard.file).name for shard in shards)
-        return PackedSource(self.folder() / split, pack.classes, files, names, arrays["holders"], arrays["starts"])
+        placed = arrays["holders"], arrays["starts"]
+        return PackedSource(self.folder() / split, pack.classes, files, pack.hash, names, *placed)
 
 
 def consistent(arrays: dict[str, NDArray[Any]], classes: int, shards: int) -> bool:
