@@ -48,10 +48,6 @@ class Source(ABC):
         """<class>/<file>"""
         return f"{self.classes[self.files.labels[i]]}/{self.files.name(i)}"
 
-    def name(self, i: int) -> str:
-        """For the record."""
-        return f"{self.where.name}/{self.within(i)}"
-
     @abstractmethod
     def content(self, i: int) -> bytes | memoryview:
         """An image as its file has it. Raises UserError where it cannot be read."""
@@ -130,7 +126,7 @@ class ImageSplit:
                         f"{self.source.place(image)} cannot be decoded ({error}): replace or remove the file, "
                         f"or leave such samples out with data.on_bad_sample=skip"
                     ) from error
-                bad.append(self.source.name(image))
+                bad.append(f"{self.source.where.name}/{self.source.within(image)}")
             else:
                 return int(self.source.files.labels[image]), True
         if self.train:

@@ -47,7 +47,7 @@ class PackedSource(Source):
 
     def place(self, i: int) -> str:
         shard = (self.original or self.where) / self.shards[self.holders[i]]
-        return f"{self.name(i)}, at byte {self.starts[i]} of {shard},"
+        return f"{self.where.name}/{self.within(i)}, at byte {self.starts[i]} of {shard},"
 
     def files_to_stage(self) -> StagedFiles:
         there = self.original or self.where
