@@ -7,7 +7,6 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,8 +30,8 @@ BAD_SAMPLE = ("fatal", "skip")
 
 
 @dataclass(frozen=True)
-class Source(ABC):
-    """The images of one split by their position in the order of classes and names; picklable.
+class FolderSource:
+    """The images of one split by their position in the order of classes and names, where/<class>/<file>; picklable.
 
     where: their folder; original: the user's folder, where `where` is this node's copy of it
     hash: of the data set (Index.hash)
@@ -48,35 +47,22 @@ class Source(ABC):
         """<class>/<file>"""
         return f"{self.classes[self.files.labels[i]]}/{self.files.name(i)}"
 
-    @abstractmethod
-    def content(self, i: int) -> bytes | memoryview:
-        """An image as its file has it. Raises UserError where it cannot be read."""
-
-    @abstractmethod
-    def place(self, i: int) -> str:
-        """For error messages: where the user has the image."""
-
-    @abstractmethod
-    def files_to_stage(self) -> StagedFiles:
-        """All files of the split, to be copied from `original` to `where`."""
-
-
-class FolderSource(Source):
-    """where/<class>/<file>."""
-
     def path(self, i: int) -> Path:
         return self.where / self.within(i)
 
-    def content(self, i: int) -> bytes:
+    def content(self, i: int) -> bytes | memoryview:
+        """An image as its file has it. Raises UserError where it cannot be read."""
         moved = "check whether it was moved after the data set was indexed"
         other = "check that data.stage_to is the same folder for all ranks of a node"
         with reporting(f"cannot read {self.path(i)}", other if self.original else moved):
             return self.path(i).read_bytes()
 
     def place(self, i: int) -> str:
+        """For error messages: where the user has the image."""
         return str((self.original or self.where) / self.within(i))
 
     def files_to_stage(self) -> StagedFiles:
+        """All files of the split, to be copied from `original` to `where`."""
         names = map(self.within, range(len(self.files)))
         return StagedFiles(self.original or self.where, self.where, names, len(self.files), int(self.files.sizes.sum()))
 
@@ -89,7 +75,7 @@ class ImageSplit:
     transform: of a decoded image to its pixels [3, H, W] uint8
     """
 
-    source: Source
+    source: FolderSource
     chosen: NDArray[np.int64]
     size: tuple[int, int]
     train: bool
@@ -239,7 +225,7 @@ class ImageFolders:
             transform=v2.Compose([*steps, v2.PILToTensor()] if self.decode == "pil" else steps),
         )
 
-    def source(self, train: bool) -> Source:
+    def source(self, train: bool) -> FolderSource:
         """The files that this node reads: its copies if the data are staged."""
         source = self.original(train)
         if self.stage_to is None:
@@ -253,7 +239,7 @@ class ImageFolders:
     def files_read(self) -> Iterator[Path]:
         return (part.copy / name for part in self.files_to_stage() for name in part.names)
 
-    def original(self, train: bool) -> Source:
+    def original(self, train: bool) -> FolderSource:
         """The user's files."""
         layout = self.layout()
         index, folder = open_index(layout, self.cache_dir), layout.splits[0 if train else 1]

@@ -23,7 +23,8 @@ from torch import Tensor
 from ddlbench.cores import default_workers
 from ddlbench.data.feed import Dataset, Fetched, Loader, Request
 from ddlbench.data.images.decoding import BadImage, decode_image
-from ddlbench.data.images.folders import FolderSource, ImageFolders, ImageSplit, augmentation_seed
+from ddlbench.data.images.folders import ImageFolders, ImageSplit, augmentation_seed
+from ddlbench.data.images.packed import PackedSource
 from ddlbench.data.loaders.replica_feed import MEAN, STD, Indices, ReplicaFeed
 from ddlbench.errors import Unsupported, UserError, check_values, importing, refuse
 from ddlbench.job import Model
@@ -107,7 +108,7 @@ class DaliReader:
     def __post_init__(self) -> None:
         self.dali = import_dali()
         self.to_gpu = self.request.device.type == "cuda"
-        self.named = isinstance(self.split.source, FolderSource)  # DALI gets the files' names, else their content
+        self.named = not isinstance(self.split.source, PackedSource)  # DALI gets the files' names, else their content
         self._pipeline, self._epoch = None, 0
         self._batches: Iterable[Indices] = ()
         self._in_flight = deque[list[int]]()  # positions in the split, batch by batch
@@ -141,7 +142,7 @@ class DaliReader:
         """A file's name or a view into a packed set: in both cases DALI's threads are the first that wait for the
         disk."""
         source = self.split.source
-        content = os.fsencode(source.path(i)) if isinstance(source, FolderSource) else source.content(i)
+        content = os.fsencode(source.path(i)) if self.named else source.content(i)
         return np.frombuffer(content, np.uint8)
 
     def _next(self, pipeline: Any) -> Tensor | None:
