@@ -25,7 +25,7 @@ from ddlbench.data.images.sample import SampleImages
 from ddlbench.data.page_cache import drop
 from ddlbench.data.processes import usual_processes
 from ddlbench.data.tfrecord import order
-from ddlbench.data.tools.pack import pack, shard_count
+from ddlbench.data.tools import pack, shard_count
 from ddlbench.files import replacing
 
 SHARD_BYTES = 32_000_000

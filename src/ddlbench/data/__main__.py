@@ -13,8 +13,7 @@ from ddlbench.data.images.index import Files, FolderLayout, prepare_index
 from ddlbench.data.processes import usual_processes
 from ddlbench.data.text.token_file import TokenFile, TokenizerFiles, is_current, token_files, token_path, tokenize_file
 from ddlbench.data.tfrecord import UNFINISHED, Pack, is_packed, read_manifest
-from ddlbench.data.tools.pack import pack
-from ddlbench.data.tools.verify import verify_folders, verify_pack, verify_tokens
+from ddlbench.data.tools import pack, verify_folders, verify_pack, verify_tokens
 from ddlbench.errors import RunError, UserError, reporting
 from ddlbench.texts import first_few, printable, say
 

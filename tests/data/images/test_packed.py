@@ -15,7 +15,7 @@ import torch
 
 from ddlbench.data.images.packed import PackedImages, scan
 from ddlbench.data.loaders.dali import Dali
-from ddlbench.data.tools.pack import pack
+from ddlbench.data.tools import pack
 from ddlbench.errors import UserError
 from tests.support import packs
 from tests.support.dali_feeds import dali, levels, native

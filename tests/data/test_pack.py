@@ -13,7 +13,7 @@ import pytest
 
 from ddlbench.data.images.index import prepare_index
 from ddlbench.data.tfrecord import index_path, open_pack, order, read_manifest, walk
-from ddlbench.data.tools.pack import make_shard, pack
+from ddlbench.data.tools import make_shard, pack
 from ddlbench.errors import UserError
 from ddlbench.files import unfinished_path
 from tests.support.disk import largest_file
@@ -42,7 +42,7 @@ def packed(layout, tmp_path_factory):
 @pytest.fixture
 def in_process(monkeypatch):
     """Shards made one after another in this process."""
-    monkeypatch.setattr("ddlbench.data.tools.pack.in_processes", lambda work, jobs, _: map(work, jobs))
+    monkeypatch.setattr("ddlbench.data.tools.in_processes", lambda work, jobs, _: map(work, jobs))
 
 
 def images(folder, split):
@@ -111,7 +111,7 @@ def test_interrupted_pack_is_resumed(layout, packed, tmp_path, in_process, monke
             raise KeyboardInterrupt
         return whole(target, file, *job)
 
-    monkeypatch.setattr("ddlbench.data.tools.pack.make_shard", interrupted)
+    monkeypatch.setattr("ddlbench.data.tools.make_shard", interrupted)
     with pytest.raises(KeyboardInterrupt):
         pack(layout, target, SHARD_BYTES, processes=1)
     with pytest.raises(UserError, match=r"pack.json cannot be read .* was not packed completely: pack it again"):
@@ -125,7 +125,7 @@ def test_interrupted_pack_is_resumed(layout, packed, tmp_path, in_process, monke
     (target / "train/00002-of-00004.idx").unlink()
     before = written(target)
 
-    monkeypatch.setattr("ddlbench.data.tools.pack.make_shard", whole)
+    monkeypatch.setattr("ddlbench.data.tools.make_shard", whole)
     pack(layout, target, SHARD_BYTES, processes=1)
     after = written(target)
     assert sorted((name for name in after if after[name] != before.get(name)), key=lambda name: after[name]) == [

@@ -1,4 +1,4 @@
-"""Damage of every kind to a packed set is found and named; see data/tools/verify.py."""
+"""Damage of every kind to a packed set is found and named; see data/tools.py."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import pytest
 from PIL import Image
 
 from ddlbench.data.tfrecord import FRAME, encode, index_of, index_text, record, walk
-from ddlbench.data.tools.pack import pack
-from ddlbench.data.tools.verify import verify_pack
+from ddlbench.data.tools import pack, verify_pack
 from tests.support.pictures import write_folders
 
 SHARD, INDEX = "train/00000-of-00001.tfrecord", "train/00000-of-00001.idx"
@@ -33,7 +32,7 @@ def packed(made, tmp_path):
 @pytest.fixture(autouse=True)
 def in_process(monkeypatch):
     """Starting processes takes longer than the work."""
-    monkeypatch.setattr("ddlbench.data.tools.verify.in_processes", lambda work, jobs, _: map(work, jobs))
+    monkeypatch.setattr("ddlbench.data.tools.in_processes", lambda work, jobs, _: map(work, jobs))
 
 
 def verify(folder):
