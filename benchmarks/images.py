@@ -13,7 +13,7 @@ from statistics import median
 
 from benchmarks.pairs import ratio_text, show
 from benchmarks.turns import Pairs, Program, take_turns
-from ddlbench.data.images.sample import SampleImages
+from ddlbench.data.samples import SampleImages
 
 BATCH, SIZE, WORKERS = 32, 224, 2
 TURN_S = 2.0  # a batch takes a tenth of a second

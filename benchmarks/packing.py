@@ -21,9 +21,9 @@ from ddlbench.data.home import SPLITS
 from ddlbench.data.images.decoding import decode_image
 from ddlbench.data.images.folders import FolderSource
 from ddlbench.data.images.index import FolderLayout, prepare_index
-from ddlbench.data.images.sample import SampleImages
 from ddlbench.data.page_cache import drop
 from ddlbench.data.processes import usual_processes
+from ddlbench.data.samples import SampleImages
 from ddlbench.data.tfrecord import order
 from ddlbench.data.tools import pack, shard_count
 from ddlbench.files import replacing

@@ -14,8 +14,8 @@ from benchmarks import images, indexing, packing, reading, windows
 from benchmarks.bare import imagefolder
 from benchmarks.pairs import peak_resident
 from ddlbench.data.images.index import FolderLayout
+from ddlbench.data.samples import SampleText
 from ddlbench.data.text.dataset import TokenText
-from ddlbench.data.text.sample import SampleText
 from ddlbench.data.tfrecord import walk
 from ddlbench.data.tools import pack
 from ddlbench.models.gpt2 import GPT2

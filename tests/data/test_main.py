@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from ddlbench.data.__main__ import main
-from ddlbench.data.text.sample import train_bpe
+from ddlbench.data.samples import train_bpe
 from ddlbench.data.text.token_file import TokenFile, TokenizerFiles, token_path
 from ddlbench.data.tools import pack
 from tests.support.pictures import truncate, write_folders

@@ -23,8 +23,7 @@ KINDS = "image folders (train/<class>/*.JPEG, val/<class>/*.JPEG), a packed imag
 
 def make_sample(given: argparse.Namespace) -> int:
     """Make the sample images (or text) that data=sample_images (sample_text) uses, if they are not there."""
-    from ddlbench.data.images.sample import SampleImages  # brings torch, which no other command needs
-    from ddlbench.data.text.sample import SampleText
+    from ddlbench.data.samples import SampleImages, SampleText  # brings torch, which no other command needs
 
     root = str(given.root) if given.root else None
     if given.text:

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from ddlbench.data.loaders.replica_feed import validation_batches
+from ddlbench.data.samples import train_bpe
 from ddlbench.data.text.dataset import TokenText
-from ddlbench.data.text.sample import train_bpe
 from ddlbench.data.text.token_file import TokenFile
 from ddlbench.errors import UserError
 from tests.support.text import TEXT, model, tokens_of

@@ -15,8 +15,8 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from ddlbench.data.feed import Request
 from ddlbench.data.loaders.native import Native
+from ddlbench.data.samples import SampleText, train_bpe
 from ddlbench.data.text.dataset import TokenText
-from ddlbench.data.text.sample import SampleText, train_bpe
 from ddlbench.data.text.token_file import THREADS, TextTokenizer, table_path
 from ddlbench.errors import UserError
 from ddlbench.job import Place
