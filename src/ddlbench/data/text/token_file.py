@@ -224,8 +224,8 @@ class TextTokenizer:
 
 
 def tokenize_file(source: Path, tokenizer: TextTokenizer, target: Path, chunk_bytes: int = CHUNK_BYTES) -> None:
-    """Make token file `target`, the table of its lines and its index. Memory is flat in the size of the
-    text. Raises UserError for text that is not UTF-8; OSError where `target` cannot be written."""
+    """Make token file `target`, the table of its lines and its index. Memory is flat in the size of the text. Raises
+    UserError for text that is not UTF-8; OSError where `target` cannot be written."""
     target.parent.mkdir(parents=True, exist_ok=True)
     state, digest, source_digest = source.stat(), hashlib.sha256(), hashlib.sha256()
     progress = Progress(state.st_size >= PROGRESS_FROM_BYTES)
