@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ddlbench.data.images.index import prepare_index
-from ddlbench.data.tfrecord import index_path, open_pack, order, read_manifest, walk
+from ddlbench.data.tfrecord import open_pack, order, read_manifest, walk
 from ddlbench.data.tools import make_shard, pack
 from ddlbench.errors import UserError
 from ddlbench.files import unfinished_path
@@ -138,7 +138,7 @@ def test_packing_again_repairs_what_is_damaged(layout, packed, tmp_path, in_proc
     target = tmp_path / "set"
     pack(layout, target, SHARD_BYTES, processes=1)
     (target / "val/00000-of-00002.tfrecord").write_bytes(b"damaged")
-    index_path(target / "train/00000-of-00004.tfrecord").write_text("0 5\n")
+    (target / "train/00000-of-00004.idx").write_text("0 5\n")
     first, second = (target / f"train/0000{number}-of-00004.tfrecord" for number in (1, 2))
     second.write_bytes(first.read_bytes())  # of which every checksum is right
     pack(layout, target, SHARD_BYTES, processes=1)
@@ -237,7 +237,7 @@ def test_dali_reads_it_back(packed):
             "image/class/label": tfrecord.FixedLenFeature([1], tfrecord.int64, -1),
         }
         paths = [str(path) for path in shards]
-        indices = [str(index_path(path)) for path in shards]
+        indices = [str(path.with_suffix(".idx")) for path in shards]
         read: Any = fn.readers.tfrecord(path=paths, index_path=indices, features=features)
         return read["image/encoded"], read["image/class/label"]
 

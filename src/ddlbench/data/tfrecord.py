@@ -107,10 +107,6 @@ def order(split: str, samples: int) -> NDArray[np.int64]:
     return RandomState(ORDER_SEED).permutation(samples) if split == "train" else np.arange(samples)
 
 
-def index_path(shard: Path) -> Path:
-    return shard.with_suffix(".idx")
-
-
 def is_packed(folder: Path) -> bool:
     """Whether `folder` is a packed set, finished or not."""
     return (folder / MANIFEST).is_file() or (folder / UNFINISHED).is_file()
@@ -213,7 +209,7 @@ def index_text(spans: Iterable[Span]) -> bytes:
 
 def index_of(shard: Path) -> list[Span]:
     """What the index of a shard holds. Raises UserError where it cannot be used."""
-    path, spans = index_path(shard), list[Span]()
+    path, spans = shard.with_suffix(".idx"), list[Span]()
     with reporting(f"index {path} cannot be read", AGAIN):
         text = read_bytes(path, LARGEST_INDEX)
     try:

@@ -129,7 +129,7 @@ def make_shard(target: Path, file: str, source: Path, images: list[Image]) -> Sh
                     digest.update(written)
                     spans.append((size, len(written)))
                     size += len(written)
-        with replacing(tfrecord.index_path(path)) as out:
+        with replacing(path.with_suffix(".idx")) as out:
             out.write(index_text(spans))
     return Shard(file, len(images), size, digest.hexdigest())
 
@@ -144,7 +144,7 @@ def sound(path: Path, images: list[Image]) -> bool:
             label, name, (start, end) = decode(memoryview(payload), 0, len(payload))
             read.append((os.fsdecode(name), label, end - start))
             spans.append((offset, len(payload) + FRAME))
-        return read == images and read_bytes(tfrecord.index_path(path), tfrecord.LARGEST_INDEX) == index_text(spans)
+        return read == images and read_bytes(path.with_suffix(".idx"), tfrecord.LARGEST_INDEX) == index_text(spans)
     except (OSError, ValueError):
         return False
 
@@ -216,7 +216,7 @@ def verify_shard(folder: Path, shard: Shard, classes: tuple[str, ...]) -> Findin
     """Check every record, up to one whose length is damaged; an unreadable file is one fault. The index is compared
     where all lengths are right, the shard's checksum where all records' checksums are."""
     findings, path = Findings(), folder / shard.file
-    faults, index_file = findings.faults, tfrecord.index_path(path)
+    faults, index_file = findings.faults, path.with_suffix(".idx")
     try:
         size, spans, bad = path.stat().st_size, list[Span](), False
         end: int | None = 0

@@ -30,7 +30,6 @@ from ddlbench.data.text.token_file import (
     TokenizerFiles,
     is_current,
     is_made,
-    table_path,
     token_path,
     tokenize_file,
 )
@@ -86,7 +85,7 @@ class TokenSplit:
         table = self.file.lines()
         if table is None:
             raise UserError(
-                f"there is no table {table_path(self.file.path)} of the lines of {text} on this node: "
+                f"there is no table {self.file.path.with_suffix('.lines')} of the lines of {text} on this node: "
                 f"set data.cache_dir=FOLDER to one that all nodes share"
             )
         os.environ[THREADS] = "false"  # from now on: a rank, and each of its loader workers, uses one core
@@ -296,7 +295,7 @@ class TokenText:
         return [
             StagedFiles(file.parent, self._here(train, file).parent, [file.name], 1, file.stat().st_size)
             for train, (text, target) in self.paths().items()
-            for file in ([target] if self.mapped else [text, table_path(target)])
+            for file in ([target] if self.mapped else [text, target.with_suffix(".lines")])
         ]
 
     def files_read(self) -> list[Path]:

@@ -105,7 +105,7 @@ class TokenFile:
 
     def lines(self) -> NDArray[np.int64] | None:
         """The table of lines, mapped; None where there is none of this text: older token files have none."""
-        index, path = self.index, table_path(self.path)
+        index, path = self.index, self.path.with_suffix(".lines")
         if not path.is_file() or path.stat().st_size != (index.lines + 1) * ROW.itemsize * 2:
             return None
         table = np.asarray(np.memmap(path, dtype=ROW, mode="r")).reshape(-1, 2)
@@ -234,7 +234,7 @@ def tokenize_file(source: Path, tokenizer: TextTokenizer, target: Path, chunk_by
     os.environ[THREADS] = "true"  # on all cores
     try:
         # In binary only "\n" ends a line.
-        with source.open("rb") as text, replacing(table_path(target)) as table, replacing(target) as file:
+        with source.open("rb") as text, replacing(target.with_suffix(".lines")) as table, replacing(target) as file:
             table.write(end.tobytes())
             chunks = iter(partial(text.readlines, chunk_bytes), [])
             for raw in progress.steps(chunks, -(-state.st_size // chunk_bytes), f"tokenizing {source.name}, chunk"):
@@ -272,8 +272,3 @@ def tokenize_file(source: Path, tokenizer: TextTokenizer, target: Path, chunk_by
         source_modified_ns=state.st_mtime_ns,
     )
     replace_json(target.with_suffix(".json"), asdict(index))
-
-
-def table_path(target: Path) -> Path:
-    """The table of lines of a token file."""
-    return target.with_suffix(".lines")
