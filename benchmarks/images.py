@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.turns import Pairs, Program, ratio_text, show, take_turns
-from ddlbench.data.images.sample import SampleImages
+from ddlbench.data.samples import SampleImages
 
 BATCH, SIZE, WORKERS = 32, 224, 2
 TURN_S = 2.0  # a batch takes a tenth of a second

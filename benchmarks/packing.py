@@ -21,11 +21,11 @@ from ddlbench.data.home import SPLITS
 from ddlbench.data.images.decoding import decode_image
 from ddlbench.data.images.folders import FolderSource
 from ddlbench.data.images.index import FolderLayout, prepare_index
-from ddlbench.data.images.sample import SampleImages
 from ddlbench.data.page_cache import drop
 from ddlbench.data.processes import usual_processes
+from ddlbench.data.samples import SampleImages
 from ddlbench.data.tfrecord import order
-from ddlbench.data.tools.pack import pack, shard_count
+from ddlbench.data.tools import pack, shard_count
 from ddlbench.files import replacing
 
 SHARD_BYTES = 32_000_000
@@ -37,7 +37,7 @@ def copy(layout: FolderLayout, target: Path, shard_bytes: int) -> int:
     """The bytes written."""
     index, size = prepare_index(layout, None), 0
     for split, where, files in zip(SPLITS.values(), layout.splits, index.splits.values(), strict=True):
-        source = FolderSource(where, index.classes, files)
+        source = FolderSource(where, index.classes, files, index.hash)
         (target / split).mkdir(parents=True)
         for number, chosen in enumerate(np.array_split(order(split, len(files)), shard_count(files, shard_bytes))):
             with replacing(target / split / str(number)) as out:

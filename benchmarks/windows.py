@@ -19,8 +19,8 @@ from benchmarks.bare.tokenize_text import loader
 from benchmarks.turns import ratio_text, show
 from ddlbench.data.feed import Request
 from ddlbench.data.loaders.native import Native
+from ddlbench.data.samples import SampleText
 from ddlbench.data.text.dataset import TokenText
-from ddlbench.data.text.sample import SampleText
 from ddlbench.job import Place
 from ddlbench.models.gpt2 import GPT2
 

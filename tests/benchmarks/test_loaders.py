@@ -14,10 +14,10 @@ from benchmarks import images, indexing, packing, reading, windows
 from benchmarks.bare import imagefolder
 from benchmarks.turns import peak_resident
 from ddlbench.data.images.index import FolderLayout
+from ddlbench.data.samples import SampleText
 from ddlbench.data.text.dataset import TokenText
-from ddlbench.data.text.sample import SampleText
 from ddlbench.data.tfrecord import walk
-from ddlbench.data.tools.pack import pack
+from ddlbench.data.tools import pack
 from ddlbench.models.gpt2 import GPT2
 from tests.support.libraries import needs_dali
 from tests.support.packs import image_of

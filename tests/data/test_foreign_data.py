@@ -19,7 +19,7 @@ from ddlbench.data.__main__ import main
 from ddlbench.data.images.folders import ImageFolders
 from ddlbench.data.images.packed import PackedImages
 from ddlbench.data.text.dataset import TokenText
-from ddlbench.data.tools.pack import pack
+from ddlbench.data.tools import pack
 from ddlbench.errors import UserError
 from tests.support.pictures import Shape, write_folders
 from tests.support.text import model, write_text
@@ -43,7 +43,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     PackedImages("packed", root=str(base / "packed")).prepare()
     shutil.copytree(base / "packed", base / "half")
     (base / "half/pack.json").unlink()
-    plan = {"format": 1, "hash": folders.digest(), "shards": {"train": 1, "val": 1}}
+    plan = {"format": 1, "hash": folders.describe()["hash"], "shards": {"train": 1, "val": 1}}
     (base / "half/pack.unfinished.jsonl").write_text(json.dumps(plan) + "\n")
     (base / "text").mkdir()
     write_text(base / "text")
@@ -54,8 +54,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def sets(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy to damage, with the times of its files; processes would take longer to start than the work does."""
-    for module in ("pack", "verify"):
-        monkeypatch.setattr(f"ddlbench.data.tools.{module}.in_processes", lambda work, jobs, _: map(work, jobs))
+    monkeypatch.setattr("ddlbench.data.tools.in_processes", lambda work, jobs, _: map(work, jobs))
     copy = tmp_path / "sets"
     shutil.copytree(base, copy)
     os.mkfifo(copy / "packed/train/pipe.tfrecord")

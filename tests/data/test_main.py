@@ -12,9 +12,9 @@ import pytest
 from PIL import Image
 
 from ddlbench.data.__main__ import main
-from ddlbench.data.text.sample import train_bpe
+from ddlbench.data.samples import train_bpe
 from ddlbench.data.text.token_file import TokenFile, TokenizerFiles, token_path
-from ddlbench.data.tools.pack import pack
+from ddlbench.data.tools import pack
 from tests.support.pictures import truncate, write_folders
 from tests.support.waiting import WITHIN_S
 
@@ -41,8 +41,7 @@ def packed(made, tmp_path):
 @pytest.fixture(autouse=True)
 def in_process(monkeypatch):
     """Starting processes takes longer than the work."""
-    for module in ("pack", "verify"):
-        monkeypatch.setattr(f"ddlbench.data.tools.{module}.in_processes", lambda work, jobs, _: map(work, jobs))
+    monkeypatch.setattr("ddlbench.data.tools.in_processes", lambda work, jobs, _: map(work, jobs))
 
 
 @pytest.fixture

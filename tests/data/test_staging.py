@@ -16,9 +16,9 @@ import torch
 
 from ddlbench.config.compose import configuration
 from ddlbench.data import staging
+from ddlbench.data.samples import train_bpe
 from ddlbench.data.staging import StagedFiles, node_folder, stage
 from ddlbench.data.text.dataset import TokenText
-from ddlbench.data.text.sample import train_bpe
 from ddlbench.errors import UserError
 from ddlbench.models import gpt2
 from ddlbench.progress import Progress

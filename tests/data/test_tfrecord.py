@@ -13,12 +13,13 @@ from ddlbench.data.tfrecord import (
     BadRecord,
     decode,
     encode,
+    index_of,
     index_text,
     masked_crc,
-    read_index,
     record,
     walk,
 )
+from ddlbench.errors import UserError
 from tests.support import packs
 from tests.support.libraries import needs_dali
 from tests.support.waiting import WITHIN_S
@@ -87,7 +88,8 @@ def tfrecord2idx(path):
 def test_index_is_that_of_tfrecord2idx(file):
     text = index_text(SPANS)
     assert text == tfrecord2idx(file) == b"0 21\n21 16\n37 76816\n"
-    assert read_index(text) == SPANS
+    file.with_suffix(".idx").write_bytes(text)
+    assert index_of(file) == SPANS
 
 
 @needs_dali
@@ -100,9 +102,10 @@ def test_index_is_that_of_dalis_own_script(file, tmp_path):
 
 
 @pytest.mark.parametrize("text", [b"0 21\n21\n", b"0 21 3\n", b"0 x\n"])
-def test_what_is_no_index(text):
-    with pytest.raises(ValueError, match=r"line|invalid literal"):
-        read_index(text)
+def test_what_is_no_index(file, text):
+    file.with_suffix(".idx").write_bytes(text)
+    with pytest.raises(UserError, match=r"is not an index \((line [12] is not two numbers|invalid literal)"):
+        index_of(file)
 
 
 @pytest.mark.parametrize("place", [21, 30])  # in the second record's length, and in that length's checksum

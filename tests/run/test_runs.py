@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from ddlbench.data.text.sample import train_bpe
+from ddlbench.data.samples import train_bpe
 from tests.support.pictures import truncate, write_folders
 from tests.support.runs import GPT2, RESNET, record
 

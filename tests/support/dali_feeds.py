@@ -10,9 +10,9 @@ from PIL import Image
 
 from ddlbench.data.feed import Request
 from ddlbench.data.images.folders import ImageFolders
-from ddlbench.data.images.split import MEAN, STD
 from ddlbench.data.loaders.dali import Dali
 from ddlbench.data.loaders.native import Native
+from ddlbench.data.loaders.replica_feed import MEAN, STD
 from ddlbench.job import Place
 from tests.support.pictures import Shape
 

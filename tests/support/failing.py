@@ -20,9 +20,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ddlbench.data.feed import Fetched
-from ddlbench.data.images.sample import SampleImages
-from ddlbench.data.text.sample import SampleText
-from ddlbench.data.text.windows import TokenSplit
+from ddlbench.data.samples import SampleImages, SampleText
+from ddlbench.data.text.dataset import TokenSplit
 from ddlbench.errors import Unavailable, UserError
 from ddlbench.job import Batch, Job, Model, Trainer
 from ddlbench.run.peers import FAILURE

@@ -181,7 +181,7 @@ def outcome(
 
 
 def order(case: Case) -> Tensor:
-    from ddlbench.data.sampler import epoch_order
+    from ddlbench.data.loaders.replica_feed import epoch_order
 
     return torch.from_numpy(epoch_order(case.data.train_samples, case.seed, 0))
 

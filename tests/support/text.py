@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ddlbench.data.samples import train_bpe
 from ddlbench.data.text.dataset import TokenText
-from ddlbench.data.text.sample import train_bpe
 from ddlbench.models.gpt2 import GPT2
 
 TEXT = "one two three\n\nfour five , six seven .\n"

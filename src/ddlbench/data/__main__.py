@@ -13,8 +13,7 @@ from ddlbench.data.images.index import Files, FolderLayout, prepare_index
 from ddlbench.data.processes import usual_processes
 from ddlbench.data.text.token_file import TokenFile, TokenizerFiles, is_current, token_files, token_path, tokenize_file
 from ddlbench.data.tfrecord import UNFINISHED, Pack, is_packed, read_manifest
-from ddlbench.data.tools.pack import pack
-from ddlbench.data.tools.verify import verify_folders, verify_pack, verify_tokens
+from ddlbench.data.tools import pack, verify_folders, verify_pack, verify_tokens
 from ddlbench.errors import RunError, UserError, reporting
 from ddlbench.texts import first_few, printable, say
 
@@ -24,8 +23,7 @@ KINDS = "image folders (train/<class>/*.JPEG, val/<class>/*.JPEG), a packed imag
 
 def make_sample(given: argparse.Namespace) -> int:
     """Make the sample images (or text) that data=sample_images (sample_text) uses, if they are not there."""
-    from ddlbench.data.images.sample import SampleImages  # brings torch, which no other command needs
-    from ddlbench.data.text.sample import SampleText
+    from ddlbench.data.samples import SampleImages, SampleText  # brings torch, which no other command needs
 
     root = str(given.root) if given.root else None
     if given.text:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ddlbench.errors import UserError, reporting
+from ddlbench.errors import reporting
 from ddlbench.files import remove_leftovers, replacing, unfinished_path
 from ddlbench.foreign import open_regular
 
@@ -23,14 +23,6 @@ SPLITS = {True: "train", False: "val"}
 def home() -> Path:
     """$DDLBENCH_HOME, else ~/.cache/ddlbench."""
     return Path(os.environ.get("DDLBENCH_HOME") or "~/.cache/ddlbench").expanduser()
-
-
-def sample_home(root: str | None) -> Path:
-    """Where a sample set is made: data.root, else the program's own folder. UserError if that is not a folder."""
-    place = Path(root).expanduser() if root else home()
-    if place.exists() and not place.is_dir():
-        raise UserError(f"data.root={place} is not a folder: give one, which may be missing, or leave data.root out")
-    return place
 
 
 def make_folder(folder: Path, make: Callable[[Path], None]) -> None:

@@ -9,9 +9,7 @@ import ctypes
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import reduce
 from mmap import PAGESIZE
-from operator import add
 from pathlib import Path
 
 import numpy as np
@@ -31,14 +29,14 @@ class Dropped:
     bytes: int
     left_bytes: int | None
 
-    def __add__(self, other: Dropped) -> Dropped:
-        left_bytes = total((self.left_bytes, other.left_bytes))
-        return Dropped(self.files + other.files, self.bytes + other.bytes, left_bytes)
-
     @classmethod
     def total(cls, parts: Iterable[Dropped]) -> Dropped:
         """One after the other: the parts of a million files would take hundreds of MB."""
-        return reduce(add, parts, cls(0, 0, 0))
+        files, bytes_, left_bytes = 0, 0, 0
+        for part in parts:
+            files, bytes_ = files + part.files, bytes_ + part.bytes
+            left_bytes = total((left_bytes, part.left_bytes))
+        return cls(files, bytes_, left_bytes)
 
 
 def drop(files: Iterable[Path]) -> Dropped:

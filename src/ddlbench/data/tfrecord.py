@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.random import RandomState
@@ -107,10 +107,6 @@ def order(split: str, samples: int) -> NDArray[np.int64]:
     return RandomState(ORDER_SEED).permutation(samples) if split == "train" else np.arange(samples)
 
 
-def index_path(shard: Path) -> Path:
-    return shard.with_suffix(".idx")
-
-
 def is_packed(folder: Path) -> bool:
     """Whether `folder` is a packed set, finished or not."""
     return (folder / MANIFEST).is_file() or (folder / UNFINISHED).is_file()
@@ -136,22 +132,20 @@ def read_manifest(folder: Path) -> Pack:
     with reporting(f"{path} cannot be read", remedy):
         content = read_format(path, FORMAT, AGAIN)
     try:
-        splits = {name: PackedSplit.of(_shards(name, content["splits"][name]["shards"])) for name in SPLITS.values()}
+        splits = dict[str, PackedSplit]()
+        for split in SPLITS.values():
+            listed = _checked(content["splits"][split]["shards"], list, "list")
+            shards = tuple(from_json(Shard, shard) for shard in listed)
+            files = [shard.file for shard in shards]
+            if odd := [file for file in files if not (file.startswith(f"{split}/") and SHARD.fullmatch(file))]:
+                raise ValueError(f"{odd[0][:40]!a} is no shard of {split}")
+            if not files or len(set(files)) < len(files):
+                raise ValueError(f"{split} has {len(files)} shards, {len(set(files))} of them different")
+            splits[split] = PackedSplit.of(shards)
         classes = tuple(_checked(name, str, "text") for name in _checked(content["classes"], list, "list"))
         return Pack(FORMAT, _checked(content["hash"], str, "text"), classes, splits)
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} does not describe a packed image set ({error!r}): {AGAIN}") from error
-
-
-def _shards(split: str, content: object) -> tuple[Shard, ...]:
-    """Each once, and none outside the split's folder."""
-    shards = tuple(from_json(Shard, shard) for shard in _checked(content, list, "list"))
-    files = [shard.file for shard in shards]
-    if odd := next((file for file in files if not (file.startswith(f"{split}/") and SHARD.fullmatch(file))), None):
-        raise ValueError(f"{odd[:40]!a} is no shard of {split}")
-    if not shards or len(set(files)) < len(files):
-        raise ValueError(f"{split} has {len(files)} shards, {len(set(files))} of them different")
-    return shards
 
 
 def _checked(content: object, kind: type[Kind], name: str) -> Kind:
@@ -185,32 +179,27 @@ def crc32c() -> Callable[[bytes], int]:
         return import_module("google_crc32c").value
 
 
-def read_record(file: BinaryIO, offset: int, end: int) -> bytes | BadRecord:
-    """The payload of the record at `offset` of a file of `end` bytes."""
-    file.seek(offset)
-    head = file.read(HEAD.size)
-    if len(head) < HEAD.size:
-        return BadRecord(f"cut short, the file ends after {len(head)} bytes of its header", None)
-    length, check = HEAD.unpack(head)
-    if check != masked_crc(head[:8]):
-        return BadRecord(f"its length ({length}) does not match its checksum", None)
-    after = offset + length + FRAME
-    if after > end:
-        return BadRecord(f"cut short, {after - end} of its {length + FRAME} bytes are missing", None)
-    payload = file.read(length)
-    if FOOT.unpack(file.read(FOOT.size))[0] != masked_crc(payload):
-        return BadRecord("its payload does not match its checksum", after)
-    return payload
-
-
 def walk(path: Path) -> Iterator[tuple[int, bytes | BadRecord]]:
     """(offset, payload or what is wrong) of every record, up to one whose length is damaged."""
     offset, end = 0, path.stat().st_size
     with open_regular(path) as file:
-        while offset is not None and offset < end:
-            read = read_record(file, offset, end)
-            yield offset, read
-            offset = offset + len(read) + FRAME if isinstance(read, bytes) else read.next
+        while offset < end:
+            head = file.read(HEAD.size)
+            if len(head) < HEAD.size:
+                yield offset, BadRecord(f"cut short, the file ends after {len(head)} bytes of its header", None)
+                return
+            length, check = HEAD.unpack(head)
+            if check != masked_crc(head[:8]):
+                yield offset, BadRecord(f"its length ({length}) does not match its checksum", None)
+                return
+            after = offset + length + FRAME
+            if after > end:
+                yield offset, BadRecord(f"cut short, {after - end} of its {length + FRAME} bytes are missing", None)
+                return
+            payload = file.read(length)
+            sound = FOOT.unpack(file.read(FOOT.size))[0] == masked_crc(payload)
+            yield offset, payload if sound else BadRecord("its payload does not match its checksum", after)
+            offset = after
 
 
 def index_text(spans: Iterable[Span]) -> bytes:
@@ -218,24 +207,19 @@ def index_text(spans: Iterable[Span]) -> bytes:
     return b"".join(b"%d %d\n" % span for span in spans)
 
 
-def read_index(text: bytes) -> list[Span]:
-    """Raises ValueError for other text."""
-    lines = [tuple(map(int, line.split())) for line in text.splitlines()]
-    if bad := next((number for number, line in enumerate(lines, 1) if len(line) != 2), None):
-        raise ValueError(f"line {bad} is not two numbers")
-    return [(line[0], line[1]) for line in lines]
-
-
 def index_of(shard: Path) -> list[Span]:
     """What the index of a shard holds. Raises UserError where it cannot be used."""
-    path = index_path(shard)
+    path, spans = shard.with_suffix(".idx"), list[Span]()
+    with reporting(f"index {path} cannot be read", AGAIN):
+        text = read_bytes(path, LARGEST_INDEX)
     try:
-        with reporting(f"index {path} cannot be read", AGAIN):
-            return read_index(read_bytes(path, LARGEST_INDEX))
-    except UserError:
-        raise
+        for number, line in enumerate(text.splitlines(), 1):
+            if len(words := line.split()) != 2:
+                raise ValueError(f"line {number} is not two numbers")
+            spans.append((int(words[0]), int(words[1])))
     except ValueError as error:
         raise UserError(f"{path} is not an index ({error}): {AGAIN}") from error
+    return spans
 
 
 def encode(label: int, encoded: bytes, filename: bytes) -> bytes:

@@ -22,7 +22,7 @@ import torch
 
 from ddlbench.config.job import make_job
 from ddlbench.config.schema import Config
-from ddlbench.data.images import split
+from ddlbench.data.loaders import replica_feed
 from ddlbench.data.loaders.replica_feed import ToDevice
 from ddlbench.errors import RunError, UserError
 from ddlbench.job import Batch, Job, Place, Trainer, example_batch
@@ -153,7 +153,7 @@ def rehearse_job(framework: Any, job: Job, pinned: bool | None = None) -> Rehear
     device = job.device
     row = Rehearsal(framework.name, job.model.name, job.world_size, device.type, job.rank)
     # A process creates the tensors that normalize images once. Those of a rehearsal are fake and must end with it.
-    constants = patch.object(split, "mean_and_std", cache(split.mean_and_std.__wrapped__))
+    constants = patch.object(replica_feed, "mean_and_std", cache(replica_feed.mean_and_std.__wrapped__))
     with warnings.catch_warnings(), fake_world(job.rank, job.world_size, device, framework), constants:
         warnings.simplefilter("ignore")  # fake tensors warn that they have no values
         framework.check(job)

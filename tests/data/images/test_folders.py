@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from ddlbench.data.images.folders import ImageFolders, evenly_spaced
-from ddlbench.data.images.split import MEAN, STD, augmentation_seed, normalized
+from ddlbench.data.images.folders import ImageFolders, augmentation_seed, evenly_spaced
+from ddlbench.data.loaders.replica_feed import MEAN, STD, normalized
 from ddlbench.errors import UserError
 from tests.support.pictures import Shape, truncate, write_folders
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from ddlbench.data.feed import Fetched, Request
-from ddlbench.data.images.split import ImageSplit
+from ddlbench.data.images.folders import ImageSplit
 from ddlbench.data.loaders import native
 from ddlbench.data.loaders.native import Native
 from ddlbench.errors import UserError

@@ -1,17 +1,23 @@
 """Text is found by its names. Token files are made once, made anew where they are stale, and refused where they do not
-belong together."""
+belong together. Windows over a text: which tokens are inputs, which are scored, and what does not fit together."""
 
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 from dataclasses import replace
+from hashlib import sha256
+from itertools import pairwise
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
+import torch
 
+from ddlbench.data.loaders.replica_feed import validation_batches
+from ddlbench.data.samples import train_bpe
 from ddlbench.data.text.dataset import TokenText
-from ddlbench.data.text.sample import train_bpe
 from ddlbench.data.text.token_file import TokenFile
 from ddlbench.errors import UserError
 from tests.support.text import TEXT, model, tokens_of
@@ -132,3 +138,152 @@ def test_missing_text_is_refused_with_the_expected_layout(tmp_path):
     fill(tmp_path, "wiki.train.raw")
     with pytest.raises(UserError, match=r"holds wiki\.train\.raw: it must hold a and b"):
         TokenText("text", str(tmp_path), train="a", valid="b").texts()
+
+
+def all_of(split, epoch=0):
+    return split.__getitems__([(epoch, index) for index in range(len(split))])
+
+
+def test_tokens_are_the_bytes_of_the_text(root, text):
+    core = text.tokenizer_files().load().core
+    assert core.decode(tokens_of(text, True).tolist()) == TEXT
+    assert len(tokens_of(text, True)) == len(TEXT) == 39
+    assert len(tokens_of(text, False)) == 12
+
+
+def test_training_windows_are_whole_and_shifted_by_one(text):
+    tokens = tokens_of(text, True)
+    split = text.split(True, model(5), seed=0)
+    assert len(split) == 7  # (39 - 1) // 5: targets need one more token than inputs
+    fetched = split.__getitems__([(0, 6), (3, 0)])
+    assert fetched.inputs.dtype == fetched.targets.dtype == torch.int64
+    assert fetched.inputs.tolist() == [tokens[30:35].tolist(), tokens[0:5].tolist()]
+    assert fetched.targets.tolist() == [tokens[31:36].tolist(), tokens[1:6].tolist()]
+    assert fetched.valid.tolist() == [True, True]
+    assert fetched.bad == ()
+    assert fetched.inputs.is_contiguous()
+    assert fetched.targets.is_contiguous()
+
+
+def test_windows_that_just_fit(text):
+    assert len(text.split(True, model(38), 0)) == 1
+    assert len(text.split(True, model(19), 0)) == 2
+    assert len(text.split(False, model(11), 0)) == 1
+    assert not (all_of(text.split(False, model(11), 0)).targets == -100).any()
+
+
+def test_last_validation_window_is_filled_up_and_not_scored(text):
+    tokens = tokens_of(text, False)
+    split = text.split(False, model(4), seed=0)
+    fetched = all_of(split)
+    assert len(split) == 3
+    assert fetched.inputs.flatten().tolist() == tokens.tolist()
+    assert fetched.targets.flatten().tolist() == [*tokens[1:].tolist(), -100]
+    short = all_of(text.split(False, model(9), 0))
+    assert short.inputs[1].tolist() == [*tokens[9:].tolist(), *[tokens[-1]] * 6]
+    assert short.targets[1].tolist() == [*tokens[10:].tolist(), *[-100] * 7]
+    assert short.valid.tolist() == [True, True]
+
+
+@pytest.mark.parametrize("data_size", [1, 2, 3])
+@pytest.mark.parametrize("seq_len", [1, 2, 4, 5, 11, 64])
+def test_every_validation_token_is_scored_once_over_all_replicas(text, data_size, seq_len):
+    """Reference: the pairs (token, next token) of the text, straight from the file."""
+    tokens = tokens_of(text, False).tolist()
+    split = text.split(False, model(seq_len), seed=0)
+    scored = []
+    for rank in range(data_size):
+        for batch in validation_batches(len(split), 2, rank, data_size):
+            fetched = split.__getitems__([(0, int(index)) for index in batch])
+            kept = fetched.targets != -100
+            scored += zip(fetched.inputs[kept].tolist(), fetched.targets[kept].tolist(), strict=True)
+    assert sorted(scored) == sorted(pairwise(tokens))
+    assert len(scored) == 11
+
+
+def test_limit_takes_the_first_windows(root, text):
+    limited = TokenText("text", root=str(root), val_limit=2)
+    whole = all_of(text.split(False, model(4), 0))
+    assert all_of(limited.split(False, model(4), 0)).targets.tolist() == whole.targets[:2].tolist()
+    assert len(limited.split(True, model(4), 0)) == len(text.split(True, model(4), 0))
+    assert limited.describe()["val_words"] is None
+    assert limited.describe()["val_tokens"] is None
+    assert len(replace(limited, val_limit=9).split(False, model(4), 0)) == 3
+    with pytest.raises(UserError, match=r"data\.val_limit=0 must be greater than 0"):
+        TokenText("text", val_limit=0)
+
+
+def test_index_outside_the_split_is_a_programming_error(text):
+    for index in (-1, 7):
+        with pytest.raises(AssertionError, match=r"window outside \[0, 7\)"):
+            text.split(True, model(5), 0).__getitems__([(0, index)])
+
+
+def read_first(split, queue):
+    queue.put(all_of(split).targets.tolist())
+
+
+def test_split_travels_to_a_worker_without_the_text(text):
+    split = text.split(True, model(5), seed=0)
+    expected = all_of(split).targets.tolist()
+    assert "tokens" in vars(split)
+    again = pickle.loads(pickle.dumps(split))
+    assert "tokens" not in vars(again)
+    assert all_of(again).targets.tolist() == expected
+    context = get_context("fork")
+    queue = context.SimpleQueue()
+    worker = context.Process(target=read_first, args=(split, queue))
+    worker.start()
+    assert queue.get() == expected
+    worker.join()
+
+
+def test_description(text):
+    described = text.describe()
+    hashes = [TokenFile.open(text.paths()[train][1]).index.sha256 for train in (True, False)]
+    tokenizer = text.tokenizer_files().hash()
+    assert described == {
+        "name": "text",
+        "kind": "text",
+        "hash": sha256(" ".join([*hashes, tokenizer]).encode()).hexdigest(),
+        "train_tokens": 39,
+        "train_words": 9,
+        "train_lines": 3,
+        "val_tokens": 12,
+        "val_words": 5,
+        "val_lines": 3,
+        "tokenizer": f"BPE-256-{tokenizer[:8]}",
+        "vocab_size": 256,
+    }
+
+
+def test_hash_is_of_the_content_alone(root, text, tmp_path_factory):
+    other = tmp_path_factory.mktemp("other")
+    for name in ("wiki.train.raw", "wiki.valid.raw", "vocab.json", "merges.txt"):
+        shutil.copyfile(root / name, other / name)
+    copied = TokenText("text", root=str(other), cache_dir=str(other / "deep" / "cache"))
+    copied.prepare()
+    made = sorted(path.suffix for path in (other / "deep" / "cache").iterdir())
+    assert made == [".bin", ".bin", ".json", ".json", ".lines", ".lines"]
+    assert copied.describe() == text.describe()
+    (other / "wiki.valid.raw").write_text("a b\n\nc de .\n")
+    copied.prepare()
+    assert copied.describe()["hash"] != text.describe()["hash"]
+
+
+def test_larger_vocabulary_than_the_models_is_refused_even_before_tokenizing(root):
+    text = TokenText("text", root=str(root))
+    with pytest.raises(UserError, match=r"BPE-256-\w+ has a vocabulary of 256, the model's is 255: .*vocab_size=256"):
+        text.check(model(4, vocab_size=255))
+    text.check(model(4, vocab_size=256))
+    assert not list(root.glob("*.bin"))
+
+
+def test_text_shorter_than_a_window_is_refused(root, text):
+    with pytest.raises(UserError, match=r"has 39 tokens, model\.seq_len=39 needs 40"):
+        text.check(model(39))
+    assert len(text.split(False, model(39), 0)) == 1  # validation fills its window up
+    (root / "wiki.valid.raw").write_text("a")
+    text.prepare()
+    with pytest.raises(UserError, match=r"has 1 tokens, model\.seq_len=4 needs 2"):
+        text.check(model(4))

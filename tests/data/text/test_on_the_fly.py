@@ -15,9 +15,9 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from ddlbench.data.feed import Request
 from ddlbench.data.loaders.native import Native
+from ddlbench.data.samples import SampleText, train_bpe
 from ddlbench.data.text.dataset import TokenText
-from ddlbench.data.text.sample import SampleText, train_bpe
-from ddlbench.data.text.token_file import THREADS, TextTokenizer, table_path
+from ddlbench.data.text.token_file import THREADS, TextTokenizer
 from ddlbench.errors import UserError
 from ddlbench.job import Place
 from tests.support.disk import largest_file
@@ -169,7 +169,7 @@ def test_table_holds_bytes_and_tokens_before_each_line(tmp_path, tokenizer):
     _, fly = written(tmp_path, tokenizer, "\u00e9\n\nno end")
     split = fly.split(True, model(2), 0)
     assert split.raw is not None
-    table = np.fromfile(table_path(split.file.path), "<i8").reshape(-1, 2)
+    table = np.fromfile(split.file.path.with_suffix(".lines"), "<i8").reshape(-1, 2)
     assert table[:, 0].tolist() == [0, 3, 4, 10]
     counts = [len(fly.tokenizer_files().load().encode([line])[0]) for line in ("\u00e9\n", "\n", "no end")]
     assert table[:, 1].tolist() == [0, *np.cumsum(counts)]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from ddlbench.data.text.sample import train_bpe
+from ddlbench.data.samples import train_bpe
 from ddlbench.data.text.token_file import TextTokenizer, TokenFile, TokenizerFiles, tokenize_file
 from ddlbench.errors import UserError
 from tests.support.processes import PYTHON, run

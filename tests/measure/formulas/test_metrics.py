@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ddlbench.data.sampler import validation_batches
+from ddlbench.data.loaders.replica_feed import validation_batches
 from ddlbench.job import Batch
 from ddlbench.measure.formulas.metrics import batch_sums, empty_sums, finish, without_scores
 

@@ -1,20 +1,27 @@
 """Folders of JPEG files, one a class, with torchvision's reference recipe: random crops and flips for training,
-resize and center crop for validation (github.com/pytorch/vision, references/classification)."""
+resize and center crop for validation (github.com/pytorch/vision, references/classification). Images are read by random
+access: decoded, and augmented by (seed, epoch, index) alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+import math
+import struct
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import get_worker_info
 
+from ddlbench.data.feed import Fetched
 from ddlbench.data.home import SPLITS
-from ddlbench.data.images.decoding import DECODERS
-from ddlbench.data.images.index import FolderLayout, open_index, prepare_index
-from ddlbench.data.images.split import ImageSplit, Source
+from ddlbench.data.images.decoding import DECODERS, BadImage, decode_image
+from ddlbench.data.images.index import Files, FolderLayout, open_index, prepare_index
 from ddlbench.data.staging import StagedFiles, node_folder
 from ddlbench.errors import UserError, check_values, reporting
 from ddlbench.job import Model
@@ -22,24 +29,111 @@ from ddlbench.job import Model
 BAD_SAMPLE = ("fatal", "skip")
 
 
-class FolderSource(Source):
-    """where/<class>/<file>."""
+@dataclass(frozen=True)
+class FolderSource:
+    """The images of one split by their position in the order of classes and names, where/<class>/<file>; picklable.
+
+    where: their folder; original: the user's folder, where `where` is this node's copy of it
+    hash: of the data set (Index.hash)
+    """
+
+    where: Path
+    classes: tuple[str, ...]
+    files: Files
+    hash: str
+    original: Path | None = field(default=None, kw_only=True)
+
+    def within(self, i: int) -> str:
+        """<class>/<file>"""
+        return f"{self.classes[self.files.labels[i]]}/{self.files.name(i)}"
 
     def path(self, i: int) -> Path:
         return self.where / self.within(i)
 
-    def content(self, i: int) -> bytes:
+    def content(self, i: int) -> bytes | memoryview:
+        """An image as its file has it. Raises UserError where it cannot be read."""
         moved = "check whether it was moved after the data set was indexed"
         other = "check that data.stage_to is the same folder for all ranks of a node"
         with reporting(f"cannot read {self.path(i)}", other if self.original else moved):
             return self.path(i).read_bytes()
 
     def place(self, i: int) -> str:
+        """For error messages: where the user has the image."""
         return str((self.original or self.where) / self.within(i))
 
     def files_to_stage(self) -> StagedFiles:
+        """All files of the split, to be copied from `original` to `where`."""
         names = map(self.within, range(len(self.files)))
         return StagedFiles(self.original or self.where, self.where, names, len(self.files), int(self.files.sizes.sum()))
+
+
+@dataclass(frozen=True)
+class ImageSplit:
+    """Images as [B, 3, H, W] uint8, read and augmented one by one.
+
+    chosen: the images that count as samples, in their order; size: (H, W)
+    transform: of a decoded image to its pixels [3, H, W] uint8
+    """
+
+    source: FolderSource
+    chosen: NDArray[np.int64]
+    size: tuple[int, int]
+    train: bool
+    seed: int
+    decode: str
+    skip: bool
+    transform: Callable[[Any], Tensor]
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def __getitems__(self, keys: list[tuple[int, int]]) -> Fetched:
+        """Raises UserError for a file that cannot be read, and for one that cannot be decoded unless `skip`."""
+        bad: list[str] = []
+        inputs = batch_memory(torch.uint8, len(keys), 3, *self.size)
+        with torch.random.fork_rng(devices=[]):  # dropout draws from the global generator
+            samples = [self._sample(*key, image, bad) for key, image in zip(keys, inputs, strict=True)]
+        labels, valid = zip(*samples, strict=True)
+        return Fetched(inputs, torch.tensor(labels), torch.tensor(valid), tuple(bad))
+
+    def _sample(self, epoch: int, index: int, out: Tensor, bad: list[str]) -> tuple[int, bool]:
+        """Label, validity; the image goes to `out`. Bad files are added to `bad`; in training the next good one
+        replaces it."""
+        for offset in range(len(self) if self.train else 1):
+            position = (index + offset) % len(self)
+            image = int(self.chosen[position])
+            if self.train:
+                torch.default_generator.manual_seed(augmentation_seed(self.seed, epoch, position))
+            try:
+                out.copy_(self.transform(decode_image(self.source.content(image), self.decode)))
+            except BadImage as error:
+                if not self.skip:
+                    raise UserError(
+                        f"{self.source.place(image)} cannot be decoded ({error}): replace or remove the file, "
+                        f"or leave such samples out with data.on_bad_sample=skip"
+                    ) from error
+                bad.append(f"{self.source.where.name}/{self.source.within(image)}")
+            else:
+                return int(self.source.files.labels[image]), True
+        if self.train:
+            raise UserError(
+                f"none of the {len(bad)} images tried in {self.source.where} could be decoded: check the data set"
+            )
+        out.zero_()
+        return 0, False
+
+
+def batch_memory(dtype: torch.dtype, *shape: int) -> Tensor:
+    """Memory without values, in a worker shared with the rank, as in torch's own collation: no batch is copied."""
+    if get_worker_info() is None:
+        return torch.empty(shape, dtype=dtype)
+    size = math.prod(shape) * dtype.itemsize
+    memory = torch.UntypedStorage._new_shared(size)  # pyright: ignore[reportPrivateUsage]
+    return torch.empty(0, dtype=dtype).set_(memory, 0, shape)  # pyright: ignore[reportCallIssue]  # torch's own storage
+
+
+def augmentation_seed(seed: int, epoch: int, index: int) -> int:
+    return int.from_bytes(hashlib.blake2b(struct.pack("<3q", seed, epoch, index), digest_size=8).digest(), "little")
 
 
 @dataclass
@@ -131,12 +225,12 @@ class ImageFolders:
             transform=v2.Compose([*steps, v2.PILToTensor()] if self.decode == "pil" else steps),
         )
 
-    def source(self, train: bool) -> Source:
+    def source(self, train: bool) -> FolderSource:
         """The files that this node reads: its copies if the data are staged."""
         source = self.original(train)
         if self.stage_to is None:
             return source
-        copy = node_folder(self.stage_to, self.name, self.digest()) / SPLITS[train]
+        copy = node_folder(self.stage_to, self.name, source.hash) / SPLITS[train]
         return replace(source, where=copy, original=source.where)
 
     def files_to_stage(self) -> list[StagedFiles]:
@@ -145,19 +239,16 @@ class ImageFolders:
     def files_read(self) -> Iterator[Path]:
         return (part.copy / name for part in self.files_to_stage() for name in part.names)
 
-    def digest(self) -> str:
-        return open_index(self.layout(), self.cache_dir).hash
-
-    def original(self, train: bool) -> Source:
+    def original(self, train: bool) -> FolderSource:
         """The user's files."""
         layout = self.layout()
-        index = open_index(layout, self.cache_dir)
-        return FolderSource(layout.splits[0 if train else 1], index.classes, index.splits[SPLITS[train]])
+        index, folder = open_index(layout, self.cache_dir), layout.splits[0 if train else 1]
+        return FolderSource(folder, index.classes, index.splits[SPLITS[train]], index.hash)
 
     def describe(self) -> dict[str, Any]:
         train, val = (self.original(part) for part in SPLITS)
         return {
-            "hash": self.digest(),
+            "hash": train.hash,
             "train_samples": len(train.files),
             "val_samples": len(evenly_spaced(len(val.files), self.val_limit)),
             "classes": len(train.classes),

@@ -87,8 +87,21 @@ class FolderLayout:
 
     def classes(self) -> list[str]:
         """The class folders, by name. Raises UserError where a folder is missing or empty, or the splits differ."""
-        names = [class_folders(folder) for folder in self.present]
-        train, val = names[0], names[-1]
+        classes = list[list[str]]()
+        for folder in self.present:
+            if not folder.is_dir():
+                raise UserError(f"there is no folder {folder}: put the images into {folder}/<class>/*.JPEG")
+            with os.scandir(folder) as entries:
+                try:
+                    names = sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
+                except OSError as error:  # links in a loop
+                    raise UserError(
+                        f"{error.filename} cannot be read ({error.strerror}): restore or remove the link"
+                    ) from error
+            if not names:
+                raise UserError(f"{folder} holds no class folders: sort the images into {folder}/<class>/*.JPEG")
+            classes.append(names)
+        train, val = classes[0], classes[-1]
         if train != val:
             odd = sorted(set(train) ^ set(val))
             raise UserError(
@@ -96,21 +109,6 @@ class FolderLayout:
                 f"only one has {', '.join(first_few(odd, 3))}; make the folders' names equal"
             )
         return train
-
-
-def class_folders(folder: Path) -> list[str]:
-    if not folder.is_dir():
-        raise UserError(f"there is no folder {folder}: put the images into {folder}/<class>/*.JPEG")
-    with os.scandir(folder) as entries:
-        try:
-            names = sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
-        except OSError as error:  # links in a loop
-            raise UserError(
-                f"{error.filename} cannot be read ({error.strerror}): restore or remove the link"
-            ) from error
-    if not names:
-        raise UserError(f"{folder} holds no class folders: sort the images into {folder}/<class>/*.JPEG")
-    return names
 
 
 def prepare_index(layout: FolderLayout, cache_dir: str | None) -> Index:

@@ -18,9 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddlbench.data.home import SPLITS, kept_folder, read_arrays, write_arrays
-from ddlbench.data.images.folders import ImageFolders
-from ddlbench.data.images.index import KEYS, Files
-from ddlbench.data.images.split import Source
+from ddlbench.data.images.folders import FolderSource, ImageFolders
+from ddlbench.data.images.index import Files
 from ddlbench.data.processes import SCANNERS
 from ddlbench.data.staging import StagedFiles
 from ddlbench.data.tfrecord import AGAIN, FOOT, FRAME, HEAD, MANIFEST, decode, index_of, open_pack, read_manifest
@@ -30,25 +29,42 @@ from ddlbench.job import Model
 from ddlbench.texts import digest
 
 VERSION = 2  # of the kept index
-ARRAYS = (*KEYS, "holders", "starts")
 
 
 @dataclass(frozen=True)
-class PackedSource(Source):
-    """shards: names of the files in `where`; image i begins at byte starts[i] of shards[holders[i]]"""
+class PackedFiles(Files):
+    """The images of one split in its shards: image i begins at byte starts[i] of shard number holders[i]."""
 
-    shards: tuple[str, ...]
     holders: NDArray[np.int32]
     starts: NDArray[np.int64]
 
+    def fits(self, classes: int, shards: int) -> bool:
+        """Whether a kept index, which may have come with the data, fits the set."""
+        kinds, shapes = (self.holders.dtype, self.starts.dtype), {self.holders.shape, self.starts.shape}
+        if kinds != (np.int32, np.int64) or shapes != {self.labels.shape}:
+            return False
+        within = ((self.holders >= 0) & (self.holders < shards) & (self.starts >= 0)).all()
+        return bool(within) and self.consistent(classes)
+
+
+COLUMNS = tuple(PackedFiles.__dataclass_fields__)
+
+
+@dataclass(frozen=True)
+class PackedSource(FolderSource):
+    """shards: names of the files in `where`"""
+
+    files: PackedFiles
+    shards: tuple[str, ...]
+
     def content(self, i: int) -> memoryview:
         """No copy: the first access to the bytes waits for the disk."""
-        start = int(self.starts[i])
-        return mapped(self.where / self.shards[self.holders[i]])[start : start + int(self.files.sizes[i])]
+        start = int(self.files.starts[i])
+        return mapped(self.where / self.shards[self.files.holders[i]])[start : start + int(self.files.sizes[i])]
 
     def place(self, i: int) -> str:
-        shard = (self.original or self.where) / self.shards[self.holders[i]]
-        return f"{self.name(i)}, at byte {self.starts[i]} of {shard},"
+        shard = (self.original or self.where) / self.shards[self.files.holders[i]]
+        return f"{self.where.name}/{self.within(i)}, at byte {self.files.starts[i]} of {shard},"
 
     def files_to_stage(self) -> StagedFiles:
         there = self.original or self.where
@@ -90,43 +106,32 @@ class PackedImages(ImageFolders):
         for train in SPLITS:
             self.original(train)
 
-    def digest(self) -> str:
-        """The hash of the image folders that were packed: packing does not change the data."""
-        return read_manifest(self.folder()).hash
-
     def original(self, train: bool) -> PackedSource:
-        """From the index that `prepare` kept; the shards are not read, because a thousand ranks may ask at once."""
+        """From the index that `prepare` kept; the shards are not read, because a thousand ranks may ask at once. The
+        hash is that of the image folders that were packed: packing does not change the data."""
         pack, split = read_manifest(self.folder()), self.train_dir if train else self.val_dir
-        shards, classes = pack.splits[split].shards, len(pack.classes)
+        shards, samples = pack.splits[split].shards, pack.splits[split].samples
         key = [VERSION, split, *((shard.file, shard.bytes, shard.sha256) for shard in shards)]
         file = kept_folder(self.folder(), self.cache_dir) / f"packed-{digest(key, 16)}.npz"
-        arrays = read_arrays(file, ARRAYS)
-        if arrays is None or not consistent(arrays, classes, len(shards)):
+        arrays = read_arrays(file, COLUMNS)
+        files = PackedFiles(**arrays) if arrays else None
+        if files is None or not files.fits(len(pack.classes), len(shards)):
             open_pack(self.folder())
-            arrays = scan([self.folder() / shard.file for shard in shards], classes)
-            if (images := len(arrays["labels"])) != (samples := pack.splits[split].samples):
-                raise UserError(f"the indices of {split} have {images} images, {MANIFEST} {samples}: {AGAIN}")
-            write_arrays(file, arrays)
-        files, names = Files(*(arrays[key] for key in KEYS)), tuple(Path(shard.file).name for shard in shards)
-        return PackedSource(self.folder() / split, pack.classes, files, names, arrays["holders"], arrays["starts"])
+            files = scan([self.folder() / shard.file for shard in shards], len(pack.classes))
+            if len(files) != samples:
+                raise UserError(f"the indices of {split} have {len(files)} images, {MANIFEST} {samples}: {AGAIN}")
+            write_arrays(file, vars(files))
+        names = tuple(Path(shard.file).name for shard in shards)
+        return PackedSource(self.folder() / split, pack.classes, files, pack.hash, names)
 
 
-def consistent(arrays: dict[str, NDArray[Any]], classes: int, shards: int) -> bool:
-    """Whether a kept index, which may have come with the data, fits the set."""
-    holders, starts, shape = arrays["holders"], arrays["starts"], arrays["labels"].shape
-    if (holders.dtype, holders.shape, starts.dtype, starts.shape) != (np.int32, shape, np.int64, shape):
-        return False
-    within = ((holders >= 0) & (holders < shards) & (starts >= 0)).all()
-    return bool(within) and Files(*(arrays[key] for key in KEYS)).consistent(classes)
-
-
-def scan(shards: list[Path], classes: int) -> dict[str, NDArray[Any]]:
+def scan(shards: list[Path], classes: int) -> PackedFiles:
     """All images by class and name. They are Python objects one shard at a time only: a million would be gigabytes."""
     with ThreadPoolExecutor(SCANNERS) as pool:
         tables = pool.map(lambda holder: images_of(shards[holder], holder, classes), range(len(shards)))
         merged = np.concatenate(list(tables))
     merged = merged[np.lexsort((merged["names"], merged["labels"]))]
-    return {name: merged[name].copy() for name in ARRAYS}
+    return PackedFiles(**{name: merged[name].copy() for name in COLUMNS})
 
 
 def images_of(shard: Path, holder: int, classes: int) -> NDArray[Any]:

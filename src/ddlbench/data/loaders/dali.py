@@ -23,10 +23,9 @@ from torch import Tensor
 from ddlbench.cores import default_workers
 from ddlbench.data.feed import Dataset, Fetched, Loader, Request
 from ddlbench.data.images.decoding import BadImage, decode_image
-from ddlbench.data.images.folders import FolderSource, ImageFolders
-from ddlbench.data.images.split import MEAN, STD, ImageSplit, augmentation_seed
-from ddlbench.data.loaders.replica_feed import ReplicaFeed
-from ddlbench.data.sampler import Indices
+from ddlbench.data.images.folders import ImageFolders, ImageSplit, augmentation_seed
+from ddlbench.data.images.packed import PackedSource
+from ddlbench.data.loaders.replica_feed import MEAN, STD, Indices, ReplicaFeed
 from ddlbench.errors import Unsupported, UserError, check_values, importing, refuse
 from ddlbench.job import Model
 
@@ -107,8 +106,9 @@ class DaliReader:
     request: Request
 
     def __post_init__(self) -> None:
+        self.dali = import_dali()
         self.to_gpu = self.request.device.type == "cuda"
-        self.named = isinstance(self.split.source, FolderSource)  # DALI gets the files' names, else their content
+        self.named = not isinstance(self.split.source, PackedSource)  # DALI gets the files' names, else their content
         self._pipeline, self._epoch = None, 0
         self._batches: Iterable[Indices] = ()
         self._in_flight = deque[list[int]]()  # positions in the split, batch by batch
@@ -142,7 +142,7 @@ class DaliReader:
         """A file's name or a view into a packed set: in both cases DALI's threads are the first that wait for the
         disk."""
         source = self.split.source
-        content = os.fsencode(source.path(i)) if isinstance(source, FolderSource) else source.content(i)
+        content = os.fsencode(source.path(i)) if self.named else source.content(i)
         return np.frombuffer(content, np.uint8)
 
     def _next(self, pipeline: Any) -> Tensor | None:
@@ -159,8 +159,8 @@ class DaliReader:
         return tensor.permute(0, 3, 1, 2) if self.request.channels_last else tensor
 
     def _fetched(self, images: Tensor) -> Fetched:
-        labels = [self.split.label(position) for position in self._in_flight.popleft()]
-        return Fetched(images, torch.tensor(labels, dtype=torch.int64), torch.ones(len(labels), dtype=torch.bool))
+        labels = self.split.source.files.labels[self.split.chosen[self._in_flight.popleft()]]
+        return Fetched(images, torch.from_numpy(labels).long(), torch.ones(len(labels), dtype=torch.bool))
 
     def _explained(self, error: RuntimeError) -> Exception:
         """DALI says neither which of the files in its queue it could not decode nor what is wrong: a pipeline that
@@ -194,7 +194,7 @@ class DaliReader:
 
     def _built(self, files: Iterable[Any], output: Callable[[Any], Any], **settings: Any) -> Any:
         """It stops where `files` ends. settings: of nvidia.dali.Pipeline, in place of the loader's"""
-        dali, device = import_dali(), self.request.device
+        dali, device = self.dali, self.request.device
         usual = {
             "batch_size": self.request.replica_batch,
             "num_threads": self.loader.threads,
@@ -213,42 +213,35 @@ class DaliReader:
     def _decoded(self, encoded: Any, **window: Any) -> Any:
         """Complete images of any size, or a window of them. Pillow neither turns images by their EXIF tag nor decodes
         with a coarse upsampling of colors."""
-        dali, device = import_dali(), "mixed" if self.loader.device == "mixed" else "cpu"
+        dali, device = self.dali, "mixed" if self.loader.device == "mixed" else "cpu"
         decode = dali.fn.decoders.image_slice if window else dali.fn.decoders.image
         how = {"output_type": dali.types.RGB, "adjust_orientation": False, "jpeg_fancy_upsampling": True, **window}
         images = decode(encoded, device=device, **how)
         return images.gpu() if self.loader.device == "gpu" else images
 
     def _train(self, encoded: Any) -> Any:
-        fn = import_dali().fn
-        start, shape = self._crop(fn.peek_image_shape(encoded, adjust_orientation=False))
-        window = {"start": start, "shape": shape, "axes": (0, 1)}
-        fused = self.loader.fused_crop
-        crops = self._decoded(encoded, **window) if fused else fn.slice(self._decoded(encoded), **window)
-        mirror = fn.random.coin_flip(probability=self.data.flip)
-        return self._normalized(self._resized(crops, self.split.size), mirror)
-
-    def _crop(self, image: Any) -> tuple[Any, Any]:
-        """Start and shape (H, W) of a random crop of an image of shape [H, W, 3].
-
-        Where no attempt fits, DALI takes the largest crop with the smallest or largest aspect ratio at a random place,
-        torchvision takes it in the center. A crop that fits by chance and is as large is moved to the center, too.
-        """
-        dali = import_dali()
-        low, high = self.data.crop_ratio
-        start, shape = dali.fn.random_crop_generator(
+        """Random crops and mirrors. Where no attempt fits, DALI takes the largest crop with the smallest or largest
+        aspect ratio at a random place, torchvision takes it in the center. A crop that fits by chance and is as large
+        is moved to the center, too."""
+        dali, fn, (low, high) = self.dali, self.dali.fn, self.data.crop_ratio
+        image = fn.peek_image_shape(encoded, adjust_orientation=False)
+        start, shape = fn.random_crop_generator(
             image, random_area=self.data.crop_scale, random_aspect_ratio=[low, high], num_attempts=ATTEMPTS
         )
         wide = (shape[0] == image[0]) & (dali.math.abs(shape[1] - high * image[0]) < 1)
         tall = (shape[1] == image[1]) & (dali.math.abs(shape[0] - image[1] / low) < 1)
         center = (image[:2] - shape) // 2
         start = start + (wide | tall) * (center - start)
-        return dali.fn.cast(start, dtype=dali.types.INT32), shape
+        window = {"start": fn.cast(start, dtype=dali.types.INT32), "shape": shape, "axes": (0, 1)}
+        fused = self.loader.fused_crop
+        crops = self._decoded(encoded, **window) if fused else fn.slice(self._decoded(encoded), **window)
+        mirror = fn.random.coin_flip(probability=self.data.flip)
+        return self._normalized(self._resized(crops, self.split.size), mirror)
 
     def _validation(self, encoded: Any) -> Any:
         """Sizes are rounded as torchvision rounds them: half a pixel is most of what a comparison would find."""
-        dali, size = import_dali(), self.split.size
-        fn, shape = dali.fn, dali.fn.peek_image_shape(encoded, adjust_orientation=False)
+        dali, fn, size = self.dali, self.dali.fn, self.split.size
+        shape = fn.peek_image_shape(encoded, adjust_orientation=False)
         shorter = self.data.shorter_side(size)
         sides = [shape[axis] * shorter // dali.math.min(shape[0], shape[1]) for axis in (0, 1)]
         starts = [half_even(side - crop) for side, crop in zip(sides, size, strict=True)]
@@ -258,15 +251,13 @@ class DaliReader:
 
     def _resized(self, images: Any, size: Any) -> Any:
         """Antialiased where it shrinks: Pillow's and torchvision's "bilinear"."""
-        dali = import_dali()
-        return dali.fn.resize(images, size=size, interp_type=dali.types.INTERP_TRIANGULAR)
+        return self.dali.fn.resize(images, size=size, interp_type=self.dali.types.INTERP_TRIANGULAR)
 
     def _normalized(self, images: Any, mirror: Any) -> Any:
         """On the GPU where the images are wanted there: as uint8 they take a quarter of the copying."""
-        dali = import_dali()
-        return dali.fn.crop_mirror_normalize(
+        return self.dali.fn.crop_mirror_normalize(
             images.gpu() if self.to_gpu else images,
-            dtype=dali.types.FLOAT,
+            dtype=self.dali.types.FLOAT,
             output_layout="HWC" if self.request.channels_last else "CHW",
             mirror=mirror,
             mean=[255 * mean for mean in MEAN],

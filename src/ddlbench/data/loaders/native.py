@@ -17,10 +17,8 @@ from torch.utils.data import DataLoader
 
 from ddlbench.cores import default_workers
 from ddlbench.data.feed import Dataset, Fetched, Loader, Request, Split
-from ddlbench.data.images.split import normalized
-from ddlbench.data.loaders.replica_feed import ReplicaFeed
+from ddlbench.data.loaders.replica_feed import Indices, ReplicaFeed, normalized
 from ddlbench.data.processes import end_with_parent
-from ddlbench.data.sampler import Indices
 from ddlbench.errors import RunError, check_values
 from ddlbench.measure.devices.memory import keep_freed_memory
 

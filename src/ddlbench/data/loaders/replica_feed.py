@@ -1,5 +1,5 @@
 """A replica's samples of each epoch, on its device. Every loader of real samples uses this; only reading and decoding
-differ."""
+differ. Which samples a replica sees, and when, follows from (seed, epoch, data rank): no layout changes a sample."""
 
 from __future__ import annotations
 
@@ -7,20 +7,63 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import cache
 from itertools import repeat
 from typing import Any, Protocol, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 from torch.nn import functional as F
 
 from ddlbench.data.feed import Fetched, Loader, Request, Split
-from ddlbench.data.images.split import normalize
-from ddlbench.data.sampler import Indices, epoch_order, training_batches, training_steps, validation_batches
+from ddlbench.data.images.folders import batch_memory
+from ddlbench.errors import UserError
 from ddlbench.job import Batch
 
 log = logging.getLogger(__name__)
 
+Indices = NDArray[np.int64]
 Sent: TypeAlias = tuple[Batch, bool, torch.cuda.Event]  # on the device, whether all samples are valid, end of the copy
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's training images, channels R, G, B
+
+
+def epoch_order(samples: int, seed: int, epoch: int) -> Indices:
+    """The epoch's permutation of all training samples, [samples]. RandomState: its stream never changes with numpy."""
+    return np.random.RandomState([seed % 2**32, seed >> 32, epoch]).permutation(samples).astype(np.int64, copy=False)
+
+
+def training_steps(samples: int, global_batch: int, cap: int | None = None) -> int:
+    """Full global batches in an epoch, at most `cap`; the incomplete last one is dropped. Raises UserError where the
+    samples do not fill a single global batch."""
+    full = samples // global_batch
+    if not full:
+        raise UserError(
+            f"the data has {samples} training samples, fewer than one global batch of {global_batch}: "
+            f"lower train.global_batch (or train.batch_per_gpu), or choose a larger data set"
+        )
+    return full if cap is None else min(full, cap)
+
+
+def training_batches(order: Indices, replica_batch: int, data_rank: int, data_size: int) -> Indices:
+    """Row i is this replica's slice of global batch i: [full global batches, replica_batch].
+
+    A global batch is a contiguous cut of `order`, and data rank r takes the r-th contiguous slice of it.
+    """
+    steps = len(order) // (replica_batch * data_size)
+    return order[: steps * replica_batch * data_size].reshape(steps, data_size, replica_batch)[:, data_rank]
+
+
+def validation_batches(samples: int, replica_batch: int, data_rank: int, data_size: int) -> list[Indices]:
+    """This replica's strided shard in batches of at most `replica_batch`, without padding.
+
+    Every sample is in exactly one shard. The number of batches is the same on every replica, so the last may be
+    short, or empty where the shard is one batch shorter than the longest.
+    """
+    shard = np.arange(data_rank, samples, data_size, dtype=np.int64)
+    count = -(-samples // (replica_batch * data_size))
+    return [shard[i * replica_batch : (i + 1) * replica_batch] for i in range(count)]
 
 
 class SplitReader(Protocol):
@@ -157,3 +200,28 @@ class ToDevice:
         if not full:
             normal.masked_fill_(~batch.valid.view(-1, 1, 1, 1), 0)
         return replace(batch, inputs=normal)
+
+
+def normalized(fetched: Fetched) -> Tensor:
+    """Images [B, 3, H, W] as float32, image by image while it is in the core's cache; zeros where one is not valid."""
+    batch = batch_memory(torch.float32, *fetched.inputs.shape)
+    for pixels, out, valid in zip(fetched.inputs, batch, fetched.valid.tolist(), strict=True):
+        if valid:
+            normalize(pixels, out)
+        else:
+            out.zero_()
+    return batch
+
+
+def normalize(pixels: Tensor, out: Tensor) -> Tensor:
+    """torchvision's ToDtype(scale=True) and Normalize, operation by operation, of images [..., 3, H, W] uint8 to `out`
+    on the same device: the same bits on the CPU and on CUDA, alone or in a batch."""
+    mean, std = mean_and_std(out.device)
+    return out.copy_(pixels).mul_(1 / 255).sub_(mean).div_(std)
+
+
+@cache
+def mean_and_std(device: torch.device) -> tuple[Tensor, Tensor]:
+    """[3, 1, 1] each, made once a device: to copy them to CUDA the host has to wait."""
+    mean, std = (torch.tensor(values, device=device).view(3, 1, 1) for values in (MEAN, STD))
+    return mean, std

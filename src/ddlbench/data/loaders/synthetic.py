@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 
 from ddlbench.data.feed import Dataset, Loader, Request
-from ddlbench.data.sampler import training_steps, validation_batches
+from ddlbench.data.loaders.replica_feed import training_steps, validation_batches
 from ddlbench.errors import check_values
 from ddlbench.job import Batch
 

@@ -1,31 +1,135 @@
 """Text to train on: windows over memory-mapped token files, made once from raw text and a tokenizer, or over the raw
-text itself, tokenized while it is read."""
+text itself, whose lines are read and tokenized again at each access. The tokens are equal, because both are made line
+by line (token_file.py). Complete lines are tokenized, so a window costs what its lines cost: of a text of one line it
+costs the complete text.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import os
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ddlbench.data.feed import Fetched
 from ddlbench.data.home import SPLITS
 from ddlbench.data.staging import StagedFiles, node_folder
 from ddlbench.data.text.token_file import (
+    THREADS,
+    TextTokenizer,
     TokenFile,
     TokenizerFiles,
     is_current,
     is_made,
-    table_path,
     token_path,
     tokenize_file,
 )
-from ddlbench.data.text.windows import TokenSplit, line_table
 from ddlbench.errors import UserError, check_values, reporting
 from ddlbench.job import Model
+from ddlbench.recipe.losses import IGNORED
 
 TOKENIZE = ("ahead", "on_the_fly")
 # Training and validation text as WikiText and others name them; the first complete pair counts.
 PAIRS = (("wiki.train.raw", "wiki.valid.raw"), ("wiki.train.tokens", "wiki.valid.tokens"), ("train.txt", "valid.txt"))
+
+
+@dataclass(frozen=True)
+class TokenSplit:
+    """Window i has tokens [i*T, (i+1)*T) as inputs and the tokens one further as targets, T = seq_len.
+
+    In training every window is full and the rest of the text, at most T tokens, is left out. In validation every
+    token after the first is scored exactly once: the last window may be short, its inputs are filled up with the last
+    token and its targets with -100, which is not scored. Windows do not depend on epoch or seed.
+
+    raw: the text to tokenize at each access and its tokenizer, where the tokens are not read from `file`
+    """
+
+    file: TokenFile
+    seq_len: int
+    windows: int
+    raw: tuple[Path, TokenizerFiles] | None = None
+
+    def __len__(self) -> int:
+        return self.windows
+
+    def __getitems__(self, keys: list[tuple[int, int]]) -> Fetched:
+        """inputs, targets [B, seq_len] int64, valid [B] all True."""
+        indices = np.array([index for _, index in keys], dtype=np.int64)
+        assert ((indices >= 0) & (indices < self.windows)).all(), f"window outside [0, {self.windows}): {indices}"
+        positions = indices[:, None] * self.seq_len + np.arange(self.seq_len + 1)
+        last = self.file.index.tokens - 1
+        window = torch.from_numpy(self.tokens[np.minimum(positions, last)].astype(np.int64))
+        beyond = torch.from_numpy(positions[:, 1:] > last)
+        return Fetched(
+            inputs=window[:, :-1].contiguous(),
+            targets=window[:, 1:].masked_fill(beyond, IGNORED),
+            valid=torch.ones(len(keys), dtype=torch.bool),
+        )
+
+    @cached_property
+    def tokens(self) -> NDArray[Any] | RawTokens:
+        """All of the text, mapped, or tokenized at each access: [tokens]. Raises UserError where raw text has no table
+        of lines."""
+        if self.raw is None:
+            return self.file.read()
+        text, tokenizer = self.raw
+        table = self.file.lines()
+        if table is None:
+            raise UserError(
+                f"there is no table {self.file.path.with_suffix('.lines')} of the lines of {text} on this node: "
+                f"set data.cache_dir=FOLDER to one that all nodes share"
+            )
+        os.environ[THREADS] = "false"  # from now on: a rank, and each of its loader workers, uses one core
+        return RawTokens(text, table, tokenizer.load())
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the text, because every worker opens the text itself."""
+        return {key: value for key, value in self.__dict__.items() if key != "tokens"}
+
+
+@dataclass(frozen=True)
+class RawTokens:
+    """All tokens of a text, to be indexed as an array of them is, by the positions of windows."""
+
+    path: Path
+    table: NDArray[np.int64]
+    tokenizer: TextTokenizer
+
+    def __getitem__(self, positions: NDArray[np.int64]) -> NDArray[Any]:
+        """positions [windows, positions of a window], ascending in each; the tokens there. Raises UserError where the
+        text is no longer what it was when the table was made."""
+        begins: Sequence[int] = self.table[:, 1]  # pyright: ignore[reportAssignmentType]  # of each line, in tokens
+        windows: list[NDArray[Any]] = []
+        moved = reporting(f"cannot read {self.path}", "check whether it was moved")
+        with moved, self.path.open("rb", buffering=0) as text:
+            for window in positions:  # cut from the tokens of the lines that hold it
+                lines = bisect_right(begins, window[0]) - 1, bisect_left(begins, window[-1] + 1)
+                (start, before), (stop, after) = self.table[list(lines)].tolist()
+                if not 0 <= start <= stop <= self.table[-1, 0]:
+                    raise UserError(
+                        f"the table of the lines of {self.path} is damaged: delete it, and it is made again"
+                    )
+                text.seek(start)
+                try:
+                    tokens, _ = self.tokenizer.encode([line.decode() for line in BytesIO(text.read(stop - start))])
+                except UnicodeDecodeError:  # it was UTF-8 when the table was made
+                    tokens = np.empty(0)
+                if len(tokens) != after - before:
+                    raise UserError(
+                        f"{self.path} has {len(tokens)} tokens in bytes {start} to {stop}, it had {after - before}: "
+                        f"the text changed after it was indexed: restart to index it again"
+                    )
+                windows.append(tokens[window - before])
+        return np.stack(windows)
 
 
 @dataclass
@@ -124,7 +228,7 @@ class TokenText:
         Processes that do so at the same time write the same files."""
         files = self.tokenizer_files()
         for text, target in self.paths().values():
-            if is_current(text, target) and (self.mapped or line_table(TokenFile.open(target)) is not None):
+            if is_current(text, target) and (self.mapped or TokenFile.open(target).lines() is not None):
                 continue
             assert files, "raw text needs a tokenizer"
             with reporting(f"cannot make token file {target}", "choose data.cache_dir=FOLDER"):
@@ -191,7 +295,7 @@ class TokenText:
         return [
             StagedFiles(file.parent, self._here(train, file).parent, [file.name], 1, file.stat().st_size)
             for train, (text, target) in self.paths().items()
-            for file in ([target] if self.mapped else [text, table_path(target)])
+            for file in ([target] if self.mapped else [text, target.with_suffix(".lines")])
         ]
 
     def files_read(self) -> list[Path]:

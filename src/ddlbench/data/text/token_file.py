@@ -5,7 +5,7 @@ Megatron-LM's indexed datasets made usual (Shoeybi et al. 2019, "Megatron-LM"), 
 
     NAME.bin    the tokens, little-endian uint16, or uint32 for vocabularies above 65,536
     NAME.json   TokenIndex: written last: a token file without it is incomplete
-    NAME.lines  the table of lines (windows.py)
+    NAME.lines  [lines + 1, 2] little-endian int64: where each line begins, in bytes and in tokens; then the ends
 
 A text is tokenized line by line. A line ends with its "\\n", which belongs to it, and nothing else ends a line. So
 the tokens are a function of the text alone: neither the size of a chunk nor the number of threads changes them, and
@@ -102,6 +102,14 @@ class TokenFile:
     def read(self) -> NDArray[Any]:
         """The tokens [tokens], uint16 or uint32, mapped read-only."""
         return np.memmap(self.path, dtype=np.dtype(self.index.dtype).newbyteorder("<"), mode="r")
+
+    def lines(self) -> NDArray[np.int64] | None:
+        """The table of lines, mapped; None where there is none of this text: older token files have none."""
+        index, path = self.index, self.path.with_suffix(".lines")
+        if not path.is_file() or path.stat().st_size != (index.lines + 1) * ROW.itemsize * 2:
+            return None
+        table = np.asarray(np.memmap(path, dtype=ROW, mode="r")).reshape(-1, 2)
+        return table if table[-1].tolist() == [index.source_bytes, index.tokens] else None
 
 
 def smallest_dtype(vocab_size: int) -> str:
@@ -216,8 +224,8 @@ class TextTokenizer:
 
 
 def tokenize_file(source: Path, tokenizer: TextTokenizer, target: Path, chunk_bytes: int = CHUNK_BYTES) -> None:
-    """Make token file `target`, the table of its lines (windows.py) and its index. Memory is flat in the size of the
-    text. Raises UserError for text that is not UTF-8; OSError where `target` cannot be written."""
+    """Make token file `target`, the table of its lines and its index. Memory is flat in the size of the text. Raises
+    UserError for text that is not UTF-8; OSError where `target` cannot be written."""
     target.parent.mkdir(parents=True, exist_ok=True)
     state, digest, source_digest = source.stat(), hashlib.sha256(), hashlib.sha256()
     progress = Progress(state.st_size >= PROGRESS_FROM_BYTES)
@@ -226,7 +234,7 @@ def tokenize_file(source: Path, tokenizer: TextTokenizer, target: Path, chunk_by
     os.environ[THREADS] = "true"  # on all cores
     try:
         # In binary only "\n" ends a line.
-        with source.open("rb") as text, replacing(table_path(target)) as table, replacing(target) as file:
+        with source.open("rb") as text, replacing(target.with_suffix(".lines")) as table, replacing(target) as file:
             table.write(end.tobytes())
             chunks = iter(partial(text.readlines, chunk_bytes), [])
             for raw in progress.steps(chunks, -(-state.st_size // chunk_bytes), f"tokenizing {source.name}, chunk"):
@@ -264,8 +272,3 @@ def tokenize_file(source: Path, tokenizer: TextTokenizer, target: Path, chunk_by
         source_modified_ns=state.st_mtime_ns,
     )
     replace_json(target.with_suffix(".json"), asdict(index))
-
-
-def table_path(target: Path) -> Path:
-    """The table of lines of a token file."""
-    return target.with_suffix(".lines")

@@ -1,4 +1,4 @@
-"""Damage of every kind to a packed set is found and named; see data/tools/verify.py."""
+"""Damage of every kind to a packed set is found and named; see data/tools.py."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import shutil
 import pytest
 from PIL import Image
 
-from ddlbench.data.tfrecord import FRAME, encode, index_text, read_index, record, walk
-from ddlbench.data.tools.pack import pack
-from ddlbench.data.tools.verify import verify_pack
+from ddlbench.data.tfrecord import FRAME, encode, index_of, index_text, record, walk
+from ddlbench.data.tools import pack, verify_pack
 from tests.support.pictures import write_folders
 
 SHARD, INDEX = "train/00000-of-00001.tfrecord", "train/00000-of-00001.idx"
@@ -33,7 +32,7 @@ def packed(made, tmp_path):
 @pytest.fixture(autouse=True)
 def in_process(monkeypatch):
     """Starting processes takes longer than the work."""
-    monkeypatch.setattr("ddlbench.data.tools.verify.in_processes", lambda work, jobs, _: map(work, jobs))
+    monkeypatch.setattr("ddlbench.data.tools.in_processes", lambda work, jobs, _: map(work, jobs))
 
 
 def verify(folder):
@@ -62,7 +61,7 @@ def test_whole_set(packed):
     ],
 )
 def test_flipped_bit_is_found_and_named(packed, within, what):
-    offset, size = read_index((packed / INDEX).read_bytes())[2]
+    offset, size = index_of(packed / SHARD)[2]
     flip(packed / SHARD, offset + within % size)
     faults, samples = verify(packed)
     assert faults[0].startswith(f"{packed / SHARD}, offset {offset}: {what}")
@@ -122,7 +121,7 @@ def test_stale_index_is_found(packed, spoil, what):
 
 
 def test_shards_that_are_missing_cut_swapped_or_strange(packed):
-    shard, offset = packed / SHARD, read_index((packed / INDEX).read_bytes())[3][0]
+    shard, offset = packed / SHARD, index_of(packed / SHARD)[3][0]
     whole = shard.read_bytes()
     shard.write_bytes(whole[:-5])
     faults, _ = verify(packed)

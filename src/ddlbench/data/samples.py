@@ -1,12 +1,17 @@
-"""The image set that the program makes itself on first use: thousands of JPEGs of ImageNet's size in ten classes.
+"""The data sets that the program makes itself on first use, without a download.
 
-A class is a kind of figure on cluttered ground. Pixels are drawn in integer arithmetic only, so that a seed gives the
-same bytes on every machine.
+Images: thousands of JPEGs of ImageNet's size in ten classes. A class is a kind of figure on cluttered ground. Pixels
+are drawn in integer arithmetic only, so that a seed gives the same bytes on every machine.
+
+Text: English, from Python's own documentation, with a tokenizer trained on it. It is the language reference as the
+interactive help has it (pydoc_data.topics, under Python's licence), about half a megabyte. It differs between Python
+versions: so the folder has the version in its name, and records the hash.
 """
 
 from __future__ import annotations
 
 import math
+import platform
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,15 +22,18 @@ from numpy.random import RandomState
 from numpy.typing import NDArray
 from PIL import Image
 
-from ddlbench.data.home import make_folder, sample_home
+from ddlbench.data.home import home, make_folder
 from ddlbench.data.images.folders import ImageFolders
 from ddlbench.data.images.index import FolderLayout
 from ddlbench.data.processes import in_threads, usual_processes
-from ddlbench.errors import check_values
+from ddlbench.data.text.dataset import TokenText
+from ddlbench.data.text.token_file import TokenizerFiles
+from ddlbench.errors import UserError, check_values
 from ddlbench.job import Model
 from ddlbench.progress import Progress
 
-VERSION = 1  # of the pictures: part of the seed and of the folder's name
+IMAGES_VERSION = 1  # of the pictures: part of the seed and of the folder's name
+TEXT_VERSION = "v1"  # raised when the set is made in another way
 QUALITY = 87  # gives 30 to 155 KB, 89 on average
 Plane = NDArray[np.int32]  # [height, width]
 # [3, height, width], not yet clipped to 0 ... 255; channels first, because they are drawn one by one
@@ -34,6 +42,14 @@ Figure = Callable[[Plane, Plane], NDArray[Any]]  # (u, v), 256 = its radius -> 0
 
 # (width, height): ImageNet's usual ones.
 SIZES = ((500, 375), (500, 375), (500, 333), (375, 500), (333, 500), (500, 500), (400, 300), (640, 480))
+
+
+def sample_home(root: str | None) -> Path:
+    """Where a sample set is made: data.root, else the program's own folder. UserError if that is not a folder."""
+    place = Path(root).expanduser() if root else home()
+    if place.exists() and not place.is_dir():
+        raise UserError(f"data.root={place} is not a folder: give one, which may be missing, or leave data.root out")
+    return place
 
 
 def square(u: NDArray[Any], v: NDArray[Any]) -> NDArray[Any]:
@@ -84,7 +100,7 @@ class SampleImages(ImageFolders):
 
     def folder(self) -> Path:
         """Where the set is."""
-        return sample_home(self.root) / f"sample_images-v{VERSION}-{self.sample_train}-{self.sample_val}"
+        return sample_home(self.root) / f"sample_images-v{IMAGES_VERSION}-{self.sample_train}-{self.sample_val}"
 
     def layout(self) -> FolderLayout:
         """Made at the first use, in half a minute on two cores; also on a node that does not share the folder with the
@@ -114,7 +130,7 @@ def write_image(folder: Path, split: str, index: int) -> None:
     label = index % len(CLASSES)
     file = folder / split / CLASSES[label] / f"{CLASSES[label]}_{index:05d}.JPEG"
     file.parent.mkdir(parents=True, exist_ok=True)
-    pixels = draw(label, RandomState([VERSION, split == "train", index]))
+    pixels = draw(label, RandomState([IMAGES_VERSION, split == "train", index]))
     Image.fromarray(pixels).save(file, "JPEG", quality=QUALITY, subsampling="4:2:0", optimize=False, progressive=False)
 
 
@@ -180,3 +196,87 @@ def stretched(grid: Canvas, height: int, width: int) -> Canvas:
         end >>= 6
         grid += end
     return grid
+
+
+@dataclass
+class SampleText(TokenText):
+    """TokenText that the program makes itself: tokenizer, cache_dir, train and valid are no keys of its YAML.
+
+    root: folder of the set, made if it is missing; None: the program's own
+    vocab_size: tokens of the byte-level BPE, 256 at least; fewer where the text has fewer merges
+    """
+
+    vocab_size: int = 2048
+
+    def __post_init__(self) -> None:
+        check_values("data.", self, least={"vocab_size": 256})
+        self.folder()  # raises for a root that is no folder
+        super().__post_init__()
+
+    def check(self, model: Model, validate: bool = True) -> None:
+        if self.vocab_size > model.outputs():
+            raise UserError(
+                f"data.vocab_size={self.vocab_size} is more than the model's {model.outputs()}: "
+                f"give model.vocab_size={self.vocab_size} or more, or data.vocab_size={model.outputs()} or less"
+            )
+        if self.folder().is_dir():
+            super().check(model)
+        else:
+            topics()
+
+    def texts(self) -> tuple[Path, Path]:
+        """Made at the first use, in a few seconds, once for each Python version and vocabulary; also on a node that
+        does not share the folder with the one that called `prepare`."""
+        make_folder(self.folder(), self._make)
+        return self.folder() / "train.txt", self.folder() / "valid.txt"
+
+    def tokenizer_files(self) -> TokenizerFiles | None:
+        return TokenizerFiles.find(self.texts()[0].parent)
+
+    def folder(self) -> Path:
+        """Where the set is, e.g. ~/.cache/ddlbench/sample_text-v1-py3.11.7-bpe2048."""
+        return sample_home(self.root) / f"sample_text-{TEXT_VERSION}-py{platform.python_version()}-bpe{self.vocab_size}"
+
+    def _make(self, folder: Path) -> None:
+        train, valid = split_paragraphs(topics())
+        (folder / "train.txt").write_bytes(train.encode())
+        (folder / "valid.txt").write_bytes(valid.encode())
+        train_bpe(train, self.vocab_size, folder)
+        TokenText(self.name, str(folder)).prepare()
+
+
+def topics() -> dict[str, str]:
+    """Prose by topic. Raises UserError in a Python that was stripped of its help."""
+    try:
+        from pydoc_data import topics as module
+    except ImportError as error:
+        raise UserError(
+            f"this Python ({platform.python_version()}) has no module pydoc_data, the text of data=sample_text: "
+            f"use another Python, or text of your own with data=wikitext2 data.root=FOLDER"
+        ) from error
+    return module.topics
+
+
+def split_paragraphs(prose: dict[str, str]) -> tuple[str, str]:
+    """Training and validation text: the last tenth of the paragraphs, in the order of their topics, validates.
+
+    The help repeats a fifth of its paragraphs under several topics. Each is kept once, where it comes first, so that
+    no paragraph of the validation text was trained on.
+    """
+    parts = (part.strip("\n") for key in sorted(prose) for part in prose[key].split("\n\n"))
+    paragraphs = list(dict.fromkeys(part for part in parts if part))
+    cut = len(paragraphs) * 9 // 10
+    train, valid = ("\n\n".join(part) + "\n" for part in (paragraphs[:cut], paragraphs[cut:]))
+    return train, valid
+
+
+def train_bpe(text: str, vocab_size: int, folder: Path) -> None:
+    """Train a byte-level BPE as GPT-2's (Radford et al. 2019, section 2.2); vocab.json and merges.txt into `folder`."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=sorted(alphabet), show_progress=False)
+    tokenizer.train_from_iterator(text.splitlines(keepends=True), trainer)
+    tokenizer.model.save(str(folder))

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from ddlbench.data.images.index import prepare_index
-from ddlbench.data.tfrecord import index_path, open_pack, order, read_manifest, walk
-from ddlbench.data.tools.pack import make_shard, pack
+from ddlbench.data.tfrecord import open_pack, order, read_manifest, walk
+from ddlbench.data.tools import make_shard, pack
 from ddlbench.errors import UserError
 from ddlbench.files import unfinished_path
 from tests.support.disk import largest_file
@@ -42,7 +42,7 @@ def packed(layout, tmp_path_factory):
 @pytest.fixture
 def in_process(monkeypatch):
     """Shards made one after another in this process."""
-    monkeypatch.setattr("ddlbench.data.tools.pack.in_processes", lambda work, jobs, _: map(work, jobs))
+    monkeypatch.setattr("ddlbench.data.tools.in_processes", lambda work, jobs, _: map(work, jobs))
 
 
 def images(folder, split):
@@ -111,7 +111,7 @@ def test_interrupted_pack_is_resumed(layout, packed, tmp_path, in_process, monke
             raise KeyboardInterrupt
         return whole(target, file, *job)
 
-    monkeypatch.setattr("ddlbench.data.tools.pack.make_shard", interrupted)
+    monkeypatch.setattr("ddlbench.data.tools.make_shard", interrupted)
     with pytest.raises(KeyboardInterrupt):
         pack(layout, target, SHARD_BYTES, processes=1)
     with pytest.raises(UserError, match=r"pack.json cannot be read .* was not packed completely: pack it again"):
@@ -125,7 +125,7 @@ def test_interrupted_pack_is_resumed(layout, packed, tmp_path, in_process, monke
     (target / "train/00002-of-00004.idx").unlink()
     before = written(target)
 
-    monkeypatch.setattr("ddlbench.data.tools.pack.make_shard", whole)
+    monkeypatch.setattr("ddlbench.data.tools.make_shard", whole)
     pack(layout, target, SHARD_BYTES, processes=1)
     after = written(target)
     assert sorted((name for name in after if after[name] != before.get(name)), key=lambda name: after[name]) == [
@@ -138,7 +138,7 @@ def test_packing_again_repairs_what_is_damaged(layout, packed, tmp_path, in_proc
     target = tmp_path / "set"
     pack(layout, target, SHARD_BYTES, processes=1)
     (target / "val/00000-of-00002.tfrecord").write_bytes(b"damaged")
-    index_path(target / "train/00000-of-00004.tfrecord").write_text("0 5\n")
+    (target / "train/00000-of-00004.idx").write_text("0 5\n")
     first, second = (target / f"train/0000{number}-of-00004.tfrecord" for number in (1, 2))
     second.write_bytes(first.read_bytes())  # of which every checksum is right
     pack(layout, target, SHARD_BYTES, processes=1)
@@ -237,7 +237,7 @@ def test_dali_reads_it_back(packed):
             "image/class/label": tfrecord.FixedLenFeature([1], tfrecord.int64, -1),
         }
         paths = [str(path) for path in shards]
-        indices = [str(index_path(path)) for path in shards]
+        indices = [str(path.with_suffix(".idx")) for path in shards]
         read: Any = fn.readers.tfrecord(path=paths, index_path=indices, features=features)
         return read["image/encoded"], read["image/class/label"]
 

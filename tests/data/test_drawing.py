@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.random import RandomState
 
-from ddlbench.data.images.sample import CLASSES, FIGURES, SIZES, draw, stretched, turned
+from ddlbench.data.samples import CLASSES, FIGURES, SIZES, draw, stretched, turned
 
 
 def at(name, *points):
@@ -64,7 +64,7 @@ def test_pictures_fill_the_range_and_the_sizes():
 
 
 def test_pixels_are_pinned():
-    """A change of a picture needs a new sample_images.VERSION: sets of one name must be equal everywhere."""
+    """A change of a picture needs a new samples.IMAGES_VERSION: sets of one name must be equal everywhere."""
     digest = hashlib.sha256()
     for label in range(10):
         digest.update(draw(label, RandomState([0, label])).tobytes())
