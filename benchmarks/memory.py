@@ -48,9 +48,8 @@ from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.deepspeed.adapter import DeepSpeed
 from ddlbench.frameworks.fsdp import FSDP
 from ddlbench.frameworks.pipeline.adapter import Pipeline
-from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.tensor.adapter import TensorParallel
-from ddlbench.job import Batch, Framework, Job, Place, Trainer
+from ddlbench.job import Batch, Framework, Job, Place, Trainer, on_meta
 from ddlbench.measure.formulas.memory_formula import SPLIT, Bytes, bytes_of_parameter, data_parallel, touched
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.ranks.control import all_gather

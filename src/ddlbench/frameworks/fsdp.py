@@ -22,9 +22,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from ddlbench.errors import WrongRankCount, check_values, refuse
-from ddlbench.frameworks.shared.groups import all_ranks, subgroup
+from ddlbench.frameworks.shared.groups import all_ranks, has_batch_norm, subgroup
 from ddlbench.frameworks.shared.layout import Layout, divisors
-from ddlbench.frameworks.shared.meta import has_batch_norm
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction, check_shards
 from ddlbench.frameworks.shared.replica import Replica, build
 from ddlbench.frameworks.shared.step import Update

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ddlbench.errors import check_values, refuse
-from ddlbench.frameworks.shared.batchnorm import average_statistics
-from ddlbench.frameworks.shared.groups import all_ranks, average
+from ddlbench.frameworks.shared.groups import all_ranks, average, average_statistics
 from ddlbench.frameworks.shared.refusals import check_alike
 from ddlbench.frameworks.shared.replica import Replica, build
 from ddlbench.frameworks.shared.step import Update

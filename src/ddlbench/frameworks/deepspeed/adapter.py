@@ -20,7 +20,6 @@ from torch.optim import Optimizer
 
 from ddlbench.checkpoint.live import Live
 from ddlbench.frameworks.deepspeed.knobs import DeepSpeedOptions, import_deepspeed
-from ddlbench.frameworks.shared.batchnorm import Statistics
 from ddlbench.frameworks.shared.environment import environment
 from ddlbench.frameworks.shared.groups import all_ranks
 from ddlbench.frameworks.shared.replica import RankTrainer, build
@@ -121,8 +120,8 @@ class ZeroTrainer(RankTrainer):
         self.knobs, self.engine, self.until_close = knobs, engine, until_close
         self.micro_batches = job.micro_batches(job.world_size)
         place = Place(job.rank, job.world_size, coordinates={"dp": job.rank})
-        update, statistics = Update(engine.basic_optimizer, job), Statistics(engine.module, dp_group)
-        super().__init__(job, engine.module, update, statistics, place, self._facts(job))
+        update = Update(engine.basic_optimizer, job)
+        super().__init__(job, engine.module, update, dp_group, place, self._facts(job))
         self.gathers: torch.cuda.Stream | None = None
         if knobs.zero_stage == 3 and job.device.type == "cuda":
             self.gathers = engine.optimizer.parameter_offload._DeepSpeedZeRoOffload__allgather_stream
@@ -148,7 +147,7 @@ class ZeroTrainer(RankTrainer):
                 if self.gathers is not None:
                     self.gathers.wait_stream(torch.cuda.current_stream(self.job.device))
             total += loss.detach() / self.micro_batches
-        self.statistics.mark_changed()
+        self.synchronized = False
         return total
 
     def _cast(self, inputs: Tensor) -> Tensor:
@@ -158,7 +157,7 @@ class ZeroTrainer(RankTrainer):
 
     def evaluate(self, batch: Batch | None) -> Tensor | None:
         assert batch is not None
-        self.statistics.synchronize()
+        self.synchronize()
         job = replace(self.job, precision="fp32") if self.knobs.casts(self.job) else self.job  # then without autocast
         return evaluate(self.model, lambda inputs: self.model(self._cast(inputs)), batch, job, self.micro_batches)
 
@@ -166,7 +165,7 @@ class ZeroTrainer(RankTrainer):
         """Tensor by tensor, so that no device holds the full model; in fp32, also where the model is in 16 bits."""
         from deepspeed.utils import safe_get_full_fp32_param
 
-        self.statistics.synchronize()
+        self.synchronize()
         state: dict[str, Tensor] = {}
         for name, tensor in self.model.state_dict(keep_vars=True).items():
             sharded = self.knobs.zero_stage and isinstance(tensor, nn.Parameter)
@@ -197,13 +196,13 @@ class ZeroTrainer(RankTrainer):
 
     def numbers(self) -> dict[str, Any]:
         steps = {"global_steps": self.engine.global_steps, "skipped_steps": self.engine.skipped_steps}
-        return {**steps, "applied": self.update.count, "synchronized": self.statistics.synchronized}
+        return {**steps, "applied": self.update.count, "synchronized": self.synchronized}
 
     @torch.no_grad()
     def restore(self, numbers: Mapping[str, Any]) -> None:
         """The partitions have been overwritten: make the model's weights from them, as after an update. Collective."""
         self.engine.global_steps, self.engine.skipped_steps = numbers["global_steps"], numbers["skipped_steps"]
-        self.update.count, self.statistics.synchronized = numbers["applied"], numbers["synchronized"]
+        self.update.count, self.synchronized = numbers["applied"], numbers["synchronized"]
         zero, stage = self.engine.optimizer, self.knobs.zero_stage
         if stage in (1, 2):
             zero.update_lp_params()

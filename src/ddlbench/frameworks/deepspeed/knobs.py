@@ -15,7 +15,7 @@ from torch.torch_version import TorchVersion
 
 from ddlbench.checkpoint.live import OFF
 from ddlbench.errors import Unavailable, UserError, check_values, importing, refuse
-from ddlbench.frameworks.shared.meta import has_batch_norm
+from ddlbench.frameworks.shared.groups import has_batch_norm
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction, elementwise_names, layerwise
 from ddlbench.job import Job
 

@@ -15,8 +15,7 @@ from ddlbench.checkpoint.live import OFF
 from ddlbench.errors import Unavailable, Unsupported, check_values, importing, refuse
 from ddlbench.frameworks.horovod.start import start, started_by_mpi
 from ddlbench.frameworks.horovod.traced import trace_horovod
-from ddlbench.frameworks.shared.batchnorm import batch_norms
-from ddlbench.frameworks.shared.groups import all_ranks
+from ddlbench.frameworks.shared.groups import all_ranks, batch_norms
 from ddlbench.frameworks.shared.refusals import check_alike
 from ddlbench.frameworks.shared.replica import Replica, build
 from ddlbench.frameworks.shared.step import Update

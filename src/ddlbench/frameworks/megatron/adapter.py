@@ -30,12 +30,11 @@ from ddlbench.frameworks.megatron.layers import (
 from ddlbench.frameworks.shared.checkpointing import apply_plan
 from ddlbench.frameworks.shared.groups import subgroup
 from ddlbench.frameworks.shared.layout import Layout, fill
-from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction
 from ddlbench.frameworks.tensor.adapter import TensorReplica, check_compile, check_parts
 from ddlbench.frameworks.tensor.collectives import connect_parts, gather_from
 from ddlbench.frameworks.tensor.layers import full_state, local_state
-from ddlbench.job import Job
+from ddlbench.job import Job, on_meta
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.recipe.losses import CrossEntropy
 from ddlbench.recomputation import KEY, SELECTIVE, budgeted

@@ -34,13 +34,12 @@ from ddlbench.frameworks.pipeline.schedules import (
 )
 from ddlbench.frameworks.pipeline.stages import Staged, tied_names
 from ddlbench.frameworks.shared.layout import Layout, fill
-from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.shared.refusals import check_alike, check_shards
 from ddlbench.frameworks.shared.step import Update, autocast
 from ddlbench.frameworks.tensor.adapter import check_compile, check_parts
 from ddlbench.frameworks.tensor.collectives import share
 from ddlbench.frameworks.tensor.loss import full_logits, loss_of_parts
-from ddlbench.job import Batch, Job
+from ddlbench.job import Batch, Job, on_meta
 from ddlbench.measure.profiling.spans import BACKWARD, COMMUNICATE, FORWARD, span, spanned
 
 
@@ -177,6 +176,7 @@ class PipelineTrainer(StagedTrainer):
             self.schedule.step(*inputs, target=targets, return_outputs=False)
         with span(COMMUNICATE):
             self.blocks.reduce()
+        self.synchronized = False
         self.update.apply(self.model.parameters())
         return torch.stack(self.losses).sum() if batch is not None and self.losses else None
 
@@ -189,7 +189,7 @@ class PipelineTrainer(StagedTrainer):
         return (shared.inputs,) if first else (), shared.targets if last else None
 
     def evaluate(self, batch: Batch | None) -> Tensor | None:
-        self.statistics.synchronize()
+        self.synchronize()
         inputs, targets = self._ends_of(batch)
         self.model.eval()
         with as_raised(), torch.no_grad():

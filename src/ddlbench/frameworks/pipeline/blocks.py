@@ -18,14 +18,12 @@ from ddlbench.frameworks.fsdp import shard
 from ddlbench.frameworks.pipeline.clock import BusyClock
 from ddlbench.frameworks.pipeline.groups import Groups
 from ddlbench.frameworks.pipeline.stages import Plan, Stage, cut, tied_names
-from ddlbench.frameworks.shared.batchnorm import Statistics
 from ddlbench.frameworks.shared.checkpointing import checkpoint_blocks, keep_costly_outputs
 from ddlbench.frameworks.shared.groups import average, clip_parts, gradient
-from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.shared.replica import RankTrainer, cpu_state, load_full_state
 from ddlbench.frameworks.shared.step import Update
 from ddlbench.frameworks.tensor.layers import full_state, local_state, split_model, splits_output
-from ddlbench.job import Job
+from ddlbench.job import Job, on_meta
 
 
 class Blocks:
@@ -59,7 +57,6 @@ class Blocks:
                 shard(stage.blocks, mesh, False, policy)
                 fully_shard(stage, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
         self.shared = self._shared(ties)
-        self.statistics = Statistics(self.model, groups.dp_group)
 
     def _shared(self, ties: Sequence[Sequence[str]]) -> list[nn.Parameter]:
         """This rank's parameters of which the other end of the pipeline holds a copy. (Within one rank a tied parameter
@@ -87,7 +84,6 @@ class Blocks:
             average([gradient(parameter) for parameter in self.model.parameters()], self.groups.dp_group)
         for parameter in self.shared:
             dist.all_reduce(gradient(parameter), group=self.groups.embedding_group)
-        self.statistics.mark_changed()
 
     def clip(self, parameters: Iterable[nn.Parameter], max_norm: float) -> None:
         clip_parts(parameters, max_norm, self._counted(), self.groups.norm_group)
@@ -112,13 +108,13 @@ class StagedTrainer(RankTrainer):
     def __init__(
         self, job: Job, blocks: Blocks, update: Update, micro_batches: int, facts: Mapping[str, Any], part: str
     ) -> None:
-        super().__init__(job, blocks.model, update, blocks.statistics, blocks.groups.place(), facts, part)
+        super().__init__(job, blocks.model, update, blocks.groups.dp_group, blocks.groups.place(), facts, part)
         self.blocks, self.groups, self.micro_batches = blocks, blocks.groups, micro_batches
         self.clock = BusyClock(job.device)
 
     def state(self) -> dict[str, Tensor] | None:
         """The full model's state on rank 0, from the stages of the first pipeline in their order; None elsewhere."""
-        self.statistics.synchronize()
+        self.synchronize()
         groups, first_pipeline = self.groups, self.groups.data_rank == 0
         state = cpu_state(self.model, keep=first_pipeline)
         stage = full_state(state, self.blocks.splits, groups.part) if first_pipeline else None

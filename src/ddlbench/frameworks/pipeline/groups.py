@@ -9,9 +9,8 @@ from ddlbench.frameworks.pipeline.schedules import rank_of
 from ddlbench.frameworks.pipeline.stages import tied_names
 from ddlbench.frameworks.shared.groups import subgroup
 from ddlbench.frameworks.shared.layout import Layout
-from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.tensor.collectives import Part
-from ddlbench.job import Job, Place
+from ddlbench.job import Job, Place, on_meta
 from ddlbench.ranks.launch import is_fake
 
 

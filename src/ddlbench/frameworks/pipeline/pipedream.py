@@ -25,9 +25,8 @@ from ddlbench.frameworks.pipeline.schedules import check_stages, in_flight, micr
 from ddlbench.frameworks.pipeline.stages import Staged, tied_names
 from ddlbench.frameworks.pipeline.weights import CORRECTIONS, PredictedWeights, UnstashedWeights, Weights
 from ddlbench.frameworks.shared.layout import Layout, fill
-from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.shared.refusals import check_alike, optimizer_of
-from ddlbench.job import Job
+from ddlbench.job import Job, on_meta
 
 
 @dataclass

@@ -34,8 +34,7 @@ from ddlbench.checkpoint.live import Live
 from ddlbench.frameworks.pipeline.blocks import Blocks, StagedTrainer
 from ddlbench.frameworks.pipeline.link import Link
 from ddlbench.frameworks.pipeline.weights import Version, Weights
-from ddlbench.frameworks.shared.groups import average, gradient, subgroup
-from ddlbench.frameworks.shared.staleness import Staleness
+from ddlbench.frameworks.shared.groups import Staleness, average, gradient, subgroup
 from ddlbench.frameworks.shared.step import Update, autocast, micro_batches
 from ddlbench.job import Batch, Job
 from ddlbench.loop import set_learning_rate
@@ -104,7 +103,7 @@ class PipeDreamTrainer(StagedTrainer):
 
     def step(self, batch: Batch | None) -> Tensor | None:
         """Warm-up and steady state."""
-        self.statistics.mark_changed()
+        self.synchronized = False
         losses: list[Tensor] = []
         with self.clock.schedule():
             self._make_updates(keep=1)
@@ -230,7 +229,7 @@ class PipeDreamTrainer(StagedTrainer):
     def evaluate(self, batch: Batch | None) -> Tensor | None:
         """The newest weights' outputs, on the last stage."""
         assert not self.in_flight, "flush first"
-        self.statistics.synchronize()
+        self.synchronize()
         self.model.eval()
         outputs: list[Tensor] = []
         with torch.no_grad():

@@ -20,10 +20,9 @@ from torch.utils.checkpoint import (
     set_device_states,
 )
 
-from ddlbench.frameworks.shared.batchnorm import batch_norms
-from ddlbench.frameworks.shared.meta import on_meta
+from ddlbench.frameworks.shared.groups import batch_norms
 from ddlbench.frameworks.shared.offloading import offload_blocks
-from ddlbench.job import Job
+from ddlbench.job import Job, on_meta
 from ddlbench.measure.formulas.flops import is_costly
 from ddlbench.offloading import offloaded, plan_of
 from ddlbench.recomputation import SELECTIVE, Link, Names, Plan, flat, named

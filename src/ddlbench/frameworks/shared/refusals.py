@@ -8,8 +8,7 @@ from torch.optim import Optimizer
 
 from ddlbench.errors import Unsupported
 from ddlbench.frameworks.shared.checkpointing import replica_plan
-from ddlbench.frameworks.shared.meta import on_meta
-from ddlbench.job import Job
+from ddlbench.job import Job, on_meta
 from ddlbench.offloading import KEY as OFFLOAD
 from ddlbench.recipe.optimizers import optimizers
 from ddlbench.recomputation import check_names

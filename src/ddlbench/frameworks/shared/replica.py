@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddlbench.checkpoint.live import Live
-from ddlbench.frameworks.shared.batchnorm import Statistics
 from ddlbench.frameworks.shared.checkpointing import apply_plan, facts_of_model
+from ddlbench.frameworks.shared.groups import average_statistics
 from ddlbench.frameworks.shared.step import Update, accumulate, evaluate
 from ddlbench.job import Batch, Job, Place
 
@@ -79,14 +79,16 @@ class RankTrainer:
         job: Job,
         model: nn.Module,
         update: Update,
-        statistics: Statistics,
+        dp_group: dist.ProcessGroup | None,
         place: Place,
         facts: Mapping[str, Any],
         saved_part: str = "model",
     ) -> None:
-        """facts: those that are known before the first step
+        """dp_group: the ranks that average BatchNorm's statistics; None: no average
+        facts: those that are known before the first step
         saved_part: ranks of the same part have the same parameters, or shards of them"""
-        self.job, self.model, self.statistics, self.place = job, model, statistics, place
+        self.job, self.model, self.dp_group, self.place = job, model, dp_group, place
+        self.synchronized = True  # whether BatchNorm's statistics are those of all replicas
         self.constant_facts = {**facts_of_model(model), **facts}
         self.update, self.optimizer = update, update.optimizer
         self.parameters = dict(model.named_parameters())  # the optimizer's: FSDP puts full ones into the module
@@ -99,6 +101,13 @@ class RankTrainer:
     def flush(self) -> None:
         """Nothing is in flight between steps."""
 
+    def synchronize(self) -> None:
+        """Make the replicas equal, before validation and before the model is saved: each has its own statistics of
+        BatchNorm while it trains (docs/adr/0001)."""
+        if not self.synchronized and self.dp_group is not None:
+            average_statistics(self.model, self.dp_group)
+        self.synchronized = True
+
     def facts(self) -> dict[str, Any]:
         return {"staleness": 0, **self.constant_facts}
 
@@ -109,11 +118,11 @@ class RankTrainer:
         return Live(self.parameters, self.optimizer, dict(self.model.named_buffers()), self.saved_part)
 
     def numbers(self) -> dict[str, Any]:
-        return {**self.update.numbers(), "synchronized": self.statistics.synchronized}
+        return {**self.update.numbers(), "synchronized": self.synchronized}
 
     def restore(self, numbers: Mapping[str, Any]) -> None:
         self.update.restore(numbers)
-        self.statistics.synchronized = numbers["synchronized"]
+        self.synchronized = numbers["synchronized"]
 
 
 class Replica(RankTrainer):
@@ -134,10 +143,9 @@ class Replica(RankTrainer):
     ) -> None:
         """model, trained: the plain model, and the framework's wrapper around it (None: not wrapped)
         no_sync: the context of every micro batch but the last of an update; None: that of DistributedDataParallel
-        dp_group: the ranks that average BatchNorm's statistics; None: no average
         place: every rank is a replica if None"""
         place = place or Place(job.rank, job.world_size, coordinates={"dp": job.rank})
-        super().__init__(job, model, update, Statistics(model, dp_group), place, facts, saved_part)
+        super().__init__(job, model, update, dp_group, place, facts, saved_part)
         self.trained = model if trained is None else trained
         default = self.trained.no_sync if isinstance(self.trained, DistributedDataParallel) else nullcontext
         self.no_sync = no_sync or default
@@ -150,7 +158,7 @@ class Replica(RankTrainer):
         loss = accumulate(self.trained, batch, self.job, self.micro_batches, self.update, self.no_sync)
         self.complete_gradients()
         self.update.apply(self.trained.parameters())
-        self.statistics.mark_changed()
+        self.synchronized = False
         return loss
 
     def complete_gradients(self) -> None:
@@ -164,10 +172,6 @@ class Replica(RankTrainer):
         assert batch is not None
         self.synchronize()
         return evaluate(self.trained, self.output, batch, self.job, self.micro_batches)
-
-    def synchronize(self) -> None:
-        """Make the replicas equal, before validation and before the model is saved."""
-        self.statistics.synchronize()
 
     def state(self) -> dict[str, Tensor] | None:
         self.synchronize()
