@@ -1,6 +1,6 @@
 """What ranks compute together: BatchNorm's statistics over replicas; the staleness that one rank counts.
 
-The staleness of two ranks' real steps is in pipeline/test_clock.py.
+The staleness of two ranks' real steps is in pipeline/test_rank.py.
 """
 
 from __future__ import annotations

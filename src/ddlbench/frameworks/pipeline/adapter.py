@@ -12,14 +12,15 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from ddlbench.errors import check_values, refuse
-from ddlbench.frameworks.pipeline.blocks import Blocks, StagedTrainer
-from ddlbench.frameworks.pipeline.groups import Groups
+from ddlbench.frameworks.pipeline.rank import Blocks, Groups, StagedTrainer
 from ddlbench.frameworks.pipeline.schedules import (
     LOOPED,
     SCHEDULES,
@@ -33,6 +34,7 @@ from ddlbench.frameworks.pipeline.schedules import (
     micro_batch_count,
 )
 from ddlbench.frameworks.pipeline.stages import Staged, tied_names
+from ddlbench.frameworks.shared.groups import average, clip_parts, gradient
 from ddlbench.frameworks.shared.layout import Layout, fill
 from ddlbench.frameworks.shared.refusals import check_alike, check_shards
 from ddlbench.frameworks.shared.step import Update, autocast
@@ -127,7 +129,16 @@ class PipelineTrainer(StagedTrainer):
     def __init__(self, job: Job, blocks: Blocks, schedule: str, micro_batches: int, facts: dict[str, Any]) -> None:
         groups = blocks.groups
         job = replace(job, loss=loss_of_parts(job, groups.part, parallel=True))
-        update = Update(job.optimizer(blocks.model.named_parameters()), job, groups.norm_group, blocks.clip)
+        named = dict(blocks.model.named_parameters())
+        # The norm for clipping counts each number once: tied parameters on the first stage, unsplit ones on part 0.
+        elsewhere = set[int]() if groups.first else {id(parameter) for parameter in blocks.shared}
+        counted = [
+            parameter
+            for name, parameter in named.items()
+            if id(parameter) not in elsewhere and (name in blocks.splits or groups.part.rank == 0)
+        ]
+        clip = partial(clip_parts, counted=counted, group=groups.norm_group)
+        update = Update(job.optimizer(named.items()), job, groups.norm_group, clip)
         part = f"tensor{groups.part.rank}"  # names differ between stages
         super().__init__(job, blocks, update, micro_batches, facts, part)
         self.losses = list[Tensor]()
@@ -153,7 +164,11 @@ class PipelineTrainer(StagedTrainer):
         stage.forward_one_chunk = computing(stage.forward_one_chunk)
         stage.backward_one_chunk = computing(spanned(BACKWARD, stage.backward_one_chunk))
         stage.backward_weight_one_chunk = computing(spanned(BACKWARD, stage.backward_weight_one_chunk))
-        only_in_training(stage)
+        # Between two stages of one rank torch 2.14 asks for the gradient in an evaluation too, and raises that there is
+        # none.
+        get, put = stage.get_local_bwd_output, stage.set_local_bwd_input
+        stage.get_local_bwd_output = lambda micro: get(micro) if stage.has_backward else ()
+        stage.set_local_bwd_input = lambda gradients, micro: put(gradients, micro) if stage.has_backward else None
         return stage
 
     def _loss(self, output: Tensor, targets: Tensor) -> Tensor:
@@ -175,9 +190,12 @@ class PipelineTrainer(StagedTrainer):
         with as_raised(), self.clock.schedule():
             self.schedule.step(*inputs, target=targets, return_outputs=False)
         with span(COMMUNICATE):
-            self.blocks.reduce()
-        self.synchronized = False
+            if self.dp_group is not None and not self.blocks.sharded:  # torch's schedule has averaged sharded gradients
+                average([gradient(parameter) for parameter in self.model.parameters()], self.dp_group)
+            for parameter in self.blocks.shared:  # two numbers add up to the same on both ends: copies stay equal
+                dist.all_reduce(gradient(parameter), group=self.groups.embedding_group)
         self.update.apply(self.model.parameters())
+        self.synchronized = False
         return torch.stack(self.losses).sum() if batch is not None and self.losses else None
 
     def _ends_of(self, batch: Batch | None) -> tuple[tuple[Tensor, ...], Tensor | None]:
@@ -203,14 +221,6 @@ class PipelineTrainer(StagedTrainer):
     def flush(self) -> None:
         """The schedules end with an empty pipeline: only its clock is read."""
         self.clock.add_up()
-
-
-def only_in_training(stage: Any) -> None:
-    """Between two stages of one rank torch 2.14 asks for the gradient in an evaluation too, and raises that there is
-    none."""
-    get, put = stage.get_local_bwd_output, stage.set_local_bwd_input
-    stage.get_local_bwd_output = lambda micro: get(micro) if stage.has_backward else ()
-    stage.set_local_bwd_input = lambda gradients, micro: put(gradients, micro) if stage.has_backward else None
 
 
 @contextmanager
