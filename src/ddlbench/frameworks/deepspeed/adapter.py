@@ -75,9 +75,9 @@ class DeepSpeed(DeepSpeedOptions):
         )
 
     def fake_answers(self, rank: int, world_size: int, device: torch.device) -> Sequence[Answer]:
-        from ddlbench.frameworks.deepspeed.fake import answers
+        from ddlbench.frameworks.fake_libraries import deepspeed_answers
 
-        return answers(device)
+        return deepspeed_answers(device)
 
 
 def prepare_modules(group: dist.ProcessGroup) -> None:
