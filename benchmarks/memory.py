@@ -55,8 +55,8 @@ from ddlbench.models.gpt2 import GPT2
 from ddlbench.ranks.control import all_gather
 from ddlbench.ranks.launch import connect, disconnect
 from ddlbench.ranks.launchers import detect
-from ddlbench.recipe.losses import CrossEntropy
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
+from ddlbench.recipe.recipe import CrossEntropy
 from ddlbench.texts import markdown_table
 
 MODEL = GPT2("gpt2", n_layer=4, n_embd=256, n_head=4, vocab_size=1024, seq_len=64, dropout=0.0)

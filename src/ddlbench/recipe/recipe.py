@@ -1,5 +1,5 @@
-"""How a model is trained, whichever framework does it: optimizer, learning-rate schedule, label smoothing; and the
-rates that a run used."""
+"""How a model is trained, whichever framework does it: optimizer, learning-rate schedule and loss; and the rates that a
+run used."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
 
 from ddlbench.errors import UserError, check_values
 from ddlbench.recipe.optimizers import OptimizerConfig
@@ -147,3 +150,25 @@ class Rates:
         self.step += 1
         self.first, self.last = rate if self.first is None else self.first, rate
         return rate
+
+
+IGNORED = -100
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """The training loss, of output [B, C] and targets [B], or output [B, T, V] and targets [B, T]: mean nats a scored target.
+
+    Targets of -100 are not scored. Smoothing as in Szegedy et al. 2016, section 7: with weight `label_smoothing`
+    the target is the uniform distribution. Computed in float32 whatever the output's type, under autocast too.
+    """
+
+    label_smoothing: float
+
+    def __call__(self, output: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(
+            output.flatten(0, -2).float(),
+            targets.flatten(),
+            ignore_index=IGNORED,
+            label_smoothing=self.label_smoothing,
+        )

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from ddlbench.data.feed import Fetched
 from ddlbench.data.text.token_file import ROW, THREADS, TextTokenizer, TokenFile, TokenizerFiles, table_path
 from ddlbench.errors import UserError, reporting
-from ddlbench.recipe.losses import IGNORED
+from ddlbench.recipe.recipe import IGNORED
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from ddlbench.frameworks.tensor.collectives import connect_parts, gather_from
 from ddlbench.frameworks.tensor.layers import full_state, local_state
 from ddlbench.job import Job, on_meta
 from ddlbench.models.gpt2 import GPT2
-from ddlbench.recipe.losses import CrossEntropy
+from ddlbench.recipe.recipe import CrossEntropy
 from ddlbench.recomputation import KEY, SELECTIVE, budgeted
 
 

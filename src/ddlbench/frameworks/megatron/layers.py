@@ -21,7 +21,7 @@ from ddlbench.frameworks.tensor.collectives import Part, rank_random
 from ddlbench.frameworks.tensor.layers import Split, Splits
 from ddlbench.measure.formulas.memory_formula import SPLIT
 from ddlbench.models.gpt2 import GPT2
-from ddlbench.recipe.losses import IGNORED
+from ddlbench.recipe.recipe import IGNORED
 
 LOCAL, TRANSFORMER_ENGINE = "local", "transformer_engine"
 # What is named otherwise than in transformers' GPT-2. Transformer Engine has the normalization in the layer behind it.

@@ -39,8 +39,7 @@ from ddlbench.frameworks.shared.layout import Layout, fill
 from ddlbench.frameworks.shared.refusals import check_alike, check_shards
 from ddlbench.frameworks.shared.step import Update, autocast
 from ddlbench.frameworks.tensor.adapter import check_compile, check_parts
-from ddlbench.frameworks.tensor.collectives import share
-from ddlbench.frameworks.tensor.loss import full_logits, loss_of_parts
+from ddlbench.frameworks.tensor.collectives import full_logits, loss_of_parts, share
 from ddlbench.job import Batch, Job, on_meta
 from ddlbench.measure.profiling.spans import BACKWARD, COMMUNICATE, FORWARD, span, spanned
 

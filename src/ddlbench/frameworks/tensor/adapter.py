@@ -22,9 +22,8 @@ from ddlbench.frameworks.shared.layout import Layout, divisors, fill
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction, elementwise_names, layerwise
 from ddlbench.frameworks.shared.replica import Replica, cpu_state, in_ddp
 from ddlbench.frameworks.shared.step import Update
-from ddlbench.frameworks.tensor.collectives import Mesh, Part, connect_parts, share
+from ddlbench.frameworks.tensor.collectives import Mesh, Part, connect_parts, full_logits, loss_of_parts, share
 from ddlbench.frameworks.tensor.layers import Splits, full_state, is_transposed, local_state, split_model
-from ddlbench.frameworks.tensor.loss import full_logits, loss_of_parts
 from ddlbench.job import Batch, Job, Model, on_meta
 from ddlbench.recomputation import KEY, budgeted
 

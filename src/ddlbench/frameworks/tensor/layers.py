@@ -72,7 +72,7 @@ def split_model(model: nn.Sequential, plan: Mapping[str, str], part: Part) -> Sp
     """Turn a full model, or some of its blocks, into this rank's part, in place: tensors cut, forwards wrapped, names
     kept. Returns the splits of parameters and buffers by name; every rank has all of the others.
 
-    The last layer gives this rank's classes: take the loss of frameworks/tensor/loss.py, or `gather_from` first.
+    The last layer gives this rank's classes: take `loss_of_parts`, or `gather_from` first.
     """
     if part.size == 1:
         return {}
