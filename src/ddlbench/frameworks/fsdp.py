@@ -25,8 +25,7 @@ from ddlbench.errors import WrongRankCount, check_values, refuse
 from ddlbench.frameworks.shared.groups import all_ranks, has_batch_norm, subgroup
 from ddlbench.frameworks.shared.layout import Layout, divisors
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction, check_shards
-from ddlbench.frameworks.shared.replica import Replica, build
-from ddlbench.frameworks.shared.step import Update
+from ddlbench.frameworks.shared.replica import Replica, Update, build
 from ddlbench.job import Job, type_of_dtype
 
 SCHEMES = ("autocast", "policy")

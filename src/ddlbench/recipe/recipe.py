@@ -157,7 +157,7 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class CrossEntropy:
-    """The training loss, of output [B, C] and targets [B], or output [B, T, V] and targets [B, T]: mean nats a scored target.
+    """The loss of output [B, C] and targets [B], or output [B, T, V] and targets [B, T]: mean nats a scored target.
 
     Targets of -100 are not scored. Smoothing as in Szegedy et al. 2016, section 7: with weight `label_smoothing`
     the target is the uniform distribution. Computed in float32 whatever the output's type, under autocast too.

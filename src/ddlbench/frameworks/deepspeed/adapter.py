@@ -22,8 +22,7 @@ from ddlbench.checkpoint.live import Live
 from ddlbench.frameworks.deepspeed.knobs import DeepSpeedOptions, import_deepspeed
 from ddlbench.frameworks.shared.environment import environment
 from ddlbench.frameworks.shared.groups import all_ranks
-from ddlbench.frameworks.shared.replica import RankTrainer, build
-from ddlbench.frameworks.shared.step import Update, evaluate, micro_batches
+from ddlbench.frameworks.shared.replica import RankTrainer, Update, build, evaluate, micro_batches
 from ddlbench.job import Batch, Job, Place, type_of_dtype
 from ddlbench.measure.profiling.spans import BACKWARD, FORWARD, UPDATE, span
 from ddlbench.ranks.launchers import OPEN_MPI

@@ -16,8 +16,7 @@ from ddlbench.errors import Unavailable, Unsupported, check_values, importing, r
 from ddlbench.frameworks.horovod.core import start, started_by_mpi, trace_horovod
 from ddlbench.frameworks.shared.groups import all_ranks, batch_norms
 from ddlbench.frameworks.shared.refusals import check_alike
-from ddlbench.frameworks.shared.replica import Replica, build
-from ddlbench.frameworks.shared.step import Update
+from ddlbench.frameworks.shared.replica import Replica, Update, build
 from ddlbench.job import Job
 from ddlbench.measure.profiling.spans import COMMUNICATE, span
 from ddlbench.ranks.control import all_gather

@@ -22,8 +22,7 @@ from ddlbench.errors import check_values, refuse
 from ddlbench.frameworks.parameter_server.server import GRADIENT, WEIGHTS, Server, flat
 from ddlbench.frameworks.shared.groups import Staleness, all_ranks, batch_norms, gradient
 from ddlbench.frameworks.shared.refusals import check_alike
-from ddlbench.frameworks.shared.replica import Replica, build
-from ddlbench.frameworks.shared.step import Update
+from ddlbench.frameworks.shared.replica import Replica, Update, build
 from ddlbench.job import Batch, Job, on_meta
 from ddlbench.measure.profiling.spans import COMMUNICATE, UPDATE, span
 from ddlbench.ranks.launch import group_timeout, is_fake

@@ -37,7 +37,7 @@ from ddlbench.frameworks.pipeline.stages import Staged, tied_names
 from ddlbench.frameworks.shared.groups import average, clip_parts, gradient
 from ddlbench.frameworks.shared.layout import Layout, fill
 from ddlbench.frameworks.shared.refusals import check_alike, check_shards
-from ddlbench.frameworks.shared.step import Update, autocast
+from ddlbench.frameworks.shared.replica import Update, autocast
 from ddlbench.frameworks.tensor.adapter import check_compile, check_parts
 from ddlbench.frameworks.tensor.collectives import full_logits, loss_of_parts, share
 from ddlbench.job import Batch, Job, on_meta

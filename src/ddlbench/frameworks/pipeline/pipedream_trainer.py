@@ -34,7 +34,7 @@ from ddlbench.checkpoint.live import Live
 from ddlbench.frameworks.pipeline.rank import Blocks, StagedTrainer
 from ddlbench.frameworks.pipeline.weights import Version, Weights
 from ddlbench.frameworks.shared.groups import Staleness, average, gradient, subgroup
-from ddlbench.frameworks.shared.step import Update, autocast, micro_batches
+from ddlbench.frameworks.shared.replica import Update, autocast, micro_batches
 from ddlbench.job import Batch, Job
 from ddlbench.loop import set_learning_rate
 from ddlbench.measure.profiling.spans import BACKWARD, COMMUNICATE, FORWARD, span

@@ -20,10 +20,9 @@ from ddlbench.frameworks.fsdp import shard
 from ddlbench.frameworks.pipeline.schedules import rank_of
 from ddlbench.frameworks.pipeline.stages import Plan, Stage, cut, tied_names
 from ddlbench.frameworks.shared.checkpointing import checkpoint_blocks, keep_costly_outputs
-from ddlbench.frameworks.shared.groups import subgroup
+from ddlbench.frameworks.shared.groups import cpu_state, load_full_state, subgroup
 from ddlbench.frameworks.shared.layout import Layout
-from ddlbench.frameworks.shared.replica import RankTrainer, cpu_state, load_full_state
-from ddlbench.frameworks.shared.step import Update
+from ddlbench.frameworks.shared.replica import RankTrainer, Update
 from ddlbench.frameworks.tensor.collectives import Part
 from ddlbench.frameworks.tensor.layers import full_state, local_state, split_model, splits_output
 from ddlbench.job import Job, Place, on_meta

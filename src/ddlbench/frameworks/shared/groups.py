@@ -1,9 +1,9 @@
 """Process groups of some of the ranks, and what their ranks compute together: means, the norm of a gradient,
-BatchNorm's statistics, and how old the weights of gradients are."""
+BatchNorm's statistics, the full state of a sharded model, and how old the weights of gradients are."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -90,6 +90,29 @@ def average_statistics(model: nn.Module, group: dist.ProcessGroup) -> None:
     """Running means and variances of BatchNorm averaged over the data ranks, in one all-reduce."""
     buffers = (buffer for norm in batch_norms(model) for buffer in (norm.running_mean, norm.running_var))
     average([buffer for buffer in buffers if buffer is not None], group)
+
+
+def cpu_state(model: nn.Module, keep: bool = True) -> dict[str, Tensor]:
+    """A copy of the full tensors on the CPU by the module's names, empty without `keep`. All ranks that have shards of
+    them call it."""
+    state: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        full: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+        if keep:
+            state[name] = full.detach().cpu().clone()
+    return state
+
+
+def load_full_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Load full tensors, which every rank has, where this rank may have shards; nothing is sent."""
+    local = dict(state)
+    for name, shard in model.state_dict().items():
+        if hasattr(shard, "full_tensor"):
+            from torch.distributed.tensor import distribute_tensor  # a second to import
+
+            full, to = state[name].to(shard.device), (shard.device_mesh, shard.placements)
+            local[name] = distribute_tensor(full, *to, src_data_rank=None)
+    model.load_state_dict(local)
 
 
 class Staleness:

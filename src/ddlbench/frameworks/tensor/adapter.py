@@ -17,11 +17,10 @@ from torch import Tensor, nn
 
 from ddlbench.errors import Unsupported, check_values, refuse
 from ddlbench.frameworks.shared.checkpointing import apply_plan
-from ddlbench.frameworks.shared.groups import average, clip_parts, gradient
+from ddlbench.frameworks.shared.groups import average, clip_parts, cpu_state, gradient
 from ddlbench.frameworks.shared.layout import Layout, divisors, fill
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction, elementwise_names, layerwise
-from ddlbench.frameworks.shared.replica import Replica, cpu_state, in_ddp
-from ddlbench.frameworks.shared.step import Update
+from ddlbench.frameworks.shared.replica import Replica, Update, in_ddp
 from ddlbench.frameworks.tensor.collectives import Mesh, Part, connect_parts, full_logits, loss_of_parts, share
 from ddlbench.frameworks.tensor.layers import Splits, full_state, is_transposed, local_state, split_model
 from ddlbench.job import Batch, Job, Model, on_meta

@@ -1,5 +1,4 @@
-"""Collectives with gradients, over the ranks that share every layer of a model, and the loss of logits of which each rank
-has some classes.
+"""Collectives with gradients, over ranks that share every layer; the loss of logits of which each has some classes.
 
 Shoeybi et al. 2019, "Megatron-LM" (operators f and g, section 3; the cross-entropy, which sends nothing of the size of
 the logits); Korthikanti et al. 2022, "Reducing activation recomputation in large transformer models" (the operators of
