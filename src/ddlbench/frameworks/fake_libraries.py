@@ -12,20 +12,17 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from ddlbench.frameworks.deepspeed.knobs import import_deepspeed
 from ddlbench.ranks.fake.answers import Answer, returning
 
 ALL_REDUCE = "horovod_torch_allreduce_async_"
 
 
 def deepspeed_answers(device: torch.device) -> list[Answer]:
-    """A GPU without a driver, ranks that agree. Unavailable where DeepSpeed cannot be imported.
+    """A GPU without a driver, ranks that agree.
 
     Replaced are only its accelerator object, of which DeepSpeed asks everything about devices, and the comparison of
     numbers with those of rank 0. torch.cuda.is_available stays as it is, because other libraries choose kernels by it.
     """
-    # Without a GPU its import for "cuda" looks for CUDA's compiler.
-    import_deepspeed(device if torch.cuda.is_available() else torch.device("cpu"))
     utils = import_module("deepspeed.runtime.zero.utils")
     given: list[Answer] = [
         (utils, "get_lst_from_rank0", list),  # its own numbers

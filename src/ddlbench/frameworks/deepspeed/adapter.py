@@ -76,6 +76,8 @@ class DeepSpeed(DeepSpeedOptions):
     def fake_answers(self, rank: int, world_size: int, device: torch.device) -> Sequence[Answer]:
         from ddlbench.frameworks.fake_libraries import deepspeed_answers
 
+        # Without a GPU its import for "cuda" looks for CUDA's compiler.
+        import_deepspeed(device if torch.cuda.is_available() else torch.device("cpu"))
         return deepspeed_answers(device)
 
 
