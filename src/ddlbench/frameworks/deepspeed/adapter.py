@@ -23,7 +23,7 @@ from ddlbench.frameworks.deepspeed.knobs import DeepSpeedOptions, import_deepspe
 from ddlbench.frameworks.shared.environment import environment
 from ddlbench.frameworks.shared.groups import all_ranks
 from ddlbench.frameworks.shared.replica import RankTrainer, Update, build, evaluate, micro_batches
-from ddlbench.job import Batch, Job, Place, type_of_dtype
+from ddlbench.job import Batch, Job, type_of_dtype
 from ddlbench.measure.profiling.spans import BACKWARD, FORWARD, UPDATE, span
 from ddlbench.ranks.launchers import OPEN_MPI
 
@@ -120,9 +120,8 @@ class ZeroTrainer(RankTrainer):
     ) -> None:
         self.knobs, self.engine, self.until_close = knobs, engine, until_close
         self.micro_batches = job.micro_batches(job.world_size)
-        place = Place(job.rank, job.world_size, coordinates={"dp": job.rank})
         update = Update(engine.basic_optimizer, job)
-        super().__init__(job, engine.module, update, dp_group, place, self._facts(job))
+        super().__init__(job, engine.module, update, self._facts(job), dp_group=dp_group)
         self.gathers: torch.cuda.Stream | None = None
         if knobs.zero_stage == 3 and job.device.type == "cuda":
             self.gathers = engine.optimizer.parameter_offload._DeepSpeedZeRoOffload__allgather_stream

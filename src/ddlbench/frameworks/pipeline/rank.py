@@ -192,7 +192,8 @@ class StagedTrainer(RankTrainer):
     def __init__(
         self, job: Job, blocks: Blocks, update: Update, micro_batches: int, facts: Mapping[str, Any], part: str
     ) -> None:
-        super().__init__(job, blocks.model, update, blocks.groups.dp_group, blocks.groups.place, facts, part)
+        dp_group, place = blocks.groups.dp_group, blocks.groups.place
+        super().__init__(job, blocks.model, update, facts, dp_group=dp_group, place=place, saved_part=part)
         self.blocks, self.groups, self.micro_batches = blocks, blocks.groups, micro_batches
         self.clock = BusyClock(job.device)
 

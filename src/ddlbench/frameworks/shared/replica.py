@@ -167,15 +167,18 @@ class RankTrainer:
         job: Job,
         model: nn.Module,
         update: Update,
-        dp_group: dist.ProcessGroup | None,
-        place: Place,
         facts: Mapping[str, Any],
+        *,
+        dp_group: dist.ProcessGroup | None = None,
+        place: Place | None = None,
         saved_part: str = "model",
     ) -> None:
-        """dp_group: the ranks that average BatchNorm's statistics; None: no average
-        facts: those that are known before the first step
+        """facts: those that are known before the first step
+        dp_group: the ranks that average BatchNorm's statistics; None: no average
+        place: every rank is a replica if None
         saved_part: ranks of the same part have the same parameters, or shards of them"""
-        self.job, self.model, self.dp_group, self.place = job, model, dp_group, place
+        self.job, self.model, self.dp_group = job, model, dp_group
+        self.place = place or Place(job.rank, job.world_size, coordinates={"dp": job.rank})
         self.synchronized = True  # whether BatchNorm's statistics are those of all replicas
         self.constant_facts = {**facts_of_model(model), **facts}
         self.update, self.optimizer = update, update.optimizer
@@ -225,19 +228,16 @@ class Replica(RankTrainer):
         *,
         trained: nn.Module | None = None,
         no_sync: Callable[[], AbstractContextManager[object]] | None = None,
-        dp_group: dist.ProcessGroup | None = None,
-        place: Place | None = None,
-        saved_part: str = "model",
+        **options: Any,
     ) -> None:
         """model, trained: the plain model, and the framework's wrapper around it (None: not wrapped)
         no_sync: the context of every micro batch but the last of an update; None: that of DistributedDataParallel
-        place: every rank is a replica if None"""
-        place = place or Place(job.rank, job.world_size, coordinates={"dp": job.rank})
-        super().__init__(job, model, update, dp_group, place, facts, saved_part)
+        options: of `RankTrainer`"""
+        super().__init__(job, model, update, facts, **options)
         self.trained = model if trained is None else trained
         default = self.trained.no_sync if isinstance(self.trained, DistributedDataParallel) else nullcontext
         self.no_sync = no_sync or default
-        self.micro_batches = job.micro_batches(place.data_size)  # in one update
+        self.micro_batches = job.micro_batches(self.place.data_size)  # in one update
         if job.compile:
             self.trained.compile()
 
