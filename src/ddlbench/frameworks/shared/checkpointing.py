@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import reduce
+from functools import partial, reduce
 from itertools import pairwise
 from typing import Any, TypeAlias, cast
 
@@ -130,10 +130,7 @@ def _checkpointed(
         (first, second), states = create_selective_checkpoint_contexts(_policy), deque[RandomStates]()
         return _all(first, _Random(states, False)), _all(_frozen_statistics(blocks), second, _Random(states, True))
 
-    def run(value: Tensor) -> Tensor:
-        return checkpoint(forward, value, use_reentrant=False, context_fn=contexts)
-
-    return run
+    return partial(checkpoint, forward, use_reentrant=False, context_fn=contexts)
 
 
 def _policy(_: Any, func: Any, *__: Any, **___: Any) -> CheckpointPolicy:
