@@ -120,8 +120,18 @@ class ZeroTrainer(RankTrainer):
     ) -> None:
         self.knobs, self.engine, self.until_close = knobs, engine, until_close
         self.micro_batches = job.micro_batches(job.world_size)
-        update = Update(engine.basic_optimizer, job)
-        super().__init__(job, engine.module, update, self._facts(job), dp_group=dp_group)
+        zero = engine.config["zero_optimization"]
+        scheme = "deepspeed weights" if knobs.casts(job) else "autocast"
+        facts = {
+            **{knob: getattr(knobs, knob) for knob in RECORDED},
+            "reduce_bucket_elements": zero.get("reduce_bucket_size"),
+            "overlap_comm": bool(knobs.zero_stage and engine.zero_overlap_comm()),
+            "gradient_norm": knobs.needs_norm(job),
+            "persistence_threshold": knobs.persistence_threshold if knobs.zero_stage == 3 else None,
+            "precision_scheme": "fp32" if job.precision == "fp32" else scheme,
+            "reduce_dtype": job.reduce_dtype,
+        }
+        super().__init__(job, engine.module, Update(engine.basic_optimizer, job), facts, dp_group=dp_group)
         self.gathers: torch.cuda.Stream | None = None
         if knobs.zero_stage == 3 and job.device.type == "cuda":
             self.gathers = engine.optimizer.parameter_offload._DeepSpeedZeRoOffload__allgather_stream
@@ -214,19 +224,6 @@ class ZeroTrainer(RankTrainer):
                 zero._reassign_or_swap_out_partitioned_parameters(group)
             if zero.persistent_parameters:  # too small to be shared out between uses
                 zero.persistent_parameters[0].all_gather(zero.persistent_parameters)
-
-    def _facts(self, job: Job) -> dict[str, Any]:
-        zero, knobs = self.engine.config["zero_optimization"], self.knobs
-        scheme = "deepspeed weights" if knobs.casts(job) else "autocast"
-        return {
-            **{knob: getattr(knobs, knob) for knob in RECORDED},
-            "reduce_bucket_elements": zero.get("reduce_bucket_size"),
-            "overlap_comm": bool(knobs.zero_stage and self.engine.zero_overlap_comm()),
-            "gradient_norm": knobs.needs_norm(job),
-            "persistence_threshold": knobs.persistence_threshold if knobs.zero_stage == 3 else None,
-            "precision_scheme": "fp32" if job.precision == "fp32" else scheme,
-            "reduce_dtype": job.reduce_dtype,
-        }
 
     def close(self) -> None:
         self.engine.destroy()

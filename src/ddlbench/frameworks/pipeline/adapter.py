@@ -24,7 +24,6 @@ from ddlbench.frameworks.pipeline.rank import Blocks, Groups, StagedTrainer
 from ddlbench.frameworks.pipeline.schedules import (
     LOOPED,
     SCHEDULES,
-    SPLIT_BACKWARD,
     STAGES_OF_A_RANK,
     V_SHAPED,
     bubble,
@@ -81,8 +80,7 @@ class Pipeline(Staged):
                 self.sharded and self.schedule in V_SHAPED and bool(tied_names(on_meta(job))),
         }  # fmt: skip
         refuse(self.name, reasons)
-        if self.schedule in SPLIT_BACKWARD:
-            check_split_backward(self.schedule, job)
+        check_split_backward(self.schedule, job)
         if self.tp > 1:
             check_parts(self.name, job, self.tp, ranks)
             check_compile(self.name, job)
