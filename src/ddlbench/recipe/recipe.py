@@ -50,22 +50,15 @@ class ScheduleConfig:
         )  # fmt: skip
 
 
-def step(config: ScheduleConfig, lr: float, epoch: float, warmup: float, epochs: int) -> float:
-    """Times gamma at each milestone, an epoch of the training (Aach et al. 2023: 0.1 at epochs 30, 60 and 80)."""
-    return lr * config.gamma ** sum(milestone <= epoch for milestone in config.milestones)
-
-
-def cosine(config: ScheduleConfig, lr: float, epoch: float, warmup: float, epochs: int) -> float:
-    """Half a cosine from lr after the warm-up to min_lr at the end (Loshchilov and Hutter 2017; Aach et al. 2023,
-    equation 1)."""
-    share = (epoch - warmup) / (epochs - warmup)
-    return config.min_lr + (lr - config.min_lr) * (1 + math.cos(math.pi * share)) / 2
-
-
 curves: dict[str, Callable[[ScheduleConfig, float, float, float, int], float]] = {
     "constant": lambda config, lr, epoch, warmup, epochs: lr,
-    "step": step,
-    "cosine": cosine,
+    # times gamma at each milestone, an epoch of the training (Aach et al. 2023: 0.1 at epochs 30, 60 and 80)
+    "step": lambda config, lr, epoch, *_: lr * config.gamma ** sum(m <= epoch for m in config.milestones),
+    # half a cosine from lr after the warm-up to min_lr at the end (Loshchilov and Hutter 2017; Aach et al. 2023,
+    # equation 1)
+    "cosine": lambda config, lr, epoch, warmup, epochs: (
+        config.min_lr + (lr - config.min_lr) * (1 + math.cos(math.pi * ((epoch - warmup) / (epochs - warmup)))) / 2
+    ),
     # times gamma every epoch after the warm-up (Aach et al. 2023, equation 2)
     "exponential": lambda config, lr, epoch, warmup, epochs: lr * config.gamma ** (epoch - warmup),
 }
