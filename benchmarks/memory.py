@@ -48,16 +48,15 @@ from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.deepspeed.adapter import DeepSpeed
 from ddlbench.frameworks.fsdp import FSDP
 from ddlbench.frameworks.pipeline.adapter import Pipeline
-from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.tensor.adapter import TensorParallel
-from ddlbench.job import Batch, Framework, Job, Place, Trainer
+from ddlbench.job import Batch, Framework, Job, Place, Trainer, on_meta
 from ddlbench.measure.formulas.memory_formula import SPLIT, Bytes, bytes_of_parameter, data_parallel, touched
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.ranks.control import all_gather
 from ddlbench.ranks.launch import connect, disconnect
 from ddlbench.ranks.launchers import detect
-from ddlbench.recipe.losses import CrossEntropy
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
+from ddlbench.recipe.recipe import CrossEntropy
 from ddlbench.texts import markdown_table
 
 MODEL = GPT2("gpt2", n_layer=4, n_embd=256, n_head=4, vocab_size=1024, seq_len=64, dropout=0.0)

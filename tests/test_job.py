@@ -13,8 +13,10 @@ from ddlbench.config.compose import configuration
 from ddlbench.config.job import make_job
 from ddlbench.data.feed import Request
 from ddlbench.data.loaders.synthetic import random_batch
-from ddlbench.job import Job, Place, example_batch
+from ddlbench.job import Job, Place, example_batch, on_meta
 from ddlbench.ranks.launchers import Launch
+from tests.support.jobs import MODEL
+from tests.support.jobs import job as small_job
 
 ROOT = Path(__file__).parents[1]
 SMALL = ("+framework=ddp", "+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=8")
@@ -60,3 +62,11 @@ def test_the_page_on_extending_lists_every_place_that_asks_for_the_kind_of_data(
     of_columns = source / "results"  # a column's kind
     places = [path for path in source.rglob("*.py") if asks.search(path.read_text()) and of_columns not in path.parents]
     assert {f"../{path.relative_to(ROOT)}" for path in places} == set(re.findall(r"\((\S+\.py)\)", page))
+
+
+def test_a_model_without_weights_is_built_once() -> None:
+    small = small_job()
+    first = on_meta(small)
+    assert all(parameter.is_meta for parameter in first.parameters())
+    assert on_meta(replace(small, model=replace(MODEL))) is first
+    assert on_meta(replace(small, model=replace(MODEL, num_classes=6))) is not first

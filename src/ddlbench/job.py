@@ -20,6 +20,7 @@ from ddlbench.recomputation import Choice, Link
 type_of_dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 NamedParameters = Iterable[tuple[str, nn.Parameter]]
+_on_meta: dict[tuple[type, str], nn.Sequential] = {}
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,15 @@ def build_model(job: Job) -> nn.Sequential:
     torch.manual_seed(job.seed)
     model = job.model.build().to(job.device)
     return model.to(memory_format=torch.channels_last) if job.channels_last else model
+
+
+def on_meta(job: Job) -> nn.Sequential:
+    """The model without its weights. It is built once and shared: do not change it."""
+    key = type(job.model), repr(job.model)  # a dataclass, so this says all of it
+    if key not in _on_meta:
+        with torch.device("meta"):
+            _on_meta[key] = job.model.build()
+    return _on_meta[key]
 
 
 def example_batch(model: Model, samples: int) -> Batch:

@@ -11,7 +11,7 @@ from ddlbench.counts.counting import FakeModel, count
 from ddlbench.counts.counts import Share
 from ddlbench.counts.operations import Observer
 from ddlbench.frameworks.shared.checkpointing import keep_costly_outputs
-from ddlbench.frameworks.spatial.rows import Window
+from ddlbench.frameworks.spatial.layers import Window
 from ddlbench.job import Model, example_batch
 from ddlbench.measure.formulas.flops import forward_flops_per_block, training_flops
 from ddlbench.models.gpt2 import GPT2

@@ -16,8 +16,8 @@ from ddlbench.models.gpt2 import GPT2
 from ddlbench.oracle.machine.machine import Device, Link, Machine
 from ddlbench.oracle.setting import Setting
 from ddlbench.oracle.timing.computation import Computation, Speeds
-from ddlbench.recipe.losses import CrossEntropy
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer, optimizers
+from ddlbench.recipe.recipe import CrossEntropy
 
 # Two nodes of four: 1 us and 10 GB/s within, 10 us and 1 GB/s between.
 LINKS = (Link("near", 1e-6, 10e9), Link("far", 10e-6, 1e9))

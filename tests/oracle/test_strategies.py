@@ -20,7 +20,7 @@ from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.frameworks.pipeline.pipedream import PipeDream
 from ddlbench.frameworks.pipeline.stages import Plan
 from ddlbench.frameworks.spatial.adapter import Spatial
-from ddlbench.frameworks.spatial.rows import Window
+from ddlbench.frameworks.spatial.layers import Window
 from ddlbench.frameworks.tensor.adapter import TensorParallel
 from ddlbench.job import Framework
 from ddlbench.models.gpt2 import GPT2

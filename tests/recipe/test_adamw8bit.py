@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from ddlbench.job import example_batch
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.recipe import adamw8bit
-from ddlbench.recipe.losses import CrossEntropy
 from ddlbench.recipe.optimizers import BLOCK, SMALLEST, OptimizerConfig, make_optimizer, optimizers
+from ddlbench.recipe.recipe import CrossEntropy
 
 OPTIONS: dict[str, Any] = {"lr": 1e-3, "betas": [0.9, 0.95], "weight_decay": 0.1}
 SHAPES = ((64, 128), (129, 67), (SMALLEST - 1,), (32, 16, 3, 3))  # the second one ends within a block

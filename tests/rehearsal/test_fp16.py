@@ -95,5 +95,5 @@ def test_the_host_waits_once_an_update_for_the_overflow(framework: str, fused: s
     assert result.error is None
     assert waits is not None
     ((call, count),) = waits.items()
-    assert call.startswith("item at ddlbench/frameworks/shared/step.py:")
+    assert call.startswith("item at ddlbench/frameworks/shared/replica.py:")
     assert count == 1

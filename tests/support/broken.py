@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.deepspeed.adapter import ZeroTrainer
 from ddlbench.frameworks.pipeline.adapter import Pipeline, PipelineTrainer
 from ddlbench.frameworks.pipeline.pipedream import PipeDream, PipeDreamTrainer
+from ddlbench.frameworks.shared.groups import clip_parts
 from ddlbench.frameworks.shared.replica import Replica
 from ddlbench.frameworks.tensor.adapter import TensorParallel, TensorReplica
 from ddlbench.job import Batch, Job
@@ -86,7 +88,8 @@ class CountedTwice(Pipeline):
 
     def setup(self, job: Job) -> PipelineTrainer:
         trainer = super().setup(job)
-        trainer.blocks._counted = lambda: list(trainer.model.parameters())
+        counted = list(trainer.model.parameters())
+        trainer.update.clip = partial(clip_parts, counted=counted, group=trainer.groups.norm_group)
         return trainer
 
 

@@ -27,9 +27,8 @@ from ddlbench.measure.rows import EpochRow
 from ddlbench.progress import Progress
 from ddlbench.ranks.boundary import Boundary
 from ddlbench.ranks.control import barrier
-from ddlbench.recipe.losses import CrossEntropy
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
-from ddlbench.recipe.recipe import Rates
+from ddlbench.recipe.recipe import CrossEntropy, Rates
 from ddlbench.record.run_json import training_ledger, weights_hash
 from tests.support.reference import Case, Outcome
 from tests.support.trace import Trace

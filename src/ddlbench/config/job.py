@@ -9,8 +9,8 @@ import torch
 from ddlbench.config.schema import Config
 from ddlbench.job import Job
 from ddlbench.ranks.launch import Launch
-from ddlbench.recipe.losses import CrossEntropy
 from ddlbench.recipe.optimizers import make_optimizer
+from ddlbench.recipe.recipe import CrossEntropy
 from ddlbench.recomputation import Link
 
 

@@ -23,15 +23,14 @@ from ddlbench.counts.counts import UNSHARED, Block, Counts, Floats, Line, Share,
 from ddlbench.counts.operations import Observer, Operation, saved_bytes
 from ddlbench.frameworks.shared.checkpointing import keep_costly_outputs, selective_names
 from ddlbench.frameworks.spatial.layers import rows_of, share_rows, windows
-from ddlbench.frameworks.tensor.collectives import Part, gather_from
+from ddlbench.frameworks.tensor.collectives import Part, gather_from, parallel_cross_entropy
 from ddlbench.frameworks.tensor.layers import split_model
-from ddlbench.frameworks.tensor.loss import parallel_cross_entropy
 from ddlbench.job import Job, Model, example_batch, type_of_dtype
 from ddlbench.measure.formulas.memory_formula import SPLIT
 from ddlbench.ranks.fake.fake import fake_world
 from ddlbench.ranks.fake.kernels import dropout
 from ddlbench.ranks.fake.storages import identity, size
-from ddlbench.recipe.losses import CrossEntropy
+from ddlbench.recipe.recipe import CrossEntropy
 from ddlbench.recomputation import SELECTIVE
 
 SAMPLES = (2, 4)  # BatchNorm refuses one value a channel

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ddlbench.frameworks.spatial.rows import Window
+from ddlbench.frameworks.spatial.layers import Window
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES
 from ddlbench.offloading import plan_of
 from ddlbench.recomputation import Choice, Link, Plan

@@ -11,8 +11,7 @@ from ddlbench.errors import UserError, check_values, refuse
 from ddlbench.frameworks.compression import ErrorFeedback, Hook, Int8, PowerSGD, Sign, TopK
 from ddlbench.frameworks.shared.groups import all_ranks
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction
-from ddlbench.frameworks.shared.replica import Replica, build, in_ddp
-from ddlbench.frameworks.shared.step import Update
+from ddlbench.frameworks.shared.replica import Replica, Update, build, in_ddp
 from ddlbench.job import Job
 
 COMPRESSED = ("powersgd", "topk", "sign", "int8")  # with error feedback

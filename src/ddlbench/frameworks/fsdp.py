@@ -22,12 +22,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from ddlbench.errors import WrongRankCount, check_values, refuse
-from ddlbench.frameworks.shared.groups import all_ranks, subgroup
+from ddlbench.frameworks.shared.groups import all_ranks, has_batch_norm, subgroup
 from ddlbench.frameworks.shared.layout import Layout, divisors
-from ddlbench.frameworks.shared.meta import has_batch_norm
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction, check_shards
-from ddlbench.frameworks.shared.replica import Replica, build
-from ddlbench.frameworks.shared.step import Update
+from ddlbench.frameworks.shared.replica import Replica, Update, build
 from ddlbench.job import Job, type_of_dtype
 
 SCHEMES = ("autocast", "policy")
@@ -86,7 +84,14 @@ class FSDP:
         # Shards, their gradients and the optimizer's state on the host, where the update runs. Its collectives (the
         # norm for clipping) use the CPU's backend of the process group, which every group here has.
         offload = CPUOffloadPolicy(pin_memory=job.device.type != "cpu") if self.offload_parameters else None
-        shard(model, make_mesh(job, self.replicate), self.reshard_after_forward, policy, offload)
+        if self.replicate == 1:
+            mesh = DeviceMesh(job.device.type, list(range(job.world_size)), mesh_dim_names=("shard",))
+        else:  # neighbouring ranks share a replica. A mesh that makes its own groups leaves them torch's timeout
+            layout = Layout(dp=self.replicate, tp=job.world_size // self.replicate)  # the parts of a replica: shards
+            grid = layout.groups("tp")
+            groups = [cast(dist.ProcessGroup, subgroup(of, job, separate=True)) for of in (layout.groups("dp"), grid)]
+            mesh = DeviceMesh.from_group(groups, job.device.type, grid, mesh_dim_names=("replicate", "shard"))
+        shard(model, mesh, self.reshard_after_forward, policy, offload)
         # What the micro batches run under: no autocast where FSDP casts. The loss scale of fp16 is the update's.
         compute = replace(job, precision="fp32") if casts else job
         update = Update(job.optimizer(model.named_parameters()), job)
@@ -138,14 +143,3 @@ def no_sync(model: nn.Module) -> Generator[None]:
     yield
     root.set_requires_gradient_sync(True)
     root.set_is_last_backward(True)
-
-
-def make_mesh(job: Job, replicas: int) -> DeviceMesh:
-    """All ranks in one dimension, or replicas x shards, where neighbouring ranks share a replica."""
-    if replicas == 1:
-        return DeviceMesh(job.device.type, list(range(job.world_size)), mesh_dim_names=("shard",))
-    layout = Layout(dp=replicas, tp=job.world_size // replicas)  # the shards of a replica are its parts
-    # A mesh that makes its own groups leaves them torch's timeout.
-    grid = layout.groups("tp")
-    groups = [cast(dist.ProcessGroup, subgroup(lists, job, separate=True)) for lists in (layout.groups("dp"), grid)]
-    return DeviceMesh.from_group(groups, job.device.type, grid, mesh_dim_names=("replicate", "shard"))

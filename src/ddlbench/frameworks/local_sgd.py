@@ -9,11 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from ddlbench.errors import check_values, refuse
-from ddlbench.frameworks.shared.batchnorm import average_statistics
-from ddlbench.frameworks.shared.groups import all_ranks, average
+from ddlbench.frameworks.shared.groups import all_ranks, average, average_statistics
 from ddlbench.frameworks.shared.refusals import check_alike
-from ddlbench.frameworks.shared.replica import Replica, build
-from ddlbench.frameworks.shared.step import Update
+from ddlbench.frameworks.shared.replica import Replica, Update, build
 from ddlbench.job import Batch, Job
 from ddlbench.measure.profiling.spans import COMMUNICATE, span
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from ddlbench.errors import Unsupported
 from ddlbench.frameworks.shared.refusals import check_alike
-from ddlbench.frameworks.shared.replica import Replica, build
-from ddlbench.frameworks.shared.step import Update
+from ddlbench.frameworks.shared.replica import Replica, Update, build
 from ddlbench.job import Job
 
 

@@ -78,7 +78,11 @@ class AdamW8bit(Optimizer):
     def new_state(self, parameter: Tensor) -> dict[str, Tensor]:
         """The state of a parameter before its first update. The scales of a shard are a shard, too, of the same size on
         each rank: as many as the largest shard needs."""
-        size = largest_shard(parameter)
+        size = parameter.numel()
+        if isinstance(parameter, DTensor):  # cut into rows
+            mesh, rows = parameter.device_mesh, parameter.shape[0]
+            axes = [axis for axis, placement in enumerate(parameter.placements) if placement.is_shard()]
+            size = ceil(rows / prod(mesh.size(axis) for axis in axes)) * (size // rows)
         dtype = torch.uint8 if size >= SMALLEST else None
         state = {name: torch.zeros_like(parameter.detach(), dtype=dtype) for name in MOMENTS}
         for name in SCALES if dtype else ():
@@ -91,12 +95,3 @@ class AdamW8bit(Optimizer):
 
 def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def largest_shard(parameter: Tensor) -> int:
-    """Numbers of the largest shard of a parameter that is cut into rows; of a whole one all its numbers."""
-    if not isinstance(parameter, DTensor):
-        return parameter.numel()
-    mesh, rows = parameter.device_mesh, parameter.shape[0]
-    shards = prod(mesh.size(axis) for axis, placement in enumerate(parameter.placements) if placement.is_shard())
-    return ceil(rows / shards) * (parameter.numel() // rows)

@@ -67,21 +67,25 @@ class OptimizerConfig:
 
 def make_optimizer(config: OptimizerConfig, named_parameters: NamedParameters) -> Optimizer:
     """The optimizer over the trainable parameters, at the unscaled learning rate: the loop sets each update's.
+    Unavailable where its library is missing.
 
     Shards keep the number of dimensions of the whole parameter, so that every layout gets the same groups.
     """
     entry = optimizers[config.name]
     trainable = [parameter for _, parameter in named_parameters if parameter.requires_grad]
-    if config.decay_norm_and_bias:
-        return entry.make(config, [{"params": trainable, "weight_decay": config.weight_decay}])
-    decayed = [parameter for parameter in trainable if parameter.ndim > 1]
-    others = [parameter for parameter in trainable if parameter.ndim <= 1]
+    decayed = [parameter for parameter in trainable if config.decay_norm_and_bias or parameter.ndim > 1]
+    others = [parameter for parameter in trainable if not config.decay_norm_and_bias and parameter.ndim <= 1]
     layer_wise = {"always_adapt": False} if entry.needs == NORM else {}  # a key of timm's optimizers
     groups: list[dict[str, Any]] = [
         {"params": decayed, "weight_decay": config.weight_decay},
         {"params": others, "weight_decay": 0.0, **layer_wise},
     ]
-    return entry.make(config, [group for group in groups if group["params"]])
+    module, _, name = entry.kind.rpartition(".")
+    library, remedy = entry.install
+    with importing(f"{library}, which recipe.optimizer.name={config.name} needs,", remedy):
+        kind = getattr(import_module(module), name)
+    arguments = {ARGUMENTS.get(key, key): getattr(config, key) for key in ("lr", *entry.keys)}
+    return kind([group for group in groups if group["params"]], **arguments, **entry.fixed)
 
 
 @dataclass(frozen=True)
@@ -127,15 +131,6 @@ class Entry:
     needs: str | None = None
     fixed: Mapping[str, Any] = field(default_factory=dict[str, Any])
     install: tuple[str, str] = ("torch", "pip install torch")
-
-    def make(self, config: OptimizerConfig, groups: list[dict[str, Any]]) -> Optimizer:
-        """Unavailable where the library is missing."""
-        module, _, name = self.kind.rpartition(".")
-        library, remedy = self.install
-        with importing(f"{library}, which recipe.optimizer.name={config.name} needs,", remedy):
-            kind = getattr(import_module(module), name)
-        arguments = {ARGUMENTS.get(key, key): getattr(config, key) for key in ("lr", *self.keys)}
-        return kind(groups, **arguments, **self.fixed)
 
 
 NORM = "the norm of each full layer"

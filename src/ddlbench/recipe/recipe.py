@@ -1,5 +1,5 @@
-"""How a model is trained, whichever framework does it: optimizer, learning-rate schedule, label smoothing; and the
-rates that a run used."""
+"""How a model is trained, whichever framework does it: optimizer, learning-rate schedule and loss; and the rates that a
+run used."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
 
 from ddlbench.errors import UserError, check_values
 from ddlbench.recipe.optimizers import OptimizerConfig
@@ -47,22 +50,15 @@ class ScheduleConfig:
         )  # fmt: skip
 
 
-def step(config: ScheduleConfig, lr: float, epoch: float, warmup: float, epochs: int) -> float:
-    """Times gamma at each milestone, an epoch of the training (Aach et al. 2023: 0.1 at epochs 30, 60 and 80)."""
-    return lr * config.gamma ** sum(milestone <= epoch for milestone in config.milestones)
-
-
-def cosine(config: ScheduleConfig, lr: float, epoch: float, warmup: float, epochs: int) -> float:
-    """Half a cosine from lr after the warm-up to min_lr at the end (Loshchilov and Hutter 2017; Aach et al. 2023,
-    equation 1)."""
-    share = (epoch - warmup) / (epochs - warmup)
-    return config.min_lr + (lr - config.min_lr) * (1 + math.cos(math.pi * share)) / 2
-
-
 curves: dict[str, Callable[[ScheduleConfig, float, float, float, int], float]] = {
     "constant": lambda config, lr, epoch, warmup, epochs: lr,
-    "step": step,
-    "cosine": cosine,
+    # times gamma at each milestone, an epoch of the training (Aach et al. 2023: 0.1 at epochs 30, 60 and 80)
+    "step": lambda config, lr, epoch, *_: lr * config.gamma ** sum(m <= epoch for m in config.milestones),
+    # half a cosine from lr after the warm-up to min_lr at the end (Loshchilov and Hutter 2017; Aach et al. 2023,
+    # equation 1)
+    "cosine": lambda config, lr, epoch, warmup, epochs: (
+        config.min_lr + (lr - config.min_lr) * (1 + math.cos(math.pi * ((epoch - warmup) / (epochs - warmup)))) / 2
+    ),
     # times gamma every epoch after the warm-up (Aach et al. 2023, equation 2)
     "exponential": lambda config, lr, epoch, warmup, epochs: lr * config.gamma ** (epoch - warmup),
 }
@@ -147,3 +143,25 @@ class Rates:
         self.step += 1
         self.first, self.last = rate if self.first is None else self.first, rate
         return rate
+
+
+IGNORED = -100
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """The loss of output [B, C] and targets [B], or output [B, T, V] and targets [B, T]: mean nats a scored target.
+
+    Targets of -100 are not scored. Smoothing as in Szegedy et al. 2016, section 7: with weight `label_smoothing`
+    the target is the uniform distribution. Computed in float32 whatever the output's type, under autocast too.
+    """
+
+    label_smoothing: float
+
+    def __call__(self, output: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(
+            output.flatten(0, -2).float(),
+            targets.flatten(),
+            ignore_index=IGNORED,
+            label_smoothing=self.label_smoothing,
+        )

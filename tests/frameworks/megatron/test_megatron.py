@@ -30,8 +30,8 @@ from ddlbench.models.gpt2 import GPT2
 from ddlbench.oracle.machine.machine import load
 from ddlbench.oracle.measured.inputs import from_roofline
 from ddlbench.oracle.predictor import Inputs, predict
-from ddlbench.recipe.losses import CrossEntropy
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
+from ddlbench.recipe.recipe import CrossEntropy
 from tests.equality.cases import MODELS
 from tests.equality.distances import TOLERANCES, assert_equal
 from tests.frameworks.tensor.test_tensor import batch_of

@@ -1,4 +1,5 @@
-"""PipeDream against one plain process that trains with weights as old as they should be; knobs and refusals."""
+"""PipeDream against one plain process that trains with weights as old as they should be; knobs and refusals;
+neighbours send and receive in one order, also messages that are larger than a socket's buffer."""
 
 from __future__ import annotations
 
@@ -8,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from ddlbench.errors import Unsupported, UserError
 from ddlbench.frameworks.pipeline.pipedream import PipeDream
+from ddlbench.frameworks.pipeline.pipedream_trainer import Link
 from ddlbench.job import Framework, Job, Model, Place
 from ddlbench.models.gpt2 import GPT2
 from tests.equality.cases import MODELS, RATES
@@ -232,3 +235,26 @@ def test_wrong_numbers_are_named() -> None:
         UserError, match=r"pipedream_2bw over 4 ranks cannot run 2 micro .* choose train\.micro_batch=3"
     ):
         buffered().check(of(4, micro_batch=6))
+
+
+NUMBERS = 1_000_000
+
+
+def turns() -> list[float | None]:
+    rank = dist.get_rank()
+    border = torch.empty(NUMBERS, dtype=torch.float64, device="meta")
+    link = Link(1 - rank, None, border, torch.device("cpu"))
+    sends = [True, True, False] if rank == 0 else [False, True, True]
+    receives = sends[::-1]  # only to rank 1, both ways, only to rank 0
+    got: list[float | None] = []
+    for turn, (send, receive) in enumerate(zip(sends, receives, strict=True)):
+        outgoing = torch.full((2, NUMBERS // 2), 10.0 * rank + turn, dtype=torch.float64).t() if send else None
+        came = link.exchange(outgoing.reshape(NUMBERS) if outgoing is not None else None, receive)
+        got.append(None if came is None else came.unique().item())
+    assert link.exchange(None, receive=False) is None
+    link.wait_for_send()
+    return got
+
+
+def test_both_ends_send_and_receive_in_the_same_order() -> None:
+    assert run_ranks(2, turns) == [[None, 11.0, 12.0], [0.0, 1.0, None]]

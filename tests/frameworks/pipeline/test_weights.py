@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ddlbench.errors import Unsupported, UserError
 from ddlbench.frameworks.pipeline.pipedream import PipeDream
-from ddlbench.frameworks.pipeline.weights import PredictedWeights, UnstashedWeights
+from ddlbench.frameworks.pipeline.weights import PredictedWeights, UnstashedWeights, Weights
 from ddlbench.job import Job
 from tests.equality.distances import TOLERANCES, assert_equal, distance
 from tests.frameworks.pipeline.test_pipedream import CHANGING, TIED, UNTIED, VGG, of
@@ -23,6 +23,57 @@ from tests.support.corrections import PipeMare, SpecTrain, XPipe
 from tests.support.equal import make_job, train_cases
 from tests.support.ranks import run_ranks
 from tests.support.reference import Case, Outcome, Rule, reference, stale_reference
+
+
+class Doubled(nn.Module):
+    """x -> w x + w x, with one weight under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
+        self.other.weight = self.one.weight
+        nn.init.constant_(self.one.weight, 3.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.one(x) + self.other(x)
+
+
+def test_a_version_keeps_its_weights_while_the_newest_move_on() -> None:
+    model = Doubled()
+    weights = Weights(model)
+    optimizer = torch.optim.SGD(weights.newest.values(), lr=1.0)
+    old = weights.version(optimizer, [])
+    weights.use(old)
+    loss = model(torch.ones(1, 1)).square().sum()  # (2 w)^2 = 36
+
+    weights.copy_newest()
+    (newest,) = weights.newest.values()
+    newest.grad = torch.full_like(newest, 2.0)
+    optimizer.step()  # 3 - 2
+    loss.backward()
+    (stale,) = old.values()
+    assert (newest.item(), stale.item()) == (1.0, 3.0)
+    assert stale.grad is not None
+    assert stale.grad.item() == 24.0  # d (2 w)^2 / dw = 8 w at w = 3
+
+    weights.take_gradients(old)
+    optimizer.step()
+    assert newest.item() == -23.0
+    assert stale.grad is None
+    weights.use(weights.newest)
+    assert model(torch.ones(1, 1)).item() == -46.0
+    assert model.one.weight is model.other.weight is newest
+
+
+def test_memory_is_shared_until_the_newest_part() -> None:
+    weights = Weights(Doubled())
+    (newest,) = weights.newest.values()
+    optimizer = torch.optim.SGD([newest], lr=1.0)
+    (first,), (second,) = (weights.version(optimizer, []).values() for _ in range(2))
+    assert first.data_ptr() == second.data_ptr() == newest.data_ptr()
+    weights.copy_newest()
+    assert first.data_ptr() == second.data_ptr() != newest.data_ptr()
+
 
 TEXT = Case("gpt2", UNTIED, lr=0.02, rates=CHANGING)
 IMAGES = Case("vgg", VGG, lr=0.5)

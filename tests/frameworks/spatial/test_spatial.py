@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from typing import Any
 from unittest.mock import patch
 
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from ddlbench.errors import Unsupported, UserError
 from ddlbench.frameworks.spatial.adapter import Spatial
-from ddlbench.frameworks.spatial.layers import Halo, share_rows, windows
+from ddlbench.frameworks.spatial.layers import Halo, Window, share_rows, windows
 from ddlbench.frameworks.tensor.collectives import Part
 from ddlbench.job import Job, Model
 from ddlbench.models.resnet import ResNet
@@ -233,3 +234,44 @@ def test_what_cannot_be_shared_is_refused() -> None:
 def test_layers_that_are_not_known_are_refused(layer: nn.Module) -> None:
     with pytest.raises(Unsupported, match="it is not known which rows layer7 needs"):
         Spatial().check(ranks(2, Layers(more=(layer,))))
+
+
+WINDOWS = {"3x3": (3, 1, 1), "strided": (3, 2, 1), "1x1 strided": (1, 2, 0), "stem": (7, 2, 3), "halves": (2, 2, 0)}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_lent_rows_are_what_the_windows_of_all_parts_reach(name: str) -> None:
+    """Heights that divide and others, cut into 2 to 5 parts, compared with the rows of each window one by one."""
+    kernel, stride, padding = WINDOWS[name]
+    for height, size in product(range(14, 40), range(2, 6)):
+        window = Window(height, kernel, stride, padding)
+        parts = [Part(None, rank, size) for rank in range(size)]
+        for user in parts:
+            first, count = user.span(window.output)
+            reached = {
+                row
+                for output in range(first, first + count)
+                for row in range(output * stride - padding, output * stride - padding + kernel)
+            }
+            got: list[int] = []
+            for owner in parts:
+                begin, rows = owner.span(height)[0], window.lent(owner)[user.rank]
+                assert window.taken(user)[owner.rank] == rows.stop - rows.start <= owner.span(height)[1]
+                got += range(begin + rows.start, begin + rows.stop)
+            # With a stride windows may skip rows between two that they reach.
+            every = range(max(0, min(reached)), min(height, max(reached) + 1))
+            assert {row for row in reached if 0 <= row < height} <= set(every)
+            assert got == [*every], (height, size)
+
+
+def test_neighbours_send_a_row_of_a_3x3_convolution() -> None:
+    """Parts of 8 rows: the first one sends its last row, the others one in each direction."""
+    window = Window(24, 3, 1, 1)
+    lent = [[(rows.start, rows.stop) for rows in window.lent(Part(None, rank, 3))] for rank in range(3)]
+    assert [lent[0][1], lent[1][0], lent[1][2], lent[2][1]] == [(7, 8), (0, 1), (7, 8), (0, 1)]
+    assert [window.taken(Part(None, rank, 3)) for rank in range(3)] == [[8, 1, 0], [1, 8, 1], [0, 1, 8]]
+
+
+def test_pooling_by_halves_needs_a_neighbour_only_where_a_part_is_odd() -> None:
+    assert Window(24, 2, 2).taken(Part(None, 0, 2)) == [12, 0]
+    assert Window(26, 2, 2).taken(Part(None, 0, 2)) == [13, 1]

@@ -17,12 +17,12 @@ from ddlbench.frameworks.tensor.collectives import (
     copy_to,
     gather_from,
     gather_from_sequence,
+    parallel_cross_entropy,
     rank_random,
     reduce_from,
     reduce_scatter_to_sequence,
     share,
 )
-from ddlbench.frameworks.tensor.loss import parallel_cross_entropy
 from ddlbench.job import Batch
 from tests.support.jobs import job
 from tests.support.ranks import run_ranks

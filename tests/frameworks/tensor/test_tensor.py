@@ -21,8 +21,8 @@ from ddlbench.job import Batch, Job, Model, Place
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.resnet import ResNet
 from ddlbench.models.vgg import VGG
-from ddlbench.recipe.losses import CrossEntropy
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
+from ddlbench.recipe.recipe import CrossEntropy
 from tests.equality.distances import TOLERANCES, distance
 from tests.support.broken import OwnTokens
 from tests.support.changed_job import ChangedJob

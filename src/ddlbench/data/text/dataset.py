@@ -35,7 +35,7 @@ from ddlbench.data.text.token_file import (
 )
 from ddlbench.errors import UserError, check_values, reporting
 from ddlbench.job import Model
-from ddlbench.recipe.losses import IGNORED
+from ddlbench.recipe.recipe import IGNORED
 
 TOKENIZE = ("ahead", "on_the_fly")
 # Training and validation text as WikiText and others name them; the first complete pair counts.

@@ -20,12 +20,10 @@ from torch.optim import Optimizer
 
 from ddlbench.checkpoint.live import Live
 from ddlbench.frameworks.deepspeed.knobs import DeepSpeedOptions, import_deepspeed
-from ddlbench.frameworks.shared.batchnorm import Statistics
 from ddlbench.frameworks.shared.environment import environment
 from ddlbench.frameworks.shared.groups import all_ranks
-from ddlbench.frameworks.shared.replica import RankTrainer, build
-from ddlbench.frameworks.shared.step import Update, evaluate, micro_batches
-from ddlbench.job import Batch, Job, Place, type_of_dtype
+from ddlbench.frameworks.shared.replica import RankTrainer, Update, build, evaluate, micro_batches
+from ddlbench.job import Batch, Job, type_of_dtype
 from ddlbench.measure.profiling.spans import BACKWARD, FORWARD, UPDATE, span
 from ddlbench.ranks.launchers import OPEN_MPI
 
@@ -76,9 +74,11 @@ class DeepSpeed(DeepSpeedOptions):
         )
 
     def fake_answers(self, rank: int, world_size: int, device: torch.device) -> Sequence[Answer]:
-        from ddlbench.frameworks.deepspeed.fake import answers
+        from ddlbench.frameworks.fake_libraries import deepspeed_answers
 
-        return answers(device)
+        # Without a GPU its import for "cuda" looks for CUDA's compiler.
+        import_deepspeed(device if torch.cuda.is_available() else torch.device("cpu"))
+        return deepspeed_answers(device)
 
 
 def prepare_modules(group: dist.ProcessGroup) -> None:
@@ -120,9 +120,18 @@ class ZeroTrainer(RankTrainer):
     ) -> None:
         self.knobs, self.engine, self.until_close = knobs, engine, until_close
         self.micro_batches = job.micro_batches(job.world_size)
-        place = Place(job.rank, job.world_size, coordinates={"dp": job.rank})
-        update, statistics = Update(engine.basic_optimizer, job), Statistics(engine.module, dp_group)
-        super().__init__(job, engine.module, update, statistics, place, self._facts(job))
+        zero = engine.config["zero_optimization"]
+        scheme = "deepspeed weights" if knobs.casts(job) else "autocast"
+        facts = {
+            **{knob: getattr(knobs, knob) for knob in RECORDED},
+            "reduce_bucket_elements": zero.get("reduce_bucket_size"),
+            "overlap_comm": bool(knobs.zero_stage and engine.zero_overlap_comm()),
+            "gradient_norm": knobs.needs_norm(job),
+            "persistence_threshold": knobs.persistence_threshold if knobs.zero_stage == 3 else None,
+            "precision_scheme": "fp32" if job.precision == "fp32" else scheme,
+            "reduce_dtype": job.reduce_dtype,
+        }
+        super().__init__(job, engine.module, Update(engine.basic_optimizer, job), facts, dp_group=dp_group)
         self.gathers: torch.cuda.Stream | None = None
         if knobs.zero_stage == 3 and job.device.type == "cuda":
             self.gathers = engine.optimizer.parameter_offload._DeepSpeedZeRoOffload__allgather_stream
@@ -148,7 +157,7 @@ class ZeroTrainer(RankTrainer):
                 if self.gathers is not None:
                     self.gathers.wait_stream(torch.cuda.current_stream(self.job.device))
             total += loss.detach() / self.micro_batches
-        self.statistics.mark_changed()
+        self.synchronized = False
         return total
 
     def _cast(self, inputs: Tensor) -> Tensor:
@@ -158,7 +167,7 @@ class ZeroTrainer(RankTrainer):
 
     def evaluate(self, batch: Batch | None) -> Tensor | None:
         assert batch is not None
-        self.statistics.synchronize()
+        self.synchronize()
         job = replace(self.job, precision="fp32") if self.knobs.casts(self.job) else self.job  # then without autocast
         return evaluate(self.model, lambda inputs: self.model(self._cast(inputs)), batch, job, self.micro_batches)
 
@@ -166,7 +175,7 @@ class ZeroTrainer(RankTrainer):
         """Tensor by tensor, so that no device holds the full model; in fp32, also where the model is in 16 bits."""
         from deepspeed.utils import safe_get_full_fp32_param
 
-        self.statistics.synchronize()
+        self.synchronize()
         state: dict[str, Tensor] = {}
         for name, tensor in self.model.state_dict(keep_vars=True).items():
             sharded = self.knobs.zero_stage and isinstance(tensor, nn.Parameter)
@@ -197,13 +206,13 @@ class ZeroTrainer(RankTrainer):
 
     def numbers(self) -> dict[str, Any]:
         steps = {"global_steps": self.engine.global_steps, "skipped_steps": self.engine.skipped_steps}
-        return {**steps, "applied": self.update.count, "synchronized": self.statistics.synchronized}
+        return {**steps, "applied": self.update.count, "synchronized": self.synchronized}
 
     @torch.no_grad()
     def restore(self, numbers: Mapping[str, Any]) -> None:
         """The partitions have been overwritten: make the model's weights from them, as after an update. Collective."""
         self.engine.global_steps, self.engine.skipped_steps = numbers["global_steps"], numbers["skipped_steps"]
-        self.update.count, self.statistics.synchronized = numbers["applied"], numbers["synchronized"]
+        self.update.count, self.synchronized = numbers["applied"], numbers["synchronized"]
         zero, stage = self.engine.optimizer, self.knobs.zero_stage
         if stage in (1, 2):
             zero.update_lp_params()
@@ -215,19 +224,6 @@ class ZeroTrainer(RankTrainer):
                 zero._reassign_or_swap_out_partitioned_parameters(group)
             if zero.persistent_parameters:  # too small to be shared out between uses
                 zero.persistent_parameters[0].all_gather(zero.persistent_parameters)
-
-    def _facts(self, job: Job) -> dict[str, Any]:
-        zero, knobs = self.engine.config["zero_optimization"], self.knobs
-        scheme = "deepspeed weights" if knobs.casts(job) else "autocast"
-        return {
-            **{knob: getattr(knobs, knob) for knob in RECORDED},
-            "reduce_bucket_elements": zero.get("reduce_bucket_size"),
-            "overlap_comm": bool(knobs.zero_stage and self.engine.zero_overlap_comm()),
-            "gradient_norm": knobs.needs_norm(job),
-            "persistence_threshold": knobs.persistence_threshold if knobs.zero_stage == 3 else None,
-            "precision_scheme": "fp32" if job.precision == "fp32" else scheme,
-            "reduce_dtype": job.reduce_dtype,
-        }
 
     def close(self) -> None:
         self.engine.destroy()

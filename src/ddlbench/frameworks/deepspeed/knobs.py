@@ -15,8 +15,8 @@ from torch.torch_version import TorchVersion
 
 from ddlbench.checkpoint.live import OFF
 from ddlbench.errors import Unavailable, UserError, check_values, importing, refuse
-from ddlbench.frameworks.shared.meta import has_batch_norm
-from ddlbench.frameworks.shared.refusals import check_alike, check_reduction, elementwise_names, layerwise
+from ddlbench.frameworks.shared.groups import has_batch_norm
+from ddlbench.frameworks.shared.refusals import check_alike, check_reduction, layerwise
 from ddlbench.job import Job
 
 OLDEST = "0.19.8"  # before, ZeRO 1 and 2 with overlap_comm and torch.compile gave NaN (DeepSpeed#8061)
@@ -122,11 +122,11 @@ class DeepSpeedOptions:
     def supports(self, job: Job) -> None:
         """What `check` refuses wherever the library is installed."""
         check_reduction("deepspeed", job)
-        (optimizer, needs), casts, precision = layerwise(job), self.casts(job), job.precision
+        (optimizer, needs, others), casts, precision = layerwise(job), self.casts(job), job.precision
         here = f"with framework.zero_stage={self.zero_stage}"
         reasons = {
             f"{optimizer} {here}: it needs {needs}, but ZeRO gives the optimizer flat shards: use "
-            f"framework.zero_stage=0, or recipe.optimizer.name={elementwise_names()}":
+            f"framework.zero_stage=0, or recipe.optimizer.name={others}":
                 needs,
             f"train.precision=fp16 {here}: under autocast DeepSpeed does not lower the loss scale after an overflow, "
             "and clips gradients before it unscales them: use bf16, framework.mixed_precision=weights or "

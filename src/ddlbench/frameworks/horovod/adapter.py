@@ -13,13 +13,10 @@ from torch import nn
 
 from ddlbench.checkpoint.live import OFF
 from ddlbench.errors import Unavailable, Unsupported, check_values, importing, refuse
-from ddlbench.frameworks.horovod.start import start, started_by_mpi
-from ddlbench.frameworks.horovod.traced import trace_horovod
-from ddlbench.frameworks.shared.batchnorm import batch_norms
-from ddlbench.frameworks.shared.groups import all_ranks
+from ddlbench.frameworks.horovod.core import start, started_by_mpi, trace_horovod
+from ddlbench.frameworks.shared.groups import all_ranks, batch_norms
 from ddlbench.frameworks.shared.refusals import check_alike
-from ddlbench.frameworks.shared.replica import Replica, build
-from ddlbench.frameworks.shared.step import Update
+from ddlbench.frameworks.shared.replica import Replica, Update, build
 from ddlbench.job import Job
 from ddlbench.measure.profiling.spans import COMMUNICATE, span
 from ddlbench.ranks.control import all_gather
@@ -140,10 +137,10 @@ class Horovod:
         return Replica(job, model, update, facts, dp_group=dp_group)
 
     def fake_answers(self, rank: int, world_size: int, device: torch.device) -> Sequence[Answer]:
-        from ddlbench.frameworks.horovod.fake import answers
+        from ddlbench.frameworks.fake_libraries import horovod_answers
 
         horovod_torch()
-        return answers(rank, world_size, device)
+        return horovod_answers(rank, world_size, device)
 
     def _variables(self, job: Job) -> dict[str, str]:
         """What Horovod reads from the environment when it starts. Stalls are looked for every `look` seconds."""

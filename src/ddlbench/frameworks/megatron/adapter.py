@@ -30,14 +30,13 @@ from ddlbench.frameworks.megatron.layers import (
 from ddlbench.frameworks.shared.checkpointing import apply_plan
 from ddlbench.frameworks.shared.groups import subgroup
 from ddlbench.frameworks.shared.layout import Layout, fill
-from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction
 from ddlbench.frameworks.tensor.adapter import TensorReplica, check_compile, check_parts
 from ddlbench.frameworks.tensor.collectives import connect_parts, gather_from
 from ddlbench.frameworks.tensor.layers import full_state, local_state
-from ddlbench.job import Job
+from ddlbench.job import Job, on_meta
 from ddlbench.models.gpt2 import GPT2
-from ddlbench.recipe.losses import CrossEntropy
+from ddlbench.recipe.recipe import CrossEntropy
 from ddlbench.recomputation import KEY, SELECTIVE, budgeted
 
 
@@ -132,7 +131,8 @@ class MegatronReplica(TensorReplica):
         self.synchronize()
         if self.place.data_rank:
             return None
-        local = {name: tensor.detach().cpu().clone() for name, tensor in self._named().items()}
+        tensors = self.model.named_parameters(remove_duplicate=False)  # a tied parameter has two names
+        local = {name: tensor.detach().cpu().clone() for name, tensor in tensors}
         full = full_state(local, self.splits, self.part) or {}
         named = {original_name(name): tensor for name, tensor in full.items()}
         names = on_meta(self.job).state_dict() if named else ()
@@ -140,10 +140,11 @@ class MegatronReplica(TensorReplica):
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor]) -> None:
-        names = {original_name(name): name for name in self._named()}
+        tensors = dict(self.model.named_parameters(remove_duplicate=False))
+        names = {original_name(name): name for name in tensors}
         full = {names[name]: from_original(name, tensor, self._gpt2, self.part.size) for name, tensor in state.items()}
         for name, tensor in local_state(full, self.splits, self.part).items():
-            self._named()[name].copy_(tensor)
+            tensors[name].copy_(tensor)
 
     def output(self, inputs: Tensor) -> Tensor:
         logits: Tensor = self.model(inputs)
@@ -155,7 +156,3 @@ class MegatronReplica(TensorReplica):
     def _gpt2(self) -> GPT2:
         assert isinstance(self.job.model, GPT2)
         return self.job.model
-
-    def _named(self) -> dict[str, torch.nn.Parameter]:
-        """A tied parameter has two names."""
-        return dict(self.model.named_parameters(remove_duplicate=False))

@@ -21,7 +21,7 @@ from ddlbench.frameworks.tensor.collectives import Part, rank_random
 from ddlbench.frameworks.tensor.layers import Split, Splits
 from ddlbench.measure.formulas.memory_formula import SPLIT
 from ddlbench.models.gpt2 import GPT2
-from ddlbench.recipe.losses import IGNORED
+from ddlbench.recipe.recipe import IGNORED
 
 LOCAL, TRANSFORMER_ENGINE = "local", "transformer_engine"
 # What is named otherwise than in transformers' GPT-2. Transformer Engine has the normalization in the layer behind it.
@@ -41,32 +41,32 @@ NAMES = {
 TRANSPOSED = ("qkv", "column", "row")  # transformers' Conv1D is [in, out]
 
 
-class Embed(nn.Module):
+class Wrapped(nn.Module):
+    """layer: the library's"""
+
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
         self.layer = layer
 
+
+class Embed(Wrapped):
     def forward(self, tokens: Tensor) -> Tensor:
         positions = torch.arange(tokens.shape[-1], device=tokens.device).expand_as(tokens)
         return self.layer(tokens, positions)
 
 
-class Block(nn.Module):
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
+class Block(Wrapped):
     def forward(self, hidden: Tensor) -> Tensor:
         return self.layer(hidden, attention_mask=None)[0]  # causal without a mask: `Attention`
 
 
-class Head(nn.Module):
+class Head(Wrapped):
     """kept: rows of this rank's matrix that are classes; the other ones pad the vocabulary, which the library divides
     evenly. Their logits are -inf, so that the softmax is that of the classes and their gradients are 0."""
 
     def __init__(self, layer: nn.Module, kept: int) -> None:
-        super().__init__()
-        self.layer, self.kept = layer, kept
+        super().__init__(layer)
+        self.kept = kept
 
     def forward(self, hidden: Tensor) -> Tensor:
         logits, _ = self.layer(hidden)
@@ -96,7 +96,9 @@ class Attention(nn.Module):
 def build_layers(model: GPT2, part: Part, group: dist.ProcessGroup, layers: str, fused: bool) -> nn.Sequential:
     """This rank's part, on the CPU and without values. group: the ranks of `part`, which may be one; fused: the library
     compiles bias, GELU, dropout and residual into one kernel each"""
+    from megatron.core.extensions.transformer_engine import TENorm
     from megatron.core.models.common.embeddings.language_model_embedding import LanguageModelEmbedding
+    from megatron.core.models.gpt import gpt_layer_specs as specs
     from megatron.core.process_groups_config import ProcessGroupCollection
     from megatron.core.tensor_parallel import ColumnParallelLinear
     from megatron.core.transformer.spec_utils import build_module
@@ -104,13 +106,16 @@ def build_layers(model: GPT2, part: Part, group: dist.ProcessGroup, layers: str,
     config, width = transformer_config(model, part.size, fused), model.n_embd
     rows = rows_of(model, part.size)
     classes = rows * part.size
-    spec, norm = layer_spec(layers, lambda **_: Attention(part, model.dropout))
+    engine = layers == TRANSFORMER_ENGINE
+    spec: Any = specs.get_gpt_layer_with_transformer_engine_spec() if engine else specs.get_gpt_layer_local_spec()
+    spec.submodules.self_attention.submodules.core_attention = lambda **_: Attention(part, model.dropout)
     groups = ProcessGroupCollection(tp=group, cp=None, pp=None)
     embed = LanguageModelEmbedding(config, classes, model.seq_len, tp_group=group)
     blocks: dict[str, nn.Module] = {"embed": Embed(embed)}
     for number in range(model.n_layer):
         layer: Any = build_module(spec, config=config, layer_number=number + 1, pg_collection=groups)
         blocks[f"h{number}"] = Block(layer)
+    norm: Any = TENorm if engine else spec.submodules.input_layernorm
     blocks["ln_f"] = norm(config=config, hidden_size=width, eps=config.layernorm_epsilon)
     head = ColumnParallelLinear(
         width, classes, config=config, init_method=config.init_method, bias=False, tp_group=group
@@ -119,18 +124,6 @@ def build_layers(model: GPT2, part: Part, group: dist.ProcessGroup, layers: str,
     if model.tie_weights:
         head.weight = embed.word_embeddings.weight
     return nn.Sequential(OrderedDict(blocks, head=Head(head, kept)))
-
-
-def layer_spec(layers: str, attention: Callable[..., nn.Module]) -> tuple[Any, Callable[..., nn.Module]]:
-    """What the library builds a transformer layer of, and its normalization for the end of the model."""
-    from megatron.core.extensions.transformer_engine import TENorm
-    from megatron.core.models.gpt import gpt_layer_specs as specs
-
-    engine = layers == TRANSFORMER_ENGINE
-    spec: Any = specs.get_gpt_layer_with_transformer_engine_spec() if engine else specs.get_gpt_layer_local_spec()
-    spec.submodules.self_attention.submodules.core_attention = attention
-    norm: Any = TENorm if engine else spec.submodules.input_layernorm
-    return spec, norm
 
 
 def transformer_config(model: GPT2, tp: int, fused: bool) -> Any:

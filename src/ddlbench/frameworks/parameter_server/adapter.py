@@ -20,14 +20,10 @@ from torch.optim import Optimizer
 from ddlbench.checkpoint.live import Live
 from ddlbench.errors import check_values, refuse
 from ddlbench.frameworks.parameter_server.server import GRADIENT, WEIGHTS, Server, flat
-from ddlbench.frameworks.shared.batchnorm import batch_norms
-from ddlbench.frameworks.shared.groups import all_ranks, gradient
-from ddlbench.frameworks.shared.meta import on_meta
+from ddlbench.frameworks.shared.groups import Staleness, all_ranks, batch_norms, gradient
 from ddlbench.frameworks.shared.refusals import check_alike
-from ddlbench.frameworks.shared.replica import Replica, build
-from ddlbench.frameworks.shared.staleness import Staleness
-from ddlbench.frameworks.shared.step import Update
-from ddlbench.job import Batch, Job
+from ddlbench.frameworks.shared.replica import Replica, Update, build
+from ddlbench.job import Batch, Job, on_meta
 from ddlbench.measure.profiling.spans import COMMUNICATE, UPDATE, span
 from ddlbench.ranks.launch import group_timeout, is_fake
 
@@ -75,15 +71,6 @@ def numbers_of(held: Iterable[nn.Parameter]) -> int:
     return sum(parameter.numel() for parameter in held)
 
 
-def with_separate_rates(optimizer: Optimizer) -> Optimizer:
-    """The optimizer for the loop: the same states and hooks, but other learning rates. The loop sets that of the next
-    gradient while the server's thread may be at an earlier update."""
-    seen: Optimizer = object.__new__(type(optimizer))
-    vars(seen).update(vars(optimizer))
-    seen.param_groups = [dict(group) for group in optimizer.param_groups]
-    return seen
-
-
 class Exchange(Update):
     """The worker's side: instead of an update, gradients are sent to every server, and its weights are asked for.
 
@@ -93,7 +80,12 @@ class Exchange(Update):
     """
 
     def __init__(self, job: Job, parameters: list[list[nn.Parameter]], server: Server, staleness: Staleness) -> None:
-        super().__init__(with_separate_rates(server.optimizer), job)
+        # The loop's optimizer has the same states and hooks, but other learning rates: the loop sets that of the next
+        # gradient while the server's thread may be at an earlier update.
+        optimizer: Optimizer = object.__new__(type(server.optimizer))
+        vars(optimizer).update(vars(server.optimizer))
+        optimizer.param_groups = [dict(group) for group in server.optimizer.param_groups]
+        super().__init__(optimizer, job)
         self.job, self.parameters, self.server, self.staleness = job, parameters, server, staleness
         pinned = job.device.type == "cuda"
         self.weights = {
@@ -140,9 +132,12 @@ class Exchange(Update):
 
     def _push(self, ends: bool) -> None:
         with span(COMMUNICATE):
-            if not ends:
+            if ends:
+                messages = [torch.ones(numbers_of(held) + 1) for held in self.parameters]
+            else:
                 self.staleness.count(max(self.ages))
-            messages = [self._message(held, ends) for held in self.parameters]
+                more = torch.zeros(1, device=self.job.device)
+                messages = [flat([*map(gradient, held), more]).cpu() for held in self.parameters]
             group = self.server.group
             works = [(group.recv([weights], rank, WEIGHTS), weights) for rank, weights in self.weights.items()]
             works += [(group.send([messages[rank]], rank, GRADIENT), messages[rank]) for rank in self.weights]
@@ -150,12 +145,6 @@ class Exchange(Update):
             # In a rehearsal there are no others, and their gradients are this one.
             for rank in range(self.job.world_size) if is_fake() else [self.job.rank]:
                 self.server.accept(rank, None if ends else messages[self.job.rank][:-1])
-
-    def _message(self, held: list[nn.Parameter], ends: bool) -> Tensor:
-        if ends:
-            return torch.ones(numbers_of(held) + 1)
-        end = torch.zeros(1, device=self.job.device)
-        return flat([*(gradient(parameter) for parameter in held), end]).cpu()
 
 
 class ServedReplica(Replica):

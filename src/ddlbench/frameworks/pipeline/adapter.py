@@ -12,18 +12,18 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from ddlbench.errors import check_values, refuse
-from ddlbench.frameworks.pipeline.blocks import Blocks, StagedTrainer
-from ddlbench.frameworks.pipeline.groups import Groups
+from ddlbench.frameworks.pipeline.rank import Blocks, Groups, StagedTrainer
 from ddlbench.frameworks.pipeline.schedules import (
     LOOPED,
     SCHEDULES,
-    SPLIT_BACKWARD,
     STAGES_OF_A_RANK,
     V_SHAPED,
     bubble,
@@ -33,14 +33,13 @@ from ddlbench.frameworks.pipeline.schedules import (
     micro_batch_count,
 )
 from ddlbench.frameworks.pipeline.stages import Staged, tied_names
+from ddlbench.frameworks.shared.groups import average, clip_parts, gradient
 from ddlbench.frameworks.shared.layout import Layout, fill
-from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.shared.refusals import check_alike, check_shards
-from ddlbench.frameworks.shared.step import Update, autocast
+from ddlbench.frameworks.shared.replica import Update, autocast
 from ddlbench.frameworks.tensor.adapter import check_compile, check_parts
-from ddlbench.frameworks.tensor.collectives import share
-from ddlbench.frameworks.tensor.loss import full_logits, loss_of_parts
-from ddlbench.job import Batch, Job
+from ddlbench.frameworks.tensor.collectives import full_logits, loss_of_parts, share
+from ddlbench.job import Batch, Job, on_meta
 from ddlbench.measure.profiling.spans import BACKWARD, COMMUNICATE, FORWARD, span, spanned
 
 
@@ -81,8 +80,7 @@ class Pipeline(Staged):
                 self.sharded and self.schedule in V_SHAPED and bool(tied_names(on_meta(job))),
         }  # fmt: skip
         refuse(self.name, reasons)
-        if self.schedule in SPLIT_BACKWARD:
-            check_split_backward(self.schedule, job)
+        check_split_backward(self.schedule, job)
         if self.tp > 1:
             check_parts(self.name, job, self.tp, ranks)
             check_compile(self.name, job)
@@ -128,7 +126,16 @@ class PipelineTrainer(StagedTrainer):
     def __init__(self, job: Job, blocks: Blocks, schedule: str, micro_batches: int, facts: dict[str, Any]) -> None:
         groups = blocks.groups
         job = replace(job, loss=loss_of_parts(job, groups.part, parallel=True))
-        update = Update(job.optimizer(blocks.model.named_parameters()), job, groups.norm_group, blocks.clip)
+        named = dict(blocks.model.named_parameters())
+        # The norm for clipping counts each number once: tied parameters on the first stage, unsplit ones on part 0.
+        elsewhere = set[int]() if groups.first else {id(parameter) for parameter in blocks.shared}
+        counted = [
+            parameter
+            for name, parameter in named.items()
+            if id(parameter) not in elsewhere and (name in blocks.splits or groups.part.rank == 0)
+        ]
+        clip = partial(clip_parts, counted=counted, group=groups.norm_group)
+        update = Update(job.optimizer(named.items()), job, groups.norm_group, clip)
         part = f"tensor{groups.part.rank}"  # names differ between stages
         super().__init__(job, blocks, update, micro_batches, facts, part)
         self.losses = list[Tensor]()
@@ -154,7 +161,11 @@ class PipelineTrainer(StagedTrainer):
         stage.forward_one_chunk = computing(stage.forward_one_chunk)
         stage.backward_one_chunk = computing(spanned(BACKWARD, stage.backward_one_chunk))
         stage.backward_weight_one_chunk = computing(spanned(BACKWARD, stage.backward_weight_one_chunk))
-        only_in_training(stage)
+        # Between two stages of one rank torch 2.14 asks for the gradient in an evaluation too, and raises that there is
+        # none.
+        get, put = stage.get_local_bwd_output, stage.set_local_bwd_input
+        stage.get_local_bwd_output = lambda micro: get(micro) if stage.has_backward else ()
+        stage.set_local_bwd_input = lambda gradients, micro: put(gradients, micro) if stage.has_backward else None
         return stage
 
     def _loss(self, output: Tensor, targets: Tensor) -> Tensor:
@@ -176,8 +187,12 @@ class PipelineTrainer(StagedTrainer):
         with as_raised(), self.clock.schedule():
             self.schedule.step(*inputs, target=targets, return_outputs=False)
         with span(COMMUNICATE):
-            self.blocks.reduce()
+            if self.dp_group is not None and not self.blocks.sharded:  # torch's schedule has averaged sharded gradients
+                average([gradient(parameter) for parameter in self.model.parameters()], self.dp_group)
+            for parameter in self.blocks.shared:  # two numbers add up to the same on both ends: copies stay equal
+                dist.all_reduce(gradient(parameter), group=self.groups.embedding_group)
         self.update.apply(self.model.parameters())
+        self.synchronized = False
         return torch.stack(self.losses).sum() if batch is not None and self.losses else None
 
     def _ends_of(self, batch: Batch | None) -> tuple[tuple[Tensor, ...], Tensor | None]:
@@ -189,7 +204,7 @@ class PipelineTrainer(StagedTrainer):
         return (shared.inputs,) if first else (), shared.targets if last else None
 
     def evaluate(self, batch: Batch | None) -> Tensor | None:
-        self.statistics.synchronize()
+        self.synchronize()
         inputs, targets = self._ends_of(batch)
         self.model.eval()
         with as_raised(), torch.no_grad():
@@ -203,14 +218,6 @@ class PipelineTrainer(StagedTrainer):
     def flush(self) -> None:
         """The schedules end with an empty pipeline: only its clock is read."""
         self.clock.add_up()
-
-
-def only_in_training(stage: Any) -> None:
-    """Between two stages of one rank torch 2.14 asks for the gradient in an evaluation too, and raises that there is
-    none."""
-    get, put = stage.get_local_bwd_output, stage.set_local_bwd_input
-    stage.get_local_bwd_output = lambda micro: get(micro) if stage.has_backward else ()
-    stage.set_local_bwd_input = lambda gradients, micro: put(gradients, micro) if stage.has_backward else None
 
 
 @contextmanager

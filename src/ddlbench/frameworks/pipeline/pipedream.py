@@ -18,16 +18,14 @@ from dataclasses import dataclass, field
 from torch.optim import SGD, Adam
 
 from ddlbench.errors import check_values, refuse
-from ddlbench.frameworks.pipeline.blocks import Blocks
-from ddlbench.frameworks.pipeline.groups import Groups
 from ddlbench.frameworks.pipeline.pipedream_trainer import PipeDreamTrainer
+from ddlbench.frameworks.pipeline.rank import Blocks, Groups
 from ddlbench.frameworks.pipeline.schedules import check_stages, in_flight, micro_batch_count
 from ddlbench.frameworks.pipeline.stages import Staged, tied_names
 from ddlbench.frameworks.pipeline.weights import CORRECTIONS, PredictedWeights, UnstashedWeights, Weights
 from ddlbench.frameworks.shared.layout import Layout, fill
-from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.shared.refusals import check_alike, optimizer_of
-from ddlbench.job import Job
+from ddlbench.job import Job, on_meta
 
 
 @dataclass

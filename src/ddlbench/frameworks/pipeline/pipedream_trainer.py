@@ -31,12 +31,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ddlbench.checkpoint.live import Live
-from ddlbench.frameworks.pipeline.blocks import Blocks, StagedTrainer
-from ddlbench.frameworks.pipeline.link import Link
+from ddlbench.frameworks.pipeline.rank import Blocks, StagedTrainer
 from ddlbench.frameworks.pipeline.weights import Version, Weights
-from ddlbench.frameworks.shared.groups import average, gradient, subgroup
-from ddlbench.frameworks.shared.staleness import Staleness
-from ddlbench.frameworks.shared.step import Update, autocast, micro_batches
+from ddlbench.frameworks.shared.groups import Staleness, average, gradient, subgroup
+from ddlbench.frameworks.shared.replica import Update, autocast, micro_batches
 from ddlbench.job import Batch, Job
 from ddlbench.loop import set_learning_rate
 from ddlbench.measure.profiling.spans import BACKWARD, COMMUNICATE, FORWARD, span
@@ -104,7 +102,7 @@ class PipeDreamTrainer(StagedTrainer):
 
     def step(self, batch: Batch | None) -> Tensor | None:
         """Warm-up and steady state."""
-        self.statistics.mark_changed()
+        self.synchronized = False
         losses: list[Tensor] = []
         with self.clock.schedule():
             self._make_updates(keep=1)
@@ -178,9 +176,9 @@ class PipeDreamTrainer(StagedTrainer):
         minibatch.left -= 1
         if minibatch.left:
             return
-        if (dp_group := self.groups.dp_group) is not None:
+        if self.dp_group is not None:
             with span(COMMUNICATE):
-                average([gradient(weight) for weight in minibatch.weights.values()], dp_group)
+                average([gradient(weight) for weight in minibatch.weights.values()], self.dp_group)
         if not self.delayed:
             self._make_updates(keep=0)
 
@@ -230,7 +228,7 @@ class PipeDreamTrainer(StagedTrainer):
     def evaluate(self, batch: Batch | None) -> Tensor | None:
         """The newest weights' outputs, on the last stage."""
         assert not self.in_flight, "flush first"
-        self.statistics.synchronize()
+        self.synchronize()
         self.model.eval()
         outputs: list[Tensor] = []
         with torch.no_grad():
@@ -252,3 +250,41 @@ class PipeDreamTrainer(StagedTrainer):
 
     def facts(self) -> dict[str, Any]:
         return {**super().facts(), "staleness": self.staleness.by_stage()}
+
+
+class Link:
+    """The link to a neighbouring stage: both exchange activations for gradients, and no ranks wait in a circle.
+
+    In each turn an end starts its send and its receive together, and both ends take the same turns. So a send may end
+    at once (gloo), or only when its receiver is ready and all that was started before has ended (NCCL): if rank r and
+    rank r + 1 exchange in turn k, every rank takes its turns in the order of (k, r), and an order has no circles.
+    """
+
+    def __init__(self, peer: int, group: dist.ProcessGroup | None, border: Tensor, device: torch.device) -> None:
+        """peer: global rank; border: has the shape and the type of what is sent in both directions"""
+        self.peer, self.group, self.border, self.device = peer, group, border, device
+        self.sending: tuple[Tensor | None, list[dist.Work]] = None, []
+
+    def exchange(self, outgoing: Tensor | None, receive: bool) -> Tensor | None:
+        """Start to send `outgoing`, if any; with `receive` wait for what the peer sends, and return it."""
+        self.wait_for_send()
+        operations: list[dist.P2POp] = []
+        if outgoing is not None:
+            outgoing = outgoing.contiguous()
+            assert (outgoing.shape, outgoing.dtype) == (self.border.shape, self.border.dtype)
+            operations.append(dist.P2POp(dist.isend, outgoing, self.peer, self.group))
+        incoming = None
+        if receive:
+            incoming = torch.empty(self.border.shape, dtype=self.border.dtype, device=self.device)
+            operations.append(dist.P2POp(dist.irecv, incoming, self.peer, self.group))
+        works = dist.batch_isend_irecv(operations) if operations else []
+        if receive:
+            works.pop().wait()  # the receive is the last; NCCL has one work for all operations
+        self.sending = outgoing, works
+        return incoming
+
+    def wait_for_send(self) -> None:
+        """Wait until the last send has ended: its memory is needed until then."""
+        for work in self.sending[1]:
+            work.wait()
+        self.sending = None, []

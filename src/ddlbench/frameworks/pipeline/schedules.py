@@ -62,7 +62,10 @@ def check_stages(ranks: int, virtual_stages: int, blocks: int, balance: list[int
 
 
 def check_split_backward(schedule: str, job: Job) -> None:
-    """What does not go with a backward pass in two halves, gradients of inputs first and of weights later."""
+    """Raise Unsupported for what does not go with a backward pass in two halves, gradients of inputs first and of
+    weights later."""
+    if schedule not in SPLIT_BACKWARD:
+        return
     keys = {
         "train.checkpoint_activations": job.checkpoint_activations,  # each half would recompute the block
         "train.compile": job.compile,  # torch cannot split a compiled backward pass

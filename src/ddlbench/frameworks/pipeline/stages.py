@@ -19,9 +19,8 @@ from ddlbench.data.loaders.synthetic import random_batch
 from ddlbench.errors import Unsupported, check_values, refuse
 from ddlbench.frameworks.shared.checkpointing import blocks_plan, keep_costly_outputs_of, segment_facts, selective_names
 from ddlbench.frameworks.shared.layout import Layout
-from ddlbench.frameworks.shared.meta import on_meta
-from ddlbench.frameworks.shared.step import autocast
-from ddlbench.job import Job, Place, example_batch
+from ddlbench.frameworks.shared.replica import autocast
+from ddlbench.job import Job, Place, example_batch, on_meta
 from ddlbench.measure.block_seconds import block_seconds
 from ddlbench.measure.formulas.flops import forward_flops_per_block
 from ddlbench.measure.profiling.spans import FORWARD, span

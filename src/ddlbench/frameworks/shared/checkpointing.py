@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import reduce
+from functools import partial, reduce
 from itertools import pairwise
 from typing import Any, TypeAlias, cast
 
@@ -20,10 +20,9 @@ from torch.utils.checkpoint import (
     set_device_states,
 )
 
-from ddlbench.frameworks.shared.batchnorm import batch_norms
-from ddlbench.frameworks.shared.meta import on_meta
+from ddlbench.frameworks.shared.groups import batch_norms
 from ddlbench.frameworks.shared.offloading import offload_blocks
-from ddlbench.job import Job
+from ddlbench.job import Job, on_meta
 from ddlbench.measure.formulas.flops import is_costly
 from ddlbench.offloading import offloaded, plan_of
 from ddlbench.recomputation import SELECTIVE, Link, Names, Plan, flat, named
@@ -131,10 +130,7 @@ def _checkpointed(
         (first, second), states = create_selective_checkpoint_contexts(_policy), deque[RandomStates]()
         return _all(first, _Random(states, False)), _all(_frozen_statistics(blocks), second, _Random(states, True))
 
-    def run(value: Tensor) -> Tensor:
-        return checkpoint(forward, value, use_reentrant=False, context_fn=contexts)
-
-    return run
+    return partial(checkpoint, forward, use_reentrant=False, context_fn=contexts)
 
 
 def _policy(_: Any, func: Any, *__: Any, **___: Any) -> CheckpointPolicy:

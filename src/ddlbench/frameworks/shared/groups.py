@@ -1,14 +1,18 @@
-"""Process groups of some of the ranks, and what their ranks compute together: means, the norm of a gradient."""
+"""Process groups of some of the ranks, and what their ranks compute together: means, the norm of a gradient,
+BatchNorm's statistics, the full state of a sharded model, and how old the weights of gradients are."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
 
-from ddlbench.job import Job
+from ddlbench.job import Job, on_meta
+from ddlbench.measure.profiling.spans import profiling
+from ddlbench.ranks.control import AsyncReduction
 from ddlbench.ranks.launch import first_operation, group_timeout
 
 
@@ -72,3 +76,66 @@ def clip_parts(
     shrink = (max_norm / (squared.sqrt() + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_
     for tensor in gradients:
         tensor *= shrink
+
+
+def batch_norms(model: nn.Module) -> list[_BatchNorm]:
+    return [module for module in model.modules() if isinstance(module, _BatchNorm)]
+
+
+def has_batch_norm(job: Job) -> bool:
+    return bool(batch_norms(on_meta(job)))
+
+
+def average_statistics(model: nn.Module, group: dist.ProcessGroup) -> None:
+    """Running means and variances of BatchNorm averaged over the data ranks, in one all-reduce."""
+    buffers = (buffer for norm in batch_norms(model) for buffer in (norm.running_mean, norm.running_var))
+    average([buffer for buffer in buffers if buffer is not None], group)
+
+
+def cpu_state(model: nn.Module, keep: bool = True) -> dict[str, Tensor]:
+    """A copy of the full tensors on the CPU by the module's names, empty without `keep`. All ranks that have shards of
+    them call it."""
+    state: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        full: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+        if keep:
+            state[name] = full.detach().cpu().clone()
+    return state
+
+
+def load_full_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Load full tensors, which every rank has, where this rank may have shards; nothing is sent."""
+    local = dict(state)
+    for name, shard in model.state_dict().items():
+        if hasattr(shard, "full_tensor"):
+            from torch.distributed.tensor import distribute_tensor  # a second to import
+
+            full, to = state[name].to(shard.device), (shard.device_mesh, shard.placements)
+            local[name] = distribute_tensor(full, *to, src_data_rank=None)
+    model.load_state_dict(local)
+
+
+class Staleness:
+    """Updates between the weights of a gradient and the weights that it updates: the most on each stage of a pipeline,
+    or, where every rank has all weights, on each rank (a stage in the names below)."""
+
+    def __init__(self, stage: int, stages: int) -> None:
+        self.stage, self.stages = stage, stages
+        self.most: int | None = None  # on this rank's stage, None before its first update
+        self.gathered: AsyncReduction | None = None
+
+    def count(self, updates: int) -> None:
+        """Count an update of this stage. updates: those made since the weights of its gradient"""
+        self.most = max(updates, self.most or 0)
+
+    def gather(self) -> None:
+        """At the end of an epoch, on every rank: start to collect; no rank waits for another."""
+        if self.most is None or profiling():
+            return
+        by_stage = torch.zeros(self.stages, dtype=torch.int64)
+        by_stage[self.stage] = self.most
+        self.gathered = AsyncReduction(by_stage, dist.ReduceOp.MAX)
+
+    def by_stage(self) -> list[int] | None:
+        """Over the epochs that have ended; None before the first. Waits until every rank has started to collect."""
+        return self.gathered.result() if self.gathered else None

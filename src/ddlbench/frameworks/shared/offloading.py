@@ -42,15 +42,12 @@ class Host:
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.free = defaultdict[tuple[int, torch.dtype], list[Tensor]](list)
         self.present = dict[Key, Saved]()
-        self.buffer_bytes = 0
 
     def take(self, count: int, dtype: torch.dtype) -> Tensor:
         """A buffer. The order of the stream keeps its last copy to the device before its next content."""
         if self.free[count, dtype]:
             return self.free[count, dtype].pop()
-        buffer = torch.empty(count, dtype=dtype, device="cpu", pin_memory=self.stream is not None)
-        self.buffer_bytes += buffer.nbytes
-        return buffer
+        return torch.empty(count, dtype=dtype, device="cpu", pin_memory=self.stream is not None)
 
     def copy(self, to: Tensor, content: Tensor) -> torch.cuda.Event | None:
         """Copy after all that the compute stream has so far; the event of its end."""

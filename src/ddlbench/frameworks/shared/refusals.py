@@ -8,8 +8,7 @@ from torch.optim import Optimizer
 
 from ddlbench.errors import Unsupported
 from ddlbench.frameworks.shared.checkpointing import replica_plan
-from ddlbench.frameworks.shared.meta import on_meta
-from ddlbench.job import Job
+from ddlbench.job import Job, on_meta
 from ddlbench.offloading import KEY as OFFLOAD
 from ddlbench.recipe.optimizers import optimizers
 from ddlbench.recomputation import check_names
@@ -54,14 +53,12 @@ def optimizer_of(job: Job) -> Optimizer:
     return job.optimizer([("weight", nn.Parameter(torch.zeros(1, 1)))])
 
 
-def layerwise(job: Job) -> tuple[str, str | None]:
-    """The class of the job's optimizer, and what it needs of full layers; None: nothing."""
+def layerwise(job: Job) -> tuple[str, str | None, str]:
+    """The class of the job's optimizer, what it needs of full layers (None: nothing), and the optimizers that need
+    nothing of them."""
     name = type(optimizer_of(job)).__name__
-    return name, optimizers[name.lower()].needs
-
-
-def elementwise_names() -> str:
-    return " or ".join(name for name, entry in optimizers.items() if not entry.needs)
+    elementwise = " or ".join(other for other, entry in optimizers.items() if not entry.needs)
+    return name, optimizers[name.lower()].needs, elementwise
 
 
 def check_shards(name: str, job: Job) -> None:

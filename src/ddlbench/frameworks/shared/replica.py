@@ -1,23 +1,27 @@
 """Plain forward and backward passes of a wrapped model: the trainer of `single`, `ddp`, `fsdp`, `horovod`, `local_sgd`,
-`tensor` and `spatial`. `RankTrainer` is what it shares with the pipelines' trainers.
+`tensor` and `spatial`. `RankTrainer` is what it shares with the pipelines' trainers, `Update` with all of them.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from ddlbench.checkpoint.live import Live
-from ddlbench.frameworks.shared.batchnorm import Statistics
 from ddlbench.frameworks.shared.checkpointing import apply_plan, facts_of_model
-from ddlbench.frameworks.shared.step import Update, accumulate, evaluate
-from ddlbench.job import Batch, Job, Place
+from ddlbench.frameworks.shared.groups import average_statistics, cpu_state, load_full_state
+from ddlbench.job import Batch, Job, Place, type_of_dtype
+from ddlbench.measure.profiling.spans import BACKWARD, FORWARD, UPDATE, span
+
+Clip = Callable[[Iterable[nn.Parameter], float], object]  # (parameters, largest norm), gradients in place
 
 
 def build(job: Job) -> nn.Sequential:
@@ -47,27 +51,111 @@ def in_ddp(model: nn.Module, reduce_dtype: str, group: dist.ProcessGroup, **knob
     return wrapped
 
 
-def cpu_state(model: nn.Module, keep: bool = True) -> dict[str, Tensor]:
-    """A copy of the full tensors on the CPU by the module's names, empty without `keep`. All ranks that have shards of
-    them call it."""
-    state: dict[str, Tensor] = {}
-    for name, tensor in model.state_dict().items():
-        full: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-        if keep:
-            state[name] = full.detach().cpu().clone()
-    return state
+def micro_batches(batch: Batch, count: int) -> Iterator[Batch]:
+    """Contiguous slices of a replica batch, equal in size: [B, ...] -> count x [B / count, ...]."""
+    parts = (tensor.chunk(count) for tensor in (batch.inputs, batch.targets, batch.valid))
+    return (Batch(*part) for part in zip(*parts, strict=True))
 
 
-def load_full_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Load full tensors, which every rank has, where this rank may have shards; nothing is sent."""
-    local = dict(state)
-    for name, shard in model.state_dict().items():
-        if hasattr(shard, "full_tensor"):
-            from torch.distributed.tensor import distribute_tensor  # a second to import
+def autocast(job: Job) -> AbstractContextManager[object]:
+    """Mixed precision over fp32 weights. Enter it once a micro batch: its cache of cast weights must not outlive one
+    (sharded frameworks free the weights in between)."""
+    return torch.autocast(job.device.type, type_of_dtype[job.precision], enabled=job.precision != "fp32")
 
-            full, to = state[name].to(shard.device), (shard.device_mesh, shard.placements)
-            local[name] = distribute_tensor(full, *to, src_data_rank=None)
-    model.load_state_dict(local)
+
+def accumulate(
+    model: Callable[[Tensor], Tensor],
+    batch: Batch,
+    job: Job,
+    count: int,
+    update: Update,
+    no_sync: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> Tensor:
+    """Forward and backward of `count` micro batches; only the last may communicate. The mean loss, on the device."""
+    total = torch.zeros((), device=job.device)
+    for index, micro in enumerate(micro_batches(batch, count)):
+        with nullcontext() if index == count - 1 else no_sync():
+            with span(FORWARD), autocast(job):
+                loss = job.loss(model(micro.inputs), micro.targets) / count
+            with span(BACKWARD):
+                update.scale(loss).backward()
+            total += loss.detach()
+    return total
+
+
+class Update:
+    """One weight update from the gradients in place: unscale, clip, step, forget; and how many there were."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        job: Job,
+        parts: dist.ProcessGroup | None = None,
+        clip: Clip = nn.utils.clip_grad_norm_,
+    ) -> None:
+        """parts: the ranks that hold the other parts of the model: all skip an update if a gradient overflows on one of
+        them (None: this rank holds the full model, or its library does this)
+        clip: by the norm of the full gradient, also where this rank has only a part of it"""
+        self.optimizer, self.clip = optimizer, clip
+        self.clip_norm = job.clip_norm
+        fp16 = job.precision == "fp16"
+        self.agrees = parts is not None and fp16
+        if not self.agrees:
+            self.scaler = torch.amp.GradScaler(job.device.type, enabled=fp16)
+        else:
+            from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler  # takes a while to import
+
+            self.scaler = ShardedGradScaler(job.device.type, process_group=parts)
+            # torch makes the scale at the first loss; a rank may have no loss of its own.
+            self.scaler.scale(torch.zeros((), device=job.device))
+            # This scaler's flag of an overflow has shape (1,), which fused optimizers cannot subtract from their number
+            # of steps: the scaler, and not the optimizer, skips an update.
+            optimizer._step_supports_amp_scaling = False  # pyright: ignore
+        self.count = 0
+        # The scaler skips `optimizer.step` when a gradient overflowed: the hook sees the updates really made. A wrapped
+        # optimizer calls it more than once an update.
+        self.made = False
+        optimizer.register_step_post_hook(self._made)
+
+    def _made(self, optimizer: Optimizer, *_: object) -> None:
+        """The scaler steps a fused optimizer in any case, which looks for the overflow itself, on the device."""
+        overflow = getattr(optimizer, "found_inf", None)
+        self.made = overflow is None or not overflow.item()
+
+    def scale(self, loss: Tensor) -> Tensor:
+        return self.scaler.scale(loss)
+
+    def apply(self, parameters: Iterable[nn.Parameter]) -> None:
+        with span(UPDATE):
+            if self.clip_norm is not None or self.agrees:
+                self.scaler.unscale_(self.optimizer)
+            if self.clip_norm is not None:
+                self.clip(parameters, self.clip_norm)
+            self.made = False
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.count += self.made
+            self.optimizer.zero_grad()
+
+    def numbers(self) -> dict[str, Any]:
+        """For a checkpoint: the updates so far, and the loss scale."""
+        return {"updates": self.count, "scaler": self.scaler.state_dict()}
+
+    def restore(self, numbers: Mapping[str, Any]) -> None:
+        self.count = numbers["updates"]
+        self.scaler.load_state_dict(numbers["scaler"])
+
+
+def evaluate(model: nn.Module, forward: Callable[[Tensor], Tensor], batch: Batch, job: Job, count: int) -> Tensor:
+    """Outputs [B, ...] in evaluation mode, computed micro batch by micro batch as in training."""
+    model.eval()
+    with torch.no_grad():
+        outputs: list[Tensor] = []
+        for micro in micro_batches(batch, count):
+            with autocast(job):
+                outputs.append(forward(micro.inputs))
+    model.train()
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
 class RankTrainer:
@@ -79,14 +167,19 @@ class RankTrainer:
         job: Job,
         model: nn.Module,
         update: Update,
-        statistics: Statistics,
-        place: Place,
         facts: Mapping[str, Any],
+        *,
+        dp_group: dist.ProcessGroup | None = None,
+        place: Place | None = None,
         saved_part: str = "model",
     ) -> None:
         """facts: those that are known before the first step
+        dp_group: the ranks that average BatchNorm's statistics; None: no average
+        place: every rank is a replica if None
         saved_part: ranks of the same part have the same parameters, or shards of them"""
-        self.job, self.model, self.statistics, self.place = job, model, statistics, place
+        self.job, self.model, self.dp_group = job, model, dp_group
+        self.place = place or Place(job.rank, job.world_size, coordinates={"dp": job.rank})
+        self.synchronized = True  # whether BatchNorm's statistics are those of all replicas
         self.constant_facts = {**facts_of_model(model), **facts}
         self.update, self.optimizer = update, update.optimizer
         self.parameters = dict(model.named_parameters())  # the optimizer's: FSDP puts full ones into the module
@@ -99,6 +192,13 @@ class RankTrainer:
     def flush(self) -> None:
         """Nothing is in flight between steps."""
 
+    def synchronize(self) -> None:
+        """Make the replicas equal, before validation and before the model is saved: each has its own statistics of
+        BatchNorm while it trains (docs/adr/0001)."""
+        if not self.synchronized and self.dp_group is not None:
+            average_statistics(self.model, self.dp_group)
+        self.synchronized = True
+
     def facts(self) -> dict[str, Any]:
         return {"staleness": 0, **self.constant_facts}
 
@@ -109,11 +209,11 @@ class RankTrainer:
         return Live(self.parameters, self.optimizer, dict(self.model.named_buffers()), self.saved_part)
 
     def numbers(self) -> dict[str, Any]:
-        return {**self.update.numbers(), "synchronized": self.statistics.synchronized}
+        return {**self.update.numbers(), "synchronized": self.synchronized}
 
     def restore(self, numbers: Mapping[str, Any]) -> None:
         self.update.restore(numbers)
-        self.statistics.synchronized = numbers["synchronized"]
+        self.synchronized = numbers["synchronized"]
 
 
 class Replica(RankTrainer):
@@ -128,20 +228,16 @@ class Replica(RankTrainer):
         *,
         trained: nn.Module | None = None,
         no_sync: Callable[[], AbstractContextManager[object]] | None = None,
-        dp_group: dist.ProcessGroup | None = None,
-        place: Place | None = None,
-        saved_part: str = "model",
+        **options: Any,
     ) -> None:
         """model, trained: the plain model, and the framework's wrapper around it (None: not wrapped)
         no_sync: the context of every micro batch but the last of an update; None: that of DistributedDataParallel
-        dp_group: the ranks that average BatchNorm's statistics; None: no average
-        place: every rank is a replica if None"""
-        place = place or Place(job.rank, job.world_size, coordinates={"dp": job.rank})
-        super().__init__(job, model, update, Statistics(model, dp_group), place, facts, saved_part)
+        options: of `RankTrainer`"""
+        super().__init__(job, model, update, facts, **options)
         self.trained = model if trained is None else trained
         default = self.trained.no_sync if isinstance(self.trained, DistributedDataParallel) else nullcontext
         self.no_sync = no_sync or default
-        self.micro_batches = job.micro_batches(place.data_size)  # in one update
+        self.micro_batches = job.micro_batches(self.place.data_size)  # in one update
         if job.compile:
             self.trained.compile()
 
@@ -150,7 +246,7 @@ class Replica(RankTrainer):
         loss = accumulate(self.trained, batch, self.job, self.micro_batches, self.update, self.no_sync)
         self.complete_gradients()
         self.update.apply(self.trained.parameters())
-        self.statistics.mark_changed()
+        self.synchronized = False
         return loss
 
     def complete_gradients(self) -> None:
@@ -164,10 +260,6 @@ class Replica(RankTrainer):
         assert batch is not None
         self.synchronize()
         return evaluate(self.trained, self.output, batch, self.job, self.micro_batches)
-
-    def synchronize(self) -> None:
-        """Make the replicas equal, before validation and before the model is saved."""
-        self.statistics.synchronize()
 
     def state(self) -> dict[str, Tensor] | None:
         self.synchronize()

@@ -12,8 +12,7 @@ from ddlbench.frameworks.shared.checkpointing import apply_plan
 from ddlbench.frameworks.shared.groups import all_ranks
 from ddlbench.frameworks.shared.layout import Layout, fill
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction
-from ddlbench.frameworks.shared.replica import in_ddp
-from ddlbench.frameworks.shared.step import Update
+from ddlbench.frameworks.shared.replica import Update, in_ddp
 from ddlbench.frameworks.spatial.layers import rows_of, share_rows, windows
 from ddlbench.frameworks.tensor.adapter import SharedReplica, check_compile
 from ddlbench.frameworks.tensor.collectives import connect_parts

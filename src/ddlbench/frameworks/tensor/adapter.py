@@ -17,16 +17,13 @@ from torch import Tensor, nn
 
 from ddlbench.errors import Unsupported, check_values, refuse
 from ddlbench.frameworks.shared.checkpointing import apply_plan
-from ddlbench.frameworks.shared.groups import average, clip_parts, gradient
+from ddlbench.frameworks.shared.groups import average, clip_parts, cpu_state, gradient
 from ddlbench.frameworks.shared.layout import Layout, divisors, fill
-from ddlbench.frameworks.shared.meta import on_meta
-from ddlbench.frameworks.shared.refusals import check_alike, check_reduction, elementwise_names, layerwise
-from ddlbench.frameworks.shared.replica import Replica, cpu_state, in_ddp
-from ddlbench.frameworks.shared.step import Update
-from ddlbench.frameworks.tensor.collectives import Mesh, Part, connect_parts, share
+from ddlbench.frameworks.shared.refusals import check_alike, check_reduction, layerwise
+from ddlbench.frameworks.shared.replica import Replica, Update, in_ddp
+from ddlbench.frameworks.tensor.collectives import Mesh, Part, connect_parts, full_logits, loss_of_parts, share
 from ddlbench.frameworks.tensor.layers import Splits, full_state, is_transposed, local_state, split_model
-from ddlbench.frameworks.tensor.loss import full_logits, loss_of_parts
-from ddlbench.job import Batch, Job, Model
+from ddlbench.job import Batch, Job, Model, on_meta
 from ddlbench.recomputation import KEY, budgeted
 
 CONVOLUTIONS = ("filters", "channels")
@@ -195,13 +192,12 @@ def check_parts(name: str, job: Job, tp: int, pp: int = 1) -> None:
             f"{name}: {tp} ranks cannot share the {numbers[uneven]} {uneven}: "
             f"choose framework.tp={fits} framework.dp={job.world_size // (fits * pp)}"
         )
-    (optimizer, needs), classes = layerwise(job), job.model.outputs()
+    (optimizer, needs, others), classes = layerwise(job), job.model.outputs()
     reasons = {
         f"a budget counts complete blocks, of which {tp} ranks have parts: set {KEY}=every:2, for example":
             budgeted(job.checkpoint_activations),
         f"{tp} ranks cannot share the {classes} classes: give each at least one": classes < tp,
-        f"{optimizer} needs {needs}, but each rank holds only part of a layer: choose "
-        f"recipe.optimizer.name={elementwise_names()}":
+        f"{optimizer} needs {needs}, but each rank holds only part of a layer: choose recipe.optimizer.name={others}":
             needs,
     }  # fmt: skip
     refuse(name, reasons)

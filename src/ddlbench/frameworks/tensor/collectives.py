@@ -1,8 +1,9 @@
-"""Collectives with gradients, over the ranks that share every layer of a model.
+"""Collectives with gradients, over ranks that share every layer; the loss of logits of which each has some classes.
 
-Shoeybi et al. 2019, "Megatron-LM" (operators f and g, section 3); Korthikanti et al. 2022, "Reducing activation
-recomputation in large transformer models" (those of sequence parallelism, section 4.2). They are named as Megatron-LM
-names its functions: `copy_to` is copy_to_tensor_model_parallel_region.
+Shoeybi et al. 2019, "Megatron-LM" (operators f and g, section 3; the cross-entropy, which sends nothing of the size of
+the logits); Korthikanti et al. 2022, "Reducing activation recomputation in large transformer models" (the operators of
+sequence parallelism, section 4.2). They are named as Megatron-LM names its functions: `copy_to` is
+copy_to_tensor_model_parallel_region.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch.nn import functional as F
 from ddlbench.frameworks.shared.groups import subgroup
 from ddlbench.frameworks.shared.layout import Layout
 from ddlbench.job import Batch, Job, Place, example_batch
+from ddlbench.recipe.recipe import IGNORED, CrossEntropy
 
 Change = Callable[[Tensor], Tensor]
 
@@ -195,3 +197,58 @@ class _Collective(torch.autograd.Function):
 
 def _collective(tensor: Tensor, ahead: Change, back: Change) -> Tensor:
     return cast(Tensor, _Collective.apply(tensor, ahead, back))
+
+
+def loss_of_parts(job: Job, part: Part, parallel: bool) -> Callable[[Tensor, Tensor], Tensor]:
+    """The job's loss of logits of which each rank has some classes. parallel: without gathering them."""
+    loss, classes = job.loss, job.model.outputs()
+    if part.size > 1 and parallel:
+        assert isinstance(loss, CrossEntropy)
+        return lambda logits, targets: parallel_cross_entropy(logits, targets, classes, loss.label_smoothing, part)
+    return lambda logits, targets: loss(full_logits(logits, job, part), targets)
+
+
+def full_logits(logits: Tensor, job: Job, part: Part) -> Tensor:
+    """[..., classes], of this rank's slice of them."""
+    return gather_from(logits, -1, job.model.outputs(), part) if part.size > 1 else logits
+
+
+def parallel_cross_entropy(logits: Tensor, targets: Tensor, classes: int, smoothing: float, part: Part) -> Tensor:
+    """Mean nats a scored target, the same on every rank, of this rank's slice [..., classes / size] of the logits."""
+    return cast(Tensor, _CrossEntropy.apply(logits.flatten(0, -2), targets.flatten(), classes, smoothing, part))
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """As recipe.recipe.CrossEntropy. With p = softmax(x), weight e of smoothing and C classes, a sample of class c has
+
+    loss = log sum exp x - (1 - e) x_c - e mean x,   d loss / d x_i = p_i - (1 - e) [i = c] - e / C
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, classes: int, smoothing: float, part: Part) -> Tensor:
+        first, count = part.span(classes)
+        highest = logits.amax(-1, keepdim=True).float()
+        dist.all_reduce(highest, dist.ReduceOp.MAX, group=part.group)
+        shifted = logits.float() - highest
+        target = targets - first
+        elsewhere = (target < 0) | (target >= count)
+        target = target.masked_fill(elsewhere, 0).unsqueeze(-1)
+        hit = shifted.gather(-1, target).squeeze(-1).masked_fill(elsewhere, 0.0)
+        mean = shifted.sum(-1) / classes if smoothing else torch.zeros_like(hit)
+        shares = shifted.exp_()
+        normalizer, hit, mean = total(torch.stack([shares.sum(-1), hit, mean]), part)
+        shares /= normalizer.unsqueeze(-1)
+        scored = targets != IGNORED
+        nats = normalizer.log() - (1 - smoothing) * hit - smoothing * mean
+        ctx.save_for_backward(shares, target, elsewhere, scored)
+        ctx.constants = classes, smoothing, logits.dtype
+        return nats.masked_fill(~scored, 0.0).sum() / scored.sum()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
+        shares, target, elsewhere, scored = ctx.saved_tensors
+        classes, smoothing, dtype = ctx.constants
+        slope = shares - smoothing / classes
+        slope.scatter_add_(-1, target, elsewhere.to(slope.dtype).sub_(1).mul_(1 - smoothing).unsqueeze(-1))
+        slope *= (gradients[0] * scored / scored.sum()).unsqueeze(-1)
+        return slope.to(dtype), None, None, None, None

@@ -72,7 +72,7 @@ def split_model(model: nn.Sequential, plan: Mapping[str, str], part: Part) -> Sp
     """Turn a full model, or some of its blocks, into this rank's part, in place: tensors cut, forwards wrapped, names
     kept. Returns the splits of parameters and buffers by name; every rank has all of the others.
 
-    The last layer gives this rank's classes: take the loss of frameworks/tensor/loss.py, or `gather_from` first.
+    The last layer gives this rank's classes: take `loss_of_parts`, or `gather_from` first.
     """
     if part.size == 1:
         return {}
@@ -89,21 +89,16 @@ def split_model(model: nn.Sequential, plan: Mapping[str, str], part: Part) -> Sp
                 cut[full] = nn.Parameter(slice_) if isinstance(full, nn.Parameter) else slice_
             setattr(module, attribute, cut[full])
             splits[f"{name}.{attribute}"] = split
-        _shrink(module, style, part)
+        if style == "heads":  # what a layer keeps beside its tensors
+            module.num_heads //= part.size
+            module.split_size //= part.size
+            module.dropped_after = module.resid_dropout.p
+            if not part.sequence:
+                module.resid_dropout = nn.Identity()
+        elif is_transposed(module):
+            module.nf = module.weight.shape[1]
         module.forward = partial(STYLES[style], module, module.forward, part)
     return splits
-
-
-def _shrink(module: Any, style: str, part: Part) -> None:
-    """What a layer keeps beside its tensors, for this rank's part."""
-    if style == "heads":
-        module.num_heads //= part.size
-        module.split_size //= part.size
-        module.dropped_after = module.resid_dropout.p
-        if not part.sequence:
-            module.resid_dropout = nn.Identity()
-    elif is_transposed(module):
-        module.nf = module.weight.shape[1]
 
 
 def _splits(module: nn.Module, style: str) -> Splits:

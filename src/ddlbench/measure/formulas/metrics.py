@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ddlbench.job import Batch
-from ddlbench.recipe.losses import IGNORED
+from ddlbench.recipe.recipe import IGNORED
 
 
 def empty_sums(device: torch.device) -> Tensor:

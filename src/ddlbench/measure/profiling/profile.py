@@ -6,7 +6,7 @@ backward, update and other, by the span (measure/profiling/spans.py) in which th
 host and the device that nothing else overlaps are other.
 
 On the CPU the events are torch's operators, the collectives of gloo's threads ("gloo:all_reduce"), the host's calls of
-torch.distributed and its waits for messages, and what frameworks/horovod/traced.py reports. On CUDA they are the
+torch.distributed and its waits for messages, and what frameworks/horovod/core.py reports. On CUDA they are the
 kernels and copies of the device: kernels named nccl* communicate, whichever library launched them, and what was
 launched while the rank took its batch is data. It has run on one GPU; kernels of NCCL have not been recorded yet. A
 collective or a receive lasts until all data are there: waiting for a slower rank, and so the bubble of a pipeline, is

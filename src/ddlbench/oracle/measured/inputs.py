@@ -30,8 +30,8 @@ from ddlbench.oracle.machine import machine as machines
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured import network
 from ddlbench.oracle.timing.computation import ANY, Computation, Pass, Speeds
-from ddlbench.recipe.losses import CrossEntropy
 from ddlbench.recipe.optimizers import make_optimizer
+from ddlbench.recipe.recipe import CrossEntropy
 from ddlbench.recomputation import SELECTIVE
 from ddlbench.run.settings import set_switches
 from ddlbench.texts import digest

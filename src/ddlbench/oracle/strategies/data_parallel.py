@@ -11,8 +11,8 @@ from ddlbench.frameworks.deepspeed.knobs import BUCKET_MB, DeepSpeedOptions
 from ddlbench.frameworks.horovod.adapter import Horovod
 from ddlbench.frameworks.local_sgd import LocalSGD
 from ddlbench.frameworks.parameter_server.adapter import ParameterServer
-from ddlbench.frameworks.shared.batchnorm import batch_norms
-from ddlbench.frameworks.shared.meta import on_meta
+from ddlbench.frameworks.shared.groups import batch_norms
+from ddlbench.job import on_meta
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES
 from ddlbench.offloading import exposed, offloaded
 from ddlbench.oracle.machine import collectives

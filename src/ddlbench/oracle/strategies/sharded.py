@@ -14,7 +14,7 @@ from itertools import accumulate
 from ddlbench.errors import Unsupported
 from ddlbench.frameworks.deepspeed.knobs import BUCKET_MB, DeepSpeedOptions
 from ddlbench.frameworks.fsdp import FSDP, root_group
-from ddlbench.frameworks.shared.meta import on_meta
+from ddlbench.job import on_meta
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES
 from ddlbench.oracle.machine import collectives
 from ddlbench.oracle.memory import replicas as memory

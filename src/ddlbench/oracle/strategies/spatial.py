@@ -13,10 +13,10 @@ import numpy as np
 
 from ddlbench.counts.counts import Share
 from ddlbench.errors import Unsupported
-from ddlbench.frameworks.shared.batchnorm import batch_norms
-from ddlbench.frameworks.shared.meta import on_meta
+from ddlbench.frameworks.shared.groups import batch_norms
 from ddlbench.frameworks.spatial.adapter import Spatial
 from ddlbench.frameworks.tensor.collectives import Part
+from ddlbench.job import on_meta
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES
 from ddlbench.oracle.machine import collectives
 from ddlbench.oracle.memory.replicas import counts_of_rank, replica

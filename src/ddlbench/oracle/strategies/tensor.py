@@ -11,9 +11,8 @@ from typing import NamedTuple
 from ddlbench.counts.counting import count_job
 from ddlbench.counts.counts import Block, Share
 from ddlbench.frameworks.megatron.adapter import Megatron
-from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.tensor.adapter import TensorParallel, split_numbers
-from ddlbench.job import example_batch
+from ddlbench.job import example_batch, on_meta
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES
 from ddlbench.oracle.machine import collectives
 from ddlbench.oracle.memory.replicas import counts_of_rank, replica

@@ -14,9 +14,8 @@ import torch
 
 from ddlbench.errors import Unsupported
 from ddlbench.frameworks.deepspeed.knobs import DeepSpeedOptions
-from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.single import Single
-from ddlbench.job import Job
+from ddlbench.job import Job, on_meta
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES, touched
 from ddlbench.oracle.machine import collectives
 from ddlbench.oracle.setting import Memory, Message, Outcome, Setting

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from ddlbench.frameworks.shared.step import Update, accumulate, evaluate, micro_batches
+from ddlbench.frameworks.shared.replica import Update, accumulate, evaluate, micro_batches
 from tests.support.jobs import batch, job
 
 

@@ -1,9 +1,11 @@
-"""Start Horovod on ranks that torch has connected, with any launcher: horovodrun is not needed.
+"""Start Horovod on ranks that torch has connected, with any launcher, without horovodrun; the time of its all-reduces.
 
 Its ranks find each other through a small key-value server, whose address horovodrun gives them in environment variables
 (docs of Horovod 0.28, "Horovod with Gloo"; horovod/common/gloo/gloo_context.cc reads them). Here rank 0 runs that
 server, and torch's group sends its port to the others. Without the variables every rank would be alone in a world, and
 no error would say so.
+
+Its all-reduces run in a thread that torch's profiler does not see (`InFlight`).
 """
 
 from __future__ import annotations
@@ -13,16 +15,23 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from importlib import import_module
 from typing import Any
 
 import torch.distributed as dist
+from torch.profiler import record_function
 
 from ddlbench.frameworks.shared.environment import environment
 from ddlbench.job import Job
+from ddlbench.measure.devices.usage import count_busy_wait
+from ddlbench.measure.profiling.spans import profiling
 from ddlbench.ranks.control import all_gather, barrier
 from ddlbench.ranks.launchers import HYDRA, OPEN_MPI, PMIX_RANK
+
+NAME = "horovod:all_reduce"  # of the spans
 
 
 def started_by_mpi() -> bool:
@@ -118,3 +127,54 @@ def meeting(port: int) -> dict[str, str]:
     if interface and "HOROVOD_GLOO_IFACE" not in os.environ:
         variables["HOROVOD_GLOO_IFACE"] = interface
     return variables
+
+
+class InFlight:
+    """Spans of all-reduces, and how long the training thread waits for them, because it does so without sleeping
+    (`WaitAndClear` in Horovod 0.28.1, horovod/torch/mpi_ops_v2.cc). In the place of two functions of Horovod's
+    optimizers; while no profiler is on it times the waits alone.
+
+    A span begins when a gradient is handed to Horovod. Its end is seen when the rank waits for this gradient, or when
+    the next gradient is handed over: within a backward pass it is late by at most the time between two gradients. On
+    CUDA the kernels of NCCL are counted instead.
+
+    library: horovod.torch.optimizer
+    poll: whether the all-reduce of a handle has ended
+    open: handles in the order of their start, each with its span
+    """
+
+    def __init__(self, library: Any, poll: Any) -> None:
+        self.start, self.wait, self.poll = library.allreduce_async_, library.synchronize, poll
+        self.open: dict[int, AbstractContextManager[object]] = {}
+        library.allreduce_async_, library.synchronize = self.started, self.waited
+
+    def started(self, *args: Any, **kwargs: Any) -> int:
+        handle: int = self.start(*args, **kwargs)
+        if profiling():
+            # They end nearly in the order of their start: asking for all of them would cost more than it shows.
+            for earlier in list(self.open):
+                if not self.poll(earlier):
+                    break
+                self._end(earlier)
+            self.open[handle] = record_function(NAME)
+            self.open[handle].__enter__()
+        return handle
+
+    def waited(self, handle: int) -> Any:
+        began = time.perf_counter()
+        result = self.wait(handle)
+        count_busy_wait(time.perf_counter() - began)
+        self._end(handle)
+        return result
+
+    def _end(self, handle: int) -> None:
+        span = self.open.pop(handle, None)
+        if span is not None:
+            span.__exit__(None, None, None)
+
+
+def trace_horovod() -> None:
+    """Once a process, however many models are trained in it."""
+    library = import_module("horovod.torch.optimizer")
+    if not isinstance(getattr(library.synchronize, "__self__", None), InFlight):
+        InFlight(library, import_module("horovod.torch.mpi_ops").poll)

@@ -1,0 +1,43 @@
+"""What ranks compute together: BatchNorm's statistics over replicas; the staleness that one rank counts.
+
+The staleness of two ranks' real steps is in pipeline/test_rank.py.
+"""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch import nn
+
+from ddlbench.frameworks.shared.groups import Staleness, average_statistics
+from tests.support.ranks import run_ranks
+
+
+def averaged() -> tuple[float, float]:
+    norm = nn.BatchNorm1d(1)
+    norm.running_mean.fill_(dist.get_rank() + 1.0)  # pyright: ignore
+    norm.running_var.fill_(10.0 * dist.get_rank())  # pyright: ignore
+    assert dist.group.WORLD is not None
+    average_statistics(nn.Sequential(norm), dist.group.WORLD)
+    return norm.running_mean.item(), norm.running_var.item()  # pyright: ignore
+
+
+def test_statistics_are_averaged_over_ranks() -> None:
+    assert run_ranks(2, averaged) == [(1.5, 5.0), (1.5, 5.0)]
+
+
+def test_the_most_of_this_stage_is_known_after_an_epoch() -> None:
+    staleness = Staleness(stage=1, stages=3)
+    staleness.gather()
+    assert staleness.by_stage() is None, "no update was made"
+    for updates in (0, 2, 1):
+        staleness.count(updates)
+    assert staleness.by_stage() is None
+    staleness.gather()
+    assert staleness.by_stage() == [0, 2, 0]
+
+
+def test_updates_of_the_newest_weights_are_known_to_be_so() -> None:
+    staleness = Staleness(stage=0, stages=1)
+    staleness.count(0)
+    staleness.gather()
+    assert staleness.by_stage() == [0]
