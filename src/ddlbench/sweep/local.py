@@ -17,8 +17,7 @@ from pathlib import Path
 from ddlbench.config.compose import configuration
 from ddlbench.errors import RunError
 from ddlbench.ranks.launchers import PLACE_VARIABLES, free_port, rank_variables
-from ddlbench.record.files import end_for_rank_0, now
-from ddlbench.results.reading.killed import keeper_alive
+from ddlbench.record.files import end_for_rank_0, keeper_alive, now
 from ddlbench.sweep import slurm
 from ddlbench.sweep.lock import FOLDER, Claim, claim
 from ddlbench.sweep.plan import Cell

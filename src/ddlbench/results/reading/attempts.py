@@ -18,9 +18,8 @@ from typing import Any, NamedTuple, cast
 
 from ddlbench.errors import UserError, reporting
 from ddlbench.foreign import ForeignError, NotRegularError, Object, TooLargeError, parse, read_bytes
-from ddlbench.heartbeat import server_time
+from ddlbench.record.files import find_killed
 from ddlbench.record.schema import READ_VERSIONS, SCHEMA_VERSION
-from ddlbench.results.reading.killed import find_killed
 from ddlbench.results.rows import PUBLISHED, section
 from ddlbench.texts import digest, printable, shortened
 
@@ -220,7 +219,7 @@ def search(folders: Sequence[Path]) -> Records:
 
 
 def read(path: Path) -> Attempt:
-    """The attempt in a folder."""
+    """The attempt in a folder. One whose record says `running` counts as killed if no process of it is left."""
     try:
         record = parse(read_bytes(path / "run.json"))
     except Exception as error:  # whatever one record holds, the others are reported
@@ -231,7 +230,15 @@ def read(path: Path) -> Attempt:
         return refused
     if not isinstance(record.get("status"), str):
         return unreadable(path, "run.json has no status", record["schema_version"], LeftOut.NO_RUN)
-    return Attempt(path, record) if record["status"] != "running" else _without_end(path, record)
+    if record["status"] != "running":
+        return Attempt(path, record)
+    if (killed := find_killed(path)) is None:
+        unknown = "no end was recorded: it is still running, or was killed before it could write one"
+        return Attempt(path, record | {"reason": record.get("reason") or unknown}, has_end=False)
+    with suppress(Exception):
+        if parse(read_bytes(path / "run.json")).get("status") != "running":
+            return read(path)  # the end was written between the two looks
+    return Attempt(path, record | {"status": "killed", "reason": killed[0]}, has_end=False)
 
 
 def other_version(path: Path, record: Object) -> Attempt | None:
@@ -259,20 +266,6 @@ def unreadable(path: Path, reason: str, version: Any = None, kind: str = LeftOut
         "reason": shortened(printable(reason), REASON),
     }
     return Attempt(path, record, (Note(f"{printable(str(path))}: {record['reason']}", kind),))
-
-
-def _without_end(path: Path, record: Object) -> Attempt:
-    """An attempt whose record says `running`. It counts as killed if no process of it is left."""
-    killed = find_killed(path, server_time(path))
-    if killed is None:
-        unknown = "no end was recorded: it is still running, or was killed before it could write one"
-        return Attempt(path, record | {"reason": record.get("reason") or unknown}, has_end=False)
-    again = record
-    with suppress(Exception):
-        again = parse(read_bytes(path / "run.json"))  # the end may have been written between the two looks
-    if again.get("status") != "running":
-        return read(path)
-    return Attempt(path, record | {"status": "killed", "reason": killed.reason}, has_end=False)
 
 
 def lines_of(content: bytes) -> tuple[list[Object], int]:
