@@ -12,8 +12,7 @@ from ddlbench.measure.clock import EpochTimes
 from ddlbench.measure.devices.meter import OverRanks, Use
 from ddlbench.measure.rows import EpochRow, RankEpoch
 from ddlbench.measure.summary import summarize
-from ddlbench.record.epoch_files import STEP_SCHEMA, EpochFiles, step_table
-from ddlbench.record.record import Record
+from ddlbench.record.record import STEP_SCHEMA, EpochFiles, Record, step_table
 from tests.support.epoch_rows import MEMORY, epoch_row
 
 USE = Use(

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from ddlbench.measure.clock import EpochTimes
 from ddlbench.measure.rows import RankEpoch
-from ddlbench.record.epoch_files import step_table
+from ddlbench.record.record import step_table
 from tests.support.epoch_rows import MEMORY, epoch_row
 
 REPORTING = RankEpoch(

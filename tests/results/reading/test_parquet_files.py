@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ddlbench.record.epoch_files import EpochFiles
+from ddlbench.record.record import EpochFiles
 from ddlbench.results.tables.run_rows import PARQUET, damaged_parquet
 from tests.support.records import tables_of, write_run
 
