@@ -17,7 +17,7 @@ from itertools import count, islice, product
 from pathlib import Path
 from typing import Any
 
-from ddlbench.results.reading.summary_check import following
+from ddlbench.results.tables.run_rows import following
 
 ROOT = Path(__file__).parents[1]
 FRAMEWORKS = ("ddp", "horovod", "fsdp", "zero1", "zero2", "zero3", "tensor", "gpipe", "1f1b", "pipedream", "hybrid")

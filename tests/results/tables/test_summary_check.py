@@ -14,7 +14,7 @@ from ddlbench.measure.rows import EpochRow
 from ddlbench.measure.summary import summarize
 from ddlbench.record.schema import RUNS
 from ddlbench.results.reading.cells import epochs_of
-from ddlbench.results.reading.summary_check import ALL, MEASURED, contradiction
+from ddlbench.results.tables.run_rows import ALL, MEASURED, contradiction
 from ddlbench.results.tables.tables import records
 from tests.support.epoch_rows import epoch_row
 from tests.support.records import tables_of, write_repeats, write_run
