@@ -20,8 +20,8 @@ from ddlbench.figures.panels import Panel, Plot, measured, panels, small_multipl
 from ddlbench.figures.styles import looks_of
 from ddlbench.results.rows import OWN
 from ddlbench.results.tables.measurement import Measurement
+from ddlbench.results.tables.quality import TargetCosts
 from ddlbench.results.tables.tables import Tables
-from ddlbench.results.tables.targets import TargetCosts
 from ddlbench.texts import limited
 
 PANELS_OF_A_FILE = 6  # fit a page of paper
