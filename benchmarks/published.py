@@ -25,7 +25,7 @@ from matplotlib import pyplot as plt
 
 from ddlbench.errors import RunError
 from ddlbench.figures import plotting
-from ddlbench.figures.styles import PALETTE
+from ddlbench.figures.plotting import PALETTE
 from ddlbench.oracle import bands
 from ddlbench.oracle.machine.machine import GPU_HIDDEN_COST, GPU_KERNEL_S, GPU_SPREAD, Machine
 from ddlbench.predict.grading import layouts

@@ -12,8 +12,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from ddlbench.figures import plotting
 from ddlbench.figures.bars import LOOKS, breakdown_panels, draw_bars, draw_breakdown, draw_predicted
 from ddlbench.figures.panels import Panel
+from ddlbench.figures.plotting import looks_of
 from ddlbench.figures.quantities import Quantity, Values
-from ddlbench.figures.styles import looks_of
 from ddlbench.results.tables.breakdown import PARTS
 from ddlbench.results.tables.measurement import Measurement
 

@@ -19,7 +19,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from ddlbench.figures import plotting
 from ddlbench.figures.panels import Naming, Panel, Plot, head, panel_texts, small_multiples
-from ddlbench.figures.styles import Looks, looks_of, numbered
+from ddlbench.figures.plotting import Looks, looks_of, numbered
 from ddlbench.results.reading.cells import plain
 from ddlbench.results.rows import group_by
 from ddlbench.results.tables.measurement import Measurement

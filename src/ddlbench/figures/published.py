@@ -17,8 +17,8 @@ from matplotlib.axes import Axes
 from ddlbench.figures import plotting
 from ddlbench.figures.curves import draw
 from ddlbench.figures.panels import Panel, Plot, measured
+from ddlbench.figures.plotting import MARKERS, Looks, looks_of
 from ddlbench.figures.quantities import EFFICIENCY
-from ddlbench.figures.styles import MARKERS, Looks, looks_of
 from ddlbench.results.reading.published import gpu_family
 from ddlbench.results.rows import OWN, PUBLISHED, Row, group_by
 from ddlbench.results.tables.measurement import Measurement

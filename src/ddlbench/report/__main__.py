@@ -11,8 +11,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from ddlbench.errors import RunError, UserError, reporting
-from ddlbench.figures.figure_files import save
-from ddlbench.figures.figures import Drawing, make_figures
+from ddlbench.figures.figures import Drawing, make_figures, save
 from ddlbench.report import openmetrics
 from ddlbench.report.compare import SLOWER, UNDECIDED, versus
 from ddlbench.report.explain import explain
