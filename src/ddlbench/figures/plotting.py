@@ -21,7 +21,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
-from matplotlib.transforms import Bbox, Transform, offset_copy
+from matplotlib.transforms import Bbox, offset_copy
 
 from ddlbench.texts import first_few, shortened
 
@@ -82,7 +82,7 @@ FAMILIES = {
     ),
     "hybrid": ("hybrid",),
 }  # fmt: skip
-OTHER = "other frameworks"
+SHAPES = tuple((marker, filled) for filled in (True, False) for marker in MARKERS)
 
 
 @contextmanager
@@ -124,8 +124,8 @@ def arrange(figure: Figure) -> None:
     inches, widest, y = figure.dpi_scale_trans.inverted(), 0.0, PAD
     if len(shared) > SHARED_LABELS and len(panels) > 1:
         for panel, legend in zip(panels, legends, strict=True):
-            place = {"bbox_to_anchor": (0, 0), "bbox_transform": _moved(panel, LEGEND)}
-            _legend(panel, legend, PANEL[0], loc="upper left", **place)
+            corner = offset_copy(panel.transAxes, figure, *LEGEND, units="points")
+            _legend(panel, legend, PANEL[0], loc="upper left", bbox_to_anchor=(0, 0), bbox_transform=corner)
     elif shared:
         legend = _legend(figure, shared, columns * (PANEL[0] + 1), loc="lower left")
         box = legend.get_window_extent().transformed(inches)
@@ -188,12 +188,8 @@ def gpu_axis(axes: Axes, counts: Sequence[int], device: str | None, log: bool) -
 def value_name(axes: Axes, name: str) -> None:
     """The name of the vertical axis, at the same place in all panels."""
     axes.set_ylabel(name)
-    axes.yaxis.set_label_coords(0, 0.5, _moved(axes, VALUE_NAME))
-
-
-def _moved(axes: Axes, points: tuple[float, float]) -> Transform:
-    """Shares of the axes' size, moved."""
-    return offset_copy(axes.transAxes, cast(Figure, axes.figure), *points, units="points")
+    left = offset_copy(axes.transAxes, cast(Figure, axes.figure), *VALUE_NAME, units="points")
+    axes.yaxis.set_label_coords(0, 0.5, left)
 
 
 def value_axis(
@@ -235,10 +231,10 @@ def percent(value: float, _: Any = None) -> str:
 
 
 def family(framework: str) -> str:
-    """The family of a framework, or of compared factors that begin with one; OTHER for names that this version does not
-    know."""
+    """The family of a framework, or of compared factors that begin with one; "other frameworks" for names that this
+    version does not know."""
     first = framework.partition(",")[0]
-    return next((name for name, frameworks in FAMILIES.items() if first in frameworks), OTHER)
+    return next((name for name, frameworks in FAMILIES.items() if first in frameworks), "other frameworks")
 
 
 @dataclass(frozen=True)
@@ -257,15 +253,12 @@ class Look:
         return {"marker": self.marker, "linestyle": DASHES[self.dashes], "markeredgecolor": "white", **face}
 
 
-SHAPES = tuple((marker, filled) for filled in (True, False) for marker in MARKERS)
+Looks = dict[tuple[str, str], Look]  # of all curves (framework, name) of a report
 
 
 def numbered(names: Iterable[str]) -> dict[str, Look]:
     """Looks for the curves of one framework in a panel of its own: each has a color."""
     return {name: Look(PALETTE[n % len(PALETTE)], *SHAPES[n % len(SHAPES)]) for n, name in enumerate(names)}
-
-
-Looks = dict[tuple[str, str], Look]  # of all curves (framework, name) of a report
 
 
 def looks_of(curves: Iterable[tuple[str, str]], kept: Looks | None = None) -> Looks:
