@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 from sys import intern
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from ddlbench.errors import UserError
 from ddlbench.record.fingerprint import of_the_launch
 from ddlbench.results.reading.attempts import Note
 from ddlbench.results.rows import Row, Settings, group_by
+from ddlbench.results.tables.stats import Interval, median_interval
 from ddlbench.texts import digest, printable
 
 # Columns that a run observes instead of configures. A failed attempt may have ended before it recorded them.
@@ -216,3 +218,60 @@ def measurements(runs: Iterable[AttemptRow]) -> list[list[AttemptRow]]:
                 groups.append([run])
         measured += groups
     return measured
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measurement: attempts that are repeats of each other, and the settings that distinguish it from others.
+
+    runs:     the first one ended ok if any did, as `measurements` groups them
+    settings: by their columns of scaling.csv
+    """
+
+    runs: list[AttemptRow]
+    how: Comparison = BY_FRAMEWORK
+    settings: Mapping[str, Settings] = field(default_factory=dict[str, Settings])
+
+    @cached_property
+    def ok(self) -> list[AttemptRow]:
+        return [run for run in self.runs if run.ok]
+
+    @cached_property
+    def sample(self) -> AttemptRow:
+        """A run with the values that all repeats have in common; one whose summary is not left out, if there is one."""
+        return next((run for run in self.ok if run.row["throughput_samples_per_s"]), self.runs[0])
+
+    @cached_property
+    def gpus(self) -> int | None:
+        return self.sample.row["gpus"]
+
+    def values(self, column: str) -> list[Any]:
+        """The recorded values of a column in the runs that ended ok."""
+        return [run.row[column] for run in self.ok if run.row[column] is not None]
+
+    @cached_property
+    def sample_times(self) -> list[float]:
+        """Seconds per sample of each run."""
+        return [1 / rate for rate in self.values("throughput_samples_per_s") if rate > 0]
+
+    @cached_property
+    def sample_time_s(self) -> float | None:
+        return median(self.sample_times) if self.sample_times else None
+
+    @cached_property
+    def interval(self) -> Interval | None:
+        """The interval of the median of `sample_times`."""
+        return median_interval(self.sample_times)
+
+    @cached_property
+    def comparison(self) -> str:
+        return self.how.comparison_id(self.sample)
+
+    @cached_property
+    def curve(self) -> str:
+        return self.how.curve_id(self.sample)
+
+    @cached_property
+    def verdict_group(self) -> str:
+        """Equal for points between which a verdict is given: they differ in the compared factors alone."""
+        return Comparison(self.how.by).comparison_id(self.sample) if self.how.across else self.comparison

@@ -17,13 +17,12 @@ from ddlbench.results.reading.attempts import LeftOut, Note, Records, left_out_l
 from ddlbench.results.reading.cells import epochs_table, frame
 from ddlbench.results.reading.published import read_published
 from ddlbench.results.rows import Row, group_by
-from ddlbench.results.tables.breakdown import breakdown
 from ddlbench.results.tables.checks import above_ideal, differences, drift, environments, merged_though
 from ddlbench.results.tables.measurement import Measurement, compared_with_others
 from ddlbench.results.tables.merge import BY_FRAMEWORK, SEED, AttemptRow, Comparison, measurements
 from ddlbench.results.tables.quality import TargetCosts, learning_table
 from ddlbench.results.tables.run_rows import attempt_row
-from ddlbench.results.tables.scaling import scaling_rows
+from ddlbench.results.tables.scaling import breakdown, scaling_rows
 from ddlbench.texts import FORMULA, printable, quoted, shortened
 
 VALUES_SHOWN = 20  # of a column, where --only asks for another one
