@@ -32,7 +32,7 @@ from ddlbench.predict.grading import layouts
 from ddlbench.predict.grading.grade import error_statistics, learned_rows, predicted_s
 from ddlbench.predict.grading.machines import NETWORK_SHARE
 from ddlbench.predict.grading.points import Point, points
-from ddlbench.results.reading.csv_rows import read_csv
+from ddlbench.results.reading.published import read_csv
 from ddlbench.results.rows import group_by
 from ddlbench.texts import markdown_table
 

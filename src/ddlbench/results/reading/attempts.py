@@ -1,5 +1,10 @@
 """The folders of attempts are searched for, and attempts are read from them. A record that cannot be read becomes an
-attempt with a reason."""
+attempt with a reason.
+
+published.jsonl has a record a line, of measurements that others published: the sections of run.json, as far as its
+source states them, its epochs, and a section `published` with the source and its address. It is a row of the same
+tables, and neither a repeat nor a base of a run of this program (docs/adr/0023).
+"""
 
 from __future__ import annotations
 
@@ -239,6 +244,27 @@ def read(path: Path) -> Attempt:
         if parse(read_bytes(path / "run.json")).get("status") != "running":
             return read(path)  # the end was written between the two looks
     return Attempt(path, record | {"status": "killed", "reason": killed[0]}, has_end=False)
+
+
+def read_published(path: Path) -> list[Attempt]:
+    """The records of a published.jsonl; an unreadable attempt where a line, or the file, cannot be used."""
+    try:
+        lines = read_bytes(path).split(b"\n")
+    except (OSError, ValueError) as error:
+        return [unreadable(path, f"it cannot be read ({reason_of(error)})")]
+    return [_attempt(path.with_name(f"{path.name}:{n}"), line) for n, line in enumerate(lines, 1) if line.strip()]
+
+
+def _attempt(path: Path, line: bytes) -> Attempt:
+    try:
+        record = parse(line)
+    except ValueError as error:
+        return unreadable(path, f"the line cannot be read ({reason_of(error)})")
+    if refused := other_version(path, record):
+        return refused
+    if record.get("status") != "ok":
+        return unreadable(path, "a published measurement has the status ok", record["schema_version"])
+    return Attempt(path, record | {"origin": PUBLISHED})
 
 
 def other_version(path: Path, record: Object) -> Attempt | None:

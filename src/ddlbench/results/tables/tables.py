@@ -13,9 +13,8 @@ import pandas as pd
 from ddlbench.errors import UserError
 from ddlbench.foreign import read_bytes
 from ddlbench.record.schema import DEVELOPER, RUNS, SCALING, TARGETS
-from ddlbench.results.reading.attempts import LeftOut, Note, Records, left_out_line, read
+from ddlbench.results.reading.attempts import LeftOut, Note, Records, left_out_line, read, read_published
 from ddlbench.results.reading.cells import epochs_table, frame
-from ddlbench.results.reading.published import read_published
 from ddlbench.results.rows import Row, group_by
 from ddlbench.results.tables.checks import above_ideal, differences, drift, environments, merged_though
 from ddlbench.results.tables.measurement import Measurement, compared_with_others
