@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from ddlbench.errors import UserError
 from ddlbench.record.schema import LEARNING, TARGETS, schema_of
-from ddlbench.results.reading.cells import frame, plain, typed
+from ddlbench.results.reading.cells import DTYPES, frame, plain
 from ddlbench.results.rows import Row, group_by
 from ddlbench.results.tables.merge import AttemptRow
 from ddlbench.results.tables.stats import confidence, median_interval
@@ -59,7 +59,8 @@ def learning_table(epochs: pd.DataFrame, runs: Sequence[AttemptRow]) -> pd.DataF
     equal = [column.name for column in LEARNING if column.source == "equal"]
     named = {name: np.array([samples[key][name] for key in names], object)[curves] for name in equal}
     complete = table.assign(**named, learning=names[curves])
-    return typed(pa.Table.from_pandas(complete, schema_of(LEARNING), preserve_index=False))
+    typed = pa.Table.from_pandas(complete, schema_of(LEARNING), preserve_index=False)
+    return typed.to_pandas(types_mapper=DTYPES.get)
 
 
 def _intervals(values: Any) -> pd.DataFrame:

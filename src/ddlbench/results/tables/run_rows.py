@@ -141,8 +141,10 @@ def run_row(attempt: Attempt, left_out: list[str]) -> Row:
     environment = fingerprint(attempt.record.get("environment"))
     row["environment_id"] = digest(environment) if environment else None
     row["origin"] = PUBLISHED if attempt.record.get("origin") == PUBLISHED else OWN
-    row["staleness_max"] = _stalest(attempt.record, "staleness")
-    row["staleness_theoretical_max"] = _stalest(attempt.record, "staleness_theoretical")
+    for key in ("staleness", "staleness_theoretical"):  # one number, or one for each stage
+        recorded = _dig(attempt.record, f"framework.{key}")
+        numbers = [cell(value, "int") for value in _list(recorded) or [recorded]]
+        row[f"{key}_max"] = max((number for number in numbers if number is not None and number >= 0), default=None)
     return row | {"measurement": None, "learning": None, "path": attempt.name}
 
 
@@ -167,13 +169,6 @@ def _dig(record: Any, keys: str) -> Any:
 def _list(value: Any) -> list[Any]:
     """The value if it is a list, else an empty one."""
     return cast(list[Any], value) if isinstance(value, list) else []
-
-
-def _stalest(record: Row, key: str) -> int | None:
-    """The framework says one number, or one for each stage."""
-    recorded = _dig(record, f"framework.{key}")
-    numbers = [cell(value, "int") for value in _list(recorded) or [recorded]]
-    return max((number for number in numbers if number is not None and number >= 0), default=None)
 
 
 ROUNDING = 1e-6
