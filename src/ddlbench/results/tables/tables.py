@@ -16,7 +16,7 @@ from ddlbench.record.schema import DEVELOPER, RUNS, SCALING, TARGETS
 from ddlbench.results.reading.attempts import LeftOut, Note, Records, left_out_line, read, read_published
 from ddlbench.results.reading.cells import epochs_table, frame
 from ddlbench.results.rows import Row, group_by
-from ddlbench.results.tables.checks import above_ideal, differences, drift, environments, merged_though
+from ddlbench.results.tables.checks import above_ideal, differences, drift, environments
 from ddlbench.results.tables.measurement import Measurement, compared_with_others
 from ddlbench.results.tables.merge import BY_FRAMEWORK, SEED, AttemptRow, Comparison, measurements
 from ddlbench.results.tables.quality import TargetCosts, learning_table
@@ -150,8 +150,7 @@ def make_tables(records: Records, how: Comparison = BY_FRAMEWORK) -> Tables:
         warnings=[
             *merged.warnings,
             *differences(runs),
-            *environments(runs),
-            *merged_though(merged.groups),
+            *environments(runs, merged.groups),
             *above_ideal(scaling),
             *(f"{run.row['path']}: {run.row['ranks_differ']}" for run in runs if run.row["ranks_differ"]),
             *(f"{path}: ranks shared a GPU: not in the scaling table" for path in shared),
