@@ -16,8 +16,8 @@ from ddlbench.measure.rows import EpochRow, RankEpoch
 from ddlbench.measure.straggler import own_columns, own_steps_of_window
 from ddlbench.measure.summary import sees_one_gpu, summarize
 from ddlbench.progress import Progress, tell
-from ddlbench.record.advice import advice, advice_on_waiting
 from ddlbench.record.record import Record, step_table
+from ddlbench.record.run_json import advice, advice_on_waiting
 
 ONE_GPU = (
     "each rank sees one GPU of its node, so that NCCL may use PCIe in place of NVLink: give every rank all GPUs "
