@@ -56,7 +56,7 @@ GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 
 
 RESNET = ("+model=resnet50", "train.compile=true", "recipe.optimizer.fused=true")  # nothing else to advise
-GPT2 = ("+model=gpt2_small", "train.compile=true", "recipe.optimizer.fused=true", "model.dropout=0")
+OF_GPT2 = ("+model=gpt2_small", "train.compile=true", "recipe.optimizer.fused=true", "model.dropout=0")
 BF16 = "train.precision=bf16"
 
 
@@ -82,10 +82,10 @@ def test_fp32_without_tf32_gets_advice() -> None:
 
 
 def test_an_unpadded_vocabulary_gets_advice_with_what_padding_changes() -> None:
-    (line,) = advice_for(*GPT2, BF16)
+    (line,) = advice_for(*OF_GPT2, BF16)
     assert line.startswith("a vocabulary of 50,257 does not fill tensor cores: model.pad_vocab_to_multiple=128")
     assert "the 47 tokens that it adds" in line
-    assert advice_for(*GPT2, BF16, "model.pad_vocab_to_multiple=128") == []
+    assert advice_for(*OF_GPT2, BF16, "model.pad_vocab_to_multiple=128") == []
 
 
 @pytest.mark.parametrize("model", ["resnet50", "vgg16"])
@@ -102,7 +102,7 @@ def test_a_layout_of_images_that_is_refused_is_not_advised(framework: str) -> No
 
 
 def test_dropout_of_gpt2_gets_advice() -> None:
-    (line,) = advice_for(*GPT2[:-1], BF16, "model.pad_vocab_to_multiple=128")
+    (line,) = advice_for(*OF_GPT2[:-1], BF16, "model.pad_vocab_to_multiple=128")
     assert line.startswith("model.dropout=0.1 draws random numbers")
     assert "model.dropout=0 is faster" in line
 
