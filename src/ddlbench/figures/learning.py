@@ -58,7 +58,7 @@ def learning(
     """The figures of each metric, by epoch and by time. table: of learning.csv"""
     of = {row["measurement"]: row["learning"] for row in measurements}
     epochs = epochs.loc[epochs["measurement"].isin(list(of))]  # a figure of a study has a part of the measurements
-    epochs = epochs.assign(learning=epochs["measurement"].map(of))
+    epochs = epochs.assign(learning=epochs["measurement"].map(of.get))
     most: Any = table.groupby("learning")["seeds"].max()
     seeds = {str(name): int(count) for name, count in most.items()}
     for name, metric in METRICS.items():
