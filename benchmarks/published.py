@@ -25,14 +25,14 @@ from matplotlib import pyplot as plt
 
 from ddlbench.errors import RunError
 from ddlbench.figures import plotting
-from ddlbench.figures.styles import PALETTE
+from ddlbench.figures.plotting import PALETTE
 from ddlbench.oracle import bands
 from ddlbench.oracle.machine.machine import GPU_HIDDEN_COST, GPU_KERNEL_S, GPU_SPREAD, Machine
 from ddlbench.predict.grading import layouts
 from ddlbench.predict.grading.grade import error_statistics, learned_rows, predicted_s
 from ddlbench.predict.grading.machines import NETWORK_SHARE
 from ddlbench.predict.grading.points import Point, points
-from ddlbench.results.reading.csv_rows import read_csv
+from ddlbench.results.reading.published import read_csv
 from ddlbench.results.rows import group_by
 from ddlbench.texts import markdown_table
 

@@ -28,7 +28,7 @@ from itertools import count, islice, product
 from pathlib import Path
 from typing import Any
 
-from ddlbench.results.reading.summary_check import following
+from ddlbench.results.tables.run_rows import following
 
 PHASES = ("read_all", "make_tables", "make_figures", "write_documents", "render")
 ROOT = Path(__file__).parents[1]

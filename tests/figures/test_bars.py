@@ -12,10 +12,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from ddlbench.figures import plotting
 from ddlbench.figures.bars import LOOKS, breakdown_panels, draw_bars, draw_breakdown, draw_predicted
 from ddlbench.figures.panels import Panel
+from ddlbench.figures.plotting import looks_of
 from ddlbench.figures.quantities import Quantity, Values
-from ddlbench.figures.styles import looks_of
-from ddlbench.results.tables.breakdown import PARTS
 from ddlbench.results.tables.measurement import Measurement
+from ddlbench.results.tables.scaling import PARTS
 
 NAMES = [f"{part}_share" for part in PARTS]
 SHARES = dict(zip(NAMES, (0.2, 0.4, 0.1, 0.05, 0.15, 0.06, 0.04), strict=True))

@@ -14,9 +14,8 @@ from PIL import Image
 from ddlbench.figures import curves, plotting
 from ddlbench.figures import figures as module
 from ddlbench.figures.curves import places
-from ddlbench.figures.figure_files import save
-from ddlbench.figures.figures import drawing_of, make_figures, plots_of
-from ddlbench.figures.styles import PALETTE
+from ddlbench.figures.figures import drawing_of, make_figures, plots_of, save
+from ddlbench.figures.plotting import PALETTE
 from ddlbench.results.tables.measurement import Measurement
 from tests.support.figures import figures_of, names_of
 from tests.support.records import strong_scaling, tables_of, weak_scaling, write_repeats, write_run

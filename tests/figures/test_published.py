@@ -1,4 +1,4 @@
-"""The papers' printed numbers, and how they are drawn."""
+"""The papers' printed numbers, and published efficiencies from their bases."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ import pytest
 from matplotlib.collections import LineCollection
 from matplotlib.markers import CARETDOWNBASE, CARETUPBASE
 
+from ddlbench.figures import plotting
 from ddlbench.figures.figures import drawing_of, make_figures, plots_of
 from ddlbench.figures.panels import panels
-from ddlbench.figures.published import GREY, efficiencies, notes, shares, sources
+from ddlbench.figures.published import GREY, by_source, efficiencies, notes, shares
+from tests.results.tables.test_published_rows import csv_facts, store
+from tests.support import records
 from tests.support.figures import figures_of
+from tests.support.published import cells
 from tests.support.records import tables_of, weak_scaling, write_run
 
 
 def test_every_number_has_a_source_that_is_listed():
-    listed = {line.partition(":")[0] for line in sources()}
+    listed = {line.split(":")[1].strip() for line in notes([])}
     for model in ("resnet50", "resnet101", "resnet152"):
         assert {point["source"] for point in efficiencies(model)} <= listed
         assert all(point["place"] for point in efficiencies(model))
@@ -124,3 +128,39 @@ def test_ones_own_curves_have_their_looks_and_names(tmp_path):
 def test_not_drawn_unless_asked_for(tmp_path):
     weak_scaling(tmp_path)
     assert not [plot.name for plot in plots_of(tables_of(tmp_path)) if "published" in plot.name]
+
+
+@pytest.fixture
+def figure(tmp_path):
+    more = {"step_ms": "", "gpus_per_node": 8}
+    rows = [
+        cells(gpus=1, measured=100, global_batch=64, **more),
+        cells(gpus=4, measured=388, global_batch=256, **more),
+        cells(),
+        cells(gpus=4, measured=180, base_value=50, global_batch=256, precision="fp32", **more),
+        cells(model="ResNet-152", measured=240, base_value=40, strategy="FSDP", **more),
+        cells(model="VGG-16", base_gpus="", base_value=""),
+    ]
+    store(tmp_path, csv_facts(tmp_path, *rows))
+    records.weak_scaling(tmp_path / "own")
+    return by_source(panels(records.tables_of(tmp_path).measurements))
+
+
+def test_a_panel_for_each_family_of_models_with_a_base(figure):
+    (panel,) = figure.panels
+    assert (panel.model, panel.lines) == ("ResNet (published)", ["ResNet-152, ResNet-50"])
+    assert sorted(row["gpus"] for row in panel.rows) == [4, 4, 8, 8], "the base itself is the start of a line"
+
+
+def test_lines_start_at_their_bases(figure):
+    (panel,) = figure.panels
+    with plotting.style():
+        (axes,) = plotting.grid([(panel.model, panel.lines)]).axes
+        figure.draw(axes, panel)
+    lines = [line for line in axes.lines if line.get_label() and not str(line.get_label()).startswith("_")]
+    drawn = {(str(line.get_label()), tuple(map(tuple, line.get_xydata().tolist()))) for line in lines}
+    ddp, fsdp = "DDP, V100, Example 2020", "FSDP, V100, Example 2020"
+    expected = {(ddp, ((1, 100), (4, 97), (8, 95))), (ddp, ((1, 100), (4, 90))), (fsdp, ((1, 100), (8, 75)))}
+    assert {(name, tuple((gpus, round(100 * share)) for gpus, share in points)) for name, points in drawn} == expected
+    looks = {(str(line.get_label()), line.get_color(), line.get_marker()) for line in lines}
+    assert len(looks) == 2

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ddlbench.figures.curves import front, tradeoff
 from ddlbench.figures.panels import Panel
-from ddlbench.figures.styles import looks_of
+from ddlbench.figures.plotting import looks_of
 from ddlbench.results.tables.measurement import Measurement
 from ddlbench.texts import GIB
 

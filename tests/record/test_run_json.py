@@ -1,10 +1,32 @@
-"""The sections of run.json that are counted rather than copied."""
+"""The sections of run.json that are counted rather than copied, and the advice at the start of a run on a GPU, with
+torch's switches; no GPU is touched."""
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ddlbench.config.compose import configuration
+from ddlbench.config.job import make_job
+from ddlbench.config.keys import Train
+from ddlbench.config.schema import Config
+from ddlbench.cores import few_cores
+from ddlbench.errors import UserError
+from ddlbench.job import Job
+from ddlbench.measure.devices.environment import environment, switches
 from ddlbench.models.gpt2 import GPT2
-from ddlbench.record.run_json import model_section
+from ddlbench.ranks.launch import Launch
+from ddlbench.record.run_json import advice, advice_on_waiting, model_section
+from ddlbench.run.settings import set_switches
 from tests.support.jobs import checkpoint_all
+from tests.support.runs import SMALL, record
 
 TINY = GPT2("gpt2_small", n_layer=1, n_embd=8, n_head=2, vocab_size=11, seq_len=4)
 
@@ -28,3 +50,168 @@ def test_what_is_computed_again_is_no_work_of_the_model() -> None:
 
 def test_a_model_that_was_not_built_has_no_flops() -> None:
     assert "flops_per_sample" not in model_section(TINY, None)
+
+
+GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
+
+
+RESNET = ("+model=resnet50", "train.compile=true", "recipe.optimizer.fused=true")  # nothing else to advise
+OF_GPT2 = ("+model=gpt2_small", "train.compile=true", "recipe.optimizer.fused=true", "model.dropout=0")
+BF16 = "train.precision=bf16"
+
+
+def advice_for(*overrides: str, framework: str = "single", device: torch.device = GPU) -> list[str]:
+    config = composed(*overrides, framework=framework)
+    return advice(config, job_of(config, device), {})
+
+
+def composed(*overrides: str, framework: str = "single") -> Config:
+    return configuration(f"+framework={framework}", *overrides)
+
+
+def job_of(config: Config, device: torch.device) -> Job:
+    ranks = 1 if config.framework.name == "single" else 2
+    return make_job(config, Launch("torchrun", world_size=ranks, local_world_size=ranks), device)
+
+
+def test_fp32_without_tf32_gets_advice() -> None:
+    (line,) = advice_for(*RESNET)
+    assert "train.tf32=true (10 bits of mantissa" in line
+    assert "train.precision=bf16" in line
+    assert advice_for(*RESNET, "train.tf32=true") == []
+
+
+def test_an_unpadded_vocabulary_gets_advice_with_what_padding_changes() -> None:
+    (line,) = advice_for(*OF_GPT2, BF16)
+    assert line.startswith("a vocabulary of 50,257 does not fill tensor cores: model.pad_vocab_to_multiple=128")
+    assert "the 47 tokens that it adds" in line
+    assert advice_for(*OF_GPT2, BF16, "model.pad_vocab_to_multiple=128") == []
+
+
+@pytest.mark.parametrize("model", ["resnet50", "vgg16"])
+def test_convolutions_in_16_bits_get_advice_on_channels_last(model: str) -> None:
+    words = (f"+model={model}", *RESNET[1:], "train.precision=fp16")
+    (line,) = advice_for(*words)
+    assert "train.channels_last=true" in line
+    assert advice_for(*words, "train.channels_last=true") == []
+
+
+@pytest.mark.parametrize("framework", ["horovod", "zero_bubble"])
+def test_a_layout_of_images_that_is_refused_is_not_advised(framework: str) -> None:
+    assert not any("channels_last" in line for line in advice_for(*RESNET[:1], BF16, framework=framework))
+
+
+def test_dropout_of_gpt2_gets_advice() -> None:
+    (line,) = advice_for(*OF_GPT2[:-1], BF16, "model.pad_vocab_to_multiple=128")
+    assert line.startswith("model.dropout=0.1 draws random numbers")
+    assert "model.dropout=0 is faster" in line
+
+
+@pytest.mark.parametrize(
+    ("framework", "words", "advised"),
+    [
+        ("single", (), ["train.compile=true", "recipe.optimizer.fused=true"]),
+        ("single", ("train.checkpoint_activations=true",), ["recipe.optimizer.fused=true"]),
+        ("single", ("recipe.optimizer.name=lamb",), ["train.compile=true"]),
+        ("single", ("recipe.optimizer.fused=false",), ["train.compile=true"]),
+        ("fsdp", (), ["train.compile=true"]),  # torch's fused SGD does not support shards
+        ("fsdp", ("recipe=adamw",), ["train.compile=true", "recipe.optimizer.fused=true"]),
+        ("tensor", (), ["recipe.optimizer.fused=true"]),
+    ],
+)
+def test_what_the_framework_takes_is_advised(framework: str, words: tuple[str, ...], advised: list[str]) -> None:
+    result = advice_for("+model=resnet50", BF16, "train.channels_last=true", *words, framework=framework)
+    assert [line.split()[0] for line in result] == advised
+
+
+def test_dali_is_advised_where_the_gpu_waits_for_images() -> None:
+    native, dali = (composed("+model=resnet50", f"loader={name}") for name in ("native", "dali"))
+    (line,) = advice_on_waiting(native, "cuda", 0.34)
+    assert line.startswith("34% of the steps' time is waiting for data: loader=dali")
+    text = composed("+model=gpt2_small")
+    rest: list[tuple[Any, str, float | None]] = [
+        (native, "cuda", 0.1),
+        (native, "cuda", None),
+        (native, "cpu", 0.34),
+        (dali, "cuda", 0.34),
+    ]
+    rest.append((text, "cuda", 0.34))
+    assert [advice_on_waiting(*case) for case in rest] == [[]] * 5
+
+
+def test_a_cpu_gets_no_advice_and_a_loader_alone_on_its_cores_only() -> None:
+    assert advice_for("+model=gpt2_small", device=CPU) == []
+    alone = replace(composed("+model=resnet50"), mode="loader")
+    assert advice(alone, job_of(alone, GPU), {"cores": 8, "workers": 6}) == []
+    assert advice(alone, job_of(alone, GPU), {"cores": 2, "workers": 6}) == [few_cores(2, 6)]
+
+
+def test_a_rank_with_fewer_cores_than_its_loader_needs_gets_advice() -> None:
+    tuned = composed(*RESNET, BF16, "train.channels_last=true")
+    assert advice(tuned, job_of(tuned, GPU), {"cores": 3, "threads": 1}) == []
+    assert advice(tuned, job_of(tuned, GPU), {"cores": 1, "threads": 1}) == [few_cores(1, 1)]
+    assert advice(tuned, job_of(tuned, CPU), {"cores": 1, "threads": 1}) == []
+
+
+@pytest.fixture
+def restored() -> Iterator[None]:
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32
+    yield
+    cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = before
+
+
+@pytest.mark.usefixtures("restored")
+def test_cudnn_benchmark_is_on_by_default_on_a_gpu_alone() -> None:
+    result: list[bool] = []
+    for device, asked in ((CPU, None), (GPU, False), (GPU, True), (GPU, None)):
+        torch.backends.cudnn.benchmark = False
+        set_switches(Train(cudnn_benchmark=asked), device)
+        result.append(switches()["cudnn_benchmark"])
+    assert result == [False, False, True, True]
+
+
+@pytest.mark.usefixtures("restored")
+@pytest.mark.parametrize("device", [CPU, GPU], ids=str)
+def test_deterministic_sets_every_switch_and_the_environment_has_them(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not run on a GPU: of cuda only the switches are set here."""
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
+    torch.backends.cudnn.benchmark = False
+    try:
+        set_switches(Train(deterministic=True), device)
+        result = environment(CPU)
+    finally:
+        torch.use_deterministic_algorithms(False)
+        os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+    names = ("deterministic_algorithms", "cudnn_deterministic", "cudnn_benchmark")
+    assert [result["switches"][name] for name in names] == [True, True, False]
+    assert result["variables"]["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_autotuning_and_deterministic_exclude_each_other() -> None:
+    with pytest.raises(UserError, match=r"exclude each other.*leave train.cudnn_benchmark out"):
+        Train(deterministic=True, cudnn_benchmark=True)
+
+
+def test_the_record_has_the_advice_and_rank_0_prints_it(
+    ddlbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "ddlbench.record.recorder.advice", lambda config, job, loader: [f"{config.mode} on {job.device.type}"]
+    )
+    monkeypatch.setattr(
+        "ddlbench.record.recorder.advice_on_waiting",
+        lambda config, device, share: [f"waited on {device}: {0 <= share <= 1}"],
+    )
+    code, said = ddlbench(*SMALL, "train.epochs=1")
+    assert code == 0, said
+    assert said.count("advice: train on cpu") == 1
+    content = record(tmp_path)
+    assert said.count("advice: waited on cpu: True") == 1
+    assert content["advice"] == ["train on cpu", "waited on cpu: True"]
+    assert json.dumps(content["config"]["train"]["cudnn_benchmark"]) == "null"
+    assert content["model"]["vocabulary"] is None

@@ -13,16 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddlbench.record.schema import EPOCHS, LEARNING, RUNS
+from ddlbench.record.schema import EPOCHS, RUNS
 from ddlbench.report.compare import versus
 from ddlbench.results.reading.cells import frame
 from ddlbench.results.rows import Row
 from ddlbench.results.tables.merge import AttemptRow
-from ddlbench.results.tables.quality import learning_table
+from ddlbench.results.tables.quality import Target, learning_table, target_costs
 from ddlbench.results.tables.scaling import scaling_rows
 from ddlbench.results.tables.stats import Interval, median_interval
-from ddlbench.results.tables.tables import Tables, records
-from ddlbench.results.tables.targets import Target, target_costs
+from ddlbench.results.tables.tables import records
 
 quick = settings(max_examples=60)
 
@@ -185,7 +184,7 @@ def training(
 
 def targets(reached: Sequence[int | None], statuses: Sequence[str] = ()) -> list[Row]:
     runs, epochs = training(reached, statuses)
-    return target_costs(Tables(runs, [], epochs, frame(LEARNING, []), []), WANTED).rows
+    return target_costs(WANTED, epochs, runs).rows
 
 
 def learned(reached: Sequence[int | None], statuses: Sequence[str] = (), seeds: Sequence[int] = ()) -> list[Row]:

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from ddlbench.figures.figure_files import ALL_BYTES, pictures, save
-from ddlbench.figures.figures import Drawing
+from ddlbench.figures.figures import ALL_BYTES, Drawing, pictures, save
 from ddlbench.figures.panels import Plot
 from ddlbench.report.__main__ import main
 from ddlbench.report.page import ROWS_SHOWN, render

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ddlbench.results.reading.csv_rows import COLUMNS
+from ddlbench.results.reading.published import COLUMNS
 
 URL = "https://example.org/results"
 START_MS = 1_600_000_000_000  # in September 2020

@@ -19,10 +19,9 @@ from ddlbench.errors import RunError, UserError, reporting
 from ddlbench.files import replacing
 from ddlbench.foreign import Object
 from ddlbench.record.files import plain, write_json
-from ddlbench.results.reading.attempts import PUBLISHED_FILE, read_all
-from ddlbench.results.reading.csv_rows import read_points, without_base
+from ddlbench.results.reading.attempts import PUBLISHED_FILE, read_all, read_published
 from ddlbench.results.reading.mlperf import TOKEN, read_results
-from ddlbench.results.reading.published import read_published, record_of
+from ddlbench.results.reading.published import read_points, record_of, without_base
 from ddlbench.results.rows import OWN, Row, group_by, section
 from ddlbench.results.tables.merge import AttemptRow
 from ddlbench.results.tables.tables import merge

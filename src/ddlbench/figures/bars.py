@@ -14,10 +14,10 @@ from matplotlib.ticker import FuncFormatter
 
 from ddlbench.figures import plotting
 from ddlbench.figures.panels import Panel, measured, short_names
+from ddlbench.figures.plotting import Looks
 from ddlbench.figures.quantities import Quantity
-from ddlbench.figures.styles import Looks
 from ddlbench.results.rows import group_by
-from ddlbench.results.tables.breakdown import PARTS
+from ddlbench.results.tables.scaling import PARTS
 
 PartLook = tuple[str, str, str]
 LOOKS: dict[str, PartLook] = {  # of each part: its name in words, a color and a hatching

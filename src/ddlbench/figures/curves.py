@@ -15,8 +15,8 @@ from matplotlib.transforms import Transform, offset_copy
 
 from ddlbench.figures import plotting
 from ddlbench.figures.panels import Panel, Plot, with_rows
+from ddlbench.figures.plotting import Looks
 from ddlbench.figures.quantities import MEMORY, THROUGHPUT, Quantity, Values, memory_column
-from ddlbench.figures.styles import Looks
 from ddlbench.results.rows import group_by
 from ddlbench.results.tables.measurement import Measurement
 from ddlbench.texts import limited, shortened

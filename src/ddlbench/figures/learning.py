@@ -19,7 +19,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from ddlbench.figures import plotting
 from ddlbench.figures.panels import Naming, Panel, Plot, head, panel_texts, small_multiples
-from ddlbench.figures.styles import Looks, looks_of, numbered
+from ddlbench.figures.plotting import Looks, looks_of, numbered
 from ddlbench.results.reading.cells import plain
 from ddlbench.results.rows import group_by
 from ddlbench.results.tables.measurement import Measurement
@@ -38,7 +38,7 @@ METRICS = {
     "perplexity": Metric("val_perplexity_token", "validation perplexity per token"),
 }
 RATE = Metric("lr_last", "learning rate")  # of the last update of an epoch
-KEYS = ["path", "measurement", "status", "epoch", "elapsed_s"]  # columns of epochs.csv, beside a metric
+KEYS = ["path", "measurement", "learning", "status", "epoch", "elapsed_s"]  # columns of epochs, beside a metric
 UNITS = (("h", 3600.0), ("min", 60.0))
 SQUASHED = 20  # a curve that falls by more than this factor has no visible end on a linear axis
 MARKERS = 12  # of a line, about
@@ -58,6 +58,7 @@ def learning(
     """The figures of each metric, by epoch and by time. table: of learning.csv"""
     of = {row["measurement"]: row["learning"] for row in measurements}
     epochs = epochs.loc[epochs["measurement"].isin(list(of))]  # a figure of a study has a part of the measurements
+    epochs = epochs.assign(learning=epochs["measurement"].map(of.get))
     most: Any = table.groupby("learning")["seeds"].max()
     seeds = {str(name): int(count) for name, count in most.items()}
     for name, metric in METRICS.items():
@@ -66,21 +67,19 @@ def learning(
         for by, place in (("epoch", "epoch"), ("time", "elapsed_s")):
             rows = measured.dropna(subset=[place])
             shown = _panels(measurements, set(rows["measurement"].unique()), seeds)
-            courses = courses_of(table, rows, of, metric.column, place)
-            yield _plot(f"{name}_by_{by}", metric, shown, courses, looks)
+            yield _plot(f"{name}_by_{by}", metric, shown, courses_of(table, rows, metric.column, place), looks)
         yield Plot(
             f"{name}_by_batch", _by_batch(measurements, metric), partial(_draw_by_batch, looks=looks, metric=metric)
         )
-    rates = _rates(epochs, of)
+    rates = _rates(epochs)
     changing = {key for key, course in rates.items() if course["middle"].nunique() > 1}
     shown = _panels(measurements, {name for name, key in of.items() if key in changing}, seeds)
     yield _plot("learning_rate", RATE, shown, (rates, {}), looks)
 
 
-def _rates(epochs: pd.DataFrame, learning_of: Mapping[str, str | None]) -> dict[str, Any]:
+def _rates(epochs: pd.DataFrame) -> dict[str, Any]:
     """The learning rate by epoch, which is the same in all runs of one curve: of the first run that has the epoch."""
-    rows = plain(epochs, ["measurement", "status"], [*PLACES, RATE.column]).dropna(subset=[RATE.column])
-    rows["learning"] = rows["measurement"].map(dict(learning_of)).astype(object)
+    rows = plain(epochs, ["learning", "status"], [*PLACES, RATE.column]).dropna(subset=[RATE.column])
     ended = rows[rows["status"] == "ok"].sort_values("epoch", kind="stable").drop_duplicates(["learning", "epoch"])
     courses = ended.rename(columns={RATE.column: "middle"}).groupby("learning", sort=False)
     return {str(name): course.reindex(columns=COURSE) for name, course in courses}
@@ -116,23 +115,19 @@ def _draw_by_batch(axes: Axes, panel: Panel, looks: Looks, metric: Metric) -> No
     _metric_axis(axes, metric, np.array(values))
 
 
-def courses_of(
-    table: pd.DataFrame, epochs: pd.DataFrame, learning_of: Mapping[str, str | None], column: str, place: str
-) -> Courses:
+def courses_of(table: pd.DataFrame, epochs: pd.DataFrame, column: str, place: str) -> Courses:
     """The courses of a metric by the column `learning`: those of the runs that ended ok, merged, and one for each other
     run. A course is a data frame with the columns COURSE, NaN where there is no value.
 
-    table:       of learning.csv
-    epochs:      rows of epochs.csv with a value of the metric
-    learning_of: the column `learning` of each measurement
-    place:       the column of PLACES that must be known
+    table:  of learning.csv
+    epochs: rows of epochs.csv with a value of the metric, and with the column `learning` of their measurement
+    place:  the column of PLACES that must be known
     """
     ends = {"": "middle", "_min": "low", "_max": "high", "_low": "inner_low", "_high": "inner_high"}
     names = {f"{column}{end}": name for end, name in ends.items()}
     rows = table.dropna(subset=[column, place]).sort_values("epoch")
     curves = plain(rows, ["learning"], [*PLACES, "seeds", "runs", *names]).rename(columns=names)
-    runs = plain(epochs, ["measurement", "path", "status"], [*PLACES, column]).rename(columns=names)
-    runs["learning"] = runs["measurement"].map(dict(learning_of)).astype(object)  # also without rows
+    runs = plain(epochs, ["measurement", "learning", "path", "status"], [*PLACES, column]).rename(columns=names)
     ok = runs["status"] == "ok"
     # A curve of one seed has the range of its repeats.
     one = curves.groupby("learning")["seeds"].transform("max").eq(1) & curves["runs"].gt(1)
@@ -140,8 +135,8 @@ def courses_of(
     curves.loc[one, ["low", "high"]] = curves[one].join(ranges, on=["learning", "epoch"])[["min", "max"]].to_numpy()
     merged = {str(name): curve[COURSE] for name, curve in curves.groupby("learning", sort=False)}
     failed: dict[str, list[Any]] = {}
-    for (name, _), run in runs[~ok].groupby(["measurement", "path"]):
-        failed.setdefault(str(learning_of[name]), []).append(run.reindex(columns=COURSE))
+    for _, run in runs[~ok].groupby(["measurement", "path"]):
+        failed.setdefault(str(run["learning"].iloc[0]), []).append(run.reindex(columns=COURSE))
     return merged, failed
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from matplotlib.axes import Axes
 
-from ddlbench.figures.styles import family
+from ddlbench.figures.plotting import family
 from ddlbench.results.rows import Settings, group_by
 from ddlbench.results.tables.labels import settings_text
 from ddlbench.results.tables.measurement import Base, Measurement, devices, duration, named

@@ -1,11 +1,15 @@
-"""Typography, a grid of panels of equal size, legends and axes, shared by all figures."""
+"""What all figures share: typography, a grid of panels of equal size, legends, axes, and the colors and markers of
+curves. A framework, or another factor that is compared, has one color for each value in a report; curves of one color
+differ in their markers."""
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Generator, Sequence
+from collections import Counter
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from math import inf
 from textwrap import wrap
 from typing import Any, cast
@@ -17,7 +21,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
-from matplotlib.transforms import Bbox, Transform, offset_copy
+from matplotlib.transforms import Bbox, offset_copy
 
 from ddlbench.texts import first_few, shortened
 
@@ -64,6 +68,21 @@ LONGEST_LINE = 56  # letters that are as wide as a panel
 LONGEST_TEXT = 3 * LONGEST_LINE
 LONGEST_TITLE = 44
 SMALL, LINE = 8, 12  # points: letters of the lines below a title, and from one line to the next
+# Okabe and Ito's palette, readable for color-blind people, without yellow: it is too pale on white paper.
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
+DASHES: tuple[Any, ...] = ("-", (0, (4, 1.6)), (0, (1, 1.3)), (0, (7, 1.5, 1, 1.5)))
+# Where a panel has too many curves, each family of frameworks gets a panel of its own.
+FAMILIES = {
+    "data parallel": ("single", "ddp", "horovod", "local_sgd", "parameter_server", "zero0"),
+    "sharded": ("fsdp", "zero1", "zero2", "zero3", "deepspeed"),
+    "tensor": ("tensor", "megatron", "channel", "spatial"),
+    "pipeline": (
+        "gpipe", "1f1b", "interleaved", "zero_bubble", "looped_bfs", "zbv", "dualpipev", "pipedream", "pipedream_2bw",
+    ),
+    "hybrid": ("hybrid",),
+}  # fmt: skip
+SHAPES = tuple((marker, filled) for filled in (True, False) for marker in MARKERS)
 
 
 @contextmanager
@@ -105,8 +124,8 @@ def arrange(figure: Figure) -> None:
     inches, widest, y = figure.dpi_scale_trans.inverted(), 0.0, PAD
     if len(shared) > SHARED_LABELS and len(panels) > 1:
         for panel, legend in zip(panels, legends, strict=True):
-            place = {"bbox_to_anchor": (0, 0), "bbox_transform": _moved(panel, LEGEND)}
-            _legend(panel, legend, PANEL[0], loc="upper left", **place)
+            corner = offset_copy(panel.transAxes, figure, *LEGEND, units="points")
+            _legend(panel, legend, PANEL[0], loc="upper left", bbox_to_anchor=(0, 0), bbox_transform=corner)
     elif shared:
         legend = _legend(figure, shared, columns * (PANEL[0] + 1), loc="lower left")
         box = legend.get_window_extent().transformed(inches)
@@ -169,12 +188,8 @@ def gpu_axis(axes: Axes, counts: Sequence[int], device: str | None, log: bool) -
 def value_name(axes: Axes, name: str) -> None:
     """The name of the vertical axis, at the same place in all panels."""
     axes.set_ylabel(name)
-    axes.yaxis.set_label_coords(0, 0.5, _moved(axes, VALUE_NAME))
-
-
-def _moved(axes: Axes, points: tuple[float, float]) -> Transform:
-    """Shares of the axes' size, moved."""
-    return offset_copy(axes.transAxes, cast(Figure, axes.figure), *points, units="points")
+    left = offset_copy(axes.transAxes, cast(Figure, axes.figure), *VALUE_NAME, units="points")
+    axes.yaxis.set_label_coords(0, 0.5, left)
 
 
 def value_axis(
@@ -213,3 +228,57 @@ def plain(value: float, _: Any = None) -> str:
 def percent(value: float, _: Any = None) -> str:
     """A share's tick in percent."""
     return f"{100 * value:.4g}"
+
+
+def family(framework: str) -> str:
+    """The family of a framework, or of compared factors that begin with one; "other frameworks" for names that this
+    version does not know."""
+    first = framework.partition(",")[0]
+    return next((name for name, frameworks in FAMILIES.items() if first in frameworks), "other frameworks")
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a curve is drawn. filled: whether its markers are filled with the color, else with white."""
+
+    color: str
+    marker: str
+    filled: bool = True
+    dashes: int = 0
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        """Properties of the markers and of the line between them."""
+        face = {} if self.filled else {"markerfacecolor": "white", "markeredgecolor": self.color}
+        return {"marker": self.marker, "linestyle": DASHES[self.dashes], "markeredgecolor": "white", **face}
+
+
+Looks = dict[tuple[str, str], Look]  # of all curves (framework, name) of a report
+
+
+def numbered(names: Iterable[str]) -> dict[str, Look]:
+    """Looks for the curves of one framework in a panel of its own: each has a color."""
+    return {name: Look(PALETTE[n % len(PALETTE)], *SHAPES[n % len(SHAPES)]) for n, name in enumerate(names)}
+
+
+def looks_of(curves: Iterable[tuple[str, str]], kept: Looks | None = None) -> Looks:
+    """Looks of curves (framework, name): one color a framework, and a shape that no other curve of the color has, as
+    far as the shapes go.
+
+    kept: looks whose colors the frameworks keep
+    """
+    names = sorted(set(curves), key=lambda curve: (family(curve[0]), *curve))  # a family's colors differ
+    frameworks = list(dict.fromkeys(framework for framework, _ in kept or names))
+    taken: dict[str, set[tuple[str, bool]]] = {color: set() for color in PALETTE}
+    looks: Looks = {}
+    drawn = Counter[str]()
+    for framework, name in names:
+        number = frameworks.index(framework)
+        color, start = PALETTE[number % len(PALETTE)], number % len(MARKERS)
+        if len(taken[color]) == len(SHAPES):
+            taken[color].clear()
+        shape = next(shape for shape in (*SHAPES[start:], *SHAPES[:start]) if shape not in taken[color])
+        taken[color].add(shape)
+        looks[framework, name] = Look(color, *shape, dashes=drawn[framework] % len(DASHES))
+        drawn[framework] += 1
+    return looks

@@ -7,7 +7,7 @@ import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from importlib.resources import files
 from operator import itemgetter
 from typing import Any, cast
@@ -17,13 +17,14 @@ from matplotlib.axes import Axes
 from ddlbench.figures import plotting
 from ddlbench.figures.curves import draw
 from ddlbench.figures.panels import Panel, Plot, measured
+from ddlbench.figures.plotting import MARKERS, Looks, looks_of
 from ddlbench.figures.quantities import EFFICIENCY
-from ddlbench.figures.styles import MARKERS, Looks, looks_of
 from ddlbench.results.reading.published import gpu_family
 from ddlbench.results.rows import OWN, PUBLISHED, Row, group_by
 from ddlbench.results.tables.measurement import Measurement
 from ddlbench.texts import first_few
 
+PRINTED: dict[str, Any] = tomllib.loads(files("ddlbench.figures").joinpath("published.toml").read_text("utf-8"))
 GREY = "#7a7a7a"
 CPU_AXIS = "ranks (CPU); printed values: GPUs"
 ARROW = 0.06  # its length, as an efficiency
@@ -38,53 +39,42 @@ SERIES = (  # columns that are equal for the points of a line
 )  # fmt: skip
 
 
-@cache
-def _file() -> dict[str, Any]:
-    return tomllib.loads(files("ddlbench.figures").joinpath("published.toml").read_text(encoding="utf-8"))
-
-
 def authors(source: str) -> str:
     """ "Aach et al. 2023"."""
-    return str(_file()["sources"][source]["text"]).partition(",")[0]
+    return str(PRINTED["sources"][source]["text"]).partition(",")[0]
 
 
 def efficiencies(*models: str) -> list[Row]:
     """Printed efficiencies of models against 4 GPUs of the same framework. relation: "=", or "<" or ">" where the text
     gives only a limit"""
-    return [row for row in _file()["efficiency"] if row["model"] in models]
+    return [row for row in PRINTED["efficiency"] if row["model"] in models]
 
 
 def shares(*models: str) -> dict[str, list[tuple[int, float, float, float]]]:
     """By loader: GPUs, and the shares of the kernels' time in communication, data loading and computation (0 to 1).
     None are printed for several models together."""
-    table = _file()["kernel_time"].get(models[0], {}) if len(models) == 1 else {}
+    table = PRINTED["kernel_time"].get(models[0], {}) if len(models) == 1 else {}
     return {loader: [(row[0], *(part / 100 for part in row[1:])) for row in rows] for loader, rows in table.items()}
 
 
 def notes(shown: Sequence[Panel]) -> list[str]:
-    """A line for each panel without printed numbers of its model or models, and the sources."""
-    missing = [
+    """A line for each panel without printed numbers of its model or models; the papers and their machines, the place of
+    each number, and statements that give no number."""
+    lines = [
         f"no printed number is drawn beside {', '.join(models)}"
         for models in dict.fromkeys(map(models_of, shown))
         if not (efficiencies(*models) or shares(*models))
     ]
-    return [f"published: {text}" for text in (*missing, *sources())]
-
-
-def sources() -> list[str]:
-    """Lines with the papers and their machines, the place of each number, and statements that give no number."""
-    papers = _file()["sources"]
-    lines = [f"{name}: {source['text']}; {source['machine']}" for name, source in papers.items()]
-    values = list[str]()
-    for (source, place), rows in group_by(_file()["efficiency"], itemgetter("source", "place")).items():
+    lines += [f"{name}: {source['text']}; {source['machine']}" for name, source in PRINTED["sources"].items()]
+    for (source, place), rows in group_by(PRINTED["efficiency"], itemgetter("source", "place")).items():
         texts = [
             "efficiency of {model}, {framework}, {loader}, {gpus} GPUs {relation} ".format(**row)
             + f"{100 * row['value']:g} %"
             for row in rows
         ]
-        values.append(f"{source}, {place}: {'; '.join(texts)}")
-    statements = [f"{row['source']}, {row['place']}: {row['model']}: {row['text']}" for row in _file()["statement"]]
-    return [*lines, *values, *statements]
+        lines.append(f"{source}, {place}: {'; '.join(texts)}")
+    lines += [f"{row['source']}, {row['place']}: {row['model']}: {row['text']}" for row in PRINTED["statement"]]
+    return [f"published: {line}" for line in lines]
 
 
 def plots(
@@ -148,7 +138,7 @@ def draw_communication(axes: Axes, panel: Panel, looks: Looks) -> None:
         points = sorted((row["gpus"], row["comm_share"]) for row in rows)
         look = looks[rows[0].curve_key]
         axes.plot(*zip(*points, strict=True), color=look.color, label=plotting.label(name), **look.shape)
-    table = _file()["kernel_time"]
+    table = PRINTED["kernel_time"]
     where = f"{authors(table['source'])}, {table['place']}: {table['framework']}"
     for number, (loader, rows) in enumerate(printed.items()):
         axes.plot(

@@ -8,7 +8,7 @@ from typing import cast
 
 from ddlbench.figures.panels import Panel
 from ddlbench.results.tables.measurement import Base, Measurement
-from ddlbench.results.tables.targets import TargetCosts
+from ddlbench.results.tables.quality import TargetCosts
 from ddlbench.texts import GIB
 
 

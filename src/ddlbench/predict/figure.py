@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter
 
 from ddlbench.errors import UserError
 from ddlbench.figures import plotting
-from ddlbench.figures.styles import PALETTE, looks_of
+from ddlbench.figures.plotting import PALETTE, looks_of
 from ddlbench.oracle.predictor import Prediction
 from ddlbench.predict.ranking import fitting, separated, which
 from ddlbench.results.rows import group_by

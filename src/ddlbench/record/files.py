@@ -1,5 +1,5 @@
-"""The files of a record: names of those that exist only during a run, how JSON is written, and the end of a run whose
-rank 0 exits before it has written it."""
+"""The files of a record: names of those that exist only during a run, how JSON is written, and the end of a run that
+rank 0 has not written: another process writes it, or a reader sees from the heartbeat that the run was killed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ from typing import Any, cast
 
 from ddlbench.credentials import LEFT_OUT, may_hold_credential
 from ddlbench.files import remove_leftovers, replace_json
+from ddlbench.foreign import parse, read_bytes
+from ddlbench.heartbeat import SILENT_S, Process, server_time
 
 RESERVE = ".reserve"  # holds space for the last run.json
 HEARTBEAT = ".heartbeat"  # which process keeps the record, and when it lived
 CLAIM = ".end-by-another-rank"  # who made it writes the end in the place of rank 0
 COLLECTIVES = "collectives"  # a folder: the last collectives of each rank of a run that hung
 DEAD_CLAIM_S = 30.0  # after so many seconds, the process that claimed to write the end has exited before it wrote it
+LARGEST_HEARTBEAT = 4096  # bytes
+OTHERS_S = 30.0  # after the end of the process that keeps the record, other ranks may still write the end
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -62,6 +66,28 @@ def end_for_rank_0(
         return True
     except (OSError, ValueError, KeyError, TypeError):
         return False
+
+
+def find_killed(folder: Path) -> tuple[str, str] | None:
+    """How the run of a record that says `running` has ended: the reason, and the time of the last heartbeat in the
+    record's format. None if its process may live, or if the record has no heartbeat (older versions). The record may
+    have been completed meanwhile: read it again before it counts as killed."""
+    try:
+        alive, last = keeper_alive(folder), (folder / HEARTBEAT).stat().st_mtime
+        when = datetime.fromtimestamp(last, UTC).isoformat(timespec="milliseconds")
+    except Exception:  # whatever others have written there
+        return None
+    silent_s = abs(server_time(folder) - last)  # a clock that was set back must not keep it alive
+    if alive or silent_s < (SILENT_S if alive is None else OTHERS_S):
+        return None
+    how = "its process has ended" if alive is False else f"no heartbeat for {silent_s:.0f} s"
+    return f"no end was recorded and {how}: all ranks were killed at once, or their host went down", when
+
+
+def keeper_alive(folder: Path) -> bool | None:
+    """Whether the process that keeps a record is alive; None for a process of another host. Raises if the heartbeat is
+    missing or invalid."""
+    return Process(**parse(read_bytes(folder / HEARTBEAT, LARGEST_HEARTBEAT))).alive()
 
 
 def now() -> str:

@@ -15,9 +15,8 @@ from ddlbench.measure.formulas.flops import mfu
 from ddlbench.measure.rows import EpochRow, RankEpoch
 from ddlbench.measure.summary import own_columns, own_steps_of_window, sees_one_gpu, summarize
 from ddlbench.progress import Progress, tell
-from ddlbench.record.advice import advice, advice_on_waiting
-from ddlbench.record.epoch_files import step_table
-from ddlbench.record.record import Record
+from ddlbench.record.record import Record, step_table
+from ddlbench.record.run_json import advice, advice_on_waiting
 
 ONE_GPU = (
     "each rank sees one GPU of its node, so that NCCL may use PCIe in place of NVLink: give every rank all GPUs "
@@ -139,21 +138,16 @@ class FileRecorder(Recorder):
         marks = [name for name, holds in doubts.items() if holds]
         summary = summarize(rows, run.job.world_size, self.model["tokens_per_sample"], marks)
         summary["epochs_done"] += run.first_epoch
-        self.record.add(
-            summary={**summary, "startup_s": self.startup_s, **self._flops(run, summary)},
-            ledger=self.scenario.ledger(run, steps),
-        )
-
-    def _flops(self, run: Run, summary: Mapping[str, Any]) -> dict[str, float | None]:
-        """Model FLOPs reached by one device, and their share of its peak where that is known (PaLM, appendix B)."""
+        summary["startup_s"] = self.startup_s
         rate, flops = summary.get("throughput_samples_per_s_per_gpu"), self.model.get("flops_per_sample")
-        if rate is None or flops is None:
-            return {}
-        gpu = self.record.content["environment"].get("gpu_model") if run.job.device.type == "cuda" else None
-        tf32 = self.config.train.tf32 and run.job.precision == "fp32"  # the peaks of fp32 are those without TF32
-        computed = self.model.get("hardware_flops_per_sample")
-        return {
-            "model_flops_per_s_per_gpu": rate * flops,
-            "mfu": mfu(rate * flops, gpu, run.job.precision) if gpu and not tf32 else None,
-            "hfu": mfu(rate * computed, gpu, run.job.precision) if gpu and not tf32 and computed else None,
-        }
+        if rate is not None and flops is not None:
+            # Model FLOPs reached by one device, and their share of its peak where that is known (PaLM, appendix B).
+            gpu = self.record.content["environment"].get("gpu_model") if run.job.device.type == "cuda" else None
+            tf32 = self.config.train.tf32 and run.job.precision == "fp32"  # the peaks of fp32 are those without TF32
+            computed = self.model.get("hardware_flops_per_sample")
+            summary |= {
+                "model_flops_per_s_per_gpu": rate * flops,
+                "mfu": mfu(rate * flops, gpu, run.job.precision) if gpu and not tf32 else None,
+                "hfu": mfu(rate * computed, gpu, run.job.precision) if gpu and not tf32 and computed else None,
+            }
+        self.record.add(summary=summary, ledger=self.scenario.ledger(run, steps))

@@ -44,11 +44,6 @@ class Column:
     meaning: str
     range: tuple[float, float] | None
 
-    @property
-    def allowed(self) -> str:
-        """The range in words."""
-        return "{:g} to {:g}".format(*self.range) if self.range else ""
-
 
 def schema_of(columns: Iterable[Column]) -> Any:
     """The pyarrow schema of some columns."""
@@ -91,8 +86,9 @@ def markdown() -> str:
         rows = list[Sequence[str]]()
         for column in _columns(name):
             source = " or ".join(f"`{key}`" for key in column.source.split("|") if key)
-            differs = column.range and list(column.range) != RANGES.get(column.unit)
-            meaning = f"{column.meaning}; {column.allowed}" if differs else column.meaning
+            meaning = column.meaning
+            if column.range and list(column.range) != RANGES.get(column.unit):
+                meaning += "; {:g} to {:g}".format(*column.range)
             rows.append((f"`{column.name}`", column.kind, column.unit, meaning, column.ranks, column.clock, source))
         parts.append(f"\n## {table['file']}\n\n{table['rows']}\n\n{markdown_table(head, rows)}")
     return "".join(parts)

@@ -11,8 +11,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from ddlbench.errors import RunError, UserError, reporting
-from ddlbench.figures.figure_files import save
-from ddlbench.figures.figures import Drawing, make_figures
+from ddlbench.figures.figures import Drawing, make_figures, save
 from ddlbench.report import openmetrics
 from ddlbench.report.compare import SLOWER, UNDECIDED, versus
 from ddlbench.report.explain import explain
@@ -22,8 +21,8 @@ from ddlbench.report.study import draw_study
 from ddlbench.results.reading.attempts import Records, read_all
 from ddlbench.results.rows import OWN
 from ddlbench.results.tables.merge import BY_FRAMEWORK, FACTORS, AttemptRow, Comparison
+from ddlbench.results.tables.quality import TargetCosts, target, target_costs
 from ddlbench.results.tables.tables import Tables, make_tables, merge, only
-from ddlbench.results.tables.targets import TargetCosts, target, target_costs, write_targets
 from ddlbench.sweep.study import load
 from ddlbench.texts import first_few, say
 
@@ -54,8 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         records = read_all(results)
         compared = cache(partial(_tables, records, given.predict))
         explanation = explain(compared(how), records, given.explain) if given.explain else None
-        tables = only(compared(how), given.only)
-        costs = [target_costs(compared(how), wanted, tables) for wanted in targets]
+        complete = compared(how)
+        tables = only(complete, given.only)
+        costs = [target_costs(wanted, complete.epochs, complete.run_rows, tables.run_rows) for wanted in targets]
         unknown = [cost.target for cost in costs if not cost.rows]
         lines = [f"--target {wanted.text}: no reported run that ended ok has {wanted.metric}" for wanted in unknown]
         tables = replace(tables, warnings=[*lines, *tables.warnings])
@@ -144,9 +144,8 @@ def write_report(
     with reporting(f"{out} cannot be written", "choose another folder with --out"):
         for name, figure in drawing.figures.items():
             save(figures, name, figure, pdf)
-        tables.write(out / "tables")
+        tables.write(out / "tables", targets)
         write_documents(tables.measurements, out / "tables")
-        write_targets(targets, out / "tables")
         write_warnings(tables.warnings, out / "tables")
         page.write_text(render(tables, drawing, figures), encoding="utf-8")
     return page

@@ -12,8 +12,7 @@ from ddlbench.errors import UserError
 from ddlbench.results.rows import Row, group_by
 from ddlbench.results.tables.labels import value_text
 from ddlbench.results.tables.measurement import devices, duration
-from ddlbench.results.tables.merge import FREE, SEEN, AttemptRow
-from ddlbench.results.tables.scaling import Point
+from ddlbench.results.tables.merge import FREE, SEEN, AttemptRow, Point
 from ddlbench.results.tables.stats import ratio_interval, verdict
 from ddlbench.texts import first_few
 

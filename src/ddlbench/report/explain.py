@@ -27,7 +27,7 @@ from ddlbench.config.choices import choices, published
 from ddlbench.config.overrides import LABELS
 from ddlbench.errors import UserError
 from ddlbench.figures.bars import draw_waterfall
-from ddlbench.figures.figure_files import save
+from ddlbench.figures.figures import save
 from ddlbench.figures.plotting import arrange, grid, style
 from ddlbench.report.hung_ranks import behind
 from ddlbench.results.reading.attempts import Records

@@ -11,8 +11,7 @@ from typing import Any
 
 import jinja2
 
-from ddlbench.figures.figure_files import pictures
-from ddlbench.figures.figures import Drawing
+from ddlbench.figures.figures import Drawing, pictures
 from ddlbench.record.schema import CLOCKS, EPOCHS, RANKS, RUNS, SCALING, Column
 from ddlbench.report import overview
 from ddlbench.report.fastest import best, comparisons

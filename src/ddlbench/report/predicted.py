@@ -20,9 +20,8 @@ from ddlbench.oracle.predictor import Inputs, Prediction, predict
 from ddlbench.oracle.runs import Results
 from ddlbench.predict.grading.grade import predicted_s
 from ddlbench.predict.grading.points import Point, point
-from ddlbench.results.reading.attempts import Attempt, Records, reason_of
-from ddlbench.results.reading.csv_rows import csv_row
-from ddlbench.results.reading.published import read_published
+from ddlbench.results.reading.attempts import Attempt, Records, read_published, reason_of
+from ddlbench.results.reading.published import csv_row
 from ddlbench.results.rows import OWN, PUBLISHED, Row, group_by, wait_column, without_data_wait
 from ddlbench.results.tables.measurement import Measurement, devices, duration
 from ddlbench.results.tables.tables import Tables

@@ -24,11 +24,10 @@ from ddlbench.measure.devices.environment import machine
 from ddlbench.progress import Progress, tell
 from ddlbench.ranks.control import all_gather, once_per_node, sum_over_ranks
 from ddlbench.ranks.launch import Launch
-from ddlbench.record.advice import advice_on_classes
 from ddlbench.record.files import end_for_rank_0
 from ddlbench.record.fingerprint import fingerprint, is_version
 from ddlbench.record.record import Record, run_id
-from ddlbench.record.run_json import opening
+from ddlbench.record.run_json import advice_on_classes, opening
 from ddlbench.run.last_collectives import save_last_collectives
 from ddlbench.texts import digest, first_few
 

@@ -20,8 +20,7 @@ from ddlbench.config.compose import configuration
 from ddlbench.cores import allowed_cores
 from ddlbench.errors import RunError
 from ddlbench.ranks.launchers import PLACE_VARIABLES, free_port, rank_variables
-from ddlbench.record.files import end_for_rank_0, now
-from ddlbench.results.reading.killed import keeper_alive
+from ddlbench.record.files import end_for_rank_0, keeper_alive, now
 from ddlbench.sweep.end_without_record import record_end
 from ddlbench.sweep.lock import FOLDER, Claim, claim, queue
 from ddlbench.sweep.plan import Cell

@@ -17,9 +17,7 @@ from ddlbench.config.keys import Options
 from ddlbench.config.values import written
 from ddlbench.errors import STATUSES, TIME_LIMIT
 from ddlbench.foreign import Object, parse, read_bytes
-from ddlbench.heartbeat import server_time
-from ddlbench.record.files import end_for_rank_0
-from ddlbench.results.reading.killed import find_killed
+from ddlbench.record.files import end_for_rank_0, find_killed
 from ddlbench.results.rows import group_by, section
 from ddlbench.sweep.lock import FOLDER, Queue, holder, last_job
 from ddlbench.sweep.plan import INVALID, Cell, key_of
@@ -95,13 +93,13 @@ class State:
     def _read(self, folder: Path) -> None:
         try:
             record = parse(read_bytes(folder / "run.json"))
-            killed = find_killed(folder, server_time(folder)) if record["status"] == RUNNING else None
+            killed = find_killed(folder) if record["status"] == RUNNING else None
             if killed is not None:  # all ranks were killed at once, and no process is left to write the end
-                end_for_rank_0(folder, "killed", killed.reason, killed.last)
+                reason, last = killed
+                end_for_rank_0(folder, "killed", reason, last)
                 record = parse(read_bytes(folder / "run.json"))
                 if record["status"] == RUNNING:  # it cannot be written from here
-                    times = {**record["times"], "end": killed.last}
-                    record |= {"status": "killed", "reason": killed.reason, "times": times}
+                    record |= {"status": "killed", "reason": reason, "times": {**record["times"], "end": last}}
             self.attempts[folder] = _attempt(folder, record)
             self.unreadable.discard(folder)
         except Exception:  # whatever a file holds, the others count; the report says what is wrong with it

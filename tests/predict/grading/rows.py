@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ddlbench.results.reading.csv_rows import CsvRow
+from ddlbench.results.reading.published import CsvRow
 
 BASE = {
     "source": "a page", "model": "ResNet-50", "framework": "PyTorch", "strategy": "DDP", "gpus": "8",

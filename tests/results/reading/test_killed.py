@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from ddlbench.heartbeat import Process
-from ddlbench.record.files import HEARTBEAT
+from ddlbench.record.files import HEARTBEAT, find_killed, keeper_alive
 from ddlbench.results.reading.attempts import read, read_all
-from ddlbench.results.reading.killed import find_killed, keeper_alive
 from tests.support import records
 from tests.support.killed import beat, ended_process
 from tests.support.records import tables_of
@@ -39,7 +38,7 @@ def test_a_run_is_gone_when_no_process_of_it_is_left(
     tmp_path: Path, process: Process, seconds_ago: float, gone: bool
 ) -> None:
     beat(tmp_path, process, seconds_ago)
-    assert (find_killed(tmp_path, time.time()) is not None) == gone
+    assert (find_killed(tmp_path) is not None) == gone
 
 
 @pytest.mark.parametrize(
@@ -48,12 +47,12 @@ def test_a_run_is_gone_when_no_process_of_it_is_left(
 def test_a_heartbeat_that_others_wrote_is_no_evidence(tmp_path: Path, content: str) -> None:
     (tmp_path / HEARTBEAT).write_text(content)
     os.utime(tmp_path / HEARTBEAT, (0, 0))
-    assert find_killed(tmp_path, time.time()) is None
+    assert find_killed(tmp_path) is None
 
 
 def test_a_pipe_in_the_place_of_a_heartbeat_keeps_nobody_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / HEARTBEAT)
-    assert find_killed(tmp_path, time.time()) is None
+    assert find_killed(tmp_path) is None
 
 
 @pytest.mark.parametrize("key", ["pid", "started", "place"])

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddlbench.errors import UserError
-from ddlbench.results.reading.csv_rows import read_points, without_base
-from ddlbench.results.reading.published import record_of
+from ddlbench.results.reading.published import read_points, record_of, without_base
 from tests.support.published import cells, write_csv
 
 

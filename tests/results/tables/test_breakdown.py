@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from ddlbench.results.tables.breakdown import PARTS, breakdown
+from ddlbench.results.tables.scaling import PARTS, breakdown
 from ddlbench.results.tables.tables import Tables
 from tests.support.records import tables_of, write_run
 

@@ -7,9 +7,8 @@ import shutil
 
 import pytest
 
-from ddlbench.results.reading.csv_rows import read_points
 from ddlbench.results.reading.mlperf import read_results
-from ddlbench.results.reading.published import record_of
+from ddlbench.results.reading.published import read_points, record_of
 from tests.support import records
 from tests.support.published import URL, cells, events, write_csv, write_results
 from tests.support.records import tables_of

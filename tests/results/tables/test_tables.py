@@ -1,16 +1,24 @@
-"""runs.csv and epochs.csv: known values are in their cells, unknown values are empty cells."""
+"""runs.csv and epochs.csv: known values are in their cells, unknown values are empty cells; the files; --only."""
 
 from __future__ import annotations
+
+import math
+import random
+import struct
+from pathlib import Path
 
 import pandas as pd
 import pytest
 
+from ddlbench.errors import UserError
 from ddlbench.record.schema import DEVELOPER, EPOCHS, RUNS, SCALING
-from ddlbench.results.tables.tables import records
+from ddlbench.report.__main__ import main
+from ddlbench.results.tables.tables import only, records, write_csv
+from tests.support.figures import figures_of
 from tests.support.records import CPU, GIB, GPU, strong_scaling, tables_of, weak_scaling, write_run
 
 
-def only(table):
+def single_row(table):
     (row,) = records(table)
     return row
 
@@ -28,13 +36,13 @@ def test_ranks_that_shared_a_gpu_are_rows_but_no_measurement(tmp_path):
     shared = write_run(tmp_path, gpus=2, sections={"launch": {"world_size": 2, "backend": DEVELOPER}})
     tables = tables_of(tmp_path)
     assert len(tables.runs) == 2
-    assert only(tables.scaling)["gpus"] == 1
+    assert single_row(tables.scaling)["gpus"] == 1
     assert tables.warnings == [f"{shared}: ranks shared a GPU: not in the scaling table"]
 
 
 def test_a_run_is_a_row(tmp_path):
     write_run(tmp_path, gpus=4, rate=256.0, repeat=3)
-    row = only(tables_of(tmp_path).runs)
+    row = single_row(tables_of(tmp_path).runs)
     assert (row["framework"], row["model"], row["loader"], row["gpus"]) == ("ddp", "resnet50", "native", 4)
     assert (row["status"], row["reason"], row["attempt"], row["repeat"]) == ("ok", None, 1, 3)
     assert (row["global_batch"], row["batch_per_gpu"]) == (128, 32.0)
@@ -48,12 +56,12 @@ def test_a_run_is_a_row(tmp_path):
 
 def test_the_micro_batch_is_the_share_of_a_replica_where_none_was_asked_for(tmp_path):
     write_run(tmp_path, sections={"ledger": {"replica_batch": 32, "micro_batches": 4, "micro_batch": None}})
-    assert only(tables_of(tmp_path).runs)["micro_batch"] == 8
+    assert single_row(tables_of(tmp_path).runs)["micro_batch"] == 8
 
 
 def test_on_cpu_the_device_is_the_cpu(tmp_path):
     write_run(tmp_path, device="cpu")
-    row = only(tables_of(tmp_path).runs)
+    row = single_row(tables_of(tmp_path).runs)
     assert (row["device"], row["device_model"]) == ("cpu", CPU)
     assert row["memory_allocated_peak_bytes"] is None
     assert row["mfu"] is None
@@ -62,7 +70,7 @@ def test_on_cpu_the_device_is_the_cpu(tmp_path):
 def test_a_failed_attempt_is_a_row_with_what_it_reached(tmp_path):
     write_run(tmp_path, gpus=2, status="oom", reason="CUDA out of memory")
     tables = tables_of(tmp_path)
-    row = only(tables.runs)
+    row = single_row(tables.runs)
     assert (row["status"], row["reason"]) == ("oom", "CUDA out of memory")
     assert row["global_batch"] == 64, "known from what was asked: 32 a GPU on 2"
     assert row["epoch_time_s"] is None
@@ -88,7 +96,7 @@ def test_records_that_cannot_be_used_are_rows_and_warnings(tmp_path):
 def test_odd_sections_do_not_crash(tmp_path, config):
     sections = {"config": config, "summary": [], "launch": None, "environment": 3, "ledger": "x"}
     write_run(tmp_path, sections=sections)
-    row = only(tables_of(tmp_path).runs)
+    row = single_row(tables_of(tmp_path).runs)
     assert row["status"] == "ok"
     assert row["gpus"] is None
     assert row["throughput_samples_per_s"] is None
@@ -98,7 +106,7 @@ def test_odd_sections_do_not_crash(tmp_path, config):
 def test_an_impossible_batch_is_left_out(tmp_path, batch):
     folder = write_run(tmp_path, gpus=8, per_gpu=batch, status="error", reason="boom")
     tables = tables_of(tmp_path)
-    assert only(tables.runs)["global_batch"] is None
+    assert single_row(tables.runs)["global_batch"] is None
     assert tables.warnings[0].startswith(f"{folder}: left out of the tables: global_batch = {8 * batch} (")
 
 
@@ -133,3 +141,108 @@ def test_epochs_are_tidy(tmp_path):
     assert list(text["val_perplexity_token"].astype(float).unique()) == [400.0, 200.0, 400.0 / 3]
     assert epochs.groupby("path")["warmup"].sum().eq(1).all(), "epoch 0 of each run"
     assert set(epochs["gpus"]) == {1, 2, 4, 8}
+
+
+def test_a_text_that_a_spreadsheet_would_run_is_quoted_in_every_row_of_it(tmp_path: Path) -> None:
+    write_run(tmp_path, framework="=1+1")
+    write_run(tmp_path, framework="ddp")
+    tables_of(tmp_path).write(tmp_path / "tables")
+    table = pd.read_csv(tmp_path / "tables" / "epochs.csv")
+    assert sorted(table["framework"]) == ["'=1+1"] * 3 + ["ddp"] * 3
+    assert table["data"].eq("sample_images").all()
+
+
+def test_every_kind_of_cell(tmp_path: Path) -> None:
+    columns = {
+        "text": pd.array(["plain", "a,b", 'say "so"', None, "two\nlines", "-1"], dtype="string"),
+        "int": pd.array([0, -1, None, 2**63 - 1, -(2**63), 7], dtype="Int64"),
+        "float": pd.array([3.0, -0.0, None, 1e-5, 123456789.125, 1e22], dtype="Float64"),
+        "bool": pd.array([True, None, False, True, None, None], dtype="boolean"),
+        "nothing": pd.array([None] * 6, dtype="string"),
+    }
+    write_csv(pd.DataFrame(columns), tmp_path / "table.csv")
+    assert (tmp_path / "table.csv").read_text() == (
+        "text,int,float,bool,nothing\n"
+        "plain,0,3.0,True,\n"
+        '"a,b",-1,-0.0,,\n'
+        '"say ""so""",,,False,\n'
+        ",9223372036854775807,1e-05,True,\n"
+        '"two\nlines",-9223372036854775808,123456789.125,,\n'
+        "'-1,7,1e+22,,\n"
+    )
+
+
+def test_floats_of_any_bits_keep_all_their_digits(tmp_path: Path) -> None:
+    drawn = random.Random(1)
+    bits = [struct.unpack("d", struct.pack("Q", drawn.getrandbits(64)))[0] for _ in range(20_000)]
+    values = [value for value in bits if math.isfinite(value)]
+    write_csv(pd.DataFrame({"value": pd.array(values, dtype="Float64")}), tmp_path / "table.csv")
+    assert list(map(float, (tmp_path / "table.csv").read_text().split()[1:])) == values
+
+
+@pytest.fixture
+def tables(tmp_path):
+    weak_scaling(tmp_path)
+    strong_scaling(tmp_path)
+    return tables_of(tmp_path)
+
+
+def test_the_rows_of_all_tables_and_their_bases(tables):
+    part = only(tables, ["framework=ddp", "model=resnet50", "gpus=2,4"])
+    assert list(part.runs["gpus"]) == [2, 4]
+    assert list(part.scaling["gpus"]) == [2, 4]
+    assert set(part.epochs["path"]) == set(part.runs["path"])
+    assert set(part.scaling["best_single_framework"]) == {"single"}, "though it is not reported itself"
+    assert part.warnings == ["only framework=ddp model=resnet50 gpus=2,4: 2 of 8 attempts are reported"]
+
+
+def test_no_filter_changes_nothing(tables):
+    assert only(tables, []) is tables
+
+
+@pytest.mark.parametrize(
+    ("filters", "message"),
+    [
+        (["framework"], "COLUMN=VALUE"),
+        (["color=red"], "COLUMN=VALUE"),
+        (["framework=dpp"], "no attempt has it; the results have ddp, single"),
+        (["framework=single", "gpus=4"], "leave one filter out"),
+    ],
+)
+def test_filters_that_cannot_be_applied(tables, filters, message):
+    with pytest.raises(UserError, match=message):
+        only(tables, filters)
+
+
+def test_the_command(tmp_path, capsys):
+    for framework in ("ddp", "fsdp"):
+        write_run(tmp_path, framework=framework, status="error", reason="boom")
+    assert main([str(tmp_path), "--only", "framework=fsdp"]) == 0
+    assert list(pd.read_csv(tmp_path / "report" / "tables" / "runs.csv")["framework"]) == ["fsdp"]
+    assert "warning: only framework=fsdp: 1 of 2 attempts are reported" in capsys.readouterr().err
+    assert main([str(tmp_path), "--only", "framework=x"]) == 2
+
+
+def test_a_filter_that_takes_a_part_of_the_repeats_says_so(tmp_path):
+    for repeat in range(3):
+        write_run(tmp_path, repeat=repeat)
+        write_run(tmp_path, repeat=repeat, train={"seed": 1})
+    tables = tables_of(tmp_path)
+    merged = "is not reported: the rows and figures of these are of all their attempts"
+    part = only(tables, ["repeat=0,1"])
+    assert part.warnings[1] == f"a part of the attempts of 2 measurements and 1 learning curves {merged}"
+    assert only(tables, ["seed=1"]).warnings[1] == f"a part of the attempts of 1 learning curves {merged}"
+    assert len(only(tables, ["gpus=1"]).warnings) == 1
+
+
+def test_rows_and_figures_of_a_part_of_the_repeats_are_of_all(tmp_path):
+    for gpus in (1, 2):
+        for repeat, status in enumerate(("ok", "ok", "ok", "oom")):
+            write_run(tmp_path / "results", gpus=gpus, repeat=repeat, status=status)
+    part = only(tables_of(tmp_path / "results"), ["status=oom"])
+    assert [len(row.runs) for row in part.measurements] == [3, 3]
+    (axes,) = figures_of(part, "accuracy_by_batch")["accuracy_by_batch"].axes
+    assert [len(line.get_xydata().tolist()) for line in axes.lines] == [2, 6], "two medians, six repeats"
+    filters = ["--only", "gpus=2", "repeat=0", "--target", "val_top1=0.5"]
+    assert main([str(tmp_path / "results"), "--out", str(tmp_path), *filters]) == 0
+    assert pd.read_csv(tmp_path / "tables" / "targets.csv")[["gpus", "runs"]].to_numpy().tolist() == [[2, 3]]

@@ -39,7 +39,7 @@ from ddlbench.ranks.control import barrier
 from ddlbench.ranks.launchers import free_port
 from ddlbench.recipe.recipe import Rates
 from ddlbench.results.reading.attempts import read_all
-from ddlbench.results.tables.breakdown import breakdown
+from ddlbench.results.tables.scaling import breakdown
 from ddlbench.results.tables.tables import make_tables
 from ddlbench.run.scenarios.training import Training, Window, profiled
 from tests.equality.cases import MODELS

@@ -27,7 +27,7 @@ from ddlbench.oracle.predictor import strategy
 from ddlbench.oracle.runs import from_devices, setting_of
 from ddlbench.predict.grading import layouts, own_runs
 from ddlbench.predict.grading.points import COLUMNS, Point, Words, points
-from ddlbench.results.reading.csv_rows import CsvRow, read_csv
+from ddlbench.results.reading.published import CsvRow, read_csv
 from ddlbench.results.rows import Row, group_by
 from ddlbench.texts import aligned
 

@@ -29,7 +29,7 @@ from ddlbench.oracle.setting import BYTES, Setting
 from ddlbench.oracle.strategies import pipeline
 from ddlbench.oracle.timing.computation import Computation, Speeds
 from ddlbench.predict.grading.machines import machine_of
-from ddlbench.results.reading.csv_rows import CsvRow
+from ddlbench.results.reading.published import CsvRow
 
 COLUMNS = (
     "gpus", "global_batch", "micro_batch", "hidden", "heads", "layers", "seq_len", "tp", "dp", "pp", "iteration_ms",

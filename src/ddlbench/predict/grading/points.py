@@ -18,7 +18,7 @@ from ddlbench.oracle import bands
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured.inputs import OneStep
 from ddlbench.predict.grading.machines import machine_of
-from ddlbench.results.reading.csv_rows import CsvRow
+from ddlbench.results.reading.published import CsvRow
 from ddlbench.results.rows import Row
 
 COLUMNS = (

@@ -1,5 +1,10 @@
 """The folders of attempts are searched for, and attempts are read from them. A record that cannot be read becomes an
-attempt with a reason."""
+attempt with a reason.
+
+published.jsonl has a record a line, of measurements that others published: the sections of run.json, as far as its
+source states them, its epochs, and a section `published` with the source and its address. It is a row of the same
+tables, and neither a repeat nor a base of a run of this program (docs/adr/0023).
+"""
 
 from __future__ import annotations
 
@@ -18,9 +23,8 @@ from typing import Any, NamedTuple, cast
 
 from ddlbench.errors import UserError, reporting
 from ddlbench.foreign import ForeignError, NotRegularError, Object, TooLargeError, parse, read_bytes
-from ddlbench.heartbeat import server_time
+from ddlbench.record.files import find_killed
 from ddlbench.record.schema import READ_VERSIONS, SCHEMA_VERSION
-from ddlbench.results.reading.killed import find_killed
 from ddlbench.results.rows import PUBLISHED, section
 from ddlbench.texts import digest, printable, shortened
 
@@ -220,7 +224,7 @@ def search(folders: Sequence[Path]) -> Records:
 
 
 def read(path: Path) -> Attempt:
-    """The attempt in a folder."""
+    """The attempt in a folder. One whose record says `running` counts as killed if no process of it is left."""
     try:
         record = parse(read_bytes(path / "run.json"))
     except Exception as error:  # whatever one record holds, the others are reported
@@ -231,7 +235,36 @@ def read(path: Path) -> Attempt:
         return refused
     if not isinstance(record.get("status"), str):
         return unreadable(path, "run.json has no status", record["schema_version"], LeftOut.NO_RUN)
-    return Attempt(path, record) if record["status"] != "running" else _without_end(path, record)
+    if record["status"] != "running":
+        return Attempt(path, record)
+    if (killed := find_killed(path)) is None:
+        unknown = "no end was recorded: it is still running, or was killed before it could write one"
+        return Attempt(path, record | {"reason": record.get("reason") or unknown}, has_end=False)
+    with suppress(Exception):
+        if parse(read_bytes(path / "run.json")).get("status") != "running":
+            return read(path)  # the end was written between the two looks
+    return Attempt(path, record | {"status": "killed", "reason": killed[0]}, has_end=False)
+
+
+def read_published(path: Path) -> list[Attempt]:
+    """The records of a published.jsonl; an unreadable attempt where a line, or the file, cannot be used."""
+    try:
+        lines = read_bytes(path).split(b"\n")
+    except (OSError, ValueError) as error:
+        return [unreadable(path, f"it cannot be read ({reason_of(error)})")]
+    return [_attempt(path.with_name(f"{path.name}:{n}"), line) for n, line in enumerate(lines, 1) if line.strip()]
+
+
+def _attempt(path: Path, line: bytes) -> Attempt:
+    try:
+        record = parse(line)
+    except ValueError as error:
+        return unreadable(path, f"the line cannot be read ({reason_of(error)})")
+    if refused := other_version(path, record):
+        return refused
+    if record.get("status") != "ok":
+        return unreadable(path, "a published measurement has the status ok", record["schema_version"])
+    return Attempt(path, record | {"origin": PUBLISHED})
 
 
 def other_version(path: Path, record: Object) -> Attempt | None:
@@ -259,20 +292,6 @@ def unreadable(path: Path, reason: str, version: Any = None, kind: str = LeftOut
         "reason": shortened(printable(reason), REASON),
     }
     return Attempt(path, record, (Note(f"{printable(str(path))}: {record['reason']}", kind),))
-
-
-def _without_end(path: Path, record: Object) -> Attempt:
-    """An attempt whose record says `running`. It counts as killed if no process of it is left."""
-    killed = find_killed(path, server_time(path))
-    if killed is None:
-        unknown = "no end was recorded: it is still running, or was killed before it could write one"
-        return Attempt(path, record | {"reason": record.get("reason") or unknown}, has_end=False)
-    again = record
-    with suppress(Exception):
-        again = parse(read_bytes(path / "run.json"))  # the end may have been written between the two looks
-    if again.get("status") != "running":
-        return read(path)
-    return Attempt(path, record | {"status": "killed", "reason": killed.reason}, has_end=False)
 
 
 def lines_of(content: bytes) -> tuple[list[Object], int]:

@@ -43,7 +43,7 @@ def fit(value: Any, column: Column, left_out: list[str]) -> Any:
     if fitting is None:
         reason = None if value in _NOTHING else f"not {_NOUNS[column.kind]}"
     elif column.range and not column.range[0] <= fitting <= column.range[1]:
-        reason = f"must lie in {column.allowed}"
+        reason = "must lie in {:g} to {:g}".format(*column.range)
     if reason:
         left_out.append(f"{column.name} = {shortened(json.dumps(value), 40)} ({reason})")
         return None
@@ -75,14 +75,9 @@ def cell(value: Any, kind: str) -> Any:
     return int(value) if value == int(value) and abs(int(value)) <= LARGEST_INT else None
 
 
-def typed(table: Any) -> pd.DataFrame:
-    """A pyarrow table of such columns as a data frame."""
-    return table.to_pandas(types_mapper=DTYPES.get)
-
-
 def frame(columns: Iterable[Column], rows: Sequence[Row]) -> pd.DataFrame:
     """Rows as a data frame with the columns' order and types; what a row does not have is missing."""
-    return typed(pa.Table.from_pylist(rows, schema_of(columns)))
+    return pa.Table.from_pylist(rows, schema_of(columns)).to_pandas(types_mapper=DTYPES.get)
 
 
 def plain(table: pd.DataFrame, texts: Sequence[str], floats: Sequence[str]) -> Any:
@@ -113,7 +108,7 @@ def epochs_table(runs: Sequence[Row], epochs: Sequence[Any]) -> pd.DataFrame:
     epochs: the epochs of each run, a table of EPOCH_SCHEMA
     """
     places = np.repeat(np.arange(len(runs)), [len(table) for table in epochs])
-    joined = typed(pa.concat_tables([EPOCH_SCHEMA.empty_table(), *epochs]).combine_chunks())
+    joined = pa.concat_tables([EPOCH_SCHEMA.empty_table(), *epochs]).combine_chunks().to_pandas(types_mapper=DTYPES.get)
     of_runs = frame([column for column in EPOCHS if column.source == "run"], runs)
     for name in of_runs:  # once for each of its epochs; texts share their letters
         joined[name] = of_runs[name].array.take(places)

@@ -5,7 +5,7 @@ during the campaign."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from statistics import median
 
@@ -112,36 +112,30 @@ def _name(run: AttemptRow) -> str:
     return f"{run.row['framework']} on {run.row['gpus']}"
 
 
-def environments(runs: Iterable[AttemptRow]) -> Iterator[str]:
-    """A sentence for each comparison whose runs that ended ok differ in versions, switches or the kind of host."""
+def environments(runs: Iterable[AttemptRow], groups: Iterable[Sequence[AttemptRow]]) -> Iterator[str]:
+    """A sentence for each comparison whose runs that ended ok differ in versions, switches or the kind of host, and for
+    each measurement, in `groups`, whose repeats differ in something that does not separate them."""
     ended = [run for run in runs if run.ok and run.environment]
     for group in group_by(ended, lambda run: run.comparison).values():
-        texts = _several(group, lambda run: {k: v for k, v in run.environment.items() if not of_the_launch(k)}, _name)
-        if texts:
+        shared = [{k: v for k, v in run.environment.items() if not of_the_launch(k)} for run in group]
+        if texts := _several(list(map(_name, group)), shared):
             yield f"not the same environment: {group[0].row['model']}, differs in {texts}"
-
-
-def merged_though(groups: Iterable[Sequence[AttemptRow]]) -> Iterator[str]:
-    """A sentence for each measurement whose repeats differ in something that does not separate them."""
     for group in groups:
         ended = [run for run in group if run.ok]
-        if texts := _several(ended, lambda run: run.noted, lambda run: f"repeat {run.row['repeat']}"):
+        if texts := _several([f"repeat {run.row['repeat']}" for run in ended], [run.noted for run in ended]):
             yield f"repeats are merged: {_name(ended[0])}, {ended[0].row['model']}, differ in {texts}"
 
 
-def _several(
-    runs: Sequence[AttemptRow], values: Callable[[AttemptRow], Row], name: Callable[[AttemptRow], str]
-) -> str | None:
-    """The keys that have several values, and for each value the runs that have it."""
-    by_run = [(run, values(run)) for run in runs]
+def _several(names: Sequence[str], rows: Sequence[Row]) -> str | None:
+    """The keys that have several values, and for each value the names of the rows that have it."""
     texts: list[str] = []
-    for key in sorted({key for _, row in by_run for key in row}):
-        pairs = [(row[key], run) for run, row in by_run if key in row]
+    for key in sorted({key for row in rows for key in row}):
+        pairs = [(row[key], name) for name, row in zip(names, rows, strict=True) if key in row]
         if all(value == pairs[0][0] for value, _ in pairs):
             continue
         groups = group_by(pairs, lambda pair: shortened(json.dumps(pair[0], default=str), LONGEST_VALUE))
-        runs_of = {value: sorted({name(run) for _, run in group}) for value, group in groups.items()}
-        text = "; ".join(f"{value}: {', '.join(first_few(named, RUNS_SHOWN))}" for value, named in runs_of.items())
+        named = {value: first_few(sorted({name for _, name in same}), RUNS_SHOWN) for value, same in groups.items()}
+        text = "; ".join(f"{value}: {', '.join(runs)}" for value, runs in named.items())
         texts.append(f"{key} ({text})")
     return ", ".join(first_few(texts, KEYS_SHOWN)) or None
 

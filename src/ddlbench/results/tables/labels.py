@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable, Sequence
-from functools import partial
+from collections.abc import Hashable, Sequence
 from math import prod
+from operator import itemgetter
 from typing import Any
 
 from ddlbench.record.fingerprint import of_the_launch
@@ -31,25 +31,31 @@ def knobs(runs: Sequence[AttemptRow], comparison: Comparison = BY_FRAMEWORK) -> 
     differ, and the key of ALWAYS_SHOWN. The precision scheme comes first, unless it is autocast; the parts of the
     environment that separate runs come last.
     """
-    within = _columns(*dict.fromkeys((*comparison.by, "framework", "model", "model_changed")))
-
-    def chosen(run: AttemptRow) -> Row:
-        kept = [key for key in run.options if comparison.is_compared(key) and _is_setting(key)]
-        return {key if key.startswith("train.") else key.partition(".")[2]: run.options[key] for key in kept}
-
-    differing = _differences(runs, within, chosen, lambda run: ALWAYS_SHOWN.get(run.row["framework"] or ""))
-    schemes: list[Settings] = [
-        {} if scheme in (None, "autocast") else {"precision_scheme": scheme}
-        for scheme in (run.row["precision_scheme"] for run in runs)
+    names = ("framework", "model", "model_changed")
+    name_of, compared_of = itemgetter(*names), itemgetter(*dict.fromkeys((*comparison.by, *names)))
+    compared: list[Row] = [
+        {
+            key if key.startswith("train.") else key.partition(".")[2]: value
+            for key, value in run.options.items()
+            if comparison.is_compared(key) and not _shown_elsewhere(key)
+        }
+        for run in runs
     ]
+    always = [ALWAYS_SHOWN.get(run.row["framework"] or "") for run in runs]
     # Of the environment, the versions, switches and kinds of host in which runs of one framework and model differ, and
     # the variables and cores in which runs of equal configuration differ. A run that recorded no environment differs in
     # nothing from others.
-    names = _columns("framework", "model", "model_changed")
-    curve = _differences(runs, lambda run: (names(run), not run.environment), partial(_around, launch=False))
-    launch = _differences(runs, lambda run: (run.asked, not run.environment), partial(_around, launch=True))
-    parts = zip(schemes, differing, curve, launch, strict=True)
-    return [scheme | options | versions | variables for scheme, options, versions, variables in parts]
+    parts = zip(
+        _differences([compared_of(run.row) for run in runs], compared, always),
+        _differences([(name_of(run.row), not run.environment) for run in runs], [_around(run, False) for run in runs]),
+        _differences([(run.asked, not run.environment) for run in runs], [_around(run, True) for run in runs]),
+        strict=True,
+    )
+    schemes = (run.row["precision_scheme"] for run in runs)
+    return [
+        ({} if scheme in (None, "autocast") else {"precision_scheme": scheme}) | options | versions | variables
+        for scheme, (options, versions, variables) in zip(schemes, parts, strict=True)
+    ]
 
 
 def variants(
@@ -59,33 +65,28 @@ def variants(
     without: a setting that is left out"""
     fixed = () if "framework" in comparison.by else ("framework",)
     names = [name for name in ("model", "model_changed", "loader", "data", "recipe") if name not in comparison.by]
-
-    def others(run: AttemptRow) -> Row:
-        options = {k: v for k, v in run.options.items() if not k.startswith("cluster.") and _is_setting(k)}
-        values = options | {name: run.row[name] for name in _VERSIONS if run.row[name] is not None}
-        shown_elsewhere = (without, *_SHOWN)
-        return {
-            key: value
-            for key, value in values.items()
-            if not (comparison.is_compared(key) or comparison.is_across(key) or key in shown_elsewhere)
-        }
-
-    return _differences(runs, _columns(*fixed, *names), others)
+    others = list[Row]()
+    for run in runs:
+        options = {k: v for k, v in run.options.items() if not (k.startswith("cluster.") or _shown_elsewhere(k))}
+        options |= {name: run.row[name] for name in _VERSIONS if run.row[name] is not None}
+        for key in list(options):
+            if key in (without, *_SHOWN) or comparison.is_compared(key) or comparison.is_across(key):
+                del options[key]
+        others.append(options)
+    return _differences([tuple(run.row[name] for name in (*fixed, *names)) for run in runs], others)
 
 
 def across(runs: Sequence[AttemptRow], comparison: Comparison) -> list[Settings]:
     """For each run the settings of `comparison.across` in which it differs from runs of its table: the names of groups
     and columns, and the keys in which runs of equal names differ."""
-    tables = {id(run): comparison.comparison_id(run) for run in runs}
-    named = [name for name in comparison.across if name in _NAMED]
-
-    def by_key(run: AttemptRow) -> Row:
+    tables = [comparison.comparison_id(run) for run in runs]
+    named: list[Row] = [{name: run.row[name] for name in comparison.across if name in _NAMED} for run in runs]
+    by_key = list[Row]()
+    for run in runs:
         values = {**run.options, **{name: run.row[name] for name in SEEN if run.row[name] is not None}}
-        return {key: value for key, value in values.items() if comparison.is_across(key)}
-
-    names = _differences(runs, lambda run: tables[id(run)], lambda run: {name: run.row[name] for name in named})
-    keys = _differences(runs, lambda run: (tables[id(run)], *(run.row[name] for name in named)), by_key)
-    return [one | two for one, two in zip(names, keys, strict=True)]
+        by_key.append({key: value for key, value in values.items() if comparison.is_across(key)})
+    within = [(table, *names.values()) for table, names in zip(tables, named, strict=True)]
+    return [one | two for one, two in zip(_differences(tables, named), _differences(within, by_key), strict=True)]
 
 
 def _around(run: AttemptRow, launch: bool) -> Row:
@@ -93,10 +94,6 @@ def _around(run: AttemptRow, launch: bool) -> Row:
     shown = ("torch", "cuda", "packages.torch", "gpu_model", *(("cpu_model",) if run.row["device"] == "cpu" else ()))
     settings = {k: v for k, v in run.environment.items() if of_the_launch(k) == launch and k not in shown}
     return {key.partition(".")[2] or key: value for key, value in settings.items()}
-
-
-def _columns(*names: str) -> Callable[[AttemptRow], Hashable]:
-    return lambda run: tuple(run.row[name] for name in names)
 
 
 def layout(run: AttemptRow) -> Settings:
@@ -108,34 +105,27 @@ def layout(run: AttemptRow) -> Settings:
     return {key: str(degree) for key, degree in degrees.items() if degree is not None}
 
 
-def _is_setting(key: str) -> bool:
-    """Names of options and the layout are shown elsewhere."""
-    return not key.endswith(".name") and key not in LAYOUT
+def _shown_elsewhere(key: str) -> bool:
+    """Names of options and the layout have columns of their own."""
+    return key.endswith(".name") or key in LAYOUT
 
 
 def _differences(
-    runs: Sequence[AttemptRow],
-    within: Callable[[AttemptRow], Hashable],
-    settings: Callable[[AttemptRow], Row],
-    always: Callable[[AttemptRow], str | None] = lambda _: None,
+    within: Sequence[Hashable], settings: Sequence[Row], always: Sequence[str | None] | None = None
 ) -> list[Settings]:
-    """For each run the settings in which it differs from runs that are equal in `within`. A setting that only one of
-    them has counts, too: a key that a later version added is recorded only if its value is not the earlier behaviour.
-    """
-    result: list[Settings] = [{} for _ in runs]
-    for group in group_by(range(len(runs)), lambda n: within(runs[n])).values():
-        options = {n: settings(runs[n]) for n in group}
-        keys = sorted({key for values in options.values() for key in values})
-        differing = [key for key in keys if len({_value(options[n], key) for n in group} - {None}) > 1]
-        for n in group:
-            shown = [key for key in keys if key in options[n] and (key in differing or key == always(runs[n]))]
-            result[n] = {key: value_text(options[n][key]) for key in shown}
+    """For each run the settings in which it differs from runs that are equal in `within`, and the key `always`. A
+    setting that only one of them has counts, too: a key that a later version added is recorded only if its value is not
+    the earlier behaviour. A version that a run did not record does not count."""
+    result: list[Settings] = [{} for _ in settings]
+    for group in group_by(range(len(settings)), within.__getitem__).values():
+        for key in sorted({key for n in group for key in settings[n]}):
+            texts = {n: value_text(settings[n][key]) for n in group if key in settings[n]}
+            missing = {""} if len(texts) < len(group) and key not in _VERSIONS else set[str]()
+            differs = len({*texts.values()} | missing) > 1
+            for n, text in texts.items():
+                if differs or (always and key == always[n]):
+                    result[n][key] = text
     return result
-
-
-def _value(options: Row, key: str) -> str | None:
-    """None for a version that the run did not record."""
-    return value_text(options[key]) if key in options else None if key in _VERSIONS else ""
 
 
 def settings_text(settings: Settings) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 from sys import intern
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from ddlbench.errors import UserError
 from ddlbench.record.fingerprint import of_the_launch
 from ddlbench.results.reading.attempts import Note
 from ddlbench.results.rows import Row, Settings, group_by
+from ddlbench.results.tables.stats import median_interval
 from ddlbench.texts import digest, printable
 
 # Columns that a run observes instead of configures. A failed attempt may have ended before it recorded them.
@@ -216,3 +218,34 @@ def measurements(runs: Iterable[AttemptRow]) -> list[list[AttemptRow]]:
                 groups.append([run])
         measured += groups
     return measured
+
+
+class Point:
+    """One measurement: attempts that are repeats of each other, and the settings that distinguish it from others.
+
+    runs:          the first one ended ok if any did, as `measurements` groups them
+    settings:      by their columns of scaling.csv
+    ok:            the runs that ended ok
+    sample:        a run with the values that all repeats have in common; one whose summary is not left out, if there is
+                   one
+    sample_times:  seconds per sample of each run; sample_time_s: their median; interval: that of the median
+    comparison, curve: as `comparison_id` and `curve_id`
+    verdict_group: equal for points between which a verdict is given: they differ in the compared factors alone
+    """
+
+    def __init__(
+        self, runs: Sequence[AttemptRow], how: Comparison = BY_FRAMEWORK, settings: dict[str, Settings] | None = None
+    ) -> None:
+        self.runs, self.how, self.settings = runs, how, settings or {}
+        self.ok = [run for run in runs if run.ok]
+        self.sample = next((run for run in self.ok if run.row["throughput_samples_per_s"]), runs[0])
+        self.gpus: int | None = self.sample.row["gpus"]
+        self.sample_times = [1 / rate for rate in self.values("throughput_samples_per_s") if rate > 0]
+        self.sample_time_s = median(self.sample_times) if self.sample_times else None
+        self.interval = median_interval(self.sample_times)
+        self.comparison, self.curve = how.comparison_id(self.sample), how.curve_id(self.sample)
+        self.verdict_group = Comparison(how.by).comparison_id(self.sample) if how.across else self.comparison
+
+    def values(self, column: str) -> list[Any]:
+        """The recorded values of a column in the runs that ended ok."""
+        return [run.row[column] for run in self.ok if run.row[column] is not None]

@@ -1,25 +1,35 @@
-"""learning.csv: loss and accuracy by epoch, over seeds. Quality varies with the seed, time with the repeat.
+"""What runs learn: loss and accuracy by epoch over seeds (learning.csv), and epochs, updates, samples and seconds until
+a metric reaches a target (targets.csv).
 
-Repeats of one seed give one value, their median: where a run is deterministic they are equal, and they are no further
-evidence on quality. The band over seeds is their whole range and, from six seeds on, the interval of their median.
+Quality varies with the seed, time with the repeat. Repeats of one seed give one value, their median: where a run is
+deterministic they are equal, and they are no further evidence on quality. The band over seeds is their whole range and,
+from six seeds on, the interval of their median.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import inf, isfinite
+from operator import itemgetter
+from statistics import median
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from ddlbench.record.schema import LEARNING, schema_of
-from ddlbench.results.reading.cells import frame, plain, typed
+from ddlbench.errors import UserError
+from ddlbench.record.schema import LEARNING, TARGETS, schema_of
+from ddlbench.results.reading.cells import DTYPES, frame, plain
+from ddlbench.results.rows import Row, group_by
 from ddlbench.results.tables.merge import AttemptRow
-from ddlbench.results.tables.stats import median_interval
+from ddlbench.results.tables.stats import confidence, median_interval
 
 METRICS = ("train_loss", "val_loss", "val_top1", "val_top5", "val_perplexity_token")
-NAMES = tuple(column.name for column in LEARNING if column.source == "equal")
+RISING = ("val_top1", "val_top5")
+FALLING = ("val_loss", "val_perplexity_token", "val_perplexity_word", "train_loss")
+COSTS = ("epochs", "updates", "samples", "seconds")
 
 
 def learning_table(epochs: pd.DataFrame, runs: Sequence[AttemptRow]) -> pd.DataFrame:
@@ -46,9 +56,11 @@ def learning_table(epochs: pd.DataFrame, runs: Sequence[AttemptRow]) -> pd.DataF
     table = merged.reset_index()
     samples = {row["learning"]: row for row in reversed(list(ended.values()))}
     curves = table["learning"].to_numpy()
-    named = {name: np.array([samples[key][name] for key in names], object)[curves] for name in NAMES}
+    equal = [column.name for column in LEARNING if column.source == "equal"]
+    named = {name: np.array([samples[key][name] for key in names], object)[curves] for name in equal}
     complete = table.assign(**named, learning=names[curves])
-    return typed(pa.Table.from_pandas(complete, schema_of(LEARNING), preserve_index=False))
+    typed = pa.Table.from_pandas(complete, schema_of(LEARNING), preserve_index=False)
+    return typed.to_pandas(types_mapper=DTYPES.get)
 
 
 def _intervals(values: Any) -> pd.DataFrame:
@@ -56,3 +68,92 @@ def _intervals(values: Any) -> pd.DataFrame:
     listed = values.dropna().groupby(level=["learning", "epoch"], sort=False).agg(list)
     intervals = {key: interval for key, of_seeds in listed.items() if (interval := median_interval(of_seeds))}
     return pd.DataFrame({end: {key: getattr(one, end) for key, one in intervals.items()} for end in ("low", "high")})
+
+
+@dataclass(frozen=True)
+class Target:
+    """A metric of epochs.csv and the value that it has to reach."""
+
+    metric: str
+    value: float
+
+    @property
+    def text(self) -> str:
+        return f"{self.metric}={self.value:g}"
+
+
+def target(text: str) -> Target:
+    """ "val_top1=0.7". UserError for anything else."""
+    metric, _, number = text.partition("=")
+    try:
+        value = float(number)
+    except ValueError:
+        value = inf
+    if metric not in (*RISING, *FALLING) or not isfinite(value):
+        raise UserError(f"--target {text!r}: write METRIC=NUMBER with a metric of {', '.join((*RISING, *FALLING))}")
+    largest = 1 if metric in RISING else inf
+    if not 0 < value <= largest:
+        raise UserError(f"--target {text!r}: {metric} is above 0{' and at most 1' * (largest == 1)}")
+    return Target(metric, value)
+
+
+def costs(epochs: pd.DataFrame, wanted: Target) -> dict[str, dict[str, float | None]]:
+    """For each attempt, by its path, what it took to reach the target; without a value where the record does not say.
+    Attempts that never reach it are left out."""
+    table = plain(epochs, ["path"], ["epoch", "updates", "samples", "elapsed_s", wanted.metric])
+    table = table.rename(columns={"elapsed_s": "seconds"}).sort_values(["path", "epoch"], kind="stable")
+    attempts = table.groupby("path")
+    table["epochs"] = table["epoch"] + 1
+    complete = table["epoch"] == attempts.cumcount()  # no earlier epoch is missing
+    table["samples"] = attempts["samples"].cumsum(skipna=False).where(complete)
+    course = table[wanted.metric].to_numpy()
+    reached = course >= wanted.value if wanted.metric in RISING else course <= wanted.value
+    by_path: dict[str, dict[str, float | None]] = {}
+    for path, *cells in table.loc[reached, ["path", *COSTS]].itertuples(index=False, name=None):
+        values = [None if np.isnan(cell) else float(cell) for cell in cells]
+        by_path.setdefault(str(path), dict(zip(COSTS, values, strict=True)))
+    return by_path
+
+
+@dataclass(frozen=True)
+class TargetCosts:
+    """What it took to reach a target.
+
+    rows:    of targets.csv, one for each measurement
+    by_path: of each attempt that reached it, by its path; None for what its record does not say
+    """
+
+    target: Target
+    rows: list[Row]
+    by_path: dict[str, dict[str, float | None]]
+
+
+def target_costs(
+    wanted: Target, epochs: pd.DataFrame, run_rows: Sequence[Row], reported: Iterable[Row] | None = None
+) -> TargetCosts:
+    """A row for each measurement with runs that ended ok and have the metric: medians over those runs.
+
+    run_rows: of runs.csv; reported: those whose measurements alone have a row, None for all
+
+    A run that never reaches the target counts as infinitely long, so that half of the runs decide the median; it is
+    empty where fewer reach the target.
+    """
+    by_path = costs(epochs, wanted)
+    measured = set(epochs.dropna(subset=[wanted.metric])["path"])
+    runs = [run for run in run_rows if run["status"] == "ok" and run["path"] in measured]
+    shown = {run["measurement"] for run in (run_rows if reported is None else reported)} - {None}
+    equal = [column.name for column in TARGETS if column.source == "equal"]
+    rows = list[Row]()
+    for repeats in group_by((run for run in runs if run["measurement"] in shown), itemgetter("measurement")).values():
+        taken = [by_path.get(run["path"], dict.fromkeys(COSTS, inf)) for run in repeats]
+        row: Row = {"target": wanted.text, **{name: repeats[0][name] for name in equal}}
+        row |= {"runs": len(repeats), "reached": sum(run["path"] in by_path for run in repeats)}
+        for name in COSTS:
+            values = [value for cost in taken if (value := cost[name]) is not None]
+            interval = median_interval(values)
+            ends = {"low": interval.low, "high": interval.high} if interval else {"low": inf, "high": inf}
+            for column, value in {"to_target": median(values) if values else inf, **ends}.items():
+                row[f"{name}_{column}"] = value if isfinite(value) else None
+        interval = median_interval([cost["epochs"] or inf for cost in taken])
+        rows.append(row | {"interval": confidence(len(repeats), interval)})
+    return TargetCosts(wanted, rows, by_path)

@@ -1,83 +1,39 @@
-"""Rows of scaling.csv: repeats are merged, and each measurement has the bases that it is compared with."""
+"""Rows of scaling.csv: repeats are merged, and each measurement has the bases that it is compared with. breakdown.csv,
+where the time of a step goes, has the rows with a profiled window.
+
+The shares of a step by GPU count are the table of Aach et al. 2023; its seconds (forward, backward, update,
+communication, data) the stacked bars of Lin et al. 2022.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
-from ddlbench.record.schema import SCALING
+import pandas as pd
+
+from ddlbench.record.schema import BREAKDOWN, SCALING
 from ddlbench.results.rows import PUBLISHED, Row, Settings, group_by, latest
 from ddlbench.results.tables import stats
-from ddlbench.results.tables.breakdown import merged_own_steps, merged_windows
 from ddlbench.results.tables.checks import marks_of
 from ddlbench.results.tables.labels import across, knobs, layout, settings_text, variants
 from ddlbench.results.tables.measurement import Measurement
-from ddlbench.results.tables.merge import ANY_SCALING, BY_FRAMEWORK, KINDS, SEED, AttemptRow, Comparison, size
-from ddlbench.results.tables.stats import Interval, confidence, median_interval
+from ddlbench.results.tables.merge import ANY_SCALING, BY_FRAMEWORK, KINDS, SEED, AttemptRow, Comparison, Point, size
+from ddlbench.results.tables.stats import confidence, median_interval
 
 # A published measurement without a base has no ratio, not even to itself.
 _NO_RATIOS: Row = dict.fromkeys(("speedup", "efficiency", "speedup_vs_own_base", "efficiency_vs_own_base"))
-
-
-@dataclass(frozen=True)
-class Point:
-    """One measurement: attempts that are repeats of each other, and the settings that distinguish it from others.
-
-    runs:     the first one ended ok if any did, as `measurements` groups them
-    settings: by their columns of scaling.csv
-    """
-
-    runs: list[AttemptRow]
-    how: Comparison = BY_FRAMEWORK
-    settings: Mapping[str, Settings] = field(default_factory=dict[str, Settings])
-
-    @cached_property
-    def ok(self) -> list[AttemptRow]:
-        return [run for run in self.runs if run.ok]
-
-    @cached_property
-    def sample(self) -> AttemptRow:
-        """A run with the values that all repeats have in common; one whose summary is not left out, if there is one."""
-        return next((run for run in self.ok if run.row["throughput_samples_per_s"]), self.runs[0])
-
-    @cached_property
-    def gpus(self) -> int | None:
-        return self.sample.row["gpus"]
-
-    def values(self, column: str) -> list[Any]:
-        """The recorded values of a column in the runs that ended ok."""
-        return [run.row[column] for run in self.ok if run.row[column] is not None]
-
-    @cached_property
-    def sample_times(self) -> list[float]:
-        """Seconds per sample of each run."""
-        return [1 / rate for rate in self.values("throughput_samples_per_s") if rate > 0]
-
-    @cached_property
-    def sample_time_s(self) -> float | None:
-        return median(self.sample_times) if self.sample_times else None
-
-    @cached_property
-    def interval(self) -> Interval | None:
-        """The interval of the median of `sample_times`."""
-        return median_interval(self.sample_times)
-
-    @cached_property
-    def comparison(self) -> str:
-        return self.how.comparison_id(self.sample)
-
-    @cached_property
-    def curve(self) -> str:
-        return self.how.curve_id(self.sample)
-
-    @cached_property
-    def verdict_group(self) -> str:
-        """Equal for points between which a verdict is given: they differ in the compared factors alone."""
-        return Comparison(self.how.by).comparison_id(self.sample) if self.how.across else self.comparison
+SHARES = (
+    "compute_share", "comm_exposed_share", "data_share", "idle_share", "comm_share",
+    "forward_share", "backward_share", "update_share", "other_compute_share",
+)  # fmt: skip
+# What a step is made of, in the order of a bar from bottom to top: the shares PART_share add up to 1, the seconds
+# PART_step_s to profile_step_time_s. Communication is the exposed one.
+PARTS = ("forward", "backward", "update", "other_compute", "comm_exposed", "data", "idle")
 
 
 def scaling_rows(groups: Sequence[list[AttemptRow]], how: Comparison = BY_FRAMEWORK) -> list[Measurement]:
@@ -162,7 +118,6 @@ def _measurement(point: Point, kind: str, compared: list[Point], curve: list[Poi
         **_merged(point),
         **{column: settings_text(values) or None for column, values in settings.items()},
         **_facts(point, kind),
-        **_times(point),
         **_rates(point),
         **merged_windows([run.row for run in point.ok]),
         **merged_own_steps([run.row for run in point.ok]),
@@ -182,23 +137,22 @@ def _measurement(point: Point, kind: str, compared: list[Point], curve: list[Poi
 
 
 def _merged(point: Point) -> Row:
-    """The columns that repeats have in common, and those that are the median or the largest value of the repeats."""
+    """The columns that repeats have in common, those that are the median or the largest value of the repeats, and the
+    times with their intervals."""
     merges = {"median": median, "max": max}
     merged: Row = {column.name: point.sample.row[column.name] for column in SCALING if column.source == "equal"}
     for column in SCALING:
         if column.source in merges and (values := point.values(column.name)):
             merged[column.name] = merges[column.source](values)
-    return merged
-
-
-def _times(point: Point) -> Row:
     count = len(point.sample_times)
-    row: Row = {"interval": confidence(count, point.interval) if count else None, "sample_time_s": point.sample_time_s}
+    merged |= {"interval": confidence(count, point.interval) if count else None, "sample_time_s": point.sample_time_s}
     for name, seconds in (("epoch_time", point.values("epoch_time_s")), ("sample_time", point.sample_times)):
         interval = median_interval(seconds)
-        row[f"{name}_shortest_s"], row[f"{name}_longest_s"] = min(seconds, default=None), max(seconds, default=None)
-        row[f"{name}_low_s"], row[f"{name}_high_s"] = (interval.low, interval.high) if interval else (None, None)
-    return row
+        ends = (interval.low, interval.high) if interval else (None, None)
+        merged[f"{name}_low_s"], merged[f"{name}_high_s"] = ends
+        merged[f"{name}_shortest_s"] = min(seconds, default=None)
+        merged[f"{name}_longest_s"] = max(seconds, default=None)
+    return merged
 
 
 def _stated_base(point: Point) -> Point | None:
@@ -289,3 +243,37 @@ def _rates(point: Point) -> Row:
         "throughput_steady_samples_per_s": 1 / median(steady) if steady else None,
         "hfu": mfu * computed / flops if mfu and computed and flops else None,
     }
+
+
+def merged_windows(runs: Sequence[Row]) -> Row:
+    """Shares and step time of repeats, from the sums of their seconds; runs without a window do not count."""
+    profiled = [run for run in runs if all(run[name] for name in ("profile_window_s", "profile_steps", "gpus"))]
+    if not profiled:
+        return {"profile_windows": 0}
+    window_s = sum(run["profile_window_s"] for run in profiled)
+    steps = sum(run["profile_steps"] * run["gpus"] for run in profiled)  # of single ranks
+    complete = [name for name in SHARES if all(run[name] is not None for run in profiled)]
+    return {
+        **{name: sum(run[name] * run["profile_window_s"] for run in profiled) / window_s for name in complete},
+        "profile_step_time_s": window_s / steps,
+        "profile_windows": len(profiled),
+    }
+
+
+def merged_own_steps(runs: Sequence[Row]) -> Row:
+    """Medians over the runs whose own steps have the same source: the profiled window if a run has one."""
+    names = ("own_step_s", "own_step_median_rank_s")
+    for source in ("window", "thread"):
+        rows = [run for run in runs if run["own_step_source"] == source and None not in map(run.get, names)]
+        if rows:
+            return {"own_step_source": source, **{name: median(run[name] for run in rows) for name in names}}
+    return {}
+
+
+def breakdown(scaling: pd.DataFrame) -> pd.DataFrame:
+    """The rows of scaling.csv that have a window, each measurement once, in the order of that table."""
+    with_window = cast(pd.DataFrame, scaling[scaling["profile_windows"].fillna(0) > 0])
+    rows = with_window.drop_duplicates(subset=["measurement"])
+    computed = {f"{part}_step_s": rows[f"{part}_share"] * rows["profile_step_time_s"] for part in PARTS}
+    computed["comm_overlap_share"] = rows["comm_share"] - rows["comm_exposed_share"]
+    return rows.assign(**computed).reset_index(drop=True).filter([column.name for column in BREAKDOWN])

@@ -12,18 +12,16 @@ import pandas as pd
 
 from ddlbench.errors import UserError
 from ddlbench.foreign import read_bytes
-from ddlbench.record.schema import DEVELOPER, RUNS, SCALING
-from ddlbench.results.reading.attempts import LeftOut, Note, Records, left_out_line, read
+from ddlbench.record.schema import DEVELOPER, RUNS, SCALING, TARGETS
+from ddlbench.results.reading.attempts import LeftOut, Note, Records, left_out_line, read, read_published
 from ddlbench.results.reading.cells import epochs_table, frame
-from ddlbench.results.reading.published import read_published
 from ddlbench.results.rows import Row, group_by
-from ddlbench.results.tables.breakdown import breakdown
-from ddlbench.results.tables.checks import above_ideal, differences, drift, environments, merged_though
+from ddlbench.results.tables.checks import above_ideal, differences, drift, environments
 from ddlbench.results.tables.measurement import Measurement, compared_with_others
 from ddlbench.results.tables.merge import BY_FRAMEWORK, SEED, AttemptRow, Comparison, measurements
-from ddlbench.results.tables.quality import learning_table
+from ddlbench.results.tables.quality import TargetCosts, learning_table
 from ddlbench.results.tables.run_rows import attempt_row
-from ddlbench.results.tables.scaling import scaling_rows
+from ddlbench.results.tables.scaling import breakdown, scaling_rows
 from ddlbench.texts import FORMULA, printable, quoted, shortened
 
 VALUES_SHOWN = 20  # of a column, where --only asks for another one
@@ -60,11 +58,16 @@ class Tables:
         """scaling.csv as figures and texts show it."""
         return compared_with_others(self.scaling_rows, self.run_rows)
 
-    def write(self, folder: Path) -> None:
-        """runs.csv, epochs.csv, scaling.csv, learning.csv, breakdown.csv; an unknown cell is empty."""
+    def write(self, folder: Path, targets: Sequence[TargetCosts] = ()) -> None:
+        """runs.csv, epochs.csv, scaling.csv, learning.csv, breakdown.csv, and where there are targets targets.csv; an
+        unknown cell is empty."""
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / "targets.csv").unlink(missing_ok=True)  # of an earlier report
         tables = {name: getattr(self, name) for name in ("runs", "epochs", "scaling", "learning")}
-        for name, table in (tables | {"breakdown": breakdown(self.scaling)}).items():
+        tables["breakdown"] = breakdown(self.scaling)
+        if rows := [row for target in targets for row in target.rows]:
+            tables["targets"] = frame(TARGETS, rows)
+        for name, table in tables.items():
             write_csv(table, folder / f"{name}.csv")
 
 
@@ -147,8 +150,7 @@ def make_tables(records: Records, how: Comparison = BY_FRAMEWORK) -> Tables:
         warnings=[
             *merged.warnings,
             *differences(runs),
-            *environments(runs),
-            *merged_though(merged.groups),
+            *environments(runs, merged.groups),
             *above_ideal(scaling),
             *(f"{run.row['path']}: {run.row['ranks_differ']}" for run in runs if run.row["ranks_differ"]),
             *(f"{path}: ranks shared a GPU: not in the scaling table" for path in shared),

@@ -1,19 +1,25 @@
-"""A summary is used only where it is the one of its own epochs."""
+"""A summary is used only where it is the one of its own epochs; a Parquet file that cannot be read is named, and all
+runs are reported as they would be without."""
 
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from ddlbench.measure.rows import EpochRow
 from ddlbench.measure.summary import summarize
+from ddlbench.record.record import EpochFiles
 from ddlbench.record.schema import RUNS
 from ddlbench.results.reading.cells import epochs_of
-from ddlbench.results.reading.summary_check import ALL, MEASURED, contradiction
+from ddlbench.results.tables.run_rows import ALL, MEASURED, PARQUET, contradiction, damaged_parquet
 from ddlbench.results.tables.tables import records
 from tests.support.epoch_rows import epoch_row
 from tests.support.records import tables_of, write_repeats, write_run
@@ -162,3 +168,81 @@ def test_a_summary_of_other_epochs_is_left_out_and_the_attempt_stays_a_row(tmp_p
     (row,) = [row for row in records(tables.runs) if row["path"] == str(folder)]
     assert (row["status"], row["throughput_samples_per_s"], row["val_top1"]) == ("ok", None, None)
     assert "1 ended ok without a rate" in str(tables.left_out)
+
+
+TABLE = pa.table({"epoch": [0, 0], "step": [0, 1]})
+
+
+def truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def shortened(path: Path) -> None:
+    """The footer's length says more than there is."""
+    path.write_bytes(b"PAR1" + path.read_bytes()[-8:])
+
+
+MAGIC = "Parquet magic bytes not found in footer"
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "truncated": (truncated, MAGIC),
+    "shortened": (shortened, "smaller than the size reported by footer"),
+    "footer": (lambda path: path.write_bytes(b"PAR1" + b"\x7f" * 999 + path.read_bytes()[-8:]), "Couldn't deserialize"),
+    "foreign": (lambda path: path.write_bytes(os.urandom(999)), MAGIC),
+    "text": (lambda path: path.write_text("epoch,step\n"), MAGIC),
+    "empty": (lambda path: path.write_bytes(b""), "Parquet file size is 0 bytes"),
+    "few bytes": (lambda path: path.write_bytes(b"PAR1"), "Parquet file size is 4 bytes"),
+    "pipe": (lambda path: (path.unlink(), os.mkfifo(path)), "it is not a regular file"),
+    "link": (lambda path: (path.unlink(), path.symlink_to("nowhere")), "No such file or directory"),
+}
+
+
+def two_runs(results: Path) -> Path:
+    """Two attempts with their files; the folder of the first."""
+    for repeat in (1, 0):
+        folder = write_run(results, repeat=repeat)
+        for name in PARQUET:
+            pq.write_table(TABLE, folder / name)
+    return folder
+
+
+@pytest.mark.parametrize("name", PARQUET)
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_a_damaged_file_is_named_and_all_runs_are_reported(tmp_path: Path, name: str, kind: str) -> None:
+    damage, said = DAMAGES[kind]
+    folder = two_runs(tmp_path)
+    before = tables_of(tmp_path)
+    assert before.warnings == []
+    damage(folder / name)
+    if kind != "pipe":  # reading it would wait
+        with pytest.raises((OSError, ValueError)):
+            pd.read_parquet(folder / name)
+    after = tables_of(tmp_path)
+    (warning,) = after.warnings
+    assert warning.startswith(f"{folder / name} cannot be read (")
+    assert said in warning
+    for table in ("runs", "epochs", "scaling"):
+        pd.testing.assert_frame_equal(getattr(after, table), getattr(before, table))
+    assert after.scaling["runs_ok"].tolist() == [2]
+
+
+def test_of_a_run_that_was_killed_the_damaged_epoch_is_named_and_the_others_stay(tmp_path: Path) -> None:
+    """Its steps.parquet is still a folder. At the end of a run such a folder is kept as it is."""
+    files = EpochFiles(tmp_path / "steps.parquet", TABLE.schema)
+    for epoch in range(3):
+        files.append(epoch, [TABLE])
+    assert damaged_parquet(tmp_path) == []
+    second = tmp_path / "steps.parquet" / "epoch-000001.parquet"
+    truncated(second)
+    (warning,) = damaged_parquet(tmp_path)
+    assert warning.startswith(f"{second} cannot be read ({MAGIC}")
+    with pytest.raises(OSError, match=r"epoch-000001.parquet is damaged"):
+        files.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["steps.parquet"]
+    second.unlink()
+    files.close()
+    assert pq.read_table(tmp_path / "steps.parquet").num_rows == 4
+
+
+def test_an_attempt_without_these_files_has_nothing_to_warn_of(tmp_path: Path) -> None:
+    assert damaged_parquet(write_run(tmp_path)) == []
+    assert damaged_parquet(tmp_path / "nowhere") == []
