@@ -22,9 +22,8 @@ from ddlbench.ranks import control
 from ddlbench.record.record import run_id
 from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.tables.run_rows import run_row
-from ddlbench.run import cold_cache
+from ddlbench.run import cold_cache, scenarios
 from ddlbench.run.cold_cache import ColdCache, check_cold_cache
-from ddlbench.run.scenarios import loading
 from ddlbench.run.supervisor import Supervisor
 from tests.support.disk import SIZE, written
 from tests.support.pictures import write_folders
@@ -173,7 +172,7 @@ def test_each_drop_comes_before_the_clock_of_its_epoch(
             super().__init__(*given)
 
     monkeypatch.setattr(cold_cache, "drop", drop)
-    monkeypatch.setattr(loop if mode == "train" else loading, "EpochClock", Clock)
+    monkeypatch.setattr(loop if mode == "train" else scenarios, "EpochClock", Clock)
     folder = written(tmp_path).parent
     write_folders(folder / "images", train=4, val=3)
     words = [*RESNET, "data=imagenet", f"data.root={folder}/images", "loader.workers=0", f"mode={mode}", COLD]

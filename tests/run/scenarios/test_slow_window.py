@@ -29,7 +29,7 @@ FRAMEWORKS: dict[str, Framework] = {"ddp": DDP(), "fsdp": FSDP()}
 
 
 def windows() -> dict[str, dict[str, Any]]:
-    from ddlbench.run.scenarios.training import profiled
+    from ddlbench.run.scenarios import profiled
 
     result: dict[str, dict[str, Any]] = {}
     for name, framework in FRAMEWORKS.items():

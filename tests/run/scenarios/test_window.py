@@ -42,7 +42,7 @@ from ddlbench.recipe.recipe import Rates
 from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.tables.breakdown import breakdown
 from ddlbench.results.tables.tables import make_tables
-from ddlbench.run.scenarios.training import Training, Window, profiled
+from ddlbench.run.scenarios import Training, Window, profiled
 from tests.equality.cases import MODELS
 from tests.support.equal import Rows, loader, make_job
 from tests.support.libraries import why_no_horovod

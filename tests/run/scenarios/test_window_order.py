@@ -14,7 +14,7 @@ from ddlbench.job import Place, Trainer
 from ddlbench.loop import Run
 from ddlbench.measure.profiling.profile import Event
 from ddlbench.measure.profiling.spans import WINDOW
-from ddlbench.run.scenarios import training as window
+from ddlbench.run import scenarios as window
 from tests.support.fake_cuda import DEVICE, FakeCuda
 from tests.support.jobs import job
 

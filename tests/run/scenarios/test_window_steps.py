@@ -21,7 +21,7 @@ from ddlbench.measure.profiling.profiler import Profiler
 from ddlbench.progress import Progress
 from ddlbench.ranks.boundary import Boundary
 from ddlbench.ranks.control import barrier
-from ddlbench.run.scenarios.training import Window, lengths, profiled
+from ddlbench.run.scenarios import Window, lengths, profiled
 from tests.equality.cases import MODELS
 from tests.support.equal import Rows, loader, make_job
 from tests.support.ranks import run_ranks

@@ -1,6 +1,7 @@
-"""mode=train: a framework trains the model. profile=true: then a window of steps under torch's profiler.
+"""What an attempt does. mode=train: a framework trains the model. mode=loader: the loader alone.
 
-The measured epochs are over and recorded when the window begins, so that it changes none of their numbers (ADR 16).
+With profile=true a window of steps under torch's profiler follows the training. The measured epochs are over and
+recorded when the window begins, so that it changes none of their numbers (ADR 16).
 """
 
 from __future__ import annotations
@@ -10,22 +11,29 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import torch
+
 from ddlbench.config.schema import Config
 from ddlbench.data.feed import Feed
-from ddlbench.errors import RunError
+from ddlbench.errors import RunError, Unsupported
 from ddlbench.frameworks.shared.checkpointing import checkpoint_blocks
 from ddlbench.job import Batch, Job, Place, Trainer
 from ddlbench.loop import Run, Scenario, train
-from ddlbench.measure.clock import idle
+from ddlbench.measure.clock import EpochClock, idle
+from ddlbench.measure.devices.memory import reset_peaks
+from ddlbench.measure.devices.unknown import total
+from ddlbench.measure.devices.usage import ReadBytes
 from ddlbench.measure.profiling.profile import RankWindow, Seconds
 from ddlbench.measure.profiling.profiler import Profiler
 from ddlbench.measure.profiling.spans import DATA, WINDOW, span
-from ddlbench.ranks.control import all_gather, barrier
+from ddlbench.measure.rows import RankEpoch, gather_epoch
+from ddlbench.ranks.control import all_gather, barrier, sum_over_ranks
 from ddlbench.recipe.recipe import Rates, learning_rate
-from ddlbench.record.run_json import model_section, training_ledger
+from ddlbench.record.run_json import ledger, model_section, training_ledger
 from ddlbench.run.checkpoints import check_checkpoints
 
 LEAD_IN = 2  # steps before the window, in addition to those that fill a pipeline: loader workers start
+LAYOUTS = ("single", "ddp")  # of mode=loader
 
 
 @dataclass
@@ -103,7 +111,7 @@ class Window:
         """The section's status and its reason: "unknown" where the window does not show what training is, "error" where
         the shares cannot be right, because training on several ranks communicates on each, except by design."""
         ranks, steps, communication = self.ranks, self.ranks[0].steps, self.facts.get("communication")
-        filling, period = filling_steps(self.facts), steps_of_period(self.facts)
+        filling, period = filling_and_period(self.facts)
         if self.lead_in < filling or steps < period:
             return "unknown", (
                 f"profile=true: the shares are unknown, because the window has {steps} steps after {self.lead_in} "
@@ -127,9 +135,9 @@ class Window:
     def section(self) -> dict[str, Any]:
         """The section `profile` of run.json. Shares are of the seconds of all ranks together. If they are not known,
         the columns of the tables are left out."""
-        total = Seconds.total(window.seconds for window in self.ranks)
+        spent = Seconds.total(window.seconds for window in self.ranks)
         steps, (status, reason) = self.ranks[0].steps, self._verdict()
-        seconds = {"window_s": total.window_s, "step_s": total.window_s / len(self.ranks) / steps}
+        seconds = {"window_s": spent.window_s, "step_s": spent.window_s / len(self.ranks) / steps}
         return {
             "status": status,
             "reason": reason,
@@ -137,26 +145,22 @@ class Window:
             "lead_in_steps": self.lead_in,
             "events": "kernels and copies of the device" if self.on_device else "operators and collectives of the host",
             "spans": sorted({part for window in self.ranks for part in window.parts}),
-            **(seconds | total.shares() if status == "ok" else {}),
+            **(seconds | spent.shares() if status == "ok" else {}),
             "ranks": [window.line() for window in self.ranks],
         }
 
 
-def filling_steps(facts: Mapping[str, Any]) -> int:
-    """Steps after which a pipeline that stays full between steps is full; 0 for other frameworks."""
-    return max(facts.get("staleness_theoretical") or [0])
-
-
-def steps_of_period(facts: Mapping[str, Any]) -> int:
-    """Steps after which the work of a step repeats: some frameworks communicate in one of them alone."""
-    return facts.get("local_steps", 1)
+def filling_and_period(facts: Mapping[str, Any]) -> tuple[int, int]:
+    """Steps after which a pipeline that stays full between steps is full, 0 for other frameworks; and steps after which
+    the work of a step repeats: some frameworks communicate in one of them alone."""
+    return max(facts.get("staleness_theoretical") or [0]), facts.get("local_steps", 1)
 
 
 def lengths(facts: Mapping[str, Any], steps: int, most: int) -> tuple[int, int]:
     """Steps of the lead-in, which also fills a pipeline, and of the window: at most `steps`, complete periods if one
     fits. most: steps of an epoch, which has both"""
-    period = steps_of_period(facts)
-    lead_in = min(LEAD_IN + filling_steps(facts), max(most - period, 0))
+    filling, period = filling_and_period(facts)
+    lead_in = min(LEAD_IN + filling, max(most - period, 0))
     steps = min(steps, most - lead_in)
     return lead_in, steps // period * period or steps
 
@@ -190,3 +194,67 @@ def train_steps(run: Run, trainer: Trainer, batches: Iterator[Batch | None], cou
             batch = next(batches)
         trainer.step(batch)
         run.boundary.heartbeat()
+
+
+@dataclass
+class Loading(Scenario):
+    """Batches as in training, moved to the device; no model, no framework.
+
+    A step is nothing but waiting for its batch, under the clock of training. The framework is not set up, so it cannot
+    say which ranks read: every rank is a data rank, as in `single` and `ddp`, and other layouts are refused.
+    """
+
+    config: Config
+    job: Job
+
+    def check(self) -> None:
+        """Raise Unsupported where not every rank would be a data rank."""
+        framework = self.config.framework.name
+        if framework not in LAYOUTS:
+            raise Unsupported(
+                f"mode=loader reads on every rank as {' and '.join(LAYOUTS)} do, not as {framework}: "
+                "choose +framework=ddp"
+            )
+        self.config.framework.check(self.job)
+
+    def setup(self) -> Place:
+        return Place(self.job.rank, self.job.world_size, coordinates={"dp": self.job.rank})
+
+    def begin(self, feed: Feed) -> dict[str, Any]:
+        return model_section(self.config.model, None)
+
+    def run(self, run: Run) -> None:
+        """Every epoch: take its batches against the clock, reduce over ranks, read the validation samples, record."""
+        for epoch in range(run.epochs):
+            run.boundary.begin(epoch, run.feed.steps_per_epoch)
+            clock = run.clock = EpochClock(run.job.device, barrier, run.warmup(epoch), run.meter)
+            reset_peaks(run.job.device)
+            before = ReadBytes.now()
+            batches = run.progress.steps(run.feed.train(epoch), run.feed.steps_per_epoch, f"epoch {epoch}")
+            for _ in clock.steps(batches):
+                run.boundary.pass_step(None)
+            times = clock.stop()
+            read = ReadBytes.now().since(before)
+            run.boundary.end()
+            rank = RankEpoch.of(run.job, run.place, times, [], [], run.feed.facts()["bad_samples"])
+            row = gather_epoch(epoch, run.epochs, rank, run.job.global_batch, updates=0)
+            counted = self.config.loader.counts_reads and not self.config.data.mapped
+            row.metrics = {"read_bytes": total(all_gather(read if counted else None))}
+            row.metrics |= read_validation(run) if run.validate else {}
+            run.record(row)
+
+    def ledger(self, run: Run, steps: int) -> dict[str, Any]:
+        return ledger(run, steps)
+
+
+def read_validation(run: Run) -> dict[str, Any]:
+    """Every validation sample once, over all ranks: how many, and how long that took."""
+    clock = EpochClock(run.job.device, barrier)
+    samples = torch.zeros((), dtype=torch.float64, device=run.job.device)
+    for batch in clock.steps(run.feed.validation()):
+        assert batch is not None, "every rank reads"
+        samples += batch.valid.sum()
+        run.boundary.heartbeat()
+    times = clock.stop()
+    counted = run.validated({"val_samples": int(sum_over_ranks(samples))})
+    return {**counted, "validation_time_s": times.epoch_s + times.straggler_s}
