@@ -176,7 +176,7 @@ def begin_worker(_: int) -> None:
     """
     for name in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(name, signal.SIG_IGN)
-    faulthandler.register(signal.SIGUSR2, file=2)  # where it is, when its rank has waited too long (run/signals.py)
+    faulthandler.register(signal.SIGUSR2, file=2)  # where it is, when its rank has waited too long (run/supervisor.py)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, TO_THE_JOB)
     keep_freed_memory()
