@@ -1,7 +1,10 @@
-"""From the program's start to the first step: the spans, and the hosts that all ranks exchange."""
+"""From the program's start to the first step: the spans, and the hosts that all ranks exchange. What a rank that hangs
+writes of its collectives; tests/report/test_hung_ranks.py reads it."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,7 +14,7 @@ import torch
 from ddlbench.config.schema import Config
 from ddlbench.ranks.launchers import Launch
 from ddlbench.run import context
-from ddlbench.run.context import Attempt
+from ddlbench.run.context import Attempt, save_last_collectives
 from tests.support.simulated import World
 
 RUN = "run-of-four"
@@ -59,3 +62,14 @@ def test_every_rank_counts_the_nodes_alike(monkeypatch: pytest.MonkeyPatch) -> N
         return attempt.launch.nodes
 
     assert world.run(counted) == [2] * 4
+
+
+def test_each_rank_writes_its_last_collectives(tmp_path: Path) -> None:
+    save_last_collectives(tmp_path, 3)
+    assert json.loads((tmp_path / "collectives" / "rank-3.json").read_text())["rank"] == 3
+
+
+def test_a_folder_that_is_gone_is_no_second_failure(tmp_path: Path) -> None:
+    """An exception of the thread that writes would print a traceback beside the reason of the hang."""
+    save_last_collectives(tmp_path / "gone", 3)
+    assert not list(tmp_path.iterdir())
