@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, cast
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from ddlbench.config import overrides, schema
+from ddlbench.config import schema
 from ddlbench.config.choices import choices, choose, defaults, published
+from ddlbench.config.command_line import check_command_line, parsed
 from ddlbench.config.keys import Options
 from ddlbench.config.schema import GROUPS, SECTIONS, Config
 from ddlbench.errors import RunError, Unavailable, UserError
@@ -34,7 +35,7 @@ NOT_LITERAL = re.compile(r"\$\{|\?\?\?")  # what OmegaConf does not take literal
 
 def configuration(*words: str) -> Config:
     """What a command line of these words would run. UserError as the command line has it."""
-    overrides.check_command_line(words)
+    check_command_line(words)
     try:
         return schema.build(_plain(words))
     except OmegaConfBaseException as error:
@@ -55,8 +56,8 @@ def hydra_line(error: BaseException) -> str:
 
 def _plain(words: Sequence[str]) -> Plain:
     """The plain data that Hydra would compose: the YAML of each chosen option, then the values of the words."""
-    parsed = [overrides.parsed(word) for word in words]
-    chosen = {override.key_or_group: str(override.value()) for override in parsed if override.key_or_group in GROUPS}
+    overrides = [parsed(word) for word in words]
+    chosen = {override.key_or_group: str(override.value()) for override in overrides if override.key_or_group in GROUPS}
     options = defaults()
     for group, option in chosen.items():
         if option not in choices(group):
@@ -64,7 +65,7 @@ def _plain(words: Sequence[str]) -> Plain:
         options |= defaults(group, option)
     options |= chosen
     plain = copy.deepcopy(published(".", "config") | {group: published(group, options[group]) for group in GROUPS})
-    for override in parsed:
+    for override in overrides:
         if override.key_or_group not in GROUPS:
             _set(plain, override.key_or_group, override.value())
     if NOT_LITERAL.search(str(plain)):

@@ -19,8 +19,8 @@ import torch
 from torch._C import _distributed_c10d as c10d
 
 from ddlbench.config.job import make_job
+from ddlbench.config.keys import shown
 from ddlbench.config.schema import Config
-from ddlbench.config.values import shown
 from ddlbench.cores import allowed_cores
 from ddlbench.data.staging import stage
 from ddlbench.errors import Failure, UserError

@@ -13,9 +13,8 @@ import torch
 from ddlbench.config.choices import choices, keys
 from ddlbench.config.compose import configuration, refusal, supports
 from ddlbench.config.job import make_job
-from ddlbench.config.keys import PRECISIONS, Checkpoint
+from ddlbench.config.keys import PRECISIONS, Checkpoint, written
 from ddlbench.config.schema import Config
-from ddlbench.config.values import written
 from ddlbench.job import Framework
 from ddlbench.ranks.launch import Launch
 from ddlbench.recipe.optimizers import optimizers

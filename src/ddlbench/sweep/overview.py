@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from ddlbench.config.values import written
+from ddlbench.config.keys import written
 from ddlbench.results.rows import group_by
 from ddlbench.sweep.lock import FOLDER, holder, last_job
 from ddlbench.sweep.plan import INVALID, Cell, points

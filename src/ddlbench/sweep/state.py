@@ -9,8 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, cast
 
-from ddlbench.config.identity import added_later, measured_part
-from ddlbench.config.keys import Options
+from ddlbench.config.keys import Options, added_later, measured_part
 from ddlbench.errors import STATUSES, TIME_LIMIT
 from ddlbench.foreign import Object, parse, read_bytes
 from ddlbench.heartbeat import server_time

@@ -27,7 +27,7 @@ from ddlbench.measure.devices.memory import keep_freed_memory
 TO_THE_JOB = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 ENDS_S = 5.0  # the longest wait for the end of a worker that broke its connection
 # Imported once by the server: besides what reads samples, what every worker's copy of the main module imports.
-PRELOADED = ("ddlbench.config.compose", "ddlbench.config.help", "ddlbench.ranks.launch", __name__)
+PRELOADED = ("ddlbench.config.compose", "ddlbench.ranks.launch", __name__)
 
 
 @dataclass
