@@ -33,7 +33,7 @@ def stopped_after(values: Sequence[float | None], boundary: Boundary) -> tuple[i
         except RunError as error:
             return step + 1, error
     try:
-        boundary.end()
+        boundary.require_finite()
     except RunError as error:
         return len(values), error
     return len(values), None
@@ -132,7 +132,7 @@ def every_case() -> dict[str, Any]:
     for _ in range(8):
         boundary.pass_step(torch.tensor(1.0))
     ended.append(without_the_host(boundary))
-    boundary.end()
+    boundary.require_finite()
     return result
 
 

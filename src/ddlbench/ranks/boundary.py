@@ -71,13 +71,27 @@ class Boundary:
             self.reported += 1
         if self.steps % self.every:
             return
-        self._require_finite()
-        self.vote = self._send()
-        self.looked = self._look() if self.reported > self.voted_on else None
+        self.require_finite()
+        not_finite, copied = self.looked or (torch.zeros(1), None)  # the flag of the boundary before
+        if copied is not None:
+            copied.synchronize()
+        # A copy on the CPU is sent by gloo, not by the device's backend.
+        self.vote = AsyncReduction(not_finite.clone(), dist.ReduceOp.MAX)
+        self.looked = None
+        if self.reported > self.voted_on:
+            cuda = self.device.type == "cuda"
+            not_finite, copied = torch.zeros(1, pin_memory=cuda), torch.cuda.Event() if cuda else None
+            not_finite.copy_((~self.losses[self.voted_on :].isfinite()).any(), non_blocking=True)
+            if copied is not None:
+                copied.record()
+            self.looked, self.voted_on = (not_finite, copied), self.reported
 
-    def end(self) -> None:
-        """After an epoch's last step. Raises Diverged."""
-        self._require_finite()
+    def require_finite(self) -> None:
+        """Read the vote that was sent, over all ranks; there is none at an epoch's first boundaries. Called after an
+        epoch's last step too. Raises Diverged."""
+        vote, self.vote = self.vote, None
+        if vote is not None and vote.result()[0]:
+            raise Diverged(f"the loss was no longer finite at epoch {self.epoch}, step {self.steps - 1}: {REMEDY}")
 
     @property
     def losses(self) -> Tensor:
@@ -87,27 +101,3 @@ class Boundary:
         frees: on the CPU the next step could not reuse them whole, and the process would grow at every step.
         """
         return self._losses[: self.reported]
-
-    def _require_finite(self) -> None:
-        """Read the vote that was sent, over all ranks; there is none at an epoch's first boundaries."""
-        vote, self.vote = self.vote, None
-        if vote is not None and vote.result()[0]:
-            raise Diverged(f"the loss was no longer finite at epoch {self.epoch}, step {self.steps - 1}: {REMEDY}")
-
-    def _look(self) -> tuple[Tensor, torch.cuda.Event | None]:
-        cuda = self.device.type == "cuda"
-        not_finite = torch.zeros(1, pin_memory=cuda)
-        not_finite.copy_((~self.losses[self.voted_on :].isfinite()).any(), non_blocking=True)
-        self.voted_on = self.reported
-        if not cuda:
-            return not_finite, None
-        event = torch.cuda.Event()
-        event.record()
-        return not_finite, event
-
-    def _send(self) -> AsyncReduction:
-        not_finite, event = self.looked or (torch.zeros(1), None)
-        if event is not None:
-            event.synchronize()
-        # A copy on the CPU is sent by gloo, not by the device's backend.
-        return AsyncReduction(not_finite.clone(), dist.ReduceOp.MAX)

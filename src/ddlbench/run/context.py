@@ -30,7 +30,7 @@ from ddlbench.progress import Progress, tell
 from ddlbench.ranks.control import all_gather, once_per_node, sum_over_ranks
 from ddlbench.ranks.launch import Launch
 from ddlbench.record.advice import advice_on_classes
-from ddlbench.record.files import COLLECTIVES, end_for_rank_0, write_json
+from ddlbench.record.files import COLLECTIVES, write_json
 from ddlbench.record.fingerprint import fingerprint, is_version
 from ddlbench.record.record import Record, run_id
 from ddlbench.record.run_json import opening
@@ -147,12 +147,6 @@ class Attempt:
             self._show_folder()
             self.on_success()
         return recorded
-
-    def record_for_rank_0(self, failure: Failure) -> None:
-        """On another rank than 0, which has not recorded the end in time: record it in its place."""
-        status, reason, ended_by = failure.status, failure.reason, failure.ended_by
-        if self.folder is not None and end_for_rank_0(self.folder, status, reason, ended_by=ended_by):
-            tell(f"{status}: {reason}")
 
     def _show_folder(self) -> None:
         """Print where the record is, once; not with progress=false in a run that ended with `ok`."""

@@ -235,7 +235,7 @@ class Loading(Scenario):
                 run.boundary.pass_step(None)
             times = clock.stop()
             read = ReadBytes.now().since(before)
-            run.boundary.end()
+            run.boundary.require_finite()
             rank = RankEpoch.of(run.job, run.place, times, [], [], run.feed.facts()["bad_samples"])
             row = gather_epoch(epoch, run.epochs, rank, run.job.global_batch, updates=0)
             counted = self.config.loader.counts_reads and not self.config.data.mapped

@@ -25,6 +25,7 @@ from torch._C._distributed_c10d import Store
 
 from ddlbench.errors import SIGNAL, SIGNALS, TIME_LIMIT, Failure, PeerFailed, Stopped
 from ddlbench.progress import tell
+from ddlbench.record.files import end_for_rank_0
 from ddlbench.run.context import Attempt
 from ddlbench.run.peers import Peers
 from ddlbench.run.stop_request import REACH_S, StopRequest
@@ -194,9 +195,11 @@ class Supervisor:
             peers.acknowledge()
             while not (peers.recorded or (peers.lost and peers.holder == "rank 0")) and time.perf_counter() < deadline:
                 time.sleep(peers.period_s / 2)
-            if not peers.recorded:
+            if not peers.recorded:  # record the end in the place of rank 0
                 time.sleep(0.2 * min(self.rank, 50))  # the lowest rank first
-                self.attempt.record_for_rank_0(failure)
+                folder, status, reason = self.attempt.folder, failure.status, failure.reason
+                if folder is not None and end_for_rank_0(folder, status, reason, ended_by=failure.ended_by):
+                    tell(f"{status}: {reason}")
 
     def _supervise(self) -> None:
         """Every PERIOD_S the first of these that holds: a signal; a failure that another rank posted; a rank, the store

@@ -47,17 +47,9 @@ class Event:
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
-    def record(self, stream: Stream | None = None) -> None: ...
-
-    def wait(self, stream: Stream | None = None) -> None: ...
-
+    record = wait = returning(None)
+    query, elapsed_time = returning(True), returning(0.0)
     synchronize = _waiting("Event.synchronize")
-
-    def query(self) -> bool:
-        return True
-
-    def elapsed_time(self, _: Any) -> float:
-        return 0.0
 
 
 class Stream:
@@ -66,15 +58,11 @@ class Stream:
     def __init__(self, *_: Any, **__: Any) -> None:
         self.device = torch.device("cuda", 0)
 
-    def wait_stream(self, other: Stream) -> None: ...
+    wait_stream, query = returning(None), returning(True)
+    synchronize = _waiting("Stream.synchronize")
 
     def wait_event(self, event: Event) -> None:
         event.wait(self)
-
-    synchronize = _waiting("Stream.synchronize")
-
-    def query(self) -> bool:
-        return True
 
     def record_event(self, event: Event | None = None) -> Event:
         event = event or Event()
