@@ -40,7 +40,7 @@ LAYOUTS = ("single", "ddp")  # of mode=loader
 class Training(Scenario):
     config: Config
     job: Job
-    made: Trainer | None = None  # by `setup`
+    trainer: Trainer = field(init=False)  # from `setup` to `close`
     rates: Rates = field(init=False)
     weights_hash: str | None = None  # of the initial model
     measured_facts: dict[str, Any] | None = None  # after the measured epochs, where steps follow that are not measured
@@ -50,8 +50,8 @@ class Training(Scenario):
         check_checkpoints(self.config, self.job)
 
     def setup(self) -> Place:
-        self.made = self.config.framework.setup(self.job)
-        return self.made.place
+        self.trainer = self.config.framework.setup(self.job)
+        return self.trainer.place
 
     def begin(self, feed: Feed) -> dict[str, Any]:
         epochs = self.config.train.epochs
@@ -83,14 +83,9 @@ class Training(Scenario):
         return trained | {"weights_hash_start": self.weights_hash}
 
     def close(self) -> None:
-        if self.made is not None:
-            self.made.close()
-            self.made = None
-
-    @property
-    def trainer(self) -> Trainer:
-        assert self.made is not None, "`setup` comes first"
-        return self.made
+        if hasattr(self, "trainer"):
+            self.trainer.close()
+            del self.trainer
 
 
 @dataclass(frozen=True)
