@@ -165,19 +165,17 @@ def read(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 def damage(folder: Path, files: Files, rank: int, world_size: int) -> str | None:
     """What is wrong with the files, the same on every rank; None where all are as they were written. Each rank reads
     its share. Collective."""
-    share = sorted(files)[rank::world_size]
-    problems = all_gather(next((wrong for name in share if (wrong := _wrong(folder / name, files[name]))), None))
-    return next((wrong for wrong in problems if wrong), None)
-
-
-def _wrong(path: Path, written: tuple[int, str]) -> str | None:
-    try:
-        size = path.stat().st_size
-        if size != written[0]:
-            return f"{path.name} has {size} bytes instead of {written[0]}"
-        return None if _sum(path) == tuple(written) else f"the checksum of {path.name} differs"
-    except OSError as error:
-        return f"{path.name}: {error.strerror}"
+    wrong: list[str] = []
+    for name in sorted(files)[rank::world_size]:
+        path, (written, _) = folder / name, files[name]
+        try:
+            if (size := path.stat().st_size) != written:
+                wrong.append(f"{name} has {size} bytes instead of {written}")
+            elif _sum(path) != tuple(files[name]):
+                wrong.append(f"the checksum of {name} differs")
+        except OSError as error:
+            wrong.append(f"{name}: {error.strerror}")
+    return next((problem for of_rank in all_gather(wrong[:1]) for problem in of_rank), None)
 
 
 def _sum(path: Path) -> tuple[int, str]:
