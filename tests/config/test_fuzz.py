@@ -18,8 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ddlbench.config import schema as config
 from ddlbench.config.choices import ADDED, choices, conf_dir
-from ddlbench.config.compose import hydra_line
-from ddlbench.config.job import make_job
+from ddlbench.config.compose import hydra_line, make_job
 from ddlbench.config.keys import shown
 from ddlbench.config.schema import Config, resolve
 from ddlbench.errors import RunError

@@ -1,4 +1,5 @@
-"""Configurations, and what a framework would do with them, without a command line and without starting anything.
+"""Configurations, the jobs that they ask ranks for, and what a framework would do with them, without a command line and
+without starting anything. A configuration alone needs no torch.
 
 Hydra composes the configuration of a run, which takes about 0.4 s. Here its plain data are put together from the YAMLs
 in the same way, and a section is built once for each of its contents, so that thousands of configurations take seconds.
@@ -13,6 +14,7 @@ import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import fields
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from omegaconf import DictConfig, OmegaConf
@@ -27,7 +29,11 @@ from ddlbench.errors import RunError, Unavailable, UserError
 from ddlbench.texts import first_line
 
 if TYPE_CHECKING:
+    import torch
+
     from ddlbench.job import Framework, Job
+    from ddlbench.ranks.launchers import Launch
+    from ddlbench.recomputation import Link
 
 Plain = dict[str, Any]
 NOT_LITERAL = re.compile(r"\$\{|\?\?\?")  # what OmegaConf does not take literally
@@ -84,6 +90,44 @@ def _set(plain: Plain, key: str, value: object) -> None:
     before = plain.get(leaf)
     both = isinstance(value, dict) and isinstance(before, dict)
     plain[leaf] = cast(Plain, before) | cast(Plain, value) if both else value
+
+
+def make_job(config: Config, launch: Launch, device: torch.device) -> Job:
+    """The job that the configuration asks this rank for."""
+    from ddlbench.job import Job
+    from ddlbench.recipe.losses import CrossEntropy
+    from ddlbench.recipe.optimizers import make_optimizer
+
+    train, recipe = config.train, config.recipe
+    return Job(
+        model=config.model,
+        loss=CrossEntropy(recipe.label_smoothing),
+        optimizer=partial(make_optimizer, recipe.optimizer),
+        device=device,
+        rank=launch.rank,
+        local_rank=launch.local_rank,
+        world_size=launch.world_size,
+        seed=train.seed,
+        global_batch=train.samples_per_update(launch.world_size),
+        micro_batch=train.micro_batch,
+        precision=train.precision,
+        reduce_dtype=train.reduce_dtype,
+        clip_norm=train.clip_norm,
+        checkpoint_activations=train.checkpoint_activations,
+        offload_activations=train.offload_activations,
+        flops_per_host_byte=train.flops_per_host_byte,
+        compile=train.compile,
+        channels_last=train.channels_last,
+        timeout_s=train.timeout_s,
+        links=counted_links,
+    )
+
+
+def counted_links(job: Job, samples: float) -> list[Link]:
+    """What `Job.links` is: the counts of the model's blocks, each complete."""
+    from ddlbench.counts.counting import count_job  # takes a second
+
+    return [block.link(samples) for block in count_job(job, job.device.type).blocks]
 
 
 def supports(framework: Framework, job: Job) -> None:

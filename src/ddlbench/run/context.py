@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch._C import _distributed_c10d as c10d
 
-from ddlbench.config.job import make_job
+from ddlbench.config.compose import make_job
 from ddlbench.config.keys import shown
 from ddlbench.config.schema import Config
 from ddlbench.cores import allowed_cores

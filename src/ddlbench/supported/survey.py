@@ -11,8 +11,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 import torch
 
 from ddlbench.config.choices import choices, keys
-from ddlbench.config.compose import configuration, refusal, supports
-from ddlbench.config.job import make_job
+from ddlbench.config.compose import configuration, make_job, refusal, supports
 from ddlbench.config.keys import PRECISIONS, written
 from ddlbench.config.schema import Config
 from ddlbench.job import Framework

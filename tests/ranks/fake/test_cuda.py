@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.checkpoint import checkpoint
 
-from ddlbench.config.compose import configuration
-from ddlbench.config.job import make_job
+from ddlbench.config.compose import configuration, make_job
 from ddlbench.errors import RunError
 from ddlbench.job import Place
 from ddlbench.ranks.fake import cuda as fake_cuda
