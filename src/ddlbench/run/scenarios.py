@@ -69,9 +69,8 @@ class Training(Scenario):
         train(run, self.trainer, self.rates)
         if self.config.profile:
             self.measured_facts = self.trainer.facts()
-            window = profiled(run, self.trainer, self.measured_facts, self.config.profile_steps)
-            section = window.section()
-            run.recorder.window(section, window.profiler.save)
+            section, profiler = profiled(run, self.trainer, self.measured_facts, self.config.profile_steps)
+            run.recorder.window(section, profiler.save)
             if section["status"] == "error":
                 raise RunError(section["reason"])
 
@@ -88,61 +87,51 @@ class Training(Scenario):
             del self.trainer
 
 
-@dataclass(frozen=True)
-class Window:
-    """A window over all ranks, the same on every rank; the profiler is this rank's.
+def verdict(ranks: list[RankWindow], lead_in: int, on_device: bool, facts: Mapping[str, Any]) -> tuple[str, str | None]:
+    """The status of a window, and its reason: "unknown" where it does not show what training is, "error" where the
+    shares cannot be right, because training on several ranks communicates on each, except by design.
 
     facts: those of the trainer. "communication": "none" if training sends nothing by design, "host" if it sends from
         the host's memory on GPUs too
     """
+    steps, communication, (filling, period) = ranks[0].steps, facts.get("communication"), filling_and_period(facts)
+    if lead_in < filling or steps < period:
+        return "unknown", (
+            f"profile=true: the shares are unknown, because the window has {steps} steps after {lead_in} "
+            f"others, and needs {period} after {filling} (a period of the work, in a full pipeline): choose "
+            f"profile_steps of at least {period}, and epochs of at least {period + filling} steps"
+        )
+    if on_device and len(ranks) > 1 and communication == "host":
+        return "unknown", (
+            "profile=true: the shares are unknown, because the framework communicates from the host's memory, "
+            "which the profile of a GPU does not show: run on device=cpu to see them"
+        )
+    silent = [window.rank for window in ranks if not window.collectives]
+    if silent and len(ranks) > 1 and communication != "none":
+        return "error", (
+            f"profile=true: no communication was seen on rank {silent[0]} of {len(ranks)} in {steps} steps, so its "
+            "share is unknown, not 0 (the epochs before are measured): run again with profile=false, or with "
+            "profile_trace=true to look at the events"
+        )
+    return "ok", None
 
-    ranks: list[RankWindow]
-    lead_in: int
-    on_device: bool
-    profiler: Profiler
-    facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
-    def _verdict(self) -> tuple[str, str | None]:
-        """The section's status and its reason: "unknown" where the window does not show what training is, "error" where
-        the shares cannot be right, because training on several ranks communicates on each, except by design."""
-        ranks, steps, communication = self.ranks, self.ranks[0].steps, self.facts.get("communication")
-        filling, period = filling_and_period(self.facts)
-        if self.lead_in < filling or steps < period:
-            return "unknown", (
-                f"profile=true: the shares are unknown, because the window has {steps} steps after {self.lead_in} "
-                f"others, and needs {period} after {filling} (a period of the work, in a full pipeline): choose "
-                f"profile_steps of at least {period}, and epochs of at least {period + filling} steps"
-            )
-        if self.on_device and len(ranks) > 1 and communication == "host":
-            return "unknown", (
-                "profile=true: the shares are unknown, because the framework communicates from the host's memory, "
-                "which the profile of a GPU does not show: run on device=cpu to see them"
-            )
-        silent = [window.rank for window in ranks if not window.collectives]
-        if silent and len(ranks) > 1 and communication != "none":
-            return "error", (
-                f"profile=true: no communication was seen on rank {silent[0]} of {len(ranks)} in {steps} steps, so its "
-                "share is unknown, not 0 (the epochs before are measured): run again with profile=false, or with "
-                "profile_trace=true to look at the events"
-            )
-        return "ok", None
-
-    def section(self) -> dict[str, Any]:
-        """The section `profile` of run.json. Shares are of the seconds of all ranks together. If they are not known,
-        the columns of the tables are left out."""
-        spent = Seconds.total(window.seconds for window in self.ranks)
-        steps, (status, reason) = self.ranks[0].steps, self._verdict()
-        seconds = {"window_s": spent.window_s, "step_s": spent.window_s / len(self.ranks) / steps}
-        return {
-            "status": status,
-            "reason": reason,
-            "steps": steps,
-            "lead_in_steps": self.lead_in,
-            "events": "kernels and copies of the device" if self.on_device else "operators and collectives of the host",
-            "spans": sorted({part for window in self.ranks for part in window.parts}),
-            **(seconds | spent.shares() if status == "ok" else {}),
-            "ranks": [window.line() for window in self.ranks],
-        }
+def profile_section(ranks: list[RankWindow], lead_in: int, on_device: bool, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The section `profile` of run.json, the same on every rank. Shares are of the seconds of all ranks together. If
+    they are not known, the columns of the tables are left out."""
+    spent = Seconds.total(window.seconds for window in ranks)
+    steps, (status, reason) = ranks[0].steps, verdict(ranks, lead_in, on_device, facts)
+    seconds = {"window_s": spent.window_s, "step_s": spent.window_s / len(ranks) / steps}
+    return {
+        "status": status,
+        "reason": reason,
+        "steps": steps,
+        "lead_in_steps": lead_in,
+        "events": "kernels and copies of the device" if on_device else "operators and collectives of the host",
+        "spans": sorted({part for window in ranks for part in window.parts}),
+        **(seconds | spent.shares() if status == "ok" else {}),
+        "ranks": [window.line() for window in ranks],
+    }
 
 
 def filling_and_period(facts: Mapping[str, Any]) -> tuple[int, int]:
@@ -160,11 +149,9 @@ def lengths(facts: Mapping[str, Any], steps: int, most: int) -> tuple[int, int]:
     return lead_in, steps // period * period or steps
 
 
-def profiled(run: Run, trainer: Trainer, facts: Mapping[str, Any], steps: int) -> Window:
+def profiled(run: Run, trainer: Trainer, facts: Mapping[str, Any], steps: int) -> tuple[dict[str, Any], Profiler]:
     """Train at most `steps` steps under the profiler, in the order of the next epoch's data. Every rank calls it.
-
-    facts: of the trainer
-    """
+    Returns the section `profile` of run.json, and the profiler of this rank. facts: of the trainer"""
     device, batches = run.job.device, iter(run.feed.train(run.epochs))
     lead_in, steps = lengths(facts, steps, run.feed.steps_per_epoch)
     train_steps(run, trainer, batches, lead_in)
@@ -179,7 +166,7 @@ def profiled(run: Run, trainer: Trainer, facts: Mapping[str, Any], steps: int) -
     on_device = device.type == "cuda"
     here = RankWindow.of(run.job, run.place, steps, profiler.events())
     run.boundary.heartbeat()
-    return Window(all_gather(here), lead_in, on_device, profiler, facts)
+    return profile_section(all_gather(here), lead_in, on_device, facts), profiler
 
 
 def train_steps(run: Run, trainer: Trainer, batches: Iterator[Batch | None], count: int) -> None:
