@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -44,10 +43,10 @@ def check_precision(train: Train, device: torch.device) -> None:
         flops.check_precision(train.precision, torch.cuda.get_device_name(device), emulated)
 
 
-def planned_device(dryrun: bool, env: Mapping[str, str] = os.environ) -> torch.device | None:
+def planned_device(dryrun: bool) -> torch.device | None:
     """The device of a dry run for another machine: DDLBENCH_PLAN=cuda or cpu, with a launcher's variables for the
     ranks (RANK=0 WORLD_SIZE=8 LOCAL_RANK=0 LOCAL_WORLD_SIZE=4 MASTER_ADDR=x MASTER_PORT=1). None: this machine's."""
-    kind = env.get("DDLBENCH_PLAN")
+    kind = os.environ.get("DDLBENCH_PLAN")
     if not kind:
         return None
     if kind not in ("cuda", "cpu") or not dryrun:

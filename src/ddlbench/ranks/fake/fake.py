@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -92,24 +93,6 @@ class _RealIntegers(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-class _Done:
-    """The work of a collective that has ended."""
-
-    def __init__(self, result: Tensor | list[Tensor]) -> None:
-        self.result = result if isinstance(result, list) else [result]
-
-    def wait(self, *_: object) -> bool:
-        return True
-
-    def is_completed(self) -> bool:
-        return True
-
-    def get_future(self) -> Future[list[Tensor]]:
-        future: Future[list[Tensor]] = Future()
-        future.set_result(self.result)
-        return future
-
-
 MODEL: Any = DistributedDataParallel
 REDUCER: Any = dist.Reducer  # pyright: ignore
 PRE_FORWARD, REBUILD = MODEL._pre_forward, REDUCER._rebuild_buckets  # torch's own
@@ -119,8 +102,12 @@ def _with_future(collective: Callable[..., Any]) -> Callable[..., Any]:
     """The collective with a future that holds its first argument, the result, like that of a real group."""
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        work = collective(*args, **kwargs)
-        return None if work is None else _Done((*args, *kwargs.values())[0])
+        if collective(*args, **kwargs) is None:  # nobody waits for it
+            return None
+        result, future = (*args, *kwargs.values())[0], Future[list[Tensor]]()
+        future.set_result(result if isinstance(result, list) else [result])
+        ended = returning(True)
+        return SimpleNamespace(wait=ended, is_completed=ended, get_future=returning(future))
 
     return called
 
