@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ddlbench.checkpoint.storage import Saved
+from ddlbench.checkpoint import Saved
 from ddlbench.errors import Failure
 from ddlbench.heartbeat import Process
 from ddlbench.ranks.boundary import Boundary

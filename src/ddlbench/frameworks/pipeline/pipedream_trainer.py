@@ -30,7 +30,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ddlbench.checkpoint.live import Live
+from ddlbench.checkpoint import Live
 from ddlbench.frameworks.pipeline.blocks import Blocks, StagedTrainer
 from ddlbench.frameworks.pipeline.link import Link
 from ddlbench.frameworks.pipeline.weights import Version, Weights

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddlbench.checkpoint.live import Live
+from ddlbench.checkpoint import Live
 from ddlbench.frameworks.shared.batchnorm import Statistics
 from ddlbench.frameworks.shared.checkpointing import apply_plan, facts_of_model
 from ddlbench.frameworks.shared.step import Update, accumulate, evaluate
