@@ -15,8 +15,7 @@ import torch
 import torch.distributed as dist
 
 from ddlbench.errors import Diverged, Failure, RunError, Stopped
-from ddlbench.ranks.boundary import Boundary
-from ddlbench.run.stop_request import StopRequest
+from ddlbench.ranks.boundary import Boundary, StopRequest
 from tests.support.ranks import run_ranks
 from tests.support.syncs import counted
 

@@ -15,11 +15,11 @@ from torch import nn
 
 from ddlbench.errors import Unsupported
 from ddlbench.job import Place
+from ddlbench.ranks.boundary import StopRequest
 from ddlbench.ranks.launch import Launch, group_timeout
 from ddlbench.run import attempt as attempt_module
 from ddlbench.run.attempt import clear_frames, make_run, seed_replica
 from ddlbench.run.settings import check_precision
-from ddlbench.run.stop_request import StopRequest
 from tests.support.simulated_run import job_of
 
 

@@ -18,7 +18,7 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 from ddlbench.errors import Failure, PeerFailed
-from ddlbench.run.stop_request import StopRequest
+from ddlbench.ranks.boundary import StopRequest
 from ddlbench.texts import first_few
 
 T = TypeVar("T")

@@ -25,10 +25,10 @@ from torch._C._distributed_c10d import Store
 
 from ddlbench.errors import SIGNAL, SIGNALS, TIME_LIMIT, Failure, PeerFailed, Stopped
 from ddlbench.progress import tell
+from ddlbench.ranks.boundary import REACH_S, StopRequest
 from ddlbench.record.files import end_for_rank_0
 from ddlbench.run.context import Attempt
 from ddlbench.run.peers import Peers
-from ddlbench.run.stop_request import REACH_S, StopRequest
 
 PERIOD_S = 0.25
 NO_STEP = "no step ended"
