@@ -45,8 +45,7 @@ LARGEST = {
     "train.timeout_s": 1_000_000,  # 11 days; sockets count milliseconds in 32 bits
 }
 MAY_BE_EMPTY = "cluster.notes"
-EXPANDS_HOME = "data.stage_to"  # on the node that copies
-STAGE_TO = "data.stage_to"
+STAGE_TO = "data.stage_to"  # its ~ is replaced on the node that copies
 # Keys that say where a run happens or how it is shown, not what it measures. The data are covered by their hash.
 UNMEASURED = (
     "results_dir", "dryrun", "progress", "train.timeout_s", "train.time_limit_s",
@@ -212,7 +211,7 @@ def check_value(key: str, value: Any) -> None:
             raise UserError(f"{key}={shown(value)} holds a control character: leave it out")
         if name and ("/" in value or ".." in value):
             raise UserError(f"{key}={value} names folders and rows of tables: it cannot hold / or ..")
-        if value.startswith("~") and key != EXPANDS_HOME:
+        if value.startswith("~") and key != STAGE_TO:
             raise UserError(f"{key}={value}: ~ is not replaced here: write $HOME instead of ~")
     elif isinstance(value, int | float):  # True and False too, which are always small enough
         if isinstance(value, float) and not math.isfinite(value):
