@@ -150,8 +150,8 @@ def silent() -> tuple[str, Mapping[str, Any], dict[str, Any], int]:
     trainer = cast(Trainer, Silent(Place(job.rank, 2)))
     run = run_of(trainer)
     run.validate, run.recorder = False, WindowKept()
-    scenario = Training(cast(Config, SimpleNamespace(profile=True, profile_steps=3)), job, trainer)
-    scenario.rates = Rates(lambda step: 0.1)
+    scenario = Training(cast(Config, SimpleNamespace(profile=True, profile_steps=3)), job)
+    scenario.trainer, scenario.rates = trainer, Rates(lambda step: 0.1)
     with pytest.raises(RunError) as error:
         scenario.run(run)
     run.feed.close()
