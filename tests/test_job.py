@@ -9,8 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ddlbench.config.compose import configuration
-from ddlbench.config.job import make_job
+from ddlbench.config.compose import configuration, make_job
 from ddlbench.data.feed import Request
 from ddlbench.data.loaders.synthetic import random_batch
 from ddlbench.job import Job, Place, example_batch, on_meta

@@ -16,9 +16,8 @@ from ddlbench.errors import Failure, Stopped
 from ddlbench.job import Batch, Job, Place, Trainer
 from ddlbench.loop import Run, train
 from ddlbench.progress import Progress
-from ddlbench.ranks.boundary import Boundary
+from ddlbench.ranks.boundary import Boundary, StopRequest
 from ddlbench.recipe.recipe import Rates
-from ddlbench.run.stop_request import StopRequest
 from tests.support.equal import Rows
 
 

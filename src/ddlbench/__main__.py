@@ -16,12 +16,11 @@ from omegaconf import DictConfig  # noqa: E402
 from omegaconf.errors import OmegaConfBaseException  # noqa: E402
 
 from ddlbench import OLDEST_TORCH, __version__, too_old  # noqa: E402
-from ddlbench.config import overrides  # noqa: E402
 from ddlbench.config.choices import conf_dir, targets  # noqa: E402
+from ddlbench.config.command_line import check_command_line, help_text  # noqa: E402
 from ddlbench.config.compose import hydra_line  # noqa: E402
-from ddlbench.config.help import help_text  # noqa: E402
+from ddlbench.config.keys import shown  # noqa: E402
 from ddlbench.config.schema import GROUPS, Config, resolve  # noqa: E402
-from ddlbench.config.values import shown  # noqa: E402
 from ddlbench.errors import SIGNALS, RunError, UserError  # noqa: E402
 from ddlbench.ranks.launchers import Launch, detect, hint  # noqa: E402
 
@@ -30,7 +29,7 @@ LONGEST_LINE = 1500
 
 def compose() -> Config | None:
     """The configuration of the command line; None where Hydra only had to print something (--cfg, --info, ...)."""
-    overrides.check_command_line(sys.argv[1:])
+    check_command_line(sys.argv[1:])
     composed: list[DictConfig] = []
     # Hydra would print its own many-lined reports and exit; this makes it raise instead.
     os.environ["HYDRA_FULL_ERROR"] = "1"

@@ -127,7 +127,7 @@ def train(run: Run, trainer: Trainer, rates: Rates) -> None:
             run.boundary.pass_step(loss)
         trainer.flush()
         times = clock.stop()
-        run.boundary.end()
+        run.boundary.require_finite()
         rank = RankEpoch.of(
             run.job, run.place, times, run.boundary.losses.tolist(), used, run.feed.facts()["bad_samples"]
         )

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from ddlbench.config.choices import changed, check_label, choices, published
+from ddlbench.config.command_line import LABELS, check_words
 from ddlbench.config.compose import configuration
-from ddlbench.config.overrides import LABELS, check_words
 from ddlbench.config.schema import Config
 from ddlbench.errors import UserError
 from ddlbench.frameworks.ddp import DDP

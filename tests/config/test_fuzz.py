@@ -18,10 +18,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ddlbench.config import schema as config
 from ddlbench.config.choices import ADDED, choices, conf_dir
-from ddlbench.config.compose import hydra_line
-from ddlbench.config.job import make_job
+from ddlbench.config.compose import hydra_line, make_job
+from ddlbench.config.keys import shown
 from ddlbench.config.schema import Config, resolve
-from ddlbench.config.values import shown
 from ddlbench.errors import RunError
 from ddlbench.ranks.launch import Launch
 from ddlbench.record.run_json import planned_run

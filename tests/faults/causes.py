@@ -66,7 +66,7 @@ ALWAYS = (
 )  # fmt: skip
 PRELOADED = [  # what most ranks import, imported once
     "torch.distributed.pipelining", "transformers.models.gpt2.modeling_gpt2", "ddlbench.run.attempt",
-    "ddlbench.config.help", "tests.support.failing",
+    "ddlbench.config.compose", "tests.support.failing",
 ]  # fmt: skip
 WITHIN_S = 300.0
 REPEATS = 3  # of each run that the others are compared with: they show the spread of this machine

@@ -29,7 +29,7 @@ import torch.distributed as dist
 from ddlbench.data.feed import Request
 from ddlbench.data.loaders.native import Native
 from ddlbench.job import Place
-from ddlbench.run.signals import SHOW
+from ddlbench.run.supervisor import SHOW
 from tests.support.pictures import Shape, write_folders
 
 HANGS_S = 600.0  # then the stacks are printed, and the program ends

@@ -1,8 +1,10 @@
-"""All ranks stop at the same boundary for a loss that is not finite, and no step waits; test_stop.py has the rest."""
+"""All ranks stop at the same boundary for a loss that is not finite, and no step waits; test_stop.py has the rest.
+Losses are kept in their order."""
 
 from __future__ import annotations
 
 import time
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from functools import cache
@@ -13,8 +15,7 @@ import torch
 import torch.distributed as dist
 
 from ddlbench.errors import Diverged, Failure, RunError, Stopped
-from ddlbench.ranks.boundary import Boundary
-from ddlbench.run.stop_request import StopRequest
+from ddlbench.ranks.boundary import Boundary, StopRequest
 from tests.support.ranks import run_ranks
 from tests.support.syncs import counted
 
@@ -31,7 +32,7 @@ def stopped_after(values: Sequence[float | None], boundary: Boundary) -> tuple[i
         except RunError as error:
             return step + 1, error
     try:
-        boundary.end()
+        boundary.require_finite()
     except RunError as error:
         return len(values), error
     return len(values), None
@@ -130,7 +131,7 @@ def every_case() -> dict[str, Any]:
     for _ in range(8):
         boundary.pass_step(torch.tensor(1.0))
     ended.append(without_the_host(boundary))
-    boundary.end()
+    boundary.require_finite()
     return result
 
 
@@ -156,3 +157,36 @@ def test_both_ranks_diverge_at_the_same_step() -> None:
 
 def test_a_vote_in_flight_ends_without_the_host() -> None:
     assert [result["ended"] for result in two_ranks()] == [[True], [True]]
+
+
+def boundary() -> Boundary:
+    made = Boundary(torch.device("cpu"))
+    made.begin(0, 4)
+    return made
+
+
+def test_losses_in_their_order_and_no_tensor_of_a_step_stays() -> None:
+    passed, steps = boundary(), list[weakref.ref[torch.Tensor]]()
+    for value in (3.0, float("nan"), -1.0):
+        loss = torch.tensor(value)
+        passed.pass_step(loss)
+        steps.append(weakref.ref(loss))
+        del loss
+    first, second, third = passed.losses.tolist()
+    assert (first, second != second, third) == (3.0, True, -1.0)
+    assert [step() for step in steps] == [None] * 3
+
+
+def test_an_epoch_without_losses_on_this_rank() -> None:
+    passed = boundary()
+    passed.pass_step(torch.tensor(1.0))
+    passed.begin(1, 4)
+    passed.pass_step(None)
+    assert passed.losses.tolist() == []
+
+
+def test_a_loss_of_another_type_is_a_number_of_32_bits() -> None:
+    passed = boundary()
+    passed.pass_step(torch.tensor(1 / 3, dtype=torch.bfloat16))
+    passed.pass_step(torch.tensor(1 / 3))
+    assert passed.losses.tolist() == [torch.tensor(1 / 3, dtype=torch.bfloat16).item(), torch.tensor(1 / 3).item()]

@@ -7,6 +7,7 @@ import re
 import socket
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from omegaconf import OmegaConf
 import ddlbench.ranks.launch as launch_module
 from ddlbench.errors import UserError
 from ddlbench.ranks.control import barrier
-from ddlbench.ranks.launch import Cluster, ConnectTimeout, connect, pick_device, shared_gpu
+from ddlbench.ranks.launch import Cluster, ConnectTimeout, connect, pick_device
 from ddlbench.ranks.launchers import SHARED_GPU, Launch, detect, first_host, hint, tasks_per_node
 from ddlbench.run.peers import Peers
 from tests.support.faults import end
@@ -220,9 +221,14 @@ def test_one_gpu_a_rank(monkeypatch):
         pick_device(ranks[0])
 
 
-def test_shared_gpu_names_the_first_two_ranks():
-    assert shared_gpu(["a", "b", "c"]) is None
-    assert shared_gpu(["a", "b", "c", "b", "a"]) == (1, 3)
+def test_the_first_two_ranks_that_share_a_gpu_are_named(monkeypatch):
+    gpus = iter([["a", "b", "c"], ["a", "b", "c", "b", "a"]])
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="a"))
+    monkeypatch.setattr(launch_module, "all_gather", lambda _: next(gpus))
+    launch, device = Launch("srun", world_size=5), torch.device("cuda", 0)
+    launch_module._refuse_shared_gpus(launch, device)
+    with pytest.raises(UserError, match=r"^ranks 1 and 3 share a GPU: each is alone on its node by its variables"):
+        launch_module._refuse_shared_gpus(launch, device)
 
 
 def test_cluster_files_list_every_field(monkeypatch):

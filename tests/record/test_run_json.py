@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from ddlbench.config.compose import configuration
-from ddlbench.config.job import make_job
+from ddlbench.config.compose import configuration, make_job
 from ddlbench.config.keys import Train
 from ddlbench.config.schema import Config
 from ddlbench.cores import few_cores

@@ -1,7 +1,9 @@
-"""What the loop gets, from the place of its rank."""
+"""What the loop gets, from the place of its rank. A set-up that fails half-way leaves no model behind, because process
+groups must not be destroyed while one exists."""
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -9,14 +11,15 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
+from torch import nn
 
 from ddlbench.errors import Unsupported
 from ddlbench.job import Place
+from ddlbench.ranks.boundary import StopRequest
 from ddlbench.ranks.launch import Launch, group_timeout
 from ddlbench.run import attempt as attempt_module
-from ddlbench.run.attempt import make_run, seed_replica
+from ddlbench.run.attempt import clear_frames, make_run, seed_replica
 from ddlbench.run.settings import check_precision
-from ddlbench.run.stop_request import StopRequest
 from tests.support.simulated_run import job_of
 
 
@@ -100,3 +103,30 @@ def test_an_error_of_connecting_has_details_and_comes_before_the_supervisors_lim
         attempt_module.run_attempt(config, Launch("torchrun", 0, 2, 0, 2, 1, "localhost", 28770), 0.0)
     limit_s = config.train.timeout_s + supervisor.expect.call_args.kwargs["more_s"]
     assert limit_s >= group_timeout(torch.device(device), config.train.timeout_s).total_seconds() + 10
+
+
+Models = list["weakref.ref[nn.Module]"]
+
+
+def set_up(models: Models) -> None:
+    model = nn.Linear(1, 1)
+    models.append(weakref.ref(model))
+    wrap(model)
+
+
+def wrap(model: nn.Module) -> None:
+    wrapped = nn.Sequential(model)
+    try:
+        raise ValueError("a library's own error")
+    except ValueError as error:
+        raise RuntimeError(f"cannot train {wrapped}") from error
+
+
+def test_the_model_of_a_failed_set_up_is_forgotten() -> None:
+    models: Models = []
+    with pytest.raises(RuntimeError) as caught:
+        set_up(models)
+    assert models[0]() is not None  # in the frames that the error has passed through
+    clear_frames(caught.value)
+    assert models[0]() is None
+    assert caught.traceback[-1].name == "wrap"  # the traceback can still be printed

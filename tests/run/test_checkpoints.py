@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ddlbench.config.job import make_job
+from ddlbench.config.compose import make_job
 from ddlbench.errors import Unsupported
 from ddlbench.ranks.launch import Launch
 from ddlbench.run.checkpoints import check_checkpoints

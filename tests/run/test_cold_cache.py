@@ -22,9 +22,8 @@ from ddlbench.ranks import control
 from ddlbench.record.record import run_id
 from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.tables.run_rows import run_row
-from ddlbench.run import cold_cache
-from ddlbench.run.cold_cache import ColdCache, check_cold_cache
-from ddlbench.run.scenarios import loading
+from ddlbench.run import scenarios, settings
+from ddlbench.run.settings import ColdCache, check_cold_cache
 from ddlbench.run.supervisor import Supervisor
 from tests.support.disk import SIZE, written
 from tests.support.pictures import write_folders
@@ -104,7 +103,7 @@ def test_every_node_drops_its_own_pages_and_all_are_counted(monkeypatch: pytest.
         dropped.append(world.get_rank())
         return on_node[NODES[world.get_rank()][0]]
 
-    monkeypatch.setattr(cold_cache, "drop", drop)
+    monkeypatch.setattr(settings, "drop", drop)
     monkeypatch.setattr(control, "wait_for", lambda ranks, _: waited.append(tuple(ranks)))
     kept = [Kept(local_rank, has_record=rank == 0) for rank, (_, local_rank) in enumerate(NODES)]
     world.run(lambda rank: cache(kept[rank]).drop())
@@ -119,11 +118,11 @@ def test_what_was_dropped_is_recorded_and_nothing_dropped_is_refused(
 ) -> None:
     kept = Kept(local_rank=0, has_record=True)
     cold = cache(kept)
-    monkeypatch.setattr(cold_cache, "drop", lambda files: Dropped(3, 100, 4))
+    monkeypatch.setattr(settings, "drop", lambda files: Dropped(3, 100, 4))
     cold.drop()
     cold.drop()
     assert kept.sections == {"cold_cache": {"files": 3, "bytes": 100, "left_bytes": 4, "nodes": 1, "epochs": 2}}
-    monkeypatch.setattr(cold_cache, "drop", lambda files: Dropped(3, 100, 100))
+    monkeypatch.setattr(settings, "drop", lambda files: Dropped(3, 100, 100))
     with pytest.raises(Unsupported, match=r"all 100 bytes of the data are still in memory, .*tmpfs"):
         cold.drop()
 
@@ -161,7 +160,7 @@ def test_a_run_reads_each_training_epoch_from_the_disk(
 def test_each_drop_comes_before_the_clock_of_its_epoch(
     ddlbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
-    order, own = list[str](), cold_cache.drop
+    order, own = list[str](), settings.drop
 
     def drop(files: Iterable[Path]) -> Dropped:
         order.append("drop")
@@ -172,8 +171,8 @@ def test_each_drop_comes_before_the_clock_of_its_epoch(
             order.append("clock")
             super().__init__(*given)
 
-    monkeypatch.setattr(cold_cache, "drop", drop)
-    monkeypatch.setattr(loop if mode == "train" else loading, "EpochClock", Clock)
+    monkeypatch.setattr(settings, "drop", drop)
+    monkeypatch.setattr(loop if mode == "train" else scenarios, "EpochClock", Clock)
     folder = written(tmp_path).parent
     write_folders(folder / "images", train=4, val=3)
     words = [*RESNET, "data=imagenet", f"data.root={folder}/images", "loader.workers=0", f"mode={mode}", COLD]

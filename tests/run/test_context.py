@@ -1,17 +1,25 @@
-"""From the program's start to the first step: the spans, and the hosts that all ranks exchange."""
+"""From the program's start to the first step: the spans, and the hosts that all ranks exchange. Ranks with other
+versions or settings are found before anything is measured, in two real processes. What a rank that hangs writes of its
+collectives; tests/report/test_hung_ranks.py reads it."""
 
 from __future__ import annotations
 
+import json
+import socket
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from ddlbench.config.schema import Config
+from ddlbench.errors import UserError
 from ddlbench.ranks.launchers import Launch
 from ddlbench.run import context
-from ddlbench.run.context import Attempt
+from ddlbench.run.context import Attempt, compare_environments, save_last_collectives
+from tests.support.ranks import run_ranks
 from tests.support.simulated import World
 
 RUN = "run-of-four"
@@ -59,3 +67,69 @@ def test_every_rank_counts_the_nodes_alike(monkeypatch: pytest.MonkeyPatch) -> N
         return attempt.launch.nodes
 
     assert world.run(counted) == [2] * 4
+
+
+def test_each_rank_writes_its_last_collectives(tmp_path: Path) -> None:
+    save_last_collectives(tmp_path, 3)
+    assert json.loads((tmp_path / "collectives" / "rank-3.json").read_text())["rank"] == 3
+
+
+def test_a_folder_that_is_gone_is_no_second_failure(tmp_path: Path) -> None:
+    """An exception of the thread that writes would print a traceback beside the reason of the hang."""
+    save_last_collectives(tmp_path / "gone", 3)
+    assert not list(tmp_path.iterdir())
+
+
+SAME: dict[str, Any] = {"driver": "550.54", "packages": {"deepspeed": "0.19.8", "torch": "2.14.1"}, "variables": {}}
+CASES: dict[str, dict[str, Any]] = {  # what rank 1 has instead
+    "same": {},
+    "a version": {"packages": {"deepspeed": "0.18.1", "torch": "2.14.1"}},
+    "not installed": {"packages": {"torch": "2.14.1"}},
+    "a setting": {"variables": {"NCCL_ALGO": "Ring"}, "driver": "560.1"},
+    "its own job": {"variables": {"SLURM_PROCID": "1", "CUDA_VISIBLE_DEVICES": "1"}, "hostname": "other"},
+}
+
+
+def compare_each() -> dict[str, tuple[str, Any]]:
+    result: dict[str, tuple[str, Any]] = {}
+    for name, other in CASES.items():
+        try:
+            result[name] = ("lines", compare_environments(SAME | (other if dist.get_rank() == 1 else {})))
+        except UserError as error:
+            result[name] = ("error", str(error))
+    return result
+
+
+def test_ranks_that_differ_are_named_on_every_rank():
+    one, two = run_ranks(2, compare_each)
+    host = socket.gethostname()
+    assert one == two
+    assert one["same"] == ("lines", [])
+    assert one["its own job"] == ("lines", [])
+    assert one["a version"] == (
+        "error",
+        f"rank 1 on {host} has deepspeed 0.18.1, rank 0 on {host} has 0.19.8: install the same versions on every host",
+    )
+    assert "rank 1 on" in one["not installed"][1]
+    assert "has deepspeed none, rank 0" in one["not installed"][1]
+    assert one["a setting"] == (
+        "lines",
+        [
+            f"rank 1 on {host} has driver 560.1, rank 0 on {host} has 550.54",
+            f"rank 1 on {host} has NCCL_ALGO Ring, rank 0 on {host} has none",
+        ],
+    )
+
+
+def test_one_process_has_nothing_to_compare():
+    assert compare_environments(SAME) == []
+
+
+def test_many_differences_are_counted(monkeypatch: pytest.MonkeyPatch):
+    """The answers of 3 ranks, as all_gather would return them."""
+    other = {f"packages.p{n}": "2" for n in range(8)}
+    mine = {f"packages.p{n}": "1" for n in range(8)}
+    answers = iter([["a", "b", "b"], [("n1", mine), ("n2", other), ("n2", other)]])
+    monkeypatch.setattr(context, "all_gather", lambda _: next(answers))
+    with pytest.raises(UserError, match=r"rank 1 on n2 \(as 1 more\) has p0 2.*; and 3 more differences: install"):
+        compare_environments(SAME)

@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 
-from ddlbench.checkpoint.storage import Saved
+from ddlbench.checkpoint import Saved
 from ddlbench.errors import Failure
 from ddlbench.heartbeat import Process
-from ddlbench.ranks.boundary import Boundary
+from ddlbench.ranks.boundary import Boundary, StopRequest
 from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.tables.run_rows import run_row
 from ddlbench.run.checkpoints import Checkpoints
-from ddlbench.run.stop_request import StopRequest
 from tests.support.disk import no_space
 from tests.support.faults import end, start
 from tests.support.runs import SMALL

@@ -14,9 +14,8 @@ import torch
 import torch.distributed as dist
 
 from ddlbench.errors import Failure, Stopped, failure_of
-from ddlbench.ranks.boundary import Boundary
+from ddlbench.ranks.boundary import Boundary, StopRequest
 from ddlbench.run.peers import Peers
-from ddlbench.run.stop_request import StopRequest
 from tests.support.ranks import run_ranks
 
 ASK = Failure("timeout", "rank 1 reached the time limit", 8, 1)

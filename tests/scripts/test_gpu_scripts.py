@@ -18,8 +18,7 @@ import psutil
 import pytest
 import torch
 
-from ddlbench.config.compose import configuration, supports
-from ddlbench.config.job import make_job
+from ddlbench.config.compose import configuration, make_job, supports
 from ddlbench.ranks.launch import Launch
 from tests.support import processes
 from tests.support.waiting import WITHIN_S, wait_until

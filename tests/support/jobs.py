@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from ddlbench.config.job import counted_links
+from ddlbench.config.compose import counted_links
 from ddlbench.frameworks.shared.checkpointing import checkpoint_blocks
 from ddlbench.job import Batch, Job
 from ddlbench.models.gpt2 import GPT2

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from ddlbench.config.compose import configuration
-from ddlbench.config.job import make_job
+from ddlbench.config.compose import configuration, make_job
 from ddlbench.config.schema import Config
 from ddlbench.job import Batch, Job, Place
 from ddlbench.loop import Recorder, Run, train

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from ddlbench.config.compose import configuration
-from ddlbench.config.identity import measured_part
+from ddlbench.config.keys import measured_part
 from ddlbench.heartbeat import Process
 from ddlbench.record.files import HEARTBEAT
 from ddlbench.sweep.lock import Queue

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, cast
 
 from omegaconf import OmegaConf
 
-from ddlbench.config.values import shown, written
+from ddlbench.config.keys import shown, written
 from ddlbench.errors import UserError
 
 OF_SOME = ("framework", "loader")  # groups in which some options have keys that others lack

@@ -1,4 +1,5 @@
-"""Configurations, and what a framework would do with them, without a command line and without starting anything.
+"""Configurations, the jobs that they ask ranks for, and what a framework would do with them, without a command line and
+without starting anything. A configuration alone needs no torch.
 
 Hydra composes the configuration of a run, which takes about 0.4 s. Here its plain data are put together from the YAMLs
 in the same way, and a section is built once for each of its contents, so that thousands of configurations take seconds.
@@ -13,20 +14,26 @@ import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import fields
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from ddlbench.config import overrides, schema
+from ddlbench.config import schema
 from ddlbench.config.choices import choices, choose, defaults, published
+from ddlbench.config.command_line import check_command_line, parsed
 from ddlbench.config.keys import Options
 from ddlbench.config.schema import GROUPS, SECTIONS, Config
 from ddlbench.errors import RunError, Unavailable, UserError
 from ddlbench.texts import first_line
 
 if TYPE_CHECKING:
+    import torch
+
     from ddlbench.job import Framework, Job
+    from ddlbench.ranks.launchers import Launch
+    from ddlbench.recomputation import Link
 
 Plain = dict[str, Any]
 NOT_LITERAL = re.compile(r"\$\{|\?\?\?")  # what OmegaConf does not take literally
@@ -34,7 +41,7 @@ NOT_LITERAL = re.compile(r"\$\{|\?\?\?")  # what OmegaConf does not take literal
 
 def configuration(*words: str) -> Config:
     """What a command line of these words would run. UserError as the command line has it."""
-    overrides.check_command_line(words)
+    check_command_line(words)
     try:
         return schema.build(_plain(words))
     except OmegaConfBaseException as error:
@@ -55,8 +62,8 @@ def hydra_line(error: BaseException) -> str:
 
 def _plain(words: Sequence[str]) -> Plain:
     """The plain data that Hydra would compose: the YAML of each chosen option, then the values of the words."""
-    parsed = [overrides.parsed(word) for word in words]
-    chosen = {override.key_or_group: str(override.value()) for override in parsed if override.key_or_group in GROUPS}
+    overrides = [parsed(word) for word in words]
+    chosen = {override.key_or_group: str(override.value()) for override in overrides if override.key_or_group in GROUPS}
     options = defaults()
     for group, option in chosen.items():
         if option not in choices(group):
@@ -64,7 +71,7 @@ def _plain(words: Sequence[str]) -> Plain:
         options |= defaults(group, option)
     options |= chosen
     plain = copy.deepcopy(published(".", "config") | {group: published(group, options[group]) for group in GROUPS})
-    for override in parsed:
+    for override in overrides:
         if override.key_or_group not in GROUPS:
             _set(plain, override.key_or_group, override.value())
     if NOT_LITERAL.search(str(plain)):
@@ -83,6 +90,44 @@ def _set(plain: Plain, key: str, value: object) -> None:
     before = plain.get(leaf)
     both = isinstance(value, dict) and isinstance(before, dict)
     plain[leaf] = cast(Plain, before) | cast(Plain, value) if both else value
+
+
+def make_job(config: Config, launch: Launch, device: torch.device) -> Job:
+    """The job that the configuration asks this rank for."""
+    from ddlbench.job import Job
+    from ddlbench.recipe.optimizers import make_optimizer
+    from ddlbench.recipe.recipe import CrossEntropy
+
+    train, recipe = config.train, config.recipe
+    return Job(
+        model=config.model,
+        loss=CrossEntropy(recipe.label_smoothing),
+        optimizer=partial(make_optimizer, recipe.optimizer),
+        device=device,
+        rank=launch.rank,
+        local_rank=launch.local_rank,
+        world_size=launch.world_size,
+        seed=train.seed,
+        global_batch=train.samples_per_update(launch.world_size),
+        micro_batch=train.micro_batch,
+        precision=train.precision,
+        reduce_dtype=train.reduce_dtype,
+        clip_norm=train.clip_norm,
+        checkpoint_activations=train.checkpoint_activations,
+        offload_activations=train.offload_activations,
+        flops_per_host_byte=train.flops_per_host_byte,
+        compile=train.compile,
+        channels_last=train.channels_last,
+        timeout_s=train.timeout_s,
+        links=counted_links,
+    )
+
+
+def counted_links(job: Job, samples: float) -> list[Link]:
+    """What `Job.links` is: the counts of the model's blocks, each complete."""
+    from ddlbench.counts.counting import count_job  # takes a second
+
+    return [block.link(samples) for block in count_job(job, job.device.type).blocks]
 
 
 def supports(framework: Framework, job: Job) -> None:

@@ -1,16 +1,24 @@
-"""The keys of conf/config.yaml, which says what each means, and which values each may have."""
+"""The keys of conf/config.yaml, which says what each means; which values a key may have; and which keys change what is
+measured: `run_id` is the hash of these, reports merge and compare by them.
+
+A field that a later version adds is declared with the value that keeps the earlier behavior, so that new records are
+repeats of old ones that lack it: `field(default=None, metadata={"before": None})`.
+"""
 
 from __future__ import annotations
 
+import json
+import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import Field, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ddlbench import offloading, recomputation
 from ddlbench.errors import UserError, check_values
 from ddlbench.ranks.launchers import SHARED_GPU
+from ddlbench.texts import printable, shortened
 
 MODES = ("train", "loader", "rehearsal")
 PRECISIONS = ("fp32", "bf16", "fp16")
@@ -20,6 +28,34 @@ POSITIVE = (
 )  # fmt: skip
 BATCH_PER_GPU = 32  # where no batch is given
 DEVICES = ("cpu", "cuda")
+# Every library takes numbers below 2**31.
+LARGEST_INTEGER = 2**31 - 1
+LONGEST_TEXT = 3000  # a path has 4,096 bytes on Linux, and a run's folder comes below it
+LONGEST_NAME = 60  # bytes: a file name has 255, and a run's folder joins three names
+LONGEST_LIST = 1000
+# Sizes whose products still fit into 64 bits, and counts of layers that a dry run builds within seconds.
+LARGEST_SIZE = 2**20
+LARGEST = {
+    "model.n_layer": 1000,
+    "model.layers": 1000,
+    "model.convs": 1000,
+    "model.image_size": 2**14,
+    "data.vocab_size": LARGEST_SIZE,
+    "loader.prefetch": 1000,  # batches in memory
+    "train.timeout_s": 1_000_000,  # 11 days; sockets count milliseconds in 32 bits
+}
+MAY_BE_EMPTY = "cluster.notes"
+STAGE_TO = "data.stage_to"  # its ~ is replaced on the node that copies
+# Keys that say where a run happens or how it is shown, not what it measures. The data are covered by their hash.
+UNMEASURED = (
+    "results_dir", "dryrun", "progress", "train.timeout_s", "train.time_limit_s",
+    "profile", "profile_steps", "profile_trace",  # a window after all that is measured (docs/adr/0016)
+    "preflight", "preflight_warn", "preflight_stop",  # a check before it (run/preflight.py)
+    "data.root", "data.cache_dir", "data.tokenizer", "data.train", "data.valid", "cluster.notes",
+    "checkpoint.dir", "checkpoint.keep", "checkpoint.resume",
+)  # fmt: skip
+
+Plain = Mapping[str, Any]
 
 
 @dataclass
@@ -151,3 +187,83 @@ class RehearsalKeys:
         ranks = {"rank": (0 <= self.rank < self.gpus, f"a number from 0 to {self.gpus - 1}")}
         sizes = {"gpus": 1, "gpus_per_node": 1}
         check_values("rehearsal.", self, least=sizes, choices={"device": DEVICES}, rules=ranks)
+
+
+def check_value(key: str, value: Any) -> None:
+    """Raise UserError for a value that no key may have. `value`: plain data below `key` ("" for the top level)."""
+    if isinstance(value, Mapping):
+        for name, item in cast(Mapping[str, Any], value).items():
+            check_value(f"{key}.{name}" if key else name, item)
+    elif isinstance(value, list):
+        items = cast(list[Any], value)
+        if len(items) > LONGEST_LIST:
+            raise UserError(f"{key} has {len(items)} entries: give at most {LONGEST_LIST}")
+        for item in items:
+            check_value(key, item)
+    elif isinstance(value, str):
+        name = key.rpartition(".")[2] == "name"
+        size, longest = len(value.encode(errors="replace")), LONGEST_NAME if name else LONGEST_TEXT
+        if not value.strip() and key != MAY_BE_EMPTY:
+            raise UserError(f"{key}= is empty: give a value, null where the key may have none, or leave the key out")
+        if size > longest:
+            raise UserError(f"{key} has {size} bytes: give at most {longest}")
+        if not value.isprintable():
+            raise UserError(f"{key}={shown(value)} holds a control character: leave it out")
+        if name and ("/" in value or ".." in value):
+            raise UserError(f"{key}={value} names folders and rows of tables: it cannot hold / or ..")
+        if value.startswith("~") and key != STAGE_TO:
+            raise UserError(f"{key}={value}: ~ is not replaced here: write $HOME instead of ~")
+    elif isinstance(value, int | float):  # True and False too, which are always small enough
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"{key}={value} is not a finite number: give a number, or null where the key may have none")
+        default = LARGEST_SIZE if key.startswith("model.") else LARGEST_INTEGER
+        largest = LARGEST.get(key, default if isinstance(value, int) else math.inf)
+        if abs(value) > largest:
+            raise UserError(f"{key}={shown(value)} is too large: give at most {largest}")
+
+
+def shown(value: object, longest: int = 60) -> str:
+    """A value as one short line of printable characters."""
+    text = hex(value) if isinstance(value, int) and abs(value) > 2**64 else str(value)  # str() refuses huge integers
+    return shortened(printable(text), longest)
+
+
+def written(value: object) -> str:
+    """A value as on a command line and in YAML."""
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+
+
+def added_later(config: object, prefix: str = "") -> dict[str, Any]:
+    """The dotted keys of a dataclass, or of one of its objects, that a later version added, with the value that
+    keeps the earlier behavior."""
+    added: dict[str, Any] = {}
+    keys: tuple[Field[Any], ...] = fields(cast(Any, config))
+    for key in keys:
+        if "before" in key.metadata:
+            added[prefix + key.name] = key.metadata["before"]
+        elif is_dataclass(part := getattr(config, key.name, None)):
+            added |= added_later(part, f"{prefix}{key.name}.")
+    return added
+
+
+def measured_part(plain: Plain, before: Plain, prefix: str = "") -> dict[str, Any]:
+    """A configuration without the keys that do not change a measurement, and without the modules' paths that older
+    records hold. Whether data were staged changes it, the folder does not.
+
+    before: the keys that were added later, with the value at which they are left out; of a record too, whose
+        configuration may lack any of its keys
+    prefix: the section whose keys these are, with a dot; "": the complete configuration
+    """
+    measured: dict[str, Any] = {}
+    for key, value in plain.items():
+        name = prefix + key
+        if key == "_target_" or (name in before and before[name] == value):
+            continue
+        if name == STAGE_TO:
+            measured["staged"] = value is not None
+        elif name not in UNMEASURED:
+            section = isinstance(value, Mapping)
+            measured[key] = measured_part(cast(Plain, value), before, f"{name}.") if section else value
+    if prefix:
+        return measured
+    return {key: value for key, value in measured.items() if value != {}}  # a section of keys that were all added later

@@ -13,9 +13,17 @@ from typing import TYPE_CHECKING, Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
-from ddlbench.config import choices, values
-from ddlbench.config.identity import added_later, measured_part
-from ddlbench.config.keys import Checkpoint, Options, RehearsalKeys, Train
+from ddlbench.config import choices
+from ddlbench.config.keys import (
+    Checkpoint,
+    Options,
+    RehearsalKeys,
+    Train,
+    added_later,
+    check_value,
+    measured_part,
+    shown,
+)
 from ddlbench.errors import UserError
 
 if TYPE_CHECKING:
@@ -90,9 +98,9 @@ def section(name: str, raw: dict[str, Any]) -> Any:
     keys = {key.name for key in fields(cls)}
     if unknown := sorted(str(key) for key in set(raw) - keys):
         raise UserError(unknown_key(f"{name}.{unknown[0]}" if name else unknown[0], keys))
-    values.check_value(name, raw)
+    check_value(name, raw)
     merged = cast(DictConfig, OmegaConf.merge(_typed(name, cls), {name: raw}))
-    values.check_value(name, OmegaConf.to_container(merged[name]))  # once more: texts such as 'nan' have become numbers
+    check_value(name, OmegaConf.to_container(merged[name]))  # once more: texts such as 'nan' have become numbers
     return OmegaConf.to_object(merged[name])
 
 
@@ -121,7 +129,7 @@ def build(plain: dict[str, Any]) -> Config:
         raw = plain.get(name, {} if name == "rehearsal" else None)
         if not isinstance(raw, dict) or (name in GROUPS and "_target_" not in raw):
             remedy = f"choose one with {name}=NAME" if name in GROUPS else f"give single keys, such as {KEY_OF[name]}"
-            raise UserError(f"{name}={values.shown(raw)} is no section of keys: {remedy} (see --help)")
+            raise UserError(f"{name}={shown(raw)} is no section of keys: {remedy} (see --help)")
         sections[name] = cast(dict[str, Any], raw)
     others = {key: value for key, value in plain.items() if key not in sections}
     for key in sorted(set(others) - {option.name for option in fields(Options)}):
@@ -141,4 +149,4 @@ def unknown_key(full_key: str, beside: Collection[str]) -> str:
     near = get_close_matches(key, keys, 1)
     remedy = f"did you mean {f'{group}.' if group else ''}{near[0]}?" if near else ""
     there = f"the keys{f' of {group}' if group else ''} are {', '.join(keys)}"
-    return f"{values.shown(full_key)} does not exist: {remedy or there}"
+    return f"{shown(full_key)} does not exist: {remedy or there}"

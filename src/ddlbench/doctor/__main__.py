@@ -20,8 +20,7 @@ import torch.distributed as dist
 
 from ddlbench import OLDEST_TORCH, __version__, too_old
 from ddlbench.config.choices import choices
-from ddlbench.config.compose import configuration, quiet, refusal
-from ddlbench.config.job import make_job
+from ddlbench.config.compose import configuration, make_job, quiet, refusal
 from ddlbench.doctor.machine import Line, launchers, limits, links
 from ddlbench.errors import RunError, Unavailable, Unsupported
 from ddlbench.measure.devices.environment import environment

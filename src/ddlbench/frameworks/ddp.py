@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ddlbench.checkpoint.live import OFF, Live
+from ddlbench.checkpoint import OFF, Live
 from ddlbench.errors import UserError, check_values, refuse
 from ddlbench.frameworks.compression import ErrorFeedback, Hook, Int8, PowerSGD, Sign, TopK
 from ddlbench.frameworks.shared.groups import all_ranks

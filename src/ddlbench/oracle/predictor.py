@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from ddlbench.config.compose import supports
-from ddlbench.config.job import make_job
+from ddlbench.config.compose import make_job, supports
 from ddlbench.config.schema import Config
 from ddlbench.errors import RunError, UserError, WrongRankCount
 from ddlbench.frameworks.ddp import DDP

@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from ddlbench.config.keys import shown
 from ddlbench.config.schema import Config
-from ddlbench.config.values import shown
 from ddlbench.errors import Unsupported, UserError
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured.inputs import OneStep, from_one_step

@@ -208,17 +208,13 @@ def _connect_error(launch: Launch, waited_s: float, timeout_s: float, error: str
 
 
 def _refuse_shared_gpus(launch: Launch, device: torch.device) -> None:
-    shared = shared_gpu(all_gather(str(torch.cuda.get_device_properties(device).uuid)))
-    if shared:
-        disconnect(clean=True)
-        why = "each is alone on its node by its variables: set LOCAL_RANK and LOCAL_WORLD_SIZE, or start with torchrun"
-        why = why if launch.local_world_size == 1 else _too_few(launch.local_world_size, 1)
-        raise UserError(f"ranks {shared[0]} and {shared[1]} share a GPU: {why}")
-
-
-def shared_gpu(gpus: list[str]) -> tuple[int, int] | None:
-    """The first two ranks with the same GPU; `gpus`: a UUID a rank."""
-    return next(((gpus.index(gpu), rank) for rank, gpu in enumerate(gpus) if gpus.index(gpu) < rank), None)
+    gpus = all_gather(str(torch.cuda.get_device_properties(device).uuid))
+    why = "each is alone on its node by its variables: set LOCAL_RANK and LOCAL_WORLD_SIZE, or start with torchrun"
+    why = why if launch.local_world_size == 1 else _too_few(launch.local_world_size, 1)
+    for rank, gpu in enumerate(gpus):
+        if gpus.index(gpu) < rank:
+            disconnect(clean=True)
+            raise UserError(f"ranks {gpus.index(gpu)} and {rank} share a GPU: {why}")
 
 
 def disconnect(clean: bool) -> None:

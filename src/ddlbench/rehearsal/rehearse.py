@@ -20,7 +20,7 @@ from unittest.mock import patch
 
 import torch
 
-from ddlbench.config.job import make_job
+from ddlbench.config.compose import make_job
 from ddlbench.config.schema import Config
 from ddlbench.data.loaders import replica_feed
 from ddlbench.data.loaders.replica_feed import ToDevice

@@ -24,7 +24,7 @@ from typing import Any
 import pandas as pd
 
 from ddlbench.config.choices import choices, published
-from ddlbench.config.overrides import LABELS
+from ddlbench.config.command_line import LABELS
 from ddlbench.errors import UserError
 from ddlbench.figures.bars import draw_waterfall
 from ddlbench.figures.figures import save

@@ -8,8 +8,7 @@ from math import inf
 from typing import Any
 
 from ddlbench.config.choices import choices, published
-from ddlbench.config.identity import added_later
-from ddlbench.config.keys import Train
+from ddlbench.config.keys import Train, added_later
 from ddlbench.errors import UserError
 from ddlbench.figures.figures import Drawing, drawing_of, plots_of
 from ddlbench.figures.panels import Plot

@@ -28,12 +28,17 @@ from ddlbench.record.record import writable
 from ddlbench.record.recorder import FileRecorder
 from ddlbench.record.run_json import planned_run
 from ddlbench.run.checkpoints import how_to_continue, open_checkpoints
-from ddlbench.run.cold_cache import ColdCache, check_cold_cache
 from ddlbench.run.context import Attempt
 from ddlbench.run.preflight import preflight
-from ddlbench.run.scenarios.loading import Loading
-from ddlbench.run.scenarios.training import Training
-from ddlbench.run.settings import check_machine, check_precision, planned_device, set_switches
+from ddlbench.run.scenarios import Loading, Training
+from ddlbench.run.settings import (
+    ColdCache,
+    check_cold_cache,
+    check_machine,
+    check_precision,
+    planned_device,
+    set_switches,
+)
 from ddlbench.run.supervisor import NO_STEP, Supervisor
 
 SCENARIOS: Mapping[str, Callable[[Config, Job], Scenario]] = {"train": Training, "loader": Loading}  # by `mode`

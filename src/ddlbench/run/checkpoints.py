@@ -17,9 +17,8 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from ddlbench.checkpoint import storage
-from ddlbench.checkpoint.live import checkpointable, make_optimizer_states, named_tensors, set_random_states
-from ddlbench.checkpoint.storage import Saved, complete
+from ddlbench import checkpoint
+from ddlbench.checkpoint import Saved, checkpointable, complete, make_optimizer_states, named_tensors, set_random_states
 from ddlbench.config.schema import Config
 from ddlbench.errors import RunError, UserError, reporting
 from ddlbench.heartbeat import has_ended
@@ -105,9 +104,9 @@ class Checkpoints:
             position = f"epoch {saved.epoch} of {run.epochs}"
             run.progress.say(f"continues attempt {saved.attempt} of {saved.run_id} with {position}")
             live, device = self.state.live(), run.job.device
-            make_optimizer_states(live, storage.shapes(saved.folder))
+            make_optimizer_states(live, checkpoint.shapes(saved.folder))
             tensors = named_tensors(live, self.rank, device)
-            storage.read(saved.folder, tensors)
+            checkpoint.read(saved.folder, tensors)
             self.state.restore(saved.numbers)
             self.rates.load(saved.rates)
             set_random_states(tensors, self.rank, device)
@@ -134,7 +133,7 @@ class Checkpoints:
                 with reporting(f"{growing} cannot be made", remedy, RunError):
                     growing.mkdir(parents=True)
             barrier()
-            files = storage.write(growing, named_tensors(self.state.live(), self.rank, run.job.device), self.rank)
+            files = checkpoint.write(growing, named_tensors(self.state.live(), self.rank, run.job.device), self.rank)
             if self.rank == 0:
                 epochs = record.lines() if record else []
                 saved = Saved(
@@ -179,7 +178,7 @@ class Checkpoints:
                 wrong = f"it is of the run {saved.run_id}"
             wrong = next((said for said in all_gather(wrong) if said), None)
             if wrong is None and saved is not None:
-                wrong = storage.damage(folder, saved.files, self.rank, self.attempt.launch.world_size)
+                wrong = checkpoint.damage(folder, saved.files, self.rank, self.attempt.launch.world_size)
             if wrong is None:  # on every rank
                 return saved
             if self.rank == 0:

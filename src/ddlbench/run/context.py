@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import socket
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
+from torch._C import _distributed_c10d as c10d
 
-from ddlbench.config.job import make_job
+from ddlbench.config.compose import make_job
+from ddlbench.config.keys import shown
 from ddlbench.config.schema import Config
-from ddlbench.config.values import shown
 from ddlbench.cores import allowed_cores
 from ddlbench.data.staging import stage
 from ddlbench.errors import Failure, UserError
@@ -24,16 +29,18 @@ from ddlbench.measure.devices.environment import machine
 from ddlbench.progress import Progress, tell
 from ddlbench.ranks.control import all_gather, once_per_node, sum_over_ranks
 from ddlbench.ranks.launch import Launch
-from ddlbench.record.files import end_for_rank_0
+from ddlbench.record.files import COLLECTIVES, write_json
 from ddlbench.record.fingerprint import fingerprint, is_version
 from ddlbench.record.record import Record, run_id
 from ddlbench.record.run_json import advice_on_classes, opening
-from ddlbench.run.last_collectives import save_last_collectives
 from ddlbench.texts import digest, first_few
 
 SHOWN = 5  # differences between environments that one line names
 # Ranks may have different cores, of which the record has the fewest; the other names ranks that share a GPU.
 PER_RANK = ("cpu_count", "variables.NCCL_HOSTID")
+DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")  # of gloo, and of NCCL where torch has it
+KEPT = 4  # newest collectives of each group
+ASK_S = 3.0  # longest wait for the recorder: it asks the driver of a device that may hang
 
 
 class Attempt:
@@ -140,12 +147,6 @@ class Attempt:
             self.on_success()
         return recorded
 
-    def record_for_rank_0(self, failure: Failure) -> None:
-        """On another rank than 0, which has not recorded the end in time: record it in its place."""
-        status, reason, ended_by = failure.status, failure.reason, failure.ended_by
-        if self.folder is not None and end_for_rank_0(self.folder, status, reason, ended_by=ended_by):
-            tell(f"{status}: {reason}")
-
     def _show_folder(self) -> None:
         """Print where the record is, once; not with progress=false in a run that ended with `ok`."""
         assert self.record is not None, "rank 0 has the record"
@@ -180,3 +181,44 @@ def compare_environments(environment: Mapping[str, Any]) -> list[str]:
         differences = "; ".join(first_few(conflicts, SHOWN, "more differences"))
         raise UserError(f"{differences}: install the same versions on every host")
     return list(lines.values())
+
+
+def save_last_collectives(folder: Path, rank: int) -> None:
+    """Write those of a rank that hangs into the attempt's folder; report/hung_ranks.py compares the ranks. Never raises
+    and never hangs, because the process is about to end."""
+
+    def save() -> None:
+        target = folder / COLLECTIVES / f"rank-{rank}.json"
+        with suppress(OSError):  # a full disk, or a folder that this node does not reach
+            target.parent.mkdir(exist_ok=True)
+            write_json(target, {"rank": rank, "host": socket.gethostname(), "collectives": last_collectives()})
+
+    thread = Thread(target=save, name="ddlbench-collectives", daemon=True)
+    thread.start()
+    thread.join(ASK_S)
+
+
+def last_collectives() -> list[dict[str, Any]]:
+    """The newest collectives and messages of each process group and backend, in the order in which this rank began
+    them, from torch's flight recorder, which keeps the newest 2,000 of each backend in memory (TORCH_FR_BUFFER_SIZE).
+    """
+    groups = defaultdict[Any, list[dict[str, Any]]](list)
+    for name in DUMPS:
+        dump: dict[str, Any] = json.loads(getattr(c10d, name, lambda: "{}")())
+        for entry in dump.get("entries", []):
+            groups[name, entry["is_p2p"], *entry["process_group"]].append(entry)
+    newest = [entry for entries in groups.values() for entry in entries[-KEPT:]]
+    return [
+        {
+            "group": " ".join(entry["process_group"]),
+            # The number of the collective, or of the message, within its group.
+            "sequence": entry["p2p_seq_id" if entry["is_p2p"] else "collective_seq_id"],
+            "message": entry["is_p2p"],  # from one rank to another
+            "operation": entry["profiling_name"],
+            "input_sizes": entry["input_sizes"],
+            "input_dtypes": entry["input_dtypes"],
+            "state": entry["state"],
+            "done": entry["retired"] or entry["state"] == "completed",  # whether this rank has left it
+        }
+        for entry in sorted(newest, key=lambda entry: entry["time_created_ns"])
+    ]

@@ -18,7 +18,7 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 from ddlbench.errors import Failure, PeerFailed
-from ddlbench.run.stop_request import StopRequest
+from ddlbench.ranks.boundary import StopRequest
 from ddlbench.texts import first_few
 
 T = TypeVar("T")
@@ -81,10 +81,6 @@ class Peers:
     def readers(self) -> int:
         return self._ask(lambda store: store.add(READERS, 0)) or 0
 
-    def connected(self) -> None:
-        """From now on every rank sends heartbeats."""
-        self.next_changed = time.perf_counter()
-
     def lost_contact(self, timeout_s: float) -> Failure | None:
         """The store's process has ended, or the next rank has sent no heartbeat for `timeout_s`."""
         if self.lost:
@@ -141,10 +137,6 @@ class Peers:
         named = ", ".join(first_few(ranks, 3, text=self.name))
         return f"{named} ended without a message, or is stopped: see its output and the system log of its node"
 
-    def rank_0_gone(self) -> bool:
-        """Whether the store was lost with rank 0."""
-        return self.lost and self.holder == "rank 0"
-
     def _beats(self, ranks: Sequence[int]) -> dict[int, str] | None:
         """The last heartbeat of each rank that has sent one; None where the store does not answer."""
         keys = {rank: f"{BEAT}/{rank}" for rank in ranks}
@@ -191,30 +183,25 @@ class Peers:
             self.asked_at = None
 
     def _round(self) -> None:
-        """Send a heartbeat; read what other ranks have posted."""
+        """Send a heartbeat; read what other ranks have posted; agree on where to stop."""
         self.beats += 1
         self.store.set(f"{BEAT}/{self.rank}", f"{self.beats} {socket.gethostname()}, pid {os.getpid()}")
         if self.failure is None and self.store.check([FAILURE]):
             self.failure = Failure(**json.loads(self.store.get(FAILURE)))
         elif self.failure is not None and not self.recorded:
             self.recorded = self.store.check([RECORDED])
-        if self.stop.at is None:
-            self._agree_where_to_stop()
         key = f"{BEAT}/{self.next_rank}"
         beat = self.store.get(key) if self.store.check([key]) else b""
         if beat != self.next_beat:
             self.next_beat, self.next_changed = beat, time.perf_counter()
-
-    def _agree_where_to_stop(self) -> None:
-        """Announce, and read the answer; rank 0 gives it once all have announced."""
+        if self.stop.at is not None or not (self.announced or self.store.check([STOP])):
+            return
         if not self.announced:
-            if not self.store.check([STOP]):
-                return
             passed = self.stop.announce(Failure(**json.loads(self.store.get(STOP))))
             self.store.set(f"{STOP_AT}/{self.rank}", str(passed))
             self.announced = True
         keys = [f"{STOP_AT}/{rank}" for rank in range(self.world_size)]
-        if self.rank == 0 and self.store.check(keys):
+        if self.rank == 0 and self.store.check(keys):  # all have announced
             self.store.set(STOP_AT, str(max(map(int, self.store.multi_get(keys))) + 1))
         if self.store.check([STOP_AT]):
             self.stop.decide(int(self.store.get(STOP_AT)))

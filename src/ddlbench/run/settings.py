@@ -1,18 +1,28 @@
-"""Before a run: what this machine can give to one rank, dry runs for another machine, and torch's global switches."""
+"""Settings of `train.` that need something of the machine (cores, bf16, files whose pages can be dropped), dry runs for
+another machine, and torch's global switches."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import torch
 
-from ddlbench.config.schema import Train
-from ddlbench.data.feed import Loader
-from ddlbench.errors import UserError
+from ddlbench.config.keys import Train
+from ddlbench.data.feed import Dataset, Loader
+from ddlbench.data.page_cache import Dropped, drop
+from ddlbench.errors import Unsupported, UserError
 from ddlbench.measure.formulas import flops
+from ddlbench.ranks.control import once_per_node
+
+if TYPE_CHECKING:
+    from ddlbench.run.context import Attempt
+    from ddlbench.run.supervisor import Supervisor
 
 WORKERS_PER_CORE = 4  # what reads also waits for storage: more of it than cores can be right
+OFF = "or set train.cold_cache=false"
 
 
 def check_machine(threads: int, loader: Loader, cores: int) -> None:
@@ -33,10 +43,10 @@ def check_precision(train: Train, device: torch.device) -> None:
         flops.check_precision(train.precision, torch.cuda.get_device_name(device), emulated)
 
 
-def planned_device(dryrun: bool, env: Mapping[str, str] = os.environ) -> torch.device | None:
+def planned_device(dryrun: bool) -> torch.device | None:
     """The device of a dry run for another machine: DDLBENCH_PLAN=cuda or cpu, with a launcher's variables for the
     ranks (RANK=0 WORLD_SIZE=8 LOCAL_RANK=0 LOCAL_WORLD_SIZE=4 MASTER_ADDR=x MASTER_PORT=1). None: this machine's."""
-    kind = env.get("DDLBENCH_PLAN")
+    kind = os.environ.get("DDLBENCH_PLAN")
     if not kind:
         return None
     if kind not in ("cuda", "cpu") or not dryrun:
@@ -58,3 +68,46 @@ def set_switches(train: Train, device: torch.device) -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # one of the two values that CUDA's documentation names
     torch.backends.cudnn.deterministic = True
     torch.use_deterministic_algorithms(True)
+
+
+def check_cold_cache(loader: Loader, data: Dataset) -> None:
+    """Raise Unsupported where pages would stay in memory, or where no file is read."""
+    if not hasattr(os, "posix_fadvise"):
+        raise Unsupported(f"train.cold_cache=true needs posix_fadvise, which {sys.platform} lacks: use Linux, {OFF}")
+    if not loader.drops_cache:
+        raise Unsupported(
+            f"train.cold_cache=true needs a loader that reads files and maps none, loader {loader.name} does "
+            f"not: choose loader=native, {OFF}"
+        )
+    if data.mapped:
+        remedy = "data.tokenize=on_the_fly" if data.kind == "text" else "data=imagenet"
+        raise Unsupported(
+            f"train.cold_cache=true needs files that are read, data {data.name} are memory-mapped and mapped "
+            f"pages cannot be dropped: choose {remedy}, {OFF}"
+        )
+
+
+class ColdCache:
+    """train.cold_cache=true: every training epoch begins with no page of the data in the memory of any node.
+
+    Drops the files of both splits on every node. Every rank makes one.
+    """
+
+    def __init__(self, attempt: Attempt, supervisor: Supervisor) -> None:
+        self.attempt, self.supervisor, self.epochs = attempt, supervisor, 0
+
+    def drop(self) -> None:
+        """Called before an epoch's clock starts. Unsupported, on every rank, where no page could be dropped."""
+        data, local_rank = self.attempt.config.data, self.attempt.launch.local_rank
+        with self.supervisor.unlimited():  # opening a million files takes its time
+            nodes = once_per_node(local_rank, lambda: drop(data.files_read()), f"ddlbench/cold_cache/{self.epochs}")
+        self.epochs += 1
+        dropped = Dropped.total(nodes)
+        if self.attempt.record:
+            facts = {**asdict(dropped), "nodes": len(nodes), "epochs": self.epochs}
+            self.attempt.record.add(cold_cache=facts)
+        if dropped.bytes and dropped.left_bytes == dropped.bytes:
+            raise Unsupported(
+                f"train.cold_cache=true: all {dropped.bytes} bytes of the data are still in memory, as in a file "
+                f"system without a disk (tmpfs): choose another data.root or data.stage_to, {OFF}"
+            )

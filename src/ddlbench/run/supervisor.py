@@ -2,14 +2,17 @@
 
 A rank stuck in a collective cannot be reached by Python's own signal handlers (they run between bytecodes), so a thread
 watches for signals, for the other ranks' failures (peers.py) and for a main thread that no longer moves. A timer that
-needs no Python ends a process in which that thread cannot run either.
+needs no Python ends a process in which that thread cannot run either. A process that hangs prints where each of its
+threads is, because a hang may not come a second time.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import math
+import multiprocessing
 import os
+import select
 import signal
 import threading
 import time
@@ -22,10 +25,10 @@ from torch._C._distributed_c10d import Store
 
 from ddlbench.errors import SIGNAL, SIGNALS, TIME_LIMIT, Failure, PeerFailed, Stopped
 from ddlbench.progress import tell
+from ddlbench.ranks.boundary import REACH_S, StopRequest
+from ddlbench.record.files import end_for_rank_0
 from ddlbench.run.context import Attempt
 from ddlbench.run.peers import Peers
-from ddlbench.run.signals import Signals, print_stacks
-from ddlbench.run.stop_request import REACH_S, StopRequest
 
 PERIOD_S = 0.25
 NO_STEP = "no step ended"
@@ -36,6 +39,34 @@ CLOSING_S = 60.0  # at most, for closing what a run had open, once its end is re
 # meanwhile: after train.timeout_s the other ranks end the run in any case, and find and record the cause in this time.
 # Shorter calls that hold the GIL (imports, a garbage collection, a fork, loading a CUDA module) are no fault.
 FROZEN_S = 15.0
+SHOW = signal.SIGUSR2  # a loader worker prints its stacks (data/loaders/native.py)
+PRINTING_S = 0.5  # of the workers
+
+
+class Signals:
+    """Takes SIGNALS for a thread until it is closed, but not those that are ignored, as SIGHUP is by nohup. They may be
+    blocked before: from then on they are not."""
+
+    def __init__(self) -> None:
+        self.reading, self.writing = os.pipe()
+        os.set_blocking(self.writing, False)
+        self.wakeup = signal.set_wakeup_fd(self.writing, warn_on_full_buffer=False)
+        handled = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        self.handlers = {int(number): signal.signal(number, lambda *_: None) for number in handled}
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, handled)
+
+    def close(self) -> None:
+        signal.set_wakeup_fd(self.wakeup)
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
+        os.close(self.reading)
+        os.close(self.writing)
+
+    def wait(self, seconds: float) -> int | None:
+        """The next signal; None where none comes in time. Other signals (SIGCHLD) do not count."""
+        ready, _, _ = select.select([self.reading], [], [], seconds)
+        number = os.read(self.reading, 1)[0] if ready else 0
+        return number if number in self.handlers else None
 
 
 class Supervisor:
@@ -55,22 +86,21 @@ class Supervisor:
         self.when_late: Callable[[], None] = lambda: None  # the main thread has said nothing for `within_s`
         self.waiting = threading.Lock()
         self.waited = False
-        self.signals = Signals(SIGNALS)
         self.stopped = threading.Event()
         self.thread = threading.Thread(target=self._supervise, name="ddlbench-supervisor", daemon=True)
 
     def __enter__(self) -> Supervisor:
-        self.signals.__enter__()
+        self.signals = Signals()
         self.thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stopped.set()
-        self.signals.wake()
+        os.write(self.signals.writing, b"\0")  # the thread need not wait for a signal
         self.thread.join()
         faulthandler.cancel_dump_traceback_later()
         self.leave()
-        self.signals.__exit__()
+        self.signals.close()
 
     def reach(self, store: Store) -> None:
         """From now on look for other ranks' failures, while the ranks connect."""
@@ -80,7 +110,7 @@ class Supervisor:
     def connect(self) -> None:
         """All ranks are connected: from now on also look for a rank that sends no heartbeat for `timeout_s`."""
         if self.peers is not None:
-            self.peers.connected()
+            self.peers.next_changed = time.perf_counter()
         self.connected = True
         self.expect_nothing()
 
@@ -163,11 +193,13 @@ class Supervisor:
                     time.sleep(peers.period_s / 2)
                 return
             peers.acknowledge()
-            while not (peers.recorded or peers.rank_0_gone()) and time.perf_counter() < deadline:
+            while not (peers.recorded or (peers.lost and peers.holder == "rank 0")) and time.perf_counter() < deadline:
                 time.sleep(peers.period_s / 2)
-            if not peers.recorded:
+            if not peers.recorded:  # record the end in the place of rank 0
                 time.sleep(0.2 * min(self.rank, 50))  # the lowest rank first
-                self.attempt.record_for_rank_0(failure)
+                folder, status, reason = self.attempt.folder, failure.status, failure.reason
+                if folder is not None and end_for_rank_0(folder, status, reason, ended_by=failure.ended_by):
+                    tell(f"{status}: {reason}")
 
     def _supervise(self) -> None:
         """Every PERIOD_S the first of these that holds: a signal; a failure that another rank posted; a rank, the store
@@ -233,3 +265,16 @@ class Supervisor:
             print_stacks()
         mine = failure.rank == self.rank or failure.status == Stopped.status
         os._exit(failure.exit_code if mine else PeerFailed.exit_code)
+
+
+def print_stacks() -> None:
+    """Print the stacks of this rank's threads and of its loader workers. For a process that is about to end: other
+    child processes end by the signal."""
+    faulthandler.dump_traceback(2)
+    workers = multiprocessing.active_children()
+    for worker in workers:
+        if worker.pid is not None:
+            os.write(2, f"{worker.name}, pid {worker.pid}:\n".encode())
+            with suppress(ProcessLookupError):
+                os.kill(worker.pid, SHOW)
+            time.sleep(PRINTING_S / len(workers))

@@ -5,17 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 import torch
 
 from ddlbench.config.choices import choices, keys
-from ddlbench.config.compose import configuration, refusal, supports
-from ddlbench.config.job import make_job
-from ddlbench.config.keys import PRECISIONS, Checkpoint
+from ddlbench.config.compose import configuration, make_job, refusal, supports
+from ddlbench.config.keys import PRECISIONS, written
 from ddlbench.config.schema import Config
-from ddlbench.config.values import written
 from ddlbench.job import Framework
 from ddlbench.ranks.launch import Launch
 from ddlbench.recipe.optimizers import optimizers
@@ -37,37 +35,25 @@ class Case(NamedTuple):
 Answers = Mapping[Case, str | None]  # why it is refused; None: it runs
 
 
-def train(**values: Any) -> Change:
-    return lambda config: replace(config, train=replace(config.train, **values))
+def setting(section: str, **values: Any) -> Change:
+    """Other values of keys of a section."""
+    return lambda config: replace(config, **{section: replace(getattr(config, section), **values)})
 
 
-def knob(name: str, value: object) -> Change:
-    def change(config: Config) -> Config:
-        framework: Any = config.framework
-        return replace(config, framework=replace(framework, **{name: value}))
-
-    return change
-
-
-def recipe(name: str) -> Change:
-    made = configuration("+framework=single", "+model=resnet50", f"recipe={name}").recipe
-    return lambda config: replace(config, recipe=made)
-
-
-UNCHANGED = train()
+UNCHANGED = setting("train")
 COMPUTING: dict[str, Change] = {
-    "train.checkpoint_activations=true": train(checkpoint_activations=True),
-    "train.offload_activations=true": train(offload_activations=True),
-    "train.compile=true": train(compile=True),
-    "both": train(checkpoint_activations=True, compile=True),
-    "train.channels_last=true": train(channels_last=True),
-    "train.micro_batch=8": train(micro_batch=8),
+    "train.checkpoint_activations=true": setting("train", checkpoint_activations=True),
+    "train.offload_activations=true": setting("train", offload_activations=True),
+    "train.compile=true": setting("train", compile=True),
+    "both": setting("train", checkpoint_activations=True, compile=True),
+    "train.channels_last=true": setting("train", channels_last=True),
+    "train.micro_batch=8": setting("train", micro_batch=8),
 }
 UPDATING: dict[str, Change] = {
-    "train.reduce_dtype=fp16": train(reduce_dtype="fp16"),
-    "train.reduce_dtype=bf16": train(reduce_dtype="bf16"),
-    "train.clip_norm=1": train(clip_norm=1.0),
-    "checkpoint.every=1": lambda config: replace(config, checkpoint=Checkpoint(every=1)),
+    "train.reduce_dtype=fp16": setting("train", reduce_dtype="fp16"),
+    "train.reduce_dtype=bf16": setting("train", reduce_dtype="bf16"),
+    "train.clip_norm=1": setting("train", clip_norm=1.0),
+    "checkpoint.every=1": setting("checkpoint", every=1),
 }
 RECIPES = sorted(name for name, entry in optimizers.items() if entry.needs)  # those that shards may refuse
 
@@ -84,8 +70,11 @@ class Survey:
     def compose(cls) -> Survey:
         frameworks = {name: configuration(f"+framework={name}", "+model=resnet50") for name in choices("framework")}
         models = {name: configuration("+framework=single", f"+model={name}") for name in choices("model")}
-        recipes: dict[str, Change] = {f"recipe={name}": recipe(name) for name in RECIPES}
-        return cls({name: made.framework for name, made in frameworks.items()}, models, UPDATING | recipes)
+        updating = dict(UPDATING)
+        for name in RECIPES:
+            made = configuration("+framework=single", "+model=resnet50", f"recipe={name}").recipe
+            updating[f"recipe={name}"] = partial(replace, recipe=made)
+        return cls({name: config.framework for name, config in frameworks.items()}, models, updating)
 
     @cached_property
     def families(self) -> dict[str, Config]:
@@ -116,10 +105,11 @@ class Survey:
     ) -> Answers:
         """For each model in each precision."""
         ranks = self.ranks[framework]
+        precisions = {precision: setting("train", precision=precision) for precision in PRECISIONS}
         return {
-            Case(name, precision): self._refusal(framework, train(precision=precision)(config), device, ranks, change)
+            Case(name, precision): self._refusal(framework, in_precision(config), device, ranks, change)
             for name, config in models.items()
-            for precision in PRECISIONS
+            for precision, in_precision in precisions.items()
         }
 
     def _refusal(
@@ -152,7 +142,7 @@ class Survey:
                 values += [2] if int in kinds or float in kinds else []
                 for value in values:
                     if value != getattr(adapter, key):
-                        questions.setdefault(f"{key}={written(value)}", {})[name] = knob(key, value)
+                        questions.setdefault(f"{key}={written(value)}", {})[name] = setting("framework", **{key: value})
         return questions
 
 

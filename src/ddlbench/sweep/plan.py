@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddlbench.config.compose import configuration, refusal, supports
+from ddlbench.config.compose import configuration, make_job, refusal, supports
 from ddlbench.config.schema import Config
 from ddlbench.errors import Unavailable, Unsupported, UserError
 from ddlbench.sweep.study import Study
@@ -138,7 +138,6 @@ def _runs(
 
 def _refusal(config: Config, gpus: int, device: torch.device, checks: Iterable[Check]) -> tuple[str, str] | None:
     """Why a run would not start. A missing library is no reason, because the machine that runs the cell may have it."""
-    from ddlbench.config.job import make_job
     from ddlbench.ranks.launch import Launch
     from ddlbench.run.checkpoints import check_checkpoints
 

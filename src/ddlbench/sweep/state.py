@@ -12,9 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple, cast
 
-from ddlbench.config.identity import added_later, measured_part
-from ddlbench.config.keys import Options
-from ddlbench.config.values import written
+from ddlbench.config.keys import Options, added_later, measured_part, written
 from ddlbench.errors import STATUSES, TIME_LIMIT
 from ddlbench.foreign import Object, parse, read_bytes
 from ddlbench.record.files import end_for_rank_0, find_killed

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ddlbench.config.choices import choices, conf_dir, defaults, holds_list, is_key_of
-from ddlbench.config.values import check_value, shown
+from ddlbench.config.keys import check_value, shown
 from ddlbench.errors import UserError
 from ddlbench.sweep import study_entries as entries
 from ddlbench.sweep.study_entries import Figure, Plain, Where, as_list, matches, number

@@ -13,9 +13,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ddlbench.config.choices import choose
-from ddlbench.config.overrides import check_words
+from ddlbench.config.command_line import check_words
+from ddlbench.config.keys import check_value, shown, written
 from ddlbench.config.schema import GROUPS
-from ddlbench.config.values import check_value, shown, written
 from ddlbench.errors import UserError
 from ddlbench.foreign import TooLargeError, read_bytes
 

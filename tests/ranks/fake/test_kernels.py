@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ddlbench.ranks.fake import cuda as fake_cuda
-from ddlbench.ranks.fake.device import fake_device
+from ddlbench.ranks.fake.cuda import fake_device
 from ddlbench.ranks.fake.fake import ANSWERS
 from ddlbench.ranks.fake.kernels import LOWER
 

@@ -29,7 +29,7 @@ FRAMEWORKS: dict[str, Framework] = {"ddp": DDP(), "fsdp": FSDP()}
 
 
 def windows() -> dict[str, dict[str, Any]]:
-    from ddlbench.run.scenarios.training import profiled
+    from ddlbench.run.scenarios import profiled
 
     result: dict[str, dict[str, Any]] = {}
     for name, framework in FRAMEWORKS.items():
@@ -39,7 +39,7 @@ def windows() -> dict[str, dict[str, Any]]:
         if dist.get_rank() == SLOW:
             trainer.model.register_forward_pre_hook(lambda *_: time.sleep(SLEEP_S))
         run = Run(job, trainer.place, feed, 1, 0, Rows(), Progress(False), Boundary(torch.device("cpu")))
-        result[name] = profiled(run, trainer, trainer.facts(), STEPS).section()
+        result[name] = profiled(run, trainer, trainer.facts(), STEPS)[0]
         feed.close()
         dist.barrier()
         trainer.close()

@@ -31,7 +31,7 @@ from ddlbench.frameworks.pipeline.pipedream import PipeDream
 from ddlbench.frameworks.tensor.adapter import TensorParallel
 from ddlbench.job import Batch, Framework, Place, Trainer
 from ddlbench.loop import Run
-from ddlbench.measure.profiling.profile import Profiler, RankWindow, Seconds
+from ddlbench.measure.profiling.profile import RankWindow, Seconds
 from ddlbench.measure.profiling.spans import BACKWARD, COMMUNICATE, DATA, FORWARD, UPDATE, profiling
 from ddlbench.progress import Progress
 from ddlbench.ranks.boundary import Boundary
@@ -41,7 +41,7 @@ from ddlbench.recipe.recipe import Rates
 from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.tables.scaling import breakdown
 from ddlbench.results.tables.tables import make_tables
-from ddlbench.run.scenarios.training import Training, Window, profiled
+from ddlbench.run.scenarios import Training, profile_section, profiled
 from tests.equality.cases import MODELS
 from tests.support.equal import Rows, loader, make_job
 from tests.support.libraries import why_no_horovod
@@ -108,8 +108,7 @@ def windows() -> dict[str, dict[str, Any]]:
         framework.check(job)
         trainer = framework.setup(job)
         run = run_of(trainer)
-        window = profiled(run, cast(Trainer, LateOnRank1(trainer, job.rank)), trainer.facts(), STEPS)
-        outcomes[name] = window.section()
+        outcomes[name], _ = profiled(run, cast(Trainer, LateOnRank1(trainer, job.rank)), trainer.facts(), STEPS)
         run.feed.close()
         barrier()
         trainer.close()
@@ -151,8 +150,8 @@ def silent() -> tuple[str, Mapping[str, Any], dict[str, Any], int]:
     trainer = cast(Trainer, Silent(Place(job.rank, 2)))
     run = run_of(trainer)
     run.validate, run.recorder = False, WindowKept()
-    scenario = Training(cast(Config, SimpleNamespace(profile=True, profile_steps=3)), job, trainer)
-    scenario.rates = Rates(lambda step: 0.1)
+    scenario = Training(cast(Config, SimpleNamespace(profile=True, profile_steps=3)), job)
+    scenario.trainer, scenario.rates = trainer, Rates(lambda step: 0.1)
     with pytest.raises(RunError) as error:
         scenario.run(run)
     run.feed.close()
@@ -250,13 +249,12 @@ def rank_window(rank: int, collectives: int) -> RankWindow:
     return RankWindow(rank, "node7", 0, 2, seconds, collectives, (FORWARD,))
 
 
-def window_of(*collectives: int) -> Window:
-    ranks = [rank_window(rank, count) for rank, count in enumerate(collectives)]
-    return Window(ranks, 2, False, Profiler(torch.device("cpu")))
+def section_of(*collectives: int) -> dict[str, Any]:
+    return profile_section([rank_window(rank, count) for rank, count in enumerate(collectives)], 2, False, {})
 
 
 def test_a_rank_that_shows_no_communication_is_an_error() -> None:
-    section = window_of(3, 0).section()
+    section = section_of(3, 0)
     assert section["status"] == "error"
     assert "\n" not in section["reason"]
     assert "no communication was seen on rank 1 of 2 in 2 steps" in section["reason"]
@@ -265,12 +263,12 @@ def test_a_rank_that_shows_no_communication_is_an_error() -> None:
 
 
 def test_one_rank_need_not_communicate() -> None:
-    section = window_of(0).section()
+    section = section_of(0)
     assert (section["status"], section["reason"], section["step_s"]) == ("ok", None, 2.0)
 
 
 def test_the_section_by_hand() -> None:
-    section = window_of(3, 5).section()
+    section = section_of(3, 5)
     assert (section["window_s"], section["step_s"]) == (8.0, 2.0)  # two ranks, two steps each
     assert section["compute_share"] == 0.5
     assert section["comm_exposed_share"] == 0.25

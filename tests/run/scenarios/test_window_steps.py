@@ -8,7 +8,6 @@ from functools import cache
 from typing import Any
 
 import pytest
-import torch
 
 from ddlbench.data.feed import Request
 from ddlbench.frameworks.ddp import DDP
@@ -16,11 +15,11 @@ from ddlbench.frameworks.local_sgd import LocalSGD
 from ddlbench.frameworks.pipeline.pipedream import PipeDream
 from ddlbench.job import Framework
 from ddlbench.loop import Run
-from ddlbench.measure.profiling.profile import Profiler, RankWindow, Seconds
+from ddlbench.measure.profiling.profile import RankWindow, Seconds
 from ddlbench.progress import Progress
 from ddlbench.ranks.boundary import Boundary
 from ddlbench.ranks.control import barrier
-from ddlbench.run.scenarios.training import Window, lengths, profiled
+from ddlbench.run.scenarios import lengths, profile_section, profiled
 from tests.equality.cases import MODELS
 from tests.support.equal import Rows, loader, make_job
 from tests.support.ranks import run_ranks
@@ -47,7 +46,7 @@ def windows() -> dict[str, dict[str, Any]]:
         size = job.replica_batch(trainer.place.data_size)
         feed = loader().open(CASE.data, Request(CASE.model, trainer.place, job.device, job.seed, size))
         run = Run(job, trainer.place, feed, 1, 0, Rows(), Progress(False), Boundary(job.device))
-        result[name] = profiled(run, trainer, trainer.facts(), ASKED).section()
+        result[name] = profiled(run, trainer, trainer.facts(), ASKED)[0]
         feed.close()
         barrier()
         trainer.close()
@@ -110,22 +109,22 @@ def test_lengths_by_hand(facts: dict[str, Any], asked: int, most: int, expected:
     assert lengths(facts, asked, most) == expected
 
 
-def window(facts: dict[str, Any], lead_in: int = 2, *, on_device: bool = True) -> Window:
+def section_of(facts: dict[str, Any], lead_in: int = 2, *, on_device: bool = True) -> dict[str, Any]:
     """Of two ranks, none of which shows communication."""
     seconds = Seconds(4.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.5, 1.5)
     ranks = [RankWindow(rank, "node7", 0, 2, seconds, 0, ()) for rank in range(2)]
-    return Window(ranks, lead_in, on_device, Profiler(torch.device("cpu")), facts)
+    return profile_section(ranks, lead_in, on_device, facts)
 
 
 def test_communication_of_the_host_is_unknown_on_a_device_and_must_be_seen_on_the_host() -> None:
-    section = window({"communication": "host"}).section()
+    section = section_of({"communication": "host"})
     assert section["status"] == "unknown"
     assert "communicates from the host's memory" in section["reason"]
     assert not any(name.endswith("_share") or name in ("window_s", "step_s") for name in section)
-    assert window({"communication": "host"}, on_device=False).section()["status"] == "error"
+    assert section_of({"communication": "host"}, on_device=False)["status"] == "error"
 
 
 def test_a_pipeline_that_is_not_full_is_unknown() -> None:
     facts = {"staleness_theoretical": [3, 2, 1, 0], "communication": "none"}
-    assert window(facts, lead_in=2).section()["status"] == "unknown"
-    assert window(facts, lead_in=3).section()["status"] == "ok"
+    assert section_of(facts, lead_in=2)["status"] == "unknown"
+    assert section_of(facts, lead_in=3)["status"] == "ok"

@@ -25,7 +25,7 @@ from ddlbench.measure.devices.memory import keep_freed_memory
 TO_THE_JOB = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 ENDS_S = 5.0  # the longest wait for the end of a worker that broke its connection
 # Imported once by the server: besides what reads samples, what every worker's copy of the main module imports.
-PRELOADED = ("ddlbench.config.compose", "ddlbench.config.help", "ddlbench.ranks.launch", __name__)
+PRELOADED = ("ddlbench.config.compose", "ddlbench.ranks.launch", __name__)
 
 
 @dataclass
@@ -174,7 +174,7 @@ def begin_worker(_: int) -> None:
     """
     for name in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(name, signal.SIG_IGN)
-    faulthandler.register(signal.SIGUSR2, file=2)  # where it is, when its rank has waited too long (run/signals.py)
+    faulthandler.register(signal.SIGUSR2, file=2)  # where it is, when its rank has waited too long (run/supervisor.py)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, TO_THE_JOB)
     keep_freed_memory()

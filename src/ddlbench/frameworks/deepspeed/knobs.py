@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch.torch_version import TorchVersion
 
-from ddlbench.checkpoint.live import OFF
+from ddlbench.checkpoint import OFF
 from ddlbench.errors import Unavailable, UserError, check_values, importing, refuse
 from ddlbench.frameworks.shared.groups import has_batch_norm
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction, layerwise

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 
-from ddlbench.checkpoint.live import OFF
+from ddlbench.checkpoint import OFF
 from ddlbench.errors import Unavailable, Unsupported, check_values, importing, refuse
 from ddlbench.frameworks.horovod.core import start, started_by_mpi, trace_horovod
 from ddlbench.frameworks.shared.groups import all_ranks, batch_norms

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ddlbench.checkpoint.live import Live
+from ddlbench.checkpoint import Live
 from ddlbench.errors import check_values, refuse
 from ddlbench.frameworks.parameter_server.server import GRADIENT, WEIGHTS, Server, flat
 from ddlbench.frameworks.shared.groups import Staleness, all_ranks, batch_norms, gradient

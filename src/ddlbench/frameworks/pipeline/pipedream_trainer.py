@@ -30,7 +30,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ddlbench.checkpoint.live import Live
+from ddlbench.checkpoint import Live
 from ddlbench.frameworks.pipeline.rank import Blocks, StagedTrainer
 from ddlbench.frameworks.pipeline.weights import Version, Weights
 from ddlbench.frameworks.shared.groups import Staleness, average, gradient, subgroup

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ddlbench.checkpoint.live import OFF
+from ddlbench.checkpoint import OFF
 from ddlbench.data.feed import Request
 from ddlbench.data.loaders.synthetic import random_batch
 from ddlbench.errors import Unsupported, check_values, refuse

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from ddlbench.checkpoint.live import Live
+from ddlbench.checkpoint import Live
 from ddlbench.frameworks.shared.checkpointing import apply_plan, facts_of_model
 from ddlbench.frameworks.shared.groups import average_statistics, cpu_state, load_full_state
 from ddlbench.job import Batch, Job, Place, type_of_dtype

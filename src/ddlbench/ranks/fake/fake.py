@@ -1,14 +1,15 @@
 """One rank of a fake world: torch's fake process group and fake tensors, on a machine without devices.
 
 A collective returns at once and sends nothing; a tensor has a shape, a type and a device, but no memory. A framework
-can therefore be set up and make steps as any rank of any number of ranks, also on "cuda" without a GPU. cuda.py and
-device.py replace what torch asks of a real device, the adapters (`fake_answers`) what other libraries ask.
+can therefore be set up and make steps as any rank of any number of ranks, also on "cuda" without a GPU. cuda.py
+replaces what torch asks of a real device, the adapters (`fake_answers`) what other libraries ask.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -24,9 +25,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ddlbench.ranks.fake import cuda as fake_cuda
 from ddlbench.ranks.fake.answers import RUN_BACKWARD, Answer, returning
-from ddlbench.ranks.fake.device import fake_device
+from ddlbench.ranks.fake.cuda import fake_device
 
 
 @contextmanager
@@ -42,12 +42,12 @@ def fake_world(rank: int, world_size: int, device: torch.device, framework: obje
     asked = more(rank, world_size, device)
 
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
-    on_cuda = device.type == "cuda"
+    cuda = device.type == "cuda"
     try:
         with ExitStack() as stack:
-            for target, name, value in (*ANSWERS, *(fake_cuda.ANSWERS if on_cuda else ()), *asked):
+            for target, name, value in (*ANSWERS, *asked):
                 stack.enter_context(patch.object(target, name, value))
-            stack.enter_context(fake_device(device) if on_cuda else FakeTensorMode(allow_non_fake_inputs=True))
+            stack.enter_context(fake_device(device) if cuda else FakeTensorMode(allow_non_fake_inputs=True))
             yield
     finally:
         dist.destroy_process_group()
@@ -93,24 +93,6 @@ class _RealIntegers(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-class _Done:
-    """The work of a collective that has ended."""
-
-    def __init__(self, result: Tensor | list[Tensor]) -> None:
-        self.result = result if isinstance(result, list) else [result]
-
-    def wait(self, *_: object) -> bool:
-        return True
-
-    def is_completed(self) -> bool:
-        return True
-
-    def get_future(self) -> Future[list[Tensor]]:
-        future: Future[list[Tensor]] = Future()
-        future.set_result(self.result)
-        return future
-
-
 MODEL: Any = DistributedDataParallel
 REDUCER: Any = dist.Reducer  # pyright: ignore
 PRE_FORWARD, REBUILD = MODEL._pre_forward, REDUCER._rebuild_buckets  # torch's own
@@ -120,8 +102,12 @@ def _with_future(collective: Callable[..., Any]) -> Callable[..., Any]:
     """The collective with a future that holds its first argument, the result, like that of a real group."""
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        work = collective(*args, **kwargs)
-        return None if work is None else _Done((*args, *kwargs.values())[0])
+        if collective(*args, **kwargs) is None:  # nobody waits for it
+            return None
+        result, future = (*args, *kwargs.values())[0], Future[list[Tensor]]()
+        future.set_result(result if isinstance(result, list) else [result])
+        ended = returning(True)
+        return SimpleNamespace(wait=ended, is_completed=ended, get_future=returning(future))
 
     return called
 

@@ -1,4 +1,4 @@
-"""What torch's C++ code chooses by the device, for tensors on "cuda" that it finds on "meta" (ranks/fake/device.py).
+"""What torch's C++ code chooses by the device, for tensors on "cuda" that it finds on "meta" (ranks/fake/cuda.py).
 
 Autocast, dropout, softmax and attention ask `is_cuda` before any kernel is chosen. Here they get the choice for "cuda":
 types of autocast as ATen/autocast_mode.h lists them, dropout and softmax as one kernel, attention as one kernel of an

@@ -11,8 +11,7 @@ from statistics import median
 from sys import intern
 from typing import Any, cast
 
-from ddlbench.config.identity import added_later, measured_part
-from ddlbench.config.keys import Options
+from ddlbench.config.keys import Options, added_later, measured_part
 from ddlbench.errors import UserError
 from ddlbench.record.fingerprint import of_the_launch
 from ddlbench.results.reading.attempts import Note

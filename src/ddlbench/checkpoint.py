@@ -1,9 +1,13 @@
-"""A checkpoint's folder: the tensors of all ranks, by torch.distributed.checkpoint, written once, with checksums, and
-read safely; and the file that describes them.
+"""What a rank must save between two epochs to continue exactly, the tensors that change; and the folder that has them.
 
-torch unpickles the folder's metadata, which could run any code, and so could a value that is no tensor. `SafeReader`
-lets the metadata name only the few classes that describe tensors; values that are no tensors do not exist here. The
-tensors themselves are read by torch.load with weights_only=True.
+`Checkpointable` is an optional protocol beside `Trainer` (docs/adr/0019): a trainer without it trains as before, and
+`checkpoint.every` is refused for it. A framework that cannot save in every configuration has the method
+`check_checkpoint`.
+
+The folder has the tensors of all ranks, written once by torch.distributed.checkpoint, and a file that describes them,
+with checksums. It is read safely: torch unpickles the folder's metadata, which could run any code, and so could a value
+that is no tensor. `SafeReader` lets the metadata name only the few classes that describe tensors; values that are no
+tensors do not exist here. The tensors themselves are read by torch.load with weights_only=True.
 """
 
 from __future__ import annotations
@@ -14,19 +18,22 @@ import re
 import warnings
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
-from ddlbench.errors import RunError
+from ddlbench.errors import RunError, Unsupported
 from ddlbench.files import replace_json
 from ddlbench.foreign import read_format, sha256_of
+from ddlbench.job import Trainer
 from ddlbench.ranks.control import all_gather, single_process
 from ddlbench.texts import first_line
 
+OFF = "set checkpoint.every=null"
 METADATA = ".metadata"
 ALLOWED = {
     "torch.distributed.checkpoint.metadata": (
@@ -44,6 +51,97 @@ ABOUT = "checkpoint.json"
 RATES = {"step", "first", "last"}  # what is kept of recipe.recipe.Rates
 RENAMED = {"synchronised": "synchronized"}  # of `numbers`, as earlier versions of this format wrote them
 NAME = re.compile(r"epoch-(\d{6,})")
+
+
+@dataclass(frozen=True)
+class Live:
+    """The tensors of a rank that training changes, in place and not copied, and the optimizer that changes them.
+
+    parameters: what the optimizer updates, by name; a DTensor where ranks have shards of one
+    rank_tensors: other tensors, whose values differ between ranks (BatchNorm's statistics), by name
+    part: ranks of the same part have equal parameters and optimizer states, or shards of the same: saved once
+    """
+
+    parameters: Mapping[str, Tensor]
+    optimizer: Optimizer
+    rank_tensors: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+    part: str = "model"
+
+
+@runtime_checkable
+class Checkpointable(Protocol):
+    """A `Trainer` that can be saved between two epochs and restored in another process of the same rank."""
+
+    def live(self) -> Live:
+        """Its tensors, the same names in every process."""
+        ...
+
+    def numbers(self) -> dict[str, Any]:
+        """Its state that is not in tensors: numbers and flags, equal on all ranks."""
+        ...
+
+    def restore(self, numbers: Mapping[str, Any]) -> None:
+        """The live tensors have been overwritten; take the numbers back. Called on all ranks."""
+        ...
+
+
+def checkpointable(framework: str, trainer: Trainer) -> Checkpointable:
+    """The trainer as one that can be saved. Unsupported if its framework cannot save what it trains."""
+    if not isinstance(trainer, Checkpointable):
+        raise Unsupported(f"{framework} does not save checkpoints: {OFF}")
+    return trainer
+
+
+def named_tensors(live: Live, rank: int, device: torch.device) -> dict[str, Tensor]:
+    """All that is saved of a rank, in place where it is the model's: parameters, optimizer states, buffers, and the
+    states of the random number generators."""
+    saved = {f"{live.part}/parameters/{name}": tensor.detach() for name, tensor in live.parameters.items()}
+    for name, parameter in live.parameters.items():
+        for key, value in live.optimizer.state.get(parameter, {}).items():
+            if value is not None:
+                saved[f"{live.part}/optimizer/{name}/{key}"] = value
+    for index, group in enumerate(live.optimizer.param_groups):
+        if "step" in group:  # timm's LAMB counts the updates here, and not in the states of its parameters
+            group["step"] = torch.as_tensor(group["step"])  # an int in older versions
+            saved[f"{live.part}/groups/{index}/step"] = group["step"]
+    saved |= {f"rank{rank}/own/{name}": tensor for name, tensor in live.rank_tensors.items()}
+    saved[f"rank{rank}/random/cpu"] = torch.get_rng_state()  # of torch's generators: a step draws from no other
+    if device.type == "cuda":
+        saved[f"rank{rank}/random/cuda"] = torch.cuda.get_rng_state(device)
+    return saved
+
+
+def make_optimizer_states(live: Live, shapes: Mapping[str, tuple[torch.Size, torch.dtype]]) -> None:
+    """Give the optimizer of a new process the states that a saved one had, still without their values.
+
+    shapes: of every saved tensor, by its name
+    """
+    groups = live.optimizer.param_groups  # not the defaults, which Horovod's optimizer takes from the class
+    on_device = any(group.get(name) for group in groups for name in ("capturable", "fused"))
+    for index, group in enumerate(groups):
+        if saved_step := shapes.get(f"{live.part}/groups/{index}/step"):
+            shape, dtype = saved_step
+            group["step"] = torch.zeros(shape, dtype=dtype)
+    new_state = getattr(live.optimizer, "new_state", None)  # of an optimizer whose states have shapes of their own
+    for name, parameter in live.parameters.items():
+        prefix = f"{live.part}/optimizer/{name}/"
+        saved = {key.removeprefix(prefix): kind for key, kind in shapes.items() if key.startswith(prefix)}
+        if new_state and saved:
+            live.optimizer.state[parameter] = new_state(parameter)
+            continue
+        for key, (shape, dtype) in saved.items():
+            if shape == parameter.shape:
+                state = torch.zeros_like(parameter.detach(), dtype=dtype)
+            else:  # torch keeps the number of steps on the CPU
+                state = torch.zeros(shape, dtype=dtype, device=parameter.device if on_device else "cpu")
+            live.optimizer.state[parameter][key] = state
+
+
+def set_random_states(saved: Mapping[str, Tensor], rank: int, device: torch.device) -> None:
+    """saved: the tensors that `named_tensors` named"""
+    torch.set_rng_state(saved[f"rank{rank}/random/cpu"])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(saved[f"rank{rank}/random/cuda"], device)
 
 
 @dataclass(frozen=True)
@@ -165,19 +263,17 @@ def read(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 def damage(folder: Path, files: Files, rank: int, world_size: int) -> str | None:
     """What is wrong with the files, the same on every rank; None where all are as they were written. Each rank reads
     its share. Collective."""
-    share = sorted(files)[rank::world_size]
-    problems = all_gather(next((wrong for name in share if (wrong := _wrong(folder / name, files[name]))), None))
-    return next((wrong for wrong in problems if wrong), None)
-
-
-def _wrong(path: Path, written: tuple[int, str]) -> str | None:
-    try:
-        size = path.stat().st_size
-        if size != written[0]:
-            return f"{path.name} has {size} bytes instead of {written[0]}"
-        return None if _sum(path) == tuple(written) else f"the checksum of {path.name} differs"
-    except OSError as error:
-        return f"{path.name}: {error.strerror}"
+    wrong: list[str] = []
+    for name in sorted(files)[rank::world_size]:
+        path, (written, _) = folder / name, files[name]
+        try:
+            if (size := path.stat().st_size) != written:
+                wrong.append(f"{name} has {size} bytes instead of {written}")
+            elif _sum(path) != tuple(files[name]):
+                wrong.append(f"the checksum of {name} differs")
+        except OSError as error:
+            wrong.append(f"{name}: {error.strerror}")
+    return next((problem for of_rank in all_gather(wrong[:1]) for problem in of_rank), None)
 
 
 def _sum(path: Path) -> tuple[int, str]:

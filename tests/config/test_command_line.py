@@ -9,7 +9,7 @@ import pytest
 
 import ddlbench
 from ddlbench.config.choices import LINE, choices, keys, meanings, targets, title
-from ddlbench.config.help import help_text
+from ddlbench.config.command_line import help_text
 from ddlbench.config.schema import GROUPS
 from tests.support.waiting import WITHIN_S
 

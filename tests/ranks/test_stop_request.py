@@ -14,11 +14,11 @@ import torch
 
 from ddlbench.config.schema import Config
 from ddlbench.errors import Failure, Stopped, failure_of
+from ddlbench.ranks import boundary
+from ddlbench.ranks.boundary import StopRequest
 from ddlbench.ranks.launchers import Launch
 from ddlbench.record.record import Record
-from ddlbench.run import stop_request
 from ddlbench.run.context import Attempt
-from ddlbench.run.stop_request import StopRequest
 
 SIGNAL = Failure("killed", "rank 0 received SIGTERM", 143, 0, doubtful=True)
 CPU = torch.device("cpu")
@@ -57,7 +57,7 @@ def test_two_signals_at_once_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not made.same_signal()
     made.send(SIGNAL, None)
     assert made.same_signal()
-    monkeypatch.setattr(stop_request, "ONE_SIGNAL_S", 0.0)
+    monkeypatch.setattr(boundary, "ONE_SIGNAL_S", 0.0)
     assert not made.same_signal()
 
 
@@ -91,11 +91,11 @@ def test_ranks_that_do_not_agree_or_do_not_come_are_overdue(monkeypatch: pytest.
     made.send(SIGNAL, None)
     made.at = None  # the other ranks have not answered
     assert not made.overdue(None)
-    monkeypatch.setattr(stop_request, "AGREE_S", 0.0)
+    monkeypatch.setattr(boundary, "AGREE_S", 0.0)
     assert made.overdue(None)
     made.at = 5
     assert not made.overdue(None)
-    monkeypatch.setattr(stop_request, "STOP_S", 0.0)
+    monkeypatch.setattr(boundary, "STOP_S", 0.0)
     assert made.overdue(None)
 
 
@@ -106,7 +106,7 @@ def test_while_the_ranks_connect_the_end_waits_for_the_store_and_no_longer_than_
     made.hold(SIGNAL)
     assert made.overdue(None) is None
     assert made.overdue(0.25) == SIGNAL
-    monkeypatch.setattr(stop_request, "REACH_S", 0.0)
+    monkeypatch.setattr(boundary, "REACH_S", 0.0)
     assert made.overdue(None) == SIGNAL
 
 
@@ -117,6 +117,6 @@ def test_a_main_thread_that_comes_to_the_boundary_gets_some_time(monkeypatch: py
     made.at = 5
     assert made.main_thread_is_coming(other)
     assert not made.main_thread_is_coming(SIGNAL)  # which ended at once
-    monkeypatch.setattr(stop_request, "BEHIND_S", -1.0)
+    monkeypatch.setattr(boundary, "BEHIND_S", -1.0)
     made.wait_until = float("inf")
     assert not made.main_thread_is_coming(other)

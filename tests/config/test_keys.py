@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ddlbench.config import schema
-from ddlbench.config.identity import added_later, measured_part
+from ddlbench.config.keys import added_later, measured_part
 from ddlbench.config.schema import Config
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.record.record import run_id
