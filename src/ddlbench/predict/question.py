@@ -112,7 +112,6 @@ def ask(arguments: Sequence[str]) -> Question:
     for word in words:
         if word.startswith("-") or "=" not in word:
             raise UserError(f"{word} is no option and no key=value: see python -m ddlbench.predict --help")
-    _check(options)
     given = dict(word.split("=", 1) for word in words)
     overlap = given.get("overlap")
     for key in OPTION_KEYS:
@@ -131,26 +130,13 @@ def ask(arguments: Sequence[str]) -> Question:
         overlap=None if overlap is None else overlap == "true",
         batches=numbers(several[-1].partition("=")[2], "train.global_batch") if several else (),
     )
-    if options.plan:
-        _check_plan(question)
+    _check(question)
     return question
 
 
-def _check_plan(question: Question) -> None:
-    """UserError for options and words that do not go with --plan."""
-    for name in ("blocks", "timeline", "chakra", "check_volumes", "max_gpus", "calibrate_network", "exact_memory"):
-        if getattr(question.options, name):
-            raise UserError(f"--plan ranks many layouts: leave --{name.replace('_', '-')} out, and predict one of them")
-    if question.batches and question.options.one_gpu_step_s is not None and question.options.one_gpu_batch is None:
-        raise UserError("--one-gpu-step-s with several train.global_batch: give its samples with --one-gpu-batch")
-    for word in question.words:
-        if word.partition("=")[0].lstrip("+") in [f"framework.{degree}" for degree in DEGREES]:
-            raise UserError(f"{word}: --plan chooses the layout: leave it out, or predict it without --plan")
-        if question.batches and word.startswith("train.batch_per_gpu="):
-            raise UserError(f"{word} and several train.global_batch both set the batch: give one of them")
-
-
-def _check(options: argparse.Namespace) -> None:
+def _check(question: Question) -> None:
+    """UserError for values of options that cannot be meant, and for options and words that exclude each other."""
+    options = question.options
     for name in ABOVE_0:
         value = getattr(options, name)
         if value is not None and not 0 < value < float("inf"):
@@ -167,6 +153,18 @@ def _check(options: argparse.Namespace) -> None:
             raise UserError(
                 f"--{name.replace('_', '-')} adds lines to the table, and --json has rows only: leave one out"
             )
+    if not options.plan:
+        return
+    for name in ("blocks", "timeline", "chakra", "check_volumes", "max_gpus", "calibrate_network", "exact_memory"):
+        if getattr(options, name):
+            raise UserError(f"--plan ranks many layouts: leave --{name.replace('_', '-')} out, and predict one of them")
+    if question.batches and options.one_gpu_step_s is not None and options.one_gpu_batch is None:
+        raise UserError("--one-gpu-step-s with several train.global_batch: give its samples with --one-gpu-batch")
+    for word in question.words:
+        if word.partition("=")[0].lstrip("+") in [f"framework.{degree}" for degree in DEGREES]:
+            raise UserError(f"{word}: --plan chooses the layout: leave it out, or predict it without --plan")
+        if question.batches and word.startswith("train.batch_per_gpu="):
+            raise UserError(f"{word} and several train.global_batch both set the batch: give one of them")
 
 
 def numbers(text: str, key: str = "gpus") -> list[int]:
