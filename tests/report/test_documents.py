@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddlbench.report.overview import latex, markdown, write_documents, write_warnings
+from ddlbench.report.documents import latex, markdown, write_documents
 from tests.support.records import tables_of, weak_scaling
 
 
@@ -30,15 +30,15 @@ def test_no_name_is_an_argument_of_the_command_before_it():
 
 
 def test_all_warnings_are_a_file_until_there_are_none(tmp_path):
-    write_warnings(["one", "two"], tmp_path)
+    write_documents([], ["one", "two"], tmp_path)
     assert (tmp_path / "warnings.txt").read_text() == "one\ntwo\n"
-    write_warnings([], tmp_path)
-    assert list(tmp_path.iterdir()) == []
+    write_documents([], [], tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"summary.md", "summary.tex"}
 
 
 def test_every_measurement_has_a_line(tmp_path):
     weak_scaling(tmp_path / "results")
     scaling = tables_of(tmp_path / "results").measurements
-    write_documents(scaling, tmp_path)
+    write_documents(scaling, [], tmp_path)
     assert (tmp_path / "summary.tex").read_text().count(r" \\") == 1 + len(scaling)
     assert "| ddp | resnet50 | native | 4 | weak | ok | 1 | 3.66 s | 280.0 |" in (tmp_path / "summary.md").read_text()

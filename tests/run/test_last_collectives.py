@@ -1,4 +1,4 @@
-"""What a rank that hangs writes of its collectives; tests/report/test_hung_ranks.py reads it."""
+"""What a rank that hangs writes of its collectives; tests/report/test_explain.py reads it."""
 
 from __future__ import annotations
 

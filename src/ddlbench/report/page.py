@@ -28,6 +28,7 @@ LONGEST_CELL = 300
 LONGEST_REASON = 4 * LONGEST_CELL  # of a failure; also of a warning or a note
 MADE_WITH = ("device_model", "nodes", "torch", "cuda", "cudnn", "nccl", "driver", "python", "git_commit", "git_dirty")
 DATASET = ("data", "dataset_hash", "dataset_train_samples", "dataset_val_samples")
+NUMBERS = ("nodes", "dataset_train_samples", "dataset_val_samples", "attempts")  # of these columns
 EXPLAINED = (
     "epoch_time_s", "throughput_samples_per_s", "tokens_per_s", "validation_time_s", "startup_s", "first_step_s",
     "data_wait_share", "straggler_wait_s", "val_top1", "val_perplexity_token", "memory_allocated_peak_bytes",
@@ -102,22 +103,26 @@ def cautions(runs: Sequence[Row], scaling: Sequence[Measurement]) -> list[str]:
 
 
 def counted(runs: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:
-    """The first distinct combinations of some columns, each with its number of attempts, and the number of further
-    combinations."""
+    """The first distinct combinations of some columns as a table, each with its number of attempts, and the number of
+    further combinations."""
     counts = Counter(tuple(run[name] for name in names) for run in runs)
     counts.pop((None,) * len(names), None)
     shown, more = limited(list(counts.items()), ROWS_SHOWN)
     lines = [[*map(text, names, values), str(count)] for values, count in shown]
-    return {"headers": [*names, "attempts"], "lines": lines, "more": more}
+    return {"columns": [(name, "", name in NUMBERS) for name in (*names, "attempts")], "lines": lines, "more": more}
 
 
 def grid(columns: Sequence[Column], rows: Sequence[Row], total: int | None = None) -> dict[str, Any]:
-    """The first rows of a table: its columns and its cells as text. total: the number of rows, if `rows` has not all of
-    them."""
+    """The first rows of a table: its columns (name, meaning, whether they are numbers) and its cells as text. total:
+    the number of rows, if `rows` has not all of them."""
     shown = [column for column in columns if any(row[column.name] is not None for row in rows[:ROWS_SHOWN])]
     lines = [[text(column.name, row[column.name]) for column in shown] for row in rows[:ROWS_SHOWN]]
+    heads = [
+        (column.name, column.meaning + f" ({column.unit})" * bool(column.unit), column.kind in ("int", "float"))
+        for column in shown
+    ]
     empty = [column.name for column in columns if column not in shown]
-    return {"columns": shown, "lines": lines, "total": total or len(rows), "empty": empty}
+    return {"columns": heads, "lines": lines, "total": total or len(rows), "empty": empty}
 
 
 def text(name: str, value: Any) -> str:

@@ -1,5 +1,5 @@
 """The last collectives of a rank that hangs, from torch's flight recorder, which keeps the newest 2,000 of each backend
-in memory (TORCH_FR_BUFFER_SIZE). report/hung_ranks.py compares the ranks."""
+in memory (TORCH_FR_BUFFER_SIZE). report/explain.py compares the ranks."""
 
 from __future__ import annotations
 
