@@ -8,9 +8,8 @@ import re
 import pytest
 
 from ddlbench.figures.figures import Drawing
-from ddlbench.report.documents import write_documents
+from ddlbench.report.documents import render, write_documents
 from ddlbench.report.overview import WIDTH, remedy, summary_text
-from ddlbench.report.page import render
 from ddlbench.results.tables.tables import records
 from tests.support.figures import names_of
 from tests.support.records import strong_scaling, tables_of, weak_scaling, write_run

@@ -24,7 +24,7 @@ from ddlbench.predict.question import Question, ask
 from ddlbench.predict.rows import predictions
 from ddlbench.rehearsal import perfetto
 from ddlbench.results.rows import group_by
-from ddlbench.texts import GIB
+from ddlbench.texts import GIB, aligned
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -127,9 +127,14 @@ def show(rows: Sequence[Prediction], question: Question, machine: Machine, memor
     """Print the predictions and the best of them. memory: as for `show_plans`"""
     predicted = [row for row in rows if row.status == "ok"]
     if predicted:
-        print(heading(predicted, machine))
-        print(ranking.table(rows))
-        print(f"\nGiB of the fullest rank at its fullest moment:\n{ranking.memory_table(rows)}\n")
+        print(heading(predicted, machine), ranking.table(rows), "", sep="\n")
+        sizes = [{**(row.memory or {}), "memory": row.memory_bytes or 0.0} for row in predicted]
+        lines = [
+            (*ranking.which(row), *(f"{bytes_ / GIB:.3f}" for bytes_ in parts.values()))
+            for row, parts in zip(predicted, sizes, strict=True)
+        ]
+        print("GiB of the fullest rank at its fullest moment:")
+        print(*aligned((*ranking.WHICH, *sizes[0]), lines, left=ranking.WHICH[:2]), "", sep="\n")
     for line in (*ranking.marks(rows), *ranking.notes(rows)):
         print(line)
     if question.options.blocks:

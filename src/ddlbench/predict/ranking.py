@@ -19,7 +19,6 @@ DECIDING_STEPS = 100  # of a run that decides between two frameworks
 Z80 = 1.2816  # normal quantile of a band of 80 %
 SHOWN, EQUAL = 10, 3  # of the best plans; plans of a framework that are named
 DRAWS = 10_000  # of the steps of frameworks within their bands
-PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")
 
 
 def ranked(rows: Sequence[Prediction]) -> list[Prediction]:
@@ -54,15 +53,6 @@ def table(rows: Sequence[Prediction]) -> str:
         why = row.reason.removeprefix(f"at {row.gpus} GPUs ")
         lines.append((*which(row), _ms(row.step_s), band, *times, memory, error, fits, rate, epoch, why))
     return "\n".join(aligned(COLUMNS, lines, left=(*WHICH[:2], "reason")))
-
-
-def memory_table(rows: Sequence[Prediction]) -> str:
-    """GiB of the parts of `memory`, one line per prediction."""
-    lines = list[tuple[str, ...]]()
-    for row in (row for row in rows if row.status == "ok"):
-        sizes = [*((row.memory or {})[name] for name in PARTS), row.memory_bytes or 0.0]
-        lines.append((*which(row), *(f"{bytes_ / GIB:.3f}" for bytes_ in sizes)))
-    return "\n".join(aligned((*WHICH, *PARTS, "memory"), lines, left=WHICH[:2]))
 
 
 def which(row: Prediction) -> tuple[str, str, str]:

@@ -14,10 +14,9 @@ from ddlbench.errors import RunError, UserError, reporting
 from ddlbench.figures.figure_files import save
 from ddlbench.figures.figures import Drawing, make_figures
 from ddlbench.report.compare import SLOWER, UNDECIDED, versus
-from ddlbench.report.documents import write_documents, write_metrics
+from ddlbench.report.documents import render, write_documents, write_metrics
 from ddlbench.report.explain import explain
 from ddlbench.report.overview import summary_text
-from ddlbench.report.page import render
 from ddlbench.report.study import draw_study
 from ddlbench.results.reading.attempts import Records, read_all
 from ddlbench.results.rows import OWN
@@ -97,22 +96,19 @@ def _compare(given: argparse.Namespace) -> int:
     useless = [name for name, value in options.items() if value]
     if useless:
         raise UserError(f"--compare makes no report: leave {', '.join(useless)} out")
-    before, after = map(_measurements, ("before", "after"), given.compare)
-    comparison = versus(before, after, given.fail_if_slower)
+    sides = list[list[list[AttemptRow]]]()
+    for name, folder in zip(("before", "after"), given.compare, strict=True):  # what is not in the numbers is printed
+        merged = merge(read_all([folder]))
+        _warn(merged.warnings, "a report of this set")
+        if merged.left_out:
+            say(f"{name}: {merged.left_out}", stream=sys.stderr)
+        compared = [group for group in merged.groups if group[0].row["origin"] == OWN]
+        if published := len(merged.groups) - len(compared):
+            say(f"{name}: {published} published measurements are not compared", stream=sys.stderr)
+        sides.append(compared)
+    comparison = versus(sides[0], sides[1], given.fail_if_slower)
     say(*comparison.lines)
     return comparison.exit_code
-
-
-def _measurements(name: str, folder: Path) -> list[list[AttemptRow]]:
-    """The own measurements of one side of a comparison; what is not in the numbers is printed."""
-    merged = merge(read_all([folder]))
-    _warn(merged.warnings, "a report of this set")
-    if merged.left_out:
-        say(f"{name}: {merged.left_out}", stream=sys.stderr)
-    compared = [group for group in merged.groups if group[0].row["origin"] == OWN]
-    if published := len(merged.groups) - len(compared):
-        say(f"{name}: {published} published measurements are not compared", stream=sys.stderr)
-    return compared
 
 
 def _warn(warnings: Sequence[str], others: str) -> None:

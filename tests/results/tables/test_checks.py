@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddlbench.figures.figures import Drawing
-from ddlbench.report.page import render
+from ddlbench.report.documents import render
 from ddlbench.results.tables.checks import drift
 from ddlbench.results.tables.merge import AttemptRow
 from tests.support.records import tables_of, write_run

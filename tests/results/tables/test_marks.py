@@ -6,7 +6,7 @@ import html
 
 from ddlbench.figures.figures import Drawing
 from ddlbench.report.overview import summary_text
-from ddlbench.report.page import render
+from ddlbench.report.documents import render
 from ddlbench.results.tables.checks import marks_explained, marks_of
 from ddlbench.results.tables.measurement import Measurement
 from ddlbench.results.tables.tables import records

@@ -134,11 +134,8 @@ def learned_rows(points: Sequence[Point], left_out: list[str]) -> Iterator[Row]:
     points: the ones that can be predicted; left_out: gets the reason where nothing can be learned
     """
 
-    def series(point: Point) -> tuple[object, ...]:
-        stated = point.stated
-        return stated.source, stated.gpu, stated.network, point.framework, point.words, point.base
-
-    for group in group_by(points, series).values():
+    series = group_by(points, lambda p: (p.stated.source, p.stated.gpu, p.stated.network, p.framework, p.words, p.base))
+    for group in series.values():
         *smaller, last = sorted(group, key=lambda point: point.measured.gpus)
         smaller = [point for point in smaller if last.base.gpus < point.measured.gpus < last.measured.gpus]
         if not smaller:
