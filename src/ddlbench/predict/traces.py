@@ -126,39 +126,35 @@ def nodes(step: Rehearsal, rank: int, speed: float, groups: dict[str, list[int]]
     speed: FLOPs a second; groups: gets the ranks of the groups
     """
     last, received = list[int](), list[int]()
-    for number, operation in enumerate(step.operations):
-        kind, attr = _attributed(operation, rank, rank - step.rank, groups)
-        node = {"id": number, "name": operation.name, "type": kind, "attr": _attributes({"is_cpu_op": False, **attr})}
-        yield node | {
+    for number, (name, flops, bytes_, group, peer) in enumerate(step.operations):
+        attr: dict[str, Any]
+        if group is None:
+            kind, attr = COMPUTE, {"num_ops": round(flops), "tensor_size": bytes_}
+        elif peer is not None:
+            kind, other = SEND if group.kind == "send" else RECEIVE, peer + rank - step.rank
+            source, target = (rank, other) if kind == SEND else (other, rank)
+            attr = {"comm_size": bytes_, "comm_tag": 0, "comm_src": source, "comm_dst": target}
+        elif group.kind in COLLECTIVES:
+            first = rank - rank // group.stride % group.ranks * group.stride
+            pg_name = f"{first}+{group.stride}x{group.ranks}"
+            groups[pg_name] = [first + index * group.stride for index in range(group.ranks)]
+            # As in Chakra's own converter this is what one rank gives, so a gather gives its complete message / ranks.
+            size = bytes_ // group.ranks if group.kind == "all_gather" else bytes_
+            kind, attr = COLLECTIVE, {"comm_type": COLLECTIVES[group.kind], "comm_size": size, "pg_name": pg_name}
+        else:
+            raise Unsupported(f"a Chakra trace cannot say {group.kind}, which is sent among {group.ranks} ranks")
+        yield {
+            "id": number,
+            "name": name,
+            "type": kind,
+            "attr": _attributes({"is_cpu_op": False, **attr}),
             "data_deps": last if kind in (SEND, RECEIVE) else last + received,
-            "duration_micros": round(operation.flops / speed * 1e6),
+            "duration_micros": round(flops / speed * 1e6),
         }
         if kind == RECEIVE:
             received.append(number)
         elif kind != SEND:
             last, received = [number], []
-
-
-def _attributed(
-    operation: Operation, rank: int, shift: int, groups: dict[str, list[int]]
-) -> tuple[int, dict[str, Any]]:
-    """The type and the attributes of a node. As in Chakra's own converter comm_size is what one rank gives, so a gather
-    gives its complete message / ranks. shift: from the rehearsed rank to this one"""
-    _, flops, bytes_, group, peer = operation
-    if group is None:
-        return COMPUTE, {"num_ops": round(flops), "tensor_size": bytes_}
-    if peer is not None:
-        ends = {"comm_src": rank, "comm_dst": peer + shift}
-        if group.kind == "recv":
-            ends = {"comm_src": peer + shift, "comm_dst": rank}
-        return SEND if group.kind == "send" else RECEIVE, {"comm_size": bytes_, "comm_tag": 0, **ends}
-    if group.kind not in COLLECTIVES:
-        raise Unsupported(f"a Chakra trace cannot say {group.kind}, which is sent among {group.ranks} ranks")
-    first = rank - rank // group.stride % group.ranks * group.stride
-    name = f"{first}+{group.stride}x{group.ranks}"
-    groups[name] = [first + index * group.stride for index in range(group.ranks)]
-    size = bytes_ // group.ranks if group.kind == "all_gather" else bytes_
-    return COLLECTIVE, {"comm_type": COLLECTIVES[group.kind], "comm_size": size, "pg_name": name}
 
 
 def merged(operations: Sequence[Operation]) -> Iterator[Operation]:
