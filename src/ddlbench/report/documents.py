@@ -39,7 +39,7 @@ EXPLAINED = (
     "memory_host_peak_bytes", "mfu",
 )  # fmt: skip
 # The first lines, shortened, and how many there are more.
-first = partial(first_few, limit=LINES_SHOWN, text=partial(shortened, longest=LONGEST_REASON))
+first_lines = partial(first_few, limit=LINES_SHOWN, text=partial(shortened, longest=LONGEST_REASON))
 LABELS = ("run_id", "attempt", "status", "framework", "model", "gpus", "precision", "device_model")  # of metrics
 _LATEX = str.maketrans({
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "_": r"\_", "%": r"\%",
@@ -74,16 +74,16 @@ def render(tables: Tables, drawing: Drawing, folder: Path) -> str:
         more_paragraphs=more,
         lines=[(row["status"], cells) for row, cells in zip(scaling, lines, strict=False)],
         measurements=len(scaling),
-        notes=first(
+        notes=first_lines(
             [*overview.base_lines(scaling), *overview.notes(scaling), *([tables.drift] if tables.drift else [])]
         ),
         left_out=tables.left_out,
-        cautions=first([*tables.warnings, *cautions(runs, scaling)]),
+        cautions=first_lines([*tables.warnings, *cautions(runs, scaling)]),
         more_warnings=len(tables.warnings) > LINES_SHOWN,
         pictures=pictures(drawing.figures, folder),
         plots=drawing.plots,
-        folded=first(drawing.notes),
-        comparisons=first(comparisons(scaling)),
+        folded=first_lines(drawing.notes),
+        comparisons=first_lines(comparisons(scaling)),
         failures=failures,
         failed=len(failed),
         explained=[column for column in RUNS if column.name in EXPLAINED],
@@ -116,7 +116,7 @@ def counted(runs: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:
     counts = Counter(tuple(run[name] for name in names) for run in runs)
     counts.pop((None,) * len(names), None)
     shown, more = limited(list(counts.items()), ROWS_SHOWN)
-    lines = [[*map(cell, names, values), str(count)] for values, count in shown]
+    lines = [[*map(cell_text, names, values), str(count)] for values, count in shown]
     return {"columns": [(name, "", name in NUMBERS) for name in (*names, "attempts")], "lines": lines, "more": more}
 
 
@@ -124,7 +124,7 @@ def grid(columns: Sequence[Column], rows: Sequence[Row], total: int | None = Non
     """The first rows of a table: its columns (name, meaning, whether they are numbers) and its cells as text. total:
     the number of rows, if `rows` has not all of them."""
     shown = [column for column in columns if any(row[column.name] is not None for row in rows[:ROWS_SHOWN])]
-    lines = [[cell(column.name, row[column.name]) for column in shown] for row in rows[:ROWS_SHOWN]]
+    lines = [[cell_text(column.name, row[column.name]) for column in shown] for row in rows[:ROWS_SHOWN]]
     heads = [
         (column.name, column.meaning + f" ({column.unit})" * bool(column.unit), column.kind in ("int", "float"))
         for column in shown
@@ -133,7 +133,7 @@ def grid(columns: Sequence[Column], rows: Sequence[Row], total: int | None = Non
     return {"columns": heads, "lines": lines, "total": total or len(rows), "empty": empty}
 
 
-def cell(name: str, value: Any) -> str:
+def cell_text(name: str, value: Any) -> str:
     """A cell for reading: six digits of a number, twelve of a hash; the CSV file has all."""
     if value is None:
         return ""

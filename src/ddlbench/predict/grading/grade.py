@@ -133,20 +133,18 @@ def learned_rows(points: Sequence[Point], left_out: list[str]) -> Iterator[Row]:
 
     points: the ones that can be predicted; left_out: gets the reason where nothing can be learned
     """
-
     series = group_by(points, lambda p: (p.stated.source, p.stated.gpu, p.stated.network, p.framework, p.words, p.base))
     for group in series.values():
         *smaller, last = sorted(group, key=lambda point: point.measured.gpus)
         smaller = [point for point in smaller if last.base.gpus < point.measured.gpus < last.measured.gpus]
         if not smaller:
             continue
-        measured, most = [point.measured.seconds for point in smaller], smaller[-1].measured.gpus
         try:
             learned = learn(
                 last.machine,
                 lambda machine, smaller=smaller: [predicted_s(point, machine) for point in smaller],
-                measured,
-                most,
+                [point.measured.seconds for point in smaller],
+                smaller[-1].measured.gpus,
             )
             counts = ", ".join(str(point.measured.gpus) for point in smaller)
             yield last.graded(f"{counts} GPUs", learned.rest * predicted_s(last, learned.machine), learned=True)
