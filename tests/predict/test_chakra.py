@@ -174,7 +174,7 @@ def test_the_command_writes_all_of_1024_ranks(tmp_path: Path) -> None:
     files = [f"fsdp_1024.{rank}.et" for rank in range(1024)]
     assert {file.name for file in tmp_path.iterdir()} == {*files, "fsdp_1024.groups.json"}
     assert json.loads((tmp_path / "fsdp_1024.groups.json").read_text()) == {"0+1x1024": list(range(1024))}
-    assert read(tmp_path / files[0]) == read(tmp_path / traces[-1])
+    assert read(tmp_path / files[0]) == read(tmp_path / files[-1])
 
 
 def test_bad_input_is_one_line(
