@@ -154,11 +154,10 @@ def layouts(framework: Any, gpus: int, per_node: int, most_stages: int | None = 
     within = [n for n in range(2, per_node + 1) if per_node % n == 0]
     tensors = within if framework.name in SHARES else [1]
     stages = [n for n in range(2, (most_stages or gpus) + 1) if gpus % n == 0] if "pp" in degrees else [1]
-    for tp in tensors:
-        for pp in stages:
-            if gpus % (tp * pp) == 0:
-                chosen = {"dp": gpus // (tp * pp), "tp": tp, "sp": tp, "pp": pp}
-                yield replace(framework, **{degree: chosen[degree] for degree in degrees})
+    for tp, pp in itertools.product(tensors, stages):
+        if gpus % (tp * pp) == 0:
+            chosen = {"dp": gpus // (tp * pp), "tp": tp, "sp": tp, "pp": pp}
+            yield replace(framework, **{degree: chosen[degree] for degree in degrees})
 
 
 def settings(config: Config) -> dict[str, Any]:

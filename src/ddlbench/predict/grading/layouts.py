@@ -130,9 +130,8 @@ def predicted_s(layout: Layout, kernels: Kernels = A100) -> float:
     config = _config(layout, 2, "train.reduce_dtype=fp16")
     job = job_of(config, layout.gpus, machine)
     counts = _counts(config.model, layout.layers, layout.tp > 1, kernels)
-    speeds = Speeds.of(
-        replace(machine.device, kernel_s=kernels.kernel_s, host_s=kernels.host_s), config.train.precision, False
-    )
+    device = replace(machine.device, kernel_s=kernels.kernel_s, host_s=kernels.host_s)
+    speeds = Speeds.of(device, config.train.precision, tf32=False)
     assert speeds is not None
     speeds = replace(speeds, flops_per_s=kernels.flops_share * speeds.flops_per_s)
     computation = Computation(counts, speeds, config.recipe.optimizer.costs, "A100 kernels")
