@@ -5,8 +5,8 @@ from __future__ import annotations
 import html
 
 from ddlbench.figures.figures import Drawing
-from ddlbench.report.overview import summary_text
 from ddlbench.report.documents import render
+from ddlbench.report.overview import summary_text
 from ddlbench.results.tables.checks import marks_explained, marks_of
 from ddlbench.results.tables.measurement import Measurement
 from ddlbench.results.tables.tables import records
