@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
@@ -92,11 +93,18 @@ def show_plans(rows: Sequence[Prediction], machine: Machine, memory: float | Non
         batch = f", {samples} samples an update" if samples else ""
         counts = f"{len(tried):,} plans of {len(frameworks)} frameworks at {tried[0].gpus} GPUs{batch}"
         best = ranking.fitting(tried, max_memory=memory)
+        possible = [row for row in tried if row.status == "ok"]
+        if not possible:  # what the checks say most often
+            (reason, count), *_ = Counter(row.reason for row in tried).most_common(1)
+            print(f"{counts}: none is possible: {reason} ({count:,} of {len(tried):,})\n")
+            continue
         if not best:
-            print(f"{counts}: none is possible: {ranking.short_of(tried)}\n")
+            least = min(possible, key=lambda row: row.memory_bytes or 0.0)
+            needs = f"{ranking.command(least)}, with {(least.memory_bytes or 0.0) / GIB:.3g} GiB"
+            print(f"{counts}: none is possible: the plan that needs the least memory is {needs}\n")
             continue
         shown, others = best[: ranking.SHOWN], ranking.contrast(best)
-        print(heading([row for row in tried if row.status == "ok"], machine))
+        print(heading(possible, machine))
         print(f"{counts}: {len(best):,} fit; the best {len(shown)}:\n\n{ranking.table(shown)}")
         if others:
             print(f"\nthe best of each other framework:\n\n{ranking.table(others)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -144,14 +143,3 @@ def command(row: Prediction) -> str:
     """The words of ddlbench for a plan."""
     words = [f"{key}={str(value).lower()}" for key, value in row.settings.items()]
     return " ".join([f"+framework={row.framework}", *words])
-
-
-def short_of(rows: Sequence[Prediction]) -> str:
-    """What every plan lacks: memory, or what the checks say most often."""
-    possible = [row for row in rows if row.status == "ok"]
-    if possible:
-        least = min(possible, key=lambda row: row.memory_bytes or 0.0)
-        needed = f"{(least.memory_bytes or 0.0) / GIB:.3g} GiB"
-        return f"the plan that needs the least memory is {command(least)}, with {needed}"
-    (reason, count), *_ = Counter(row.reason for row in rows).most_common(1)
-    return f"{reason} ({count:,} of {len(rows):,})"

@@ -59,7 +59,13 @@ class Grade:
         """docs/oracle.md explains the keys. UserError without a point."""
         if not self.points:
             raise UserError(f"no row can be graded: {'; '.join(self.left_out[:3]) or 'the file has no rows'}")
-        slope, interval = _slope([log2(p["gpus"]) for p in self.points], [p["error"] for p in self.points])
+        x, y = [log2(point["gpus"]) for point in self.points], [point["error"] for point in self.points]
+        slope, interval = None, None  # of a straight line by least squares
+        if len(set(x)) > 1:
+            slope = float(np.polyfit(x, y, 1)[0])
+            if len(x) > 2:
+                half = Z95 * float(np.sqrt(np.polyfit(x, y, 1, cov=True)[1][0, 0]))
+                interval = slope - half, slope + half
         by: dict[str, dict[str, dict[str, float]]] = {}
         for name in GROUPS:
             groups = group_by(self.points, lambda point, name=name: str(point[name]))
@@ -94,17 +100,6 @@ def error_statistics(errors: Sequence[float]) -> dict[str, float]:
         "within_10": mean(size <= 0.10 for size in sizes),
         "mean_signed_error": mean(errors),
     }
-
-
-def _slope(x: Sequence[float], y: Sequence[float]) -> tuple[float | None, tuple[float, float] | None]:
-    """The slope of a straight line by least squares, and its 95 % interval; None with fewer than two GPU counts."""
-    if len(set(x)) < 2:
-        return None, None
-    if len(x) < 3:
-        return float(np.polyfit(x, y, 1)[0]), None
-    (slope, _), covariance = np.polyfit(x, y, 1, cov=True)
-    half = Z95 * float(np.sqrt(covariance[0, 0]))
-    return float(slope), (float(slope) - half, float(slope) + half)
 
 
 def predicted_s(point: Point, other: Machine | None = None) -> float:
