@@ -17,9 +17,9 @@ from ddlbench.errors import Unsupported
 from ddlbench.oracle.machine.machine import load
 from ddlbench.oracle.measured.inputs import from_roofline
 from ddlbench.oracle.predictor import Inputs, Prediction, predict
-from ddlbench.predict import chakra
+from ddlbench.predict import traces
 from ddlbench.predict.__main__ import main
-from ddlbench.predict.volumes import compared, dimension_of, distinct_ranks
+from ddlbench.predict.work import compared, dimension_of, distinct_ranks
 from ddlbench.rehearsal.observed import Group, Operation
 from ddlbench.rehearsal.rehearse import Rehearsal, Sent
 from tests.support.rehearsals import config
@@ -31,13 +31,13 @@ FRAMEWORKS = {
     "1f1b": ("framework.dp=1",),
 }  # fmt: skip
 SLOW = ("zero3", "1f1b")  # they send in the ways of fsdp and gpipe
-KINDS = {number: name for name, number in chakra.COLLECTIVES.items()}
+KINDS = {number: name for name, number in traces.COLLECTIVES.items()}
 
 
 def classes(official: bool) -> dict[str, Any]:
     """The message classes of MLCommons' own package, or those of ddlbench."""
     if not official:
-        return chakra.messages()
+        return traces.messages()
     try:
         return vars(importlib.import_module("chakra.schema.protobuf.et_def_pb2"))
     except ImportError:
@@ -63,12 +63,12 @@ def bytes_by_kind(nodes: list[dict[str, Any]], groups: dict[str, list[int]], ran
     """The complete messages of what a rank sends, by kind and group."""
     total = defaultdict[Group, float](float)
     for node in nodes:
-        if node["type"] == chakra.COLLECTIVE:
+        if node["type"] == traces.COLLECTIVE:
             ranks, kind = groups[node["pg_name"]], KINDS[node["comm_type"]]
             assert rank in ranks
             times = len(ranks) if kind == "all_gather" else 1
             total[Group(kind, len(ranks), ranks[1] - ranks[0])] += times * node["comm_size"]
-        elif node["type"] == chakra.SEND:
+        elif node["type"] == traces.SEND:
             total[Group("send", 0, 0)] += node["comm_size"]
     return dict(total)
 
@@ -90,7 +90,7 @@ def test_the_bytes_read_back_are_those_of_check_volumes(framework: str, tmp_path
     row = predict(made, RANKS, Inputs(machine, lambda given: from_roofline(given, machine)))
     assert row.status == "ok", row.reason
     rehearsed = distinct_ranks(row)
-    chakra.write_row(tmp_path, row, rehearsed, chakra.messages())
+    traces.write_row(tmp_path, row, rehearsed, traces.messages())
     groups = json.loads((tmp_path / f"{framework}_4.groups.json").read_text())
     messages, by_stage, seconds = list[tuple[int, Any]](), list[dict[str, float]](), 0.0
     for rank in range(RANKS):
@@ -109,7 +109,7 @@ def test_the_bytes_read_back_are_those_of_check_volumes(framework: str, tmp_path
             for node in nodes
             if "comm_src" in node
         ]
-    sent, received = (Counter(what for kind, what in messages if kind == end) for end in (chakra.SEND, chakra.RECEIVE))
+    sent, received = (Counter(what for kind, what in messages if kind == end) for end in (traces.SEND, traces.RECEIVE))
     assert sent == received
     assert bool(sent) == (row.layout.get("pp", 1) > 1)
     assert seconds == pytest.approx(row.compute_s, abs=1e-3)
@@ -136,7 +136,7 @@ TRACED = Rehearsal(
 def test_the_nodes_of_another_rank_of_the_stage(official: bool, tmp_path: Path) -> None:
     """Rank 7 of two stages of four ranks, of which rank 4 is rehearsed: its peer is 3, its group 5 and 7."""
     row = Prediction("hybrid", "gpt2", "h100", 8, "ok", "", compute_s=4.0)
-    chakra.write_row(tmp_path, row, [TRACED, TRACED], chakra.messages())
+    traces.write_row(tmp_path, row, [TRACED, TRACED], traces.messages())
     groups = json.loads((tmp_path / "hybrid_8.groups.json").read_text())
     assert groups == {f"{first}+2x2": [first, first + 2] for first in (0, 1, 4, 5)}
     compute, gather, receive, send, after = read(tmp_path / "hybrid_8.7.et", official)
@@ -158,7 +158,7 @@ def test_the_nodes_of_another_rank_of_the_stage(official: bool, tmp_path: Path) 
 def test_each_of_several_steps_takes_its_seconds(tmp_path: Path) -> None:
     """With local SGD a trace has as many steps as one average of the weights needs: here two of 2 GFLOP."""
     row = Prediction("local_sgd", "gpt2", "h100", 8, "ok", "", compute_s=4.0)
-    chakra.write_row(tmp_path, row, [replace(TRACED, flops=2e9)], chakra.messages())
+    traces.write_row(tmp_path, row, [replace(TRACED, flops=2e9)], traces.messages())
     seconds = sum(node["us"] for node in read(tmp_path / "local_sgd_8.4.et")) / 1e6
     assert seconds == pytest.approx(2 * 4.0)
 
@@ -171,10 +171,10 @@ COMMAND = [
 
 def test_the_command_writes_all_of_1024_ranks(tmp_path: Path) -> None:
     assert main([*COMMAND, "+framework=fsdp", "gpus=[1024]", f"--chakra={tmp_path}"]) == 0
-    traces = [f"fsdp_1024.{rank}.et" for rank in range(1024)]
-    assert {file.name for file in tmp_path.iterdir()} == {*traces, "fsdp_1024.groups.json"}
+    files = [f"fsdp_1024.{rank}.et" for rank in range(1024)]
+    assert {file.name for file in tmp_path.iterdir()} == {*files, "fsdp_1024.groups.json"}
     assert json.loads((tmp_path / "fsdp_1024.groups.json").read_text()) == {"0+1x1024": list(range(1024))}
-    assert read(tmp_path / traces[0]) == read(tmp_path / traces[-1])
+    assert read(tmp_path / files[0]) == read(tmp_path / files[-1])
 
 
 def test_bad_input_is_one_line(
@@ -197,4 +197,4 @@ def test_a_collective_without_a_name_in_the_schema_is_refused(tmp_path: Path) ->
     row = Prediction("ddp", "gpt2", "h100", 2, "ok", "", compute_s=4.0)
     gather = Operation("c10d.gather_", 0.0, 8, Group("gather", 2, 1))
     with pytest.raises(Unsupported, match="a Chakra trace cannot say gather, which is sent among 2 ranks"):
-        chakra.write_row(tmp_path, row, [replace(TRACED, operations=(TRACED.operations[0], gather))], chakra.messages())
+        traces.write_row(tmp_path, row, [replace(TRACED, operations=(TRACED.operations[0], gather))], traces.messages())

@@ -15,7 +15,7 @@ from ddlbench.oracle.machine.machine import load
 from ddlbench.oracle.measured.inputs import from_roofline
 from ddlbench.oracle.predictor import Inputs, Prediction, predict
 from ddlbench.predict.__main__ import main
-from ddlbench.predict.timeline import timeline
+from ddlbench.predict.traces import timeline
 from ddlbench.rehearsal.perfetto import Slice, events, write
 from tests.support.rehearsals import MODELS, WORLD, config
 

@@ -10,7 +10,7 @@ from benchmarks.reporting import write_campaign
 from ddlbench.figures.figures import MOST_FILES, PANELS_OF_A_FILE, make_figures
 from ddlbench.figures.panels import MOST_CURVES
 from ddlbench.report.__main__ import main
-from ddlbench.report.page import ROWS_SHOWN
+from ddlbench.report.documents import ROWS_SHOWN
 from tests.support.records import tables_of
 
 EPOCHS = 2

@@ -8,8 +8,8 @@ import re
 import pytest
 
 from ddlbench.figures.figures import Drawing
-from ddlbench.report.overview import WIDTH, remedy, summary_text, write_documents
-from ddlbench.report.page import render
+from ddlbench.report.documents import render, write_documents
+from ddlbench.report.overview import WIDTH, remedy, summary_text
 from ddlbench.results.tables.tables import records
 from tests.support.figures import names_of
 from tests.support.records import strong_scaling, tables_of, weak_scaling, write_run
@@ -63,7 +63,7 @@ def test_one_gpu_count_has_no_ratios(tmp_path):
     assert not any(word in text for word in ("speedup", "efficiency", "100.0 %", "base"))
     assert not any(word in name for name in names_of(made) for word in ("speedup", "efficiency"))
     assert "own base</th>" not in render(made, Drawing(), tmp_path)
-    write_documents(made.measurements, tmp_path)
+    write_documents(made.measurements, [], tmp_path)
     assert "own base" not in (tmp_path / "summary.md").read_text()
     write_run(tmp_path, gpus=4, rate=150.0)
     made = tables_of(tmp_path)
@@ -194,7 +194,7 @@ def test_names_in_sentences_and_documents_are_complete(tmp_path):
         write_run(tmp_path, rate=rate, recipe={"optimizer_of_matrices": {"momentum_of_gradients": moment}})
         write_run(tmp_path, gpus=2, rate=150.0, recipe={"optimizer_of_matrices": {"momentum_of_gradients": moment}})
     measurements = tables_of(tmp_path, across=["recipe"]).measurements
-    write_documents(measurements, tmp_path)
+    write_documents(measurements, [], tmp_path)
     name = "ddp (recipe.optimizer_of_matrices.momentum_of_gradients=0.8)"
     assert f"| {name}@1 |" in (tmp_path / "summary.md").read_text().replace("\\", "")
     text = summary_text(measurements)

@@ -1,6 +1,6 @@
 """From the program's start to the first step: the spans, and the hosts that all ranks exchange. Ranks with other
 versions or settings are found before anything is measured, in two real processes. What a rank that hangs writes of its
-collectives; tests/report/test_hung_ranks.py reads it."""
+collectives; tests/report/test_explain.py reads it."""
 
 from __future__ import annotations
 

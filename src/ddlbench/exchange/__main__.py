@@ -216,40 +216,31 @@ def _system(row: Row) -> Row:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 2 for errors of the user, 1 if nothing was imported or exported."""
-    given = _parser().parse_args(arguments)
+    parser = argparse.ArgumentParser(prog="python -m ddlbench.exchange", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    command = commands.add_parser("import", help=import_published.__doc__, description=import_published.__doc__)
+    command.set_defaults(run=import_published)
+    add = command.add_argument
+    # fmt: off
+    add("places", nargs="+", type=Path, metavar="PLACE",
+        help="a CSV file (docs/published.md), or a folder with result_N.txt of MLPerf Training in it or below")
+    add("--into", type=Path, default=Path("results/published"), metavar="RESULTS",
+        help="folder of results (default: results/published)")
+    add("--url", help="address at which a folder of MLPerf results is published")
+    add("--source", metavar="NAME", help="name of its publication (default: by year and submitter)")
+    add("--strategy", default="not stated", metavar="NAME",
+        help="way of training in parallel, which its logs do not state (default: not stated)")
+    # fmt: on
+    command = commands.add_parser("export", help=export_mllog.__doc__, description=export_mllog.__doc__)
+    command.set_defaults(run=export_mllog)
+    command.add_argument("results", type=Path, metavar="RESULTS", help="results_dir of runs")
+    command.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the logs")
+    given = parser.parse_args(arguments)
     try:
         return given.run(given)
     except RunError as error:
         say(f"ddlbench.exchange: {error}", stream=sys.stderr)
         return error.exit_code
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m ddlbench.exchange", description=__doc__)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-
-    importing = commands.add_parser("import", help=import_published.__doc__, description=import_published.__doc__)
-    importing.set_defaults(run=import_published)
-    importing.add_argument(
-        "places", nargs="+", type=Path, metavar="PLACE",
-        help="a CSV file (docs/published.md), or a folder with result_N.txt of MLPerf Training in it or below",
-    )  # fmt: skip
-    importing.add_argument(
-        "--into", type=Path, default=Path("results/published"), metavar="RESULTS",
-        help="folder of results (default: results/published)",
-    )  # fmt: skip
-    importing.add_argument("--url", help="address at which a folder of MLPerf results is published")
-    importing.add_argument("--source", metavar="NAME", help="name of its publication (default: by year and submitter)")
-    importing.add_argument(
-        "--strategy", default="not stated", metavar="NAME",
-        help="way of training in parallel, which its logs do not state (default: not stated)",
-    )  # fmt: skip
-
-    exporting = commands.add_parser("export", help=export_mllog.__doc__, description=export_mllog.__doc__)
-    exporting.set_defaults(run=export_mllog)
-    exporting.add_argument("results", type=Path, metavar="RESULTS", help="results_dir of runs")
-    exporting.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the logs")
-    return parser
 
 
 if __name__ == "__main__":

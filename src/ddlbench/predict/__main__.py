@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
@@ -19,13 +20,12 @@ from ddlbench.oracle.measured import network
 from ddlbench.oracle.measured.inputs import ROOFLINE, SLOWER, machine_of, proportions, require_gpu
 from ddlbench.oracle.predictor import Prediction
 from ddlbench.oracle.runs import Results
-from ddlbench.predict import blocks, chakra, ranking, volumes
+from ddlbench.predict import ranking, traces, work
 from ddlbench.predict.question import Question, ask
 from ddlbench.predict.rows import predictions
-from ddlbench.predict.timeline import timeline
 from ddlbench.rehearsal import perfetto
 from ddlbench.results.rows import group_by
-from ddlbench.texts import GIB
+from ddlbench.texts import GIB, aligned
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -71,9 +71,9 @@ def answer(question: Question) -> int:
         else:
             figure.draw(rows, options.figure)
     if options.timeline:
-        perfetto.write(options.timeline, chain.from_iterable(map(timeline, predicted)))
+        perfetto.write(options.timeline, chain.from_iterable(map(traces.timeline, predicted)))
     if options.chakra:
-        for line in chakra.write(options.chakra, predicted):
+        for line in traces.write_chakra(options.chakra, predicted):
             print(line, file=sys.stderr)
     if options.json:
         print(json.dumps([row.printed() for row in rows], indent=1))
@@ -85,12 +85,31 @@ def answer(question: Question) -> int:
 
 
 def show_plans(rows: Sequence[Prediction], machine: Machine, memory: float | None) -> None:
-    """Print the plans for each number of GPUs and batch, and the frameworks that have none, whose rows have no
-    settings. memory: at most so many bytes; None: those of the device"""
+    """Print the best plans for each number of GPUs and batch, or why there is none; then the frameworks that have none,
+    whose rows have no settings. memory: at most so many bytes; None: those of the device"""
     plans = [row for row in rows if row.settings]
-    for same in group_by(plans, lambda row: (row.gpus, row.settings.get("train.global_batch"))).values():
-        possible = [row for row in same if row.status == "ok"]
-        ranking.show_best_plans(same, heading(possible or same, machine), memory)
+    for tried in group_by(plans, lambda row: (row.gpus, row.settings.get("train.global_batch"))).values():
+        samples, frameworks = tried[0].settings.get("train.global_batch"), {row.framework for row in tried}
+        batch = f", {samples} samples an update" if samples else ""
+        counts = f"{len(tried):,} plans of {len(frameworks)} frameworks at {tried[0].gpus} GPUs{batch}"
+        best = ranking.fitting(tried, max_memory=memory)
+        possible = [row for row in tried if row.status == "ok"]
+        if not possible:  # what the checks say most often
+            (reason, count), *_ = Counter(row.reason for row in tried).most_common(1)
+            print(f"{counts}: none is possible: {reason} ({count:,} of {len(tried):,})\n")
+            continue
+        if not best:
+            least = min(possible, key=lambda row: row.memory_bytes or 0.0)
+            needs = f"{ranking.command(least)}, with {(least.memory_bytes or 0.0) / GIB:.3g} GiB"
+            print(f"{counts}: none is possible: the plan that needs the least memory is {needs}\n")
+            continue
+        shown, others = best[: ranking.SHOWN], ranking.contrast(best)
+        print(heading(possible, machine))
+        print(f"{counts}: {len(best):,} fit; the best {len(shown)}:\n\n{ranking.table(shown)}")
+        if others:
+            print(f"\nthe best of each other framework:\n\n{ranking.table(others)}")
+        print("", *ranking.marks(shown), *ranking.conclusion(best, ""), sep="\n")
+        print(f"to run it: {ranking.command(best[0])}\n")
     for line in ranking.notes([row for row in rows if not row.settings]):
         print(line)
 
@@ -116,17 +135,22 @@ def show(rows: Sequence[Prediction], question: Question, machine: Machine, memor
     """Print the predictions and the best of them. memory: as for `show_plans`"""
     predicted = [row for row in rows if row.status == "ok"]
     if predicted:
-        print(heading(predicted, machine))
-        print(ranking.table(rows))
-        print(f"\nGiB of the fullest rank at its fullest moment:\n{ranking.memory_table(rows)}\n")
+        print(heading(predicted, machine), ranking.table(rows), "", sep="\n")
+        sizes = [{**(row.memory or {}), "memory": row.memory_bytes or 0.0} for row in predicted]
+        lines = [
+            (*ranking.which(row), *(f"{bytes_ / GIB:.3f}" for bytes_ in parts.values()))
+            for row, parts in zip(predicted, sizes, strict=True)
+        ]
+        print("GiB of the fullest rank at its fullest moment:")
+        print(*aligned((*ranking.WHICH, *sizes[0]), lines, left=ranking.WHICH[:2]), "", sep="\n")
     for line in (*ranking.marks(rows), *ranking.notes(rows)):
         print(line)
     if question.options.blocks:
         config = question.configuration(question.framework or "single")
-        for line in blocks.lines(proportions(config, machine), config.train.samples_per_micro_batch()):
+        for line in work.block_lines(proportions(config, machine), config.train.samples_per_micro_batch()):
             print(line)
     if question.options.check_volumes:
-        for line in volumes.lines(predicted):
+        for line in work.volume_lines(predicted):
             print(line, flush=True)
     best = ranking.fitting(rows, question.options.max_gpus, memory)
     caps = f" with at most {question.options.max_gpus} GPUs" if question.options.max_gpus else ""

@@ -39,7 +39,16 @@ def draw(rows: Sequence[Prediction], path: Path) -> None:
         figure = plotting.grid([first, *((name, []) for name in names[:MOST])])
         _throughput(figure.axes[0], fine, names)
         for panel, name in zip(figure.axes[1:], names, strict=False):
-            _steps(panel, [row for row in fine if row.framework == name])
+            steps = [row for row in fine if row.framework == name]
+            places, below = [str(row.gpus) for row in steps], [0.0] * len(steps)
+            for color, (part, key) in zip(PALETTE, PARTS.items(), strict=False):
+                heights = [getattr(row, key) or 0.0 for row in steps]
+                panel.bar(places, heights, bottom=below, color=color, label=part)
+                below = [low + height for low, height in zip(below, heights, strict=True)]
+            for place, row in zip(places, steps, strict=True):
+                if row.low_80_s and row.high_80_s:
+                    panel.vlines(place, row.low_80_s, row.high_80_s, color="black")
+            panel.set(xlabel="GPUs", ylabel="s a step (predicted)")
         plotting.arrange(figure)
         _save(figure, path)
 
@@ -108,16 +117,3 @@ def _throughput(axes: Axes, rows: Sequence[Prediction], names: Sequence[str]) ->
     axes.set_yscale("log", base=2)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.set_ylabel("samples/s (predicted)")
-
-
-def _steps(axes: Axes, rows: Sequence[Prediction]) -> None:
-    below = [0.0] * len(rows)
-    places = [str(row.gpus) for row in rows]
-    for color, (part, key) in zip(PALETTE, PARTS.items(), strict=False):
-        heights = [getattr(row, key) or 0.0 for row in rows]
-        axes.bar(places, heights, bottom=below, color=color, label=part)
-        below = [low + height for low, height in zip(below, heights, strict=True)]
-    for place, row in zip(places, rows, strict=True):
-        if row.low_80_s and row.high_80_s:
-            axes.vlines(place, row.low_80_s, row.high_80_s, color="black")
-    axes.set(xlabel="GPUs", ylabel="s a step (predicted)")

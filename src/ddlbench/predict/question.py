@@ -15,25 +15,8 @@ from ddlbench.errors import UserError
 from ddlbench.oracle.machine.collectives import ALGORITHMS
 from ddlbench.oracle.machine.machine import described, load, machine_names
 
-CALIBRATE = (
-    "measure each block here, once for each device, model and batch; with --from or --one-gpu-step-s these seconds say "
-    "how that step is spread over the blocks"
-)
-EXACT_MEMORY = "rehearse every job (up to minutes each) and take its memory from there, instead of from the formula"
-FROM = "start from the runs in RESULTS: those on one device, and what those on several numbers of GPUs say of the links"
-PLAN = (
-    "the best framework, layout, micro batch and recomputation for each number of GPUs; train.global_batch=[64,128] "
-    "takes several values; --figure FILE draws a map of the best over both"
-)
-GRADE = (
-    "predict the published measurements of a CSV file, or the largest runs of a folder of records from the "
-    "smaller ones, and print their errors (docs/oracle.md)"
-)
 LARGEST_WORLD, MOST = 2**20, 5000
 EXAMPLE = "gpus=[4,8,16] or gpus=[4,8,...,1024]"
-ABOVE_0 = (
-    "one_gpu_step_s", "one_gpu_batch", "samples_per_epoch", "loader_samples_per_s", "max_gpus", "max_memory_gib"
-)  # fmt: skip
 OPTION_KEYS = ("cluster", "gpus", "+framework", "overlap")  # of words that are not for Hydra
 DEGREES = ("dp", "tp", "pp", "sp")  # of a layout
 SHARES = ("tensor", "megatron", "channel", "spatial", "hybrid")  # whose ranks share layers or images
@@ -82,26 +65,37 @@ def parser() -> Parser:
         allow_abbrev=False,
     )
     add = made.add_argument
+    # fmt: off
     add("--json", action="store_true", help="print JSON; docs/oracle.md explains its keys")
-    add("--from", dest="results", type=Path, metavar="RESULTS", help=FROM)
+    add("--from", dest="results", type=Path, metavar="RESULTS",
+        help="start from the runs in RESULTS: those on one device, and what those on several numbers of GPUs say of "
+        "the links")
     add("--one-gpu-step-s", type=float, metavar="S", help="start from the seconds of one device's step")
     add("--one-gpu-batch", type=int, metavar="B", help="samples of that step (default: the batch of one GPU)")
-    add("--calibrate", action="store_true", help=CALIBRATE)
+    add("--calibrate", action="store_true",
+        help="measure each block here, once for each device, model and batch; with --from or --one-gpu-step-s these "
+        "seconds say how that step is spread over the blocks")
     add("--calibrate-network", action="store_true", help="measure collectives here between processes")
     add("--blocks", action="store_true", help="print FLOPs, bytes and arithmetic intensity of each block")
     add("--check-volumes", action="store_true", help="print the bytes of every kind of message in a step")
-    add("--exact-memory", action="store_true", help=EXACT_MEMORY)
+    add("--exact-memory", action="store_true",
+        help="rehearse every job (up to minutes each) and take its memory from there, instead of from the formula")
     add("--algorithm", choices=ALGORITHMS, default="auto", help="of all-reduces (default: the fastest)")
     add("--samples-per-epoch", type=int, metavar="N", help="training samples, for the seconds of an epoch")
     add("--loader-samples-per-s", type=float, metavar="R", help="what the loader of one rank gives")
     add("--max-gpus", type=int, metavar="N", help="the best with so many GPUs or fewer")
     add("--max-memory-gib", type=float, metavar="M", help="the best with so much memory or less")
-    add("--grade", type=Path, metavar="POINTS.csv|RESULTS", help=GRADE)
+    add("--grade", type=Path, metavar="POINTS.csv|RESULTS",
+        help="predict the published measurements of a CSV file, or the largest runs of a folder of records from the "
+        "smaller ones, and print their errors (docs/oracle.md)")
     add("--figure", type=Path, metavar="FILE", help="draw the predictions into FILE.png and FILE.svg")
     add("--timeline", type=Path, metavar="FILE", help="write the steps as a Chrome trace, which ui.perfetto.dev opens")
     add("--chakra", type=Path, metavar="FOLDER", help="write the steps as Chakra execution traces, one of each rank")
-    add("--plan", action="store_true", help=PLAN)
+    add("--plan", action="store_true",
+        help="the best framework, layout, micro batch and recomputation for each number of GPUs; "
+        "train.global_batch=[64,128] takes several values; --figure FILE draws a map of the best over both")
     add("words", nargs="*", help=argparse.SUPPRESS)
+    # fmt: on
     return made
 
 
@@ -112,7 +106,6 @@ def ask(arguments: Sequence[str]) -> Question:
     for word in words:
         if word.startswith("-") or "=" not in word:
             raise UserError(f"{word} is no option and no key=value: see python -m ddlbench.predict --help")
-    _check(options)
     given = dict(word.split("=", 1) for word in words)
     overlap = given.get("overlap")
     for key in OPTION_KEYS:
@@ -131,29 +124,15 @@ def ask(arguments: Sequence[str]) -> Question:
         overlap=None if overlap is None else overlap == "true",
         batches=numbers(several[-1].partition("=")[2], "train.global_batch") if several else (),
     )
-    if options.plan:
-        _check_plan(question)
+    _check(question)
     return question
 
 
-def _check_plan(question: Question) -> None:
-    """UserError for options and words that do not go with --plan."""
-    for name in ("blocks", "timeline", "chakra", "check_volumes", "max_gpus", "calibrate_network", "exact_memory"):
-        if getattr(question.options, name):
-            raise UserError(f"--plan ranks many layouts: leave --{name.replace('_', '-')} out, and predict one of them")
-    if question.batches and question.options.one_gpu_step_s is not None and question.options.one_gpu_batch is None:
-        raise UserError("--one-gpu-step-s with several train.global_batch: give its samples with --one-gpu-batch")
-    for word in question.words:
-        if word.partition("=")[0].lstrip("+") in [f"framework.{degree}" for degree in DEGREES]:
-            raise UserError(f"{word}: --plan chooses the layout: leave it out, or predict it without --plan")
-        if question.batches and word.startswith("train.batch_per_gpu="):
-            raise UserError(f"{word} and several train.global_batch both set the batch: give one of them")
-
-
-def _check(options: argparse.Namespace) -> None:
-    for name in ABOVE_0:
-        value = getattr(options, name)
-        if value is not None and not 0 < value < float("inf"):
+def _check(question: Question) -> None:
+    """UserError for values of options that cannot be meant, and for options and words that exclude each other."""
+    options = question.options
+    for name, value in vars(options).items():
+        if type(value) in (int, float) and not 0 < value < float("inf"):  # not a bool
             raise UserError(f"--{name.replace('_', '-')}={value} must be a number above 0")
     if options.one_gpu_batch is not None and options.one_gpu_step_s is None:
         raise UserError(f"--one-gpu-batch={options.one_gpu_batch} is of a measured step: give --one-gpu-step-s, too")
@@ -167,6 +146,18 @@ def _check(options: argparse.Namespace) -> None:
             raise UserError(
                 f"--{name.replace('_', '-')} adds lines to the table, and --json has rows only: leave one out"
             )
+    if not options.plan:
+        return
+    for name in ("blocks", "timeline", "chakra", "check_volumes", "max_gpus", "calibrate_network", "exact_memory"):
+        if getattr(options, name):
+            raise UserError(f"--plan ranks many layouts: leave --{name.replace('_', '-')} out, and predict one of them")
+    if question.batches and options.one_gpu_step_s is not None and options.one_gpu_batch is None:
+        raise UserError("--one-gpu-step-s with several train.global_batch: give its samples with --one-gpu-batch")
+    for word in question.words:
+        if word.partition("=")[0].lstrip("+") in [f"framework.{degree}" for degree in DEGREES]:
+            raise UserError(f"{word}: --plan chooses the layout: leave it out, or predict it without --plan")
+        if question.batches and word.startswith("train.batch_per_gpu="):
+            raise UserError(f"{word} and several train.global_batch both set the batch: give one of them")
 
 
 def numbers(text: str, key: str = "gpus") -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,7 +18,6 @@ DECIDING_STEPS = 100  # of a run that decides between two frameworks
 Z80 = 1.2816  # normal quantile of a band of 80 %
 SHOWN, EQUAL = 10, 3  # of the best plans; plans of a framework that are named
 DRAWS = 10_000  # of the steps of frameworks within their bands
-PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")
 
 
 def ranked(rows: Sequence[Prediction]) -> list[Prediction]:
@@ -56,15 +54,6 @@ def table(rows: Sequence[Prediction]) -> str:
     return "\n".join(aligned(COLUMNS, lines, left=(*WHICH[:2], "reason")))
 
 
-def memory_table(rows: Sequence[Prediction]) -> str:
-    """GiB of the parts of `memory`, one line per prediction."""
-    lines = list[tuple[str, ...]]()
-    for row in (row for row in rows if row.status == "ok"):
-        sizes = [*((row.memory or {})[name] for name in PARTS), row.memory_bytes or 0.0]
-        lines.append((*which(row), *(f"{bytes_ / GIB:.3f}" for bytes_ in sizes)))
-    return "\n".join(aligned((*WHICH, *PARTS, "memory"), lines, left=WHICH[:2]))
-
-
 def which(row: Prediction) -> tuple[str, str, str]:
     """Framework, layout (of a plan with shards of a pipeline, micro batch and recomputation) and GPUs."""
     layout = "x".join(f"{key}{value}" for key, value in row.layout.items() if value > 1 and key != "shards")
@@ -96,8 +85,8 @@ def notes(rows: Sequence[Prediction]) -> list[str]:
 
 
 def conclusion(rows: Sequence[Prediction], caps: str) -> list[str]:
-    """The best row, and other frameworks and plans on the same GPUs that the bands do not separate from it. rows: in
-    the order of `fitting`"""
+    """The best row; other frameworks and plans on the same GPUs that the bands do not separate from it, the expected
+    loss of choosing the best row without a run, and the runs that decide. rows: in the order of `fitting`"""
     if not rows:
         return [f"nothing that fits{caps}"]
     best = rows[0]
@@ -114,10 +103,17 @@ def conclusion(rows: Sequence[Prediction], caps: str) -> list[str]:
     names = ", ".join(others)
     if best.high_80_s is None:
         return [f"{head}; within {TIE:.0%} of it: {names}"]
+    # One plan of each framework, because the errors of one framework's plans are not independent.
+    fastest = [best, *contrast([best, *equal])]
+    # The smallest set of runs that decides, if the best row takes as long as predicted.
+    runs = [best, *(row for row in fastest[1:] if (row.low_80_s or 0.0) < (best.step_s or 0.0))]
+    hours = sum(row.gpus * DECIDING_STEPS * (row.step_s or 0.0) / 3600 for row in runs)
     return [
         head,
         f"their bands of 80 % overlap, so the predictions do not separate it from {names}",
-        *_deciding([best, *contrast([best, *equal])]),
+        f"choosing {best.framework} now costs {regret(fastest):.1%} of a step in the mean, against the fastest of them",
+        f"to decide, run {DECIDING_STEPS} steps of {', '.join(row.framework for row in runs)} at {best.gpus} GPUs: "
+        f"{hours:.2g} GPU-hours beside start and warm-up",
     ]
 
 
@@ -134,20 +130,6 @@ def separated(best: Prediction, other: Prediction) -> bool:
     return other.low_80_s > best.high_80_s
 
 
-def _deciding(equal: Sequence[Prediction]) -> list[str]:
-    """The expected loss of choosing the first of `equal` without a run, and the smallest set of runs that decides, if
-    the first one takes as long as predicted: its own, and those of the others that may be faster than that. Each is of
-    another framework, because the errors of one framework's plans are not independent."""
-    best, *others = equal
-    runs = [best, *(row for row in others if (row.low_80_s or 0.0) < (best.step_s or 0.0))]
-    hours = sum(row.gpus * DECIDING_STEPS * (row.step_s or 0.0) / 3600 for row in runs)
-    return [
-        f"choosing {best.framework} now costs {regret(equal):.1%} of a step in the mean, against the fastest of them",
-        f"to decide, run {DECIDING_STEPS} steps of {', '.join(row.framework for row in runs)} at {best.gpus} GPUs: "
-        f"{hours:.2g} GPU-hours beside start and warm-up",
-    ]
-
-
 def regret(equal: Sequence[Prediction]) -> float:
     """The expected seconds of a step of the first row over those of the fastest one, minus 1. The logarithm of each
     measured step is drawn from a normal distribution with the row's band of 80 %, independently."""
@@ -157,39 +139,7 @@ def regret(equal: Sequence[Prediction]) -> float:
     return float(np.exp(steps[:, 0] - steps.min(axis=1)).mean() - 1)
 
 
-def show_best_plans(rows: Sequence[Prediction], heading: str, max_memory: float | None) -> None:
-    """Print the plans, or why there is none.
-
-    rows: all that were tried, on one number of GPUs; max_memory: bytes, None: those of the device
-    """
-    best = fitting(rows, max_memory=max_memory)
-    samples = rows[0].settings.get("train.global_batch")
-    batch = f", {samples} samples an update" if samples else ""
-    tried = f"{len(rows):,} plans of {len({row.framework for row in rows})} frameworks at {rows[0].gpus} GPUs{batch}"
-    if not best:
-        print(f"{tried}: none is possible: {_short_of(rows)}\n")
-        return
-    print(f"{heading}\n{tried}: {len(best):,} fit; the best {min(SHOWN, len(best))}:\n")
-    print(table(best[:SHOWN]))
-    others = contrast(best)
-    if others:
-        print(f"\nthe best of each other framework:\n\n{table(others)}")
-    print("", *marks(best[:SHOWN]), *conclusion(best, ""), sep="\n")
-    print(f"to run it: {command(best[0])}\n")
-
-
 def command(row: Prediction) -> str:
     """The words of ddlbench for a plan."""
     words = [f"{key}={str(value).lower()}" for key, value in row.settings.items()]
     return " ".join([f"+framework={row.framework}", *words])
-
-
-def _short_of(rows: Sequence[Prediction]) -> str:
-    """What every plan lacks: memory, or what the checks say most often."""
-    possible = [row for row in rows if row.status == "ok"]
-    if possible:
-        least = min(possible, key=lambda row: row.memory_bytes or 0.0)
-        needed = f"{(least.memory_bytes or 0.0) / GIB:.3g} GiB"
-        return f"the plan that needs the least memory is {command(least)}, with {needed}"
-    (reason, count), *_ = Counter(row.reason for row in rows).most_common(1)
-    return f"{reason} ({count:,} of {len(rows):,})"

@@ -47,21 +47,19 @@ def inputs_of(question: Question, config: Config, machine: Machine, results: Res
         learned = results.learned(config, machine, blocks)
         machine = learned.machine if learned else machine
     samples = samples or SAMPLES.get(config.data.name)
-    made: dict[str, Computation] = {}  # by layout, as each may have a run of its own; "": equal for all
-
-    def source(layout: Config) -> Computation:
-        """What was measured has the micro batch and the recomputation of the command line, not those of a plan."""
-        if results is not None:
-            return results.computation(replace(config, framework=layout.framework), machine, blocks)
-        if options.one_gpu_step_s is not None:
-            step = OneStep(options.one_gpu_step_s, options.one_gpu_batch)
-            return from_one_step(config, machine, step, blocks=blocks)
-        return blocks or from_roofline(config, machine)
+    made: dict[str, Computation] = {}
 
     def computation(layout: Config) -> Computation:
-        key = repr(layout.framework) if results is not None else ""
+        """What was measured has the micro batch and the recomputation of the command line, not those of a plan."""
+        key = "" if results is None else repr(layout.framework)  # each layout may have a run
         if key not in made:
-            made[key] = source(layout)
+            if results is not None:
+                made[key] = results.computation(replace(config, framework=layout.framework), machine, blocks)
+            elif options.one_gpu_step_s is not None:
+                step = OneStep(options.one_gpu_step_s, options.one_gpu_batch)
+                made[key] = from_one_step(config, machine, step, blocks=blocks)
+            else:
+                made[key] = blocks or from_roofline(config, machine)
         return made[key]
 
     return Inputs(machine, computation, samples, loader, options.exact_memory, learned)
@@ -96,32 +94,30 @@ def predictions(question: Question, machine: Machine, results: Results | None = 
 
 
 def _predicted(question: Question, config: Config, gpus: int, inputs: Inputs) -> list[Prediction]:
-    """A row for each plan of a framework, or for its best layout. A plan or layout without an input, such as a run that
-    it can start from, is left out; UserError if all are."""
+    """A row for each plan of a framework; without --plan for its best layout, with two stages at most if no degree is
+    given. What lacks an input, such as a run that it can start from, is left out; UserError if all plans or layouts
+    do."""
+    framework: Any = config.framework
+    per_node = inputs.machine.per_node(gpus)
+    if question.options.plan:
+        batches = [replace(config.train, global_batch=batch, batch_per_gpu=None) for batch in question.batches]
+        of_batches = [replace(config, train=train) for train in batches or [config.train]]
+        tried = [plan for one in of_batches for plan in plans(one, question.words, gpus, per_node)]
+    else:
+        degrees = tuple(f"framework.{degree}=" for degree in DEGREES)
+        given = framework.name not in SHARES or any(word.lstrip("+").startswith(degrees) for word in question.words)
+        shapes = [] if given else list(layouts(framework, gpus, per_node, STAGES))
+        tried = [replace(config, framework=shape) for shape in shapes or [framework]]
     rows, errors = list[Prediction](), list[UserError]()
-    for tried in _tried(question, config, gpus, inputs.machine.per_node(gpus)):
+    for one in tried:
         try:
-            row = predict(tried, gpus, inputs)
-            rows.append(replace(row, settings=settings(tried)) if question.options.plan else row)
+            row = predict(one, gpus, inputs)
+            rows.append(replace(row, settings=settings(one)) if question.options.plan else row)
         except UserError as error:
             errors.append(error)
     if errors and not rows:
         raise errors[0]
     return rows if question.options.plan else ranking.ranked(rows)[:1]
-
-
-def _tried(question: Question, config: Config, gpus: int, per_node: int) -> Iterator[Config]:
-    """All plans of a framework; without --plan its layouts with two stages at most, if no degree is given."""
-    if question.options.plan:
-        batches = [replace(config.train, global_batch=batch, batch_per_gpu=None) for batch in question.batches]
-        for train in batches or [config.train]:
-            yield from plans(replace(config, train=train), question.words, gpus, per_node)
-        return
-    framework: Any = config.framework
-    degrees = tuple(f"framework.{degree}=" for degree in DEGREES)
-    given = framework.name not in SHARES or any(word.lstrip("+").startswith(degrees) for word in question.words)
-    for layout in ([] if given else list(layouts(framework, gpus, per_node, STAGES))) or [framework]:
-        yield replace(config, framework=layout)
 
 
 def frameworks(of_plans: bool = True) -> list[str]:
@@ -158,11 +154,10 @@ def layouts(framework: Any, gpus: int, per_node: int, most_stages: int | None = 
     within = [n for n in range(2, per_node + 1) if per_node % n == 0]
     tensors = within if framework.name in SHARES else [1]
     stages = [n for n in range(2, (most_stages or gpus) + 1) if gpus % n == 0] if "pp" in degrees else [1]
-    for tp in tensors:
-        for pp in stages:
-            if gpus % (tp * pp) == 0:
-                chosen = {"dp": gpus // (tp * pp), "tp": tp, "sp": tp, "pp": pp}
-                yield replace(framework, **{degree: chosen[degree] for degree in degrees})
+    for tp, pp in itertools.product(tensors, stages):
+        if gpus % (tp * pp) == 0:
+            chosen = {"dp": gpus // (tp * pp), "tp": tp, "sp": tp, "pp": pp}
+            yield replace(framework, **{degree: chosen[degree] for degree in degrees})
 
 
 def settings(config: Config) -> dict[str, Any]:

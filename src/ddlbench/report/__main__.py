@@ -12,11 +12,10 @@ from pathlib import Path
 
 from ddlbench.errors import RunError, UserError, reporting
 from ddlbench.figures.figures import Drawing, make_figures, save
-from ddlbench.report import openmetrics
 from ddlbench.report.compare import SLOWER, UNDECIDED, versus
+from ddlbench.report.documents import render, write_documents, write_metrics
 from ddlbench.report.explain import explain
-from ddlbench.report.overview import summary_text, write_documents, write_warnings
-from ddlbench.report.page import render
+from ddlbench.report.overview import summary_text
 from ddlbench.report.study import draw_study
 from ddlbench.results.reading.attempts import Records, read_all
 from ddlbench.results.rows import OWN
@@ -67,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if explanation:
             explanation.write(out, given.pdf)
         if given.openmetrics is not None:
-            openmetrics.write(given.openmetrics, tables.run_rows)
+            write_metrics(given.openmetrics, tables.run_rows)
     except RunError as error:
         say(f"ddlbench.report: {error}", stream=sys.stderr)
         return error.exit_code
@@ -97,22 +96,19 @@ def _compare(given: argparse.Namespace) -> int:
     useless = [name for name, value in options.items() if value]
     if useless:
         raise UserError(f"--compare makes no report: leave {', '.join(useless)} out")
-    before, after = map(_measurements, ("before", "after"), given.compare)
-    comparison = versus(before, after, given.fail_if_slower)
+    sides = list[list[list[AttemptRow]]]()
+    for name, folder in zip(("before", "after"), given.compare, strict=True):  # what is not in the numbers is printed
+        merged = merge(read_all([folder]))
+        _warn(merged.warnings, "a report of this set")
+        if merged.left_out:
+            say(f"{name}: {merged.left_out}", stream=sys.stderr)
+        compared = [group for group in merged.groups if group[0].row["origin"] == OWN]
+        if published := len(merged.groups) - len(compared):
+            say(f"{name}: {published} published measurements are not compared", stream=sys.stderr)
+        sides.append(compared)
+    comparison = versus(sides[0], sides[1], given.fail_if_slower)
     say(*comparison.lines)
     return comparison.exit_code
-
-
-def _measurements(name: str, folder: Path) -> list[list[AttemptRow]]:
-    """The own measurements of one side of a comparison; what is not in the numbers is printed."""
-    merged = merge(read_all([folder]))
-    _warn(merged.warnings, "a report of this set")
-    if merged.left_out:
-        say(f"{name}: {merged.left_out}", stream=sys.stderr)
-    compared = [group for group in merged.groups if group[0].row["origin"] == OWN]
-    if published := len(merged.groups) - len(compared):
-        say(f"{name}: {published} published measurements are not compared", stream=sys.stderr)
-    return compared
 
 
 def _warn(warnings: Sequence[str], others: str) -> None:
@@ -145,66 +141,46 @@ def write_report(
         for name, figure in drawing.figures.items():
             save(figures, name, figure, pdf)
         tables.write(out / "tables", targets)
-        write_documents(tables.measurements, out / "tables")
-        write_warnings(tables.warnings, out / "tables")
+        write_documents(tables.measurements, tables.warnings, out / "tables")
         page.write_text(render(tables, drawing, figures), encoding="utf-8")
     return page
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m ddlbench.report", description=__doc__)
-    parser.add_argument("results", nargs="*", type=Path, metavar="RESULTS", help="results_dir of runs")
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR",
-        help="folder of the report (default: RESULTS/report; several RESULTS need it)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--by", type=names, default=BY_FRAMEWORK.by, metavar="FACTOR[,FACTOR]",
-        help=f"what the curves of a figure differ in, of {', '.join(FACTORS)} (default: framework)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--across", type=names, default=(), metavar="SETTING[,SETTING]",
+    add = parser.add_argument
+    # fmt: off
+    add("results", nargs="*", type=Path, metavar="RESULTS", help="results_dir of runs")
+    add("--out", type=Path, metavar="DIR",
+        help="folder of the report (default: RESULTS/report; several RESULTS need it)")
+    add("--by", type=names, default=BY_FRAMEWORK.by, metavar="FACTOR[,FACTOR]",
+        help=f"what the curves of a figure differ in, of {', '.join(FACTORS)} (default: framework)")
+    add("--across", type=names, default=(), metavar="SETTING[,SETTING]",
         help="settings in which rows that share a table and a base may differ, too: recipe, precision, data, scaling, "
-        "or keys of the configuration. What differs is named, and no verdict is given between such rows",
-    )  # fmt: skip
-    parser.add_argument(
-        "--study", metavar="NAME",
+        "or keys of the configuration. What differs is named, and no verdict is given between such rows")
+    add("--study", metavar="NAME",
         help="draw the figures of its paper that this study lists, and say which cells each one lacks; NAME as in "
-        "python -m ddlbench.sweep, or the path of a YAML file",
-    )  # fmt: skip
-    parser.add_argument(
-        "--only", nargs="+", default=[], metavar="COLUMN=VALUE[,VALUE]",
-        help="report the attempts with these values in columns of runs.csv: --only framework=ddp,fsdp model=resnet50",
-    )  # fmt: skip
-    parser.add_argument("--baseline", choices=["published"], help="draw the printed numbers of papers beside one's own")
-    parser.add_argument("--pdf", action="store_true", help="write the figures as PDF, too, beside PNG and SVG")
-    parser.add_argument(
-        "--target", nargs="+", default=[], metavar="METRIC=NUMBER",
-        help="epochs, updates, samples and seconds until a metric reaches a value: --target val_top1=0.7",
-    )  # fmt: skip
-    parser.add_argument(
-        "--predict", metavar="CLUSTER",
+        "python -m ddlbench.sweep, or the path of a YAML file")
+    add("--only", nargs="+", default=[], metavar="COLUMN=VALUE[,VALUE]",
+        help="report the attempts with these values in columns of runs.csv: --only framework=ddp,fsdp model=resnet50")
+    add("--baseline", choices=["published"], help="draw the printed numbers of papers beside one's own")
+    add("--pdf", action="store_true", help="write the figures as PDF, too, beside PNG and SVG")
+    add("--target", nargs="+", default=[], metavar="METRIC=NUMBER",
+        help="epochs, updates, samples and seconds until a metric reaches a value: --target val_top1=0.7")
+    add("--predict", metavar="CLUSTER",
         help="put beside each measurement what the oracle predicts from the runs on one device, and beside a published "
         "one what it predicts from its base; CLUSTER as in python -m ddlbench.predict cluster=CLUSTER, or `published` "
-        "for published ones alone",
-    )  # fmt: skip
-    parser.add_argument(
-        "--explain", metavar="RUN",
-        help="why is it slow: a waterfall from the ideal to the measured step of the run with this run_id or path",
-    )  # fmt: skip
-    parser.add_argument(
-        "--openmetrics", type=Path, metavar="FILE",
-        help="also write the numbers of the last run as OpenMetrics text, for node_exporter's textfile collector",
-    )  # fmt: skip
-    parser.add_argument(
-        "--compare", nargs=2, type=Path, metavar=("BEFORE", "AFTER"),
-        help="instead of a report: what changed between two sets of results, in configuration, environment and time",
-    )  # fmt: skip
-    parser.add_argument(
-        "--fail-if-slower", type=share, metavar="5%",
+        "for published ones alone")
+    add("--explain", metavar="RUN",
+        help="why is it slow: a waterfall from the ideal to the measured step of the run with this run_id or path")
+    add("--openmetrics", type=Path, metavar="FILE",
+        help="also write the numbers of the last run as OpenMetrics text, for node_exporter's textfile collector")
+    add("--compare", nargs=2, type=Path, metavar=("BEFORE", "AFTER"),
+        help="instead of a report: what changed between two sets of results, in configuration, environment and time")
+    add("--fail-if-slower", type=share, metavar="5%",
         help=f"with --compare: exit code {SLOWER} where a measurement is shown to be slower by more than this (5%% or "
-        f"0.05) or no longer ends ok, {UNDECIDED} where n is too small to decide or a measurement is missing after",
-    )  # fmt: skip
+        f"0.05) or no longer ends ok, {UNDECIDED} where n is too small to decide or a measurement is missing after")
+    # fmt: on
     return parser
 
 

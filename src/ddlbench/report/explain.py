@@ -10,11 +10,14 @@ A cause is named if its bar, less what comparable runs usually have of it, is th
 larger than the spread of the other repeats, and larger than what is unexplained. What comparable runs have unexplained,
 too, is the time of the profiler. On the CPU a cause also has to exceed the share of the cores that other processes
 took, because they may lengthen every bar.
+
+A run that hung has no measured step: the ranks that are behind are named instead.
 """
 
 from __future__ import annotations
 
 import shlex
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -29,13 +32,14 @@ from ddlbench.errors import UserError
 from ddlbench.figures.bars import draw_waterfall
 from ddlbench.figures.figures import save
 from ddlbench.figures.plotting import arrange, grid, style
-from ddlbench.report.hung_ranks import behind
+from ddlbench.foreign import parse, read_bytes
+from ddlbench.record.files import COLLECTIVES
 from ddlbench.results.reading.attempts import Records
 from ddlbench.results.rows import OWN, Row, latest, section, wait_column, without_data_wait
 from ddlbench.results.tables.checks import straggler
 from ddlbench.results.tables.measurement import duration
 from ddlbench.results.tables.tables import Tables, write_csv
-from ddlbench.texts import aligned, percent
+from ddlbench.texts import aligned, first_few, percent
 
 NO_CAUSE = "no single cause"
 LEAST = 0.1  # share of a step
@@ -49,6 +53,7 @@ ALIKE = (
 )  # fmt: skip
 KEPT = ("global_batch", "micro_batch", "precision", "epochs", "steps", "threads_per_rank")  # of `train`
 PARTS = ("compute_s", "exposed_s", "idle_s")  # of a rank in a profiled window
+RANKS_SHOWN = 8  # of a group that hung
 # The bars that may be a cause, and what the next run changes to decide.
 NEXT = {
     "kernels": "profile=true profile_trace=true",
@@ -125,6 +130,35 @@ def explain(tables: Tables, records: Records, name: str) -> Explanation:
         replace(bar, share=bar.seconds and bar.seconds / step_s, next_run=_next_run(bar, config, run)) for bar in bars
     ]
     return Explanation(run["path"], step_s, shown, _cause(bars, run, alike, comparable))
+
+
+def behind(attempt: Path) -> str:
+    """Each group of a run that hung whose ranks are not at the same collective, in words, the lowest number first; ""
+    if no rank saved its last collectives. UserError for a file that cannot be read.
+
+    All ranks of a process group begin its collectives in the same order: the others wait for the rank with the lowest
+    sequence number. Numbers of two groups, or of two backends of one group, are not comparable, and a message has a
+    number on each of its two ranks.
+    """
+    groups = defaultdict[str, dict[int, tuple[int, str]]](dict)  # by rank, because the last line of a rank counts
+    for file in sorted((attempt / COLLECTIVES).glob("rank-*.json")):
+        try:
+            saved = parse(read_bytes(file))
+            rank = saved["rank"]
+            for line in saved["collectives"]:
+                if not line["message"]:
+                    group = f"{line['group']} of {line['operation'].partition(':')[0]}"
+                    text = f"rank {rank} on {saved['host']} last began {line['operation']} {line['sequence']}"
+                    groups[group][rank] = (line["sequence"], text)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{file} holds no last collectives ({error!r}): remove it") from error
+    lines = list[str]()
+    for group, ranks in groups.items():
+        numbers, texts = zip(*sorted(ranks.values()), strict=True)
+        if numbers[0] != numbers[-1]:
+            last = "; ".join(first_few(texts, RANKS_SHOWN, "more ranks"))
+            lines.append(f"{numbers.count(numbers[0])} of {len(ranks)} ranks behind in group {group}: {last}")
+    return "; ".join(lines) or ("all ranks began the same last collectives" if groups else "")
 
 
 def _step_s(run: Row) -> float:

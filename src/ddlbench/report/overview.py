@@ -1,10 +1,9 @@
-"""The table a person reads first: one line a measurement, as text for the terminal, as cells for the page, and as
-Markdown and LaTeX for documents."""
+"""The table a person reads first: one line a measurement, as text for the terminal, and as cells for the page and for
+documents."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from textwrap import wrap
 
 from ddlbench.figures.quantities import memory_column
@@ -24,12 +23,6 @@ LEFT = (  # columns of texts
     "settings",
 )  # fmt: skip
 
-_LATEX = str.maketrans({
-    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "_": r"\_", "%": r"\%",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    "|": r"\textbar{}", '"': r"\textquotedbl{}", "µ": r"\textmu{}",
-})  # fmt: skip
-_MARKDOWN = str.maketrans({letter: f"\\{letter}" for letter in "\\`*_{}[]<>#|$~!&="})
 INTERVAL_NOTE = (
     "intervals of ratios: each end of the base's over the opposite end of the row's, coverage at least as given; "
     "none shown: 1 is inside"
@@ -166,7 +159,13 @@ def summary_text(rows: Sequence[Measurement]) -> str:
     ]
     below = [f"{number} {text}" for text, number in numbers.items()] + base_lines(rows) + notes(rows)
     failed = [row for row in rows if row["status"] != "ok"]
-    failures = [clipped(": ".join(filter(None, (row["status"], _cell(row), row["reason"]))), WIDTH) for row in failed]
+    failures = list[str]()
+    for row in failed:  # "oom: ddp resnet50 on 8 GPUs, batch=256 (try train.micro_batch=4): out of memory"
+        batch, settings = str(row["global_batch"] or "unknown"), row.other_settings
+        named = settings if row.axes.get("batch") == batch else f"batch={batch} {settings}".strip()
+        where = f"{row['framework']} {row.model} on {row.devices}, {clipped(named, LONGEST_SETTINGS)}"
+        where += remedy(row["status"], row["mode"], row["micro_batch"])
+        failures.append(clipped(": ".join(filter(None, (row["status"], where, row["reason"]))), WIDTH))
     more = "more that did not end ok: see the report"
     return "\n".join([*lines, *fastest, *below, *first_few(failures, FAILURES_SHOWN, more)])
 
@@ -208,15 +207,6 @@ def notes(rows: Sequence[Measurement]) -> list[str]:
     ]
 
 
-def _cell(row: Measurement) -> str:
-    """The settings of a failed run, and after an out-of-memory error a setting that may fit: "ddp resnet50 on 8 GPUs,
-    batch=256 (try ...)"."""
-    batch, settings = str(row["global_batch"] or "unknown"), row.other_settings
-    named = settings if row.axes.get("batch") == batch else f"batch={batch} {settings}".strip()
-    where = f"{row['framework']} {row.model} on {row.devices}"
-    return f"{where}, {clipped(named, LONGEST_SETTINGS)}{remedy(row['status'], row['mode'], row['micro_batch'])}"
-
-
 def remedy(status: str, mode: str | None, size: int | None) -> str:
     """The key to try next where a run was out of memory, " (try train.micro_batch=4)": half the micro batch, which
     divides the same batch. size: of a micro batch"""
@@ -228,43 +218,3 @@ def remedy(status: str, mode: str | None, size: int | None) -> str:
         return " (try a smaller train.micro_batch, or a framework that shards the weights)"
     half = f"train.micro_batch={1 if size % 2 else size // 2}"
     return f" (try {half if size > 1 else 'train.checkpoint_activations=true'})"
-
-
-def write_documents(rows: Sequence[Measurement], folder: Path) -> None:
-    """summary.md and summary.tex."""
-    headers, lines = overview_cells(rows, MEASURED | ratio_columns(rows) | SETTINGS)
-    (folder / "summary.md").write_text(markdown(headers, lines, notes(rows)), encoding="utf-8")
-    (folder / "summary.tex").write_text(latex(headers, lines, notes(rows)), encoding="utf-8")
-
-
-def write_warnings(warnings: Sequence[str], folder: Path) -> None:
-    """warnings.txt, where there are warnings: the page and the terminal show the first ones."""
-    path = folder / "warnings.txt"
-    if warnings:
-        path.write_text("".join(f"{warning}\n" for warning in warnings), encoding="utf-8")
-    else:
-        path.unlink(missing_ok=True)  # of an earlier report
-
-
-def markdown(headers: Sequence[str], lines: Sequence[Sequence[str]], below: Sequence[str]) -> str:
-    """A table of GitHub's Markdown; numbers are aligned to the right."""
-    rule = ["---" if header in LEFT else "---:" for header in headers]
-    first, *others = ([cell.translate(_MARKDOWN) for cell in line] for line in (headers, *lines))
-    table = [f"| {' | '.join(cells)} |" for cells in (first, rule, *others)]
-    return "\n".join([*table, "", *(f"- {note.translate(_MARKDOWN)}" for note in below)]) + "\n"
-
-
-def latex(headers: Sequence[str], lines: Sequence[Sequence[str]], below: Sequence[str]) -> str:
-    r"""A tabular with the rules of the package booktabs, to \input into a document."""
-    columns = "".join("l" if header in LEFT else "r" for header in headers)
-    rows = [" & ".join(map(_latex, line)) + r" \\" for line in lines]
-    lines_below = [f"% {_latex(note)}" for note in below]
-    head = [r"% needs \usepackage{booktabs,textcomp} and an input encoding of UTF-8", *lines_below]
-    begin = [f"\\begin{{tabular}}{{{columns}}}", r"\toprule", " & ".join(map(_latex, headers)) + r" \\", r"\midrule"]
-    return "\n".join([*head, *begin, *rows, r"\bottomrule", r"\end{tabular}"]) + "\n"
-
-
-def _latex(text: str) -> str:
-    r"""A cell. LaTeX takes a [ or * at the start of a row for an argument of the \\ or \midrule before it."""
-    start = "{}" if text.startswith(("[", "*")) else ""
-    return start + text.translate(_LATEX)

@@ -13,7 +13,6 @@ from dataclasses import replace
 
 from ddlbench.config.compose import recorded_configuration
 from ddlbench.errors import RunError, Unsupported
-from ddlbench.oracle import bands
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured.inputs import machine_of
 from ddlbench.oracle.predictor import Inputs, Prediction, predict
@@ -113,9 +112,8 @@ def _from_its_base(row: Row, stated: Point) -> Row:
     start = (
         f"{devices(base.gpus, row['device'])} of the same source: {base.samples} samples in {duration(base.seconds)}"
     )
-    step_s, gpus = predicted_s(stated), stated.measured.gpus
-    ends = bands.around(step_s, bands.band(stated.framework, stated.machine.nodes(gpus)))
-    return _with_error(row, step_s, (ends["low_95_s"], ends["high_95_s"]), {"predicted_from": start})
+    graded = stated.graded(start, predicted_s(stated))
+    return _with_error(row, graded["predicted_s"], (graded["low_95_s"], graded["high_95_s"]), {"predicted_from": start})
 
 
 def _with_error(row: Row, step_s: float, band: tuple[float | None, float | None], more: Row) -> Row:

@@ -184,7 +184,7 @@ def compare_environments(environment: Mapping[str, Any]) -> list[str]:
 
 
 def save_last_collectives(folder: Path, rank: int) -> None:
-    """Write those of a rank that hangs into the attempt's folder; report/hung_ranks.py compares the ranks. Never raises
+    """Write those of a rank that hangs into the attempt's folder; report/explain.py compares the ranks. Never raises
     and never hangs, because the process is about to end."""
 
     def save() -> None:

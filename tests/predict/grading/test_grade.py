@@ -105,7 +105,7 @@ def test_a_series_that_teaches_nothing_does_not_end_the_grade(
     def refused(*_: object) -> float:
         raise UserError("communication alone takes longer")
 
-    monkeypatch.setattr(grade, "_learned_s", refused)
+    monkeypatch.setattr(grade, "learn", refused)
     more = [{**POINT, "gpus": "64", "global_batch": "16384", "measured": "110000"}]
     assert main(["--grade", str(written(tmp_path / "points.csv", [BASE, POINT, *more])), "--json"]) == 0
     result = json.loads(capsys.readouterr().out)

@@ -6,8 +6,8 @@ from __future__ import annotations
 import html
 
 from ddlbench.figures.figures import Drawing
+from ddlbench.report.documents import render
 from ddlbench.report.overview import summary_text
-from ddlbench.report.page import render
 from ddlbench.results.tables.checks import drift, marks_explained, marks_of
 from ddlbench.results.tables.measurement import Measurement
 from ddlbench.results.tables.merge import AttemptRow

@@ -1,5 +1,5 @@
 """--grade POINTS.csv: predictions of published measurements, and their errors: from the base of a point, or the largest
-GPU count of a series from all others. --grade RESULTS: the same with own runs.
+GPU count of a series from all others. --grade RESULTS: the same with own runs (`_grade_runs`).
 
 An error is (predicted - measured) / measured seconds of a step.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from math import log2
 from pathlib import Path
 from statistics import mean, median
@@ -17,22 +17,26 @@ from typing import Any
 
 import numpy as np
 
-from ddlbench.config.compose import configuration
+from ddlbench.config.compose import configuration, recorded_configuration
 from ddlbench.config.schema import Config
-from ddlbench.errors import RunError, UserError
+from ddlbench.errors import RunError, Unsupported, UserError
 from ddlbench.oracle import bands
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured.learned import learn
-from ddlbench.oracle.predictor import strategy
-from ddlbench.oracle.runs import from_devices, setting_of
-from ddlbench.predict.grading import layouts, own_runs
+from ddlbench.oracle.predictor import Inputs, predict, strategy
+from ddlbench.oracle.runs import Results, from_devices, setting_of
+from ddlbench.predict.grading import layouts
 from ddlbench.predict.grading.points import COLUMNS, Point, Words, points
+from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.reading.published import CsvRow, read_csv
-from ddlbench.results.rows import Row, group_by
+from ddlbench.results.rows import OWN, Row, group_by
+from ddlbench.results.tables.measurement import Measurement, devices
+from ddlbench.results.tables.tables import make_tables
 from ddlbench.texts import aligned
 
 Z95 = 1.96  # normal quantile of a 95 % interval
 GROUPS = ("source", "model", "strategy", "gpu", "network", "gpus")
+_configuration = cache(configuration)  # points share their words, and composing takes long
 
 
 @dataclass(frozen=True)
@@ -55,11 +59,17 @@ class Grade:
         """docs/oracle.md explains the keys. UserError without a point."""
         if not self.points:
             raise UserError(f"no row can be graded: {'; '.join(self.left_out[:3]) or 'the file has no rows'}")
-        slope, interval = _slope([log2(point["gpus"]) for point in self.points], _errors(self.points))
+        x, y = [log2(point["gpus"]) for point in self.points], [point["error"] for point in self.points]
+        slope, interval = None, None  # of a straight line by least squares
+        if len(set(x)) > 1:
+            slope = float(np.polyfit(x, y, 1)[0])
+            if len(x) > 2:
+                half = Z95 * float(np.sqrt(np.polyfit(x, y, 1, cov=True)[1][0, 0]))
+                interval = slope - half, slope + half
         by: dict[str, dict[str, dict[str, float]]] = {}
         for name in GROUPS:
             groups = group_by(self.points, lambda point, name=name: str(point[name]))
-            by[name] = {value: error_statistics(_errors(points)) for value, points in groups.items()}
+            by[name] = {value: error_statistics([p["error"] for p in same]) for value, same in groups.items()}
         return {
             **_statistics(self.points),
             "slope_per_doubling": slope,
@@ -77,11 +87,7 @@ def _statistics(points: Sequence[Row]) -> dict[str, float]:
         f"coverage_{level}": mean(p[f"low_{level}_s"] <= p["measured_s"] <= p[f"high_{level}_s"] for p in points)
         for level in (80, 95)
     }
-    return {**error_statistics(_errors(points)), **shares}
-
-
-def _errors(points: Sequence[Row]) -> list[float]:
-    return [point["error"] for point in points]
+    return {**error_statistics([point["error"] for point in points]), **shares}
 
 
 def error_statistics(errors: Sequence[float]) -> dict[str, float]:
@@ -96,24 +102,13 @@ def error_statistics(errors: Sequence[float]) -> dict[str, float]:
     }
 
 
-def _slope(x: Sequence[float], y: Sequence[float]) -> tuple[float | None, tuple[float, float] | None]:
-    """The slope of a straight line by least squares, and its 95 % interval; None with fewer than two GPU counts."""
-    if len(set(x)) < 2:
-        return None, None
-    if len(x) < 3:
-        return float(np.polyfit(x, y, 1)[0]), None
-    (slope, _), covariance = np.polyfit(x, y, 1, cov=True)
-    half = Z95 * float(np.sqrt(covariance[0, 0]))
-    return float(slope), (float(slope) - half, float(slope) + half)
-
-
 def predicted_s(point: Point, other: Machine | None = None) -> float:
     """Seconds of the point's step, from its base. RunError if the oracle refuses it, UserError if the network that the
     source states cannot have carried the gradients in the measured time.
 
     other: a machine instead of that of the source's words
     """
-    machine, config = other or point.machine, _config(point.framework, point.words)
+    machine, config = other or point.machine, _configuration(f"+framework={point.framework}", *point.words)
     computation = from_devices(config, machine, point.base, "the base")
     setting = setting_of(config, machine, point.measured, computation)
     nodes = machine.nodes(point.measured.gpus)
@@ -128,49 +123,36 @@ def predicted_s(point: Point, other: Machine | None = None) -> float:
     return strategy(config.framework, setting).step_s
 
 
-@cache
-def _config(framework: str, words: tuple[str, ...]) -> Config:
-    return configuration(f"+framework={framework}", *words)
-
-
 def learned_rows(points: Sequence[Point], left_out: list[str]) -> Iterator[Row]:
     """The point with the most GPUs of each series of at least three GPU counts, predicted from all smaller counts.
 
     points: the ones that can be predicted; left_out: gets the reason where nothing can be learned
     """
-
-    def series(point: Point) -> tuple[object, ...]:
-        stated = point.stated
-        return stated.source, stated.gpu, stated.network, point.framework, point.words, point.base
-
-    for group in group_by(points, series).values():
+    series = group_by(points, lambda p: (p.stated.source, p.stated.gpu, p.stated.network, p.framework, p.words, p.base))
+    for group in series.values():
         *smaller, last = sorted(group, key=lambda point: point.measured.gpus)
         smaller = [point for point in smaller if last.base.gpus < point.measured.gpus < last.measured.gpus]
-        if smaller:
-            try:
-                counts = ", ".join(str(point.measured.gpus) for point in smaller)
-                yield last.graded(f"{counts} GPUs", _learned_s(smaller, last), learned=True)
-            except RunError as error:  # slower links, which are tried, may not carry the messages of the base
-                name = f"{last.stated.source}, {last.stated.model}"
-                left_out.append(f"{name}, not learned from smaller counts: {error}")
-
-
-def _learned_s(smaller: Sequence[Point], last: Point) -> float:
-    def predicted(machine: Machine) -> list[float]:
-        return [predicted_s(point, machine) for point in smaller]
-
-    measured = [point.measured.seconds for point in smaller]
-    learned = learn(last.machine, predicted, measured, smaller[-1].measured.gpus)
-    return learned.rest * predicted_s(last, learned.machine)
+        if not smaller:
+            continue
+        try:
+            learned = learn(
+                last.machine,
+                lambda machine, smaller=smaller: [predicted_s(point, machine) for point in smaller],
+                [point.measured.seconds for point in smaller],
+                smaller[-1].measured.gpus,
+            )
+            counts = ", ".join(str(point.measured.gpus) for point in smaller)
+            yield last.graded(f"{counts} GPUs", learned.rest * predicted_s(last, learned.machine), learned=True)
+        except RunError as error:  # slower links, which are tried, may not carry the messages of the base
+            name = f"{last.stated.source}, {last.stated.model}"
+            left_out.append(f"{name}, not learned from smaller counts: {error}")
 
 
 def grade(path: Path, machine: Machine) -> Grade:
     """The grade of a file of either form, or of a folder of records of `machine`. UserError if it cannot be read or has
     other columns."""
-    left_out = list[str]()
     if path.is_dir():
-        pairs = list(own_runs.graded_runs(path, machine, left_out))
-        return Grade([alone for alone, _ in pairs], left_out, learned=[learned for _, learned in pairs])
+        return _grade_runs(path, machine)
     columns, rows, left_out = read_csv(path)
     if columns >= set(layouts.COLUMNS):
         return _grade_layouts(rows, left_out)
@@ -188,6 +170,45 @@ def grade(path: Path, machine: Machine) -> Grade:
         except RunError as error:
             left_out.append(f"line {point.stated.line}: {point.stated.source}, {point.stated.model}: {error}")
     return Grade(graded, left_out, learned=list(learned_rows(predictable, left_out)))
+
+
+def _grade_runs(folder: Path, machine: Machine) -> Grade:
+    """The largest measurement of each curve with at least three numbers of devices, predicted from the fewest devices
+    and from all smaller numbers. UserError for a folder without records."""
+    records, pairs, left_out = read_all([folder]), list[list[Row]](), list[str]()
+    rows = [row for row in make_tables(records).measurements if row["origin"] == OWN and row["mode"] == "train"]
+    timed = [row for row in rows if row["status"] == "ok" and row["sample_time_s"] and row["gpus"]]
+    curves = group_by(timed, lambda row: (row.series, row.curve)).values()
+    for number, curve in enumerate((curve for curve in curves if len({row["gpus"] for row in curve}) > 2), 1):
+        *smaller, last = sorted(curve, key=lambda row: row["gpus"])
+        stated = Words(number, folder.name, str(last["model"]), last.curve, machine.device.name, "")
+        paths = {run["path"] for row in smaller for run in row.runs}
+        results, counts = Results(folder, [*records.named(paths).values()]), sorted({row["gpus"] for row in smaller})
+        try:
+            (attempt,) = records.named([last.runs[0]["path"]]).values()
+            config = recorded_configuration(attempt.record["config"])
+            pairs.append(_graded_run(stated, last, config, results, counts, machine))
+        except RunError as error:
+            left_out.append(f"{last['framework']}, {last['model']}, {last.devices}: {error}")
+    return Grade([one for one, _ in pairs], left_out, learned=[learned for _, learned in pairs])
+
+
+def _graded_run(
+    stated: Words, last: Measurement, config: Config, results: Results, counts: Sequence[int], machine: Machine
+) -> list[Row]:
+    """The two predictions of a run. counts: the smaller numbers of devices, whose runs are `results`"""
+    learned = results.learned(config, machine)
+    if learned is None:
+        raise Unsupported("no smaller run of it can be a base")
+    gpus, device, graded = last["gpus"], last["device"], list[Row]()
+    all_counts = " and ".join((", ".join(map(str, counts[:-1])), devices(counts[-1], device)))
+    for base, on, terms in ((devices(counts[0], device), machine, None), (all_counts, learned.machine, learned)):
+        row = predict(config, gpus, Inputs(on, partial(results.computation, machine=on), learned=terms))
+        if row.step_s is None:
+            raise Unsupported(row.reason)
+        band = bands.band(row.framework, on.nodes(gpus), on.device.type, terms is not None)
+        graded.append(stated.graded(gpus, base, last.busy_step_s(last["sample_time_s"]), row.step_s, band))
+    return graded
 
 
 def _grade_layouts(rows: Sequence[CsvRow], left_out: list[str]) -> Grade:

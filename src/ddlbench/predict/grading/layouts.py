@@ -59,6 +59,7 @@ class Kernels(NamedTuple):
 
 
 A100 = Kernels()
+_configuration = cache(configuration)  # layouts share their words, and composing takes long
 
 
 @dataclass(frozen=True)
@@ -101,31 +102,26 @@ class Layout:
 
 def layouts(rows: Sequence[CsvRow], left_out: list[str]) -> Iterator[Layout]:
     """The layouts of a file. `left_out` gets the reason of each row that is left out."""
+    *sizes, milliseconds = COLUMNS
     seen: dict[Layout, int] = {}
     for row in rows:
         try:
-            layout = _layout(row)
-            first = seen.setdefault(layout, row.line)
+            seconds, chunks = row.number(milliseconds) / 1e3, row.count("chunks") if row["chunks"] else 1
+            one = Layout(row.line, *map(row.count, sizes), measured_s=seconds, chunks=chunks)
+            if one.gpus != one.tp * one.dp * one.pp:
+                raise UserError(f"{one.name} does not fill {one.gpus} GPUs")
+            if one.layers % (one.pp * chunks) or one.global_batch % (one.dp * one.micro_batch):
+                raise UserError(f"{one.name} does not divide {one.layers} layers and {one.global_batch} samples")
+            if one.hidden % one.heads or one.heads % one.tp:
+                raise UserError(f"{one.heads} heads do not divide a width of {one.hidden}, or not over tp={one.tp}")
+            if chunks > 1 and not (one.pp > 1 and accepts(one.schedule, one.micro_batches, one.pp)):
+                raise UserError(f"{one.micro_batches} micro batches over pp={one.pp} cannot be interleaved")
+            first = seen.setdefault(one, row.line)
             if first != row.line:
                 raise UserError(f"the same layout as line {first}")
-            yield layout
+            yield one
         except UserError as error:
             left_out.append(f"line {row.line}: {error}")
-
-
-def _layout(row: CsvRow) -> Layout:
-    *sizes, milliseconds = COLUMNS
-    chunks = row.count("chunks") if row["chunks"] else 1
-    layout = Layout(row.line, *map(row.count, sizes), measured_s=row.number(milliseconds) / 1e3, chunks=chunks)
-    if layout.gpus != layout.tp * layout.dp * layout.pp:
-        raise UserError(f"{layout.name} does not fill {layout.gpus} GPUs")
-    if layout.layers % (layout.pp * layout.chunks) or layout.global_batch % (layout.dp * layout.micro_batch):
-        raise UserError(f"{layout.name} does not divide {layout.layers} layers and {layout.global_batch} samples")
-    if layout.hidden % layout.heads or layout.heads % layout.tp:
-        raise UserError(f"{layout.heads} heads do not divide a width of {layout.hidden}, or not over tp={layout.tp}")
-    if chunks > 1 and not (layout.pp > 1 and accepts(layout.schedule, layout.micro_batches, layout.pp)):
-        raise UserError(f"{layout.micro_batches} micro batches over pp={layout.pp} cannot be interleaved")
-    return layout
 
 
 def predicted_s(layout: Layout, kernels: Kernels = A100) -> float:
@@ -133,10 +129,9 @@ def predicted_s(layout: Layout, kernels: Kernels = A100) -> float:
     machine = replace(_machine(layout), overlap=False)
     config = _config(layout, 2, "train.reduce_dtype=fp16")
     job = job_of(config, layout.gpus, machine)
-    counts = _counts(layout.hidden, layout.heads, layout.seq_len, layout.layers, layout.tp > 1, kernels)
-    speeds = Speeds.of(
-        replace(machine.device, kernel_s=kernels.kernel_s, host_s=kernels.host_s), config.train.precision, False
-    )
+    counts = _counts(config.model, layout.layers, layout.tp > 1, kernels)
+    device = replace(machine.device, kernel_s=kernels.kernel_s, host_s=kernels.host_s)
+    speeds = Speeds.of(device, config.train.precision, tf32=False)
     assert speeds is not None
     speeds = replace(speeds, flops_per_s=kernels.flops_share * speeds.flops_per_s)
     computation = Computation(counts, speeds, config.recipe.optimizer.costs, "A100 kernels")
@@ -167,26 +162,20 @@ def _machine(layout: Layout) -> Machine:
 
 def _config(layout: Layout, layers: int, word: str) -> Config:
     """The configuration of a layout, with so many layers."""
-    config = _model(layers, layout.hidden, layout.heads, layout.seq_len, word)
+    keys = {"n_layer": layers, "n_embd": layout.hidden, "n_head": layout.heads, "seq_len": layout.seq_len}
+    sizes = [f"model.{key}={value}" for key, value in keys.items()]
+    config = _configuration("+framework=hybrid", "+model=gpt2_medium", *sizes, "train.precision=fp16", word)
     framework: Any = replace(cast(Any, config.framework), dp=layout.dp, tp=layout.tp, pp=layout.pp)
     train = replace(config.train, global_batch=layout.global_batch, batch_per_gpu=None, micro_batch=layout.micro_batch)
     return replace(config, framework=framework, train=train)
 
 
-@cache
-def _model(layers: int, hidden: int, heads: int, seq_len: int, word: str) -> Config:
-    keys = {"n_layer": layers, "n_embd": hidden, "n_head": heads, "seq_len": seq_len}
-    sizes = [f"model.{key}={value}" for key, value in keys.items()]
-    return configuration("+framework=hybrid", "+model=gpt2_medium", *sizes, "train.precision=fp16", word)
-
-
-@cache
-def _counts(hidden: int, heads: int, seq_len: int, layers: int, split: bool, kernels: Kernels) -> Counts:
-    """The counts of a GPT in 16 bits: a model of two layers is counted, and its layer stands for all."""
-    model = _model(2, hidden, heads, seq_len, "train.reduce_dtype=fp16").model
+def _counts(model: Any, layers: int, split: bool, kernels: Kernels) -> Counts:
+    """The counts of a GPT in 16 bits. model: of two layers, whose layer stands for all; split: whether ranks share
+    layers"""
     counts = count(model, "fp16", "cuda", share=Share(cast=True))
     embedding, layer, _, norm, head = counts.blocks
-    score_bytes = BYTES["fp16"] * float(heads) * seq_len**2  # of one sample
+    score_bytes = BYTES["fp16"] * float(model.n_head) * model.seq_len**2  # of one sample
 
     def unfused(work: Work, times: float) -> Work:
         """The operations of a pass with attention in several kernels."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,7 @@ ADAPTERS = (  # "8x HDR", "4 InfiniBand HDR adapters", "dual-rail", "HDR x 4"
     re.compile(r"\b(dual|quad)\b", re.IGNORECASE),
     re.compile(r"(?<=[\w ])[x\u00d7] ?(\d+)\b", re.IGNORECASE),
 )
+GPUS: list[dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "gpus.yaml").read_text())
 PEAKS = ("bytes_per_s", "tf32_flops_per_s")  # of a GPU
 WITHIN_NODE = re.compile("nvlink|nvswitch|pcie", re.IGNORECASE)
 BETWEEN_NODES = re.compile(
@@ -43,20 +43,15 @@ BETWEEN_NODES = re.compile(
 )
 
 
-@cache
-def _gpus() -> list[dict[str, Any]]:
-    return yaml.safe_load((Path(__file__).parent / "gpus.yaml").read_text())
-
-
 def machine_of(gpu: str, network: str, per_node: int, nodes: int) -> Machine:
     """The machine of a source's words. UserError for an unknown GPU, or an unknown network if there are several nodes.
 
     per_node: GPUs of a node; nodes: nodes of the measurement
     """
-    same = [entry for entry in _gpus() if gpu_family(gpu) in entry["families"]]
+    same = [entry for entry in GPUS if gpu_family(gpu) in entry["families"]]
     entry = next((entry for entry in same if re.search(entry.get("form", ""), gpu, re.IGNORECASE)), None)
     if entry is None:
-        raise UserError(f"GPU type {gpu!r} is not one of {', '.join(entry['name'] for entry in _gpus())}")
+        raise UserError(f"GPU type {gpu!r} is not one of {', '.join(entry['name'] for entry in GPUS)}")
     device = {"name": entry["name"], "type": "cuda", **{key: entry.get(key) for key in PEAKS}}
     links = [entry["link"]]
     if nodes > 1:

@@ -147,7 +147,8 @@ def point(row: CsvRow, rows: Sequence[CsvRow]) -> Point:
     predict."""
     if not (row["base_gpus"] and row["base_value"]):
         raise UserError("no base in its series")
-    measured, base = _step(row), _base(row, rows)
+    measured = _step(row)
+    base = _base(row, rows, measured)
     framework, words = strategy_of(row)
     model = model_words(row)
     # DeepSpeed's fp16 and bf16 cast the weights, too, of models without BatchNorm, whose statistics would not fit.
@@ -164,20 +165,23 @@ def point(row: CsvRow, rows: Sequence[CsvRow]) -> Point:
     )
 
 
-def _base(row: CsvRow, rows: Sequence[CsvRow]) -> OneStep:
+def _base(row: CsvRow, rows: Sequence[CsvRow], measured: OneStep) -> OneStep:
     """The step of a row's base. Where only its value is known, its batch of one GPU is that of the row, or in
     `layout`."""
     if (stated := next((other for other in rows if other is not row and _is_base(other, row)), None)) is not None:
         return _step(stated)
     batch = re.search(r"base batch per gpu (\d+)", row["layout"], re.IGNORECASE)
-    samples = int(batch[1]) if batch else _batch(row) // row.count("gpus")
+    samples = int(batch[1]) if batch else (measured.samples or 0) // measured.gpus
     base = {"gpus": row["base_gpus"], "measured": row["base_value"], "batch_per_gpu": str(samples)}
     return _step(CsvRow(row.line, {**row.cells, **base, "step_ms": "", "global_batch": ""}))
 
 
 def _step(row: CsvRow) -> OneStep:
     """The measured step. UserError if its batch or its seconds are not known."""
-    gpus, samples = row.count("gpus"), _batch(row)
+    gpus = row.count("gpus")
+    samples = row.batch(gpus)
+    if samples is None:
+        raise UserError("it states no batch")
     one = max(1, samples // gpus)
     wanted = min(row.micro_batch or one, one)
     micro = min(divisors(one), key=lambda size: abs(size - wanted))  # the source may drop samples of a step
@@ -185,13 +189,6 @@ def _step(row: CsvRow) -> OneStep:
     if seconds is None:
         raise UserError(f"the unit {row['unit']!r} is not known, and step_ms is empty")
     return OneStep(seconds, samples, micro, gpus)
-
-
-def _batch(row: CsvRow) -> int:
-    batch = row.batch(row.count("gpus"))
-    if batch is None:
-        raise UserError("it states no batch")
-    return batch
 
 
 def model_words(row: CsvRow) -> list[str]:

@@ -1,22 +1,58 @@
-"""The bytes that a step sends: by the equations, and traced from the real framework in a rehearsal."""
+"""What a step computes, block by block (`--blocks`), and what it sends (`--check-volumes`)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import itemgetter
 
 import torch
 
+from ddlbench.counts.counts import Work
 from ddlbench.errors import RunError
 from ddlbench.oracle.predictor import Prediction
 from ddlbench.oracle.strategies import traced
+from ddlbench.oracle.timing.computation import ANY, Computation
 from ddlbench.rehearsal.rehearse import Rehearsal, Sent
-from ddlbench.texts import bytes_text
+from ddlbench.texts import aligned, bytes_text
+
+
+def block_lines(computation: Computation, samples: int) -> Iterator[str]:
+    """A table of FLOPs, bytes and arithmetic intensity of all blocks, equal neighbours together, and what limits each
+    on a device (Gusak et al. 2022, table 6; the roofline of Williams et al. 2009). samples: of a micro batch"""
+    speeds = computation.speeds
+    ridge = None if speeds is ANY else speeds.flops_per_s / speeds.bytes_per_s
+    passes = [
+        (block.name, [flops_and_bytes(work, samples) for work in (block.forward, block.backward)])
+        for block in computation.counts.blocks
+    ]
+    rows = list[tuple[str, ...]]()
+    for figures, group in groupby(passes, itemgetter(1)):
+        first, *others = [name for name, _ in group]
+        name = f"{first} to {others[-1]}" if others else first
+        for direction, (flops, moved) in zip(("forward", "backward"), figures, strict=True):
+            intensity = flops / moved if moved else 0.0
+            limit = "" if ridge is None else "computing" if intensity > ridge else "memory"
+            rows.append((name, direction, f"{flops / 1e9:.4g}", f"{moved / 1e9:.4g}", f"{intensity:.3g}", limit))
+    yield f"work of each block for {samples} samples, from the operations of the model:"
+    headers = ("blocks", "pass", "GFLOP", "GB moved", "FLOP/byte", "limited by")
+    yield from aligned(headers, rows, left=("blocks", "pass", "limited by"))
+    if ridge is None:
+        yield "the peaks of the device are not known, so what limits a block is not, either"
+    else:
+        yield f"above {ridge:.3g} FLOP/byte computing limits, below it the bandwidth of the memory"
+
+
+def flops_and_bytes(work: Work, samples: int) -> tuple[float, float]:
+    """FLOPs of one pass, and the bytes that it reads and writes."""
+    return float(work.flops.sum()) * samples, float(work.moved.at(samples).sum())
 
 
 @dataclass(frozen=True)
 class Volume:
-    """Bytes of a step along one dimension. tp: of all stages together; all others: of the rank that sends most.
+    """Bytes of a step along one dimension, by the equations and traced from the real framework in a rehearsal. tp: of
+    all stages together; all others: of the rank that sends most.
 
     With parts of images sp has the halos and dp all collectives: replicas or not, gradients are sent among all ranks.
     """
@@ -31,7 +67,7 @@ class Volume:
         return (self.expected - self.traced) / self.traced if self.traced else float(bool(self.expected))
 
 
-def lines(rows: Sequence[Prediction]) -> Iterator[str]:
+def volume_lines(rows: Sequence[Prediction]) -> Iterator[str]:
     """For each row the messages of its equations, and the traced bytes."""
     yield "\nvolume of a step, of whole messages:"
     for row in rows:
@@ -40,13 +76,13 @@ def lines(rows: Sequence[Prediction]) -> Iterator[str]:
             yield f"{head} {message['what']}: {message['count']:g} x, {bytes_text(message['bytes_'])}"
         if not all(message["along"] for message in row.sent):
             yield f"{head} the messages are traced: it has no equations"
-        else:
-            try:
-                for volume in compared(row, distinct_ranks(row)):
-                    both = f"traced {bytes_text(volume.traced)}, equations {bytes_text(volume.expected)}"
-                    yield f"{head} along {volume.dimension}: {both} ({volume.difference:+.1%})"
-            except RunError as error:
-                yield f"{head} not traced: {error}"
+            continue
+        try:
+            for volume in compared(row, distinct_ranks(row)):
+                both = f"traced {bytes_text(volume.traced)}, equations {bytes_text(volume.expected)}"
+                yield f"{head} along {volume.dimension}: {both} ({volume.difference:+.1%})"
+        except RunError as error:
+            yield f"{head} not traced: {error}"
 
 
 def distinct_ranks(row: Prediction) -> list[Rehearsal]:

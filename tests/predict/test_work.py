@@ -1,16 +1,31 @@
-"""What a step sends by the equations is what the real adapters send, traced in a rehearsal."""
+"""The counts of each block, by hand; what a step sends by the equations is what the real adapters send."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from ddlbench.config.choices import choices
+from ddlbench.counts.counting import count
+from ddlbench.counts.counts import Line, Work
 from ddlbench.frameworks.local_sgd import LocalSGD
+from ddlbench.models.gpt2 import GPT2
 from ddlbench.oracle.machine.machine import load
 from ddlbench.oracle.measured.inputs import from_roofline
 from ddlbench.oracle.predictor import Inputs, Prediction, predict, strategy
 from ddlbench.oracle.strategies.traced import traced as trace
-from ddlbench.predict.volumes import Volume, compared, dimension_of, distinct_ranks, lines
+from ddlbench.oracle.timing.computation import ANY, Computation
+from ddlbench.predict.__main__ import main
+from ddlbench.predict.work import (
+    Volume,
+    block_lines,
+    compared,
+    dimension_of,
+    distinct_ranks,
+    flops_and_bytes,
+    volume_lines,
+)
+from ddlbench.recipe.optimizers import optimizers
 from ddlbench.rehearsal.rehearse import Rehearsal, Sent
 from tests.oracle.made import setting as made_setting
 from tests.support.libraries import why_no_horovod
@@ -126,7 +141,7 @@ def test_a_framework_without_equations_is_predicted_from_what_it_sends() -> None
 def test_what_is_traced_is_not_compared_with_itself() -> None:
     message = {"what": "all_reduce among 4 ranks", "along": "", "count": 1, "bytes_": 8.0}
     row = Prediction("unknown", "resnet50", "h100", 4, "ok", "", messages=(message,))
-    *_, last = lines([row])
+    *_, last = volume_lines([row])
     assert last == "  unknown at 4: the messages are traced: it has no equations"
 
 
@@ -145,3 +160,41 @@ def test_what_is_received_is_counted_where_it_is_sent() -> None:
     row = Prediction("gpipe", "resnet50", "h100", 2, "ok", "", layout={"dp": 1, "tp": 1, "pp": 2})
     (volume,) = compared(row, [Rehearsal("gpipe", "resnet50", 2, "cpu", 0, collectives=tuple(both))])
     assert (volume.dimension, volume.traced) == ("pp", 30.0)
+
+
+GPT2_TINY = GPT2("gpt2_small", n_layer=2, n_embd=16, n_head=2, vocab_size=64, seq_len=8)
+
+
+def test_the_flops_grow_with_the_samples_and_a_part_of_the_bytes_does() -> None:
+    work = Work(np.array([10.0, 4.0]), Line(np.array([100.0, 0.0]), np.array([2.0, 3.0])), np.array([True, False]))
+    assert flops_and_bytes(work, 3) == (42.0, 115.0)
+
+
+def test_equal_blocks_are_one_line_for_each_pass(capsys: pytest.CaptureFixture[str]) -> None:
+    """Blocks of 64 numbers for 128 tokens move far more bytes than an A100 can read while it computes."""
+    words = [
+        "+model=gpt2_small", "+framework=ddp", "model.n_layer=4", "model.n_embd=64", "model.n_head=4",
+        "model.seq_len=64", "model.vocab_size=512", "cluster=juwels_booster", "gpus=2", "train.batch_per_gpu=2",
+    ]  # fmt: skip
+    assert main([*words, "--blocks"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    table = [
+        line.split("  ")
+        for line in said[said.index("work of each block for 2 samples, from the operations of the model:") :]
+    ]
+    names = [row[0] for row in table if row[-1] in ("memory", "computing")]
+    assert len(names) == 2 * len(set(names))
+    assert any(" to " in name for name in names)
+    assert {row[-1] for row in table[3:-1] if len(row) > 3} >= {"memory"}
+
+
+def test_without_peaks_of_the_device_nothing_is_said_to_limit() -> None:
+    counts = count(GPT2_TINY, "fp32", "cpu")
+    *table, last = block_lines(Computation(counts, ANY, optimizers["adamw"].costs, "none"), 2)
+    assert not any(line.endswith(("memory", "computing")) for line in table)
+    assert last.startswith("the peaks of the device are not known")
+
+
+def test_json_has_rows_only(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["+model=gpt2_small", "+framework=ddp", "cluster=h100", "gpus=2", "--blocks", "--json"]) == 2
+    assert "--blocks adds lines to the table" in capsys.readouterr().err

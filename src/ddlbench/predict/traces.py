@@ -1,4 +1,5 @@
-"""A predicted step as Chakra execution traces: a file for each rank, which simulators such as ASTRA-sim replay.
+"""A predicted step as a timeline (`--timeline`), and as Chakra execution traces (`--chakra`): a file for each rank,
+which simulators such as ASTRA-sim replay.
 
 Sridharan et al. 2023, https://arxiv.org/abs/2305.14516; the schema is et_def.proto of MLCommons Chakra 1.0.0.
 """
@@ -8,18 +9,26 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from io import BytesIO
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from ddlbench.errors import RunError, Unsupported, importing, reporting
+from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.oracle.predictor import Prediction
-from ddlbench.predict import volumes
+from ddlbench.oracle.strategies import pipeline
+from ddlbench.oracle.timing.schedule import WEIGHTS, F
+from ddlbench.predict.work import distinct_ranks
 from ddlbench.rehearsal.observed import Operation
+from ddlbench.rehearsal.perfetto import Slice
 from ddlbench.rehearsal.rehearse import Rehearsal
 
-# What is written here, with the numbers of et_def.proto. Enumerations are int32 in the file.
+IN_SCHEDULE = ("collectives of layers", "activations between stages")  # messages of a pipeline beside its passes
+RANK, HIDDEN = "rank 0", "hidden messages"
+
+# What is written of Chakra, with the numbers of et_def.proto. Enumerations are int32 in the file.
 SCHEMA = """
 name: "et_def.proto" package: "ChakraProtoMsg" syntax: "proto3"
 message_type { name: "AttributeProto" oneof_decl { name: "value" }
@@ -43,7 +52,37 @@ COMPUTE, SEND, RECEIVE, COLLECTIVE = 4, 5, 6, 7  # NodeType
 COLLECTIVES = {"all_reduce": 0, "all_gather": 2, "broadcast": 5, "reduce_scatter": 7}  # CollectiveCommType
 
 
-def write(folder: Path, rows: Sequence[Prediction]) -> Iterator[str]:
+def timeline(row: Prediction) -> Iterator[Slice]:
+    """The wait for data; computing and bubble, or the passes of every rank of a replica; then exposed messages, which
+    are the same on all ranks, one after the other. What they hide is beside computing. row: with status ok"""
+    passes, send = (), ()  # seconds of a message from each stage to the next
+    if row.config and row.setting and isinstance(row.config.framework, Pipeline):
+        passes, send = pipeline.timeline(row.config.framework, row.setting)
+    made, now = partial(Slice, f"{row.framework} at {row.gpus} GPUs"), row.data_s or 0.0
+    yield made(RANK, "wait for data", 0.0, now)
+    messages = [message for message in row.messages if not passes or message["what"] not in IN_SCHEDULE]
+    for message in messages:
+        yield made(HIDDEN, message["what"], now, message["hidden"], message, overlaps=True)
+    for kind, stage, micro, begin, end, rank in passes:
+        args, name = {"stage": stage, "micro batch": micro}, f"{kind}{micro}"
+        yield made(f"rank {rank}", name, now + begin, end - begin, args)
+        to = stage + 1 if kind == F else stage - 1
+        if kind != WEIGHTS and 0 <= to < len(send):
+            yield made(f"stage {stage} to {to}", name, now + end, send[min(stage, to)], args, overlaps=True)
+    parts = [(message["what"], message["exposed"]) for message in messages]
+    rest = row.unexplained_s or 0.0
+    if passes:
+        now += passes[-1].end
+        update = (row.step_s or 0.0) - rest - now - sum(seconds for _, seconds in parts)
+        parts.append(("update of weights", update))
+    else:
+        parts = [("computing", row.compute_s or 0.0), ("bubble", row.bubble_s or 0.0), *parts]
+    for what, seconds in [*parts, ("not explained by the model", rest)]:
+        yield made(RANK, what, now, max(0.0, seconds))
+        now += seconds
+
+
+def write_chakra(folder: Path, rows: Sequence[Prediction]) -> Iterator[str]:
     """Write the traces of rows. Yields a line for a row that has none. UserError for a folder that cannot be written;
     Unavailable without protobuf.
 
@@ -54,7 +93,7 @@ def write(folder: Path, rows: Sequence[Prediction]) -> Iterator[str]:
         folder.mkdir(parents=True, exist_ok=True)
         for row in rows:
             try:
-                write_row(folder, row, volumes.distinct_ranks(row), classes)
+                write_row(folder, row, distinct_ranks(row), classes)
             except RunError as error:
                 yield f"no Chakra trace of {row.framework} at {row.gpus}: {error}"
 
@@ -87,39 +126,35 @@ def nodes(step: Rehearsal, rank: int, speed: float, groups: dict[str, list[int]]
     speed: FLOPs a second; groups: gets the ranks of the groups
     """
     last, received = list[int](), list[int]()
-    for number, operation in enumerate(step.operations):
-        kind, attr = _attributed(operation, rank, rank - step.rank, groups)
-        node = {"id": number, "name": operation.name, "type": kind, "attr": _attributes({"is_cpu_op": False, **attr})}
-        yield node | {
+    for number, (name, flops, bytes_, group, peer) in enumerate(step.operations):
+        attr: dict[str, Any]
+        if group is None:
+            kind, attr = COMPUTE, {"num_ops": round(flops), "tensor_size": bytes_}
+        elif peer is not None:
+            kind, other = SEND if group.kind == "send" else RECEIVE, peer + rank - step.rank
+            source, target = (rank, other) if kind == SEND else (other, rank)
+            attr = {"comm_size": bytes_, "comm_tag": 0, "comm_src": source, "comm_dst": target}
+        elif group.kind in COLLECTIVES:
+            first = rank - rank // group.stride % group.ranks * group.stride
+            pg_name = f"{first}+{group.stride}x{group.ranks}"
+            groups[pg_name] = [first + index * group.stride for index in range(group.ranks)]
+            # As in Chakra's own converter this is what one rank gives, so a gather gives its complete message / ranks.
+            size = bytes_ // group.ranks if group.kind == "all_gather" else bytes_
+            kind, attr = COLLECTIVE, {"comm_type": COLLECTIVES[group.kind], "comm_size": size, "pg_name": pg_name}
+        else:
+            raise Unsupported(f"a Chakra trace cannot say {group.kind}, which is sent among {group.ranks} ranks")
+        yield {
+            "id": number,
+            "name": name,
+            "type": kind,
+            "attr": _attributes({"is_cpu_op": False, **attr}),
             "data_deps": last if kind in (SEND, RECEIVE) else last + received,
-            "duration_micros": round(operation.flops / speed * 1e6),
+            "duration_micros": round(flops / speed * 1e6),
         }
         if kind == RECEIVE:
             received.append(number)
         elif kind != SEND:
             last, received = [number], []
-
-
-def _attributed(
-    operation: Operation, rank: int, shift: int, groups: dict[str, list[int]]
-) -> tuple[int, dict[str, Any]]:
-    """The type and the attributes of a node. As in Chakra's own converter comm_size is what one rank gives, so a gather
-    gives its complete message / ranks. shift: from the rehearsed rank to this one"""
-    _, flops, bytes_, group, peer = operation
-    if group is None:
-        return COMPUTE, {"num_ops": round(flops), "tensor_size": bytes_}
-    if peer is not None:
-        ends = {"comm_src": rank, "comm_dst": peer + shift}
-        if group.kind == "recv":
-            ends = {"comm_src": peer + shift, "comm_dst": rank}
-        return SEND if group.kind == "send" else RECEIVE, {"comm_size": bytes_, "comm_tag": 0, **ends}
-    if group.kind not in COLLECTIVES:
-        raise Unsupported(f"a Chakra trace cannot say {group.kind}, which is sent among {group.ranks} ranks")
-    first = rank - rank // group.stride % group.ranks * group.stride
-    name = f"{first}+{group.stride}x{group.ranks}"
-    groups[name] = [first + index * group.stride for index in range(group.ranks)]
-    size = bytes_ // group.ranks if group.kind == "all_gather" else bytes_
-    return COLLECTIVE, {"comm_type": COLLECTIVES[group.kind], "comm_size": size, "pg_name": name}
 
 
 def merged(operations: Sequence[Operation]) -> Iterator[Operation]:
