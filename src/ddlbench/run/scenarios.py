@@ -23,8 +23,7 @@ from ddlbench.measure.clock import EpochClock, idle
 from ddlbench.measure.devices.memory import reset_peaks
 from ddlbench.measure.devices.unknown import total
 from ddlbench.measure.devices.usage import ReadBytes
-from ddlbench.measure.profiling.profile import RankWindow, Seconds
-from ddlbench.measure.profiling.profiler import Profiler
+from ddlbench.measure.profiling.profile import Profiler, RankWindow, Seconds
 from ddlbench.measure.profiling.spans import DATA, WINDOW, span
 from ddlbench.measure.rows import RankEpoch, gather_epoch
 from ddlbench.ranks.control import all_gather, barrier, sum_over_ranks
