@@ -15,9 +15,18 @@ from operator import itemgetter
 from typing import Any
 
 from ddlbench import recomputation
-from ddlbench.activation_memory import instants
 from ddlbench.errors import Unsupported, UserError, refuse
-from ddlbench.recomputation import SELECTIVE, Choice, Link, Offloaded, Plan, budget_bytes, budgeted, check_names
+from ddlbench.recomputation import (
+    SELECTIVE,
+    Choice,
+    Link,
+    Offloaded,
+    Plan,
+    budget_bytes,
+    budgeted,
+    check_names,
+    instants,
+)
 from ddlbench.texts import GIB
 
 KEY = "train.offload_activations"

@@ -11,14 +11,13 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import NamedTuple
 
-from ddlbench.activation_memory import instants
 from ddlbench.counts.counting import count_job
 from ddlbench.counts.counts import Block, Counts, Share
 from ddlbench.job import Job, example_batch
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES, Bytes, bytes_of_parameter, data_parallel
 from ddlbench.oracle.setting import BYTES, Memory, Setting
 from ddlbench.recipe.optimizers import Costs
-from ddlbench.recomputation import Plan
+from ddlbench.recomputation import Plan, instants
 
 
 class Moment(NamedTuple):

@@ -9,7 +9,6 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from math import ceil
 
-from ddlbench.activation_memory import kept
 from ddlbench.counts.counts import Block, Counts, Share
 from ddlbench.frameworks.pipeline.schedules import V_SHAPED, in_flight, rank_of
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES, Bytes, bytes_of_parameter, data_parallel
@@ -25,7 +24,7 @@ from ddlbench.oracle.memory.replicas import (
 from ddlbench.oracle.setting import Memory, Setting
 from ddlbench.oracle.timing import schedule
 from ddlbench.oracle.timing.schedule import INPUTS, OVERLAPPED, WEIGHTS, F, Op
-from ddlbench.recomputation import Plan, repeats
+from ddlbench.recomputation import Plan, kept, repeats
 
 
 @dataclass(frozen=True)
