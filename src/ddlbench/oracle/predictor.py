@@ -30,7 +30,7 @@ from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured.inputs import ROOFLINE
 from ddlbench.oracle.measured.learned import Learned
 from ddlbench.oracle.setting import Outcome, Setting
-from ddlbench.oracle.strategies import data_parallel, pipeline, sharded, spatial, tensor
+from ddlbench.oracle.strategies import data_parallel, pipeline, sharded, tensor_and_spatial
 from ddlbench.oracle.strategies.traced import rehearsed_memory, traced
 from ddlbench.oracle.timing.computation import Computation
 from ddlbench.ranks.launch import Launch
@@ -44,9 +44,9 @@ EQUATIONS: dict[type, Callable[[Any, Setting], Outcome]] = {
     ParameterServer: data_parallel.parameter_server,
     DeepSpeedOptions: sharded.zero,
     FSDP: sharded.fsdp,
-    TensorParallel: tensor.tensor,
-    Megatron: tensor.megatron,
-    Spatial: spatial.spatial,
+    TensorParallel: tensor_and_spatial.tensor,
+    Megatron: tensor_and_spatial.megatron,
+    Spatial: tensor_and_spatial.spatial,
     Pipeline: pipeline.pipeline,
     PipeDream: pipeline.pipedream,
 }

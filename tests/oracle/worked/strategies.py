@@ -25,9 +25,11 @@ from ddlbench.oracle.machine import collectives as by
 from ddlbench.oracle.machine.collectives import path
 from ddlbench.oracle.predictor import strategy
 from ddlbench.oracle.setting import Outcome, Setting
-from ddlbench.oracle.strategies.tensor import traffic
-from ddlbench.oracle.timing import overlap, schedule
-from ddlbench.oracle.timing.overlap import MiB
+from ddlbench.oracle.strategies.data_parallel import buckets, queue
+from ddlbench.oracle.strategies.sharded import Sharded, sharded_step
+from ddlbench.oracle.strategies.tensor_and_spatial import traffic
+from ddlbench.oracle.timing import schedule
+from ddlbench.texts import MIB
 from tests.oracle.made import GPT, MACHINE, block, made, setting
 from tests.oracle.worked.computing import EIGHT, GB, A, B, M
 from tests.oracle.worked.text import ms, s, us
@@ -56,13 +58,13 @@ def data_parallel() -> list[str]:
 
 
 def in_buckets() -> list[str]:
-    sizes = [size * MiB for size in (1, 6, 20, 0.75, 0.5)]
-    return [", ".join(f"{bucket.size / MiB:g}" for bucket in overlap.buckets([sizes], [0.0])) + " MiB"]
+    sizes = [size * MIB for size in (1, 6, 20, 0.75, 0.5)]
+    return [", ".join(f"{bucket.size / MIB:g}" for bucket in buckets([sizes], [0.0])) + " MiB"]
 
 
 def horovod() -> list[str]:
-    result = overlap.buckets([[2], [1], [2]], [1, 1, 1], 3, 3)
-    return [*(f"{item.size:g} bytes at {item.ready:g} s" for item in result), s(overlap.queue(result, float))]
+    result = buckets([[2], [1], [2]], [1, 1, 1], 3, 3)
+    return [*(f"{item.size:g} bytes at {item.ready:g} s" for item in result), s(queue(result, float))]
 
 
 def zero() -> list[str]:
@@ -156,7 +158,7 @@ STRATEGIES: dict[str, Callable[[], list[str]]] = {
     "local SGD": lambda: [ms(strategy(LocalSGD(local_steps=8), made(4, [WEIGHTY, B], 8)).exposed_s)],
     "ZeRO 0, 1, 2": zero,
     "ZeRO 3": zero3,
-    "FSDP": lambda: [s(overlap.sharded_step([overlap.Sharded(4, 8, 1, 1, 1), overlap.Sharded(4, 8, 1, 0, 1)]))],
+    "FSDP": lambda: [s(sharded_step([Sharded(4, 8, 1, 1, 1), Sharded(4, 8, 1, 0, 1)]))],
     "HSDP": hsdp,
     "tensor": tensor,
     "Megatron": megatron,

@@ -21,10 +21,7 @@ from ddlbench.oracle.memory import replicas as memory
 from ddlbench.oracle.setting import BYTES, Memory, Message, Outcome, Setting
 from ddlbench.oracle.strategies import data_parallel
 from ddlbench.oracle.strategies.data_parallel import replicas
-from ddlbench.oracle.timing import overlap
-from ddlbench.oracle.timing.computation import Pass
-from ddlbench.oracle.timing.overlap import MiB, Sharded
-from ddlbench.recomputation import repeats
+from ddlbench.texts import MIB
 
 # Parameters: DeepSpeed keeps weights if fewer other weights than this are needed before their next use (its
 # stage3_max_reuse_distance).
@@ -92,7 +89,7 @@ def zero(framework: DeepSpeedOptions, setting: Setting) -> Outcome:
     again = tuple(2 * (sum(parameters) - before) >= REUSE for before in accumulate(parameters))
     persistent = setting.counts.parameter_count - sum(gathered)
     scheme = Scheme(setting.world, weight, gathered, again, always=True, persistent=persistent)
-    bucket = (framework.reduce_bucket_mb or BUCKET_MB) * MiB
+    bucket = (framework.reduce_bucket_mb or BUCKET_MB) * MIB
     peak = partial(memory.zero3, setting, *scheme.gathered_bytes(), bucket, persistent * weight)
     return sharded(setting, scheme, peak)
 
@@ -100,8 +97,21 @@ def zero(framework: DeepSpeedOptions, setting: Setting) -> Outcome:
 def sharded(setting: Setting, scheme: Scheme, peak: Callable[[], Memory]) -> Outcome:
     """The step of a strategy that keeps weights in shards."""
     count, samples = setting.micro_batch(setting.world)
-    passes, parameters = setting.computation.blocks(samples), setting.counts.parameter_count
-    last = _blocks(setting, scheme, passes)
+    parameters, plan = setting.counts.parameter_count, setting.plan(samples)
+    if scheme.shards > 1 and any(not isinstance(item, int) and len(item) > 1 for item in plan):
+        raise Unsupported(
+            "the oracle has no model of weights that are gathered again for segments of several blocks: set "
+            "train.checkpoint_activations to blocks or to a list of blocks"
+        )
+    rate, to = setting.contention, setting.path(scheme.shards)
+    reductions = [float(block.parameter_count * setting.gradient_bytes) for block in setting.counts.blocks]
+    last = list[Sharded]()  # of a micro batch after which gradients are reduced
+    for seconds, size, number, again in zip(
+        setting.passes(samples), reductions, scheme.gathered, scheme.again, strict=True
+    ):
+        gather, reduce = collectives.all_gather(number * scheme.weight, to), collectives.reduce_scatter(size, to)
+        passes = seconds.forward * rate, seconds.backward * rate
+        last.append(Sharded(*passes, gather, gather if again else 0.0, reduce))
     plain = last if scheme.always else [replace(block, reduce=0.0) for block in last]
 
     def total(part: Callable[[Sharded], float]) -> float:
@@ -115,13 +125,12 @@ def sharded(setting: Setting, scheme: Scheme, peak: Callable[[], Memory]) -> Out
         # once only on a device's stream, and DeepSpeed waits explicitly.
         late = seconds
     else:
-        end = (count - 1) * overlap.sharded_step(plain) + overlap.sharded_step(last)
+        end = (count - 1) * sharded_step(plain) + sharded_step(last)
         late = min(seconds, max(0.0, end - compute))
     exposed = setting.exposed(seconds, late)
     gathered = sum(number * (1 + again) for number, again in zip(scheme.gathered, scheme.again, strict=True))
     reduced = (count if scheme.always else 1) * parameters
     bytes_ = count * gathered * scheme.weight + reduced * setting.gradient_bytes  # of complete tensors
-    reductions = (block.parameter_count * setting.gradient_bytes for block in setting.counts.blocks)
     largest = float(max(*reductions, *(number * scheme.weight for number in scheme.gathered)))
     what = "gathering of weights and reduction of gradients"
     messages = [Message(what, "dp", sent, bytes_, seconds, exposed, largest)]
@@ -133,21 +142,37 @@ def sharded(setting: Setting, scheme: Scheme, peak: Callable[[], Memory]) -> Out
     return replace(outcome, layout={"dp": setting.world, "shards": scheme.shards})
 
 
-def _blocks(setting: Setting, scheme: Scheme, passes: Sequence[Pass]) -> list[Sharded]:
-    """Seconds of computing and of messages of each block in a micro batch after which gradients are reduced."""
-    rate, to = setting.contention, setting.path(scheme.shards)
-    _, samples = setting.micro_batch(setting.world)
-    plan = setting.plan(samples)
-    if scheme.shards > 1 and any(not isinstance(item, int) and len(item) > 1 for item in plan):
-        raise Unsupported(
-            "the oracle has no model of weights that are gathered again for segments of several blocks: set "
-            "train.checkpoint_activations to blocks or to a list of blocks"
-        )
-    blocks = list[Sharded]()
-    together = zip(setting.counts.blocks, passes, repeats(plan), scheme.gathered, scheme.again, strict=True)
-    for block, seconds, times, parameters, again in together:
-        gather = collectives.all_gather(parameters * scheme.weight, to)
-        reduce = collectives.reduce_scatter(block.parameter_count * setting.gradient_bytes, to)
-        back = seconds.back(times) * rate
-        blocks.append(Sharded(seconds.forward * rate, back, gather, gather if again else 0.0, reduce))
-    return blocks
+@dataclass(frozen=True)
+class Sharded:
+    """Seconds of one block whose weights are in shards: it is gathered before each pass and reduced after the backward
+    pass (0: it is not)."""
+
+    forward: float
+    backward: float
+    gather: float
+    gather_again: float
+    reduce: float
+
+    @property
+    def sent(self) -> tuple[float, float, float]:
+        return self.gather, self.gather_again, self.reduce
+
+
+def sharded_step(blocks: Sequence[Sharded]) -> float:
+    """Seconds of a micro batch. Each block is gathered while the previous one computes (FSDP's prefetch), and its
+    gradients are reduced while the next one computes. Gathers and reductions share one link."""
+    link, begun, done = 0.0, 0.0, 0.0
+    for block in blocks:
+        link = max(link, begun) + block.gather
+        begun = max(done, link) if block.gather else done
+        done = begun + block.forward
+    pending, begun, link = 0.0, done, max(link, done)
+    for block in reversed(blocks):
+        if block.gather_again:
+            link = max(link, begun) + block.gather_again
+        if pending:  # the reduction of the block before begins after this gather
+            link = max(link, done) + pending
+        begun = max(done, link - pending) if block.gather_again else done
+        done = begun + block.backward
+        pending = block.reduce
+    return max(done, max(link, done) + pending if pending else link)

@@ -36,7 +36,7 @@ def traced(framework: Any, setting: Setting) -> Outcome:
     one_device = rehearsed(Single(), replace(job, world_size=1, global_batch=samples))
     count = job.micro_batches(rank.replicas)
     micro = samples / count
-    seconds = count * sum(setting.both_s(setting.computation.blocks(micro), micro))
+    seconds = count * sum(block.forward + block.backward for block in setting.passes(micro))
     memory = memory_of(rank)
     update = setting.computation.update(memory.weights / FP32_BYTES)
     layout, on_cuda = {"dp": rank.replicas}, setting.job.device.type == "cuda"

@@ -1,5 +1,14 @@
-"""Tensor parallelism: ranks share every layer. GPT-2 as in Megatron-LM (Shoeybi et al. 2019; sequence parallelism:
-Korthikanti et al. 2022), convolutions by filters or channels (Kahira et al. 2021)."""
+"""Ranks share a replica: its layers, or the rows of its images.
+
+Tensor parallelism: ranks share every layer. GPT-2 as in Megatron-LM (Shoeybi et al. 2019; sequence parallelism:
+Korthikanti et al. 2022), convolutions by filters or channels (Kahira et al. 2021).
+
+Spatial parallelism: ranks share the rows of every image (Dryden et al. 2019; Kahira et al. 2021). The window of a layer
+reaches into rows of a neighbour (its halo). Neighbours send each other these rows of the input x in the forward pass
+and their gradients in the backward pass: 2 alpha + 2 B halo(x) beta per layer, where Kahira et al. have B (halo(x) +
+halo(dy)) beta, as if the gradient of the output were sent. BatchNorm's statistics are those of all parts. The layers
+after the last window need complete images: an all-gather precedes them, and every rank computes them in full.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +17,24 @@ from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
+import numpy as np
+
 from ddlbench.counts.counting import count_job
 from ddlbench.counts.counts import Block, Share
+from ddlbench.errors import Unsupported
 from ddlbench.frameworks.megatron.adapter import Megatron
+from ddlbench.frameworks.shared.batchnorm import batch_norms
 from ddlbench.frameworks.shared.meta import on_meta
+from ddlbench.frameworks.spatial.adapter import Spatial
 from ddlbench.frameworks.tensor.adapter import TensorParallel, split_numbers
+from ddlbench.frameworks.tensor.collectives import Part
 from ddlbench.job import example_batch
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES
 from ddlbench.oracle.machine import collectives
 from ddlbench.oracle.memory.replicas import counts_of_rank, replica
 from ddlbench.oracle.setting import Limit, Message, Outcome, Setting
 from ddlbench.oracle.strategies.data_parallel import averaged
+from ddlbench.recomputation import repeats
 
 SUMMED_AHEAD, SUMMED_BACK, GATHERED = ("row", "vocab"), ("column", "qkv", "filter", "logits"), ("norm", "channels")
 # All-reduces of the loss for each position, how many numbers in each: the largest logit, then sums.
@@ -56,12 +72,12 @@ def parts(setting: Setting, dp: int, tp: int, sequence: bool, loss: Sequence[int
     """
     job, blocks = setting.job, setting.counts.blocks
     count, samples = setting.micro_batch(dp)
-    passes, share = setting.computation.blocks(samples, tp), Share(tp, sequence, gathered=not loss)
+    passes, share = setting.passes(samples, tp), Share(tp, sequence, gathered=not loss)
     messages: list[Message] = []
     if tp > 1:
         traffics = [
             traffic(block, samples, setting, tp, again, sequence, loss)
-            for block, again in zip(blocks, setting.again(samples), strict=True)
+            for block, again in zip(blocks, repeats(setting.plan(samples)), strict=True)
         ]
         seconds = count * sum(layer.forward + layer.backward for layer in traffics)
         bytes_, number = sum(layer.bytes_ for layer in traffics), sum(layer.number for layer in traffics)
@@ -72,10 +88,9 @@ def parts(setting: Setting, dp: int, tp: int, sequence: bool, loss: Sequence[int
         seconds = setting.all_reduce(size, tp)
         messages.append(Message("all-reduce of gradients that are not split", "tp", 1, size, seconds, seconds))
     if dp > 1:
-        back = setting.backward_s(passes, dp)
-        messages.append(averaged(setting, setting.gradient_bytes, back=back, dp=dp, tp=tp))
+        messages.append(averaged(setting, setting.gradient_bytes, passes=passes, dp=dp, tp=tp))
     return Outcome(
-        compute_s=setting.compute_s(passes, dp, sum(block.parameters_of_part(tp) for block in blocks)),
+        compute_s=setting.compute_s(passes, count, sum(block.parameters_of_part(tp) for block in blocks)),
         messages=tuple(messages),
         peak=lambda: replica(setting, counts_of_rank(setting, share), dp, bucketed=dp > 1),
         limits=(limit(setting), Limit("dp", job.global_batch, "one sample of the global batch a replica")),
@@ -145,3 +160,77 @@ def limit(setting: Setting) -> Limit:
         return Limit("tp", 1, "no layer can be split")
     layer = min(sizes, key=sizes.__getitem__)
     return Limit("tp", sizes[layer], layer)
+
+
+def spatial(framework: Spatial, setting: Setting) -> Outcome:
+    job, blocks, layout = setting.job, setting.counts.blocks, framework.layout(setting.world)
+    dp, sp = layout.dp, layout.tp
+    fewest = min((layer for block in blocks for layer in block.rows), key=lambda layer: layer.window.output)
+    count, samples = setting.micro_batch(dp)
+    last = max(index for index, block in enumerate(blocks) if block.rows)
+    # A part of every image is as much work as fewer images: each rank starts all kernels and reads all weights.
+    shared, complete = (setting.passes(size) for size in (samples / sp, samples))
+    parts = [*shared[: last + 1], *complete[last + 1 :]]
+    messages: list[Message] = []
+    if sp > 1:
+        again = set(repeats(setting.plan(samples)))
+        if len(again) > 1:
+            raise Unsupported(
+                "the oracle has no model of shared images of which some blocks run again: set "
+                "train.checkpoint_activations to none or blocks"
+            )
+        forward = 1 + again.pop() + blocks[0].selective  # runs of each block forward
+        height = blocks[last].rows[-1].window.output
+        size = blocks[last].output * samples * Part(None, 0, sp).span(height)[1] * sp / height  # of equal parts
+        number = count * forward  # its gradient is already on every rank
+        seconds = number * collectives.all_gather(size, setting.path(sp))
+        gathering = Message("all-gather of the last images", "dp", number, number * size, seconds, seconds)
+        messages += [_halos(setting, samples, count, sp, forward), gathering, batch_message(setting, dp, sp, "dp")]
+        messages += _statistics(setting, count, sp, forward)
+    if setting.world > 1:
+        messages.append(averaged(setting, setting.gradient_bytes, passes=parts))
+    return Outcome(
+        compute_s=setting.compute_s(parts, count, setting.counts.parameter_count),
+        messages=tuple(messages),
+        peak=lambda: replica(setting, counts_of_rank(setting, Share(sp=sp)), dp, bucketed=setting.world > 1),
+        limits=(
+            Limit("sp", fewest.window.output, fewest.name),
+            Limit("dp", job.global_batch, "one sample of the global batch a replica"),
+        ),
+        layout={"dp": dp, "sp": sp},
+        micro_samples=samples,
+    )
+
+
+def _halos(setting: Setting, samples: float, count: int, sp: int, forward: int) -> Message:
+    """The exchange of halos; the bytes are those of the rank that sends most. All neighbours exchange at once. If some
+    neighbours are on different nodes, all wait for them. The gradients of a halo are as large as the halo."""
+    machine, world = setting.machine, setting.world
+    crosses = bool(setting.per_node % sp)
+    number, seconds, bytes_ = 0, 0.0, np.zeros(sp)
+    for layer in (layer for block in setting.counts.blocks for layer in block.rows):
+        taken = np.array([layer.window.taken(Part(None, rank, sp)) for rank in range(sp)], dtype=float)  # [user, owner]
+        np.fill_diagonal(taken, 0.0)  # own rows are not sent
+        ahead, back = (samples * layer.row * taken.sum(axis) for axis in (0, 1))
+        passes = [sent for sent in [ahead] * forward + [back] * (not layer.first) if sent.any()]
+        number += len(passes)
+        seconds += sum(collectives.send(float(sent.max()), machine, 1, world, crosses) for sent in passes)
+        bytes_ += sum(passes)
+    total = count * float(bytes_.max())
+    return Message("halo exchange", "sp", count * number, total, count * seconds, count * seconds)
+
+
+def _statistics(setting: Setting, count: int, sp: int, forward: int) -> list[Message]:
+    """BatchNorm over all parts: mean, variance and number of the pixels of each part are gathered forward, two sums for
+    each channel are added backward."""
+    to, number, bytes_, seconds = setting.path(sp), 0, 0.0, 0.0
+    for norm in batch_norms(on_meta(setting.job)):
+        gathered, summed = FP32_BYTES * sp * (2 * norm.num_features + 1), FP32_BYTES * 2 * norm.num_features
+        number += forward + 1
+        bytes_ += forward * gathered + summed
+        seconds += forward * collectives.all_gather(gathered, to)
+        seconds += collectives.all_reduce(summed, to)
+    if not number:
+        return []
+    amounts = (count * amount for amount in (number, bytes_, seconds, seconds))
+    return [Message("statistics of BatchNorm", "dp", *amounts)]
