@@ -81,11 +81,8 @@ class Setting:
         return late + (seconds - late) * self.machine.hidden_cost_with(self.per_node)
 
     def path(self, ranks: int, stride: int = 1, groups: int | None = None) -> Path:
+        """The connection of a group of ranks (`collectives.path`)."""
         return collectives.path(self.machine, ranks, stride, self.world, groups)
-
-    def all_reduce(self, bytes_: float, ranks: int, stride: int = 1, groups: int | None = None) -> float:
-        """Seconds of an all-reduce."""
-        return collectives.all_reduce(bytes_, self.path(ranks, stride, groups))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from ddlbench.frameworks.shared.batchnorm import batch_norms
 from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES
 from ddlbench.offloading import exposed, offloaded
-from ddlbench.oracle.machine import collectives
 from ddlbench.oracle.memory import replicas as memory
 from ddlbench.oracle.setting import BYTES, Limit, Memory, Message, Outcome, Setting
 from ddlbench.oracle.strategies.traced import traced
@@ -55,7 +54,7 @@ def local_sgd(framework: LocalSGD, setting: Setting) -> Outcome:
     """The ranks average weights and BatchNorm's statistics once in `local_steps` updates. No computing hides this."""
     statistics = 2 * sum(norm.num_features for norm in batch_norms(on_meta(setting.job)))
     size = FP32_BYTES * (setting.counts.parameter_count + statistics)
-    seconds = setting.all_reduce(size, setting.world) / framework.local_steps
+    seconds = setting.path(setting.world).seconds("all_reduce", size) / framework.local_steps
     share = 1 / framework.local_steps
     return replicas(setting, (Message("all-reduce of weights", "dp", share, size * share, seconds, seconds),))
 
@@ -82,7 +81,7 @@ def zero(framework: DeepSpeedOptions, setting: Setting) -> Outcome:
         peak = partial(memory.replica, setting, setting.counts, ranks, reduced=copied)
         return replicas(setting, tuple(messages), peak)
     size = float(parameters * BYTES["fp16" if casts else "fp32"])
-    seconds = collectives.all_gather(size, setting.path(ranks))
+    seconds = setting.path(ranks).seconds("all_gather", size)
     messages.append(Message("all-gather of weights", "dp", 1, size, seconds, seconds))
     peak = partial(memory.zero, setting, stage, bucket / FP32_BYTES, overlaps, casts)
     return replicas(setting, tuple(messages), peak, ranks)
@@ -162,7 +161,7 @@ def averaged(
 
     def seconds(size: float) -> float:
         """Of a bucket of so many bytes in fp32."""
-        return setting.all_reduce(size * scale, dp or setting.world, tp)
+        return setting.path(dp or setting.world, tp).seconds("all_reduce", size * scale)
 
     total = sum(seconds(bucket.size) for bucket in full)
     late = min(total, max(0.0, queue(full, seconds) - sum(back))) if overlaps else total

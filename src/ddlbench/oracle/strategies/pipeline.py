@@ -134,7 +134,7 @@ def _sending(cut: Cut) -> list[float]:
             continue
         crosses = any((here + peer) // node != (there + peer) // node for peer in (0, stride - 1))
         size = setting.counts.blocks[end - 1].output * cut.samples
-        gather_s, parts = (setting.all_reduce(size, cut.tp) / 2, cut.tp) if cut.scattered else (0.0, 1)
+        gather_s, parts = (setting.path(cut.tp).seconds("all_reduce", size) / 2, cut.tp) if cut.scattered else (0.0, 1)
         seconds.append(gather_s + collectives.send(size / parts, setting.machine, stride, setting.world, crosses))
     return seconds
 
@@ -197,10 +197,10 @@ def _messages(cut: Cut, traffics: Sequence[Traffic], most: float, layers_s: floa
         yield Message("activations between stages", "pp", number, bytes_, seconds, sends_s)
     if cut.dp > 1:  # after the schedule, over the replicas of a stage
         size = setting.gradient_bytes * most
-        seconds = setting.all_reduce(size, cut.dp, cut.tp)
+        seconds = setting.path(cut.dp, cut.tp).seconds("all_reduce", size)
         what, number = ("reduction and gathering of shards", 2) if cut.sharded else ("all-reduce of gradients", 1)
         yield Message(what, "dp", number, number * size, seconds, seconds)
     if cut.two_ends and counts.tied:  # over the first and the last stage
         size = setting.gradient_bytes * counts.tied / cut.tp / (cut.dp if cut.sharded else 1)
-        seconds = setting.all_reduce(size, 2, cut.stage_ranks * (cut.pp - 1), cut.stage_ranks)
+        seconds = setting.path(2, cut.stage_ranks * (cut.pp - 1), cut.stage_ranks).seconds("all_reduce", size)
         yield Message("all-reduce of the tied embedding", "ends", 1, size, seconds, seconds)

@@ -16,7 +16,6 @@ from ddlbench.frameworks.deepspeed.knobs import BUCKET_MB, DeepSpeedOptions
 from ddlbench.frameworks.fsdp import FSDP, root_group
 from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES
-from ddlbench.oracle.machine import collectives
 from ddlbench.oracle.memory import replicas as memory
 from ddlbench.oracle.setting import BYTES, Memory, Message, Outcome, Setting
 from ddlbench.oracle.strategies import data_parallel
@@ -69,7 +68,7 @@ def fsdp(framework: FSDP, setting: Setting) -> Outcome:
     if framework.replicate == 1:
         return outcome
     size = setting.counts.parameter_count / shards * setting.gradient_bytes
-    seconds = setting.all_reduce(size, framework.replicate, shards)
+    seconds = setting.path(framework.replicate, shards).seconds("all_reduce", size)
     more = Message("all-reduce of shards", "dp", 1, size, seconds, seconds)
     return replace(outcome, messages=(*outcome.messages, more))
 
@@ -109,7 +108,7 @@ def sharded(setting: Setting, scheme: Scheme, peak: Callable[[], Memory]) -> Out
     for seconds, size, number, again in zip(
         setting.passes(samples), reductions, scheme.gathered, scheme.again, strict=True
     ):
-        gather, reduce = collectives.all_gather(number * scheme.weight, to), collectives.reduce_scatter(size, to)
+        gather, reduce = to.seconds("all_gather", number * scheme.weight), to.seconds("reduce_scatter", size)
         passes = seconds.forward * rate, seconds.backward * rate
         last.append(Sharded(*passes, gather, gather if again else 0.0, reduce))
     plain = last if scheme.always else [replace(block, reduce=0.0) for block in last]
@@ -136,7 +135,7 @@ def sharded(setting: Setting, scheme: Scheme, peak: Callable[[], Memory]) -> Out
     messages = [Message(what, "dp", sent, bytes_, seconds, exposed, largest)]
     if scheme.persistent:
         size = float(scheme.persistent * scheme.weight)
-        once = collectives.all_gather(size, setting.path(scheme.shards))
+        once = setting.path(scheme.shards).seconds("all_gather", size)
         messages.append(Message("gathering of small weights after the update", "dp", 1, size, once, once))
     outcome = replicas(setting, tuple(messages) if scheme.shards > 1 else (), peak, scheme.shards)
     return replace(outcome, layout={"dp": setting.world, "shards": scheme.shards})

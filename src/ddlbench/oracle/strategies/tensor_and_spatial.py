@@ -85,7 +85,7 @@ def parts(setting: Setting, dp: int, tp: int, sequence: bool, loss: Sequence[int
         messages.append(batch_message(setting, dp, tp))
     if tp > 1 and sequence:  # each rank has the gradients of its tokens (TensorReplica.complete_gradients)
         size = FP32_BYTES * float(sum(block.parameter_count - block.split_parameters for block in blocks))
-        seconds = setting.all_reduce(size, tp)
+        seconds = setting.path(tp).seconds("all_reduce", size)
         messages.append(Message("all-reduce of gradients that are not split", "tp", 1, size, seconds, seconds))
     if dp > 1:
         messages.append(averaged(setting, setting.gradient_bytes, passes=passes, dp=dp, tp=tp))
@@ -117,31 +117,29 @@ def traffic(
         return Traffic()
     again += block.selective
     to = setting.path(tp)
-    ahead, back, last = (list[tuple[float, float]]() for _ in range(3))  # seconds and bytes of each collective
+    ahead, back, last = (list[tuple[str, float]]() for _ in range(3))  # kind and bytes of each collective
     for exchange in block.exchanges:
         style, entering, leaving = exchange.style, exchange.input_bytes * samples, exchange.output_bytes * samples
         if style == "channel":
-            ahead.append((collectives.all_reduce(leaving, to), leaving))
-            back.append((collectives.all_gather(entering, to), entering))
+            ahead.append(("all_reduce", leaving))
+            back.append(("all_gather", entering))
         elif style in GATHERED:
             # A second run ends before what follows the last saved tensor: the gathering of a block's output.
-            (last if style == "channels" else ahead).append((collectives.all_gather(leaving, to), leaving))
+            (last if style == "channels" else ahead).append(("all_gather", leaving))
         elif style in SUMMED_AHEAD or (style in SUMMED_BACK and (sequence or not exchange.first)):
             size = leaving if style in SUMMED_AHEAD else entering
             if sequence:
-                ahead.append((collectives.all_gather(size, to), size))
-                back.append((collectives.all_gather(size, to), size))
+                ahead.append(("all_gather", size))
+                back.append(("all_gather", size))
             else:
-                (ahead if style in SUMMED_AHEAD else back).append((collectives.all_reduce(size, to), size))
+                (ahead if style in SUMMED_AHEAD else back).append(("all_reduce", size))
     back += again * ahead
     ahead += last
     if block is setting.counts.blocks[-1]:
         model = setting.job.model
         positions = FP32_BYTES * samples * (prod(model.input_shape()) if model.kind == "text" else 1)
-        ahead += [(collectives.all_reduce(number * positions, to), number * positions) for number in loss]
-        logits = block.output * samples
-        ahead += [] if loss else [(collectives.all_gather(logits, to), logits)]
-    forward, backward = (sum(seconds for seconds, _ in part) for part in (ahead, back))
+        ahead += [("all_reduce", number * positions) for number in loss] or [("all_gather", block.output * samples)]
+    forward, backward = (sum(to.seconds(*collective) for collective in part) for part in (ahead, back))
     return Traffic(forward, backward, sum(bytes_ for _, bytes_ in (*ahead, *back)), len(ahead) + len(back))
 
 
@@ -149,7 +147,7 @@ def batch_message(setting: Setting, dp: int, tp: int, along: str = "tp") -> Mess
     """tp rank 0 broadcasts the replica's batch to the others: inputs and targets."""
     one, samples = example_batch(setting.job.model, 1), setting.job.replica_batch(dp)
     sizes = samples * one.inputs.nbytes, samples * one.targets.nbytes
-    seconds = sum(collectives.broadcast(size, setting.path(tp)) for size in sizes)
+    seconds = sum(setting.path(tp).seconds("broadcast", size) for size in sizes)
     return Message("broadcast of the batch", along, 2, sum(sizes), seconds, seconds)
 
 
@@ -183,7 +181,7 @@ def spatial(framework: Spatial, setting: Setting) -> Outcome:
         height = blocks[last].rows[-1].window.output
         size = blocks[last].output * samples * Part(None, 0, sp).span(height)[1] * sp / height  # of equal parts
         number = count * forward  # its gradient is already on every rank
-        seconds = number * collectives.all_gather(size, setting.path(sp))
+        seconds = number * setting.path(sp).seconds("all_gather", size)
         gathering = Message("all-gather of the last images", "dp", number, number * size, seconds, seconds)
         messages += [_halos(setting, samples, count, sp, forward), gathering, batch_message(setting, dp, sp, "dp")]
         messages += _statistics(setting, count, sp, forward)
@@ -228,8 +226,8 @@ def _statistics(setting: Setting, count: int, sp: int, forward: int) -> list[Mes
         gathered, summed = FP32_BYTES * sp * (2 * norm.num_features + 1), FP32_BYTES * 2 * norm.num_features
         number += forward + 1
         bytes_ += forward * gathered + summed
-        seconds += forward * collectives.all_gather(gathered, to)
-        seconds += collectives.all_reduce(summed, to)
+        seconds += forward * to.seconds("all_gather", gathered)
+        seconds += to.seconds("all_reduce", summed)
     if not number:
         return []
     amounts = (count * amount for amount in (number, bytes_, seconds, seconds))

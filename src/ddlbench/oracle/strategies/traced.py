@@ -87,8 +87,8 @@ def message(sent: Sent, setting: Setting) -> Message:
     size = sent.bytes_ / sent.count
     if sent.kind == "send":
         one = collectives.send(size, setting.machine, sent.stride, setting.world)
-    elif sent.kind in collectives.KINDS:
-        one = getattr(collectives, sent.kind)(size, setting.path(sent.ranks, sent.stride))
+    elif sent.kind in collectives.FORMULAS:
+        one = setting.path(sent.ranks, sent.stride).seconds(sent.kind, size)
     else:
         raise Unsupported(f"the oracle has no seconds for {sent.kind}, which was traced {sent.count:g} times a step")
     seconds = sent.count * one
