@@ -9,6 +9,7 @@ from functools import cached_property
 from ddlbench.counts.counts import Counts
 from ddlbench.job import Job
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES
+from ddlbench.offloading import plan_of
 from ddlbench.oracle.machine import collectives
 from ddlbench.oracle.machine.collectives import Path
 from ddlbench.oracle.machine.machine import Machine
@@ -55,10 +56,12 @@ class Setting:
         return count, self.job.replica_batch(replicas) / count
 
     def plan(self, samples: float, first: int = 0, end: int | None = None, in_flight: int = 1) -> Plan:
-        """Which blocks of a micro batch run again or are offloaded (`Counts.plan`)."""
-        job = self.job
+        """Which blocks of a micro batch run again or are offloaded, of those from `first` to `end` that one rank has.
+        in_flight: as for `plan_of`"""
+        job, blocks = self.job, self.counts.blocks[first:end]
         choices = job.checkpoint_activations, job.offload_activations, job.flops_per_host_byte
-        return self.counts.plan(choices, samples, first, end, in_flight)
+        names = [block.name for block in blocks]
+        return plan_of(*choices, names, lambda: [block.link(samples) for block in blocks], in_flight)
 
     def passes(self, samples: float, tp: int = 1) -> list[Pass]:
         """Seconds of each block for a micro batch on one device alone (`Computation.blocks`), with what runs again."""

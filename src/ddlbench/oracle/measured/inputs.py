@@ -26,6 +26,7 @@ from ddlbench.frameworks.shared.checkpointing import keep_costly_outputs_of
 from ddlbench.job import Place
 from ddlbench.measure.block_seconds import REPEATS, block_seconds
 from ddlbench.measure.clock import idle
+from ddlbench.offloading import plan_of
 from ddlbench.oracle.machine import machine as machines
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured import network
@@ -90,7 +91,9 @@ def from_one_step(
         )
     plain = blocks or proportions(config, machine)
     choices = train.checkpoint_activations, train.offload_activations, train.flops_per_host_byte
-    return plain.scaled_to(step.seconds, micro, samples // micro, basis, plain.counts.plan(choices, micro))
+    counted = plain.counts.blocks
+    plan = plan_of(*choices, [block.name for block in counted], lambda: [block.link(micro) for block in counted])
+    return plain.scaled_to(step.seconds, micro, samples // micro, basis, plan)
 
 
 def from_calibration(config: Config, machine: Machine) -> Computation:

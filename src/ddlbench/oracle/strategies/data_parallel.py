@@ -123,7 +123,7 @@ def host_copies(setting: Setting) -> tuple[Message, ...]:
             f"cluster {setting.machine.name}: the link of a device to its host is not known: give "
             "device.host_bytes_per_s in a cluster file"
         )
-    passes, links, late = setting.passes(samples), setting.counts.links(samples), 0.0
+    passes, links, late = setting.passes(samples), [block.link(samples) for block in setting.counts.blocks], 0.0
     for index in [] if setting.computation.samples else blocks:
         following = passes[index + 1].times(setting.contention)
         late += exposed(links[index].offloaded / rate, following.forward, following.backward)

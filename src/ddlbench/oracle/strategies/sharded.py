@@ -17,6 +17,7 @@ from ddlbench.frameworks.fsdp import FSDP, root_group
 from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES
 from ddlbench.oracle.memory import replicas as memory
+from ddlbench.oracle.memory.replicas import Scheme
 from ddlbench.oracle.setting import BYTES, Memory, Message, Outcome, Setting
 from ddlbench.oracle.strategies import data_parallel
 from ddlbench.oracle.strategies.data_parallel import replicas
@@ -25,30 +26,6 @@ from ddlbench.texts import MIB
 # Parameters: DeepSpeed keeps weights if fewer other weights than this are needed before their next use (its
 # stage3_max_reuse_distance).
 REUSE = 1e9
-
-
-@dataclass(frozen=True)
-class Scheme:
-    """How weights are gathered and gradients are reduced.
-
-    weight: bytes of a number of the weights in the messages
-    gathered: parameters of each block that are gathered; again: whether they are gathered for the backward pass, too
-    always: gradients are reduced after every micro batch, not only after the last one
-    persistent: parameters that every rank keeps complete; they are gathered once, after the update
-    """
-
-    shards: int
-    weight: int
-    gathered: tuple[int, ...]
-    again: tuple[bool, ...]
-    always: bool
-    persistent: int = 0
-
-    def gathered_bytes(self) -> tuple[int, list[float], float]:
-        """Bytes of a number; of each block's weights that are gathered for each of its passes; of the weights that stay
-        gathered from the forward to the backward pass."""
-        temporary = [float(self.weight * n * again) for n, again in zip(self.gathered, self.again, strict=True)]
-        return self.weight, temporary, float(self.weight * sum(self.gathered)) - sum(temporary)
 
 
 def fsdp(framework: FSDP, setting: Setting) -> Outcome:
@@ -64,7 +41,7 @@ def fsdp(framework: FSDP, setting: Setting) -> Outcome:
     reshard = framework.reshard_after_forward
     again = tuple(block.name not in names if reshard is None else reshard for block in blocks)
     scheme = Scheme(shards, weight, tuple(block.parameter_count for block in blocks), again, always=False)
-    outcome = sharded(setting, scheme, partial(memory.fsdp, setting, shards, *scheme.gathered_bytes()))
+    outcome = sharded(setting, scheme, partial(memory.fsdp, setting, scheme))
     if framework.replicate == 1:
         return outcome
     size = setting.counts.parameter_count / shards * setting.gradient_bytes
@@ -89,8 +66,7 @@ def zero(framework: DeepSpeedOptions, setting: Setting) -> Outcome:
     persistent = setting.counts.parameter_count - sum(gathered)
     scheme = Scheme(setting.world, weight, gathered, again, always=True, persistent=persistent)
     bucket = (framework.reduce_bucket_mb or BUCKET_MB) * MIB
-    peak = partial(memory.zero3, setting, *scheme.gathered_bytes(), bucket, persistent * weight)
-    return sharded(setting, scheme, peak)
+    return sharded(setting, scheme, partial(memory.zero3, setting, scheme, bucket))
 
 
 def sharded(setting: Setting, scheme: Scheme, peak: Callable[[], Memory]) -> Outcome:
