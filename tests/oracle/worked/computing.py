@@ -19,11 +19,22 @@ from ddlbench.oracle.timing.computation import Computation, Pass, Speeds
 from ddlbench.recipe.optimizers import optimizers
 from ddlbench.report.predicted import cells
 from tests.oracle.made import MACHINE, block, made
-from tests.oracle.worked.text import ms, s
 
 GB, M = 1e9, 8e9  # bytes
 FOUR, EIGHT = path(MACHINE, 4), path(MACHINE, 8)
 A, B = block("a", 1, 2), block("b", 3, 4)
+
+
+def s(seconds: float) -> str:
+    return f"{seconds:.3g} s"
+
+
+def ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"
+
+
+def us(seconds: float) -> str:
+    return f"{seconds * 1e6:.3g} us"
 
 
 def with_work(

@@ -31,8 +31,7 @@ from ddlbench.oracle.strategies.tensor_and_spatial import traffic
 from ddlbench.oracle.timing import schedule
 from ddlbench.texts import MIB
 from tests.oracle.made import GPT, MACHINE, block, made, setting
-from tests.oracle.worked.computing import EIGHT, GB, A, B, M
-from tests.oracle.worked.text import ms, s, us
+from tests.oracle.worked.computing import EIGHT, GB, A, B, M, ms, s, us
 
 LARGE = 10**9  # numbers: 4 GB
 WEIGHTY = replace(A, tensor_sizes=(LARGE,))

@@ -66,11 +66,6 @@ def largest_tensor(blocks: Sequence[Block], number_bytes: int = FP32_BYTES) -> f
     return number_bytes * float(max((size for block in blocks for size in block.tensor_sizes), default=0))
 
 
-def sizes_of(blocks: Sequence[Block], shards: int = 1) -> list[int]:
-    """Numbers of each tensor on a rank. shards: of which it has one, cut between numbers instead of rows"""
-    return [ceil(size / shards) for block in blocks for size in block.tensor_sizes]
-
-
 def update_copies(optimizer: Costs, blocks: Sequence[Block], part: float = 1.0) -> float:
     """Bytes of temporary results of the update, which handles one tensor at a time. part: of each tensor on this
     rank."""
@@ -118,7 +113,7 @@ class Rank:
 
     def states(self, stage: int, shards: int, own_copy: bool = False) -> Bytes:
         """Weights, gradients and optimizer state at a stage of ZeRO."""
-        sizes = sizes_of(self.counts.blocks, shards)
+        sizes = [ceil(size / shards) for block in self.counts.blocks for size in block.tensor_sizes]  # of a rank
         of_parameter = bytes_of_parameter(self.setting.optimizer, own_copy, self.number_bytes, sizes)
         return data_parallel(self.counts.parameter_count, of_parameter, stage, shards)
 

@@ -18,7 +18,6 @@ from ddlbench.oracle.memory.replicas import (
     batch_bytes,
     counts_of_rank,
     passes,
-    sizes_of,
     update_copies,
 )
 from ddlbench.oracle.setting import Memory, Setting
@@ -205,7 +204,8 @@ def _of_rank(cut: Cut, counts: Counts, rank: int, parameters: float) -> Memory:
         for index, (first, end) in spans.items()
     }
     tied = [counts.tied] if cut.two_ends and rank == cut.pp - 1 else []
-    sizes = [*sizes_of(blocks, cut.dp if cut.sharded else 1), *tied]
+    shards = cut.dp if cut.sharded else 1
+    sizes = [*(ceil(size / shards) for block in blocks for size in block.tensor_sizes), *tied]
     of_parameter = bytes_of_parameter(setting.optimizer, sizes=sizes)
     states = data_parallel(int(parameters), of_parameter, 3 if cut.sharded else 0, cut.dp)
     copies, permanent = update_copies(setting.optimizer, blocks), float(sum(block.buffers for block in blocks))
