@@ -128,8 +128,18 @@ class Computation:
             self.measured[size], update_s = self.measure(size)
             self.update_s = self.update_s or update_s / self.counts.parameter_count
         if (samples, tp) not in self._cache:
-            blocks = range(len(self.counts.blocks))
-            self._cache[samples, tp] = self._queued([self._block(index, samples, tp) for index in blocks])
+            passes = [self.speeds.block(block, samples, tp) for block in self.counts.blocks]
+            if self.measured:  # at the nearest micro batch; by the roofline in proportion to it
+                near = nearest(self.measured, samples)
+                bases = (self.speeds.block(block, near) for block in self.counts.blocks)
+                passes = [
+                    Pass(
+                        there.forward * took.forward / base.forward if base.forward else there.forward,
+                        there.backward * took.backward / base.backward if base.backward else there.backward,
+                    )
+                    for took, base, there in zip(passes, bases, self.measured[near], strict=True)
+                ]
+            self._cache[samples, tp] = self._queued([one.times(self.factor) for one in passes])
         passes = self._cache[samples, tp]
         return [one.rerun(count) for one, count in zip(passes, repeats(plan), strict=True)] if plan else passes
 
@@ -151,19 +161,6 @@ class Computation:
             )
             for one in passes
         ]
-
-    def _block(self, index: int, samples: float, tp: int) -> Pass:
-        """Seconds of a block by the roofline; or as measured at the nearest micro batch, in proportion to it."""
-        block = self.counts.blocks[index]
-        took = self.speeds.block(block, samples, tp)
-        if self.measured:
-            near = nearest(self.measured, samples)
-            base, there = self.speeds.block(block, near), self.measured[near][index]
-            took = Pass(
-                there.forward * took.forward / base.forward if base.forward else there.forward,
-                there.backward * took.backward / base.backward if base.backward else there.backward,
-            )
-        return took.times(self.factor)
 
     def update(self, parameters: float) -> float:
         """Seconds of the update of so many parameters. A calibration measures it with the first blocks."""
