@@ -23,7 +23,7 @@ from ddlbench.predict import blocks, chakra, ranking, volumes
 from ddlbench.predict.question import Question, ask
 from ddlbench.predict.rows import predictions
 from ddlbench.predict.timeline import timeline
-from ddlbench.rehearsal import perfetto
+from ddlbench.rehearsal.rehearse import write_trace
 from ddlbench.results.rows import group_by
 from ddlbench.texts import GIB
 
@@ -71,7 +71,7 @@ def answer(question: Question) -> int:
         else:
             figure.draw(rows, options.figure)
     if options.timeline:
-        perfetto.write(options.timeline, chain.from_iterable(map(timeline, predicted)))
+        write_trace(options.timeline, chain.from_iterable(map(timeline, predicted)))
     if options.chakra:
         for line in chakra.write(options.chakra, predicted):
             print(line, file=sys.stderr)

@@ -9,7 +9,7 @@ from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.oracle.predictor import Prediction
 from ddlbench.oracle.strategies import pipeline
 from ddlbench.oracle.timing.schedule import WEIGHTS, F
-from ddlbench.rehearsal.perfetto import Slice
+from ddlbench.rehearsal.rehearse import Slice
 
 IN_SCHEDULE = ("collectives of layers", "activations between stages")  # messages of a pipeline beside its passes
 RANK, HIDDEN = "rank 0", "hidden messages"
