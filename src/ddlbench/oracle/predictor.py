@@ -27,8 +27,7 @@ from ddlbench.frameworks.tensor.adapter import TensorParallel
 from ddlbench.job import Job
 from ddlbench.oracle import bands
 from ddlbench.oracle.machine.machine import Machine
-from ddlbench.oracle.measured.inputs import ROOFLINE
-from ddlbench.oracle.measured.learned import Learned
+from ddlbench.oracle.measured.inputs import ROOFLINE, Learned
 from ddlbench.oracle.setting import Outcome, Setting
 from ddlbench.oracle.strategies import data_parallel, pipeline, sharded, tensor_and_spatial
 from ddlbench.oracle.strategies.traced import rehearsed_memory, traced

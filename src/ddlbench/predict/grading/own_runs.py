@@ -11,7 +11,7 @@ from ddlbench.config.schema import Config
 from ddlbench.errors import RunError, Unsupported
 from ddlbench.oracle import bands
 from ddlbench.oracle.machine.machine import Machine
-from ddlbench.oracle.measured.learned import Learned
+from ddlbench.oracle.measured.inputs import Learned
 from ddlbench.oracle.predictor import Inputs, predict
 from ddlbench.oracle.runs import Results
 from ddlbench.predict.grading.points import Words
