@@ -12,14 +12,7 @@ from math import ceil
 from ddlbench.counts.counts import Block, Counts, Share
 from ddlbench.frameworks.pipeline.schedules import V_SHAPED, in_flight, rank_of
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES, Bytes, bytes_of_parameter, data_parallel
-from ddlbench.oracle.memory.replicas import (
-    Moment,
-    at_peak,
-    batch_bytes,
-    counts_of_rank,
-    passes,
-    update_copies,
-)
+from ddlbench.oracle.memory.replicas import Moment, at_peak, batch_bytes, counts_of_rank, passes, update_copies
 from ddlbench.oracle.setting import Memory, Setting
 from ddlbench.oracle.timing import schedule
 from ddlbench.oracle.timing.schedule import INPUTS, OVERLAPPED, WEIGHTS, F, Op
