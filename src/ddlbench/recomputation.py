@@ -269,9 +269,15 @@ def instants(plan: Plan, links: Sequence[Link], before: float = 0.0, held: float
     held: bytes of the gradient of its output while it runs again; None: it runs for the first time
     """
     at = [before + bytes_ for bytes_ in kept(plan, links)]
-    going, coming = _copied(plan, links)
-    *_, final = plan
-    _, end = ends(plan)
+    # Bytes of the block before that each item finds on the device: in its forward pass, because their copies to the
+    # host may not have ended; in its backward pass, because they come back during it.
+    going, coming = [0.0], [0.0]
+    for item, following in pairwise(plan):
+        link = links[item] if isinstance(item, Offloaded) else None
+        coming.append(link.offloaded if link else 0.0)
+        kept_twice = link.kept_output if link and not isinstance(following, Offloaded) else 0.0
+        going.append(coming[-1] - kept_twice)
+    final, (_, end) = plan[-1], ends(plan)
     for item, base, beside in zip(plan, at, going, strict=False):
         first, last = ends((item,))
         for index in range(first, last + 1):
@@ -286,15 +292,3 @@ def instants(plan: Plan, links: Sequence[Link], before: float = 0.0, held: float
             yield Instant(item, True, item + 1, base + beside + links[item].backward)
         else:
             yield from instants(item, links, base + beside, links[ends(item)[1]].output)
-
-
-def _copied(plan: Plan, links: Sequence[Link]) -> tuple[list[float], list[float]]:
-    """Bytes of the block before that each item finds on the device: in its forward pass, because their copies to the
-    host may not have ended; in its backward pass, because they come back during it."""
-    going, coming = [0.0], [0.0]
-    for item, following in pairwise(plan):
-        link = links[item] if isinstance(item, Offloaded) else None
-        coming.append(link.offloaded if link else 0.0)
-        kept_twice = link.kept_output if link and not isinstance(following, Offloaded) else 0.0
-        going.append(coming[-1] - kept_twice)
-    return going, coming
