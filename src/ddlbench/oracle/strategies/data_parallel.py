@@ -151,8 +151,8 @@ def averaged(
     dp: replicas that average, of `tp` neighbours each; None: all ranks. Every tensor of a block counts with the share
         of the block that a rank has
     """
-    passes = passes or setting.passes(setting.micro_batch(setting.world)[1])
-    back = [block.backward * setting.contention for block in passes]
+    passes, contention = passes or setting.passes(setting.micro_batch(setting.world)[1]), setting.contention
+    back = [block.backward * contention for block in passes]
     blocks, scale = setting.counts.blocks, number_bytes / FP32_BYTES
     parts = [FP32_BYTES * block.parameters_of_part(tp) / (block.parameter_count or 1) for block in blocks]
     sizes = [[size * part for size in block.tensor_sizes] for block, part in zip(blocks, parts, strict=True)]
@@ -160,7 +160,7 @@ def averaged(
     sent = [bucket.size * scale for bucket in full]
 
     def seconds(size: float) -> float:
-        """Of a bucket of so many bytes in fp32."""
+        """Seconds of the all-reduce of a bucket of so many bytes in fp32."""
         return setting.path(dp or setting.world, tp).seconds("all_reduce", size * scale)
 
     total = sum(seconds(bucket.size) for bucket in full)
