@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from ddlbench import recomputation
-from ddlbench.activation_memory import instants, kept
 from ddlbench.errors import Unsupported, UserError
 from ddlbench.offloading import check, choice, exposed, offloaded, plan_of
-from ddlbench.recomputation import Choice, Link, Offloaded, Plan
+from ddlbench.recomputation import Choice, Link, Offloaded, Plan, instants, kept
 from ddlbench.texts import GIB
 
 NAMES = ["a", "b", "c", "d"]

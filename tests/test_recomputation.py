@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddlbench.activation_memory import instants, kept
 from ddlbench.errors import Unsupported, UserError
 from ddlbench.recomputation import (
     Link,
@@ -20,6 +19,8 @@ from ddlbench.recomputation import (
     check_names,
     choice,
     fastest,
+    instants,
+    kept,
     least_bytes,
     named,
     plan_of,

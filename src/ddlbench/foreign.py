@@ -63,12 +63,7 @@ def read_bytes(path: Path, largest: int = LARGEST_BYTES) -> bytes:
 def parse(content: bytes) -> Object:
     """A JSON object, its texts printable. UserError or another ValueError where it is none."""
     try:
-        value = json.loads(content.decode())
-        # Where every text prints as it is: control characters are not JSON, but as escapes.
-        if content.isascii() and b"\\" not in content and b"\x7f" not in content:
-            _bounded([value])
-        else:
-            value = _plain(value)
+        value = _plain(json.loads(content.decode()))
     except RecursionError:
         raise UserError(f"it is nested more than {DEEPEST} levels deep") from None
     if not isinstance(value, dict):
@@ -76,30 +71,18 @@ def parse(content: bytes) -> Object:
     return cast(Object, value)
 
 
-def _bounded(value: Any, levels: int = DEEPEST + 1) -> None:
-    """RecursionError where a list or object has values in more levels."""
-    for item in cast(Object, value).values() if isinstance(value, dict) else cast(list[Any], value):
-        if levels == 0:
-            raise RecursionError
-        if isinstance(item, dict | list):
-            _bounded(item, levels - 1)
-
-
 def _plain(value: Any, depth: int = 0) -> Any:
+    """The value with printable texts, of which equal ones are one object: records share keys and most of their values.
+    RecursionError where it is nested too deep."""
     if depth > DEEPEST:
         raise RecursionError
     if isinstance(value, str):
-        return _text(value)
+        return intern(printable(value))
     if isinstance(value, dict):
-        return {_text(key): _plain(item, depth + 1) for key, item in cast(Object, value).items()}
+        return {intern(printable(key)): _plain(item, depth + 1) for key, item in cast(Object, value).items()}
     if isinstance(value, list):
         return [_plain(item, depth + 1) for item in cast(list[Any], value)]
     return value
-
-
-def _text(text: str) -> str:
-    """Records share their keys and most of their values."""
-    return intern(printable(text))
 
 
 def regular_size(path: Path) -> int | None:

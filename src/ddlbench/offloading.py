@@ -15,9 +15,8 @@ from operator import itemgetter
 from typing import Any
 
 from ddlbench import recomputation
-from ddlbench.activation_memory import instants
 from ddlbench.errors import Unsupported, UserError, refuse
-from ddlbench.recomputation import SELECTIVE, Choice, Link, Offloaded, Plan, budget_bytes, budgeted, check_names
+from ddlbench.recomputation import SELECTIVE, Choice, Link, Offloaded, Plan, budget_bytes, budgeted, instants
 from ddlbench.texts import GIB
 
 KEY = "train.offload_activations"
@@ -81,7 +80,7 @@ def plan_of(
         return plan
     listed, last, others = isinstance(offload, list), names[-1], f"name other blocks, or set {KEY}=none"
     chosen = offload if isinstance(offload, list) else list(names[:-1])
-    check_names(chosen, names, KEY)
+    recomputation.check_names(chosen, names, KEY)
     kept = [names[item] for item in plan if isinstance(item, int)]
     result = tuple(Offloaded(item) if isinstance(item, int) and names[item] in chosen else item for item in plan)
     reasons = {

@@ -12,9 +12,11 @@ operators (measure/formulas/flops.py), from which the others run again (Korthika
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from math import inf
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -70,7 +72,7 @@ def choice(value: Any) -> Choice:
     """The value of the key in the form that records have. UserError for a value that is none."""
     kind, _, number = value.partition(":") if isinstance(value, str) else ("", "", "")
     segments = kind == "every" and number.isascii() and number.isdigit() and int(number) > 0
-    if isinstance(value, bool) or value == SELECTIVE or segments or (kind == "budget" and _gib(number) > 0):
+    if isinstance(value, bool) or value == SELECTIVE or segments or (kind == "budget" and budget_bytes(value) > 0):
         return value
     if value in ("none", "blocks"):
         return value == "blocks"
@@ -83,20 +85,16 @@ def choice(value: Any) -> Choice:
     )
 
 
-def _gib(text: str) -> float:
-    try:
-        return float(text) if float(text) < inf else 0.0
-    except ValueError:
-        return 0.0
-
-
 def budgeted(choice: Choice) -> bool:
     return isinstance(choice, str) and choice.startswith("budget:")
 
 
 def budget_bytes(choice: str) -> float:
-    """The bytes of budget:GiB."""
-    return float(choice.partition(":")[2]) * GIB
+    """The bytes of budget:GiB; 0 if this is no finite number."""
+    with suppress(ValueError):
+        gib = float(choice.partition(":")[2])
+        return gib * GIB if gib < inf else 0.0
+    return 0.0
 
 
 def plan_of(choice: Choice, names: Sequence[str], links: Callable[[], Sequence[Link]], in_flight: int = 1) -> Plan:
@@ -147,7 +145,7 @@ def repeats(plan: Plan, depth: int = 0) -> list[int]:
 
 
 def fastest(links: tuple[Link, ...], bytes_: float) -> Plan | None:
-    """The plan with the fewest FLOPs that are computed again of those whose instants (activation_memory.py) fit so many
+    """The plan with the fewest FLOPs that are computed again of those whose `instants` fit so many
     bytes; None: none fits.
 
     The dynamic program of Beaumont et al. 2019 over the first item of each part of the chain: it is a block, or a
@@ -237,3 +235,60 @@ def ends(plan: Plan) -> tuple[int, int]:
         first if isinstance(first, int) else ends(first)[0],
         last if isinstance(last, int) else ends(last)[1],
     )
+
+
+class Instant(NamedTuple):
+    """The peak of one run of a block. backward: whether it is in the backward pass, as a second run is; done: the first
+    of the blocks whose backward passes are over; bytes_: of activations"""
+
+    block: int
+    backward: bool
+    done: int
+    bytes_: float
+
+
+def kept(plan: Plan, links: Sequence[Link]) -> list[float]:
+    """Bytes that stay until the backward pass: before each item of a plan, and after the last one."""
+    bytes_ = [0.0]
+    for item, following in zip(plan, (*plan[1:], None), strict=True):
+        if isinstance(item, Offloaded):  # a block that is not offloaded keeps its input on the device
+            output = 0.0 if isinstance(following, Offloaded) else links[item].kept_output
+            bytes_.append(bytes_[-1] + links[item].fixed + output)
+        elif isinstance(item, int):
+            bytes_.append(bytes_[-1] + links[item].saved)
+        else:
+            first, last = ends(item)
+            bytes_.append(bytes_[-1] + unsaved_input(links, first) + links[last].kept_output)
+    return bytes_
+
+
+def instants(plan: Plan, links: Sequence[Link], before: float = 0.0, held: float | None = None) -> Iterator[Instant]:
+    """Every run of a block, forward and backward.
+
+    before: bytes in memory before the plan begins
+    held: bytes of the gradient of its output while it runs again; None: it runs for the first time
+    """
+    at = [before + bytes_ for bytes_ in kept(plan, links)]
+    # Bytes of the block before that each item finds on the device: in its forward pass, because their copies to the
+    # host may not have ended; in its backward pass, because they come back during it.
+    going, coming = [0.0], [0.0]
+    for item, following in pairwise(plan):
+        link = links[item] if isinstance(item, Offloaded) else None
+        coming.append(link.offloaded if link else 0.0)
+        kept_twice = link.kept_output if link and not isinstance(following, Offloaded) else 0.0
+        going.append(coming[-1] - kept_twice)
+    final, (_, end) = plan[-1], ends(plan)
+    for item, base, beside in zip(plan, at, going, strict=False):
+        first, last = ends((item,))
+        for index in range(first, last + 1):
+            passing = base + beside
+            if index > first:  # a segment keeps no more than its input while it runs for the first time
+                passing = base + unsaved_input(links, first) + links[index - 1].kept_output
+            if held is not None:  # torch ends a second run before an output that autograd does not save
+                passing += held - (links[index].unsaved_output if index == final else 0.0)
+            yield Instant(index, held is not None, end + 1, passing + links[index].forward)
+    for item, base, beside in reversed(list(zip(plan, at, coming, strict=False))):
+        if isinstance(item, int):
+            yield Instant(item, True, item + 1, base + beside + links[item].backward)
+        else:
+            yield from instants(item, links, base + beside, links[ends(item)[1]].output)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ddlbench.config.compose import configuration
-from ddlbench.oracle.machine.collectives import all_reduce, hierarchical_all_reduce, path, ring_all_reduce
+from ddlbench.oracle.machine.collectives import hierarchical_all_reduce, path, ring_all_reduce
 from ddlbench.oracle.machine.machine import load
 from ddlbench.oracle.measured.inputs import OneStep, from_one_step
 from ddlbench.oracle.predictor import Inputs, Prediction, predict
@@ -59,7 +59,7 @@ def test_each_step_of_a_ring_is_as_slow_as_its_slowest_link() -> None:
 @pytest.mark.parametrize(("model", "tree_s"), [("resnet50", 0.01648), ("vgg16", 0.08868)])
 def test_at_1024_gpus_a_tree_is_the_fastest_and_hardly_starts(model: str, tree_s: float) -> None:
     """Two ways of 3 hops within and log2(256) = 8 between nodes: 2 (60 us + 4 us); every byte twice at 12.5 GB/s."""
-    seconds = all_reduce(BYTES[model], path(ABCI, 1024))
+    seconds = path(ABCI, 1024).seconds("all_reduce", BYTES[model])
     assert seconds == pytest.approx(2 * (3 * 20e-6 + 8 * 0.5e-6) + 2 * BYTES[model] / 12.5e9)
     assert seconds == pytest.approx(tree_s, rel=1e-3)
 
@@ -93,5 +93,5 @@ def test_a_step_pays_for_every_bucket(gpus: int) -> None:
     """DDP sends 102 MB in buckets, each with start-ups of its own: more than one message, and less than that many."""
     row = predicted("resnet50", gpus, "auto")
     (message,) = row.messages
-    once = all_reduce(BYTES["resnet50"], path(ABCI, gpus))
+    once = path(ABCI, gpus).seconds("all_reduce", BYTES["resnet50"])
     assert once < message["seconds"] < once + message["count"] * 2 * (3 * 20e-6 + 8 * 0.5e-6)

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from ddlbench.frameworks.spatial.layers import Window
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES
-from ddlbench.offloading import plan_of
-from ddlbench.recomputation import Choice, Link, Plan
+from ddlbench.recomputation import Link
 
 Floats = NDArray[np.float64]
 
@@ -184,20 +183,3 @@ class Counts:
     @cached_property
     def parameter_count(self) -> int:
         return sum(block.parameter_count for block in self.blocks)
-
-    def links(self, samples: float, first: int = 0, end: int | None = None) -> list[Link]:
-        """The links of the blocks from `first` to `end` (None: all of them), for a micro batch."""
-        return [block.link(samples) for block in self.blocks[first:end]]
-
-    def plan(
-        self,
-        choices: tuple[Choice, Choice, float],
-        samples: float,
-        first: int = 0,
-        end: int | None = None,
-        in_flight: int = 1,
-    ) -> Plan:
-        """Which blocks of a micro batch run again or are offloaded, of those from `first` to `end` that one rank has
-        (offloading.plan_of). choices: train.checkpoint_activations, offload_activations and flops_per_host_byte"""
-        names = [block.name for block in self.blocks[first:end]]
-        return plan_of(*choices, names, lambda: self.links(samples, first, end), in_flight)

@@ -26,10 +26,9 @@ from ddlbench.frameworks.tensor.adapter import TensorParallel
 from ddlbench.job import Job
 from ddlbench.oracle import bands
 from ddlbench.oracle.machine.machine import Machine
-from ddlbench.oracle.measured.inputs import ROOFLINE
-from ddlbench.oracle.measured.learned import Learned
+from ddlbench.oracle.measured.inputs import ROOFLINE, Learned
 from ddlbench.oracle.setting import Outcome, Setting
-from ddlbench.oracle.strategies import data_parallel, pipeline, sharded, spatial, tensor
+from ddlbench.oracle.strategies import data_parallel, model_parallel, pipeline, sharded
 from ddlbench.oracle.strategies.traced import rehearsed_memory, traced
 from ddlbench.oracle.timing.computation import Computation
 from ddlbench.ranks.launch import Launch
@@ -43,9 +42,9 @@ EQUATIONS: dict[type, Callable[[Any, Setting], Outcome]] = {
     ParameterServer: data_parallel.parameter_server,
     DeepSpeedOptions: sharded.zero,
     FSDP: sharded.fsdp,
-    TensorParallel: tensor.tensor,
-    Megatron: tensor.megatron,
-    Spatial: spatial.spatial,
+    TensorParallel: model_parallel.tensor,
+    Megatron: model_parallel.megatron,
+    Spatial: model_parallel.spatial,
     Pipeline: pipeline.pipeline,
     PipeDream: pipeline.pipedream,
 }
@@ -169,8 +168,8 @@ def _filled(row: Prediction, outcome: Outcome, setting: Setting, inputs: Inputs,
     row: with the relative error of its memory
     most: the largest number of steps of an epoch; None: the configuration sets none
     """
-    job, machine = setting.job, setting.machine
-    wait, learned = None, inputs.learned
+    job, machine, learned = setting.job, setting.machine, inputs.learned
+    wait: float | None = None
     unexplained = outcome.step_s * (learned.rest - 1) if learned and row.gpus >= learned.gpus else 0.0
     without_data = outcome.step_s + unexplained
     if inputs.loader is not None:  # each replica's batch is loaded by one rank
@@ -208,7 +207,7 @@ def _filled(row: Prediction, outcome: Outcome, setting: Setting, inputs: Inputs,
         memory_bytes=outcome.memory.total,
         memory=asdict(outcome.memory),
         fits=fitting,
-        reason=reason(row.gpus, outcome, step, wait, capacity, fitting),
+        reason=reason(row.gpus, outcome, step, wait or 0.0, capacity, fitting),
         layout=outcome.layout,
         limits=tuple(map(asdict, outcome.limits)),
         basis=setting.computation.basis,
@@ -218,33 +217,27 @@ def _filled(row: Prediction, outcome: Outcome, setting: Setting, inputs: Inputs,
 
 
 def reason(
-    gpus: int, outcome: Outcome, step_s: float, wait_s: float | None, capacity: float | None, fitting: bool | None
+    gpus: int, outcome: Outcome, step_s: float, wait_s: float, capacity: float | None, fitting: bool | None
 ) -> str:
-    """One sentence: the largest parts of the time of a step, or why it does not fit. capacity: bytes of the device's
-    memory; None: unknown"""
-    time = _time(gpus, outcome, step_s, wait_s or 0.0)
-    if capacity is None or fitting:
-        return time
-    needed = f"{outcome.memory.total / GIB:.1f} GiB of {capacity / GIB:.1f} GiB"
-    if fitting is None:
-        return f"{time}; it may not fit: it needs about {needed} (--exact-memory rehearses it)"
-    part, bytes_ = max(asdict(outcome.memory).items(), key=lambda item: item[1])
-    return f"does not fit: it needs {needed}, of which {part} {bytes_ / GIB:.1f} GiB"
+    """One sentence: what takes most of the step beside computing, or why it does not fit.
 
-
-def _time(gpus: int, outcome: Outcome, step_s: float, wait_s: float) -> str:
-    """What takes most of the step beside computing, as a sentence. wait_s: seconds of waiting for data"""
-    where = f"at {gpus} GPU{'s' if gpus > 1 else ''}"
+    wait_s: seconds of waiting for data; capacity: bytes of the device's memory, None: unknown
+    """
+    needed = f"{outcome.memory.total / GIB:.1f} GiB of {(capacity or 0.0) / GIB:.1f} GiB"
+    if fitting is False:
+        part, bytes_ = max(asdict(outcome.memory).items(), key=lambda item: item[1])
+        return f"does not fit: it needs {needed}, of which {part} {bytes_ / GIB:.1f} GiB"
     computing, hidden = f"computing takes {outcome.compute_s / step_s:.0%}", ""
     if outcome.hidden_s >= 0.01 * outcome.step_s:
-        sent = outcome.hidden_s + outcome.exposed_s
-        hidden = f"; {outcome.hidden_s / sent:.0%} of the communication is hidden behind computing"
+        share = outcome.hidden_s / (outcome.hidden_s + outcome.exposed_s)
+        hidden = f"; {share:.0%} of the communication is hidden behind computing"
     lost = [
         (outcome.bubble_s, "stages wait for each other for", f" ({outcome.micro_batches} micro batches)"),
         (wait_s, "the loader is waited for during", ""),
         *((sent.exposed, f"the {sent.what} ({bytes_text(sent.bytes_)}) takes", hidden) for sent in outcome.messages),
     ]
     seconds, what, more = max(lost, key=lambda part: part[0])
-    if seconds < 0.05 * step_s:
-        return f"{where} {computing} of the step{hidden}"
-    return f"{where} {what} {seconds / step_s:.0%} of the step: {computing}{more}"
+    longest = f"{what} {seconds / step_s:.0%} of the step: {computing}{more}"
+    time = longest if seconds >= 0.05 * step_s else f"{computing} of the step{hidden}"
+    unsure = f"; it may not fit: it needs about {needed} (--exact-memory rehearses it)"
+    return f"at {gpus} GPU{'s' if gpus > 1 else ''} {time}{unsure if capacity and fitting is None else ''}"

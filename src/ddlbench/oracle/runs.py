@@ -14,8 +14,7 @@ from ddlbench.config.keys import shown
 from ddlbench.config.schema import Config
 from ddlbench.errors import Unsupported, UserError
 from ddlbench.oracle.machine.machine import Machine
-from ddlbench.oracle.measured.inputs import OneStep, from_one_step
-from ddlbench.oracle.measured.learned import Learned, learn
+from ddlbench.oracle.measured.inputs import Learned, OneStep, from_one_step, learn
 from ddlbench.oracle.predictor import job_of, strategy
 from ddlbench.oracle.setting import Setting
 from ddlbench.oracle.timing.computation import Computation

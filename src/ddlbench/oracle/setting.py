@@ -9,12 +9,13 @@ from functools import cached_property
 from ddlbench.counts.counts import Counts
 from ddlbench.job import Job
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES
+from ddlbench.offloading import plan_of
 from ddlbench.oracle.machine import collectives
 from ddlbench.oracle.machine.collectives import Path
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.timing.computation import Computation, Pass
 from ddlbench.recipe.optimizers import Costs
-from ddlbench.recomputation import Plan, repeats
+from ddlbench.recomputation import Plan
 
 BYTES = {"fp32": FP32_BYTES, "bf16": 2, "fp16": 2}  # of one number
 
@@ -55,33 +56,27 @@ class Setting:
         return count, self.job.replica_batch(replicas) / count
 
     def plan(self, samples: float, first: int = 0, end: int | None = None, in_flight: int = 1) -> Plan:
-        """Which blocks of a micro batch run again or are offloaded (`Counts.plan`)."""
-        job = self.job
+        """Which blocks of a micro batch run again or are offloaded, of those from `first` to `end` that one rank has.
+        in_flight: as for `plan_of`"""
+        job, blocks = self.job, self.counts.blocks[first:end]
         choices = job.checkpoint_activations, job.offload_activations, job.flops_per_host_byte
-        return self.counts.plan(choices, samples, first, end, in_flight)
+        names = [block.name for block in blocks]
+        return plan_of(*choices, names, lambda: [block.link(samples) for block in blocks], in_flight)
 
-    def again(self, samples: float) -> list[int]:
-        """How often each block runs again in the backward pass of a micro batch."""
-        return repeats(self.plan(samples))
+    def passes(self, samples: float, tp: int = 1) -> list[Pass]:
+        """Seconds of each block for a micro batch on one device alone (`Computation.blocks`), with what runs again."""
+        return self.computation.blocks(samples, tp, self.plan(samples))
 
     @property
     def contention(self) -> float:
         """Factor by which the computing of the slowest rank is slower than that of one rank alone."""
         return self.machine.shared_cores(self.per_node) * self.machine.slowest(self.world)
 
-    def both_s(self, passes: Iterable[Pass], samples: float) -> list[float]:
-        """Seconds of both passes of each block for one micro batch, with what runs again, on one device alone."""
-        return [block.forward + block.back(times) for block, times in zip(passes, self.again(samples), strict=True)]
-
-    def compute_s(self, passes: Iterable[Pass], replicas: int, parameters: float) -> float:
-        """Seconds in which the slowest rank computes in a step: the micro batches and the update of its parameters."""
-        count, samples = self.micro_batch(replicas)
-        return (count * sum(self.both_s(passes, samples)) + self.computation.update(parameters)) * self.contention
-
-    def backward_s(self, passes: Iterable[Pass], replicas: int) -> list[float]:
-        """Seconds of the backward pass of each block for one micro batch, with what runs again in it."""
-        (_, samples), contention = self.micro_batch(replicas), self.contention
-        return [block.back(times) * contention for block, times in zip(passes, self.again(samples), strict=True)]
+    def compute_s(self, passes: Iterable[Pass], count: int, parameters: float) -> float:
+        """Seconds in which the slowest rank computes in a step: `count` micro batches and the update of its
+        parameters."""
+        seconds = count * sum(block.forward + block.backward for block in passes)
+        return (seconds + self.computation.update(parameters)) * self.contention
 
     def exposed(self, seconds: float, late: float) -> float:
         """Seconds by which communication delays the step: `late`, which comes after the end of computing, and the share
@@ -89,11 +84,8 @@ class Setting:
         return late + (seconds - late) * self.machine.hidden_cost_with(self.per_node)
 
     def path(self, ranks: int, stride: int = 1, groups: int | None = None) -> Path:
+        """The connection of a group of ranks (`collectives.path`)."""
         return collectives.path(self.machine, ranks, stride, self.world, groups)
-
-    def all_reduce(self, bytes_: float, ranks: int, stride: int = 1, groups: int | None = None) -> float:
-        """Seconds of an all-reduce."""
-        return collectives.all_reduce(bytes_, self.path(ranks, stride, groups))
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from ddlbench.oracle.runs import Results
 from ddlbench.predict import ranking, traces, work
 from ddlbench.predict.question import Question, ask
 from ddlbench.predict.rows import predictions
-from ddlbench.rehearsal import perfetto
+from ddlbench.rehearsal.rehearse import write_trace
 from ddlbench.results.rows import group_by
 from ddlbench.texts import GIB, aligned
 
@@ -71,7 +71,7 @@ def answer(question: Question) -> int:
         else:
             figure.draw(rows, options.figure)
     if options.timeline:
-        perfetto.write(options.timeline, chain.from_iterable(map(traces.timeline, predicted)))
+        write_trace(options.timeline, chain.from_iterable(map(traces.timeline, predicted)))
     if options.chakra:
         for line in traces.write_chakra(options.chakra, predicted):
             print(line, file=sys.stderr)

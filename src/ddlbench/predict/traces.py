@@ -22,8 +22,7 @@ from ddlbench.oracle.strategies import pipeline
 from ddlbench.oracle.timing.schedule import WEIGHTS, F
 from ddlbench.predict.work import distinct_ranks
 from ddlbench.rehearsal.observed import Operation
-from ddlbench.rehearsal.perfetto import Slice
-from ddlbench.rehearsal.rehearse import Rehearsal
+from ddlbench.rehearsal.rehearse import Rehearsal, Slice
 
 IN_SCHEDULE = ("collectives of layers", "activations between stages")  # messages of a pipeline beside its passes
 RANK, HIDDEN = "rank 0", "hidden messages"

@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from itertools import repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -24,14 +24,12 @@ from ddlbench.config.compose import make_job
 from ddlbench.config.schema import Config
 from ddlbench.data.loaders import replica_feed
 from ddlbench.data.loaders.replica_feed import ToDevice
-from ddlbench.errors import RunError, UserError
+from ddlbench.errors import RunError, UserError, reporting
 from ddlbench.job import Batch, Job, Place, Trainer, example_batch
 from ddlbench.measure.clock import EpochClock
 from ddlbench.ranks.fake.fake import fake_world
 from ddlbench.ranks.launch import Launch
-from ddlbench.rehearsal import perfetto
 from ddlbench.rehearsal.observed import Group, Observed, Operation, before_update, gradients, memory, short, stored
-from ddlbench.rehearsal.perfetto import Slice
 from ddlbench.texts import bytes_text
 
 WARM_UP = 2  # steps before the reported one
@@ -96,6 +94,19 @@ class Rehearsal:
         return {key: value for key, value in values.items() if key != "operations"}
 
 
+class Slice(NamedTuple):
+    """Something that lasts, on one track of one process; start and length in seconds. overlaps: slices of this track
+    may overlap."""
+
+    process: str
+    track: str
+    name: str
+    start: float
+    seconds: float
+    args: Mapping[str, Any] = {}
+    overlaps: bool = False
+
+
 def rehearsal(config: Config, launch: Launch) -> int:
     """The exit code: 1 if the job does not fit together."""
     if launch.world_size > 1:
@@ -109,7 +120,7 @@ def rehearsal(config: Config, launch: Launch) -> int:
     row = rehearse(config, rank, torch.device("cuda", 0) if asked.device == "cuda" else torch.device("cpu"))
     print(json.dumps(row.printed(), indent=1) if asked.json else text(row))
     if asked.trace is not None and row.error is None:
-        perfetto.write(Path(asked.trace), slices(row))
+        write_trace(Path(asked.trace), slices(row))
     return 0 if row.error is None else 1
 
 
@@ -141,6 +152,35 @@ def slices(row: Rehearsal) -> Iterator[Slice]:
         sent = {"flops": flops} if group is None else {**group._asdict(), "peer": peer}
         track = "computing" if group is None else "communication"
         yield Slice(process, track, name, number * 1e-6, 1e-6, {"bytes": bytes_, **sent})
+
+
+def write_trace(file: Path, slices: Iterable[Slice]) -> None:
+    """Write a timeline for ui.perfetto.dev. UserError if the file cannot be written."""
+    with reporting(f"the trace {file} cannot be written", "choose another file"):
+        file.write_text(json.dumps({"traceEvents": list(trace_events(slices))}), encoding="utf-8")
+
+
+def trace_events(slices: Iterable[Slice]) -> Iterator[dict[str, Any]]:
+    """Events of the Chrome trace format
+    (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU, Trace Event Format).
+
+    Processes and tracks get numbers in their order. Complete events (X) of one track must not overlap, asynchronous
+    ones (b, e) may. What takes no time is left out."""
+    lasting = [item for item in slices if item.seconds > 0]
+    processes = {name: pid for pid, name in enumerate(dict.fromkeys(item.process for item in lasting), 1)}
+    tracks = {key: tid for tid, key in enumerate(dict.fromkeys(item[:2] for item in lasting), 1)}
+    for name, pid in processes.items():
+        yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
+    for (process, name), tid in tracks.items():
+        yield {"ph": "M", "name": "thread_name", "pid": processes[process], "tid": tid, "args": {"name": name}}
+    for number, item in enumerate(lasting):
+        event = {"name": item.name, "pid": processes[item.process], "tid": tracks[item[:2]], "args": dict(item.args)}
+        if item.overlaps:
+            event |= {"cat": item.track, "id": number}
+            yield event | {"ph": "b", "ts": item.start * 1e6}
+            yield event | {"ph": "e", "ts": (item.start + item.seconds) * 1e6}
+        else:
+            yield event | {"ph": "X", "ts": item.start * 1e6, "dur": item.seconds * 1e6}
 
 
 def rehearse(config: Config, launch: Launch, device: torch.device) -> Rehearsal:

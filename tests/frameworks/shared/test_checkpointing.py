@@ -15,7 +15,6 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from ddlbench.activation_memory import instants
 from ddlbench.errors import Unsupported
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.pipeline.adapter import Pipeline
@@ -32,7 +31,7 @@ from ddlbench.job import Job, Model
 from ddlbench.measure.formulas.flops import hardware_flops, is_costly, training_flops
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.vgg import VGG
-from ddlbench.recomputation import Choice, Names, named, plan_of, repeats
+from ddlbench.recomputation import Choice, Names, instants, named, plan_of, repeats
 from ddlbench.texts import GIB
 from tests.equality.cases import MODELS, RATES
 from tests.support.equal import train_cases

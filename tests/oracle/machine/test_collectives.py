@@ -8,8 +8,6 @@ from ddlbench.errors import UserError
 from ddlbench.oracle.machine.collectives import (
     Hop,
     Path,
-    all_gather,
-    all_reduce,
     hierarchical_all_reduce,
     path,
     ring_all_reduce,
@@ -44,18 +42,20 @@ def test_hierarchical() -> None:
 
 def test_the_fastest_is_chosen() -> None:
     to = path(MACHINE, 8)
-    assert all_reduce(M, to) == min(ring_all_reduce(M, to), tree_all_reduce(M, to), hierarchical_all_reduce(M, to))
-    assert all_reduce(M, replace(to, algorithm="ring")) == ring_all_reduce(M, to)
+    assert to.seconds("all_reduce", M) == min(
+        ring_all_reduce(M, to), tree_all_reduce(M, to), hierarchical_all_reduce(M, to)
+    )
+    assert replace(to, algorithm="ring").seconds("all_reduce", M) == ring_all_reduce(M, to)
 
 
 def test_an_all_gather_is_half_an_all_reduce() -> None:
-    assert all_gather(M, path(MACHINE, 4)) == pytest.approx(3 * (1e-6 + 0.2))
+    assert path(MACHINE, 4).seconds("all_gather", M) == pytest.approx(3 * (1e-6 + 0.2))
 
 
-@pytest.mark.parametrize("collective", [all_reduce, all_gather])
-def test_one_rank_or_nothing_takes_no_time(collective) -> None:
-    assert collective(M, path(MACHINE, 1)) == 0
-    assert collective(0, path(MACHINE, 8)) == 0
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather"])
+def test_one_rank_or_nothing_takes_no_time(kind: str) -> None:
+    assert path(MACHINE, 1).seconds(kind, M) == 0
+    assert path(MACHINE, 8).seconds(kind, 0) == 0
 
 
 def test_strided_groups_share_the_adapters_of_their_node() -> None:
@@ -72,16 +72,16 @@ def test_a_group_that_begins_within_a_node_and_ends_in_the_next_crosses_the_netw
     """Of two groups of 3 on nodes of 4 the second has ranks 3, 4 and 5; of groups of 2 none crosses."""
     assert path(MACHINE, 3, world=6) == Path(Hop(1, 0.0, 0.0), Hop(3, 10e-6, 1e-9))
     sweeps = {("all_reduce", 3): Sweep((0.0, 1e9), (0.0, 1.0))}
-    assert all_reduce(1e9, path(replace(MACHINE, sweeps=sweeps), 3, world=6)) > 1.0
-    assert all_reduce(1e9, path(replace(MACHINE, sweeps=sweeps), 3, world=3)) == 1.0
+    assert path(replace(MACHINE, sweeps=sweeps), 3, world=6).seconds("all_reduce", 1e9) > 1.0
+    assert path(replace(MACHINE, sweeps=sweeps), 3, world=3).seconds("all_reduce", 1e9) == 1.0
     assert path(MACHINE, 2, world=6) == Path(Hop(2, 1e-6, 1e-10), Hop(1, 0.0, 0.0))
 
 
 def test_a_collective_that_was_not_measured_has_the_equations_of_the_link() -> None:
     sweeps = {("all_reduce", 4): Sweep((0.0, 1e9), (0.0, 1.0))}
     to = path(replace(MACHINE, sweeps=sweeps), 4, world=4)
-    assert all_reduce(1e9, to) == 1.0
-    assert all_gather(M, to) == all_gather(M, path(MACHINE, 4, world=4)) > 0
+    assert to.seconds("all_reduce", 1e9) == 1.0
+    assert to.seconds("all_gather", M) == path(MACHINE, 4, world=4).seconds("all_gather", M) > 0
 
 
 def test_the_ends_of_one_pipeline_have_the_adapters_for_themselves() -> None:
@@ -96,7 +96,7 @@ def test_the_first_and_the_last_of_a_node_stay_within_it(groups: int | None) -> 
     near = replace(MACHINE, links=LINKS[:1])
     assert path(near, 2, stride=3, world=4, groups=groups) == Path(Hop(2, 1e-6, 1e-10), Hop(1, 0.0, 0.0))
     measured = replace(near, links=(), sweeps={("all_reduce", 2): Sweep((0.0, 1e9), (0.0, 1.0))})
-    assert all_reduce(1e9, path(measured, 2, stride=3, world=4, groups=groups)) == 1.0
+    assert path(measured, 2, stride=3, world=4, groups=groups).seconds("all_reduce", 1e9) == 1.0
 
 
 def test_neighbours_stay_within_their_node() -> None:
@@ -118,7 +118,8 @@ def test_a_measured_sweep_replaces_the_links() -> None:
     """Straight lines between sizes, the last slope beyond: 1 s at 1 GB, 3 s at 2 GB, 5 s at 3 GB."""
     sweep = Sweep((0.0, 1e9, 2e9), (0.5, 1.0, 3.0))
     machine = replace(MACHINE, devices_per_node=8, sweeps={("all_reduce", 4): sweep})
-    assert [all_reduce(size, path(machine, 4)) for size in (5e8, 2e9, 3e9)] == pytest.approx([0.75, 3.0, 5.0])
+    seconds = [path(machine, 4).seconds("all_reduce", size) for size in (5e8, 2e9, 3e9)]
+    assert seconds == pytest.approx([0.75, 3.0, 5.0])
     assert machine.marks(8) == ["collectives measured with 4 ranks, not 8"]
     assert machine.marks(4) == []
     assert machine.marks(4, largest=3e9) == ["messages of up to 2e+09 bytes measured, not 3e+09"]
@@ -130,8 +131,8 @@ def test_a_sweep_is_of_one_node() -> None:
     """Between nodes the links of the file hold: 14 steps of 1 GB at 1 GB/s, and 4 flows of 1 GB."""
     sweeps = {(kind, 4): Sweep((0.0, 1e9), (0.0, 1.0)) for kind in ("all_reduce", "send")}
     machine = replace(MACHINE, sweeps=sweeps)
-    assert all_reduce(1e9, path(machine, 4, world=8)) == pytest.approx(1.0)
-    assert all_reduce(M, path(replace(machine, algorithm="ring"), 8)) == pytest.approx(14 * (10e-6 + 1.0))
+    assert path(machine, 4, world=8).seconds("all_reduce", 1e9) == pytest.approx(1.0)
+    assert path(replace(machine, algorithm="ring"), 8).seconds("all_reduce", M) == pytest.approx(14 * (10e-6 + 1.0))
     assert (send(1e9, machine, 1, 8), send(1e9, machine, 4, 8)) == (pytest.approx(1.0), pytest.approx(10e-6 + 4.0))
     assert machine.marks(8) == []
     assert machine.marks(2) == ["collectives measured with 4 ranks, not 2"]

@@ -13,7 +13,7 @@ from ddlbench.config.compose import configuration
 from ddlbench.errors import Unavailable, UserError
 from ddlbench.measure import clock
 from ddlbench.oracle.machine import machine as machines
-from ddlbench.oracle.machine.collectives import all_reduce, path
+from ddlbench.oracle.machine.collectives import path
 from ddlbench.oracle.measured import inputs, network
 from ddlbench.oracle.measured.inputs import OneStep, calibration, from_calibration, from_one_step
 from ddlbench.oracle.predictor import Inputs, predict
@@ -164,8 +164,9 @@ def test_what_nccl_was_measured_to_take_is_used_on_that_gpu_alone(
     assert inputs.machine_of("abci").sweep("all_reduce", 4) is None, "this machine has another device"
     monkeypatch.setattr(inputs, "local_gpu", lambda: "Tesla V100-SXM2-16GB")
     machine = inputs.machine_of("abci")
-    assert all_reduce(1e6, path(machine, 4)) == 1.0
-    assert all_reduce(1e6, path(machine, 8)) == all_reduce(1e6, path(machines.load("abci"), 8)), "two nodes"
+    assert path(machine, 4).seconds("all_reduce", 1e6) == 1.0
+    two_nodes = [path(item, 8).seconds("all_reduce", 1e6) for item in (machine, machines.load("abci"))]
+    assert two_nodes[0] == two_nodes[1]
     assert machine.hidden_cost_with(4) == 0.5
 
 

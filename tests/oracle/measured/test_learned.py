@@ -10,8 +10,7 @@ import pytest
 from ddlbench.config.compose import configuration
 from ddlbench.config.schema import Config
 from ddlbench.oracle.machine.machine import Machine, load
-from ddlbench.oracle.measured.inputs import OneStep, from_one_step
-from ddlbench.oracle.measured.learned import Learned
+from ddlbench.oracle.measured.inputs import Learned, OneStep, from_one_step
 from ddlbench.oracle.predictor import Inputs, Prediction, predict
 from ddlbench.oracle.runs import Results
 from tests.oracle.test_runs import ABCI, record

@@ -12,6 +12,7 @@ from ddlbench.counts.counts import Counts, Line, most
 from ddlbench.measure.formulas.memory_formula import Bytes
 from ddlbench.oracle.memory.replicas import (
     Moment,
+    Scheme,
     arriving,
     at_peak,
     batch_bytes,
@@ -151,19 +152,21 @@ def test_zero_2_reduces_during_the_backward_pass() -> None:
 
 def test_fsdp_has_the_weights_of_the_block_that_runs() -> None:
     """Backward pass of B: 10 + 30, its 4 bytes of weights, and 8 of the next block."""
-    assert fsdp(SETTING, 4, 4, [8, 4], 0) == Memory(3, 0, 3, 40 + 12, BATCH)
+    assert fsdp(SETTING, Scheme(4, 4, (2, 1), (True, True), always=False)) == Memory(3, 0, 3, 40 + 12, BATCH)
 
 
 def test_a_block_that_stays_gathered_is_not_gathered_again() -> None:
-    assert fsdp(SETTING, 4, 4, [0, 4], 8) == Memory(3, 0, 3, 40 + 4, 8 + BATCH)
+    assert fsdp(SETTING, Scheme(4, 4, (2, 1), (False, True), always=False)) == Memory(3, 0, 3, 40 + 4, 8 + BATCH)
 
 
 def test_fsdp_adds_up_complete_gradients() -> None:
-    assert fsdp(TWO, 4, 4, [8, 4], 0) == Memory(3, 12, 3, 36 + 12, 2 * BATCH)
+    assert fsdp(TWO, Scheme(4, 4, (2, 1), (True, True), always=False)) == Memory(3, 12, 3, 36 + 12, 2 * BATCH)
 
 
 def test_zero_3_keeps_gathered_weights_and_a_bucket() -> None:
-    """12 bytes stay gathered while B runs; a copy of 8 bytes is reduced where the bucket is smaller than the
-    gradients."""
-    assert zero3(SETTING, 4, [0, 0], 12, bucket=100, persistent=5) == Memory(8, 3, 6, 36 + 12, 100 + BATCH)
-    assert zero3(SETTING, 4, [0, 0], 12, bucket=6, persistent=0) == Memory(3, 3, 6, 36 + 12 + 8, 6 + BATCH)
+    """12 bytes stay gathered while B runs, and every rank has 4 more of small weights; a copy of 8 bytes is reduced
+    where the bucket is smaller than the gradients."""
+    scheme = Scheme(4, 4, (2, 1), (False, False), always=True)
+    small = replace(scheme, persistent=1)
+    assert zero3(SETTING, small, bucket=100) == Memory(3 + 4, 3, 6, 36 + 12, 100 + BATCH)
+    assert zero3(SETTING, scheme, bucket=6) == Memory(3, 3, 6, 36 + 12 + 8, 6 + BATCH)

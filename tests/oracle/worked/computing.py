@@ -19,11 +19,22 @@ from ddlbench.oracle.timing.computation import Computation, Pass, Speeds
 from ddlbench.recipe.optimizers import optimizers
 from ddlbench.report.predicted import cells
 from tests.oracle.made import MACHINE, block, made
-from tests.oracle.worked.text import ms, s
 
 GB, M = 1e9, 8e9  # bytes
 FOUR, EIGHT = path(MACHINE, 4), path(MACHINE, 8)
 A, B = block("a", 1, 2), block("b", 3, 4)
+
+
+def s(seconds: float) -> str:
+    return f"{seconds:.3g} s"
+
+
+def ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"
+
+
+def us(seconds: float) -> str:
+    return f"{seconds * 1e6:.3g} us"
 
 
 def with_work(
@@ -110,11 +121,11 @@ COMPUTING: dict[str, Callable[[], list[str]]] = {
     "ring all-reduce": lambda: [s(by.ring_all_reduce(M, EIGHT))],
     "tree all-reduce": lambda: [s(by.tree_all_reduce(M, EIGHT))],
     "hierarchical all-reduce": lambda: [s(by.hierarchical_all_reduce(M, EIGHT))],
-    "all-reduce": lambda: [s(by.all_reduce(M, EIGHT))],
-    "all-gather, reduce-scatter": lambda: [s(by.all_gather(M, EIGHT)), s(by.reduce_scatter(M, FOUR))],
-    "broadcast": lambda: [s(by.broadcast(M, EIGHT))],
+    "all-reduce": lambda: [s(EIGHT.seconds("all_reduce", M))],
+    "all-gather, reduce-scatter": lambda: [s(EIGHT.seconds("all_gather", M)), s(FOUR.seconds("reduce_scatter", M))],
+    "broadcast": lambda: [s(EIGHT.seconds("broadcast", M))],
     "point to point": lambda: [s(by.send(M, MACHINE, 1, 8)), s(by.send(M, MACHINE, 4, 8))],
-    "concurrent groups": lambda: [s(by.all_reduce(GB, path(MACHINE, 2, stride=4, world=8)))],
+    "concurrent groups": lambda: [s(path(MACHINE, 2, stride=4, world=8).seconds("all_reduce", GB))],
     "measured collective": lambda: [s(Sweep((1e9, 2e9), (1.0, 3.0)).at(size)) for size in (1.5e9, 3e9)],
     "roofline": roofline,
     "kernels": kernels,

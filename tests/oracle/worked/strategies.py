@@ -25,12 +25,13 @@ from ddlbench.oracle.machine import collectives as by
 from ddlbench.oracle.machine.collectives import path
 from ddlbench.oracle.predictor import strategy
 from ddlbench.oracle.setting import Outcome, Setting
-from ddlbench.oracle.strategies.tensor import traffic
-from ddlbench.oracle.timing import overlap, schedule
-from ddlbench.oracle.timing.overlap import MiB
+from ddlbench.oracle.strategies.data_parallel import buckets, queue
+from ddlbench.oracle.strategies.model_parallel import traffic
+from ddlbench.oracle.strategies.sharded import Sharded, sharded_step
+from ddlbench.oracle.timing import schedule
+from ddlbench.texts import MIB
 from tests.oracle.made import GPT, MACHINE, block, made, setting
-from tests.oracle.worked.computing import EIGHT, GB, A, B, M
-from tests.oracle.worked.text import ms, s, us
+from tests.oracle.worked.computing import EIGHT, GB, A, B, M, ms, s, us
 
 LARGE = 10**9  # numbers: 4 GB
 WEIGHTY = replace(A, tensor_sizes=(LARGE,))
@@ -56,13 +57,13 @@ def data_parallel() -> list[str]:
 
 
 def in_buckets() -> list[str]:
-    sizes = [size * MiB for size in (1, 6, 20, 0.75, 0.5)]
-    return [", ".join(f"{bucket.size / MiB:g}" for bucket in overlap.buckets([sizes], [0.0])) + " MiB"]
+    sizes = [size * MIB for size in (1, 6, 20, 0.75, 0.5)]
+    return [", ".join(f"{bucket.size / MIB:g}" for bucket in buckets([sizes], [0.0])) + " MiB"]
 
 
 def horovod() -> list[str]:
-    result = overlap.buckets([[2], [1], [2]], [1, 1, 1], 3, 3)
-    return [*(f"{item.size:g} bytes at {item.ready:g} s" for item in result), s(overlap.queue(result, float))]
+    result = buckets([[2], [1], [2]], [1, 1, 1], 3, 3)
+    return [*(f"{item.size:g} bytes at {item.ready:g} s" for item in result), s(queue(result, float))]
 
 
 def zero() -> list[str]:
@@ -156,7 +157,7 @@ STRATEGIES: dict[str, Callable[[], list[str]]] = {
     "local SGD": lambda: [ms(strategy(LocalSGD(local_steps=8), made(4, [WEIGHTY, B], 8)).exposed_s)],
     "ZeRO 0, 1, 2": zero,
     "ZeRO 3": zero3,
-    "FSDP": lambda: [s(overlap.sharded_step([overlap.Sharded(4, 8, 1, 1, 1), overlap.Sharded(4, 8, 1, 0, 1)]))],
+    "FSDP": lambda: [s(sharded_step([Sharded(4, 8, 1, 1, 1), Sharded(4, 8, 1, 0, 1)]))],
     "HSDP": hsdp,
     "tensor": tensor,
     "Megatron": megatron,
@@ -179,10 +180,10 @@ STRATEGIES: dict[str, Callable[[], list[str]]] = {
     "tp": lambda: [limit_of(TENSOR, SMALL, "tp"), *(limit_of(item, RESNET, "tp") for item in (TENSOR, CHANNELS))],
     "sp": lambda: [limit_of(Spatial(sp=1), RESNET, "sp")],
     "pp": lambda: [limit_of(PIPE, RESNET, "pp"), limit_of(PIPE, SMALL, "pp")],
-    "data": lambda: [s(by.ring_all_reduce(M, EIGHT)), s(by.all_reduce(M, EIGHT))],
+    "data": lambda: [s(by.ring_all_reduce(M, EIGHT)), s(EIGHT.seconds("all_reduce", M))],
     "pipeline, computing": lambda: [s(piped(Pipeline(schedule="gpipe", balance=[1, 1])).step_s)],
     "pipeline, sending": lambda: [s(schedule.seconds("gpipe", equal(4, 0.5), 4, 1) - 12)],
     "filter layer": lambda: [us(sum(layer(leaving=1e6)))],
-    "data + filter": lambda: [hybrid()[0], s(by.all_reduce(GB, path(replace(MACHINE, devices_per_node=1), 2)))],
+    "data + filter": lambda: [hybrid()[0], s(path(replace(MACHINE, devices_per_node=1), 2).seconds("all_reduce", GB))],
     "spatial limit": lambda: [limit_of(Spatial(sp=1), RESNET, "sp")],
 }

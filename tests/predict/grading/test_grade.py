@@ -220,7 +220,7 @@ def test_ranks_that_share_layers_send_parts_between_nodes(monkeypatch: pytest.Mo
     (layout,) = layouts.layouts(rows({**LAYOUT, **cells}), [])
     layouts.predicted_s(layout)
     (cut,) = cuts
-    size, gathered_s = 2 * 1024**2, cut.setting.all_reduce(2 * 1024**2, 8) / 2
+    size, gathered_s = 2 * 1024**2, cut.setting.path(8).seconds("all_reduce", 2 * 1024**2) / 2
     assert pipeline._sending(cut) == pytest.approx([14e-6 + size / 90e9 + gathered_s], rel=1e-6)
     whole_s = pipeline._sending(replace(cut, scattered=False))
     assert whole_s == pytest.approx([14e-6 + 8 * size / 90e9], rel=1e-6)

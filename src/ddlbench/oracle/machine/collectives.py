@@ -15,7 +15,6 @@ from ddlbench.errors import UserError
 from ddlbench.oracle.machine.machine import Link, Machine, Sweep
 
 NO_LINK = Link("none", 0.0, float("inf"))
-KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")  # and "send", which is measured by itself
 
 
 @dataclass(frozen=True)
@@ -49,6 +48,12 @@ class Path:
         """The levels with more than one rank."""
         return [hop for hop in (self.inner, self.outer) if hop.ranks > 1]
 
+    def seconds(self, kind: str, m: float) -> float:
+        """Seconds of a collective (a key of FORMULAS) of m bytes: as measured, else by its formula."""
+        if self.ranks == 1 or m == 0:
+            return 0.0
+        return self.measured[kind].at(m) if kind in self.measured else FORMULAS[kind](m, self)
+
 
 def path(machine: Machine, ranks: int, stride: int = 1, world: int | None = None, groups: int | None = None) -> Path:
     """The connection of a group of `ranks` among `world` ranks; neighbours in the group are `stride` ranks apart.
@@ -64,7 +69,7 @@ def path(machine: Machine, ranks: int, stride: int = 1, world: int | None = None
         within -= 1
     outside = ranks // within
     # Collectives are measured within one node. A kind that was not measured has the equations of the link.
-    sweeps = {kind: sweep for kind in KINDS if outside == 1 and (sweep := machine.sweep(kind, ranks)) is not None}
+    sweeps = {kind: sweep for kind in FORMULAS if outside == 1 and (sweep := machine.sweep(kind, ranks)) is not None}
     inner = NO_LINK if sweeps and not machine.links else link(machine, 0, within)
     outer = link(machine, 1, outside)
     sharing = max(1, min(groups or world // ranks, per_node // within, stride))  # flows through the same adapters
@@ -119,32 +124,15 @@ ALGORITHMS: dict[str, Callable[[float, Path], float]] = {
 }
 
 
-def all_reduce(m: float, to: Path) -> float:
-    """Seconds of an all-reduce of m bytes."""
-    return _seconds("all_reduce", m, to, ALGORITHMS[to.algorithm])
-
-
-def all_gather(m: float, to: Path) -> float:
-    """Seconds of an all-gather to m bytes on each rank: (p - 1) (alpha + m / p beta) in a ring (Kahira et al. 2021),
-    or first between the nodes and then within them: half of the all-reduce."""
-    return _seconds("all_gather", m, to, lambda m, to: min(ring_all_reduce(m, to), hierarchical_all_reduce(m, to)) / 2)
-
-
-def reduce_scatter(m: float, to: Path) -> float:
-    """Seconds of a reduce-scatter of m bytes: as many messages as an all-gather, in reverse order."""
-    return _seconds("reduce_scatter", m, to, all_gather)
-
-
-def broadcast(m: float, to: Path) -> float:
-    """Seconds of a broadcast of m bytes down a tree in small pieces: half of the tree's all-reduce."""
-    return _seconds("broadcast", m, to, lambda m, to: tree_all_reduce(m, to) / 2)
-
-
-def _seconds(kind: str, m: float, to: Path, formula: Callable[[float, Path], float]) -> float:
-    """The measured seconds of a collective, or those of its formula; 0 if there is nothing to send."""
-    if to.ranks == 1 or m == 0:
-        return 0.0
-    return to.measured[kind].at(m) if kind in to.measured else formula(m, to)
+# Seconds of a collective of m bytes by equations. An all-gather takes (p - 1) (alpha + m / p beta) in a ring (Kahira et
+# al. 2021), or goes first between the nodes and then within them: half of the all-reduce. A reduce-scatter has as many
+# messages as an all-gather, in reverse order. A broadcast goes down a tree in small pieces: half of the all-reduce.
+FORMULAS: dict[str, Callable[[float, Path], float]] = {
+    "all_reduce": lambda m, to: ALGORITHMS[to.algorithm](m, to),
+    "all_gather": lambda m, to: min(ring_all_reduce(m, to), hierarchical_all_reduce(m, to)) / 2,
+    "reduce_scatter": lambda m, to: to.seconds("all_gather", m),
+    "broadcast": lambda m, to: tree_all_reduce(m, to) / 2,
+}
 
 
 def send(m: float, machine: Machine, stride: int, world: int, crosses: bool | None = None) -> float:

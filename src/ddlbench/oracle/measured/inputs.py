@@ -1,16 +1,27 @@
-"""The source of the seconds of computing: measured runs, one number, a calibration, or the device's peaks."""
+"""What measurements give a prediction: the seconds of computing, and terms of the cluster.
+
+The source of the seconds of computing is one measured step, a calibration, or the device's peaks.
+
+Terms of a cluster are learned from steps that were measured with several GPU counts. Each of TERMS is multiplied by a
+factor. The logarithms of the factors have a normal distribution around 0 with the standard deviations of TERMS, and a
+measured step differs from its prediction by NOISE: the most probable factors follow by Gauss-Newton steps (Tarantola
+2005, Inverse Problem Theory, section 3.2). The difference that remains at the largest measured count is carried on to
+larger counts.
+"""
 
 from __future__ import annotations
 
 import json
 import platform
 import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 
@@ -26,6 +37,7 @@ from ddlbench.frameworks.shared.checkpointing import keep_costly_outputs_of
 from ddlbench.job import Place
 from ddlbench.measure.block_seconds import REPEATS, block_seconds
 from ddlbench.measure.clock import idle
+from ddlbench.offloading import plan_of
 from ddlbench.oracle.machine import machine as machines
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured import network
@@ -40,6 +52,10 @@ ALIKE = ("precision", "tf32", "channels_last", "cudnn_benchmark", "deterministic
 ROOFLINE = "roofline"  # the basis without any measurement
 # The 10 and 90 % quantiles of measured / predicted seconds (docs/oracle.md).
 SLOWER = "four of five steps measured on one H100 or H200 took 1.1 to 2.4 times as long"
+NOISE = 0.02  # standard deviation of the logarithm of a measured step
+TERMS = {"link within a node": 0.3, "links between nodes": 0.3, "cost of hidden communication": 0.5, "spread": 0.5}
+ROUNDS, DIFFERENCE, LARGEST = 8, 1e-3, 0.5  # of the logarithms: difference for a slope, and largest change in a round
+LEARNED = 0.9  # of the standard deviation of TERMS: a factor that stays above it was not learned
 
 
 @dataclass(frozen=True)
@@ -90,7 +106,9 @@ def from_one_step(
         )
     plain = blocks or proportions(config, machine)
     choices = train.checkpoint_activations, train.offload_activations, train.flops_per_host_byte
-    return plain.scaled_to(step.seconds, micro, samples // micro, basis, plain.counts.plan(choices, micro))
+    counted = plain.counts.blocks
+    plan = plan_of(*choices, [block.name for block in counted], lambda: [block.link(micro) for block in counted])
+    return plain.scaled_to(step.seconds, micro, samples // micro, basis, plan)
 
 
 def from_calibration(config: Config, machine: Machine) -> Computation:
@@ -185,3 +203,66 @@ def machine_of(name: str, overlap: bool | None = None) -> Machine:
     elif device.type == "cuda" and device.name == local_gpu():
         machine = network.calibrated(machine)
     return machines.with_overlap(machine, overlap)
+
+
+@dataclass(frozen=True)
+class Learned:
+    """The machine with the learned terms.
+
+    gpus: the largest measured GPU count; rest: measured over predicted seconds at this count, with the learned terms
+    factors: of each term; None if the steps do not determine it
+    """
+
+    machine: Machine
+    gpus: int
+    rest: float
+    factors: Mapping[str, float | None]
+
+    def lines(self) -> list[str]:
+        """What was learned and what was not, as text."""
+        values = [f"{name} x{factor:.2f}" for name, factor in self.factors.items() if factor is not None]
+        missing = [name for name, factor in self.factors.items() if factor is None]
+        lines = [f"learned: {', '.join((*values, f'other differences x{self.rest:.3f}'))}"]
+        return [*lines, f"not learned, because no run depends on it enough: {', '.join(missing)}"] if missing else lines
+
+
+def learn(
+    machine: Machine, predicted: Callable[[Machine], Sequence[float]], measured: Sequence[float], gpus: int
+) -> Learned:
+    """The terms that bring predicted and measured seconds together.
+
+    predicted: seconds of the measured steps on a machine, in ascending order of their GPU counts, as `measured`
+    gpus: the largest of these counts
+    """
+    deviations, logs = np.array(list(TERMS.values())), np.zeros(len(TERMS))
+    precision = np.diag(deviations**-2)
+    wanted, steps = np.log(measured), DIFFERENCE * np.eye(len(TERMS))
+
+    def at(logs: np.ndarray) -> np.ndarray:
+        return np.log(predicted(_with_factors(machine, np.exp(logs))))
+
+    for _ in range(ROUNDS):
+        now = at(logs)
+        slopes = np.stack([(at(logs + step) - now) / DIFFERENCE for step in steps], axis=1)
+        precision = slopes.T @ slopes / NOISE**2 + np.diag(deviations**-2)
+        change = np.linalg.solve(precision, slopes.T @ (wanted - now) / NOISE**2 - logs / deviations**2)
+        logs = logs + np.clip(change, -LARGEST, LARGEST)
+        if np.abs(change).max() < DIFFERENCE:
+            break
+    left = np.sqrt(np.diag(np.linalg.inv(precision))) / deviations
+    factors = np.exp(logs)
+    learned = {name: float(factors[i]) if left[i] <= LEARNED else None for i, name in enumerate(TERMS)}
+    return Learned(_with_factors(machine, factors), gpus, float(np.exp(wanted[-1] - at(logs)[-1])), learned)
+
+
+def _with_factors(machine: Machine, factors: np.ndarray) -> Machine:
+    """The machine with each of TERMS multiplied. A factor of a link multiplies its bandwidth."""
+    inner, outer, hidden, spread = map(float, factors)
+    rates = zip(machine.links, (inner, outer), strict=False)  # a machine may lack a link
+    links = [replace(link, bytes_per_s=link.bytes_per_s * rate) for link, rate in rates]
+    sweeps = {
+        key: replace(sweep, seconds=tuple(seconds / inner for seconds in sweep.seconds))
+        for key, sweep in machine.sweeps.items()
+    }
+    costs = {ranks: cost * hidden for ranks, cost in machine.hidden_cost.items()}
+    return replace(machine, links=tuple(links), sweeps=sweeps, hidden_cost=costs, spread=machine.spread * spread)

@@ -11,14 +11,13 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import NamedTuple
 
-from ddlbench.activation_memory import instants
 from ddlbench.counts.counting import count_job
 from ddlbench.counts.counts import Block, Counts, Share
 from ddlbench.job import Job, example_batch
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES, Bytes, bytes_of_parameter, data_parallel
 from ddlbench.oracle.setting import BYTES, Memory, Setting
 from ddlbench.recipe.optimizers import Costs
-from ddlbench.recomputation import Plan
+from ddlbench.recomputation import Plan, instants
 
 
 class Moment(NamedTuple):
@@ -65,11 +64,6 @@ def arriving(counts: Counts, accumulating: bool, shards: int = 1, number_bytes: 
 def largest_tensor(blocks: Sequence[Block], number_bytes: int = FP32_BYTES) -> float:
     """Bytes of the largest gradient."""
     return number_bytes * float(max((size for block in blocks for size in block.tensor_sizes), default=0))
-
-
-def sizes_of(blocks: Sequence[Block], shards: int = 1) -> list[int]:
-    """Numbers of each tensor on a rank. shards: of which it has one, cut between numbers instead of rows"""
-    return [ceil(size / shards) for block in blocks for size in block.tensor_sizes]
 
 
 def update_copies(optimizer: Costs, blocks: Sequence[Block], part: float = 1.0) -> float:
@@ -119,7 +113,7 @@ class Rank:
 
     def states(self, stage: int, shards: int, own_copy: bool = False) -> Bytes:
         """Weights, gradients and optimizer state at a stage of ZeRO."""
-        sizes = sizes_of(self.counts.blocks, shards)
+        sizes = [ceil(size / shards) for block in self.counts.blocks for size in block.tensor_sizes]  # of a rank
         of_parameter = bytes_of_parameter(self.setting.optimizer, own_copy, self.number_bytes, sizes)
         return data_parallel(self.counts.parameter_count, of_parameter, stage, shards)
 
@@ -183,40 +177,61 @@ def zero(setting: Setting, stage: int, bucket: float, overlaps: bool, casts: boo
     return rank.peak(rank.states(stage, setting.world, own_copy=True), (during, reduction, update), buckets)
 
 
-def fsdp(setting: Setting, shards: int, number_bytes: int, weights: Sequence[float], stay: float) -> Memory:
+@dataclass(frozen=True)
+class Scheme:
+    """How weights in shards are gathered and gradients are reduced.
+
+    weight: bytes of a number of the weights in the messages
+    gathered: parameters of each block that are gathered; again: whether they are gathered for the backward pass, too
+    always: gradients are reduced after every micro batch, not only after the last one
+    persistent: parameters that every rank keeps complete; they are gathered once, after the update
+    """
+
+    shards: int
+    weight: int
+    gathered: tuple[int, ...]
+    again: tuple[bool, ...]
+    always: bool
+    persistent: int = 0
+
+    @property
+    def temporary(self) -> list[float]:
+        """Bytes of each block's weights that are gathered for each of its passes."""
+        return [float(self.weight * n * again) for n, again in zip(self.gathered, self.again, strict=True)]
+
+    @property
+    def stay(self) -> float:
+        """Bytes of the weights that stay gathered from the forward to the backward pass."""
+        return float(self.weight * sum(self.gathered)) - sum(self.temporary)
+
+
+def fsdp(setting: Setting, scheme: Scheme) -> Memory:
     """In the forward pass a rank has the weights of the block and the buffer of their all-gather; in the backward pass
     the weights of the block and of the next one, and the gradients of the last one, which are being reduced. With
-    several micro batches it adds up complete gradients.
-
-    number_bytes: of a weight that is gathered; weights: bytes of each block's weights that are gathered for each of its
-        passes; stay: bytes of the weights that stay gathered from the forward to the backward pass
-    """
-    rank = Rank(setting, setting.counts, setting.world)
+    several micro batches it adds up complete gradients."""
+    rank, shards, weights = Rank(setting, setting.counts, setting.world), scheme.shards, scheme.temporary
     sent = [FP32_BYTES * float(block.parameter_count) for block in setting.counts.blocks]
     backward = map(sum, zip(weights, [0.0, *weights[:-1]], [*sent[1:], 0.0], strict=True))
     in_passes = list(zip((2 * bytes_ for bytes_ in weights), backward, strict=True))
-    during = rank.passes(rank.accumulates, shards, number_bytes == FP32_BYTES, in_passes)
+    during = rank.passes(rank.accumulates, shards, scheme.weight == FP32_BYTES, in_passes)
     states, copies = rank.states(3, shards), update_copies(setting.optimizer, setting.counts.blocks, 1 / shards)
     moments = during.plus(rank.gradients if rank.accumulates else 0.0), Moment(states.gradients, copies)
-    return rank.peak(states, moments, stay)
+    return rank.peak(states, moments, scheme.stay)
 
 
-def zero3(
-    setting: Setting, number_bytes: int, weights: Sequence[float], stay: float, bucket: float, persistent: float
-) -> Memory:
-    """DeepSpeed's ZeRO 3. The rank's share of the gradients and a bucket are permanent. While a block runs, the rank
-    also has all weights that stay gathered, those of the block, and a copy of the bucket, or of a larger gradient, for
-    its reduction. The update is of all shards at once.
-
-    number_bytes, weights, stay: as for `fsdp`; bucket: bytes; persistent: bytes of weights that every rank keeps
-    """
+def zero3(setting: Setting, scheme: Scheme, bucket: float) -> Memory:
+    """DeepSpeed's ZeRO 3. The rank's share of the gradients and a bucket of so many bytes are permanent. While a block
+    runs, the rank also has all weights that stay gathered, those of the block, and a copy of the bucket, or of a larger
+    gradient, for its reduction. The update is of all shards at once."""
+    number_bytes, stay = scheme.weight, scheme.stay
     rank = Rank(setting, setting.counts, setting.world, number_bytes)
     states = rank.states(3, setting.world, own_copy=True)
     copy = max(bucket, largest_tensor(setting.counts.blocks)) if rank.gradients > bucket else 0.0
-    in_passes = [(stay + bytes_, stay + bytes_) for bytes_ in weights]
+    in_passes = [(stay + bytes_, stay + bytes_) for bytes_ in scheme.temporary]
     moments = (
         rank.passes(True, 1, number_bytes == FP32_BYTES, in_passes).plus(states.gradients, copy),
         Moment(states.gradients, stay + min(bucket, rank.gradients)),
         Moment(states.gradients, FP32_BYTES / number_bytes * states.gradients * setting.optimizer.copies),
     )
-    return rank.peak(replace(states, parameters=states.parameters + persistent), moments, bucket)
+    weights = states.parameters + scheme.persistent * scheme.weight
+    return rank.peak(replace(states, parameters=weights), moments, bucket)

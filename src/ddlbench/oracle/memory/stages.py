@@ -9,23 +9,14 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from math import ceil
 
-from ddlbench.activation_memory import kept
 from ddlbench.counts.counts import Block, Counts, Share
 from ddlbench.frameworks.pipeline.schedules import V_SHAPED, in_flight, rank_of
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES, Bytes, bytes_of_parameter, data_parallel
-from ddlbench.oracle.memory.replicas import (
-    Moment,
-    at_peak,
-    batch_bytes,
-    counts_of_rank,
-    passes,
-    sizes_of,
-    update_copies,
-)
+from ddlbench.oracle.memory.replicas import Moment, at_peak, batch_bytes, counts_of_rank, passes, update_copies
 from ddlbench.oracle.setting import Memory, Setting
 from ddlbench.oracle.timing import schedule
 from ddlbench.oracle.timing.schedule import INPUTS, OVERLAPPED, WEIGHTS, F, Op
-from ddlbench.recomputation import Plan, repeats
+from ddlbench.recomputation import Plan, kept, repeats
 
 
 @dataclass(frozen=True)
@@ -206,7 +197,8 @@ def _of_rank(cut: Cut, counts: Counts, rank: int, parameters: float) -> Memory:
         for index, (first, end) in spans.items()
     }
     tied = [counts.tied] if cut.two_ends and rank == cut.pp - 1 else []
-    sizes = [*sizes_of(blocks, cut.dp if cut.sharded else 1), *tied]
+    shards = cut.dp if cut.sharded else 1
+    sizes = [*(ceil(size / shards) for block in blocks for size in block.tensor_sizes), *tied]
     of_parameter = bytes_of_parameter(setting.optimizer, sizes=sizes)
     states = data_parallel(int(parameters), of_parameter, 3 if cut.sharded else 0, cut.dp)
     copies, permanent = update_copies(setting.optimizer, blocks), float(sum(block.buffers for block in blocks))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from ddlbench.errors import Unsupported
@@ -15,16 +16,15 @@ from ddlbench.frameworks.shared.groups import batch_norms
 from ddlbench.job import on_meta
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES
 from ddlbench.offloading import exposed, offloaded
-from ddlbench.oracle.machine import collectives
 from ddlbench.oracle.memory import replicas as memory
 from ddlbench.oracle.setting import BYTES, Limit, Memory, Message, Outcome, Setting
 from ddlbench.oracle.strategies.traced import traced
-from ddlbench.oracle.timing import overlap
-from ddlbench.oracle.timing.overlap import Gradient, MiB
-from ddlbench.recomputation import repeats
+from ddlbench.oracle.timing.computation import Pass
+from ddlbench.texts import MIB
 
 # At stage 0 DeepSpeed copies and all-reduces so many gradients (numbers) at once: its MEMORY_OPT_ALLREDUCE_SIZE.
 AT_ONCE = 5e8
+FIRST_BUCKET, BUCKET = MIB, 25 * MIB  # torch.nn.parallel.DistributedDataParallel
 HOST_COPIES = "copies of activations to the host and back"
 
 
@@ -34,7 +34,7 @@ def ddp(framework: DDP, setting: Setting) -> Outcome:
     if hook not in ("none", "fp16", "bf16"):  # what it sends and keeps is counted from the hook itself
         return traced(framework, setting)
     cap = framework.bucket_cap_mb
-    first, other = (overlap.FIRST_BUCKET, overlap.BUCKET) if cap is None else (cap * MiB, cap * MiB)
+    first, other = (FIRST_BUCKET, BUCKET) if cap is None else (cap * MIB, cap * MIB)
     sent = averaged(setting, BYTES.get(hook, FP32_BYTES), first, other)
     views = framework.gradient_as_bucket_view
     peak = partial(memory.replica, setting, setting.counts, setting.world, bucketed=True, views=views)
@@ -46,7 +46,7 @@ def horovod(framework: Horovod, setting: Setting) -> Outcome:
     if framework.adasum:
         raise Unsupported("the oracle has no model of framework.adasum: set it to false")
     number_bytes = BYTES["fp16" if framework.compression_of(setting.job) == "fp16" else "fp32"]
-    cap = framework.fusion_threshold_mb * MiB * FP32_BYTES / number_bytes  # it counts what is sent
+    cap = framework.fusion_threshold_mb * MIB * FP32_BYTES / number_bytes  # it counts what is sent
     return replicas(setting, (averaged(setting, number_bytes, cap, cap),))
 
 
@@ -54,7 +54,7 @@ def local_sgd(framework: LocalSGD, setting: Setting) -> Outcome:
     """The ranks average weights and BatchNorm's statistics once in `local_steps` updates. No computing hides this."""
     statistics = 2 * sum(norm.num_features for norm in batch_norms(on_meta(setting.job)))
     size = FP32_BYTES * (setting.counts.parameter_count + statistics)
-    seconds = setting.all_reduce(size, setting.world) / framework.local_steps
+    seconds = setting.path(setting.world).seconds("all_reduce", size) / framework.local_steps
     share = 1 / framework.local_steps
     return replicas(setting, (Message("all-reduce of weights", "dp", share, size * share, seconds, seconds),))
 
@@ -73,7 +73,7 @@ def zero(framework: DeepSpeedOptions, setting: Setting) -> Outcome:
     each rank copies its share (`allreduce_and_scatter`). The updated weights are all-gathered after the update."""
     stage, ranks, parameters = framework.zero_stage, setting.world, setting.counts.parameter_count
     casts, overlaps = framework.casts(setting.job), framework.overlaps(setting.job)
-    bucket = (framework.reduce_bucket_mb or BUCKET_MB) * MiB if stage else float("inf")
+    bucket = (framework.reduce_bucket_mb or BUCKET_MB) * MIB if stage else float("inf")
     times = setting.micro_batch(ranks)[0] if stage == 2 else 1  # stage 2 reduces after every micro batch
     messages = [averaged(setting, setting.gradient_bytes, bucket, bucket, overlaps, times)]
     if not stage:
@@ -81,7 +81,7 @@ def zero(framework: DeepSpeedOptions, setting: Setting) -> Outcome:
         peak = partial(memory.replica, setting, setting.counts, ranks, reduced=copied)
         return replicas(setting, tuple(messages), peak)
     size = float(parameters * BYTES["fp16" if casts else "fp32"])
-    seconds = collectives.all_gather(size, setting.path(ranks))
+    seconds = setting.path(ranks).seconds("all_gather", size)
     messages.append(Message("all-gather of weights", "dp", 1, size, seconds, seconds))
     peak = partial(memory.zero, setting, stage, bucket / FP32_BYTES, overlaps, casts)
     return replicas(setting, tuple(messages), peak, ranks)
@@ -97,10 +97,10 @@ def replicas(
 
     peak: None: without buckets; shards: ranks that share the update
     """
-    _, samples = setting.micro_batch(setting.world)
-    passes, parameters = setting.computation.blocks(samples), setting.counts.parameter_count
+    count, samples = setting.micro_batch(setting.world)
+    parameters = setting.counts.parameter_count
     return Outcome(
-        compute_s=setting.compute_s(passes, setting.world, parameters / shards),
+        compute_s=setting.compute_s(setting.passes(samples), count, parameters / shards),
         messages=(*(messages if setting.world > 1 else ()), *host_copies(setting)),
         peak=peak or partial(memory.replica, setting, setting.counts, setting.world),
         limits=(Limit("dp", setting.job.global_batch, "one sample of the global batch a rank"),),
@@ -123,11 +123,10 @@ def host_copies(setting: Setting) -> tuple[Message, ...]:
             f"cluster {setting.machine.name}: the link of a device to its host is not known: give "
             "device.host_bytes_per_s in a cluster file"
         )
-    passes, again, links = setting.computation.blocks(samples), repeats(plan), setting.counts.links(samples)
-    late = 0.0
+    passes, links, late = setting.passes(samples), [block.link(samples) for block in setting.counts.blocks], 0.0
     for index in [] if setting.computation.samples else blocks:
         following = passes[index + 1].times(setting.contention)
-        late += exposed(links[index].offloaded / rate, following.forward, following.back(again[index + 1]))
+        late += exposed(links[index].offloaded / rate, following.forward, following.backward)
     bytes_ = 2 * count * sum(links[index].offloaded for index in blocks)
     return (Message(HOST_COPIES, "host", 2 * count * len(blocks), bytes_, bytes_ / rate, count * late),)
 
@@ -135,11 +134,11 @@ def host_copies(setting: Setting) -> tuple[Message, ...]:
 def averaged(
     setting: Setting,
     number_bytes: float,
-    first: float = overlap.FIRST_BUCKET,
-    cap: float = overlap.BUCKET,
+    first: float = FIRST_BUCKET,
+    cap: float = BUCKET,
     overlaps: bool = True,
     times: int = 1,
-    back: Sequence[float] | None = None,
+    passes: Sequence[Pass] | None = None,
     dp: int | None = None,
     tp: int = 1,
 ) -> Message:
@@ -148,24 +147,59 @@ def averaged(
     number_bytes: of a number that is sent
     first, cap: bytes in fp32 with which the first bucket and the others are full, whatever type is sent
     overlaps: whether the framework sends during the backward pass; times: in a step
-    back: seconds of the backward pass of each block; None: if every rank is a replica
+    passes: of each block for a micro batch, on one device alone; None: every rank is a replica
     dp: replicas that average, of `tp` neighbours each; None: all ranks. Every tensor of a block counts with the share
         of the block that a rank has
     """
-    if back is None:
-        _, samples = setting.micro_batch(setting.world)
-        back = setting.backward_s(setting.computation.blocks(samples), setting.world)
+    passes, contention = passes or setting.passes(setting.micro_batch(setting.world)[1]), setting.contention
+    back = [block.backward * contention for block in passes]
     blocks, scale = setting.counts.blocks, number_bytes / FP32_BYTES
     parts = [FP32_BYTES * block.parameters_of_part(tp) / (block.parameter_count or 1) for block in blocks]
     sizes = [[size * part for size in block.tensor_sizes] for block, part in zip(blocks, parts, strict=True)]
-    full = overlap.buckets(sizes, back, first, cap)
-    sent = [Gradient(bucket.size * scale, bucket.ready) for bucket in full]
+    full = buckets(sizes, back, first, cap)
+    sent = [bucket.size * scale for bucket in full]
 
     def seconds(size: float) -> float:
-        return setting.all_reduce(size, dp or setting.world, tp)
+        """Seconds of the all-reduce of a bucket of so many bytes in fp32."""
+        return setting.path(dp or setting.world, tp).seconds("all_reduce", size * scale)
 
-    total, bytes_ = sum(seconds(bucket.size) for bucket in sent), sum(bucket.size for bucket in sent)
-    late = min(total, max(0.0, overlap.queue(sent, seconds) - sum(back))) if overlaps else total
-    exposed, largest = setting.exposed(total, late), max((bucket.size for bucket in sent), default=0.0)
-    amounts = (times * amount for amount in (len(sent), bytes_, total, exposed))
-    return Message("all-reduce of gradients", "dp", *amounts, largest=largest)
+    total = sum(seconds(bucket.size) for bucket in full)
+    late = min(total, max(0.0, queue(full, seconds) - sum(back))) if overlaps else total
+    amounts = (times * amount for amount in (len(sent), sum(sent), total, setting.exposed(total, late)))
+    return Message("all-reduce of gradients", "dp", *amounts, largest=max(sent, default=0.0))
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """The bytes of a gradient or a message, and when it is ready, in seconds after the start of the backward pass."""
+
+    size: float
+    ready: float
+
+
+def buckets(
+    sizes: Sequence[Sequence[float]], backward: Sequence[float], first: float = FIRST_BUCKET, cap: float = BUCKET
+) -> list[Gradient]:
+    """DDP's buckets: gradients in the order of the backward pass fill a bucket until it has `cap` bytes or more. Those
+    of a block are ready at the end of its backward pass.
+
+    sizes: bytes of the tensors of each block; backward: seconds of each block; first: cap of the first bucket
+    """
+    filled: list[Gradient] = []
+    size, limit, now, last = 0.0, first, 0.0, 0.0
+    for block, seconds in zip(reversed(sizes), reversed(backward), strict=True):
+        now += seconds
+        for tensor in reversed(block):
+            size, last = size + tensor, now
+            if size >= limit:
+                filled.append(Gradient(size, now))
+                size, limit = 0.0, cap
+    return [*filled, Gradient(size, last)] if size else filled
+
+
+def queue(messages: Iterable[Gradient], seconds: Callable[[float], float]) -> float:
+    """The time when the last message has arrived. Messages are sent one after the other, none before it is ready."""
+    free = 0.0
+    for message in messages:
+        free = max(free, message.ready) + seconds(message.size)
+    return free

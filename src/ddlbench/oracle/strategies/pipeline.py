@@ -18,7 +18,7 @@ from ddlbench.frameworks.pipeline.stages import Staged
 from ddlbench.oracle.machine import collectives
 from ddlbench.oracle.memory.stages import Cut, memory, rank_parameters
 from ddlbench.oracle.setting import Limit, Message, Outcome, Setting
-from ddlbench.oracle.strategies.tensor import Traffic, batch_message, limit, traffic
+from ddlbench.oracle.strategies.model_parallel import Traffic, batch_message, limit, traffic
 from ddlbench.oracle.timing import schedule
 from ddlbench.oracle.timing.schedule import Stages, Timed
 
@@ -58,7 +58,7 @@ def stage_sizes(framework: Staged, setting: Setting, stages: int, samples: float
     seconds where a run would measure them. samples: of a micro batch"""
     blocks, seconds = setting.counts.blocks, None
     if framework.by_seconds:
-        seconds = setting.both_s(setting.computation.blocks(samples), samples)
+        seconds = [block.forward + block.backward for block in setting.passes(samples)]
     return tuple(framework.sizes(stages, [b.flops for b in blocks], [b.output for b in blocks], seconds))
 
 
@@ -97,7 +97,8 @@ def _stages(cut: Cut, traffics: Sequence[Traffic], sends: bool) -> Stages:
     """Seconds of each stage's passes for one micro batch, and of sending it to the next stage."""
     setting, machine = cut.setting, cut.setting.machine
     slowest = machine.slowest(setting.world)
-    passes = [block.times(slowest) for block in setting.computation.blocks(cut.samples, cut.tp)]
+    blocks = zip(setting.computation.blocks(cut.samples, cut.tp), cut.again, strict=True)
+    passes = [block.times(slowest).rerun(again) for block, again in blocks]
     # Collectives were measured while the ranks of their group share the cores. The schedule multiplies all seconds by
     # the contention of these ranks, so it is divided out here.
     contention = 1.0 if machine.cores is None else machine.shared_cores(cut.tp)
@@ -106,8 +107,8 @@ def _stages(cut: Cut, traffics: Sequence[Traffic], sends: bool) -> Stages:
         for block, sent in zip(passes, traffics, strict=True)
     ]
     block_backward = [
-        block.back(again) + max(0.0, sent.backward / contention - block.host_backward - again * block.host_forward)
-        for block, sent, again in zip(passes, traffics, cut.again, strict=True)
+        block.backward + max(0.0, sent.backward / contention - block.host_backward)
+        for block, sent in zip(passes, traffics, strict=True)
     ]
     spans = cut.spans
     forward, backward = ([sum(s[first:last]) for first, last in spans] for s in (block_forward, block_backward))
@@ -133,7 +134,7 @@ def _sending(cut: Cut) -> list[float]:
             continue
         crosses = any((here + peer) // node != (there + peer) // node for peer in (0, stride - 1))
         size = setting.counts.blocks[end - 1].output * cut.samples
-        gather_s, parts = (setting.all_reduce(size, cut.tp) / 2, cut.tp) if cut.scattered else (0.0, 1)
+        gather_s, parts = (setting.path(cut.tp).seconds("all_reduce", size) / 2, cut.tp) if cut.scattered else (0.0, 1)
         seconds.append(gather_s + collectives.send(size / parts, setting.machine, stride, setting.world, crosses))
     return seconds
 
@@ -196,10 +197,10 @@ def _messages(cut: Cut, traffics: Sequence[Traffic], most: float, layers_s: floa
         yield Message("activations between stages", "pp", number, bytes_, seconds, sends_s)
     if cut.dp > 1:  # after the schedule, over the replicas of a stage
         size = setting.gradient_bytes * most
-        seconds = setting.all_reduce(size, cut.dp, cut.tp)
+        seconds = setting.path(cut.dp, cut.tp).seconds("all_reduce", size)
         what, number = ("reduction and gathering of shards", 2) if cut.sharded else ("all-reduce of gradients", 1)
         yield Message(what, "dp", number, number * size, seconds, seconds)
     if cut.two_ends and counts.tied:  # over the first and the last stage
         size = setting.gradient_bytes * counts.tied / cut.tp / (cut.dp if cut.sharded else 1)
-        seconds = setting.all_reduce(size, 2, cut.stage_ranks * (cut.pp - 1), cut.stage_ranks)
+        seconds = setting.path(2, cut.stage_ranks * (cut.pp - 1), cut.stage_ranks).seconds("all_reduce", size)
         yield Message("all-reduce of the tied embedding", "ends", 1, size, seconds, seconds)

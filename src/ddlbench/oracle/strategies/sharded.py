@@ -16,43 +16,16 @@ from ddlbench.frameworks.deepspeed.knobs import BUCKET_MB, DeepSpeedOptions
 from ddlbench.frameworks.fsdp import FSDP, root_group
 from ddlbench.job import on_meta
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES
-from ddlbench.oracle.machine import collectives
 from ddlbench.oracle.memory import replicas as memory
+from ddlbench.oracle.memory.replicas import Scheme
 from ddlbench.oracle.setting import BYTES, Memory, Message, Outcome, Setting
 from ddlbench.oracle.strategies import data_parallel
 from ddlbench.oracle.strategies.data_parallel import replicas
-from ddlbench.oracle.timing import overlap
-from ddlbench.oracle.timing.computation import Pass
-from ddlbench.oracle.timing.overlap import MiB, Sharded
-from ddlbench.recomputation import repeats
+from ddlbench.texts import MIB
 
 # Parameters: DeepSpeed keeps weights if fewer other weights than this are needed before their next use (its
 # stage3_max_reuse_distance).
 REUSE = 1e9
-
-
-@dataclass(frozen=True)
-class Scheme:
-    """How weights are gathered and gradients are reduced.
-
-    weight: bytes of a number of the weights in the messages
-    gathered: parameters of each block that are gathered; again: whether they are gathered for the backward pass, too
-    always: gradients are reduced after every micro batch, not only after the last one
-    persistent: parameters that every rank keeps complete; they are gathered once, after the update
-    """
-
-    shards: int
-    weight: int
-    gathered: tuple[int, ...]
-    again: tuple[bool, ...]
-    always: bool
-    persistent: int = 0
-
-    def gathered_bytes(self) -> tuple[int, list[float], float]:
-        """Bytes of a number; of each block's weights that are gathered for each of its passes; of the weights that stay
-        gathered from the forward to the backward pass."""
-        temporary = [float(self.weight * n * again) for n, again in zip(self.gathered, self.again, strict=True)]
-        return self.weight, temporary, float(self.weight * sum(self.gathered)) - sum(temporary)
 
 
 def fsdp(framework: FSDP, setting: Setting) -> Outcome:
@@ -68,11 +41,11 @@ def fsdp(framework: FSDP, setting: Setting) -> Outcome:
     reshard = framework.reshard_after_forward
     again = tuple(block.name not in names if reshard is None else reshard for block in blocks)
     scheme = Scheme(shards, weight, tuple(block.parameter_count for block in blocks), again, always=False)
-    outcome = sharded(setting, scheme, partial(memory.fsdp, setting, shards, *scheme.gathered_bytes()))
+    outcome = sharded(setting, scheme, partial(memory.fsdp, setting, scheme))
     if framework.replicate == 1:
         return outcome
     size = setting.counts.parameter_count / shards * setting.gradient_bytes
-    seconds = setting.all_reduce(size, framework.replicate, shards)
+    seconds = setting.path(framework.replicate, shards).seconds("all_reduce", size)
     more = Message("all-reduce of shards", "dp", 1, size, seconds, seconds)
     return replace(outcome, messages=(*outcome.messages, more))
 
@@ -92,16 +65,28 @@ def zero(framework: DeepSpeedOptions, setting: Setting) -> Outcome:
     again = tuple(2 * (sum(parameters) - before) >= REUSE for before in accumulate(parameters))
     persistent = setting.counts.parameter_count - sum(gathered)
     scheme = Scheme(setting.world, weight, gathered, again, always=True, persistent=persistent)
-    bucket = (framework.reduce_bucket_mb or BUCKET_MB) * MiB
-    peak = partial(memory.zero3, setting, *scheme.gathered_bytes(), bucket, persistent * weight)
-    return sharded(setting, scheme, peak)
+    bucket = (framework.reduce_bucket_mb or BUCKET_MB) * MIB
+    return sharded(setting, scheme, partial(memory.zero3, setting, scheme, bucket))
 
 
 def sharded(setting: Setting, scheme: Scheme, peak: Callable[[], Memory]) -> Outcome:
     """The step of a strategy that keeps weights in shards."""
     count, samples = setting.micro_batch(setting.world)
-    passes, parameters = setting.computation.blocks(samples), setting.counts.parameter_count
-    last = _blocks(setting, scheme, passes)
+    parameters, plan = setting.counts.parameter_count, setting.plan(samples)
+    if scheme.shards > 1 and any(not isinstance(item, int) and len(item) > 1 for item in plan):
+        raise Unsupported(
+            "the oracle has no model of weights that are gathered again for segments of several blocks: set "
+            "train.checkpoint_activations to blocks or to a list of blocks"
+        )
+    rate, to = setting.contention, setting.path(scheme.shards)
+    reductions = [float(block.parameter_count * setting.gradient_bytes) for block in setting.counts.blocks]
+    last = list[Sharded]()  # of a micro batch after which gradients are reduced
+    for seconds, size, number, again in zip(
+        setting.passes(samples), reductions, scheme.gathered, scheme.again, strict=True
+    ):
+        gather, reduce = to.seconds("all_gather", number * scheme.weight), to.seconds("reduce_scatter", size)
+        passes = seconds.forward * rate, seconds.backward * rate
+        last.append(Sharded(*passes, gather, gather if again else 0.0, reduce))
     plain = last if scheme.always else [replace(block, reduce=0.0) for block in last]
 
     def total(part: Callable[[Sharded], float]) -> float:
@@ -115,39 +100,54 @@ def sharded(setting: Setting, scheme: Scheme, peak: Callable[[], Memory]) -> Out
         # once only on a device's stream, and DeepSpeed waits explicitly.
         late = seconds
     else:
-        end = (count - 1) * overlap.sharded_step(plain) + overlap.sharded_step(last)
+        end = (count - 1) * sharded_step(plain) + sharded_step(last)
         late = min(seconds, max(0.0, end - compute))
     exposed = setting.exposed(seconds, late)
     gathered = sum(number * (1 + again) for number, again in zip(scheme.gathered, scheme.again, strict=True))
     reduced = (count if scheme.always else 1) * parameters
     bytes_ = count * gathered * scheme.weight + reduced * setting.gradient_bytes  # of complete tensors
-    reductions = (block.parameter_count * setting.gradient_bytes for block in setting.counts.blocks)
     largest = float(max(*reductions, *(number * scheme.weight for number in scheme.gathered)))
     what = "gathering of weights and reduction of gradients"
     messages = [Message(what, "dp", sent, bytes_, seconds, exposed, largest)]
     if scheme.persistent:
         size = float(scheme.persistent * scheme.weight)
-        once = collectives.all_gather(size, setting.path(scheme.shards))
+        once = setting.path(scheme.shards).seconds("all_gather", size)
         messages.append(Message("gathering of small weights after the update", "dp", 1, size, once, once))
     outcome = replicas(setting, tuple(messages) if scheme.shards > 1 else (), peak, scheme.shards)
     return replace(outcome, layout={"dp": setting.world, "shards": scheme.shards})
 
 
-def _blocks(setting: Setting, scheme: Scheme, passes: Sequence[Pass]) -> list[Sharded]:
-    """Seconds of computing and of messages of each block in a micro batch after which gradients are reduced."""
-    rate, to = setting.contention, setting.path(scheme.shards)
-    _, samples = setting.micro_batch(setting.world)
-    plan = setting.plan(samples)
-    if scheme.shards > 1 and any(not isinstance(item, int) and len(item) > 1 for item in plan):
-        raise Unsupported(
-            "the oracle has no model of weights that are gathered again for segments of several blocks: set "
-            "train.checkpoint_activations to blocks or to a list of blocks"
-        )
-    blocks = list[Sharded]()
-    together = zip(setting.counts.blocks, passes, repeats(plan), scheme.gathered, scheme.again, strict=True)
-    for block, seconds, times, parameters, again in together:
-        gather = collectives.all_gather(parameters * scheme.weight, to)
-        reduce = collectives.reduce_scatter(block.parameter_count * setting.gradient_bytes, to)
-        back = seconds.back(times) * rate
-        blocks.append(Sharded(seconds.forward * rate, back, gather, gather if again else 0.0, reduce))
-    return blocks
+@dataclass(frozen=True)
+class Sharded:
+    """Seconds of one block whose weights are in shards: it is gathered before each pass and reduced after the backward
+    pass (0: it is not)."""
+
+    forward: float
+    backward: float
+    gather: float
+    gather_again: float
+    reduce: float
+
+    @property
+    def sent(self) -> tuple[float, float, float]:
+        return self.gather, self.gather_again, self.reduce
+
+
+def sharded_step(blocks: Sequence[Sharded]) -> float:
+    """Seconds of a micro batch. Each block is gathered while the previous one computes (FSDP's prefetch), and its
+    gradients are reduced while the next one computes. Gathers and reductions share one link."""
+    link, begun, done = 0.0, 0.0, 0.0
+    for block in blocks:
+        link = max(link, begun) + block.gather
+        begun = max(done, link) if block.gather else done
+        done = begun + block.forward
+    pending, begun, link = 0.0, done, max(link, done)
+    for block in reversed(blocks):
+        if block.gather_again:
+            link = max(link, begun) + block.gather_again
+        if pending:  # the reduction of the block before begins after this gather
+            link = max(link, done) + pending
+        begun = max(done, link - pending) if block.gather_again else done
+        done = begun + block.backward
+        pending = block.reduce
+    return max(done, max(link, done) + pending if pending else link)

@@ -35,7 +35,7 @@ def traced(framework: Any, setting: Setting) -> Outcome:
     one_device = rehearsed(Single(), replace(job, world_size=1, global_batch=samples))
     count = job.micro_batches(rank.replicas)
     micro = samples / count
-    seconds = count * sum(setting.both_s(setting.computation.blocks(micro), micro))
+    seconds = count * sum(block.forward + block.backward for block in setting.passes(micro))
     memory = memory_of(rank)
     update = setting.computation.update(memory.weights / FP32_BYTES)
     layout, on_cuda = {"dp": rank.replicas}, setting.job.device.type == "cuda"
@@ -86,8 +86,8 @@ def message(sent: Sent, setting: Setting) -> Message:
     size = sent.bytes_ / sent.count
     if sent.kind == "send":
         one = collectives.send(size, setting.machine, sent.stride, setting.world)
-    elif sent.kind in collectives.KINDS:
-        one = getattr(collectives, sent.kind)(size, setting.path(sent.ranks, sent.stride))
+    elif sent.kind in collectives.FORMULAS:
+        one = setting.path(sent.ranks, sent.stride).seconds(sent.kind, size)
     else:
         raise Unsupported(f"the oracle has no seconds for {sent.kind}, which was traced {sent.count:g} times a step")
     seconds = sent.count * one

@@ -29,7 +29,6 @@ USUAL, SLOWEST = 2.0, 2.5
 class Pass:
     """Seconds of one block for one micro batch.
 
-    again: how often the forward pass runs again for the backward pass
     host_forward, host_backward: seconds of these in which the device waits for the host; collectives of its layers
         can use them
     """
@@ -42,8 +41,10 @@ class Pass:
     def times(self, factor: float) -> Pass:
         return Pass(*(factor * seconds for seconds in astuple(self)))
 
-    def back(self, again: int) -> float:
-        return self.backward + again * self.forward
+    def rerun(self, count: int) -> Pass:
+        """With a backward pass before which the forward pass runs `count` times again."""
+        backward, host = self.backward + count * self.forward, self.host_backward + count * self.host_forward
+        return Pass(self.forward, backward, self.host_forward, host)
 
 
 @dataclass(frozen=True)
@@ -119,16 +120,28 @@ class Computation:
     largest: int = 0
     _cache: dict[tuple[float, int], list[Pass]] = field(default_factory=dict[tuple[float, int], list[Pass]], init=False)
 
-    def blocks(self, samples: float, tp: int = 1) -> list[Pass]:
-        """Seconds of each block for a micro batch. tp: ranks that share each block as far as it can be shared."""
+    def blocks(self, samples: float, tp: int = 1, plan: Plan | None = None) -> list[Pass]:
+        """Seconds of each block for a micro batch. tp: ranks that share each block as far as it can be shared; plan: of
+        the blocks that run again in their backward pass, None: no block does"""
         size = max(1, min(int(samples), self.largest))  # of a part of an image: the whole one
         if self.measure is not None and size not in self.measured:
             self.measured[size], update_s = self.measure(size)
             self.update_s = self.update_s or update_s / self.counts.parameter_count
         if (samples, tp) not in self._cache:
-            blocks = range(len(self.counts.blocks))
-            self._cache[samples, tp] = self._queued([self._block(index, samples, tp) for index in blocks])
-        return self._cache[samples, tp]
+            passes = [self.speeds.block(block, samples, tp) for block in self.counts.blocks]
+            if self.measured:  # at the nearest micro batch; by the roofline in proportion to it
+                near = nearest(self.measured, samples)
+                bases = (self.speeds.block(block, near) for block in self.counts.blocks)
+                passes = [
+                    Pass(
+                        there.forward * took.forward / base.forward if base.forward else there.forward,
+                        there.backward * took.backward / base.backward if base.backward else there.backward,
+                    )
+                    for took, base, there in zip(passes, bases, self.measured[near], strict=True)
+                ]
+            self._cache[samples, tp] = self._queued([one.times(self.factor) for one in passes])
+        passes = self._cache[samples, tp]
+        return [one.rerun(count) for one, count in zip(passes, repeats(plan), strict=True)] if plan else passes
 
     def _queued(self, passes: list[Pass]) -> list[Pass]:
         """Kernels wait in a queue: while one block keeps the device busy, the host starts the kernels of the next ones.
@@ -149,19 +162,6 @@ class Computation:
             for one in passes
         ]
 
-    def _block(self, index: int, samples: float, tp: int) -> Pass:
-        """Seconds of a block by the roofline; or as measured at the nearest micro batch, in proportion to it."""
-        block = self.counts.blocks[index]
-        took = self.speeds.block(block, samples, tp)
-        if self.measured:
-            near = nearest(self.measured, samples)
-            base, there = self.speeds.block(block, near), self.measured[near][index]
-            took = Pass(
-                there.forward * took.forward / base.forward if base.forward else there.forward,
-                there.backward * took.backward / base.backward if base.backward else there.backward,
-            )
-        return took.times(self.factor)
-
     def update(self, parameters: float) -> float:
         """Seconds of the update of so many parameters. A calibration measures it with the first blocks."""
         assert self.measure is None or self.update_s is not None, "ask for blocks before the update"
@@ -169,9 +169,8 @@ class Computation:
         return self.factor * parameters * (by_bytes if self.update_s is None else self.update_s)
 
     def step(self, samples: float, micro_batches: int = 1, plan: Plan | None = None) -> float:
-        """Seconds of a step of a single process. plan: of the blocks that run again, None: no block does"""
-        again = repeats(plan) if plan else [0] * len(self.counts.blocks)
-        once = sum(block.forward + block.back(times) for block, times in zip(self.blocks(samples), again, strict=True))
+        """Seconds of a step of a single process. plan: as for `blocks`"""
+        once = sum(one.forward + one.backward for one in self.blocks(samples, plan=plan))
         return micro_batches * once + self.update(self.counts.parameter_count)
 
     def scaled_to(

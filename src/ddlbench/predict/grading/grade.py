@@ -22,7 +22,7 @@ from ddlbench.config.schema import Config
 from ddlbench.errors import RunError, Unsupported, UserError
 from ddlbench.oracle import bands
 from ddlbench.oracle.machine.machine import Machine
-from ddlbench.oracle.measured.learned import learn
+from ddlbench.oracle.measured.inputs import learn
 from ddlbench.oracle.predictor import Inputs, predict, strategy
 from ddlbench.oracle.runs import Results, from_devices, setting_of
 from ddlbench.predict.grading import layouts

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from ddlbench.oracle.timing.overlap import Gradient, Sharded, buckets, queue, sharded_step
+from ddlbench.oracle.strategies.data_parallel import Gradient, buckets, queue
+from ddlbench.oracle.strategies.sharded import Sharded, sharded_step
 
 
 def second_a_byte(size: float) -> float:
