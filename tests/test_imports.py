@@ -30,6 +30,7 @@ STEPS = {
             "torch.distributed.tensor",
         },
     ),
+    "predictions without measured runs": ("import ddlbench.predict.__main__", {"pandas", "transformers"}),
 }
 
 

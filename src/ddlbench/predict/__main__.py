@@ -19,7 +19,6 @@ from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured import network
 from ddlbench.oracle.measured.inputs import ROOFLINE, SLOWER, machine_of, proportions, require_gpu
 from ddlbench.oracle.predictor import Prediction
-from ddlbench.oracle.runs import Results
 from ddlbench.predict import ranking, traces, work
 from ddlbench.predict.question import Question, ask
 from ddlbench.predict.rows import predictions
@@ -59,7 +58,11 @@ def answer(question: Question) -> int:
         if not question.model:  # nothing is to be predicted
             return 0
     machine = replace(machine_of(question.machine, question.overlap), algorithm=options.algorithm)
-    results = Results.read(options.results, str(torch.__version__)) if options.results else None
+    results = None
+    if options.results:
+        from ddlbench.oracle.runs import Results  # pandas comes with it
+
+        results = Results.read(options.results, str(torch.__version__))
     rows = ranking.ranked(predictions(question, machine, results))
     predicted = [row for row in rows if row.status == "ok"]
     memory = options.max_memory_gib * GIB if options.max_memory_gib else None

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddlbench.config.choices import choices
 from ddlbench.config.schema import Config
@@ -24,11 +24,13 @@ from ddlbench.measure.formulas.flops import check_precision
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured.inputs import OneStep, from_calibration, from_one_step, from_roofline
 from ddlbench.oracle.predictor import SAMPLES, Inputs, Prediction, predict
-from ddlbench.oracle.runs import Results
 from ddlbench.oracle.timing.computation import Computation
 from ddlbench.predict import ranking
 from ddlbench.predict.question import DEGREES, SHARES, Question
 from ddlbench.progress import Progress
+
+if TYPE_CHECKING:  # pandas comes with it
+    from ddlbench.oracle.runs import Results
 
 STAGES = 2  # at most, of the layouts that are compared without --plan
 # Their updates are late or averaged, so that a faster step may train worse; `deepspeed` is zero0 to zero3,

@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard import _fsdp_param  # pyright: ignore[reportPrivateUsage]
 from torch.futures import Future
@@ -114,6 +113,8 @@ def _with_future(collective: Callable[..., Any]) -> Callable[..., Any]:
 
 def _pre_forward(model: Any, *inputs: Any, **kwargs: Any) -> Any:
     """DDP's preparation of a forward pass, with the hook in Python from the first forward pass on."""
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook  # takes a while to import
+
     with suppress(RuntimeError):  # the model has a hook: the framework's, or this one
         dist._register_comm_hook(model.reducer, model.process_group, allreduce_hook)  # pyright: ignore
     return PRE_FORWARD(model, *inputs, **kwargs)
