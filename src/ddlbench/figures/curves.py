@@ -27,7 +27,7 @@ THEORY_SIZE = 11.0  # points: a marker of what a formula expects
 LOG_FROM = 4  # GPU counts: so many are on a log2 axis
 LINEAR_UP_TO = 8  # fewer ones too, where they are further apart than this
 DOTS = 12  # repeats of one measurement that are drawn one by one; of more ones the range is a thin line
-# Of the band with the marks of what did not end ok:
+# The band with crosses of runs that did not end ok:
 MOST_STATUSES = 4  # on lines of their own; the others share the last line
 CROSSES_SHOWN = 7  # of one status at one GPU count
 LINE = 0.075  # of the panel's height

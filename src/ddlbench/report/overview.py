@@ -181,11 +181,11 @@ def base_lines(rows: Sequence[Measurement]) -> list[str]:
     """The bases by name and absolute time: a speedup without them says little."""
     lines: list[str] = []
     for row in rows:
-        for own in (False, True):
-            start = row.base(own)
-            if start and row.has_ratios(own):
+        for of_framework in (False, True):
+            start = row.base(of_framework)
+            if start and row.has_ratios(of_framework):
                 epoch = f", epoch {seconds(start.epoch_s)}" if start.epoch_s else ""
-                lines.append(f"base {base(row, own)}, {row.model}: {duration(start.seconds)} a sample{epoch}")
+                lines.append(f"base {base(row, of_framework)}, {row.model}: {duration(start.seconds)} a sample{epoch}")
     return list(dict.fromkeys(lines))
 
 

@@ -225,8 +225,8 @@ def _grade_layouts(rows: Sequence[CsvRow], left_out: list[str]) -> Grade:
 
 
 def _regret(tried: Sequence[layouts.Layout], predicted: Sequence[float | None]) -> list[float]:
-    """Of each case with several layouts: the one with the fewest predicted seconds is recommended. predicted: None: the
-    layout is refused"""
+    """The regret of each case with several layouts, if the layout with the fewest predicted seconds is recommended.
+    predicted: seconds of each layout; None: it is refused"""
     both = zip(predicted, tried, strict=True)
     seconds = [(layout.case, one, layout.measured_s) for one, layout in both if one is not None]
     cases = group_by(seconds, lambda row: row[0]).values()

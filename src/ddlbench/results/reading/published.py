@@ -250,7 +250,7 @@ def record_of(facts: Row) -> Object:
     summary = {"throughput_samples_per_s": rate, "throughput_samples_per_s_per_gpu": rate / gpus}
     if tokens:
         summary["tokens_per_s"] = rate * tokens
-    known = {
+    sections = {
         "config": config,
         "launch": launch,
         "environment": {"gpu_model": facts["gpu_type"], **fact("environment", {})},
@@ -265,11 +265,11 @@ def record_of(facts: Row) -> Object:
     head = {
         "schema_version": SCHEMA_VERSION,
         "origin": PUBLISHED,
-        "run_id": f"{name}-{gpus}x-{digest(known, 12)}",
+        "run_id": f"{name}-{gpus}x-{digest(sections, 12)}",
         "attempt": 1,
         "status": "ok",
     }
-    return head | _stated(known | {"published": {"source": facts["source"], "url": facts["url"], **facts["more"]}})
+    return head | _stated(sections | {"published": {"source": facts["source"], "url": facts["url"], **facts["more"]}})
 
 
 def _stated(values: Object) -> Object:
