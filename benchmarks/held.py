@@ -27,9 +27,16 @@ class Info(ctypes.Structure):
 
 def map_large_blocks() -> None:
     """From now on malloc takes every block of LARGE bytes or more from the system by itself, and so counts them apart
-    from the many small ones of Python."""
-    threshold = -3  # M_MMAP_THRESHOLD of malloc.h
-    assert ctypes.CDLL(None).mallopt(threshold, LARGE) == 1
+    from the many small ones of Python. It would use free memory of the heap first: that is taken here, and kept."""
+    threshold, library, size = -3, ctypes.CDLL(None), 2**26  # M_MMAP_THRESHOLD of malloc.h
+    library.malloc.argtypes, library.malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
+    library.free.argtypes = [ctypes.c_void_p]
+    assert library.mallopt(threshold, LARGE) == 1
+    while size >= LARGE:
+        before, block = large_blocks(), library.malloc(size)
+        if large_blocks() > before:  # the heap has no free block of this size
+            library.free(block)
+            size //= 2
 
 
 def large_blocks() -> int:
