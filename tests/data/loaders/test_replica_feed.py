@@ -107,9 +107,7 @@ def images(number: int, samples: int = 3, valid: int = 3) -> Batch:
     random = torch.Generator().manual_seed(number)
     pixels = torch.stack([torch.randperm(256, generator=random) for _ in range(samples * 3)])
     return Batch(
-        pixels.to(torch.uint8).view(samples, 3, 16, 16),
-        torch.full((samples,), number),
-        torch.arange(samples) < valid,
+        pixels.to(torch.uint8).view(samples, 3, 16, 16), torch.full((samples,), number), torch.arange(samples) < valid
     )
 
 
