@@ -98,14 +98,17 @@ def status(record: Record) -> tuple[str, str | None]:
     return content["status"], content["reason"]
 
 
-def test_a_better_reason_may_follow_but_no_success(tmp_path: Path) -> None:
+def test_after_an_end_that_is_not_final_a_better_reason_and_epochs_may_follow_but_no_success(tmp_path: Path) -> None:
     record = Record.open(str(tmp_path), "run", {})
+    record.epoch(epoch_row(0, 2, [1.0, 2.0]))
     assert record.finish("killed", "a signal", final=False)
     assert status(record) == ("killed", "a signal")
+    assert (record.folder / "steps.parquet").is_dir()
     assert not record.finish("ok")
     assert record.finish("error", "another rank ended")
     assert record.finish("killed", "too late") is False
     assert status(record) == ("error", "another rank ended")
+    assert pd.read_parquet(record.folder / "steps.parquet")["epoch"].tolist() == [0, 0]
 
 
 def test_rank_0_keeps_the_end_that_another_rank_recorded_for_it(tmp_path: Path) -> None:
@@ -113,7 +116,8 @@ def test_rank_0_keeps_the_end_that_another_rank_recorded_for_it(tmp_path: Path) 
     assert end_for_rank_0(record.folder, "timeout", "rank 0 is stopped")
     assert not end_for_rank_0(record.folder, "error", "second")
     record.save()
-    record.finish("error", "rank 0 wakes up")
+    assert not record.finish("ok")
+    assert not record.finish("error", "rank 0 wakes up")
     assert status(record) == ("timeout", "rank 0 is stopped")
     assert json.loads((record.folder / "run.json").read_text())["times"]["end"] is not None
 
@@ -142,28 +146,12 @@ def test_a_heartbeat_is_there_until_the_end_is_on_disk(tmp_path: Path) -> None:
     assert not record.heartbeat or not record.heartbeat.path.exists()
 
 
-def test_a_rank_0_whose_record_was_ended_by_others_has_not_recorded_its_success(tmp_path: Path) -> None:
-    record = Record.open(str(tmp_path), "run", {})
-    assert end_for_rank_0(record.folder, "timeout", "rank 0 is stopped")
-    assert not record.finish("ok")
-    assert status(record) == ("timeout", "rank 0 is stopped")
-
-
 def test_an_ended_record_is_not_ended_again(tmp_path: Path) -> None:
     record = Record.open(str(tmp_path), "run", {})
     record.finish("ok")
     assert not end_for_rank_0(record.folder, "error", "late")
     assert not end_for_rank_0(tmp_path / "nowhere", "error", "not reachable from here")
     assert status(record) == ("ok", None)
-
-
-def test_an_end_that_is_not_final_leaves_room_for_more_epochs(tmp_path: Path) -> None:
-    record = Record.open(str(tmp_path), "run", {})
-    record.epoch(epoch_row(0, 2, [1.0, 2.0]))
-    record.finish("killed", "a signal", final=False)
-    assert (record.folder / "steps.parquet").is_dir()
-    record.finish("error", "another rank ended")
-    assert pd.read_parquet(record.folder / "steps.parquet")["epoch"].tolist() == [0, 0]
 
 
 def test_a_full_disk_has_room_for_the_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
