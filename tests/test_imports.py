@@ -19,18 +19,10 @@ STEPS = {
     ),
     "the program and one framework": (
         "import ddlbench.run.attempt, ddlbench.frameworks.ddp",
-        {
-            "deepspeed",
-            "horovod",
-            "megatron",
-            "transformers",
-            "timm",
-            "pandas",
-            "nvidia.dali",
-            "torch.distributed.tensor",
-        },
+        {"deepspeed", "horovod", "megatron", "transformers", "timm", "pandas", "nvidia.dali",
+         "torch.distributed.tensor"},
     ),
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -14,17 +14,7 @@ from hypothesis import strategies as st
 
 from ddlbench.activation_memory import instants, kept
 from ddlbench.errors import Unsupported, UserError
-from ddlbench.recomputation import (
-    Link,
-    Plan,
-    check_names,
-    choice,
-    fastest,
-    least_bytes,
-    named,
-    plan_of,
-    repeats,
-)
+from ddlbench.recomputation import Link, Plan, check_names, choice, fastest, least_bytes, named, plan_of, repeats
 from ddlbench.texts import GIB
 
 Chain = tuple[Link, ...]
