@@ -14,6 +14,7 @@ from ddlbench.config.schema import GROUPS
 from ddlbench.errors import UserError
 
 BASE = {"framework": "ddp", "model": "resnet50"}
+WORDS = ("+framework=ddp", "+model=resnet50")
 ALL = [(group, choice) for group in GROUPS for choice in choices(group)]
 
 
@@ -51,14 +52,13 @@ def test_gpt2_selects_its_data_and_recipe_unless_others_are_given() -> None:
 
 
 def test_ranks_share_a_gpu_for_developers_only() -> None:
-    command = ("+framework=ddp", "+model=resnet50")
-    plain = configuration(*command)
+    plain = configuration(*WORDS)
     assert plain.backend is None
     assert "backend" not in plain.identity()
-    shared = configuration(*command, "backend=cuda:nccl")
+    shared = configuration(*WORDS, "backend=cuda:nccl")
     assert shared.identity() == plain.identity() | {"backend": "cuda:nccl"}
     with pytest.raises(UserError, match=r"backend=nccl must be one of cuda:nccl, or null"):
-        configuration(*command, "backend=nccl")
+        configuration(*WORDS, "backend=nccl")
 
 
 def test_identity_leaves_out_what_is_not_measured() -> None:
@@ -71,8 +71,8 @@ def test_identity_leaves_out_what_is_not_measured() -> None:
 
 
 def test_the_schema_and_config_yaml_agree() -> None:
-    assert configuration("+framework=ddp", "+model=resnet50").train == Train()
-    assert configuration("+framework=ddp", "+model=resnet50").checkpoint == Checkpoint()
+    assert configuration(*WORDS).train == Train()
+    assert configuration(*WORDS).checkpoint == Checkpoint()
 
 
 def test_the_global_batch() -> None:
@@ -101,12 +101,12 @@ def test_the_global_batch() -> None:
 )
 def test_a_wrong_value_names_its_key(override: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        configuration("+framework=ddp", "+model=resnet50", override)
+        configuration(*WORDS, override)
 
 
 def test_a_loader_alone_has_nothing_to_save() -> None:
     with pytest.raises(UserError, match=r"checkpoint\.every=1 saves a model in training, mode=loader has none"):
-        configuration("+framework=ddp", "+model=resnet50", "mode=loader", "checkpoint.every=1")
+        configuration(*WORDS, "mode=loader", "checkpoint.every=1")
 
 
 def test_a_requeued_job_continues_by_itself_where_it_saves() -> None:
@@ -120,12 +120,11 @@ def test_a_requeued_job_continues_by_itself_where_it_saves() -> None:
 
 
 def test_that_a_run_saves_is_measured_and_that_it_continues_is_not() -> None:
-    command = ("+framework=ddp", "+model=resnet50")
-    plain, saving = configuration(*command).identity(), configuration(*command, "checkpoint.every=2").identity()
+    plain, saving = configuration(*WORDS).identity(), configuration(*WORDS, "checkpoint.every=2").identity()
     assert "checkpoint" not in plain  # as records from before there were checkpoints
     assert saving == plain | {"checkpoint": {"every": 2}}
     more = ("checkpoint.resume=true", "checkpoint.dir=/scratch", "checkpoint.keep=5", "train.time_limit_s=60")
-    assert configuration(*command, "checkpoint.every=2", *more).identity() == saving
+    assert configuration(*WORDS, "checkpoint.every=2", *more).identity() == saving
 
 
 def test_conf_is_the_repositorys() -> None:
