@@ -33,8 +33,8 @@ def inside(folder: Path, **env: Any) -> subprocess.CompletedProcess[str]:
     program(folder / "bin/apptainer", '#!/bin/sh\nfor word; do echo "$word"; done\n')
     (folder / "image.sif").touch()
     # `environment` drops variables of DDLBENCH_ from outside; these are given to it
-    given = {"DDLBENCH_IMAGE": str(folder / "image.sif"), "PATH": f"{folder}/bin:{os.environ['PATH']}"} | env
-    return run(SCRIPT, "-m", "ddlbench", "results_dir=two words", **given)
+    given: dict[str, Any] = {"DDLBENCH_IMAGE": str(folder / "image.sif"), "PATH": f"{folder}/bin:{os.environ['PATH']}"}
+    return run(SCRIPT, "-m", "ddlbench", "results_dir=two words", **given | env)
 
 
 @pytest.mark.parametrize(("gpu", "flags"), [("nvidia", ["--nv"]), ("rocm", ["--rocm"]), ("none", [])])
