@@ -7,7 +7,6 @@ import json
 import os
 import pickle
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,16 +17,7 @@ from torch import nn
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
 from ddlbench import checkpoint
-from ddlbench.checkpoint import (
-    ABOUT,
-    Live,
-    Saved,
-    checkpointable,
-    complete,
-    make_optimizer_states,
-    named_tensors,
-    set_random_states,
-)
+from ddlbench.checkpoint import ABOUT, Live, Saved, checkpointable, make_optimizer_states, named_tensors
 from ddlbench.errors import RunError, Unsupported
 from tests.support.jobs import CPU
 from tests.support.ranks import run_ranks
@@ -44,6 +34,10 @@ def made() -> dict[str, torch.Tensor]:
     }
 
 
+def shapes(tensors: dict[str, torch.Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "checkpoint").mkdir()
@@ -55,7 +49,7 @@ def test_what_is_read_is_what_was_written(folder: Path) -> None:
     result = {name: torch.zeros_like(tensor) for name, tensor in made().items()}
     checkpoint.read(folder, result)
     assert all(torch.equal(tensor, made()[name]) for name, tensor in result.items())
-    assert checkpoint.shapes(folder) == {name: (tensor.shape, tensor.dtype) for name, tensor in made().items()}
+    assert checkpoint.shapes(folder) == shapes(made())
 
 
 def test_a_byte_that_changed_and_a_file_that_is_short_or_missing_are_seen(tmp_path: Path) -> None:
@@ -108,11 +102,6 @@ def test_a_disk_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     assert "\n" not in str(raised.value)
 
 
-@cache
-def two_ranks(folder: str) -> list[dict[str, Any]]:
-    return run_ranks(2, on_two_ranks, folder)
-
-
 def on_two_ranks(folder: str) -> dict[str, Any]:
     rank, place = dist.get_rank(), Path(folder)
     shared, own = torch.arange(6.0), torch.full((4,), float(rank))
@@ -126,7 +115,7 @@ def on_two_ranks(folder: str) -> dict[str, Any]:
 
 
 def test_each_rank_writes_its_own_and_one_what_all_have(tmp_path: Path) -> None:
-    for rank, result in enumerate(two_ranks(str(tmp_path))):
+    for rank, result in enumerate(run_ranks(2, on_two_ranks, str(tmp_path))):
         assert torch.equal(result["found"]["shared"], torch.arange(6.0))
         assert torch.equal(result["found"][f"rank{rank}/own"], torch.full((4,), float(rank)))
         assert set(result["files"]) == {".metadata", "__0_0.distcp", "__1_0.distcp"}
@@ -199,8 +188,8 @@ def test_it_has_no_more_than_its_keys(tmp_path: Path) -> None:
 def test_folders_that_are_being_written_do_not_count(tmp_path: Path) -> None:
     for name in ("epoch-000002", "epoch-000010", ".epoch-000011", "epoch-1", "other"):
         (tmp_path / name).mkdir()
-    assert [path.name for path in complete(tmp_path)] == ["epoch-000010", "epoch-000002"]
-    assert complete(tmp_path / "absent") == []
+    assert [path.name for path in checkpoint.complete(tmp_path)] == ["epoch-000010", "epoch-000002"]
+    assert checkpoint.complete(tmp_path / "absent") == []
 
 
 def trained(part: str = "model") -> tuple[nn.Sequential, Live]:
@@ -219,11 +208,8 @@ def test_everything_that_training_changes_has_a_name() -> None:
     result = named_tensors(live, rank=5, device=CPU)
     own = {f"rank5/own/{name}" for name, _ in model.named_buffers()}
     parameters = {f"tensor1/parameters/{name}" for name, _ in model.named_parameters()}
-    states = {
-        f"tensor1/optimizer/{name}/{key}"
-        for name, _ in model.named_parameters()
-        for key in ("step", "exp_avg", "exp_avg_sq")
-    }
+    keys = ("step", "exp_avg", "exp_avg_sq")
+    states = {f"tensor1/optimizer/{name}/{key}" for name, _ in model.named_parameters() for key in keys}
     assert result.keys() == own | parameters | states | {"rank5/random/cpu"}
     assert result["tensor1/parameters/0.weight"].data_ptr() == weight.data_ptr()  # in place
     assert not result["tensor1/parameters/0.weight"].requires_grad
@@ -233,16 +219,10 @@ def test_a_new_optimizer_gets_the_states_of_the_saved_one() -> None:
     _, before = trained()
     saved = named_tensors(before, 0, CPU)
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
-    live = Live(
-        dict(model.named_parameters()),
-        torch.optim.AdamW(model.parameters(), lr=0.1),
-        dict(model.named_buffers()),
-    )
-    make_optimizer_states(live, {name: (tensor.shape, tensor.dtype) for name, tensor in saved.items()})
-    made = named_tensors(live, 0, CPU)
-    assert {name: (tensor.shape, tensor.dtype) for name, tensor in made.items()} == {
-        name: (tensor.shape, tensor.dtype) for name, tensor in saved.items()
-    }
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    live = Live(dict(model.named_parameters()), optimizer, dict(model.named_buffers()))
+    make_optimizer_states(live, shapes(saved))
+    assert shapes(named_tensors(live, 0, CPU)) == shapes(saved)
 
 
 @pytest.mark.parametrize("count", [torch.tensor(7.0), 7])
@@ -252,7 +232,7 @@ def test_the_updates_that_a_group_counts_are_saved(count: torch.Tensor | int) ->
     before.optimizer.param_groups[0]["step"] = count
     saved = {name: tensor.clone() for name, tensor in named_tensors(before, 0, CPU).items()}
     _, live = trained("tensor1")
-    make_optimizer_states(live, {name: (tensor.shape, tensor.dtype) for name, tensor in saved.items()})
+    make_optimizer_states(live, shapes(saved))
     restored = named_tensors(live, 0, CPU)
     assert restored.keys() == saved.keys()
     for name, tensor in restored.items():
@@ -278,7 +258,7 @@ def test_random_numbers_go_on_where_they_were() -> None:
     saved = {name: tensor.clone() for name, tensor in named_tensors(live, 2, CPU).items()}
     expected, seed = torch.rand(3), torch.initial_seed()
     torch.manual_seed(8)
-    set_random_states(saved, 2, CPU)
+    checkpoint.set_random_states(saved, 2, CPU)
     assert torch.initial_seed() == seed  # frameworks count from it
     assert torch.equal(torch.rand(3), expected)
 

@@ -28,34 +28,22 @@ HYBRID = (
 # Seconds by rank. `before`: rank 3 is 300 s late at the barrier that opens an epoch.
 SCRIPTS = (
     RankScript(
-        wait=[[1, 0, 0], [0.25, 0.25, 0.25], [0.25, 0.25, 0.25]],
-        compute=[[8, 1, 1], [1, 1, 1], [1, 1, 1]],
-        flush=[0, 0, 0],
-        before=0,
-        validation=2,
+        wait=[[1, 0, 0], [0.25, 0.25, 0.25], [0.25, 0.25, 0.25]], compute=[[8, 1, 1], [1, 1, 1], [1, 1, 1]],
+        flush=[0, 0, 0], before=0, validation=2,
     ),
     RankScript(
-        wait=[[1, 0, 0], [0.5, 0.5, 0.5], [0.25, 0.25, 0]],
-        compute=[[8, 1, 1], [1, 1, 2.5], [1.5, 1, 1]],
-        flush=[0, 0, 0],
-        before=100,
-        validation=1,
+        wait=[[1, 0, 0], [0.5, 0.5, 0.5], [0.25, 0.25, 0]], compute=[[8, 1, 1], [1, 1, 2.5], [1.5, 1, 1]],
+        flush=[0, 0, 0], before=100, validation=1,
     ),
     RankScript(
-        wait=[[1, 0, 0], [0.5, 0, 0], [0, 0, 0.5]],
-        compute=[[8, 1, 1], [1, 3, 1], [1, 2.5, 1]],
-        flush=[0, 0, 0],
-        before=200,
-        validation=1,
+        wait=[[1, 0, 0], [0.5, 0, 0], [0, 0, 0.5]], compute=[[8, 1, 1], [1, 3, 1], [1, 2.5, 1]],
+        flush=[0, 0, 0], before=200, validation=1,
     ),
     RankScript(
-        wait=[[1, 0, 0], [0, 0.5, 0], [0, 0, 0]],
-        compute=[[15, 1, 1], [2, 1, 6], [1, 1, 3]],
-        flush=[0.5, 0.5, 1],
-        before=300,
-        validation=3,
+        wait=[[1, 0, 0], [0, 0.5, 0], [0, 0, 0]], compute=[[15, 1, 1], [2, 1, 6], [1, 1, 3]],
+        flush=[0.5, 0.5, 1], before=300, validation=3,
     ),
-)
+)  # fmt: skip
 PLACES = tuple(
     Place(rank // 2, 2, reports=rank % 2 == 0, coordinates={"dp": rank // 2, "tp": rank % 2}) for rank in range(4)
 )

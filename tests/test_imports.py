@@ -19,19 +19,11 @@ STEPS = {
     ),
     "the program and one framework": (
         "import ddlbench.run.attempt, ddlbench.frameworks.ddp",
-        {
-            "deepspeed",
-            "horovod",
-            "megatron",
-            "transformers",
-            "timm",
-            "pandas",
-            "nvidia.dali",
-            "torch.distributed.tensor",
-        },
+        {"deepspeed", "horovod", "megatron", "transformers", "timm", "pandas", "nvidia.dali",
+         "torch.distributed.tensor"},
     ),
     "predictions without measured runs": ("import ddlbench.predict.__main__", {"pandas", "transformers"}),
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

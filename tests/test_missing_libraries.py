@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -26,19 +25,18 @@ codes = []
 for arguments in json.loads(sys.argv[1]):
     sys.argv = ["ddlbench", *arguments]
     codes.append(main())
+from ddlbench.data.__main__ import main as data
+codes.append(data(["pack", "images", "packed"]))
 print("codes", json.dumps(codes))
 """
 UNAVAILABLE = 4
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("bare")
-
-
-@pytest.fixture(scope="module")
-def runs(home: Path) -> dict[str, dict]:
-    """The records of one process's runs, by the name of their results folder; `code` is the exit code."""
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
+    """The records of one process's runs, by the name of their results folder, and what became of a packed set; `code`
+    is the exit code."""
+    home = tmp_path_factory.mktemp("bare")
     write_folders(home / "images", train=4, val=3)
     lines = {
         "images": [*RESNET, "data=imagenet", f"data.root={home}/images", "loader.workers=0"],
@@ -54,7 +52,9 @@ def runs(home: Path) -> dict[str, dict]:
     done = subprocess.run(program, capture_output=True, text=True, timeout=WITHIN_S, env=environment(), cwd=home)
     assert done.returncode == 0, done.stderr
     codes = json.loads(done.stdout.rpartition("codes ")[2])
-    return {name: record(home / name) | {"code": code} for name, code in zip(lines, codes, strict=True)}
+    (said,) = (line for line in done.stderr.splitlines() if line.startswith("ddlbench.data: "))
+    records = {name: record(home / name) for name in lines} | {"packed": {"status": "unavailable", "reason": said}}
+    return {name: content | {"code": code} for (name, content), code in zip(records.items(), codes, strict=True)}
 
 
 @pytest.mark.parametrize("name", ["images", "text"])
@@ -62,16 +62,7 @@ def test_a_run_that_needs_none_of_them_is_ok(runs: dict[str, dict], name: str) -
     assert (runs[name]["code"], runs[name]["status"]) == (0, "ok"), runs[name]["reason"]
 
 
-@pytest.mark.parametrize("name", ["deepspeed", "horovod", "megatron", "dali", "lars"])
-def test_a_run_that_needs_one_is_a_row_that_says_which(runs: dict[str, dict], name: str) -> None:
+@pytest.mark.parametrize("name", ["deepspeed", "horovod", "megatron", "dali", "lars", "packed"])
+def test_what_needs_one_says_which(runs: dict[str, dict], name: str) -> None:
     assert (runs[name]["code"], runs[name]["status"]) == (UNAVAILABLE, "unavailable")
-    assert {"lars": "timm"}.get(name, name) in runs[name]["reason"]
-
-
-def test_a_packed_set_cannot_be_written_without_its_checksums(home: Path) -> None:
-    write_folders(home / "more", train=1, val=1)
-    program = PROGRAM.partition("from ddlbench")[0] + "from ddlbench.data.__main__ import main\nsys.exit(main())"
-    command = [sys.executable, "-c", program, "pack", str(home / "more"), str(home / "packed")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN_S, env=environment(), cwd=home)
-    assert done.returncode == UNAVAILABLE, done.stderr
-    assert "pip install google-crc32c" in done.stderr.splitlines()[-1]
+    assert {"lars": "timm", "packed": "pip install google-crc32c"}.get(name, name) in runs[name]["reason"]

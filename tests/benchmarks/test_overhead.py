@@ -137,13 +137,8 @@ def test_every_second_start_has_the_sides_in_the_other_order(monkeypatch: pytest
 @pytest.mark.slow
 def test_harness_prints_the_end_of_every_step(tmp_path: Path):
     command = [part for part in Work("single", "resnet50", 2, 32).ddlbench(tmp_path) if "steps=1000000" not in part]
-    done = subprocess.run(
-        [*command, "model.layers=[1,1,1,1]", "train.steps=4"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=WITHIN_S,
-    )
+    command += ["model.layers=[1,1,1,1]", "train.steps=4"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=WITHIN_S)
     assert done.returncode == 0, done.stderr
     ends = [float(line) for line in done.stdout.split()]
     assert len(ends) == 4
@@ -168,8 +163,5 @@ def test_each_rank_has_a_core_of_its_own(variable: str):
 def test_both_sides_of_every_comparison_take_their_cores():
     for work in WORKS:
         for command in (work.bare(), work.ddlbench(Path("records"))):
-            assert command.index("benchmarks.cores") + 1 == next(
-                place
-                for place, part in enumerate(command)
-                if part.startswith(("benchmarks.bare.", "benchmarks.harness"))
-            )
+            programs = [part.startswith(("benchmarks.bare.", "benchmarks.harness")) for part in command]
+            assert command.index("benchmarks.cores") + 1 == programs.index(True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ddlbench.config.choices import changed, check_label, choices, published
+from ddlbench.config.choices import changed, check_label, choices
 from ddlbench.config.command_line import LABELS, check_words
 from ddlbench.config.compose import configuration
 from ddlbench.config.schema import Config
@@ -101,7 +101,3 @@ def test_other_sizes_are_known_as_such() -> None:
         assert changed(vars(model_of(f"+model={name}").model)) == {}
     assert changed({"name": "of_the_users_own_file", "layers": [1]}) == {}
     assert changed({}) == changed({"name": ["x"]}) == {}
-
-
-def test_the_published_values_are_those_of_the_file() -> None:
-    assert published("model", "resnet50")["layers"] == [3, 4, 6, 3]

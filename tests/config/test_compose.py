@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import time
-
 import pytest
 from hydra import compose, initialize_config_dir
 
@@ -81,16 +78,3 @@ def test_mistakes_are_those_of_the_command_line(words: tuple[str, ...], message:
         configuration(*WORDS, *words)
     with pytest.raises(UserError, match=r"^no model: give \+model=NAME"):
         configuration("+framework=ddp", "train.seed=1")
-
-
-def main() -> None:
-    """python -m tests.config.test_compose prints the time of 5,000 configurations."""
-    options = [(f"+framework={name}", f"+model={model}") for name in ("ddp", "fsdp") for model in ("resnet50", "vgg16")]
-    began = time.perf_counter()
-    for chosen, batch, seed in itertools.product(options, range(1, 51), range(25)):
-        configuration(*chosen, f"train.batch_per_gpu={batch}", f"train.seed={seed}")
-    print(f"5,000 configurations of {len(options)} combinations: {time.perf_counter() - began:.1f} s")
-
-
-if __name__ == "__main__":
-    main()

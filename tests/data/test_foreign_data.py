@@ -52,9 +52,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def sets(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy to damage, with the times of its files; processes would take longer to start than the work does."""
-    monkeypatch.setattr("ddlbench.data.tools.in_processes", lambda work, jobs, _: map(work, jobs))
+def sets(base: Path, tmp_path: Path, in_process: None) -> Path:
+    """A copy to damage, with the times of its files."""
     copy = tmp_path / "sets"
     shutil.copytree(base, copy)
     os.mkfifo(copy / "packed/train/pipe.tfrecord")

@@ -11,6 +11,7 @@ import pytest
 from ddlbench.data.home import home, make_folder
 from ddlbench.errors import UserError
 from ddlbench.files import ABANDONED_S, replacing, unfinished_path
+from tests.support.killed import ended_process
 
 
 def test_home_is_the_users_choice(monkeypatch, tmp_path):
@@ -64,12 +65,6 @@ def test_unwritable_place_is_one_clear_line(tmp_path):
         make_folder(tmp_path / "file" / "set", lambda _: None)
 
 
-def dead_process() -> int:
-    process = subprocess.Popen(["true"])
-    process.wait()
-    return process.pid
-
-
 def left_by(path, pid, place=None):
     """A leftover as `path`'s maker with that process number leaves it, here or in the place of other processes."""
     name, *here, _, mark = unfinished_path(path, path.parent).name.split("~")
@@ -82,10 +77,10 @@ def left_by(path, pid, place=None):
 @pytest.mark.parametrize("kind", ["folder", "file"])
 def test_the_next_maker_removes_what_a_killed_one_left(tmp_path, kind):
     path = tmp_path / "set"
-    dead, alive = left_by(path, dead_process()), left_by(path, os.getppid())
+    dead, alive = left_by(path, ended_process().pid), left_by(path, os.getppid())
     elsewhere = left_by(path, 1, ("other-node", "7"))
     forgotten = left_by(path, 2, ("other-node", "7"))
-    of_another_path = left_by(tmp_path / "set2", dead_process())
+    of_another_path = left_by(tmp_path / "set2", ended_process().pid)
     old = time.time() - ABANDONED_S - 60
     for part in (forgotten / "half", forgotten):
         os.utime(part, (old, old))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,34 +13,11 @@ from PIL import Image
 from ddlbench.data.__main__ import main
 from ddlbench.data.samples import train_bpe
 from ddlbench.data.text.token_file import TokenFile, TokenizerFiles, token_path
-from ddlbench.data.tools import pack
+from tests.support.packs import flip
 from tests.support.pictures import truncate, write_folders
 from tests.support.waiting import WITHIN_S
 
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    """Two classes of two training images and one validation image."""
-    return write_folders(tmp_path_factory.mktemp("folders"), train=2, val=1, classes=2).layout()
-
-
-@pytest.fixture(scope="module")
-def made(folders, tmp_path_factory):
-    target = tmp_path_factory.mktemp("packed") / "set"
-    pack(folders, target, 10**6, processes=1)
-    return target
-
-
-@pytest.fixture
-def packed(made, tmp_path):
-    """A packed set to damage."""
-    return shutil.copytree(made, tmp_path / "set")
-
-
-@pytest.fixture(autouse=True)
-def in_process(monkeypatch):
-    """Starting processes takes longer than the work."""
-    monkeypatch.setattr("ddlbench.data.tools.in_processes", lambda work, jobs, _: map(work, jobs))
+pytestmark = pytest.mark.usefixtures("in_process")
 
 
 @pytest.fixture
@@ -55,12 +31,6 @@ def data(capsys):
         return code, captured.out.splitlines(), captured.err.splitlines()
 
     return run
-
-
-def flip(file, place):
-    content = bytearray(file.read_bytes())
-    content[place] ^= 1
-    file.write_bytes(content)
 
 
 def test_from_folders_to_a_checked_set(data, folders, tmp_path):

@@ -71,11 +71,16 @@ STAGED_FILES = {folders: 4 * 3 + 3 * 3, shards: 2 + 2, text: 2, raw_text: 2 + 2,
 
 @pytest.mark.parametrize("data", STAGED_FILES, ids=lambda data: data.__name__)
 def test_staged_data_train_the_same(ddlbench, tmp_path: Path, data: Any) -> None:
-    """And they are read from the node: the originals' content is not read any more."""
+    """From the node: images that break after they were staged, of the same size and time, do no harm."""
     words = data(tmp_path)
     for attempt in ("results_dir=results", f"data.stage_to={tmp_path}/node", f"data.stage_to={tmp_path}/node"):
         code, said = ddlbench(*words, attempt)
         assert code == 0, said
+        if (tmp_path / "node").exists():
+            for path in (*tmp_path.glob("images/**/*.JPEG"), *tmp_path.glob("packed/*/*.tfrecord")):
+                times = path.stat()
+                path.write_bytes(bytes(times.st_size))
+                os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     tables = make_tables(read_all([tmp_path / "results"]))
     plain, first, second = sorted(records(tables.runs), key=lambda row: (row["staging_s"] or 0, row["attempt"]))[:3]
     rows = {row["attempt"]: row for row in (first, second)}
@@ -95,18 +100,6 @@ def test_staged_data_train_the_same(ddlbench, tmp_path: Path, data: Any) -> None
     assert record["staging"]["files"] == STAGED_FILES[data]
     assert record["staging"]["nodes"] == 1
     assert "data.staged=true" in " ".join(str(row["variant"]) for row in records(tables.scaling))
-
-
-def test_the_run_reads_the_copy(ddlbench, tmp_path: Path) -> None:
-    """An original that breaks once it is staged breaks nothing; its size and name are as they were."""
-    words = [*folders(tmp_path), f"data.stage_to={tmp_path}/node"]
-    assert ddlbench(*words)[0] == 0
-    for path in (tmp_path / "images").rglob("*.JPEG"):
-        times = path.stat()
-        path.write_bytes(bytes(times.st_size))
-        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-    code, said = ddlbench(*words)
-    assert code == 0, said
 
 
 def test_staging_is_part_of_the_identity_and_its_folder_is_not() -> None:
@@ -155,10 +148,7 @@ def test_a_disk_that_gives_back_other_bytes(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_disk_that_fills_up_leaves_whole_copies_alone(tmp_path: Path) -> None:
     wanted = part(tmp_path / "data", "a", "b", size=5000)
-    with (
-        largest_file(3000),
-        pytest.raises(UserError, match=r"cannot stage .*data/. as .*node/train/. \(File too"),
-    ):
+    with largest_file(3000), pytest.raises(UserError, match=r"cannot stage .*data/. as .*node/train/. \(File too"):
         stage([wanted], QUIET)
     assert contents(wanted.copy) == {}
     assert stage([wanted], QUIET).copied_bytes == 10_000
@@ -182,10 +172,8 @@ def test_an_original_that_is_gone_ends_the_run_with_its_name(ddlbench, tmp_path:
     assert "Traceback" not in said
     assert "cannot stage" in said.splitlines()[-1]
     assert "images/train/a/002.JPEG" in said.splitlines()[-1]
-    failed = [
-        attempt.record for attempt in read_all([tmp_path / "results"]).attempts if attempt.record["status"] == "error"
-    ]
-    assert "002.JPEG" in failed[0]["reason"]
+    attempts = [attempt.record for attempt in read_all([tmp_path / "results"]).attempts]
+    assert ["002.JPEG" in record["reason"] for record in attempts if record["status"] == "error"] == [True]
 
 
 @pytest.mark.parametrize("tokenize", ["ahead", "on_the_fly"])
@@ -215,15 +203,6 @@ def test_incomplete_token_files_are_completed(ddlbench, tmp_path: Path) -> None:
         path.unlink()
     code, said = ddlbench(*words, f"data.stage_to={tmp_path}/node")
     assert code == 0, said
-
-
-def test_an_empty_stage_to_is_refused(ddlbench, tmp_path: Path) -> None:
-    """What a shell makes of a variable that is not set."""
-    code, said = ddlbench(*folders(tmp_path), "data.stage_to=")
-    assert code == 2
-    (line,) = said.splitlines()
-    assert "data.stage_to= is empty: give a value, null where" in line
-    assert not (tmp_path / "results").exists() or not list((tmp_path / "results").iterdir())
 
 
 def test_several_processes_may_copy_into_one_folder(tmp_path: Path) -> None:

@@ -9,16 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddlbench.data.tfrecord import (
-    BadRecord,
-    decode,
-    encode,
-    index_of,
-    index_text,
-    masked_crc,
-    record,
-    walk,
-)
+from ddlbench.data.tfrecord import BadRecord, decode, encode, index_of, index_text, masked_crc, record, walk
 from ddlbench.errors import UserError
 from tests.support import packs
 from tests.support.libraries import needs_dali
@@ -50,12 +41,6 @@ def file(tmp_path):
     return path
 
 
-def flip(path, place):
-    content = bytearray(path.read_bytes())
-    content[place] ^= 0x10
-    path.write_bytes(content)
-
-
 def seen(path):
     """Payloads by offset, and what is wrong in their place."""
     return {offset: result.what if isinstance(result, BadRecord) else result for offset, result in walk(path)}
@@ -75,19 +60,10 @@ def test_records_come_back(file):
     assert list(seen(file)) == [offset for offset, _ in SPANS]
 
 
-def tfrecord2idx(path):
-    """DALI's script: for each record its offset and its size, frame and all, on a line."""
-    lines, content, place = [], path.read_bytes(), 0
-    while place < len(content):
-        size = 8 + 4 + int.from_bytes(content[place : place + 8], "little") + 4
-        lines.append(f"{place} {size}\n")
-        place += size
-    return "".join(lines).encode()
-
-
 def test_index_is_that_of_tfrecord2idx(file):
+    """DALI's script: for each record its offset and its size, frame and all, on a line."""
     text = index_text(SPANS)
-    assert text == tfrecord2idx(file) == b"0 21\n21 16\n37 76816\n"
+    assert text == b"0 21\n21 16\n37 76816\n"
     file.with_suffix(".idx").write_bytes(text)
     assert index_of(file) == SPANS
 
@@ -110,7 +86,7 @@ def test_what_is_no_index(file, text):
 
 @pytest.mark.parametrize("place", [21, 30])  # in the second record's length, and in that length's checksum
 def test_damaged_length_hides_what_follows(file, place):
-    flip(file, place)
+    packs.flip(file, place)
     result = seen(file)
     assert result[0] == b"first"
     assert list(result) == [0, 21]
@@ -120,7 +96,7 @@ def test_damaged_length_hides_what_follows(file, place):
 
 @pytest.mark.parametrize("place", [13, 18])  # in the first record's payload, and in its checksum
 def test_damaged_payload_is_one_bad_record(file, place):
-    flip(file, place)
+    packs.flip(file, place)
     result = seen(file)
     assert result[0] == "its payload does not match its checksum"
     assert list(result.values())[1:] == PAYLOADS[1:]

@@ -3,48 +3,22 @@
 from __future__ import annotations
 
 import json
-import shutil
 
 import pytest
 from PIL import Image
 
 from ddlbench.data.tfrecord import FRAME, encode, index_of, index_text, record, walk
-from ddlbench.data.tools import pack, verify_pack
-from tests.support.pictures import write_folders
+from ddlbench.data.tools import verify_pack
+from tests.support.packs import flip
 
+pytestmark = pytest.mark.usefixtures("in_process")
 SHARD, INDEX = "train/00000-of-00001.tfrecord", "train/00000-of-00001.idx"
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """Two classes of two training images and one validation image."""
-    folder = tmp_path_factory.mktemp("verify")
-    pack(write_folders(folder / "images", train=2, val=1, classes=2).layout(), folder / "set", 10**6, processes=1)
-    return folder / "set"
-
-
-@pytest.fixture
-def packed(made, tmp_path):
-    """A packed set to damage."""
-    return shutil.copytree(made, tmp_path / "set")
-
-
-@pytest.fixture(autouse=True)
-def in_process(monkeypatch):
-    """Starting processes takes longer than the work."""
-    monkeypatch.setattr("ddlbench.data.tools.in_processes", lambda work, jobs, _: map(work, jobs))
 
 
 def verify(folder):
     """Faults, and how many samples were seen."""
     parts = list(verify_pack(folder, processes=1))
     return [fault for result in parts for fault in result.faults], sum(result.counts.total() for result in parts)
-
-
-def flip(file, place):
-    content = bytearray(file.read_bytes())
-    content[place] ^= 1
-    file.write_bytes(content)
 
 
 def test_whole_set(packed):

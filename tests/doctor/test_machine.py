@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ddlbench.doctor import machine
 from ddlbench.doctor.machine import (
     adapters,
     host_name,
@@ -15,11 +16,10 @@ from ddlbench.doctor.machine import (
     memory_limit,
     open_files,
     run,
-    shared_memory,
     slurm,
-    this_process,
 )
 from ddlbench.texts import GIB, MIB, first_line
+from tests.support.processes import program
 
 UNLIMITED = resource.RLIM_INFINITY
 
@@ -41,9 +41,9 @@ def test_a_limit_of_locked_memory_is_reported_where_there_is_infiniband() -> Non
 
 
 def test_small_shared_memory_of_a_container_is_reported() -> None:
-    assert shared_memory(64 * MIB)[1] == "64 MiB"
-    assert "--shm-size=1g" in shared_memory(64 * MIB)[2]
-    assert shared_memory(24 * GIB)[1:] == ("24 GiB", "")
+    assert machine.shared_memory(64 * MIB)[1] == "64 MiB"
+    assert "--shm-size=1g" in machine.shared_memory(64 * MIB)[2]
+    assert machine.shared_memory(24 * GIB)[1:] == ("24 GiB", "")
 
 
 def test_a_cgroup_limit_below_the_machines_memory_is_reported() -> None:
@@ -99,31 +99,26 @@ def test_a_host_name_with_a_loopback_address_is_reported(
 
 
 def test_how_this_process_was_started() -> None:
-    assert this_process({}) == ("this process", "started alone", "")
+    assert machine.this_process({}) == ("this process", "started alone", "")
     torchrun = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "2",
                 "MASTER_ADDR": "a", "MASTER_PORT": "1"}  # fmt: skip
-    assert this_process(torchrun)[1] == "started by torchrun: rank 1 of 4 on 2 nodes"
-    assert "put srun before python" in this_process({"SLURM_NTASKS": "8"})[2]
-    assert "unset RANK" in this_process({"RANK": "0"})[2]
-
-
-def program(folder: Path, name: str, text: str, code: int = 0) -> None:
-    path = write(folder / name, f"#!/bin/sh\n{text}\nexit {code}\n")
-    path.chmod(0o755)
+    assert machine.this_process(torchrun)[1] == "started by torchrun: rank 1 of 4 on 2 nodes"
+    assert "put srun before python" in machine.this_process({"SLURM_NTASKS": "8"})[2]
+    assert "unset RANK" in machine.this_process({"RANK": "0"})[2]
 
 
 def test_answers_and_errors_of_slurm_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    program(tmp_path, "srun", "echo slurm 23.11.4")
-    program(tmp_path, "sinfo", "echo 'debug: 2 nodes of 4 cores'")
+    program(tmp_path / "srun", "#!/bin/sh\necho slurm 23.11.4\n")
+    program(tmp_path / "sinfo", "#!/bin/sh\necho 'debug: 2 nodes of 4 cores'\n")
     assert slurm({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "2"}) == [
         ("srun", "slurm 23.11.4", ""),
         ("partition", "debug: 2 nodes of 4 cores", ""),
         ("slurm job", "7 of 2 tasks", ""),
     ]
-    program(tmp_path, "sinfo", "echo no controller >&2", 1)
+    program(tmp_path / "sinfo", "#!/bin/sh\necho no controller >&2\nexit 1\n")
     assert slurm({})[1:] == [("partition", "unknown", "sinfo failed: no controller")]
-    program(tmp_path, "srun", "echo no configuration >&2", 1)
+    program(tmp_path / "srun", "#!/bin/sh\necho no configuration >&2\nexit 1\n")
     assert slurm({}) == [("srun", "does not work", "no configuration")]
 
 

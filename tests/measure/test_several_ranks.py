@@ -191,9 +191,3 @@ def test_load_of_the_busiest_node_from_the_first_epoch_to_the_last() -> None:
 def test_a_sample_of_one_replica_counts_once() -> None:
     (message,) = {each["miscounted"] for each in results()}
     assert message.startswith("the batches of the 3 reporting ranks held 36 training samples in an epoch whose steps")
-
-
-def test_only_rank_0_keeps_the_rows_of_all_ranks() -> None:
-    assert [rank.host for rank in one().ranks] == list(HOSTS)
-    assert [list(rank.times.step_s) for rank in one().ranks] == [list(seconds) for seconds in STEP_S]
-    assert [each["one"][0].ranks for each in results()[1:]] == [[], []]

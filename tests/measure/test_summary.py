@@ -281,7 +281,6 @@ def test_several_ranks_of_a_node_that_see_one_gpu_each_are_a_mark(
 def test_a_run_may_have_several_marks_and_its_own_load_is_none() -> None:
     unknown = load_columns([], [])
     assert set(unknown.values()) == {None}
-    assert (
-        marks([], 0, unknown | {"load_start": 8.0, "load_end": 8.0}) == []
-    )  # load averages: the run before is in them
+    # Load averages have the run before in them.
+    assert marks([], 0, unknown | {"load_start": 8.0, "load_end": 8.0}) == []
     assert marks(["power cap"], 3, unknown, ["read ahead"]) == ["throttled", "allocator retries", "read ahead"]

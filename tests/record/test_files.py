@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 from ddlbench.files import unfinished_path
 from ddlbench.record.files import end_for_rank_0, write_json
+from tests.support.killed import ended_process
 
 
 def test_numbers_that_are_not_finite_become_null(tmp_path: Path) -> None:
@@ -18,9 +17,8 @@ def test_numbers_that_are_not_finite_become_null(tmp_path: Path) -> None:
 
 def test_what_a_killed_run_was_writing_is_removed_with_its_end_and_not_looked_for_before(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
-    killed = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
     here = unfinished_path(path, tmp_path).name.split("~")
-    here[-2] = killed.stdout.strip()
+    here[-2] = str(ended_process().pid)
     leftover = tmp_path / "~".join(here)
     leftover.write_text("half")
     write_json(path, {"status": "running", "times": {}})

@@ -22,6 +22,11 @@ from tests.support.processes import small_disk
 CONFIG = {group: {"name": f"my{group}"} for group in ("framework", "model", "loader")}
 
 
+@pytest.fixture
+def record(tmp_path: Path) -> Record:
+    return Record.open(str(tmp_path), "run", {})
+
+
 def test_run_id_is_a_pure_function_of_what_is_measured() -> None:
     first = run_id(CONFIG, 2, 1, "abc")
     assert first == run_id(dict(reversed(CONFIG.items())), 2, 1, "abc")
@@ -38,8 +43,7 @@ def test_attempts_count_up_and_start_as_running(tmp_path: Path) -> None:
         assert record.folder.name == f"attempt-{number}"
 
 
-def test_epochs_and_steps_are_written_and_the_first_end_counts(tmp_path: Path) -> None:
-    record = Record.open(str(tmp_path), "run", {})
+def test_epochs_and_steps_are_written_and_the_first_end_counts(record: Record) -> None:
     record.epoch(epoch_row(0, 2, [1.0, 2.0], warmup=1, losses=[0.5, float("inf")]))
     record.epoch(epoch_row(1, 2, [1.0, 2.0]))
     lines = [json.loads(line) for line in (record.folder / "epochs.jsonl").read_text().splitlines()]
@@ -73,8 +77,7 @@ def test_epochs_of_an_earlier_attempt_come_first_and_say_whose_they_are(tmp_path
     assert [row.epoch for row in second.rows] == [1]  # the summary is of its own
 
 
-def test_of_two_threads_that_finish_one_is_recorded(tmp_path: Path) -> None:
-    record = Record.open(str(tmp_path), "run", {})
+def test_of_two_threads_that_finish_one_is_recorded(record: Record) -> None:
     threads = [threading.Thread(target=record.finish, args=(status,)) for status in ("killed", "error")]
     for thread in threads:
         thread.start()
@@ -98,29 +101,30 @@ def status(record: Record) -> tuple[str, str | None]:
     return content["status"], content["reason"]
 
 
-def test_a_better_reason_may_follow_but_no_success(tmp_path: Path) -> None:
-    record = Record.open(str(tmp_path), "run", {})
+def test_after_an_end_that_is_not_final_a_better_reason_and_epochs_may_follow_but_no_success(record: Record) -> None:
+    record.epoch(epoch_row(0, 2, [1.0, 2.0]))
     assert record.finish("killed", "a signal", final=False)
     assert status(record) == ("killed", "a signal")
+    assert (record.folder / "steps.parquet").is_dir()
     assert not record.finish("ok")
     assert record.finish("error", "another rank ended")
     assert record.finish("killed", "too late") is False
     assert status(record) == ("error", "another rank ended")
+    assert pd.read_parquet(record.folder / "steps.parquet")["epoch"].tolist() == [0, 0]
 
 
-def test_rank_0_keeps_the_end_that_another_rank_recorded_for_it(tmp_path: Path) -> None:
-    record = Record.open(str(tmp_path), "run", {})
+def test_rank_0_keeps_the_end_that_another_rank_recorded_for_it(record: Record) -> None:
     assert end_for_rank_0(record.folder, "timeout", "rank 0 is stopped")
     assert not end_for_rank_0(record.folder, "error", "second")
     record.save()
-    record.finish("error", "rank 0 wakes up")
+    assert not record.finish("ok")
+    assert not record.finish("error", "rank 0 wakes up")
     assert status(record) == ("timeout", "rank 0 is stopped")
     assert json.loads((record.folder / "run.json").read_text())["times"]["end"] is not None
 
 
-def test_a_process_that_was_killed_while_it_wrote_the_end_does_not_keep_others_from_it(tmp_path: Path) -> None:
+def test_a_process_that_was_killed_while_it_wrote_the_end_does_not_keep_others_from_it(record: Record) -> None:
     """Between its claim and the rename of run.json."""
-    record = Record.open(str(tmp_path), "run", {})
     (record.folder / CLAIM).touch()
     (record.folder / ".run.json.4711").write_text('{"status": "kil')
     assert not end_for_rank_0(record.folder, "killed", "it may still be at it")
@@ -132,8 +136,7 @@ def test_a_process_that_was_killed_while_it_wrote_the_end_does_not_keep_others_f
     assert content["times"]["end"] == "2026-01-01T10:00:00.000+00:00"
 
 
-def test_a_heartbeat_is_there_until_the_end_is_on_disk(tmp_path: Path) -> None:
-    record = Record.open(str(tmp_path), "run", {})
+def test_a_heartbeat_is_there_until_the_end_is_on_disk(record: Record) -> None:
     assert json.loads((record.folder / HEARTBEAT).read_text()) == vars(Process.this())
     record.finish("error", "a better reason may follow", final=False)
     assert (record.folder / HEARTBEAT).exists()
@@ -142,28 +145,11 @@ def test_a_heartbeat_is_there_until_the_end_is_on_disk(tmp_path: Path) -> None:
     assert not record.heartbeat or not record.heartbeat.path.exists()
 
 
-def test_a_rank_0_whose_record_was_ended_by_others_has_not_recorded_its_success(tmp_path: Path) -> None:
-    record = Record.open(str(tmp_path), "run", {})
-    assert end_for_rank_0(record.folder, "timeout", "rank 0 is stopped")
-    assert not record.finish("ok")
-    assert status(record) == ("timeout", "rank 0 is stopped")
-
-
-def test_an_ended_record_is_not_ended_again(tmp_path: Path) -> None:
-    record = Record.open(str(tmp_path), "run", {})
+def test_an_ended_record_is_not_ended_again(tmp_path: Path, record: Record) -> None:
     record.finish("ok")
     assert not end_for_rank_0(record.folder, "error", "late")
     assert not end_for_rank_0(tmp_path / "nowhere", "error", "not reachable from here")
     assert status(record) == ("ok", None)
-
-
-def test_an_end_that_is_not_final_leaves_room_for_more_epochs(tmp_path: Path) -> None:
-    record = Record.open(str(tmp_path), "run", {})
-    record.epoch(epoch_row(0, 2, [1.0, 2.0]))
-    record.finish("killed", "a signal", final=False)
-    assert (record.folder / "steps.parquet").is_dir()
-    record.finish("error", "another rank ended")
-    assert pd.read_parquet(record.folder / "steps.parquet")["epoch"].tolist() == [0, 0]
 
 
 def test_a_full_disk_has_room_for_the_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -183,8 +169,7 @@ def test_a_full_disk_has_room_for_the_status(tmp_path: Path, capsys: pytest.Capt
     assert capsys.readouterr().err == ""
 
 
-def test_a_folder_that_is_gone_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    record = Record.open(str(tmp_path), "run", {})
+def test_a_folder_that_is_gone_is_one_line(tmp_path: Path, record: Record, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.rmtree(tmp_path / "run")
     assert not record.finish("error", "why it ended")
     (line,) = capsys.readouterr().err.splitlines()
@@ -192,11 +177,10 @@ def test_a_folder_that_is_gone_is_one_line(tmp_path: Path, capsys: pytest.Captur
     assert line.endswith("error: why it ended")
 
 
-def test_the_rows_of_a_long_run_hold_no_ranks(tmp_path: Path) -> None:
+def test_the_rows_of_a_long_run_hold_no_ranks(record: Record) -> None:
     """A thousand epochs of a thousand ranks would fill the memory; the summary stays what it was."""
     kept = [epoch_row(epoch, 2, [1.0, 2.0 + epoch]) for epoch in range(2)]
     expected = summarize(kept, world_size=1, tokens_per_sample=None)
-    record = Record.open(str(tmp_path), "run", {})
     for row in kept:
         record.epoch(row)
     assert [row.ranks for row in record.rows] == [[], []]

@@ -47,14 +47,15 @@ def one_epoch(
     *words: str,
     world: int = 4,
     flops: float = 3e12,
+    computed: float | None = 3e12,
     device: str = "cuda",
     visible: int = 2,
     first_epoch: int = 0,
     ahead: int = 0,
     **spans: float,
 ) -> tuple[Record, FileRecorder, Run]:
-    """The record while the run goes on. first_epoch: epochs that earlier attempts trained;
-    ahead: batches that the loader may have ready"""
+    """The record while the run goes on. computed: FLOPs with those of second runs; first_epoch: epochs that earlier
+    attempts trained; ahead: batches that the loader may have ready"""
     config, job = job_of(("+framework=ddp", "+model=resnet50", *words), world)
     job = replace(job, device=torch.device(device, 0), world_size=world, global_batch=8)
     content = {
@@ -65,7 +66,7 @@ def one_epoch(
     }
     record = Record.open(str(results), "run", content)
     feed = SimpleNamespace(facts=lambda: {"ahead": ahead}, steps_per_epoch=4)
-    model = {**model_section(config.model, None), "flops_per_sample": flops, "hardware_flops_per_sample": flops}
+    model = {**model_section(config.model, None), "flops_per_sample": flops, "hardware_flops_per_sample": computed}
     files = FileRecorder(record, cast(Config, config), model, SAID, Progress(False))
     run = cast(Run, SimpleNamespace(job=job, place=Place(0, world), feed=feed, first_epoch=first_epoch, clock=None))
     seconds = {"imports_s": 1.0, "connecting_s": 0.5, "data_preparation_s": 64.0, "setup_s": 2.0, **spans}
@@ -97,8 +98,7 @@ def test_ranks_of_a_node_that_see_one_gpu_each_are_a_mark_and_a_warning(
 
 
 @pytest.mark.parametrize(
-    ("mode", "ahead", "marked"),
-    [("train", 3, False), ("train", 4, True), ("loader", 0, False), ("loader", 1, True)],
+    ("mode", "ahead", "marked"), [("train", 3, False), ("train", 4, True), ("loader", 0, False), ("loader", 1, True)]
 )
 def test_batches_that_may_be_older_than_the_measured_time_are_a_mark(
     tmp_path: Path, mode: str, ahead: int, marked: bool
@@ -240,45 +240,19 @@ def test_steps_that_cannot_be_kept_change_no_end(tmp_path: Path) -> None:
     assert len(steps_of(record)) == 4
 
 
-WORDS = ("+framework=ddp", "+model=resnet50", "train.precision=bf16", "train.global_batch=8")
-SPANS = {"imports_s": 1.0, "connecting_s": 0.5, "setup_s": 2.0}
-
-
-def recorder(folder: Path, model: dict[str, Any]) -> tuple[FileRecorder, Run]:
-    """The recorder of a run with an A100 (312 TFLOP/s in bf16), whose epoch of 8 samples takes 2 s."""
-    config, job = job_of(WORDS)
-    content = {"environment": {"gpu_model": "NVIDIA A100-SXM4-80GB"}, "launch": {}}
-    subject = SimpleNamespace(facts=dict, ledger=lambda run, steps: {"samples": 8 * steps})
-    job = replace(job, device=torch.device("cuda"))
-    feed = SimpleNamespace(facts=dict, steps_per_epoch=1)
-    files = FileRecorder(Record.open(str(folder), "run", content), config, model, cast(Any, subject), Progress(False))
-    return files, cast(Run, SimpleNamespace(job=job, feed=feed, first_epoch=0, clock=None))
-
-
-@pytest.mark.parametrize(("computed", "hfu"), [(10e12, 40e12 / 312e12), (8e12, 32e12 / 312e12), (None, None)])
+@pytest.mark.parametrize(("computed", "hfu"), [(4e12, 8e12 / 312e12), (3e12, 6e12 / 312e12), (None, None)])
 def test_recomputed_flops_are_hfu_and_no_mfu(tmp_path: Path, computed: float | None, hfu: float | None) -> None:
-    """4 samples a second of 8 TFLOP each, of 10 where blocks run again."""
-    model = {"tokens_per_sample": None, "flops_per_sample": 8e12, "hardware_flops_per_sample": computed}
-    files, run = recorder(tmp_path, model)
-    files.begin(run, SPANS, ["node0"])
-    files.epoch(run, epoch_row(0, 1, [2.0]))
-    summary = files.record.content["summary"]
-    assert summary["mfu"] == 32e12 / 312e12
-    assert summary["hfu"] == hfu
+    """2 samples a second on each GPU of 3 TFLOP each, of 4 where blocks run again."""
+    record, _, _ = one_epoch(tmp_path, "train.precision=bf16", computed=computed)
+    assert record.content["summary"]["mfu"] == 6e12 / 312e12
+    assert record.content["summary"]["hfu"] == hfu
 
 
 def test_a_window_names_the_slow_rank(tmp_path: Path) -> None:
-    files, run = recorder(tmp_path, {"tokens_per_sample": None})
-    files.begin(run, SPANS, ["node0", "node1"])
-    files.epoch(run, epoch_row(0, 1, [2.0]))
+    record, files, run = one_epoch(tmp_path)
     seconds = [Seconds(4.0, 0.0, 0.0, 0.0, 0.5, exposed_s, exposed_s, 0.5, 0.0) for exposed_s in (3.0, 0.5)]
     lines = [RankWindow(rank, f"node{rank}", 0, 2, of_rank, 1, ()).line() for rank, of_rank in enumerate(seconds)]
-    files.record.add(profile={"status": "ok", "ranks": lines})
+    record.add(profile={"status": "ok", "ranks": lines})
     files.end(run, [{"bad_samples": {}}] * 2)
-    summary = files.record.content["summary"]
-    assert (summary["own_step_s"], summary["own_step_median_rank_s"], summary["own_step_source"]) == (
-        1.5,
-        0.875,
-        "window",
-    )
-    assert (summary["straggler_rank"], summary["straggler_host"]) == (1, "node1")
+    names = ("own_step_s", "own_step_median_rank_s", "own_step_source", "straggler_rank", "straggler_host")
+    assert [record.content["summary"][name] for name in names] == [1.5, 0.875, "window", 1, "node1"]

@@ -8,27 +8,13 @@ from pathlib import Path
 import pytest
 
 from ddlbench.measure.rows import NOT_IN_LINE, EpochRow
-from ddlbench.record import record
-from ddlbench.record.schema import (
-    BREAKDOWN,
-    CLOCKS,
-    EPOCHS,
-    KINDS,
-    LEARNING,
-    RANK_EPOCHS,
-    RANKS,
-    RUNS,
-    SCALING,
-    SCHEMA_VERSION,
-    STEPS,
-    TARGETS,
-    markdown,
-)
+from ddlbench.record import record, schema
+from ddlbench.record.schema import CLOCKS, EPOCHS, KINDS, RANKS, RUNS, SCALING, SCHEMA_VERSION, markdown
 
 PAGE = Path(__file__).parents[2] / "docs" / "data-dictionary.md"
 TABLES = {
-    "runs": RUNS, "epochs": EPOCHS, "steps": STEPS, "ranks": RANK_EPOCHS, "scaling": SCALING, "breakdown": BREAKDOWN,
-    "learning": LEARNING, "targets": TARGETS,
+    "runs": RUNS, "epochs": EPOCHS, "steps": schema.STEPS, "ranks": schema.RANK_EPOCHS, "scaling": SCALING,
+    "breakdown": schema.BREAKDOWN, "learning": schema.LEARNING, "targets": schema.TARGETS,
 }  # fmt: skip
 
 

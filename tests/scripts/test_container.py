@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.processes import run
+from tests.support.processes import program, run
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "container" / "python.sh"
@@ -30,16 +30,11 @@ esac
 
 
 def inside(folder: Path, **env: Any) -> subprocess.CompletedProcess[str]:
-    (folder / "bin").mkdir(exist_ok=True)
-    stub = folder / "bin" / "apptainer"
-    stub.write_text('#!/bin/sh\nfor word; do echo "$word"; done\n')
-    stub.chmod(0o755)
+    program(folder / "bin/apptainer", '#!/bin/sh\nfor word; do echo "$word"; done\n')
     (folder / "image.sif").touch()
-    image: dict[str, Any] = {"DDLBENCH_IMAGE": str(folder / "image.sif")}
-    words = ("-m", "ddlbench", "results_dir=two words")
     # `environment` drops variables of DDLBENCH_ from outside; these are given to it
-    image["PATH"] = f"{folder}/bin:{os.environ['PATH']}"
-    return run(SCRIPT, *words, **(image | env))
+    given: dict[str, Any] = {"DDLBENCH_IMAGE": str(folder / "image.sif"), "PATH": f"{folder}/bin:{os.environ['PATH']}"}
+    return run(SCRIPT, "-m", "ddlbench", "results_dir=two words", **given | env)
 
 
 @pytest.mark.parametrize(("gpu", "flags"), [("nvidia", ["--nv"]), ("rocm", ["--rocm"]), ("none", [])])
@@ -90,9 +85,7 @@ def test_the_steps_of_the_recipe_install_ddlbench_and_ask_for_what_it_needs(tmp_
     for source, target in (line.split() for line in result["files"].splitlines() if line.strip()):
         copy = shutil.copytree if (ROOT / source).is_dir() else shutil.copy
         copy(ROOT / source, target.replace("/opt/ddlbench", str(image)))
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "python").write_text(PYTHON.format(folder=tmp_path, python=sys.executable))
-    (tmp_path / "bin" / "python").chmod(0o755)
+    program(tmp_path / "bin/python", PYTHON.format(folder=tmp_path, python=sys.executable))
     steps = result["post"].replace("/opt/ddlbench", str(image))
     path = f"{tmp_path}/bin:{os.environ['PATH']}"
     done = run("sh", "-euc", steps, PATH=path, PIP_CONFIG_FILE=os.devnull)

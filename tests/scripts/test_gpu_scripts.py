@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import runpy
 import shlex
 import signal
 import subprocess
@@ -104,14 +105,13 @@ def test_overlap_is_compared_with_its_absence_by_the_losses_of_every_step(tmp_pa
         steps = pd.DataFrame({"epoch": 0, "step": [0, 0, 1, 1][: 2 + len(losses)], "loss": [10.0, 10.4, *losses]})
         steps.to_parquet(attempt / "steps.parquet")
 
-    def compare(name: str) -> tuple[int, str]:
-        done = run(sys.executable, COMPARE, "--same-losses", f"{tmp_path}/true", f"{tmp_path}/{name}")
-        return done.returncode, done.stderr
-
-    assert compare("false") == (0, "")
-    assert compare("race") == (1, "epoch 0, step 1: losses 9 and 9.1\n")
-    assert compare("nan") == (1, "epoch 0, step 1: losses 9 and nan\n")
-    assert compare("short") == (1, "2 steps and 1 steps\n")
+    differing = runpy.run_path(str(ROOT / COMPARE))["differing_losses"]
+    found = {name: differing(tmp_path / "true", tmp_path / name) for name in last}
+    race = "epoch 0, step 1: losses 9 and 9.1"
+    expected = {"true": None, "false": None, "race": race, "nan": race.replace("9.1", "nan")}
+    assert found == expected | {"short": "2 steps and 1 steps"}
+    done = run(sys.executable, COMPARE, "--same-losses", f"{tmp_path}/true", f"{tmp_path}/race")
+    assert (done.returncode, done.stderr) == (1, f"{race}\n")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
@@ -125,11 +125,8 @@ def test_without_a_gpu_it_ends_in_one_line(script: str) -> None:
 
 def test_a_warning_of_torch_is_no_missing_gpu(tmp_path: Path) -> None:
     """The stand-in for Python warns, says that there is a GPU, and fails at all else."""
-    python = tmp_path / "python"
-    python.write_text(
-        "#!/bin/bash\necho FutureWarning: deprecated >&2\n[ $1 = -c ] && echo 'torch.cuda.is_available() is True'\n"
-    )
-    python.chmod(0o755)
+    text = "echo FutureWarning: deprecated >&2\n[ $1 = -c ] && echo 'torch.cuda.is_available() is True'\n"
+    python = processes.program(tmp_path / "python", f"#!/bin/bash\n{text}")
     done = run(CHECK, "images", str(tmp_path / "results"), PYTHON=str(python))
     assert "no usable GPU" not in done.stderr
     assert "images/native" in done.stdout
@@ -138,12 +135,9 @@ def test_a_warning_of_torch_is_no_missing_gpu(tmp_path: Path) -> None:
 
 def test_ctrl_c_ends_the_script_and_what_it_runs(tmp_path: Path) -> None:
     """A terminal signals the script's process group, and `timeout` makes another one for its command."""
-    python = tmp_path / "python"
-    python.write_text(
-        "#!/bin/bash\n[ $1 = -c ] && echo 'torch.cuda.is_available() is True' && exit\n"
-        f"echo $$ > {tmp_path}/pid\nexec sleep 600\n"
-    )
-    python.chmod(0o755)
+    text = "[ $1 = -c ] && echo 'torch.cuda.is_available() is True' && exit\n"
+    text += f"echo $$ > {tmp_path}/pid\nexec sleep 600\n"
+    python = processes.program(tmp_path / "python", f"#!/bin/bash\n{text}")
     words = [str(ROOT / CHECK), "images", str(tmp_path / "results")]
     variables = processes.environment(PYTHON=str(python), WHEELS="nowhere")
     script = subprocess.Popen(words, env=variables, stdout=subprocess.DEVNULL, start_new_session=True)

@@ -7,7 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
-from tests.support.processes import need, run
+from tests.support.processes import need, program, run
 from tests.support.records import write_run
 
 ROOT = Path(__file__).parents[2]
@@ -23,11 +23,9 @@ def test_jube_submits_each_cell_and_reads_its_record(tmp_path: Path) -> None:
     for name in ("jube", "slurm"):
         shutil.copytree(ROOT / "scripts" / name, tmp_path / "scripts" / name)
     (script,) = (tmp_path / "scripts" / "jube").glob("*.yaml")
-    (tmp_path / "bin").mkdir()
-    sbatch, log = tmp_path / "bin" / "sbatch", tmp_path / "log.txt"
     write_run(tmp_path / "record", rate=125.5, epochs=2)
-    sbatch.write_text(SBATCH.format(log=log, record=tmp_path / "record"))
-    sbatch.chmod(0o755)
+    log = tmp_path / "log.txt"
+    sbatch = program(tmp_path / "bin/sbatch", SBATCH.format(log=log, record=tmp_path / "record"))
     variables = {"PATH": f"{sbatch.parent}:{os.environ['PATH']}", "PYTHONPATH": f"{ROOT}/src:{ROOT}"}
     done = run("jube", "run", script, cwd=tmp_path, **variables)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
-from tests.support.processes import PYTHON, run
+from tests.support.processes import PYTHON, program, run
+from tests.support.runs import SMALL
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "slurm" / "scaling.sh"
-TINY = (
-    "+framework=ddp", "+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=8", "model.image_size=32",
-    "loader=synthetic",
-)  # fmt: skip
+TINY = ("+framework=ddp", *SMALL[1:6])
+BF16 = "framework.comm_hook=bf16"
 STUB = f"""#!{PYTHON}
 import json, sys
 with open(sys.argv[0] + ".jobs", "a") as jobs:
@@ -27,10 +26,7 @@ print(7)
 
 class Submitted:
     def __init__(self, folder: Path) -> None:
-        self.stub = folder / "bin" / "sbatch"
-        self.stub.parent.mkdir()
-        self.stub.write_text(STUB)
-        self.stub.chmod(0o755)
+        self.stub = program(folder / "bin/sbatch", STUB)
 
     def scaling(self, *words: str, python: str = PYTHON, **env: Any) -> subprocess.CompletedProcess[str]:
         path = f"{self.stub.parent}:{os.environ['PATH']}"
@@ -52,11 +48,12 @@ def options(gpus: str, kind: str = "weak", batch: int = 8) -> list[str]:
 
 
 def test_a_path_with_spaces_stays_one_word(slurm: Submitted, tmp_path: Path) -> None:
-    results = f"results_dir={tmp_path}/two words"
-    done = slurm.scaling(*options("8"), "--", *TINY, results)
+    """bf16 on the wire needs NCCL: the plan is for the GPUs of the nodes, whatever this machine has."""
+    words = (*TINY, BF16, f"results_dir={tmp_path}/two words")
+    done = slurm.scaling(*options("8"), "--", *words)
     assert done.returncode == 0, done.stderr
     (job,) = slurm.jobs
-    assert job[-len(TINY) - 3 :][: len(TINY) + 1] == [*TINY, results]
+    assert job[-len(words) - 2 :][: len(words)] == [*words]
     assert rf"ddlbench.report {tmp_path}/two\ words --out {tmp_path}/two\ words/report" in done.stdout
     assert not (tmp_path / "two words").exists()
 
@@ -64,11 +61,7 @@ def test_a_path_with_spaces_stays_one_word(slurm: Submitted, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("words", "args", "message"),
     [
-        (
-            options("2 3", batch=6, kind="strong"),
-            ("train.micro_batch=4",),
-            "2 GPUs would not run, .*micro_batch=4",
-        ),
+        (options("2 3", "strong", 6), ("train.micro_batch=4",), "2 GPUs would not run, .*micro_batch=4"),
         (options("1"), ("framework.bucket_cap_mb=0",), "1 GPUs would not run, .* framework.bucket_cap_mb=0.0 must be"),
         (options("1 2"), ("+framework=single",), "--gpus 2: +framework=single is one process"),
         (options("1 2 2"), (), "--gpus names 2 twice"),
@@ -85,14 +78,11 @@ def test_what_would_not_run_is_not_submitted(
     assert slurm.jobs == []
 
 
-def test_the_plan_is_for_gpus_that_are_not_here(slurm: Submitted) -> None:
-    """bf16 on the wire needs NCCL: refused on CPUs, accepted for the GPUs of the nodes, whatever this machine has."""
-    wire = (*TINY, "framework.comm_hook=bf16")
-    assert slurm.scaling(*options("2"), "--", *wire).returncode == 0
-    refused = slurm.scaling(*options("2"), "--sbatch", "--gpus-per-node=0", "--", *wire)
+def test_the_plan_of_jobs_without_gpus_refuses_what_needs_them(slurm: Submitted) -> None:
+    refused = slurm.scaling(*options("2"), "--sbatch", "--gpus-per-node=0", "--", *TINY, BF16)
     assert refused.returncode == 2
     assert "bf16" in refused.stderr
-    assert len(slurm.jobs) == 1
+    assert slurm.jobs == []
 
 
 def test_a_machine_that_cannot_check_submits_and_says_so(slurm: Submitted) -> None:

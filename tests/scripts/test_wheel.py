@@ -15,17 +15,14 @@ import pytest
 from tests.support.waiting import WITHIN_S
 
 ROOT = Path(__file__).parents[2]
+WHERE = """import ddlbench.__main__ as m
+from ddlbench.sweep import slurm
+print(m.__file__, m.conf_dir() / "config.yaml", slurm.SCRIPTS / "run.sbatch", slurm._site_file("plain"))"""
 
 
 def run(*command: str, **environment: str) -> str:
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=WITHIN_S,
-        env={**os.environ, **environment},
-        cwd=environment["HOME"],
-    )
+    variables, home = {**os.environ, **environment}, environment["HOME"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN_S, env=variables, cwd=home)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -62,12 +59,7 @@ def test_the_wheel_brings_its_configuration_and_templates(tmp_path: Path, wheel:
     run(sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target", site, str(wheel), HOME=home)
     program = [sys.executable, "-m", "ddlbench", "+framework=ddp", "+model=vgg16", "dryrun=true"]
     assert json.loads(run(*program, HOME=home, PYTHONPATH=site))["config"]["model"]["name"] == "vgg16"
-    where = "import ddlbench.__main__ as m; print(m.__file__); print(m.conf_dir())"
-    places = run(sys.executable, "-c", where, HOME=home, PYTHONPATH=site).split()
-    assert all(place.startswith(site) for place in places)
-    assert (Path(places[1]) / "config.yaml").is_file()
+    for place in run(sys.executable, "-c", WHERE, HOME=home, PYTHONPATH=site).split():
+        assert place.startswith(site)
+        assert Path(place).is_file()
     assert (tmp_path / "site" / "ddlbench" / "report" / "report.html.j2").is_file()
-    scripts = "from ddlbench.sweep import slurm; print(slurm.SCRIPTS / 'run.sbatch', slurm._site_file('plain'))"
-    for script in run(sys.executable, "-c", scripts, HOME=home, PYTHONPATH=site).split():
-        assert script.startswith(site)
-        assert Path(script).is_file()

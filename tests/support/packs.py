@@ -34,6 +34,13 @@ def write_pack(layout: FolderLayout, root: Path, shards: int = 2) -> Path:
     return root
 
 
+def flip(file: Path, place: int) -> None:
+    """One bit of the byte at this place."""
+    content = bytearray(file.read_bytes())
+    content[place] ^= 1
+    file.write_bytes(content)
+
+
 class Image(NamedTuple):
     encoded: bytes
     label: int

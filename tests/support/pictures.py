@@ -56,3 +56,11 @@ def jpeg(seed: list[int], size: tuple[int, int] = (48, 40)) -> bytes:
 def truncate(file: Path) -> None:
     content = file.read_bytes()
     file.write_bytes(content[: len(content) * 2 // 3])
+
+
+def no_image(file: Path) -> None:
+    file.write_text("<html>404</html>")
+
+
+def empty(file: Path) -> None:
+    file.write_bytes(b"")

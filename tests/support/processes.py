@@ -20,19 +20,9 @@ from tests.support.waiting import WITHIN_S
 PYTHON = sys.executable
 MEET = Path(__file__).parent / "meet.py"
 LAUNCHERS = (
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_",
-    "GROUP_",
-    "MASTER_",
-    "SLURM",
-    "OMPI_",
-    "PMI",
-    "MPI_",
-    "TORCHELASTIC",
-    "DDLBENCH_",
+    "RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "MASTER_", "SLURM", "OMPI_", "PMI", "MPI_", "TORCHELASTIC", "DDLBENCH_",
     "HOROVOD_",
-)
+)  # fmt: skip
 MPI = {"mpirun.openmpi": "openmpi-bin", "mpirun.mpich": "mpich"}  # command -> Debian package
 AS_ROOT: dict[str, Any] = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -45,6 +35,14 @@ def environment(**extra: str) -> dict[str, str]:
     """This process's environment without what an outer launcher left in it."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
     return kept | {"OMP_NUM_THREADS": "1"} | extra
+
+
+def program(path: Path, text: str) -> Path:
+    """A command that the test makes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
 
 
 def run(*command: object, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:

@@ -10,19 +10,9 @@ from ddlbench.config.compose import configuration
 from ddlbench.config.schema import Config
 
 SMALL = [
-    "+framework=single",
-    "+model=resnet50",
-    "model.layers=[1,1,1,1]",
-    "model.width_per_group=8",
-    "model.image_size=32",
-    "loader=synthetic",
-    "train.global_batch=4",
-    "train.steps=3",
-    "train.epochs=2",
-    "data.val_limit=6",
-]
-
-
+    "+framework=single", "+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=8", "model.image_size=32",
+    "loader=synthetic", "train.global_batch=4", "train.steps=3", "train.epochs=2", "data.val_limit=6",
+]  # fmt: skip
 RESNET = [
     "+framework=single", "+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=8", "model.image_size=32",
     "train.global_batch=4", "train.steps=2", "train.epochs=1",

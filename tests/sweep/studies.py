@@ -8,22 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 import yaml
 
 from ddlbench.config.compose import configuration
-from ddlbench.sweep.plan import Cell
+from ddlbench.sweep.plan import Cell, plan
+from ddlbench.sweep.study import load
 
+CPU = torch.device("cpu")
 KEYS: dict[str, Any] = {
-    "model": "resnet50",
-    "model.layers": [1, 1, 1, 1],
-    "model.width_per_group": 8,
-    "model.image_size": 32,
-    "loader": "synthetic",
-    "batch": 4,
-    "train.epochs": 1,
-    "train.steps": 2,
-    "train.validate": False,
-}
+    "model": "resnet50", "model.layers": [1, 1, 1, 1], "model.width_per_group": 8, "model.image_size": 32,
+    "loader": "synthetic", "batch": 4, "train.epochs": 1, "train.steps": 2, "train.validate": False,
+}  # fmt: skip
+SINGLE: dict[str, Any] = {"axes": {"framework": ["single"]}, "exclude": []}
+
+
+def ddp(*gpus: int) -> dict[str, Any]:
+    return {"axes": {"framework": ["ddp"], "gpus": [*gpus]}, "exclude": []}
 
 
 def write(folder: Path, name: str = "tiny", **content: Any) -> Path:
@@ -36,6 +37,11 @@ def write(folder: Path, name: str = "tiny", **content: Any) -> Path:
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump(study | content, sort_keys=False))
     return path
+
+
+def planned(study: Path, *words: str) -> list[Cell]:
+    """The cells of a study's file."""
+    return plan(load(str(study), words), CPU)
 
 
 def record(results: Path, cell: Cell, status: str = "ok", attempt: int = 1, seconds: int = 36, **more: Any) -> Path:

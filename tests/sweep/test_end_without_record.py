@@ -11,7 +11,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from ddlbench.config.compose import configuration
 from ddlbench.config.schema import Config
@@ -19,20 +18,17 @@ from ddlbench.heartbeat import Process
 from ddlbench.results.reading.attempts import read_all
 from ddlbench.sweep.end_without_record import main, record_end
 from ddlbench.sweep.local import _ended, run_cells
-from ddlbench.sweep.plan import Cell, plan
+from ddlbench.sweep.plan import Cell
 from ddlbench.sweep.state import State
-from ddlbench.sweep.study import load
 from tests.support.killed import beat, ended_process
-from tests.sweep.studies import record, write
+from tests.sweep.studies import SINGLE, ddp, planned, record, write
 
 BEGAN = "2026-01-01T10:00:00.000+00:00"
 
 
 @pytest.fixture
 def cell(tmp_path: Path) -> Cell:
-    study = write(tmp_path, axes={"framework": ["ddp"], "gpus": [2]}, exclude=[])
-    (result,) = plan(load(str(study)), torch.device("cpu"))
-    return result
+    return planned(write(tmp_path, **ddp(2)))[0]
 
 
 def config(cell: Cell, folder: Path) -> Config:
@@ -43,12 +39,7 @@ def config(cell: Cell, folder: Path) -> Config:
 @pytest.mark.parametrize(
     ("codes", "said", "status", "reason"),
     [
-        (
-            [2, 2],
-            "ddlbench: warning: w\nddlbench: no folder /x: give one\nddlbench (rank 1): no",
-            "error",
-            "no folder /x",
-        ),
+        ([2, 2], "ddlbench: warning: w\nddlbench: no folder /x: why\nddlbench (rank 1): no", "error", "no folder /x"),
         ([6, 4], "ddlbench: unavailable: no library y\n", "unavailable", "no library y"),
         ([-signal.SIGKILL, 6], "Traceback\n", "error", "the run ended before it had a record: exit codes -9, 6"),
         ([143, 2], "ddlbench (rank 1): no folder /x on node2", "error", "no folder /x on node2"),
@@ -103,13 +94,7 @@ def srun_says(first: str) -> str:
     ],
 )
 def test_a_job_writes_the_row_of_its_run_once(
-    tmp_path: Path,
-    cell: Cell,
-    monkeypatch: pytest.MonkeyPatch,
-    code: int,
-    said: str,
-    status: str,
-    reason: str,
+    tmp_path: Path, cell: Cell, monkeypatch: pytest.MonkeyPatch, code: int, said: str, status: str, reason: str
 ) -> None:
     """Two ranks on two nodes. srun's exit code is the largest one; the rank that failed first decides."""
     for name, value in {"SLURM_JOB_ID": "7", "SLURM_TASKS_PER_NODE": "1(x2)"}.items():
@@ -157,8 +142,7 @@ def test_a_record_that_a_process_of_others_keeps_is_not_ended(tmp_path: Path, ce
 @pytest.mark.slow
 def test_a_folder_of_data_that_does_not_exist_is_a_row_and_not_tried_again(tmp_path: Path) -> None:
     words = ["data=imagenet", "loader=native", f"data.root={tmp_path}/nowhere"]
-    study = load(str(write(tmp_path, axes={"framework": ["single"]}, exclude=[])), words)
-    cells, state = plan(study, torch.device("cpu")), State(tmp_path / "results").refresh()
+    cells, state = planned(write(tmp_path, **SINGLE), *words), State(tmp_path / "results").refresh()
     lines: list[str] = []
     assert run_cells(cells, state, None, lines.append) == 1
     (path,) = (tmp_path / "results").glob("*/attempt-*/run.json")

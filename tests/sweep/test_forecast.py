@@ -34,10 +34,8 @@ def seconds(forecast: Forecast, planned: list[Cell]) -> list[float | None]:
 
 def step_s(capsys: pytest.CaptureFixture[str], *words: str) -> list[float]:
     """As python -m ddlbench.predict says it."""
-    assert (
-        predict(["+framework=ddp", "+model=resnet50", CUDA, "gpus=[4,8]", "train.global_batch=64", *words, "--json"])
-        == 0
-    )
+    words = ("+framework=ddp", "+model=resnet50", CUDA, "gpus=[4,8]", "train.global_batch=64", *words)
+    assert predict([*words, "--json"]) == 0
     return [row["step_s"] for row in json.loads(capsys.readouterr().out)]
 
 

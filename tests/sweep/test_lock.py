@@ -12,13 +12,14 @@ import threading
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ddlbench.heartbeat import SILENT_S
 from ddlbench.sweep import local
 from ddlbench.sweep.local import _turn
-from ddlbench.sweep.lock import FOLDER, Owner, claim, holder, last_job, unreadable
+from ddlbench.sweep.lock import FOLDER, Claim, Owner, claim, holder, last_job, unreadable
 from tests.support.processes import environment
 from tests.support.waiting import wait_until
 
@@ -52,6 +53,13 @@ def take(processes: list[subprocess.Popen[str]]) -> list[bool]:
     return [process.stdout is not None and process.stdout.readline() == "True\n" for process in processes]
 
 
+def taken(results: Path, cell: str = "cell", **how: Any) -> Claim:
+    """A claim that nobody else holds."""
+    held = claim(results, cell, **how)
+    assert held is not None
+    return held
+
+
 def end(processes: list[subprocess.Popen[str]]) -> None:
     for process in processes:
         process.send_signal(signal.SIGKILL)
@@ -59,18 +67,13 @@ def end(processes: list[subprocess.Popen[str]]) -> None:
 
 
 def test_a_second_claim_waits_for_the_release_of_the_one_before(tmp_path: Path) -> None:
-    held = claim(tmp_path, "cell")
-    assert held is not None
+    held = taken(tmp_path)
     assert claim(tmp_path, "cell") is None
     assert holder(tmp_path, "cell") == Owner.this()
-    other = claim(tmp_path, "other")
-    assert other is not None
-    other.release()
+    taken(tmp_path, "other").release()
     held.release()
     assert holder(tmp_path, "cell") is None
-    again = claim(tmp_path, "cell")
-    assert again is not None
-    again.release()
+    taken(tmp_path).release()
 
 
 def test_of_many_processes_one_gets_the_claim_also_after_its_owner_was_killed(tmp_path: Path) -> None:
@@ -87,28 +90,30 @@ def test_of_many_processes_one_gets_the_claim_also_after_its_owner_was_killed(tm
     assert sorted(path.name for path in (tmp_path / FOLDER).iterdir()) == ["cell.1", "cell.2"]
 
 
-def foreign(folder: Path, **more: object) -> Path:
+def foreign(folder: Path) -> Path:
     """A claim of another host."""
     path = folder / FOLDER / "cell.1"
     path.parent.mkdir(parents=True)
-    path.write_text(json.dumps(asdict(replace(Owner.this(), place="elsewhere")) | more))
+    path.write_text(json.dumps(asdict(replace(Owner.this(), place="elsewhere"))))
     return path
+
+
+def silence(path: Path) -> None:
+    past = time.time() - SILENT_S - 60
+    os.utime(path, (past, past))
 
 
 def test_the_owner_on_another_host_is_alive_while_its_heartbeat_is(tmp_path: Path) -> None:
     path = foreign(tmp_path)
     assert claim(tmp_path, "cell") is None
-    past = time.time() - SILENT_S - 60
-    os.utime(path, (past, past))
-    held = claim(tmp_path, "cell")
-    assert held is not None
+    silence(path)
+    held = taken(tmp_path)
     assert not held.lost()
     held.release()
 
 
 def test_an_owner_sees_that_another_process_took_its_claim(tmp_path: Path) -> None:
-    held = claim(tmp_path, "cell")
-    assert held is not None
+    held = taken(tmp_path)
     (tmp_path / FOLDER / "cell.2").write_text("{}")
     assert held.lost()
     held.release()
@@ -121,11 +126,8 @@ def test_a_claim_that_is_being_written_holds(tmp_path: Path) -> None:
 
 
 def test_a_process_number_given_anew_is_another_process(tmp_path: Path) -> None:
-    path = foreign(tmp_path)
-    path.write_text(json.dumps(asdict(replace(Owner.this(), started=1.0))))
-    held = claim(tmp_path, "cell")
-    assert held is not None
-    held.release()
+    foreign(tmp_path).write_text(json.dumps(asdict(replace(Owner.this(), started=1.0))))
+    taken(tmp_path).release()
 
 
 @pytest.mark.parametrize(
@@ -144,10 +146,8 @@ def test_what_no_sweep_has_written_names_nobody(tmp_path: Path, wrong: dict[str,
     assert last_job(tmp_path, "cell") is None
     assert claim(tmp_path, "cell") is None  # somebody may be writing it
     assert unreadable(tmp_path, "cell") == path
-    past = time.time() - SILENT_S - 60
-    os.utime(path, (past, past))
-    held = claim(tmp_path, "cell")
-    assert held is not None
+    silence(path)
+    held = taken(tmp_path)
     assert unreadable(tmp_path, "cell") is None
     held.release()
     assert unreadable(tmp_path, "cell") is None
@@ -155,30 +155,23 @@ def test_what_no_sweep_has_written_names_nobody(tmp_path: Path, wrong: dict[str,
 
 def test_a_claim_that_changed_since_the_caller_looked_holds(tmp_path: Path) -> None:
     """What its owner has done since is not known to the caller."""
-    held = claim(tmp_path, "cell")
-    assert held is not None
+    held = taken(tmp_path)
     held.release()
     released = held.path.stat().st_mtime
     assert claim(tmp_path, "cell", read_at=released - 1) is None
-    after = claim(tmp_path, "cell", read_at=released + 1)
-    assert after is not None
+    after = taken(tmp_path, read_at=released + 1)
     after.release()
     to_come = time.time() + 3600  # the clock of the file server was set back since
     os.utime(after.path, (to_come, to_come))
-    again = claim(tmp_path, "cell", read_at=time.time())
-    assert again is not None
-    again.release()
+    taken(tmp_path, read_at=time.time()).release()
 
 
 def test_a_claim_of_a_slurm_job_holds_while_the_job_is_queued(tmp_path: Path) -> None:
-    held = claim(tmp_path, "cell", job="ddlbench-sweep-1")
-    assert held is not None
+    taken(tmp_path, job="ddlbench-sweep-1")
     path = tmp_path / FOLDER / "cell.1"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"pid": 2**22 + 1}))  # sbatch and its sweep have ended
     assert claim(tmp_path, "cell", queued=lambda job: job == "ddlbench-sweep-1") is None
-    after = claim(tmp_path, "cell", queued=lambda job: False)
-    assert after is not None
-    after.release()
+    taken(tmp_path, queued=lambda job: False).release()
 
 
 def test_a_sweep_waits_for_another_one_on_this_machine_and_says_so(

@@ -6,12 +6,12 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
-import torch
 
 from ddlbench.heartbeat import _started
 from ddlbench.sweep import local
@@ -19,9 +19,10 @@ from ddlbench.sweep.__main__ import main
 from ddlbench.sweep.lock import Owner, claim
 from ddlbench.sweep.plan import data_check, plan
 from ddlbench.sweep.study import load
-from tests.sweep.studies import KEYS, record, write
+from tests.support.processes import program
+from tests.sweep.studies import CPU, KEYS, SINGLE, ddp, planned, record, write
 
-CPU = torch.device("cpu")
+Sweep: TypeAlias = Callable[..., tuple[int, str, str]]  # conftest.py
 
 
 @pytest.fixture
@@ -36,54 +37,33 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
 @pytest.mark.parametrize("option", ["--slurm", "--local"])
 @pytest.mark.parametrize(("show", "shown"), [("--dry-run", "framework  gpus"), ("--status", "1 cells: missing")])
 def test_a_plan_and_a_status_start_nothing_whatever_else_is_asked_for(
-    tmp_path: Path, submitted: Path, capsys: pytest.CaptureFixture[str], option: str, show: str, shown: str
+    tmp_path: Path, submitted: Path, sweep: Sweep, option: str, show: str, shown: str
 ) -> None:
-    study = write(tmp_path, axes={"framework": ["single"]}, exclude=[], keys=KEYS | {"gpus": 1})
-    assert main([str(study), option, show, f"results_dir={tmp_path}/results"]) == 0
-    assert capsys.readouterr().out.startswith(shown)
+    code, out, _ = sweep(option, show, keys=KEYS | {"gpus": 1})
+    assert (code, out.startswith(shown)) == (0, True)
     assert not submitted.exists()
     assert not (tmp_path / "results").exists()
 
 
-def test_a_plan_for_slurm_is_that_of_its_gpus(
-    tmp_path: Path, submitted: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_plan_for_slurm_is_that_of_its_gpus(tmp_path: Path, submitted: Path, sweep: Sweep) -> None:
     """gloo cannot sum bf16, NCCL can. The option for CPUs may be in the file of the site."""
     keys = KEYS | {"train.precision": "bf16", "train.reduce_dtype": "bf16"}
-    study = write(tmp_path, axes={"framework": ["ddp"], "gpus": [2]}, exclude=[], keys=keys)
-    words = [str(study), f"results_dir={tmp_path}/results", "--slurm", "--dry-run"]
     (site := tmp_path / "cpus.sh").write_text("#SBATCH --partition=cpu --gpus-per-node=0\n")
-    for on_cpus in ("--sbatch=--gpus-per-node=0", f"--site={site}"):
-        assert main([*words, on_cpus]) == 0
-        assert "gradients in bf16 need NCCL" in capsys.readouterr().out
-    assert main(words) == 0
-    assert "gradients in bf16 need NCCL" not in capsys.readouterr().out
+    for on_cpus, refused in ((["--sbatch=--gpus-per-node=0"], True), ([f"--site={site}"], True), ([], False)):
+        code, out, _ = sweep("--slurm", "--dry-run", *on_cpus, **ddp(2), keys=keys)
+        assert (code, "gradients in bf16 need NCCL" in out) == (0, refused)
 
 
-@pytest.mark.parametrize("option", ["--slurm", "--local"])
-def test_a_results_folder_that_cannot_be_made_is_one_line(
-    tmp_path: Path, submitted: Path, capsys: pytest.CaptureFixture[str], option: str
-) -> None:
-    (tmp_path / "file").touch()
-    study = write(tmp_path, axes={"framework": ["single"]}, exclude=[])
-    assert main([str(study), option, f"results_dir={tmp_path}/file/results"]) == 2
-    said = capsys.readouterr().err
-    assert (said.count("\n"), "cannot be written (Not a directory)" in said) == (1, True)
-    assert not submitted.exists()
-
-
-def test_a_plan_for_slurm_lists_the_jobs_of_what_is_left(
-    tmp_path: Path, submitted: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_plan_for_slurm_lists_the_jobs_of_what_is_left(tmp_path: Path, submitted: Path, sweep: Sweep) -> None:
     """On 2 GPUs one of five repeats is done and one waits in the queue; on 8 GPUs two fit into a job."""
-    axes = {"framework": ["ddp"], "gpus": [2, 8]}
-    study, results = write(tmp_path, axes=axes, exclude=[], repeats=5, keys=KEYS | {"batch": 8}), tmp_path / "results"
-    small = [cell for cell in plan(load(str(study)), CPU) if cell.gpus == 2]
-    record(results, small[0])
-    assert claim(results, small[1].key, "ddlbench-tiny-a")
+    content = {**ddp(2, 8), "repeats": 5, "keys": KEYS | {"batch": 8}}
+    small = [cell for cell in planned(write(tmp_path, **content)) if cell.gpus == 2]
+    record(tmp_path / "results", small[0])
+    assert claim(tmp_path / "results", small[1].key, "ddlbench-tiny-a")
     (tmp_path / "squeue").write_text("#!/bin/bash\necho ddlbench-tiny-a 1 0\n")
-    assert main([str(study), f"results_dir={results}", "--slurm", "--pack=2", "--dry-run"]) == 0
-    assert capsys.readouterr().out.splitlines()[-5:] == [
+    code, out, _ = sweep("--slurm", "--pack=2", "--dry-run", **content)
+    assert code == 0
+    assert out.splitlines()[-5:] == [
         "1 jobs of 1 cell that come first: sbatch --nodes=1 --ntasks-per-node=2 --gpus-per-node=2 --time=63",
         "1 jobs of 2 cells: sbatch --nodes=1 --ntasks-per-node=2 --gpus-per-node=2 --time=123",
         "2 jobs of 2 cells: sbatch --nodes=2 --ntasks-per-node=4 --gpus-per-node=4 --time=123",
@@ -93,14 +73,12 @@ def test_a_plan_for_slurm_lists_the_jobs_of_what_is_left(
     assert not submitted.exists()
 
 
-def test_a_plan_shows_the_options_of_the_site_and_those_given(
-    tmp_path: Path, submitted: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_plan_shows_the_options_of_the_site_and_those_given(tmp_path: Path, submitted: Path, sweep: Sweep) -> None:
     (tmp_path / "mine.sh").write_text("#SBATCH --cpus-per-task=6\n")
-    words = [str(write(tmp_path)), f"results_dir={tmp_path}/results", "--slurm", "--dry-run", "gpus=2"]
-    assert main([*words, "--site", f"{tmp_path}/mine.sh", "--sbatch=--account=me --comment='two words'"]) == 0
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last.endswith(" --gpus-per-node=2 --time=63 --cpus-per-task=6 --account=me '--comment=two words'")
+    given = ["--site", f"{tmp_path}/mine.sh", "--sbatch=--account=me --comment='two words'"]
+    code, out, _ = sweep("--slurm", "--dry-run", *given, **ddp(2))
+    shown = " --gpus-per-node=2 --time=63 --cpus-per-task=6 --account=me '--comment=two words'"
+    assert (code, out.splitlines()[-1].endswith(shown)) == (0, True)
 
 
 @pytest.mark.parametrize(
@@ -113,32 +91,28 @@ def test_a_plan_shows_the_options_of_the_site_and_those_given(
         (["--pack", "0"], "--pack=0 must be 1 or more"),
         (["--throttle", "-1"], "--throttle=-1 must be 0 or more"),
         (["gpus=[2,6]", "batch=12"], "gpus=6 does not fill nodes of 4 GPUs"),
-        (["results_dir=FILE/results"], "FILE/results cannot be written"),
+        (["results_dir=FILE/results"], "FILE/results cannot be written (Not a directory)"),
     ],
 )
 @pytest.mark.parametrize("plan", [["--dry-run"], []], ids=["plan", "submission"])
 def test_a_plan_makes_the_checks_of_a_submission(
-    tmp_path: Path,
-    submitted: Path,
-    capsys: pytest.CaptureFixture[str],
-    plan: list[str],
-    options: list[str],
-    expected: str,
+    tmp_path: Path, submitted: Path, sweep: Sweep, plan: list[str], options: list[str], expected: str
 ) -> None:
-    file = tmp_path / "file"
-    file.touch()
-    study = write(tmp_path, axes={"framework": ["ddp"], "gpus": [2]}, exclude=[])
-    given = [word.replace("FILE", str(file)) for word in [f"results_dir={tmp_path}/results", *options]]
-    assert main([str(study), "--slurm", *plan, *given]) == 2
-    said = capsys.readouterr().err
-    assert (said.count("\n"), expected.replace("FILE", str(file)) in said) == (1, True), said
+    (file := tmp_path / "file").touch()
+    code, _, said = sweep("--slurm", *plan, *(word.replace("FILE", str(file)) for word in options), **ddp(2))
+    assert (code, said.count("\n"), expected.replace("FILE", str(file)) in said) == (2, 1, True), said
     assert not submitted.exists()
 
 
+def test_a_local_sweep_whose_results_folder_cannot_be_made_ends_with_one_line(tmp_path: Path, sweep: Sweep) -> None:
+    (tmp_path / "file").touch()
+    code, _, said = sweep("--local", f"results_dir={tmp_path}/file/results")
+    assert (code, said.count("\n"), "cannot be written (Not a directory)" in said) == (2, 1, True)
+
+
 @pytest.mark.parametrize("option", ["--site=moon", "--pack=0", "--throttle=-1"])
-def test_the_options_of_slurm_are_checked_also_without_it(tmp_path: Path, option: str) -> None:
-    study = write(tmp_path, axes={"framework": ["single"]}, exclude=[])
-    assert main([str(study), f"results_dir={tmp_path}/results", "--dry-run", option]) == 2
+def test_the_options_of_slurm_are_checked_also_without_it(sweep: Sweep, option: str) -> None:
+    assert sweep("--dry-run", option)[0] == 2
 
 
 def test_only_cells_that_validate_need_validation_data(tmp_path: Path) -> None:
@@ -154,12 +128,11 @@ def test_only_cells_that_validate_need_validation_data(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("option", "code"), [("--local", 2), ("--slurm", 0)])
 def test_a_data_folder_that_this_machine_lacks_may_be_on_another_one(
-    tmp_path: Path, submitted: Path, option: str, code: int
+    tmp_path: Path, submitted: Path, sweep: Sweep, option: str, code: int
 ) -> None:
-    study = write(tmp_path, axes={"framework": ["single"]}, exclude=[])
-    words = [f"results_dir={tmp_path}/results", "data=imagenet", f"data.root={tmp_path}/nowhere"]
-    assert main([str(study), option, "--dry-run", *words]) == code
-    assert main([str(study), *words]) == 0  # a list of the cells alone
+    words = ["data=imagenet", f"data.root={tmp_path}/nowhere"]
+    assert sweep(option, "--dry-run", *words)[0] == code
+    assert sweep(*words)[0] == 0  # a list of the cells alone
 
 
 def test_a_quotation_that_is_not_closed_is_no_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -169,61 +142,54 @@ def test_a_quotation_that_is_not_closed_is_no_traceback(tmp_path: Path, capsys: 
     assert 'argument --sbatch: --x ": no closing quotation' in capsys.readouterr().err
 
 
-def test_the_time_of_what_has_not_run_is_unknown_not_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    study, results = write(tmp_path, axes={"framework": ["single"]}, exclude=[], repeats=2), tmp_path / "results"
-    assert main([str(study), f"results_dir={results}"]) == 0
+def test_the_time_of_what_has_not_run_is_unknown_not_0(tmp_path: Path, sweep: Sweep) -> None:
     rest = "2 cells have no finished run to estimate from"
-    assert capsys.readouterr().out.endswith(f"\nremaining, one after another: unknown; {rest}\n")
-    record(results, plan(load(str(study)), CPU)[0], seconds=90)
-    assert main([str(study), f"results_dir={results}"]) == 0
-    assert capsys.readouterr().out.endswith("\nremaining, one after another: 1.5 minutes, 0.025 GPU-hours\n")
+    code, out, _ = sweep(repeats=2)
+    assert (code, out.splitlines()[-1]) == (0, f"remaining, one after another: unknown; {rest}")
+    record(tmp_path / "results", planned(tmp_path / "tiny.yaml")[0], seconds=90)
+    code, out, _ = sweep(repeats=2)
+    assert (code, out.splitlines()[-1]) == (0, "remaining, one after another: 1.5 minutes, 0.025 GPU-hours")
 
 
 @pytest.mark.parametrize("option", ["--slurm", "--local"])
 def test_a_claim_that_no_sweep_has_written_is_named(
-    tmp_path: Path, submitted: Path, capsys: pytest.CaptureFixture[str], alone: None, option: str
+    tmp_path: Path, submitted: Path, sweep: Sweep, alone: None, option: str
 ) -> None:
     """Garbage, a folder and a FIFO, just made. A claim of a sweep that is alive is not named."""
-    study = write(tmp_path, axes={"framework": ["single"]}, exclude=[], repeats=4)
-    cells, results = plan(load(str(study)), CPU), tmp_path / "results"
-    held = [claim(results, cell.key) for cell in cells]
+    held = [claim(tmp_path / "results", cell.key) for cell in planned(write(tmp_path, **SINGLE, repeats=4))]
     garbage, folder, pipe, _ = paths = [one.path for one in held if one is not None]
     for path in paths[:3]:
         path.unlink()
     garbage.write_bytes(b"\xff")
     folder.mkdir()
     os.mkfifo(pipe)
-    assert main([str(study), option, f"results_dir={results}"]) == 1
-    said = capsys.readouterr().out
+    code, said, _ = sweep(option, repeats=4)
+    assert code == 1
     assert [f"{path} holds a cell, but no sweep has written it" in said for path in paths] == [True, True, True, False]
     assert not submitted.exists()
 
 
 def test_a_sweep_whose_claim_was_taken_over_ends_its_ranks_with_one_line(
-    tmp_path: Path, alone: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, alone: None, monkeypatch: pytest.MonkeyPatch, sweep: Sweep
 ) -> None:
-    study, results = write(tmp_path, axes={"framework": ["single"]}, exclude=[]), tmp_path / "results"
-    (cell,) = plan(load(str(study)), CPU)
+    (cell,) = planned(write(tmp_path, **SINGLE))
     started = list[subprocess.Popen[bytes]]()
 
     def start(*_: object) -> subprocess.Popen[bytes]:
-        (results / ".sweep" / f"{cell.key}.2").write_text("{}")
+        (tmp_path / "results/.sweep" / f"{cell.key}.2").write_text("{}")
         started.append(subprocess.Popen(["sleep", "300"], start_new_session=True))
         return started[0]
 
     monkeypatch.setattr(local, "_start", start)
-    assert main([str(study), "--local", f"results_dir={results}"]) == 1
-    said = capsys.readouterr().err
-    assert (said.count("\n"), "another sweep has taken its cell over" in said) == (1, True)
+    code, _, said = sweep("--local")
+    assert (code, said.count("\n"), "another sweep has taken its cell over" in said) == (1, 1, True)
     assert started[0].returncode is not None
 
 
-def test_a_status_says_that_slurm_does_not_answer(
-    tmp_path: Path, submitted: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_status_says_that_slurm_does_not_answer(tmp_path: Path, submitted: Path, sweep: Sweep) -> None:
     """Where it does, and where no cell was submitted, there is nothing to say."""
-    study, results = write(tmp_path, axes={"framework": ["single"]}, exclude=[]), tmp_path / "results"
-    (cell,) = plan(load(str(study)), CPU)
+    results = tmp_path / "results"
+    (cell,) = planned(write(tmp_path, **SINGLE))
     lines = list[str]()
     for step in ("no job", "answers", "does not", "has ended"):
         if step == "answers":
@@ -233,8 +199,9 @@ def test_a_status_says_that_slurm_does_not_answer(
         if step == "has ended":
             (claimed,) = (results / ".sweep").glob("*.1")
             claimed.write_text(json.dumps(asdict(Owner.this("ddlbench-tiny-a")) | {"started": -1}))
-        assert main([str(study), f"results_dir={results}", "--status"]) == 0
-        lines.append(capsys.readouterr().out)
+        code, out, _ = sweep("--status")
+        assert code == 0
+        lines.append(out)
     assert ["squeue does not answer" in text for text in lines] == [False, False, True, False]
     shown = [text.splitlines()[0] for text in lines]
     assert shown == ["1 cells: missing", "1 cells: queued", "1 cells: queued", "1 cells: missing"]
@@ -244,11 +211,10 @@ def test_a_status_says_that_slurm_does_not_answer(
 
 
 def test_cancel_says_what_it_could_not_end(
-    tmp_path: Path, submitted: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, submitted: Path, sweep: Sweep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two jobs, one of another user; a sweep of this machine, one of another machine and one of another user."""
-    study = write(tmp_path, axes={"framework": ["single"]}, exclude=[], repeats=5)
-    cells, results = plan(load(str(study)), CPU), tmp_path / "results"
+    cells, results = planned(write(tmp_path, **SINGLE, repeats=5)), tmp_path / "results"
     mine, theirs = "ddlbench-tiny-mine", "ddlbench-tiny-theirs"
     this = Owner.this()
     owners = [Owner.this(mine), Owner.this(theirs), this, replace(this, place="elsewhere"), replace(this, pid=1)]
@@ -257,8 +223,7 @@ def test_cancel_says_what_it_could_not_end(
         assert claim(results, cell.key)
         (results / ".sweep" / f"{cell.key}.1").write_text(json.dumps(asdict(owner)))
     (tmp_path / "squeue").write_text(f"#!/bin/bash\necho {mine} 1 0\necho {theirs} 2 0\n")
-    (tmp_path / "scancel").write_text(f"#!/bin/bash\necho $* >> {tmp_path}/cancelled\n[ $1 = --name={mine} ]\n")
-    (tmp_path / "scancel").chmod(0o755)
+    program(tmp_path / "scancel", f"#!/bin/bash\necho $* >> {tmp_path}/cancelled\n[ $1 = --name={mine} ]\n")
     signalled = list[int]()
 
     def kill(pid: int, number: int) -> None:
@@ -267,12 +232,11 @@ def test_cancel_says_what_it_could_not_end(
         signalled.append(pid)
 
     monkeypatch.setattr(os, "kill", kill)
-    assert main([str(study), f"results_dir={results}", "--cancel", "--dry-run"]) == 0
+    assert sweep("--cancel", "--dry-run", repeats=5)[0] == 0
     assert not signalled
     assert not (tmp_path / "cancelled").exists()
-    capsys.readouterr()
-    assert main([str(study), f"results_dir={results}", "--cancel"]) == 1
-    said = capsys.readouterr().out
+    code, said, _ = sweep("--cancel", repeats=5)
+    assert code == 1
     assert said.startswith("cancelled: 1 Slurm jobs, 1 local sweeps\n3 of other users or machines still hold")
     assert signalled == [os.getpid()]
     assert sorted((tmp_path / "cancelled").read_text().split()) == [f"--name={mine}", f"--name={theirs}"]

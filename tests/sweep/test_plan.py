@@ -19,9 +19,8 @@ from ddlbench.errors import UserError
 from ddlbench.results.tables.merge import LAYOUT
 from ddlbench.sweep.plan import INVALID, Cell, key_of, plan
 from ddlbench.sweep.study import load, names
-from tests.sweep.studies import KEYS, write
+from tests.sweep.studies import CPU, KEYS, planned, write
 
-CPU = torch.device("cpu")
 GPUS = [2**n for n in range(11)]
 TEXT, RESNETS = ("gpt2_small", "gpt2_medium"), ("resnet50", "resnet101", "resnet152")
 KAHIRA = (*RESNETS, "vgg16")
@@ -62,7 +61,7 @@ PLANNED["lin2022_lassen"] = PLANNED["lin2022"]
 
 
 def test_each_seed_and_repeat_is_a_cell_of_its_own(tmp_path: Path) -> None:
-    cells = plan(load(str(write(tmp_path, repeats=3, seeds=[0, 5]))), CPU)
+    cells = planned(write(tmp_path, repeats=3, seeds=[0, 5]))
     assert len(cells) == len({cell.key for cell in cells}) == 3 * 3 * 2
     assert Counter(cell.name for cell in cells) == {"single gpus=1": 6, "ddp gpus=1": 6, "ddp gpus=2": 6}
     assert {cell.words[-2:] for cell in cells} == {
@@ -71,36 +70,36 @@ def test_each_seed_and_repeat_is_a_cell_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_cell_has_the_identity_of_the_run_that_its_words_start(tmp_path: Path) -> None:
-    for cell in plan(load(str(write(tmp_path, repeats=2, seeds=[7]))), CPU):
+    for cell in planned(write(tmp_path, repeats=2, seeds=[7])):
         identity = configuration(*cell.words).identity()
         assert cell.key == key_of(identity, cell.gpus)
 
 
 def test_a_cell_that_saves_continues_when_it_is_started_again(tmp_path: Path) -> None:
     keys = {**KEYS, "checkpoint.every": 1}
-    for cell in plan(load(str(write(tmp_path, keys=keys))), CPU):
+    for cell in planned(write(tmp_path, keys=keys)):
         assert "checkpoint.resume=true" in cell.words
         config = configuration(*cell.words)
         assert config.checkpoint.resumes({})
         assert cell.key == key_of(config.identity(), cell.gpus)
-    assert not any("checkpoint.resume=true" in cell.words for cell in plan(load(str(write(tmp_path))), CPU))
+    assert not any("checkpoint.resume=true" in cell.words for cell in planned(write(tmp_path)))
 
 
 def test_the_order_is_random_within_each_repeat_and_the_same_for_a_seed(tmp_path: Path) -> None:
     axes = {"framework": ["ddp", "fsdp", "zero1"], "gpus": [1, 2], "train.micro_batch": [1, 2]}
-    path = str(write(tmp_path, axes=axes, exclude=[], repeats=4))
-    cells = plan(load(path), CPU)
+    study = write(tmp_path, axes=axes, exclude=[], repeats=4)
+    cells = planned(study)
     assert [cell.repeat for cell in cells] == [repeat for repeat in range(4) for _ in range(12)]
     blocks = [[cell.name for cell in cells[start : start + 12]] for start in range(0, 48, 12)]
     assert len({tuple(block) for block in blocks}) == 4  # by chance once in 479001600
     assert all(sorted(block) == sorted(blocks[0]) for block in blocks)
-    assert plan(load(path), CPU) == cells
-    assert [cell.key for cell in plan(load(path, ["order=1"]), CPU)] != [cell.key for cell in cells]
+    assert planned(study) == cells
+    assert [cell.key for cell in planned(study, "order=1")] != [cell.key for cell in cells]
 
 
 def test_unsupported_cells_have_their_reason_and_one_run(tmp_path: Path) -> None:
     axes = {"framework": ["ddp", "single"], "gpus": [2]}
-    cells = plan(load(str(write(tmp_path, axes=axes, exclude=[], repeats=6))), CPU)
+    cells = planned(write(tmp_path, axes=axes, exclude=[], repeats=6))
     assert Counter(cell.values["framework"] for cell in cells) == {"ddp": 6, "single": 1}
     (refused,) = [cell.refused for cell in cells if cell.refused]
     assert refused[0] == "unsupported"
@@ -108,27 +107,25 @@ def test_unsupported_cells_have_their_reason_and_one_run(tmp_path: Path) -> None
 
 
 def test_a_combination_that_cannot_be_composed_is_one_invalid_cell(tmp_path: Path) -> None:
-    study = load(str(write(tmp_path, axes={"framework": ["ddp"], "model.image_size": [16, 32]}, exclude=[])))
-    assert [cell.refused and cell.refused[0] for cell in sorted(plan(study, CPU), key=lambda cell: cell.place)] == [
-        INVALID,
-        None,
-    ]
+    cells = planned(write(tmp_path, axes={"framework": ["ddp"], "model.image_size": [16, 32]}, exclude=[]))
+    refused = [cell.refused and cell.refused[0] for cell in sorted(cells, key=lambda cell: cell.place)]
+    assert refused == [INVALID, None]
 
 
 def test_a_study_of_which_no_cell_can_run_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no cell can run: .*train\.epohcs"):
-        plan(load(str(write(tmp_path)), ["train.epohcs=3"]), CPU)
+        planned(write(tmp_path), "train.epohcs=3")
 
 
 def test_a_rehearsal_is_no_cell(tmp_path: Path) -> None:
     """It leaves no record: every sweep would run it again."""
     with pytest.raises(UserError, match="no cell can run: mode=rehearsal records nothing"):
-        plan(load(str(write(tmp_path)), ["mode=rehearsal"]), CPU)
+        planned(write(tmp_path), "mode=rehearsal")
 
 
 def test_the_machine_is_no_part_of_a_cell(tmp_path: Path) -> None:
-    here = plan(load(str(write(tmp_path))), CPU)
-    there = plan(load(str(write(tmp_path)), ["cluster=slurm", "data.root=/data", "results_dir=/elsewhere"]), CPU)
+    here = planned(write(tmp_path))
+    there = planned(write(tmp_path), "cluster=slurm", "data.root=/data", "results_dir=/elsewhere")
     assert {cell.key for cell in here} == {cell.key for cell in there}
 
 
@@ -154,6 +151,7 @@ def once(name: str) -> list[Cell]:
 
 def test_every_ready_study_has_cells_that_are_supported() -> None:
     """On a CPU. Those for GPUs are planned below, all of their cells."""
+    assert all(names().values()), "each has a title"
     for name in sorted(set(names()) - set(PLANNED)):
         assert any(cell.refused is None for cell in once(name)), name
 

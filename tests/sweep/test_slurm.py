@@ -5,44 +5,45 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 
 from ddlbench.errors import UserError
 from ddlbench.sweep.__main__ import main
 from ddlbench.sweep.lock import Owner, claim
-from ddlbench.sweep.plan import plan
 from ddlbench.sweep.slurm import Options, jobs, submit
 from ddlbench.sweep.state import State
 from ddlbench.sweep.study import load
-from tests.sweep.studies import KEYS, record, write
+from tests.sweep.studies import KEYS, SINGLE, ddp, planned, record, write
 
-CPU = torch.device("cpu")
+
+def submit_all(study: Path, options: Options | None = None, before: State | None = None) -> list[str]:
+    """Submit what is left of a study with its results beside it; before: the state that is known already."""
+    state = before or State(study.parent / "results").refresh()
+    return submit(load(str(study)), planned(study), state, options or Options(), None)
 
 
 def test_the_smallest_cell_of_each_configuration_is_a_job_of_its_own_and_first(tmp_path: Path) -> None:
     axes = {"framework": ["ddp", "fsdp"], "gpus": [2, 4, 8]}
-    study = load(str(write(tmp_path, axes=axes, exclude=[], repeats=3, keys={"model": "resnet50", "batch": 64})))
-    planned = jobs(plan(study, CPU), pack=2)
-    assert [(job.proves, len(job.cells), job.cells[0].gpus) for job in planned[:2]] == [(True, 1, 2), (True, 1, 2)]
-    assert {job.cells[0].values["framework"] for job in planned[:2]} == {"ddp", "fsdp"}
-    assert [job.cells[0].gpus for job in planned] == [2, 2, 2, 2, 4, 4, 4, 8, 8, 8]
-    assert all(len({cell.gpus for cell in job.cells}) == 1 for job in planned)
-    assert len({cell.key for job in planned for cell in job.cells}) == 2 * 3 * 3
+    study = write(tmp_path, axes=axes, exclude=[], repeats=3, keys={"model": "resnet50", "batch": 64})
+    result = jobs(planned(study), pack=2)
+    assert [(job.proves, len(job.cells), job.cells[0].gpus) for job in result[:2]] == [(True, 1, 2), (True, 1, 2)]
+    assert {job.cells[0].values["framework"] for job in result[:2]} == {"ddp", "fsdp"}
+    assert [job.cells[0].gpus for job in result] == [2, 2, 2, 2, 4, 4, 4, 8, 8, 8]
+    assert all(len({cell.gpus for cell in job.cells}) == 1 for job in result)
+    assert len({cell.key for job in result for cell in job.cells}) == 2 * 3 * 3
 
 
 def test_larger_cells_wait_for_the_proof_and_for_their_turn(tmp_path: Path, submitted: Path) -> None:
-    study = load(str(write(tmp_path, axes={"framework": ["ddp"], "gpus": [2, 4, 8]}, exclude=[])), ["batch=16"])
-    results = tmp_path / "results"
-    lines = submit(study, plan(study, CPU), State(results).refresh(), Options(throttle=2), None)
+    lines = submit_all(write(tmp_path, **ddp(2, 4, 8), keys=KEYS | {"batch": 16}), Options(throttle=2))
     assert [line.partition(":")[0] for line in lines] == ["job 1", "job 2", "job 3"]
     result = submitted.read_text().splitlines()
     assert "--dependency" not in result[0]
     assert "--dependency=afterok:1 --kill-on-invalid-dep=yes" in result[1]
     assert "--dependency=afterok:1,afterany:1 --kill-on-invalid-dep=yes" in result[2]
     assert "--nodes=2 --ntasks-per-node=4 --gpus-per-node=4 --time=63 " in result[2]
-    assert f'train.repeat=0 results_dir="{results}" progress=false' in result[2]
+    assert f'train.repeat=0 results_dir="{tmp_path}/results" progress=false' in result[2]
 
 
 def test_the_results_folder_is_passed_on_as_it_was_given(
@@ -55,8 +56,7 @@ def test_the_results_folder_is_passed_on_as_it_was_given(
 
 
 def test_cells_of_one_size_share_a_job(tmp_path: Path, submitted: Path) -> None:
-    study = load(str(write(tmp_path, axes={"framework": ["ddp"], "gpus": [2]}, exclude=[], repeats=4)))
-    submit(study, plan(study, CPU), State(tmp_path / "results").refresh(), Options(pack=3), None)
+    submit_all(write(tmp_path, **ddp(2), repeats=4), Options(pack=3))
     one, three = submitted.read_text().splitlines()
     assert (one.count("+framework=ddp"), three.count("+framework=ddp"), three.count(" --next ")) == (1, 3, 2)
     assert "--time=183 " in three
@@ -64,27 +64,15 @@ def test_cells_of_one_size_share_a_job(tmp_path: Path, submitted: Path) -> None:
 
 
 def test_a_cell_of_a_packed_job_keeps_a_limit_of_its_own(tmp_path: Path, submitted: Path) -> None:
-    keys = KEYS | {"train.time_limit_s": 60}
-    study = load(str(write(tmp_path, axes={"framework": ["ddp"], "gpus": [2]}, exclude=[], repeats=3, keys=keys)))
-    submit(study, plan(study, CPU), State(tmp_path / "results").refresh(), Options(pack=2), None)
+    submit_all(write(tmp_path, **ddp(2), repeats=3, keys=KEYS | {"train.time_limit_s": 60}), Options(pack=2))
     _, two = submitted.read_text().splitlines()
     assert (two.count("train.time_limit_s="), two.count("train.time_limit_s=60 ")) == (2, 2)
 
 
-def test_gpus_that_do_not_fill_their_nodes_are_refused_before_anything_is_submitted(
-    tmp_path: Path, submitted: Path
-) -> None:
-    study = load(str(write(tmp_path, axes={"framework": ["ddp"], "gpus": [2, 6]}, exclude=[])), ["batch=12"])
-    with pytest.raises(UserError, match="gpus=6 does not fill nodes of 4 GPUs"):
-        submit(study, plan(study, CPU), State(tmp_path / "results").refresh(), Options(), None)
-    assert not submitted.exists()
-
-
 def test_a_site_gives_its_file_to_the_job_and_its_options_to_sbatch(tmp_path: Path, submitted: Path) -> None:
     """What the user gives comes later, and the last one counts for sbatch."""
-    study = load(str(write(tmp_path, axes={"framework": ["ddp"], "gpus": [8]}, exclude=[], keys=KEYS | {"batch": 8})))
-    options = Options(site="perlmutter", sbatch=("--qos=debug",))
-    submit(study, plan(study, CPU), State(tmp_path / "results").refresh(), options, None)
+    study = write(tmp_path, **ddp(8), keys=KEYS | {"batch": 8})
+    submit_all(study, Options(site="perlmutter", sbatch=("--qos=debug",)))
     assert " --constraint=gpu --qos=regular --cpus-per-task=32 --qos=debug " in submitted.read_text()
     site = Path(submitted.with_name(submitted.name + ".site").read_text().strip())
     assert (site.name, site.is_file()) == ("perlmutter.sh", True)
@@ -104,20 +92,18 @@ def test_what_slurm_did_not_take_is_submitted_by_the_next_sweep_and_nothing_twic
     tmp_path: Path, submitted: Path
 ) -> None:
     """The controller goes down after the first job. Whether that job waits is then not known: it holds its cell."""
-    study = load(str(write(tmp_path, axes={"framework": ["ddp"], "gpus": [2]}, exclude=[], repeats=3)))
-    cells, results = plan(study, CPU), tmp_path / "results"
+    study = write(tmp_path, **ddp(2), repeats=3)
     working = (tmp_path / "sbatch").read_text()
     (tmp_path / "sbatch").write_text(working + f"[ $(wc -l < {submitted}) -lt 2 ] || {{ echo down >&2; exit 1; }}\n")
     with pytest.raises(UserError, match=r"sbatch refused a job of 2 GPUs \(down\)"):
-        submit(study, cells, State(results).refresh(), Options(), None)
+        submit_all(study)
     (tmp_path / "sbatch").write_text(working)
     (tmp_path / "squeue").write_text("#!/bin/bash\nexit 1\n")
     submitted.write_text("")
-    lines = submit(study, cells, State(results).refresh(), Options(), None)
-    assert len(lines) == 2
+    assert len(submit_all(study)) == 2
     given = [line.partition("train.repeat=")[2][0] for line in submitted.read_text().splitlines()]
     assert len(set(given)) == 2
-    assert submit(study, cells, State(results).refresh(), Options(), None) == []
+    assert submit_all(study) == []
 
 
 def ended_owner(job: str) -> str:
@@ -127,42 +113,39 @@ def ended_owner(job: str) -> str:
 
 def test_a_cell_that_another_sweep_took_meanwhile_is_not_submitted(tmp_path: Path, submitted: Path) -> None:
     """The other one submits and ends after this one has asked for the jobs: its job is not among them."""
-    study = load(str(write(tmp_path, axes={"framework": ["ddp"], "gpus": [2]}, exclude=[])))
-    (cell,), results = plan(study, CPU), tmp_path / "results"
-    path = results / ".sweep" / f"{cell.key}.1"
+    study = write(tmp_path, **ddp(2))
+    path = tmp_path / "results/.sweep" / f"{planned(study)[0].key}.1"
     (tmp_path / "other").write_text(ended_owner("ddlbench-tiny-other"))
     (tmp_path / "squeue").write_text(f"#!/bin/bash\nsleep 0.1\ncat {tmp_path}/other > '{path}'\n")
-    assert submit(study, [cell], State(results).refresh(), Options(), None) == []
+    assert submit_all(study) == []
     assert not submitted.exists()
     (tmp_path / "squeue").write_text("#!/bin/bash\n")  # its job has ended without a record
-    assert len(submit(study, [cell], State(results).refresh(), Options(), None)) == 1
+    assert len(submit_all(study)) == 1
 
 
 def test_the_records_are_read_after_the_jobs_are_known(tmp_path: Path, submitted: Path) -> None:
     """A job that ended between the two has its record."""
-    study = load(str(write(tmp_path, axes={"framework": ["ddp"], "gpus": [2]}, exclude=[])))
-    (cell,), results = plan(study, CPU), tmp_path / "results"
+    study, results = write(tmp_path, **ddp(2)), tmp_path / "results"
     before = State(results).refresh()
-    record(results, cell)
-    assert submit(study, [cell], before, Options(), None) == []
+    record(results, planned(study)[0])
+    assert submit_all(study, before=before) == []
 
 
 def test_a_job_that_slurm_took_though_sbatch_gave_up_is_not_submitted_again(tmp_path: Path, submitted: Path) -> None:
-    study = load(str(write(tmp_path, axes={"framework": ["ddp"], "gpus": [2]}, exclude=[])))
-    cells, results = plan(study, CPU), tmp_path / "results"
+    study = write(tmp_path, **ddp(2))
     said = "Batch job submission failed: Socket timed out on send/recv operation"
     working = (tmp_path / "sbatch").read_text()
     (tmp_path / "sbatch").write_text(f"{working}echo '{said}' >&2\nexit 1\n")
     with pytest.raises(UserError, match="Socket timed out"):
-        submit(study, cells, State(results).refresh(), Options(), None)
+        submit_all(study)
     name = submitted.read_text().partition("--job-name=")[2].split()[0]
     (tmp_path / "squeue").write_text(f"#!/bin/bash\necho {name} 1 0\n")
-    claimed = next((results / ".sweep").glob("*.1"))
+    claimed = next((tmp_path / "results/.sweep").glob("*.1"))
     claimed.write_text(ended_owner(name))
-    assert submit(study, cells, State(results).refresh(), Options(), None) == []
+    assert submit_all(study) == []
     (tmp_path / "squeue").write_text("#!/bin/bash\n")
     (tmp_path / "sbatch").write_text(working)
-    assert len(submit(study, cells, State(results).refresh(), Options(), None)) == 1
+    assert len(submit_all(study)) == 1
 
 
 @pytest.mark.parametrize(
@@ -181,16 +164,10 @@ def test_a_job_that_slurm_took_though_sbatch_gave_up_is_not_submitted_again(tmp_
     ],
 )
 def test_a_cell_whose_job_waits_again_is_queued_whatever_came_before(
-    tmp_path: Path,
-    submitted: Path,
-    capsys: pytest.CaptureFixture[str],
-    queued: str,
-    attempts: list[tuple[str, str, str | None]],
-    expected: str,
+    tmp_path: Path, submitted: Path, sweep: Any, queued: str, attempts: list[Any], expected: str
 ) -> None:
     """queued: number and restarts of the job, as squeue says it; attempts: status, job, SLURM_RESTART_COUNT"""
-    study = write(tmp_path, axes={"framework": ["single"]}, exclude=[])
-    (cell,) = plan(load(str(study)), CPU)
+    (cell,) = planned(write(tmp_path, **SINGLE))
     results, name = tmp_path / "results", "ddlbench-tiny-0123456789ab"
     for number, (status, job, restarts) in enumerate(attempts, 1):
         variables = {"SLURM_JOB_ID": job} | ({"SLURM_RESTART_COUNT": restarts} if restarts else {})
@@ -201,5 +178,5 @@ def test_a_cell_whose_job_waits_again_is_queued_whatever_came_before(
     (tmp_path / "squeue").write_text(
         f"#!/bin/bash\necho 'job of others  5  0'\n[ -z '{queued}' ] || echo {name} {queued}\n"
     )
-    assert main([str(study), f"results_dir={results}", "--status"]) == 0
-    assert capsys.readouterr().out.startswith(f"1 cells: {expected}\n")
+    code, out, _ = sweep("--status")
+    assert (code, out.partition("\n")[0]) == (0, f"1 cells: {expected}")

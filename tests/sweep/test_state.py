@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-import torch
 
 from ddlbench.config.compose import configuration
 from ddlbench.config.keys import measured_part
@@ -21,14 +20,12 @@ from ddlbench.sweep.plan import Cell, plan
 from ddlbench.sweep.state import Overview, State, due
 from ddlbench.sweep.study import load
 from tests.support.killed import beat, ended_process
-from tests.sweep.studies import KEYS, record, write, write_record
-
-CPU = torch.device("cpu")
+from tests.sweep.studies import CPU, KEYS, planned, record, write, write_record
 
 
 @pytest.fixture
 def cells(tmp_path: Path) -> list[Cell]:
-    return sorted(plan(load(str(write(tmp_path, repeats=2))), CPU), key=lambda cell: (cell.place, cell.repeat))
+    return sorted(planned(write(tmp_path, repeats=2)), key=lambda cell: (cell.place, cell.repeat))
 
 
 def test_a_record_of_what_a_cell_measures_is_its_record(tmp_path: Path, cells: list[Cell]) -> None:
@@ -157,7 +154,7 @@ def test_a_run_that_continued_another_one_is_no_estimate(tmp_path: Path, cells: 
 def test_a_key_that_a_framework_lacks_has_a_column_all_the_same(tmp_path: Path) -> None:
     """Each framework has one key that the other lacks."""
     axes = {"framework": ["ddp", "tensor"], "framework.bucket_cap_mb": [25], "framework.tp": [2], "gpus": [2]}
-    cells = plan(load(str(write(tmp_path, axes=axes, exclude=[]))), CPU)
+    cells = planned(write(tmp_path, axes=axes, exclude=[]))
     state = State(tmp_path / "results").refresh()
     head, _, *rows = Overview(cells, state, Queue({})).plan_lines()
     assert {"framework", "framework.bucket_cap_mb", "framework.tp", "gpus"} < {*head.split()}

@@ -13,7 +13,7 @@ from ddlbench.config.choices import choices, published
 from ddlbench.config.keys import Checkpoint
 from ddlbench.errors import UserError
 from ddlbench.sweep import study as study_module
-from ddlbench.sweep.study import load, names
+from ddlbench.sweep.study import load
 from ddlbench.sweep.study_entries import PATHS, word
 from tests.sweep.studies import KEYS, write
 
@@ -213,7 +213,7 @@ def test_a_hostile_or_wrong_study_is_refused(tmp_path: Path, content: dict[str, 
         ("a: {b: 1, c: 2, b: 3}", "found duplicate key b"),
         ("axes: 1\nkeys: 2\naxes: 3", "found duplicate key axes"),
         ("a: ${b", "study.yaml: no viable alternative"),
-        (f"a: {'[' * 5000}{']' * 5000}", "study.yaml"),
+        (f"a: {'[' * 1000}{']' * 1000}", "study.yaml"),
         ("- a list", "holds no keys"),
         ("a: \x00", "study.yaml"),
         ("", "holds no keys"),
@@ -275,9 +275,3 @@ def test_the_results_folder_is_the_text_that_was_given(tmp_path: Path, folder: s
 def test_paths_come_from_the_command_line(tmp_path: Path) -> None:
     study = load(str(write(tmp_path)), ["data.root=/data/my images"])
     assert 'data.root="/data/my images"' in study.words(next(study.points()))
-
-
-def test_every_ready_study_has_a_title_and_loads() -> None:
-    for name, title in names().items():
-        assert title, name
-        assert list(load(name).points()), name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from torchvision.transforms import v2
 from ddlbench.data.images.folders import ImageFolders, augmentation_seed, evenly_spaced
 from ddlbench.data.loaders.replica_feed import MEAN, STD, normalized
 from ddlbench.errors import UserError
-from tests.support.pictures import Shape, truncate, write_folders
+from tests.support.pictures import Shape, empty, no_image, truncate, write_folders
 
 DECODERS = ("pil", "torchvision")
 
@@ -29,6 +28,14 @@ def take(data, train, keys, seed=0, size=32):
     return data.split(train, Shape(size), seed).__getitems__(keys)
 
 
+def ramp(folders, height, width, blue=0):
+    """An image of validation whose red is the column and green the row."""
+    rows, columns = np.mgrid[0:height, 0:width]
+    Image.fromarray(np.stack([columns, rows, columns * 0 + blue], -1).astype(np.uint8)).save(
+        Path(folders.root) / "val/a/000.JPEG", "PNG"
+    )
+
+
 def pixels(inputs):
     """As numbers that can be subtracted."""
     assert inputs.dtype == torch.uint8
@@ -36,12 +43,7 @@ def pixels(inputs):
 
 
 def test_samples_and_labels_in_order_of_class_and_name(folders):
-    assert folders.describe() == {
-        "hash": folders.describe()["hash"],
-        "train_samples": 12,
-        "val_samples": 6,
-        "classes": 3,
-    }
+    assert folders.describe() | {"hash": ""} == {"hash": "", "train_samples": 12, "val_samples": 6, "classes": 3}
     fetched = take(folders, True, [(0, index) for index in (0, 3, 4, 11)])
     assert fetched.inputs.shape == (4, 3, 32, 32)
     assert fetched.inputs.dtype == torch.uint8
@@ -71,10 +73,7 @@ def test_without_validation_no_validation_folder_is_needed(folders, tmp_path):
 def test_validation_crops_the_centre(folders, decode):
     """An image whose shorter side is 73 = round(64 * 256/224) already: of its 146 columns 41 ... 104 remain, of its 73
     rows 4 ... 67."""
-    rows, columns = np.mgrid[0:73, 0:146]
-    Image.fromarray(np.stack([columns, rows, columns * 0 + 7], -1).astype(np.uint8)).save(
-        Path(folders.root) / "val/a/000.JPEG", "PNG"
-    )
+    ramp(folders, 73, 146, blue=7)
     image = pixels(take(replace(folders, decode=decode), False, [(0, 0)], size=64).inputs[0])
     torch.testing.assert_close(image[0, 0], torch.arange(41.0, 105.0))
     torch.testing.assert_close(image[1, :, 0], torch.arange(4.0, 68.0))
@@ -91,25 +90,15 @@ def test_of_16_bits_the_upper_8_count(folders, decode):
 
 
 def test_val_resize_is_the_shorter_side(folders):
-    rows, columns = np.mgrid[0:40, 0:80]
-    Image.fromarray(np.stack([columns, rows, rows], -1).astype(np.uint8)).save(
-        Path(folders.root) / "val/a/000.JPEG", "PNG"
-    )
+    ramp(folders, 40, 80)
     image = pixels(take(replace(folders, val_resize=40), False, [(0, 0)]).inputs[0])
     torch.testing.assert_close(image[0, 0], torch.arange(24.0, 56.0))
 
 
 def test_training_is_torchvisions_reference_recipe(folders):
     """RandomResizedCrop and RandomHorizontalFlip as they come, from a stream that belongs to the sample."""
-    reference = v2.Compose(
-        [
-            v2.RandomResizedCrop(32),
-            v2.RandomHorizontalFlip(),
-            v2.PILToTensor(),
-            v2.ToDtype(torch.float32, scale=True),
-            v2.Normalize(MEAN, STD),
-        ]
-    )
+    to_float = (v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD))
+    reference = v2.Compose([v2.RandomResizedCrop(32), v2.RandomHorizontalFlip(), *to_float])
     images = normalized(take(folders, True, [(2, index) for index in range(12)], seed=5))
     for index in range(12):
         torch.manual_seed(augmentation_seed(5, 2, index))
@@ -142,20 +131,6 @@ def test_both_decoders_make_the_same_crops(folders):
     assert (pixels(pil.inputs[0]) - pixels(torchvision.inputs[0])).abs().max() < 3
 
 
-def test_global_random_stream_is_left_alone(folders):
-    torch.manual_seed(123)
-    expected = torch.rand(3)
-    torch.manual_seed(123)
-    take(folders, True, [(0, 0), (0, 1)])
-    assert torch.equal(torch.rand(3), expected)
-
-
-def test_split_can_be_sent_to_a_worker(folders):
-    split = folders.split(True, Shape(), 0)
-    copy = pickle.loads(pickle.dumps(split))
-    assert torch.equal(copy.__getitems__([(0, 1)]).inputs, split.__getitems__([(0, 1)]).inputs)
-
-
 @pytest.mark.parametrize("decode", DECODERS)
 @pytest.mark.parametrize(
     ("mode", "form"), [("L", "JPEG"), ("CMYK", "JPEG"), ("P", "PNG"), ("RGBA", "PNG"), ("LA", "PNG")]
@@ -171,14 +146,6 @@ def test_every_color_mode_becomes_rgb(folders, decode, mode, form):
     image = pixels(take(replace(folders, decode=decode), False, [(0, 0)]).inputs[0])
     expected = torch.tensor([90.0] * 3 if mode in ("L", "LA") else [204.0, 102.0, 51.0])
     torch.testing.assert_close(image[:, 16, 16], expected, atol=4, rtol=0)
-
-
-def no_image(file):
-    file.write_text("<html>404</html>")
-
-
-def empty(file):
-    file.write_bytes(b"")
 
 
 @pytest.mark.parametrize("decode", DECODERS)

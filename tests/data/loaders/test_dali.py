@@ -8,6 +8,7 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
@@ -16,10 +17,9 @@ import torch
 
 from ddlbench.data.loaders.dali import Dali, DaliReader
 from ddlbench.errors import Unavailable, Unsupported, UserError
-from ddlbench.job import Place
 from tests.support.dali_feeds import dali, levels, native, picture, request, write
 from tests.support.libraries import needs_dali
-from tests.support.pictures import Shape, jpeg, truncate, write_folders
+from tests.support.pictures import Shape, empty, jpeg, no_image, truncate, write_folders
 from tests.support.processes import PYTHON, run
 from tests.support.runs import record
 from tests.support.tiny import TinyData
@@ -166,32 +166,6 @@ def test_on_a_gpu_it_is_torchs_current_stream_that_waits(folders, monkeypatch, o
     assert asked == [("side stream" if on_gpu else None)] * 2
 
 
-def test_rank_that_does_not_read_gets_none_for_each_batch(plain):
-    feed = Dali("dali").open(plain, replace(request(), place=Place(0, 1, reads_data=False)))
-    assert list(feed.train(0)) == [None] * 6
-    assert list(feed.validation()) == [None] * 2
-
-
-def test_global_random_stream_is_left_alone(folders):
-    torch.manual_seed(9)
-    expected = torch.rand(2)
-    torch.manual_seed(9)
-    list(dali(folders).train(0))
-    assert torch.equal(torch.rand(2), expected)
-
-
-def vanish(file):
-    file.unlink()
-
-
-def no_image(file):
-    file.write_text("<html>404</html>")
-
-
-def empty(file):
-    file.write_bytes(b"")
-
-
 def graphic(file):
     file.write_bytes(picture(np.zeros((40, 48)), format="GIF"))
 
@@ -203,7 +177,7 @@ def graphic(file):
         (truncate, r"cannot be decoded \(.*truncated"),
         (no_image, r"cannot be decoded \(.*cannot identify"),
         (empty, r"cannot be decoded \(.*cannot identify"),
-        (vanish, "No such file"),
+        (Path.unlink, "No such file"),
         (graphic, "cannot be decoded by DALI, only by Pillow"),
     ],
 )
@@ -280,19 +254,6 @@ def test_facts_and_defaults(folders):
         "device": "cpu", "threads": 2, "prefetch": 2, "fused_crop": True, "ahead": 2, "cores": 3,
         "bad_samples": {},
     }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"device": "tpu"}, "loader.device=tpu must be one of cpu, gpu, mixed, or null"),
-        ({"threads": 0}, "loader.threads=0 must be 1 or more"),
-        ({"prefetch": 0}, "loader.prefetch=0 must be 1 or more"),
-    ],
-)
-def test_wrong_values_are_refused(wrong, message):
-    with pytest.raises(UserError, match=message):
-        Dali("dali", **wrong)
 
 
 SMALL = [

@@ -45,23 +45,19 @@ def test_epochs_and_seeds_give_different_orders():
 
 
 @pytest.mark.parametrize(
-    ("data_size", "rank", "expected"),
+    ("data_size", "rank", "slices"),
     [
-        (1, 0, [[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]]),
-        (2, 0, [[0, 1, 2, 3, 4, 5]]),
-        (2, 1, [[6, 7, 8, 9, 10, 11]]),
-        (3, 1, [[4, 5, 6, 7]]),
-        (4, 3, [[9, 10, 11]]),
+        (1, 0, [(0, 12), (12, 24)]),
+        (2, 0, [(0, 6), (12, 18)]),
+        (2, 1, [(6, 12), (18, 24)]),
+        (3, 1, [(4, 8), (16, 20)]),
+        (4, 3, [(9, 12), (21, 24)]),
     ],
 )
-def test_a_replica_takes_its_contiguous_slice_of_each_global_batch(data_size, rank, expected):
-    assert training_batches(np.arange(14), 12 // data_size, rank, data_size).tolist() == expected
-
-
-def test_training_slices_of_several_global_batches():
-    order = np.array([9, 8, 7, 6, 5, 4, 3, 2, 1, 0])
-    assert training_batches(order, 2, 0, 2).tolist() == [[9, 8], [5, 4]]
-    assert training_batches(order, 2, 1, 2).tolist() == [[7, 6], [3, 2]]  # 1 and 0: the dropped last global batch
+def test_a_replica_takes_its_contiguous_slice_of_each_global_batch(data_size, rank, slices):
+    """Of 26 samples in batches of 12: the last two are dropped."""
+    result = training_batches(np.arange(26), 12 // data_size, rank, data_size)
+    assert result.tolist() == [list(range(*part)) for part in slices]
 
 
 @pytest.mark.parametrize("data_size", [1, 2, 3, 4])
@@ -107,9 +103,7 @@ def images(number: int, samples: int = 3, valid: int = 3) -> Batch:
     random = torch.Generator().manual_seed(number)
     pixels = torch.stack([torch.randperm(256, generator=random) for _ in range(samples * 3)])
     return Batch(
-        pixels.to(torch.uint8).view(samples, 3, 16, 16),
-        torch.full((samples,), number),
-        torch.arange(samples) < valid,
+        pixels.to(torch.uint8).view(samples, 3, 16, 16), torch.full((samples,), number), torch.arange(samples) < valid
     )
 
 

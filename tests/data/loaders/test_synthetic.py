@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -10,7 +10,6 @@ import torch
 from ddlbench.data.feed import Request
 from ddlbench.data.loaders.native import Native
 from ddlbench.data.loaders.synthetic import Synthetic
-from ddlbench.errors import UserError
 from ddlbench.job import Place
 from tests.support.pictures import Shape
 from tests.support.tiny import TinyData
@@ -76,31 +75,6 @@ def test_random_samples_are_not_scored():
     assert Native(name="native").scored
 
 
-def test_valid_samples_add_up():
-    batches = [batch for rank in range(3) for batch in opened(rank, 3, replica_batch=2).validation()]
-    assert sum(int(batch.valid.sum()) for batch in batches) == 7
-
-
-def test_global_random_stream_is_left_alone():
-    torch.manual_seed(4)
-    expected = torch.rand(2)
-    torch.manual_seed(4)
-    list(opened().train(0))
-    assert torch.equal(torch.rand(2), expected)
-
-
-def test_rank_that_does_not_read_gets_none_for_each_batch():
-    feed = Synthetic("synthetic").open(DATA, replace(request(), place=Place(0, 1, reads_data=False)))
-    assert list(feed.train(0)) == [None] * 6
-    assert list(feed.validation()) == [None] * 2
-    feed.close()
-
-
 def test_channels_last():
     assert next(opened(channels_last=True).train(0)).inputs.is_contiguous(memory_format=torch.channels_last)
     assert next(opened(channels_last=True, model=TextShape()).train(0)).inputs.is_contiguous()
-
-
-def test_steps_must_exist():
-    with pytest.raises(UserError, match="26 training samples, fewer than one global batch of 27"):
-        opened(replica_batch=27)

@@ -80,9 +80,8 @@ def test_token_file_of_another_tokenizer_is_refused(made, tmp_path_factory):
 
 def test_token_files_of_two_tokenizers_are_refused(made):
     index = Path(made.root) / "valid.json"
-    index.write_text(
-        index.read_text().replace(TokenFile.open(index.with_suffix(".bin")).index.tokenizer_hash, "ab" * 32)
-    )
+    old = TokenFile.open(index.with_suffix(".bin")).index.tokenizer_hash
+    index.write_text(index.read_text().replace(old, "ab" * 32))
     with pytest.raises(UserError, match=r"valid\.bin was made with .*train\.bin with BPE-256-"):
         made.check(model(4))
 
@@ -243,18 +242,10 @@ def test_description(text):
     hashes = [TokenFile.open(text.paths()[train][1]).index.sha256 for train in (True, False)]
     tokenizer = text.tokenizer_files().hash()
     assert described == {
-        "name": "text",
-        "kind": "text",
-        "hash": sha256(" ".join([*hashes, tokenizer]).encode()).hexdigest(),
-        "train_tokens": 39,
-        "train_words": 9,
-        "train_lines": 3,
-        "val_tokens": 12,
-        "val_words": 5,
-        "val_lines": 3,
-        "tokenizer": f"BPE-256-{tokenizer[:8]}",
-        "vocab_size": 256,
-    }
+        "name": "text", "kind": "text", "hash": sha256(" ".join([*hashes, tokenizer]).encode()).hexdigest(),
+        "train_tokens": 39, "train_words": 9, "train_lines": 3, "val_tokens": 12, "val_words": 5, "val_lines": 3,
+        "tokenizer": f"BPE-256-{tokenizer[:8]}", "vocab_size": 256,
+    }  # fmt: skip
 
 
 def test_hash_is_of_the_content_alone(root, text, tmp_path_factory):

@@ -10,17 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ddlbench.data.text.token_file import (
-    FORMAT,
-    TokenFile,
-    TokenIndex,
-    is_made,
-    smallest_dtype,
-    token_path,
-)  # fmt: skip
+from ddlbench.data.text.token_file import FORMAT, TokenFile, TokenIndex, is_made, smallest_dtype, token_path
 from ddlbench.errors import UserError
-from ddlbench.files import replacing
-from ddlbench.foreign import sha256_of
 
 INDEX = TokenIndex(FORMAT, "uint16", 5, 2, 1, "-", "BPE-9-x", "x", 9, "text", 12, "-", 0)
 
@@ -71,20 +62,6 @@ def test_unusable_index_is_refused(tmp_path, content, message):
         TokenFile.open(path)
 
 
-def test_failing_writer_leaves_the_old_file_and_nothing_else(tmp_path):
-    target = tmp_path / "a.bin"
-    target.write_bytes(b"old")
-
-    def write():
-        with replacing(target) as file:
-            file.write(b"half of the n")
-            raise OSError("disk full")
-
-    with pytest.raises(OSError, match="disk full"):
-        write()
-    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("a.bin", b"old")]
-
-
 def test_token_file_is_named_by_text_and_tokenizer(tmp_path, monkeypatch):
     text = tmp_path / "wiki.train.raw"
     text.write_text("12345")
@@ -105,8 +82,3 @@ def test_token_file_without_index_is_not_made(tmp_path):
     (tmp_path / "a.json").touch()
     assert is_made(tmp_path / "text", tmp_path / "a.bin")
     assert is_made(tmp_path / "b.bin", tmp_path / "b.bin")
-
-
-def test_sha256_of_a_file(tmp_path):
-    (tmp_path / "a").write_bytes(b"abc")  # FIPS 180-2, appendix B.1
-    assert sha256_of(tmp_path / "a") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"

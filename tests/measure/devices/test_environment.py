@@ -118,15 +118,6 @@ def test_a_planted_secret_never_reaches_the_record(ddlbench, monkeypatch, tmp_pa
     assert not [file for file in files if PLANTED.encode() in file.read_bytes()]
 
 
-def test_a_switch_shows():
-    torch.backends.cudnn.benchmark = True
-    try:
-        assert environment(CPU)["switches"]["cudnn_benchmark"] is True
-    finally:
-        torch.backends.cudnn.benchmark = False
-    assert environment(CPU)["switches"]["cudnn_benchmark"] is False
-
-
 def test_commit_and_changes_of_a_checkout(git, tmp_path, monkeypatch):
     package = make_package(tmp_path / "src" / "ddlbench")
     git("add", ".")

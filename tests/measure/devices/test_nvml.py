@@ -120,22 +120,14 @@ def test_the_names_are_those_of_the_library() -> None:
     """By the constants of the installed package."""
     library = pytest.importorskip("pynvml")
     bits = {
-        "SwPowerCap": "power cap",
-        "HwSlowdown": "hardware slowdown",
-        "SyncBoost": "sync boost",
-        "SwThermalSlowdown": "thermal slowdown by software",
-        "HwThermalSlowdown": "thermal slowdown by hardware",
-        "HwPowerBrakeSlowdown": "power brake",
-        "BoardLimit": "board limit",
-        "Reliability": "reliability",
-    }
+        "SwPowerCap": "power cap", "HwSlowdown": "hardware slowdown", "SyncBoost": "sync boost",
+        "SwThermalSlowdown": "thermal slowdown by software", "HwThermalSlowdown": "thermal slowdown by hardware",
+        "HwPowerBrakeSlowdown": "power brake", "BoardLimit": "board limit", "Reliability": "reliability",
+    }  # fmt: skip
     assert {getattr(library, f"nvmlClocksThrottleReason{name}"): word for name, word in bits.items()} == nvml.REASONS
     policies = {
-        "POWER": "power cap",
-        "THERMAL": "thermal slowdown",
-        "BOARD_LIMIT": "board limit",
-        "RELIABILITY": "reliability",
-    }
+        "POWER": "power cap", "THERMAL": "thermal slowdown", "BOARD_LIMIT": "board limit", "RELIABILITY": "reliability",
+    }  # fmt: skip
     assert {getattr(library, f"NVML_PERF_POLICY_{name}"): word for name, word in policies.items()} == nvml.POLICIES
 
 

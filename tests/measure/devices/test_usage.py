@@ -130,9 +130,7 @@ def proc(folder: Path, stat: str, load: str = "3.00 2.00 1.00 1/100 42\n", some:
     (folder / "pressure").mkdir(parents=True)
     (folder / "loadavg").write_text(load)
     (folder / "stat").write_text(f"cpu  {stat}\ncpu0 1 1 1 1 1 1 1 1 1 1\n")
-    lines = (
-        f"some avg10={some:.2f} avg60=90.00 avg300=80.00 total=12\nfull avg10=99.00 avg60=0.00 avg300=0.00 total=0\n"
-    )
+    lines = f"some avg10={some:.2f} avg60=90.00 avg300=80.00 total=12\nfull avg10=99.00 avg60=0 avg300=0 total=0\n"
     (folder / "pressure" / "cpu").write_text(lines)
     return folder
 
@@ -141,9 +139,8 @@ def test_a_node_with_known_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     # user nice system idle iowait irq softirq steal guest guest_nice
     before = Load.now(proc(tmp_path / "a", "100 10 20 800 5 1 4 60 50 5"))
-    assert before == Load(
-        load=0.75, pressure=0.25, stolen=60, ticks=1000, busy=135
-    )  # guests' ticks are in user and nice
+    # Guests' ticks are in user and nice.
+    assert before == Load(load=0.75, pressure=0.25, stolen=60, ticks=1000, busy=135)
     after = Load.now(proc(tmp_path / "b", "150 10 20 840 5 1 4 70 90 5"))
     assert after.steal_share(before) == 10 / 100
 
@@ -204,12 +201,6 @@ def test_a_thread_that_ends_while_the_children_are_read_is_passed_over(
 
     monkeypatch.setattr(Path, "read_text", read)
     assert process_tree_seconds(tmp_path) == pytest.approx((154 + 1000) / HZ)
-
-
-def test_a_child_that_computes_is_the_runs_own() -> None:
-    before = process_tree_seconds()
-    subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.3: pass"], check=True)
-    assert process_tree_seconds() - before >= 0.25
 
 
 def test_this_machine() -> None:

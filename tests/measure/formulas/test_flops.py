@@ -6,13 +6,7 @@ import pytest
 import torch
 
 from ddlbench.job import Model
-from ddlbench.measure.formulas.flops import (
-    forward_flops_per_block,
-    hardware_flops,
-    mfu,
-    peak_flops,
-    training_flops,
-)
+from ddlbench.measure.formulas.flops import forward_flops_per_block, hardware_flops, mfu, peak_flops, training_flops
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.resnet import ResNet
 from ddlbench.models.vgg import VGG
@@ -28,12 +22,7 @@ def forward_flops(model: Model) -> int:
 
 
 @pytest.mark.parametrize(
-    ("name", "forward"),
-    [
-        ("resnet50", 8_178_368_512),
-        ("vgg16", 30_940_528_640),
-        ("gpt2_small", 291_648_307_200),
-    ],
+    ("name", "forward"), [("resnet50", 8_178_368_512), ("vgg16", 30_940_528_640), ("gpt2_small", 291_648_307_200)]
 )
 def test_forward_of_the_full_models(name: str, forward: int) -> None:
     assert forward_flops(configured(name)) == forward

@@ -13,13 +13,7 @@ from benchmarks.memory import FRAMEWORKS, OPTIMIZERS, Expected, Held, measure_al
 from ddlbench.frameworks.tensor.collectives import Part
 from ddlbench.frameworks.tensor.layers import split_model
 from ddlbench.job import Model
-from ddlbench.measure.formulas.memory_formula import (
-    SPLIT,
-    Bytes,
-    bytes_of_parameter,
-    data_parallel,
-    touched,
-)
+from ddlbench.measure.formulas.memory_formula import SPLIT, Bytes, bytes_of_parameter, data_parallel, touched
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.vgg import VGG
 from ddlbench.recipe.optimizers import optimizers

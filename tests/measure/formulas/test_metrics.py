@@ -29,11 +29,8 @@ def test_images_by_hand():
     assert sums.dtype == torch.float64
     assert sums.tolist() == pytest.approx([nats, 4, 2, 3, 4])
     assert finish(sums, "images", None) == {
-        "val_loss": pytest.approx(nats / 4),
-        "val_samples": 4,
-        "val_top1": 0.5,
-        "val_top5": 0.75,
-    }
+        "val_loss": pytest.approx(nats / 4), "val_samples": 4, "val_top1": 0.5, "val_top5": 0.75,
+    }  # fmt: skip
 
 
 def test_top5_of_fewer_than_five_classes_is_always_right():
@@ -102,9 +99,8 @@ def test_half_precision_scores_are_counted_in_float32():
 def test_nothing_waits_for_the_device(length):
     output = torch.empty(3, *length, 7, device="meta")  # reading a value of a meta tensor raises
     targets = torch.empty(3, *length, device="meta", dtype=torch.long)
-    assert batch_sums(
-        output, Batch(output, targets, targets.flatten(1)[:, 0] > 0 if length else targets > 0)
-    ).shape == (5,)
+    valid = targets.flatten(1)[:, 0] > 0 if length else targets > 0
+    assert batch_sums(output, Batch(output, targets, valid)).shape == (5,)
 
 
 def test_text_never_holds_all_scores_in_float32():
