@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
 
 import numpy as np
@@ -18,7 +17,7 @@ from ddlbench.figures.figures import drawing_of, make_figures, plots_of, save
 from ddlbench.figures.plotting import PALETTE
 from ddlbench.results.tables.measurement import Measurement
 from tests.support.figures import figures_of, names_of
-from tests.support.records import strong_scaling, tables_of, weak_scaling, write_repeats, write_run
+from tests.support.records import edit_epochs, strong_scaling, tables_of, weak_scaling, write_repeats, write_run
 
 ALWAYS = {"throughput", "speedup", "efficiency", "epoch_time", "memory"}
 
@@ -360,8 +359,7 @@ def texts_of(axes):
 def test_learning_curves_are_the_median_of_the_repeats_with_their_range(tmp_path):
     for repeat, top1 in enumerate((0.5, 0.7, 0.6)):
         folder = write_run(tmp_path, repeat=repeat, epochs=1)
-        line = json.loads((folder / "epochs.jsonl").read_text())
-        (folder / "epochs.jsonl").write_text(json.dumps(line | {"val_top1": top1, "elapsed_s": 10.0 + repeat}))
+        edit_epochs(folder, {"val_top1": top1, "elapsed_s": 10.0 + repeat})
     figures = drawn(tmp_path, "accuracy_by_epoch", "accuracy_by_time")
     (by_epoch,), (by_time,) = figures["accuracy_by_epoch"].axes, figures["accuracy_by_time"].axes
     assert [[1, 0.6]] in [line.get_xydata().tolist() for line in by_epoch.lines]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from ddlbench.report.__main__ import main, share
-from tests.support.records import write_repeats, write_run
+from tests.support.records import edited, write_repeats, write_run
 
 ENVIRONMENT = {"torch": "2.14.1", "cuda": "13.0", "driver": "1", "packages": {"deepspeed": "0.18.1"}}
 
@@ -48,12 +46,7 @@ def test_what_changed_comes_before_the_numbers(tmp_path, capsys):
         ([80.0] * 6, "0.3", 0, "no measurement is shown to be slower by more than 30 %"),
         ([96.0] * 6, "5%", 0, "no measurement is shown to be slower by more than 5 %"),
         ([80.0, 80.0, 80.0, 80.0, 80.0, 100.0], "5%", 0, "no measurement is shown"),  # 1 to 1.25: it may be equal
-        (
-            [80.0] * 5,
-            "5%",
-            3,
-            "too few repeats to decide (6 a side are needed): ddp, resnet50, native, 1 GPU",
-        ),
+        ([80.0] * 5, "5%", 3, "too few repeats to decide (6 a side are needed): ddp, resnet50, native, 1 GPU"),
         ([120.0] * 6, "5%", 0, "ratio 0.833 (faster"),
     ],
 )
@@ -122,10 +115,9 @@ def test_what_is_no_counterpart_is_never_compared(tmp_path, capsys, other, nodes
     repeats(tmp_path / "a", [100.0] * 6, gpus=2)
     repeats(tmp_path / "b", [200.0] * 6, **{"gpus": 2} | other)
     for path in (tmp_path / "b").glob("*/attempt-1/run.json"):
-        record = json.loads(path.read_text())
-        record["launch"]["nodes"] = nodes
-        record["ledger"]["precision"] = record["config"]["train"]["precision"]
-        path.write_text(json.dumps(record))
+        with edited(path.parent) as record:
+            record["launch"]["nodes"] = nodes
+            record["ledger"]["precision"] = record["config"]["train"]["precision"]
     assert compare(tmp_path, capsys)[0] == 2
     for side in "ab":
         repeats(tmp_path / side, [100.0] * 6, framework="single")

@@ -22,7 +22,7 @@ from ddlbench.report.explain import NO_CAUSE, Explanation, behind, explain
 from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.tables.tables import make_tables
 from tests.support.published import cells, write_csv
-from tests.support.records import write_run
+from tests.support.records import edited, write_run
 
 NO_WAIT = {"data_wait_share": 0.0, "mfu": None}
 
@@ -31,13 +31,7 @@ def window(*parts_of_ranks: tuple[float, float, float, float], step_s: float = 0
     """The section `profile` of one step. parts_of_ranks: computing, exposed communication, data and idle of each"""
     ranks = [tuple(part * step_s / sum(parts) for part in parts) for parts in parts_of_ranks]
     lines = [
-        {
-            "rank": n,
-            "host": "node1",
-            "stage": 0,
-            "window_s": sum(parts),
-            "own_step_s": parts[0] + parts[3],
-        }
+        {"rank": n, "host": "node1", "stage": 0, "window_s": sum(parts), "own_step_s": parts[0] + parts[3]}
         | dict(zip(("compute_s", "exposed_s", "data_s", "idle_s"), parts, strict=True))
         for n, parts in enumerate(ranks)
     ]
@@ -186,10 +180,9 @@ def test_the_next_run_has_each_key_once(tmp_path: Path) -> None:
 def test_the_next_run_fits_the_device_and_the_nodes_and_reads_the_same_data(tmp_path: Path) -> None:
     sections = window((1, 1, 1, 0), (1, 1, 1, 0))
     path = write_run(tmp_path, gpus=2, device="cpu", rate=100.0, summary=NO_WAIT, sections=sections)
-    record = json.loads((path / "run.json").read_text())
-    record["launch"]["nodes"] = 2
-    record["config"]["data"] |= {"root": "/my data", "val_limit": 700}
-    (path / "run.json").write_text(json.dumps(record))
+    with edited(path) as record:
+        record["launch"]["nodes"] = 2
+        record["config"]["data"] |= {"root": "/my data", "val_limit": 700}
     records = read_all([tmp_path])
     bars = explain(make_tables(records), records, path.parent.name).bars
     (command,) = [bar.next_run for bar in bars if bar.bar == "exposed communication"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from itertools import product
@@ -16,7 +15,7 @@ from ddlbench.report.overview import summary_text
 from ddlbench.results.tables.tables import records
 from ddlbench.texts import printable
 from tests.support import hostile
-from tests.support.records import tables_of, write_run
+from tests.support.records import edited, tables_of, write_run
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]")
 OWN = ("framework", "gpus", "runs_ok", "sample_time_s", "epoch_time_s", "speedup", "val_top1", "mfu")
@@ -165,9 +164,8 @@ def test_a_program_error_of_one_record_is_a_row_too(beside, monkeypatch):
         "measured_options",
         lambda config, before: 1 / (config.get("framework") != {}) and reference(config, before),
     )
-    record = json.loads((folder / "run.json").read_text())
-    record["config"]["framework"] = {}
-    (folder / "run.json").write_text(json.dumps(record))
+    with edited(folder) as record:
+        record["config"]["framework"] = {}
     tables = check(results, alone)
     assert tables.warnings == [f"{folder}: the values of run.json cannot be used (ZeroDivisionError: division by zero)"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
@@ -12,7 +11,7 @@ from ddlbench.report.documents import render, write_documents
 from ddlbench.report.overview import WIDTH, remedy, summary_text
 from ddlbench.results.tables.tables import records
 from tests.support.figures import names_of
-from tests.support.records import strong_scaling, tables_of, weak_scaling, write_run
+from tests.support.records import edited, strong_scaling, tables_of, weak_scaling, write_run
 
 
 def text_of(results):
@@ -226,9 +225,7 @@ def test_a_model_of_other_sizes_is_marked_and_never_compared_with_the_published_
 
 
 def test_a_record_that_does_not_say_is_compared_with_the_published_values(tmp_path):
-    folder = write_run(tmp_path)
-    record = json.loads((folder / "run.json").read_text())
-    record["config"]["model"] |= {"layers": [1, 1, 1, 1], "image_size": 224}
-    del record["model"]
-    (folder / "run.json").write_text(json.dumps(record))
+    with edited(write_run(tmp_path)) as record:
+        record["config"]["model"] |= {"layers": [1, 1, 1, 1], "image_size": 224}
+        del record["model"]
     assert list(tables_of(tmp_path).runs["model_changed"]) == ["layers=[1,1,1,1]"]

@@ -142,9 +142,7 @@ def test_two_interleaved_stages_of_a_rank_halve_the_bubble() -> None:
 
 
 @pytest.mark.slow
-def test_large_models_of_another_source_are_predicted(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_large_models_of_another_source_are_predicted(capsys: pytest.CaptureFixture[str]) -> None:
     """Korthikanti et al. 2022, Table 5: 22 billion to 1 trillion parameters on 8 to 512 A100."""
     assert main(["--grade", "benchmarks/measured/gpt_large.csv", "--json"]) == 0
     graded = json.loads(capsys.readouterr().out)

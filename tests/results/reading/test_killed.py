@@ -132,8 +132,8 @@ def test_an_end_that_was_recorded_counts_more_than_a_copy_from_before(tmp_path: 
     """Copied while the run went on, with its heartbeat, which is old by now."""
     early = records.write_run(tmp_path / "a")
     records.write_run(tmp_path / "b")
-    content = json.loads((early / "run.json").read_text()) | {"status": "running"}
-    (early / "run.json").write_text(json.dumps(content))
+    with records.edited(early) as content:
+        content["status"] = "running"
     beat(early, ELSEWHERE, 300)
     assert [read_all([tmp_path / name]).attempts[0].record["status"] for name in "ab"] == ["killed", "ok"]
     assert list(tables_of(tmp_path).runs["status"]) == ["ok"]

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 
 import pytest
 
 from ddlbench.results.tables.tables import records
-from tests.support.records import tables_of, write_run
-
-
-def change(folder, **sections):
-    record = json.loads((folder / "run.json").read_text())
-    (folder / "run.json").write_text(json.dumps(record | sections))
+from tests.support.records import edited, tables_of, write_run
 
 
 def test_six_copies_are_no_six_repeats(tmp_path):
@@ -73,7 +67,8 @@ def test_the_later_state_counts_where_a_copy_was_made_during_the_run(tmp_path, e
     for place in ("a", "b"):
         folder = write_run(tmp_path / place)
         if place == early:
-            change(folder, status="running", summary={})
+            with edited(folder) as record:
+                record |= {"status": "running", "summary": {}}
             lines = (folder / "epochs.jsonl").read_text().splitlines(keepends=True)
             (folder / "epochs.jsonl").write_text(lines[0])
     tables = tables_of(tmp_path)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from ddlbench.results.reading.attempts import read_all
@@ -76,10 +74,8 @@ def test_what_differs_is_not_merged(tmp_path, other):
 )
 def test_data_are_the_same_wherever_they_lie_but_not_on_another_storage(tmp_path, data, count):
     for repeat, own in enumerate(({"stage_to": None}, data)):
-        folder = records.write_run(tmp_path, repeat=repeat)
-        record = json.loads((folder / "run.json").read_text())
-        record["config"]["data"] |= own
-        (folder / "run.json").write_text(json.dumps(record))
+        with records.edited(records.write_run(tmp_path, repeat=repeat)) as record:
+            record["config"]["data"] |= own
     assert len(groups(tmp_path)) == count
 
 

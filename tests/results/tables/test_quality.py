@@ -13,15 +13,12 @@ from ddlbench.report.__main__ import main
 from ddlbench.results.tables.quality import Target, target, target_costs
 from ddlbench.results.tables.tables import records
 from tests.support.figures import figures_of
-from tests.support.records import tables_of, write_run
+from tests.support.records import edit_epochs, edited, tables_of, write_run
 
 
 def run(results, seed, top1, repeat=0, **others):
     folder = write_run(results, repeat=repeat, train={"seed": seed}, epochs=2, **others)
-    lines = [json.loads(line) for line in (folder / "epochs.jsonl").read_text().splitlines()]
-    for number, line in enumerate(lines):
-        line["val_top1"] = None if top1 is None else top1 + 0.1 * number
-    (folder / "epochs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    edit_epochs(folder, *({"val_top1": None if top1 is None else top1 + more} for more in (0.0, 0.1)))
     return folder
 
 
@@ -47,9 +44,8 @@ def test_a_seed_is_the_median_of_its_repeats_that_ended_ok(tmp_path):
     """Seed 0: 0.1, 0.9 and 0.4, and 0.95 of a run that was killed; seed 1: 0.2; seed 2: not known."""
     for repeat, (top1, rate) in enumerate(((0.1, 1024.0), (0.9, 512.0), (0.4, 256.0))):
         run(tmp_path, seed=0, top1=top1, repeat=repeat, rate=rate)
-    folder = run(tmp_path, seed=0, top1=0.95, repeat=3, rate=1.0)
-    record = json.loads((folder / "run.json").read_text())
-    (folder / "run.json").write_text(json.dumps(record | {"status": "killed"}))
+    with edited(run(tmp_path, seed=0, top1=0.95, repeat=3, rate=1.0)) as record:
+        record["status"] = "killed"
     run(tmp_path, seed=1, top1=0.2, rate=16.0)
     run(tmp_path, seed=2, top1=None, rate=128.0)
     first, _ = learning(tmp_path)

@@ -3,7 +3,6 @@ runs are reported as they would be without."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +21,7 @@ from ddlbench.results.reading.cells import epochs_of
 from ddlbench.results.tables.run_rows import ALL, MEASURED, PARQUET, contradiction, damaged_parquet
 from ddlbench.results.tables.tables import records
 from tests.support.epoch_rows import epoch_row
-from tests.support.records import tables_of, write_repeats, write_run
+from tests.support.records import edit_epochs, edited, tables_of, write_repeats, write_run
 
 SHARES = ("val_loss", "val_top1", "val_top5")
 COUNTS = ("val_perplexity_token", "val_perplexity_word", "val_samples")
@@ -129,8 +128,8 @@ def test_a_rate_that_nothing_confirms_moves_no_speedup(tmp_path: Path, lines: st
     alone = records(tables_of(tmp_path).scaling)
     folder = write_run(tmp_path, framework="ddp", repeat=1, summary={"throughput_samples_per_s": 1e9})
     file = folder / "epochs.jsonl"
-    measured = {"measured_samples": 1024, "measured_time_s": 10.24}
-    whole = "".join(json.dumps(json.loads(line) | measured) + "\n" for line in file.read_text().splitlines())
+    edit_epochs(folder, *[{"measured_samples": 1024, "measured_time_s": 10.24}] * 3)
+    whole = file.read_text()
     file.write_text({"one broken": whole.split("\n", 1)[1] + "{", "empty": ""}.get(lines, whole))
     if lines == "missing":
         file.unlink()
@@ -156,9 +155,8 @@ def test_a_summary_of_other_epochs_is_left_out_and_the_attempt_stays_a_row(tmp_p
         write_run(tmp_path, framework=framework)
     alone = records(tables_of(tmp_path).scaling)
     folder = write_run(tmp_path, repeat=1)
-    content = json.loads((folder / "run.json").read_text())
-    content["summary"] |= {"val_top1": 0.99, "throughput_samples_per_s": 1e9}
-    (folder / "run.json").write_text(json.dumps(content))
+    with edited(folder) as record:
+        record["summary"] |= {"val_top1": 0.99, "throughput_samples_per_s": 1e9}
     tables = tables_of(tmp_path)
     assert [row["speedup"] for row in records(tables.scaling)] == [row["speedup"] for row in alone]
     assert any(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from ddlbench.frameworks.ddp import NOTHING_SENT
 from ddlbench.record.schema import SCALING
 from ddlbench.results.tables.tables import records
-from tests.support.records import GIB, GPU, strong_scaling, tables_of, weak_scaling, write_repeats, write_run
+from tests.support.records import GPU, edited, strong_scaling, tables_of, weak_scaling, write_repeats, write_run
 
 
 def rows_of(results):
@@ -448,11 +446,9 @@ def test_models_are_one_comparison_by_model(tmp_path):
 
 def test_settings_of_a_loader_name_its_curves_by_loader(tmp_path):
     for workers in (2, 8):
-        folder = write_run(tmp_path, train={"steps": workers})
-        record = json.loads((folder / "run.json").read_text())
-        record["config"]["loader"]["workers"] = workers
-        record["config"]["train"]["steps"] = None
-        (folder / "run.json").write_text(json.dumps(record))
+        with edited(write_run(tmp_path, train={"steps": workers})) as record:
+            record["config"]["loader"]["workers"] = workers
+            record["config"]["train"]["steps"] = None
     result = tables_of(tmp_path, by="loader").scaling
     assert list(result["knobs"]) == ["workers=2", "workers=8"]
     assert result["variant"].isna().all()
