@@ -11,7 +11,7 @@ from ddlbench.report.documents import render, write_documents
 from ddlbench.report.overview import WIDTH, remedy, summary_text
 from ddlbench.results.tables.tables import records
 from tests.support.figures import names_of
-from tests.support.records import edited, strong_scaling, tables_of, weak_scaling, write_run
+from tests.support.records import edited, strong_scaling, tables_of, weak_scaling, write_repeats, write_run
 
 
 def text_of(results):
@@ -54,9 +54,8 @@ def test_one_line_a_measurement(tmp_path):
 
 
 def test_one_gpu_count_has_no_ratios(tmp_path):
-    for repeat in range(2):
-        write_run(tmp_path, gpus=2, rate=100.0 + repeat, repeat=repeat)
-        write_run(tmp_path, framework="fsdp", gpus=2, rate=50.0, repeat=repeat)
+    write_repeats(tmp_path, 100.0, 101.0, gpus=2)
+    write_repeats(tmp_path, 50.0, 50.0, framework="fsdp", gpus=2)
     made = tables_of(tmp_path)
     text = summary_text(made.measurements)
     assert not any(word in text for word in ("speedup", "efficiency", "100.0 %", "base"))
@@ -71,9 +70,8 @@ def test_one_gpu_count_has_no_ratios(tmp_path):
 
 
 def test_the_range_of_repeats_and_how_certain_the_fastest_is(tmp_path):
-    for repeat, (ddp, fsdp) in enumerate(((100.0, 80.0), (50.0, 64.0), (80.0, 40.0))):
-        write_run(tmp_path, rate=ddp, repeat=repeat)
-        write_run(tmp_path, framework="fsdp", rate=fsdp, repeat=repeat)
+    write_repeats(tmp_path, 100.0, 50.0, 80.0)
+    write_repeats(tmp_path, 80.0, 64.0, 40.0, framework="fsdp")
     write_run(tmp_path, framework="zero1", rate=10.0)
     text = text_of(tmp_path)
     assert " ok 3 12.8 s 10.2 to 20.5 s 80.0 " in line_of(text, "ddp", "resnet50", "native", "1", "single", "ok")
@@ -131,10 +129,8 @@ def test_speedup_is_against_the_best_single_gpu_here_as_in_the_csv(tmp_path):
 
 def test_ratios_have_intervals_from_six_repeats_on(tmp_path):
     """Rates of the repeats: single 100 to 105, ddp on one GPU 80 to 84, on two 90 to 110."""
-    for repeat in range(6):
-        write_run(tmp_path, framework="single", rate=100.0 + repeat, repeat=repeat)
-        write_run(tmp_path, framework="ddp", rate=80.0 + 0.8 * repeat, repeat=repeat)
-        write_run(tmp_path, framework="ddp", gpus=2, rate=90.0 + 4 * repeat, repeat=repeat)
+    for framework, gpus, rate, step in (("single", 1, 100.0, 1), ("ddp", 1, 80.0, 0.8), ("ddp", 2, 90.0, 4)):
+        write_repeats(tmp_path, *(rate + step * n for n in range(6)), framework=framework, gpus=gpus)
     text = text_of(tmp_path)
     ratios = text.split("\n\n")[1]
     assert line_of(ratios, "ddp", "resnet50", "native", "1") == (
