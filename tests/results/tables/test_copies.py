@@ -26,14 +26,6 @@ def test_six_copies_are_no_six_repeats(tmp_path):
     )
 
 
-def test_results_from_two_places(tmp_path):
-    write_run(tmp_path / "a", repeat=0)
-    shutil.copytree(tmp_path / "a", tmp_path / "b")
-    write_run(tmp_path / "b", repeat=1)
-    (row,) = records(tables_of(tmp_path / "b", tmp_path / "a").scaling)
-    assert row["runs_ok"] == 2
-
-
 @pytest.mark.parametrize("place", ["attempt-1.bak", "attempt-1/attempt-1", "attempt-1 (copy)", "../other/attempt-7"])
 def test_a_copy_in_any_folder_counts_once(tmp_path, place):
     folder = write_run(tmp_path)

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from ddlbench.results.tables.stats import Interval, confidence, efficiency, median_interval, speedup
+from ddlbench.results.tables.stats import Interval, efficiency, median_interval, speedup
 
 
 @pytest.mark.parametrize("n", [1, 2, 5])
@@ -39,11 +39,6 @@ def test_interval_covers_the_median_with_its_stated_probability():
 def test_level_decides_how_many_values_are_needed():
     assert median_interval([1.0, 2.0, 3.0], level=0.75) == Interval(1.0, 3.0, 0.75)
     assert median_interval([float(i) for i in range(7)], level=0.99) is None  # 98.4 %
-
-
-def test_a_table_gives_n_and_the_level_of_the_interval():
-    assert confidence(3, None) == "n=3, no 95 % CI"
-    assert confidence(6, median_interval([float(i) for i in range(6)])) == "n=6, 96.9 % CI"
 
 
 def test_speedup_and_efficiency_start_from_the_base():
