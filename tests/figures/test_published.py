@@ -116,11 +116,6 @@ def test_ones_own_curves_have_their_looks_and_names(tmp_path):
         assert lines[0].get_xydata().tolist() == [[2, pytest.approx(0.2)], [4, pytest.approx(0.4)]]
 
 
-def test_not_drawn_unless_asked_for(tmp_path):
-    weak_scaling(tmp_path)
-    assert not [plot.name for plot in plots_of(tables_of(tmp_path)) if "published" in plot.name]
-
-
 @pytest.fixture
 def figure(tmp_path):
     more = {"step_ms": "", "gpus_per_node": 8}
