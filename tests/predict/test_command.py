@@ -30,8 +30,10 @@ from ddlbench.recipe.optimizers import Costs, Entry, optimizers
 from ddlbench.rehearsal.rehearse import rehearse
 from tests.support.originals import PARAMETERS
 
-Capture, Patch = pytest.CaptureFixture[str], pytest.MonkeyPatch
-Rows, Error = Callable[..., list[dict[str, Any]]], Callable[..., str]
+Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
+Rows = Callable[..., list[dict[str, Any]]]
+Error = Callable[..., str]
 TINY = ("+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=16", "model.image_size=64")
 EXAMPLE = Path(__file__).parents[2] / "results" / "example"
 KEYS = {

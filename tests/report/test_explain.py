@@ -209,7 +209,7 @@ def test_a_run_on_one_device_is_no_base_of_itself(tmp_path: Path) -> None:
 
 
 def test_the_input_bar_is_the_wait_of_all_epochs_and_not_of_the_worst_one(tmp_path: Path) -> None:
-    waits = {"data_wait_share": 0.4, "data_wait_mean_share": 0.05}
+    waits: dict[str, Any] = {"data_wait_share": 0.4, "data_wait_mean_share": 0.05}
     explanation, seconds = explained(tmp_path, window((19, 0, 1, 0), (19, 0, 1, 0)), **waits)
     assert seconds["input"] == pytest.approx(0.05 * 0.64)
     (bar,) = [bar for bar in explanation.bars if bar.bar == "input"]
