@@ -29,34 +29,40 @@ def row(gpus, **others):
     return Measurement(reference | dict.fromkeys(NAMES) | others, settings=settings)
 
 
-def test_a_bar_for_each_row_with_a_window_that_adds_up_to_one():
-    panel = Panel("resnet50", [], "base", [row(4, **SHARES), row(2, **SHARES), row(8)])
-    (drawn,) = breakdown_panels([panel])
-    assert [row["gpus"] for row in drawn.rows] == [2, 4]
+def drawn(rows, draw=draw_breakdown, model="resnet50", **options):
+    """The axes of a panel."""
     axes = matplotlib.figure.Figure().add_subplot()
-    draw_breakdown(axes, drawn)
-    assert [text.get_text() for text in axes.get_xticklabels()] == ["2", "4"]
-    heights = [[bar.get_height() for bar in container] for container in axes.containers]
-    assert [height[0] for height in heights] == pytest.approx(list(SHARES.values()))
-    top = axes.containers[-1][0]
-    assert top.get_y() + top.get_height() == pytest.approx(1)
+    draw(axes, Panel(model, [], "", rows), **options)
+    return axes
 
 
 def labels(axes):
     return [text.get_text() for text in axes.get_xticklabels()]
 
 
+def heights(axes):
+    """The heights of the bars of each part, from bottom to top."""
+    return [[bar.get_height() for bar in container] for container in axes.containers]
+
+
+def test_a_bar_for_each_row_with_a_window_that_adds_up_to_one():
+    (panel,) = breakdown_panels([Panel("resnet50", [], "base", [row(4, **SHARES), row(2, **SHARES), row(8)])])
+    assert [row["gpus"] for row in panel.rows] == [2, 4]
+    axes = drawn(panel.rows)
+    assert labels(axes) == ["2", "4"]
+    assert [height[0] for height in heights(axes)] == pytest.approx(list(SHARES.values()))
+    top = axes.containers[-1][0]
+    assert top.get_y() + top.get_height() == pytest.approx(1)
+
+
 def test_no_bar_is_dropped_where_they_are_many():
     rows = [row(2**n, compared=name, **SHARES) for name in ("ddp", "fsdp", "zero3") for n in range(9)]
     parts = breakdown_panels([Panel("resnet50", ["weak"], "", rows)])
     assert [part.lines[-1] for part in parts] == ["part 1 of 2", "part 2 of 2"]
-    result, axes = [], matplotlib.figure.Figure().add_subplot()
-    for part in parts:
-        axes = matplotlib.figure.Figure().add_subplot()
-        draw_breakdown(axes, part)
-        result += labels(axes) if len(labels(axes)) > 3 else [f"zero3 {gpus}" for gpus in labels(axes)]
+    first, last = (drawn(part.rows) for part in parts)
+    result = [*labels(first), *(f"zero3 {gpus}" for gpus in labels(last))]
     assert result == [f"{name} {2**n}" for name in ("ddp", "fsdp", "zero3") for n in range(9)]
-    assert axes.get_xlabel() == "GPUs, zero3", "the name of a single curve"
+    assert last.get_xlabel() == "GPUs, zero3", "the name of a single curve"
 
 
 @pytest.mark.parametrize(
@@ -73,26 +79,15 @@ def test_no_bar_is_dropped_where_they_are_many():
         ([{"layout": "dp=1 tp=4"}, {"layout": "dp=4 tp=1"}], ["ddp", "ddp (dp=4)"]),
         ([{"across": "scaling=weak"}, {"across": "scaling=strong", "compared": "gpipe"}], ["ddp", "gpipe"]),
     ],
-    ids=[
-        "knobs",
-        "short keys",
-        "keys of one last part",
-        "values",
-        "mixed layout",
-        "replicas alone",
-        "frameworks suffice",
-    ],
+    ids=["knobs", "short keys", "keys of one last part", "values", "layout", "replicas alone", "frameworks suffice"],
 )
 def test_bars_are_named_by_what_differs(rows, names):
-    axes = matplotlib.figure.Figure().add_subplot()
-    draw_breakdown(axes, Panel("gpt2", [], "", [row(4, **SHARES, **others) for others in rows]))
-    assert labels(axes) == names
+    assert labels(drawn([row(4, **SHARES, **others) for others in rows], model="gpt2")) == names
 
 
 def test_bars_with_long_names_are_numbered_and_listed_below():
     rows = [row(gpus, knobs=f"offload_optimizer_and_weights={gpus}", **SHARES) for gpus in (2, 4)]
-    axes = matplotlib.figure.Figure().add_subplot()
-    draw_breakdown(axes, Panel("gpt2", [], "", rows))
+    axes = drawn(rows, model="gpt2")
     assert labels(axes) == ["1", "2"]
     listed = [f"{n}  ddp (offload_optimizer_and_weights={gpus}) {gpus}" for n, gpus in ((1, 2), (2, 4))]
     assert axes.get_xlabel().split("\n") == ["name and GPUs", *listed]
@@ -100,21 +95,14 @@ def test_bars_with_long_names_are_numbered_and_listed_below():
 
 def test_curves_of_one_color_have_one_entry_in_the_legend():
     rows = [row(4, knobs=f"bucket_cap_mb={n}") for n in (1, 25)]
-    axes = matplotlib.figure.Figure().add_subplot()
     quantity = Quantity("speedup", lambda panel, row: Values(2.0, [2.0]))
-    draw_bars(axes, Panel("resnet50", [], "", rows), looks_of(row.curve_key for row in rows), quantity)
+    axes = drawn(rows, draw_bars, looks=looks_of(row.curve_key for row in rows), quantity=quantity)
     assert set(axes.get_legend_handles_labels()[1]) == {"ddp"}
 
 
-def heights(axes):
-    """The heights of the bars of each part, from bottom to top."""
-    return [[bar.get_height() for bar in container] for container in axes.containers]
-
-
 def test_seconds_of_a_step_are_shares_of_the_profiled_step():
-    axes = matplotlib.figure.Figure().add_subplot()
     rows = [row(2, profile_step_time_s=0.5, **SHARES), row(4, profile_step_time_s=0.25, **SHARES)]
-    draw_breakdown(axes, Panel("resnet50", [], "", rows), seconds=True)
+    axes = drawn(rows, seconds=True)
     assert heights(axes) == [[pytest.approx(share / 2), pytest.approx(share / 4)] for share in SHARES.values()]
     assert axes.get_ylim()[1] > 0.5
 
@@ -128,8 +116,7 @@ def test_predicted_parts_stand_beside_the_measured_ones_without_waiting_for_data
     first = row(2, **times, **shares, **predicted, predicted_error=-0.25)
     undivided = dict.fromkeys(shares)
     second = row(4, **times, **undivided, **predicted, predicted_error=0.1)
-    axes = matplotlib.figure.Figure().add_subplot()
-    draw_predicted(axes, Panel("resnet50", [], "", [first, second]))
+    axes = drawn([first, second], draw_predicted)
     assert heights(axes) == [
         [pytest.approx(0.36), 0], [pytest.approx(0.09), 0], [pytest.approx(0.03), pytest.approx(0.48)],
         [0.3, 0.3], [0.06, 0.06],
@@ -141,8 +128,7 @@ def test_a_bar_for_each_curve_with_its_repeats_and_the_status_of_a_failure():
     values = {"ddp": Values(2.0, [1.9, 2.1], (1.8, 2.2)), "zero2": Values(3.0, [3.0]), "tensor": Values(None)}
     rows = [row(4, compared=name, status="oom" if name == "tensor" else "ok") for name in values]
     quantity = Quantity("speedup", lambda panel, row: values[row["compared"]])
-    axes = matplotlib.figure.Figure().add_subplot()
-    draw_bars(axes, Panel("resnet50", [], "", rows), looks_of(row.curve_key for row in rows), quantity)
+    axes = drawn(rows, draw_bars, looks=looks_of(row.curve_key for row in rows), quantity=quantity)
     assert heights(axes) == [[2.0], [3.0]]
     assert [[y for _, y in line.get_xydata().tolist()] for line in axes.lines] == [[1.9, 2.1], [3.0]]
     assert [text.get_text() for text in axes.texts] == ["oom"]
@@ -160,11 +146,8 @@ def test_every_part_has_a_look_of_its_own():
 
 
 def test_long_names_of_bars_stay_above_the_next_panel():
-    rows = [
-        row(gpus, compared="deepspeed", knobs=f"zero_stage={stage}", **SHARES)
-        for stage in (1, 2, 3)
-        for gpus in (1024, 2048)
-    ]
+    places = [(stage, gpus) for stage in (1, 2, 3) for gpus in (1024, 2048)]
+    rows = [row(gpus, compared="deepspeed", knobs=f"zero_stage={stage}", **SHARES) for stage, gpus in places]
     with rc_context(cast(Any, plotting.STYLE)):
         figure = plotting.grid([(f"panel {number}", ["weak scaling"]) for number in range(4)])
         for axes in figure.axes:

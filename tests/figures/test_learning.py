@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
 from tests.support.figures import figures_of
-from tests.support.records import tables_of, write_run
+from tests.support.records import edit_epochs, edited, tables_of, write_run
 
 
 def run(results, seed, top1, **others):
     """A run of one epoch."""
     folder = write_run(results, train={"seed": seed}, epochs=1, **others)
-    line = json.loads((folder / "epochs.jsonl").read_text())
-    (folder / "epochs.jsonl").write_text(json.dumps(line | {"val_top1": top1, "elapsed_s": 10.0 + seed}))
+    edit_epochs(folder, {"val_top1": top1, "elapsed_s": 10.0 + seed})
     return folder
+
+
+def end(folder, status):
+    """The run has ended otherwise, with all of its epochs."""
+    with edited(folder) as record:
+        record |= {"status": status, "reason": "signal 9"}
 
 
 def drawn(results, name="accuracy_by_epoch"):
@@ -80,10 +83,8 @@ def test_the_head_of_a_panel_has_the_sizes_that_all_its_curves_share(tmp_path):
 
 
 def test_a_failed_run_of_another_seed_is_a_line_with_a_cross_in_the_color_of_the_curve(tmp_path):
-    ok = run(tmp_path, 0, 0.5)
-    failed = write_run(tmp_path, train={"seed": 1}, epochs=1, status="killed", reason="signal 9")
-    line = json.loads((ok / "epochs.jsonl").read_text())
-    (failed / "epochs.jsonl").write_text(json.dumps(line | {"val_top1": 0.1}))
+    run(tmp_path, 0, 0.5)
+    end(run(tmp_path, 1, 0.1), "killed")
     (axes,) = drawn(tmp_path)
     assert values(axes) == [[[1, 0.5]], [[1, 0.1]], [[1, 0.1]]]
     assert [line.get_marker() for line in axes.lines if np.size(line.get_xdata())][2] == "x"
@@ -115,8 +116,7 @@ def test_the_axes_hold_the_failed_runs_of_every_panel(tmp_path):
     failed = [run(tmp_path, 9, 0.5, framework="ddp", gpus=2, repeat=repeat) for repeat in range(8)]
     failed.append(run(tmp_path, 9, 0.9, framework="gpipe", gpus=2))
     for folder in failed:
-        record = json.loads((folder / "run.json").read_text())
-        (folder / "run.json").write_text(json.dumps(record | {"status": "killed", "reason": "signal 9"}))
+        end(folder, "killed")
     for axes in drawn(tmp_path):
         low, high = axes.get_ylim()
         assert low < 0.5 < 0.9 < high
@@ -125,9 +125,7 @@ def test_the_axes_hold_the_failed_runs_of_every_panel(tmp_path):
 def test_failed_runs_that_are_not_drawn_are_counted(tmp_path):
     run(tmp_path, 0, 0.5)
     for seed in range(1, 11):
-        folder = run(tmp_path, seed, 0.1)
-        record = json.loads((folder / "run.json").read_text())
-        (folder / "run.json").write_text(json.dumps(record | {"status": "diverged"}))
+        end(run(tmp_path, seed, 0.1), "diverged")
     (axes,) = drawn(tmp_path)
     assert len(values(axes)) == 1 + 2 * 8, "a line and a cross each"
     assert "2 more that did not end ok are not drawn" in axes.get_legend_handles_labels()[1]
@@ -136,10 +134,7 @@ def test_failed_runs_that_are_not_drawn_are_counted(tmp_path):
 def test_the_learning_rate_of_each_recipe_over_the_epochs(tmp_path):
     """Drawn where it changes; learning_rate is no metric of seeds."""
     for name, rates in (("sgd", (0.1, 0.01, 0.001)), ("cosine", (0.1, 0.05, 0.0))):
-        folder = write_run(tmp_path, recipe={"name": name})
-        lines = [json.loads(line) for line in (folder / "epochs.jsonl").read_text().splitlines()]
-        changed = [line | {"lr_last": rate} for line, rate in zip(lines, rates, strict=True)]
-        (folder / "epochs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in changed))
+        edit_epochs(write_run(tmp_path, recipe={"name": name}), *({"lr_last": rate} for rate in rates))
     (axes,) = figures_of(tables_of(tmp_path, across=["recipe"]), "learning_rate")["learning_rate"].axes
     rates = [[rate for _, rate in line] for line in values(axes)]
     assert sorted(rates) == [[0.1, 0.01, 0.001], [0.1, 0.05, 0.0]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
+from itertools import product
 
 from ddlbench.figures.figures import make_figures
 from ddlbench.figures.panels import panels
@@ -54,12 +54,9 @@ def test_panels_of_one_model_show_their_differences(tmp_path):
 
 
 def test_by_loader_native_and_dali_are_curves_of_one_panel_a_framework(tmp_path):
-    for framework in ("ddp", "fsdp"):
-        for loader in ("native", "dali"):
-            write_run(tmp_path, framework=framework, loader=loader, gpus=1)
-            write_run(tmp_path, framework=framework, loader=loader, gpus=2)
-    tables = tables_of(tmp_path, by="loader")
-    result = panels(tables.measurements)
+    for framework, loader, gpus in product(("ddp", "fsdp"), ("native", "dali"), (1, 2)):
+        write_run(tmp_path, framework=framework, loader=loader, gpus=gpus)
+    result = panels(tables_of(tmp_path, by="loader").measurements)
     assert [panel.lines[1] for panel in result] == ["ddp", "fsdp"]
     assert [[rows[0]["compared"] for rows in panel.curves.values()] for panel in result] == [["dali", "native"]] * 2
 
@@ -78,8 +75,7 @@ def test_a_base_is_named_by_what_is_compared(tmp_path):
 def test_by_model_all_models_are_curves_of_one_panel(tmp_path):
     for model in ("resnet50", "resnet101"):
         write_run(tmp_path, model=model)
-    tables = tables_of(tmp_path, by="model")
-    (panel,) = panels(tables.measurements)
+    (panel,) = panels(tables_of(tmp_path, by="model").measurements)
     assert panel.model == "resnet101, resnet50"
     assert len(panel.curves) == 2
 
@@ -91,22 +87,9 @@ def test_a_panel_of_several_models_names_the_changed_sizes_that_they_share(tmp_p
     assert (panel.model, panel.lines[1]) == ("resnet101*, resnet50*", "image_size=64")
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (2.0, "2.00 s"),
-        (0.1, "100 ms"),
-        (0.00971, "9.71 ms"),
-        (0.000123, "123 µs"),
-        (12.34, "12.3 s"),
-        (1234.5, "1,234 s"),
-    ],
-)
-def test_durations(seconds, text):
-    assert duration(seconds) == text
-
-
-def test_devices():
+def test_durations_and_devices():
+    seconds = (1234.5, 12.34, 2.0, 0.1, 0.00971, 0.000123)
+    assert [duration(each) for each in seconds] == ["1,234 s", "12.3 s", "2.00 s", "100 ms", "9.71 ms", "123 µs"]
     assert [devices(1, "cuda"), devices(4, "cuda"), devices(2, "cpu")] == ["1 GPU", "4 GPUs", "2 ranks"]
     assert devices(0, "cuda") == "an unknown number of GPUs"
 

@@ -11,10 +11,8 @@ from ddlbench.figures import plotting
 from ddlbench.figures.figures import drawing_of, make_figures, plots_of
 from ddlbench.figures.panels import panels
 from ddlbench.figures.published import GREY, by_source, efficiencies, notes, shares
-from tests.results.tables.test_published_rows import csv_facts, store
-from tests.support import records
 from tests.support.figures import figures_of
-from tests.support.published import cells
+from tests.support.published import cells, csv_facts, store
 from tests.support.records import tables_of, weak_scaling, write_run
 
 
@@ -26,16 +24,9 @@ def test_every_number_has_a_source_that_is_listed():
 
 
 def test_two_numbers_as_the_paper_prints_them():
-    assert [(row["loader"], row["value"]) for row in efficiencies("resnet50") if row["gpus"] == 1024] == [
-        ("dali, CPU", 0.76),
-        ("dali, GPU", 0.68),
-    ]
-    assert shares("resnet50")["native"][-1] == (
-        512,
-        pytest.approx(0.8261),
-        pytest.approx(0.0366),
-        pytest.approx(0.0552),
-    )
+    printed = [(row["loader"], row["value"]) for row in efficiencies("resnet50") if row["gpus"] == 1024]
+    assert printed == [("dali, CPU", 0.76), ("dali, GPU", 0.68)]
+    assert shares("resnet50")["native"][-1] == pytest.approx((512, 0.8261, 0.0366, 0.0552))
     assert shares("resnet50")["dali"][-1][:2] == (1024, pytest.approx(0.4618))
 
 
@@ -125,11 +116,6 @@ def test_ones_own_curves_have_their_looks_and_names(tmp_path):
         assert lines[0].get_xydata().tolist() == [[2, pytest.approx(0.2)], [4, pytest.approx(0.4)]]
 
 
-def test_not_drawn_unless_asked_for(tmp_path):
-    weak_scaling(tmp_path)
-    assert not [plot.name for plot in plots_of(tables_of(tmp_path)) if "published" in plot.name]
-
-
 @pytest.fixture
 def figure(tmp_path):
     more = {"step_ms": "", "gpus_per_node": 8}
@@ -142,8 +128,8 @@ def figure(tmp_path):
         cells(model="VGG-16", base_gpus="", base_value=""),
     ]
     store(tmp_path, csv_facts(tmp_path, *rows))
-    records.weak_scaling(tmp_path / "own")
-    return by_source(panels(records.tables_of(tmp_path).measurements))
+    weak_scaling(tmp_path / "own")
+    return by_source(panels(tables_of(tmp_path).measurements))
 
 
 def test_a_panel_for_each_family_of_models_with_a_base(figure):

@@ -24,12 +24,18 @@ def row(framework: str, gib: float | None, rate: float | None) -> Measurement:
     return Measurement({**values, "status": "ok" if rate else "oom", **NONE, **times})
 
 
-def test_markers_are_memory_and_throughput_and_a_line_joins_those_that_none_beats() -> None:
-    """zero1 needs more memory than zero3 for the same throughput; a run that ended without memory has no marker."""
-    rows = [row("ddp", 8, 100), row("zero1", 6, 50), row("zero3", 4, 50), row("fsdp", None, 40), row("zero2", 5, None)]
+def drawn_of(rows: list[Measurement]) -> Any:
+    """The axes of a panel."""
     plot = tradeoff([Panel("gpt2", [], "", rows)], looks_of(row.curve_key for row in rows))
     axes = matplotlib.figure.Figure().add_subplot()
     plot.draw(axes, plot.panels[0])
+    return axes
+
+
+def test_markers_are_memory_and_throughput_and_a_line_joins_those_that_none_beats() -> None:
+    """zero1 needs more memory than zero3 for the same throughput; a run that ended without memory has no marker."""
+    rows = [row("ddp", 8, 100), row("zero1", 6, 50), row("zero3", 4, 50), row("fsdp", None, 40), row("zero2", 5, None)]
+    axes = drawn_of(rows)
     drawn = {str(line.get_label()): [(x, round(y)) for x, y in line.get_xydata().tolist()] for line in axes.lines}
     assert drawn == {
         "ddp": [(8, 100)], "zero1": [(6, 50)], "zero3": [(4, 50)], "not beaten in both": [(4, 50), (8, 100)],
@@ -39,11 +45,7 @@ def test_markers_are_memory_and_throughput_and_a_line_joins_those_that_none_beat
 
 def test_a_gpu_and_a_cpu_in_one_panel_have_their_own_memory() -> None:
     cpu = Measurement(row("single", None, 10).row | {"device": "cpu", "memory_host_peak_bytes": 2 * GIB})
-    rows = [row("ddp", 8, 100), cpu]
-    plot = tradeoff([Panel("gpt2", [], "", rows)], looks_of(row.curve_key for row in rows))
-    axes = matplotlib.figure.Figure().add_subplot()
-    plot.draw(axes, plot.panels[0])
-    assert axes.lines[-1].get_xydata().round().tolist() == [[2, 10], [8, 100]]
+    assert drawn_of([row("ddp", 8, 100), cpu]).lines[-1].get_xydata().round().tolist() == [[2, 10], [8, 100]]
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1))

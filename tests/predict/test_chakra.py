@@ -53,9 +53,8 @@ def read(file: Path, official: bool = False) -> list[dict[str, Any]]:
     assert head.version == "1.0.0"
     while node := proto.parse_length_prefixed(known["Node"], stream):
         attr = {item.name: getattr(item, item.WhichOneof("value")) for item in node.attr}
-        nodes.append(
-            {"id": node.id, "type": node.type, "deps": list(node.data_deps), "us": node.duration_micros, **attr}
-        )
+        own = {"id": node.id, "type": node.type, "deps": list(node.data_deps), "us": node.duration_micros}
+        nodes.append(own | attr)
     return nodes
 
 
@@ -104,11 +103,8 @@ def test_the_bytes_read_back_are_those_of_check_volumes(framework: str, tmp_path
         assert all(dep < node["id"] for node in nodes for dep in node["deps"])
         assert sum(node.get("num_ops", 0) for node in nodes) == stage.flops
         seconds = max(seconds, sum(node["us"] for node in nodes) / 1e6)
-        messages += [
-            (node["type"], (node["comm_src"], node["comm_dst"], node["comm_size"]))
-            for node in nodes
-            if "comm_src" in node
-        ]
+        keys = ("comm_src", "comm_dst", "comm_size")
+        messages += [(node["type"], tuple(node[key] for key in keys)) for node in nodes if "comm_src" in node]
     sent, received = (Counter(what for kind, what in messages if kind == end) for end in (traces.SEND, traces.RECEIVE))
     assert sent == received
     assert bool(sent) == (row.layout.get("pp", 1) > 1)
@@ -140,15 +136,8 @@ def test_the_nodes_of_another_rank_of_the_stage(official: bool, tmp_path: Path) 
     groups = json.loads((tmp_path / "hybrid_8.groups.json").read_text())
     assert groups == {f"{first}+2x2": [first, first + 2] for first in (0, 1, 4, 5)}
     compute, gather, receive, send, after = read(tmp_path / "hybrid_8.7.et", official)
-    assert compute == {
-        "id": 0,
-        "type": 4,
-        "deps": [],
-        "us": 3e6,
-        "is_cpu_op": False,
-        "num_ops": 3e9,
-        "tensor_size": 210,
-    }
+    own = {"id": 0, "type": 4, "deps": [], "us": 3e6}
+    assert compute == own | {"is_cpu_op": False, "num_ops": 3e9, "tensor_size": 210}
     assert gather | {"deps": [0], "comm_type": 2, "comm_size": 32, "pg_name": "5+2x2", "type": 7} == gather
     assert receive | {"deps": [1], "comm_src": 3, "comm_dst": 7, "comm_size": 8, "type": 6} == receive
     assert send | {"deps": [1], "comm_src": 7, "comm_dst": 3, "type": 5} == send

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -29,7 +30,12 @@ from ddlbench.recipe.optimizers import Costs, Entry, optimizers
 from ddlbench.rehearsal.rehearse import rehearse
 from tests.support.originals import PARAMETERS
 
+Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
+Rows = Callable[..., list[dict[str, Any]]]
+Error = Callable[..., str]
 TINY = ("+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=16", "model.image_size=64")
+EXAMPLE = Path(__file__).parents[2] / "results" / "example"
 KEYS = {
     "framework", "gpus", "step_s", "compute_s", "comm_exposed_s", "comm_hidden_s", "bubble_s", "data_s", "memory_bytes",
     "memory_error", "fits", "reason",
@@ -37,24 +43,44 @@ KEYS = {
 
 
 @pytest.fixture(autouse=True)
-def nothing_measured_here(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+def nothing_measured_here(monkeypatch: Patch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Links that were calibrated on this machine would give answers where the tests expect refusals."""
     monkeypatch.setenv("DDLBENCH_HOME", str(tmp_path_factory.getbasetemp() / "home"))
 
 
-def rows(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict]:
-    assert main([*words, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
+@pytest.fixture
+def rows(capsys: Capture) -> Rows:
+    """The rows of a command line."""
+
+    def made(*words: str) -> list[dict[str, Any]]:
+        assert main([*words, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    return made
 
 
-def error(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert main(words) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    return line
+@pytest.fixture
+def error(capsys: Capture) -> Error:
+    """The line that refuses a command line."""
+
+    def said(*words: str) -> str:
+        assert main(words) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        return line
+
+    return said
 
 
-def test_json_has_its_documented_keys(capsys: pytest.CaptureFixture[str]) -> None:
-    (row,) = rows(capsys, *TINY, "+framework=ddp", "cluster=abci", "gpus=16")
+def write_cluster(path: Path, device: str, per_node: int, memory: object) -> None:
+    """memory: bytes of a device, or of a node of CPUs"""
+    link = "{name: any, alpha_s: 1e-6, bytes_per_s: 1e+9}"
+    made = f"{{name: made, type: {device}, memory_bytes: {memory}, bytes_per_s: null}}"
+    path.write_text(f"name: made\ndevices_per_node: {per_node}\nlinks: [{link}, {link}]\ndevice: {made}\n")
+    load.cache_clear()
+
+
+def test_json_has_its_documented_keys(rows: Rows) -> None:
+    (row,) = rows(*TINY, "+framework=ddp", "cluster=abci", "gpus=16")
     assert set(row) >= KEYS
     parts = row["compute_s"] + row["comm_exposed_s"] + row["bubble_s"] + (row["data_s"] or 0)
     assert row["step_s"] == pytest.approx(parts)
@@ -63,78 +89,70 @@ def test_json_has_its_documented_keys(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("framework", "degrees", "dp"),
+    ("framework", "degrees"),
     [
-        ("tensor", {"tp": 2}, [1, 2, 8]),
-        ("hybrid", {"tp": 1, "pp": 2}, [1, 2, 8]),
-        ("1f1b", {"pp": 2}, [1, 2, 8]),
-        ("spatial", {"sp": 2}, [1, 2, 8]),
+        ("tensor", {"tp": 2}),
+        ("hybrid", {"tp": 1, "pp": 2}),
+        ("1f1b", {"pp": 2}),
+        ("spatial", {"sp": 2}),
+        ("channel", {"tp": 2}),
     ],
 )
-def test_replicas_follow_the_number_of_gpus(
-    framework: str, degrees: dict[str, int], dp: list[int], capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = (
-        TINY
-        if framework == "spatial"
-        else ("+model=gpt2_small", "model.n_layer=4", "model.n_embd=64", "model.n_head=4")
-    )
+def test_replicas_follow_the_number_of_gpus(rows: Rows, framework: str, degrees: dict[str, int]) -> None:
+    text = ("+model=gpt2_small", "model.n_layer=4", "model.n_embd=64", "model.n_head=4")
+    model = TINY if framework in ("spatial", "channel") else text
     given = [f"framework.{key}={degree}" for key, degree in degrees.items()]
     words = (f"+framework={framework}", "framework.dp=null", *given, "train.batch_per_gpu=16", "train.micro_batch=4")
-    made = rows(capsys, *model, *words, "cluster=juwels_booster", "gpus=[2,4,16]")
-    assert [row["layout"]["dp"] for row in made] == dp
+    made = rows(*model, *words, "cluster=juwels_booster", "gpus=[2,4,16]")
+    assert [row["layout"]["dp"] for row in made] == [1, 2, 8]
     assert all(row["layout"].get(key, 1) == degree for row in made for key, degree in degrees.items())
 
 
-def test_one_gpu_s_seconds_come_back_at_one_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_gpu_s_seconds_come_back_at_one_gpu(rows: Rows) -> None:
     words = (*TINY, "cluster=abci", "gpus=[1,4]", "train.batch_per_gpu=8", "--one-gpu-step-s", "0.25")
-    one, four = rows(capsys, *words, "+framework=ddp")
+    one, four = rows(*words, "+framework=ddp")
     assert one["step_s"] == pytest.approx(0.25)
     assert four["compute_s"] == pytest.approx(0.25 * load("abci").slowest(4))
     assert four["step_s"] == pytest.approx(four["compute_s"] + four["comm_exposed_s"])
 
 
 @pytest.mark.parametrize(("recipe", "states"), [("sgd", 1), ("lars", 1), ("adamw", 2)])
-def test_an_optimizer_without_momentum_keeps_nothing(
-    capsys: pytest.CaptureFixture[str], recipe: str, states: int
-) -> None:
+def test_an_optimizer_without_momentum_keeps_nothing(rows: Rows, recipe: str, states: int) -> None:
     """Momentum is a state of sgd and lars alone: 4 bytes a parameter for each state."""
     words = (*TINY, "+framework=ddp", "cluster=abci", "gpus=4", f"recipe={recipe}")
-    momentum, plain = (rows(capsys, *words, *more)[0] for more in ((), ("recipe.optimizer.momentum=0",)))
+    momentum, plain = (rows(*words, *more)[0] for more in ((), ("recipe.optimizer.momentum=0",)))
     assert momentum["memory"]["optimizer"] == states * momentum["memory"]["weights"]
     assert plain["memory"]["optimizer"] == (0 if states == 1 else momentum["memory"]["optimizer"])
     assert plain["compute_s"] < momentum["compute_s"] or states == 2
 
 
 @pytest.mark.parametrize("framework", ["zero1", "tensor"])
-def test_an_optimizer_needs_its_entry_alone(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, framework: str
-) -> None:
+def test_an_optimizer_needs_its_entry_alone(rows: Rows, monkeypatch: Patch, framework: str) -> None:
     """docs/extending.md: NAdam takes no norm of whole layers, so no framework may refuse it for that."""
     monkeypatch.setitem(optimizers, "nadam", Entry("torch.optim.NAdam", ("betas", "eps"), Costs(2, 28, 2)))
-    (row,) = rows(capsys, *TINY, f"+framework={framework}", "cluster=h100", "gpus=4", "recipe.optimizer.name=nadam")
+    (row,) = rows(*TINY, f"+framework={framework}", "cluster=h100", "gpus=4", "recipe.optimizer.name=nadam")
     assert row["status"] == "ok"
     assert row["memory"]["optimizer"] > 0
 
 
-def test_abci_adds_communication_as_the_paper_does(capsys: pytest.CaptureFixture[str]) -> None:
+def test_abci_adds_communication_as_the_paper_does(rows: Rows) -> None:
     """25.6 million parameters, 102 MB at 12.5 GB/s, twice: 16.4 ms between nodes at 1,024 GPUs."""
     words = ("+model=resnet50", "+framework=ddp", "cluster=abci", "gpus=1024", "train.batch_per_gpu=64")
-    (row,) = rows(capsys, *words, "--one-gpu-step-s", "0.2")
+    (row,) = rows(*words, "--one-gpu-step-s", "0.2")
     assert row["comm_hidden_s"] == 0
     assert row["comm_exposed_s"] == pytest.approx(2 * 25557032 * 4 / 12.5e9, rel=0.05)
-    (hidden,) = rows(capsys, *words, "--one-gpu-step-s", "0.2", "overlap=true")
+    (hidden,) = rows(*words, "--one-gpu-step-s", "0.2", "overlap=true")
     assert hidden["comm_hidden_s"] > 0.5 * row["comm_exposed_s"]
 
 
 @pytest.mark.parametrize("more", [[], ["--plan"], ["--plan", "--one-gpu-step-s", "0.5"]])
-def test_a_gpu_without_bf16_is_refused_as_in_a_run(capsys: pytest.CaptureFixture[str], more: list[str]) -> None:
+def test_a_gpu_without_bf16_is_refused_as_in_a_run(capsys: Capture, more: list[str]) -> None:
     assert main([*TINY, "cluster=lassen", "gpus=8", "train.precision=bf16", *more]) == 3
     sentence = "Tesla V100-SXM2-16GB has no bf16: set train.precision=fp16 or fp32"
     assert capsys.readouterr() == ("", f"ddlbench.predict: {sentence}\n")
 
 
-def test_every_framework_and_the_best(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_framework_and_the_best(capsys: Capture) -> None:
     assert main([*TINY, "cluster=h100", "gpus=[1,4]", "--max-gpus", "4"]) == 0
     out = capsys.readouterr().out
     assert "refused: single at 4: framework=single runs in one process" in out
@@ -142,7 +160,7 @@ def test_every_framework_and_the_best(capsys: pytest.CaptureFixture[str]) -> Non
     assert "limit: tp <= 16 (filters of layer1_0.conv1)" in out
 
 
-def test_the_heading_says_what_was_predicted_and_from_what(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_heading_says_what_was_predicted_and_from_what(capsys: Capture) -> None:
     words = (*TINY, "+framework=ddp", "cluster=juwels_booster", "gpus=4")
     assert main(words) == 0
     first, second, third, *_ = capsys.readouterr().out.splitlines()
@@ -157,7 +175,7 @@ def test_the_heading_says_what_was_predicted_and_from_what(capsys: pytest.Captur
     assert peak not in third
 
 
-def test_progress_is_on_a_terminal_alone(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_on_a_terminal_alone(capsys: Capture, monkeypatch: Patch) -> None:
     words = (*TINY, "+framework=ddp", "cluster=h100", "gpus=4")
     assert main(words) == 0
     assert capsys.readouterr().err == ""
@@ -172,26 +190,24 @@ def test_help_lists_the_clusters_with_their_memory() -> None:
     assert "local (cpu)" in text
 
 
-def test_tensor_parallelism_stays_within_a_node(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tensor_parallelism_stays_within_a_node(rows: Rows) -> None:
     """Replicas take the rest; a degree that is given is taken."""
     words = (*TINY, "cluster=juwels_booster", "gpus=16")
-    (tensor,) = rows(capsys, *words, "+framework=tensor")
+    (tensor,) = rows(*words, "+framework=tensor")
     assert tensor["layout"] in ({"dp": 8, "tp": 2}, {"dp": 4, "tp": 4})
-    slower = [
-        rows(capsys, *words, "+framework=tensor", f"framework.tp={tp}", f"framework.dp={16 // tp}") for tp in (2, 4)
-    ]
-    assert tensor["step_s"] == min(row["step_s"] for (row,) in slower)
-    (hybrid,) = rows(capsys, *words, "+framework=hybrid")
+    degrees = ((f"framework.tp={tp}", f"framework.dp={16 // tp}") for tp in (2, 4))
+    assert tensor["step_s"] == min(rows(*words, "+framework=tensor", *each)[0]["step_s"] for each in degrees)
+    (hybrid,) = rows(*words, "+framework=hybrid")
     assert hybrid["layout"]["pp"] == 2
     assert hybrid["layout"]["tp"] in (2, 4)
-    (asked,) = rows(capsys, *words, "+framework=tensor", "framework.tp=16")
+    (asked,) = rows(*words, "+framework=tensor", "framework.tp=16")
     assert asked["layout"] == {"dp": 1, "tp": 16}
 
 
-def test_the_table_has_the_epoch_the_reason_and_the_parts_of_memory(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_has_the_epoch_the_reason_and_the_parts_of_memory(rows: Rows, capsys: Capture) -> None:
     """It equals the JSON: 64 steps of 2 samples each on 2 GPUs take 64 times as long as one."""
     words = (*TINY, "+framework=ddp", "cluster=h100", "gpus=2", "train.batch_per_gpu=1", "--samples-per-epoch", "128")
-    (row,) = rows(capsys, *words)
+    (row,) = rows(*words)
     assert row["epoch_s"] == pytest.approx(64 * row["step_s"])
     assert main(words) == 0
     times, memory = (line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("ddp "))
@@ -201,7 +217,7 @@ def test_the_table_has_the_epoch_the_reason_and_the_parts_of_memory(capsys: pyte
     assert memory == ["ddp", "dp2", "2", *(f"{bytes_ / 2**30:.3f}" for bytes_ in parts)]
 
 
-def test_volumes_are_printed_twice(capsys: pytest.CaptureFixture[str]) -> None:
+def test_volumes_are_printed_twice(capsys: Capture) -> None:
     """What the equations say, and what was traced."""
     assert main([*TINY, "+framework=ddp", "cluster=h100", "gpus=4", "--check-volumes"]) == 0
     out = capsys.readouterr().out
@@ -211,9 +227,9 @@ def test_volumes_are_printed_twice(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("framework", ["ddp", "gpipe"])
-def test_exact_memory_is_that_of_the_fullest_rehearsed_rank(capsys: pytest.CaptureFixture[str], framework: str) -> None:
+def test_exact_memory_is_that_of_the_fullest_rehearsed_rank(rows: Rows, framework: str) -> None:
     words = (*TINY, f"+framework={framework}", "train.batch_per_gpu=2", "train.micro_batch=2")
-    (formula,), (exact,) = (rows(capsys, *words, "cluster=h100", "gpus=2", *more) for more in ((), ("--exact-memory",)))
+    (formula,), (exact,) = (rows(*words, "cluster=h100", "gpus=2", *more) for more in ((), ("--exact-memory",)))
     assert (formula["memory_error"], exact["memory_error"]) == (worst_error(framework), 0)
     config = configuration(*words)
     ranks = [rehearse(config, Launch("torchrun", rank, 2, rank, 2), torch.device("cuda", 0)) for rank in range(2)]
@@ -223,32 +239,24 @@ def test_exact_memory_is_that_of_the_fullest_rehearsed_rank(capsys: pytest.Captu
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_masks_of_dropout_take_a_byte_a_number_on_a_gpu(capsys: pytest.CaptureFixture[str], precision: str) -> None:
+def test_masks_of_dropout_take_a_byte_a_number_on_a_gpu(rows: Rows, precision: str) -> None:
     """On the CPU they have the type of the activations: 4 to 7 % more in all."""
     text = ("+model=gpt2_small", "model.n_layer=3", "model.n_embd=64", "model.n_head=4", "model.vocab_size=512")
     words = (*text, "model.seq_len=128", f"train.precision={precision}", "train.batch_per_gpu=8", "+framework=single")
-    (formula,), (exact,) = (rows(capsys, *words, "cluster=h100", "gpus=1", *more) for more in ((), ("--exact-memory",)))
+    (formula,), (exact,) = (rows(*words, "cluster=h100", "gpus=1", *more) for more in ((), ("--exact-memory",)))
     assert formula["memory_error"] == worst_error("single")
     assert formula["memory_bytes"] == pytest.approx(exact["memory_bytes"], rel=0.02)
 
 
-def test_a_job_near_the_capacity_may_fit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_job_near_the_capacity_may_fit(rows: Rows, capsys: Capture, tmp_path: Path) -> None:
     """A device with as many bytes as the formula gives: the table has ?, and the reason says how to find out."""
-    words = (*TINY, "+framework=ddp", "gpus=2", "--one-gpu-step-s", "1", f"cluster={tmp_path / 'made.yaml'}")
-    link, text = (
-        "{name: near, alpha_s: 1e-6, bytes_per_s: 1e+9}",
-        (
-            "name: made\ndevices_per_node: 2\nlinks: [LINK, LINK]\n"
-            "device: {name: made, type: cuda, memory_bytes: BYTES, bytes_per_s: null}\n"
-        ),
-    )
     path = tmp_path / "made.yaml"
-    path.write_text(text.replace("LINK", link).replace("BYTES", "1e+12"))
-    (row,) = rows(capsys, *words)
+    words = (*TINY, "+framework=ddp", "gpus=2", "--one-gpu-step-s", "1", f"cluster={path}")
+    write_cluster(path, "cuda", 2, "1e+12")
+    (row,) = rows(*words)
     assert row["fits"] is True
-    load.cache_clear()
-    path.write_text(text.replace("LINK", link).replace("BYTES", str(row["memory_bytes"])))
-    (row,) = rows(capsys, *words)
+    write_cluster(path, "cuda", 2, row["memory_bytes"])
+    (row,) = rows(*words)
     assert row["fits"] is None
     assert "it may not fit: it needs about" in row["reason"]
     assert main(words) == 0
@@ -257,63 +265,48 @@ def test_a_job_near_the_capacity_may_fit(capsys: pytest.CaptureFixture[str], tmp
     assert "?" in line.split()
 
 
-def test_degrees_of_strategies_of_images(capsys: pytest.CaptureFixture[str]) -> None:
-    words = (*TINY, "cluster=abci", "gpus=8")
-    (row,) = rows(capsys, *words, "+framework=spatial", "framework.dp=4", "framework.sp=2")
-    assert (row["framework"], row["layout"]) == ("spatial", {"dp": 4, "sp": 2})
-    (row,) = rows(capsys, *words, "+framework=channel", "framework.tp=4", "framework.dp=2")
-    assert row["layout"] == {"dp": 2, "tp": 4}
-
-
-def test_the_loader_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_loader_is_waited_for(rows: Rows) -> None:
     words = (*TINY, "+framework=ddp", "cluster=abci", "gpus=4", "train.batch_per_gpu=8", "--one-gpu-step-s", "1")
-    (row,) = rows(capsys, *words, "--loader-samples-per-s", "4", "--samples-per-epoch", "320")
+    (row,) = rows(*words, "--loader-samples-per-s", "4", "--samples-per-epoch", "320")
     assert row["step_s"] == pytest.approx(2)  # 8 samples at 4 a second
     assert row["data_s"] == pytest.approx(2 - row["compute_s"] - row["comm_exposed_s"])
     assert row["epoch_s"] == pytest.approx(20)
     assert "the loader is waited for" in row["reason"]
     shared = (*TINY, "+framework=tensor", "framework.dp=2", "framework.tp=2", *words[len(TINY) + 1 :])
-    (row,) = rows(capsys, *shared, "--loader-samples-per-s", "4")
+    (row,) = rows(*shared, "--loader-samples-per-s", "4")
     assert row["step_s"] == pytest.approx(4)  # one rank loads the 16 samples of two
 
 
 @pytest.mark.parametrize(("memory", "fits"), [(3.0, False), (5.0, True)])
-def test_the_ranks_of_a_node_share_its_memory_on_cpus(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, memory: float, fits: bool
-) -> None:
+def test_the_ranks_of_a_node_share_its_memory_on_cpus(rows: Rows, tmp_path: Path, memory: float, fits: bool) -> None:
     """8 ranks on two nodes of four; memory: of a node, in what one rank needs."""
     path = tmp_path / "made.yaml"
     words = (*TINY, "+framework=ddp", f"cluster={path}", "gpus=8", "train.batch_per_gpu=8", "--one-gpu-step-s", "1")
-    links = "[{name: near, alpha_s: 1e-6, bytes_per_s: 1e+9}, {name: far, alpha_s: 1e-6, bytes_per_s: 1e+9}]"
-    device = "{name: made, type: cpu, memory_bytes: null, bytes_per_s: null}"
-    path.write_text(f"name: made\ndevices_per_node: 4\nlinks: {links}\ndevice: {device}\n")
-    (row,) = rows(capsys, *words)
+    write_cluster(path, "cpu", 4, "null")
+    (row,) = rows(*words)
     assert row["fits"] is None
-    load.cache_clear()
-    path.write_text(path.read_text().replace("memory_bytes: null", f"memory_bytes: {memory * row['memory_bytes']}"))
-    assert rows(capsys, *words)[0]["fits"] is fits
+    write_cluster(path, "cpu", 4, memory * row["memory_bytes"])
+    assert rows(*words)[0]["fits"] is fits
 
 
-def test_an_epoch_ends_after_the_steps_that_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_epoch_ends_after_the_steps_that_are_asked_for(rows: Rows) -> None:
     """10 steps of 32 samples in 320, or 4 of them; without samples the 4 alone."""
     words = (*TINY, "+framework=ddp", "cluster=abci", "gpus=4", "train.batch_per_gpu=8", "--one-gpu-step-s", "1")
     every = ((), ("train.steps=4",), ("train.steps=40",))
-    result = [rows(capsys, *words, *more, "--samples-per-epoch", "320")[0] for more in every]
-    (alone,) = rows(capsys, *words, "train.steps=4")
+    result = [rows(*words, *more, "--samples-per-epoch", "320")[0] for more in every]
+    (alone,) = rows(*words, "train.steps=4")
     assert [row["epoch_s"] / row["step_s"] for row in (*result, alone)] == pytest.approx([10, 4, 10, 4])
 
 
-def test_another_micro_batch_carries_a_mark(capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_micro_batch_carries_a_mark(rows: Rows) -> None:
     words = (*TINY, "+framework=ddp", "cluster=abci", "train.global_batch=64", "gpus=[1,4]", "--one-gpu-step-s", "1")
-    one, four = rows(capsys, *words)
+    one, four = rows(*words)
     assert one["marks"] == []
     assert four["marks"] == ["one GPU's step at a micro batch of 64, not 16"]
 
 
 @pytest.mark.parametrize("framework", ["ddp", "fsdp"])
-def test_the_largest_message_carries_a_mark(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, framework: str
-) -> None:
+def test_the_largest_message_carries_a_mark(rows: Rows, monkeypatch: Patch, framework: str) -> None:
     """Messages of up to 1 MB were measured. The embedding has 2 MB, and the mean message has less."""
     sweeps = {(kind, 2): Sweep((1e3, 1e6), (1e-3, 2e-3)) for kind in ("all_reduce", "all_gather", "reduce_scatter")}
     machine = replace(load("h100"), sweeps=sweeps)
@@ -321,48 +314,39 @@ def test_the_largest_message_carries_a_mark(
     text = ("+model=gpt2_small", "model.n_layer=8", "model.n_embd=64", "model.n_head=4", "model.vocab_size=8000")
     more = ("model.seq_len=16", f"+framework={framework}", "cluster=h100", "gpus=2", "train.batch_per_gpu=2")
     keys = ("framework.bucket_cap_mb=0.1",) if framework == "ddp" else ()
-    (row,) = rows(capsys, *text, *more, *keys)
+    (row,) = rows(*text, *more, *keys)
     (mark,) = row["marks"]
     said, _, number = mark.rpartition(" ")
     assert said == "messages of up to 1e+06 bytes measured, not"
     assert float(number) > 2e6
 
 
-def test_degrees_beyond_their_limit_are_refused_in_the_row(capsys: pytest.CaptureFixture[str]) -> None:
+def test_degrees_beyond_their_limit_are_refused_in_the_row(capsys: Capture) -> None:
     assert main([*TINY, "+framework=gpipe", "cluster=abci", "gpus=[4,8]", "--json"]) == 0
     fine, refused = json.loads(capsys.readouterr().out)
     assert (fine["status"], refused["status"], refused["step_s"]) == ("ok", "unsupported", None)
     assert "the model has 6 blocks" in refused["reason"]
 
 
-def test_a_framework_without_the_keys_that_were_given_is_a_row(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_framework_without_the_keys_that_were_given_is_a_row(rows: Rows, monkeypatch: Patch) -> None:
     """`framework.dp` is a key of pipelines and of tensor, not of ddp; the others are predicted."""
     monkeypatch.setattr(command, "choices", lambda _: ["ddp", "gpipe", "tensor"])
-    result = {row["framework"]: row for row in rows(capsys, *TINY, "cluster=abci", "gpus=4", "framework.dp=2")}
-    assert {name: row["status"] for name, row in result.items()} == {
-        "ddp": "unsupported",
-        "gpipe": "ok",
-        "tensor": "ok",
-    }
+    result = {row["framework"]: row for row in rows(*TINY, "cluster=abci", "gpus=4", "framework.dp=2")}
+    statuses = {name: row["status"] for name, row in result.items()}
+    assert statuses == {"ddp": "unsupported", "gpipe": "ok", "tensor": "ok"}
     assert "framework.dp does not exist" in result["ddp"]["reason"]
 
 
-def test_what_one_framework_refuses_is_its_row_alone(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_one_framework_refuses_is_its_row_alone(rows: Rows, monkeypatch: Patch) -> None:
     """14 samples of 2 a micro batch are 7: interleaved takes rounds of equal size, gpipe any number."""
     monkeypatch.setattr(command, "choices", lambda _: ["interleaved", "gpipe"])
     words = (*TINY, "cluster=abci", "gpus=2", "train.global_batch=14", "train.micro_batch=2")
-    result = {row["framework"]: row for row in rows(capsys, *words)}
+    result = {row["framework"]: row for row in rows(*words)}
     assert result["gpipe"]["status"] == "ok"
     assert "interleaved over 2 ranks cannot run 7 micro batches" in result["interleaved"]["reason"]
 
 
-def test_a_framework_whose_runs_cannot_be_used_is_a_row_beside_others(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_framework_whose_runs_cannot_be_used_is_a_row_beside_others(rows: Rows, monkeypatch: Patch) -> None:
     """Its runs on two devices took less time than their communication is predicted to take."""
     inputs_of = command.inputs_of
 
@@ -373,51 +357,45 @@ def test_a_framework_whose_runs_cannot_be_used_is_a_row_beside_others(
 
     monkeypatch.setattr(command, "choices", lambda _: ["ddp", "gpipe"])
     monkeypatch.setattr(command, "inputs_of", inputs)
-    result = {row["framework"]: row for row in rows(capsys, *TINY, "cluster=abci", "gpus=4")}
+    result = {row["framework"]: row for row in rows(*TINY, "cluster=abci", "gpus=4")}
     assert result["gpipe"]["status"] == "ok"
     assert result["ddp"]["reason"] == "2 devices took 0.1 s a step: measure one device"
 
 
-def test_a_link_that_is_not_known_is_a_row_beside_others(capsys: pytest.CaptureFixture[str]) -> None:
-    one, two = rows(capsys, *TINY, "+framework=ddp", "cluster=local", "gpus=[1,2]", "--one-gpu-step-s", "1")
+def test_a_link_that_is_not_known_is_a_row_beside_others(rows: Rows) -> None:
+    one, two = rows(*TINY, "+framework=ddp", "cluster=local", "gpus=[1,2]", "--one-gpu-step-s", "1")
     assert (one["status"], two["status"], two["step_s"]) == ("ok", "unsupported", None)
     assert "the link within a node is not known" in two["reason"]
 
 
-def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_bad_input_is_one_line(error: Error, tmp_path: Path) -> None:
     ddp = (*TINY, "+framework=ddp")
-    assert "cluster=nowhere is not known: choose one of abci" in error(capsys, *ddp, "cluster=nowhere")
-    assert "nothing is known of how fast cpu computes" in error(capsys, *ddp, "cluster=local", "gpus=2")
-    assert "the link within a node is not known" in error(
-        capsys, *ddp, "cluster=local", "gpus=2", "--one-gpu-step-s", "1"
-    )
-    assert "gpus=[4,x] must be numbers" in error(capsys, *ddp, "cluster=abci", "gpus=[4,x]")
-    assert "must be a number above 0" in error(capsys, *ddp, "cluster=abci", "--one-gpu-step-s", "-1")
-    assert "framework.nothing" in error(capsys, *ddp, "cluster=abci", "framework.nothing=1")
-    assert "is no option and no key=value" in error(capsys, *ddp, "cluster=abci", "--nothing")
-    assert "no run in" in error(capsys, *ddp, "cluster=abci", "--from", str(tmp_path))
+    assert "cluster=nowhere is not known: choose one of abci" in error(*ddp, "cluster=nowhere")
+    assert "nothing is known of how fast cpu computes" in error(*ddp, "cluster=local", "gpus=2")
+    link = "the link within a node is not known"
+    assert link in error(*ddp, "cluster=local", "gpus=2", "--one-gpu-step-s", "1")
+    assert "gpus=[4,x] must be numbers" in error(*ddp, "cluster=abci", "gpus=[4,x]")
+    assert "must be a number above 0" in error(*ddp, "cluster=abci", "--one-gpu-step-s", "-1")
+    assert "framework.nothing" in error(*ddp, "cluster=abci", "framework.nothing=1")
+    assert "is no option and no key=value" in error(*ddp, "cluster=abci", "--nothing")
+    assert "no run in" in error(*ddp, "cluster=abci", "--from", str(tmp_path))
+    base = "has no complete run of resnet50 on one Tesla V100-SXM2-16GB"
+    assert base in error(*ddp, "cluster=abci", "--from", str(EXAMPLE))
     step = ("cluster=abci", "gpus=4", "--one-gpu-step-s", "1", "--one-gpu-batch", "10")
-    said = error(capsys, *ddp, *step, "train.micro_batch=4")
+    said = error(*ddp, *step, "train.micro_batch=4")
     assert "a step of 10 samples is no whole number of micro batches of 4" in said
 
 
-def test_results_without_a_usable_base_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    folder = str(Path(__file__).parents[2] / "results" / "example")
-    line = error(capsys, *TINY, "+framework=ddp", "cluster=abci", "--from", folder)
-    assert "has no complete run of resnet50 on one Tesla V100-SXM2-16GB" in line
-
-
-def test_measured_runs_are_the_base(capsys: pytest.CaptureFixture[str]) -> None:
+def test_measured_runs_are_the_base(rows: Rows, error: Error) -> None:
     """The example's repeats on one process: the median of their steps comes back."""
-    folder = Path(__file__).parents[2] / "results" / "example"
-    records = [json.loads(path.read_text()) for path in folder.glob("single-resnet50-*/attempt-1/run.json")]
+    records = [json.loads(path.read_text()) for path in EXAMPLE.glob("single-resnet50-*/attempt-1/run.json")]
     model, batch = records[0]["config"]["model"], records[0]["ledger"]["global_batch"]
     names = ("layers", "width_per_group", "image_size", "num_classes")
     sizes = [f"model.{name}={model[name]}".replace(" ", "") for name in names]
     words = ("+model=resnet50", *sizes, f"train.global_batch={batch}", "+framework=single", "gpus=1", "cluster=local")
-    line = error(capsys, *words, "--from", str(folder))
+    line = error(*words, "--from", str(EXAMPLE))
     assert "(the nearest has recipe.optimizer=adamw, not sgd): measure one" in line
-    (row,) = rows(capsys, *words, "recipe=adamw", "--from", str(folder))
+    (row,) = rows(*words, "recipe=adamw", "--from", str(EXAMPLE))
     summaries = [record["summary"] for record in records]
     steps = [batch / item["throughput_samples_per_s"] * (1 - item["data_wait_share"]) for item in summaries]
     assert len(steps) == 6
@@ -427,31 +405,30 @@ def test_measured_runs_are_the_base(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.slow  # models of full size are counted
 @pytest.mark.parametrize("model", choices("model"))
-def test_every_model_is_predicted_at_full_size(capsys: pytest.CaptureFixture[str], model: str) -> None:
-    (row,) = rows(capsys, f"+model={model}", "+framework=ddp", "cluster=h100", "gpus=64", "train.batch_per_gpu=8")
+def test_every_model_is_predicted_at_full_size(rows: Rows, model: str) -> None:
+    (row,) = rows(f"+model={model}", "+framework=ddp", "cluster=h100", "gpus=64", "train.batch_per_gpu=8")
     assert row["memory"]["weights"] == row["messages"][0]["bytes_"] == 4 * PARAMETERS[model]
     assert 0 < row["compute_s"] < row["step_s"] + 1e-9
     assert row["fits"] is True
 
 
-def test_a_thousand_predictions_take_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_thousand_predictions_take_seconds(rows: Rows) -> None:
     """More than 1,000 rows; the process's own seconds, which other work does not move."""
     counts = ",".join(str(8 * number) for number in range(1, 61))
     began = time.process_time()
-    assert len(rows(capsys, *TINY, "cluster=abci", f"gpus=[{counts}]")) > 1000
+    assert len(rows(*TINY, "cluster=abci", f"gpus=[{counts}]")) > 1000
     assert time.process_time() - began < 20
 
 
 @pytest.mark.parametrize("place", [".", "missing/steps"])
 def test_a_figure_that_cannot_be_written_is_one_line(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+    error: Error, tmp_path: Path, monkeypatch: Patch, place: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    said = error(capsys, *TINY, "+framework=ddp", "cluster=abci", "gpus=4", "--figure", place)
+    said = error(*TINY, "+framework=ddp", "cluster=abci", "gpus=4", "--figure", place)
     assert f"--figure={place} cannot be written" in said
 
 
 def test_a_figure(tmp_path: Path) -> None:
     assert main([*TINY, "+framework=ddp", "cluster=abci", "gpus=[4,8]", "--figure", str(tmp_path / "steps")]) == 0
-    assert (tmp_path / "steps.png").stat().st_size > 0
-    assert (tmp_path / "steps.svg").stat().st_size > 0
+    assert all((tmp_path / f"steps.{kind}").stat().st_size > 0 for kind in ("png", "svg"))

@@ -48,6 +48,7 @@ def test_a_degree_of_spatial_is_no_word_of_others() -> None:
         (["--from", "results", "--one-gpu-step-s", "1"], "both say what a step on one device takes"),
         (["--json", "--check-volumes"], "--check-volumes adds lines to the table, and --json has rows only"),
         (["--json", "--max-gpus", "8"], "--max-gpus adds lines to the table, and --json has rows only"),
+        (["--json", "--blocks"], "--blocks adds lines to the table, and --json has rows only"),
         (["--one-gpu-step-s", "fast"], "invalid float value: 'fast': see python -m ddlbench.predict --help"),
         (["--plan", "train.batch_per_gpu=8", "train.global_batch=[32,64]"], "train.batch_per_gpu=8 and several"),
         (["--plan", "--one-gpu-step-s", "1", "train.global_batch=[32,64]"], "give its samples with --one-gpu-batch"),

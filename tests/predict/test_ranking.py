@@ -34,12 +34,8 @@ def test_without_bands_the_conclusion_names_what_is_within_3_percent() -> None:
 
 def test_bands_that_overlap_do_not_separate() -> None:
     """zero3 may be faster than ddp's prediction, horovod overlaps but cannot be, tensor is slower in any case."""
-    best, may, slower = (
-        banded("ddp", 1.0, 0.95, 1.1),
-        banded("zero3", 1.05, 0.9, 1.2),
-        banded("horovod", 1.2, 1.08, 1.3),
-    )
-    apart = banded("tensor", 2.0, 1.5, 2.5)
+    best, may = banded("ddp", 1.0, 0.95, 1.1), banded("zero3", 1.05, 0.9, 1.2)
+    slower, apart = banded("horovod", 1.2, 1.08, 1.3), banded("tensor", 2.0, 1.5, 2.5)
     assert [separated(best, row) for row in (may, slower, apart)] == [False, False, True]
     head, tie, cost, runs = conclusion(fitting([apart, slower, may, best]), "")
     assert head == "best: ddp () at 36 GPUs, 100 samples/s: why"

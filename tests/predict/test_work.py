@@ -81,21 +81,23 @@ def test_zero_gathers_weights_in_16_bits_and_reduces_gradients_in_32(framework: 
     assert in_16_bits.traced == pytest.approx(0.75 * plain.traced, rel=0.01)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("word", ["framework.sequence_parallel=true", "framework.parallel_loss=false"])
-def test_the_knobs_of_tensor_send_what_the_equations_say(word: str) -> None:
-    for item in volumes("tensor", "gpt2_small", word).values():
-        assert abs(item.difference) < 0.01, item
+BLOCKS, SELECTIVE = "train.checkpoint_activations=blocks", "train.checkpoint_activations=selective"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("framework", "model"),
-    [("tensor", "gpt2_small"), ("hybrid", "gpt2_small"), ("tensor", "resnet50"), ("tensor", "vgg16")],
+    ("framework", "model", "word"),
+    [
+        ("tensor", "gpt2_small", "framework.sequence_parallel=true"),
+        ("tensor", "gpt2_small", "framework.parallel_loss=false"),
+        *(("tensor", model, word) for model in ("gpt2_small", "resnet50", "vgg16") for word in (BLOCKS, SELECTIVE)),
+        *(("hybrid", "gpt2_small", word) for word in (BLOCKS, SELECTIVE)),
+    ],
 )
-@pytest.mark.parametrize("value", ["blocks", "selective"])
-def test_layers_that_run_again_send_again(framework: str, model: str, value: str) -> None:
-    for item in volumes(framework, model, f"train.checkpoint_activations={value}").values():
+def test_knobs_of_tensor_and_layers_that_run_again_send_what_the_equations_say(
+    framework: str, model: str, word: str
+) -> None:
+    for item in volumes(framework, model, word).values():
         assert abs(item.difference) < 0.01, item
 
 
@@ -106,7 +108,7 @@ def test_layers_that_run_again_send_again(framework: str, model: str, value: str
 )
 def test_collectives_between_cheap_operators_are_sent_again(framework: str, model: str, more: tuple[str, ...]) -> None:
     """The head, a single layer, does not run again."""
-    for item in volumes(framework, model, "train.checkpoint_activations=selective", *more).values():
+    for item in volumes(framework, model, SELECTIVE, *more).values():
         assert item.expected == pytest.approx(item.traced, rel=1e-9), item
 
 
@@ -130,9 +132,8 @@ def test_a_framework_without_equations_is_predicted_from_what_it_sends() -> None
     """It computes all of its samples and sends its weights, the whole of them exposed."""
     setting = made_setting(4, 8)
     outcome, reference = trace(Unknown(), setting), strategy(LocalSGD(local_steps=1), setting)
-    assert [(item.what, item.count, item.bytes_) for item in outcome.messages] == [
-        ("all_reduce among 4 ranks", 1, reference.messages[0].bytes_)
-    ]
+    (sent,) = outcome.messages
+    assert (sent.what, sent.count, sent.bytes_) == ("all_reduce among 4 ranks", 1, reference.messages[0].bytes_)
     assert outcome.exposed_s == pytest.approx(reference.exposed_s)
     assert outcome.compute_s == pytest.approx(reference.compute_s)
     assert outcome.memory.weights == reference.memory.weights
@@ -178,10 +179,8 @@ def test_equal_blocks_are_one_line_for_each_pass(capsys: pytest.CaptureFixture[s
     ]  # fmt: skip
     assert main([*words, "--blocks"]) == 0
     said = capsys.readouterr().out.splitlines()
-    table = [
-        line.split("  ")
-        for line in said[said.index("work of each block for 2 samples, from the operations of the model:") :]
-    ]
+    first = said.index("work of each block for 2 samples, from the operations of the model:")
+    table = [line.split("  ") for line in said[first:]]
     names = [row[0] for row in table if row[-1] in ("memory", "computing")]
     assert len(names) == 2 * len(set(names))
     assert any(" to " in name for name in names)
@@ -193,8 +192,3 @@ def test_without_peaks_of_the_device_nothing_is_said_to_limit() -> None:
     *table, last = block_lines(Computation(counts, ANY, optimizers["adamw"].costs, "none"), 2)
     assert not any(line.endswith(("memory", "computing")) for line in table)
     assert last.startswith("the peaks of the device are not known")
-
-
-def test_json_has_rows_only(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["+model=gpt2_small", "+framework=ddp", "cluster=h100", "gpus=2", "--blocks", "--json"]) == 2
-    assert "--blocks adds lines to the table" in capsys.readouterr().err

@@ -33,6 +33,13 @@ def sent(results: Rehearsal, kind: str) -> tuple[float, float]:
     return sum(sent.count for sent in each), sum(sent.bytes_ for sent in each)
 
 
+def memory_of(results: Rehearsal) -> dict[str, int]:
+    """The bytes of a rehearsal that had no error."""
+    assert results.error is None
+    assert results.memory is not None
+    return {name: bytes_ for name, bytes_ in results.memory.items() if bytes_ is not None}
+
+
 @cache
 def gpt2_bytes() -> int:
     """Bytes of the weights in fp32; the tied embedding once."""
@@ -81,9 +88,7 @@ def test_steps_on_cuda(framework: str, model: str) -> None:
     result = rehearsed(framework, model, "train.precision=bf16", device="cuda")
     check(result.printed(), framework, "cuda")
     on_cpu = rehearsed(framework, model, "train.precision=bf16")
-    assert result.memory is not None
-    assert on_cpu.memory is not None
-    assert result.memory["parameters"] == on_cpu.memory["parameters"]
+    assert memory_of(result)["parameters"] == memory_of(on_cpu)["parameters"]
     kinds = [sorted(sent.kind for sent in each.collectives or ()) for each in (result, on_cpu)]
     assert kinds[0] == kinds[1]
 
@@ -94,10 +99,7 @@ def test_all_that_can_be_offloaded_is_rehearsed_on_cuda() -> None:
     kept = rehearsed("fsdp", "gpt2_small", device="cuda")
     words = ("framework.offload_parameters=true", "train.offload_activations=blocks")
     offloaded = rehearsed("fsdp", "gpt2_small", *words, device="cuda")
-    assert offloaded.error is None
-    assert kept.memory is not None
-    assert offloaded.memory is not None
-    assert (offloaded.memory["peak"] or 0) < (kept.memory["peak"] or 0)
+    assert memory_of(offloaded)["peak"] < memory_of(kept)["peak"]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -122,11 +124,10 @@ def test_local_sgd_sends_once_in_eight_steps() -> None:
 def test_shards_by_hand(device: str) -> None:
     """FSDP with AdamW: an eighth of everything; each weight is gathered for both passes, but the last block's once."""
     result, whole = rehearsed("fsdp", "gpt2_small", device=device), gpt2_bytes()
-    assert result.memory is not None
     steps = 4 * 40  # AdamW's step counter of each of the 40 parameters
     eighth = whole // WORLD
-    held = {name: result.memory[name] for name in ("parameters", "gradients", "optimizer")}
-    assert held == {"parameters": eighth, "gradients": eighth, "optimizer": 2 * eighth + steps}
+    held = {"parameters": eighth, "gradients": eighth, "optimizer": 2 * eighth + steps}
+    assert memory_of(result) == memory_of(result) | held
     assert sent(result, "reduce_scatter")[1] == whole
     assert whole < sent(result, "all_gather")[1] < 2 * whole
 
@@ -134,41 +135,41 @@ def test_shards_by_hand(device: str) -> None:
 @pytest.mark.parametrize(
     ("framework", "words", "groups"),
     [
-        ("fsdp", "framework.replicate=2", {("all_gather", 4, 1), ("reduce_scatter", 4, 1), ("all_reduce", 2, 4)}),
-        ("1f1b", "framework.sharded=true", {("all_gather", 2, 1), ("reduce_scatter", 2, 1)}),
+        ("fsdp", ["framework.replicate=2"], {("all_gather", 4, 1), ("reduce_scatter", 4, 1), ("all_reduce", 2, 4)}),
+        ("1f1b", ["framework.sharded=true"], {("all_gather", 2, 1), ("reduce_scatter", 2, 1)}),
+        ("hybrid", [], {("all_reduce", 2, 1), ("all_reduce", 2, 2), ("send", 2, 4), ("recv", 2, 4)}),
     ],
 )
-def test_replicas_of_shards_and_shards_of_stages(framework: str, words: str, groups: set[tuple[str, int, int]]) -> None:
-    """8 ranks: two replicas in shards over four neighbours each; two pipelines, whose neighbours share a stage."""
-    result = rehearsed(framework, "gpt2_small", words)
+def test_a_group_is_named_by_its_ranks_and_how_far_apart_they_are(
+    framework: str, words: list[str], groups: set[tuple[str, int, int]]
+) -> None:
+    """8 ranks: two replicas in shards over four neighbours each; two pipelines, whose neighbours share a stage; two
+    stages of two replicas of two parts, where neighbours share layers and the stages are four ranks apart."""
+    result = rehearsed(framework, "gpt2_small", *words)
     assert result.error is None
     assert {(each.kind, each.ranks, each.stride) for each in result.collectives or ()} >= groups
 
 
-def test_sharded_stages_of_images_in_channels_last() -> None:
-    """Shards are of contiguous weights."""
-    assert rehearsed("1f1b", "resnet50", "framework.sharded=true", "train.channels_last=true").error is None
-
-
-@pytest.mark.parametrize("stage", range(4))
-def test_zero_takes_images_in_channels_last(stage: int) -> None:
-    """Its weights are contiguous: DeepSpeed views them as bytes."""
-    assert rehearsed(f"zero{stage}", "resnet50", "train.channels_last=true").error is None
-
-
-def test_tokens_have_no_channels() -> None:
-    assert rehearsed("ddp", "gpt2_small", "train.channels_last=true").error is None
+@pytest.mark.parametrize(
+    ("framework", "model", "words"),
+    [
+        ("1f1b", "resnet50", ["framework.sharded=true"]),
+        *((f"zero{stage}", "resnet50", []) for stage in range(4)),
+        ("ddp", "gpt2_small", []),
+    ],
+)
+def test_channels_last(framework: str, model: str, words: list[str]) -> None:
+    """Shards are of contiguous weights; DeepSpeed views weights as bytes; tokens have no channels."""
+    assert rehearsed(framework, model, *words, "train.channels_last=true").error is None
 
 
 def test_stages_of_zero_by_hand() -> None:
     """Every stage below 3 keeps the whole weights; 2 keeps a part of the gradients only."""
     whole = gpt2_bytes()
     for stage in (0, 1, 2):
-        memory = rehearsed(f"zero{stage}", "gpt2_small").memory
-        assert memory is not None
+        memory = memory_of(rehearsed(f"zero{stage}", "gpt2_small"))
         assert memory["parameters"] == whole
         gradients = memory["gradients"]
-        assert gradients is not None
         assert gradients == whole if stage == 0 else gradients < whole / 2 if stage == 2 else gradients > 0
 
 
@@ -188,13 +189,6 @@ def test_tensor_parallel_layers_by_hand() -> None:
     count, bytes_ = sent(rehearse(made, Launch("torchrun", 0, 4, 0, 4), torch.device("cpu")), "all_reduce")
     assert count >= 12
     assert bytes_ >= 12 * 4 * 16 * 32 * 4
-
-
-def test_a_group_is_named_by_its_ranks_and_how_far_apart_they_are() -> None:
-    """Two stages of two replicas of two parts: neighbours share layers, and the stages are four ranks apart."""
-    result = rehearsed("hybrid", "gpt2_small")
-    groups = {(each.kind, each.ranks, each.stride) for each in result.collectives or ()}
-    assert {("all_reduce", 2, 1), ("all_reduce", 2, 2), ("send", 2, 4), ("recv", 2, 4)} <= groups
 
 
 @dataclass
@@ -240,17 +234,13 @@ def single(device: str, dropout: float) -> Rehearsal:
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_shapes_that_do_not_fit_are_one_line(device: str) -> None:
     result = with_framework(Broken("single"), device)
-    assert result.error is not None
-    assert "[2, 3]" in result.error
-    assert "[4, 5]" in result.error
-    assert "\n" not in result.error
+    assert all(shape in str(result.error) for shape in ("[2, 3]", "[4, 5]"))
+    assert "\n" not in str(result.error)
 
 
 def test_a_number_that_the_host_reads_has_its_line() -> None:
-    result = with_framework(Reading("single"))
-    assert result.host_waits is not None
     line = Reading.setup.__code__.co_firstlineno + 3
-    assert result.host_waits[f"item at test_rehearse.py:{line}"] == 1
+    assert (with_framework(Reading("single")).host_waits or {})[f"item at test_rehearse.py:{line}"] == 1
 
 
 @pytest.mark.parametrize(("framework", "call"), [(Reading, "item"), (Copying, UNPINNED)])
@@ -295,7 +285,5 @@ def test_one_of_1024_ranks_answers_in_under_a_minute(device: torch.device) -> No
     results = rehearse(made, Launch("torchrun", 0, 1024, 0, 8), device)
     assert time.process_time() - began < 60
     assert results.coordinates == {"dp": 0, "pp": 0, "tp": 0}
-    assert results.error is None
-    assert results.memory is not None
-    assert results.memory["parameters"] == results.memory["gradients"]
+    assert memory_of(results)["parameters"] == memory_of(results)["gradients"]
     assert sent(results, "send")[0] == sent(results, "recv")[0] > 0

@@ -16,42 +16,40 @@ import pytest
 
 from ddlbench.config.compose import configuration
 from ddlbench.errors import UserError
-from ddlbench.exchange.__main__ import main as import_published
 from ddlbench.report.__main__ import main
 from ddlbench.report.explain import NO_CAUSE, Explanation, behind, explain
 from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.tables.tables import make_tables
-from tests.support.published import cells, write_csv
-from tests.support.records import write_run
+from tests.support.published import cells, csv_facts, store
+from tests.support.records import edited, write_run
 
 NO_WAIT = {"data_wait_share": 0.0, "mfu": None}
+SLOW_RANK: dict[str, Any] = {"straggler_rank": 1, "straggler_host": "node1"}
 
 
 def window(*parts_of_ranks: tuple[float, float, float, float], step_s: float = 0.64) -> dict[str, Any]:
     """The section `profile` of one step. parts_of_ranks: computing, exposed communication, data and idle of each"""
     ranks = [tuple(part * step_s / sum(parts) for part in parts) for parts in parts_of_ranks]
     lines = [
-        {
-            "rank": n,
-            "host": "node1",
-            "stage": 0,
-            "window_s": sum(parts),
-            "own_step_s": parts[0] + parts[3],
-        }
+        {"rank": n, "host": "node1", "stage": 0, "window_s": sum(parts), "own_step_s": parts[0] + parts[3]}
         | dict(zip(("compute_s", "exposed_s", "data_s", "idle_s"), parts, strict=True))
         for n, parts in enumerate(ranks)
     ]
     return {"profile": {"status": "ok", "steps": 1, "ranks": lines}}
 
 
-def explained(
-    results: Path, sections: dict[str, Any] | None = None, rate: float = 100.0, **summary: Any
-) -> tuple[Explanation, dict[str, float | None]]:
-    """Two ranks at `rate` samples a second beside one device at 100."""
-    write_run(results, gpus=1, rate=100.0, summary=NO_WAIT)
-    path = write_run(results, gpus=2, rate=rate, summary=NO_WAIT | summary, sections=sections)
+def explanation_of(results: Path, attempt: Path) -> Explanation:
     records = read_all([results])
-    explanation = explain(make_tables(records), records, path.parent.name)
+    return explain(make_tables(records), records, attempt.parent.name)
+
+
+def explained(
+    results: Path, sections: Any = None, rate: float = 100.0, base: float = 100.0, device: str = "cuda", **summary: Any
+) -> tuple[Explanation, dict[str, float | None]]:
+    """Two ranks at `rate` samples a second beside one device at `base`."""
+    write_run(results, gpus=1, rate=base, device=device, summary=NO_WAIT)
+    path = write_run(results, gpus=2, rate=rate, device=device, summary=NO_WAIT | summary, sections=sections)
+    explanation = explanation_of(results, path)
     assert sum(bar.seconds or 0.0 for bar in explanation.bars) == pytest.approx(explanation.step_s) == 64 / rate
     return explanation, {bar.bar: bar.seconds for bar in explanation.bars}
 
@@ -82,8 +80,7 @@ def test_a_cause_of_half_the_step_is_named(
 
 
 def test_a_rank_that_sleeps_is_named_and_the_waits_for_it_are_no_communication(tmp_path: Path) -> None:
-    summary = {"straggler_rank": 1, "straggler_host": "node1"}
-    explanation, seconds = explained(tmp_path, window((1, 1, 0, 0), (1, 0, 0, 1)), **summary)
+    explanation, seconds = explained(tmp_path, window((1, 1, 0, 0), (1, 0, 0, 1)), **SLOW_RANK)
     assert explanation.cause == "slow rank 1 on node1"
     assert seconds["slow rank"] == pytest.approx(0.32)
     assert seconds["exposed communication"] == 0
@@ -92,13 +89,8 @@ def test_a_rank_that_sleeps_is_named_and_the_waits_for_it_are_no_communication(t
 def test_a_slow_core_is_as_slow_where_it_communicates(tmp_path: Path) -> None:
     """Rank 1 takes twice as long as rank 0 for its own work, 0.16 s, and communicates 0.32 s: half of it is its own
     slowness, and with what its work takes beyond rank 0's the larger part."""
-    write_run(tmp_path, gpus=1, rate=200.0, device="cpu", summary=NO_WAIT)
-    summary = NO_WAIT | {"straggler_rank": 1, "straggler_host": "node1"}
     sections = window((1, 3, 0, 0), (2, 2, 0, 0))
-    path = write_run(tmp_path, gpus=2, device="cpu", rate=100.0, summary=summary, sections=sections)
-    records = read_all([tmp_path])
-    explanation = explain(make_tables(records), records, path.parent.name)
-    seconds = {bar.bar: bar.seconds for bar in explanation.bars}
+    explanation, seconds = explained(tmp_path, sections, base=200.0, device="cpu", **SLOW_RANK)
     assert seconds["slow rank"] == pytest.approx(0.32)
     assert seconds["exposed communication"] == pytest.approx(0.16)
     assert explanation.cause == "slow rank 1 on node1"
@@ -145,8 +137,7 @@ def test_a_slow_rank_in_a_window_that_took_longer_than_the_measured_steps_is_no_
     """Rank 1 takes 0.1 s more in windows that take 0.2 s more than the step, in this run and in a comparable one."""
     healthy = window((60, 0, 0, 0), (60, 0, 0, 0), step_s=0.6)
     write_run(tmp_path, gpus=2, rate=160.0, summary=NO_WAIT, sections=healthy, train={"seed": 1})
-    summary = {"straggler_rank": 1, "straggler_host": "node1"}
-    explanation, seconds = explained(tmp_path, window((5, 1, 0, 0), (6, 0, 0, 0), step_s=0.6), rate=160.0, **summary)
+    explanation, seconds = explained(tmp_path, window((5, 1, 0, 0), (6, 0, 0, 0), step_s=0.6), rate=160.0, **SLOW_RANK)
     assert [seconds["slow rank"], seconds["unexplained"]] == pytest.approx([0.1, -0.2])
     assert explanation.cause == NO_CAUSE
 
@@ -158,12 +149,8 @@ def test_communication_that_other_runs_of_the_framework_have_is_no_cause(tmp_pat
 
 
 def test_what_other_processes_may_have_taken_of_the_cores_is_no_cause(tmp_path: Path) -> None:
-    busy = {"cpu_others_share": 0.6}
-    write_run(tmp_path, gpus=1, rate=100.0, device="cpu", summary=NO_WAIT)
     sections = window((2, 0, 0, 0), (2, 0, 0, 0))
-    path = write_run(tmp_path, gpus=2, device="cpu", rate=100.0, summary=NO_WAIT | busy, sections=sections)
-    records = read_all([tmp_path])
-    assert explain(make_tables(records), records, path.parent.name).cause == NO_CAUSE
+    assert explained(tmp_path, sections, device="cpu", cpu_others_share=0.6)[0].cause == NO_CAUSE
 
 
 def test_without_a_window_the_rest_is_unexplained_and_no_cause_is_invented(tmp_path: Path) -> None:
@@ -175,8 +162,7 @@ def test_without_a_window_the_rest_is_unexplained_and_no_cause_is_invented(tmp_p
 
 
 def test_the_next_run_has_each_key_once(tmp_path: Path) -> None:
-    summary = {"data_wait_share": 0.5}
-    bars = explained(tmp_path, window((1, 0, 1, 0), (1, 0, 1, 0)), **summary)[0].bars
+    bars = explained(tmp_path, window((1, 0, 1, 0), (1, 0, 1, 0)), data_wait_share=0.5)[0].bars
     (command,) = [bar.next_run for bar in bars if bar.bar == "input"]
     assert "loader=native" not in command
     assert command.startswith("torchrun --nproc-per-node=2 -m ddlbench +framework=ddp +model=resnet50 ")
@@ -186,12 +172,10 @@ def test_the_next_run_has_each_key_once(tmp_path: Path) -> None:
 def test_the_next_run_fits_the_device_and_the_nodes_and_reads_the_same_data(tmp_path: Path) -> None:
     sections = window((1, 1, 1, 0), (1, 1, 1, 0))
     path = write_run(tmp_path, gpus=2, device="cpu", rate=100.0, summary=NO_WAIT, sections=sections)
-    record = json.loads((path / "run.json").read_text())
-    record["launch"]["nodes"] = 2
-    record["config"]["data"] |= {"root": "/my data", "val_limit": 700}
-    (path / "run.json").write_text(json.dumps(record))
-    records = read_all([tmp_path])
-    bars = explain(make_tables(records), records, path.parent.name).bars
+    with edited(path) as record:
+        record["launch"]["nodes"] = 2
+        record["config"]["data"] |= {"root": "/my data", "val_limit": 700}
+    bars = explanation_of(tmp_path, path).bars
     (command,) = [bar.next_run for bar in bars if bar.bar == "exposed communication"]
     assert command.startswith("srun --nodes=2 --ntasks-per-node=1 python -m ddlbench ")
     assert {"data.root=/my data", "data.val_limit=700", "train.reduce_dtype=fp16"} <= set(shlex.split(command))
@@ -201,11 +185,9 @@ def test_the_next_run_fits_the_device_and_the_nodes_and_reads_the_same_data(tmp_
 def test_every_next_run_can_be_composed(tmp_path: Path, model: str) -> None:
     config = configuration("+framework=gpipe", f"+model={model}", "train.micro_batch=2").resolved
     sections = {**window((1, 1, 1, 1), (1, 1, 1, 1)), "config": config}
-    path = write_run(
-        tmp_path, framework="gpipe", model=model, gpus=2, summary={"data_wait_share": 0.1}, sections=sections
-    )
-    records = read_all([tmp_path])
-    bars = explain(make_tables(records), records, path.parent.name).bars
+    waits = {"data_wait_share": 0.1}
+    path = write_run(tmp_path, framework="gpipe", model=model, gpus=2, summary=waits, sections=sections)
+    bars = explanation_of(tmp_path, path).bars
     commands = [shlex.split(bar.next_run) for bar in bars if bar.next_run]
     assert len(commands) > 3
     for command in commands:
@@ -221,14 +203,13 @@ def test_idle_time_of_the_base_is_no_cause(tmp_path: Path) -> None:
 
 def test_a_run_on_one_device_is_no_base_of_itself(tmp_path: Path) -> None:
     path = write_run(tmp_path, gpus=1, summary=NO_WAIT, sections=window((9, 0, 0, 1)))
-    records = read_all([tmp_path])
-    explanation = explain(make_tables(records), records, path.parent.name)
+    explanation = explanation_of(tmp_path, path)
     assert explanation.bars[0].seconds is None
     assert explanation.cause == NO_CAUSE
 
 
 def test_the_input_bar_is_the_wait_of_all_epochs_and_not_of_the_worst_one(tmp_path: Path) -> None:
-    waits = {"data_wait_share": 0.4, "data_wait_mean_share": 0.05}
+    waits: dict[str, Any] = {"data_wait_share": 0.4, "data_wait_mean_share": 0.05}
     explanation, seconds = explained(tmp_path, window((19, 0, 1, 0), (19, 0, 1, 0)), **waits)
     assert seconds["input"] == pytest.approx(0.05 * 0.64)
     (bar,) = [bar for bar in explanation.bars if bar.bar == "input"]
@@ -238,8 +219,7 @@ def test_the_input_bar_is_the_wait_of_all_epochs_and_not_of_the_worst_one(tmp_pa
 def test_the_ideal_is_the_base_without_the_wait_of_all_its_epochs(tmp_path: Path) -> None:
     write_run(tmp_path, gpus=1, rate=100.0, summary={"data_wait_share": 0.4, "data_wait_mean_share": 0.1})
     path = write_run(tmp_path, gpus=2, rate=100.0, summary=NO_WAIT, sections=window((1, 1, 0, 0), (1, 1, 0, 0)))
-    records = read_all([tmp_path])
-    ideal = explain(make_tables(records), records, path.parent.name).bars[0]
+    ideal = explanation_of(tmp_path, path).bars[0]
     assert ideal.seconds == pytest.approx(0.9 * 0.32)
     assert ideal.evidence.endswith("less its data_wait_mean_share")
 
@@ -249,20 +229,17 @@ def test_of_several_attempts_the_one_that_started_last_is_explained(tmp_path: Pa
     for attempt in (9, 10):
         start = {"times": {"start": f"2026-01-{attempt:02}T10:00:00+00:00"}}
         path = write_run(tmp_path, attempt=attempt, sections=start, rate=10.0 * attempt)
-    records = read_all([tmp_path])
-    assert explain(make_tables(records), records, path.parent.name).run == str(path)
+    assert explanation_of(tmp_path, path).run == str(path)
 
 
 def test_an_unknown_run_is_named(tmp_path: Path) -> None:
     write_run(tmp_path, gpus=1)
-    records = read_all([tmp_path])
     with pytest.raises(UserError, match="no attempt has this run_id"):
-        explain(make_tables(records), records, "other")
+        explanation_of(tmp_path, Path("other/attempt-1"))
 
 
-def test_a_published_measurement_is_not_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    points = write_csv(tmp_path / "points.csv", cells())
-    assert import_published(["import", str(points), "--into", str(tmp_path / "results")]) == 0
+def test_a_published_measurement_is_not_explained(tmp_path: Path) -> None:
+    store(tmp_path / "results", csv_facts(tmp_path, cells()))
     records = read_all([tmp_path / "results"])
     tables = make_tables(records)
     with pytest.raises(UserError, match="a published measurement has no record of its steps"):
@@ -273,9 +250,8 @@ def test_the_command_writes_the_bars(tmp_path: Path, capsys: pytest.CaptureFixtu
     path = write_run(tmp_path, gpus=1)
     assert main([str(tmp_path), "--explain", path.parent.name]) == 0
     assert "cause: " in capsys.readouterr().out
-    assert (
-        (tmp_path / "report/tables/explain.csv").read_text().startswith("bar,seconds,evidence,share,next_run\nideal,")
-    )
+    table = (tmp_path / "report/tables/explain.csv").read_text()
+    assert table.startswith("bar,seconds,evidence,share,next_run\nideal,")
     assert (tmp_path / "report/figures/explain.png").exists()
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
+import shutil
 from itertools import product
 from xml.etree import ElementTree
 
@@ -16,16 +16,26 @@ from ddlbench.report.overview import summary_text
 from ddlbench.results.tables.tables import records
 from ddlbench.texts import printable
 from tests.support import hostile
-from tests.support.records import tables_of, write_run
+from tests.support.records import edited, tables_of, write_run
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]")
 OWN = ("framework", "gpus", "runs_ok", "sample_time_s", "epoch_time_s", "speedup", "val_top1", "mfu")
 
 
+@pytest.fixture(scope="module")
+def good(tmp_path_factory):
+    """A folder with a good run, and the rows of that run while nothing is beside it."""
+    results = tmp_path_factory.mktemp("results")
+    return results, good_run(results)
+
+
 @pytest.fixture
-def beside(tmp_path):
-    """A folder with a good run, and the row of that run while nothing is beside it."""
-    return tmp_path, good_run(tmp_path)
+def beside(good):
+    """The same, for a test that writes runs beside it; they are removed at its end."""
+    own = set(good[0].iterdir())
+    yield good
+    for folder in set(good[0].iterdir()) - own:
+        shutil.rmtree(folder)
 
 
 def good_run(results):
@@ -34,9 +44,8 @@ def good_run(results):
 
 
 def rows_of_good(tables):
-    (run,) = [row for row in records(tables.runs) if row["framework"] == "good"]
-    (scaling,) = [row for row in records(tables.scaling) if row["framework"] == "good"]
-    epochs = [row for row in records(tables.epochs) if row["framework"] == "good"]
+    every = (tables.runs, tables.scaling, tables.epochs)
+    (run,), (scaling,), epochs = (records(table[table["framework"] == "good"]) for table in every)
     return run, {name: scaling[name] for name in OWN}, epochs
 
 
@@ -92,8 +101,8 @@ def test_any_kind_of_file(kind):
         assert said in warning
         lacks_epochs = kind.startswith("epochs") and kind != "epochs twice"
         assert len(tables.warnings) == 1 + lacks_epochs
-        (row,) = [row for row in records(tables.runs) if row["path"] == str(folder)]
-        assert row["status"] == ("ok" if kind.startswith("epochs") else "unreadable")
+        (status,) = tables.runs["status"][tables.runs["path"] == str(folder)]
+        assert status == ("ok" if kind.startswith("epochs") else "unreadable")
 
 
 @pytest.mark.parametrize("name", hostile.FOLDERS, ids=ascii)
@@ -105,8 +114,8 @@ def test_any_name_of_a_folder(beside, name, whole):
     if not whole:
         (odd / "run.json").unlink()
     tables = check(results, alone)
-    (row,) = [row for row in records(tables.runs) if row["path"] == printable(str(odd))]
-    assert row["status"] == ("ok" if whole else "unreadable")
+    (status,) = tables.runs["status"][tables.runs["path"] == printable(str(odd))]
+    assert status == ("ok" if whole else "unreadable")
     assert whole or any(text.startswith(printable(str(odd))) for text in tables.warnings)
 
 
@@ -160,14 +169,13 @@ def test_a_program_error_of_one_record_is_a_row_too(beside, monkeypatch):
     import ddlbench.results.tables.run_rows as module
 
     reference = module.measured_options
-    monkeypatch.setattr(
-        module,
-        "measured_options",
-        lambda config, before: 1 / (config.get("framework") != {}) and reference(config, before),
-    )
-    record = json.loads((folder / "run.json").read_text())
-    record["config"]["framework"] = {}
-    (folder / "run.json").write_text(json.dumps(record))
+
+    def faulty(config, before):
+        return 1 / (config.get("framework") != {}) and reference(config, before)
+
+    monkeypatch.setattr(module, "measured_options", faulty)
+    with edited(folder) as record:
+        record["config"]["framework"] = {}
     tables = check(results, alone)
     assert tables.warnings == [f"{folder}: the values of run.json cannot be used (ZeroDivisionError: division by zero)"]
 

@@ -172,13 +172,12 @@ def training(
     for number, epoch in enumerate(reached):
         status = statuses[number] if number < len(statuses) else "ok"
         seed = seeds[number] if number < len(seeds) else 0
-        runs.append(
-            NAMES | {"path": f"run{number}", "status": status, "seed": seed, "measurement": "m", "learning": "l"}
-        )
+        own = {"path": f"run{number}", "status": status, "measurement": "m"}
+        runs.append(NAMES | own | {"seed": seed, "learning": "l"})
         for n in range(5):
             top1 = 0.9 if epoch is not None and n + 1 >= epoch else 0.1
-            epochs.append({"path": f"run{number}", "epoch": n, "val_top1": top1, "elapsed_s": 7.0 * (n + 1)})
-            epochs[-1] |= {"samples": 100, "updates": 10 * (n + 1), "status": status, "measurement": "m"}
+            costs = {"samples": 100, "updates": 10 * (n + 1), "elapsed_s": 7.0 * (n + 1)}
+            epochs.append(own | costs | {"epoch": n, "val_top1": top1})
     return runs, frame(EPOCHS, epochs)
 
 
@@ -219,9 +218,7 @@ def test_repeats_of_a_seed_and_failed_runs_are_no_evidence_on_quality(
     assert learned([*reached, 1], ["ok"] * len(reached) + ["diverged"], [*seeds, 99]) == plain
     for row in plain:
         values = [0.9 if epoch is not None and row["epoch"] + 1 >= epoch else 0.1 for epoch in reached]
-        result, interval = (
-            [row[f"val_top1{end}"] for end in ("", "_min", "_max", "_low", "_high")],
-            median_interval(values),
-        )
+        result = [row[f"val_top1{end}"] for end in ("", "_min", "_max", "_low", "_high")]
+        interval = median_interval(values)
         ends = (interval.low, interval.high) if interval else (None, None)
         assert result == [pytest.approx(median(values)), min(values), max(values), *ends]

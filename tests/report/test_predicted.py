@@ -6,7 +6,7 @@ The cluster's link is made so: each rank sends 2 x 3/4 of the gradients' bytes, 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,6 @@ from tests.support.records import GPU, write_run
 GIB = 2**30
 WORDS = ("+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=16", "model.image_size=64",
          "train.batch_per_gpu=8")  # fmt: skip
-Write = Callable[..., None]
 
 
 @cache
@@ -46,41 +45,62 @@ def gradient_bytes() -> int:
     return 4 * sum(parameter.numel() for parameter in model.build().parameters())
 
 
+@dataclass
+class Made:
+    """Runs and the predictions of them."""
+
+    results: Path
+    cluster: str
+
+    def write(self, framework: str, gpus: int, step_s: float, **others: Any) -> None:
+        """A run of 8 samples a GPU whose step takes so long."""
+        others["sections"] = {"config": settings(framework), **others.get("sections", {})}
+        write_run(self.results, framework=framework, gpus=gpus, rate=8 * gpus / step_s, per_gpu=8, **others)
+
+    def write_pair(self, step_s: float, **others: Any) -> None:
+        """One device at 0.25 s a step, and ddp on four."""
+        self.write("single", 1, 0.25)
+        self.write("ddp", 4, step_s, **others)
+
+    def tables(self) -> Tables:
+        result = read_all([self.results])
+        return with_predictions(make_tables(result), result, self.cluster)
+
+    def row(self) -> Row:
+        return rows_of(self.tables())["ddp", 4]
+
+
 @pytest.fixture
-def cluster(tmp_path: Path) -> str:
+def made(tmp_path: Path) -> Made:
     link = {"name": "made", "alpha_s": 1e-12, "bytes_per_s": 1.5 * gradient_bytes() / 0.05}
     device = {"name": GPU, "type": "cuda", "memory_bytes": None, "bytes_per_s": None}
     path = tmp_path / "made.yaml"
     content = {"name": "made", "device": device, "devices_per_node": 4, "links": [link], "overlap": False, "spread": 0}
     OmegaConf.save(OmegaConf.create(content), path)
-    return str(path)
+    return Made(tmp_path / "results", str(path))
 
 
-@pytest.fixture
-def write(tmp_path: Path) -> Write:
-    """A run of 8 samples a GPU whose step takes so long."""
-
-    def run(framework: str, gpus: int, step_s: float, **others: Any) -> None:
-        sections = {"config": settings(framework), **others.pop("sections", {})}
-        folder = tmp_path / "results"
-        write_run(
-            folder, framework=framework, gpus=gpus, rate=8 * gpus / step_s, per_gpu=8, sections=sections, **others
-        )
-
-    return run
+def rows_of(tables: Tables) -> dict[tuple[str, int], Row]:
+    return {(row["framework"], row["gpus"]): row for row in records(tables.scaling)}
 
 
-def predicted(tmp_path: Path, cluster: str) -> tuple[dict[tuple[str, int], Row], Tables]:
-    result = read_all([tmp_path / "results"])
-    tables = with_predictions(make_tables(result), result, cluster)
-    return {(row["framework"], row["gpus"]): row for row in records(tables.scaling)}, tables
+def filled(row: Row) -> Row:
+    """The cells with a prediction."""
+    return {name: value for name, value in row.items() if name.startswith("predicted") and value is not None}
 
 
-def test_four_devices_from_one_by_hand(tmp_path: Path, write: Write, cluster: str) -> None:
-    write("single", 1, 0.25)
-    write("ddp", 4, 0.32)
-    rows, tables = predicted(tmp_path, cluster)
-    row = rows["ddp", 4]
+def without_prediction(tables: Tables) -> str:
+    """The warning that names the measurements without a prediction."""
+    (line,) = [line for line in tables.warnings if line.startswith("no prediction of ")]
+    return line
+
+
+def test_four_devices_from_one_by_hand(made: Made) -> None:
+    """Messages are all gradients once, and BatchNorm's statistics never. Memory is weights, gradients and momentum at 4
+    bytes, activations and BatchNorm's statistics on top; measured 3.5 GiB."""
+    made.write_pair(0.32)
+    tables = made.tables()
+    row = rows_of(tables)["ddp", 4]
     assert row["predicted_step_s"] == pytest.approx(0.30)
     assert row["predicted_sample_time_s"] == pytest.approx(0.30 / 32)
     assert (row["predicted_compute_s"], row["predicted_bubble_s"]) == (pytest.approx(0.25), 0)
@@ -88,27 +108,23 @@ def test_four_devices_from_one_by_hand(tmp_path: Path, write: Write, cluster: st
     assert row["predicted_error"] == pytest.approx(-0.02 / 0.32)
     assert row["predicted_from"].startswith("single on one device (single-resnet50")
     assert row["predicted_flag"] is None
+    assert row["predicted_message_bytes"] == pytest.approx(gradient_bytes(), abs=1)
+    assert 3 * gradient_bytes() < row["predicted_memory_bytes"] < 3 * gradient_bytes() + 0.2 * GIB
+    assert row["memory_allocated_peak_bytes"] == 3.5 * GIB
+    assert row["predicted_memory_error"] == pytest.approx(row["predicted_memory_bytes"] / (3.5 * GIB) - 1)
     assert not any("predict" in line for line in tables.warnings)
 
 
-def test_bytes_of_messages_by_hand(tmp_path: Path, write: Write, cluster: str) -> None:
-    """All gradients once, and BatchNorm's statistics never."""
-    write("single", 1, 0.25)
-    write("ddp", 4, 0.32)
-    row = predicted(tmp_path, cluster)[0]["ddp", 4]
-    assert row["predicted_message_bytes"] == pytest.approx(gradient_bytes(), abs=1)
-
-
 def test_the_largest_own_run_is_graded_from_its_base_and_from_all_smaller_ones(
-    tmp_path: Path, write: Write, cluster: str, capsys: pytest.CaptureFixture[str]
+    made: Made, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The link has half of the speed in the cluster's file: the all-reduce of two takes 0.067 s instead of 0.033, that
     of four 0.1 s instead of 0.05. Two GPU counts are no series, and a base alone is none either."""
     for gpus, step_s in ((1, 0.25), (2, 0.25 + 0.2 / 3), (4, 0.35)):
-        write("ddp", gpus, step_s)
-    write("zero2", 1, 0.25)
-    write("zero2", 4, 0.5)
-    assert predict(["--grade", str(tmp_path / "results"), f"cluster={cluster}", "--json"]) == 0
+        made.write("ddp", gpus, step_s)
+    made.write("zero2", 1, 0.25)
+    made.write("zero2", 4, 0.5)
+    assert predict(["--grade", str(made.results), f"cluster={made.cluster}", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     (alone,), (learned,) = result["points"], result["learned_points"]
     assert (alone["strategy"], alone["gpus"], alone["base"]) == ("ddp", 4, "1 GPU")
@@ -119,68 +135,51 @@ def test_the_largest_own_run_is_graded_from_its_base_and_from_all_smaller_ones(
     assert alone["low_95_s"] < alone["predicted_s"] < alone["high_95_s"]
 
 
-def test_copies_to_the_host_are_no_messages(tmp_path: Path, write: Write, cluster: str) -> None:
-    machine = OmegaConf.load(cluster)
+def test_copies_to_the_host_are_no_messages(made: Made) -> None:
+    machine = OmegaConf.load(made.cluster)
     machine.device.host_bytes_per_s = 50e9
-    OmegaConf.save(machine, cluster)
+    OmegaConf.save(machine, made.cluster)
     for framework, gpus, step_s in (("single", 1, 0.25), ("ddp", 4, 0.32)):
         config = settings(framework, "train.offload_activations=blocks")
-        write(framework, gpus, step_s, sections={"config": config})
-    row = predicted(tmp_path, cluster)[0]["ddp", 4]
+        made.write(framework, gpus, step_s, sections={"config": config})
+    row = made.row()
     assert row["predicted_message_bytes"] == pytest.approx(gradient_bytes(), abs=1)
 
 
-def test_memory_by_hand(tmp_path: Path, write: Write, cluster: str) -> None:
-    """Weights, gradients and momentum at 4 bytes, activations and BatchNorm's statistics on top; measured 3.5 GiB."""
-    write("single", 1, 0.25)
-    write("ddp", 4, 0.32)
-    row = predicted(tmp_path, cluster)[0]["ddp", 4]
-    assert 3 * gradient_bytes() < row["predicted_memory_bytes"] < 3 * gradient_bytes() + 0.2 * GIB
-    assert row["memory_allocated_peak_bytes"] == 3.5 * GIB
-    assert row["predicted_memory_error"] == pytest.approx(row["predicted_memory_bytes"] / (3.5 * GIB) - 1)
-
-
-def test_runs_on_one_device_have_no_prediction(tmp_path: Path, write: Write, cluster: str) -> None:
+def test_runs_on_one_device_have_no_prediction(made: Made) -> None:
     """They are what the others are predicted from."""
-    write("single", 1, 0.25)
-    write("ddp", 1, 0.26)
-    write("ddp", 4, 0.32)
-    rows, _ = predicted(tmp_path, cluster)
-    for framework in ("single", "ddp"):
-        row = rows[framework, 1]
-        assert {name: value for name, value in row.items() if name.startswith("predicted") and value is not None} == {}
+    made.write("single", 1, 0.25)
+    made.write("ddp", 1, 0.26)
+    made.write("ddp", 4, 0.32)
+    rows = rows_of(made.tables())
+    assert filled(rows["single", 1]) == filled(rows["ddp", 1]) == {}
     assert rows["ddp", 4]["predicted_step_s"] == pytest.approx(0.31), "from the framework's own run, if there is one"
 
 
-def test_a_run_is_not_predicted_from_itself(tmp_path: Path, write: Write, cluster: str) -> None:
+def test_a_run_is_not_predicted_from_itself(made: Made) -> None:
     """The oracle would start from a few devices: from the measurement itself, which it would predict without error."""
-    write("ddp", 4, 0.32)
-    write("ddp", 2, 0.30)
-    rows, tables = predicted(tmp_path, cluster)
+    made.write("ddp", 4, 0.32)
+    made.write("ddp", 2, 0.30)
+    tables = made.tables()
+    rows = rows_of(tables)
     assert rows["ddp", 4]["predicted_step_s"] is rows["ddp", 2]["predicted_step_s"] is None
-    (line,) = [line for line in tables.warnings if line.startswith("no prediction of ")]
-    assert "ddp, resnet50, 2 GPUs, ddp, resnet50, 4 GPUs: " in line
-    assert "has no complete run of resnet50 on one" in line
+    assert "ddp, resnet50, 2 GPUs, ddp, resnet50, 4 GPUs: " in without_prediction(tables)
+    assert "has no complete run of resnet50 on one" in without_prediction(tables)
 
 
-def test_a_measurement_without_a_run_that_ended_ok_has_no_prediction(
-    tmp_path: Path, write: Write, cluster: str
-) -> None:
-    write("single", 1, 0.25)
-    write("ddp", 4, 0.32)
-    write("zero2", 4, 0.32, status="oom")
-    rows, _ = predicted(tmp_path, cluster)
+def test_a_measurement_without_a_run_that_ended_ok_has_no_prediction(made: Made) -> None:
+    made.write_pair(0.32)
+    made.write("zero2", 4, 0.32, status="oom")
+    rows = rows_of(made.tables())
     assert (rows["zero2", 4]["status"], rows["zero2", 4]["predicted_step_s"]) == ("oom", None)
     assert rows["ddp", 4]["predicted_step_s"] == pytest.approx(0.30)
 
 
 @pytest.mark.parametrize("wait", [{"data_wait_share": 0.5}, {"data_wait_share": 0.9, "data_wait_mean_share": 0.5}])
-def test_waiting_for_data_is_on_neither_side(
-    tmp_path: Path, write: Write, cluster: str, wait: dict[str, float]
-) -> None:
-    write("single", 1, 0.50, summary=wait)
-    write("ddp", 4, 0.60, summary=wait)
-    row = predicted(tmp_path, cluster)[0]["ddp", 4]
+def test_waiting_for_data_is_on_neither_side(made: Made, wait: dict[str, float]) -> None:
+    made.write("single", 1, 0.50, summary=wait)
+    made.write("ddp", 4, 0.60, summary=wait)
+    row = made.row()
     assert row["predicted_step_s"] == pytest.approx(0.30)
     assert row["predicted_error"] == pytest.approx(0, abs=1e-9)
 
@@ -198,32 +197,29 @@ def window(step_s: float, **shares: float) -> dict[str, Any]:
         ({"compute": 0.45, "comm_exposed": 0.1, "idle": 0.45}, "idle time took 270 ms, 0.00 µs predicted"),
     ],
 )
-def test_a_slow_run_names_the_part_that_deviates(
-    tmp_path: Path, write: Write, cluster: str, shares: dict[str, float], part: str
-) -> None:
-    write("single", 1, 0.25)
-    write("ddp", 4, 0.60, sections=window(0.60, **shares))
-    rows, tables = predicted(tmp_path, cluster)
+def test_a_slow_run_names_the_part_that_deviates(made: Made, shares: dict[str, float], part: str) -> None:
+    made.write_pair(0.60, sections=window(0.60, **shares))
+    tables = made.tables()
+    rows = rows_of(tables)
     flag = rows["ddp", 4]["predicted_flag"]
     seconds = "a step took 600 ms, 300 ms predicted (95 %: 267 ms to 396 ms)"
     assert flag == f"outside the band of its prediction: {seconds}; in the profiled window {part}"
     assert f"ddp, resnet50, 4 GPUs: {flag}" in tables.warnings
 
 
-def test_a_run_that_is_too_fast_names_what_was_expected(tmp_path: Path, write: Write, cluster: str) -> None:
-    write("single", 1, 0.25)
-    write("ddp", 4, 0.15, sections=window(0.15, compute=0.7, comm_exposed=0.3))
-    row = predicted(tmp_path, cluster)[0]["ddp", 4]
+def test_a_run_that_is_too_fast_names_what_was_expected(made: Made) -> None:
+    made.write_pair(0.15, sections=window(0.15, compute=0.7, comm_exposed=0.3))
+    row = made.row()
     assert row["predicted_error"] == pytest.approx(1.0)
     assert row["predicted_flag"].endswith("in the profiled window computation took 105 ms, 250 ms predicted")
 
 
-def test_without_a_window_the_flag_names_no_part(tmp_path: Path, write: Write, cluster: str) -> None:
-    write("single", 1, 0.25)
-    write("ddp", 4, 0.60)
-    assert predicted(tmp_path, cluster)[0]["ddp", 4]["predicted_flag"].endswith(
-        "(no profiled window says which part of it)"
-    )
+def test_without_a_window_the_flag_names_no_part(made: Made) -> None:
+    made.write_pair(0.60)
+    assert made.row()["predicted_flag"].endswith("(no profiled window says which part of it)")
+
+
+DDP = settings("ddp")
 
 
 @pytest.mark.parametrize(
@@ -235,58 +231,50 @@ def test_without_a_window_the_flag_names_no_part(tmp_path: Path, write: Write, c
             {"launch": {"world_size": 4, "nodes": 2, "device_type": "cuda", "hosts": ["a", "b"]}},
             "2 nodes of cluster made have another number of devices",
         ),
-        ({"config": settings("ddp") | {"framework": {"name": "nobodys"}}}, "framework=nobodys is no option"),
-        (
-            {"config": settings("ddp") | {"train": {**settings("ddp")["train"], "later": 1}}},
-            "train.later does not exist",
-        ),
+        ({"config": DDP | {"framework": {"name": "nobodys"}}}, "framework=nobodys is no option"),
+        ({"config": DDP | {"train": {**DDP["train"], "later": 1}}}, "train.later does not exist"),
     ],
 )
-def test_missing_inputs_leave_the_cells_empty(
-    tmp_path: Path, write: Write, cluster: str, sections: dict[str, Any], reason: str
-) -> None:
-    write("single", 1, 0.25)
-    write("ddp", 4, 0.32, sections=sections)
-    rows, tables = predicted(tmp_path, cluster)
+def test_missing_inputs_leave_the_cells_empty(made: Made, sections: dict[str, Any], reason: str) -> None:
+    made.write_pair(0.32, sections=sections)
+    tables = made.tables()
+    rows = rows_of(tables)
     (row,) = [row for (_, gpus), row in rows.items() if gpus == 4]
-    assert {name: value for name, value in row.items() if name.startswith("predicted") and value is not None} == {}
-    (line,) = [line for line in tables.warnings if line.startswith("no prediction of ")]
-    assert reason in line
+    assert filled(row) == {}
+    assert reason in without_prediction(tables)
 
 
-def test_an_unknown_cluster_is_refused(tmp_path: Path, write: Write) -> None:
-    write("single", 1, 0.25)
+def test_an_unknown_cluster_is_refused(made: Made) -> None:
+    made.write("single", 1, 0.25)
     with pytest.raises(UserError, match="cluster=nowhere is not known"):
-        predicted(tmp_path, "nowhere")
+        replace(made, cluster="nowhere").tables()
 
 
-def test_the_report_shows_both(tmp_path: Path, write: Write, cluster: str, capsys: pytest.CaptureFixture[str]) -> None:
-    write("single", 1, 0.25)
-    write("ddp", 4, 0.60)
-    assert main([str(tmp_path / "results"), "--predict", cluster]) == 0
+def test_the_report_shows_both(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+    made.write_pair(0.60)
+    assert main([str(made.results), "--predict", made.cluster]) == 0
     told = capsys.readouterr()
     (line,) = [line.split() for line in told.out.splitlines() if line.endswith("-50.0 %!")]
-    row = predicted(tmp_path, cluster)[0]["ddp", 4]
+    row = made.row()
     memory = [f"{row['predicted_memory_bytes'] / GIB:.2f}", "GiB", f"{100 * row['predicted_memory_error']:+.1f}", "%"]
     assert line == ["ddp", "resnet50", "native", "4", "weak", *memory, "0.300", "s", "-50.0", "%!"]
-    assert (tmp_path / "results" / "report" / "figures" / "predicted.svg").exists()
+    assert (made.results / "report" / "figures" / "predicted.svg").exists()
     assert "outside the band of its prediction" in told.err
-    page = (tmp_path / "results" / "report" / "report.html").read_text()
+    page = (made.results / "report" / "report.html").read_text()
     assert "prediction error" in page
     assert "-50.0 %!" in page
     assert "outside the band of its prediction" in page
 
 
-def test_the_figure_has_the_band_of_each_prediction(tmp_path: Path, write: Write, cluster: str) -> None:
-    write("single", 1, 0.25)
-    write("ddp", 4, 0.60)
-    rows, tables = predicted(tmp_path, cluster)
+def test_the_figure_has_the_band_of_each_prediction(made: Made) -> None:
+    made.write_pair(0.60)
+    tables = made.tables()
+    rows = rows_of(tables)
     (axes,) = figures_of(tables, "predicted")["predicted"].axes
     low, high = (rows["ddp", 4][f"predicted_{end}_s"] for end in ("low", "high"))
     assert low < 0.30 < high
-    assert [[4, pytest.approx(low)], [4, pytest.approx(high)]] in [
-        np.array(line.get_xydata()).tolist() for line in axes.lines
-    ]
+    drawn = [np.array(line.get_xydata()).tolist() for line in axes.lines]
+    assert [[4, pytest.approx(low)], [4, pytest.approx(high)]] in drawn
 
 
 def test_published_measurements_are_predicted_from_the_bases_of_their_sources(tmp_path: Path) -> None:
@@ -296,19 +284,19 @@ def test_published_measurements_are_predicted_from_the_bases_of_their_sources(tm
     chosen = [line for line in lines if line.startswith(("server-gear blog,VGG", "TensorFlow benchmarks 2017,ResNet"))]
     table.write_text("\n".join((header, *chosen)))
     assert import_published(["import", str(table), "--into", str(tmp_path / "results")]) == 0
-    rows, tables = predicted(tmp_path, "published")
+    tables = Made(tmp_path / "results", "published").tables()
+    rows = rows_of(tables)
     assert all(row["predicted_step_s"] is None for (_, gpus), row in rows.items() if gpus == 1)
     graded = [
         (point["measured_s"], point["predicted_s"], point["error"]) for point in grade(table, machine_of("abci")).points
     ]
-    filled = [row for row in records(tables.scaling) if row["predicted_error"] is not None]
+    found = [row for row in records(tables.scaling) if row["predicted_error"] is not None]
     of_report = [
-        (row["sample_time_s"] * row["global_batch"], row["predicted_step_s"], row["predicted_error"]) for row in filled
+        (row["sample_time_s"] * row["global_batch"], row["predicted_step_s"], row["predicted_error"]) for row in found
     ]
     assert len(graded) == 9
     # Records do not keep step_ms, which the source rounds to a microsecond.
     np.testing.assert_allclose(sorted(of_report), sorted(graded), rtol=1e-5, atol=1e-5)
-    (slow,) = [row for row in filled if row["gpus"] == 8 and row["global_batch"] == 512]
+    (slow,) = [row for row in found if row["gpus"] == 8 and row["global_batch"] == 512]
     assert slow["predicted_from"] == "1 GPU of the same source: 64 samples in 152 ms"
-    (line,) = [line for line in tables.warnings if line.startswith("no prediction of ")]
-    assert line.endswith("and 1 more: a parameter server has no equations")
+    assert without_prediction(tables).endswith("and 1 more: a parameter server has no equations")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,9 @@ from ddlbench.report.__main__ import main
 from ddlbench.report.study import draw_study
 from ddlbench.sweep.study import load, names
 from ddlbench.sweep.study_entries import matches
-from tests.support.records import tables_of, write_run
+from tests.support.records import edit_epochs, tables_of, write_run
 
+Capture = pytest.CaptureFixture[str]
 STUDY = """# Two frameworks
 across: [recipe]
 figures:
@@ -47,13 +47,17 @@ def runs(folder: Path, **others: Any) -> None:
         write_run(folder, framework="zero2", gpus=gpus, rate=rate, recipe={"name": "adamw"}, **others)
 
 
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    runs(tmp_path / "results")
+    return tmp_path / "results"
+
+
 def drawn(study: Path, results: Path) -> Drawing:
     return draw_study(load(str(study)), lambda how: tables_of(results, by=",".join(how.by), across=how.across))
 
 
-def test_each_figure_has_the_rows_of_its_cells_and_names_those_that_are_missing(study: Path, tmp_path: Path) -> None:
-    results = tmp_path / "results"
-    runs(results)
+def test_each_figure_has_the_rows_of_its_cells_and_names_those_that_are_missing(study: Path, results: Path) -> None:
     drawing = drawn(study, results)
     assert list(drawing.figures) == ["paper_1", "paper_2a", "paper_2b", "paper_4"]
     (bars,) = drawing.figures["paper_1"].axes
@@ -101,45 +105,33 @@ def test_a_key_of_a_framework_that_a_later_version_added_has_its_value_of_before
     assert sorted(patch.get_height() for patch in drawing.figures["ratios_1"].axes[0].patches) == [50, 100]
 
 
-def test_best_takes_the_fastest_gpu_count_of_each_curve(study: Path, tmp_path: Path) -> None:
-    results = tmp_path / "results"
-    runs(results)
+def test_best_takes_the_fastest_gpu_count_of_each_curve(study: Path, results: Path) -> None:
     (axes,) = drawn(study, results).figures["paper_2b"].axes
     assert set(axes.get_legend_handles_labels()[1]) == {"ddp (sgd)", "zero2 (adamw)"}
     assert "2 GPUs, 64 samples an update" in axes.texts[0].get_text()  # ddp is slower on 4
 
 
-def test_learning_rates_are_those_of_the_figure_s_cells(study: Path, tmp_path: Path) -> None:
+def test_learning_rates_are_those_of_the_figure_s_cells(study: Path, results: Path) -> None:
     study.write_text(STUDY.replace("kind: step_seconds", "kind: learning_rate, where: {gpus: 2}"))
-    results = tmp_path / "results"
-    runs(results)
     for path in results.glob("*/attempt-1/epochs.jsonl"):
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-        changed = [line | {"lr_last": 0.1 / (n + 1)} for n, line in enumerate(lines)]
-        path.write_text("".join(json.dumps(line) + "\n" for line in changed))
+        edit_epochs(path.parent, *({"lr_last": 0.1 / n} for n in (1, 2, 3)))
     (axes,) = drawn(study, results).figures["paper_3"].axes
     assert set(axes.get_legend_handles_labels()[1]) == {"ddp (sgd)", "zero2 (adamw)"}
 
 
-def test_a_figure_may_compare_by_another_factor(study: Path, tmp_path: Path) -> None:
-    results = tmp_path / "results"
-    runs(results)
+def test_a_figure_may_compare_by_another_factor(study: Path, results: Path) -> None:
     runs(results, model="vgg16")
     (panel,) = drawn(study, results).figures["paper_4"].axes
     assert {"resnet50", "vgg16"} <= set(panel.get_legend_handles_labels()[1])
 
 
-def test_a_figure_has_the_rows_of_each_entry_of_where(study: Path, tmp_path: Path) -> None:
+def test_a_figure_has_the_rows_of_each_entry_of_where(study: Path, results: Path) -> None:
     study.write_text(STUDY.replace("{model: resnet50}", "[{framework: ddp, gpus: 4}, {framework: zero2, gpus: 1}]"))
-    results = tmp_path / "results"
-    runs(results)
     (axes,) = drawn(study, results).figures["paper_2a"].axes
     assert {tuple(np.asarray(line.get_xdata())) for line in axes.lines} == {(1,), (4,)}
 
 
-def test_runs_of_other_cells_are_not_drawn(study: Path, tmp_path: Path) -> None:
-    results = tmp_path / "results"
-    runs(results)
+def test_runs_of_other_cells_are_not_drawn(study: Path, results: Path) -> None:
     before = drawn(study, results).notes
     write_run(results, framework="fsdp", gpus=4)
     write_run(results, gpus=8)
@@ -148,10 +140,8 @@ def test_runs_of_other_cells_are_not_drawn(study: Path, tmp_path: Path) -> None:
     assert not any("fsdp" in text for text in drawing.figures["paper_2a"].axes[0].get_legend_handles_labels()[1])
 
 
-def test_runs_of_another_model_or_loader_than_the_study_s_are_left_out(study: Path, tmp_path: Path) -> None:
+def test_runs_of_another_model_or_loader_than_the_study_s_are_left_out(study: Path, results: Path) -> None:
     study.write_text(STUDY.replace("batch: 32", "batch: 32, loader: native, model.image_size: 32"))
-    results = tmp_path / "results"
-    runs(results)
     before = drawn(study, results)
     write_run(results, framework="zero2", gpus=4, changed={"layers": [1, 1, 1, 1]})
     write_run(results, framework="zero2", gpus=4, loader="synthetic")
@@ -164,27 +154,19 @@ def test_runs_of_another_model_or_loader_than_the_study_s_are_left_out(study: Pa
     assert len(panel.lines) == len(before.figures["paper_2a"].axes[0].lines)
 
 
-def test_runs_that_differ_in_other_keys_are_drawn(study: Path, tmp_path: Path) -> None:
-    results = tmp_path / "results"
-    runs(results)
+def test_runs_that_differ_in_other_keys_are_drawn(study: Path, results: Path) -> None:
     write_run(results, framework="zero2", gpus=4, changed={"num_classes": 10}, train={"precision": "bf16"}, epochs=5)
     assert not any(note.startswith("paper_2a") or "not of this study" in note for note in drawn(study, results).notes)
 
 
-def test_a_failed_cell_is_missing_and_has_its_status_in_the_figure(study: Path, tmp_path: Path) -> None:
-    results = tmp_path / "results"
-    runs(results)
+def test_a_failed_cell_is_missing_and_has_its_status_in_the_figure(study: Path, results: Path) -> None:
     write_run(results, framework="zero2", gpus=4, status="oom", reason="CUDA out of memory", recipe={"name": "adamw"})
     drawing = drawn(study, results)
     assert "paper_2a: 1 of 6 cells have no run that ended ok: zero2 resnet50 gpus=4" in drawing.notes
     assert "oom" in [text.get_text() for text in drawing.figures["paper_1"].axes[0].texts]
 
 
-def test_the_command_draws_them_and_says_what_is_missing(
-    study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    results = tmp_path / "results"
-    runs(results)
+def test_the_command_draws_them_and_says_what_is_missing(study: Path, results: Path, capsys: Capture) -> None:
     assert main([str(results), "--study", str(study)]) == 0
     assert {path.stem for path in (results / "report" / "figures").glob("*.png")} == {
         "paper_1", "paper_2a", "paper_2b", "paper_4",
@@ -212,10 +194,8 @@ def test_the_command_draws_them_and_says_what_is_missing(
     ],
 )
 def test_a_mistake_in_a_study_is_one_line(
-    study: Path, tmp_path: Path, old: str, new: str, said: str, capsys: pytest.CaptureFixture[str]
+    study: Path, results: Path, old: str, new: str, said: str, capsys: Capture
 ) -> None:
-    results = tmp_path / "results"
-    runs(results)
     assert old in STUDY
     study.write_text(STUDY.replace(old, new))
     assert main([str(results), "--study", str(study)]) == 2
@@ -224,23 +204,19 @@ def test_a_mistake_in_a_study_is_one_line(
     assert said.replace("\\", "") in message
 
 
-def test_results_of_other_cells_alone_are_an_error(
-    study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    results = tmp_path / "results"
-    write_run(results, gpus=8)
-    write_run(results, gpus=8, recipe={"name": "adamw"})
-    assert main([str(results), "--study", str(study)]) == 2
+def test_results_of_other_cells_alone_are_an_error(study: Path, tmp_path: Path, capsys: Capture) -> None:
+    write_run(tmp_path, gpus=8)
+    write_run(tmp_path, gpus=8, recipe={"name": "adamw"})
+    assert main([str(tmp_path), "--study", str(study)]) == 2
     assert "no figure can be drawn: paper_1: 4 of 4 cells have no run" in capsys.readouterr().err
 
 
-def test_a_study_has_its_own_comparison(study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runs(tmp_path / "results")
-    assert main([str(tmp_path / "results"), "--study", str(study), "--by", "model"]) == 2
+def test_a_study_has_its_own_comparison(study: Path, results: Path, capsys: Capture) -> None:
+    assert main([str(results), "--study", str(study), "--by", "model"]) == 2
     assert "--study has its own --by and --across" in capsys.readouterr().err
 
 
-def test_a_schedule_has_a_row_for_each_rank_and_a_box_for_each_pass(study: Path, tmp_path: Path) -> None:
+def test_a_schedule_has_a_row_for_each_rank_and_a_box_for_each_pass(study: Path, results: Path) -> None:
     """Damaged passes are left out, and so is what begins after the second step. Ranks keep their numbers: rank 1 has no
     valid pass."""
     study.write_text(STUDY.replace("3: {kind: step_seconds}", "3: {kind: schedule}"))
@@ -251,9 +227,8 @@ def test_a_schedule_has_a_row_for_each_rank_and_a_box_for_each_pass(study: Path,
         {"stage": 0}, {"stage": 1}, {"stage": 2},
     ]  # fmt: skip
     window = {"profile": {"status": "ok", "step_s": 1.0, "window_s": 4.0, "steps": 4, "ranks": ranks}}
-    runs(tmp_path / "results")
-    write_run(tmp_path / "results", framework="zero2", gpus=4, sections=window, recipe={"name": "adamw"})
-    (axes,) = drawn(study, tmp_path / "results").figures["paper_3"].axes
+    write_run(results, framework="zero2", gpus=4, sections=window, recipe={"name": "adamw"})
+    (axes,) = drawn(study, results).figures["paper_3"].axes
     boxes = [path.get_extents().bounds for part in axes.collections for path in part.get_paths()]
     assert sorted((round(x, 6), y + 0.4, round(width, 6)) for x, y, width, _ in boxes) == [
         (0, 0, 0.1), (0.1, 2, 0.1), (0.2, 0, 0.2), (0.2, 2, 0.1), (0.4, 0, 0.1),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ddlbench.foreign import LARGEST_BYTES
-from tests.support.records import write_run
+from tests.support.records import edit_epochs, edited, write_run
 
 NUMBERS = (True, -1, -0.5, 0, 1.5, 5e-324, 1e308, 2**63, -(2**63) - 1, 10**400, float("nan"), float("inf"))
 TEXTS = (
@@ -56,22 +56,18 @@ EPOCH_FIELDS = {"epoch": (0, 1e9), "epoch_time_s": (1e-6, 1e9), "elapsed_s": (0,
 def odd_record(results: Path, field: str, value: Any, number: int) -> Path:
     """A run that is like any other but for one value. Its seed keeps it apart from the good run."""
     folder = write_run(results, framework="odd", repeat=number, attempt=1 + number % 9, train={"seed": 1})
-    record = json.loads((folder / "run.json").read_text())
     *sections, key = field.split(".")
-    place = record
-    for section in sections:
-        place = place[section]
-    place[key] = value
-    (folder / "run.json").write_text(json.dumps(record))
+    with edited(folder) as place:
+        for section in sections:
+            place = place[section]
+        place[key] = value
     return folder
 
 
 def odd_epoch(results: Path, field: str, value: Any, number: int) -> Path:
     """A run of which one value in the second line of epochs.jsonl is odd."""
     folder = write_run(results, framework="odd", repeat=number, train={"seed": 1})
-    lines = [json.loads(line) for line in (folder / "epochs.jsonl").read_text().splitlines()]
-    lines[1][field] = value
-    (folder / "epochs.jsonl").write_text("\n".join(json.dumps(line) for line in lines))
+    edit_epochs(folder, {}, {field: value}, {})
     return folder
 
 

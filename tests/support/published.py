@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ddlbench.results.reading.published import COLUMNS
+from ddlbench.results.reading.published import COLUMNS, read_points, record_of
 
 URL = "https://example.org/results"
 START_MS = 1_600_000_000_000  # in September 2020
@@ -33,6 +33,17 @@ def write_csv(path: Path, *rows: dict[str, Any]) -> Path:
         writer.writeheader()
         writer.writerows(rows)
     return path
+
+
+def csv_facts(folder: Path, *rows: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the rows of a CSV file state."""
+    return read_points(write_csv(folder / "points.csv", *rows))[0]
+
+
+def store(folder: Path, facts: list[dict[str, Any]]) -> None:
+    """The file of results that an import makes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "published.jsonl").write_text("".join(json.dumps(record_of(one)) + "\n" for one in facts))
 
 
 def system(**changed: Any) -> dict[str, Any]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,21 @@ def write(folder: Path, record: dict[str, Any], epochs: list[dict[str, Any]]) ->
     (folder / "run.json").write_text(json.dumps(record))
     if epochs:
         (folder / "epochs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in epochs))
+
+
+@contextmanager
+def edited(folder: Path) -> Iterator[dict[str, Any]]:
+    """The record of an attempt, which is written again at the end."""
+    record = json.loads((folder / "run.json").read_text())
+    yield record
+    (folder / "run.json").write_text(json.dumps(record))
+
+
+def edit_epochs(folder: Path, *changes: dict[str, Any]) -> None:
+    """changes: other values of each line of epochs.jsonl, in order"""
+    lines = (folder / "epochs.jsonl").read_text().splitlines()
+    changed = [json.loads(line) | other for line, other in zip(lines, changes, strict=True)]
+    (folder / "epochs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in changed))
 
 
 def write_repeats(results: Path, *rates: float, **others: Any) -> None:

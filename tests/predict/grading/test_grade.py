@@ -19,6 +19,7 @@ from ddlbench.predict.grading.points import Point, Words, points
 from ddlbench.results.rows import Row
 from tests.predict.grading.rows import BASE, POINT, rows
 
+Capture = pytest.CaptureFixture[str]
 LAYOUT = {
     "gpus": "4", "global_batch": "16", "micro_batch": "1", "hidden": "1024", "heads": "16", "layers": "4",
     "seq_len": "1024", "tp": "1", "dp": "4", "pp": "1", "iteration_ms": "100",
@@ -100,7 +101,7 @@ def test_the_largest_count_of_a_series_is_predicted_from_all_smaller_ones() -> N
 
 
 def test_a_series_that_teaches_nothing_does_not_end_the_grade(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*_: object) -> float:
         raise UserError("communication alone takes longer")
@@ -131,20 +132,15 @@ def test_a_layout_s_head_is_on_its_last_stage_and_small_kernels_do_not_become_fa
 
 def test_two_interleaved_stages_of_a_rank_halve_the_bubble() -> None:
     """On two ranks the step is (micro batches + 1 / stages of a rank) passes of the larger rank, that with the head."""
-    cells = [
-        {**LAYOUT, "global_batch": "4", "dp": "2", "pp": "2", "layers": "24", "chunks": chunks}
-        for chunks in ("", "1", "2")
-    ]
+    own = {"global_batch": "4", "dp": "2", "pp": "2", "layers": "24"}
+    cells = [LAYOUT | own | {"chunks": chunks} for chunks in ("", "1", "2")]
     (one,) = {layouts.predicted_s(cell) for cell in layouts.layouts(rows(*cells[:2]), [])}
     (two,) = (layouts.predicted_s(cell) for cell in layouts.layouts(rows(cells[2]), []))
-    micro_batches = 2
-    assert two / one == pytest.approx((micro_batches + 0.5) / (micro_batches + 1), rel=0.05)
+    assert two / one == pytest.approx((2 + 0.5) / (2 + 1), rel=0.05)  # of 2 micro batches
 
 
 @pytest.mark.slow
-def test_large_models_of_another_source_are_predicted(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_large_models_of_another_source_are_predicted(capsys: Capture) -> None:
     """Korthikanti et al. 2022, Table 5: 22 billion to 1 trillion parameters on 8 to 512 A100."""
     assert main(["--grade", "benchmarks/measured/gpt_large.csv", "--json"]) == 0
     graded = json.loads(capsys.readouterr().out)
@@ -179,7 +175,7 @@ def test_a_layout_is_left_out_with_its_reason(change: dict[str, str], reason: st
     assert reason in left_out[0]
 
 
-def test_the_command_prints_every_point_and_the_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_every_point_and_the_summary(tmp_path: Path, capsys: Capture) -> None:
     path = written(tmp_path / "points.csv", [BASE, POINT, {**POINT, "model": "AlexNet\x1b[31m"}])
     assert main(["--grade", str(path), "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
@@ -197,7 +193,7 @@ def test_the_command_prints_every_point_and_the_summary(tmp_path: Path, capsys: 
 
 
 def test_the_recommended_layout_is_that_with_the_fewest_predicted_seconds(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The slower of two layouts is predicted as the faster one: 120 ms instead of 100 ms. --plan, which refuses a third
     one, finds the faster of these two, and 100 ms is not the best of a case whose other layout it refuses."""
@@ -226,7 +222,7 @@ def test_ranks_that_share_layers_send_parts_between_nodes(monkeypatch: pytest.Mo
     assert whole_s == pytest.approx([14e-6 + 8 * size / 90e9], rel=1e-6)
 
 
-def test_a_plan_of_a_layout_is_predicted_as_the_command_does(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_of_a_layout_is_predicted_as_the_command_does(capsys: Capture) -> None:
     """A node of eight A100; the peaks of ThetaGPU's file are those of the table of GPUs."""
     (layout,) = layouts.layouts(rows(LAYOUT), [])
     sizes = {"n_layer": layout.layers, "n_embd": layout.hidden, "n_head": layout.heads, "seq_len": layout.seq_len}
@@ -249,7 +245,7 @@ def test_a_plan_of_a_layout_is_predicted_as_the_command_does(capsys: pytest.Capt
     ],
 )
 def test_a_file_that_cannot_be_graded_is_one_line(
-    content: str | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    content: str | None, said: str, tmp_path: Path, capsys: Capture
 ) -> None:
     path = tmp_path / "points.csv"
     if content is not None:
@@ -260,7 +256,7 @@ def test_a_file_that_cannot_be_graded_is_one_line(
     assert error.count("\n") == 1
 
 
-def test_a_file_without_a_point_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_without_a_point_is_an_error(tmp_path: Path, capsys: Capture) -> None:
     path = written(tmp_path / "points.csv", [{**POINT, "model": "AlexNet"}])
     assert main(["--grade", str(path)]) == 2
     assert "no row can be graded: line 2" in capsys.readouterr().err

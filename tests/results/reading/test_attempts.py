@@ -15,7 +15,6 @@ from ddlbench.foreign import LARGEST_BYTES
 from ddlbench.record.schema import READ_VERSIONS
 from ddlbench.report.__main__ import main
 from ddlbench.results.reading.attempts import left_out_line, read, read_all, search
-from tests.support import records
 from tests.support.records import tables_of, write_run
 
 
@@ -87,42 +86,37 @@ def test_what_has_the_name_of_an_attempt_and_is_no_folder_is_named(tmp_path):
 
 
 def test_every_attempt_once_however_it_is_reached(tmp_path):
-    first = records.write_run(tmp_path / "a", repeat=0)
-    records.write_run(tmp_path / "a", repeat=1, attempt=2)
-    records.write_run(tmp_path / "b", repeat=2)
+    first = write_run(tmp_path / "a", repeat=0)
+    write_run(tmp_path / "a", repeat=1, attempt=2)
+    write_run(tmp_path / "b", repeat=2)
     result = read_all([tmp_path / "a", tmp_path / "b", tmp_path / "a", first.parent, first]).attempts
     assert len(result) == 3
     assert [len(attempt.epochs) for attempt in result] == [3, 3, 3]
 
 
 def test_paths_stay_as_they_were_given(tmp_path, monkeypatch):
-    records.write_run(tmp_path / "results")
+    write_run(tmp_path / "results")
     monkeypatch.chdir(tmp_path)
     assert not read_all([Path("results")]).attempts[0].path.is_absolute()
 
 
-@pytest.mark.parametrize("content", ['{"schema_version": 1, "run_id"', "", "[1, 2]", "\x00"])
-def test_a_broken_record_is_an_attempt_with_a_reason(tmp_path, content):
+@pytest.mark.parametrize("content", [None, "", "[1, 2]", "\x00"])
+def test_a_broken_or_missing_record_is_an_attempt_with_a_reason(tmp_path, content):
     folder = tmp_path / "ddp-resnet50-native-2x-12345678" / "attempt-3"
     folder.mkdir(parents=True)
-    (folder / "run.json").write_text(content)
+    if content is not None:
+        (folder / "run.json").write_text(content)
     attempt = read(folder)
-    assert attempt.record["run_id"] == "ddp-resnet50-native-2x-12345678"
-    assert attempt.record["attempt"] == 3
-    assert attempt.record["status"] == "unreadable"
-    assert attempt.record["reason"].startswith("run.json cannot be read (")
+    names = ("run_id", "attempt", "status")
+    assert [attempt.record[name] for name in names] == ["ddp-resnet50-native-2x-12345678", 3, "unreadable"]
+    said = "run.json cannot be read (" + ("No such file or directory)" if content is None else "")
+    assert attempt.record["reason"].startswith(said)
     assert attempt.record["reason"] in attempt.notes[0].text
-
-
-def test_a_folder_without_a_record_is_an_attempt_with_a_reason(tmp_path):
-    folder = tmp_path / "run" / "attempt-1"
-    folder.mkdir(parents=True)
-    assert read(folder).record["reason"] == "run.json cannot be read (No such file or directory)"
 
 
 @pytest.mark.parametrize("version", [0, 3, None, "1"])
 def test_another_version_is_refused_with_both_numbers(tmp_path, version):
-    folder = records.write_run(tmp_path, sections={"schema_version": version})
+    folder = write_run(tmp_path, sections={"schema_version": version})
     attempt = read(folder)
     assert attempt.record["status"] == "unreadable"
     assert f"schema_version {version} is refused, this ddlbench reads 1 and 2" in attempt.record["reason"]
@@ -134,22 +128,21 @@ def test_another_version_is_refused_with_both_numbers(tmp_path, version):
 
 @pytest.mark.parametrize("version", READ_VERSIONS)
 def test_a_record_of_an_earlier_version_is_read(tmp_path, version):
-    attempt = read(records.write_run(tmp_path, sections={"schema_version": version}))
+    attempt = read(write_run(tmp_path, sections={"schema_version": version}))
     assert (attempt.record["status"], attempt.record["schema_version"], len(attempt.epochs)) == ("ok", version, 3)
 
 
 def test_an_unfinished_attempt_says_so(tmp_path):
-    attempt = read(records.write_run(tmp_path, status="running"))
-    assert attempt.record["status"] == "running"
-    assert "no end was recorded" in attempt.record["reason"]
+    record = read(write_run(tmp_path, status="running")).record
+    assert (record["status"], "no end was recorded" in record["reason"]) == ("running", True)
 
 
 def test_half_a_line_is_left_out_with_a_warning(tmp_path):
-    folder = records.write_run(tmp_path)
+    folder = write_run(tmp_path)
     lines = (folder / "epochs.jsonl").read_text()
     (folder / "epochs.jsonl").write_text(lines + '{"epoch": 3, "epoch_ti\n' + json.dumps([1]))
     assert [row["epoch"] for row in read(folder).epochs] == [0, 1, 2]
-    (warning,) = records.tables_of(tmp_path).warnings
+    (warning,) = tables_of(tmp_path).warnings
     assert warning == f"{folder}: 2 line(s) of epochs.jsonl cannot be read and are left out"
 
 
@@ -160,21 +153,19 @@ def test_nothing_to_report_names_the_remedy(tmp_path):
         read_all([tmp_path / "absent"])
 
 
-def test_nothing_left_out_is_no_line(tmp_path):
-    write_run(tmp_path)
-    assert tables_of(tmp_path).left_out is None
+def test_the_line_of_what_is_left_out_has_none_one_or_several():
     assert left_out_line([]) is None
-
-
-def test_one_and_several():
     assert left_out_line(["copy", "unreadable", "copy"]) == "left out: 1 unreadable, 2 copies"
 
 
 def replaced(results, number, content):
-    """An attempt with another run.json."""
+    """An attempt with another run.json: a text, or what a function makes."""
     file = write_run(results, gpus=2, repeat=number) / "run.json"
     file.unlink()
-    content(file)
+    if isinstance(content, str):
+        file.write_text(content)
+    else:
+        content(file)
 
 
 def large(file):
@@ -182,24 +173,15 @@ def large(file):
         opened.truncate(LARGEST_BYTES + 1)
 
 
+TEXTS = ("{", "[]", *(f'{{"schema_version": {version}}}' for version in ("2", '"a"', "99", "0")))
+
+
 @pytest.fixture
 def results(tmp_path):
     """A good run beside one of each kind, two of some."""
     write_run(tmp_path / "good")
     shutil.copytree(tmp_path / "good", tmp_path / "backup")
-    contents = (
-        os.mkfifo,
-        os.mkfifo,
-        large,
-        lambda file: file.symlink_to(file.name),
-        lambda file: file.write_text("{"),
-        lambda file: file.write_text("[]"),
-        lambda file: file.write_text('{"schema_version": 2}'),
-        lambda file: file.write_text('{"schema_version": "a"}'),
-        lambda file: file.write_text('{"schema_version": 99}'),
-        lambda file: file.write_text('{"schema_version": 0}'),
-    )
-    for number, content in enumerate(contents):
+    for number, content in enumerate((os.mkfifo, os.mkfifo, large, lambda file: file.symlink_to(file.name), *TEXTS)):
         replaced(tmp_path, number, content)
     write_run(tmp_path, gpus=4, status="running")
     write_run(tmp_path, gpus=8, sections={"launch": {"world_size": 8, "backend": "nccl (shared GPU)"}})
@@ -236,7 +218,7 @@ def test_every_kind_is_counted(results):
 
 def test_terminal_and_page_have_the_line(tmp_path, capsys):
     write_run(tmp_path, status="error", reason="boom")
-    replaced(tmp_path, 1, lambda file: file.write_text("{"))
+    replaced(tmp_path, 1, "{")
     assert main([str(tmp_path)]) == 0
     assert "\nleft out: 1 unreadable\n" in capsys.readouterr().out
     assert "<p>left out: 1 unreadable." in (tmp_path / "report" / "report.html").read_text()

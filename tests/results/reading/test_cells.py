@@ -19,35 +19,17 @@ from tests.support import hostile
 COLUMNS = {column.name: column for column in (*EPOCHS, *RUNS)}
 
 
-@pytest.mark.parametrize(
-    ("value", "kind", "expected"),
-    [
-        (3, "int", 3),
-        (3.0, "int", 3),
-        (3.5, "int", None),
-        (True, "int", None),
-        ("3", "int", None),
-        (["a.jpg", "b.jpg"], "int", None),
-        (2**63 - 1, "int", 2**63 - 1),
-        (2**63, "int", None),
-        (1e300, "int", None),
-        (10**400, "float", None),
-        ("2.5", "float", None),
-        ("NaN", "float", None),
-        (True, "float", None),
-        ([], "int", None),
-        (2, "float", 2.0),
-        (float("nan"), "float", None),
-        (float("inf"), "float", None),
-        (0, "float", 0.0),
-        ("node1", "text", "node1"),
-        (["node1", "node2"], "text", "node1 node2"),
-        ({"b": 1, "a": 2}, "text", '{"a": 2, "b": 1}'),
-        ({}, "text", None),
-        (False, "bool", False),
-        (0, "bool", None),
-    ],
-)
+CELLS = (
+    (3, "int", 3), (3.0, "int", 3), (3.5, "int", None), (True, "int", None), ("3", "int", None), ([], "int", None),
+    (["a.jpg", "b.jpg"], "int", None), (2**63 - 1, "int", 2**63 - 1), (2**63, "int", None), (1e300, "int", None),
+    (2, "float", 2.0), (0, "float", 0.0), (10**400, "float", None), ("2.5", "float", None), ("NaN", "float", None),
+    (True, "float", None), (float("nan"), "float", None), (float("inf"), "float", None),
+    ("node1", "text", "node1"), (["node1", "node2"], "text", "node1 node2"), ({}, "text", None),
+    ({"b": 1, "a": 2}, "text", '{"a": 2, "b": 1}'), (False, "bool", False), (0, "bool", None),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("value", "kind", "expected"), CELLS)
 def test_cells(value, kind, expected):
     assert cell(value, kind) == expected
     assert type(cell(value, kind)) is type(expected)
@@ -102,6 +84,8 @@ def test_long_names_are_cut_and_stay_different():
 
 LINES = [{"epoch": n, "epoch_time_s": 2.0 + n, "steps": 5, "warmup": n == 0, "val_top1": 0.5} for n in range(3)]
 
+THROTTLED = [line | {"throttle_reasons": text} for line, text in zip(LINES, ("heat", None, "power, heat"), strict=True)]
+
 
 def text_of(lines: list[dict[str, Any]]) -> bytes:
     return "".join(json.dumps(line) + "\n" for line in lines).encode()
@@ -115,10 +99,9 @@ def read(content: bytes) -> tuple[list[dict[str, Any]], int, list[str]]:
 
 
 def test_lines_of_the_harness() -> None:
-    texts = [line | {"throttle_reasons": text} for line, text in zip(LINES, ("heat", None, "power, heat"), strict=True)]
-    expected = [{key: cell for key, cell in line.items() if cell is not None} for line in texts]
-    assert read(text_of(texts)) == (expected, 0, [])
-    assert read(text_of(texts).removesuffix(b"\n")) == (expected, 0, [])
+    expected = [{key: cell for key, cell in line.items() if cell is not None} for line in THROTTLED]
+    assert read(text_of(THROTTLED)) == (expected, 0, [])
+    assert read(text_of(THROTTLED).removesuffix(b"\n")) == (expected, 0, [])
 
 
 @pytest.mark.parametrize("field", ["epoch_time_s", "elapsed_s", "val_top1", "steps", "warmup", "unknown"])
@@ -229,24 +212,16 @@ def own(lines):
 
 def test_columns_and_texts_of_several_attempts():
     other = RUN | {"framework": None, "gpus": 4, "path": "b"}
-    table = epochs_table([RUN, other, other], [own(LINES), own([]), own(LINES[:1])])
+    table = epochs_table([RUN, other, other], [own(THROTTLED), own([]), own(LINES[:1])])
     rows = records(table)
     assert list(table) == [column.name for column in EPOCHS]
-    assert [(row["framework"], row["gpus"], row["epoch"]) for row in rows] == [
-        ("ddp", 2, 0),
-        ("ddp", 2, 1),
-        ("ddp", 2, 2),
-        (None, 4, 0),
+    names = ("framework", "gpus", "epoch", "epoch_time_s", "warmup", "throttle_reasons", "val_loss")
+    assert [tuple(row[name] for name in names) for row in rows] == [
+        ("ddp", 2, 0, 2.0, True, "heat", None),
+        ("ddp", 2, 1, 3.0, False, None, None),
+        ("ddp", 2, 2, 4.0, False, "power, heat", None),
+        (None, 4, 0, 2.0, True, None, None),
     ]
-    assert [row["epoch_time_s"] for row in rows] == [2.0, 3.0, 4.0, 2.0]
-    assert [row["warmup"] for row in rows] == [True, False, False, True]
-    assert {row["val_loss"] for row in rows} == {None}
-
-
-def test_texts_of_single_epochs():
-    lines = [line | {"throttle_reasons": text} for line, text in zip(LINES, ("heat", None, "power cap"), strict=True)]
-    rows = records(epochs_table([RUN], [own(lines)]))
-    assert [row["throttle_reasons"] for row in rows] == ["heat", None, "power cap"]
 
 
 def test_no_attempt_is_an_empty_table():

@@ -15,11 +15,17 @@ import pytest
 from ddlbench.heartbeat import Process
 from ddlbench.record.files import HEARTBEAT, find_killed, keeper_alive
 from ddlbench.results.reading.attempts import read, read_all
-from tests.support import records
 from tests.support.killed import beat, ended_process
-from tests.support.records import tables_of
+from tests.support.records import edited, tables_of, write_run
 
 ELSEWHERE = replace(Process.this(), place="another host")
+
+
+def running(results: Path, process: Process, seconds_ago: float) -> Path:
+    """The folder of a run that says `running`; the last heartbeat of its process is so old."""
+    folder = write_run(results, status="running")
+    beat(folder, process, seconds_ago)
+    return folder
 
 
 @pytest.mark.parametrize(
@@ -67,8 +73,7 @@ def test_a_heartbeat_names_a_process_and_no_file(tmp_path: Path, key: str) -> No
 @pytest.mark.parametrize("year", [-290_000_000_000, 9_999, 10_000, 290_000_000_000])
 def test_a_heartbeat_of_any_year_can_be_read(tmp_path: Path, year: int) -> None:
     """A clock that was never set, or a file that others wrote."""
-    folder = records.write_run(tmp_path, status="running")
-    beat(folder, ELSEWHERE, 0)
+    folder = running(tmp_path, ELSEWHERE, 0)
     with contextlib.suppress(OSError, OverflowError):  # not every file system has such times
         seconds = (year - 1970) * 31_556_952
         os.utime(folder / HEARTBEAT, (seconds, seconds))
@@ -77,8 +82,7 @@ def test_a_heartbeat_of_any_year_can_be_read(tmp_path: Path, year: int) -> None:
 
 def test_a_heartbeat_beyond_the_calendar_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """File systems such as ext4 keep no such time, others do."""
-    folder = records.write_run(tmp_path, status="running")
-    beat(folder, ELSEWHERE, 0)
+    folder = running(tmp_path, ELSEWHERE, 0)
     stat = Path.stat
 
     def late(path: Path, **how: bool) -> os.stat_result:
@@ -90,8 +94,7 @@ def test_a_heartbeat_beyond_the_calendar_can_be_read(tmp_path: Path, monkeypatch
 
 
 def test_the_report_calls_it_killed_and_changes_no_file(tmp_path: Path) -> None:
-    folder = records.write_run(tmp_path, status="running")
-    beat(folder, ended_process(), 60)
+    folder = running(tmp_path, ended_process(), 60)
     before = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     (attempt,) = read_all([tmp_path]).attempts
     assert attempt.record["status"] == "killed"
@@ -99,17 +102,10 @@ def test_the_report_calls_it_killed_and_changes_no_file(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
 
 
-def test_a_run_that_goes_on_is_running(tmp_path: Path) -> None:
-    folder = records.write_run(tmp_path, status="running")
-    beat(folder, Process.this(), 60)
-    assert read(folder).record["status"] == "running"
-
-
 def test_the_clock_of_the_files_counts_and_not_that_of_this_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = records.write_run(tmp_path, status="running")
-    beat(folder, ELSEWHERE, 5)
+    folder = running(tmp_path, ELSEWHERE, 5)
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + 300)
     assert read(folder).record["status"] == "running"
@@ -118,8 +114,7 @@ def test_the_clock_of_the_files_counts_and_not_that_of_this_host(
 def test_a_record_that_may_only_be_read_is_judged_by_the_clock_of_this_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = records.write_run(tmp_path, status="running")
-    beat(folder, ELSEWHERE, 300)
+    folder = running(tmp_path, ELSEWHERE, 300)
 
     def refuse(path: Path) -> None:
         raise OSError(EROFS, "Read-only file system", str(path))
@@ -130,10 +125,10 @@ def test_a_record_that_may_only_be_read_is_judged_by_the_clock_of_this_host(
 
 def test_an_end_that_was_recorded_counts_more_than_a_copy_from_before(tmp_path: Path) -> None:
     """Copied while the run went on, with its heartbeat, which is old by now."""
-    early = records.write_run(tmp_path / "a")
-    records.write_run(tmp_path / "b")
-    content = json.loads((early / "run.json").read_text()) | {"status": "running"}
-    (early / "run.json").write_text(json.dumps(content))
+    early = write_run(tmp_path / "a")
+    write_run(tmp_path / "b")
+    with edited(early) as content:
+        content["status"] = "running"
     beat(early, ELSEWHERE, 300)
     assert [read_all([tmp_path / name]).attempts[0].record["status"] for name in "ab"] == ["killed", "ok"]
     assert list(tables_of(tmp_path).runs["status"]) == ["ok"]

@@ -20,13 +20,7 @@ def the_one(tmp_path, **changed):
 
 
 TOKENS = {"unit": "tokens/s/GPU", "seq_len": 2000, "base_gpus": 4, "base_value": 1250, "measured": 1000, "step_ms": ""}
-EPOCH = {
-    "unit": "s/epoch (median)",
-    "layout": "1000000 images an epoch",
-    "measured": 50,
-    "base_gpus": 4,
-    "base_value": 80,
-}
+EPOCH = {"unit": "s/epoch (median)", "layout": "1000000 images an epoch", "measured": 50, "base_gpus": 4}
 
 
 @pytest.mark.parametrize(
@@ -36,7 +30,7 @@ EPOCH = {
         ({"unit": "seq/s"}, 1 / 760, 1 / 100),
         ({"unit": "img/s/GPU", "measured": 95}, 1 / (95 * 8), 1 / 100),
         (TOKENS, 2000 / (1000 * 8), 2000 / (1250 * 4)),  # 0.25 and 0.4 s a sample
-        ({**EPOCH, "step_ms": 512 * 50 / 1e3}, 50e-6, 80e-6),
+        ({**EPOCH, "base_value": 80, "step_ms": 512 * 50 / 1e3}, 50e-6, 80e-6),
     ],
 )
 def test_seconds_a_sample_in_each_unit(tmp_path, changed, seconds, base_s):
@@ -130,14 +124,11 @@ def test_other_columns_are_refused_with_their_names(tmp_path, change):
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b'"a\n', b"a,b\x00\n"])
-def test_files_that_are_no_csv(tmp_path, content):
+def test_files_that_are_no_csv_or_missing(tmp_path, content):
+    with pytest.raises(UserError, match="No such file"):
+        read_points(tmp_path / "points.csv")
     (tmp_path / "points.csv").write_bytes(content)
     with pytest.raises(UserError, match=r"cannot be read|other columns"):
-        read_points(tmp_path / "points.csv")
-
-
-def test_a_missing_file(tmp_path):
-    with pytest.raises(UserError, match="No such file"):
         read_points(tmp_path / "points.csv")
 
 

@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 
 from ddlbench.results.tables.scaling import PARTS, breakdown
-from ddlbench.results.tables.tables import Tables
 from tests.support.records import tables_of, write_run
 
 
@@ -22,17 +21,13 @@ def window(steps: int, window_s: float, **seconds: float) -> dict[str, Any]:
     return {"profile": {"status": "ok", "steps": steps, "window_s": window_s, "step_s": 0.0, **shares}}
 
 
-def tables(folder: Path) -> Tables:
-    return tables_of(folder)
-
-
 def test_shares_by_gpu_count_and_the_seconds_of_a_step(tmp_path: Path) -> None:
     one = window(10, 5.0, forward=1, backward=2, update=0.5, data=1, idle=0.5)
     two = window(10, 10.0, forward=2, backward=3, other_compute=0.5, comm_exposed=2.5, data=1, idle=1)
     write_run(tmp_path, gpus=1, sections=one)
     write_run(tmp_path, gpus=2, sections=two)
     write_run(tmp_path, gpus=4)  # without a window
-    result = breakdown(tables(tmp_path).scaling)
+    result = breakdown(tables_of(tmp_path).scaling)
     assert list(result["gpus"]) == [1, 2]
     assert list(result["comm_exposed_share"]) == pytest.approx([0.0, 0.25])
     assert list(result["comm_share"]) == pytest.approx([0.1, 0.35])
@@ -49,7 +44,7 @@ def test_repeats_are_merged_by_their_seconds(tmp_path: Path) -> None:
     write_run(tmp_path, gpus=2, repeat=0, sections=window(2, 4.0, comm_exposed=2, idle=2))
     write_run(tmp_path, gpus=2, repeat=1, sections=window(8, 16.0, comm_exposed=1, idle=15))
     write_run(tmp_path, gpus=2, repeat=2)
-    (row,) = breakdown(tables(tmp_path).scaling).to_dict("records")
+    (row,) = breakdown(tables_of(tmp_path).scaling).to_dict("records")
     assert row["comm_exposed_share"] == pytest.approx(3 / 20)
     assert row["profile_step_time_s"] == pytest.approx(20 / (2 * 10))
     assert row["profile_windows"] == 2
@@ -61,12 +56,12 @@ def test_a_share_that_one_repeat_lacks_is_unknown_for_all(tmp_path: Path) -> Non
     lacking["profile"]["forward_share"] = None
     write_run(tmp_path, gpus=2, repeat=0, sections=window(2, 4.0, forward=1, comm_exposed=1, idle=2))
     write_run(tmp_path, gpus=2, repeat=1, sections=lacking)
-    (row,) = tables(tmp_path).scaling.to_dict("records")
+    (row,) = tables_of(tmp_path).scaling.to_dict("records")
     assert pd.isna(row["forward_share"])
     assert row["comm_exposed_share"] == pytest.approx(3 / 20)
     assert row["profile_step_time_s"] == pytest.approx(20 / (2 * 10))
     assert row["profile_windows"] == 2
-    (row,) = breakdown(tables(tmp_path).scaling).to_dict("records")
+    (row,) = breakdown(tables_of(tmp_path).scaling).to_dict("records")
     assert pd.isna(row["forward_step_s"])
     assert row["comm_exposed_step_s"] == pytest.approx(3 / 20)
 
@@ -74,7 +69,7 @@ def test_a_share_that_one_repeat_lacks_is_unknown_for_all(tmp_path: Path) -> Non
 def test_a_window_that_failed_gives_no_share(tmp_path: Path) -> None:
     failed = {"profile": {"status": "error", "reason": "no communication was seen", "steps": 5, "window_s": 3.0}}
     write_run(tmp_path, gpus=2, status="error", reason="no communication was seen", sections=failed)
-    result = tables(tmp_path)
+    result = tables_of(tmp_path)
     assert breakdown(result.scaling).empty
     assert list(result.runs["status"]) == ["error"]
     assert result.runs["comm_exposed_share"].isna().all()
@@ -83,17 +78,14 @@ def test_a_window_that_failed_gives_no_share(tmp_path: Path) -> None:
 def test_a_measurement_of_both_kinds_of_scaling_has_one_row(tmp_path: Path) -> None:
     for gpus, batch in ((1, 32), (2, 32), (2, 64)):
         write_run(tmp_path, gpus=gpus, per_gpu=None, global_batch=batch, sections=window(2, 4.0, idle=4))
-    result = tables(tmp_path)
+    result = tables_of(tmp_path)
     assert len(result.scaling) == 4
-    assert [(row.gpus, row.global_batch) for row in breakdown(result.scaling).itertuples()] == [
-        (1, 32),
-        (2, 32),
-        (2, 64),
-    ]
+    rows = breakdown(result.scaling)[["gpus", "global_batch"]]
+    assert rows.to_numpy().tolist() == [[1, 32], [2, 32], [2, 64]]
 
 
 def test_the_file(tmp_path: Path) -> None:
     write_run(tmp_path / "results", gpus=2, sections=window(2, 4.0, comm_exposed=1, idle=3))
-    tables(tmp_path / "results").write(tmp_path / "tables")
+    tables_of(tmp_path / "results").write(tmp_path / "tables")
     (row,) = pd.read_csv(tmp_path / "tables" / "breakdown.csv").to_dict("records")
     assert (row["framework"], row["gpus"], row["comm_exposed_share"]) == ("ddp", 2, 0.25)

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import html
 
+import pytest
+
 from ddlbench.figures.figures import Drawing
 from ddlbench.report.documents import render
 from ddlbench.report.overview import summary_text
@@ -12,7 +14,7 @@ from ddlbench.results.tables.checks import drift, marks_explained, marks_of
 from ddlbench.results.tables.measurement import Measurement
 from ddlbench.results.tables.merge import AttemptRow
 from ddlbench.results.tables.tables import records
-from tests.support.records import tables_of, write_run
+from tests.support.records import tables_of, write_repeats, write_run
 
 NOTHING = {"marks": None, "reference": None, "ranks_differ": None, "straggler_rank": None, "straggler_host": None}
 
@@ -110,19 +112,13 @@ def test_it_is_said_which_straggler_could_not_be_found(tmp_path):
     ]
 
 
-def warnings_of(results):
-    return tables_of(results).warnings
+def warnings_of(results, word=""):
+    return [text for text in tables_of(results).warnings if word in text]
 
 
 def run(results, framework, **ledger):
     shared = {"global_batch": 64, "samples": 3072, "updates": 48, "lr_last": 0.1, "weights_hash_start": "abc"}
     write_run(results, framework=framework, gpus=2, sections={"ledger": shared | ledger})
-
-
-def test_the_same_training_gives_no_warning(tmp_path):
-    run(tmp_path, "ddp")
-    run(tmp_path, "fsdp")
-    assert warnings_of(tmp_path) == []
 
 
 def test_other_initial_weights_are_named(tmp_path):
@@ -155,9 +151,10 @@ def test_values_that_begin_alike_are_shown_to_differ(tmp_path):
     assert around.count("…") == 2
 
 
-def test_other_batches_are_not_compared(tmp_path):
+@pytest.mark.parametrize("other", [{}, {"global_batch": 128, "updates": 24}], ids=["the same", "another batch"])
+def test_the_same_training_and_one_with_another_batch_give_no_warning(tmp_path, other):
     run(tmp_path, "ddp")
-    run(tmp_path, "fsdp", global_batch=128, updates=24)
+    run(tmp_path, "fsdp", **other)
     assert warnings_of(tmp_path) == []
 
 
@@ -176,14 +173,10 @@ def test_merged_commits_are_named_once(tmp_path):
     assert "different commits" not in page
 
 
-def doubts_of(results):
-    return [text for text in tables_of(results).warnings if "100 %" in text]
-
-
 def test_an_efficiency_above_100_percent_is_questioned(tmp_path):
     write_run(tmp_path, framework="single", rate=100.0)
     write_run(tmp_path, gpus=2, rate=210.0)
-    (text,) = doubts_of(tmp_path)
+    (text,) = warnings_of(tmp_path, "100 %")
     assert text.startswith(
         "ddp, resnet50, 2 GPUs: efficiency of 105.0 % is above 100 % (without an interval): is the base"
     )
@@ -191,10 +184,9 @@ def test_an_efficiency_above_100_percent_is_questioned(tmp_path):
 
 
 def test_an_interval_that_begins_below_100_percent_is_named(tmp_path):
-    for repeat in range(6):
-        write_run(tmp_path, framework="single", rate=100.0 + repeat, repeat=repeat)
-        write_run(tmp_path, gpus=2, rate=204.0 + 2 * repeat, repeat=repeat)
-    (text,) = doubts_of(tmp_path)
+    write_repeats(tmp_path, *(100.0 + repeat for repeat in range(6)), framework="single")
+    write_repeats(tmp_path, *(204.0 + 2 * repeat for repeat in range(6)), gpus=2)
+    (text,) = warnings_of(tmp_path, "100 %")
     # 204 / (2 x 105) = 97.1 %
     assert text.endswith("which its interval does not show: it begins at 97.1 %")
 
@@ -202,7 +194,7 @@ def test_an_interval_that_begins_below_100_percent_is_named(tmp_path):
 def test_efficiencies_up_to_100_percent_are_not(tmp_path):
     write_run(tmp_path, framework="single", rate=100.0)
     write_run(tmp_path, gpus=2, rate=200.0)
-    assert doubts_of(tmp_path) == []
+    assert warnings_of(tmp_path, "100 %") == []
 
 
 def runs(rates, hour=0):

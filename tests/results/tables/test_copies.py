@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 
 import pytest
 
 from ddlbench.results.tables.tables import records
-from tests.support.records import tables_of, write_run
-
-
-def change(folder, **sections):
-    record = json.loads((folder / "run.json").read_text())
-    (folder / "run.json").write_text(json.dumps(record | sections))
+from tests.support.records import edited, tables_of, write_run
 
 
 def test_six_copies_are_no_six_repeats(tmp_path):
@@ -30,14 +24,6 @@ def test_six_copies_are_no_six_repeats(tmp_path):
     assert (
         f"{copy} and {first} hold the same attempt (run_id, attempt, start): only the latter counts" in tables.warnings
     )
-
-
-def test_results_from_two_places(tmp_path):
-    write_run(tmp_path / "a", repeat=0)
-    shutil.copytree(tmp_path / "a", tmp_path / "b")
-    write_run(tmp_path / "b", repeat=1)
-    (row,) = records(tables_of(tmp_path / "b", tmp_path / "a").scaling)
-    assert row["runs_ok"] == 2
 
 
 @pytest.mark.parametrize("place", ["attempt-1.bak", "attempt-1/attempt-1", "attempt-1 (copy)", "../other/attempt-7"])
@@ -73,7 +59,8 @@ def test_the_later_state_counts_where_a_copy_was_made_during_the_run(tmp_path, e
     for place in ("a", "b"):
         folder = write_run(tmp_path / place)
         if place == early:
-            change(folder, status="running", summary={})
+            with edited(folder) as record:
+                record |= {"status": "running", "summary": {}}
             lines = (folder / "epochs.jsonl").read_text().splitlines(keepends=True)
             (folder / "epochs.jsonl").write_text(lines[0])
     tables = tables_of(tmp_path)

@@ -57,11 +57,8 @@ def test_variants_are_everything_else_and_versions():
     assert variants(runs) == ["torch=2.14.1 train.compile=true", "torch=2.13.0 train.compile=false"]
 
 
-def test_a_value_that_a_run_did_not_record_is_no_difference():
+def test_a_value_that_is_not_recorded_and_settings_of_another_loader_are_no_difference():
     assert variants([run(), run(torch=None)]) == ["", ""]
-
-
-def test_settings_of_another_loader_are_no_difference():
     runs = [run(options={"loader.workers": 2}), run(options={"loader.workers": 0}, loader="synthetic")]
     assert variants(runs) == ["", ""]
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.tables.merge import AttemptRow, measured_options, measurements
 from ddlbench.results.tables.run_rows import run_row
-from tests.support import records
-from tests.support.records import tables_of
+from ddlbench.results.tables.tables import records
+from tests.support.records import CPU, GPU, edited, tables_of, write_run
 
 
 def groups(results):
@@ -23,19 +21,6 @@ def groups(results):
 def test_options_are_what_is_measured():
     config = {"results_dir": "r", "train": {"seed": 1, "timeout_s": 9.0}, "model": {"_target_": "a.B", "name": "m"}}
     assert measured_options(config) == {"train.seed": 1, "model.name": "m"}
-
-
-def test_repeats_are_merged_and_several_tries_count(tmp_path):
-    records.write_run(tmp_path, repeat=0)
-    records.write_run(tmp_path, repeat=0, attempt=2)
-    records.write_run(tmp_path, repeat=1)
-    assert groups(tmp_path) == [[("ok", 0), ("ok", 0), ("ok", 1)]]
-
-
-def test_a_batch_is_the_same_however_it_was_asked_for(tmp_path):
-    records.write_run(tmp_path, gpus=2, per_gpu=32, repeat=0)
-    records.write_run(tmp_path, gpus=2, per_gpu=None, global_batch=64, repeat=1)
-    assert groups(tmp_path) == [[("ok", 0), ("ok", 1)]]
 
 
 @pytest.mark.parametrize(
@@ -54,14 +39,14 @@ def test_a_batch_is_the_same_however_it_was_asked_for(tmp_path):
         {"loader": "dali"},
         {"device": "cpu"},
         {"sections": {"environment": {"gpu_model": "Another GPU", "torch": "2.14.1", "cuda": "13.0"}}},
-        {"sections": {"environment": {"gpu_model": records.GPU, "torch": "2.13.0", "cuda": "13.0"}}},
+        {"sections": {"environment": {"gpu_model": GPU, "torch": "2.13.0", "cuda": "13.0"}}},
         {"sections": {"launch": {"world_size": 2, "nodes": 2, "ranks_per_node": 1, "device_type": "cuda"}}},
     ],
     ids=str,
 )
 def test_what_differs_is_not_merged(tmp_path, other):
-    records.write_run(tmp_path, repeat=0, gpus=2)
-    records.write_run(tmp_path, **{"repeat": 1, "gpus": 2} | other)
+    write_run(tmp_path, repeat=0, gpus=2)
+    write_run(tmp_path, **{"repeat": 1, "gpus": 2} | other)
     assert len(groups(tmp_path)) == 2
 
 
@@ -76,48 +61,43 @@ def test_what_differs_is_not_merged(tmp_path, other):
 )
 def test_data_are_the_same_wherever_they_lie_but_not_on_another_storage(tmp_path, data, count):
     for repeat, own in enumerate(({"stage_to": None}, data)):
-        folder = records.write_run(tmp_path, repeat=repeat)
-        record = json.loads((folder / "run.json").read_text())
-        record["config"]["data"] |= own
-        (folder / "run.json").write_text(json.dumps(record))
+        with edited(write_run(tmp_path, repeat=repeat)) as record:
+            record["config"]["data"] |= own
     assert len(groups(tmp_path)) == count
 
 
-def test_a_failure_joins_the_one_group_it_fits(tmp_path):
-    records.write_run(tmp_path, repeat=0)
-    records.write_run(tmp_path, repeat=1, status="error", dataset=None)  # failed before the data set was known
-    assert groups(tmp_path) == [[("error", 1), ("ok", 0)]]
+EARLY = {"status": "error", "repeat": 1, "dataset": None}  # failed before the data set was known
+OTHER = {"dataset": "b" * 64}
+GROUPS = {
+    "repeats and several tries": ([{}, {"attempt": 2}, {"repeat": 1}], [[("ok", 0), ("ok", 0), ("ok", 1)]]),
+    "a batch however it was asked for": (
+        [{"gpus": 2}, {"gpus": 2, "per_gpu": None, "global_batch": 64, "repeat": 1}],
+        [[("ok", 0), ("ok", 1)]],
+    ),
+    "a failure joins the one group it fits": ([{}, EARLY], [[("error", 1), ("ok", 0)]]),
+    "a failure that fits two is alone": ([{}, OTHER, EARLY], [[("error", 1)], [("ok", 0)], [("ok", 0)]]),
+    "a failure of other data is alone": ([{}, OTHER | {"status": "oom"}], [[("ok", 0)], [("oom", 0)]]),
+    "failures alone": ([{"status": "oom"}, EARLY], [[("error", 1), ("oom", 0)]]),
+}
 
 
-def test_a_failure_that_fits_two_groups_is_a_measurement_of_its_own(tmp_path):
-    records.write_run(tmp_path, repeat=0)
-    records.write_run(tmp_path, repeat=0, dataset="b" * 64)
-    records.write_run(tmp_path, repeat=1, status="error", dataset=None)
-    assert groups(tmp_path) == [[("error", 1)], [("ok", 0)], [("ok", 0)]]
-
-
-def test_a_failure_of_another_data_set_is_a_measurement_of_its_own(tmp_path):
-    records.write_run(tmp_path, repeat=0)
-    records.write_run(tmp_path, repeat=1, status="oom", dataset="b" * 64)
-    assert groups(tmp_path) == [[("ok", 0)], [("oom", 1)]]
-
-
-def test_failures_alone_are_one_measurement(tmp_path):
-    records.write_run(tmp_path, status="oom", attempt=1)
-    records.write_run(tmp_path, status="error", attempt=2, dataset=None)
-    assert groups(tmp_path) == [[("error", 0), ("oom", 0)]]
+@pytest.mark.parametrize(("runs", "expected"), GROUPS.values(), ids=GROUPS)
+def test_groups(tmp_path, runs, expected):
+    for run in runs:
+        write_run(tmp_path, **run)
+    assert groups(tmp_path) == expected
 
 
 def test_both_tables_name_the_measurement_alike(tmp_path):
-    records.write_run(tmp_path, repeat=0)
-    records.write_run(tmp_path, repeat=1, status="oom")
+    write_run(tmp_path, repeat=0)
+    write_run(tmp_path, repeat=1, status="oom")
     tables = tables_of(tmp_path)
     assert list(tables.runs["measurement"].unique()) == list(tables.scaling["measurement"])
 
 
 ENVIRONMENT = {
-    "torch": "2.14.1", "cuda": "13.0", "gpu_model": records.GPU, "driver": "550.54", "nccl": "2.27.3", "kernel": "6.1",
-    "gpu_power_limit_w": 400.0, "cpu_model": records.CPU, "switches": {"cudnn.benchmark": False},
+    "torch": "2.14.1", "cuda": "13.0", "gpu_model": GPU, "driver": "550.54", "nccl": "2.27.3", "kernel": "6.1",
+    "gpu_power_limit_w": 400.0, "cpu_model": CPU, "switches": {"cudnn.benchmark": False},
     "packages": {"deepspeed": "0.19.8"}, "variables": {"NCCL_ALGO": "Tree"},
 }  # fmt: skip
 
@@ -126,28 +106,26 @@ def six(results, gpus=2, **other):
     """Three usual runs and three with another value in their environment."""
     for repeat in range(6):
         environment = ENVIRONMENT | (other if repeat >= 3 else {})
-        records.write_run(results, framework="zero1", gpus=gpus, repeat=repeat, sections={"environment": environment})
+        write_run(results, framework="zero1", gpus=gpus, repeat=repeat, sections={"environment": environment})
 
 
 @pytest.mark.parametrize(
     ("other", "named"),
     [
-        ({"packages": {"deepspeed": "0.18.1"}}, ["deepspeed=0.18.1", "deepspeed=0.19.8"]),
-        ({"driver": "560.1"}, ["driver=550.54", "driver=560.1"]),
-        ({"nccl": "2.30.7"}, ["nccl=2.27.3", "nccl=2.30.7"]),
-        ({"gpu_power_limit_w": 300.0}, ["gpu_power_limit_w=300.0", "gpu_power_limit_w=400.0"]),
-        ({"variables": {"NCCL_ALGO": "Ring"}}, ["NCCL_ALGO=Ring", "NCCL_ALGO=Tree"]),
-        ({"variables": {}}, [None, "NCCL_ALGO=Tree"]),
+        ({"packages": {"deepspeed": "0.18.1"}}, {"deepspeed=0.18.1", "deepspeed=0.19.8"}),
+        ({"driver": "560.1"}, {"driver=550.54", "driver=560.1"}),
+        ({"nccl": "2.30.7"}, {"nccl=2.27.3", "nccl=2.30.7"}),
+        ({"gpu_power_limit_w": 300.0}, {"gpu_power_limit_w=300.0", "gpu_power_limit_w=400.0"}),
+        ({"variables": {"NCCL_ALGO": "Ring"}}, {"NCCL_ALGO=Ring", "NCCL_ALGO=Tree"}),
+        ({"variables": {}}, {None, "NCCL_ALGO=Tree"}),
     ],
-    ids=["DeepSpeed", "driver", "NCCL", "power limit", "variable", "variable not set"],
+    ids=str,
 )
 def test_another_environment_is_another_measurement_and_is_named(tmp_path, other, named):
     six(tmp_path, **other)
-    scaling = tables_of(tmp_path).scaling
-    assert list(scaling["runs_ok"]) == [3, 3]
-    assert sorted((text if isinstance(text, str) else None for text in scaling["knobs"]), key=str) == sorted(
-        named, key=str
-    )
+    rows = records(tables_of(tmp_path).scaling)
+    assert [row["runs_ok"] for row in rows] == [3, 3]
+    assert {row["knobs"] for row in rows} == named
 
 
 def test_what_differs_from_host_to_host_is_merged_with_a_warning(tmp_path):
@@ -176,7 +154,7 @@ def test_an_own_base_has_the_same_versions_switches_and_host(tmp_path, other):
     for gpus, rate, changed in ((1, 100.0, {}), (1, 80.0, other), (2, 120.0, other)):
         environment = ENVIRONMENT | changed | {"variables": {"OMP_NUM_THREADS": str(gpus)}}
         attempt = 2 if changed else 1
-        records.write_run(tmp_path, gpus=gpus, rate=rate, attempt=attempt, sections={"environment": environment})
+        write_run(tmp_path, gpus=gpus, rate=rate, attempt=attempt, sections={"environment": environment})
     tables = tables_of(tmp_path)
     two = tables.scaling[tables.scaling["gpus"] == 2].iloc[0]
     assert two["speedup_vs_own_base"] == pytest.approx(1.5), "the 80 samples/s of the same environment"
@@ -188,7 +166,7 @@ def test_versions_are_columns(tmp_path):
     packages = {"deepspeed": "0.19.8", "torchvision": "0.29.1", "nvidia-dali-cuda120": "2.4.0"}
     library = "deepspeed 0.19.8"
     sections = {"environment": ENVIRONMENT | {"packages": packages}, "framework_library": library}
-    records.write_run(tmp_path, sections=sections)
+    write_run(tmp_path, sections=sections)
     tables = tables_of(tmp_path)
     run, row = tables.runs.iloc[0], tables.scaling.iloc[0]
     assert (run["framework_library"], run["deepspeed"], run["dali"]) == (library, "0.19.8", "2.4.0")
@@ -196,5 +174,5 @@ def test_versions_are_columns(tmp_path):
 
 
 def test_ranks_that_differed_are_a_warning_of_the_report(tmp_path):
-    folder = records.write_run(tmp_path, sections={"ranks_differ": ["rank 1 on b has driver 2, rank 0 on a has 1"]})
+    folder = write_run(tmp_path, sections={"ranks_differ": ["rank 1 on b has driver 2, rank 0 on a has 1"]})
     assert f"{folder}: rank 1 on b has driver 2, rank 0 on a has 1" in tables_of(tmp_path).warnings

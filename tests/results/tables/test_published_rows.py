@@ -8,23 +8,13 @@ import shutil
 import pytest
 
 from ddlbench.results.reading.mlperf import read_results
-from ddlbench.results.reading.published import read_points, record_of
+from ddlbench.results.reading.published import record_of
 from tests.support import records
-from tests.support.published import URL, cells, events, write_csv, write_results
+from tests.support.published import URL, cells, csv_facts, events, store, write_results
 from tests.support.records import tables_of
 
 # Two systems, 4 and 8 GPUs, each with its batch per GPU; the smaller one takes 180 s an epoch.
 SLOW = (190_000, 180_000, 180_000, 180_000)
-
-
-def store(folder, facts):
-    folder.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps(record_of(one)) for one in facts]
-    (folder / "published.jsonl").write_text("\n".join(lines) + "\n")
-
-
-def csv_facts(tmp_path, *rows):
-    return read_points(write_csv(tmp_path / "points.csv", *rows))[0]
 
 
 def scaling(*folders):

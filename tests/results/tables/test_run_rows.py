@@ -3,7 +3,6 @@ runs are reported as they would be without."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +21,7 @@ from ddlbench.results.reading.cells import epochs_of
 from ddlbench.results.tables.run_rows import ALL, MEASURED, PARQUET, contradiction, damaged_parquet
 from ddlbench.results.tables.tables import records
 from tests.support.epoch_rows import epoch_row
-from tests.support.records import tables_of, write_repeats, write_run
+from tests.support.records import edit_epochs, edited, tables_of, write_repeats, write_run
 
 SHARES = ("val_loss", "val_top1", "val_top5")
 COUNTS = ("val_perplexity_token", "val_perplexity_word", "val_samples")
@@ -115,28 +114,30 @@ def test_an_epoch_without_a_time_is_no_epoch_of_the_median() -> None:
 def test_older_records_lack_columns() -> None:
     rows = epochs()
     thin = table(rows).select([]).append_column("epoch", pa.array([0, 1, 2, 3]))
-    empty = {
-        name: pa.nulls(4, field.type) for name, field in zip(table(rows).schema.names, table(rows).schema, strict=True)
-    }
+    empty = {field.name: pa.nulls(4, field.type) for field in table(rows).schema}
     assert contradiction(summary(rows), pa.table(empty | {"epoch": thin["epoch"]})) is None
     assert contradiction(summary(rows) | {"epochs_done": None}, table([]).slice(0)) is None
+
+
+def speedups(results: Path) -> list[float | None]:
+    return [row["speedup"] for row in records(tables_of(results).scaling)]
 
 
 @pytest.mark.parametrize("lines", ["whole", "one broken", "empty", "missing"])
 def test_a_rate_that_nothing_confirms_moves_no_speedup(tmp_path: Path, lines: str) -> None:
     for framework in ("single", "ddp"):
         write_run(tmp_path, framework=framework)
-    alone = records(tables_of(tmp_path).scaling)
+    alone = speedups(tmp_path)
     folder = write_run(tmp_path, framework="ddp", repeat=1, summary={"throughput_samples_per_s": 1e9})
     file = folder / "epochs.jsonl"
-    measured = {"measured_samples": 1024, "measured_time_s": 10.24}
-    whole = "".join(json.dumps(json.loads(line) | measured) + "\n" for line in file.read_text().splitlines())
+    edit_epochs(folder, *[{"measured_samples": 1024, "measured_time_s": 10.24}] * 3)
+    whole = file.read_text()
     file.write_text({"one broken": whole.split("\n", 1)[1] + "{", "empty": ""}.get(lines, whole))
     if lines == "missing":
         file.unlink()
-    tables = tables_of(tmp_path)
-    assert [row["speedup"] for row in records(tables.scaling)] == [row["speedup"] for row in alone]
-    assert any(text.startswith(f"{folder}: the summary is left out: ") for text in tables.warnings)
+    assert speedups(tmp_path) == alone
+    said = f"{folder}: the summary is left out: "
+    assert any(text.startswith(said) for text in tables_of(tmp_path).warnings)
 
 
 @pytest.mark.parametrize("said", [0, 5e-324, -0.0, 1e-9])
@@ -154,17 +155,14 @@ def test_an_epoch_of_no_time_moves_no_median(tmp_path: Path, said: float) -> Non
 def test_a_summary_of_other_epochs_is_left_out_and_the_attempt_stays_a_row(tmp_path: Path) -> None:
     for framework in ("single", "ddp"):
         write_run(tmp_path, framework=framework)
-    alone = records(tables_of(tmp_path).scaling)
+    alone = speedups(tmp_path)
     folder = write_run(tmp_path, repeat=1)
-    content = json.loads((folder / "run.json").read_text())
-    content["summary"] |= {"val_top1": 0.99, "throughput_samples_per_s": 1e9}
-    (folder / "run.json").write_text(json.dumps(content))
+    with edited(folder) as record:
+        record["summary"] |= {"val_top1": 0.99, "throughput_samples_per_s": 1e9}
+    assert speedups(tmp_path) == alone
     tables = tables_of(tmp_path)
-    assert [row["speedup"] for row in records(tables.scaling)] == [row["speedup"] for row in alone]
-    assert any(
-        text.startswith(f"{folder}: the summary is left out: val_top1 = 0.99, its epochs give ")
-        for text in tables.warnings
-    )
+    said = f"{folder}: the summary is left out: val_top1 = 0.99, its epochs give "
+    assert any(text.startswith(said) for text in tables.warnings)
     (row,) = [row for row in records(tables.runs) if row["path"] == str(folder)]
     assert (row["status"], row["throughput_samples_per_s"], row["val_top1"]) == ("ok", None, None)
     assert "1 ended ok without a rate" in str(tables.left_out)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from ddlbench.frameworks.ddp import NOTHING_SENT
 from ddlbench.record.schema import SCALING
 from ddlbench.results.tables.tables import records
-from tests.support.records import GIB, GPU, strong_scaling, tables_of, weak_scaling, write_repeats, write_run
+from tests.support.records import GPU, edited, strong_scaling, tables_of, weak_scaling, write_repeats, write_run
 
 
 def rows_of(results):
@@ -27,19 +25,16 @@ def test_weak_scaling_by_hand(tmp_path):
     assert {row["scaling"] for row in rows} == {"weak"}
     # ddp: 80, 150, 280 samples/s on 1, 2, 4; single: 100 on 1
     four = row_of(rows, framework="ddp", gpus=4)
-    assert four["sample_time_s"] == pytest.approx(1 / 280)
-    assert four["speedup_vs_own_base"] == pytest.approx(3.5)
-    assert four["efficiency_vs_own_base"] == pytest.approx(0.875)
-    assert (four["own_base_framework"], four["own_base_gpus"]) == ("ddp", 1)
-    assert four["own_base_sample_time_s"] == pytest.approx(1 / 80)
-    assert four["own_base_epoch_time_s"] == pytest.approx(12.8)  # 1024 samples at 80 a second
-    assert four["speedup"] == pytest.approx(2.8)
-    assert four["efficiency"] == pytest.approx(0.7)
-    assert four["best_single_framework"] == "single"
-    assert four["best_single_epoch_time_s"] == pytest.approx(10.24)
-    two = row_of(rows, framework="ddp", gpus=2)
+    names = ("own_base_framework", "own_base_gpus", "best_single_framework")
+    assert [four[name] for name in names] == ["ddp", 1, "single"]
+    numbers = {
+        "sample_time_s": 1 / 280, "speedup": 2.8, "efficiency": 0.7, "best_single_epoch_time_s": 10.24,
+        "speedup_vs_own_base": 3.5, "efficiency_vs_own_base": 0.875, "own_base_sample_time_s": 1 / 80,
+        "own_base_epoch_time_s": 12.8,  # 1024 samples at 80 a second
+    }  # fmt: skip
+    assert {name: four[name] for name in numbers} == pytest.approx(numbers)
+    two, one = (row_of(rows, framework="ddp", gpus=gpus) for gpus in (2, 1))
     assert (two["speedup_vs_own_base"], two["efficiency_vs_own_base"]) == (pytest.approx(1.875), pytest.approx(0.9375))
-    one = row_of(rows, framework="ddp", gpus=1)
     assert (one["speedup_vs_own_base"], one["speedup"]) == (pytest.approx(1.0), pytest.approx(0.8))
 
 
@@ -60,8 +55,7 @@ def test_a_reference_is_named_and_neither_compared_nor_a_base(tmp_path):
     weak_scaling(tmp_path)
     without = {"sections": {"framework": {"reference": "gradients are not sent"}}, "knobs": {"comm_hook": "noop"}}
     for gpus in (1, 2):
-        for repeat in range(6):
-            write_run(tmp_path, gpus=gpus, rate=400.0 * gpus, repeat=repeat, **without)
+        write_repeats(tmp_path, *[400.0 * gpus] * 6, gpus=gpus, **without)
     rows = rows_of(tmp_path)
     references = [row for row in rows if row["marks"] and "reference: gradients are not sent" in row["marks"]]
     assert [row["gpus"] for row in references] == [1, 2]
@@ -118,8 +112,7 @@ def test_three_repeats_have_a_median_and_no_interval(tmp_path):
 
 
 def test_the_median_is_of_seconds_not_of_rates(tmp_path):
-    write_run(tmp_path, rate=100.0, repeat=0)
-    write_run(tmp_path, rate=50.0, repeat=1)
+    write_repeats(tmp_path, 100.0, 50.0)
     (row,) = rows_of(tmp_path)
     # (10 ms + 20 ms) / 2 = 15 ms a sample; the mean of the rates would be 75
     assert row["throughput_samples_per_s"] == pytest.approx(1 / 0.015)
@@ -127,18 +120,8 @@ def test_the_median_is_of_seconds_not_of_rates(tmp_path):
     assert row["mfu"] == pytest.approx(2e9 / 0.015 / 1e12), "over a peak of 1e12, from merged seconds"
 
 
-def test_six_repeats_have_an_interval(tmp_path):
-    write_repeats(tmp_path, 100.0, 50.0, 80.0, 64.0, 40.0, 25.0)
-    (row,) = rows_of(tmp_path)
-    assert row["sample_time_s"] == pytest.approx((1 / 64 + 1 / 50) / 2)
-    assert (row["sample_time_low_s"], row["sample_time_high_s"]) == (pytest.approx(0.01), pytest.approx(0.04))
-    assert (row["epoch_time_low_s"], row["epoch_time_high_s"]) == (pytest.approx(10.24), pytest.approx(40.96))
-    assert row["interval"] == "n=6, 96.9 % CI"
-
-
 def test_seven_repeats_all_count(tmp_path):
-    for repeat, ms in enumerate((10.0, 11.0, 12.0, 14.0, 20.0, 30.0, 90.0)):
-        write_run(tmp_path, rate=1e3 / ms, repeat=repeat)
+    write_repeats(tmp_path, *(1e3 / ms for ms in (10.0, 11.0, 12.0, 14.0, 20.0, 30.0, 90.0)))
     (row,) = rows_of(tmp_path)
     ends = ("", "low_", "high_", "shortest_", "longest_")
     assert [row[f"sample_time_{end}s"] for end in ends] == pytest.approx([0.014, 0.01, 0.09, 0.01, 0.09])
@@ -147,21 +130,21 @@ def test_seven_repeats_all_count(tmp_path):
 
 
 def test_a_run_without_a_rate_is_not_in_the_count_of_the_interval(tmp_path):
-    for repeat in range(6):
-        write_run(tmp_path, rate=100.0 + repeat, repeat=repeat)
+    write_repeats(tmp_path, *(100.0 + repeat for repeat in range(6)))
     write_run(tmp_path, repeat=6, summary={"throughput_samples_per_s": None})
     write_run(tmp_path, repeat=7, status="killed")
     (row,) = rows_of(tmp_path)
     assert (row["interval"], row["runs_ok"], row["attempts_failed"]) == ("n=6, 96.9 % CI", 7, 1)
 
 
+SLOW = [1e3 / ms for ms in (10.0, 10.5, 10.8, 11.2, 12.0, 12.5)]  # samples a second; the median is 11 ms
+FAST = [1e3 / ms for ms in (4.0, 5.0, 5.9, 6.1, 7.0, 8.0)]  # 6 ms
+
+
 def test_the_interval_against_an_own_base_of_two_by_hand(tmp_path):
     """Seconds a sample of two GPUs: 10 to 12.5 ms; of eight: 4 to 8 ms."""
-    for repeat, (two, eight) in enumerate(
-        zip((10.0, 10.5, 10.8, 11.2, 12.0, 12.5), (4.0, 5.0, 5.9, 6.1, 7.0, 8.0), strict=True)
-    ):
-        write_run(tmp_path, gpus=2, rate=1e3 / two, repeat=repeat)
-        write_run(tmp_path, gpus=8, rate=1e3 / eight, repeat=repeat)
+    write_repeats(tmp_path, *SLOW, gpus=2)
+    write_repeats(tmp_path, *FAST, gpus=8)
     row = row_of(rows_of(tmp_path), gpus=8)
     speedup = [row[f"speedup_vs_own_base{end}"] for end in ("", "_low", "_high")]
     assert speedup == pytest.approx([11 / 6, 1.25, 3.125])
@@ -172,9 +155,8 @@ def test_the_interval_against_an_own_base_of_two_by_hand(tmp_path):
 
 
 def test_an_interval_that_touches_1_shows_no_speedup(tmp_path):
-    for repeat in range(6):
-        write_run(tmp_path, framework="single", rate=100.0, repeat=repeat)
-        write_run(tmp_path, rate=100.0 + 10 * repeat, repeat=repeat)
+    write_repeats(tmp_path, *[100.0] * 6, framework="single")
+    write_repeats(tmp_path, *(100.0 + 10 * repeat for repeat in range(6)))
     row = row_of(rows_of(tmp_path), framework="single")
     assert (row["speedup"], row["speedup_high"]) == (pytest.approx(1 / 1.25, abs=0.01), pytest.approx(1.0))
     assert row["speedup_verdict"] == "no speedup shown"
@@ -208,12 +190,9 @@ def test_every_merged_column_over_three_repeats_and_a_failed_run(tmp_path):
     assert {name: row[name] for name in LARGEST} == dict.fromkeys(LARGEST, 10)
     assert (row["bubble"], row["bubble_theoretical"]) == (0.2, 0.2)
     assert (row["staleness_max"], row["staleness_theoretical_max"]) == (10, 10)
-    merged = {column.name for column in SCALING if column.source in ("median", "max")}
-    assert merged == {*MEDIANS, *LARGEST, "epoch_time_s", "bubble", "bubble_theoretical"} | {
-        "staleness_max",
-        "staleness_theoretical_max",
-        "time_to_train_s",  # tests/results/tables/test_published_rows.py
-    }
+    others = {"epoch_time_s", "bubble", "bubble_theoretical", "staleness_max", "staleness_theoretical_max"}
+    others |= {"time_to_train_s"}  # tests/results/tables/test_published_rows.py
+    assert {column.name for column in SCALING if column.source in ("median", "max")} == {*MEDIANS, *LARGEST} | others
 
 
 def own_step(source, seconds):
@@ -245,11 +224,8 @@ def test_the_peak_behind_mfu_and_the_source_of_the_energy_are_those_of_any_repea
 
 def test_the_interval_of_a_ratio_by_hand(tmp_path):
     """Seconds a sample of one GPU: 10 to 12.5 ms (median 11); of two: 4 to 8 ms (median 6)."""
-    for repeat, (one, two) in enumerate(
-        zip((10.0, 10.5, 10.8, 11.2, 12.0, 12.5), (4.0, 5.0, 5.9, 6.1, 7.0, 8.0), strict=True)
-    ):
-        write_run(tmp_path, framework="single", rate=1e3 / one, repeat=repeat)
-        write_run(tmp_path, gpus=2, rate=1e3 / two, repeat=repeat)
+    write_repeats(tmp_path, *SLOW, framework="single")
+    write_repeats(tmp_path, *FAST, gpus=2)
     row = row_of(rows_of(tmp_path), gpus=2)
     assert row["speedup"] == pytest.approx(11 / 6)
     assert (row["speedup_low"], row["speedup_high"]) == (pytest.approx(10 / 8), pytest.approx(12.5 / 4))
@@ -262,10 +238,8 @@ def test_the_interval_of_a_ratio_by_hand(tmp_path):
 
 
 def test_no_speedup_is_shown_where_the_interval_includes_1(tmp_path):
-    for repeat in range(6):
-        write_run(tmp_path, framework="single", rate=100.0 + repeat, repeat=repeat)
-        write_run(tmp_path, rate=95.0 + repeat, repeat=repeat)
-        write_run(tmp_path, framework="fsdp", rate=80.0 + repeat, repeat=repeat)
+    for framework, rate in (("single", 100.0), ("ddp", 95.0), ("fsdp", 80.0)):
+        write_repeats(tmp_path, *(rate + repeat for repeat in range(6)), framework=framework)
     rows = rows_of(tmp_path)
     assert row_of(rows, framework="ddp")["speedup_verdict"] == "no speedup shown"
     assert row_of(rows, framework="fsdp")["speedup_verdict"] == "slowdown"
@@ -283,10 +257,8 @@ def test_no_verdict_over_a_base_on_another_cluster(tmp_path):
 
 
 def test_five_repeats_on_either_side_give_no_interval_of_the_ratio(tmp_path):
-    for repeat in range(6):
-        write_run(tmp_path, framework="single", rate=100.0, repeat=repeat)
-        if repeat < 5:
-            write_run(tmp_path, gpus=2, rate=150.0, repeat=repeat)
+    write_repeats(tmp_path, *[100.0] * 6, framework="single")
+    write_repeats(tmp_path, *[150.0] * 5, gpus=2)
     row = row_of(rows_of(tmp_path), gpus=2)
     assert (row["speedup"], row["speedup_low"], row["speedup_verdict"]) == (pytest.approx(1.5), None, None)
 
@@ -322,14 +294,6 @@ def test_one_point_in_both_kinds_has_a_row_in_each(tmp_path):
     ]
     assert row_of(rows, gpus=2, scaling="strong")["speedup_vs_own_base"] == pytest.approx(1.6)
     assert row_of(rows, gpus=2, scaling="weak")["speedup_vs_own_base"] == pytest.approx(1.9)
-
-
-def test_one_gpu_count_is_single(tmp_path):
-    write_run(tmp_path, framework="single", rate=100.0)
-    write_run(tmp_path, rate=80.0)
-    rows = rows_of(tmp_path)
-    assert {row["scaling"] for row in rows} == {"single"}
-    assert row_of(rows, framework="ddp")["speedup"] == pytest.approx(0.8)
 
 
 @pytest.mark.parametrize(
@@ -386,36 +350,21 @@ def test_other_settings_that_differ_are_shown(tmp_path):
     assert [row["variant"] for row in rows_of(tmp_path)] == ["train.compile=false", "train.compile=true"]
 
 
-def test_memory_is_the_largest_and_quality_the_median_of_the_repeats(tmp_path):
-    for repeat, (gib, top1) in enumerate(((3, 0.5), (5, 0.7), (4, 0.6))):
-        summary = {"memory_allocated_peak_bytes": gib * GIB, "val_top1": top1}
-        write_run(tmp_path, repeat=repeat, summary=summary)
-    (row,) = rows_of(tmp_path)
-    assert (row["memory_allocated_peak_bytes"], row["val_top1"]) == (5 * GIB, 0.6)
-
-
 def test_single_gpu_rows_come_before_those_that_start_from_them(tmp_path):
     weak_scaling(tmp_path)
     rows = rows_of(tmp_path)
-    assert [(row["framework"], row["gpus"]) for row in rows] == [
-        ("single", 1),
-        ("ddp", 1),
-        ("ddp", 2),
-        ("ddp", 4),
-        ("ddp", 8),
-    ]
+    assert [(row["framework"], row["gpus"]) for row in rows] == [("single", 1), *(("ddp", n) for n in (1, 2, 4, 8))]
 
 
-def loaders_and_frameworks(results):
+def test_loaders_are_one_comparison_by_loader(tmp_path):
     """Native and DALI under ddp and fsdp on 1 and 2 GPUs."""
     for framework, factor in (("ddp", 1.0), ("fsdp", 0.5)):
         for loader, rate in (("native", 100.0), ("dali", 160.0)):
             for gpus in (1, 2):
-                write_run(results, framework=framework, loader=loader, gpus=gpus, rate=rate * factor * gpus**0.5)
-
-
-def test_loaders_are_one_comparison_by_loader(tmp_path):
-    loaders_and_frameworks(tmp_path)
+                write_run(tmp_path, framework=framework, loader=loader, gpus=gpus, rate=rate * factor * gpus**0.5)
+    assert {(row["compared_by"], row["compared"]) for row in rows_of(tmp_path)} == {
+        ("framework", "ddp"), ("framework", "fsdp"),
+    }  # fmt: skip
     rows = records(tables_of(tmp_path, by="loader").scaling)
     by_framework = {name: {row["comparison"] for row in rows if row["framework"] == name} for name in ("ddp", "fsdp")}
     assert [len(ids) for ids in by_framework.values()] == [1, 1]
@@ -426,13 +375,6 @@ def test_loaders_are_one_comparison_by_loader(tmp_path):
     assert (two["best_single_framework"], two["best_single_compared"]) == ("fsdp", "dali")
     assert two["speedup"] == pytest.approx(50 * 2**0.5 / 80)
     assert two["speedup_vs_own_base"] == pytest.approx(2**0.5), "fsdp with native"
-
-
-def test_loaders_are_two_comparisons_by_framework(tmp_path):
-    loaders_and_frameworks(tmp_path)
-    rows = rows_of(tmp_path)
-    assert len({row["comparison"] for row in rows}) == 2
-    assert {(row["compared_by"], row["compared"]) for row in rows} == {("framework", "ddp"), ("framework", "fsdp")}
 
 
 def test_models_are_one_comparison_by_model(tmp_path):
@@ -448,11 +390,9 @@ def test_models_are_one_comparison_by_model(tmp_path):
 
 def test_settings_of_a_loader_name_its_curves_by_loader(tmp_path):
     for workers in (2, 8):
-        folder = write_run(tmp_path, train={"steps": workers})
-        record = json.loads((folder / "run.json").read_text())
-        record["config"]["loader"]["workers"] = workers
-        record["config"]["train"]["steps"] = None
-        (folder / "run.json").write_text(json.dumps(record))
+        with edited(write_run(tmp_path, train={"steps": workers})) as record:
+            record["config"]["loader"]["workers"] = workers
+            record["config"]["train"]["steps"] = None
     result = tables_of(tmp_path, by="loader").scaling
     assert list(result["knobs"]) == ["workers=2", "workers=8"]
     assert result["variant"].isna().all()
