@@ -10,19 +10,9 @@ from ddlbench.config.compose import configuration
 from ddlbench.config.schema import Config
 
 SMALL = [
-    "+framework=single",
-    "+model=resnet50",
-    "model.layers=[1,1,1,1]",
-    "model.width_per_group=8",
-    "model.image_size=32",
-    "loader=synthetic",
-    "train.global_batch=4",
-    "train.steps=3",
-    "train.epochs=2",
-    "data.val_limit=6",
-]
-
-
+    "+framework=single", "+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=8", "model.image_size=32",
+    "loader=synthetic", "train.global_batch=4", "train.steps=3", "train.epochs=2", "data.val_limit=6",
+]  # fmt: skip
 RESNET = [
     "+framework=single", "+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=8", "model.image_size=32",
     "train.global_batch=4", "train.steps=2", "train.epochs=1",
@@ -37,7 +27,13 @@ def composed(*words: str) -> Config:
     return configuration(*words)
 
 
-def record(folder: Path) -> dict[str, Any]:
+def record(folder: Path, attempt: int = 1) -> dict[str, Any]:
     """The record of the only run below this folder."""
-    (path,) = folder.glob("**/attempt-1/run.json")
+    (path,) = folder.glob(f"**/attempt-{attempt}/run.json")
     return json.loads(path.read_text())
+
+
+def epochs(folder: Path, attempt: int = 1) -> list[dict[str, Any]]:
+    """The epochs that this run, if there is one, has recorded."""
+    files = folder.glob(f"**/attempt-{attempt}/epochs.jsonl")
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
