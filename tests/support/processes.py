@@ -20,25 +20,13 @@ from tests.support.waiting import WITHIN_S
 PYTHON = sys.executable
 MEET = Path(__file__).parent / "meet.py"
 LAUNCHERS = (
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_",
-    "GROUP_",
-    "MASTER_",
-    "SLURM",
-    "OMPI_",
-    "PMI",
-    "MPI_",
-    "TORCHELASTIC",
-    "DDLBENCH_",
+    "RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "MASTER_", "SLURM", "OMPI_", "PMI", "MPI_", "TORCHELASTIC", "DDLBENCH_",
     "HOROVOD_",
-)
+)  # fmt: skip
 MPI = {"mpirun.openmpi": "openmpi-bin", "mpirun.mpich": "mpich"}  # command -> Debian package
 AS_ROOT: dict[str, Any] = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "OMPI_MCA_rmaps_base_oversubscribe": "1",
-}
+    "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1",
+}  # fmt: skip
 
 
 def environment(**extra: str) -> dict[str, str]:
