@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 from unittest.mock import patch
 
 from torch import nn
@@ -35,40 +36,26 @@ MODELS: dict[str, Model] = {
 RATES = {"resnet": 1e-5, "vgg": 0.02, "gpt2": 0.02}
 SEEDS = {"resnet": 6, "vgg": 3, "gpt2": 3}
 
-CASES = (
-    [
-        Case(
-            f"{model}-{precision}-{'accumulated' if micro else 'whole'}",
-            MODELS[model],
-            precision,
-            micro,
-            lr=RATES[model],
-            seed=SEEDS[model],
-        )
+
+def case_of(model: str, name: str, **keys: Any) -> Case:
+    return Case(f"{model}-{name}", MODELS[model], lr=RATES[model], seed=SEEDS[model], **keys)
+
+
+CASES = [
+    *(
+        case_of(model, f"{precision}-{'accumulated' if micro else 'whole'}", precision=precision, micro_batch=micro)
         for model in MODELS
         for precision in ("fp32", "bf16")
         for micro in (None, 2)
-    ]
-    + [
-        Case(
-            f"{model}-checkpointed-clipped",
-            MODELS[model],
-            clip_norm=0.5,
-            checkpoint_activations=True,
-            lr=RATES[model],
-            seed=SEEDS[model],
-        )
-        for model in MODELS
-    ]
-    + [
-        Case(f"{model}-{name}", MODELS[model], checkpoint_activations=value, lr=RATES[model], seed=SEEDS[model])
+    ),
+    *(case_of(model, "checkpointed-clipped", clip_norm=0.5, checkpoint_activations=True) for model in MODELS),
+    *(
+        case_of(model, name, checkpoint_activations=value)
         for model in MODELS
         for name, value in (("segments", "every:2"), ("selective", "selective"))
-    ]
-    + [
-        Case("gpt2-padded", replace(MODELS["gpt2"], pad_vocab_to_multiple=8), lr=RATES["gpt2"])  # pyright: ignore
-    ]
-)
+    ),
+    Case("gpt2-padded", replace(MODELS["gpt2"], pad_vocab_to_multiple=8), lr=RATES["gpt2"]),  # pyright: ignore
+]
 
 
 def at(world: int, case: Case) -> Case:

@@ -45,6 +45,12 @@ def assert_equal(results: Outcome, expected: Outcome, tolerance: Tolerance) -> N
         assert results.metrics[name] == pytest.approx(value, rel=tolerance.loss, abs=tolerance.loss + flips), name
 
 
+def assert_same_bits(results: Outcome, expected: Outcome, what: object = "") -> None:
+    assert results.losses == expected.losses, what
+    assert results.weights.keys() == expected.weights.keys(), what
+    assert all(torch.equal(weight, expected.weights[name]) for name, weight in results.weights.items()), what
+
+
 def distance(weights: Mapping[str, torch.Tensor], expected: Outcome) -> float:
     """|found - expected| / |expected - start| over all parameters, running statistics weighed apart from them."""
     shares: list[float] = []

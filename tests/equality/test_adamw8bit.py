@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from ddlbench.data.feed import Request
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.deepspeed.adapter import DeepSpeed
 from ddlbench.frameworks.fsdp import FSDP
@@ -21,7 +20,7 @@ from ddlbench.measure.formulas.memory_formula import bytes_of_parameter, data_pa
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.recipe.adamw8bit import local
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer, optimizers
-from tests.support.equal import loader, make_job
+from tests.support.equal import feed_of, make_job
 from tests.support.ranks import run_ranks
 from tests.support.reference import Case, accumulate, begin, buffers, forward, order
 
@@ -59,8 +58,7 @@ def train(framework: Any) -> Trained:
     object.__setattr__(job, "optimizer", partial(make_optimizer, OPTIMIZER))
     framework.check(job)
     trainer = framework.setup(job)
-    request = Request(MODEL, trainer.place, job.device, job.seed, job.replica_batch(trainer.place.data_size))
-    feed = loader().open(CASE.data, request)
+    feed = feed_of(CASE, job, trainer.place)
     losses = [loss.item() for batch in feed.train(0) if (loss := trainer.step(batch)) is not None]
     trainer.flush()
     states = trainer.optimizer.state.values()

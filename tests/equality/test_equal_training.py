@@ -79,18 +79,8 @@ def test_equals_one_plain_process(world: int, quick: bool, case: Case) -> None:
 def expected_ledger(case: Case, expected: Outcome) -> dict[str, Any]:
     """What is the same in the record of every framework; replicas and micro batches may differ."""
     return {
-        "samples": case.steps * case.global_batch,
-        "updates": case.steps,
-        "skipped_updates": 0,
-        "dropped_samples_per_epoch": 5,
-        "global_batch": case.global_batch,
-        "precision": case.precision,
-        "reduce_dtype": "fp32",
-        "clip_norm": case.clip_norm,
-        "weight_decay": 1e-4,
-        "label_smoothing": 0.0,
-        "seed": case.seed,
-        "lr_first": case.lr,
-        "lr_last": case.lr,
-        "weights_hash_start": weights_hash(expected.start),
-    }
+        "samples": case.steps * case.global_batch, "updates": case.steps, "skipped_updates": 0,
+        "dropped_samples_per_epoch": 5, "global_batch": case.global_batch, "precision": case.precision,
+        "reduce_dtype": "fp32", "clip_norm": case.clip_norm, "weight_decay": 1e-4, "label_smoothing": 0.0,
+        "seed": case.seed, "lr_first": case.lr, "lr_last": case.lr, "weights_hash_start": weights_hash(expected.start),
+    }  # fmt: skip

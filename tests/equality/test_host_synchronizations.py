@@ -25,11 +25,11 @@ from ddlbench.job import Framework
 from ddlbench.ranks.launch import connect, disconnect
 from ddlbench.ranks.launchers import detect
 from tests.equality.cases import CASES, MODELS, at
-from tests.support.equal import make_job
+from tests.support.equal import batch_for, make_job
 from tests.support.processes import run
 from tests.support.ranks import run_ranks
 from tests.support.reference import Case
-from tests.support.syncs import Found, batch_for, count_all, counted
+from tests.support.syncs import Found, count_all, counted
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "host-synchronizations.md"

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from ddlbench.config.keys import Checkpoint
 from ddlbench.config.schema import Config
-from ddlbench.data.feed import Request
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.fsdp import FSDP
 from ddlbench.frameworks.local_sgd import LocalSGD
@@ -35,7 +34,7 @@ from ddlbench.run.checkpoints import check_checkpoints, open_checkpoints
 from ddlbench.run.context import Attempt
 from ddlbench.run.supervisor import Supervisor
 from tests.equality.cases import MODELS
-from tests.support.equal import Rows, loader, make_job
+from tests.support.equal import Rows, feed_of, loader, make_job
 from tests.support.ranks import run_ranks
 from tests.support.reference import Case
 from tests.support.strategies import strategies
@@ -113,8 +112,7 @@ def train_one(training: Training, folder: Path, attempt: int) -> Course:
     trainer = training.framework.setup(job)
     seed_replica(job, trainer.place)
     trainer.state()  # as the program does, for the hash of the first weights
-    request = Request(case.model, trainer.place, job.device, job.seed, job.replica_batch(trainer.place.data_size))
-    feed = loader().open(case.data, request)
+    feed = feed_of(case, job, trainer.place)
     run = Run(
         job, trainer.place, feed, EPOCHS, 1, rows, Progress(False), Boundary(job.device), validate=training.validate
     )

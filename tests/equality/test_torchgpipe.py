@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import torch
 
 from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.models.gpt2 import GPT2
@@ -13,7 +12,7 @@ from tests.equality.cases import CASES
 from tests.equality.distances import TOLERANCES, assert_equal
 from tests.support.equal import train_cases
 from tests.support.ranks import run_ranks
-from tests.support.reference import Case, Outcome, cross_entropy, order, validate
+from tests.support.reference import Case, Outcome, begin, cross_entropy, make_optimizer, order, snapshot, validate
 
 torchgpipe = pytest.importorskip("torchgpipe")
 
@@ -24,11 +23,10 @@ MICRO_BATCHES = 6  # of two samples
 
 
 def trained(case: Case, balance: list[int]) -> Outcome:
-    torch.manual_seed(case.seed)
-    model = case.model.build().train()
-    start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    model, _ = begin(case)
+    start = snapshot(model)
     pipe = torchgpipe.GPipe(model, balance, devices=["cpu", "cpu"], chunks=MICRO_BATCHES, checkpoint="never")
-    optimizer = torch.optim.SGD(pipe.parameters(), lr=case.lr, momentum=0.9, weight_decay=1e-4)
+    optimizer = make_optimizer(case, pipe.parameters())
     samples = case.data.split(True, case.model, case.seed)
     losses: list[float] = []
     for chosen in order(case).split(case.global_batch)[: case.steps]:

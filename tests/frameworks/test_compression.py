@@ -20,9 +20,8 @@ from torch.futures import Future
 from ddlbench.errors import Unsupported, UserError
 from ddlbench.frameworks.compression import Compressor, ErrorFeedback, Int8, Message, PowerSGD, Sign, TopK
 from ddlbench.frameworks.ddp import DDP
-from ddlbench.job import Batch
-from tests.support.equal import make_job, train_cases
-from tests.support.jobs import CASE, two_ranks
+from tests.support.equal import batch_for, make_job, train_cases
+from tests.support.jobs import CASE, refused, two_ranks, wrong_knob
 from tests.support.ranks import run_ranks
 from tests.support.rehearsals import WORLD, config, rehearsed
 
@@ -71,7 +70,7 @@ def train_all() -> Trained:
         factored = patch.object(PowerSGD, "__call__", noting_factors(seen))
         with noted, factored:
             for step in range(4):
-                trainer.step(batch(seed=10 * step + dist.get_rank()))
+                trainer.step(batch_for(job, trainer.place, seed=10 * step + dist.get_rank()))
         weights[name] = {key: one.detach().clone() for key, one in trainer.model.named_parameters()}
         buckets[name] = seen
         dist.barrier()
@@ -124,12 +123,6 @@ def noting_factors(seen: list[Bucket]) -> Any:
         return future
 
     return call
-
-
-def batch(seed: int) -> Batch:
-    generator = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(61, (6, 17), generator=generator)
-    return Batch(tokens[:, :-1], tokens[:, 1:], torch.ones(6, dtype=torch.bool))
 
 
 @cache
@@ -304,17 +297,13 @@ def test_what_cannot_be_trained_or_saved_is_refused() -> None:
         with pytest.raises(Unsupported, match=f"error feedback of {hook} never recovers from an overflow"):
             DDP(comm_hook=hook).check(two_ranks(precision="fp16"))
         DDP(comm_hook=hook).check_checkpoint(two_ranks())
-    with pytest.raises(Unsupported, match="replicas would skip different updates"):
-        DDP(comm_hook="noop").check(two_ranks(precision="fp16"))
+    refused(DDP(comm_hook="noop"), two_ranks(precision="fp16"), "replicas would skip different updates")
     with pytest.raises(Unsupported, match="every rank has other weights"):
         DDP(comm_hook="noop").check_checkpoint(two_ranks())
-    with pytest.raises(UserError, match="1-bit Adam compresses the momentum"):
-        DDP(comm_hook="onebit_adam")
+    wrong_knob(DDP, "1-bit Adam compresses the momentum", comm_hook="onebit_adam")
     for ratio in (0.0, -0.1, 1.5, float("nan")):
-        with pytest.raises(UserError, match="greater than 0 and at most 1"):
-            DDP(comm_hook="topk", topk_ratio=ratio)
-    with pytest.raises(UserError, match="contradict"):
-        DDP(comm_hook="sign").check(two_ranks(reduce_dtype="fp16"))
+        wrong_knob(DDP, "greater than 0 and at most 1", comm_hook="topk", topk_ratio=ratio)
+    refused(DDP(comm_hook="sign"), two_ranks(reduce_dtype="fp16"), "contradict", UserError)
 
 
 def test_a_run_whose_gradients_are_not_sent_says_so() -> None:

@@ -20,14 +20,14 @@ from ddlbench.errors import Unsupported, UserError
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.fsdp import FSDP
 from ddlbench.frameworks.shared.replica import Replica
-from ddlbench.job import Batch, Job
+from ddlbench.job import Job
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.vgg import VGG
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 from tests.equality.distances import TOLERANCES, distance
 from tests.support.changed_job import ChangedJob
-from tests.support.equal import assert_reloaded, make_job, overflow, reload, train_cases
-from tests.support.jobs import job
+from tests.support.equal import assert_reloaded, batch_for, facts_of, make_job, overflow, reload, train_cases
+from tests.support.jobs import job, refused, wrong_knob
 from tests.support.ranks import results, run_ranks
 from tests.support.reference import Case, Outcome, reference
 
@@ -66,7 +66,6 @@ CLOSE = TOLERANCES["gpt2", "bf16"].weights
 KNOBS = {
     "gathered again": (CASE, FSDP(reshard_after_forward=True), EXACT),
     "gathered once": (CASE, FSDP(reshard_after_forward=False), EXACT),
-    "offloaded": (CASE, FSDP(offload_parameters=True), EXACT),
     "offloaded replicas": (replace(CASE, clip_norm=0.5), FSDP(offload_parameters=True, replicate=2), EXACT),
     "offloaded activations, too": (
         CASE,
@@ -111,7 +110,7 @@ def sent_by(framework: FSDP) -> tuple[int, ...]:
     job = make_job(CASE)
     trainer = framework.setup(job)
     with Collectives() as watched:
-        trainer.step(batch_for(job))
+        trainer.step(batch_for(job, trainer.place, 1 + job.rank))
     trainer.close()
     kinds = ("all_?gather", "reduce_scatter", "all_?reduce")
     return tuple(sum(bool(re.search(kind, name)) for name in watched.names) for kind in kinds)
@@ -130,12 +129,6 @@ class Collectives(TorchDispatchMode):
         if func.namespace in ("c10d", "_c10d_functional"):
             self.names.append(func._schema.name)
         return func(*args, **(kwargs or {}))
-
-
-def batch_for(job: Job) -> Batch:
-    generator = torch.Generator().manual_seed(1 + job.rank)
-    tokens = torch.randint(61, (job.global_batch // job.world_size, 17), generator=generator)
-    return Batch(tokens[:, :-1], tokens[:, 1:], torch.ones(len(tokens), dtype=torch.bool))
 
 
 class Gathered(TorchDispatchMode):
@@ -175,7 +168,7 @@ def cast_bytes_of(framework: FSDP) -> tuple[int, int]:
     plain = job.loss
     trainer = framework.setup(replace(job, loss=loss))
     with Gathered() as gathered, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        trainer.step(batch_for(job))
+        trainer.step(batch_for(job, trainer.place, 1 + job.rank))
     trainer.close()
     return after_forward[0], gathered.total
 
@@ -186,7 +179,7 @@ def state_bytes() -> tuple[int, int, int]:
     trainer = framework.setup(job)
     gradients: list[int] = []
     trainer.optimizer.register_step_pre_hook(lambda *_: gradients.append(held(grads(trainer))))
-    trainer.step(batch_for(job))
+    trainer.step(batch_for(job, trainer.place, 1 + job.rank))
     momentum = [state["momentum_buffer"] for state in trainer.optimizer.state.values()]
     sizes = held(trainer.model.parameters()), gradients[0], held(momentum)
     trainer.close()
@@ -206,35 +199,25 @@ def held(tensors: Iterable[Tensor]) -> int:
 def overflowing() -> tuple[int, bool, int, bool]:
     job = make_job(replace(CASE, precision="fp16"))
     spoiled = float("inf") if job.rank == 1 else 0.0
-    return overflow(FSDP().setup(job), lambda _, gradient: gradient.fill_(spoiled), batch_for(job))
+    trainer = FSDP().setup(job)
+    return overflow(trainer, lambda _, gradient: gradient.fill_(spoiled), batch_for(job, trainer.place, 1 + job.rank))
 
 
 def reloaded() -> tuple[dict[str, Tensor], dict[str, Tensor], float]:
     job = make_job(CASE)
     trainer = FSDP().setup(job)
-    trainer.step(batch_for(job))
-    trainer.evaluate(batch_for(job))  # leaves the outermost group gathered
-    return reload(trainer, TEXT, batch_for(job))
+    trainer.step(batch_for(job, trainer.place, 1 + job.rank))
+    trainer.evaluate(batch_for(job, trainer.place, 1 + job.rank))  # leaves the outermost group gathered
+    return reload(trainer, TEXT, batch_for(job, trainer.place, 1 + job.rank))
 
 
 def facts() -> dict[str, Any]:
-    framework = FSDP()
-    trainer = framework.setup(make_job(BF16))
-    result = trainer.facts()
-    trainer.close()
-    return result
+    return facts_of(BF16, FSDP())
 
 
 WORK: list[Callable[[], Any]] = [
-    train_knobs,
-    train_optimizers,
-    sent,
-    cast_bytes,
-    state_bytes,
-    overflowing,
-    reloaded,
-    facts,
-]
+    train_knobs, train_optimizers, sent, cast_bytes, state_bytes, overflowing, reloaded, facts,
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -295,14 +278,9 @@ def test_a_loaded_state_is_what_it_computes_with_and_gives_back(collected: list[
 
 def test_facts_name_the_scheme(collected: list[dict[str, Any]]) -> None:
     assert collected[1]["facts"] == {
-        "staleness": 0,
-        "reshard_after_forward": None,
-        "replicas": 1,
-        "shards": 2,
-        "offload_parameters": False,
-        "precision_scheme": "policy",
-        "reduce_dtype": "fp32",
-    }
+        "staleness": 0, "reshard_after_forward": None, "replicas": 1, "shards": 2, "offload_parameters": False,
+        "precision_scheme": "policy", "reduce_dtype": "fp32",
+    }  # fmt: skip
 
 
 def placements() -> tuple[list[str], tuple[int, int, int]]:
@@ -330,16 +308,11 @@ def four_ranks(**changes: object) -> Job:
 
 
 def test_unsupported_settings_are_refused_before_anything_starts() -> None:
-    with pytest.raises(UserError, match=r"mixed_precision=half must be one of autocast, policy, or null"):
-        FSDP(mixed_precision="half")
-    with pytest.raises(UserError, match=r"replicate=0 must be 1 or more"):
-        FSDP(replicate=0)
-    with pytest.raises(UserError, match=r"replicate=3 does not divide 4 ranks \(rest 1\): .*replicate=2"):
-        FSDP(replicate=3).check(four_ranks())
-    with pytest.raises(UserError, match=r"global_batch=5 does not divide over 4 replicas"):
-        FSDP(replicate=2).check(four_ranks(global_batch=5))
-    with pytest.raises(Unsupported, match="bf16 need NCCL"):
-        FSDP().check(four_ranks(reduce_dtype="bf16"))
+    wrong_knob(FSDP, r"mixed_precision=half must be one of autocast, policy, or null", mixed_precision="half")
+    wrong_knob(FSDP, r"replicate=0 must be 1 or more", replicate=0)
+    refused(FSDP(replicate=3), four_ranks(), r"replicate=3 does not divide 4 ranks \(rest 1\): .*=2", UserError)
+    refused(FSDP(replicate=2), four_ranks(global_batch=5), r"global_batch=5 does not divide over 4 replicas", UserError)
+    refused(FSDP(), four_ranks(reduce_dtype="bf16"), "bf16 need NCCL")
     FSDP().check(four_ranks(reduce_dtype="bf16", device=torch.device("cuda", 0)))
     with pytest.raises(Unsupported, match="BatchNorm's weights to fp16 but not its running statistics"):
         FSDP(mixed_precision="policy").check(four_ranks(precision="fp16"))
@@ -351,5 +324,4 @@ def test_unsupported_settings_are_refused_before_anything_starts() -> None:
         FSDP().check(four_ranks(optimizer=fused))
     with pytest.raises(Unsupported, match="gradients are on the host and the loss scale is on the device"):
         FSDP(offload_parameters=True).check(four_ranks(precision="fp16"))
-    with pytest.raises(Unsupported, match="cannot be combined"):
-        FSDP().check(four_ranks(compile=True, checkpoint_activations=True))
+    refused(FSDP(), four_ranks(compile=True, checkpoint_activations=True), "cannot be combined")

@@ -12,17 +12,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ddlbench.errors import Unsupported, UserError
+from ddlbench.errors import UserError
 from ddlbench.frameworks.local_sgd import LocalReplica, LocalSGD
 from ddlbench.job import Batch, Job
 from ddlbench.ranks.control import all_gather
 from ddlbench.record.run_json import weights_hash
 from tests.equality.cases import CASES
 from tests.equality.distances import TOLERANCES, assert_equal, distance
-from tests.support.equal import make_job, train_case, train_cases
-from tests.support.jobs import two_ranks
+from tests.support.equal import batch_for, make_job, train_case, train_cases
+from tests.support.jobs import refused, two_ranks, wrong_knob
 from tests.support.ranks import run_ranks
-from tests.support.reference import Case, Outcome, autocast, cross_entropy, order, reference, validate
+from tests.support.reference import Case, Outcome, apart, reference
 
 BY_NAME = {case.name: case for case in CASES}
 QUICK = ("resnet-fp32-whole", "vgg-fp32-whole", "gpt2-fp32-whole", "gpt2-bf16-accumulated", "gpt2-checkpointed-clipped")
@@ -30,34 +30,14 @@ Key = tuple[str, int]  # case, local steps
 
 
 def simulation(case: Case, replicas: int, local_steps: int) -> Outcome:
-    """Replicas with an optimizer each, in one process; nothing of the framework is used."""
-    torch.manual_seed(case.seed)
-    model = case.model.build().train()
-    start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    models = [deepcopy(model) for _ in range(replicas)]
-    optimizers = [torch.optim.SGD(m.parameters(), lr=case.lr, momentum=0.9, weight_decay=1e-4) for m in models]
-    train, size = case.data.split(True, case.model, case.seed), case.global_batch // replicas
-    losses: list[float] = []
-    for step, chosen in enumerate(order(case).split(case.global_batch)[: case.steps], 1):
-        losses.append(0.0)
-        for model, optimizer, share in zip(models, optimizers, chosen.split(size), strict=True):
-            for rows in share.split(case.micro_batch or size):
-                with autocast(case):
-                    output = model(train.inputs[rows])
-                loss = cross_entropy(output, train.targets[rows]) * len(rows) / size
-                loss.backward()
-                losses[-1] += loss.item() / replicas
-            if case.clip_norm is not None:
-                nn.utils.clip_grad_norm_(model.parameters(), case.clip_norm)
-            optimizer.step()
-            optimizer.zero_grad()
+    def meet(models: list[nn.Module], step: int) -> None:
         if step % local_steps == 0 or step == case.steps:
             average(models)
-    weights = {name: tensor.clone() for name, tensor in models[0].state_dict().items()}
-    return Outcome(losses, weights, validate(case, models[0]), case.steps, start)
+
+    return apart(case, replicas, meet)
 
 
-def average(models: list[nn.Sequential]) -> None:
+def average(models: list[nn.Module]) -> None:
     states = [model.state_dict() for model in models]
     means = {name: torch.stack([state[name].double() for state in states]).mean(0) for name in states[0]}
     for model in models:
@@ -195,11 +175,10 @@ def meetings() -> tuple[list[bool], dict[str, object]]:
 
 def ready(name: str) -> tuple[LocalReplica, Batch]:
     """Set up, with this rank's share of a batch."""
-    case, framework = at(2, name), LocalSGD(local_steps=2)
-    trainer = framework.setup(make_job(case))
-    split = case.data.split(True, case.model, case.seed)
-    rows = slice(6 * trainer.job.rank, 6 * trainer.job.rank + 6)
-    return trainer, Batch(split.inputs[rows], split.targets[rows], torch.ones(6, dtype=torch.bool))
+    trainer = LocalSGD(local_steps=2).setup(make_job(at(2, name)))
+    batch = batch_for(trainer.job, trainer.place, seed=trainer.job.rank)
+    assert batch is not None
+    return trainer, batch
 
 
 def alike(trainer: LocalReplica) -> bool:
@@ -238,11 +217,7 @@ def test_training_continues_from_loaded_weights() -> None:
 
 def test_unsupported_settings_are_refused_before_anything_starts() -> None:
     LocalSGD().check(two_ranks())
-    with pytest.raises(Unsupported, match=r"no gradients in bf16: set train\.reduce_dtype=fp32"):
-        LocalSGD().check(two_ranks(reduce_dtype="bf16"))
-    with pytest.raises(Unsupported, match=r"set train\.precision=bf16"):
-        LocalSGD().check(two_ranks(precision="fp16"))
-    with pytest.raises(UserError, match="global_batch=5 does not divide over 2 replicas"):
-        LocalSGD().check(two_ranks(global_batch=5))
-    with pytest.raises(UserError, match=r"framework\.local_steps=0 must be 1 or more"):
-        LocalSGD(local_steps=0)
+    refused(LocalSGD(), two_ranks(reduce_dtype="bf16"), r"no gradients in bf16: set train\.reduce_dtype=fp32")
+    refused(LocalSGD(), two_ranks(precision="fp16"), r"set train\.precision=bf16")
+    refused(LocalSGD(), two_ranks(global_batch=5), "global_batch=5 does not divide over 2 replicas", UserError)
+    wrong_knob(LocalSGD, r"framework\.local_steps=0 must be 1 or more", local_steps=0)

@@ -26,74 +26,47 @@ from tests.support.meet import main as meet
 from tests.support.processes import AS_ROOT, MEET, MPI, PYTHON, environment, met, need, run
 from tests.support.ranks import Forked, run_ranks
 
-TORCHRUN = {  # rank 5 of 2 nodes x 4
-    "RANK": "5",
-    "WORLD_SIZE": "8",
-    "LOCAL_RANK": "1",
-    "LOCAL_WORLD_SIZE": "4",
-    "GROUP_RANK": "1",
-    "GROUP_WORLD_SIZE": "2",
-    "MASTER_ADDR": "node7",
-    "MASTER_PORT": "29400",
-    "TORCHELASTIC_RUN_ID": "none",
-}
-BATCH = {  # a batch script of `sbatch -N2 -n4 --ntasks-per-node=2` (Slurm 22.05)
-    "SLURM_JOB_ID": "3",
-    "SLURM_JOB_NODELIST": "node[1-2]",
-    "SLURM_LOCALID": "0",
-    "SLURM_NODEID": "0",
-    "SLURM_NTASKS": "4",
-    "SLURM_PROCID": "0",
-    "SLURM_TASKS_PER_NODE": "2(x2)",
-}
-SRUN = BATCH | {  # the last task of `srun -N2 -n3` in it
-    "SLURM_NODEID": "1",
-    "SLURM_NTASKS": "3",
-    "SLURM_PROCID": "2",
-    "SLURM_STEP_ID": "1",
-    "SLURM_STEP_NODELIST": "node[1-2]",
-    "SLURM_STEP_NUM_NODES": "2",
-    "SLURM_STEP_NUM_TASKS": "3",
-    "SLURM_STEP_TASKS_PER_NODE": "2,1",
-}
-PYXIS = SRUN | {  # the same task in NVIDIA's PyTorch image: enroot's hook 50-slurm-pytorch.sh adds these
-    "RANK": "2",
-    "WORLD_SIZE": "3",
-    "LOCAL_RANK": "0",
-    "MASTER_ADDR": "node1",
-    "MASTER_PORT": "61003",
-}
-POD = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"}  # of a PyTorchJob
-OPEN_MPI = {
-    "OMPI_COMM_WORLD_RANK": "1",
-    "OMPI_COMM_WORLD_SIZE": "2",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-    "OMPI_MCA_ess_base_jobid": "2075131905",
-    "PMIX_RANK": "1",
-}
-HYDRA = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
-HOROVODRUN = {  # rank 3 of `horovodrun -np 4 -H node1:2,node2:2` (0.28.1)
-    "HOROVOD_RANK": "3",
-    "HOROVOD_SIZE": "4",
-    "HOROVOD_LOCAL_RANK": "1",
-    "HOROVOD_LOCAL_SIZE": "2",
-    "HOROVOD_CROSS_RANK": "1",
-    "HOROVOD_CROSS_SIZE": "2",
-    "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1",
-    "HOROVOD_GLOO_RENDEZVOUS_PORT": "13005",
-}
-DAEMON = SRUN | {  # what mpirun's daemon on node2, itself a task of srun, passes to its ranks
-    "SLURM_STEP_NUM_TASKS": "1",
-    "SLURM_PROCID": "0",
-    "SLURM_NODEID": "0",
-    "SLURM_STEP_TASKS_PER_NODE": "1",
-    "SLURM_STEP_NODELIST": "node2",
-}
+
+def env(text: str) -> dict[str, str]:
+    return dict(word.split("=", 1) for word in text.split())
+
+
+# Rank 5 of 2 nodes x 4.
+TORCHRUN = env(
+    "RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 GROUP_RANK=1 GROUP_WORLD_SIZE=2 MASTER_ADDR=node7 "
+    "MASTER_PORT=29400 TORCHELASTIC_RUN_ID=none"
+)
+# A batch script of `sbatch -N2 -n4 --ntasks-per-node=2` (Slurm 22.05).
+BATCH = env(
+    "SLURM_JOB_ID=3 SLURM_JOB_NODELIST=node[1-2] SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_NTASKS=4 SLURM_PROCID=0 "
+    "SLURM_TASKS_PER_NODE=2(x2)"
+)
+# The last task of `srun -N2 -n3` in it.
+SRUN = BATCH | env(
+    "SLURM_NODEID=1 SLURM_NTASKS=3 SLURM_PROCID=2 SLURM_STEP_ID=1 SLURM_STEP_NODELIST=node[1-2] "
+    "SLURM_STEP_NUM_NODES=2 SLURM_STEP_NUM_TASKS=3 SLURM_STEP_TASKS_PER_NODE=2,1"
+)
+# The same task in NVIDIA's PyTorch image: enroot's hook 50-slurm-pytorch.sh adds these.
+PYXIS = SRUN | env("RANK=2 WORLD_SIZE=3 LOCAL_RANK=0 MASTER_ADDR=node1 MASTER_PORT=61003")
+POD = env("RANK=1 WORLD_SIZE=4 MASTER_ADDR=job-master-0 MASTER_PORT=23456")  # of a PyTorchJob
+OPEN_MPI = env(
+    "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2 "
+    "OMPI_MCA_ess_base_jobid=2075131905 PMIX_RANK=1"
+)
+HYDRA = env("PMI_RANK=3 PMI_SIZE=4 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2")
+# Rank 3 of `horovodrun -np 4 -H node1:2,node2:2` (0.28.1).
+HOROVODRUN = env(
+    "HOROVOD_RANK=3 HOROVOD_SIZE=4 HOROVOD_LOCAL_RANK=1 HOROVOD_LOCAL_SIZE=2 HOROVOD_CROSS_RANK=1 "
+    "HOROVOD_CROSS_SIZE=2 HOROVOD_GLOO_RENDEZVOUS_ADDR=10.0.0.1 HOROVOD_GLOO_RENDEZVOUS_PORT=13005"
+)
+# What mpirun's daemon on node2, itself a task of srun, passes to its ranks.
+DAEMON = SRUN | env(
+    "SLURM_STEP_NUM_TASKS=1 SLURM_PROCID=0 SLURM_NODEID=0 SLURM_STEP_TASKS_PER_NODE=1 SLURM_STEP_NODELIST=node2"
+)
 
 
 @pytest.mark.parametrize(
-    ("env", "expected"),
+    ("variables", "expected"),
     [
         ({}, Launch("alone", 0, 1, 0, 1, 1, "localhost", 0)),
         (TORCHRUN, Launch("torchrun", 5, 8, 1, 4, 2, "node7", 29400)),
@@ -114,10 +87,7 @@ DAEMON = SRUN | {  # what mpirun's daemon on node2, itself a task of srun, passe
             Launch("torchrun", 0, 4, 0, 1, 4, socket.gethostname(), 23456),
         ),
         (SRUN | {"WORLD_SIZE": "4"}, detect(SRUN)),  # a habit of batch scripts, of no use without RANK
-        (
-            DAEMON | HYDRA | {"MASTER_ADDR": "node1", "MASTER_PORT": "9"},
-            Launch("mpirun", 3, 4, 1, 2, 2, "node1", 9),
-        ),
+        (DAEMON | HYDRA | {"MASTER_ADDR": "node1", "MASTER_PORT": "9"}, Launch("mpirun", 3, 4, 1, 2, 2, "node1", 9)),
         (HOROVODRUN, Launch("horovodrun", 3, 4, 1, 2, 2, "10.0.0.1", 20_000 + 1_005)),
         (
             HOROVODRUN | {"HOROVOD_LOCAL_RANK": "3", "HOROVOD_LOCAL_SIZE": "4", "HOROVOD_CROSS_SIZE": "1"},
@@ -131,12 +101,12 @@ DAEMON = SRUN | {  # what mpirun's daemon on node2, itself a task of srun, passe
         (OPEN_MPI | {"MASTER_PORT": "9"}, Launch("mpirun", 1, 2, 1, 2, 1, "localhost", 9)),
     ],
 )
-def test_every_launcher_is_known_by_its_variables(env, expected):
-    assert detect(env) == expected
+def test_every_launcher_is_known_by_its_variables(variables, expected):
+    assert detect(variables) == expected
 
 
 @pytest.mark.parametrize(
-    ("env", "message"),
+    ("variables", "message"),
     [
         ({"RANK": "1"}, "RANK=1 is set, but not the rest"),
         ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2 is set, but not the rest"),
@@ -160,9 +130,9 @@ def test_every_launcher_is_known_by_its_variables(env, expected):
         (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, "-x MASTER_ADDR="),
     ],
 )
-def test_missing_and_contradictory_variables_are_refused(env, message):
+def test_missing_and_contradictory_variables_are_refused(variables, message):
     with pytest.raises(UserError, match=message) as refusal:
-        detect(env)
+        detect(variables)
     assert "\n" not in str(refusal.value)
 
 
@@ -176,7 +146,7 @@ def test_open_mpi_ranks_of_a_job_share_a_port_that_other_jobs_do_not():
 
 def test_slurm_steps_have_ports_of_their_own_below_the_ephemeral_ones():
     steps = [SRUN | {"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)} for job in range(9, 759) for step in (0, 15)]
-    ports = {detect(env).master_port for env in steps}
+    ports = {detect(each).master_port for each in steps}
     assert len(ports) == 750 * 2
     assert (min(ports), max(ports)) == (20_000, 31_999)
     interactive = detect(SRUN | {"SLURM_STEP_ID": "4294967290"})
@@ -243,29 +213,25 @@ def test_cluster_files_list_every_field(monkeypatch):
     assert {node["_target_"] for node in read.values()} == {"ddlbench.ranks.launch.Cluster"}
 
 
-def test_one_process_without_a_launcher():
-    (only,) = met(run(PYTHON, MEET))
-    assert (only["launcher"], only["world_size"], only["sum"]) == ("alone", 1, 1)
+def assert_two(launcher, ranks):
+    names = ("launcher", "rank", "local_rank", "nodes", "sum")
+    assert [tuple(rank[name] for name in names) for rank in ranks] == [(launcher, 0, 0, 1, 3), (launcher, 1, 1, 1, 3)]
 
 
 def test_torchrun():
     ranks = met(run(PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", MEET))
-    assert [(rank["launcher"], rank["rank"], rank["local_rank"], rank["sum"]) for rank in ranks] == [
-        ("torchrun", 0, 0, 3),
-        ("torchrun", 1, 1, 3),
-    ]
+    assert_two("torchrun", ranks)
+    given = ranks[0]["of_torch"]
+    assert given["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "1", "torchrun's own, which is replaced"
+    launch_module.disable_nccl_abort(given)
+    assert given["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
 
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("mpirun", MPI)
 def test_mpirun(mpirun):
     need({mpirun: MPI[mpirun]})
-    ranks = met(run(mpirun, "-n", 2, PYTHON, MEET, **AS_ROOT))
-    assert [(rank["launcher"], rank["rank"], rank["local_rank"], rank["sum"]) for rank in ranks] == [
-        ("mpirun", 0, 0, 3),
-        ("mpirun", 1, 1, 3),
-    ]
-    assert {rank["nodes"] for rank in ranks} == {1}
+    assert_two("mpirun", met(run(mpirun, "-n", 2, PYTHON, MEET, **AS_ROOT)))
 
 
 @pytest.mark.mpi

@@ -73,13 +73,6 @@ def test_lars_takes_a_plain_step_from_zero():
     assert step(lars, weight, 1.0, -2.0) == pytest.approx([-0.5, 1.0])
 
 
-def test_lamb_by_hand():
-    weight = matrix(3.0, 4.0)
-    lamb = make_optimizer(OptimizerConfig("lamb", lr=0.1, eps=0.0, weight_decay=0.1), [("w", weight)])
-    scale = 0.1 * 5 / math.hypot(1.3, -0.6)  # r = sign(g) = (1, -1); u = r + 0.1 w = (1.3, -0.6)
-    assert step(lamb, weight, 7.0, -0.01) == pytest.approx([3 - scale * 1.3, 4 + scale * 0.6])
-
-
 def test_lamb_follows_algorithm_2_without_clipping():
     lr, b1, b2, eps, decay = 0.1, 0.9, 0.99, 1e-3, 0.05
     weight, w, m, v = matrix(3.0, 4.0), [3.0, 4.0], [0.0, 0.0], [0.0, 0.0]

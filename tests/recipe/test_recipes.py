@@ -82,31 +82,14 @@ def test_learning_rates_over_90_epochs(name, global_batch, expected):
     assert {epoch: rate(round(epoch * 20)) for epoch in expected} == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("name", ["aach2023_step", "aach2023_cosine", "aach2023_exponential"])
-def test_the_largest_rate_is_the_rate_scaled_with_the_workers(name):
-    """Aach et al. 2023, figure 8: 0.025 times the number of GPUs, 1,024 here."""
-    rate = learning_rate(load(name), 65_536, steps_per_epoch=20, epochs=90)
-    assert max(rate(update) for update in range(90 * 20)) == pytest.approx(0.025 * 1024)
-
-
-@pytest.mark.parametrize(
-    ("name", "optimizer", "weight_decay"),
-    [
-        ("lin2022_vgg", "sgd", 1e-4),
-        ("lin2022_resnet", "lars", 1e-4),
-        ("lin2022_gpt2", "lamb", 0.01),
-        ("lin2022_zero", "adam", 0.01),
-        ("goyal2017", "sgd", 1e-4),
-    ],
-)
-def test_optimizers_of_the_papers(name, optimizer, weight_decay):
-    recipe = load(name)
-    assert (recipe.optimizer.name, recipe.optimizer.weight_decay) == (optimizer, weight_decay)
-
-
-def test_goyal_2017_is_section_5_1():
-    optimizer = load("goyal2017").optimizer
-    assert (optimizer.momentum, optimizer.nesterov, optimizer.decay_norm_and_bias) == (0.9, True, False)
+def test_optimizers_of_the_papers():
+    names = {"vgg": ("sgd", 1e-4), "resnet": ("lars", 1e-4), "gpt2": ("lamb", 0.01), "zero": ("adam", 0.01)}
+    for name, expected in names.items():
+        optimizer = load(f"lin2022_{name}").optimizer
+        assert (optimizer.name, optimizer.weight_decay) == expected
+    goyal = load("goyal2017").optimizer  # section 5.1
+    assert (goyal.name, goyal.weight_decay, goyal.momentum, goyal.nesterov) == ("sgd", 1e-4, 0.9, True)
+    assert not goyal.decay_norm_and_bias
 
 
 def test_values_that_exclude_each_other_are_one_line_with_the_remedy():

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from ddlbench.config.keys import MODES
 from ddlbench.errors import Unsupported
 from ddlbench.job import Place
 from ddlbench.ranks.boundary import StopRequest
@@ -21,6 +22,10 @@ from ddlbench.run import attempt as attempt_module
 from ddlbench.run.attempt import clear_frames, make_run, seed_replica
 from ddlbench.run.settings import check_precision
 from tests.support.simulated_run import job_of
+
+
+def test_every_mode_that_measures_has_a_scenario() -> None:
+    assert (*attempt_module.SCENARIOS, "rehearsal") == MODES
 
 
 @pytest.mark.parametrize(("rank", "local_rank", "leads"), [(0, 0, True), (1, 1, False), (2, 0, True), (3, 1, False)])

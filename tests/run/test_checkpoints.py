@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ddlbench.config.choices import choices
 from ddlbench.config.compose import make_job
 from ddlbench.errors import Unsupported
 from ddlbench.ranks.launch import Launch
@@ -40,13 +41,6 @@ def test_what_could_not_continue_exactly_is_refused(words: str, reason: str) -> 
     assert refusal(*words.split()) is None
 
 
-@pytest.mark.parametrize(
-    "framework",
-    [
-        "single", "ddp", "local_sgd", "parameter_server", "horovod", "fsdp", "zero0", "zero1", "zero2", "zero3",
-        "tensor", "megatron", "channel", "spatial", "gpipe", "1f1b", "interleaved", "zero_bubble", "looped_bfs", "zbv",
-        "dualpipev", "pipedream", "pipedream_2bw", "hybrid",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("framework", choices("framework"))
 def test_every_framework_saves(framework: str) -> None:
     assert refusal(f"+framework={framework}", "checkpoint.every=1") is None

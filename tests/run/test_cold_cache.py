@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,10 +13,8 @@ from typing import Any, cast
 import pytest
 
 from ddlbench import loop
-from ddlbench.data.loaders.replica_feed import ReplicaFeed
 from ddlbench.data.page_cache import Dropped, cached_bytes
 from ddlbench.errors import Unsupported
-from ddlbench.job import Batch
 from ddlbench.measure.clock import EpochClock
 from ddlbench.ranks import control
 from ddlbench.record.record import run_id
@@ -113,9 +111,7 @@ def test_every_node_drops_its_own_pages_and_all_are_counted(monkeypatch: pytest.
     assert kept[0].sections == {"cold_cache": facts}
 
 
-def test_what_was_dropped_is_recorded_and_nothing_dropped_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_was_dropped_is_recorded_and_nothing_dropped_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = Kept(local_rank=0, has_record=True)
     cold = cache(kept)
     monkeypatch.setattr(settings, "drop", lambda files: Dropped(3, 100, 4))
@@ -127,25 +123,25 @@ def test_what_was_dropped_is_recorded_and_nothing_dropped_is_refused(
         cold.drop()
 
 
-@pytest.mark.parametrize("cold", [True, False])
+@pytest.mark.parametrize(("mode", "cold"), [("loader", True), ("train", True), ("loader", False)])
 def test_a_run_reads_each_training_epoch_from_the_disk(
-    ddlbench,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    cold: bool,
+    ddlbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, cold: bool
 ) -> None:
+    """Nothing is in memory when the clock of an epoch begins."""
     folder = written(tmp_path).parent
     write_folders(folder / "images", train=4, val=3)
     images = sorted((folder / "images").rglob("*.JPEG"))
-    stored, seen, own = sum(image.stat().st_size for image in images), list[int](), ReplicaFeed.train
+    stored, seen = sum(image.stat().st_size for image in images), list[int]()
 
-    def train(feed: ReplicaFeed, epoch: int) -> Iterator[Batch | None]:
-        seen.append(sum(cached_bytes(image) or 0 for image in images))
-        return own(feed, epoch)
+    class Clock(EpochClock):
+        def __init__(self, *given: Any) -> None:
+            seen.append(sum(cached_bytes(image) or 0 for image in images))
+            super().__init__(*given)
 
-    monkeypatch.setattr(ReplicaFeed, "train", train)
-    words = [*RESNET, "data=imagenet", f"data.root={folder}/images", "loader.workers=0", "mode=loader"]
-    code, said = ddlbench(*words, "train.epochs=2", "train.steps=null", f"train.cold_cache={str(cold).lower()}")
+    monkeypatch.setattr(loop if mode == "train" else scenarios, "EpochClock", Clock)
+    words = [*RESNET, "data=imagenet", f"data.root={folder}/images", "loader.workers=0", f"mode={mode}"]
+    epochs = ["train.epochs=2", "train.steps=null", "train.validate=false"]
+    code, said = ddlbench(*words, *epochs, f"train.cold_cache={str(cold).lower()}")
     assert code == 0, said
     assert seen == ([0, 0] if cold else [stored, stored])
     (attempt,) = read_all([folder / "results"]).attempts
@@ -154,31 +150,6 @@ def test_a_run_reads_each_training_epoch_from_the_disk(
     assert (row["cold_cache_bytes"], row["cold_cache_left_bytes"]) == expected
     facts = {"files": len(images), "bytes": stored, "left_bytes": 0, "nodes": 1, "epochs": 2}
     assert record(folder).get("cold_cache") == (facts if cold else None)
-
-
-@pytest.mark.parametrize("mode", ["loader", "train"])
-def test_each_drop_comes_before_the_clock_of_its_epoch(
-    ddlbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
-) -> None:
-    order, own = list[str](), settings.drop
-
-    def drop(files: Iterable[Path]) -> Dropped:
-        order.append("drop")
-        return own(files)
-
-    class Clock(EpochClock):
-        def __init__(self, *given: Any) -> None:
-            order.append("clock")
-            super().__init__(*given)
-
-    monkeypatch.setattr(settings, "drop", drop)
-    monkeypatch.setattr(loop if mode == "train" else scenarios, "EpochClock", Clock)
-    folder = written(tmp_path).parent
-    write_folders(folder / "images", train=4, val=3)
-    words = [*RESNET, "data=imagenet", f"data.root={folder}/images", "loader.workers=0", f"mode={mode}", COLD]
-    code, said = ddlbench(*words, "train.epochs=2", "train.validate=false")
-    assert code == 0, said
-    assert order == ["drop", "clock"] * 2
 
 
 def test_files_of_staged_data_are_the_copies(tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,16 +15,8 @@ from ddlbench.errors import Failure
 from ddlbench.ranks.launchers import free_port
 from ddlbench.run import peers
 from ddlbench.run.peers import ANSWER_S, Peers
+from tests.support.ranks import Forked
 from tests.support.waiting import WITHIN_S, wait_until
-
-HOLDER = """
-import sys, time
-from torch.distributed import TCPStore
-store = TCPStore("127.0.0.1", int(sys.argv[1]), is_master=True, wait_for_workers=False)
-print("ready", flush=True)
-time.sleep(600)
-"""
-
 
 OPEN: list[Peers] = []
 
@@ -45,17 +35,22 @@ def store() -> TCPStore:
 
 
 @pytest.fixture
-def held() -> Iterator[tuple[subprocess.Popen[str], TCPStore]]:
+def held() -> Iterator[tuple[Forked, TCPStore]]:
     """A store in another process, and a connection to it."""
     port = free_port()
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(port)], stdout=subprocess.PIPE, text=True)
+    holder = Forked(hold, port)
     try:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "ready\n"
         yield holder, TCPStore("127.0.0.1", port, is_master=False)
     finally:
         holder.kill()
         holder.communicate()
+
+
+def hold(port: int) -> int:
+    store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    time.sleep(600)
+    del store
+    return 0
 
 
 def ranks_of(store: TCPStore, world: int) -> list[Peers]:
@@ -143,7 +138,7 @@ def test_a_rank_whose_peers_find_nothing_asks_for_all_ranks(store: TCPStore, mon
     assert (ranks[2].find_cause() or "").startswith("rank 1 (")
 
 
-def test_a_store_that_does_not_answer_keeps_nobody_waiting(held: tuple[subprocess.Popen[str], TCPStore]) -> None:
+def test_a_store_that_does_not_answer_keeps_nobody_waiting(held: tuple[Forked, TCPStore]) -> None:
     holder, store = held
     one, _ = ranks_of(store, 2)
     failure = Failure("timeout", "rank 0: no step ended", 8, rank=0)

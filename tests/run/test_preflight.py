@@ -19,7 +19,7 @@ from ddlbench.run import preflight as module
 from ddlbench.run.preflight import Check, preflight, require_sound, section, slow_ranks
 from tests.support.disk import no_space
 from tests.support.ranks import run_ranks
-from tests.support.runs import SMALL, composed, record
+from tests.support.runs import SMALL, composed, epochs, record
 
 CPU = torch.device("cpu")
 GOOD = Check(0, "a", "cpu", None, True, 0.010, 0.002)
@@ -127,14 +127,11 @@ def test_a_run_records_its_check_and_trains_the_same(ddlbench, tmp_path: Path) -
     parts = sum(content["spans"][name] for name in ("imports_s", "connecting_s", "setup_s"))
     assert content["summary"]["startup_s"] == pytest.approx(parts)
     assert ddlbench(*SMALL, "results_dir=without")[0] == 0
-    (other,) = (tmp_path / "without").glob("*/attempt-1")
-    assert other.parent.name == content["run_id"]
-    losses = [
-        [json.loads(line)["train_loss"] for line in (folder / "epochs.jsonl").read_text().splitlines()]
-        for folder in (other, tmp_path / "results" / content["run_id"] / "attempt-1")
-    ]
+    other = record(tmp_path / "without")
+    assert other["run_id"] == content["run_id"]
+    losses = [[line["train_loss"] for line in epochs(tmp_path / folder)] for folder in ("results", "without")]
     assert losses[0] == losses[1]
-    assert "preflight" not in json.loads((other / "run.json").read_text())
+    assert "preflight" not in other
 
 
 @pytest.mark.parametrize("words", ["preflight_warn=1", "preflight_stop=0.5"])

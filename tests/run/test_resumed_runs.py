@@ -19,7 +19,7 @@ from ddlbench.results.tables.run_rows import run_row
 from ddlbench.run.checkpoints import Checkpoints
 from tests.support.disk import no_space
 from tests.support.faults import end, start
-from tests.support.runs import SMALL
+from tests.support.runs import SMALL, epochs, record
 from tests.support.waiting import wait_until
 
 # A step takes half a second. The framework's planted fault is part of what is measured: the same in all attempts.
@@ -28,11 +28,6 @@ WORDS = (
     "recipe.optimizer.momentum=0.9",
 )  # fmt: skip
 SAME = ("epoch", "train_loss", "val_loss", "val_top1", "lr_last", "updates", "samples")
-
-
-def lines(folder: Path, attempt: int) -> list[dict[str, Any]]:
-    (path,) = folder.glob(f"*/attempt-{attempt}/epochs.jsonl")
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def killed_after_two_epochs(folder: Path) -> None:
@@ -50,14 +45,14 @@ def test_an_attempt_continues_one_that_was_killed(tmp_path: Path) -> None:
     codes, said = end(start(tmp_path / "whole", *WORDS))
     assert codes == [0, 0], said
     killed_after_two_epochs(tmp_path / "cut")
-    before = lines(tmp_path / "cut", 1)
+    before = epochs(tmp_path / "cut")
     codes, said = end(start(tmp_path / "cut", *WORDS, "checkpoint.resume=true"))
     assert codes == [0, 0], said
-    whole, resumed = lines(tmp_path / "whole", 1), lines(tmp_path / "cut", 2)
+    whole, resumed = epochs(tmp_path / "whole"), epochs(tmp_path / "cut", 2)
     assert [{key: line.get(key) for key in SAME} for line in resumed] == [
         {key: line.get(key) for key in SAME} for line in whole
     ]
-    content = json.loads(next((tmp_path / "cut").glob("*/attempt-2/run.json")).read_text())
+    content = record(tmp_path / "cut", 2)
     first = content["resume"]["epoch"]
     assert first in (2, 3)
     assert [line.get("measured_in_attempt") for line in resumed] == [1] * first + [None] * (4 - first)
@@ -90,7 +85,7 @@ def test_checkpoints_may_lie_elsewhere(tmp_path: Path, ddlbench, monkeypatch: py
     assert len(list(tmp_path.glob("scratch/saved/*/checkpoints-1/epoch-*"))) == 2
     assert not list(tmp_path.glob("results/*/checkpoints-*"))
     assert ddlbench(*words, "checkpoint.resume=true")[0] == 0
-    assert resumed_epoch(tmp_path, 2) == 2
+    assert record(tmp_path, 2)["resume"]["epoch"] == 2
     code, said = ddlbench(*SMALL, "checkpoint.every=1", "checkpoint.dir=/proc/nowhere")
     assert code == 2
     assert "checkpoint.dir=/proc/nowhere cannot be written" in said
@@ -129,8 +124,7 @@ def test_an_interrupted_run_says_how_to_continue(tmp_path: Path, ddlbench, monke
     monkeypatch.setattr(Boundary, "begin", begun)
     code, said = ddlbench(*words, "checkpoint.every=1", "checkpoint.resume=true")
     assert code == 0, said
-    (run,) = {path.parent.parent.name for path in tmp_path.glob("results/*/attempt-2/run.json")}
-    assert f"of {run} with epoch 1 of 3" in said
+    assert f"of {record(tmp_path, 2)['run_id']} with epoch 1 of 3" in said
     assert "to continue" not in said
 
 
@@ -150,11 +144,6 @@ def test_what_a_killed_attempt_was_writing_goes_with_the_run_that_ends_well(tmp_
     assert list(run.glob("checkpoints-4/.epoch-000001/*"))
 
 
-def resumed_epoch(folder: Path, attempt: int) -> int | None:
-    (path,) = folder.glob(f"results/*/attempt-{attempt}/run.json")
-    return json.loads(path.read_text()).get("resume", {}).get("epoch")
-
-
 def test_a_damaged_checkpoint_is_one_line_and_the_one_before_is_used(
     tmp_path: Path, ddlbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,13 +153,13 @@ def test_a_damaged_checkpoint_is_one_line_and_the_one_before_is_used(
     (place,) = tmp_path.glob("results/*/checkpoints-1")
     assert sorted(path.name for path in place.iterdir()) == ["epoch-000002", "epoch-000003"]  # keep: 2
     assert ddlbench(*words, "checkpoint.resume=true")[0] == 0
-    assert resumed_epoch(tmp_path, 2) == 3
+    assert record(tmp_path, 2)["resume"]["epoch"] == 3
 
     (place / "epoch-000003" / "__0_0.distcp").write_bytes(b"not what was written")
     code, said = ddlbench(*words, "checkpoint.resume=true")
     assert code == 0, said
     assert "epoch-000003 is damaged (__0_0.distcp has 20 bytes instead of" in said
-    assert resumed_epoch(tmp_path, 3) == 2
+    assert record(tmp_path, 3)["resume"]["epoch"] == 2
     shutil.rmtree(place.with_name("checkpoints-3"))  # which continued it
 
     (place / "epoch-000002" / "checkpoint.json").write_text("{")

@@ -33,18 +33,13 @@ def test_a_truncated_image_is_fatal_or_skipped_and_counted(ddlbench, tmp_path: P
     write_folders(tmp_path / "images", train=4, val=3)
     truncate(tmp_path / "images" / "train" / "a" / "001.JPEG")
     images = [
-        "data=imagenet",
-        f"data.root={tmp_path}/images",
-        "loader.workers=1",
-        f"data.decode={decode}",
-        "train.steps=3",
-    ]
+        "data=imagenet", f"data.root={tmp_path}/images", "loader.workers=1", f"data.decode={decode}", "train.steps=3",
+    ]  # fmt: skip
     code, said = ddlbench(*RESNET, *images, "results_dir=fatal")
     assert code == 2
     assert "Traceback" not in said
     assert "001.JPEG" in said.splitlines()[-1]
-    (failed,) = tmp_path.glob("fatal/*/attempt-1/run.json")
-    assert json.loads(failed.read_text())["status"] == "error"
+    assert record(tmp_path / "fatal")["status"] == "error"
     code, said = ddlbench(*RESNET, *images, "data.on_bad_sample=skip")
     assert code == 0, said
     content = record(tmp_path / "results")
@@ -81,10 +76,10 @@ def test_tokenizing_on_the_fly_changes_no_bit(ddlbench, tmp_path: Path, monkeypa
     for tokenize, workers in (("ahead", 0), ("on_the_fly", 2)):
         code, said = ddlbench(*words, f"data.tokenize={tokenize}", f"results_dir={tokenize}", "progress=false")
         assert (code, said) == (0, "")
-        (path,) = tmp_path.glob(f"{tokenize}/*/attempt-1/run.json")
-        content = json.loads(path.read_text())
+        content = record(tmp_path / tokenize)
         assert (content["config"]["data"]["tokenize"], content["loader"]["workers"]) == (tokenize, workers)
-        content["losses"] = [step["loss"] for step in pq.read_table(path.parent / "steps.parquet").to_pylist()]
+        (path,) = tmp_path.glob(f"{tokenize}/*/attempt-1/steps.parquet")
+        content["losses"] = [step["loss"] for step in pq.read_table(path).to_pylist()]
         runs.append(content)
     ahead, fly = runs
     assert len(set(ahead["losses"])) == 6
@@ -144,6 +139,5 @@ def test_a_compiled_model_has_nearly_the_same_loss(ddlbench, tmp_path: Path) -> 
             f"results_dir=compiled-{compiled}",
         )  # fmt: skip
         assert code == 0, said
-        (path,) = tmp_path.glob(f"compiled-{compiled}/*/attempt-1/run.json")
-        losses.append(json.loads(path.read_text())["summary"]["train_loss"])
+        losses.append(record(tmp_path / f"compiled-{compiled}")["summary"]["train_loss"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.support.faults import end, patience_s, start, start_programs
 from tests.support.ranks import Forked
-from tests.support.runs import record
+from tests.support.runs import epochs, record
 from tests.support.waiting import wait_until
 
 EPOCHS = ("train.epochs=1000", "train.steps=2", "train.validate=true", "data.val_limit=8")
-
-
-def epochs(folder: Path) -> list[dict[str, Any]]:
-    return [
-        json.loads(line) for path in folder.glob("*/attempt-1/epochs.jsonl") for line in path.read_text().splitlines()
-    ]
 
 
 def stopped(

@@ -13,30 +13,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ddlbench.errors import Failure, Stopped, failure_of
+from ddlbench.errors import Failure, Stopped
 from ddlbench.ranks.boundary import Boundary, StopRequest
 from ddlbench.run.peers import Peers
 from tests.support.ranks import run_ranks
 
 ASK = Failure("timeout", "rank 1 reached the time limit", 8, 1)
-
-
-def test_no_boundary_stops_a_run_that_nobody_asks_to_stop() -> None:
-    stop = StopRequest(0)
-    for _ in range(100):
-        stop.pass_boundary("anywhere")
-    assert stop.passed == 100
-
-
-def test_status_reason_and_exit_code_are_those_of_who_asked() -> None:
-    stop = StopRequest(0)
-    stop.decide(stop.announce(ASK) + 1)
-    with pytest.raises(Stopped) as raised:
-        stop.pass_boundary("after step 7 of epoch 2")
-    failure = failure_of(raised.value, rank=0)
-    assert (failure.status, failure.exit_code) == ("timeout", 8)
-    assert failure.reason == "rank 1 reached the time limit; stopped after step 7 of epoch 2"
-    assert not failure.doubtful
 
 
 def test_a_rank_that_has_announced_passes_no_boundary_before_the_answer() -> None:

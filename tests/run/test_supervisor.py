@@ -17,7 +17,7 @@ import pandas as pd
 import pytest
 import torch
 
-from ddlbench.errors import Diverged, Unavailable, Unsupported, UserError, failure_of
+from ddlbench.errors import Diverged, RunError, Unavailable, Unsupported, UserError, failure_of
 from ddlbench.measure.devices.environment import variables
 from ddlbench.ranks.launch import NCCL_DEFAULTS, disable_nccl_abort
 from ddlbench.ranks.launchers import Launch
@@ -29,9 +29,10 @@ from ddlbench.run.context import Attempt
 from tests.support.faults import WITHIN_S, end, patience_s, start
 from tests.support.killed import beaten
 from tests.support.libraries import needs_horovod
-from tests.support.processes import PYTHON, run
 from tests.support.ranks import Forked
 from tests.support.runs import record
+
+OUT_OF_MEMORY = "rank 1: OutOfMemoryError: planted: out of memory"
 
 
 @pytest.mark.parametrize(
@@ -39,17 +40,9 @@ from tests.support.runs import record
     [
         # Rank 0 fails in its collective (an error too, of its own) or is ended by its watch.
         ("raise", "error", "rank 1: RuntimeError: planted fault", {(1, 1), (6, 1)}),
-        pytest.param(
-            "memory", "oom", "rank 1: OutOfMemoryError: planted: out of memory", {(6, 7)}, marks=pytest.mark.slow
-        ),
-        ("abort +framework.after_s=1", "oom", "rank 1: OutOfMemoryError: planted: out of memory", {(-6, 7)}),
-        pytest.param(
-            "abort +framework.after_s=3",
-            "oom",
-            "rank 1: OutOfMemoryError: planted: out of memory",
-            {(-6, 7)},
-            marks=pytest.mark.slow,
-        ),
+        pytest.param("memory", "oom", OUT_OF_MEMORY, {(6, 7)}, marks=pytest.mark.slow),
+        ("abort +framework.after_s=1", "oom", OUT_OF_MEMORY, {(-6, 7)}),
+        pytest.param("abort +framework.after_s=3", "oom", OUT_OF_MEMORY, {(-6, 7)}, marks=pytest.mark.slow),
         ("validation train.validate=true data.val_limit=8", "diverged", "the validation loss is not finite", {(5, 5)}),
         pytest.param("setup", "oom", "rank 1: OutOfMemoryError: planted: too large", {(6, 7)}, marks=pytest.mark.slow),
         ("nan", "diverged", "the loss is not finite at epoch 0, step 2", {(5, 5)}),
@@ -220,13 +213,6 @@ def test_a_failure_is_recorded_before_anything_is_closed(tmp_path: Path) -> None
     assert (content["status"], content["reason"]) == ("error", "rank 1: RuntimeError: planted fault")
 
 
-def test_what_a_framework_cannot_do_is_a_row(tmp_path: Path) -> None:
-    codes, said = end(start(tmp_path, "none", "framework.static_graph=true", "train.micro_batch=1"))
-    assert codes == [3, 3], said
-    assert record(tmp_path)["status"] == "unsupported"
-    assert "static_graph" in record(tmp_path)["reason"]
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)])
 def test_a_signal_ends_the_run_as_killed(tmp_path: Path, number: signal.Signals) -> None:
     processes = start(tmp_path, "slow", "train.steps=10000")  # they end by the signals alone
@@ -279,26 +265,26 @@ def test_nccls_own_abort_is_off_before_the_group_is_made(
     assert gpu == NCCL_DEFAULTS | {"TORCH_NCCL_ENABLE_MONITORING": "1"}
 
 
+ASYNC = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+
+
 def test_the_old_name_of_the_variable_counts_too() -> None:
-    env = {"NCCL_ASYNC_ERROR_HANDLING": "1"}
+    env = {ASYNC.removeprefix("TORCH_"): "1"}
     disable_nccl_abort(env)
-    assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in env
+    assert ASYNC not in env
 
 
-def test_torchruns_own_value_is_replaced_and_a_users_stays() -> None:
-    torchrun = (PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1", "--no-python")
-    done = run(*torchrun, PYTHON, "-c", "import json, os; print(json.dumps(dict(os.environ)))")
-    env = json.loads(done.stdout)
-    assert "TORCHELASTIC_RUN_ID" in env
-    assert env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "1"
-    disable_nccl_abort(env)
-    assert env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
-    env = {"TORCHELASTIC_RUN_ID": "none", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
-    disable_nccl_abort(env)
-    assert env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "3"
-    env = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}  # srun sets nothing: this is the user's
-    disable_nccl_abort(env)
-    assert env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "1"
+@pytest.mark.parametrize(
+    ("given", "left"),
+    [
+        ({"TORCHELASTIC_RUN_ID": "none", ASYNC: "1"}, "0"),  # torchrun's own: tests/ranks/test_launch.py
+        ({"TORCHELASTIC_RUN_ID": "none", ASYNC: "3"}, "3"),
+        ({ASYNC: "1"}, "1"),  # srun sets nothing: this is the user's
+    ],
+)
+def test_torchruns_own_value_is_replaced_and_a_users_stays(given: dict[str, str], left: str) -> None:
+    disable_nccl_abort(given)
+    assert given[ASYNC] == left
 
 
 TRACEBACK = """Traceback (most recent call last):
@@ -306,49 +292,38 @@ TRACEBACK = """Traceback (most recent call last):
     data = fetcher.fetch(index)
 OSError: [Errno 116] Stale file handle
 """
+OF_WORKER = "Caught OSError in DataLoader worker process 0. OSError: [Errno 116] Stale file handle"
+TIMED_OUT = "Timed out waiting 5000ms for recv"
 
 
-def test_what_exceptions_are_called() -> None:
-    named = {
-        UserError("wrong value"): ("error", "wrong value", 2),
-        Unsupported("cannot"): ("unsupported", "cannot", 3),
-        Unavailable("no library"): ("unavailable", "no library", 4),
-        Diverged("nan"): ("diverged", "nan", 5),
-        torch.OutOfMemoryError("CUDA out of memory. Tried"): ("oom", "rank 3: OutOfMemoryError: CUDA out of", 7),
-        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"): ("oom", "rank 3: RuntimeError", 7),
-        OSError(errno.ENOMEM, "Cannot allocate memory"): ("oom", "rank 3: OSError: [Errno 12] Cannot allocate", 7),
-        RuntimeError("CUDA error: out of memory"): ("oom", "rank 3: RuntimeError: CUDA error", 7),
-        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"): ("oom", "rank 3: RuntimeError", 7),
-        OSError(f"Caught OSError in DataLoader worker process 0.\nOriginal {TRACEBACK}"): (
-            "error",
-            "rank 3: OSError: Caught OSError in DataLoader worker process 0. OSError: [Errno 116] Stale file handle",
-            1,
-        ),
-        RuntimeError("compiler raised:\n\nbecause of this"): (
-            "error",
-            "rank 3: RuntimeError: compiler raised: because",
-            1,
-        ),
-        RuntimeError("Timed out waiting 5000ms for recv"): (
-            "timeout",
-            "rank 3: RuntimeError: Timed out waiting 5000ms for recv (the limit is train.timeout_s)",
-            8,
-        ),
-        KeyError("lost"): ("error", "rank 3: KeyError: 'lost'", 1),
-    }
-    for error, (status, reason, code) in named.items():
-        failure = failure_of(error, rank=3)
-        assert (failure.status, failure.exit_code) == (status, code)
-        assert failure.reason.startswith(reason)
+@pytest.mark.parametrize(
+    ("error", "status", "reason", "code"),
+    [
+        (UserError("wrong value"), "error", "wrong value", 2),
+        (Unsupported("cannot"), "unsupported", "cannot", 3),
+        (Unavailable("no library"), "unavailable", "no library", 4),
+        (Diverged("nan"), "diverged", "nan", 5),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried"), "oom", "CUDA out of memory. Tried", 7),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), "oom", "[enforce fail]", 7),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "oom", "[Errno 12] Cannot allocate", 7),
+        (RuntimeError("CUDA error: out of memory"), "oom", "CUDA error", 7),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), "oom", "CUDA error", 7),
+        (OSError(f"Caught OSError in DataLoader worker process 0.\nOriginal {TRACEBACK}"), "error", OF_WORKER, 1),
+        (RuntimeError("compiler raised:\n\nbecause of this"), "error", "compiler raised: because of this", 1),
+        (RuntimeError(TIMED_OUT), "timeout", f"{TIMED_OUT} (the limit is train.timeout_s)", 8),
+        (KeyError("lost"), "error", "'lost'", 1),
+    ],
+)
+def test_what_exceptions_are_called(error: Exception, status: str, reason: str, code: int) -> None:
+    failure = failure_of(error, rank=3)
+    assert (failure.status, failure.exit_code) == (status, code)
+    prefix = "" if isinstance(error, RunError) else f"rank 3: {type(error).__name__}: "
+    assert failure.reason.startswith(prefix + reason)
 
 
 def test_which_exceptions_another_rank_may_have_caused() -> None:
     for text in ("[gloo/transport/tcp/pair.cc] Connection closed by peer", "NCCL error: remote process exited"):
         assert failure_of(RuntimeError(text), rank=0).doubtful
-    for error in (
-        RuntimeError("planted fault"),
-        MemoryError(),
-        Diverged("nan"),
-        RuntimeError("DataLoader worker (pid 1)"),
-    ):
+    own = (RuntimeError("planted fault"), MemoryError(), Diverged("nan"), RuntimeError("DataLoader worker (pid 1)"))
+    for error in own:
         assert not failure_of(error, rank=0).doubtful

@@ -19,28 +19,25 @@ import signal
 import socket
 import stat
 import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-from tests.support.processes import environment, run
+import pytest
+
+from tests.support.processes import environment, need, run
 from tests.support.waiting import WITHIN_S, wait_until
 
 COMMANDS = {"slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client", "munged": "munge"}
 NULL = os.makedev(1, 3)
 SCRIPTS = Path(__file__).parents[2] / "scripts" / "slurm"
 TINY = (
-    "+framework=ddp",
-    "+model=resnet50",
-    "model.layers=[1,1,1,1]",
-    "model.width_per_group=8",
-    "model.image_size=32",
-    "loader=synthetic",
-    "train.steps=2",
-    "train.epochs=1",
-    "train.validate=false",
-)
+    "+framework=ddp", "+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=8", "model.image_size=32",
+    "loader=synthetic", "train.steps=2", "train.epochs=1", "train.validate=false",
+)  # fmt: skip
 
 CONF = """
 ClusterName=ddlbench
@@ -172,16 +169,11 @@ class Slurm:
     def _start(self, *command: str) -> None:
         log = (self.root / f"{command[0]}.out").open("ab")
         with log:
-            self.daemons.append(
-                subprocess.Popen(
-                    ["setpriv", "--pdeathsig", "TERM", *command],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env=environment(**self.env),
-                    start_new_session=True,
-                )
-            )
+            daemon = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "TERM", *command], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                env=environment(**self.env), start_new_session=True,
+            )  # fmt: skip
+        self.daemons.append(daemon)
 
     def _wait(self, ready, fatal: bool = True) -> None:
         deadline = time.monotonic() + (WITHIN_S if fatal else 30)
@@ -212,6 +204,32 @@ def obstacle() -> str | None:
         return "a test Slurm needs root"
     tried = subprocess.run(["unshare", "--uts", "--mount", "hostname", "node1"], capture_output=True, text=True)
     return f"a test Slurm needs namespaces: {tried.stderr.strip()}" if tried.returncode else None
+
+
+@contextlib.contextmanager
+def started(**sizes: int) -> Generator[Slurm]:
+    """A Slurm of its own for a test, which is skipped where none can be started."""
+    if (reason := obstacle()) is not None:
+        pytest.skip(reason)
+    need(COMMANDS)
+    with Slurm(**sizes) as slurm:
+        yield slurm
+
+
+def sweep(slurm: Slurm, study: Path, results: Path, *options: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """ddlbench-sweep, which ends with this exit code."""
+    command = (sys.executable, "-m", "ddlbench.sweep", study, f"results_dir={results}", *options)
+    done = slurm.run(*command, DDLBENCH_PYTHON=sys.executable)
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def stub(folder: Path, text: str) -> Path:
+    """A shell script that stands for python."""
+    python = folder / "python"
+    python.write_text(f"#!/bin/sh\n{text}\n")
+    python.chmod(0o755)
+    return python
 
 
 def records(folder: Path) -> list[dict[str, Any]]:

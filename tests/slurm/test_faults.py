@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +12,8 @@ import pytest
 
 from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.tables.tables import make_tables
-from tests.slurm.cluster import COMMANDS, SCRIPTS, TINY, Slurm, obstacle, records
-from tests.support.processes import PYTHON, need
+from tests.slurm.cluster import SCRIPTS, TINY, Slurm, records, started, sweep
+from tests.support.processes import PYTHON
 from tests.support.waiting import wait_until
 from tests.sweep.studies import KEYS, ranks, statuses, write
 
@@ -26,10 +24,7 @@ LONG = (*TINY[:-3], "train.steps=5", "train.epochs=100000", "train.validate=fals
 
 @pytest.fixture
 def cluster() -> Iterator[Slurm]:
-    if (reason := obstacle()) is not None:
-        pytest.skip(reason)
-    need(COMMANDS)
-    with Slurm() as slurm:
+    with started() as slurm:
         yield slurm
 
 
@@ -77,23 +72,20 @@ def host_name_space(process: int) -> Path | None:
         return None
 
 
-def sweep(slurm: Slurm, study: Path, results: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = (sys.executable, "-m", "ddlbench.sweep", study, f"results_dir={results}", *options)
-    return slurm.run(*command, DDLBENCH_PYTHON=sys.executable)
-
-
 ON_CPUS = ("--slurm", "--sbatch=--gpus-per-node=0")
-
-
 LOST = "rank 1 (node2, pid"  # begins the reason
 
 
-def test_a_lost_node_is_a_row_and_its_cell_runs_again_once_the_node_is_back(cluster: Slurm, tmp_path: Path) -> None:
+def two_nodes(folder: Path, **more: object) -> Path:
+    """A study of one cell: ddp on two nodes, 20 epochs of 40 steps. more: its keys, with _ for the dot"""
     keys = KEYS | {"train.epochs": 20, "train.steps": 40, "batch": 8}
-    study = write(tmp_path, axes={"framework": ["ddp"], "gpus": [2]}, exclude=[], keys=keys, gpus_per_node=1)
-    results = tmp_path / "results"
-    first = sweep(cluster, study, results, *ON_CPUS)
-    assert first.returncode == 0, first.stderr
+    keys |= {name.replace("_", "."): value for name, value in more.items()}
+    return write(folder, axes={"framework": ["ddp"], "gpus": [2]}, exclude=[], keys=keys, gpus_per_node=1)
+
+
+def test_a_lost_node_is_a_row_and_its_cell_runs_again_once_the_node_is_back(cluster: Slurm, tmp_path: Path) -> None:
+    study, results = two_nodes(tmp_path), tmp_path / "results"
+    sweep(cluster, study, results, *ON_CPUS)
     wait_until(lambda: measured(results) >= 1)
     lose(cluster, "node2")
     wait_until(lambda: LOST in str(records(results)[0]["reason"]))  # rank 0 first records what it saw, then the cause
@@ -106,9 +98,7 @@ def test_a_lost_node_is_a_row_and_its_cell_runs_again_once_the_node_is_back(clus
     assert sweep(cluster, study, results, *ON_CPUS, "--resume").stdout == "nothing to submit\n"
     cluster._start(*cluster._inside("node2"), "slurmd", "-D", "-N", "node2")
     wait_until(lambda: not cluster.run("squeue", "-h").stdout)
-    again = sweep(cluster, study, results, *ON_CPUS, "--retry", "failed")
-    assert again.returncode == 0, again.stderr
-    assert again.stdout.count("job ") == 1
+    assert sweep(cluster, study, results, *ON_CPUS, "--retry", "failed").stdout.count("job ") == 1
     wait_until(lambda: statuses(results)["ddp 2 ok"] == 1)
     assert statuses(results) == {"ddp 2 ok": 1, "ddp 2 error": 1}
 
@@ -116,13 +106,8 @@ def test_a_lost_node_is_a_row_and_its_cell_runs_again_once_the_node_is_back(clus
 @pytest.mark.parametrize("spare", [False, True])
 def test_a_job_that_lost_a_node_waits_and_continues_from_its_checkpoint(tmp_path: Path, spare: bool) -> None:
     """On the same node once it is back, or on a spare one once the lost one is given up."""
-    if (reason := obstacle()) is not None:
-        pytest.skip(reason)
-    need(COMMANDS)
-    keys = KEYS | {"train.epochs": 20, "train.steps": 40, "batch": 8, "checkpoint.every": 1}
-    study = write(tmp_path, axes={"framework": ["ddp"], "gpus": [2]}, exclude=[], keys=keys, gpus_per_node=1)
-    results = tmp_path / "results"
-    with Slurm(nodes=3 if spare else 2) as slurm:
+    study, results = two_nodes(tmp_path, checkpoint_every=1), tmp_path / "results"
+    with started(nodes=3 if spare else 2) as slurm:
         (line,) = sweep(slurm, study, results, "--slurm", "--sbatch=--gpus-per-node=0 --requeue").stdout.splitlines()
         job = line.split()[1].rstrip(":")
         wait_until(lambda: list(results.glob("*/checkpoints-1/epoch-*")))
@@ -153,13 +138,8 @@ def test_a_job_that_lost_a_node_waits_and_continues_from_its_checkpoint(tmp_path
 @pytest.mark.parametrize("requeue", [False, True])
 def test_the_node_that_runs_the_job_script_is_lost(tmp_path: Path, requeue: bool) -> None:
     """With it rank 0 and srun: rank 1 writes the end. Slurm ends the job once the node is given up, or puts it back."""
-    if (reason := obstacle()) is not None:
-        pytest.skip(reason)
-    need(COMMANDS)
-    keys = KEYS | {"train.epochs": 20, "train.steps": 40, "batch": 8} | ({"checkpoint.every": 1} if requeue else {})
-    study = write(tmp_path, axes={"framework": ["ddp"], "gpus": [2]}, exclude=[], keys=keys, gpus_per_node=1)
-    results = tmp_path / "results"
-    with Slurm(nodes=3) as slurm:
+    study, results = two_nodes(tmp_path, **{"checkpoint_every": 1} if requeue else {}), tmp_path / "results"
+    with started(nodes=3) as slurm:
         options = "--sbatch=--gpus-per-node=0" + " --requeue" * requeue
         (line,) = sweep(slurm, study, results, "--slurm", options).stdout.splitlines()
         job = line.split()[1].rstrip(":")
@@ -188,9 +168,7 @@ def test_a_controller_that_is_down_while_a_sweep_submits(cluster: Slurm, tmp_pat
     controller = cluster.daemons[1]
     controller.send_signal(signal.SIGKILL)
     controller.wait()
-    refused = sweep(cluster, study, results, *ON_CPUS)
-    assert refused.returncode == 2
-    assert "sbatch refused a job of 1 GPUs" in refused.stderr
+    assert "sbatch refused a job of 1 GPUs" in sweep(cluster, study, results, *ON_CPUS, code=2).stderr
     cluster._start("slurmctld", "-D")
     cluster.daemons.insert(1, cluster.daemons.pop())
     cluster._wait(lambda: cluster.run("squeue", "-h").returncode == 0)
@@ -204,14 +182,11 @@ FEW_CORES = ("preflight=true", "preflight_stop=null")  # which ranks get a core 
 
 def test_sixteen_ranks_on_eight_nodes_complete_a_run(tmp_path: Path) -> None:
     """All on this machine: what is tested is that so many ranks connect, agree, and are recorded."""
-    if (reason := obstacle()) is not None:
-        pytest.skip(reason)
-    need(COMMANDS)
     if psutil.virtual_memory().available < 7 * GIB:
         pytest.skip("needs 7 GiB of free memory for 16 ranks")
     words = (*TINY[:-3], "train.steps=2", "train.epochs=2", "train.validate=false", "train.global_batch=64")
     command = (PYTHON, "-m", "ddlbench", *words, f"results_dir={tmp_path}/runs", *FEW_CORES)
-    with Slurm(nodes=8, cpus=4) as slurm:
+    with started(nodes=8, cpus=4) as slurm:
         done = slurm.run("srun", "-N8", "-n16", "--ntasks-per-node=2", *command)
     assert done.returncode == 0, done.stderr[-3000:]
     (attempt,) = read_all([tmp_path / "runs"]).attempts

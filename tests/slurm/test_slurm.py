@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from ddlbench.ranks.launchers import first_host
-from tests.slurm.cluster import SCRIPTS, TINY, records
+from tests.slurm.cluster import SCRIPTS, TINY, records, stub
 from tests.support.libraries import needs_horovod
 from tests.support.pictures import write_folders
-from tests.support.processes import MEET, PYTHON, met, need, run
+from tests.support.processes import AS_ROOT, MEET, PYTHON, met, need, run
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slurm
@@ -40,11 +40,8 @@ def scripted(slurm, tmp_path: Path, *options: str, script: str, **env: str) -> l
 def test_srun_ranks_connect_across_nodes(slurm):
     ranks = met(slurm.run("srun", "-N2", "-n4", "--ntasks-per-node=2", PYTHON, MEET))
     assert [(rank["rank"], rank["local_rank"], rank["host"]) for rank in ranks] == [
-        (0, 0, "node1"),
-        (1, 1, "node1"),
-        (2, 0, "node2"),
-        (3, 1, "node2"),
-    ]
+        (0, 0, "node1"), (1, 1, "node1"), (2, 0, "node2"), (3, 1, "node2"),
+    ]  # fmt: skip
     for rank in ranks:
         assert (rank["launcher"], rank["world_size"], rank["local_world_size"], rank["nodes"]) == ("srun", 4, 2, 2)
         assert (rank["master_addr"], rank["sum"]) == ("node1", 10)
@@ -85,16 +82,10 @@ def test_simultaneous_steps_on_different_nodes_form_separate_groups(slurm, tmp_p
 def test_mpirun_inside_a_job(slurm, tmp_path, mpirun, package, option):
     """Its daemons are tasks of srun: their step's variables count daemons, not ranks."""
     need({mpirun: package})
-    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     options = ("-N2", "-n4", "--ntasks-per-node=2")
-    ranks = scripted(slurm, tmp_path, *options, script=f'{mpirun} {option} "$PY" -c "$WHO"', **root)
-    assert [(rank["launcher"], rank["rank"], rank["local_rank"]) for rank in ranks] == [
-        ("mpirun", 0, 0),
-        ("mpirun", 1, 1),
-        ("mpirun", 2, 0),
-        ("mpirun", 3, 1),
-    ]
-    assert {(rank["nodes"], rank["master_addr"]) for rank in ranks} == {(2, "node1")}
+    ranks = scripted(slurm, tmp_path, *options, script=f'{mpirun} {option} "$PY" -c "$WHO"', **AS_ROOT)
+    assert [(rank["rank"], rank["local_rank"]) for rank in ranks] == [(0, 0), (1, 1), (2, 0), (3, 1)]
+    assert {(rank["launcher"], rank["nodes"], rank["master_addr"]) for rank in ranks} == {("mpirun", 2, "node1")}
     assert len({rank["master_port"] for rank in ranks}) == 1
 
 
@@ -134,9 +125,7 @@ def test_each_node_stages_a_copy_of_its_own(slurm, tmp_path):
 def test_run_sbatch(slurm, tmp_path):
     """From a folder of the user's, with a site file."""
     site = tmp_path / "site.sh"
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\necho "$SLURM_CPUS_PER_TASK" >cpus.txt\nexec {PYTHON} "$@"\n')
-    python.chmod(0o755)
+    python = stub(tmp_path, f'echo "$SLURM_CPUS_PER_TASK" >cpus.txt\nexec {PYTHON} "$@"')
     site.write_text('export DDLBENCH_PYTHON="$MY_PYTHON"\n')
     options = ("--parsable", "--cpus-per-task=2", f"--output={tmp_path}/out.txt", f"--chdir={tmp_path}")
     script = (SCRIPTS / "run.sbatch", *TINY, "train.global_batch=8", "results_dir=mine")
@@ -175,15 +164,15 @@ def test_a_run_without_a_record_has_the_status_of_the_rank_that_failed_first(slu
     """Rank 1 exits with 4. srun then terminates rank 0 and exits with 143, the larger code.
 
     A Python process needs a moment to end after its last line. Slurm can lose a line of a task that exits at once."""
-    python, output, results = tmp_path / "python", tmp_path / "out.txt", tmp_path / "runs"
-    python.write_text(f"""#!/bin/sh
-case "$*:$SLURM_PROCID" in
+    output, results = tmp_path / "out.txt", tmp_path / "runs"
+    python = stub(
+        tmp_path,
+        f"""case "$*:$SLURM_PROCID" in
   *sweep.end_without_record*) exec {PYTHON} "$@" ;;
   *:1) echo "ddlbench: unavailable: no library y" && sleep 1 && exit 4 ;;
   *) sleep 300 ;;
-esac
-""")
-    python.chmod(0o755)
+esac""",
+    )
     options = ("--parsable", "-N2", "--ntasks-per-node=1", f"--output={output}", SCRIPTS / "run.sbatch")
     words = (*TINY, "train.global_batch=8", f"results_dir={results}")
     job = slurm.run("sbatch", *options, *words, DDLBENCH_PYTHON=str(python)).stdout.strip()
@@ -216,10 +205,8 @@ def test_a_requeued_job_continues_its_run(slurm, tmp_path):
 @pytest.mark.slow
 def test_a_requeued_job_does_not_repeat_the_runs_that_ended_well(slurm, tmp_path):
     """The first of three runs ends well, the second fails, in the third the job is put into the queue again."""
-    python, output = tmp_path / "python", tmp_path / "out.txt"
     waits = 'case "$*" in *=two*) exit 3;; *=three*) [ -n "$SLURM_RESTART_COUNT" ] || sleep 300;; esac'
-    python.write_text(f"#!/bin/sh\n{waits}\n")
-    python.chmod(0o755)
+    python, output = stub(tmp_path, waits), tmp_path / "out.txt"
     words = ("name=one", "--next", "name=two", "--next", "name=three")
     options = ("--parsable", "--requeue", f"--output={output}", SCRIPTS / "run.sbatch")
     job = slurm.run("sbatch", *options, *words, DDLBENCH_PYTHON=str(python)).stdout.strip()
@@ -243,10 +230,7 @@ def test_a_requeued_job_does_not_repeat_the_runs_that_ended_well(slurm, tmp_path
     ],
 )
 def test_run_sbatch_gives_each_task_its_share_of_the_cores(slurm, tmp_path, options, cores):
-    python = tmp_path / "python"
-    python.write_text('#!/bin/sh\necho "task $SLURM_PROCID: $SLURM_CPUS_PER_TASK"\n')
-    python.chmod(0o755)
-    output = tmp_path / "out.txt"
+    python, output = stub(tmp_path, 'echo "task $SLURM_PROCID: $SLURM_CPUS_PER_TASK"'), tmp_path / "out.txt"
     script = (f"--output={output}", SCRIPTS / "run.sbatch", "+model=resnet50")
     done = slurm.run("sbatch", "--parsable", *options.split(), *script, DDLBENCH_PYTHON=str(python))
     assert slurm.wait(done.stdout.strip()) == ["COMPLETED"], output.read_text()

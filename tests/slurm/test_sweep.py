@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import Slurm, records
+from tests.slurm.cluster import Slurm, records, sweep
 from tests.sweep.studies import KEYS, statuses, write
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 FEW_CORES = {"preflight_stop": None}  # which ranks get a core just then decides who looks slow
 
 
-def sweep(cluster: Slurm, study: Path, results: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = (sys.executable, "-m", "ddlbench.sweep", study, f"results_dir={results}", *options)
-    done = cluster.run(*command, DDLBENCH_PYTHON=sys.executable)
-    assert done.returncode == 0, done.stderr
-    return done
-
-
-@pytest.mark.slow
 def test_a_study_runs_under_slurm_once(slurm: Slurm, tmp_path: Path) -> None:
     exclude = [{"framework": "ddp", "gpus": 1}, {"framework": "single", "gpus": 2}]
     study = write(tmp_path, keys=KEYS | FEW_CORES, exclude=exclude, repeats=3)
@@ -40,7 +30,6 @@ def test_a_study_runs_under_slurm_once(slurm: Slurm, tmp_path: Path) -> None:
     assert sweep(slurm, study, results, *on_cpus).stdout == "nothing to submit\n"
 
 
-@pytest.mark.slow
 def test_cancel_removes_queued_jobs_and_their_cells_are_missing_again(slurm: Slurm, tmp_path: Path) -> None:
     study = write(tmp_path, axes={"framework": ["single"], "gpus": [1]}, exclude=[])
     results = tmp_path / "results"
@@ -50,7 +39,6 @@ def test_cancel_removes_queued_jobs_and_their_cells_are_missing_again(slurm: Slu
     assert sweep(slurm, study, results, "--status").stdout.startswith("1 cells: missing\n")
 
 
-@pytest.mark.slow
 def test_a_job_that_left_no_record_of_a_cell_is_a_row_and_runs_again_only_when_asked(
     slurm: Slurm, tmp_path: Path
 ) -> None:

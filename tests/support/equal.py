@@ -16,11 +16,11 @@ from torch.distributed.tensor import DTensor
 
 from ddlbench.config.compose import counted_links
 from ddlbench.config.schema import Config
-from ddlbench.data.feed import Request
+from ddlbench.data.feed import Feed, Request
 from ddlbench.data.loaders.native import Native
 from ddlbench.frameworks.pipeline import stages
 from ddlbench.frameworks.shared.groups import gradient
-from ddlbench.job import Batch, Framework, Job, Model, Trainer
+from ddlbench.job import Batch, Framework, Job, Model, Place, Trainer
 from ddlbench.loop import Recorder, Run, train
 from ddlbench.measure.formulas.flops import forward_flops_per_block
 from ddlbench.measure.rows import EpochRow
@@ -58,24 +58,12 @@ def recorded_config(case: Case) -> Config:
 
 def make_job(case: Case) -> Job:
     return Job(
-        model=case.model,
-        loss=CrossEntropy(0.0),
-        optimizer=partial(make_optimizer, optimizer_of(case)),
-        device=torch.device("cpu"),
-        rank=dist.get_rank(),
-        local_rank=dist.get_rank(),  # one host
-        world_size=dist.get_world_size(),
-        seed=case.seed,
-        global_batch=case.global_batch,
-        micro_batch=case.micro_batch,
-        precision=case.precision,
-        clip_norm=case.clip_norm,
-        checkpoint_activations=case.checkpoint_activations,
-        offload_activations=case.offload_activations,
-        compile=case.compile,
-        timeout_s=60.0,
-        links=counted_links,
-    )
+        model=case.model, loss=CrossEntropy(0.0), optimizer=partial(make_optimizer, optimizer_of(case)),
+        device=torch.device("cpu"), rank=dist.get_rank(), local_rank=dist.get_rank(), world_size=dist.get_world_size(),
+        seed=case.seed, global_batch=case.global_batch, micro_batch=case.micro_batch, precision=case.precision,
+        clip_norm=case.clip_norm, checkpoint_activations=case.checkpoint_activations,
+        offload_activations=case.offload_activations, compile=case.compile, timeout_s=60.0, links=counted_links,
+    )  # fmt: skip
 
 
 def train_case(case: Case, framework: Framework, timeout_s: float | None = 30.0) -> Outcome:
@@ -98,13 +86,12 @@ def flops_per_block(model: Model) -> dict[str, int]:
 
 
 def _train(case: Case, framework: Framework, trace: Trace) -> Outcome:
-    job, data, recorder = make_job(case), case.data, Rows()
+    job, recorder = make_job(case), Rows()
     framework.check(job)
     trainer = framework.setup(job)
     trace.set_up()
     start = trainer.state() or {}
-    request = Request(case.model, trainer.place, job.device, job.seed, job.replica_batch(trainer.place.data_size))
-    feed = loader().open(data, request)
+    feed = feed_of(case, job, trainer.place)
     run = Run(
         job, trainer.place, feed, epochs=1, warmup_steps=1, recorder=recorder, progress=Progress(False),
         boundary=Boundary(job.device, trace.step_ended),
@@ -121,6 +108,28 @@ def _train(case: Case, framework: Framework, trace: Trace) -> Outcome:
     barrier()
     trainer.close()
     return outcome
+
+
+def batch_for(job: Job, place: Place, seed: int = 1) -> Batch | None:
+    """Samples of one update of a replica, on the ranks that read them."""
+    if not place.reads_data:
+        return None
+    generator, model, samples = torch.Generator().manual_seed(seed), job.model, job.replica_batch(place.data_size)
+    if model.kind == "text":
+        tokens = torch.randint(model.outputs(), (samples, model.input_shape()[0] + 1), generator=generator)
+        inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    else:
+        inputs = torch.randn(samples, *model.input_shape(), generator=generator)
+        targets = torch.randint(model.outputs(), (samples,), generator=generator)
+    return Batch(inputs, targets, torch.ones(samples, dtype=torch.bool))
+
+
+def facts_of(case: Case, framework: Framework) -> dict[str, Any]:
+    """As the record has them where no step was made."""
+    trainer = framework.setup(make_job(case))
+    facts = trainer.facts()
+    trainer.close()
+    return facts
 
 
 def reload(trainer: Trainer, model: Model, batch: Batch | None) -> tuple[dict[str, Tensor], dict[str, Tensor], float]:
@@ -177,6 +186,12 @@ def overflow(trainer: Any, spoil: Callable[[str, Tensor], object], batch: Batch 
 
 def loader() -> Native:
     return Native(name="native", workers=0)
+
+
+def feed_of(case: Case, job: Job, place: Place) -> Feed:
+    """What a training of the case reads, without loader workers."""
+    size = job.replica_batch(place.data_size)
+    return loader().open(case.data, Request(case.model, place, job.device, job.seed, size))
 
 
 def train_cases(cases: Sequence[tuple[Case, Framework]]) -> list[Outcome]:

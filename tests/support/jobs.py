@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 from ddlbench.config.compose import counted_links
+from ddlbench.errors import RunError, Unsupported, UserError
 from ddlbench.frameworks.shared.checkpointing import checkpoint_blocks
-from ddlbench.job import Batch, Job
+from ddlbench.job import Batch, Framework, Job
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.resnet import ResNet
 from tests.support.reference import Case
@@ -26,20 +30,11 @@ def checkpoint_all(model: nn.Sequential) -> None:
 
 def job(precision: str = "fp32", clip_norm: float | None = None) -> Job:
     return Job(
-        model=MODEL,
-        loss=nn.functional.mse_loss,
-        optimizer=lambda named: torch.optim.SGD([parameter for _, parameter in named], lr=0.1),
-        device=CPU,
-        rank=0,
-        local_rank=0,
-        world_size=1,
-        seed=0,
-        global_batch=4,
-        micro_batch=2,
-        precision=precision,
-        clip_norm=clip_norm,
+        model=MODEL, loss=nn.functional.mse_loss,
+        optimizer=lambda named: torch.optim.SGD([parameter for _, parameter in named], lr=0.1), device=CPU, rank=0,
+        local_rank=0, world_size=1, seed=0, global_batch=4, micro_batch=2, precision=precision, clip_norm=clip_norm,
         links=counted_links,
-    )
+    )  # fmt: skip
 
 
 def two_ranks(**changes: object) -> Job:
@@ -50,3 +45,15 @@ def batch(samples: int = 4) -> Batch:
     generator = torch.Generator().manual_seed(0)
     inputs, targets = torch.randn(samples, 3, generator=generator), torch.randn(samples, 2, generator=generator)
     return Batch(inputs, targets, torch.ones(samples, dtype=torch.bool))
+
+
+def refused(framework: Framework, given: Job, reason: str, error: type[RunError] = Unsupported) -> None:
+    """The framework does not train this job. reason: a regular expression"""
+    with pytest.raises(error, match=reason):
+        framework.check(given)
+
+
+def wrong_knob(framework: Callable[..., Framework], reason: str, **knobs: Any) -> None:
+    """No framework is made of these knobs."""
+    with pytest.raises(UserError, match=reason):
+        framework(**knobs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 from dataclasses import asdict
@@ -33,6 +34,7 @@ def meet(timeout_s: float) -> None:
     total = torch.tensor([launch.rank + 1])
     dist.all_reduce(total)
     said = asdict(launch) | {"sum": total.item(), "host": socket.gethostname(), "device": str(device)}
+    said["of_torch"] = {name: value for name, value in os.environ.items() if name.startswith("TORCH")}
     print(json.dumps(said) + "\n", end="", flush=True)
     disconnect(clean=True)
 

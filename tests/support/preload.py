@@ -10,19 +10,11 @@ import warnings
 from importlib import import_module
 
 MODULES = (
-    "torch.distributed.pipelining",
-    "transformers.models.gpt2.modeling_gpt2",
-    "tests.support.equal",
-    "tests.support.strategies",
-    "tests.support.faults",
-    "tests.support.failing",
-    "ddlbench.run.attempt",
-    "ddlbench.models.resnet",
-    "torchvision.transforms.v2",
-    "pandas",
-    "deepspeed",
+    "torch.distributed.pipelining", "transformers.models.gpt2.modeling_gpt2", "tests.support.equal",
+    "tests.support.strategies", "tests.support.faults", "tests.support.failing", "ddlbench.run.attempt",
+    "ddlbench.models.resnet", "torchvision.transforms.v2", "pandas", "deepspeed",
     "megatron.core.models.gpt.gpt_layer_specs",
-)
+)  # fmt: skip
 
 # DeepSpeed asks whether there is a GPU while it is imported. After an answer of CUDA's own no fork may use a GPU, so
 # NVML answers. DeepSpeed 0.19.8 sets this too.

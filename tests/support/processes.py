@@ -25,10 +25,8 @@ LAUNCHERS = (
 )  # fmt: skip
 MPI = {"mpirun.openmpi": "openmpi-bin", "mpirun.mpich": "mpich"}  # command -> Debian package
 AS_ROOT: dict[str, Any] = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "OMPI_MCA_rmaps_base_oversubscribe": "1",
-}
+    "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1",
+}  # fmt: skip
 
 
 def environment(**extra: str) -> dict[str, str]:

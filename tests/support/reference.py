@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,6 +78,27 @@ def reference(case: Case, data_size: int) -> Outcome:
         optimizer.step()
         optimizer.zero_grad()
     return outcome(case, model, statistics, losses, start)
+
+
+def apart(case: Case, replicas: int, meet: Callable[[list[nn.Module], int], None]) -> Outcome:
+    """Replicas with an optimizer each, in one process. meet: called after each update, with how many there were"""
+    model, _ = begin(case)
+    start, models = snapshot(model), [deepcopy(model) for _ in range(replicas)]
+    optimizers = [make_optimizer(case, each.parameters()) for each in models]
+    train, size, losses = case.data.split(True, case.model, case.seed), case.global_batch // replicas, list[float]()
+    for step, chosen in enumerate(order(case).split(case.global_batch)[: case.steps], 1):
+        losses.append(0.0)
+        for model, optimizer, share in zip(models, optimizers, chosen.split(size), strict=True):
+            for rows in share.split(case.micro_batch or size):
+                loss = cross_entropy(forward(case, model, train.inputs[rows]), train.targets[rows]) * len(rows) / size
+                loss.backward()
+                losses[-1] += loss.item() / replicas
+            if case.clip_norm is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), case.clip_norm)
+            optimizer.step()
+            optimizer.zero_grad()
+        meet(models, step)
+    return Outcome(losses, snapshot(models[0]), validate(case, models[0]), case.steps, start)
 
 
 class Rule:

@@ -27,7 +27,13 @@ def composed(*words: str) -> Config:
     return configuration(*words)
 
 
-def record(folder: Path) -> dict[str, Any]:
+def record(folder: Path, attempt: int = 1) -> dict[str, Any]:
     """The record of the only run below this folder."""
-    (path,) = folder.glob("**/attempt-1/run.json")
+    (path,) = folder.glob(f"**/attempt-{attempt}/run.json")
     return json.loads(path.read_text())
+
+
+def epochs(folder: Path, attempt: int = 1) -> list[dict[str, Any]]:
+    """The epochs that this run, if there is one, has recorded."""
+    files = folder.glob(f"**/attempt-{attempt}/epochs.jsonl")
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]

@@ -15,9 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ddlbench.errors import Unsupported
 from ddlbench.frameworks.local_sgd import LocalSGD
 from ddlbench.frameworks.pipeline.pipedream import PipeDream
-from ddlbench.job import Batch, Framework, Job, Place
+from ddlbench.job import Framework
 from ddlbench.rehearsal import observed
-from tests.support.equal import make_job
+from tests.support.equal import batch_for, make_job
 from tests.support.reference import Case
 from tests.support.strategies import Strategy, strategies
 
@@ -61,15 +61,6 @@ def every_strategy(world: int, case: Case) -> Iterator[Strategy]:
     yield Strategy("pipedream", PipeDream(), 1, micro_batch=2)
     yield Strategy("pipedream-prediction", PipeDream(correction="prediction"), 1, micro_batch=2)
     yield Strategy("pipedream_2bw", PipeDream(double_buffered=True), 1, micro_batch=2)
-
-
-def batch_for(job: Job, place: Place) -> Batch | None:
-    if not place.reads_data:
-        return None
-    samples, shape = job.replica_batch(place.data_size), job.model.input_shape()
-    targets = torch.zeros(samples, *(shape if job.model.kind == "text" else ()), dtype=torch.int64)
-    inputs = targets if job.model.kind == "text" else torch.rand(samples, *shape)
-    return Batch(inputs, targets, torch.ones(samples, dtype=torch.bool))
 
 
 def counts_of(case: Case, framework: Framework) -> Counter[str] | None:

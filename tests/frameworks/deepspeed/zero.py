@@ -216,11 +216,7 @@ def rounds(frameworks: Sequence[DeepSpeed]) -> list[tuple[Tensor, Tensor, Tensor
     return result
 
 
-ROUNDS = [
-    *ZERO,
-    DeepSpeed(zero_stage=3),
-    DeepSpeed(zero_stage=3, offload_optimizer=True, offload_parameters=True),
-]
+ROUNDS = [*ZERO, DeepSpeed(zero_stage=3), DeepSpeed(zero_stage=3, offload_optimizer=True, offload_parameters=True)]
 
 
 def overflow() -> tuple[list[int], list[Tensor]]:

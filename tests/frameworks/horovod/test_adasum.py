@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ddlbench.frameworks.horovod.adapter import Horovod
 from tests.equality.distances import TOLERANCES, distance
@@ -17,7 +15,7 @@ from tests.support.equal import train_case
 from tests.support.jobs import CASE
 from tests.support.libraries import why_no_adasum
 from tests.support.processes import AS_ROOT, PYTHON, need, run
-from tests.support.reference import Outcome, cross_entropy, order, reference
+from tests.support.reference import Outcome, apart, begin, reference
 from tests.support.runs import GPT2, record
 
 
@@ -34,32 +32,16 @@ def adasum(updates: list[Tensor]) -> Tensor:
 
 def simulated(world: int) -> Outcome:
     """Each rank makes an update of its own, momentum included; the updates are combined tensor by tensor."""
-    torch.manual_seed(CASE.seed)
-    model = CASE.model.build()
-    start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    models = [copy.deepcopy(model) for _ in range(world)]
-    optimizers = [torch.optim.SGD(each.parameters(), lr=CASE.lr, momentum=0.9, weight_decay=1e-4) for each in models]
-    data = CASE.data.split(True, CASE.model, CASE.seed)
-    losses: list[float] = []
-    for chosen in order(CASE).split(CASE.global_batch)[: CASE.steps]:
-        total = 0.0
-        for rows, replica, optimizer in zip(chosen.split(len(chosen) // world), models, optimizers, strict=True):
-            optimizer.zero_grad()
-            loss = cross_entropy(replica(data.inputs[rows]), data.targets[rows])
-            loss.backward()
-            optimizer.step()
-            total += loss.item() / world
-        losses.append(total)
-        combine(model, models)
-    return Outcome(losses, model.state_dict(), {}, CASE.steps, start)
+    before, _ = begin(CASE)
 
+    @torch.no_grad()
+    def combine(models: list[nn.Module], step: int) -> None:
+        for weight, *theirs in zip(before.parameters(), *(each.parameters() for each in models), strict=True):
+            weight += adasum([(their - weight).double() for their in theirs]).float()
+            for their in theirs:
+                their.copy_(weight)
 
-@torch.no_grad()
-def combine(model: torch.nn.Module, models: Sequence[torch.nn.Module]) -> None:
-    for weight, *theirs in zip(model.parameters(), *(each.parameters() for each in models), strict=True):
-        weight += adasum([(their - weight).double() for their in theirs]).float()
-        for their in theirs:
-            their.copy_(weight)
+    return apart(CASE, world, combine)
 
 
 def test_the_rule_by_hand() -> None:

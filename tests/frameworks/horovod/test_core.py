@@ -3,27 +3,36 @@ call reports. Those of Horovod itself: tests/run/scenarios/test_window.py."""
 
 from __future__ import annotations
 
+import ctypes
 import os
-import subprocess
-import sys
+import threading
 import time
 from itertools import count
 from types import SimpleNamespace
+from typing import NoReturn
 
 import pytest
 import torch
 
 from ddlbench.frameworks.horovod.adapter import Horovod, horovod_torch
-from ddlbench.frameworks.horovod.core import NAME, InFlight, meeting, places, started_by_mpi, trace_horovod
+from ddlbench.frameworks.horovod.core import (
+    NAME,
+    InFlight,
+    delayed_abort,
+    meeting,
+    places,
+    started_by_mpi,
+    trace_horovod,
+)
 from ddlbench.frameworks.shared.environment import environment
 from ddlbench.measure.devices.usage import thread_seconds
 from ddlbench.measure.profiling.profile import Profiler
 from tests.support.busy import compute, needs_thread_seconds
 from tests.support.equal import make_job
+from tests.support.faults import end
 from tests.support.jobs import CASE
 from tests.support.libraries import needs_horovod, why_no_horovod
-from tests.support.ranks import run_ranks
-from tests.support.waiting import WITHIN_S
+from tests.support.ranks import Forked, run_ranks
 
 
 def test_places_of_five_ranks_on_three_hosts() -> None:
@@ -79,33 +88,25 @@ def started() -> tuple[int, int, int]:
 @pytest.mark.slow
 def test_ranks_connect_again_at_the_same_addresses() -> None:
     ranks = run_ranks(2, start_twice)
-    assert [meeting for _, _, meeting in ranks] == 2 * [
-        {
-            "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
-            "HOROVOD_GLOO_RENDEZVOUS_PORT": "1234",
-            "HOROVOD_CONTROLLER": "gloo",
-            "HOROVOD_CPU_OPERATIONS": "gloo",
-            "HOROVOD_GLOO_IFACE": "ib0",
-        }
-    ]
+    for _, _, met in ranks:
+        assert met == {
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1", "HOROVOD_GLOO_RENDEZVOUS_PORT": "1234",
+            "HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo", "HOROVOD_GLOO_IFACE": "ib0",
+        }  # fmt: skip
     if why_no_horovod() is None:  # each start finds the ranks of the launch
         assert [places for places, _, _ in ranks] == [[(2, 0, 0)] * 2, [(2, 1, 1)] * 2]
         assert {left for _, left, _ in ranks} == {None}
 
 
-ABORTED = """
-import ctypes, os, threading, time
-from ddlbench.frameworks.horovod.core import delayed_abort
-
-with delayed_abort():
-    threading.Thread(target=ctypes.CDLL(None).abort, daemon=True).start()
-    time.sleep(0.5)
-    os._exit(3)
-"""
+def aborted() -> NoReturn:
+    with delayed_abort():
+        threading.Thread(target=ctypes.CDLL(None).abort, daemon=True).start()
+        time.sleep(0.5)
+        os._exit(3)
 
 
 def test_an_abort_while_horovod_starts_leaves_time_to_record_the_end() -> None:
-    assert subprocess.run([sys.executable, "-c", ABORTED], timeout=WITHIN_S).returncode == 3
+    assert end([Forked(aborted)])[0] == [3]
 
 
 def library() -> SimpleNamespace:

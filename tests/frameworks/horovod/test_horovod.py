@@ -17,13 +17,13 @@ from ddlbench.errors import Unavailable, Unsupported, UserError
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.horovod.adapter import Horovod, horovod_torch, stall_seconds
 from ddlbench.frameworks.shared.replica import Replica
-from ddlbench.job import Batch, Framework, Job
+from ddlbench.job import Framework, Job
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 from tests.equality.distances import TOLERANCES, distance
-from tests.support.equal import make_job, train_cases
+from tests.support.equal import batch_for, make_job, train_cases
 from tests.support.faults import end, start
-from tests.support.jobs import CASE, two_ranks
-from tests.support.libraries import needs_horovod
+from tests.support.jobs import CASE, refused, two_ranks, wrong_knob
+from tests.support.libraries import needs_horovod, why_no_horovod
 from tests.support.processes import PYTHON, run
 from tests.support.ranks import run_ranks
 from tests.support.reference import Outcome, reference
@@ -110,10 +110,8 @@ def step(framework: Framework, changes: dict[str, Any]) -> Stepped:
     job = replace(make_job(CASE), **changes)
     framework.check(job)
     trainer = framework.setup(job)
-    generator = torch.Generator().manual_seed(job.rank)
-    for _ in range(4):
-        tokens = torch.randint(61, (6, 17), generator=generator)
-        trainer.step(Batch(tokens[:, :-1], tokens[:, 1:], torch.ones(6, dtype=torch.bool)))
+    for number in range(4):
+        trainer.step(batch_for(job, trainer.place, seed=4 * job.rank + number))
     state, updates = trainer.state() or {}, trainer.updates
     trainer.close()
     return state, updates
@@ -138,10 +136,11 @@ def other_weights() -> str:
 
 @pytest.fixture(scope="module")
 def results() -> Found:
+    if reason := why_no_horovod():
+        pytest.skip(reason)
     return run_ranks(2, find)[0]
 
 
-@needs_horovod
 def test_knobs_train_the_same_as_far_as_they_promise(results: Found) -> None:
     expected = reference(CASE, 2)
     off = {name: distance(outcome.weights, expected) for name, outcome in zip(KNOBS, results.knobs, strict=True)}
@@ -150,12 +149,10 @@ def test_knobs_train_the_same_as_far_as_they_promise(results: Found) -> None:
     assert off["fp16"] > 1e-6  # it did compress
 
 
-@needs_horovod
 def test_the_central_test_notices_a_planted_fault(results: Found) -> None:
     assert distance(results.summed.weights, reference(CASE, 2)) > 100 * EXACT
 
 
-@needs_horovod
 def test_steps_as_ddp_does(results: Found) -> None:
     for name, (theirs, ours) in results.stepped.items():
         assert theirs[1] == ours[1] > 0, name
@@ -163,31 +160,21 @@ def test_steps_as_ddp_does(results: Found) -> None:
             torch.testing.assert_close(ours[0][weight], expected, rtol=1e-4, atol=1e-5, msg=f"{name}: {weight}")
 
 
-@needs_horovod
 def test_its_communicator_is_made_in_the_set_up(results: Found) -> None:
     assert results.first == [(torch.device("cpu"), "set-up")]
 
 
-@needs_horovod
 def test_ranks_that_start_from_different_weights_are_refused(results: Found) -> None:
     assert results.other_weights == "the ranks start from different weights"
 
 
-@needs_horovod
 def test_facts(results: Found) -> None:
     assert results.facts == {
-        "staleness": 0,
-        "compression": "fp16",
-        "fusion_threshold_mb": 64,
-        "cycle_time_ms": 1.0,
-        "adasum": False,
-        "backward_passes_per_step": 2,
-        "controller": "gloo",
-        "reduce_dtype": "fp16",
-    }
+        "staleness": 0, "compression": "fp16", "fusion_threshold_mb": 64, "cycle_time_ms": 1.0, "adasum": False,
+        "backward_passes_per_step": 2, "controller": "gloo", "reduce_dtype": "fp16",
+    }  # fmt: skip
 
 
-@needs_horovod
 @pytest.mark.parametrize("case", ["whole", "accumulated"])
 def test_equals_horovods_documented_loop(results: Found, case: str) -> None:
     ours = results.accumulated if case == "accumulated" else results.knobs[0]
@@ -214,29 +201,22 @@ def test_horovodrun(tmp_path: Path) -> None:
 
 
 def test_unsupported_settings_are_refused_before_anything_starts() -> None:
-    with pytest.raises(UserError, match=r"framework\.compression=bf16 must be one of none, fp16"):
-        Horovod(compression="bf16")
-    with pytest.raises(UserError, match=r"fusion_threshold_mb=-1 must be 0 or more"):
-        Horovod(fusion_threshold_mb=-1)
-    with pytest.raises(UserError, match=r"cycle_time_ms=0 must be greater than 0"):
-        Horovod(cycle_time_ms=0)
-    with pytest.raises(Unsupported, match="does not support bf16"):
-        Horovod().check(two_ranks(reduce_dtype="bf16"))
-    with pytest.raises(Unsupported, match="contiguous gradients"):
-        Horovod().check(two_ranks(channels_last=True))
+    wrong_knob(Horovod, r"framework\.compression=bf16 must be one of none, fp16", compression="bf16")
+    wrong_knob(Horovod, r"fusion_threshold_mb=-1 must be 0 or more", fusion_threshold_mb=-1)
+    wrong_knob(Horovod, r"cycle_time_ms=0 must be greater than 0", cycle_time_ms=0)
+    refused(Horovod(), two_ranks(reduce_dtype="bf16"), "does not support bf16")
+    refused(Horovod(), two_ranks(channels_last=True), "contiguous gradients")
     with pytest.raises(Unsupported, match=r"adasum works on 2, 4, 8, .* this launch has 3"):
         Horovod(adasum=True).check(replace(two_ranks(global_batch=6), world_size=3))
     for changes in ({"precision": "fp16"}, {"clip_norm": 1.0}):
         with pytest.raises(Unsupported, match=r"adasum updates weights before .*neither fp16 nor clipping .*=false"):
             Horovod(adasum=True).check(two_ranks(**changes))
-    with pytest.raises(UserError, match=r"global_batch=5 does not divide over 2 replicas"):
-        Horovod().check(two_ranks(global_batch=5))
+    refused(Horovod(), two_ranks(global_batch=5), r"global_batch=5 does not divide over 2 replicas", UserError)
 
 
 def test_a_missing_library_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "horovod.torch.mpi_ops", None)
-    with pytest.raises(Unavailable, match=r"scripts/install_horovod\.sh gloo"):
-        Horovod().check(two_ranks())
+    refused(Horovod(), two_ranks(), r"scripts/install_horovod\.sh gloo", Unavailable)
 
 
 @needs_horovod
@@ -244,11 +224,9 @@ def test_a_gpu_or_adasum_needs_another_flavour() -> None:
     from horovod.torch import mpi_built, nccl_built  # pyright: ignore[reportMissingImports]
 
     if not nccl_built():
-        with pytest.raises(Unavailable, match=r"install_horovod\.sh nccl"):
-            Horovod().check(two_ranks(device=torch.device("cuda", 0)))
+        refused(Horovod(), two_ranks(device=torch.device("cuda", 0)), r"install_horovod\.sh nccl", Unavailable)
     if not mpi_built():
-        with pytest.raises(Unavailable, match=r"install_horovod\.sh mpi"):
-            Horovod(adasum=True).check(two_ranks())
+        refused(Horovod(adasum=True), two_ranks(), r"install_horovod\.sh mpi", Unavailable)
 
 
 @needs_horovod

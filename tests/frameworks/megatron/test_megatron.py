@@ -14,16 +14,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ddlbench.config.compose import refusal
-from ddlbench.errors import Unavailable, Unsupported, UserError
+from ddlbench.errors import Unavailable
 from ddlbench.frameworks.megatron import adapter
 from ddlbench.frameworks.megatron.adapter import Megatron, import_megatron
-from ddlbench.frameworks.megatron.layers import (
-    Attention,
-    build_layers,
-    from_original,
-    to_original,
-    transformer_config,
-)
+from ddlbench.frameworks.megatron.layers import Attention, build_layers, from_original, to_original, transformer_config
 from ddlbench.frameworks.tensor.collectives import Part
 from ddlbench.job import Job, Model
 from ddlbench.models.gpt2 import GPT2
@@ -34,9 +28,8 @@ from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 from ddlbench.recipe.recipe import CrossEntropy
 from tests.equality.cases import MODELS
 from tests.equality.distances import TOLERANCES, assert_equal
-from tests.frameworks.tensor.test_tensor import batch_of
-from tests.support.equal import assert_reloaded, make_job, reload, train_cases
-from tests.support.jobs import job
+from tests.support.equal import assert_reloaded, batch_for, facts_of, make_job, reload, train_cases
+from tests.support.jobs import job, refused, wrong_knob
 from tests.support.ranks import results, run_ranks
 from tests.support.reference import Case, Outcome, reference
 from tests.support.rehearsals import WORLD, config, rehearsed
@@ -82,7 +75,7 @@ def dropped() -> list[dict[str, Tensor]]:
         trainer = Megatron().setup(make_job(case))
         for _ in range(2):
             torch.rand(dist.get_rank() + 1)  # as a loader would on the rank that reads
-            trainer.step(batch_of(TEXT, trainer.place, 8))
+            trainer.step(batch_for(trainer.job, trainer.place))
         named = trainer.model.named_parameters()
         result.append({name: each.detach().clone() for name, each in named if name not in trainer.splits})
         trainer.close()
@@ -91,14 +84,11 @@ def dropped() -> list[dict[str, Tensor]]:
 
 def reloaded() -> tuple[dict[str, Tensor], dict[str, Tensor], float]:
     trainer = Megatron().setup(make_job(CASE))
-    return reload(trainer, TEXT, batch_of(TEXT, trainer.place, 8))
+    return reload(trainer, TEXT, batch_for(trainer.job, trainer.place))
 
 
 def facts() -> dict[str, Any]:
-    trainer = Megatron().setup(make_job(CASE))
-    result = trainer.facts()
-    trainer.close()
-    return result
+    return facts_of(CASE, Megatron())
 
 
 WORK: list[Callable[[], Any]] = [train_all, dropped, reloaded, facts]
@@ -186,14 +176,9 @@ def test_facts_say_which_layers_they_are() -> None:
     attention = (32 * 48 + 48) + (16 * 32 + 32)  # qkv of two heads, projection
     mlp = (32 * 64 + 64) + (64 * 32 + 32)
     assert outcomes(2)[0]["facts"] == {
-        "staleness": 0,
-        "dp": 1,
-        "tp": 2,
-        "layers": "local",
-        "fused_kernels": False,
-        "parameters_per_rank": vocabulary + positions + norms + 2 * (attention + mlp),
-        "reduce_dtype": "fp32",
-    }
+        "staleness": 0, "dp": 1, "tp": 2, "layers": "local", "fused_kernels": False,
+        "parameters_per_rank": vocabulary + positions + norms + 2 * (attention + mlp), "reduce_dtype": "fp32",
+    }  # fmt: skip
 
 
 def ranks(world: int, model: Model = TEXT, **changes: Any) -> Job:
@@ -220,8 +205,7 @@ REFUSED: list[tuple[Job, Megatron, str]] = [
 
 @pytest.mark.parametrize(("asked", "framework", "reason"), REFUSED, ids=[reason[:40] for _, _, reason in REFUSED])
 def test_what_it_cannot_do_is_refused_before_anything_starts(asked: Job, framework: Megatron, reason: str) -> None:
-    with pytest.raises(Unsupported, match=reason):
-        framework.check(asked)
+    refused(framework, asked, reason)
 
 
 def test_on_gpus_it_takes_mixed_precision() -> None:
@@ -235,5 +219,4 @@ def test_a_missing_transformer_engine_is_said_with_the_remedy() -> None:
 
 
 def test_an_unknown_kind_of_layers_is_refused() -> None:
-    with pytest.raises(UserError, match=r"framework\.layers=apex must be one of local, transformer_engine"):
-        Megatron(layers="apex")
+    wrong_knob(Megatron, r"framework\.layers=apex must be one of local, transformer_engine", layers="apex")

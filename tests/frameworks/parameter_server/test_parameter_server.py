@@ -19,10 +19,10 @@ from ddlbench.frameworks.parameter_server.adapter import ParameterServer, Served
 from ddlbench.job import Batch, Framework, Job
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 from tests.equality.cases import MODELS, RATES
-from tests.equality.distances import TOLERANCES, assert_equal, distance
+from tests.equality.distances import TOLERANCES, assert_equal, assert_same_bits, distance
 from tests.support.changed_job import ChangedJob
-from tests.support.equal import assert_reloaded, make_job, reload, train_case, train_cases
-from tests.support.jobs import two_ranks
+from tests.support.equal import assert_reloaded, batch_for, make_job, reload, train_case, train_cases
+from tests.support.jobs import refused, two_ranks, wrong_knob
 from tests.support.ranks import run_ranks
 from tests.support.reference import Case, Outcome, begin, cross_entropy, order, reference, snapshot, validate
 
@@ -77,10 +77,8 @@ def everything() -> tuple[dict[str, list[Outcome]], Any, Any]:
 
 def loaded() -> Any:
     case = CASES["gpt2"]
-    split, rank = case.data.split(True, case.model, case.seed), dist.get_rank()
-    rows = slice(6 * rank, 6 * rank + 6)
-    batch = Batch(split.inputs[rows], split.targets[rows], torch.ones(6, dtype=torch.bool))
     trainer = ParameterServer(bound=1).setup(make_job(case))
+    batch = batch_for(trainer.job, trainer.place, seed=dist.get_rank())
     trainer.step(batch)
     trainer.step(batch)
     trainer.flush()
@@ -98,10 +96,9 @@ def ranks() -> list[Any]:
 def test_without_staleness_two_ranks_train_as_ddp_bit_for_bit(name: str) -> None:
     for equal, _, _ in ranks():
         ddp, served = equal[name]
-        assert served.losses == ddp.losses
+        assert_same_bits(served, ddp)
         assert served.updates == ddp.updates == CASES[name].steps
         assert served.metrics["val_loss"] == ddp.metrics["val_loss"]
-        assert all(torch.equal(weight, served.weights[key]) for key, weight in ddp.weights.items())
 
 
 @pytest.mark.slow
@@ -218,14 +215,9 @@ def test_unsupported_settings_are_refused_before_anything_starts() -> None:
     ParameterServer().check(two_ranks(precision="bf16"))
     with pytest.raises(Unsupported, match=r"summed in fp32, not bf16: set train\.reduce_dtype=fp32"):
         ParameterServer().check(two_ranks(reduce_dtype="bf16"))
-    with pytest.raises(Unsupported, match=r"cannot skip an update .*train\.precision=bf16"):
-        ParameterServer().check(two_ranks(precision="fp16"))
-    with pytest.raises(Unsupported, match=r"norm of all gradients.*set train\.clip_norm=null"):
-        ParameterServer(bound=1).check(two_ranks(clip_norm=1.0))
-    with pytest.raises(UserError, match="global_batch=5 does not divide over 2 replicas"):
-        ParameterServer().check(two_ranks(global_batch=5))
+    refused(ParameterServer(), two_ranks(precision="fp16"), r"cannot skip an update .*train\.precision=bf16")
+    refused(ParameterServer(bound=1), two_ranks(clip_norm=1.0), r"norm of all gradients.*set train\.clip_norm=null")
+    refused(ParameterServer(), two_ranks(global_batch=5), "global_batch=5 does not divide over 2 replicas", UserError)
     many = replace(two_ranks(global_batch=1000), world_size=1000)
-    with pytest.raises(Unsupported, match=r"1000 ranks cannot share \d+ parameters"):
-        ParameterServer().check(many)
-    with pytest.raises(UserError, match=r"framework\.bound=-1 must be 0 or more"):
-        ParameterServer(bound=-1)
+    refused(ParameterServer(), many, r"1000 ranks cannot share \d+ parameters")
+    wrong_knob(ParameterServer, r"framework\.bound=-1 must be 0 or more", bound=-1)

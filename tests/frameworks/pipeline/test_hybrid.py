@@ -14,16 +14,16 @@ from torch.distributed.tensor import DTensor
 
 from ddlbench.errors import Unsupported, UserError
 from ddlbench.frameworks.pipeline.adapter import Pipeline
-from ddlbench.job import Batch, Job, Place
+from ddlbench.job import Job
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.vgg import VGG
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 from tests.equality.distances import TOLERANCES, assert_equal, distance
 from tests.support.broken import CountedTwice
 from tests.support.changed_job import Loaded
-from tests.support.equal import make_job, overflow, train_cases
-from tests.support.jobs import job
-from tests.support.ranks import run_ranks
+from tests.support.equal import batch_for, make_job, overflow, train_cases
+from tests.support.jobs import job, refused, wrong_knob
+from tests.support.ranks import results, run_ranks
 from tests.support.reference import Case, Outcome, reference
 
 GPT = GPT2("gpt2", n_layer=2, n_embd=32, n_head=4, vocab_size=61, seq_len=16, dropout=0.0)
@@ -72,12 +72,6 @@ def places() -> list[tuple[dict[str, int], int, bool, bool]]:
         result.append((dict(place.coordinates), place.data_rank, place.reads_data, place.reports))
         trainer.close()
     return result
-
-
-def batch_for(here: Job, place: Place) -> Batch | None:
-    """One batch for all replicas, on the ranks that read it."""
-    tokens = torch.randint(61, (here.replica_batch(place.data_size), 17), generator=torch.Generator().manual_seed(1))
-    return Batch(tokens[:, :-1], tokens[:, 1:], torch.ones(len(tokens), dtype=torch.bool)) if place.reads_data else None
 
 
 def dropped_alike() -> list[bool]:
@@ -138,14 +132,10 @@ def shares() -> tuple[int, int]:
 WORK: list[Callable[[], Any]] = [train_knobs, places, dropped_alike, overflows, shares]
 
 
-def everything() -> dict[str, Any]:
-    return {work.__name__: work() for work in WORK}
-
-
 @cache
 def on_four_ranks() -> list[dict[str, Any]]:
     """What each piece of work returned, by rank: one set of processes does it all."""
-    return run_ranks(4, everything, timeout_s=280)
+    return run_ranks(4, results, WORK, timeout_s=280)
 
 
 @pytest.mark.slow
@@ -215,12 +205,9 @@ def test_unsupported_settings_are_refused_before_anything_starts() -> None:
     Pipeline(dp=2, tp=2, sharded=True).check(ranks(8))
     with pytest.raises(UserError, match=r"dp=2 x framework\.tp=3 x framework\.pp=null does not fill 8 ranks: choose "):
         Pipeline(dp=2, tp=3).check(ranks(8))
-    with pytest.raises(Unsupported, match=r"hybrid: 8 ranks cannot share the 4 heads of h0\.attn: .*tp=4 .*dp=2"):
-        Pipeline("hybrid", tp=8).check(ranks(16))
-    with pytest.raises(Unsupported, match=r"train\.compile=false"):
-        Pipeline(tp=2).check(ranks(2, compile=True))
+    refused(Pipeline("hybrid", tp=8), ranks(16), r"hybrid: 8 ranks cannot share the 4 heads of h0\.attn: .*tp=4 .*dp=2")
+    refused(Pipeline(tp=2), ranks(2, compile=True), r"train\.compile=false")
     fused = OptimizerConfig("sgd", lr=0.1, fused=True)
     with pytest.raises(Unsupported, match=r"fused SGD does not support shards"):
         Pipeline(dp=2, sharded=True).check(ranks(2, optimizer=lambda named: make_optimizer(fused, named)))
-    with pytest.raises(UserError, match=r"framework\.tp=0"):
-        Pipeline(tp=0)
+    wrong_knob(Pipeline, r"framework\.tp=0", tp=0)

@@ -4,33 +4,28 @@ neighbours send and receive in one order, also messages that are larger than a s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from ddlbench.errors import Unsupported, UserError
+from ddlbench.errors import UserError
 from ddlbench.frameworks.pipeline.pipedream import PipeDream
 from ddlbench.frameworks.pipeline.pipedream_trainer import Link
 from ddlbench.job import Framework, Job, Model, Place
-from ddlbench.models.gpt2 import GPT2
-from tests.equality.cases import MODELS, RATES
-from tests.equality.distances import TOLERANCES, Tolerance, assert_equal, distance
+from tests.equality.cases import RATES
+from tests.equality.distances import assert_equal
+from tests.frameworks.pipeline.old_weights import CHANGING, RESNET, TIED, UNTIED, VGG, Trial, of
 from tests.support.broken import Emptied, Prompt, Unstashed
 from tests.support.equal import make_job, train_cases
-from tests.support.jobs import job
+from tests.support.jobs import refused, wrong_knob
 from tests.support.ranks import run_ranks
-from tests.support.reference import Case, Outcome, stale_reference
+from tests.support.reference import Case, Outcome
 
-TIED = MODELS["gpt2"]
-UNTIED = GPT2("gpt2", n_layer=2, n_embd=32, n_head=4, vocab_size=61, seq_len=16, dropout=0.0, tie_weights=False)
 # VGG's weights must change enough in five updates for their age to be measurable.
 RATES_HERE = {**RATES, "vgg": 0.5}
-CHANGING = [0.02, 0.03, 0.005, 0.04, 0.01]
-
-
 Layout = tuple[Place, dict[str, Any]]
 
 
@@ -38,35 +33,10 @@ def buffered(**knobs: Any) -> PipeDream:
     return PipeDream(name="pipedream_2bw", double_buffered=True, **knobs)
 
 
-@dataclass(frozen=True)
-class Trial:
-    """A training and what it must equal; staleness: of each stage, in updates, worked out by hand."""
-
-    case: Case
-    framework: PipeDream
-    blocks: Sequence[int]
-    staleness: Sequence[int]
-    replicas: int = 1
-
-    def expected(self) -> Outcome:
-        emptied = 3 if isinstance(self.framework, Emptied) else 0
-        return stale_reference(self.case, self.blocks, self.staleness, self.replicas, emptied)
-
-    def fresh(self) -> Outcome:
-        return stale_reference(self.case, self.blocks, [0] * len(self.blocks), self.replicas)
-
-    @property
-    def tolerance(self) -> Tolerance:
-        return TOLERANCES[self.case.model.name, self.case.precision]
-
-
 def trial(model: Model, framework: PipeDream, staleness: Sequence[int], replicas: int = 1, **of_case: Any) -> Trial:
-    assert framework.balance is not None
     case = Case(model.name, model, **{"lr": RATES_HERE[model.name], **of_case})
-    return Trial(case, framework, framework.balance, staleness, replicas)
+    return Trial(case, framework, staleness, replicas=replicas)
 
-
-RESNET, VGG = MODELS["resnet"], MODELS["vgg"]
 
 QUICK = {
     "resnet": trial(RESNET, PipeDream(balance=[3, 3]), [1, 0]),
@@ -89,9 +59,7 @@ FAULTS = {
     "unstashed": trial(UNTIED, Unstashed(balance=[2, 3]), [1, 0]),
     "rates of another step": trial(UNTIED, Prompt(balance=[2, 3]), [1, 0], rates=CHANGING),
 }
-SLOW_FAULTS = {
-    "unstashed, 2bw": trial(TIED, Unstashed("pipedream_2bw", True, balance=[2, 3]), [1, 1], micro_batch=2),
-}
+SLOW_FAULTS = {"unstashed, 2bw": trial(TIED, Unstashed("pipedream_2bw", True, balance=[2, 3]), [1, 1], micro_batch=2)}
 FOUR_RANKS = {
     "three, two, one, none behind": trial(UNTIED, PipeDream(balance=[1, 1, 2, 1]), [3, 2, 1, 0]),
     "fewer minibatches than stages": trial(UNTIED, PipeDream(balance=[1, 1, 2, 1]), [3, 2, 1, 0], steps=2),
@@ -147,11 +115,7 @@ def assert_as_old(each: Trial, results: Outcome) -> None:
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_the_comparison_notices_planted_faults(two_ranks: tuple[dict[str, Outcome], list[Layout]], name: str) -> None:
-    assert_noticed(FAULTS[name], two_ranks[0][name])
-
-
-def assert_noticed(each: Trial, results: Outcome) -> None:
-    assert distance(results.weights, each.expected()) > 2 * each.tolerance.weights
+    FAULTS[name].assert_differs(two_ranks[0][name], FAULTS[name].expected())
 
 
 def test_every_rank_has_its_coordinates_and_stages(two_ranks: tuple[dict[str, Outcome], list[Layout]]) -> None:
@@ -175,7 +139,7 @@ def test_two_ranks_at_length() -> None:
     for name, each in SLOW.items():
         assert_as_old(each, outcomes[name])
     for name, each in SLOW_FAULTS.items():
-        assert_noticed(each, outcomes[name])
+        each.assert_differs(outcomes[name], each.expected())
 
 
 @pytest.mark.slow
@@ -192,14 +156,9 @@ def test_four_ranks() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("trials", [QUICK, SLOW, FOUR_RANKS], ids=["quick", "slow", "four ranks"])
 def test_old_weights_differ_from_current_ones_by_more_than_the_tolerance(trials: Mapping[str, Trial]) -> None:
-    """Otherwise the comparisons would also pass with current weights."""
-    for name, each in trials.items():
+    for each in trials.values():
         if max(each.staleness) > 0 and each.case.precision == "fp32":
-            assert distance(each.fresh().weights, each.expected()) > 2 * each.tolerance.weights, name
-
-
-def of(world_size: int, model: Model = VGG, **job_keys: Any) -> Job:
-    return replace(job(), model=model, world_size=world_size, **{"global_batch": 12, "micro_batch": None, **job_keys})
+            each.assert_differs(each.fresh(), each.expected())
 
 
 def test_supported_settings_are_accepted() -> None:
@@ -222,15 +181,12 @@ def test_supported_settings_are_accepted() -> None:
     ],
 )
 def test_unsupported_settings_are_refused_before_anything_starts(framework: PipeDream, given: Job, says: str) -> None:
-    with pytest.raises(Unsupported, match=says):
-        framework.check(given)
+    refused(framework, given, says)
 
 
 def test_wrong_numbers_are_named() -> None:
-    with pytest.raises(UserError, match=r"framework\.dp=0"):
-        PipeDream(dp=0)
-    with pytest.raises(UserError, match=r"framework\.flops_per_byte=-1"):
-        PipeDream(flops_per_byte=-1)
+    wrong_knob(PipeDream, r"framework\.dp=0", dp=0)
+    wrong_knob(PipeDream, r"framework\.flops_per_byte=-1", flops_per_byte=-1)
     with pytest.raises(
         UserError, match=r"pipedream_2bw over 4 ranks cannot run 2 micro .* choose train\.micro_batch=3"
     ):

@@ -12,7 +12,6 @@ from itertools import chain
 from typing import Any, cast
 
 import pytest
-import torch
 import torch.distributed as dist
 
 from ddlbench.frameworks.pipeline.adapter import Pipeline
@@ -20,31 +19,28 @@ from ddlbench.frameworks.pipeline.pipedream import PipeDream
 from ddlbench.frameworks.pipeline.rank import RECENT_STEPS, BusyClock, Groups
 from ddlbench.frameworks.shared.layout import Layout
 from ddlbench.job import Framework, Job
+from ddlbench.ranks.fake.fake import fake_world
 from tests.equality.cases import MODELS
-from tests.support.equal import make_job
+from tests.support.equal import batch_for, make_job
 from tests.support.fake_cuda import DEVICE, FakeCuda
 from tests.support.jobs import CASE as TIED
-from tests.support.jobs import job
+from tests.support.jobs import CPU, job
 from tests.support.ranks import results, run_ranks
 from tests.support.reference import Case
-from tests.support.syncs import batch_for
 
 
 @pytest.fixture(scope="module")
 def made() -> dict[str, int]:
-    return run_ranks(4, every_count, timeout_s=120)[0]
-
-
-def every_count() -> dict[str, int]:
     """How many groups each mesh of four ranks makes."""
     parts, stages = Layout(dp=2, tp=2), Layout(pp=4)
-    return {
-        "parts": groups_made(parts, job()),
-        "clipped": groups_made(parts, job(clip_norm=1.0)),
-        "fp16": groups_made(parts, job("fp16")),
-        "stages": groups_made(stages, job()),
-        "tied": groups_made(stages, replace(job(), model=TIED.model)),
-    }
+    with fake_world(0, 4, CPU):
+        return {
+            "parts": groups_made(parts, job()),
+            "clipped": groups_made(parts, job(clip_norm=1.0)),
+            "fp16": groups_made(parts, job("fp16")),
+            "stages": groups_made(stages, job()),
+            "tied": groups_made(stages, replace(job(), model=TIED.model)),
+        }
 
 
 def groups_made(layout: Layout, given: Job) -> int:
@@ -62,7 +58,7 @@ def test_both_ends_of_a_pipeline_have_a_group_only_where_they_share_a_weight(mad
 
 
 def clock_of(*steps: tuple[float, list[tuple[float, float]]]) -> BusyClock:
-    clock = BusyClock(torch.device("cpu"))
+    clock = BusyClock(CPU)
     clock.steps.extend(((0.0, end), list(spans)) for end, spans in steps)
     return clock
 
@@ -175,7 +171,7 @@ def test_on_a_gpu_the_device_is_idle_before_its_stamps_are_read(monkeypatch: pyt
 
 
 def test_only_what_runs_within_a_schedule_counts() -> None:
-    clock = BusyClock(torch.device("cpu"))
+    clock = BusyClock(CPU)
     double = clock.computing()(lambda number: 2 * number)
     assert double(2) == 4  # as in validation
     for _ in range(RECENT_STEPS + 1):

@@ -11,14 +11,7 @@ import torch
 
 from ddlbench.frameworks.pipeline import stages as module
 from ddlbench.frameworks.pipeline.adapter import Pipeline
-from ddlbench.frameworks.pipeline.stages import (
-    Plan,
-    Stage,
-    balanced,
-    boundary_tensors,
-    cut,
-    tied_names,
-)
+from ddlbench.frameworks.pipeline.stages import Plan, Stage, balanced, boundary_tensors, cut, tied_names
 from ddlbench.models.gpt2 import GPT2
 from tests.support.jobs import job
 

@@ -3,8 +3,8 @@ what they are worth; refusals."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -12,17 +12,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ddlbench.errors import Unsupported, UserError
 from ddlbench.frameworks.pipeline.pipedream import PipeDream
 from ddlbench.frameworks.pipeline.weights import PredictedWeights, UnstashedWeights, Weights
 from ddlbench.job import Job
-from tests.equality.distances import TOLERANCES, assert_equal, distance
-from tests.frameworks.pipeline.test_pipedream import CHANGING, TIED, UNTIED, VGG, of
+from tests.equality.distances import assert_equal, assert_same_bits, distance
+from tests.frameworks.pipeline.old_weights import CHANGING, TIED, UNTIED, VGG, Trial, no_rule, of
 from tests.support.broken import Emptied
 from tests.support.corrections import PipeMare, SpecTrain, XPipe
 from tests.support.equal import make_job, train_cases
+from tests.support.jobs import refused, wrong_knob
 from tests.support.ranks import run_ranks
-from tests.support.reference import Case, Outcome, Rule, reference, stale_reference
+from tests.support.reference import Case, Outcome, reference, stale_reference
 
 
 class Doubled(nn.Module):
@@ -80,22 +80,6 @@ IMAGES = Case("vgg", VGG, lr=0.5)
 ADAMW = replace(TEXT, optimizer="adamw", rates=[rate / 10 for rate in CHANGING])
 
 
-@dataclass(frozen=True)
-class Trial:
-    """staleness: of each stage"""
-
-    case: Case
-    framework: PipeDream
-    staleness: list[int]
-    rules: Callable[[Mapping[str, int]], Rule]
-
-    def expected(self, **changed: Any) -> Outcome:
-        emptied = 3 if isinstance(self.framework, Emptied) else 0
-        assert self.framework.balance is not None
-        keys = {"rules": self.rules, "emptied": emptied} | changed
-        return stale_reference(self.case, self.framework.balance, self.staleness, **keys)
-
-
 def predicting(name: str = "pipedream", **knobs: Any) -> PipeDream:
     return PipeDream(name, name == "pipedream_2bw", correction="prediction", **knobs)
 
@@ -141,10 +125,8 @@ TRIALS = [
 @pytest.mark.parametrize(("ranks", "name"), TRIALS)
 def test_trains_by_the_rule(ranks: int, name: str) -> None:
     each = (TWO if ranks == 2 else FOUR)[name]
-    tolerance = TOLERANCES[each.case.model.name, "fp32"]
-    assert_equal(trained(ranks)[name], each.expected(), tolerance)
-    stashed = distance(trained(ranks)[name].weights, each.expected(rules=lambda _: Rule()))
-    assert stashed > 2 * tolerance.weights, "without the rule the comparison would pass, too"
+    assert_equal(trained(ranks)[name], each.expected(), each.tolerance)
+    each.assert_differs(trained(ranks)[name], each.expected(rules=no_rule))
 
 
 @pytest.mark.parametrize("correction", ["prediction", "pipemare"])
@@ -153,15 +135,14 @@ def test_one_stage_is_never_corrected(correction: str) -> None:
     plain, corrected = run_ranks(
         1, train_cases, [(case, PipeDream()), (case, PipeDream(correction=correction, reschedule_updates=3))]
     )[0]
-    assert plain.losses == corrected.losses
-    assert all(torch.equal(weight, corrected.weights[name]) for name, weight in plain.weights.items())
+    assert_same_bits(corrected, plain)
 
 
 def test_predicted_weights_are_nearer_to_those_of_the_update() -> None:
     """The weights that minibatch t sees, against those that its update finds: GPT-2, staleness 3 on all blocks."""
     case = replace(TEXT, steps=12, rates=[], lr=0.01)
     fresh, off = reference(case, 1), dict[str, float]()
-    for name, rules in {"none": lambda _: Rule(), "prediction": SpecTrain}.items():
+    for name, rules in {"none": no_rule, "prediction": SpecTrain}.items():
         off[name] = distance(stale_reference(case, [5], [3], rules=rules).weights, fresh)
     assert off["prediction"] < off["none"], off
 
@@ -273,14 +254,10 @@ def with_optimizer(given: Job, optimizer: Callable[..., torch.optim.Optimizer]) 
     ],
 )  # fmt: skip
 def test_unsupported_settings_are_refused_before_anything_starts(framework: PipeDream, given: Job, says: str) -> None:
-    with pytest.raises(Unsupported, match=says):
-        framework.check(given)
+    refused(framework, given, says)
 
 
 def test_wrong_knobs_are_named() -> None:
-    with pytest.raises(UserError, match=r"framework\.correction=guess"):
-        PipeDream(correction="guess")
-    with pytest.raises(UserError, match=r"framework\.discrepancy_decay=1\.0"):
-        PipeDream(discrepancy_decay=1.0)
-    with pytest.raises(UserError, match=r"framework\.reschedule_updates=-1"):
-        PipeDream(reschedule_updates=-1)
+    wrong_knob(PipeDream, r"framework\.correction=guess", correction="guess")
+    wrong_knob(PipeDream, r"framework\.discrepancy_decay=1\.0", discrepancy_decay=1.0)
+    wrong_knob(PipeDream, r"framework\.reschedule_updates=-1", reschedule_updates=-1)

@@ -34,6 +34,7 @@ from ddlbench.models.vgg import VGG
 from ddlbench.recomputation import Choice, Names, instants, named, plan_of, repeats
 from ddlbench.texts import GIB
 from tests.equality.cases import MODELS, RATES
+from tests.equality.distances import assert_same_bits
 from tests.support.equal import train_cases
 from tests.support.jobs import MODEL, job
 from tests.support.ranks import run_ranks
@@ -207,9 +208,7 @@ def test_every_form_trains_the_same_to_the_bit(world: int) -> None:
     result = run_ranks(world, train_cases, [(case, framework) for case in cases])[0]
     plain = {case.name: outcome for case, outcome in zip(cases, result, strict=True) if not case.checkpoint_activations}
     for case, outcome in zip(cases, result, strict=True):
-        expected = plain[case.name]
-        assert outcome.losses == expected.losses, case
-        assert all(torch.equal(outcome.weights[key], expected.weights[key]) for key in expected.weights), case
+        assert_same_bits(outcome, plain[case.name], case)
 
 
 @pytest.mark.slow
@@ -223,8 +222,7 @@ def test_stages_within_a_budget_train_the_same_to_the_bit() -> None:
     case = Case("gpt2", model, micro_batch=2, steps=2, global_batch=8)
     cases = [replace(case, checkpoint_activations=form) for form in (False, budget)]
     plain, within = run_ranks(2, train_cases, [(one, framework) for one in cases])[0]
-    assert within.losses == plain.losses
-    assert all(torch.equal(within.weights[key], tensor) for key, tensor in plain.weights.items())
+    assert_same_bits(within, plain)
 
 
 @pytest.mark.slow
@@ -236,8 +234,7 @@ def test_selective_trains_the_same_to_the_bit_in_every_framework(model: str) -> 
     cases = [replace(case, checkpoint_activations=form) for form in (False, "selective")]
     result = run_ranks(2, train_cases, [(one, strategy.framework) for strategy in trained for one in cases])[0]
     for strategy, plain, selective in zip(trained, result[::2], result[1::2], strict=True):
-        assert selective.losses == plain.losses, strategy
-        assert all(torch.equal(selective.weights[key], tensor) for key, tensor in plain.weights.items()), strategy
+        assert_same_bits(selective, plain, strategy)
 
 
 def test_a_model_says_what_was_done_to_it() -> None:

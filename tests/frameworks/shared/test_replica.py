@@ -18,18 +18,6 @@ def test_micro_batches_are_contiguous_slices() -> None:
     assert torch.equal(torch.cat([part.targets for part in parts]), whole.targets)
 
 
-def test_accumulated_gradients_and_loss_are_the_whole_batchs() -> None:
-    whole, model = batch(), nn.Linear(3, 2)
-    nn.functional.mse_loss(model(whole.inputs), whole.targets).backward()
-    expected = model.weight.grad
-    model.zero_grad()
-    update = Update(torch.optim.SGD(model.parameters(), lr=0.1), job())
-    loss = accumulate(model, whole, job(), 2, update)
-    torch.testing.assert_close(model.weight.grad, expected)
-    torch.testing.assert_close(loss, nn.functional.mse_loss(model(whole.inputs), whole.targets).detach())
-    assert not loss.requires_grad
-
-
 def test_only_the_last_micro_batch_communicates() -> None:
     entered: list[str] = []
 
@@ -60,15 +48,6 @@ def test_an_update_is_counted_and_clears_the_gradients() -> None:
     torch.testing.assert_close(model.weight.detach(), before - 0.1 * gradient)
     assert update.count == 1
     assert model.weight.grad is None
-
-
-def test_clipping_bounds_the_whole_gradient() -> None:
-    model = nn.Linear(3, 2, bias=False)
-    before = model.weight.detach().clone()
-    update = Update(torch.optim.SGD(model.parameters(), lr=1.0), job(clip_norm=0.5))
-    (1000 * model(batch().inputs).sum()).backward()
-    update.apply(model.parameters())
-    assert (model.weight.detach() - before).norm().item() == pytest.approx(0.5, rel=1e-4)
 
 
 @pytest.mark.parametrize("fused", [False, True])

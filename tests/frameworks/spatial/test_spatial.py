@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ddlbench.errors import Unsupported, UserError
+from ddlbench.errors import UserError
 from ddlbench.frameworks.spatial.adapter import Spatial
 from ddlbench.frameworks.spatial.layers import Halo, Window, share_rows, windows
 from ddlbench.frameworks.tensor.collectives import Part
@@ -24,10 +24,9 @@ from ddlbench.models.resnet import ResNet
 from ddlbench.models.vgg import VGG
 from tests.equality.cases import MODELS
 from tests.equality.distances import TOLERANCES, assert_equal, distance
-from tests.frameworks.tensor.test_tensor import batch_of
 from tests.support.changed_job import ChangedJob
-from tests.support.equal import assert_reloaded, make_job, reload, train_cases
-from tests.support.jobs import job
+from tests.support.equal import assert_reloaded, batch_for, make_job, reload, train_cases
+from tests.support.jobs import job, refused, wrong_knob
 from tests.support.ranks import results, run_ranks
 from tests.support.reference import Case, Outcome, reference
 
@@ -143,8 +142,8 @@ def fault() -> Outcome:
 
 
 def reloaded() -> Any:
-    trainer = Spatial().setup(make_job(replace(PLAIN, global_batch=6)))
-    return reload(trainer, VGG16, batch_of(VGG16, trainer.place))
+    trainer = Spatial().setup(make_job(PLAIN))
+    return reload(trainer, VGG16, batch_for(trainer.job, trainer.place))
 
 
 def trained() -> list[Outcome]:
@@ -213,27 +212,18 @@ def ranks(world: int, model: Model, **changes: Any) -> Job:
 
 
 def test_what_cannot_be_shared_is_refused() -> None:
-    with pytest.raises(
-        Unsupported, match=r"8 ranks cannot share the 4 rows of layer4_0\.conv2: choose framework\.sp=4"
-    ):
-        Spatial().check(ranks(8, RESNET))
-    with pytest.raises(Unsupported, match=r"4 ranks cannot share the 2 rows of conv5_3\.pool: choose framework\.sp=2"):
-        Spatial().check(ranks(4, VGG16))
-    with pytest.raises(Unsupported, match="gpt2 has no image to split: choose framework=tensor"):
-        Spatial().check(ranks(2, MODELS["gpt2"]))
-    with pytest.raises(Unsupported, match=r"train\.compile=false"):
-        Spatial().check(ranks(2, RESNET, compile=True))
-    with pytest.raises(UserError, match=r"dp=2 x framework\.sp=3 does not fill 4"):
-        Spatial(dp=2, sp=3).check(ranks(4, RESNET))
-    with pytest.raises(UserError, match=r"framework\.sp=0 must be 1 or more"):
-        Spatial(sp=0)
+    refused(Spatial(), ranks(8, RESNET), r"8 ranks cannot share the 4 rows of layer4_0\.conv2: choose framework\.sp=4")
+    refused(Spatial(), ranks(4, VGG16), r"4 ranks cannot share the 2 rows of conv5_3\.pool: choose framework\.sp=2")
+    refused(Spatial(), ranks(2, MODELS["gpt2"]), "gpt2 has no image to split: choose framework=tensor")
+    refused(Spatial(), ranks(2, RESNET, compile=True), r"train\.compile=false")
+    refused(Spatial(dp=2, sp=3), ranks(4, RESNET), r"dp=2 x framework\.sp=3 does not fill 4", UserError)
+    wrong_knob(Spatial, r"framework\.sp=0 must be 1 or more", sp=0)
     Spatial(dp=2, sp=4).check(ranks(8, RESNET))
 
 
 @pytest.mark.parametrize("layer", [nn.AvgPool2d(3, padding=1), nn.Conv2d(6, 6, 3, padding="same"), nn.GroupNorm(1, 6)])
 def test_layers_that_are_not_known_are_refused(layer: nn.Module) -> None:
-    with pytest.raises(Unsupported, match="it is not known which rows layer7 needs"):
-        Spatial().check(ranks(2, Layers(more=(layer,))))
+    refused(Spatial(), ranks(2, Layers(more=(layer,))), "it is not known which rows layer7 needs")
 
 
 WINDOWS = {"3x3": (3, 1, 1), "strided": (3, 2, 1), "1x1 strided": (1, 2, 0), "stem": (7, 2, 3), "halves": (2, 2, 0)}

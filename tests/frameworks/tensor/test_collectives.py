@@ -24,6 +24,7 @@ from ddlbench.frameworks.tensor.collectives import (
     share,
 )
 from ddlbench.job import Batch
+from tests.support import ranks
 from tests.support.jobs import job
 from tests.support.ranks import run_ranks
 
@@ -115,13 +116,9 @@ def batches() -> tuple[Tensor, Tensor]:
 WORK: list[Callable[[], Any]] = [collectives, layouts, losses, unscored, random_numbers, batches]
 
 
-def everything() -> dict[str, Any]:
-    return {work.__name__: work() for work in WORK}
-
-
 @pytest.fixture(scope="module")
 def results() -> list[dict[str, Any]]:
-    return run_ranks(3, everything)
+    return run_ranks(3, ranks.results, WORK)
 
 
 def test_slices_differ_by_one_at_most() -> None:

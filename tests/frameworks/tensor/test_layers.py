@@ -61,22 +61,6 @@ def test_every_matrix_and_filter_is_split(model: Model) -> None:
     assert whole == ({"embed.wpe.weight"} if model.kind == "text" else set())
 
 
-def test_tied_parameters_stay_tied() -> None:
-    part, _ = own_part(MODELS[2], 1)
-    assert part.get_parameter("head.weight") is part.get_parameter("embed.wte.weight")
-    assert part.get_parameter("head.weight").shape == (30, 32)
-
-
-def test_some_blocks_of_a_model_are_split_as_in_the_whole() -> None:
-    model = MODELS[2]
-    torch.manual_seed(0)
-    blocks = model.build()[1:3]
-    splits = split_model(blocks, model.tensor_plan(), Part(None, 1, 2))
-    whole, _ = own_part(model, 1)
-    assert {name.split(".")[0] for name in splits} == {"h0", "h1"}
-    assert all(torch.equal(tensor, whole.state_dict()[name]) for name, tensor in blocks.state_dict().items())
-
-
 def test_one_rank_keeps_the_model_as_it_is() -> None:
     built = MODELS[1].build()
     assert split_model(built, MODELS[1].tensor_plan(), Part(None, 0, 1)) == {}

@@ -17,7 +17,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from ddlbench.errors import Unsupported, UserError
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.tensor.adapter import TensorParallel
-from ddlbench.job import Batch, Job, Model, Place
+from ddlbench.job import Job, Model
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.resnet import ResNet
 from ddlbench.models.vgg import VGG
@@ -26,8 +26,8 @@ from ddlbench.recipe.recipe import CrossEntropy
 from tests.equality.distances import TOLERANCES, distance
 from tests.support.broken import OwnTokens
 from tests.support.changed_job import ChangedJob
-from tests.support.equal import assert_reloaded, make_job, overflow, reload, train_cases
-from tests.support.jobs import job
+from tests.support.equal import assert_reloaded, batch_for, facts_of, make_job, overflow, reload, train_cases
+from tests.support.jobs import job, refused, wrong_knob
 from tests.support.ranks import results, run_ranks
 from tests.support.reference import Case, Outcome, reference
 
@@ -53,10 +53,7 @@ KNOBS = {
     "gathered logits": (CASE, TensorParallel(parallel_loss=False)),
     "untied": (replace(CASE, model=replace(TEXT, tie_weights=False)), TensorParallel()),
     "replicas only": (replace(CASE, micro_batch=3), TensorParallel(dp=2)),
-    "channels last": (
-        Case("vgg", IMAGES, global_batch=6, steps=3),
-        ChangedTensor(changes={"channels_last": True}),
-    ),
+    "channels last": (Case("vgg", IMAGES, global_batch=6, steps=3), ChangedTensor(changes={"channels_last": True})),
 }
 BY_CHANNELS = TensorParallel("channel", convolutions="channels")
 KNOBS |= {
@@ -86,20 +83,6 @@ def train_smoothed() -> list[Outcome]:
     return train_cases([(case, ChangedTensor(changes=SMOOTHED)), (case, ChangedDDP(changes=SMOOTHED))])
 
 
-def batch_of(model: Model, place: Place, size: int = 6) -> Batch | None:
-    """On the ranks that read."""
-    if not place.reads_data:
-        return None
-    generator = torch.Generator().manual_seed(1)
-    if model.kind == "images":
-        inputs = torch.randn(size, *model.input_shape(), generator=generator)
-        targets = torch.randint(model.outputs(), (size,), generator=generator)
-    else:
-        tokens = torch.randint(model.outputs(), (size, model.input_shape()[0] + 1), generator=generator)
-        inputs, targets = tokens[:, :-1], tokens[:, 1:]
-    return Batch(inputs, targets, torch.ones(size, dtype=torch.bool))
-
-
 def dropped() -> dict[str, dict[str, Tensor]]:
     """Parameters after two updates with dropout, of this rank and whole, while one rank draws numbers in between."""
     result: dict[str, dict[str, Tensor]] = {}
@@ -110,7 +93,7 @@ def dropped() -> dict[str, dict[str, Tensor]]:
         place = trainer.place
         for _ in range(2):
             torch.rand(dist.get_rank() + 1)  # as a loader would on the rank that reads
-            trainer.step(batch_of(TEXT, place))
+            trainer.step(batch_for(job, place))
         result[name] = {
             key: parameter.detach().clone()
             for key, parameter in trainer.model.named_parameters()
@@ -133,7 +116,7 @@ def zeros_of_dropout() -> dict[str, Tensor]:
         dropout = trainer.model.get_submodule(f"{name}.dropout")
         dropout.register_forward_pre_hook(lambda _, inputs: (inputs[0] + 1,))
         dropout.register_forward_hook(note(name))
-    trainer.step(batch_of(IMAGES, place))
+    trainer.step(batch_for(job, place))
     trainer.close()
     return outcomes
 
@@ -146,7 +129,7 @@ def sent() -> dict[str, dict[str, int]]:
         trainer = framework.setup(job)
         place = trainer.place
         with CommDebugMode() as watched:
-            trainer.step(batch_of(TEXT, place))
+            trainer.step(batch_for(job, place))
         trainer.close()
         result["tokens" if tokens else ""] = {str(name): n for name, n in watched.get_comm_counts().items()}
     return result
@@ -160,32 +143,21 @@ def overflowing() -> tuple[int, bool, int, bool]:
         if job.rank == 1 and name == "h0.mlp.c_fc.weight":
             gradient.fill_(float("inf"))
 
-    return overflow(trainer, spoil, batch_of(TEXT, trainer.place))
+    return overflow(trainer, spoil, batch_for(job, trainer.place))
 
 
 def reloaded() -> tuple[dict[str, Tensor], dict[str, Tensor], float]:
     trainer = TensorParallel().setup(make_job(CASE))
-    return reload(trainer, TEXT, batch_of(TEXT, trainer.place))
+    return reload(trainer, TEXT, batch_for(trainer.job, trainer.place))
 
 
 def facts() -> dict[str, Any]:
-    framework = TensorParallel(sequence_parallel=True)
-    trainer = framework.setup(make_job(CASE))
-    result = trainer.facts()
-    trainer.close()
-    return result
+    return facts_of(CASE, TensorParallel(sequence_parallel=True))
 
 
 WORK: list[Callable[[], Any]] = [
-    train_knobs,
-    train_smoothed,
-    dropped,
-    zeros_of_dropout,
-    sent,
-    overflowing,
-    reloaded,
-    facts,
-]
+    train_knobs, train_smoothed, dropped, zeros_of_dropout, sent, overflowing, reloaded, facts,
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -248,15 +220,9 @@ def test_facts_count_this_ranks_parameters(outcomes: list[dict[str, Any]]) -> No
     attention = (32 * 48 + 48) + (16 * 32 + 32)  # qkv of two heads, projection
     mlp = (32 * 64 + 64) + (64 * 32 + 32)
     assert outcomes[0]["facts"] == {
-        "staleness": 0,
-        "dp": 1,
-        "tp": 2,
-        "sequence_parallel": True,
-        "convolutions": "filters",
-        "parallel_loss": True,
-        "parameters_per_rank": vocabulary + positions + norms + attention + mlp,
-        "reduce_dtype": "fp32",
-    }
+        "staleness": 0, "dp": 1, "tp": 2, "sequence_parallel": True, "convolutions": "filters", "parallel_loss": True,
+        "parameters_per_rank": vocabulary + positions + norms + attention + mlp, "reduce_dtype": "fp32",
+    }  # fmt: skip
     assert outcomes[1]["facts"]["parameters_per_rank"] == outcomes[0]["facts"]["parameters_per_rank"] - 32
 
 
@@ -265,42 +231,32 @@ def ranks(world: int, model: Model = TEXT, **changes: Any) -> Job:
 
 
 def test_degrees_that_do_not_divide_are_refused_with_both_numbers() -> None:
-    with pytest.raises(Unsupported, match=r"8 ranks cannot share the 4 heads of h0\.attn: .*tp=4 framework\.dp=2"):
-        TensorParallel().check(ranks(8))
+    refused(TensorParallel(), ranks(8), r"8 ranks cannot share the 4 heads of h0\.attn: .*tp=4 framework\.dp=2")
     resnet = ResNet("resnet", layers=[1, 1, 1, 1], width_per_group=8, image_size=64, num_classes=7)
     with pytest.raises(Unsupported, match=r"16 ranks cannot share the 8 filters of layer1_0\.conv1: .*tp=8 .*dp=2"):
         TensorParallel().check(ranks(16, resnet))
-    with pytest.raises(Unsupported, match=r"6 ranks cannot share the 8 filters of conv1_1\.conv: .*tp=2 .*dp=3"):
-        TensorParallel().check(ranks(6, IMAGES))
-    with pytest.raises(Unsupported, match="8 ranks cannot share the 7 classes"):
-        TensorParallel().check(ranks(8, replace(IMAGES)))
+    refused(TensorParallel(), ranks(6, IMAGES), r"6 ranks cannot share the 8 filters of conv1_1\.conv: .*tp=2 .*dp=3")
+    refused(TensorParallel(), ranks(8, replace(IMAGES)), "8 ranks cannot share the 7 classes")
     TensorParallel(dp=2, tp=4).check(ranks(8))
     # The three channels of the images are not shared.
     with pytest.raises(Unsupported, match=r"16 ranks cannot share the 8 channels of conv1_2\.conv: .*tp=8 .*dp=2"):
         BY_CHANNELS.check(ranks(16, replace(IMAGES, hidden=64, num_classes=64)))
-    with pytest.raises(Unsupported, match="channel: gpt2 has no convolutions to split: choose framework=tensor"):
-        BY_CHANNELS.check(ranks(2))
-    with pytest.raises(UserError, match=r"framework\.convolutions=rows must be"):
-        TensorParallel(convolutions="rows")
+    refused(BY_CHANNELS, ranks(2), "channel: gpt2 has no convolutions to split: choose framework=tensor")
+    wrong_knob(TensorParallel, r"framework\.convolutions=rows must be", convolutions="rows")
 
 
 def test_a_mesh_that_does_not_fill_the_ranks_is_refused() -> None:
     with pytest.raises(UserError, match=r"dp=2 x framework\.tp=3 does not fill 4 .*: choose .*dp=2 framework\.tp=2$"):
         TensorParallel(dp=2, tp=3).check(ranks(4))
-    with pytest.raises(UserError, match=r"framework\.dp=0 must be 1 or more"):
-        TensorParallel(dp=0)
+    wrong_knob(TensorParallel, r"framework\.dp=0 must be 1 or more", dp=0)
 
 
 def test_unsupported_settings_are_refused_before_anything_starts() -> None:
     lamb = partial(make_optimizer, OptimizerConfig("lamb", lr=0.02))
-    with pytest.raises(Unsupported, match="Lamb needs the norm of each full layer"):
-        TensorParallel().check(ranks(2, optimizer=lamb))
+    refused(TensorParallel(), ranks(2, optimizer=lamb), "Lamb needs the norm of each full layer")
     TensorParallel(dp=2).check(ranks(2, optimizer=lamb))
-    with pytest.raises(Unsupported, match="vgg has no sequence"):
-        TensorParallel(sequence_parallel=True).check(ranks(2, IMAGES))
+    refused(TensorParallel(sequence_parallel=True), ranks(2, IMAGES), "vgg has no sequence")
     with pytest.raises(Unsupported, match=r"2 ranks cannot share the 15 tokens .*seq_len=14"):
         TensorParallel(sequence_parallel=True).check(ranks(2, replace(TEXT, seq_len=15)))
-    with pytest.raises(Unsupported, match=r"train\.compile=false"):
-        TensorParallel().check(ranks(2, compile=True))
-    with pytest.raises(Unsupported, match="bf16 need NCCL"):
-        TensorParallel().check(ranks(2, reduce_dtype="bf16"))
+    refused(TensorParallel(), ranks(2, compile=True), r"train\.compile=false")
+    refused(TensorParallel(), ranks(2, reduce_dtype="bf16"), "bf16 need NCCL")

@@ -1,4 +1,5 @@
-"""One rank of a world that does not exist: every framework sets up with fake tensors, on "cuda" too.
+"""One rank of a world that does not exist: every framework sets up with fake tensors, on "cuda" too, since its groups
+follow from plain integers.
 
 Not here: every step on "cuda", since it asks the driver; steps with the reducer of DDP, which refuses what the fake
 group returns.
@@ -21,9 +22,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_param
 
 from ddlbench.errors import Unsupported
+from ddlbench.frameworks.shared import groups
 from ddlbench.job import Batch
 from ddlbench.ranks.fake.fake import fake_world
-from tests.frameworks.fake import EVERY, FRAMEWORKS, JOB_CASE, NO_STEP, WORLD, framework, job_of
+from tests.ranks.fake.frameworks import EVERY, FRAMEWORKS, JOB_CASE, NO_STEP, WORLD, framework, job_of
 from tests.support.equal import make_job
 from tests.support.libraries import needs_horovod
 from tests.support.rehearsals import OF_IMAGES, OF_TEXT
@@ -36,6 +38,8 @@ REFUSED = {  # of a model
 }
 RANKS = {"cpu": 5, "cuda": 3}
 STEPPING = sorted(set(FRAMEWORKS) - NO_STEP)
+# The frameworks that use a group of all ranks, in these layouts.
+ALL_RANKS = {"ddp", "fsdp", "local_sgd", "deepspeed", "zero0", "zero1", "zero2", "zero3", "pipedream"}
 
 
 def setups() -> Iterator[Any]:
@@ -56,8 +60,12 @@ def check_weights(trainer: Any, device: torch.device) -> None:
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")  # DeepSpeed's
 @pytest.mark.parametrize("model", [pytest.param("resnet", marks=pytest.mark.slow), "gpt2"])
 @pytest.mark.parametrize(("name", "device"), list(setups()))
-def test_every_framework_sets_up_as_one_rank_of_eight(name: str, device: torch.device, model: str) -> None:
-    chosen, rank = framework(name), RANKS[device.type]
+def test_every_framework_sets_up_as_one_rank_of_eight(
+    name: str, device: torch.device, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL makes a communicator of all ranks only for a framework that uses it."""
+    chosen, rank, made = framework(name), RANKS[device.type], list[int]()
+    monkeypatch.setattr(groups, "first_operation", lambda _, group: made.append(dist.get_world_size(group)))
     with fake_world(rank, WORLD, device, chosen):
         job = job_of(model, device)
         if name in REFUSED[model]:
@@ -70,13 +78,15 @@ def test_every_framework_sets_up_as_one_rank_of_eight(name: str, device: torch.d
         assert 0 <= place.data_rank < place.data_size <= WORLD
         check_weights(trainer, device)
         trainer.close()
+    assert name not in FRAMEWORKS or (WORLD in made) == (name in ALL_RANKS)
 
 
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")  # DeepSpeed's
+@pytest.mark.parametrize("rank", [0, 5])
 @pytest.mark.parametrize("name", STEPPING)
-def test_steps_without_memory(name: str) -> None:
+def test_steps_without_memory(name: str, rank: int) -> None:
     chosen = framework(name)
-    with fake_world(0, WORLD, CPU, chosen):
+    with fake_world(rank, WORLD, CPU, chosen):
         job = make_job(JOB_CASE)
         trainer = chosen.setup(job)
         check_weights(trainer, CPU)

@@ -5,19 +5,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
-from ddlbench.data.feed import Request
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.fsdp import FSDP
 from ddlbench.job import Framework
-from ddlbench.loop import Run
 from ddlbench.measure.summary import own_columns, own_steps_of_window
 from ddlbench.models.resnet import ResNet
-from ddlbench.progress import Progress
-from ddlbench.ranks.boundary import Boundary
-from tests.support.equal import Rows, loader, make_job
+from tests.run.scenarios.windows import windows
 from tests.support.ranks import run_ranks
 from tests.support.reference import Case
 
@@ -28,26 +21,14 @@ CASE = Case("slow", MODEL, global_batch=6, steps=STEPS + 2)
 FRAMEWORKS: dict[str, Framework] = {"ddp": DDP(), "fsdp": FSDP()}
 
 
-def windows() -> dict[str, dict[str, Any]]:
-    from ddlbench.run.scenarios import profiled
-
-    result: dict[str, dict[str, Any]] = {}
-    for name, framework in FRAMEWORKS.items():
-        job = make_job(CASE)
-        trainer = framework.setup(job)
-        feed = loader().open(CASE.data, Request(MODEL, trainer.place, job.device, job.seed, job.replica_batch(WORLD)))
-        if dist.get_rank() == SLOW:
-            trainer.model.register_forward_pre_hook(lambda *_: time.sleep(SLEEP_S))
-        run = Run(job, trainer.place, feed, 1, 0, Rows(), Progress(False), Boundary(torch.device("cpu")))
-        result[name] = profiled(run, trainer, trainer.facts(), STEPS)[0]
-        feed.close()
-        dist.barrier()
-        trainer.close()
-    return result
+def late(trainer: Any, rank: int) -> Any:
+    if rank == SLOW:
+        trainer.model.register_forward_pre_hook(lambda *_: time.sleep(SLEEP_S))
+    return trainer
 
 
 def test_the_rank_that_sleeps_is_named_by_its_host() -> None:
-    for name, section in run_ranks(WORLD, windows)[0].items():
+    for name, section in run_ranks(WORLD, windows, CASE, FRAMEWORKS, STEPS, late)[0].items():
         assert all(rank["window_s"] >= STEPS * SLEEP_S for rank in section["ranks"]), "every rank is equally late"
         ranks = [rank | {"host": HOSTS[rank["rank"]]} for rank in section["ranks"]]
         columns = own_columns(own_steps_of_window(section | {"ranks": ranks}), "window")

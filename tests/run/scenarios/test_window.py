@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -17,7 +16,6 @@ from torch import Tensor
 
 from ddlbench.config.choices import choices
 from ddlbench.config.schema import Config
-from ddlbench.data.feed import Request
 from ddlbench.errors import RunError
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.deepspeed.adapter import DeepSpeed
@@ -30,26 +28,24 @@ from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.frameworks.pipeline.pipedream import PipeDream
 from ddlbench.frameworks.tensor.adapter import TensorParallel
 from ddlbench.job import Batch, Framework, Place, Trainer
-from ddlbench.loop import Run
 from ddlbench.measure.profiling.profile import RankWindow, Seconds
 from ddlbench.measure.profiling.spans import BACKWARD, COMMUNICATE, DATA, FORWARD, UPDATE, profiling
-from ddlbench.progress import Progress
-from ddlbench.ranks.boundary import Boundary
-from ddlbench.ranks.control import barrier
 from ddlbench.ranks.launchers import free_port
 from ddlbench.recipe.recipe import Rates
 from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.tables.scaling import breakdown
 from ddlbench.results.tables.tables import make_tables
-from ddlbench.run.scenarios import Training, profile_section, profiled
+from ddlbench.run.scenarios import Training, profile_section
 from tests.equality.cases import MODELS
-from tests.support.equal import Rows, loader, make_job
+from tests.run.scenarios.windows import run_of, windows
+from tests.support.equal import Rows, make_job
 from tests.support.libraries import why_no_horovod
 from tests.support.pictures import write_folders
 from tests.support.processes import PYTHON, run
 from tests.support.ranks import run_ranks
 from tests.support.reference import Case
 from tests.support.rehearsals import OF_IMAGES
+from tests.support.runs import epochs, record
 
 # PipeDream refuses tied weights.
 CASE = Case("window", replace(MODELS["gpt2"], tie_weights=False), global_batch=12, steps=9)  # pyright: ignore
@@ -82,13 +78,6 @@ def frameworks() -> dict[str, Framework]:
     return result
 
 
-def run_of(trainer: Trainer, case: Case = CASE) -> Run:
-    job = make_job(case)
-    size = job.replica_batch(trainer.place.data_size)
-    feed = loader().open(case.data, Request(case.model, trainer.place, job.device, job.seed, size))
-    return Run(job, trainer.place, feed, 1, 0, Rows(), Progress(False), Boundary(job.device))
-
-
 class LateOnRank1:
     """A trainer whose rank 1 sleeps before each step of the window."""
 
@@ -98,22 +87,6 @@ class LateOnRank1:
     def step(self, batch: Batch | None) -> Tensor | None:
         time.sleep(SLEEP_S if self.rank == 1 and profiling() else 0.0)
         return self.trainer.step(batch)
-
-
-def windows() -> dict[str, dict[str, Any]]:
-    """The section of every framework's window, rank 1 being late."""
-    linear, outcomes = torch.nn.functional.linear, dict[str, dict[str, Any]]()
-    for name, framework in frameworks().items():
-        job = make_job(CASE)
-        framework.check(job)
-        trainer = framework.setup(job)
-        run = run_of(trainer)
-        outcomes[name], _ = profiled(run, cast(Trainer, LateOnRank1(trainer, job.rank)), trainer.facts(), STEPS)
-        run.feed.close()
-        barrier()
-        trainer.close()
-        torch.nn.functional.linear = linear  # DeepSpeed's stage 3 leaves its own there
-    return outcomes
 
 
 @dataclass
@@ -148,7 +121,7 @@ def silent() -> tuple[str, Mapping[str, Any], dict[str, Any], int]:
     """A scenario whose trainer does not communicate: its error, what was recorded, and its facts."""
     job = make_job(CASE)
     trainer = cast(Trainer, Silent(Place(job.rank, 2)))
-    run = run_of(trainer)
+    run = run_of(trainer, CASE)
     run.validate, run.recorder = False, WindowKept()
     scenario = Training(cast(Config, SimpleNamespace(profile=True, profile_steps=3)), job)
     scenario.trainer, scenario.rates = trainer, Rates(lambda step: 0.1)
@@ -178,7 +151,7 @@ class Seen:
 
 
 def show() -> Seen:
-    return Seen(windows(), silent())
+    return Seen(windows(CASE, frameworks(), STEPS, LateOnRank1), silent())
 
 
 @cache
@@ -284,13 +257,6 @@ RESNET = [
 ]  # fmt: skip
 
 
-def record(results: Path) -> tuple[dict[str, Any], list[dict[str, Any]], Path]:
-    """run.json, the lines of epochs.jsonl, and the folder of the only attempt."""
-    (path,) = results.glob("*/attempt-1/run.json")
-    lines = (path.parent / "epochs.jsonl").read_text().splitlines()
-    return json.loads(path.read_text()), [json.loads(line) for line in lines], path.parent
-
-
 def test_the_measured_epochs_are_those_of_a_run_without_a_window(ddlbench, tmp_path: Path) -> None:
     """Bit-equal losses and metrics, the same ledger, and the same run_id: repeats of one measurement."""
     write_folders(tmp_path / "images", train=4, val=3)  # of three classes: three steps an epoch
@@ -299,9 +265,10 @@ def test_the_measured_epochs_are_those_of_a_run_without_a_window(ddlbench, tmp_p
     assert code == 0, said
     code, said = ddlbench(*words, "results_dir=profiled", "profile=true", "profile_steps=2", "profile_trace=true")
     assert code == 0, said
-    (plain, epochs, _), (content, lines, folder) = record(tmp_path / "plain"), record(tmp_path / "profiled")
+    plain, content = record(tmp_path / "plain"), record(tmp_path / "profiled")
+    lines, without = epochs(tmp_path / "profiled"), epochs(tmp_path / "plain")
     for name in ("train_loss", "val_loss", "val_top1", "updates", "samples", "lr_last"):
-        assert [line[name] for line in lines] == [epoch[name] for epoch in epochs], name
+        assert [line[name] for line in lines] == [epoch[name] for epoch in without], name
     assert content["ledger"] == plain["ledger"]
     assert content["run_id"] == plain["run_id"]
     assert "profile" not in plain
@@ -309,6 +276,7 @@ def test_the_measured_epochs_are_those_of_a_run_without_a_window(ddlbench, tmp_p
     assert (window["status"], window["steps"], window["lead_in_steps"]) == ("ok", 1, 2)  # an epoch has three steps
     assert window["comm_share"] == 0.0  # one rank
     assert window["trace"] == "trace-rank0.json.gz"
+    (folder,) = tmp_path.glob("profiled/*/attempt-1")
     assert (folder / window["trace"]).stat().st_size > 1000
     (line,) = (line for line in said.splitlines() if line.startswith("profiled window"))
     shown = [f"{window[f'{name}_share']:.1%}" for name in ("compute", "comm_exposed", "data", "idle")]
@@ -323,7 +291,7 @@ def test_a_run_whose_shares_are_unknown_is_valid_and_has_no_window_in_the_tables
     code, said = ddlbench(*words, "framework.local_steps=4", "results_dir=results", "profile=true")
     assert code == 0, said
     assert "profile=true: the shares are unknown, because the window has 3 steps after 0 others, and needs 4" in said
-    content, _, _ = record(tmp_path / "results")
+    content = record(tmp_path / "results")
     assert (content["status"], content["profile"]["status"]) == ("ok", "unknown")
     tables = make_tables(read_all([tmp_path / "results"]))
     (row,) = tables.run_rows
@@ -342,7 +310,7 @@ def test_two_real_ranks_fill_the_columns(tmp_path: Path) -> None:
     words.append(f"results_dir={tmp_path}/results")
     done = run(*command, "-m", "ddlbench", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    content, _, _ = record(tmp_path / "results")
+    content = record(tmp_path / "results")
     tables = make_tables(read_all([tmp_path / "results"]))
     (row,) = tables.runs.to_dict("records")
     window = content["profile"]

@@ -9,19 +9,14 @@ from typing import Any
 
 import pytest
 
-from ddlbench.data.feed import Request
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.local_sgd import LocalSGD
 from ddlbench.frameworks.pipeline.pipedream import PipeDream
 from ddlbench.job import Framework
-from ddlbench.loop import Run
 from ddlbench.measure.profiling.profile import RankWindow, Seconds
-from ddlbench.progress import Progress
-from ddlbench.ranks.boundary import Boundary
-from ddlbench.ranks.control import barrier
-from ddlbench.run.scenarios import lengths, profile_section, profiled
+from ddlbench.run.scenarios import lengths, profile_section
 from tests.equality.cases import MODELS
-from tests.support.equal import Rows, loader, make_job
+from tests.run.scenarios.windows import windows
 from tests.support.ranks import run_ranks
 from tests.support.reference import Case
 
@@ -37,25 +32,9 @@ FRAMEWORKS: dict[str, Framework] = {
 }
 
 
-def windows() -> dict[str, dict[str, Any]]:
-    result: dict[str, dict[str, Any]] = {}
-    for name, framework in FRAMEWORKS.items():
-        job = make_job(CASE)
-        framework.check(job)
-        trainer = framework.setup(job)
-        size = job.replica_batch(trainer.place.data_size)
-        feed = loader().open(CASE.data, Request(CASE.model, trainer.place, job.device, job.seed, size))
-        run = Run(job, trainer.place, feed, 1, 0, Rows(), Progress(False), Boundary(job.device))
-        result[name] = profiled(run, trainer, trainer.facts(), ASKED)[0]
-        feed.close()
-        barrier()
-        trainer.close()
-    return result
-
-
 @cache
 def seen() -> dict[str, dict[str, Any]]:
-    return run_ranks(WORLD, windows)[0]
+    return run_ranks(WORLD, windows, CASE, FRAMEWORKS, ASKED)[0]
 
 
 def test_a_window_has_as_many_averages_in_a_step_as_training() -> None:
