@@ -38,6 +38,7 @@ def sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., t
     def run(*words: str, **content: Any) -> tuple[int, str, str]:
         capsys.readouterr()
         code = main([str(write(tmp_path, **SINGLE | content)), f"results_dir={tmp_path}/results", *words])
-        return code, *capsys.readouterr()
+        out, err = capsys.readouterr()
+        return code, out, err
 
     return run
