@@ -43,12 +43,6 @@ class Host:
         self.free = defaultdict[tuple[int, torch.dtype], list[Tensor]](list)
         self.present = dict[Key, Saved]()
 
-    def take(self, count: int, dtype: torch.dtype) -> Tensor:
-        """A buffer. The order of the stream keeps its last copy to the device before its next content."""
-        if self.free[count, dtype]:
-            return self.free[count, dtype].pop()
-        return torch.empty(count, dtype=dtype, device="cpu", pin_memory=self.stream is not None)
-
     def copy(self, to: Tensor, content: Tensor) -> torch.cuda.Event | None:
         """Copy after all that the compute stream has so far; the event of its end."""
         if self.stream is None:
@@ -76,7 +70,12 @@ class Saved:
     def __init__(self, host: Host, key: Key, content: Tensor) -> None:
         self.host, self.key = host, key
         self.content: Tensor | None = content
-        self.buffer = host.take(content.numel(), content.dtype)
+        count, dtype = content.numel(), content.dtype
+        if host.free[count, dtype]:
+            # The order of the stream keeps its last copy to the device before its next content.
+            self.buffer = host.free[count, dtype].pop()
+        else:
+            self.buffer = torch.empty(count, dtype=dtype, device="cpu", pin_memory=host.stream is not None)
         self.copied = host.copy(self.buffer, content)
         host.present[key] = self
 
