@@ -240,7 +240,7 @@ def write(folder: Path, tensors: Mapping[str, Tensor], rank: int) -> Files:
         save(dict(tensors), storage_writer=Writer(str(folder)), no_dist=single_process())
     written = [*folder.glob(f"__{rank}_*"), *([folder / METADATA] if rank == 0 else [])]
     files: Files = {}
-    for of_rank in all_gather({path.name: _sum(path) for path in written}):
+    for of_rank in all_gather({path.name: (path.stat().st_size, sha256_of(path)) for path in written}):
         files |= of_rank
     return files
 
@@ -265,19 +265,15 @@ def damage(folder: Path, files: Files, rank: int, world_size: int) -> str | None
     its share. Collective."""
     wrong: list[str] = []
     for name in sorted(files)[rank::world_size]:
-        path, (written, _) = folder / name, files[name]
+        path, (written, checksum) = folder / name, files[name]
         try:
             if (size := path.stat().st_size) != written:
                 wrong.append(f"{name} has {size} bytes instead of {written}")
-            elif _sum(path) != tuple(files[name]):
+            elif sha256_of(path) != checksum:
                 wrong.append(f"the checksum of {name} differs")
         except OSError as error:
             wrong.append(f"{name}: {error.strerror}")
     return next((problem for of_rank in all_gather(wrong[:1]) for problem in of_rank), None)
-
-
-def _sum(path: Path) -> tuple[int, str]:
-    return path.stat().st_size, sha256_of(path)
 
 
 @contextmanager

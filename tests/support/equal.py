@@ -172,7 +172,7 @@ def overflow(trainer: Any, spoil: Callable[[str, Tensor], object], batch: Batch 
         return any(not torch.equal(*pair) for pair in zip(before, weights(), strict=True))
 
     before = weights()
-    trainer.update.scale(torch.ones(()))
+    trainer.update.scaler.scale(torch.ones(()))
     for name, parameter in trainer.model.named_parameters():
         parameter.grad = torch.zeros_like(parameter)
         spoil(name, gradient(parameter))

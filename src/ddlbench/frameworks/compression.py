@@ -56,11 +56,13 @@ class Sign:
         scales = torch.stack([gradient.abs().mean() for gradient in gradients])
         positive = torch.cat([gradient >= 0 for gradient in gradients])
         octets = nn.functional.pad(positive.byte(), (0, -len(positive) % 8)).view(-1, 8)
-        return scales, (octets << _bits(octets)).sum(1, dtype=torch.uint8)
+        bits = torch.arange(8, dtype=torch.uint8, device=octets.device)
+        return scales, (octets << bits).sum(1, dtype=torch.uint8)
 
     def add(self, message: Message, total: Tensor, sizes: Sequence[int]) -> None:
         scales, octets = message
-        positive = (octets[:, None] >> _bits(octets) & 1).flatten()[: len(total)]
+        bits = torch.arange(8, dtype=torch.uint8, device=octets.device)
+        positive = (octets[:, None] >> bits & 1).flatten()[: len(total)]
         total.add_((2.0 * positive - 1.0) * _repeated(scales, sizes))
 
 
@@ -165,7 +167,8 @@ class PowerSGD(Hook):
             if (rows + columns) * least * self.state.min_compression_rate < rows * columns:  # as torch's hook decides
                 self.lengths[name] = rows * least, columns * least
                 self.factors[name] = torch.randn(columns * least, generator=generator).to(parameter.device)
-        self.buckets: dict[int, list[str]] = {}  # what torch's state has now, instead of `errors` and `factors`
+        # What torch's state has now, instead of `errors` and `factors`: all names of a bucket, and those compressed.
+        self.buckets: dict[int, tuple[list[str], list[str]]] = {}
         self.steps = 0  # of this process
 
     def __call__(self, bucket: GradBucket) -> Future[Tensor]:
@@ -177,8 +180,12 @@ class PowerSGD(Hook):
             if self.steps == 2:  # the buckets have changed
                 self._return()
         if state.iter >= state.start_powerSGD_iter and index not in self.buckets:
-            names = self.buckets[index] = [self.names[parameter] for parameter in bucket.parameters()]
-            low_rank, none = self._low_rank(names), bucket.buffer().new_empty(0)
+            names = [self.names[parameter] for parameter in bucket.parameters()]
+            compressed = [name for name in names if name in self.lengths]
+            shapes = [self.lengths[name] for name in compressed]
+            # In the order of the factors in torch's state: tensors of a shape together.
+            low_rank = sorted(compressed, key=lambda name: shapes.index(self.lengths[name]))
+            self.buckets[index], none = (names, low_rank), bucket.buffer().new_empty(0)
             state.error_dict[index] = torch.cat([self.errors.pop(name) for name in names])
             state.p_memory_dict[index] = none.new_empty(sum(self.lengths[name][0] for name in low_rank))
             state.q_memory_dict[index] = torch.cat([none, *(self.factors.pop(name) for name in low_rank)])
@@ -187,19 +194,13 @@ class PowerSGD(Hook):
             future.wait()
         return future
 
-    def _low_rank(self, names: Sequence[str]) -> list[str]:
-        """What is compressed of a bucket, in the order of the factors in torch's state: tensors of a shape together."""
-        compressed = [name for name in names if name in self.lengths]
-        shapes = [self.lengths[name] for name in compressed]
-        return sorted(compressed, key=lambda name: shapes.index(self.lengths[name]))
-
     def _return(self) -> None:
         """Take errors and factors out of torch's state, as views of its tensors."""
         sizes = {name: parameter.numel() for parameter, name in self.names.items()}
-        for index, names in self.buckets.items():
-            low_rank, state = self._low_rank(names), self.state
-            self.errors |= zip(names, state.error_dict[index].split([sizes[name] for name in names]), strict=True)
-            factors = state.q_memory_dict[index].split([self.lengths[name][1] for name in low_rank])
+        for index, (names, low_rank) in self.buckets.items():
+            errors = self.state.error_dict[index].split([sizes[name] for name in names])
+            self.errors |= zip(names, errors, strict=True)
+            factors = self.state.q_memory_dict[index].split([self.lengths[name][1] for name in low_rank])
             self.factors |= zip(low_rank, factors, strict=True)
         self.buckets.clear()
 
@@ -212,10 +213,6 @@ class PowerSGD(Hook):
 
     def restore(self, numbers: Mapping[str, Any]) -> None:
         self.state.iter = numbers["powersgd_steps"]
-
-
-def _bits(like: Tensor) -> Tensor:
-    return torch.arange(8, dtype=torch.uint8, device=like.device)
 
 
 def _repeated(scales: Tensor, sizes: Sequence[int]) -> Tensor:

@@ -22,11 +22,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from ddlbench.errors import WrongRankCount, check_values, refuse
-from ddlbench.frameworks.shared.groups import all_ranks, has_batch_norm, subgroup
+from ddlbench.frameworks.shared.groups import all_ranks, batch_norms, subgroup
 from ddlbench.frameworks.shared.layout import Layout, divisors
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction, check_shards
 from ddlbench.frameworks.shared.replica import Replica, Update, build
-from ddlbench.job import Job, type_of_dtype
+from ddlbench.job import Job, on_meta, type_of_dtype
 
 SCHEMES = ("autocast", "policy")
 
@@ -56,7 +56,7 @@ class FSDP:
         reasons = {
             f"MixedPrecisionPolicy casts BatchNorm's weights to {job.precision} but not its running statistics, and "
             "its kernels refuse mixed types: set framework.mixed_precision=autocast":
-                self.scheme(job) == "policy" and has_batch_norm(job),
+                self.scheme(job) == "policy" and batch_norms(on_meta(job)),
             "train.precision=fp16 with framework.offload_parameters=true: gradients are on the host and the loss scale "
             "is on the device: use train.precision=bf16":
                 self.offload_parameters and job.precision == "fp16",
@@ -70,7 +70,7 @@ class FSDP:
         autocast where BatchNorm rules it out."""
         if job.precision == "fp32":
             return "fp32"
-        return self.mixed_precision or ("autocast" if has_batch_norm(job) else "policy")
+        return self.mixed_precision or ("autocast" if batch_norms(on_meta(job)) else "policy")
 
     def setup(self, job: Job) -> Replica:
         model = build(job)
@@ -95,7 +95,7 @@ class FSDP:
         # What the micro batches run under: no autocast where FSDP casts. The loss scale of fp16 is the update's.
         compute = replace(job, precision="fp32") if casts else job
         update = Update(job.optimizer(model.named_parameters()), job)
-        dp_group = all_ranks(job) if self.replicate == 1 or has_batch_norm(job) else None
+        dp_group = all_ranks(job) if self.replicate == 1 or batch_norms(model) else None
         facts = {
             "reshard_after_forward": self.reshard_after_forward,
             "replicas": self.replicate,

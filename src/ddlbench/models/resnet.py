@@ -12,6 +12,8 @@ from torch import nn
 
 from ddlbench.errors import check_values
 
+STEM = ("conv1", "bn1", "relu", "maxpool")
+
 
 @dataclass
 class ResNet:
@@ -41,10 +43,11 @@ class ResNet:
         from torchvision.models.resnet import ResNet as Original
 
         original = Original(Bottleneck, self.layers, self.num_classes, width_per_group=self.width_per_group)
-        stem = _sequence(conv1=original.conv1, bn1=original.bn1, relu=original.relu, maxpool=original.maxpool)
+        stem = OrderedDict[str, nn.Module]((name, original.get_submodule(name)) for name in STEM)
         bottlenecks = {ours: original.get_submodule(theirs) for ours, theirs in self._bottlenecks().items()}
-        head = _sequence(avgpool=original.avgpool, flatten=nn.Flatten(), fc=original.fc)
-        return _sequence(stem=stem, **bottlenecks, head=head)
+        head = OrderedDict[str, nn.Module](avgpool=original.avgpool, flatten=nn.Flatten(), fc=original.fc)
+        blocks = OrderedDict[str, nn.Module](stem=nn.Sequential(stem), **bottlenecks, head=nn.Sequential(head))
+        return nn.Sequential(blocks)
 
     def input_shape(self) -> tuple[int, ...]:
         return (3, self.image_size, self.image_size)
@@ -64,7 +67,3 @@ class ResNet:
     def _bottlenecks(self) -> dict[str, str]:
         stages = enumerate(self.layers, start=1)
         return {f"layer{stage}_{i}": f"layer{stage}.{i}" for stage, blocks in stages for i in range(blocks)}
-
-
-def _sequence(**modules: nn.Module) -> nn.Sequential:
-    return nn.Sequential(OrderedDict(modules))

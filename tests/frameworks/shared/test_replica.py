@@ -55,11 +55,11 @@ def test_an_overflow_in_fp16_is_no_update(fused: bool) -> None:
     model = nn.Linear(3, 2)
     before = model.weight.detach().clone()
     update = Update(torch.optim.SGD(model.parameters(), lr=0.1, fused=fused), job("fp16"))
-    update.scale(model(batch().inputs).sum() * float("inf")).backward()
+    update.scaler.scale(model(batch().inputs).sum() * float("inf")).backward()
     update.apply(model.parameters())
     assert update.count == 0
     assert torch.equal(model.weight.detach(), before)
-    update.scale(model(batch().inputs).sum()).backward()
+    update.scaler.scale(model(batch().inputs).sum()).backward()
     update.apply(model.parameters())
     assert update.count == 1
     # The gradient of the sum by the weight is the sum of the inputs, whatever the loss was scaled by.

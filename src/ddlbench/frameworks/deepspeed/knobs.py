@@ -15,9 +15,9 @@ from torch.torch_version import TorchVersion
 
 from ddlbench.checkpoint import OFF
 from ddlbench.errors import Unavailable, UserError, check_values, importing, refuse
-from ddlbench.frameworks.shared.groups import has_batch_norm
+from ddlbench.frameworks.shared.groups import batch_norms
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction, layerwise
-from ddlbench.job import Job
+from ddlbench.job import Job, on_meta
 
 OLDEST = "0.19.8"  # before, ZeRO 1 and 2 with overlap_comm and torch.compile gave NaN (DeepSpeed#8061)
 SCHEMES = ("autocast", "weights")
@@ -141,7 +141,7 @@ class DeepSpeedOptions:
             f"train.precision={precision} and framework.mixed_precision=weights {here}: BatchNorm's weights would be "
             "cast, its running statistics would not, and its kernels refuse mixed types: use "
             "framework.mixed_precision=autocast":
-                casts and has_batch_norm(job),
+                casts and batch_norms(on_meta(job)),
             f"train.compile {here}: hooks gather the parameters, and torch.compile breaks the graph at each hook: use "
             "framework.zero_stage=2":
                 job.compile and self.zero_stage == 3,

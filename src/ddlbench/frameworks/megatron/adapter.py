@@ -119,7 +119,7 @@ class Megatron:
         apply_plan(model, job, layout.dp)
         splits = splits_of(dict(model.named_parameters(remove_duplicate=False)), job.model.tensor_plan())
         facts = {"layers": self.layers, "fused_kernels": on_cuda}
-        replica = MegatronReplica(replace(job, loss=parallel_loss()), model, mesh, splits, facts)
+        replica = MegatronReplica(replace(job, loss=parallel_loss), model, mesh, splits, facts)
         replica.load(replace(job, device=torch.device("cpu")).build().state_dict())
         return replica
 

@@ -6,7 +6,7 @@ Between blocks activations are [T, B, n_embd], as the library has them; tokens a
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from math import inf
@@ -104,7 +104,7 @@ def build_layers(model: GPT2, part: Part, group: dist.ProcessGroup, layers: str,
     from megatron.core.transformer.spec_utils import build_module
 
     config, width = transformer_config(model, part.size, fused), model.n_embd
-    rows = rows_of(model, part.size)
+    rows = -(-model.outputs() // part.size)  # of the vocabulary on each rank
     classes = rows * part.size
     engine = layers == TRANSFORMER_ENGINE
     spec: Any = specs.get_gpt_layer_with_transformer_engine_spec() if engine else specs.get_gpt_layer_local_spec()
@@ -171,17 +171,12 @@ def splits_of(names: Iterable[str], plan: Mapping[str, str]) -> Splits:
     return splits
 
 
-def rows_of(model: GPT2, tp: int) -> int:
-    """Rows of the vocabulary on each rank."""
-    return -(-model.outputs() // tp)
-
-
 def from_original(name: str, full: Tensor, model: GPT2, tp: int = 1) -> Tensor:
     """A full tensor of transformers' in the layout of the library, which has queries, keys and values head by head and
     zeros where the vocabulary is padded."""
     style = style_of(name, model.tensor_plan())
     if style in ("vocab", "logits"):
-        full = F.pad(full, (0, 0, 0, rows_of(model, tp) * tp - len(full)))
+        full = F.pad(full, (0, 0, 0, -len(full) % tp))
     full = full.t() if style in TRANSPOSED else full
     if style == "qkv":
         full = full.unflatten(0, (3, model.n_head, -1)).transpose(0, 1).flatten(0, 2)
@@ -197,14 +192,11 @@ def to_original(name: str, full: Tensor, model: GPT2) -> Tensor:
     return (full.t() if style in TRANSPOSED else full).contiguous()
 
 
-def parallel_loss() -> Callable[[Tensor, Tensor], Tensor]:
+def parallel_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Mean nats a scored target by the library's cross-entropy of [B, T, classes / tp], whose group is a global one."""
     from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
 
-    def loss(logits: Tensor, targets: Tensor) -> Tensor:
-        targets = targets.t()
-        scored = targets != IGNORED
-        nats = vocab_parallel_cross_entropy(logits.transpose(0, 1), targets.masked_fill(~scored, 0).contiguous())
-        return nats.masked_fill(~scored, 0.0).sum() / scored.sum()
-
-    return loss
+    targets = targets.t()
+    scored = targets != IGNORED
+    nats = vocab_parallel_cross_entropy(logits.transpose(0, 1), targets.masked_fill(~scored, 0).contiguous())
+    return nats.masked_fill(~scored, 0.0).sum() / scored.sum()

@@ -67,14 +67,10 @@ def shares(sizes: Mapping[str, int], ranks: int) -> list[list[str]]:
     return held
 
 
-def numbers_of(held: Iterable[nn.Parameter]) -> int:
-    return sum(parameter.numel() for parameter in held)
-
-
 class Exchange(Update):
     """The worker's side: instead of an update, gradients are sent to every server, and its weights are asked for.
 
-    parameters: of the replica, those that each rank holds
+    parameters: of the replica, those that each rank holds; sizes: how many numbers these are
     weights: from each other rank, where its message arrives: its parameters and their staleness
     ages: staleness of the weights in use, by the rank that holds them
     """
@@ -87,11 +83,10 @@ class Exchange(Update):
         optimizer.param_groups = [dict(group) for group in server.optimizer.param_groups]
         super().__init__(optimizer, job)
         self.job, self.parameters, self.server, self.staleness = job, parameters, server, staleness
+        self.sizes = [sum(parameter.numel() for parameter in held) for held in parameters]
         pinned = job.device.type == "cuda"
         self.weights = {
-            rank: torch.empty(numbers_of(held) + 1, pin_memory=pinned)
-            for rank, held in enumerate(parameters)
-            if rank != job.rank
+            rank: torch.empty(size + 1, pin_memory=pinned) for rank, size in enumerate(self.sizes) if rank != job.rank
         }
         self.ages = [0] * job.world_size
         self.works: list[tuple[dist.Work, Tensor]] | None = None  # messages in flight; None: no weights are asked for
@@ -133,7 +128,7 @@ class Exchange(Update):
     def _push(self, ends: bool) -> None:
         with span(COMMUNICATE):
             if ends:
-                messages = [torch.ones(numbers_of(held) + 1) for held in self.parameters]
+                messages = [torch.ones(size + 1) for size in self.sizes]
             else:
                 self.staleness.count(max(self.ages))
                 more = torch.zeros(1, device=self.job.device)
@@ -166,7 +161,7 @@ class ServedReplica(Replica):
             "bound": bound,
             "reduce_dtype": "fp32",
             "communication": "host",
-            "parameters_held": list(map(numbers_of, held)),
+            "parameters_held": self.exchange.sizes,
         }
         dp_group = all_ranks(job) if batch_norms(model) else None
         super().__init__(job, model, self.exchange, facts, dp_group=dp_group, saved_part=f"shard{job.rank}")

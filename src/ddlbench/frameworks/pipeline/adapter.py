@@ -176,7 +176,7 @@ class PipelineTrainer(StagedTrainer):
         with span(FORWARD), autocast(self.job):
             loss = self.job.loss(output, targets) / self.micro_batches
         self.losses.append(loss.detach())
-        return self.update.scale(loss)
+        return self.update.scaler.scale(loss)
 
     def step(self, batch: Batch | None) -> Tensor | None:
         self.losses.clear()

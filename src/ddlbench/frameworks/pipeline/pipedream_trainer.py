@@ -70,7 +70,7 @@ class MicroBatch:
 class PipeDreamTrainer(StagedTrainer):
     """One rank's live stage: a `Trainer` (ddlbench/job.py).
 
-    before, after: links to the neighbouring stages
+    before, after: links to the neighbouring stages; links: those that there are
     ahead: forward passes that run ahead of the backward passes
     in_flight: micro batches that wait for their backward pass
     pending: minibatches whose update is not made yet on this stage, in their order; the last one is at its forward pass
@@ -92,6 +92,7 @@ class PipeDreamTrainer(StagedTrainer):
         self.staleness = Staleness(here, pp)
         self.before = None if groups.first else Link(job.rank - dp, groups.pp_group, boundaries[here - 1], job.device)
         self.after = None if groups.last else Link(job.rank + dp, groups.pp_group, boundaries[here], job.device)
+        self.links = [link for link in (self.before, self.after) if link is not None]
         self.ahead = pp - 1 - here
         self.in_flight, self.pending = deque[MicroBatch](), deque[Minibatch]()
         self.returning: Tensor | None = None
@@ -126,14 +127,17 @@ class PipeDreamTrainer(StagedTrainer):
     def flush(self) -> None:
         """Cool-down: each stage sends back the gradient that it holds, gets one and computes the next. Then the updates
         that are left are made."""
-        while self.in_flight:
-            self._send_back()
-            self._backward(self.after.exchange(None, receive=True) if self.after else None)
-        self._send_back()
+        while self.in_flight or self.returning is not None:
+            if self.before is not None and self.returning is not None:
+                self.before.exchange(self.returning, receive=False)
+            self.returning = None
+            if self.in_flight:
+                self._backward(self.after.exchange(None, receive=True) if self.after else None)
         self._start_sums(self.pending)
         self._make_updates(keep=0)
         self.weights.use(self.weights.newest)
-        self._wait_for_sends()
+        for link in self.links:
+            link.wait_for_send()
         self.clock.add_up()
         self.staleness.gather()
 
@@ -215,16 +219,6 @@ class PipeDreamTrainer(StagedTrainer):
                     self.update.apply(self.weights.newest.values())
                 set_learning_rate(self.optimizer, rate)
 
-    def _send_back(self) -> None:
-        if self.before is not None and self.returning is not None:
-            self.before.exchange(self.returning, receive=False)
-        self.returning = None
-
-    def _wait_for_sends(self) -> None:
-        for link in (self.before, self.after):
-            if link is not None:
-                link.wait_for_send()
-
     def evaluate(self, batch: Batch | None) -> Tensor | None:
         """The newest weights' outputs, on the last stage."""
         assert not self.in_flight, "flush first"
@@ -237,7 +231,8 @@ class PipeDreamTrainer(StagedTrainer):
                 if self.after is not None:
                     self.after.exchange(outputs.pop(), receive=False)
         self.model.train()
-        self._wait_for_sends()
+        for link in self.links:
+            link.wait_for_send()
         return torch.cat(outputs) if outputs else None
 
     def state(self) -> dict[str, Tensor] | None:

@@ -127,14 +127,13 @@ def _checkpointed(
         """The contexts of the first and the second run."""
         if not selective:
             return nullcontext(), _frozen_statistics(blocks)
-        (first, second), states = create_selective_checkpoint_contexts(_policy), deque[RandomStates]()
+        keep, drop, states = CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_RECOMPUTE, deque[RandomStates]()
+        first, second = create_selective_checkpoint_contexts(
+            lambda _, func, *__, **___: keep if is_costly(func) else drop
+        )
         return _all(first, _Random(states, False)), _all(_frozen_statistics(blocks), second, _Random(states, True))
 
     return partial(checkpoint, forward, use_reentrant=False, context_fn=contexts)
-
-
-def _policy(_: Any, func: Any, *__: Any, **___: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if is_costly(func) else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 class _Random(TorchDispatchMode):

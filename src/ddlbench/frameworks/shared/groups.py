@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
 
-from ddlbench.job import Job, on_meta
+from ddlbench.job import Job
 from ddlbench.measure.profiling.spans import profiling
 from ddlbench.ranks.control import AsyncReduction
 from ddlbench.ranks.launch import first_operation, group_timeout
@@ -80,10 +80,6 @@ def clip_parts(
 
 def batch_norms(model: nn.Module) -> list[_BatchNorm]:
     return [module for module in model.modules() if isinstance(module, _BatchNorm)]
-
-
-def has_batch_norm(job: Job) -> bool:
-    return bool(batch_norms(on_meta(job)))
 
 
 def average_statistics(model: nn.Module, group: dist.ProcessGroup) -> None:

@@ -70,9 +70,8 @@ def fill(world_size: int, **asked: int | None) -> dict[str, int]:
 
 def nearest_mesh(world_size: int, asked: Sequence[int | None]) -> tuple[int, ...]:
     """The sizes that fill the ranks with the least change of those asked for, in factors."""
-
-    def change(mesh: tuple[int, ...]) -> float:
-        return sum(abs(log2(size / wanted)) for size, wanted in zip(mesh, asked, strict=True) if wanted)
-
     meshes = product(divisors(world_size), repeat=len(asked))
-    return min((mesh for mesh in meshes if prod(mesh) == world_size), key=change)
+    return min(
+        (mesh for mesh in meshes if prod(mesh) == world_size),
+        key=lambda mesh: sum(abs(log2(size / wanted)) for size, wanted in zip(mesh, asked, strict=True) if wanted),
+    )

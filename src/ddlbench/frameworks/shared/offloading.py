@@ -43,12 +43,6 @@ class Host:
         self.free = defaultdict[tuple[int, torch.dtype], list[Tensor]](list)
         self.present = dict[Key, Saved]()
 
-    def take(self, count: int, dtype: torch.dtype) -> Tensor:
-        """A buffer. The order of the stream keeps its last copy to the device before its next content."""
-        if self.free[count, dtype]:
-            return self.free[count, dtype].pop()
-        return torch.empty(count, dtype=dtype, device="cpu", pin_memory=self.stream is not None)
-
     def copy(self, to: Tensor, content: Tensor) -> torch.cuda.Event | None:
         """Copy after all that the compute stream has so far; the event of its end."""
         if self.stream is None:
@@ -76,7 +70,12 @@ class Saved:
     def __init__(self, host: Host, key: Key, content: Tensor) -> None:
         self.host, self.key = host, key
         self.content: Tensor | None = content
-        self.buffer = host.take(content.numel(), content.dtype)
+        count, dtype = content.numel(), content.dtype
+        if host.free[count, dtype]:
+            # The order of the stream keeps its last copy to the device before its next content.
+            self.buffer = host.free[count, dtype].pop()
+        else:
+            self.buffer = torch.empty(count, dtype=dtype, device="cpu", pin_memory=host.stream is not None)
         self.copied = host.copy(self.buffer, content)
         host.present[key] = self
 
@@ -124,20 +123,22 @@ class OffloadedBlock:
             return self.forward(value)
         # Not before: FSDP gives a block its complete weights just now. A batch needs no gradient.
         staying = [*self.block.parameters(), *self.block.buffers(), *([] if value.requires_grad else [value])]
-        self.staying, self.saved = {_identity(tensor) for tensor in staying}, []
+        # A storage has this number while it exists; that of a fake tensor has no address.
+        self.staying, self.saved = {tensor.untyped_storage()._cdata for tensor in staying}, []  # pyright: ignore
         with saved_tensors_hooks(self._pack, _unpack):
             return self.forward(value)
 
     def _pack(self, tensor: Tensor) -> Tensor | Packed:
         storage = tensor.untyped_storage()
+        number: int = storage._cdata  # pyright: ignore
         if (
             storage.nbytes() <= SMALL
             or tensor.device != self.host.device
-            or _identity(tensor) in self.staying
+            or number in self.staying
             or _is_weight(tensor)
         ):
             return tensor
-        key = _identity(tensor), tensor._version, tensor.dtype
+        key = number, tensor._version, tensor.dtype
         saved = self.host.present.get(key)  # the input, if the block before has saved it: it comes back with that one
         if saved is None:
             content = tensor.detach().as_strided((storage.nbytes() // tensor.element_size(),), (1,), 0)
@@ -164,11 +165,6 @@ def _unpack(packed: Tensor | Packed) -> Tensor:
         return packed
     saved, shape, strides, offset = packed
     return saved.on_device().as_strided(shape, strides, offset)
-
-
-def _identity(tensor: Tensor) -> int:
-    """The key of its storage, while that exists; a fake tensor has no address."""
-    return tensor.untyped_storage()._cdata  # pyright: ignore
 
 
 def _is_weight(tensor: Tensor) -> bool:

@@ -78,7 +78,7 @@ def accumulate(
             with span(FORWARD), autocast(job):
                 loss = job.loss(model(micro.inputs), micro.targets) / count
             with span(BACKWARD):
-                update.scale(loss).backward()
+                update.scaler.scale(loss).backward()
             total += loss.detach()
     return total
 
@@ -122,9 +122,6 @@ class Update:
         overflow = getattr(optimizer, "found_inf", None)
         self.made = overflow is None or not overflow.item()
 
-    def scale(self, loss: Tensor) -> Tensor:
-        return self.scaler.scale(loss)
-
     def apply(self, parameters: Iterable[nn.Parameter]) -> None:
         with span(UPDATE):
             if self.clip_norm is not None or self.agrees:
@@ -136,14 +133,6 @@ class Update:
             self.scaler.update()
             self.count += self.made
             self.optimizer.zero_grad()
-
-    def numbers(self) -> dict[str, Any]:
-        """For a checkpoint: the updates so far, and the loss scale."""
-        return {"updates": self.count, "scaler": self.scaler.state_dict()}
-
-    def restore(self, numbers: Mapping[str, Any]) -> None:
-        self.count = numbers["updates"]
-        self.scaler.load_state_dict(numbers["scaler"])
 
 
 def evaluate(model: nn.Module, forward: Callable[[Tensor], Tensor], batch: Batch, job: Job, count: int) -> Tensor:
@@ -209,11 +198,12 @@ class RankTrainer:
         return Live(self.parameters, self.optimizer, dict(self.model.named_buffers()), self.saved_part)
 
     def numbers(self) -> dict[str, Any]:
-        return {**self.update.numbers(), "synchronized": self.synchronized}
+        scaler = self.update.scaler.state_dict()  # the loss scale
+        return {"updates": self.update.count, "scaler": scaler, "synchronized": self.synchronized}
 
     def restore(self, numbers: Mapping[str, Any]) -> None:
-        self.update.restore(numbers)
-        self.synchronized = numbers["synchronized"]
+        self.update.count, self.synchronized = numbers["updates"], numbers["synchronized"]
+        self.update.scaler.load_state_dict(numbers["scaler"])
 
 
 class Replica(RankTrainer):

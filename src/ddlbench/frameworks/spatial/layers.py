@@ -68,11 +68,8 @@ class Window:
 
     def taken(self, part: Part) -> list[int]:
         """How many rows this part needs of each part's, itself included."""
-        return [length(self.shared(part, owner, part.rank)) for owner in range(part.size)]
-
-
-def length(rows: slice) -> int:
-    return rows.stop - rows.start
+        shared = (self.shared(part, owner, part.rank) for owner in range(part.size))
+        return [rows.stop - rows.start for rows in shared]
 
 
 def windows(model: Model) -> dict[str, Window]:
@@ -184,8 +181,8 @@ class Halo:
     def give_back(self, gradient: Tensor, x: Tensor) -> Tensor:
         """The gradient of this rank's rows x, from that of `joined` rows on all ranks."""
         _, *pieces, _ = gradient.split([self.above, *self.taken, self.below], ROWS)
-        result = torch.zeros_like(x)
-        for rows, piece in zip(self.lent, self._swap(pieces, [length(rows) for rows in self.lent], x), strict=True):
+        counts, result = [rows.stop - rows.start for rows in self.lent], torch.zeros_like(x)
+        for rows, piece in zip(self.lent, self._swap(pieces, counts, x), strict=True):
             result[:, :, rows] += piece
         return result
 

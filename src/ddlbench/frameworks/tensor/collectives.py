@@ -195,8 +195,7 @@ class _Collective(torch.autograd.Function):
         return ctx.back(gradient), None, None
 
 
-def _collective(tensor: Tensor, ahead: Change, back: Change) -> Tensor:
-    return cast(Tensor, _Collective.apply(tensor, ahead, back))
+_collective = cast(Callable[[Tensor, Change, Change], Tensor], _Collective.apply)
 
 
 def loss_of_parts(job: Job, part: Part, parallel: bool) -> Callable[[Tensor, Tensor], Tensor]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -34,12 +35,9 @@ META = torch.device("meta")
 SEEN = ("dispatch_device", "device_for_backend_keys")  # what C++ finds: Python's answer; the kernels of which device
 
 
-def _waiting(name: str) -> Callable[..., None]:
-    def call(*_: Any, **__: Any) -> None:
-        for note in waits:
-            note(name)
-
-    return call
+def _wait(name: str, *_: Any, **__: Any) -> None:
+    for note in waits:
+        note(name)
 
 
 class Event:
@@ -49,7 +47,7 @@ class Event:
 
     record = wait = returning(None)
     query, elapsed_time = returning(True), returning(0.0)
-    synchronize = _waiting("Event.synchronize")
+    synchronize = staticmethod(partial(_wait, "Event.synchronize"))
 
 
 class Stream:
@@ -59,7 +57,7 @@ class Stream:
         self.device = torch.device("cuda", 0)
 
     wait_stream, query = returning(None), returning(True)
-    synchronize = _waiting("Stream.synchronize")
+    synchronize = staticmethod(partial(_wait, "Stream.synchronize"))
 
     def wait_event(self, event: Event) -> None:
         event.wait(self)
@@ -95,7 +93,7 @@ ANSWERS: tuple[Answer, ...] = (
     (torch.cuda, "stream", stream),
     *((module, "current_stream", current_stream) for module in (torch.cuda, torch.accelerator)),
     (torch.cuda, "default_stream", returning(COMPUTE)),
-    (torch.cuda, "synchronize", _waiting("synchronize")),
+    (torch.cuda, "synchronize", partial(_wait, "synchronize")),
     *((torch.cuda, name, returning(None)) for name in ("set_device", "_lazy_init", "get_rng_state", "set_rng_state")),
     *((torch.cuda, name, returning(None)) for name in ("empty_cache", "reset_peak_memory_stats")),
     *((torch.cuda, name, returning(0)) for name in ("current_device", "_exchange_device", "_maybe_exchange_device")),
