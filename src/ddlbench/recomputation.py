@@ -115,7 +115,7 @@ def plan_of(choice: Choice, names: Sequence[str], links: Callable[[], Sequence[L
     chain = tuple(links())
     plan = fastest(chain, budget_bytes(choice) / in_flight)
     if plan is None:
-        least = in_flight * least_bytes(chain) / GIB
+        least = in_flight * float(_fronts(chain)(0, len(chain)).bytes_[0]) / GIB
         raise Unsupported(
             f"{KEY}={choice}: no set of blocks fits: the least for {names[0]} to {names[-1]} is {least:.3g} GiB with "
             f"{in_flight} micro batches in memory"
@@ -156,11 +156,6 @@ def fastest(links: tuple[Link, ...], bytes_: float) -> Plan | None:
     front = _fronts(links)
     fitting = int(np.searchsorted(front(0, len(links)).bytes_, bytes_, "right"))
     return _plan(front, 0, len(links), fitting - 1) if fitting else None
-
-
-def least_bytes(links: tuple[Link, ...]) -> float:
-    """Bytes of the plan that needs the fewest."""
-    return float(_fronts(links)(0, len(links)).bytes_[0])
 
 
 class _Front(NamedTuple):

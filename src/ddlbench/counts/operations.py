@@ -74,7 +74,8 @@ class Observer(TorchDispatchMode):
         moved = bytes_of(func, args, kwargs, out)
         flops = operation_flops(func, args, kwargs, out) if moved else 0.0
         live = float(self.alive.bytes_ - self.start)
-        self.operations.append(Operation(name_of(func), flops, moved, self.shared_depth > 0, live))
+        name = str(func._overloadpacket).removeprefix("aten.")
+        self.operations.append(Operation(name, flops, moved, self.shared_depth > 0, live))
         return out
 
     @contextmanager
@@ -123,25 +124,16 @@ class Observer(TorchDispatchMode):
         return live
 
 
-def name_of(func: Any) -> str:
-    return str(func._overloadpacket).removeprefix("aten.")
-
-
 def bytes_of(func: Any, args: Any, kwargs: Any, out: Any) -> float:
     """Bytes that an operation reads and writes. A view and memory without content count nothing, an embedding the rows
     that it reads."""
-    made = list(tensors(out))
-    if name_of(func) in WITHOUT_WORK or func.is_view or not made:
+    made, name = list(tensors(out)), str(func._overloadpacket).removeprefix("aten.")
+    if name in WITHOUT_WORK or func.is_view or not made:
         return 0.0
-    if name_of(func) == "embedding":
-        return 2.0 * sum(map(_memory, made))
-    used = {id(tensor): tensor for tensor in (*tensors((args, kwargs or {})), *made)}
-    return float(sum(map(_memory, used.values())))
-
-
-def _memory(tensor: Tensor) -> int:
-    """Bytes of the memory behind a tensor, which may be expanded."""
-    return min(size(tensor), tensor.untyped_storage().nbytes())
+    used = made if name == "embedding" else [*tensors((args, kwargs or {})), *made]
+    # Each tensor once, with the memory behind it: it may be expanded.
+    bytes_ = {id(tensor): min(size(tensor), tensor.untyped_storage().nbytes()) for tensor in used}
+    return float(sum(bytes_.values())) * (2 if name == "embedding" else 1)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from pathlib import Path
 from ddlbench.data.images.index import Files, FolderLayout, prepare_index
 from ddlbench.data.processes import usual_processes
 from ddlbench.data.text.token_file import TokenFile, TokenizerFiles, is_current, token_files, token_path, tokenize_file
-from ddlbench.data.tfrecord import UNFINISHED, Pack, is_packed, read_manifest
+from ddlbench.data.tfrecord import MANIFEST, UNFINISHED, Pack, read_manifest
 from ddlbench.data.tools import pack, verify_folders, verify_pack, verify_tokens
 from ddlbench.errors import RunError, UserError, reporting
 from ddlbench.texts import first_few, printable, say
@@ -136,7 +136,8 @@ def _size(count: int) -> str:
 
 def _kind(layout: FolderLayout) -> str:
     """packed | tokens | folders. Raises UserError where the place is none of them."""
-    if is_packed(place := layout.root):
+    place = layout.root
+    if (place / MANIFEST).is_file() or (place / UNFINISHED).is_file():
         return "packed"
     if token_files(place):
         return "tokens"

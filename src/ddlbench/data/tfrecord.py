@@ -107,11 +107,6 @@ def order(split: str, samples: int) -> NDArray[np.int64]:
     return RandomState(ORDER_SEED).permutation(samples) if split == "train" else np.arange(samples)
 
 
-def is_packed(folder: Path) -> bool:
-    """Whether `folder` is a packed set, finished or not."""
-    return (folder / MANIFEST).is_file() or (folder / UNFINISHED).is_file()
-
-
 def open_pack(folder: Path) -> Pack:
     """A set whose shards have the size that pack.json says. Raises UserError."""
     pack = read_manifest(folder)

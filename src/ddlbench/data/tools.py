@@ -81,8 +81,7 @@ def check_target(target: Path, plan: dict[str, Any]) -> None:
         manifest = tfrecord.read_manifest(target)
         sizes = {split: len(part.shards) for split, part in manifest.splits.items()}
         begun = {"format": manifest.format, "hash": manifest.hash, "shards": sizes}
-    elif tfrecord.is_packed(target):
-        path = target / tfrecord.UNFINISHED
+    elif (path := target / tfrecord.UNFINISHED).is_file():
         try:
             begun = parse(read_bytes(path).partition(b"\n")[0])  # older versions added a line for each shard
         except ValueError as error:

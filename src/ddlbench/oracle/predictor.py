@@ -45,7 +45,7 @@ EQUATIONS: dict[type, Callable[[Any, Setting], Outcome]] = {
     TensorParallel: model_parallel.tensor,
     Megatron: model_parallel.megatron,
     Spatial: model_parallel.spatial,
-    Pipeline: pipeline.pipeline,
+    Pipeline: lambda framework, setting: pipeline.predict(pipeline.cut_of(framework, setting)),
     PipeDream: pipeline.pipedream,
 }
 SAMPLES = {"imagenet": 1_281_167, "imagenet_tfrecord": 1_281_167}  # Russakovsky et al. 2015, ILSVRC 2012

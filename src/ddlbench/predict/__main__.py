@@ -150,7 +150,8 @@ def show(rows: Sequence[Prediction], question: Question, machine: Machine, memor
         print(line)
     if question.options.blocks:
         config = question.configuration(question.framework or "single")
-        for line in work.block_lines(proportions(config, machine), config.train.samples_per_micro_batch()):
+        samples = config.train.micro_batch or config.train.samples_per_update(1)
+        for line in work.block_lines(proportions(config, machine), samples):
             print(line)
     if question.options.check_volumes:
         for line in work.volume_lines(predicted):

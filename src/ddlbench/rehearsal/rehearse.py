@@ -210,7 +210,10 @@ def rehearse_job(framework: Any, job: Job, pinned: bool | None = None) -> Rehear
         except RunError:
             raise
         except Exception as error:  # whatever a library raises is what does not fit together
-            return replace(row, error=" ".join(f"{type(error).__name__}: {error}".split())[:500] + line(error))
+            files = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+            ours = [(file, line) for file, line in files if "/ddlbench/" in file and "/ddlbench/rehearsal/" not in file]
+            place = f" at {short(ours[-1][0])}:{ours[-1][1]}" if ours else ""
+            return replace(row, error=" ".join(f"{type(error).__name__}: {error}".split())[:500] + place)
 
 
 def fed(job: Job, place: Place, pinned: bool | None) -> Iterator[Batch | None]:
@@ -260,12 +263,3 @@ def stepped(row: Rehearsal, trainer: Trainer, batches: Iterator[Any], observed: 
     flops = sum(operation.flops for operation in observed.operations) / period
     operations = tuple(observed.operations)
     return replace(row, memory=bytes_, collectives=sent, host_waits=waits, flops=flops, operations=operations)
-
-
-def line(error: Exception) -> str:
-    """The innermost line of ddlbench in the traceback of an error, as text."""
-    frames = traceback.extract_tb(error.__traceback__)
-    ours = [
-        frame for frame in frames if "/ddlbench/" in frame.filename and "/ddlbench/rehearsal/" not in frame.filename
-    ]
-    return f" at {short(ours[-1].filename)}:{ours[-1].lineno}" if ours else ""

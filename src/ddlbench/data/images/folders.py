@@ -168,15 +168,16 @@ class ImageFolders:
     costly = True
 
     def __post_init__(self) -> None:
-        pair = "[smallest, largest], both greater than 0"
+        pair, ranges = "[smallest, largest], both greater than 0", (self.crop_scale, self.crop_ratio)
+        scale, ratio = (len(ends) == 2 and 0 < ends[0] <= ends[1] for ends in ranges)
         check_values(
             "data.", self,
             above={"val_limit": 0, "val_resize": 0},
             choices={"decode": DECODERS, "on_bad_sample": BAD_SAMPLE},
             rules={
                 "flip": (0 <= self.flip <= 1, "a probability from 0 to 1"),
-                "crop_scale": (ascending(self.crop_scale) and self.crop_scale[1] <= 1, f"{pair} and at most 1"),
-                "crop_ratio": (ascending(self.crop_ratio), pair),
+                "crop_scale": (scale and self.crop_scale[1] <= 1, f"{pair} and at most 1"),
+                "crop_ratio": (ratio, pair),
             },
         )  # fmt: skip
 
@@ -257,11 +258,6 @@ class ImageFolders:
     def shorter_side(self, size: tuple[int, ...]) -> int:
         """Pixels to which a validation image is resized before a crop of `size` (H, W) is taken from its center."""
         return self.val_resize or round(min(size) * 256 / 224)
-
-
-def ascending(ends: list[float]) -> bool:
-    """Whether they are the ends of a range of positive numbers."""
-    return len(ends) == 2 and 0 < ends[0] <= ends[1]
 
 
 def evenly_spaced(samples: int, limit: int | None) -> NDArray[np.int64]:

@@ -236,7 +236,9 @@ class DaliReader:
         fused = self.loader.fused_crop
         crops = self._decoded(encoded, **window) if fused else fn.slice(self._decoded(encoded), **window)
         mirror = fn.random.coin_flip(probability=self.data.flip)
-        return self._normalized(self._resized(crops, self.split.size), mirror)
+        # Antialiased where it shrinks: Pillow's and torchvision's "bilinear".
+        resized = fn.resize(crops, size=self.split.size, interp_type=dali.types.INTERP_TRIANGULAR)
+        return self._normalized(resized, mirror)
 
     def _validation(self, encoded: Any) -> Any:
         """Sizes are rounded as torchvision rounds them: half a pixel is most of what a comparison would find."""
@@ -245,13 +247,10 @@ class DaliReader:
         shorter = self.data.shorter_side(size)
         sides = [shape[axis] * shorter // dali.math.min(shape[0], shape[1]) for axis in (0, 1)]
         starts = [half_even(side - crop) for side, crop in zip(sides, size, strict=True)]
-        resized = self._resized(self._decoded(encoded), fn.cast(fn.stack(*sides), dtype=dali.types.FLOAT))
+        wanted = fn.cast(fn.stack(*sides), dtype=dali.types.FLOAT)
+        resized = fn.resize(self._decoded(encoded), size=wanted, interp_type=dali.types.INTERP_TRIANGULAR)
         start = fn.cast(fn.stack(*starts), dtype=dali.types.INT32)
         return self._normalized(fn.slice(resized, start=start, shape=size, axes=(0, 1)), mirror=0)
-
-    def _resized(self, images: Any, size: Any) -> Any:
-        """Antialiased where it shrinks: Pillow's and torchvision's "bilinear"."""
-        return self.dali.fn.resize(images, size=size, interp_type=self.dali.types.INTERP_TRIANGULAR)
 
     def _normalized(self, images: Any, mirror: Any) -> Any:
         """On the GPU where the images are wanted there: as uint8 they take a quarter of the copying."""

@@ -47,15 +47,17 @@ class SyntheticFeed:
         self.val_samples = val_samples
         self.val_unread = 0
         self._request = request
-        self._random = cache(partial(random_batch, request))
+        self._random = cache(partial(random_batch, request))  # each batch is made at its first use
 
     def train(self, epoch: int) -> Iterator[Batch | None]:
-        return repeat(self._batch(self._request.replica_batch), self.steps_per_epoch)
+        request = self._request
+        batch = self._random(request.replica_batch) if request.place.reads_data else None
+        return repeat(batch, self.steps_per_epoch)
 
     def validation(self) -> Iterator[Batch | None]:
         place, size = self._request.place, self._request.replica_batch
         batches = validation_batches(self.val_samples, size, place.data_rank, place.data_size)
-        return iter([self._batch(len(batch)) for batch in batches])
+        return iter([self._random(len(batch)) if place.reads_data else None for batch in batches])
 
     def facts(self) -> dict[str, Any]:
         return {"bad_samples": {}}
@@ -63,13 +65,10 @@ class SyntheticFeed:
     def close(self) -> None:
         self._random.cache_clear()
 
-    def _batch(self, valid: int) -> Batch | None:
-        """A full batch of which the first `valid` samples count, made at its first use."""
-        return self._random(valid) if self._request.place.reads_data else None
-
 
 def random_batch(request: Request, valid: int) -> Batch:
-    """Standard normal images and random classes, or random tokens and their successors; by seed and data rank."""
+    """Standard normal images and random classes, or random tokens and their successors; by seed and data rank. A full
+    batch of which the first `valid` samples count."""
     model, size = request.model, request.replica_batch
     random = torch.Generator().manual_seed(request.seed * request.place.data_size + request.place.data_rank)
     if model.kind == "images":

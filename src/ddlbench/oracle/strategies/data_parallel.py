@@ -158,13 +158,9 @@ def averaged(
     sizes = [[size * part for size in block.tensor_sizes] for block, part in zip(blocks, parts, strict=True)]
     full = buckets(sizes, back, first, cap)
     sent = [bucket.size * scale for bucket in full]
-
-    def seconds(size: float) -> float:
-        """Seconds of the all-reduce of a bucket of so many bytes in fp32."""
-        return setting.path(dp or setting.world, tp).seconds("all_reduce", size * scale)
-
-    total = sum(seconds(bucket.size) for bucket in full)
-    late = min(total, max(0.0, queue(full, seconds) - sum(back))) if overlaps else total
+    seconds = partial(setting.path(dp or setting.world, tp).seconds, "all_reduce")
+    total, end = sum(map(seconds, sent)), queue(full, lambda size: seconds(size * scale))
+    late = min(total, max(0.0, end - sum(back))) if overlaps else total
     amounts = (times * amount for amount in (len(sent), sum(sent), total, setting.exposed(total, late)))
     return Message("all-reduce of gradients", "dp", *amounts, largest=max(sent, default=0.0))
 
