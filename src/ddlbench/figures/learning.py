@@ -71,18 +71,14 @@ def learning(
         yield Plot(
             f"{name}_by_batch", _by_batch(measurements, metric), partial(_draw_by_batch, looks=looks, metric=metric)
         )
-    rates = _rates(epochs)
+    # The learning rate is the same in all runs of one curve: that of the first run that has the epoch.
+    rows = plain(epochs, ["learning", "status"], [*PLACES, RATE.column]).dropna(subset=[RATE.column])
+    ended = rows[rows["status"] == "ok"].sort_values("epoch", kind="stable").drop_duplicates(["learning", "epoch"])
+    of_curves = ended.rename(columns={RATE.column: "middle"}).groupby("learning", sort=False)
+    rates: dict[str, Any] = {str(key): course.reindex(columns=COURSE) for key, course in of_curves}
     changing = {key for key, course in rates.items() if course["middle"].nunique() > 1}
     shown = _panels(measurements, {name for name, key in of.items() if key in changing}, seeds)
     yield _plot("learning_rate", RATE, shown, (rates, {}), looks)
-
-
-def _rates(epochs: pd.DataFrame) -> dict[str, Any]:
-    """The learning rate by epoch, which is the same in all runs of one curve: of the first run that has the epoch."""
-    rows = plain(epochs, ["learning", "status"], [*PLACES, RATE.column]).dropna(subset=[RATE.column])
-    ended = rows[rows["status"] == "ok"].sort_values("epoch", kind="stable").drop_duplicates(["learning", "epoch"])
-    courses = ended.rename(columns={RATE.column: "middle"}).groupby("learning", sort=False)
-    return {str(name): course.reindex(columns=COURSE) for name, course in courses}
 
 
 def _by_batch(measurements: Sequence[Measurement], metric: Metric) -> list[Panel]:
