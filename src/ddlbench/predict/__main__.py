@@ -106,7 +106,8 @@ def show_plans(rows: Sequence[Prediction], machine: Machine, memory: float | Non
             needs = f"{ranking.command(least)}, with {(least.memory_bytes or 0.0) / GIB:.3g} GiB"
             print(f"{counts}: none is possible: the plan that needs the least memory is {needs}\n")
             continue
-        shown, others = best[: ranking.SHOWN], ranking.contrast(best)
+        shown = best[: ranking.SHOWN]
+        _, *others = (row for row, *_ in group_by(best, lambda row: row.framework).values())
         print(heading(possible, machine))
         print(f"{counts}: {len(best):,} fit; the best {len(shown)}:\n\n{ranking.table(shown)}")
         if others:

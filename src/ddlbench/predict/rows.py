@@ -76,7 +76,10 @@ def predictions(question: Question, machine: Machine, results: Results | None = 
         errors.append(error)
         return Prediction(name, question.model, machine.name, gpus, "unsupported", str(error))
 
-    names = [question.framework] if question.framework is not None else frameworks(question.options.plan)
+    left_out = NO_PLANS if question.options.plan else ()
+    names = [name for name in choices("framework") if name not in left_out]
+    if question.framework is not None:
+        names = [question.framework]
     for name in Progress(sys.stderr.isatty()).steps(names, len(names), "predicting", "frameworks"):
         try:
             config = question.configuration(name)
@@ -120,10 +123,6 @@ def _predicted(question: Question, config: Config, gpus: int, inputs: Inputs) ->
     if errors and not rows:
         raise errors[0]
     return rows if question.options.plan else ranking.ranked(rows)[:1]
-
-
-def frameworks(of_plans: bool = True) -> list[str]:
-    return [name for name in choices("framework") if not of_plans or name not in NO_PLANS]
 
 
 def plans(config: Config, words: Sequence[str], gpus: int, per_node: int) -> Iterator[Config]:
