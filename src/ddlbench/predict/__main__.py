@@ -13,6 +13,7 @@ from itertools import chain
 
 import torch
 
+from ddlbench.config.compose import configuration
 from ddlbench.errors import RunError
 from ddlbench.oracle.machine import machine as machines
 from ddlbench.oracle.machine.machine import Machine
@@ -150,7 +151,7 @@ def show(rows: Sequence[Prediction], question: Question, machine: Machine, memor
     for line in (*ranking.marks(rows), *ranking.notes(rows)):
         print(line)
     if question.options.blocks:
-        config = question.configuration(question.framework or "single")
+        config = configuration(f"+framework={question.framework or 'single'}", *question.words)
         for line in work.block_lines(proportions(config, machine), config.train.samples_per_micro_batch()):
             print(line)
     if question.options.check_volumes:
