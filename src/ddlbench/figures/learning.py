@@ -147,22 +147,19 @@ def _panels(measurements: Sequence[Measurement], measured: set[str], seeds: Mapp
         size = sizes if len(sizes) == 1 else ()
         title, lines = head(group, texts)
         lines += size
-        curve_of = attrgetter("curve") if size else _with_size(group)
+        curve_of: Naming = attrgetter("curve")
+        if not size:  # names with the GPU count, and with the batch where that does not follow from it
+            batches = {(row["gpus"], row["global_batch"]) for row in group}
+            names = {row: f"{row.curve}, {row.devices}" for row in group}
+            if len({gpus for gpus, _ in batches}) < len(batches):
+                names = {row: f"{name}, batch {row['global_batch'] or 'unknown'}" for row, name in names.items()}
+            curve_of = names.__getitem__
         counts = sorted({seeds[row["learning"]] for row in group if row["learning"] in seeds})
         if counts and counts[-1] > 1:
             fewest = f"{counts[0]} to " if counts[0] < counts[-1] else ""
             lines.append(f"median and range of {fewest}{counts[-1]} seeds")
         shown += small_multiples(Panel(title, lines, "", group, curve_of=curve_of))
     return shown
-
-
-def _with_size(rows: Sequence[Measurement]) -> Naming:
-    """Names of curves with GPU count, and with the batch where that does not follow from it."""
-    batches = {(row["gpus"], row["global_batch"]) for row in rows}
-    several = len({gpus for gpus, _ in batches}) < len(batches)
-    return lambda row: (
-        f"{row.curve}, {row.devices}" + (f", batch {row['global_batch'] or 'unknown'}" if several else "")
-    )
 
 
 def _plot(name: str, metric: Metric, shown: Sequence[Panel], courses: Courses, looks: Looks) -> Plot:
