@@ -16,7 +16,7 @@ def panels_of(results):
 
 
 def bases(panel):
-    return {(base.seconds, base.gpus) for base in map(panel.base_of, panel.rows)}
+    return {(base.seconds, base.gpus) for base in (row.base(panel.on_own_bases) for row in panel.rows)}
 
 
 def test_a_panel_a_model_and_kind_of_scaling(tmp_path):

@@ -79,7 +79,7 @@ def add(records: Sequence[Object], results: Path) -> tuple[int, int, list[str]]:
         if name in names:
             present += 1
         elif reason := _conflict(record, by_configuration.get(configuration), [*stored, *new.values()]):
-            left_out.append(f"{name} ({_url(record)}): {reason}")
+            left_out.append(f"{name} ({section(record, 'published').get('url')}): {reason}")
         else:
             new[name] = by_configuration[configuration] = record
     if new:
@@ -99,19 +99,16 @@ def _conflict(record: Object, same: Object | None, others: Sequence[Object]) -> 
         return f"{same.get('run_id')} is another value of its configuration and repeat"
     # A table may have been made from logs. Logs are a folder, and only their records have a time to train.
     for other in others:
-        urls = [f"{_url(source).removesuffix('/')}/" for source in (record, other)]
-        logs = ["time_to_train_s" in section(source, "published") for source in (record, other)]
+        sources = [section(source, "published") for source in (record, other)]
+        urls = [f"{str(source.get('url')).removesuffix('/')}/" for source in sources]
+        logs = ["time_to_train_s" in source for source in sources]
         if logs[0] != logs[1] and (urls[0].startswith(urls[1]) or urls[1].startswith(urls[0])):
-            return f"its source is imported already as {_url(other)}"
+            return f"its source is imported already as {sources[1].get('url')}"
     return None
 
 
 def _configuration(record: Object) -> str:
     return digest([section(record, "config"), section(record, "launch"), section(record, "environment")], 32)
-
-
-def _url(record: Object) -> str:
-    return str(section(record, "published").get("url"))
 
 
 def export_mllog(given: argparse.Namespace) -> int:

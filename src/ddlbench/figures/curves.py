@@ -45,7 +45,7 @@ def draw(axes: Axes, panel: Panel, looks: Looks, quantity: Quantity, others: Seq
     plotting.gpu_axis(axes, counts, panel.device, log)
     curves, values = panel.curves, list[float]()
     if quantity.ideal:  # a line from each base to the largest GPU count
-        for base in dict.fromkeys(filter(None, map(panel.base_of, panel.rows))):
+        for base in dict.fromkeys(filter(None, (row.base(panel.on_own_bases) for row in panel.rows))):
             ends = (base.gpus, max(panel.gpus))
             ideal = [quantity.ideal(base, count) for count in ends]
             axes.plot(ends, ideal, label="ideal", **cast(Any, plotting.IDEAL))

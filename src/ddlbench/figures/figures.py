@@ -138,24 +138,24 @@ def _over_gpus(shared: Sequence[Panel]) -> list[tuple[str, Sequence[Panel], quan
     own_bases = [panel.against_own_bases() for panel in shared if panel.own_bases_tell_more]
     ratios = [panel for panel in shared if any(row.has_ratios(panel.on_own_bases) for row in panel.rows)]
     plain = [replace(panel, base="") for panel in shared]  # for quantities that are no ratios
+    # Without the panels of published measurements whose source does not state the column.
+    epoch_time, memory = (
+        [panel for panel in plain if panel.rows[0]["origin"] == OWN or measured([panel], column)]
+        for column in ("epoch_time_s", "memory_allocated_peak_bytes")
+    )
     return [
         ("throughput", plain, quantities.THROUGHPUT),
         ("speedup", ratios, quantities.SPEEDUP),
         ("efficiency", ratios, quantities.EFFICIENCY),
         ("speedup_own_base", own_bases, quantities.SPEEDUP),
         ("efficiency_own_base", own_bases, quantities.EFFICIENCY),
-        ("epoch_time", _own_or_stated(plain, "epoch_time_s"), quantities.EPOCH_TIME),
-        ("memory", _own_or_stated(plain, "memory_allocated_peak_bytes"), quantities.MEMORY),
+        ("epoch_time", epoch_time, quantities.EPOCH_TIME),
+        ("memory", memory, quantities.MEMORY),
         ("energy", measured(plain, "energy_sample_j"), quantities.ENERGY),
         ("bubble", measured(plain, "bubble"), quantities.BUBBLE),
         ("staleness", measured(plain, "staleness_theoretical_max"), quantities.STALENESS),
         ("predicted", measured(plain, "predicted_step_s"), quantities.PREDICTED),
     ]
-
-
-def _own_or_stated(shown: Sequence[Panel], column: str) -> list[Panel]:
-    """Without the panels of published measurements whose source does not state the column."""
-    return [panel for panel in shown if panel.rows[0]["origin"] == OWN or measured([panel], column)]
 
 
 def save(folder: Path, name: str, figure: Figure, pdf: bool = False) -> None:

@@ -71,18 +71,14 @@ def learning(
         yield Plot(
             f"{name}_by_batch", _by_batch(measurements, metric), partial(_draw_by_batch, looks=looks, metric=metric)
         )
-    rates = _rates(epochs)
+    # The learning rate is the same in all runs of one curve: that of the first run that has the epoch.
+    rows = plain(epochs, ["learning", "status"], [*PLACES, RATE.column]).dropna(subset=[RATE.column])
+    ended = rows[rows["status"] == "ok"].sort_values("epoch", kind="stable").drop_duplicates(["learning", "epoch"])
+    of_curves = ended.rename(columns={RATE.column: "middle"}).groupby("learning", sort=False)
+    rates: dict[str, Any] = {str(key): course.reindex(columns=COURSE) for key, course in of_curves}
     changing = {key for key, course in rates.items() if course["middle"].nunique() > 1}
     shown = _panels(measurements, {name for name, key in of.items() if key in changing}, seeds)
     yield _plot("learning_rate", RATE, shown, (rates, {}), looks)
-
-
-def _rates(epochs: pd.DataFrame) -> dict[str, Any]:
-    """The learning rate by epoch, which is the same in all runs of one curve: of the first run that has the epoch."""
-    rows = plain(epochs, ["learning", "status"], [*PLACES, RATE.column]).dropna(subset=[RATE.column])
-    ended = rows[rows["status"] == "ok"].sort_values("epoch", kind="stable").drop_duplicates(["learning", "epoch"])
-    courses = ended.rename(columns={RATE.column: "middle"}).groupby("learning", sort=False)
-    return {str(name): course.reindex(columns=COURSE) for name, course in courses}
 
 
 def _by_batch(measurements: Sequence[Measurement], metric: Metric) -> list[Panel]:
@@ -151,22 +147,19 @@ def _panels(measurements: Sequence[Measurement], measured: set[str], seeds: Mapp
         size = sizes if len(sizes) == 1 else ()
         title, lines = head(group, texts)
         lines += size
-        curve_of = attrgetter("curve") if size else _with_size(group)
+        curve_of: Naming = attrgetter("curve")
+        if not size:  # names with the GPU count, and with the batch where that does not follow from it
+            batches = {(row["gpus"], row["global_batch"]) for row in group}
+            names = {row: f"{row.curve}, {row.devices}" for row in group}
+            if len({gpus for gpus, _ in batches}) < len(batches):
+                names = {row: f"{name}, batch {row['global_batch'] or 'unknown'}" for row, name in names.items()}
+            curve_of = names.__getitem__
         counts = sorted({seeds[row["learning"]] for row in group if row["learning"] in seeds})
         if counts and counts[-1] > 1:
             fewest = f"{counts[0]} to " if counts[0] < counts[-1] else ""
             lines.append(f"median and range of {fewest}{counts[-1]} seeds")
         shown += small_multiples(Panel(title, lines, "", group, curve_of=curve_of))
     return shown
-
-
-def _with_size(rows: Sequence[Measurement]) -> Naming:
-    """Names of curves with GPU count, and with the batch where that does not follow from it."""
-    batches = {(row["gpus"], row["global_batch"]) for row in rows}
-    several = len({gpus for gpus, _ in batches}) < len(batches)
-    return lambda row: (
-        f"{row.curve}, {row.devices}" + (f", batch {row['global_batch'] or 'unknown'}" if several else "")
-    )
 
 
 def _plot(name: str, metric: Metric, shown: Sequence[Panel], courses: Courses, looks: Looks) -> Plot:

@@ -58,15 +58,14 @@ class Panel:
         """The value of the compared factor of each curve, which has one color, and the name of the curve."""
         return [(str(rows[0]["compared"]), name) for name, rows in self.curves.items()]
 
-    def base_of(self, row: Measurement) -> Base | None:
-        """The base of the row's ratios; None without such a measurement."""
-        return row.base(self.on_own_bases)
-
     @property
     def own_bases_tell_more(self) -> bool:
         """Whether ratios to own bases are worth a figure beside those to the best single GPU."""
         compared = [row for row in self.rows if row["speedup_vs_own_base"] is not None]
-        return any(self.base_of(row) != row.base(own=True) and row["own_base_gpus"] != row["gpus"] for row in compared)
+        return any(
+            row.base(self.on_own_bases) != row.base(own=True) and row["own_base_gpus"] != row["gpus"]
+            for row in compared
+        )
 
     def against_own_bases(self) -> Panel:
         """The panel with ratios to the own bases."""
@@ -167,19 +166,21 @@ def with_rows(shown: Sequence[Panel], wanted: Callable[[Measurement], bool]) -> 
 def small_multiples(panel: Panel) -> list[Panel]:
     """The panel, or where it has more than MOST_CURVES curves one for each family of frameworks; where a family has too
     many, one for each framework; where a framework has too many, with its fastest ones."""
-    families = _divided(panel, lambda row: family(str(row["framework"])))
+    parts = [panel]
+    names: tuple[Naming, ...] = (lambda row: family(str(row["framework"])), lambda row: str(row["framework"]))
+    for name in names:
+        divided, parts = parts, list[Panel]()
+        for part in divided:
+            if len(part.curves) <= MOST_CURVES:
+                parts.append(part)
+                continue
+            for text, rows in group_by(part.rows, name).items():
+                lines = part.lines if text in part.lines else [*part.lines, text]
+                parts.append(replace(part, lines=lines, rows=rows))
     shown = list[Panel]()
-    for part in (part for one in families for part in _divided(one, lambda row: str(row["framework"]))):
+    for part in parts:
         curves = part.curves  # those without any seconds a sample come last
         order = sorted(curves, key=lambda text: min(row["sample_time_s"] or inf for row in curves[text]))
         rows = [row for row in part.rows if part.curve_of(row) in order[:MOST_CURVES]]
         shown.append(replace(part, rows=rows, folded=tuple(order[MOST_CURVES:])))
     return shown
-
-
-def _divided(panel: Panel, key: Naming) -> list[Panel]:
-    if len(panel.curves) <= MOST_CURVES:
-        return [panel]
-    parts = group_by(panel.rows, key).items()
-    lines = {text: panel.lines if text in panel.lines else [*panel.lines, text] for text, _ in parts}
-    return [replace(panel, lines=lines[text], rows=rows) for text, rows in parts]

@@ -25,6 +25,7 @@ from ddlbench.results.tables.measurement import Measurement
 from ddlbench.texts import first_few
 
 PRINTED: dict[str, Any] = tomllib.loads(files("ddlbench.figures").joinpath("published.toml").read_text("utf-8"))
+AUTHORS = {name: source["text"].partition(",")[0] for name, source in PRINTED["sources"].items()}  # "Aach et al. 2023"
 GREY = "#7a7a7a"
 CPU_AXIS = "ranks (CPU); printed values: GPUs"
 ARROW = 0.06  # its length, as an efficiency
@@ -37,11 +38,6 @@ MODELS_SHOWN = 4
 SERIES = (  # columns that are equal for the points of a line
     "model", "device_model", "framework_library", "precision", "loader", "own_base_gpus", "own_base_sample_time_s",
 )  # fmt: skip
-
-
-def authors(source: str) -> str:
-    """ "Aach et al. 2023"."""
-    return str(PRINTED["sources"][source]["text"]).partition(",")[0]
 
 
 def efficiencies(*models: str) -> list[Row]:
@@ -112,7 +108,7 @@ def draw_efficiency(axes: Axes, panel: Panel, looks: Looks, of_all_loaders: bool
 
     def label(row: Row) -> str:
         sign = "" if row["relation"] == "=" else f", {row['relation']} {100 * row['value']:g} %"
-        name = f"{authors(row['source'])}: {row['framework']}, {row['loader']}{sign}"
+        name = f"{AUTHORS[row['source']]}: {row['framework']}, {row['loader']}{sign}"
         return name if len(models) == 1 else f"{row['model']}, {name}"
 
     quantity = replace(EFFICIENCY, label="efficiency (% of ideal speedup)")
@@ -139,7 +135,7 @@ def draw_communication(axes: Axes, panel: Panel, looks: Looks) -> None:
         look = looks[rows[0].curve_key]
         axes.plot(*zip(*points, strict=True), color=look.color, label=plotting.label(name), **look.shape)
     table = PRINTED["kernel_time"]
-    where = f"{authors(table['source'])}, {table['place']}: {table['framework']}"
+    where = f"{AUTHORS[table['source']]}, {table['place']}: {table['framework']}"
     for number, (loader, rows) in enumerate(printed.items()):
         axes.plot(
             [row[0] for row in rows], [row[1] for row in rows], color=GREY, marker=MARKERS[number],

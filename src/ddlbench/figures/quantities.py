@@ -71,7 +71,7 @@ def _of_seconds(value: Callable[[Measurement, float, Base], float], ratio: str =
 
     def values(panel: Panel, row: Measurement) -> Values:
         seconds, low, high = (row[f"sample_time_{end}s"] for end in ("", "low_", "high_"))
-        base = panel.base_of(row)
+        base = row.base(panel.on_own_bases)
         if not seconds or (ratio and base is None):
             return Values(None)
         base = cast(Base, base)

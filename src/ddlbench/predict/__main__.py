@@ -13,6 +13,7 @@ from itertools import chain
 
 import torch
 
+from ddlbench.config.compose import configuration
 from ddlbench.errors import RunError
 from ddlbench.oracle.machine import machine as machines
 from ddlbench.oracle.machine.machine import Machine
@@ -106,7 +107,8 @@ def show_plans(rows: Sequence[Prediction], machine: Machine, memory: float | Non
             needs = f"{ranking.command(least)}, with {(least.memory_bytes or 0.0) / GIB:.3g} GiB"
             print(f"{counts}: none is possible: the plan that needs the least memory is {needs}\n")
             continue
-        shown, others = best[: ranking.SHOWN], ranking.contrast(best)
+        shown = best[: ranking.SHOWN]
+        _, *others = (row for row, *_ in group_by(best, lambda row: row.framework).values())
         print(heading(possible, machine))
         print(f"{counts}: {len(best):,} fit; the best {len(shown)}:\n\n{ranking.table(shown)}")
         if others:
@@ -149,7 +151,7 @@ def show(rows: Sequence[Prediction], question: Question, machine: Machine, memor
     for line in (*ranking.marks(rows), *ranking.notes(rows)):
         print(line)
     if question.options.blocks:
-        config = question.configuration(question.framework or "single")
+        config = configuration(f"+framework={question.framework or 'single'}", *question.words)
         samples = config.train.micro_batch or config.train.samples_per_update(1)
         for line in work.block_lines(proportions(config, machine), samples):
             print(line)

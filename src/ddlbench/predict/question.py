@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from ddlbench.config.compose import configuration
-from ddlbench.config.schema import Config
 from ddlbench.errors import UserError
 from ddlbench.oracle.machine.collectives import ALGORITHMS
 from ddlbench.oracle.machine.machine import described, load, machine_names
@@ -39,10 +37,6 @@ class Question:
     framework: str | None = None
     overlap: bool | None = None
     batches: Sequence[int] = ()
-
-    def configuration(self, framework: str) -> Config:
-        """The configuration with a framework. UserError as the command line of ddlbench has it."""
-        return configuration(f"+framework={framework}", *self.words)
 
     @property
     def model(self) -> str:

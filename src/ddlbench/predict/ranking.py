@@ -43,14 +43,15 @@ def table(rows: Sequence[Prediction]) -> str:
     lines = list[tuple[str, ...]]()
     for row in (row for row in rows if row.status == "ok"):
         seconds = (row.compute_s, row.comm_exposed_s, row.comm_hidden_s, row.bubble_s, row.data_s)
-        times = ("" if took is None else _ms(took) for took in seconds)
-        band = f"{row.low_80_s * 1e3:.4g} to {_ms(row.high_80_s)}" if row.low_80_s else "none"
+        times = ("" if took is None else f"{took * 1e3:.4g} ms" for took in seconds)
+        step_ms, low_ms, high_ms = (1e3 * (end or 0.0) for end in (row.step_s, row.low_80_s, row.high_80_s))
+        band = f"{low_ms:.4g} to {high_ms:.4g} ms" if row.low_80_s else "none"
         fits = {True: "yes", False: "no", None: "?"}[row.fits]
         memory, error = f"{(row.memory_bytes or 0.0) / GIB:.2f} GiB", f"±{row.memory_error or 0.0:.0%}"
         rate = f"{row.samples_per_s or 0.0:.4g}{'*' if row.marks else ''}"
         epoch = "" if row.epoch_s is None else f"{row.epoch_s:.4g} s"
         why = row.reason.removeprefix(f"at {row.gpus} GPUs ")
-        lines.append((*which(row), _ms(row.step_s), band, *times, memory, error, fits, rate, epoch, why))
+        lines.append((*which(row), f"{step_ms:.4g} ms", band, *times, memory, error, fits, rate, epoch, why))
     return "\n".join(aligned(COLUMNS, lines, left=(*WHICH[:2], "reason")))
 
 
@@ -61,10 +62,6 @@ def which(row: Prediction) -> tuple[str, str, str]:
     sharded, size, recompute = map(row.settings.get, keys)
     plan = ("sharded" if sharded else "", f"micro batch {size}" if size else "", "recompute" if recompute else "")
     return row.framework, " ".join(filter(None, (layout, *plan))), str(row.gpus)
-
-
-def _ms(seconds: float | None) -> str:
-    return f"{(seconds or 0.0) * 1e3:.4g} ms"
 
 
 def marks(rows: Sequence[Prediction]) -> list[str]:
@@ -104,7 +101,7 @@ def conclusion(rows: Sequence[Prediction], caps: str) -> list[str]:
     if best.high_80_s is None:
         return [f"{head}; within {TIE:.0%} of it: {names}"]
     # One plan of each framework, because the errors of one framework's plans are not independent.
-    fastest = [best, *contrast([best, *equal])]
+    fastest = [row for row, *_ in group_by([best, *equal], lambda row: row.framework).values()]
     # The smallest set of runs that decides, if the best row takes as long as predicted.
     runs = [best, *(row for row in fastest[1:] if (row.low_80_s or 0.0) < (best.step_s or 0.0))]
     hours = sum(row.gpus * DECIDING_STEPS * (row.step_s or 0.0) / 3600 for row in runs)
@@ -115,11 +112,6 @@ def conclusion(rows: Sequence[Prediction], caps: str) -> list[str]:
         f"to decide, run {DECIDING_STEPS} steps of {', '.join(row.framework for row in runs)} at {best.gpus} GPUs: "
         f"{hours:.2g} GPU-hours beside start and warm-up",
     ]
-
-
-def contrast(best: Sequence[Prediction]) -> list[Prediction]:
-    """The fastest row of each other framework. best: in the order of `fitting`"""
-    return [row for row, *_ in group_by(best, lambda row: row.framework).values()][1:]
 
 
 def separated(best: Prediction, other: Prediction) -> bool:

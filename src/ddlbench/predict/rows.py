@@ -13,10 +13,12 @@ import itertools
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ddlbench.config.choices import choices
+from ddlbench.config.compose import configuration
 from ddlbench.config.schema import Config
 from ddlbench.errors import UserError
 from ddlbench.frameworks.shared.layout import divisors
@@ -71,25 +73,26 @@ def predictions(question: Question, machine: Machine, results: Results | None = 
     """If an input is missing or a framework lacks a key, the row says so; UserError if that is true of all rows.
     Unsupported for a precision that the device lacks."""
     rows, errors = list[Prediction](), list[UserError]()
-
-    def refused(name: str, gpus: int, error: UserError) -> Prediction:
-        errors.append(error)
-        return Prediction(name, question.model, machine.name, gpus, "unsupported", str(error))
-
-    names = [question.framework] if question.framework is not None else frameworks(question.options.plan)
+    refused = partial(Prediction, model=question.model, cluster=machine.name, status="unsupported")
+    left_out = NO_PLANS if question.options.plan else ()
+    names = [name for name in choices("framework") if name not in left_out]
+    if question.framework is not None:
+        names = [question.framework]
     for name in Progress(sys.stderr.isatty()).steps(names, len(names), "predicting", "frameworks"):
         try:
-            config = question.configuration(name)
+            config = configuration(f"+framework={name}", *question.words)
             check_precision(config.train.precision, machine.device.name)
             inputs = inputs_of(question, config, machine, results)
         except UserError as error:
-            rows += [refused(name, gpus, error) for gpus in question.gpus]
+            errors.append(error)
+            rows += [refused(framework=name, gpus=gpus, reason=str(error)) for gpus in question.gpus]
             continue
         for gpus in question.gpus:
             try:
                 rows += _predicted(question, config, gpus, inputs)
             except UserError as error:
-                rows.append(refused(name, gpus, error))
+                errors.append(error)
+                rows.append(refused(framework=name, gpus=gpus, reason=str(error)))
     if errors and all(row.status != "ok" for row in rows):
         raise errors[0]
     return rows
@@ -120,10 +123,6 @@ def _predicted(question: Question, config: Config, gpus: int, inputs: Inputs) ->
     if errors and not rows:
         raise errors[0]
     return rows if question.options.plan else ranking.ranked(rows)[:1]
-
-
-def frameworks(of_plans: bool = True) -> list[str]:
-    return [name for name in choices("framework") if not of_plans or name not in NO_PLANS]
 
 
 def plans(config: Config, words: Sequence[str], gpus: int, per_node: int) -> Iterator[Config]:

@@ -20,7 +20,7 @@ from ddlbench.config.schema import Config
 from ddlbench.cores import few_cores
 from ddlbench.errors import RunError
 from ddlbench.frameworks.shared.refusals import optimizer_of
-from ddlbench.job import Framework, Job, Model, Trainer
+from ddlbench.job import Job, Model, Trainer
 from ddlbench.loop import Run
 from ddlbench.measure.devices.environment import environment
 from ddlbench.measure.devices.unknown import or_none
@@ -36,6 +36,8 @@ HIGH_WAIT = 0.1  # share of the steps' time: below it another loader saves littl
 
 def opening(config: Config, launch: Launch, device: torch.device, dataset: Mapping[str, Any]) -> dict[str, Any]:
     """The sections that are known before anything starts."""
+    library: str = getattr(type(config.framework), "library", "torch")  # behind the framework
+    version = str(torch.__version__) if library == "torch" else or_none(lambda: metadata.version(library))
     return {
         "config": config.resolved,
         "config_added_later": config.added_later,
@@ -51,15 +53,8 @@ def opening(config: Config, launch: Launch, device: torch.device, dataset: Mappi
         },
         "dataset": {"name": config.data.name, "kind": config.data.kind, **dataset},
         "environment": {**environment(device), "threads_per_rank": torch.get_num_threads()},
-        "framework_library": framework_library(config.framework),
+        "framework_library": f"{library} {version or 'of an unknown version'}",
     }
-
-
-def framework_library(framework: Framework) -> str:
-    """ "deepspeed 0.19.8": the library behind a framework and its version."""
-    name: str = getattr(type(framework), "library", "torch")
-    version = str(torch.__version__) if name == "torch" else or_none(lambda: metadata.version(name))
-    return f"{name} {version or 'of an unknown version'}"
 
 
 def model_section(

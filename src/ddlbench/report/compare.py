@@ -128,12 +128,13 @@ def _judge(result: Versus, pair: Pair, limit: float | None) -> None:
     """Add the line of one pair, and its verdict for the gate."""
     one, two = map(Point, pair)
     name = _name(pair[0])
+    old, new = (", ".join(dict.fromkeys(str(run.row["status"]) for run in point.runs)) for point in (one, two))
     if not one.sample_time_s:
-        after = duration(two.sample_time_s) if two.sample_time_s else f"no time ({_status(two)})"
-        result.lines.append(f"  {name}: no time before ({_status(one)}), {after} after")
+        after = duration(two.sample_time_s) if two.sample_time_s else f"no time ({new})"
+        result.lines.append(f"  {name}: no time before ({old}), {after} after")
         return
     if not two.sample_time_s:
-        result.lines.append(f"  {name}: {duration(one.sample_time_s)} before, no time after ({_status(two)})")
+        result.lines.append(f"  {name}: {duration(one.sample_time_s)} before, no time after ({new})")
         result.slower.append(f"{name}: no run ended ok")
         return
     ratio = two.sample_time_s / one.sample_time_s
@@ -153,10 +154,6 @@ def _judge(result: Versus, pair: Pair, limit: float | None) -> None:
         result.slower.append(f"{name}: at least {interval.low:.3f} times the time")
     elif interval.high > 1 + limit:
         result.possible.append(f"{name}: up to {interval.high:.3f} times the time")
-
-
-def _status(point: Point) -> str:
-    return ", ".join(dict.fromkeys(str(run.row["status"]) for run in point.runs))
 
 
 def _name(group: Group) -> str:

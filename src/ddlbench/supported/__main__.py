@@ -97,11 +97,6 @@ def _section(survey: Survey, group: list[str], reasons: Reasons) -> str:
     """Frameworks of one class: what they are, their options, and the effects of the options."""
     options, several = knobs(group), len(group) > 1
 
-    def default(values: dict[str, str]) -> str:
-        """The value, or each with the frameworks that have it."""
-        names = group_by(values, values.__getitem__)
-        return "; ".join(f"`{value}`" + (f" ({', '.join(names[value])})" if len(names) > 1 else "") for value in names)
-
     def effects(name: str, change: Change) -> str:
         """The cases that an option refuses, for each reason, and the cases that run only with it."""
         (answers, gained), texts = survey.changed(name, change), list[str]()
@@ -113,7 +108,11 @@ def _section(survey: Survey, group: list[str], reasons: Reasons) -> str:
             texts.append(f"also {scope(gained, survey.answers(name, survey.families))}")
         return " and ".join(texts)
 
-    rows = [[f"`{key}`", default(of.values), of.meaning.replace("|", r"\|")] for key, of in options.items()]
+    rows = list[list[str]]()
+    for key, of in options.items():
+        names = group_by(of.values, of.values.__getitem__)  # the frameworks that have each value
+        defaults = [f"`{value}`" + (f" ({', '.join(names[value])})" if len(names) > 1 else "") for value in names]
+        rows.append([f"`{key}`", "; ".join(defaults), of.meaning.replace("|", r"\|")])
     parts = [
         f"### {', '.join(group)}\n",
         "".join(f"- `{name}`: {title('framework', name)}\n" for name in group)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import product
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 import torch
@@ -94,11 +95,11 @@ class Survey:
     @cached_property
     def ranks(self) -> dict[str, int]:
         """The number of ranks in the checks of each framework: one at which it runs some model."""
-
-        def runs(name: str, ranks: int) -> bool:
-            return any(self._refusal(name, config, CUDA, ranks) is None for config in self.families.values())
-
-        return {name: next((ranks for ranks in RANKS if runs(name, ranks)), RANKS[0]) for name in self.frameworks}
+        chosen: dict[str, int] = {}
+        for name, ranks in product(self.frameworks, RANKS):
+            if name not in chosen and None in (self._refusal(name, of, CUDA, ranks) for of in self.families.values()):
+                chosen[name] = ranks
+        return {name: chosen.get(name, RANKS[0]) for name in self.frameworks}
 
     def answers(
         self, framework: str, models: Mapping[str, Config], change: Change = UNCHANGED, device: torch.device = CUDA

@@ -149,7 +149,8 @@ class Meter:
             self.next_tick = now + READ_EVERY_S
 
     def end(self) -> Use:
-        thread_s = self._thread_s()  # before the other readings, as `begin` has it after them: they are no step's work
+        # Before the other readings, as `begin` has it after them: they are no step's work.
+        thread_s = None if self.cuda else or_none(thread_seconds)
         first, last = self.first, self._read()
         gpus = (first.gpu, last.gpu) if first.gpu and last.gpu else None
         energy = joules(*gpus) if gpus else difference(first.package_j, last.package_j)
@@ -178,8 +179,5 @@ class Meter:
             cpu_s=or_none(process_tree_seconds),
             load=Load.now() if self.leader else None,
             sent=None if self.cuda else or_none(SentBytes.now),
-            thread_s=self._thread_s(),
+            thread_s=None if self.cuda else or_none(thread_seconds),
         )
-
-    def _thread_s(self) -> float | None:
-        return None if self.cuda else or_none(thread_seconds)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from math import log2
+from operator import attrgetter
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -228,7 +229,9 @@ def _regret(tried: Sequence[layouts.Layout], predicted: Sequence[float | None]) 
     """The regret of each case with several layouts, if the layout with the fewest predicted seconds is recommended.
     predicted: seconds of each layout; None: it is refused"""
     both = zip(predicted, tried, strict=True)
-    seconds = [(layout.case, one, layout.measured_s) for one, layout in both if one is not None]
+    # What a planner is asked for is equal for all layouts among which it chooses.
+    case_of = attrgetter("gpus", "global_batch", "hidden", "layers", "seq_len")
+    seconds = [(case_of(layout), one, layout.measured_s) for one, layout in both if one is not None]
     cases = group_by(seconds, lambda row: row[0]).values()
     return [min(case)[2] / min(measured for *_, measured in case) - 1 for case in cases if len(case) > 1]
 

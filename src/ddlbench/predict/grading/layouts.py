@@ -21,7 +21,6 @@ from ddlbench.counts.counting import count
 from ddlbench.counts.counts import Counts, Line, Share, Work
 from ddlbench.errors import UserError
 from ddlbench.frameworks.pipeline.schedules import accepts
-from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured.inputs import from_roofline
 from ddlbench.oracle.memory.stages import Cut
 from ddlbench.oracle.predictor import Inputs, job_of, predict
@@ -86,18 +85,9 @@ class Layout:
         return f"dp{self.dp} tp{self.tp} pp{self.pp}{interleaved}, micro batch {self.micro_batch}"
 
     @property
-    def schedule(self) -> str:
-        return "1f1b" if self.chunks == 1 else "interleaved"
-
-    @property
     def micro_batches(self) -> int:
         """The micro batches of a replica in an iteration."""
         return self.global_batch // self.dp // self.micro_batch
-
-    @property
-    def case(self) -> tuple[int, ...]:
-        """What a planner is asked for: equal for all layouts among which it chooses."""
-        return self.gpus, self.global_batch, self.hidden, self.layers, self.seq_len
 
 
 def layouts(rows: Sequence[CsvRow], left_out: list[str]) -> Iterator[Layout]:
@@ -114,7 +104,7 @@ def layouts(rows: Sequence[CsvRow], left_out: list[str]) -> Iterator[Layout]:
                 raise UserError(f"{one.name} does not divide {one.layers} layers and {one.global_batch} samples")
             if one.hidden % one.heads or one.heads % one.tp:
                 raise UserError(f"{one.heads} heads do not divide a width of {one.hidden}, or not over tp={one.tp}")
-            if chunks > 1 and not (one.pp > 1 and accepts(one.schedule, one.micro_batches, one.pp)):
+            if chunks > 1 and not (one.pp > 1 and accepts("interleaved", one.micro_batches, one.pp)):
                 raise UserError(f"{one.micro_batches} micro batches over pp={one.pp} cannot be interleaved")
             first = seen.setdefault(one, row.line)
             if first != row.line:
@@ -126,7 +116,7 @@ def layouts(rows: Sequence[CsvRow], left_out: list[str]) -> Iterator[Layout]:
 
 def predicted_s(layout: Layout, kernels: Kernels = A100) -> float:
     """Seconds of an iteration."""
-    machine = replace(_machine(layout), overlap=False)
+    machine = replace(machine_of("A100", NETWORK, PER_NODE, -(-layout.gpus // PER_NODE)), overlap=False)
     config = _config(layout, 2, "train.reduce_dtype=fp16")
     job = job_of(config, layout.gpus, machine)
     counts = _counts(config.model, layout.layers, layout.tp > 1, kernels)
@@ -140,10 +130,9 @@ def predicted_s(layout: Layout, kernels: Kernels = A100) -> float:
     sizes[0] += 1  # the embedding
     sizes[-1] += 2  # the last norm and the head
     degrees = layout.dp, layout.tp, layout.pp
+    schedule = "1f1b" if layout.chunks == 1 else "interleaved"
     setting = Setting(job, machine, computation)
-    cut = Cut(
-        setting, layout.schedule, *degrees, tuple(sizes), layout.micro_batches, layout.micro_batch, scattered=True
-    )
+    cut = Cut(setting, schedule, *degrees, tuple(sizes), layout.micro_batches, layout.micro_batch, scattered=True)
     return pipeline.predict(cut).step_s
 
 
@@ -152,12 +141,9 @@ def planned_s(layout: Layout) -> float | None:
     GPUs. None if it refuses the layout; interleaved stages are no plan."""
     if layout.chunks > 1:
         return None
-    config, machine = _config(layout, layout.layers, "train.checkpoint_activations=true"), _machine(layout)
+    config = _config(layout, layout.layers, "train.checkpoint_activations=true")
+    machine = machine_of("A100", NETWORK, PER_NODE, -(-layout.gpus // PER_NODE))
     return predict(config, layout.gpus, Inputs(machine, partial(from_roofline, machine=machine))).step_s
-
-
-def _machine(layout: Layout) -> Machine:
-    return machine_of("A100", NETWORK, PER_NODE, -(-layout.gpus // PER_NODE))
 
 
 def _config(layout: Layout, layers: int, word: str) -> Config:

@@ -37,7 +37,8 @@ def knobs(runs: Sequence[AttemptRow], comparison: Comparison = BY_FRAMEWORK) -> 
         {
             key if key.startswith("train.") else key.partition(".")[2]: value
             for key, value in run.options.items()
-            if comparison.is_compared(key) and not _shown_elsewhere(key)
+            # Names of options and the layout have columns of their own.
+            if comparison.is_compared(key) and not key.endswith(".name") and key not in LAYOUT
         }
         for run in runs
     ]
@@ -67,10 +68,10 @@ def variants(
     names = [name for name in ("model", "model_changed", "loader", "data", "recipe") if name not in comparison.by]
     others = list[Row]()
     for run in runs:
-        options = {k: v for k, v in run.options.items() if not (k.startswith("cluster.") or _shown_elsewhere(k))}
+        options = {k: v for k, v in run.options.items() if not (k.startswith("cluster.") or k.endswith(".name"))}
         options |= {name: run.row[name] for name in _VERSIONS if run.row[name] is not None}
         for key in list(options):
-            if key in (without, *_SHOWN) or comparison.is_compared(key) or comparison.is_across(key):
+            if key in (without, *_SHOWN, *LAYOUT) or comparison.is_compared(key) or comparison.is_across(key):
                 del options[key]
         others.append(options)
     return _differences([tuple(run.row[name] for name in (*fixed, *names)) for run in runs], others)
@@ -103,11 +104,6 @@ def layout(run: AttemptRow) -> Settings:
     if gpus and given > 0 and gpus % given == 0 and list(degrees.values()).count(None) == 1:
         degrees = {key: gpus // given if degree is None else degree for key, degree in degrees.items()}
     return {key: str(degree) for key, degree in degrees.items() if degree is not None}
-
-
-def _shown_elsewhere(key: str) -> bool:
-    """Names of options and the layout have columns of their own."""
-    return key.endswith(".name") or key in LAYOUT
 
 
 def _differences(

@@ -68,10 +68,6 @@ class Comparison:
             for name in self.across
         )
 
-    def compared(self, row: Row) -> str:
-        """A row's values of the compared factors."""
-        return ", ".join(str(row[factor]) for factor in self.by)
-
     def check(self, runs: Sequence[AttemptRow]) -> None:
         """UserError for what is no factor, for a setting of `across` that no run has, and for a factor there."""
         for name in self.by:
@@ -228,6 +224,7 @@ class Point:
     sample:        a run with the values that all repeats have in common; one whose summary is not left out, if there is
                    one
     sample_times:  seconds per sample of each run; sample_time_s: their median; interval: that of the median
+    compared:      the values of the compared factors, in words
     comparison, curve: as `comparison_id` and `curve_id`
     verdict_group: equal for points between which a verdict is given: they differ in the compared factors alone
     """
@@ -242,6 +239,7 @@ class Point:
         self.sample_times = [1 / rate for rate in self.values("throughput_samples_per_s") if rate > 0]
         self.sample_time_s = median(self.sample_times) if self.sample_times else None
         self.interval = median_interval(self.sample_times)
+        self.compared = ", ".join(str(self.sample.row[factor]) for factor in how.by)
         self.comparison, self.curve = how.comparison_id(self.sample), how.curve_id(self.sample)
         self.verdict_group = Comparison(how.by).comparison_id(self.sample) if how.across else self.comparison
 

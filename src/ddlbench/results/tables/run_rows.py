@@ -175,12 +175,10 @@ ROUNDING = 1e-6
 Rule = Callable[..., Any]  # of the values of some columns, a list each
 
 
-def _ratio(above: list[float], below: list[float]) -> float:
-    return sum(above) / sum(below) if sum(below) else math.nan
-
-
-def _per_gpu(above: list[float], below: list[float], gpus: list[int], of_sample: Sequence[float] = (1,)) -> float:
-    return _ratio(above, below) / gpus[0] * of_sample[0]
+def _ratio(
+    above: list[float], below: list[float], gpus: Sequence[int] = (1,), of_sample: Sequence[float] = (1,)
+) -> float:
+    return sum(above) / sum(below) / gpus[0] * of_sample[0] if sum(below) else math.nan
 
 
 RATE = ("measured_samples", "measured_time_s")
@@ -197,10 +195,10 @@ MEASURED: dict[str, tuple[Rule, tuple[str, ...]]] = {
     "epoch_time_min_s": (min, ("epoch_time_s",)),
     "epoch_time_max_s": (max, ("epoch_time_s",)),
     "throughput_samples_per_s": (_ratio, RATE),
-    "throughput_samples_per_s_per_gpu": (_per_gpu, (*RATE, "gpus")),
+    "throughput_samples_per_s_per_gpu": (_ratio, (*RATE, "gpus")),
     "tokens_per_s": (lambda above, below, tokens: _ratio(above, below) * tokens[0], (*RATE, "tokens_per_sample")),
-    "model_flops_per_s_per_gpu": (_per_gpu, (*RATE, "gpus", "flops_per_sample")),
-    "cpu_share": (_per_gpu, ("cpu_time_s", "epoch_time_s", "gpus")),
+    "model_flops_per_s_per_gpu": (_ratio, (*RATE, "gpus", "flops_per_sample")),
+    "cpu_share": (_ratio, ("cpu_time_s", "epoch_time_s", "gpus")),
     "throughput_steady_samples_per_s": (_ratio, ("steady_samples", "steady_time_s")),
     "epoch_first_step_s": (statistics.median, ("first_step_s",)),
     "validation_time_s": (statistics.median, ("validation_time_s",)),

@@ -174,7 +174,7 @@ def _against(point: Point, base: Point | None, kind: str, prefix: str, suffix: s
     epoch_s = median(epochs) if epochs else None
     row: Row = {
         f"{prefix}_framework": base.sample.row["framework"],
-        f"{prefix}_compared": base.how.compared(base.sample.row),
+        f"{prefix}_compared": base.compared,
         f"{prefix}_gpus": base.gpus,
         f"{prefix}_sample_time_s": base.sample_time_s,
         f"{prefix}_epoch_time_s": epoch_s,
@@ -215,7 +215,7 @@ def _facts(point: Point, kind: str) -> Row:
         "comparison": point.comparison,
         "learning_comparison": point.how.comparison_id(point.sample, SEED),
         "compared_by": ", ".join(point.how.by),
-        "compared": point.how.compared(point.sample.row),
+        "compared": point.compared,
         "compared_across": ", ".join(point.how.across) or None,
         "verdict_group": point.verdict_group,
     }
