@@ -119,7 +119,7 @@ def six(results, gpus=2, **other):
         ({"variables": {"NCCL_ALGO": "Ring"}}, {"NCCL_ALGO=Ring", "NCCL_ALGO=Tree"}),
         ({"variables": {}}, {None, "NCCL_ALGO=Tree"}),
     ],
-    ids=str,
+    ids=["packages", "driver", "nccl", "power limit", "variable", "no variable"],
 )
 def test_another_environment_is_another_measurement_and_is_named(tmp_path, other, named):
     six(tmp_path, **other)
