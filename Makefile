@@ -22,7 +22,7 @@ papers: setup horovod ## the figures of the papers in miniature, from runs on th
 horovod: setup ## build Horovod for CPUs and put it into .venv
 	@scripts/install_horovod.sh gloo || echo "make: Horovod's tests will be skipped" >&2
 
-test: setup horovod ## the test suite (about 10 minutes on two cores)
+test: setup horovod ## the test suite (10 to 12 minutes on two cores)
 	$(PYTEST) -m "not slow"
 
 test-all: setup horovod ## the test suite with its slow tests (over an hour)
