@@ -114,6 +114,10 @@ class Train:
             return self.global_batch
         return (self.batch_per_gpu or BATCH_PER_GPU) * world_size
 
+    def samples_per_micro_batch(self) -> int:
+        """Samples of one forward pass of a single device."""
+        return self.micro_batch or self.samples_per_update(1)
+
 
 @dataclass
 class Options:

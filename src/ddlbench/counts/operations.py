@@ -74,8 +74,7 @@ class Observer(TorchDispatchMode):
         moved = bytes_of(func, args, kwargs, out)
         flops = operation_flops(func, args, kwargs, out) if moved else 0.0
         live = float(self.alive.bytes_ - self.start)
-        name = str(func._overloadpacket).removeprefix("aten.")
-        self.operations.append(Operation(name, flops, moved, self.shared_depth > 0, live))
+        self.operations.append(Operation(name_of(func), flops, moved, self.shared_depth > 0, live))
         return out
 
     @contextmanager
@@ -124,10 +123,14 @@ class Observer(TorchDispatchMode):
         return live
 
 
+def name_of(func: Any) -> str:
+    return str(func._overloadpacket).removeprefix("aten.")
+
+
 def bytes_of(func: Any, args: Any, kwargs: Any, out: Any) -> float:
     """Bytes that an operation reads and writes. A view and memory without content count nothing, an embedding the rows
     that it reads."""
-    made, name = list(tensors(out)), str(func._overloadpacket).removeprefix("aten.")
+    made, name = list(tensors(out)), name_of(func)
     if name in WITHOUT_WORK or func.is_view or not made:
         return 0.0
     used = made if name == "embedding" else [*tensors((args, kwargs or {})), *made]

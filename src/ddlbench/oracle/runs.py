@@ -201,7 +201,7 @@ def _chosen(bases: Sequence[Base], config: Config) -> Base | None:
     else of this framework on as few devices as possible. Of several, the one whose micro batch is nearest, of these one
     with the asked settings of the framework, and of these the last."""
     framework: Any = config.framework
-    micro = config.train.micro_batch or config.train.samples_per_update(1)
+    micro = config.train.samples_per_micro_batch()
     wanted = _settings(config.resolved, config)
     bases = sorted(bases, key=lambda base: (-abs(math.log(base.micro / micro)), base.settings == wanted))
     one_device = [base for base in bases if base.ranks == 1]

@@ -152,8 +152,7 @@ def show(rows: Sequence[Prediction], question: Question, machine: Machine, memor
         print(line)
     if question.options.blocks:
         config = configuration(f"+framework={question.framework or 'single'}", *question.words)
-        samples = config.train.micro_batch or config.train.samples_per_update(1)
-        for line in work.block_lines(proportions(config, machine), samples):
+        for line in work.block_lines(proportions(config, machine), config.train.samples_per_micro_batch()):
             print(line)
     if question.options.check_volumes:
         for line in work.volume_lines(predicted):

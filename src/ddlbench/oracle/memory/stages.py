@@ -71,6 +71,11 @@ class Cut:
         return sums
 
     @property
+    def stage_ranks(self) -> int:
+        """Ranks that have the same stages: the distance from a rank to the one with the next stage."""
+        return self.dp * self.tp
+
+    @property
     def two_ends(self) -> bool:
         """Whether the first and the last stage are on two ranks: both read the batch, and a tied weight has a copy."""
         return self.pp > 1 and self.rank_of(len(self.sizes) - 1) != 0

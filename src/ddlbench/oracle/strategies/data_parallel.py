@@ -159,8 +159,9 @@ def averaged(
     full = buckets(sizes, back, first, cap)
     sent = [bucket.size * scale for bucket in full]
     seconds = partial(setting.path(dp or setting.world, tp).seconds, "all_reduce")
-    total, end = sum(map(seconds, sent)), queue(full, lambda size: seconds(size * scale))
-    late = min(total, max(0.0, end - sum(back))) if overlaps else total
+    total = late = sum(map(seconds, sent))
+    if overlaps:
+        late = min(total, max(0.0, queue(full, lambda size: seconds(size * scale)) - sum(back)))
     amounts = (times * amount for amount in (len(sent), sum(sent), total, setting.exposed(total, late)))
     return Message("all-reduce of gradients", "dp", *amounts, largest=max(sent, default=0.0))
 

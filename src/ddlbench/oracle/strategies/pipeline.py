@@ -121,8 +121,8 @@ def _stages(cut: Cut, traffics: Sequence[Traffic], sends: bool) -> Stages:
 
 def _sending(cut: Cut) -> list[float]:
     """Seconds of a message from each stage to the next one: in the same node, in another one, or on the same rank."""
-    setting, node, seconds = cut.setting, cut.setting.per_node, list[float]()
-    stride = cut.dp * cut.tp  # from a rank to the one with the next stage
+    setting, stride, seconds = cut.setting, cut.stage_ranks, list[float]()
+    node = setting.per_node
     for stage, (_, end) in enumerate(cut.spans[:-1]):
         here, there = cut.rank_of(stage) * stride, cut.rank_of(stage + 1) * stride
         if here == there:
@@ -143,7 +143,7 @@ def _time(cut: Cut, stages: Stages) -> tuple[float, float]:
         busy_s = cut.count * max(cut.of_ranks(stages.busy))
         if machine.cores is not None:
             together = cut.count * sum(stages.busy) / cut.pp * machine.shared_cores(node)
-            busy_s = max(busy_s * machine.shared_cores(min(cut.dp * cut.tp, node)), together)
+            busy_s = max(busy_s * machine.shared_cores(min(cut.stage_ranks, node)), together)
         return max(busy_s, cut.count * 2 * max(stages.send)), busy_s
     if machine.cores is None:
         took = schedule.seconds(cut.schedule, stages, cut.pp, cut.count)
@@ -161,7 +161,7 @@ def _passes(cut: Cut, stages: Stages) -> list[Timed]:
     setting, machine = cut.setting, cut.setting.machine
 
     def slower(busy: int) -> float:
-        ranks = busy * cut.dp * cut.tp * setting.per_node / setting.world  # that compute on a node
+        ranks = busy * cut.stage_ranks * setting.per_node / setting.world  # that compute on a node
         return machine.shared_cores(ceil(ranks)) if machine.cores is not None else 1.0
 
     return schedule.simulate(cut.schedule, stages, cut.pp, cut.count, slower)
@@ -198,6 +198,5 @@ def _messages(cut: Cut, traffics: Sequence[Traffic], most: float, layers_s: floa
         yield Message(what, "dp", number, number * size, seconds, seconds)
     if cut.two_ends and counts.tied:  # over the first and the last stage
         size = setting.gradient_bytes * counts.tied / cut.tp / (cut.dp if cut.sharded else 1)
-        stage_ranks = cut.dp * cut.tp
-        seconds = setting.path(2, stage_ranks * (cut.pp - 1), stage_ranks).seconds("all_reduce", size)
+        seconds = setting.path(2, cut.stage_ranks * (cut.pp - 1), cut.stage_ranks).seconds("all_reduce", size)
         yield Message("all-reduce of the tied embedding", "ends", 1, size, seconds, seconds)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from math import log2
 from operator import attrgetter
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ddlbench.config.compose import configuration, recorded_configuration
+from ddlbench.config.compose import recorded_configuration
 from ddlbench.config.schema import Config
 from ddlbench.errors import RunError, Unsupported, UserError
 from ddlbench.oracle import bands
@@ -37,7 +37,6 @@ from ddlbench.texts import aligned
 
 Z95 = 1.96  # normal quantile of a 95 % interval
 GROUPS = ("source", "model", "strategy", "gpu", "network", "gpus")
-_configuration = cache(configuration)  # points share their words, and composing takes long
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,8 @@ def predicted_s(point: Point, other: Machine | None = None) -> float:
 
     other: a machine instead of that of the source's words
     """
-    machine, config = other or point.machine, _configuration(f"+framework={point.framework}", *point.words)
+    machine = other or point.machine
+    config = layouts.cached_configuration(f"+framework={point.framework}", *point.words)
     computation = from_devices(config, machine, point.base, "the base")
     setting = setting_of(config, machine, point.measured, computation)
     nodes = machine.nodes(point.measured.gpus)

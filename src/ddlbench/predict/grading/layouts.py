@@ -21,6 +21,7 @@ from ddlbench.counts.counting import count
 from ddlbench.counts.counts import Counts, Line, Share, Work
 from ddlbench.errors import UserError
 from ddlbench.frameworks.pipeline.schedules import accepts
+from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured.inputs import from_roofline
 from ddlbench.oracle.memory.stages import Cut
 from ddlbench.oracle.predictor import Inputs, job_of, predict
@@ -58,7 +59,7 @@ class Kernels(NamedTuple):
 
 
 A100 = Kernels()
-_configuration = cache(configuration)  # layouts share their words, and composing takes long
+cached_configuration = cache(configuration)  # many rows of a file have the same words, and composing takes long
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ def layouts(rows: Sequence[CsvRow], left_out: list[str]) -> Iterator[Layout]:
 
 def predicted_s(layout: Layout, kernels: Kernels = A100) -> float:
     """Seconds of an iteration."""
-    machine = replace(machine_of("A100", NETWORK, PER_NODE, -(-layout.gpus // PER_NODE)), overlap=False)
+    machine = replace(_machine(layout), overlap=False)
     config = _config(layout, 2, "train.reduce_dtype=fp16")
     job = job_of(config, layout.gpus, machine)
     counts = _counts(config.model, layout.layers, layout.tp > 1, kernels)
@@ -141,16 +142,19 @@ def planned_s(layout: Layout) -> float | None:
     GPUs. None if it refuses the layout; interleaved stages are no plan."""
     if layout.chunks > 1:
         return None
-    config = _config(layout, layout.layers, "train.checkpoint_activations=true")
-    machine = machine_of("A100", NETWORK, PER_NODE, -(-layout.gpus // PER_NODE))
+    config, machine = _config(layout, layout.layers, "train.checkpoint_activations=true"), _machine(layout)
     return predict(config, layout.gpus, Inputs(machine, partial(from_roofline, machine=machine))).step_s
+
+
+def _machine(layout: Layout) -> Machine:
+    return machine_of("A100", NETWORK, PER_NODE, -(-layout.gpus // PER_NODE))
 
 
 def _config(layout: Layout, layers: int, word: str) -> Config:
     """The configuration of a layout, with so many layers."""
     keys = {"n_layer": layers, "n_embd": layout.hidden, "n_head": layout.heads, "seq_len": layout.seq_len}
     sizes = [f"model.{key}={value}" for key, value in keys.items()]
-    config = _configuration("+framework=hybrid", "+model=gpt2_medium", *sizes, "train.precision=fp16", word)
+    config = cached_configuration("+framework=hybrid", "+model=gpt2_medium", *sizes, "train.precision=fp16", word)
     framework: Any = replace(cast(Any, config.framework), dp=layout.dp, tp=layout.tp, pp=layout.pp)
     train = replace(config.train, global_batch=layout.global_batch, batch_per_gpu=None, micro_batch=layout.micro_batch)
     return replace(config, framework=framework, train=train)
