@@ -102,8 +102,8 @@ class Pack:
 
 
 def order(split: str, samples: int) -> NDArray[np.int64]:
-    """Which image of the folders lies where in a packed split. Training images are shuffled once; otherwise every
-    shard, and every reader's shuffle buffer, would hold one class."""
+    """The images' numbers in the folders, in the order of a packed split. Training images are shuffled once; otherwise
+    every shard, and every reader's shuffle buffer, would hold one class."""
     return RandomState(ORDER_SEED).permutation(samples) if split == "train" else np.arange(samples)
 
 
@@ -229,8 +229,8 @@ def encode(label: int, encoded: bytes, filename: bytes) -> bytes:
 
 
 def decode(data: memoryview, start: int, end: int) -> tuple[int, bytes, Extent]:
-    """Label and filename of the Example in these bytes, and where its image lies, of which nothing is read. Raises
-    ValueError for bytes that `encode` does not write."""
+    """Label and filename of the Example in these bytes, and where its image lies, which is not read. Raises ValueError
+    for bytes that `encode` does not write."""
     extents, place = list[Extent](), start
     for name, head in HEADS.items():
         match = head.match(data, place, end)
