@@ -37,7 +37,7 @@ def copy(layout: FolderLayout, target: Path, shard_bytes: int) -> int:
     """The bytes written."""
     index, size = prepare_index(layout, None), 0
     for split, where, files in zip(SPLITS.values(), layout.splits, index.splits.values(), strict=True):
-        source = FolderSource(where, index.classes, files, index.hash)
+        source = FolderSource(where, where, index.classes, files, index.hash)
         (target / split).mkdir(parents=True)
         for number, chosen in enumerate(np.array_split(order(split, len(files)), shard_count(files, shard_bytes))):
             with replacing(target / split / str(number)) as out:

@@ -115,7 +115,7 @@ def test_a_packed_set_holds_the_bytes_that_a_copy_holds(folder, tmp_path):
         copies = sorted((tmp_path / "copy" / split).iterdir(), key=lambda path: int(path.name))
         assert len(shards) == len(copies) > 1
         for shard, copy in zip(shards, copies, strict=True):
-            images_of = [image_of(example).encoded for _, example in walk(shard) if isinstance(example, bytes)]
+            images_of = [image_of(example).encoded for *_, example in walk(shard) if isinstance(example, bytes)]
             assert copy.read_bytes() == b"".join(images_of)
 
 

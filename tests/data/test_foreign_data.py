@@ -157,35 +157,18 @@ def test_any_value_in_any_place(sets: Path, capsys: pytest.CaptureFixture[str], 
     assert 2 not in check(sets, capsys, "whole", only) or only == "half", "the sets can be used"
 
 
-def garbage(path: Path) -> None:
-    path.write_bytes(bytes(range(256)) * 9)
-
-
-def shortened(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def odd_numbers(path: Path) -> None:
-    path.write_text("-1 0\n99999999999999999999 16\n0 99999999999999999999\n")
-
-
-def sparse(path: Path) -> None:
-    with path.open("wb") as file:
-        file.truncate(2**26)  # more than JSON may have
-
-
 DAMAGES: dict[str, Callable[[Path], Any]] = {
     "missing": Path.unlink,
     "empty": lambda path: path.write_bytes(b""),
-    "short": shortened,
-    "garbage": garbage,
-    "odd numbers": odd_numbers,
+    "short": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "garbage": lambda path: path.write_bytes(bytes(range(256)) * 9),
+    "odd numbers": lambda path: path.write_text("-1 0\n99999999999999999999 16\n0 99999999999999999999\n"),
     "deep": lambda path: path.write_text("[" * 10**5),
     "pipe": lambda path: (path.unlink(), os.mkfifo(path)),
     "folder": lambda path: (path.unlink(), path.mkdir()),
     "circle": lambda path: (path.unlink(), path.symlink_to(path.name)),
     "device": lambda path: (path.unlink(), path.symlink_to("/dev/zero")),
-    "sparse": sparse,
+    "sparse": lambda path: (path.write_bytes(b""), os.truncate(path, 2**26)),  # more than JSON may have
 }
 FILES = (
     "packed/pack.json", "packed/train/*1.tfrecord", "packed/train/*.idx", "packed/.ddlbench/*.npz",

@@ -41,7 +41,7 @@ def packed(layout, tmp_path_factory):
 def images(folder, split):
     shards = read_manifest(folder).splits[split].shards
     return [
-        image_of(payload) for shard in shards for _, payload in walk(folder / shard.file) if isinstance(payload, bytes)
+        image_of(payload) for shard in shards for *_, payload in walk(folder / shard.file) if isinstance(payload, bytes)
     ]
 
 

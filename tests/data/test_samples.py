@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -74,14 +75,6 @@ def test_made_once(made_images, monkeypatch):
     made_images.describe()
 
 
-def test_makers_of_images_at_once_are_harmless(made_images, tmp_path):
-    data = images(tmp_path)
-    with ThreadPoolExecutor(3) as pool:
-        list(pool.map(lambda _: data.prepare(), range(3)))
-    assert data.describe() == made_images.describe()
-    assert [path.name for path in tmp_path.iterdir()] == ["sample_images-v1-20-10"]
-
-
 def test_node_without_the_images_makes_its_own_and_prints_a_line(made_images, tmp_path, capfd):
     assert images(tmp_path).describe() == made_images.describe()
     assert f"making 30 sample images in {tmp_path}" in capfd.readouterr().err
@@ -137,12 +130,14 @@ def test_a_node_without_the_text_makes_the_same(made_text, tmp_path):
         assert (again.folder() / name).read_bytes() == (made_text.folder() / name).read_bytes()
 
 
-def test_makers_of_a_text_at_once_are_harmless(made_text, tmp_path):
-    text = SampleText("sample_text", root=str(tmp_path), vocab_size=512)
+@pytest.mark.parametrize("made", ["made_images", "made_text"])
+def test_makers_at_once_are_harmless(request, tmp_path, made):
+    made = request.getfixturevalue(made)
+    data = replace(made, root=str(tmp_path))
     with ThreadPoolExecutor(3) as pool:
-        list(pool.map(lambda _: text.prepare(), range(3)))
-    assert text.describe() == made_text.describe()
-    assert [path.name for path in tmp_path.iterdir()] == [text.folder().name]
+        list(pool.map(lambda _: data.prepare(), range(3)))
+    assert data.describe() == made.describe()
+    assert [path.name for path in tmp_path.iterdir()] == [made.folder().name]
 
 
 def test_paragraphs_are_kept_once_and_the_last_tenth_validates():

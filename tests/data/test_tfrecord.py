@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddlbench.data.tfrecord import BadRecord, decode, encode, index_of, index_text, masked_crc, record, walk
+from ddlbench.data.tfrecord import decode, encode, index_of, index_text, masked_crc, record, walk
 from ddlbench.errors import UserError
 from tests.support import packs
 from tests.support.libraries import needs_dali
@@ -43,7 +43,7 @@ def file(tmp_path):
 
 def seen(path):
     """Payloads by offset, and what is wrong in their place."""
-    return {offset: result.what if isinstance(result, BadRecord) else result for offset, result in walk(path)}
+    return {offset: result for offset, _, result in walk(path)}
 
 
 def test_frame_of_a_record():

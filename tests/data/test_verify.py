@@ -7,7 +7,7 @@ import json
 import pytest
 from PIL import Image
 
-from ddlbench.data.tfrecord import FRAME, encode, index_of, index_text, record, walk
+from ddlbench.data.tfrecord import encode, index_of, index_text, record, walk
 from ddlbench.data.tools import verify_pack
 from tests.support.packs import flip
 
@@ -50,9 +50,9 @@ def test_flipped_bit_is_found_and_named(packed, within, what):
 
 def rewrite(packed, first):
     """The first shard with another first record, and an index that fits."""
-    _, *others = [payload for _, payload in walk(packed / SHARD) if isinstance(payload, bytes)]
+    _, *others = [payload for *_, payload in walk(packed / SHARD) if isinstance(payload, bytes)]
     (packed / SHARD).write_bytes(b"".join(map(record, [first, *others])))
-    spans = [(offset, len(payload) + FRAME) for offset, payload in walk(packed / SHARD) if isinstance(payload, bytes)]
+    spans = [(offset, end - offset) for offset, end, _ in walk(packed / SHARD) if end]
     (packed / INDEX).write_bytes(index_text(spans))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -59,22 +59,16 @@ def scaled(rank: RankEpoch, unit: float) -> RankEpoch:
     return replace(rank, times=replace(rank.times, **numbers, **lists))
 
 
-def gathered(
-    monkeypatch: pytest.MonkeyPatch, epochs: int = 1, losses: Sequence[list[float]] = LOSSES
-) -> list[EpochRow]:
-    """The row as each rank has it; losses: of each rank."""
+def gathered(of_rank: Callable[[int], RankEpoch] = rank_epoch, epochs: int = 1) -> list[EpochRow]:
+    """The row as each rank has it. of_rank: its epoch"""
     world = World(4)
-    world.install(monkeypatch)
-
-    def row(rank: int) -> EpochRow:
-        own = replace(rank_epoch(rank), losses=losses[rank])
-        return gather_epoch(0, epochs, own, global_batch=8, updates=3)
-
-    return world.run(row)
+    with pytest.MonkeyPatch.context() as patch:
+        world.install(patch)
+        return world.run(lambda rank: gather_epoch(0, epochs, of_rank(rank), global_batch=8, updates=3))
 
 
-def test_times_are_those_of_the_slowest_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = gathered(monkeypatch)[0]
+def test_times_are_those_of_the_slowest_rank() -> None:
+    row = gathered()[0]
     assert row.epoch_time_s == 18.5
     assert row.epoch_time_fastest_rank_s == 4.5
     assert row.epoch_time_median_rank_s == 12.0  # of 7.5 and 16.5; the mean is 11.75
@@ -86,38 +80,38 @@ def test_times_are_those_of_the_slowest_rank(monkeypatch: pytest.MonkeyPatch) ->
     assert row.lr_last == 0.125
 
 
-def test_a_warmup_leaves_nothing_of_the_first_step_to_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_warmup_leaves_nothing_of_the_first_step_to_be_left_out() -> None:
     """Rank 1 has the longest first step, which the warm-up has left out of the steady time already."""
-    row = gathered(monkeypatch)[0]
+    row = gathered()[0]
     assert row.first_step_s == 3.0
     assert (row.steady_samples, row.steady_time_s) == (16, 15.0)
 
 
-def test_the_slowest_rank_of_each_step_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert gathered(monkeypatch)[0].slowest_s == [3.0, 4.0, 10.0]
+def test_the_slowest_rank_of_each_step_counts() -> None:
+    assert gathered()[0].slowest_s == [3.0, 4.0, 10.0]
 
 
-def test_every_step_of_every_rank_is_kept_on_rank_0_and_none_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    first, *others = gathered(monkeypatch)
+def test_every_step_of_every_rank_is_kept_on_rank_0_and_none_elsewhere() -> None:
+    first, *others = gathered()
     assert [rank.rank for rank in first.ranks] == [0, 1, 2, 3]
     assert [list(rank.times.step_s) for rank in first.ranks] == list(STEPS)
     assert [list(rank.times.wait_s) for rank in first.ranks] == list(WAITS)
     assert [row.ranks for row in others] == [[], [], []]
 
 
-def test_all_ranks_have_the_same_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    first, *others = (row.line() for row in gathered(monkeypatch))
+def test_all_ranks_have_the_same_row() -> None:
+    first, *others = (row.line() for row in gathered())
     assert others == [first] * 3
 
 
-def test_samples_count_once_however_many_ranks_share_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = gathered(monkeypatch)[0]
+def test_samples_count_once_however_many_ranks_share_a_replica() -> None:
+    row = gathered()[0]
     assert (row.steps, row.samples) == (3, 24)
     assert (row.measured_steps, row.measured_samples) == (2, 16)
 
 
-def test_memory_is_that_of_the_fullest_rank_and_unknown_where_no_rank_knows_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = gathered(monkeypatch)[0]
+def test_memory_is_that_of_the_fullest_rank_and_unknown_where_no_rank_knows_it() -> None:
+    row = gathered()[0]
     assert set(row.memory) == set(PEAKS)
     assert row.memory == {
         "memory_allocated_peak_bytes": 700,
@@ -128,37 +122,29 @@ def test_memory_is_that_of_the_fullest_rank_and_unknown_where_no_rank_knows_it(m
     }
 
 
-def test_the_loss_is_the_mean_over_replicas_and_ranks_that_do_not_report_have_no_weight(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert gathered(monkeypatch)[0].train_loss == 3.0
+def test_the_loss_is_the_mean_over_replicas_and_ranks_that_do_not_report_have_no_weight() -> None:
+    assert gathered()[0].train_loss == 3.0
 
 
 @settings(max_examples=20)
 @given(st.permutations(range(4)), st.sampled_from([2.0**-10, 0.5, 8.0]))
 def test_no_rank_has_a_place_of_its_own_and_seconds_keep_their_unit(order: list[int], unit: float) -> None:
     """Ranks in another order, and all times in another unit: the same row, with its seconds in that unit."""
-
-    def row_of(of_rank: Callable[[int], RankEpoch]) -> EpochRow:
-        world = World(4)
-        with pytest.MonkeyPatch.context() as patch:
-            world.install(patch)
-            return world.run(lambda rank: gather_epoch(0, 1, of_rank(rank), global_batch=8, updates=3))[0]
-
-    plain, other = row_of(rank_epoch), row_of(lambda rank: scaled(rank_epoch(order[rank]), unit))
+    plain, other = gathered()[0], gathered(lambda rank: scaled(rank_epoch(order[rank]), unit))[0]
     expected = {name: value * unit if name in SECONDS and value else value for name, value in plain.line().items()}
     assert other.line() == expected
     assert other.slowest_s == [seconds * unit for seconds in plain.slowest_s]
 
 
-def test_the_first_loss_that_is_not_finite_on_any_rank_is_named_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = gathered(monkeypatch, losses=([1.0, 1.0, math.nan], [], [1.0, math.nan, math.inf], []))
+def test_the_first_loss_that_is_not_finite_on_any_rank_is_named_on_every_rank() -> None:
+    losses = ([1.0, 1.0, math.nan], [], [1.0, math.nan, math.inf], [])
+    rows = gathered(lambda rank: replace(rank_epoch(rank), losses=losses[rank]))
     assert [row.bad_step for row in rows] == [1] * 4
 
 
-def test_epoch_0_of_several_is_a_warmup(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert gathered(monkeypatch, epochs=2)[0].warmup
-    assert not gathered(monkeypatch, epochs=1)[0].warmup
+def test_epoch_0_of_several_is_a_warmup() -> None:
+    assert gathered(epochs=2)[0].warmup
+    assert not gathered(epochs=1)[0].warmup
 
 
 def test_the_first_epoch_of_an_attempt_that_continues_another_one_is_a_warmup() -> None:

@@ -40,7 +40,7 @@ def load(reading: tuple[float, float, int, int, int], epoch: int) -> Load:
     """Each epoch begins 150 ticks after the one before, of which 90 were busy and 20 stolen; averages fall."""
     average, pressure, stolen, ticks, busy = reading
     fallen = 0.01 * epoch
-    return Load(average - fallen, pressure - fallen, stolen + 20 * epoch, ticks + 150 * epoch, busy + 90 * epoch)
+    return Load(average - fallen, pressure - fallen, (stolen + 20 * epoch, busy + 90 * epoch, ticks + 150 * epoch))
 
 
 def rank_epoch(rank: int, epoch: int, samples: int | None, warmup: int = 0) -> RankEpoch:

@@ -23,7 +23,7 @@ from ddlbench.measure.summary import (
 )
 from tests.support.epoch_rows import epoch_row, rank_epoch
 
-QUIET = Load(load=0.1, pressure=0.02, stolen=0, ticks=1000)
+QUIET = Load(load=0.1, pressure=0.02, ticks=(0, 0, 1000))
 
 
 def test_epoch_0_is_left_out_where_there_are_more() -> None:
@@ -239,8 +239,8 @@ def test_nothing_known_claims_nothing() -> None:
 
 
 def test_the_node_with_the_most_counts_and_each_node_steals_for_itself() -> None:
-    before = [QUIET, Load(load=0.4, pressure=None, stolen=50, ticks=2000)]
-    after = [Load(load=2.0, pressure=0.05, stolen=10, ticks=1100), Load(0.3, None, 51, 2200)]
+    before = [QUIET, Load(load=0.4, pressure=None, ticks=(50, 0, 2000))]
+    after = [Load(load=2.0, pressure=0.05, ticks=(10, 0, 1100)), Load(0.3, None, (51, 0, 2200))]
     assert load_columns(before, after) == {
         "load_start": 0.4,
         "load_end": 2.0,

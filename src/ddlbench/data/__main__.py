@@ -182,10 +182,8 @@ def _parser() -> argparse.ArgumentParser:
     sample.add_argument("--val", type=int, default=1000, metavar="N", help="validation images (default: 1000)")
     sample.add_argument("--text", action="store_true", help="text and a tokenizer instead of images")
 
-    images, every = (
-        "folder with train/<class>/*.JPEG and val/<class>/*.JPEG",
-        "packed set, image folders, or token file",
-    )
+    images = "folder with train/<class>/*.JPEG and val/<class>/*.JPEG"
+    every = "packed set, image folders, or token file"
     packing, choosing = command("pack", pack_folders), command("subset", subset)
     checking, describing = command("verify", verify), command("info", describe)
     for subparser, text in ((packing, images), (choosing, images), (checking, every), (describing, every)):

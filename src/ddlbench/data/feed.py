@@ -43,7 +43,7 @@ class Feed(Protocol):
     steps_per_epoch: int  # training steps `train` yields: full global batches, at most Request.steps
     dropped_samples: int  # training samples of an epoch left over by the incomplete last global batch
     val_samples: int  # validation samples over all replicas
-    val_unread: int  # of the last validation: samples that this rank could not read, and that do not count
+    val_unread: int  # samples of the last validation that this rank could not read; they do not count
 
     def train(self, epoch: int) -> Iterator[Batch | None]:
         """`steps_per_epoch` batches of `replica_batch` samples; None on a rank that does not read data."""
@@ -100,12 +100,8 @@ class Dataset(Protocol):
     kind: str
     root: str | None
     stage_to: str | None
-
-    @property
-    def mapped(self) -> bool: ...
-
-    @property
-    def costly(self) -> bool: ...
+    mapped: bool
+    costly: bool
 
     def check(self, model: Model, validate: bool = True) -> None:
         """Raise UserError, the same on every rank, when the user's data are missing or do not fit the model.
@@ -155,11 +151,6 @@ class Loader(Protocol):
     @property
     def pinned(self) -> bool | None:
         return None
-
-    @property
-    def ahead(self) -> int:
-        """Batches of an epoch that may be ready, or begun, before a step asks for them."""
-        return 0
 
     def check(self, dataset: Dataset, model: Model, device: torch.device) -> None:
         """Raise Unsupported or Unavailable for what this loader cannot read, if there is anything.

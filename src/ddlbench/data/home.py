@@ -1,19 +1,14 @@
-"""The program's own folder, names of the splits, folders that appear only when they are complete, kept indices."""
+"""The program's own folder, names of the splits, folders that appear only when they are complete."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from ddlbench.errors import reporting
-from ddlbench.files import remove_leftovers, replacing, unfinished_path
-from ddlbench.foreign import open_regular
+from ddlbench.files import remove_leftovers, unfinished_path
 
 # Names of the training split (True) and the validation split in indices, packed sets and copies, whatever the names of
 # the user's folders.
@@ -26,8 +21,8 @@ def home() -> Path:
 
 
 def make_folder(folder: Path, make: Callable[[Path], None]) -> None:
-    """Where there is no `folder`, let `make` fill a temporary one beside it, then rename that: an interrupted process
-    leaves nothing that looks complete, and of two processes at once the slower one deletes its own folder. Raises
+    """If there is no `folder`, let `make` fill a temporary one beside it, then rename it. An interrupted process leaves
+    nothing that looks complete. If two processes do this at once, the slower one deletes its own folder. Raises
     UserError where the folder cannot be written."""
     if folder.is_dir():
         return
@@ -46,27 +41,3 @@ def make_folder(folder: Path, make: Callable[[Path], None]) -> None:
                     raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def kept_folder(root: Path, cache_dir: str | None) -> Path:
-    """`cache_dir`; by default in the data set's own folder, or with the program's files where that is read-only."""
-    if cache_dir is not None:
-        return Path(cache_dir).expanduser()
-    return root / ".ddlbench" if os.access(root, os.W_OK) else home() / "indices"
-
-
-def read_arrays(file: Path, names: Iterable[str]) -> dict[str, NDArray[Any]] | None:
-    """The arrays of these names; None if one of them is missing or cannot be read."""
-    try:
-        with open_regular(file) as stream, np.load(stream) as arrays:  # noqa: TID251 - no pickles
-            return {name: arrays[name] for name in names}
-    except Exception:  # whatever others have written there
-        return None
-
-
-def write_arrays(file: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Under a temporary name first, so that no process reads half an index. UserError where it cannot be written."""
-    with reporting(f"cannot keep the index {file}", "choose data.cache_dir"):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(file) as stream:
-            np.savez(stream, allow_pickle=False, **arrays)

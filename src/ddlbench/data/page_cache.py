@@ -31,7 +31,7 @@ class Dropped:
 
     @classmethod
     def total(cls, parts: Iterable[Dropped]) -> Dropped:
-        """One after the other: the parts of a million files would take hundreds of MB."""
+        """Adds the parts one by one: a list of those of a million files would take hundreds of MB."""
         files, bytes_, left_bytes = 0, 0, 0
         for part in parts:
             files, bytes_ = files + part.files, bytes_ + part.bytes
@@ -42,7 +42,7 @@ class Dropped:
 def drop(files: Iterable[Path]) -> Dropped:
     """Drop the pages of all files. Raises UserError where one cannot be opened.
 
-    Pages that are not on the disk yet cannot be dropped: so the system first writes all of them, once. An fsync of each
+    Pages that are not on the disk yet cannot be dropped, so the system first writes all of them, once. An fsync of each
     file would make the disk empty its own cache as often as there are files.
     """
     os.sync()
@@ -58,7 +58,7 @@ def drop_file(path: Path) -> Dropped:
 
 def cached_bytes(path: Path) -> int | None:
     """Bytes of a file that are in memory, in whole pages. None where the kernel does not say: since Linux 5.2 it
-    reports the truth only to those who own the file or may write it. Reads nothing of the file."""
+    reports the truth only to those who own the file or may write it. The file itself is not read."""
     status = path.stat()
     if status.st_size == 0:
         return 0

@@ -29,7 +29,7 @@ def usual_processes() -> int:
 def in_processes(work: Callable[[Task], Result], jobs: Iterable[Task], processes: int) -> Iterator[Result]:
     """work(job) of all jobs, in the order in which they finish. `work` must be importable. Raises what `work` raises,
     and UserError where a process dies."""
-    # Not forked: the caller may have threads.
+    # A fork would copy the locks of the caller's threads.
     pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), initializer=_start)
     try:
         yield from _spread(pool, work, jobs, processes)
@@ -65,7 +65,7 @@ def _start() -> None:
 
 
 def end_with_parent(exit_code: int) -> None:
-    """End this process when its parent ends: with a forkserver, the process that asked for it, not the server."""
+    """End this process when its parent ends, which is the process that asked for it, not the forkserver."""
     parent = multiprocessing.parent_process()
     assert parent is not None, "called in a process that multiprocessing started"
 

@@ -103,8 +103,8 @@ class SampleImages(ImageFolders):
         return sample_home(self.root) / f"sample_images-v{IMAGES_VERSION}-{self.sample_train}-{self.sample_val}"
 
     def layout(self) -> FolderLayout:
-        """Made at the first use, in half a minute on two cores; also on a node that does not share the folder with the
-        one that called `prepare`."""
+        """The set is made at the first use, in half a minute on two cores, also on a node that does not share the
+        folder with the one that called `prepare`."""
         make_folder(self.folder(), lambda temporary: make_images(temporary, self.sample_train, self.sample_val))
         return FolderLayout(self.folder(), "train", "val")
 
@@ -116,7 +116,7 @@ class SampleImages(ImageFolders):
 def make_images(folder: Path, train: int, val: int) -> None:
     """Draw folder/train/<class>/*.JPEG and folder/val/<class>/*.JPEG.
 
-    In threads, not processes: numpy and Pillow release Python's lock while they work, and nothing must be importable.
+    Threads do it, because numpy and Pillow release Python's lock while they work, and nothing must be importable.
     """
     jobs = [(folder, split, index) for split, count in (("train", train), ("val", val)) for index in range(count)]
     progress = Progress(enabled=True)
@@ -176,7 +176,7 @@ def place(canvas: Canvas, figure: Figure, random: RandomState, smallest: int, la
 
 def turned(x: Plane, y: Plane, turn: int, radius: int) -> tuple[Plane, Plane]:
     """Coordinates of a figure turned by `turn` 32nds of a full turn, 256 = its radius."""
-    # In 4096ths, none of which lies near a half: a machine's own sine may differ in the last bit.
+    # Rounded to 4096ths, where none lies near a half, because a machine's own sine may differ in the last bit.
     sine, cosine = (round(4096 * math.sin(math.pi / 16 * part)) for part in (turn, turn + 8))
     u, v = x * cosine + y * sine, y * cosine - x * sine
     u //= 16 * radius
@@ -185,8 +185,8 @@ def turned(x: Plane, y: Plane, turn: int, radius: int) -> tuple[Plane, Plane]:
 
 
 def stretched(grid: Canvas, height: int, width: int) -> Canvas:
-    """Bilinear interpolation between the points of a grid, in 64ths: differences below 512 stay within int16. In place,
-    because fresh memory costs more than the arithmetic."""
+    """Bilinear interpolation between the points of a grid, in 64ths: differences below 512 stay within int16. It works
+    in place, because fresh memory costs more than the arithmetic."""
     for axis, length in ((2, width), (1, height)):
         at = np.arange(length) * (grid.shape[axis] - 1) * 64 // length  # in 64ths of the way from point to point
         part = (at & 63).astype(np.int16)
@@ -225,8 +225,8 @@ class SampleText(TokenText):
             topics()
 
     def texts(self) -> tuple[Path, Path]:
-        """Made at the first use, in a few seconds, once for each Python version and vocabulary; also on a node that
-        does not share the folder with the one that called `prepare`."""
+        """The set is made at the first use, in a few seconds, once for each Python version and vocabulary, also on a
+        node that does not share the folder with the one that called `prepare`."""
         make_folder(self.folder(), self._make)
         return self.folder() / "train.txt", self.folder() / "valid.txt"
 
@@ -260,8 +260,8 @@ def topics() -> dict[str, str]:
 def split_paragraphs(prose: dict[str, str]) -> tuple[str, str]:
     """Training and validation text: the last tenth of the paragraphs, in the order of their topics, validates.
 
-    The help repeats a fifth of its paragraphs under several topics. Each is kept once, where it comes first, so that
-    no paragraph of the validation text was trained on.
+    The help repeats a fifth of its paragraphs under several topics. Only the first occurrence is kept, so that no
+    paragraph of the validation text was trained on.
     """
     parts = (part.strip("\n") for key in sorted(prose) for part in prose[key].split("\n\n"))
     paragraphs = list(dict.fromkeys(part for part in parts if part))

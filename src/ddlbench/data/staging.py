@@ -31,8 +31,8 @@ ABANDONED_S = 3600  # a file that was not written to for this time belongs to no
 
 @dataclass(frozen=True)
 class StagedFiles:
-    """Files that a node copies. original, copy: folders, the same one where the originals are read; names: of the files
-    in either, `count` of them."""
+    """Files that a node copies. original, copy: folders, the same one where the originals are read; names: of the
+    `count` files in either."""
 
     original: Path
     copy: Path
@@ -86,7 +86,7 @@ def stage(sets: Sequence[StagedFiles], progress: Progress) -> Staged:
 
 
 def require_room(folder: Path, size: int) -> None:
-    """Raise UserError before hours of copying. Not checked for an existing folder: its files may be complete copies."""
+    """Raise UserError before hours of copying. An existing folder is not checked: its files may be complete copies."""
     if folder.exists():
         if folder.stat().st_uid != os.getuid():
             raise UserError(
@@ -103,8 +103,8 @@ def require_room(folder: Path, size: int) -> None:
 
 
 def copy_file(original: Path, copy: Path, unfinished: Path) -> int:
-    """Bytes copied: 0 where the copy exists already. On Linux the page cache is dropped before the comparison, so that
-    it reads the disk and not memory."""
+    """Return the bytes copied, 0 where the copy exists already. On Linux the page cache is dropped before the
+    comparison, so that it reads the disk and not memory."""
     try:
         status, digest = original.stat(), hashlib.sha256()
         with suppress(FileNotFoundError):

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.random import RandomState
@@ -102,8 +102,8 @@ class Pack:
 
 
 def order(split: str, samples: int) -> NDArray[np.int64]:
-    """Which image of the folders lies where in a packed split. Training images are shuffled once; otherwise every
-    shard, and every reader's shuffle buffer, would hold one class."""
+    """The images' numbers in the folders, in the order of a packed split. Training images are shuffled once; otherwise
+    every shard, and every reader's shuffle buffer, would hold one class."""
     return RandomState(ORDER_SEED).permutation(samples) if split == "train" else np.arange(samples)
 
 
@@ -149,13 +149,6 @@ def _checked(content: object, kind: type[Kind], name: str) -> Kind:
     return content
 
 
-class BadRecord(NamedTuple):
-    """What is wrong with a record. next: where the following one begins; None where its length is not known."""
-
-    what: str
-    next: int | None
-
-
 def record(payload: bytes) -> bytes:
     length = struct.pack("<Q", len(payload))
     return length + FOOT.pack(masked_crc(length)) + payload + FOOT.pack(masked_crc(payload))
@@ -174,26 +167,27 @@ def crc32c() -> Callable[[bytes], int]:
         return import_module("google_crc32c").value
 
 
-def walk(path: Path) -> Iterator[tuple[int, bytes | BadRecord]]:
-    """(offset, payload or what is wrong) of every record, up to one whose length is damaged."""
+def walk(path: Path) -> Iterator[tuple[int, int | None, bytes | str]]:
+    """Where every record begins and ends, and its payload or, as text, what is wrong with it. Where the length of a
+    record is damaged its end is None, and no other record follows."""
     offset, end = 0, path.stat().st_size
     with open_regular(path) as file:
         while offset < end:
             head = file.read(HEAD.size)
             if len(head) < HEAD.size:
-                yield offset, BadRecord(f"cut short, the file ends after {len(head)} bytes of its header", None)
+                yield offset, None, f"cut short, the file ends after {len(head)} bytes of its header"
                 return
             length, check = HEAD.unpack(head)
             if check != masked_crc(head[:8]):
-                yield offset, BadRecord(f"its length ({length}) does not match its checksum", None)
+                yield offset, None, f"its length ({length}) does not match its checksum"
                 return
             after = offset + length + FRAME
             if after > end:
-                yield offset, BadRecord(f"cut short, {after - end} of its {length + FRAME} bytes are missing", None)
+                yield offset, None, f"cut short, {after - end} of its {length + FRAME} bytes are missing"
                 return
             payload = file.read(length)
             sound = FOOT.unpack(file.read(FOOT.size))[0] == masked_crc(payload)
-            yield offset, payload if sound else BadRecord("its payload does not match its checksum", after)
+            yield offset, after, payload if sound else "its payload does not match its checksum"
             offset = after
 
 
@@ -229,8 +223,8 @@ def encode(label: int, encoded: bytes, filename: bytes) -> bytes:
 
 
 def decode(data: memoryview, start: int, end: int) -> tuple[int, bytes, Extent]:
-    """Label and filename of the Example in these bytes, and where its image lies, of which nothing is read. Raises
-    ValueError for bytes that `encode` does not write."""
+    """Label and filename of the Example in these bytes, and where its image lies, which is not read. Raises ValueError
+    for bytes that `encode` does not write."""
     extents, place = list[Extent](), start
     for name, head in HEADS.items():
         match = head.match(data, place, end)

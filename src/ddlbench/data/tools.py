@@ -137,8 +137,8 @@ def sound(path: Path, images: list[Image]) -> bool:
     """Whether a shard has these images, every checksum of its records is right, and its index fits."""
     spans, read = list[Span](), list[Image]()
     try:
-        for offset, payload in walk(path):
-            if not isinstance(payload, bytes):
+        for offset, _, payload in walk(path):
+            if isinstance(payload, str):
                 return False
             label, name, (start, end) = decode(memoryview(payload), 0, len(payload))
             read.append((os.fsdecode(name), label, end - start))
@@ -219,15 +219,13 @@ def verify_shard(folder: Path, shard: Shard, classes: tuple[str, ...]) -> Findin
     try:
         size, spans, bad = path.stat().st_size, list[Span](), False
         end: int | None = 0
-        for offset, read in walk(path):
+        for offset, end, read in walk(path):
             if isinstance(read, bytes):
-                end = offset + len(read) + FRAME
                 wrong = _record_faults(read, path.parent.name, classes, findings)
-                faults.extend(f"{path}, offset {offset}: {fault}" for fault in wrong)
             else:
-                bad, end = True, read.next
-                lost = "" if end else f"; the last {size - offset} bytes of the file cannot be checked"
-                faults.append(f"{path}, offset {offset}: {read.what}{lost}")
+                bad = True
+                wrong = [read if end else f"{read}; the last {size - offset} bytes of the file cannot be checked"]
+            faults.extend(f"{path}, offset {offset}: {fault}" for fault in wrong)
             spans.append((offset, (end or size) - offset))
         try:
             index = tfrecord.index_of(path)

@@ -5,10 +5,10 @@ wait for the slowest rank. Steps are timed by device events on CUDA, read after 
 the host; on the CPU, where the work is synchronous, by the host's clock.
 
 The data wait of a step is timed by the same clock, from the begin of the step until its batch can be computed on. On
-CUDA that is the time in which the compute stream, done with the step before, had no batch: because the loader was slow,
-because the copy had not ended, or because images were still to be normalized (loaders/replica_feed.py). A loader that
-the host waits for while the device is busy costs nothing and does not count. One batch is fetched ahead: the first step
-waits for two batches, the last for none; so after warm-up steps the first measured batch is ready.
+CUDA that is the time in which the compute stream had ended the step before and had no batch: the loader was slow, the
+copy had not ended, or images were not normalized yet (loaders/replica_feed.py). A loader that the host waits for while
+the device is busy costs nothing and does not count. One batch is fetched ahead: the first step waits for two batches,
+the last for none. So after warm-up steps the first measured batch is ready.
 The host's own wait for the loader is also timed: on CUDA the two differ, on the CPU they are the same.
 """
 
@@ -39,11 +39,11 @@ class EpochTimes:
     epoch_s:     first barrier to idle device, warm-up steps included
     measured_s:  the same from the end of the warm-up steps (equal to epoch_s where there are none)
     straggler_s: waiting for the slowest rank at the closing barrier
-    step_s, wait_s: per step; of a step's seconds, those spent waiting for its batch
+    step_s, wait_s: per step; the seconds of the step in which it waited for its batch
     host_wait_s: per step, the host's wait for the loader
-    loading_s:   CPU time of the loop's own thread within these waits: a loader without workers
-    samples:     per step, those of its batch; 0 without one
-    use:         what `meter` read at the barriers, None without one
+    loading_s:   CPU time of the training thread within these waits, as a loader without workers needs it
+    samples:     of each step's batch; 0 without a batch
+    use:         what `meter` read at the barriers; None without a meter
     """
 
     epoch_s: float
@@ -63,7 +63,7 @@ class EpochTimes:
 
     @property
     def steady_s(self) -> float:
-        """The measured steps without the epoch's first, which the warm-up steps may have left out already."""
+        """The measured steps without the epoch's first, which is not among them if there were warm-up steps."""
         return self.measured_s - (0.0 if self.warmup_steps else self.step_s[0])
 
     @property
@@ -123,13 +123,13 @@ class EpochClock:
 
     def stop(self) -> EpochTimes:
         """Close the epoch: this rank's device is idle, then all ranks meet."""
-        idle = self._idle()
+        idle(self.device)
+        ended = time.perf_counter()
         self.barrier()
-        straggler_s = time.perf_counter() - idle
         return EpochTimes(
-            epoch_s=idle - self.began,
-            measured_s=idle - self.measured_from,
-            straggler_s=straggler_s,
+            epoch_s=ended - self.began,
+            measured_s=ended - self.measured_from,
+            straggler_s=time.perf_counter() - ended,
             warmup_steps=self.warmup_steps,
             step_s=[seconds(begin, end) for begin, end in zip(self.begins, self.ends, strict=True)],
             wait_s=[seconds(begin, ready) for begin, ready in zip(self.begins, self.ready, strict=True)],
@@ -140,8 +140,8 @@ class EpochClock:
         )
 
     def so_far(self) -> EpochTimes:
-        """The steps that have ended, of an epoch that need not end: their seconds and waits, all as warm-up. Nothing is
-        waited for: a step that the device has not ended is left out."""
+        """The steps of an interrupted epoch that have ended, all as warm-up: their seconds and waits. The host does not
+        wait: a step that the device has not ended is left out."""
         ended = sum(1 for _ in takewhile(lambda end: not isinstance(end, torch.cuda.Event) or end.query(), self.ends))
         starts, unknown = self.begins[:ended], math.nan
         return EpochTimes(
@@ -154,24 +154,21 @@ class EpochClock:
             host_wait_s=self.host_wait_s[:ended],
         )
 
-    def _idle(self) -> float:
-        idle(self.device)
-        return time.perf_counter()
-
     def _together(self) -> float:
-        self._idle()
+        """The time at which all ranks have met, each with an idle device."""
+        idle(self.device)
         self.barrier()
         return time.perf_counter()
 
 
 def idle(device: torch.device) -> None:
-    """Wait for all work of this rank's device."""
+    """Wait until this rank's device has ended all work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def stamp(device: torch.device) -> Stamp:
-    """A stamp of this moment in the order of the device's work; nothing waits."""
+    """A stamp of this moment in the order of the device's work. Neither host nor device waits."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)

@@ -49,8 +49,8 @@ class RankEpoch:
 
     @property
     def own_step_s(self) -> float | None:
-        """Mean over the epoch's steps of the training thread's own seconds, what it read itself left out. None where
-        nothing was trained (mode=loader): what is left of such a step is the loop's own work."""
+        """The training thread's own seconds in a step, without what it read itself: a mean over the epoch. None where
+        nothing was trained (mode=loader), because only the loop's own work is left of such a step."""
         use, times = self.times.use, self.times
         if use is None or use.thread_s is None or not self.rates:
             return None

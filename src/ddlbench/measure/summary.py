@@ -3,10 +3,10 @@
 The first epoch is left out where there are two or more; with one, its warm-up steps are left out of the rate. Times are
 medians of seconds; rates come from summed samples over summed seconds, never from averaged rates.
 
-Which rank is slow by its own work: the times of steps do not show it, because synchronous ranks end a step together.
-What a rank does itself in a step is the step less the wait for data and less the exposed communication, in which it
-waits for others. A profiled window shows it exactly. Without one, on the CPU, the kernel says how long the training
-thread computed or waited for a core, which leaves out every wait for another rank, but a wait for a disk too.
+The times of steps do not show which rank is slow by its own work, because synchronous ranks end a step together. A
+rank's own step is the step without the wait for data and without the exposed communication, in which it waits for
+others. A profiled window shows it exactly. Without a window, on the CPU, the kernel says how long the training thread
+computed or waited for a core: this leaves out every wait for another rank, but also a wait for a disk.
 """
 
 from __future__ import annotations
@@ -164,13 +164,14 @@ def _a_second(rows: Sequence[EpochRow], amounts: Sequence[float | None], ranks: 
 
 def load_columns(before: Sequence[Load], after: Sequence[Load]) -> dict[str, float | None]:
     """The largest values of all nodes. before, after: one reading of each node, in the same order."""
+    shares = [last.shares_since(first) for first, last in zip(before, after, strict=True)]
     return {
         "load_start": largest(load.load for load in before),
         "load_end": largest(load.load for load in after),
         "cpu_pressure_start": largest(load.pressure for load in before),
         "cpu_pressure_end": largest(load.pressure for load in after),
-        "cpu_steal_share": largest(b.steal_share(a) for a, b in zip(before, after, strict=True)),
-        "cpu_others_share": largest(b.others_share(a) for a, b in zip(before, after, strict=True)),
+        "cpu_steal_share": largest(steal for steal, _ in shares),
+        "cpu_others_share": largest(others for _, others in shares),
     }
 
 

@@ -170,29 +170,14 @@ def test_a_bad_image_is_named_with_its_place(folders, tmp_path):
     assert list(skipping.facts()["bad_samples"]) == ["train/b/003.JPEG"]
 
 
-def cut(shard):
-    shard.write_bytes(shard.read_bytes()[:-1])
-
-
-def lose_index(shard):
-    shard.with_suffix(".idx").unlink()
-
-
 def stale_index(shard):
     lines = shard.with_suffix(".idx").read_text().splitlines()
     shard.with_suffix(".idx").write_text("\n".join(lines[:-1]))
 
 
-def no_index(shard):
-    shard.with_suffix(".idx").write_text("<html>")
-
-
 def no_example(shard):
     content = shard.read_bytes()
     shard.write_bytes(content[:12] + b"\xff" * (len(content) - 12))
-
-
-flip_length = partial(packs.flip, place=0)
 
 
 def flip_label(shard):
@@ -205,13 +190,19 @@ def flip_label(shard):
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (flip_length, r"00001-of-00002.tfrecord holds no image at byte 0 \(its length is \d+, \d+ by the index\)"),
+        (
+            partial(packs.flip, place=0),
+            r"00001-of-00002.tfrecord holds no image at byte 0 \(its length is \d+, \d+ by the index\)",
+        ),
         (flip_label, r"00001-of-00002.tfrecord holds no image at byte 0 \(its label is 6[456], there are 3 classes\)"),
         (Path.unlink, "00001-of-00002.tfrecord is missing: if the set is a copy, copy it again"),
-        (cut, r"00001-of-00002.tfrecord has \d+ bytes, pack.json says \d+"),
-        (lose_index, "index .*00001-of-00002.idx cannot be read"),
+        (
+            lambda shard: shard.write_bytes(shard.read_bytes()[:-1]),
+            r"00001-of-00002.tfrecord has \d+ bytes, pack.json says \d+",
+        ),
+        (lambda shard: shard.with_suffix(".idx").unlink(), "index .*00001-of-00002.idx cannot be read"),
         (stale_index, r"the indices of train have 14 images, pack.json 15"),
-        (no_index, "00001-of-00002.idx is not an index"),
+        (lambda shard: shard.with_suffix(".idx").write_text("<html>"), "00001-of-00002.idx is not an index"),
         (no_example, r"00001-of-00002.tfrecord holds no image at byte 0 \("),
     ],
 )

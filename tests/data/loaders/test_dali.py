@@ -1,4 +1,4 @@
-"""DALI itself behind the feed: the native loader's samples in its order, and what a user may get wrong."""
+"""DALI itself behind the feed: labels, types and crops, and what a user may get wrong."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import sys
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -17,7 +16,7 @@ import torch
 
 from ddlbench.data.loaders.dali import Dali, DaliReader
 from ddlbench.errors import Unavailable, Unsupported, UserError
-from tests.support.dali_feeds import dali, levels, native, picture, request, write
+from tests.support.dali_feeds import dali, native, picture, request, write
 from tests.support.libraries import needs_dali
 from tests.support.pictures import Shape, empty, jpeg, no_image, truncate, write_folders
 from tests.support.processes import PYTHON, run
@@ -27,62 +26,7 @@ from tests.support.tiny import TinyData
 pytestmark = needs_dali
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    return write_folders(tmp_path_factory.mktemp("dali"), train=5, val=3)
-
-
 CPU = torch.device("cpu")
-STEP = 9  # levels of red between one plain image and the next
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory):
-    """26 + 7 images of one color each: any crop shows which sample it is from."""
-    images = [picture(np.full((40, 48, 3), index * STEP)) for index in range(26)]
-    return write(tmp_path_factory.mktemp("plain"), images, images[:7])
-
-
-def indices(batches):
-    """[[index, ...] a batch] of the valid samples of `plain`."""
-    return [(levels(batch.inputs[batch.valid])[:, 0].mean((1, 2)) / STEP).round().int().tolist() for batch in batches]
-
-
-def test_an_epoch_holds_every_sample_once_in_the_native_order(plain):
-    feed = dali(plain)
-    assert (feed.steps_per_epoch, feed.dropped_samples, feed.val_samples) == (6, 2, 7)
-    first, second = (indices(feed.train(epoch)) for epoch in (0, 1))
-    assert [len(batch) for batch in first] == [4] * 6
-    assert len(set(chain(*first))) == len(set(chain(*second))) == 24
-    assert first != second
-    assert first == indices(native(plain).train(0))
-    assert second == indices(native(plain).train(1))
-    assert indices(dali(plain, seed=1).train(0)) == indices(native(plain, seed=1).train(0)) != first
-
-
-@pytest.mark.parametrize("size", [2, 3])
-def test_replicas_share_each_global_batch(plain, size):
-    alone = indices(native(plain, replica_batch=12).train(1))
-    shares = [indices(dali(plain, rank, size, replica_batch=12 // size).train(1)) for rank in range(size)]
-    assert [list(chain(*parts)) for parts in zip(*shares, strict=True)] == alone
-
-
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_each_validation_sample_counts_once(plain, size):
-    feeds = [dali(plain, rank, size, replica_batch=2) for rank in range(size)]
-    batches = [list(feed.validation()) for feed in feeds]
-    assert {len(each) for each in batches} == {{1: 4, 2: 2, 3: 2}[size]}
-    assert all(batch.inputs.shape == (2, 3, 32, 32) for each in batches for batch in each)
-    assert sorted(index for each in batches for batch in indices(each) for index in batch) == list(range(7))
-
-
-def test_replica_without_validation_samples_gives_masked_batches(plain):
-    feed = dali(replace(plain, val_limit=1), 1, 2)
-    for _ in range(2):
-        (batch,) = feed.validation()
-        assert batch.inputs.shape == (4, 3, 32, 32)
-        assert batch.inputs.any().item() is False
-        assert batch.valid.tolist() == [False] * 4
 
 
 def test_labels_types_and_layout_are_the_native_loaders(folders):
@@ -119,21 +63,6 @@ def test_crops_follow_from_the_epoch(folders):
     epochs = [torch.cat([batch.inputs for batch in uninterrupted.train(epoch)]) for epoch in range(3)]
     for epoch in (2, 0, 2):
         assert torch.equal(torch.cat([batch.inputs for batch in resumed.train(epoch)]), epochs[epoch])
-
-
-def test_an_epoch_left_in_the_middle_disturbs_none(plain):
-    feed = dali(plain)
-    left = feed.train(0)
-    next(left)
-    assert indices(feed.train(1)) == indices(native(plain).train(1))
-    assert indices(feed.validation()) == indices(native(plain).validation())
-    feed.close()
-    assert indices(feed.train(0)) == indices(native(plain).train(0))
-
-
-def test_batches_stay_as_they_were_delivered(plain):
-    batches = list(dali(plain).train(0))
-    assert indices(batches) == indices(native(plain).train(0))
 
 
 @pytest.mark.parametrize("on_gpu", [True, False])
@@ -249,11 +178,11 @@ def test_crops_are_fused_where_the_cpu_decodes(folders, monkeypatch, device, fus
         loaders.clear()
 
 
+FACTS = {"device": "cpu", "threads": 2, "prefetch": 2, "fused_crop": True, "ahead": 2, "cores": 3}
+
+
 def test_facts_and_defaults(folders):
-    assert dali(folders, cores=3).facts() == {
-        "device": "cpu", "threads": 2, "prefetch": 2, "fused_crop": True, "ahead": 2, "cores": 3,
-        "bad_samples": {},
-    }  # fmt: skip
+    assert dali(folders, cores=3).facts() == {**FACTS, "bad_samples": {}}
 
 
 SMALL = [
@@ -268,10 +197,7 @@ def test_the_program_trains_on_it(ddlbench, tmp_path, folders, monkeypatch):
     assert code == 0, said
     content = record(tmp_path)
     assert content["config"]["loader"]["threads"] is None, "the same run on every machine"
-    assert content["loader"] == {
-        "device": "cpu", "threads": 2, "prefetch": 2, "fused_crop": True, "ahead": 2, "cores": 3,
-        "bad_samples": [],
-    }  # fmt: skip
+    assert content["loader"] == {**FACTS, "bad_samples": []}
     assert (content["ledger"]["samples"], content["ledger"]["dropped_samples_per_epoch"]) == (24, 3)
     assert content["summary"]["val_samples"] == 9
 

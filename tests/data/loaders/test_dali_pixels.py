@@ -13,16 +13,11 @@ from PIL import Image
 from ddlbench.data.loaders.dali import Dali, DaliReader, half_even
 from tests.support.dali_feeds import dali, levels, native, picture, request, write
 from tests.support.libraries import needs_dali
-from tests.support.pictures import Shape, jpeg, write_folders
+from tests.support.pictures import Shape, jpeg
 
 pytestmark = needs_dali
 # Of 255 levels. Pillow rounds between its two resizing passes, DALI does not; another libjpeg may round otherwise too.
 MOST, MEAN_ERROR = 2.0, 0.5
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    return write_folders(tmp_path_factory.mktemp("dali"), train=5, val=3)
 
 
 def photographs(root):

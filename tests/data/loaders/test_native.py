@@ -10,7 +10,6 @@ import signal
 import threading
 import time
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any
 
 import psutil
@@ -21,6 +20,7 @@ from ddlbench.data.feed import Fetched
 from ddlbench.data.images.folders import ImageSplit
 from ddlbench.data.loaders import native
 from ddlbench.data.loaders.native import Native
+from ddlbench.data.loaders.replica_feed import epoch_order
 from ddlbench.errors import UserError
 from tests.support.dali_feeds import request
 from tests.support.pictures import Shape, truncate, write_folders
@@ -82,33 +82,12 @@ def everything(feed, epochs=(0, 1)):
     return [torch.cat([getattr(batch, part) for batch in batches]) for part in ("inputs", "targets", "valid")]
 
 
-def test_an_epoch_holds_every_sample_once_save_the_dropped():
+def test_samples_are_asked_for_by_epoch_and_index():
     feed = opened(KeyData())
-    assert (feed.steps_per_epoch, feed.dropped_samples, feed.val_samples) == (6, 2, 7)
-    batches = keys(feed.train(3))
-    assert [len(batch) for batch in batches] == [4] * 6
-    seen = [key for batch in batches for key in batch]
-    assert len(set(seen)) == 24
-    assert {epoch for epoch, _ in seen} == {3}
-    assert {index for _, index in seen} < set(range(26))
-    assert keys(feed.train(3)) == batches
-    assert [i for batch in keys(feed.train(4)) for _, i in batch] != [index for _, index in seen]
-
-
-@pytest.mark.parametrize("size", [2, 3])
-def test_replicas_share_each_global_batch(size):
-    alone = keys(opened(KeyData(), replica_batch=12).train(0))
-    shares = [keys(opened(KeyData(), rank, size, replica_batch=12 // size).train(0)) for rank in range(size)]
-    assert [list(chain(*parts)) for parts in zip(*shares, strict=True)] == alone
-
-
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_each_validation_sample_counts_once(size):
-    feeds = [opened(KeyData(val_samples=7), rank, size, replica_batch=2) for rank in range(size)]
-    batches = [list(feed.validation()) for feed in feeds]
-    assert {len(each) for each in batches} == {{1: 4, 2: 2, 3: 2}[size]}
-    assert all(batch.inputs.shape == (2, 2) for each in batches for batch in each)
-    assert sorted(key for each in batches for batch in keys(each) for key in batch) == [(0, i) for i in range(7)]
+    for epoch in (3, 3, 4):
+        order = epoch_order(26, seed=0, epoch=epoch)[:24].reshape(6, 4).tolist()
+        assert keys(feed.train(epoch)) == [[(epoch, index) for index in batch] for batch in order]
+    assert keys(feed.validation()) == [[(0, 0), (0, 1), (0, 2), (0, 3)], [(0, 4), (0, 5), (0, 6)]]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -143,11 +122,6 @@ def test_steps_are_capped():
     feed = opened(KeyData(), steps=2)
     assert (feed.steps_per_epoch, feed.dropped_samples) == (2, 2)
     assert keys(feed.train(0)) == keys(opened(KeyData()).train(0))[:2]
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    return write_folders(tmp_path_factory.mktemp("native"), train=5, val=3)
 
 
 def test_workers_change_no_byte(folders):

@@ -69,12 +69,6 @@ def test_replicas_differ_and_runs_do_not():
     assert torch.equal(first, next(opened(0, 2).train(0)).inputs)
 
 
-def test_random_samples_are_not_scored():
-    """Validation repeats the batch of training: its accuracy would have no meaning."""
-    assert not Synthetic(name="synthetic").scored
-    assert Native(name="native").scored
-
-
 def test_channels_last():
     assert next(opened(channels_last=True).train(0)).inputs.is_contiguous(memory_format=torch.channels_last)
     assert next(opened(channels_last=True, model=TextShape()).train(0)).inputs.is_contiguous()

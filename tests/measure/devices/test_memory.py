@@ -83,12 +83,12 @@ def test_a_cpu_reports_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_gpus_peaks_are_the_allocators_own_in_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeMemory(monkeypatch)
-    monkeypatch.setattr(memory, "_host_peak", lambda: 1100)
+    monkeypatch.setattr(memory, "proc_value", lambda *_: "2 kB")
     assert peaks(DEVICE) == {
         "memory_allocated_peak_bytes": 300,
         "memory_reserved_peak_bytes": 500,
         "memory_device_peak_bytes": 900,
-        "memory_host_peak_bytes": 1100,
+        "memory_host_peak_bytes": 2048,
         "allocator_retries": 3,
     }
 

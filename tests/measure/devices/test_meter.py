@@ -123,7 +123,7 @@ def test_a_rank_s_own_seconds_have_none_of_the_readings_in_them(monkeypatch: pyt
 
     def looked() -> Load:
         computed[0] += 5.0
-        return Load(0.0, 0.0, 0, 100)
+        return Load(0.0, 0.0, (0, 0, 100))
 
     monkeypatch.setattr(meter_module, "thread_seconds", lambda: computed[0])
     monkeypatch.setattr(meter_module, "Load", SimpleNamespace(now=looked))
@@ -172,7 +172,7 @@ def test_clocks_are_the_lowest_and_reasons_those_of_all() -> None:
 
 
 def test_a_nodes_load_knows_what_all_ranks_on_the_node_computed() -> None:
-    load = Load(0.0, 0.0, 0, 100, busy=50)
+    load = Load(0.0, 0.0, (0, 50, 100))
     leader = replace(use(), cpu_before_s=1.0, cpu_after_s=5.0, before=load, after=load)
     other = replace(use(), cpu_before_s=2.0, cpu_after_s=7.0)
     # Ranks of two nodes in turn, rank 0's node without a figure of its second rank.

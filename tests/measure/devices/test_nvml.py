@@ -108,12 +108,12 @@ def test_energy_is_in_joules_and_a_counter_that_went_back_is_none() -> None:
 
 
 def test_reasons_before_after_and_in_between() -> None:
-    assert throttling(state(), state()) == []
-    assert throttling(state(reasons=0x1 | 0x2 | 0x100), state()) == []  # idle, clocks set by the user, a display
-    assert throttling(state(reasons=0x4), state()) == ["power cap"]
-    assert throttling(state(), state(reasons=0x40 | 0x4)) == ["power cap", "thermal slowdown by hardware"]
-    assert throttling(state(_1=10), state(_1=10)) == []
-    assert throttling(state(_1=10), state(_1=11)) == ["thermal slowdown"]
+    assert throttling(state(), state()) == ()
+    assert throttling(state(reasons=0x1 | 0x2 | 0x100), state()) == ()  # idle, clocks set by the user, a display
+    assert throttling(state(reasons=0x4), state()) == ("power cap",)
+    assert throttling(state(), state(reasons=0x40 | 0x4)) == ("power cap", "thermal slowdown by hardware")
+    assert throttling(state(_1=10), state(_1=10)) == ()
+    assert throttling(state(_1=10), state(_1=11)) == ("thermal slowdown",)
 
 
 def test_the_names_are_those_of_the_library() -> None:

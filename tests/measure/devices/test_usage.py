@@ -140,28 +140,27 @@ def test_a_node_with_known_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     # user nice system idle iowait irq softirq steal guest guest_nice
     before = Load.now(proc(tmp_path / "a", "100 10 20 800 5 1 4 60 50 5"))
     # Guests' ticks are in user and nice.
-    assert before == Load(load=0.75, pressure=0.25, stolen=60, ticks=1000, busy=135)
+    assert before == Load(load=0.75, pressure=0.25, ticks=(60, 135, 1000))
     after = Load.now(proc(tmp_path / "b", "150 10 20 840 5 1 4 70 90 5"))
-    assert after.steal_share(before) == 10 / 100
+    assert after.shares_since(before) == (10 / 100, None)
 
 
 def test_a_value_that_the_kernel_does_not_report_is_none(tmp_path: Path) -> None:
     nothing = Load.now(tmp_path)
-    assert nothing == Load(None, None, None, None)
-    assert nothing.steal_share(nothing) is None
-    assert Load(0.0, 0.0, 5, 10).steal_share(Load(0.0, 0.0, 5, 10)) is None  # no time has passed
+    assert nothing == Load(None, None, None)
+    assert nothing.shares_since(nothing) == (None, None)
+    assert Load(0.0, 0.0, (5, 0, 10)).shares_since(Load(0.0, 0.0, (5, 0, 10))) == (None, None)  # no time has passed
 
 
 def test_what_others_computed_is_all_that_was_computed_less_the_runs_own() -> None:
     seconds = 2.0
-    before = Load(None, None, 0, ticks=10_000, busy=4_000, own_s=30.0)
-    after = Load(None, None, 0, ticks=11_000, busy=4_500, own_s=30.0 + seconds)
-    assert after.others_share(before) == pytest.approx((500 - seconds * HZ) / 1000)
-    assert replace(after, own_s=99.0).others_share(before) == 0.0  # ticks are coarse
-    for unknown in ({"own_s": None}, {"busy": None}, {"ticks": None}):
-        assert replace(after, **unknown).others_share(before) is None
-        assert after.others_share(replace(before, **unknown)) is None
-    assert before.others_share(before) is None  # no time has passed
+    before = Load(None, None, ticks=(0, 4_000, 10_000), own_s=30.0)
+    after = Load(None, None, ticks=(0, 4_500, 11_000), own_s=30.0 + seconds)
+    assert after.shares_since(before) == (0, pytest.approx((500 - seconds * HZ) / 1000))
+    assert replace(after, own_s=99.0).shares_since(before) == (0, 0)  # ticks are coarse
+    for unknown, steal in (({"own_s": None}, 0), ({"ticks": None}, None)):
+        assert replace(after, **unknown).shares_since(before) == (steal, None)
+        assert after.shares_since(replace(before, **unknown)) == (steal, None)
 
 
 def process(proc: Path, name: str, ticks: str, children: str | None) -> None:

@@ -33,38 +33,35 @@ BAD_SAMPLE = ("fatal", "skip")
 class FolderSource:
     """The images of one split by their position in the order of classes and names, where/<class>/<file>; picklable.
 
-    where: their folder; original: the user's folder, where `where` is this node's copy of it
+    original: the user's folder; where: the folder that is read, the same one or this node's copy of it
     hash: of the data set (Index.hash)
     """
 
+    original: Path
     where: Path
     classes: tuple[str, ...]
     files: Files
     hash: str
-    original: Path | None = field(default=None, kw_only=True)
 
     def within(self, i: int) -> str:
         """<class>/<file>"""
         return f"{self.classes[self.files.labels[i]]}/{self.files.name(i)}"
 
-    def path(self, i: int) -> Path:
-        return self.where / self.within(i)
-
     def content(self, i: int) -> bytes | memoryview:
         """An image as its file has it. Raises UserError where it cannot be read."""
-        moved = "check whether it was moved after the data set was indexed"
+        path, moved = self.where / self.within(i), "check whether it was moved after the data set was indexed"
         other = "check that data.stage_to is the same folder for all ranks of a node"
-        with reporting(f"cannot read {self.path(i)}", other if self.original else moved):
-            return self.path(i).read_bytes()
+        with reporting(f"cannot read {path}", moved if self.where == self.original else other):
+            return path.read_bytes()
 
     def place(self, i: int) -> str:
         """For error messages: where the user has the image."""
-        return str((self.original or self.where) / self.within(i))
+        return str(self.original / self.within(i))
 
     def files_to_stage(self) -> StagedFiles:
         """All files of the split, to be copied from `original` to `where`."""
         names = map(self.within, range(len(self.files)))
-        return StagedFiles(self.original or self.where, self.where, names, len(self.files), int(self.files.sizes.sum()))
+        return StagedFiles(self.original, self.where, names, len(self.files), int(self.files.sizes.sum()))
 
 
 @dataclass(frozen=True)
@@ -97,8 +94,8 @@ class ImageSplit:
         return Fetched(inputs, torch.tensor(labels), torch.tensor(valid), tuple(bad))
 
     def _sample(self, epoch: int, index: int, out: Tensor, bad: list[str]) -> tuple[int, bool]:
-        """Label, validity; the image goes to `out`. Bad files are added to `bad`; in training the next good one
-        replaces it."""
+        """Label and validity of a sample, whose image goes to `out`. Bad files are added to `bad`; in training the next
+        good file replaces a bad one."""
         for offset in range(len(self) if self.train else 1):
             position = (index + offset) % len(self)
             image = int(self.chosen[position])
@@ -124,7 +121,7 @@ class ImageSplit:
 
 
 def batch_memory(dtype: torch.dtype, *shape: int) -> Tensor:
-    """Memory without values, in a worker shared with the rank, as in torch's own collation: no batch is copied."""
+    """Memory without values. A worker shares it with the rank, as in torch's own collation, so no batch is copied."""
     if get_worker_info() is None:
         return torch.empty(shape, dtype=dtype)
     size = math.prod(shape) * dtype.itemsize
@@ -231,8 +228,7 @@ class ImageFolders:
         source = self.original(train)
         if self.stage_to is None:
             return source
-        copy = node_folder(self.stage_to, self.name, source.hash) / SPLITS[train]
-        return replace(source, where=copy, original=source.where)
+        return replace(source, where=node_folder(self.stage_to, self.name, source.hash) / SPLITS[train])
 
     def files_to_stage(self) -> list[StagedFiles]:
         return [self.source(train).files_to_stage() for train in SPLITS]
@@ -244,7 +240,7 @@ class ImageFolders:
         """The user's files."""
         layout = self.layout()
         index, folder = open_index(layout, self.cache_dir), layout.splits[0 if train else 1]
-        return FolderSource(folder, index.classes, index.splits[SPLITS[train]], index.hash)
+        return FolderSource(folder, folder, index.classes, index.splits[SPLITS[train]], index.hash)
 
     def describe(self) -> dict[str, Any]:
         train, val = (self.original(part) for part in SPLITS)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ddlbench.data.home import SPLITS, kept_folder, read_arrays, write_arrays
+from ddlbench.data.home import SPLITS, home
 from ddlbench.data.processes import SCANNERS
-from ddlbench.errors import UserError
+from ddlbench.errors import UserError, reporting
+from ddlbench.files import replacing
+from ddlbench.foreign import open_regular
 from ddlbench.texts import digest, first_few
 
 EXTENSIONS = (".jpg", ".jpeg", ".png")
@@ -56,11 +59,14 @@ KEYS = tuple(Files.__dataclass_fields__)
 @dataclass(frozen=True)
 class Index:
     """hash: sha256 over class, name and size of every training and validation file. It covers neither their content
-    nor the names of the folders above the classes, so a copy of a data set has the hash of the original."""
+        nor the names of the folders above the classes, so a copy of a data set has the hash of the original.
+    stamps: when each folder was last changed, in nanoseconds
+    """
 
     classes: tuple[str, ...]
     splits: dict[str, Files]
     hash: str
+    stamps: list[int] = field(default_factory=list[int])
 
 
 @dataclass(frozen=True)
@@ -121,9 +127,9 @@ def prepare_index(layout: FolderLayout, cache_dir: str | None) -> Index:
     folders = [*layout.present, *(split / name for split in layout.present for name in classes)]
     stamps = [folder.stat().st_mtime_ns for folder in folders]
     kept = _read(file := _cache_file(layout, cache_dir))
-    if kept is not None and kept[1] == stamps:
-        return kept[0]
-    index = scan(layout)
+    if kept is not None and kept.stamps == stamps:
+        return kept
+    index = replace(scan(layout), stamps=stamps)
     about = json.dumps({"classes": index.classes, "hash": index.hash, "stamps": stamps}).encode()
     arrays = {f"{role}_{key}": getattr(files, key) for role, files in index.splits.items() for key in KEYS}
     write_arrays(file, {"about": np.frombuffer(about, np.uint8), **arrays})
@@ -132,8 +138,7 @@ def prepare_index(layout: FolderLayout, cache_dir: str | None) -> Index:
 
 def open_index(layout: FolderLayout, cache_dir: str | None) -> Index:
     """The index as `prepare_index` left it, without reading the folders: a thousand ranks may open it at once."""
-    kept = _read(_cache_file(layout, cache_dir))
-    return kept[0] if kept else prepare_index(layout, cache_dir)
+    return _read(_cache_file(layout, cache_dir)) or prepare_index(layout, cache_dir)
 
 
 def scan(layout: FolderLayout) -> Index:
@@ -177,22 +182,45 @@ def list_images(folder: Path) -> tuple[NDArray[np.bytes_], NDArray[np.int64], li
 
 def _cache_file(layout: FolderLayout, cache_dir: str | None) -> Path:
     key = [VERSION, str(layout.root.resolve()), layout.train_dir, layout.val_dir]
-    return kept_folder(layout.root, cache_dir) / f"images-{digest(key, 16)}.npz"
+    return kept_file(layout.root, cache_dir, "images", key)
 
 
-def _read(file: Path) -> tuple[Index, list[int]] | None:
-    """The kept index and its stamps; None where there is none, or none that can be read."""
+def kept_file(root: Path, cache_dir: str | None, kind: str, key: list[Any]) -> Path:
+    """Where an index is kept: in `cache_dir`; by default in the data set's own folder, or with the program's files if
+    that is read-only. key: of what it depends on"""
+    usual = root / ".ddlbench" if os.access(root, os.W_OK) else home() / "indices"
+    return (usual if cache_dir is None else Path(cache_dir).expanduser()) / f"{kind}-{digest(key, 16)}.npz"
+
+
+def read_arrays(file: Path, names: Iterable[str]) -> dict[str, NDArray[Any]] | None:
+    """The arrays of these names; None if one of them is missing or cannot be read."""
+    try:
+        with open_regular(file) as stream, np.load(stream) as arrays:  # noqa: TID251 - no pickles
+            return {name: arrays[name] for name in names}
+    except Exception:  # whatever others have written there
+        return None
+
+
+def write_arrays(file: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """The file appears when it is complete: no process reads half an index. UserError where it cannot be written."""
+    with reporting(f"cannot keep the index {file}", "choose data.cache_dir"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(file) as stream:
+            np.savez(stream, allow_pickle=False, **arrays)
+
+
+def _read(file: Path) -> Index | None:
+    """The kept index; None where there is none, or none that can be read."""
     arrays = read_arrays(file, ["about", *(f"{role}_{key}" for role in SPLITS.values() for key in KEYS)])
     if arrays is None:
         return None
     splits = {role: Files(*(arrays[f"{role}_{key}"] for key in KEYS)) for role in SPLITS.values()}
     try:
         about: dict[str, Any] = json.loads(arrays["about"].tobytes())
-        index = Index(tuple(about["classes"]), splits, str(about["hash"]))
+        index = Index(tuple(about["classes"]), splits, str(about["hash"]), about["stamps"])
         for name in about["classes"]:
             if not isinstance(name, str) or name in ("", ".", "..") or {"/", "\0"} & set(name):
                 return None
-        fits = all(files.consistent(len(index.classes)) for files in splits.values())
-        return (index, about["stamps"]) if fits else None
+        return index if all(files.consistent(len(index.classes)) for files in splits.values()) else None
     except (ValueError, KeyError, TypeError, RecursionError):
         return None

@@ -17,16 +17,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ddlbench.data.home import SPLITS, kept_folder, read_arrays, write_arrays
+from ddlbench.data.home import SPLITS
 from ddlbench.data.images.folders import FolderSource, ImageFolders
-from ddlbench.data.images.index import Files
+from ddlbench.data.images.index import Files, kept_file, read_arrays, write_arrays
 from ddlbench.data.processes import SCANNERS
 from ddlbench.data.staging import StagedFiles
 from ddlbench.data.tfrecord import AGAIN, FOOT, FRAME, HEAD, MANIFEST, decode, index_of, open_pack, read_manifest
 from ddlbench.errors import UserError
 from ddlbench.foreign import open_regular
 from ddlbench.job import Model
-from ddlbench.texts import digest
 
 VERSION = 2  # of the kept index
 
@@ -58,18 +57,17 @@ class PackedSource(FolderSource):
     shards: tuple[str, ...]
 
     def content(self, i: int) -> memoryview:
-        """No copy: the first access to the bytes waits for the disk."""
+        """A view of the mapped file: the first access to its bytes waits for the disk."""
         start = int(self.files.starts[i])
         return mapped(self.where / self.shards[self.files.holders[i]])[start : start + int(self.files.sizes[i])]
 
     def place(self, i: int) -> str:
-        shard = (self.original or self.where) / self.shards[self.files.holders[i]]
+        shard = self.original / self.shards[self.files.holders[i]]
         return f"{self.where.name}/{self.within(i)}, at byte {self.files.starts[i]} of {shard},"
 
     def files_to_stage(self) -> StagedFiles:
-        there = self.original or self.where
-        size = sum((there / shard).stat().st_size for shard in self.shards)
-        return StagedFiles(there, self.where, self.shards, len(self.shards), size)
+        size = sum((self.original / shard).stat().st_size for shard in self.shards)
+        return StagedFiles(self.original, self.where, self.shards, len(self.shards), size)
 
 
 @cache
@@ -112,7 +110,7 @@ class PackedImages(ImageFolders):
         pack, split = read_manifest(self.folder()), self.train_dir if train else self.val_dir
         shards, samples = pack.splits[split].shards, pack.splits[split].samples
         key = [VERSION, split, *((shard.file, shard.bytes, shard.sha256) for shard in shards)]
-        file = kept_folder(self.folder(), self.cache_dir) / f"packed-{digest(key, 16)}.npz"
+        file = kept_file(self.folder(), self.cache_dir, "packed", key)
         arrays = read_arrays(file, COLUMNS)
         files = PackedFiles(**arrays) if arrays else None
         if files is None or not files.fits(len(pack.classes), len(shards)):
@@ -121,8 +119,8 @@ class PackedImages(ImageFolders):
             if len(files) != samples:
                 raise UserError(f"the indices of {split} have {len(files)} images, {MANIFEST} {samples}: {AGAIN}")
             write_arrays(file, vars(files))
-        names = tuple(Path(shard.file).name for shard in shards)
-        return PackedSource(self.folder() / split, pack.classes, files, pack.hash, names)
+        folder, names = self.folder() / split, tuple(Path(shard.file).name for shard in shards)
+        return PackedSource(folder, folder, pack.classes, files, pack.hash, names)
 
 
 def scan(shards: list[Path], classes: int) -> PackedFiles:
@@ -135,8 +133,8 @@ def scan(shards: list[Path], classes: int) -> PackedFiles:
 
 
 def images_of(shard: Path, holder: int, classes: int) -> NDArray[Any]:
-    """A row an image: starts and sizes are of the encoded image in its shard, in bytes; names are padded with NUL,
-    which no file's name holds. Raises UserError for an index that does not fit its shard, and a record that is no
+    """One row for each image: starts and sizes are of the encoded image in its shard, in bytes; names are padded with
+    NUL, which no file's name holds. Raises UserError for an index that does not fit its shard, and a record that is no
     Example of an image in one of `classes` classes."""
     data, rows = mapped(shard), list[tuple[int, bytes, int, int, int]]()
     for offset, size in index_of(shard):

@@ -63,10 +63,6 @@ class Dali(Loader):
     def __post_init__(self) -> None:
         check_values("loader.", self, least={"threads": 1, "prefetch": 1}, choices={"device": DEVICES})
 
-    @property
-    def ahead(self) -> int:
-        return self.prefetch
-
     def check(self, dataset: Dataset, model: Model, device: torch.device) -> None:
         if not isinstance(dataset, ImageFolders):
             raise Unsupported(f"loader=dali reads only images, and data={dataset.name} has none: choose loader=native")
@@ -89,7 +85,7 @@ class Dali(Loader):
         chosen = replace(self, device=device, threads=threads, fused_crop=fused_crop)
         splits = (dataset.split(train, request.model, request.seed) for train in (True, False))
         train, validation = (DaliReader(dataset, split, chosen, request) for split in splits)
-        return ReplicaFeed(train, validation, request, chosen)
+        return ReplicaFeed(train, validation, request, chosen, ahead=self.prefetch)
 
 
 @dataclass
@@ -142,7 +138,7 @@ class DaliReader:
         """A file's name or a view into a packed set: in both cases DALI's threads are the first that wait for the
         disk."""
         source = self.split.source
-        content = os.fsencode(source.path(i)) if self.named else source.content(i)
+        content = os.fsencode(source.where / source.within(i)) if self.named else source.content(i)
         return np.frombuffer(content, np.uint8)
 
     def _next(self, pipeline: Any) -> Tensor | None:
@@ -153,8 +149,8 @@ class DaliReader:
             return None
         except RuntimeError as error:
             raise self._explained(error) from error
-        # No copy: DALI's buffer lives as long as the tensor, which DALI's own iterator for PyTorch relies on too; on a
-        # GPU until all work is done that was queued before the tensor went, whatever the stream.
+        # A view: DALI keeps its buffer as long as the tensor, as its iterator for PyTorch expects too. On a GPU it also
+        # waits for all work that any stream was given before the tensor was deleted.
         tensor = torch.from_dlpack(images.as_tensor())
         return tensor.permute(0, 3, 1, 2) if self.request.channels_last else tensor
 
@@ -188,7 +184,8 @@ class DaliReader:
 
     def pipeline(self, epoch: int) -> Any:
         """A pipeline that makes a batch of each list of files, [B, 3, H, W] float32, or [B, H, W, 3] for channels last.
-        Replicas draw other crops, ranks of one replica the same. A signed number: DALI's -1 is a random seed."""
+        Replicas draw different crops, ranks of one replica the same. DALI takes a signed seed, and -1 as a random one:
+        so it gets 63 bits."""
         seed = augmentation_seed(self.request.seed, epoch, self.request.place.data_rank) >> 1
         return self._built(self, self._train if self.split.train else self._validation, seed=seed)
 
@@ -253,7 +250,7 @@ class DaliReader:
         return self._normalized(fn.slice(resized, start=start, shape=size, axes=(0, 1)), mirror=0)
 
     def _normalized(self, images: Any, mirror: Any) -> Any:
-        """On the GPU where the images are wanted there: as uint8 they take a quarter of the copying."""
+        """Done on the GPU if the images must be there: uint8 images take a quarter of the copying."""
         return self.dali.fn.crop_mirror_normalize(
             images.gpu() if self.to_gpu else images,
             dtype=self.dali.types.FLOAT,

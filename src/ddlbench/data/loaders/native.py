@@ -55,10 +55,6 @@ class Native(Loader):
     def pinned(self) -> bool:
         return self.pin_memory
 
-    @property
-    def ahead(self) -> int:
-        return (self.workers or 0) * self.prefetch
-
     def open(self, dataset: Dataset, request: Request) -> ReplicaFeed:
         usual = default_workers(request.cores, request.device.type, torch.get_num_threads()) if dataset.costly else 0
         workers = usual if self.workers is None else self.workers
@@ -70,7 +66,7 @@ class Native(Loader):
             # The modules that define the split and its parts: a worker imports them to read the split's pickle.
             parts = (splits[0], *vars(splits[0]).values())
             start_server(*sorted({type(part).__module__ for part in parts} - {"builtins"}))
-        return ReplicaFeed(train, validation, request, settings)
+        return ReplicaFeed(train, validation, request, settings, ahead=workers * self.prefetch)
 
 
 class Reader:

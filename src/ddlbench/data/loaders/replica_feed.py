@@ -82,15 +82,20 @@ class SplitReader(Protocol):
 
 
 class ReplicaFeed:
-    """loader: with its settings, which are facts for the record."""
+    """loader: with its settings, which are facts for the record
+    ahead: batches of an epoch that may be ready, or begun, before a step asks for them
+    """
 
-    def __init__(self, train: SplitReader, validation: SplitReader, request: Request, loader: Loader) -> None:
+    def __init__(
+        self, train: SplitReader, validation: SplitReader, request: Request, loader: Loader, ahead: int = 0
+    ) -> None:
         samples = len(train.split)
         self.steps_per_epoch = training_steps(samples, request.global_batch, request.steps)
         self.dropped_samples = samples % request.global_batch
         self.val_samples = len(validation.split)
         self.val_unread = 0
-        self._train, self._validation, self._request, self._loader = train, validation, request, loader
+        self._train, self._validation, self._request = train, validation, request
+        self._loader, self._ahead = loader, ahead
         self._to_device = ToDevice(request.device, request.channels_last)
         self._bad: Counter[str] = Counter()
 
@@ -111,10 +116,9 @@ class ReplicaFeed:
         return self._to_device(self._read(self._validation, 0, batches))
 
     def facts(self) -> dict[str, Any]:
-        """cores: that each rank has to itself; ahead: as Loader.ahead
-        bad_samples: name of each sample that could not be read -> how often this rank met it"""
+        """cores: of each rank; bad_samples: name of each sample that could not be read -> how often this rank met it"""
         settings = {key: value for key, value in vars(self._loader).items() if key != "name"}
-        return {**settings, "ahead": self._loader.ahead, "cores": self._request.cores, "bad_samples": dict(self._bad)}
+        return {**settings, "ahead": self._ahead, "cores": self._request.cores, "bad_samples": dict(self._bad)}
 
     def close(self) -> None:
         self._train.close()
@@ -166,9 +170,14 @@ class ToDevice:
             return
         coming = self._send(batches, self._side)
         while coming is not None:
-            ready = self._receive(*coming)  # what was sent is free when the next copy begins
+            batch, full, copied = coming
+            compute = torch.cuda.current_stream(self.device)
+            compute.wait_event(copied)
+            for part in (batch.inputs, batch.targets, batch.valid):
+                part.record_stream(compute)
+            batch = self._ready(batch, full)  # what was sent is free when the next copy begins
             coming = self._send(batches, self._side)
-            yield ready
+            yield batch
 
     def _send(self, batches: Iterator[Batch], side: torch.cuda.Stream) -> Sent | None:
         """Fetch the next batch and queue its copy. Loaders that deliver on the device (DALI) order their work with the
@@ -180,13 +189,6 @@ class ToDevice:
             sent, copied = batch.to(self.device), torch.cuda.Event()
             copied.record(side)
             return sent, bool(batch.valid.all()), copied
-
-    def _receive(self, batch: Batch, full: bool, copied: torch.cuda.Event) -> Batch:
-        compute = torch.cuda.current_stream(self.device)
-        compute.wait_event(copied)
-        for part in (batch.inputs, batch.targets, batch.valid):
-            part.record_stream(compute)
-        return self._ready(batch, full)
 
     def _ready(self, batch: Batch, full: bool) -> Batch:
         """With images normalized and in their layout. full: whether all samples are valid; the others become zeros."""

@@ -1,7 +1,7 @@
 """Text to train on: windows over memory-mapped token files, made once from raw text and a tokenizer, or over the raw
 text itself, whose lines are read and tokenized again at each access. The tokens are equal, because both are made line
-by line (token_file.py). Complete lines are tokenized, so a window costs what its lines cost: of a text of one line it
-costs the complete text.
+by line (token_file.py). Complete lines are tokenized, so a window costs what its lines cost, and every window of a text
+of one line costs the complete text.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class RawTokens:
 class TokenText:
     """Raw text in a folder.
 
-    root: folder of the text: wiki.train.raw and wiki.valid.raw, or .tokens, or train.txt and valid.txt
+    root: its folder, with wiki.train.raw and wiki.valid.raw, or .tokens, or train.txt and valid.txt
     tokenizer: folder with vocab.json and merges.txt (GPT-2's) or with tokenizer.json, or that file; null: root
     stage_to: folder of each node's own storage to copy what is read to before the clock starts; null: none
     cache_dir: where the token files go; null: root if it can be written, else the program's own folder
@@ -159,6 +159,8 @@ class TokenText:
 
     def __post_init__(self) -> None:
         check_values("data.", self, above={"val_limit": 0}, choices={"tokenize": TOKENIZE})
+        self.mapped = self.tokenize == "ahead"
+        self.costly = not self.mapped
         if (self.train is None) != (self.valid is None):
             raise UserError(f"data.train={self.train} and data.valid={self.valid}: give both names or none")
         made = [name for name in (self.train, self.valid) if name and name.endswith(".bin")]
@@ -167,14 +169,6 @@ class TokenText:
                 f"data.tokenize=on_the_fly needs raw text, {' and '.join(made)} is a token file: "
                 f"choose data.tokenize=ahead, or give data.train= and data.valid= the raw text"
             )
-
-    @property
-    def mapped(self) -> bool:
-        return self.tokenize == "ahead"
-
-    @property
-    def costly(self) -> bool:
-        return not self.mapped
 
     def check(self, model: Model, validate: bool = True) -> None:
         """Opens token files that exist already; whether others are long enough, `split` finds out."""

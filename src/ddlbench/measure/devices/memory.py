@@ -1,5 +1,5 @@
-"""Peak memory of one rank: allocated and reserved by the allocator, in use on the device, resident on the host.
-And the C library's heap on the CPU."""
+"""Peak memory of one rank (allocated and reserved by the allocator, in use on the device, resident on the host), and
+the C library's heap on the CPU."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def reset_peaks(device: torch.device) -> None:
     """Reset the peaks, so that building the model does not count. The host's peak needs /proc (Linux)."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    # proc(5): 5 resets VmHWM to the current resident set. Where it cannot, the peak since the start is an upper bound.
+    # proc(5): 5 resets VmHWM to the current resident set. Without that, the peak since the start is an upper bound.
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
@@ -40,22 +40,19 @@ def peaks(device: torch.device) -> dict[str, int | None]:
     """Bytes since `reset_peaks`; None for what this device does not report. The device's own figure (NVML) is in use on
     the whole GPU, also by NCCL, DALI and other processes, and it is the current one, not a peak: the caching allocator
     and NCCL free little, so after an epoch it is at its peak."""
+    try:
+        host = int(proc_value("self/status", "VmHWM").split()[0]) * 1024
+    except (OSError, StopIteration):
+        host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     if device.type != "cuda":
-        return dict.fromkeys(PEAKS) | {"memory_host_peak_bytes": _host_peak()}
+        return dict.fromkeys(PEAKS) | {"memory_host_peak_bytes": host}
     return {
         "memory_allocated_peak_bytes": torch.cuda.max_memory_allocated(device),
         "memory_reserved_peak_bytes": torch.cuda.max_memory_reserved(device),
         "memory_device_peak_bytes": or_none(lambda: torch.cuda.device_memory_used(device)),
-        "memory_host_peak_bytes": _host_peak(),
+        "memory_host_peak_bytes": host,
         "allocator_retries": torch.cuda.memory_stats(device)["num_alloc_retries"],
     }
-
-
-def _host_peak() -> int:
-    try:
-        return int(proc_value("self/status", "VmHWM").split()[0]) * 1024
-    except (OSError, StopIteration):
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def keep_freed_memory() -> bool:

@@ -149,12 +149,11 @@ class Meter:
             self.next_tick = now + READ_EVERY_S
 
     def end(self) -> Use:
-        # Before the other readings, as `begin` has it after them: they are no step's work.
+        # Read first, as `begin` reads it last: the other readings are no work of a step.
         thread_s = None if self.cuda else or_none(thread_seconds)
         first, last = self.first, self._read()
         gpus = (first.gpu, last.gpu) if first.gpu and last.gpu else None
         energy = joules(*gpus) if gpus else difference(first.package_j, last.package_j)
-        throttled = throttling(*gpus) if gpus else None
         return Use(
             seconds=last.at - first.at,
             counts_energy=self.cuda or self.leader,
@@ -163,7 +162,7 @@ class Meter:
             thread_s=difference(first.thread_s, thread_s),
             clock_before_mhz=first.gpu.clock_mhz if first.gpu else None,
             clock_after_mhz=last.gpu.clock_mhz if last.gpu else None,
-            throttled=None if throttled is None else tuple(throttled),
+            throttled=throttling(*gpus) if gpus else None,
             cpu_before_s=first.cpu_s,
             cpu_after_s=last.cpu_s,
             before=first.load,

@@ -143,7 +143,7 @@ def joules(before: GpuState, after: GpuState) -> float | None:
     return (after.energy_mj - before.energy_mj) / 1000
 
 
-def throttling(before: GpuState, after: GpuState) -> list[str] | None:
+def throttling(before: GpuState, after: GpuState) -> tuple[str, ...] | None:
     """Why the clock was lower than the device would run: at one of the two moments, or by a counter in between. None
     where the device reports neither."""
     bits = [state.reasons for state in (before, after) if state.reasons is not None]
@@ -152,4 +152,4 @@ def throttling(before: GpuState, after: GpuState) -> list[str] | None:
     if not bits and not grown:
         return None
     named = {name for bit, name in REASONS.items() if any(value & bit for value in bits)}
-    return sorted(named | {POLICIES[policy] for policy, more in grown.items() if more > 0})
+    return tuple(sorted(named | {POLICIES[policy] for policy, more in grown.items() if more > 0}))

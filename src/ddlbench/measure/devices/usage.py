@@ -32,16 +32,14 @@ class Load:
 
     load:     load average of one minute / cores of the node
     pressure: share of the last 10 s in which some process waited for a core
-    stolen, busy, ticks: time of all cores since the node's start: what the hypervisor gave to others, what processes
-              computed, and all of it
+    ticks:    of all cores since the node's start: those that the hypervisor gave to others, those in which processes
+              computed, and all
     own_s:    seconds of a core that the processes of the run's ranks on this node computed, since their starts
     """
 
     load: float | None
     pressure: float | None
-    stolen: int | None
-    ticks: int | None
-    busy: int | None = None
+    ticks: tuple[int, int, int] | None
     own_s: float | None = None
 
     @classmethod
@@ -54,23 +52,16 @@ class Load:
             pressure=or_none(
                 lambda: float((proc / "pressure/cpu").read_text().split("some avg10=")[1].split()[0]) / 100
             ),
-            stolen=ticks[7] if ticks else None,
-            ticks=sum(ticks[:8]) if ticks else None,
-            busy=sum(ticks[state] for state in BUSY) if ticks else None,
+            ticks=(ticks[7], sum(ticks[state] for state in BUSY), sum(ticks[:8])) if ticks else None,
         )
 
-    def steal_share(self, earlier: Load) -> float | None:
-        """The share of the cores' time since `earlier` that the hypervisor gave to others."""
-        passed, stolen = difference(earlier.ticks, self.ticks), difference(earlier.stolen, self.stolen)
-        return max(0, stolen) / passed if stolen is not None and passed is not None and passed > 0 else None
-
-    def others_share(self, earlier: Load) -> float | None:
-        """The share of the cores' time since `earlier` that processes outside the run used."""
-        passed, busy = difference(earlier.ticks, self.ticks), difference(earlier.busy, self.busy)
+    def shares_since(self, earlier: Load) -> tuple[float | None, float | None]:
+        """Shares of the cores' time: what the hypervisor gave to others, and what processes outside the run used."""
+        if self.ticks is None or earlier.ticks is None or self.ticks[2] <= earlier.ticks[2]:
+            return None, None
+        stolen, busy, passed = (now - before for now, before in zip(self.ticks, earlier.ticks, strict=True))
         of_run_s = difference(earlier.own_s, self.own_s)
-        if passed is None or passed <= 0 or busy is None or of_run_s is None:
-            return None
-        return max(0.0, busy - of_run_s * HZ) / passed
+        return max(0, stolen) / passed, None if of_run_s is None else max(0.0, busy - of_run_s * HZ) / passed
 
 
 def process_tree_seconds(proc: Path = PROC, process: str = "self") -> float:

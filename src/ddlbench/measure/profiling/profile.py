@@ -40,7 +40,7 @@ MOST_PASSES = 400  # of a rank, that a record holds
 COLLECTIVES = ("gloo:", "mpi:", "horovod:")  # on the host
 # The host's calls: gloo's threads hold a connection while they copy, and a call that starts a message waits for them.
 CALLS = ("c10d::", WAIT)
-# Ends only when its sender asks for it, which may be long after the data have gone: the sender's waits are counted.
+# It ends only when the sender asks for it, which may be long after the data were sent: the sender's waits are counted.
 SEND = "gloo:send"
 # Operators, and what torch.compile makes of them. Nodes of autograd are left out: hooks in them may wait.
 OPERATORS = (
