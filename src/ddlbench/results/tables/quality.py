@@ -53,7 +53,7 @@ def learning_table(epochs: pd.DataFrame, runs: Sequence[AttemptRow]) -> pd.DataF
     table = merged.reset_index()
     samples = {row["learning"]: row for row in reversed(list(ended.values()))}
     for name in (column.name for column in LEARNING if column.source == "equal"):
-        table[name] = table["learning"].map({key: row[name] for key, row in samples.items()})
+        table[name] = np.array([samples[learning][name] for learning in table["learning"]], object)
     typed = pa.Table.from_pandas(table, schema_of(LEARNING), preserve_index=False)
     return typed.to_pandas(types_mapper=DTYPES.get)
 
