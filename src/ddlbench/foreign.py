@@ -1,4 +1,4 @@
-"""Files from other people: regular files alone, read without waiting for a writer; JSON of a bounded size and depth."""
+"""Files from other people: only regular files are read, none waits for a writer, JSON has a bounded size and depth."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class ForeignError(UserError):
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """A file to be read. OSError where it cannot be opened, NotRegularError for what is no regular file: a pipe without
-    a writer would block."""
+    """Open a file to read it. OSError where it cannot be opened, NotRegularError for what is no regular file: a pipe
+    without a writer would block."""
     if not path.is_file():  # before it is opened: opening a device may already do something
         path.stat()
         raise NotRegularError(path)
@@ -52,8 +52,8 @@ def read_bytes(path: Path, largest: int = LARGEST_BYTES) -> bytes:
     """A file's content. OSError where it cannot be read; UserError where it is larger than `largest` bytes."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
-        content = file.read(size + 1) if size <= largest else b""  # a read takes memory for all that it may get
-        if len(content) > size:  # it grows, or its system does not say its size
+        content = file.read(size + 1) if size <= largest else b""  # a read reserves memory for all that it may get
+        if len(content) > size:  # the file grows, or its file system does not say its size
             content += file.read(largest + 1 - len(content))
     if max(size, len(content)) > largest:
         raise TooLargeError(f"it has {max(size, len(content)):,} bytes, more than the {largest:,} that are read")
@@ -71,8 +71,14 @@ def parse(content: bytes) -> Object:
     return cast(Object, value)
 
 
+def section(record: Mapping[str, Any], key: str) -> Object:
+    """A section of a record; empty if it is missing, or no JSON object."""
+    value = record.get(key)
+    return cast(Object, value) if isinstance(value, dict) else {}
+
+
 def _plain(value: Any, depth: int = 0) -> Any:
-    """The value with printable texts, of which equal ones are one object: records share keys and most of their values.
+    """The value with printable texts. Equal texts are one object, because records share keys and most of their values.
     RecursionError where it is nested too deep."""
     if depth > DEEPEST:
         raise RecursionError
@@ -95,7 +101,7 @@ def regular_size(path: Path) -> int | None:
 
 
 def sha256_of(path: Path) -> str:
-    """In hexadecimal, of a regular file of any size."""
+    """The hash of a regular file of any size, in hexadecimal."""
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -113,7 +119,7 @@ def read_format(path: Path, number: int, remedy: str) -> Object:
 
 
 def from_json(kind: type[Made], content: object) -> Made:
-    """A dataclass of texts and of whole numbers from 0 to 2^63 - 1, from a JSON object of the same keys.
+    """A dataclass of texts and of whole numbers from 0 to 2^63 - 1, made of a JSON object with the same keys.
     ValueError for another object."""
     expected = {field.name: TYPES[str(field.type)] for field in fields(cast(Any, kind))}
     entries = cast(Mapping[str, object], content) if isinstance(content, dict) else {}

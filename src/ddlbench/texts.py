@@ -1,5 +1,5 @@
-"""Texts from other people, made safe to print (no control characters, no surrogates, a bounded length) or to open in a
-spreadsheet; numbers in few digits; lists and tables for the terminal; hashes."""
+"""Texts from other people that are safe to print (no control characters, no surrogates, a bounded length) or to open in
+a spreadsheet; numbers with few digits; lists and tables for the terminal; hashes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, TextIO, TypeVar
 Item = TypeVar("Item")
 
 MIB, GIB = 2**20, 2**30
-# What a spreadsheet runs begins with one of them; the last four are full-width = + - @.
+# A spreadsheet runs a cell that begins with one of these; the last four are full-width = + - @.
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 
@@ -25,8 +25,8 @@ def printable(text: str) -> str:
 
 
 def say(*lines: object, stream: TextIO | None = None) -> None:
-    """Print lines at once, with an escape for every character that does not print or that the terminal's encoding
-    lacks. stream: None: stdout"""
+    """Print lines at once. Characters that do not print, or that the encoding of the terminal lacks, become escapes.
+    stream: None: stdout"""
     terminal = stream or sys.stdout
     encoding = terminal.encoding or "utf-8"
     for line in lines:
@@ -34,8 +34,8 @@ def say(*lines: object, stream: TextIO | None = None) -> None:
 
 
 def clipped(text: str, longest: int, ellipsis: str = "…") -> str:
-    """At most `longest` letters, with `ellipsis` in place of the others: at the end, inside of a bracket that ends the
-    text, "zero2 (fused=tr…)@4", or before a word in brackets, "MPT-125m (124… (published)"."""
+    """At most `longest` letters, with `ellipsis` in place of the others. It stands at the end, inside a bracket that
+    ends the text, "zero2 (fused=tr…)@4", or before a word in brackets, "MPT-125m (124… (published)"."""
     if len(text) <= longest:
         return text
     bracket = re.search(r"( \([a-z]{1,12}\)|\)[^()]{0,9})$", text)
@@ -50,7 +50,7 @@ def shortened(text: str, longest: int) -> str:
 
 
 def first_line(said: BaseException | str) -> str:
-    """The first line of a library's error or a program's output; where it is empty, the error's name."""
+    """The first line of a library's error or a program's output that is not empty; without one, the error's name."""
     nothing = "no message" if isinstance(said, str) else type(said).__name__
     return next((line.strip() for line in str(said).splitlines() if line.strip()), nothing)
 
@@ -61,7 +61,7 @@ def digest(value: Any, letters: int = 8) -> str:
 
 
 def bytes_text(bytes_: float) -> str:
-    """In MiB, or from 1024 of them on in GiB: four digits."""
+    """MiB, or from 1024 MiB on GiB, with four digits."""
     return f"{bytes_ / MIB:.4g} MiB" if bytes_ < GIB else f"{bytes_ / GIB:.4g} GiB"
 
 
@@ -77,12 +77,12 @@ def first_few(items: Sequence[Item], limit: int, more: str = "more", text: Calla
 
 
 def quoted(text: str) -> str:
-    """The text as a cell of a CSV file, with a ' before what a spreadsheet would run as a formula."""
+    """The text as a cell of a CSV file: one that a spreadsheet would run as a formula begins with a '."""
     return f"'{text}" if text.startswith(FORMULA) else text
 
 
 def aligned(headers: Sequence[str], lines: Iterable[Sequence[str]], left: Collection[str] | None = None) -> list[str]:
-    """A table: headers, a rule, lines. left: headers of columns that are aligned to the left; None: all"""
+    """A table: headers, a rule, lines. left: the headers of left-aligned columns; None: all"""
     rows = [headers, *lines]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     rows.insert(1, ["-" * width for width in widths])
@@ -93,19 +93,19 @@ def aligned(headers: Sequence[str], lines: Iterable[Sequence[str]], left: Collec
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of GitHub's Markdown."""
+    """A table in GitHub's Markdown."""
     first, *lines = (f"| {' | '.join(cells)} |" for cells in (head, *rows))
     return "\n".join([first, "|" + "---|" * len(head), *lines]) + "\n"
 
 
 def _or_empty(text: Callable[[float], str]) -> Callable[[float | None], str]:
-    """The text of a number, "" for None."""
+    """The text of a number, or "" for None."""
     return lambda value: "" if value is None else text(value)
 
 
 @_or_empty
 def seconds(value: float) -> str:
-    """A time with the digits it deserves: "123.4 s", "1.23 s", "0.0123 s"."""
+    """A time with three significant digits or one decimal: "123.4 s", "1.23 s", "0.0123 s"."""
     return f"{value:,.1f} s" if value >= 10 else f"{value:#.3g} s"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ddlbench.foreign import section
 from ddlbench.measure.devices.environment import environment
 from ddlbench.record.fingerprint import fingerprint, is_version, noted, of_the_launch
 
@@ -40,7 +41,7 @@ def test_it_has_versions_settings_and_the_kind_of_host_but_not_which_host_or_job
 
 @pytest.mark.parametrize("odd", [None, 3, "text", [], {"packages": 3, "variables": None, "switches": []}])
 def test_an_environment_of_another_shape_is_an_unknown_one(odd):
-    assert fingerprint(odd) == {}
+    assert fingerprint(section({"environment": odd}, "environment")) == {}
 
 
 def test_variables_that_name_a_process_or_a_place_do_not_count():

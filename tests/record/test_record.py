@@ -11,12 +11,14 @@ import pandas as pd
 import pytest
 
 from ddlbench.errors import RunError, UserError
+from ddlbench.files import unfinished_path
 from ddlbench.heartbeat import Process
 from ddlbench.measure.summary import summarize
-from ddlbench.record.files import CLAIM, DEAD_CLAIM_S, HEARTBEAT, end_for_rank_0
+from ddlbench.record.files import CLAIM, DEAD_CLAIM_S, HEARTBEAT, end_for_rank_0, write_json
 from ddlbench.record.record import Record, run_id, writable
 from tests.support.disk import fill_disk
 from tests.support.epoch_rows import epoch_row
+from tests.support.killed import ended_process
 from tests.support.processes import small_disk
 
 CONFIG = {group: {"name": f"my{group}"} for group in ("framework", "model", "loader")}
@@ -96,6 +98,11 @@ def test_an_unwritable_place_is_the_users_mistake(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+def test_numbers_that_are_not_finite_become_null(tmp_path: Path) -> None:
+    write_json(tmp_path / "x.json", {"a": float("nan"), "b": [float("inf"), 1.5]})
+    assert json.loads((tmp_path / "x.json").read_text()) == {"a": None, "b": [None, 1.5]}
+
+
 def status(record: Record) -> tuple[str, str | None]:
     content = json.loads((record.folder / "run.json").read_text())
     return content["status"], content["reason"]
@@ -134,6 +141,18 @@ def test_a_process_that_was_killed_while_it_wrote_the_end_does_not_keep_others_f
     assert status(record) == ("killed", "no process is left")
     content = json.loads((record.folder / "run.json").read_text())
     assert content["times"]["end"] == "2026-01-01T10:00:00.000+00:00"
+
+
+def test_what_a_killed_run_was_writing_is_removed_with_its_end_and_not_looked_for_before(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    here = unfinished_path(path, tmp_path).name.split("~")
+    here[-2] = str(ended_process().pid)
+    leftover = tmp_path / "~".join(here)
+    leftover.write_text("half")
+    write_json(path, {"status": "running", "times": {}})
+    assert leftover.exists()
+    assert end_for_rank_0(tmp_path, "killed", "its processes have ended")
+    assert not leftover.exists()
 
 
 def test_a_heartbeat_is_there_until_the_end_is_on_disk(record: Record) -> None:

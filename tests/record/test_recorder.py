@@ -35,9 +35,9 @@ A100 = "NVIDIA A100-SXM4-80GB"  # 312 TFLOP/s in bf16, 19.5 in fp32 without TF32
 SAID: Any = SimpleNamespace(facts=dict[str, Any], ledger=lambda run, steps: {"samples": steps * 8})
 
 
-def recorded(results: Path, *words: str, world: int = 4, flops: float = 3e12, **spans: Any) -> dict[str, Any]:
-    """The record of one epoch of 4 steps of 8 samples on `world` A100: 32 samples in 4 s."""
-    record, _, _ = one_epoch(results, *words, world=world, flops=flops, **spans)
+def recorded(results: Path, *words: str, **spans: Any) -> dict[str, Any]:
+    """The record of one epoch of 4 steps of 8 samples on 4 A100: 32 samples in 4 s."""
+    record, _, _ = one_epoch(results, *words, **spans)
     assert record.finish("ok")
     return json.loads((record.folder / "run.json").read_text())
 
@@ -45,8 +45,6 @@ def recorded(results: Path, *words: str, world: int = 4, flops: float = 3e12, **
 def one_epoch(
     results: Path,
     *words: str,
-    world: int = 4,
-    flops: float = 3e12,
     computed: float | None = 3e12,
     device: str = "cuda",
     visible: int = 2,
@@ -56,19 +54,19 @@ def one_epoch(
 ) -> tuple[Record, FileRecorder, Run]:
     """The record while the run goes on. computed: FLOPs with those of second runs; first_epoch: epochs that earlier
     attempts trained; ahead: batches that the loader may have ready"""
-    config, job = job_of(("+framework=ddp", "+model=resnet50", *words), world)
-    job = replace(job, device=torch.device(device, 0), world_size=world, global_batch=8)
+    config, job = job_of(("+framework=ddp", "+model=resnet50", *words), 4)
+    job = replace(job, device=torch.device(device, 0), world_size=4, global_batch=8)
     content = {
         "config": config.resolved,
-        "launch": {"world_size": world, "nodes": 2, "ranks_per_node": 2, "device_type": "cuda", "backend": "nccl"},
+        "launch": {"world_size": 4, "nodes": 2, "ranks_per_node": 2, "device_type": "cuda", "backend": "nccl"},
         "environment": {"gpu_model": A100, "torch": "2.14.1", "gpu_count": visible},
         "dataset": {"hash": "a" * 64},
     }
     record = Record.open(str(results), "run", content)
     feed = SimpleNamespace(facts=lambda: {"ahead": ahead}, steps_per_epoch=4)
-    model = {**model_section(config.model, None), "flops_per_sample": flops, "hardware_flops_per_sample": computed}
+    model = {**model_section(config.model, None), "flops_per_sample": 3e12, "hardware_flops_per_sample": computed}
     files = FileRecorder(record, cast(Config, config), model, SAID, Progress(False))
-    run = cast(Run, SimpleNamespace(job=job, place=Place(0, world), feed=feed, first_epoch=first_epoch, clock=None))
+    run = cast(Run, SimpleNamespace(job=job, place=Place(0, 4), feed=feed, first_epoch=first_epoch, clock=None))
     seconds = {"imports_s": 1.0, "connecting_s": 0.5, "data_preparation_s": 64.0, "setup_s": 2.0, **spans}
     files.begin(run, seconds, ["node1", "node1", "node0", "node0"])
     run.clock = EpochClock(torch.device("cpu"), lambda: None)

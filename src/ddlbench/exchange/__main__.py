@@ -1,8 +1,8 @@
 """python -m ddlbench.exchange: import published measurements, export own records as logs of MLPerf Training, for tools
 that read them.
 
-A record has durations, and one time stamp, of its start. The time stamps of a log are that start and durations, so
-that they do not contain what lies between epochs (checkpoints, a profiled window).
+A record has durations and one time stamp, that of its start. The time stamps of a log are this start plus durations. So
+they do not contain what happens between epochs (checkpoints, a profiled window).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any
 
 from ddlbench.errors import RunError, UserError, reporting
 from ddlbench.files import replacing
-from ddlbench.foreign import Object
+from ddlbench.foreign import Object, section
 from ddlbench.record.files import plain, write_json
 from ddlbench.results.reading.attempts import PUBLISHED_FILE, read_all, read_published
 from ddlbench.results.reading.mlperf import TOKEN, read_results
 from ddlbench.results.reading.published import read_points, record_of, without_base
-from ddlbench.results.rows import OWN, Row, group_by, section
+from ddlbench.results.rows import OWN, Row, group_by
 from ddlbench.results.tables.merge import AttemptRow
 from ddlbench.results.tables.tables import merge
 from ddlbench.texts import digest, say
@@ -30,7 +30,7 @@ from ddlbench.texts import digest, say
 NOTHING = 1  # exit code
 NO_SUBMISSION = "none: not an MLPerf submission"
 BENCHMARKS = {"resnet50": "resnet"}  # models that MLPerf Training has a benchmark of; its open division takes any size
-# Parts of the start-up. A record is opened between them, and has that time as its start.
+# Parts of the start-up. The record is opened between them, and its start is that time.
 BEFORE, AFTER = ("imports_s", "connecting_s", "data_preparation_s"), ("staging_s", "preflight_s", "setup_s")
 
 
@@ -60,11 +60,10 @@ def import_published(given: argparse.Namespace) -> int:
 
 
 def add(records: Sequence[Object], results: Path) -> tuple[int, int, list[str]]:
-    """Add what is new to the published measurements of a results folder. UserError where its file cannot be read
+    """Add new records to the published measurements of a results folder. UserError where its file cannot be read
     completely, or written.
 
-    Returns the number of those that were added, the number of those that were stored already, and a line for each
-    that contradicts another.
+    Returns how many were added, how many were stored before, and a line for each that contradicts another.
     """
     path, stored = results / PUBLISHED_FILE, list[Object]()
     for attempt in read_published(path) if path.exists() else []:
@@ -97,7 +96,7 @@ def _conflict(record: Object, same: Object | None, others: Sequence[Object]) -> 
         if same.get("run_id") == record["run_id"]:
             return "it is given twice"
         return f"{same.get('run_id')} is another value of its configuration and repeat"
-    # A table may have been made from logs. Logs are a folder, and only their records have a time to train.
+    # A table may have been made from logs. Logs lie in a folder, and only their records have a time to train.
     for other in others:
         sources = [section(source, "published") for source in (record, other)]
         urls = [f"{str(source.get('url')).removesuffix('/')}/" for source in sources]
@@ -137,7 +136,7 @@ def export_mllog(given: argparse.Namespace) -> int:
 
 
 def _lines(run: AttemptRow) -> Iterator[bytes]:
-    """The lines of a log; unknown values are left out. ValueError with the reason where the record has too little."""
+    """The lines of a log, without unknown values. ValueError with the reason where the record has too little."""
     row, options, epochs = run.row, run.options, run.epochs.to_pylist()
     if row["status"] != "ok" or row["measurement"] is None or row["mode"] != "train":
         raise ValueError(f"it is no training that ended ok (mode {row['mode']}, status {row['status']})")
@@ -175,8 +174,8 @@ def _lines(run: AttemptRow) -> Iterator[bytes]:
 
 
 def _epoch(begin: float, line: Row) -> Iterator[bytes]:
-    """The epoch ends where its validation begins. Its accuracy is top-1 of images; of text it is the loss, as in
-    MLPerf's language models."""
+    """The lines of an epoch, which ends where its validation begins. The accuracy is top-1 for images and the loss for
+    text, as in MLPerf's language models."""
     number, validation_s = line["epoch"] + 1, line["validation_time_s"] or 0.0
     end = begin + line["elapsed_s"]
     trained = end - validation_s
@@ -195,7 +194,7 @@ def _line(seconds: float, key: str, value: Any = None, event: str = "POINT_IN_TI
 
 
 def _system(row: Row) -> Row:
-    """The description of the system, as submissions have it. Ranks on CPUs have no accelerator."""
+    """The description of the system, with the keys of submissions. Ranks on CPUs have no accelerator."""
     gpu = row["device"] == "cuda"
     return {
         "submitter": NO_SUBMISSION,

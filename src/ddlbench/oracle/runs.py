@@ -13,13 +13,14 @@ from typing import Any
 from ddlbench.config.keys import shown
 from ddlbench.config.schema import Config
 from ddlbench.errors import Unsupported, UserError
+from ddlbench.foreign import section
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured.inputs import Learned, OneStep, from_one_step, learn
 from ddlbench.oracle.predictor import job_of, strategy
 from ddlbench.oracle.setting import Setting
 from ddlbench.oracle.timing.computation import Computation
 from ddlbench.results.reading.attempts import Attempt, read_all
-from ddlbench.results.rows import section, wait_column, without_data_wait
+from ddlbench.results.rows import wait_column, without_data_wait
 from ddlbench.results.tables.run_rows import attempt_row
 
 # Keys of a run's `train` section that change how fast one process computes.

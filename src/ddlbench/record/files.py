@@ -1,5 +1,5 @@
-"""The files of a record: names of those that exist only during a run, how JSON is written, and the end of a run that
-rank 0 has not written: another process writes it, or a reader sees from the heartbeat that the run was killed."""
+"""The files of a record: the names of those that exist only during a run, and how JSON is written. If rank 0 has not
+written the end of a run, another process writes it, or a reader sees from the heartbeat that the run was killed."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ddlbench.heartbeat import SILENT_S, Process, server_time
 
 RESERVE = ".reserve"  # holds space for the last run.json
 HEARTBEAT = ".heartbeat"  # which process keeps the record, and when it lived
-CLAIM = ".end-by-another-rank"  # who made it writes the end in the place of rank 0
-COLLECTIVES = "collectives"  # a folder: the last collectives of each rank of a run that hung
-DEAD_CLAIM_S = 30.0  # after so many seconds, the process that claimed to write the end has exited before it wrote it
+CLAIM = ".end-by-another-rank"  # the process that made it writes the end in the place of rank 0
+COLLECTIVES = "collectives"  # a folder with the last collectives of each rank of a run that hung
+DEAD_CLAIM_S = 30.0  # a claim that is older was made by a process that has exited before it wrote the end
 LARGEST_HEARTBEAT = 4096  # bytes
-OTHERS_S = 30.0  # after the end of the process that keeps the record, other ranks may still write the end
+OTHERS_S = 30.0  # so long after the end of the process that keeps the record, other ranks may still write the end
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -31,8 +31,8 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON can hold it: a number that is not finite is null, a text with a credential, also a key, is left
-    out."""
+    """The value as JSON can hold it: a number that is not finite becomes null. A text or a key that may have a
+    credential is left out."""
     if isinstance(value, Mapping):
         return {plain(str(key)): plain(item) for key, item in cast(Mapping[Any, Any], value).items()}
     if isinstance(value, list | tuple):
@@ -45,16 +45,18 @@ def plain(value: Any) -> Any:
 def end_for_rank_0(
     folder: Path, status: str, reason: str, ended: str | None = None, ended_by: str | None = None
 ) -> bool:
-    """Another rank, or a sweep where no rank is left, writes the end into run.json, once; whether this call did.
-    `running` may stay where the folder cannot be reached from here. ended: when, if not now; ended_by: of
-    errors.py"""
+    """Write the end into run.json in the place of rank 0: from another rank, or from a sweep if no rank is left.
+    Returns whether this call did: only one process does, and `running` stays if the folder cannot be reached.
+
+    ended: when, if not now; ended_by: of errors.py
+    """
     try:
         content, claim = json.loads((folder / "run.json").read_text()), folder / CLAIM
         if content["status"] != "running":
             return False
         try:
             claim.touch(exist_ok=False)
-        except FileExistsError:  # another process writes it, unless it was killed at that
+        except FileExistsError:  # another process writes it, unless it was killed before it could
             if abs(time.time() - claim.stat().st_mtime) <= DEAD_CLAIM_S:
                 return False
         content |= {"status": status, "reason": reason, "ended_by": ended_by}
@@ -69,9 +71,9 @@ def end_for_rank_0(
 
 
 def find_killed(folder: Path) -> tuple[str, str] | None:
-    """How the run of a record that says `running` has ended: the reason, and the time of the last heartbeat in the
-    record's format. None if its process may live, or if the record has no heartbeat (older versions). The record may
-    have been completed meanwhile: read it again before it counts as killed."""
+    """How a run whose record says `running` has ended: the reason, and the time of the last heartbeat in the format of
+    the record. None if its process may be alive, or if the record has no heartbeat (older versions). The end may be
+    written at this moment: read the record again before it counts as killed."""
     try:
         alive, last = keeper_alive(folder), (folder / HEARTBEAT).stat().st_mtime
         when = datetime.fromtimestamp(last, UTC).isoformat(timespec="milliseconds")
@@ -85,8 +87,8 @@ def find_killed(folder: Path) -> tuple[str, str] | None:
 
 
 def keeper_alive(folder: Path) -> bool | None:
-    """Whether the process that keeps a record is alive; None for a process of another host. Raises if the heartbeat is
-    missing or invalid."""
+    """Whether the process that keeps a record is alive; None if it is on another host. Raises an error if the heartbeat
+    is missing or invalid."""
     return Process(**parse(read_bytes(folder / HEARTBEAT, LARGEST_HEARTBEAT))).alive()
 
 

@@ -32,14 +32,14 @@ from ddlbench.record.files import CLAIM, HEARTBEAT, RESERVE, now, plain, write_j
 from ddlbench.record.schema import RANK_EPOCHS, SCHEMA_VERSION, STEPS, schema_of
 from ddlbench.texts import digest
 
-RESERVE_BYTES = 2**18  # some times the size of a run.json: freed for the last one where the disk is full
+RESERVE_BYTES = 2**18  # a few times the size of run.json: removed on a full disk, so that the last one fits
 EPOCHS = "epochs.jsonl"
-TABLES_IN_A_GROUP = 64  # of ranks in a row group: one each would make the file's index larger than its rows
+TABLES_IN_A_GROUP = 64  # ranks in a row group: with a group for each rank the index would be larger than the rows
 STEP_SCHEMA, RANK_SCHEMA = schema_of(STEPS), schema_of(RANK_EPOCHS)
 
 
 def run_id(config: Mapping[str, Any], world_size: int, nodes: int, dataset_hash: str) -> str:
-    """A pure function of what was to be measured: readable prefix and short hash."""
+    """A readable prefix and a short hash of what the run measures; equal runs have equal ids."""
     identity = {"config": config, "world_size": world_size, "nodes": nodes, "dataset": dataset_hash}
     names = "-".join(str(config[group]["name"]) for group in ("framework", "model", "loader"))
     mode = "loader-" if config.get("mode") == "loader" else ""
@@ -47,8 +47,8 @@ def run_id(config: Mapping[str, Any], world_size: int, nodes: int, dataset_hash:
 
 
 def writable(results_dir: str, key: str = "results_dir") -> None:
-    """Raise UserError unless a run's folder can be made there; every rank can ask before anything starts. It makes no
-    folder: what is tried is the nearest one that exists."""
+    """Raise UserError unless the folder of a run can be made there. It makes no folder, but tries to write into the
+    nearest one that exists, so that every rank can ask before anything starts."""
     folder = Path(results_dir)
     with reporting(f"{key}={results_dir} cannot be written", f"choose another {key}="):
         while not os.path.lexists(folder):
@@ -76,7 +76,7 @@ class Record:
 
     @classmethod
     def open(cls, results_dir: str, run: str, content: Mapping[str, Any]) -> Record:
-        """The next free attempt of a run, its run.json written with status `running`."""
+        """The next free attempt of a run. Its run.json is written with status `running`."""
         attempt = 1
         while True:
             folder = Path(results_dir) / run / f"attempt-{attempt}"
@@ -112,8 +112,8 @@ class Record:
             self.content.update(sections)
 
     def epoch(self, row: EpochRow) -> None:
-        """A line of epochs.jsonl, on disk before the next epoch begins; the steps of every rank with it. Of the row's
-        steps the slowest rank's seconds stay in memory. RunError where it cannot be written."""
+        """Write a line of epochs.jsonl and the steps of every rank, before the next epoch begins. Only the seconds of
+        the slowest rank's steps stay in memory. RunError where it cannot be written."""
         with self.lock, self.saving():
             if self.finished:
                 return
@@ -128,8 +128,8 @@ class Record:
                 os.fsync(lines.fileno())
 
     def resume(self, resumed: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]]) -> None:
-        """This attempt continues an earlier one. resumed: the section `resume`; epochs: the lines of epochs.jsonl that
-        earlier attempts measured, which say so."""
+        """Note that this attempt continues an earlier one. resumed: the section `resume`; epochs: the lines of
+        epochs.jsonl that earlier attempts measured; each line says which attempt did"""
         with self.lock, self.saving():
             self.content["resume"] = dict(resumed)
             with (self.folder / EPOCHS).open("a") as lines:
@@ -147,9 +147,9 @@ class Record:
             self.write()
 
     def finish(self, status: str, reason: str | None = None, final: bool = True, ended_by: str | None = None) -> bool:
-        """Close the attempt with its status; whether that is on disk. Never raises: where the disk is full or the
-        folder gone, stderr says so. The first final call counts; one before it that is not final may only be followed
-        by another failure. ended_by: of errors.py"""
+        """Close the attempt with its status; returns whether that is on disk. It raises no error: if the disk is full
+        or the folder is gone, stderr says so. The first final call counts. After a call that is not final, only another
+        failure may follow. ended_by: of errors.py"""
         with self.lock:
             ended = self.content["status"] != "running"
             if self.finished or (ended and status == "ok"):
@@ -161,8 +161,8 @@ class Record:
             if final:
                 if self.heartbeat is not None:
                     self.heartbeat.stop()
-                # After the end is on disk: whatever happens here cannot change it. An end that could not be written
-                # leaves the heartbeat's file, from which a later reader sees that the run has ended.
+                # The end is on disk, and no error here can change it. If it could not be written, the file of the
+                # heartbeat stays, from which a later reader sees that the run has ended.
                 with contextlib.suppress(Exception):
                     if self.saved:
                         (self.folder / HEARTBEAT).unlink(missing_ok=True)
@@ -170,7 +170,7 @@ class Record:
                             epoch, table = interrupted
                             self.steps.append(epoch, [table])
                 for files in (self.steps, self.ranks):
-                    with contextlib.suppress(OSError):  # its folder serves as well
+                    with contextlib.suppress(OSError):  # the folder can be read as well
                         files.close()
             return self.saved
 
@@ -185,8 +185,8 @@ class Record:
             return False
 
     def write(self) -> bool:
-        """Replace run.json, unless another process has written the end meanwhile, because this one was stopped;
-        whether it did."""
+        """Replace run.json; returns whether it did. It does not if this process was stopped, so that another one wrote
+        the end."""
         with self.lock:
             if (self.folder / CLAIM).exists():
                 return False
@@ -203,16 +203,16 @@ class Record:
 class EpochFiles:
     """A table that grows by one file an epoch: steps.parquet and ranks.parquet.
 
-    During the run it is a folder with one file for each epoch, which pandas.read_parquet reads as one table: so a run
-    that is killed leaves its epochs. The end of the run makes one file of them. The memory that this takes does not
-    grow with the number of ranks or epochs. A file has its name only when it is complete.
+    During the run it is a folder with one file for each epoch, so that a run that is killed leaves its epochs;
+    pandas.read_parquet reads the folder as one table. At the end of the run the files become one file. The memory for
+    this does not grow with the number of ranks or epochs. A file has its name only when it is complete.
     """
 
     path: Path
     schema: Any
 
     def append(self, epoch: int, tables: Iterable[Any]) -> None:
-        """Tables with the schema, in their order. Raises OSError, and then leaves nothing of this epoch."""
+        """Write tables with the schema, in their order. OSError where that fails: then nothing of the epoch is left."""
         self.path.mkdir(exist_ok=True)
         path, rest = self.path / f"epoch-{epoch:06}.parquet", iter(tables)
         # Readers pass over the temporary file, because it is hidden.
@@ -221,8 +221,8 @@ class EpochFiles:
                 writer.write_table(pa.concat_tables(group))
 
     def close(self) -> None:
-        """Put one file in the place of the folder. Raises OSError, also for a damaged file of an epoch, and then the
-        epochs can be read as before."""
+        """Put one file in the place of the folder. OSError where that fails, also for a damaged file of an epoch; then
+        the epochs can be read as before."""
         if not self.path.is_dir():
             return
         complete, epochs = self.path.with_name(f".{self.path.name}"), self.path.with_name(f".{self.path.name}-epochs")

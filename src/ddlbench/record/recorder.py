@@ -1,4 +1,4 @@
-"""Write the rows of the loop to the files of the record, and show them to the user."""
+"""Write the rows of the loop to the files of the record, and print them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ ONE_GPU = (
     "each rank sees one GPU of its node, so that NCCL may use PCIe in place of NVLink: give every rank all GPUs "
     "(srun --gpus-per-node=N without --gpus-per-task)"
 )
-# Seconds to the first step that every start pays: making a sample set once, and counting for the record, are left out.
+# Parts of the time to the first step that every start needs. Making a sample set, which happens once, and counting for
+# the record are left out.
 STARTUP = ("imports_s", "connecting_s", "setup_s")
 TRACE = "trace-rank0.json.gz"
 SHOWN = ("val_loss", "val_top1", "val_perplexity_token")
@@ -30,7 +31,7 @@ SHOWN = ("val_loss", "val_top1", "val_perplexity_token")
 
 @dataclass
 class FileRecorder(Recorder):
-    """Keeps summary and ledger up to date after each epoch, so that a run which is cut short leaves what it reached."""
+    """Keeps summary and ledger up to date after each epoch, so that a run that is cut short leaves what it reached."""
 
     record: Record
     config: Config
@@ -43,7 +44,7 @@ class FileRecorder(Recorder):
     bad_samples: set[str] = field(default_factory=set[str])
 
     def begin(self, run: Run, spans: Mapping[str, float], hosts: Sequence[str]) -> None:
-        """spans: seconds of each part of the start, in their order; hosts: each rank's."""
+        """spans: seconds of each part of the start, in their order; hosts: that of each rank."""
         self.startup_s = sum(spans[name] for name in STARTUP)
         launch = {**self.record.content["launch"], "hosts": sorted(set(hosts))}
         self.record.add(
@@ -78,7 +79,7 @@ class FileRecorder(Recorder):
         self.progress.say(", ".join(parts))
 
     def window(self, section: Mapping[str, Any], save_trace: Callable[[Path], None]) -> None:
-        """The section `profile`; the trace of rank 0 beside run.json where the configuration asks for it."""
+        """Write the section `profile`, and the trace of rank 0 beside run.json if the configuration asks for it."""
         if self.config.profile_trace:
             with self.record.saving():
                 save_trace(self.record.folder / TRACE)
@@ -106,7 +107,7 @@ class FileRecorder(Recorder):
             self.progress.say(f"advice: {line}")
 
     def _add_bad_samples(self, run: Run, names: Sequence[str]) -> None:
-        """names: of samples that any rank could not read"""
+        """names: those of samples that a rank could not read"""
         self.bad_samples.update(names)
         self.record.add(
             loader={**run.feed.facts(), "bad_samples": sorted(self.bad_samples)},
@@ -114,8 +115,8 @@ class FileRecorder(Recorder):
         )
 
     def _interrupted(self, run: Run) -> tuple[int, Any] | None:
-        """The number of an epoch that is on, and those of its steps that have ended on this rank. None from another
-        thread on a GPU: where the driver hangs, the thread that ends the process would hang too."""
+        """The number of an epoch that is not complete, and its steps that have ended on this rank. None without such an
+        epoch, and in another thread on a GPU: if the driver hangs, the thread that ends the process must not."""
         clock, main = run.clock, threading.current_thread() is threading.main_thread()
         if clock is None or clock is self.recorded or not (main or run.job.device.type == "cpu"):
             return None
@@ -127,8 +128,8 @@ class FileRecorder(Recorder):
     def _update(self, run: Run) -> None:
         rows = self.record.rows
         steps = run.first_epoch * run.feed.steps_per_epoch + sum(row.steps for row in rows)
-        # The loader may have read the batches of the measured steps before the measured time: all of them where a model
-        # trains, and a tenth of them where the rate is the loader's own.
+        # A mark is set if the loader may have read all batches of the measured steps before the measured time; in
+        # mode=loader, where the rate is that of the loader, a tenth of them is enough.
         ahead = (10 if self.config.mode == "loader" else 1) * run.feed.facts().get("ahead", 0)
         doubts = {
             "one visible GPU": self.one_gpu,
@@ -141,7 +142,7 @@ class FileRecorder(Recorder):
         summary["startup_s"] = self.startup_s
         rate, flops = summary.get("throughput_samples_per_s_per_gpu"), self.model.get("flops_per_sample")
         if rate is not None and flops is not None:
-            # Model FLOPs reached by one device, and their share of its peak where that is known (PaLM, appendix B).
+            # The model FLOP/s of one device, and their share of its peak if that is known (PaLM, appendix B).
             gpu = self.record.content["environment"].get("gpu_model") if run.job.device.type == "cuda" else None
             tf32 = self.config.train.tf32 and run.job.precision == "fp32"  # the peaks of fp32 are those without TF32
             computed = self.model.get("hardware_flops_per_sample")

@@ -1,5 +1,5 @@
-"""What run.json says, section by section; docs/data-dictionary.md explains each. Advice, what would make a run on a GPU
-faster and what else it would change, is printed once, too."""
+"""The sections of run.json; docs/data-dictionary.md explains each. Advice, one of them, is also printed: what would
+make a run on a GPU faster, and what else it would change."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from ddlbench.recipe.optimizers import make_optimizer
 from ddlbench.recipe.recipe import Rates, Recipe
 from ddlbench.record.schema import DEVELOPER
 
-TILE = 128  # rows of a matrix that tensor cores take at once, whatever their type
-HIGH_WAIT = 0.1  # share of the steps' time: below it another loader saves little
+TILE = 128  # rows of a matrix that tensor cores compute at once, whatever the type of the numbers
+HIGH_WAIT = 0.1  # share of the steps' time: below it, another loader saves little
 
 
 def opening(config: Config, launch: Launch, device: torch.device, dataset: Mapping[str, Any]) -> dict[str, Any]:
     """The sections that are known before anything starts."""
-    library: str = getattr(type(config.framework), "library", "torch")  # behind the framework
+    library: str = getattr(type(config.framework), "library", "torch")  # that the framework uses
     version = str(torch.__version__) if library == "torch" else or_none(lambda: metadata.version(library))
     return {
         "config": config.resolved,
@@ -60,8 +60,11 @@ def opening(config: Config, launch: Launch, device: torch.device, dataset: Mappi
 def model_section(
     model: Model, start: Mapping[str, Tensor] | None, checkpoint: Callable[[nn.Sequential], None] | None = None
 ) -> dict[str, Any]:
-    """Name, size and cost of the model. `start`: the whole model's initial state; None where none was built, which
-    leaves size and cost unsaid. checkpoint: lets blocks run again, None where they run once"""
+    """Name, size and cost of the model.
+
+    start: the initial state of the whole model; None if none was built: then size and cost are left out
+    checkpoint: lets blocks run again; None if they run once
+    """
     named = {
         "name": model.name,
         "kind": model.kind,
@@ -87,7 +90,7 @@ def parameter_count(model: Model) -> int:
 
 
 def weights_hash(state: Mapping[str, Tensor]) -> str:
-    """sha256 over names and bytes: equal for every framework that starts from the same seed."""
+    """sha256 of names and bytes: equal for all frameworks that start from the same seed."""
     digest = hashlib.sha256()
     for name in sorted(state):
         digest.update(name.encode())
@@ -96,8 +99,8 @@ def weights_hash(state: Mapping[str, Tensor]) -> str:
 
 
 def ledger(run: Run, steps: int) -> dict[str, Any]:
-    """The samples, which two rows must share to be comparable, in every mode. They are counted where possible, not
-    copied from the configuration."""
+    """What comparable rows share in every mode: the samples. They are counted where possible, not copied from the
+    configuration."""
     job, data_size = run.job, run.place.data_size
     return {
         "samples": steps * job.global_batch,
@@ -130,7 +133,7 @@ def training_ledger(run: Run, trainer: Trainer, rates: Rates, recipe: Recipe, st
 
 
 def planned_run(config: Config, job: Job, refusal: RunError | None) -> str:
-    """What `dryrun=true` prints: the run as it would be, in JSON."""
+    """What `dryrun=true` prints: a description of the run in JSON."""
     content = {
         "would_run": refusal is None,
         "reason": str(refusal) if refusal else None,
@@ -144,7 +147,7 @@ def planned_run(config: Config, job: Job, refusal: RunError | None) -> str:
 
 
 def advice(config: Config, job: Job, loader: Mapping[str, Any]) -> list[str]:
-    """A line for each setting; none for a CPU. loader: what the loader says of itself."""
+    """A line for each setting that would make the run faster; none on a CPU. loader: its facts"""
     if job.device.type != "cuda":
         return []
     lines = _settings(config, job) if config.mode == "train" else []
@@ -155,7 +158,7 @@ def advice(config: Config, job: Job, loader: Mapping[str, Any]) -> list[str]:
 
 
 def advice_on_waiting(config: Config, device_type: str, wait_share: float | None) -> list[str]:
-    """Advice after the run. wait_share: share of the measured steps' time spent waiting for data; None: not measured"""
+    """Advice after the run. wait_share: of the measured steps' time, spent waiting for data; None: not measured"""
     high = config.mode == "train" and device_type == "cuda" and wait_share is not None and wait_share > HIGH_WAIT
     if not high or config.data.kind != "images" or not config.loader.decodes_on_host:
         return []
@@ -166,7 +169,7 @@ def advice_on_waiting(config: Config, device_type: str, wait_share: float | None
 
 
 def advice_on_classes(model: Model, dataset: Mapping[str, Any]) -> str | None:
-    """Advice if the model has more classes than the data. dataset: the record's section of that name"""
+    """Advice if the model has more classes than the data. dataset: the section of that name in the record"""
     classes, outputs = dataset.get("classes"), model.outputs()
     if classes is None or classes >= outputs:
         return None
@@ -174,7 +177,7 @@ def advice_on_classes(model: Model, dataset: Mapping[str, Any]) -> str | None:
 
 
 def _settings(config: Config, job: Job) -> list[str]:
-    """Advice on settings of training; channels last, torch.compile and the fused optimizer only if the framework
+    """Advice on settings of training. channels_last, compile and the fused optimizer are named only if the framework
     accepts them.
 
     A padded vocabulary is not the default: the papers trained 50,257 tokens, and a model must not depend on its device.

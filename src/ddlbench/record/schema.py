@@ -16,8 +16,9 @@ import pyarrow as pa
 from ddlbench.texts import markdown_table
 
 DEVELOPER = "nccl (shared GPU)"  # the column `backend` where ranks shared a GPU: no measurement
-# Of run.json and the tables; raised when a key or a column changes its meaning. New keys alone do not raise it: a
-# record without them is read. From version 2 on, `speedup` and `efficiency` are against the best single GPU.
+# The version of run.json and the tables. It is raised when a key or a column changes its meaning; new keys do not raise
+# it, because a record without them can be read. From version 2 on, `speedup` and `efficiency` are against the best
+# single GPU.
 SCHEMA_VERSION = 2
 READ_VERSIONS = (1, 2)  # run.json of version 1 means the same: it lacks what was added
 KINDS = {"text": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
@@ -32,7 +33,7 @@ class Column:
     source: where the value comes from; columns.toml says how to read it
     ranks:  how the ranks' values become one: a key of RANKS
     clock:  what was synchronized when the time was taken: a key of CLOCKS, "" for what is no time
-    range:  the smallest and the largest value that a record may say; None: any
+    range:  the smallest and the largest value that a record may have; None: any
     """
 
     name: str
@@ -57,7 +58,7 @@ RANGES: dict[str, list[float]] = DICTIONARY["range"]
 
 
 def _columns(table: str) -> tuple[Column, ...]:
-    """A column's own range counts before that of its unit. What is computed here has none."""
+    """The columns of a table. The range of a column replaces that of its unit. Columns without a source have none."""
     columns: list[Column] = []
     for name, line in DICTIONARY[table].items():
         ends = line.get("range", RANGES.get(line["unit"])) if line["source"] else None

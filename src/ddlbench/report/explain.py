@@ -32,10 +32,10 @@ from ddlbench.errors import UserError
 from ddlbench.figures.bars import draw_waterfall
 from ddlbench.figures.figures import save
 from ddlbench.figures.plotting import arrange, grid, style
-from ddlbench.foreign import parse, read_bytes
+from ddlbench.foreign import parse, read_bytes, section
 from ddlbench.record.files import COLLECTIVES
 from ddlbench.results.reading.attempts import Records
-from ddlbench.results.rows import OWN, Row, latest, section, wait_column, without_data_wait
+from ddlbench.results.rows import OWN, Row, latest, wait_column, without_data_wait
 from ddlbench.results.tables.checks import straggler
 from ddlbench.results.tables.measurement import duration
 from ddlbench.results.tables.tables import Tables, write_csv

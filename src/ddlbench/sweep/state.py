@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, cast
 
 from ddlbench.config.keys import Options, added_later, measured_part, written
 from ddlbench.errors import STATUSES, TIME_LIMIT
-from ddlbench.foreign import Object, parse, read_bytes
+from ddlbench.foreign import Object, parse, read_bytes, section
 from ddlbench.record.files import end_for_rank_0, find_killed
-from ddlbench.results.rows import group_by, section
+from ddlbench.results.rows import group_by
 from ddlbench.sweep.lock import FOLDER, Queue, holder, last_job
 from ddlbench.sweep.plan import INVALID, Cell, key_of
 from ddlbench.texts import aligned, printable

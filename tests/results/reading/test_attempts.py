@@ -3,7 +3,6 @@ leave out is counted in one line, in the terminal and on the page."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -140,7 +139,7 @@ def test_an_unfinished_attempt_says_so(tmp_path):
 def test_half_a_line_is_left_out_with_a_warning(tmp_path):
     folder = write_run(tmp_path)
     lines = (folder / "epochs.jsonl").read_text()
-    (folder / "epochs.jsonl").write_text(lines + '{"epoch": 3, "epoch_ti\n' + json.dumps([1]))
+    (folder / "epochs.jsonl").write_text(lines + '{"epoch": 3, "epoch_ti\n[1]')
     assert [row["epoch"] for row in read(folder).epochs] == [0, 1, 2]
     (warning,) = tables_of(tmp_path).warnings
     assert warning == f"{folder}: 2 line(s) of epochs.jsonl cannot be read and are left out"
@@ -173,24 +172,6 @@ def large(file):
         opened.truncate(LARGEST_BYTES + 1)
 
 
-TEXTS = ("{", "[]", *(f'{{"schema_version": {version}}}' for version in ("2", '"a"', "99", "0")))
-
-
-@pytest.fixture
-def results(tmp_path):
-    """A good run beside one of each kind, two of some."""
-    write_run(tmp_path / "good")
-    shutil.copytree(tmp_path / "good", tmp_path / "backup")
-    for number, content in enumerate((os.mkfifo, os.mkfifo, large, lambda file: file.symlink_to(file.name), *TEXTS)):
-        replaced(tmp_path, number, content)
-    write_run(tmp_path, gpus=4, status="running")
-    write_run(tmp_path, gpus=8, sections={"launch": {"world_size": 8, "backend": "nccl (shared GPU)"}})
-    (tmp_path / "circle").symlink_to("circle")
-    (tmp_path / "gone").symlink_to("nowhere")
-    (write_run(tmp_path, gpus=16) / "epochs.jsonl").write_text('{"epoch": 0}\n{"epoch"')
-    return tmp_path
-
-
 def test_what_is_in_no_measurement_or_in_no_time_is_counted(tmp_path):
     write_run(tmp_path)
     bare = write_run(tmp_path, gpus=2, sections={"config": None})
@@ -202,17 +183,25 @@ def test_what_is_in_no_measurement_or_in_no_time_is_counted(tmp_path):
     assert list(tables.scaling["gpus"].unique()) == [1, 4, 8]
 
 
-TOLD = (
-    "left out: 1 unreadable, 3 not JSON of a run, 2 no regular files, 1 too large, 2 links in circles, "
-    "1 of a newer schema, 1 of an older schema, 1 folder or link that cannot be followed, 1 copy, "
-    "1 ended ok without a rate, 1 still running or killed, 1 epochs.jsonl that cannot be read whole, "
-    "1 of ranks that shared a GPU"
-)
-
-
-def test_every_kind_is_counted(results):
-    tables = tables_of(results)
-    assert tables.left_out == TOLD
+def test_every_kind_is_counted(tmp_path):
+    """A good run beside one of each kind, two of some."""
+    write_run(tmp_path / "good")
+    shutil.copytree(tmp_path / "good", tmp_path / "backup")
+    texts = ("{", "[]", *(f'{{"schema_version": {version}}}' for version in ("2", '"a"', "99", "0")))
+    for number, content in enumerate((os.mkfifo, os.mkfifo, large, lambda file: file.symlink_to(file.name), *texts)):
+        replaced(tmp_path, number, content)
+    write_run(tmp_path, gpus=4, status="running")
+    write_run(tmp_path, gpus=8, sections={"launch": {"world_size": 8, "backend": "nccl (shared GPU)"}})
+    (tmp_path / "circle").symlink_to("circle")
+    (tmp_path / "gone").symlink_to("nowhere")
+    (write_run(tmp_path, gpus=16) / "epochs.jsonl").write_text('{"epoch": 0}\n{"epoch"')
+    tables = tables_of(tmp_path)
+    assert tables.left_out == (
+        "left out: 1 unreadable, 3 not JSON of a run, 2 no regular files, 1 too large, 2 links in circles, "
+        "1 of a newer schema, 1 of an older schema, 1 folder or link that cannot be followed, 1 copy, "
+        "1 ended ok without a rate, 1 still running or killed, 1 epochs.jsonl that cannot be read whole, "
+        "1 of ranks that shared a GPU"
+    )
     assert len(tables.runs) == 14, "all but the copy are rows"
 
 

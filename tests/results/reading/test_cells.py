@@ -17,8 +17,6 @@ from ddlbench.results.tables.tables import records
 from tests.support import hostile
 
 COLUMNS = {column.name: column for column in (*EPOCHS, *RUNS)}
-
-
 CELLS = (
     (3, "int", 3), (3.0, "int", 3), (3.5, "int", None), (True, "int", None), ("3", "int", None), ([], "int", None),
     (["a.jpg", "b.jpg"], "int", None), (2**63 - 1, "int", 2**63 - 1), (2**63, "int", None), (1e300, "int", None),
@@ -47,11 +45,7 @@ def test_cells(value, kind, expected):
         ("gpus", 0, "gpus = 0 (must lie in 1 to 1e+06)"),
         ("samples", -5, "samples = -5 (must lie in 0 to 1e+12)"),
         ("samples", 2.5, "samples = 2.5 (not a whole number of 64 bits)"),
-        (
-            "memory_host_peak_bytes",
-            2**70,
-            "memory_host_peak_bytes = 1180591620717411303424 (not a whole number of 64 bits)",
-        ),
+        ("steps", 2**70, "steps = 1180591620717411303424 (not a whole number of 64 bits)"),
         ("warmup", "yes", 'warmup = "yes" (not true or false)'),
     ],
 )
@@ -64,8 +58,7 @@ def test_what_does_not_fit_is_left_out_and_noted(name, value, note):
 @pytest.mark.parametrize("value", [None, [], {}])
 def test_what_is_not_known_needs_no_note(value):
     left_out = []
-    assert fit(value, COLUMNS["epoch_time_s"], left_out) is None
-    assert left_out == []
+    assert (fit(value, COLUMNS["epoch_time_s"], left_out), left_out) == (None, [])
 
 
 @pytest.mark.parametrize(("name", "value"), [("cpu_share", 3.5), ("mfu", 1.0), ("val_loss", 0.0), ("epoch", 0)])
@@ -83,7 +76,6 @@ def test_long_names_are_cut_and_stay_different():
 
 
 LINES = [{"epoch": n, "epoch_time_s": 2.0 + n, "steps": 5, "warmup": n == 0, "val_top1": 0.5} for n in range(3)]
-
 THROTTLED = [line | {"throttle_reasons": text} for line, text in zip(LINES, ("heat", None, "power, heat"), strict=True)]
 
 
@@ -181,38 +173,29 @@ def test_floats_keep_all_their_digits() -> None:
     assert read(text_of(lines))[0] == lines
 
 
-def rows_of(*lines: dict[str, Any]) -> tuple[list[tuple[int, float | None]], list[str]]:
-    rows = epochs_of(lines, left_out := []).to_pylist()
-    return [(row["epoch"], row["epoch_time_s"]) for row in rows], left_out
-
-
 def test_an_epoch_counts_once() -> None:
-    rows, left_out = rows_of({"epoch": 0, "epoch_time_s": 1.0}, {"epoch": 0, "epoch_time_s": 9.0}, {"epoch": 1})
-    assert rows == [(0, 1.0), (1, None)]
-    assert left_out == ["1 line(s) of epochs.jsonl that repeat an epoch"]
+    first, again = ({"epoch": 0, "epoch_time_s": seconds} for seconds in (1.0, 9.0))
+    notes = ["1 line(s) of epochs.jsonl that repeat an epoch"]
+    assert read(text_of([first, again, {"epoch": 1}])) == ([first, {"epoch": 1}], 0, notes)
 
 
 def test_lines_without_a_number_are_left_out() -> None:
-    rows, left_out = rows_of({"epoch": None}, {}, {"epoch": True}, {"epoch": "1"}, {"epoch": -1}, {"epoch": 3})
-    assert rows == [(3, None)]
-    assert left_out[-1] == "5 line(s) of epochs.jsonl without the number of their epoch"
-    assert left_out[:-1] == [
+    lines = [{"epoch": None}, {}, {"epoch": True}, {"epoch": "1"}, {"epoch": -1}, {"epoch": 3}]
+    notes = [
         "epoch = true (not a whole number of 64 bits)",
         'epoch = "1" (not a whole number of 64 bits)',
         "epoch = -1 (must lie in 0 to 1e+09)",
+        "5 line(s) of epochs.jsonl without the number of their epoch",
     ]
+    assert read(text_of(lines)) == ([{"epoch": 3}], 0, notes)
 
 
 RUN = {column.name: None for column in EPOCHS} | {"framework": "ddp", "gpus": 2, "path": "a"}
 
 
-def own(lines):
-    return epochs_of(lines, [])
-
-
 def test_columns_and_texts_of_several_attempts():
     other = RUN | {"framework": None, "gpus": 4, "path": "b"}
-    table = epochs_table([RUN, other, other], [own(THROTTLED), own([]), own(LINES[:1])])
+    table = epochs_table([RUN, other, other], [epochs_of(lines, []) for lines in (THROTTLED, [], LINES[:1])])
     rows = records(table)
     assert list(table) == [column.name for column in EPOCHS]
     names = ("framework", "gpus", "epoch", "epoch_time_s", "warmup", "throttle_reasons", "val_loss")
@@ -232,7 +215,7 @@ def test_many_epochs_take_little_memory():
     """One Python object a row would take several times as much; 10,000 runs of 100 epochs are fifty times as many."""
     tracemalloc.start()
     try:
-        epochs = [own([LINES[0] | {"epoch": n} for n in range(100)]) for _ in range(200)]
+        epochs = [epochs_of([LINES[0] | {"epoch": n} for n in range(100)], []) for _ in range(200)]
         table = epochs_table([RUN] * 200, epochs)
         _, peak = tracemalloc.get_traced_memory()
     finally:

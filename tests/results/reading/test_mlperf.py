@@ -30,14 +30,14 @@ def test_time_to_train_and_epochs_by_hand():
 
 
 def test_blocks_alone_give_equal_epochs_without_their_evaluations():
-    made = log(without(events(), "epoch_start", "epoch_stop"))
-    assert [epoch["epoch_time_s"] for epoch in made.epochs()] == [102.0, 102.0, 100.0, 100.0]
-    assert [epoch.get("val_top1") for epoch in made.epochs()] == [None, 0.5, None, 0.6]
+    epochs = log(without(events(), "epoch_start", "epoch_stop")).epochs()
+    assert [epoch["epoch_time_s"] for epoch in epochs] == [102.0, 102.0, 100.0, 100.0]
+    assert [epoch.get("val_top1") for epoch in epochs] == [None, 0.5, None, 0.6]
 
 
 def test_epochs_without_blocks():
-    made = log(without(events(), "block_start", "block_stop"))
-    assert [epoch["epoch_time_s"] for epoch in made.epochs()] == [104.0, 100.0, 100.0, 100.0]
+    epochs = log(without(events(), "block_start", "block_stop")).epochs()
+    assert [epoch["epoch_time_s"] for epoch in epochs] == [104.0, 100.0, 100.0, 100.0]
 
 
 def test_output_of_another_process_in_front_of_a_line():
@@ -149,18 +149,13 @@ def test_the_system_of_a_submission(tmp_path):
 
 
 def test_accuracies_of_other_benchmarks_are_no_top1(tmp_path):
-    listed = events()
-    listed[0]["value"] = "ssd"
-    write_results(tmp_path / "a", listed)
+    write_results(tmp_path / "a", changed("submission_benchmark", value="ssd"))
     (run,), _ = read_results(tmp_path, *ADDRESS)
-    assert run["model"] == "ssd"
-    assert run["summary"]["val_top1"] is None
+    assert (run["model"], run["summary"]["val_top1"]) == ("ssd", None)
 
 
 def test_benchmarks_that_do_not_count_by_epochs(tmp_path):
-    listed = events()
-    listed[0]["value"] = "bert"
-    write_results(tmp_path / "a", listed)
+    write_results(tmp_path / "a", changed("submission_benchmark", value="bert"))
     assert "an epoch of benchmark 'bert' is no pass over its training samples" in left_out(tmp_path)
 
 

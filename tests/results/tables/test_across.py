@@ -78,9 +78,7 @@ def test_a_verdict_is_given_only_between_rows_that_are_equal_but_for_the_compare
     assert paragraph[0].endswith("rows differ in precision, recipe")
     assert paragraph[1][1] == (
         "On 2 GPUs, 64 samples an update: zero2 (bf16 adamw) has the shortest median time, 4.16 ms a sample (240.6 "
-        "samples/s), 1.5 times as fast as ddp (fp32 sgd); no verdict, because they differ in more "
-        "than the framework"
-        "."
+        "samples/s), 1.5 times as fast as ddp (fp32 sgd); no verdict, because they differ in more than the framework."
     )
     said = " ".join(comparisons(measured))
     assert "zero2 (bf16 adamw) is" in said  # over its own single GPU

@@ -197,9 +197,9 @@ def test_efficiencies_up_to_100_percent_are_not(tmp_path):
     assert warnings_of(tmp_path, "100 %") == []
 
 
-def runs(rates, hour=0):
-    """Repeats that started hour after hour."""
-    rows = [{"status": "ok", "start": f"2026-01-{hour + n:02}", "throughput_samples_per_s": rate} for n, rate in rates]
+def runs(rates):
+    """Repeats that started day after day."""
+    rows = [{"status": "ok", "start": f"2026-01-{day:02}", "throughput_samples_per_s": rate} for day, rate in rates]
     return [AttemptRow(row, {}) for row in rows]
 
 

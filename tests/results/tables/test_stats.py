@@ -36,11 +36,6 @@ def test_interval_covers_the_median_with_its_stated_probability():
     assert hits / len(result) == pytest.approx(0.961, abs=0.012)
 
 
-def test_level_decides_how_many_values_are_needed():
-    assert median_interval([1.0, 2.0, 3.0], level=0.75) == Interval(1.0, 3.0, 0.75)
-    assert median_interval([float(i) for i in range(7)], level=0.99) is None  # 98.4 %
-
-
 def test_speedup_and_efficiency_start_from_the_base():
     # 120 s on 2 GPUs, 40 s on 8: three times as fast on four times the GPUs
     assert speedup(120.0, 40.0) == 3.0

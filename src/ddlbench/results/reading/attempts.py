@@ -1,9 +1,8 @@
-"""The folders of attempts are searched for, and attempts are read from them. A record that cannot be read becomes an
-attempt with a reason.
+"""Search for the folders of attempts, and read them. A record that cannot be read becomes an attempt with a reason.
 
-published.jsonl has a record a line, of measurements that others published: the sections of run.json, as far as its
-source states them, its epochs, and a section `published` with the source and its address. It is a row of the same
-tables, and neither a repeat nor a base of a run of this program (docs/adr/0023).
+Each line of published.jsonl is the record of a measurement that others published: the sections of run.json, as far as
+the source states them, the epochs, and a section `published` with the source and its address. It becomes a row of the
+same tables, but never a repeat or a base of a run of this program (docs/adr/0023).
 """
 
 from __future__ import annotations
@@ -22,22 +21,22 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from ddlbench.errors import UserError, reporting
-from ddlbench.foreign import ForeignError, NotRegularError, Object, TooLargeError, parse, read_bytes
+from ddlbench.foreign import ForeignError, NotRegularError, Object, TooLargeError, parse, read_bytes, section
 from ddlbench.record.files import find_killed
 from ddlbench.record.schema import READ_VERSIONS, SCHEMA_VERSION
-from ddlbench.results.rows import PUBLISHED, section
+from ddlbench.results.rows import PUBLISHED
 from ddlbench.texts import digest, printable, shortened
 
 READS = " and ".join(map(str, READ_VERSIONS))
-MOST_LINES = 200_000  # of epochs.jsonl: each becomes a row, however short it is
+MOST_LINES = 200_000  # of epochs.jsonl: each line becomes a row, however short it is
 REASON = 300  # letters of a reason: an error may quote what it cannot read
 PUBLISHED_FILE = "published.jsonl"
 WITHOUT_END = 10**9
-BELOW_LINKS = 3  # levels below a linked folder: results, their runs, the attempts. A link to / must end, too.
+BELOW_LINKS = 3  # levels below a linked folder: results, their runs, the attempts. A search below a link to / must end.
 
 
 class LeftOut(StrEnum):
-    """Why something is not in the numbers, in the order of the line."""
+    """Why something is not in the numbers. The line that counts them has this order."""
 
     UNREADABLE = "unreadable"
     NO_RUN = "not JSON of a run"
@@ -78,7 +77,7 @@ def left_out_line(kinds: Iterable[str]) -> str | None:
 
 
 class Note(NamedTuple):
-    """What is not in the numbers, or not completely. kind: of LeftOut, counted in one line; None: not counted"""
+    """What is not in the numbers, or not completely. kind: of LeftOut; None: it is not counted"""
 
     text: str
     kind: str | None = None
@@ -89,7 +88,7 @@ class Attempt:
     """One attempt's files, or a published measurement. If run.json is unreadable, only the folder's name is available.
     The epochs are read when they are asked for, because those of many attempts would fill the memory.
 
-    path:    the folder; of a published measurement the file, and after a colon the number of the line
+    path:    the folder; for a published measurement the file, a colon, and the number of the line
     record:  run.json, or the line
     notes:   why the record could not be used
     has_end: whether the record itself says how the run ended
@@ -107,8 +106,8 @@ class Attempt:
 
     @property
     def identity(self) -> Hashable:
-        """Equal for copies of one attempt: a hash of run_id, attempt and start. An unreadable record has its path
-        instead; a record without a start is compared completely."""
+        """Equal for copies of one attempt: a hash of run_id, attempt and start. For an unreadable record it is the
+        path; a record without a start is compared completely."""
         record = self.record
         if record["status"] == "unreadable":
             return self.path
@@ -121,8 +120,8 @@ class Attempt:
         return self.read_epochs()[0]
 
     def read_epochs(self) -> tuple[list[Object], list[Note]]:
-        """The lines of epochs.jsonl, and a note if it or some of its lines cannot be read. Both are empty beside an
-        unreadable run.json. A published measurement has them in its record."""
+        """The lines of epochs.jsonl, and a note if it or some of its lines cannot be read; neither if run.json is
+        unreadable. The record of a published measurement has its epochs itself."""
         file = self.path / "epochs.jsonl"
         if self.record.get("origin") == PUBLISHED:
             values = self.record.get("epochs")
@@ -148,8 +147,8 @@ class Attempt:
 class Records:
     """The result of a search.
 
-    folders:   of attempts, in the order of their real paths
-    published: files of published measurements
+    folders:   those of attempts, in the order of their real paths
+    published: the files of published measurements
     notes:     one for each folder or link that cannot be followed
     """
 
@@ -164,12 +163,11 @@ class Records:
 
     def named(self, names: Collection[str]) -> dict[str, Attempt]:
         """The attempts of some rows of runs.csv, by their column `path`."""
-        folders = {name: folder for folder in self.folders if (name := printable(str(folder))) in names}
-        return {name: read(folder) for name, folder in folders.items()}
+        return {name: read(folder) for folder in self.folders if (name := printable(str(folder))) in names}
 
 
 def read_all(folders: Sequence[Path]) -> Records:
-    """Every attempt below the folders; none is read yet. UserError where there is none."""
+    """All attempts below the folders, not yet read. UserError where there is none."""
     for folder in folders:
         with reporting(f"{folder} cannot be read", "ask the owner for access"):
             if not folder.is_dir():
@@ -187,8 +185,9 @@ def read_all(folders: Sequence[Path]) -> Records:
 
 
 def search(folders: Sequence[Path]) -> Records:
-    """Every folder named attempt-* at or below the folders, through symbolic links too, each once, also if links form
-    circles; real folders before links. What cannot be followed inside of an attempt is reported with the attempt."""
+    """Every folder named attempt-* at or below the folders. Symbolic links are followed, too, after the real folders;
+    each folder is there once, also if links form circles. What cannot be followed inside an attempt is reported with
+    the attempt."""
     attempts, published, closed, seen = dict[str, Path](), list[Path](), dict[Path, OSError](), set[str]()
     real, linked = deque((folder, WITHOUT_END) for folder in folders), deque[tuple[Path, int]]()
     while real or linked:
@@ -242,12 +241,12 @@ def read(path: Path) -> Attempt:
         return Attempt(path, record | {"reason": record.get("reason") or unknown}, has_end=False)
     with suppress(Exception):
         if parse(read_bytes(path / "run.json")).get("status") != "running":
-            return read(path)  # the end was written between the two looks
+            return read(path)  # the end was written meanwhile
     return Attempt(path, record | {"status": "killed", "reason": killed[0]}, has_end=False)
 
 
 def read_published(path: Path) -> list[Attempt]:
-    """The records of a published.jsonl; an unreadable attempt where a line, or the file, cannot be used."""
+    """The records of a published.jsonl. A line or a file that cannot be used becomes an unreadable attempt."""
     try:
         lines = read_bytes(path).split(b"\n")
     except (OSError, ValueError) as error:
@@ -268,15 +267,16 @@ def _attempt(path: Path, line: bytes) -> Attempt:
 
 
 def other_version(path: Path, record: Object) -> Attempt | None:
-    """An unreadable attempt where the record has a version that is not read; the reason says what to do about it."""
+    """An unreadable attempt if the version of the record is not supported; the reason says what to do about it."""
     version = record.get("schema_version")
     number = version if type(version) is int else None  # True equals 1
     if number in READ_VERSIONS:
         return None
     kind, remedy = LeftOut.NO_RUN, "run again, or report with the version of ddlbench that wrote it"
-    if number is not None:
-        newer, older = "it is newer: update ddlbench to report it", f"it is older: {remedy}"
-        kind, remedy = (LeftOut.NEWER, newer) if number > SCHEMA_VERSION else (LeftOut.OLDER, older)
+    if number is not None and number > SCHEMA_VERSION:
+        kind, remedy = LeftOut.NEWER, "it is newer: update ddlbench to report it"
+    elif number is not None:
+        kind, remedy = LeftOut.OLDER, f"it is older: {remedy}"
     refused = f"schema_version {shortened(str(version), 40)} is refused, this ddlbench reads {READS}"
     return unreadable(path, f"{refused}: {remedy}", number, kind)
 
@@ -295,7 +295,7 @@ def unreadable(path: Path, reason: str, version: Any = None, kind: str = LeftOut
 
 
 def lines_of(content: bytes) -> tuple[list[Object], int]:
-    """The JSON objects, and the number of lines that are not one: a killed process may leave half a line."""
+    """The JSON objects, and the number of lines that are none: a killed process may leave half a line."""
     lines = [line for line in content.split(b"\n") if line.strip()]
     objects: list[Object] = []
     for line in lines:

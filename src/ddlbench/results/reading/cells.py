@@ -1,8 +1,8 @@
-"""Values of JSON become cells of a table; what does not fit its column is left out and noted, never guessed. Rows
-become data frames whose columns have the types of record/columns.toml; each type knows missing values.
+"""Values of JSON become cells of a table. A value that does not fit its column is left out and noted, never guessed.
+Rows become data frames whose columns have the types of record/columns.toml, all with missing values.
 
 epochs.jsonl, a JSON object for each epoch, becomes a table with each epoch once and in order. The epochs of many
-attempts are complete columns instead of a Python object for each cell, to take little memory.
+attempts are stored as columns: a Python object for each cell would need too much memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ddlbench.results.rows import Row
 from ddlbench.texts import shortened
 
 LONGEST_NAME = 120  # letters of a cell
-LONGEST_TEXT = 10_000  # of those that hold sentences, lists or JSON
+LONGEST_TEXT = 10_000  # letters of a cell with sentences, lists or JSON
 LARGEST_INT = 2**63 - 1
 
 EPOCH_COLUMNS = tuple(column for column in EPOCHS if column.source != "run")
@@ -76,21 +76,21 @@ def cell(value: Any, kind: str) -> Any:
 
 
 def frame(columns: Iterable[Column], rows: Sequence[Row]) -> pd.DataFrame:
-    """Rows as a data frame with the columns' order and types; what a row does not have is missing."""
+    """Rows as a data frame with the order and types of the columns; what a row does not have is missing."""
     return pa.Table.from_pylist(rows, schema_of(columns)).to_pandas(types_mapper=DTYPES.get)
 
 
 def plain(table: pd.DataFrame, texts: Sequence[str], floats: Sequence[str]) -> Any:
-    """Some columns of a table as plain objects and floats, with NaN for what is missing: many times faster than columns
-    that know missing values."""
+    """Some columns of a table as plain objects and floats, with NaN for what is missing. Computing with them is many
+    times faster than with types that have missing values."""
     columns = {name: table[name].to_numpy(object) for name in texts}
     return pd.DataFrame(columns | {name: table[name].to_numpy("float64", na_value=np.nan) for name in floats})
 
 
 def epochs_of(lines: Sequence[Object], left_out: list[str]) -> Any:
-    """A pyarrow table of EPOCH_SCHEMA from lines, which takes a tenth of the memory of rows. `left_out` gets a note for
-    each value that does not fit its column, for lines without an epoch's number, and for lines that repeat an epoch:
-    the first line counts."""
+    """A pyarrow table of EPOCH_SCHEMA from lines; it takes a tenth of the memory of rows. `left_out` gets notes on
+    values that do not fit their columns, lines without the number of an epoch, and lines that repeat an epoch: the
+    first line of an epoch counts."""
     rows = [{column.name: fit(line.get(column.source), column, left_out) for column in EPOCH_COLUMNS} for line in lines]
     numbered = [row for row in rows if row["epoch"] is not None]
     first = {row["epoch"]: row for row in reversed(numbered)}
@@ -110,6 +110,6 @@ def epochs_table(runs: Sequence[Row], epochs: Sequence[Any]) -> pd.DataFrame:
     places = np.repeat(np.arange(len(runs)), [len(table) for table in epochs])
     joined = pa.concat_tables([EPOCH_SCHEMA.empty_table(), *epochs]).combine_chunks().to_pandas(types_mapper=DTYPES.get)
     of_runs = frame([column for column in EPOCHS if column.source == "run"], runs)
-    for name in of_runs:  # once for each of its epochs; texts share their letters
+    for name in of_runs:  # a value for each epoch of the run; equal texts are one object
         joined[name] = of_runs[name].array.take(places)
     return joined.filter([column.name for column in EPOCHS])

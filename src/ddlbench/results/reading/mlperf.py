@@ -1,6 +1,6 @@
 """Folders of MLPerf Training results: result_0.txt and its repeats, with the description of the system.
 
-A log has lines with `:::MLLOG {json}`. From its time stamps come the seconds of the run and of its epochs. A log that
+A log has lines with `:::MLLOG {json}`, whose time stamps give the seconds of the run and of its epochs. A log that
 contradicts itself is refused, never repaired.
 """
 
@@ -14,10 +14,10 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from ddlbench.errors import UserError
-from ddlbench.foreign import Object, parse, read_bytes
+from ddlbench.foreign import Object, parse, read_bytes, section
 from ddlbench.results.reading.attempts import reason_of
 from ddlbench.results.reading.published import gpu_family
-from ddlbench.results.rows import Row, group_by, section
+from ddlbench.results.rows import Row, group_by
 from ddlbench.texts import shortened
 
 TOKEN = b":::MLLOG "
@@ -26,7 +26,7 @@ LATEST_MS = 10**13  # a time stamp of the year 2286
 MOST_EPOCHS = 100_000
 LOG = re.compile(r"result_[0-9]{1,4}\.txt")
 MODELS = {"resnet": "ResNet-50 v1.5"}  # benchmarks, by the name that other sources give their model
-BY_EPOCH = ("resnet", "ssd", "retinanet", "maskrcnn", "unet3d", "rnnt")  # those whose epoch has all training samples
+BY_EPOCH = ("resnet", "ssd", "retinanet", "maskrcnn", "unet3d", "rnnt")  # their epochs have all training samples
 LONGEST = 200  # letters of a text of a system's description
 NOT_STATED = ("", "N/A")
 
@@ -36,7 +36,7 @@ def read_results(place: Path, source: str | None, url: str, strategy: str) -> tu
     where there is no log.
 
     source: the publication; None: named after the year and the submitter
-    url:    of the folder that is given; strategy: what the logs do not state themselves
+    url:    the address of `place`; strategy: what the logs do not state themselves
     """
     logs = sorted(path for path in place.rglob("result_*.txt") if LOG.fullmatch(path.name))
     if not logs:
@@ -53,8 +53,8 @@ def read_results(place: Path, source: str | None, url: str, strategy: str) -> tu
 
 
 def system_of(folder: Path) -> Object:
-    """The description of a folder's system: beside the logs, or where a submission has it, ORG/systems/SYSTEM.json for
-    ORG/results/SYSTEM/BENCHMARK. UserError without one."""
+    """The description of a folder's system: the file beside the logs, or, as in submissions, ORG/systems/SYSTEM.json
+    for ORG/results/SYSTEM/BENCHMARK. UserError without one."""
     place = folder.absolute()
     submitted = place.parents[min(2, len(place.parents) - 1)] / "systems" / f"{place.parent.name}.json"
     for path in (folder / "system.json", submitted):
@@ -144,7 +144,7 @@ class Event(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """From one event to another. number: of its first epoch; epochs: how many it has"""
+    """The time from one event to another. number: that of its first epoch; epochs: how many it has"""
 
     number: int
     start: int
@@ -172,7 +172,7 @@ class Log:
             raise ValueError(f"run_stop has the status {status!r}")
 
     def one(self, key: str) -> Event:
-        """The only event of a key. Several processes may log one value; the run has one time stamp of each end."""
+        """The only event of a key. Several processes may log the same value, but a run has one begin and one end."""
         events = self.events.get(key, [])
         if len({(repr(event.value), event.ms if key.startswith("run_") else 0) for event in events}) != 1:
             raise ValueError(f"{key} occurs {len(events)} times instead of once")
@@ -246,7 +246,7 @@ class Log:
 
 
 def _events(content: bytes) -> Iterator[Event]:
-    """Other output may stand before the token in a line, because processes write to one file."""
+    """The events of all lines. Other output may stand before the token, because several processes write the file."""
     for number, line in enumerate(content.split(b"\n"), 1):
         _, token, text = line.rpartition(TOKEN)
         if not token:
@@ -262,7 +262,7 @@ def _events(content: bytes) -> Iterator[Event]:
 
 
 def _number(event: Event, name: str) -> int:
-    """A whole number of the metadata, from 0."""
+    """A whole number from 0 in the metadata."""
     value = event.metadata.get(name)
     if type(value) is not int or not 0 <= value <= MOST_EPOCHS:
         raise ValueError(f"{event.key} has {name} = {value!r}")

@@ -1,5 +1,5 @@
-"""Measurements that others published, and their records. A CSV file has one a row: its numbers, units and batches, the
-seconds that they give, and the base that each one is compared with in its source.
+"""Measurements that others published, and their records. Each row of a CSV file is one: its numbers, units and batches,
+the seconds that they give, and the base that its source compares it with.
 
 A row that contradicts itself or cannot be understood is left out and named, never repaired.
 """
@@ -15,10 +15,10 @@ from operator import itemgetter
 from pathlib import Path
 
 from ddlbench.errors import UserError
-from ddlbench.foreign import Object, read_bytes
+from ddlbench.foreign import Object, read_bytes, section
 from ddlbench.record.schema import SCHEMA_VERSION
 from ddlbench.results.reading.attempts import reason_of
-from ddlbench.results.rows import PUBLISHED, Row, group_by, section
+from ddlbench.results.rows import PUBLISHED, Row, group_by
 from ddlbench.texts import digest, first_few, printable, shortened
 
 COLUMNS = (
@@ -29,14 +29,14 @@ COLUMNS = (
 OPTIONAL = ("one_gpu_value", "loader", "in_scope", "tier", "quote")
 KEPT = ("measured", "unit", "base_value", "network", "layout", "tier", "in_scope")  # as they stand in the row
 UNITS = ("img/s", "seq/s", "tokens/s", "each also /GPU", "s/epoch", "s/step", "ms")
-TOLERANCE = 0.01  # of two cells that say the same: sources round
+TOLERANCE = 0.01  # between two cells that say the same: sources round
 LONGEST_CELL = 300  # letters
 _RATE = re.compile(
     r"(?:(tok(?:en)?s?)|im(?:a)?g(?:e)?s?|seq(?:uence)?s?|samples?|examples?|sentences?)"
     r"(/gpu)?(?:/| per )s(?:ec|econd)?\b([ ,(]*(?:/|per |each )gpu)?"
 )
 _SECONDS = re.compile(r"(m(?:illi)?)?s(?:ec(?:ond)?s?)?\b(?: ?(?:/|per )(step|it(?:er(?:ation)?)?|update)s?\b)?")
-_ANOTHER = re.compile(r"/|\bper\b|\beach\b")  # of a node, a chip, a sample
+_ANOTHER = re.compile(r"/|\bper\b|\beach\b")  # a rate or a time of something else: a node, a chip, a sample
 _EPOCH = re.compile(r"\b([0-9][0-9,]*) images (?:an|per) epoch\b")
 _MICRO = re.compile(r"\bmbs([0-9]+)\b")
 GPU = re.compile(
@@ -94,8 +94,8 @@ class CsvRow:
         return int(of_all)
 
     def sample_time_s(self, value: float, gpus: int, batch: int | None) -> float | None:
-        """Seconds a sample on so many GPUs, from a value in the row's unit; None for another unit, or for the seconds
-        of a step without a batch."""
+        """The seconds a sample on so many GPUs that a value in the row's unit gives. None if the unit is unknown, or if
+        it is that of a step and the batch is unknown."""
         unit = self["unit"].lower()
         if (rate := _RATE.match(unit)) and not _ANOTHER.search(unit[rate.end() :]):
             size = self.count("seq_len") if rate[1] else 1
@@ -106,12 +106,12 @@ class CsvRow:
             return value / int(images[1].replace(",", ""))
         step = _SECONDS.match(unit)
         if not batch or not step or _ANOTHER.search(unit[step.end() :]) or not (step[1] or step[2]):
-            return None  # seconds alone may be those of anything
+            return None  # seconds alone may be the time of anything
         return value / (1e3 if step[1] else 1) / batch
 
     def step_s(self, gpus: int, batch: int) -> float | None:
-        """Seconds of the measured step: `step_ms`, which agrees with the measured value; None where the row has neither
-        step_ms nor a known unit."""
+        """Seconds of the measured step: `step_ms`, which must agree with the measured value. None where the row has
+        neither step_ms nor a known unit."""
         sample_s = self.sample_time_s(self.number("measured"), gpus, batch)
         step_s = self.number("step_ms") / 1e3 if self["step_ms"] else None
         if sample_s is None or step_s is None:
@@ -145,8 +145,8 @@ def read_csv(path: Path) -> tuple[set[str], list[CsvRow], list[str]]:
 
 
 def read_points(path: Path) -> tuple[list[Row], list[str]]:
-    """The rows of a file that can be used, and a line for each of the others, also for those of a source and model that
-    are in several units. UserError where the file cannot be read or has other columns."""
+    """The rows of a file that can be used, and a line for each of the others. Rows of one source and model in several
+    units cannot be used. UserError where the file cannot be read or has other columns."""
     columns, rows, left_out = read_csv(path)
     if wrong := sorted((columns ^ set(COLUMNS)) - set(OPTIONAL)):
         odd = ", ".join(first_few([shortened(printable(name), 40) for name in wrong], 5))
@@ -166,7 +166,7 @@ def read_points(path: Path) -> tuple[list[Row], list[str]]:
 
 
 def _facts(row: CsvRow) -> Row:
-    """Its facts, as `record_of` takes them, and the number of its line."""
+    """The facts of a row, as `record_of` takes them, and the number of its line."""
     if missing := [name for name in ("source", "model", "strategy", "url") if not row[name]]:
         raise UserError(f"{', '.join(missing)} is empty")
     if gpu_family(row["gpu_type"]) is None:
@@ -191,7 +191,7 @@ def _facts(row: CsvRow) -> Row:
         "nodes": nodes,
         "sample_time_s": seconds,
         "global_batch": batch,
-        # Equal for rows of a source that start from one base, the base itself included.
+        # Equal for all rows of a source with the same base, and for the base itself.
         "series": f"{base_gpus} GPU{'s' if base_gpus > 1 else ''} at {base_value:g} {row['unit'].partition(' ')[0]}",
         "micro_batch": row.micro_batch,
         "seq_len": row.count("seq_len") if row["seq_len"] else None,
@@ -211,20 +211,20 @@ def _rows(points: Sequence[Row]) -> str:
 
 
 def without_base(points: Sequence[Row]) -> list[str]:
-    """A line with the rows without a base, whose efficiency stays empty."""
+    """A line that names the rows without a base; their efficiency stays empty."""
     alone = [point for point in points if "base_gpus" not in point["more"]]
     return [f"{_rows(alone)}: without a base: efficiency stays empty"] if alone else []
 
 
 def record_of(facts: Row) -> Object:
-    """The record of one run, without what is not known. Its run_id is equal for equal facts, whatever their address.
+    """The record of one run, without what is not known. Equal facts from any address have the same run_id.
 
     facts: the statements of a source, in its words, by the columns of COLUMNS, and:
         sample_time_s, nodes; repeat, recipe, system (the name), seed, train_samples
-        series:      what distinguishes runs of the source that have a base of their own from others
+        series:      equal for runs of the source with the same base
         micro_batch: samples of a forward pass
         environment: as in run.json, without the GPU
-        summary:     more of run.json's summary than the rates, which follow from sample_time_s
+        summary:     what the summary of run.json has beside the rates, which follow from sample_time_s
         epochs:      lines as in epochs.jsonl
         more:        other entries of the section `published`
     """
@@ -273,7 +273,7 @@ def record_of(facts: Row) -> Object:
 
 
 def _stated(values: Object) -> Object:
-    """The values that are stated, in sections too; `changed`, which is empty where nothing differs, stays."""
+    """Only the values that are stated, also in sections; `changed` stays: it is empty where nothing differs."""
     parts = {
         key: _stated(value) if isinstance(value, dict) and key != "changed" else value for key, value in values.items()
     }
@@ -281,7 +281,7 @@ def _stated(values: Object) -> Object:
 
 
 def csv_row(record: Object, line: int) -> CsvRow:
-    """The row that a record was made of, without what the record does not keep (quote, step_ms)."""
+    """The row of which a record was made, without what the record does not keep (quote, step_ms)."""
     config, launch, published = (section(record, name) for name in ("config", "launch", "published"))
     cells = {
         **{name: published.get(name) for name in ("source", *KEPT, "base_gpus")},
@@ -299,6 +299,6 @@ def csv_row(record: Object, line: int) -> CsvRow:
 
 
 def gpu_family(text: str) -> str | None:
-    """The GPU that a text names: "A100" of "NVIDIA A100-SXM-80GB (500W)"; None where it names no known one."""
+    """The GPU that a text names: "A100" in "NVIDIA A100-SXM-80GB (500W)"; None where it names no known one."""
     match = GPU.search(text)
     return re.sub("^RTX ?", "RTX ", match[1].upper()) if match else None

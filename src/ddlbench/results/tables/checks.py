@@ -1,5 +1,5 @@
-"""What makes numbers doubtful. Marks are the reasons to doubt one measurement, with their explanations below the table.
-Sentences name comparable runs that differ where they should agree, efficiencies above 100 %, and times that change
+"""What makes numbers doubtful. Marks are the reasons to doubt one measurement; they are explained below the table.
+Warnings name comparable runs that differ where they should agree, efficiencies above 100 %, and times that change
 during the campaign."""
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from ddlbench.texts import first_few, shortened
 SHARED = ("weights_hash_start", "samples", "updates", "dropped_samples_per_epoch", "lr_first", "lr_last")
 KEYS_SHOWN = 5
 RUNS_SHOWN = 4
-LONGEST_VALUE = 60  # letters; two names of a CPU may differ in the last ones
+LONGEST_VALUE = 60  # letters; the names of two CPUs may differ only in the last ones
 ROUNDING = 1e-9
-FEWEST = 6  # runs with repeats: two a third
-# Columns: a ratio, its base's seconds a sample, and its base's name; a row and its own base share it.
+FEWEST = 6  # runs with repeats: two in each third
+# Columns: a ratio, the seconds a sample of its base, and the name of its base, which an own base shares with the row.
 RATIOS = (
     ("efficiency", "best_single_sample_time_s", "best_single_compared"),
     ("efficiency_vs_own_base", "own_base_sample_time_s", "compared"),
@@ -49,8 +49,8 @@ MEANINGS = {
 
 
 def marks_of(run: Row) -> dict[str, str]:
-    """The marks of a row of runs.csv by their names: those of the record, and those for a reference, ranks that differ
-    and a straggler, whose text says which rank it is."""
+    """The marks of a row of runs.csv, their texts by their names: those of the record, and those for a reference, ranks
+    that differ and a straggler. The text on a straggler says which rank it is."""
     marks = {name: name for name in (run["marks"] or "").split("; ") if name}
     if run["reference"]:
         marks["reference"] = f"reference: {run['reference']}"
@@ -62,12 +62,12 @@ def marks_of(run: Row) -> dict[str, str]:
 
 
 def straggler(run: Row) -> str:
-    """The straggler of a run that has one, "rank 1 on node7"."""
+    """The straggler of a run that has one: "rank 1 on node7"."""
     return f"rank {run['straggler_rank']}" + (f" on {run['straggler_host']}" if run["straggler_host"] else "")
 
 
 def marks_explained(rows: Sequence[Measurement]) -> list[str]:
-    """The marks behind each number, with the number of runs, and then the meaning of their names."""
+    """The marks behind each number, with how many runs have them, and then the meaning of each mark."""
     texts = {row.marks_number: row["marks"] for row in rows if row.marks_number}
     lines = [f"{number} {shortened(text, LONGEST_MARKS)}" for number, text in texts.items()]
     names = {name for row in rows for name in row.mark_names}
@@ -78,7 +78,7 @@ def marks_explained(rows: Sequence[Measurement]) -> list[str]:
 
 
 def unknown_stragglers(rows: Sequence[Measurement]) -> Iterator[str]:
-    """The number of own measurements without a search for stragglers."""
+    """A sentence with the number of own measurements without a search for stragglers, and one on that on the CPU."""
     ended = [row for row in rows if row["status"] == "ok" and row["origin"] == OWN]
     trained = [row for row in ended if (row["gpus"] or 0) > 1 and row["mode"] != "loader"]
     measured = {row["measurement"]: row for row in trained}.values()
@@ -95,7 +95,8 @@ def unknown_stragglers(rows: Sequence[Measurement]) -> Iterator[str]:
 
 
 def differences(runs: Iterable[AttemptRow]) -> Iterator[str]:
-    """A sentence for each comparison, global batch and column with several values among the runs that ended ok."""
+    """A sentence for each column with several values among runs that ended ok and share comparison, global batch and
+    number of epochs."""
     ended = [run for run in runs if run.ok]
     groups = group_by(ended, lambda run: (run.comparison, run.row["global_batch"], run.row["epochs_done"]))
     for group, column in product(groups.values(), SHARED):
@@ -113,8 +114,8 @@ def _name(run: AttemptRow) -> str:
 
 
 def environments(runs: Iterable[AttemptRow], groups: Iterable[Sequence[AttemptRow]]) -> Iterator[str]:
-    """A sentence for each comparison whose runs that ended ok differ in versions, switches or the kind of host, and for
-    each measurement, in `groups`, whose repeats differ in something that does not separate them."""
+    """A sentence for each comparison whose runs that ended ok differ in versions, switches or the kind of host. Another
+    one for each measurement, in `groups`, whose repeats differ in something that does not separate them."""
     ended = [run for run in runs if run.ok and run.environment]
     for group in group_by(ended, lambda run: run.comparison).values():
         shared = [{k: v for k, v in run.environment.items() if not of_the_launch(k)} for run in group]
@@ -127,7 +128,7 @@ def environments(runs: Iterable[AttemptRow], groups: Iterable[Sequence[AttemptRo
 
 
 def _several(names: Sequence[str], rows: Sequence[Row]) -> str | None:
-    """The keys that have several values, and for each value the names of the rows that have it."""
+    """The keys with several values, and for each value the names of the rows that have it; None without such a key."""
     texts: list[str] = []
     for key in sorted({key for row in rows for key in row}):
         pairs = [(row[key], name) for name, row in zip(names, rows, strict=True) if key in row]
@@ -160,9 +161,9 @@ def above_ideal(scaling: Iterable[Measurement]) -> list[str]:
 
 
 def drift(groups: Sequence[Sequence[AttemptRow]]) -> str | None:
-    """Compare the last third of a campaign's runs, by start, with the first third. None below 6 runs that have repeats.
+    """Compare the last third of a campaign's runs, by start, with the first third. None below 6 runs with repeats.
 
-    Each run's seconds a sample are divided by the median of its repeats, so that a third may mix any measurements.
+    The seconds a sample of each run are divided by the median of its repeats, so that a third may mix any measurements.
     Nothing is dropped or corrected.
     """
     timed = list[tuple[str, float]]()  # start, and seconds a sample over the median of the repeats

@@ -1,4 +1,4 @@
-"""The settings in which measurements differ: what a table or a figure must show beside the names."""
+"""The settings in which measurements differ, which tables and figures show beside the names."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from ddlbench.texts import shortened
 
 # Settings that have a column of their own.
 _SHOWN = ("mode", "source", *(f"train.{name}" for name in ("precision", "repeat", "global_batch", "batch_per_gpu")))
-# The key that is always shown beside the name of a framework, because the name alone says too little.
+# Frameworks whose name alone says too little, and the key that is always shown beside it.
 ALWAYS_SHOWN = {"deepspeed": "zero_stage", "hybrid": "schedule"}
 LONGEST = 1_000  # letters of all settings together
 LONGEST_VALUE = 100
-# Settings of `Comparison.across` that a column of runs.csv names.
+# Settings of `Comparison.across` that have a column in runs.csv.
 _NAMED = ("recipe", "data", "precision", "device", "torch")
 _VERSIONS = ("dataset_hash", "device_model", "torch", "cuda")
 
 
 def knobs(runs: Sequence[AttemptRow], comparison: Comparison = BY_FRAMEWORK) -> list[Settings]:
-    """The distinguishing settings of each run.
+    """The settings that distinguish each run.
 
     These are the settings of the compared factors (for a framework also the micro batch) in which runs of the same name
-    differ, and the key of ALWAYS_SHOWN. The precision scheme comes first, unless it is autocast; the parts of the
+    differ, and the key of ALWAYS_SHOWN. The precision scheme comes first, unless it is autocast. Parts of the
     environment that separate runs come last.
     """
     names = ("framework", "model", "model_changed")
@@ -43,9 +43,9 @@ def knobs(runs: Sequence[AttemptRow], comparison: Comparison = BY_FRAMEWORK) -> 
         for run in runs
     ]
     always = [ALWAYS_SHOWN.get(run.row["framework"] or "") for run in runs]
-    # Of the environment, the versions, switches and kinds of host in which runs of one framework and model differ, and
-    # the variables and cores in which runs of equal configuration differ. A run that recorded no environment differs in
-    # nothing from others.
+    # Two parts of the environment: the versions, switches and kinds of host in which runs of one framework and model
+    # differ, and the variables and cores in which runs of equal configuration differ. A run without a recorded
+    # environment is not compared with the others.
     parts = zip(
         _differences([compared_of(run.row) for run in runs], compared, always),
         _differences([(name_of(run.row), not run.environment) for run in runs], [_around(run, False) for run in runs]),
@@ -62,7 +62,7 @@ def knobs(runs: Sequence[AttemptRow], comparison: Comparison = BY_FRAMEWORK) -> 
 def variants(
     runs: Sequence[AttemptRow], comparison: Comparison = BY_FRAMEWORK, without: str | None = None
 ) -> list[Settings]:
-    """For each run the other settings and versions in which runs of equal model, loader, data and recipe differ.
+    """The other settings and versions of each run, in which runs of equal model, loader, data and recipe differ.
     without: a setting that is left out"""
     fixed = () if "framework" in comparison.by else ("framework",)
     names = [name for name in ("model", "model_changed", "loader", "data", "recipe") if name not in comparison.by]
@@ -78,8 +78,8 @@ def variants(
 
 
 def across(runs: Sequence[AttemptRow], comparison: Comparison) -> list[Settings]:
-    """For each run the settings of `comparison.across` in which it differs from runs of its table: the names of groups
-    and columns, and the keys in which runs of equal names differ."""
+    """The settings of `comparison.across` in which each run differs from others of its table: the names of groups and
+    columns, and the keys in which runs with equal names differ."""
     tables = [comparison.comparison_id(run) for run in runs]
     named: list[Row] = [{name: run.row[name] for name in comparison.across if name in _NAMED} for run in runs]
     by_key = list[Row]()
@@ -98,7 +98,7 @@ def _around(run: AttemptRow, launch: bool) -> Row:
 
 
 def layout(run: AttemptRow) -> Settings:
-    """The layout of the ranks, if the configuration sets it: dp=2 tp=4. A key that is null has the other ranks."""
+    """The layout of the ranks, if the configuration sets it: dp=2 tp=4. A key that is null has the remaining ranks."""
     degrees = {key.removeprefix("framework."): run.options[key] for key in LAYOUT if key in run.options}
     gpus, given = run.row["gpus"], prod(degree for degree in degrees.values() if isinstance(degree, int))
     if gpus and given > 0 and gpus % given == 0 and list(degrees.values()).count(None) == 1:
@@ -109,9 +109,11 @@ def layout(run: AttemptRow) -> Settings:
 def _differences(
     within: Sequence[Hashable], settings: Sequence[Row], always: Sequence[str | None] | None = None
 ) -> list[Settings]:
-    """For each run the settings in which it differs from runs that are equal in `within`, and the key `always`. A
-    setting that only one of them has counts, too: a key that a later version added is recorded only if its value is not
-    the earlier behaviour. A version that a run did not record does not count."""
+    """The settings in which each run differs from those that are equal in `within`, and the key `always`.
+
+    A setting that only some of them have differs, too: a key that a later version added is recorded only if its value
+    is not the earlier behaviour. A version that a run did not record does not differ.
+    """
     result: list[Settings] = [{} for _ in settings]
     for group in group_by(range(len(settings)), within.__getitem__).values():
         for key in sorted({key for n in group for key in settings[n]}):

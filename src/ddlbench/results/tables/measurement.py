@@ -1,4 +1,4 @@
-"""Measurements as figures and texts show them: the rows of scaling.csv with their repeats and names, made once."""
+"""Measurements as figures and texts show them: the rows of scaling.csv with their repeats and names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AXES = {
     "nodes": "nodes", "cluster": "cluster",
 }  # fmt: skip
 SETTINGS = ("layout", "knobs", "across", "variant")  # columns of texts
-# Settings of --across whose values say what they are.
+# Settings of --across that are shown without their key, because the values say what they are.
 WITHOUT_KEY = ("data", "recipe", "precision", "device", "torch", "scaling", "batch")
 
 
@@ -39,20 +39,20 @@ class Base:
 class Measurement:
     """A row of scaling.csv. Its columns are those of record/columns.toml: measurement["sample_time_s"].
 
-    row:   its columns
-    how:   what it is compared by
-    settings: those in columns of texts, by column: "knobs", "across", "layout", "model_changed"
-    mark_names: of the reasons to doubt it
-    options: its configuration, as dotted keys, also those added later
-    passes:  of each rank of a profiled pipeline, by its number in the pipeline: those of the first repeat that has them
-    runs:    the rows of runs.csv of its attempts that ended ok
+    row:        its columns
+    how:        what it is compared by
+    settings:   the settings behind columns of texts, by column: "knobs", "across", "layout", "model_changed"
+    mark_names: the names of the reasons to doubt it
+    options:    its configuration, as dotted keys, also those added later
+    passes:     for each rank of a profiled pipeline, by its stage; those of the first repeat that has them
+    runs:       the rows of runs.csv of its attempts that ended ok
 
-    It is compared with others to get:
-    model: one of other sizes than published has an asterisk: "resnet50*"; several such models are numbered,
-           "resnet50*2"; that of a published measurement says so, because all texts name it: "ResNet-50 (published)"
+    These follow from a comparison with the other measurements of a report:
+    model:        "resnet50*" for other sizes than the published ones, numbered if there are several: "resnet50*2".
+                  A published measurement says so, because all texts name the model: "ResNet-50 (published)"
     marks_number: "!1"; equal for equal marks
-    axes:  batch=512: the columns of AXES in which it differs from rows of the same names, GPU count and settings,
-           and the cluster where comparable rows have several
+    axes:         batch=512: the columns of AXES in which it differs from rows of the same names, GPU count and
+                  settings, and the cluster where comparable rows have several
 
     With --across, rows of one panel may differ in more than the compared factors: `judged_with` is equal for rows
     between which a verdict is given.
@@ -85,11 +85,11 @@ class Measurement:
 
     @property
     def series(self) -> tuple[Any, ...]:
-        """Equal for measurements of one panel: of one kind of scaling, unless --across takes all."""
+        """Equal for measurements of one panel. They share a kind of scaling, unless --across takes all kinds."""
         return (self["comparison"],) if self.any_scaling else (self["comparison"], self["scaling"], self.size)
 
     def busy_step_s(self, sample_time_s: float) -> float:
-        """Seconds of a step without waiting for data, of a run with so many seconds a sample: what is predicted."""
+        """Seconds of a step without waiting for data, which is what the oracle predicts. sample_time_s: of one run"""
         return without_data_wait(sample_time_s * self["global_batch"], self[wait_column(self.row)])
 
     @property
@@ -98,7 +98,7 @@ class Measurement:
 
     @property
     def is_reference(self) -> bool:
-        """Whether it leaves out a part of the training, so that it is no result."""
+        """Whether it leaves out a part of the training: then it is no result."""
         return any(run["reference"] for run in self.runs)
 
     @property
@@ -107,8 +107,8 @@ class Measurement:
 
     @property
     def name(self) -> str:
-        """The name of its curve, the layout of its ranks if the configuration sets it, and its cluster where
-        comparable rows have several."""
+        """The name of its curve, the layout of its ranks if the configuration sets it, and its cluster if comparable
+        rows have several."""
         cluster = self.axes.get("cluster")
         return self.curve + (f" [{self['layout']}]" if self["layout"] else "") + (f" at {cluster}" if cluster else "")
 
@@ -128,7 +128,7 @@ class Measurement:
 
     @property
     def interval(self) -> Interval | None:
-        """The interval of the median of a sample's time; None with too few repeats."""
+        """The interval of the median time of a sample; None with too few repeats."""
         low, high = self["sample_time_low_s"], self["sample_time_high_s"]
         return None if low is None or high is None else Interval(low, high, LEVEL)
 
@@ -145,8 +145,8 @@ class Measurement:
         return f"{kind}, {self.size:g} samples {per}" if self.size is not None else kind
 
     def has_ratios(self, own: bool) -> bool:
-        """Whether it has ratios to its own base, or to the best single GPU, and is not the base itself: those are 1 by
-        definition."""
+        """Whether it has ratios to its own base, or to the best single GPU. The ratios of the base itself, which are 1
+        by definition, do not count."""
         suffix = "_vs_own_base" if own else ""
         return not {self[f"speedup{suffix}"], self[f"efficiency{suffix}"]} <= {None, 1.0}
 
@@ -159,7 +159,7 @@ class Measurement:
 
 
 def named(compared: str | None, knobs: Settings, across: Settings) -> str:
-    """ "ddp (bucket_cap_mb=1 fp16 adamw weak 32)": without the keys of WITHOUT_KEY."""
+    """ "ddp (bucket_cap_mb=1 fp16 adamw weak 32)". Settings of WITHOUT_KEY are shown without their key."""
     texts = [value if key in WITHOUT_KEY else f"{key}={value}" for key, value in across.items()]
     settings = " ".join(filter(None, (settings_text(knobs), *texts)))
     return f"{compared} ({settings})" if settings else str(compared)
@@ -198,14 +198,14 @@ def model_names(runs: Iterable[Row]) -> dict[tuple[str | None, str | None], str]
 
 
 def devices(count: int, device: str | None) -> str:
-    """ "1 GPU", "4 GPUs", "2 ranks"; a count of 0 is one that is not known."""
+    """ "1 GPU", "4 GPUs", "2 ranks". count: 0: not known"""
     if not count:
         return f"an unknown number of {'ranks' if device == 'cpu' else 'GPUs'}"
     return f"{count} {'rank' if device == 'cpu' else 'GPU'}{'' if count == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:
-    """Seconds in three significant digits and a fitting unit; from 1,000 s on in full seconds."""
+    """Seconds with three significant digits in a fitting unit; 1,000 s and more as full seconds."""
     if seconds >= 999.5:
         return f"{seconds:,.0f} s"
     unit, size = next(((unit, size) for unit, size in (("s", 1.0), ("ms", 1e-3)) if seconds >= size), ("µs", 1e-6))

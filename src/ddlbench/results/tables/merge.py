@@ -19,37 +19,35 @@ from ddlbench.results.rows import Row, Settings, group_by
 from ddlbench.results.tables.stats import median_interval
 from ddlbench.texts import digest, printable
 
-# Columns that a run observes instead of configures. A failed attempt may have ended before it recorded them.
+# Columns that a run observes; they are not configured. A failed attempt may have ended before it recorded them.
 SEEN = ("dataset_hash", "device", "device_model", "torch", "cuda", "global_batch", "environment_id")
-# Columns of SEEN that may differ between rows that are compared; checks.py warns of a difference.
+# Columns of SEEN that may differ between compared rows; checks.py warns of a difference.
 _NOT_COMPARED = ("global_batch", "environment_id")
-# The layout of a framework's ranks; it differs over the GPU counts of one curve.
+# The layout of a framework's ranks. It differs between the GPU counts of one curve.
 LAYOUT = ("framework.dp", "framework.tp", "framework.pp", "framework.sp")
-FACTORS = ("framework", "loader", "model")  # that a report may compare: each is a group of the configuration
+FACTORS = ("framework", "loader", "model")  # groups of the configuration that a report may compare
 ANY_SCALING = "scaling"  # in Comparison.across
 # Columns of SEEN that belong to a setting.
 _SEEN_WITH = {"data": ("dataset_hash",), "device": ("device", "device_model"), "torch": ("torch", "cuda")}
-# What a measurement may have several values of, and what `global_batch` says better.
-SEED = "train.seed"  # differs over runs of one curve of quality
+SEED = "train.seed"  # differs between the runs of one curve of quality
+# Keys of which a measurement may have several values, and those that `global_batch` says better.
 FREE = ("train.repeat", "train.global_batch", "train.batch_per_gpu", "cluster.notes")
-
-
 # What stays equal along a curve of each kind of scaling; for a single GPU count the samples of an update.
 KINDS = {"strong": "global_batch", "weak": "batch_per_gpu"}
 
 
 def size(row: Row, kind: str | None = None) -> Any:
-    """The batch that stays equal along a kind of scaling: samples an update, or a GPU. kind: None: the row's"""
+    """The batch that stays equal along a kind of scaling: samples an update, or a GPU. kind: None: that of the row"""
     return row[KINDS.get(kind or row["scaling"], "global_batch")]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The settings in which rows may differ that share a table, a panel and a base.
+    """The settings in which rows of one table, with one panel and one base, may differ.
 
     by:     the compared factors, of FACTORS
     across: other settings: groups of the configuration (recipe), keys (train.tf32, or without `train.`), columns of
-            SEEN, and ANY_SCALING for rows of weak and of strong scaling, of any batch
+            SEEN, and ANY_SCALING for rows of weak and of strong scaling, with any batch
     """
 
     by: tuple[str, ...] = FACTORS[:1]
@@ -69,7 +67,7 @@ class Comparison:
         )
 
     def check(self, runs: Sequence[AttemptRow]) -> None:
-        """UserError for what is no factor, for a setting of `across` that no run has, and for a factor there."""
+        """UserError for an unknown factor in `by`, and for a factor or a setting that no run has in `across`."""
         for name in self.by:
             if name not in FACTORS:
                 raise UserError(f"--by {printable(name)}: choose of {', '.join(FACTORS)}")
@@ -84,8 +82,8 @@ class Comparison:
                 )
 
     def comparison_id(self, run: AttemptRow, *more: str) -> str:
-        """Equal for rows that differ in the compared factors, the settings of `across`, GPU count, batch sizes and site
-        alone. more: other keys that may differ"""
+        """Equal for rows that differ only in the compared factors, the settings of `across`, GPU count, batch sizes and
+        site. more: other keys that may differ"""
         free = (*FREE, *more, *LAYOUT)
         shared = {
             key: value
@@ -96,8 +94,8 @@ class Comparison:
         return digest([shared, seen])
 
     def curve_id(self, run: AttemptRow) -> str:
-        """Equal for the points of one curve: the same values of the compared factors and of `across`, with their
-        settings, train.micro_batch, versions and kind of host, whatever the layout."""
+        """Equal for the points of one curve. They have the same values of the compared factors and of `across`, with
+        their settings, the same train.micro_batch, versions and kind of host, but may have any layout."""
         options = {
             key: value
             for key, value in run.options.items()
@@ -109,25 +107,25 @@ class Comparison:
 
 
 BY_FRAMEWORK = Comparison()
-# The passes of one rank: part (forward, backward, update), and seconds of its begin and end in the profiled window.
+# The passes of one rank: part (forward, backward, update), and begin and end in the profiled window in seconds.
 RankPasses = list[tuple[str, float, float]]
 
 
 @dataclass(frozen=True)
 class AttemptRow:
-    """One attempt, as the tables take it.
+    """One attempt, as the tables use it.
 
     row:         its row of runs.csv
     options:     the measured part of its configuration, as dotted keys
     environment: the part of its environment that repeats must share
     noted:       the part in which repeats may differ, with a warning
     added_later: keys of its configuration that a later version added, with the values that `options` leaves out
-    sizes:       of its model, those that differ from the published ones
+    sizes:       those of its model that differ from the published ones
     epochs:      a pyarrow table of `cells.EPOCH_SCHEMA`
     identity:    as `Attempt.identity`
     has_end:     whether the record itself says how the run ended
     notes:       on what is left out
-    passes:      of each rank of a profiled pipeline, by its number in the pipeline
+    passes:      for each rank of a profiled pipeline, by its stage
     """
 
     row: Row
@@ -149,7 +147,7 @@ class AttemptRow:
 
     @cached_property
     def asked(self) -> str:
-        """The configuration and the GPUs that repeats have in common, as a text."""
+        """The configuration and the GPUs that all repeats have in common, as a text."""
         return self._asked(FREE)
 
     def _asked(self, free: Sequence[str]) -> str:
@@ -163,12 +161,12 @@ class AttemptRow:
         return tuple(self.row[name] for name in SEEN)
 
     def measurement_id(self, *more: str) -> str:
-        """Names a group of repeats in both tables, with SEED those of any seed. more: other keys that may differ"""
+        """The name of a group of repeats in both tables. more: other keys that may differ; SEED: repeats of any seed"""
         return digest([self._asked((*FREE, *more)), self.seen])
 
     @cached_property
     def comparison(self) -> str:
-        """Equal for rows that differ in the framework and what may differ with it."""
+        """Equal for rows that differ only in the framework and what may differ with it."""
         return BY_FRAMEWORK.comparison_id(self)
 
 
@@ -176,9 +174,9 @@ _ADDED_LATER = added_later(Options)
 
 
 def measured_options(config: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> Row:
-    """The configuration as dotted keys, without what does not change a measurement.
+    """The configuration as dotted keys, without those that do not change a measurement.
 
-    before: the keys that a later version added, with the value at which they are left out, as the record says
+    before: keys that a later version added, with the values at which they are left out; the record says them
     """
     return _flatten(measured_part(config, _ADDED_LATER | dict(before or {})))
 
@@ -195,9 +193,9 @@ def _flatten(config: Mapping[str, Any], prefix: str = "") -> Row:
 
 
 def measurements(runs: Iterable[AttemptRow]) -> list[list[AttemptRow]]:
-    """Groups of repeats. Runs that ended ok are merged if their options and all columns of SEEN are equal. Another
-    attempt joins the one group that its recorded columns agree with; if there are none or several, it stays alone. So
-    the first of a group ended ok if any did."""
+    """Groups of repeats. Runs that ended ok are merged if their options and all columns of SEEN are equal. An attempt
+    that failed joins the only group with which its recorded columns agree, else it is a group by itself. So the first
+    of a group ended ok if any of it did."""
     measured: list[list[AttemptRow]] = []
     for alike in group_by(runs, lambda run: run.asked).values():
         groups = list(group_by((run for run in alike if run.ok), lambda run: run.seen).values())
@@ -218,15 +216,14 @@ def measurements(runs: Iterable[AttemptRow]) -> list[list[AttemptRow]]:
 class Point:
     """One measurement: attempts that are repeats of each other, and the settings that distinguish it from others.
 
-    runs:          the first one ended ok if any did, as `measurements` groups them
+    runs:          a group of `measurements`: the first one ended ok if any did
     settings:      by their columns of scaling.csv
     ok:            the runs that ended ok
-    sample:        a run with the values that all repeats have in common; one whose summary is not left out, if there is
-                   one
-    sample_times:  seconds per sample of each run; sample_time_s: their median; interval: that of the median
+    sample:        a run with the values that all repeats have in common, if possible one whose summary is used
+    sample_times:  seconds a sample of each run; sample_time_s: their median; interval: that of the median
     compared:      the values of the compared factors, in words
     comparison, curve: as `comparison_id` and `curve_id`
-    verdict_group: equal for points between which a verdict is given: they differ in the compared factors alone
+    verdict_group: equal for points between which a verdict is given: they differ only in the compared factors
     """
 
     def __init__(

@@ -1,9 +1,9 @@
 """What runs learn: loss and accuracy by epoch over seeds (learning.csv), and epochs, updates, samples and seconds until
 a metric reaches a target (targets.csv).
 
-Quality varies with the seed, time with the repeat. Repeats of one seed give one value, their median: where a run is
-deterministic they are equal, and they are no further evidence on quality. The band over seeds is their whole range and,
-from six seeds on, the interval of their median.
+Quality varies with the seed, time varies with the repeat. The repeats of one seed give one value, their median: they
+are no further evidence on quality, because they are equal where a run is deterministic. The band over seeds is their
+whole range and, from six seeds on, the interval of their median.
 """
 
 from __future__ import annotations
@@ -33,17 +33,14 @@ COSTS = ("epochs", "updates", "samples", "seconds")
 
 
 def learning_table(epochs: pd.DataFrame, runs: Sequence[AttemptRow]) -> pd.DataFrame:
-    """One row for each epoch of runs that differ in seed and repeat alone, of those that ended ok."""
+    """One row for each epoch of runs that ended ok and differ only in seed and repeat."""
     ended = {run.row["path"]: run.row for run in runs if run.ok and run.row["learning"]}
-    codes, paths = pd.factorize(epochs["path"].to_numpy(object))
-    taken = np.array([path in ended for path in paths], bool)[codes]
-    values = plain(epochs, [], ["epoch", "elapsed_s", *METRICS])[taken]
+    values = plain(epochs, ["path"], ["epoch", "elapsed_s", *METRICS])
+    values = values[values["path"].isin(list(ended))]
     if values.empty:
         return frame(LEARNING, [])
-    rows = [ended.get(path, {}) for path in paths]
-    curves, names = pd.factorize(np.array([row.get("learning") for row in rows], object))
-    values["learning"] = curves[codes[taken]]
-    values["seed"] = np.array([row.get("seed") for row in rows], "float64")[codes[taken]]
+    for name in ("learning", "seed"):
+        values[name] = values["path"].map({path: row[name] for path, row in ended.items()})
     groups = values.groupby(["learning", "epoch"], sort=False)
     of_seeds = values.groupby(["learning", "epoch", "seed"], sort=False, dropna=False)[list(METRICS)].median()
     seeds = of_seeds.groupby(level=["learning", "epoch"], sort=False)
@@ -55,16 +52,14 @@ def learning_table(epochs: pd.DataFrame, runs: Sequence[AttemptRow]) -> pd.DataF
         merged[f"{metric}_low"], merged[f"{metric}_high"] = ends["low"], ends["high"]
     table = merged.reset_index()
     samples = {row["learning"]: row for row in reversed(list(ended.values()))}
-    curves = table["learning"].to_numpy()
-    equal = [column.name for column in LEARNING if column.source == "equal"]
-    named = {name: np.array([samples[key][name] for key in names], object)[curves] for name in equal}
-    complete = table.assign(**named, learning=names[curves])
-    typed = pa.Table.from_pandas(complete, schema_of(LEARNING), preserve_index=False)
+    for name in (column.name for column in LEARNING if column.source == "equal"):
+        table[name] = np.array([samples[learning][name] for learning in table["learning"]], object)
+    typed = pa.Table.from_pandas(table, schema_of(LEARNING), preserve_index=False)
     return typed.to_pandas(types_mapper=DTYPES.get)
 
 
 def _intervals(values: Any) -> pd.DataFrame:
-    """The interval of the median over seeds, where there are enough. values: indexed by curve, epoch and seed"""
+    """The interval of the median over seeds, where there are enough seeds. values: by curve, epoch and seed"""
     listed = values.dropna().groupby(level=["learning", "epoch"], sort=False).agg(list)
     intervals = {key: interval for key, of_seeds in listed.items() if (interval := median_interval(of_seeds))}
     return pd.DataFrame({end: {key: getattr(one, end) for key, one in intervals.items()} for end in ("low", "high")})
@@ -98,8 +93,7 @@ def target(text: str) -> Target:
 
 
 def costs(epochs: pd.DataFrame, wanted: Target) -> dict[str, dict[str, float | None]]:
-    """For each attempt, by its path, what it took to reach the target; without a value where the record does not say.
-    Attempts that never reach it are left out."""
+    """For each attempt that reaches the target, by its path, what it took; None for what its record does not say."""
     table = plain(epochs, ["path"], ["epoch", "updates", "samples", "elapsed_s", wanted.metric])
     table = table.rename(columns={"elapsed_s": "seconds"}).sort_values(["path", "epoch"], kind="stable")
     attempts = table.groupby("path")
@@ -120,7 +114,7 @@ class TargetCosts:
     """What it took to reach a target.
 
     rows:    of targets.csv, one for each measurement
-    by_path: of each attempt that reached it, by its path; None for what its record does not say
+    by_path: what each attempt took that reached it, by its path; None for what its record does not say
     """
 
     target: Target
@@ -133,10 +127,10 @@ def target_costs(
 ) -> TargetCosts:
     """A row for each measurement with runs that ended ok and have the metric: medians over those runs.
 
-    run_rows: of runs.csv; reported: those whose measurements alone have a row, None for all
+    run_rows: of runs.csv; reported: runs whose measurements get a row; None: all
 
-    A run that never reaches the target counts as infinitely long, so that half of the runs decide the median; it is
-    empty where fewer reach the target.
+    A run that never reaches the target counts as infinitely long. So the median is empty where fewer than half of the
+    runs reach the target.
     """
     by_path = costs(epochs, wanted)
     measured = set(epochs.dropna(subset=[wanted.metric])["path"])

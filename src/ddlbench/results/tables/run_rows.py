@@ -1,11 +1,11 @@
-"""An attempt is read: its row of runs.csv, its epochs, and what is left out of them.
+"""From an attempt to its row of runs.csv and its epochs, without the values that cannot be used.
 
 The columns of a run's summary are used only if they follow from its epochs.jsonl, as measure/summary.py computes them.
-A summary that differs, or whose epochs are not all there, was changed or damaged. What epochs.jsonl cannot confirm:
+A summary that differs, or whose epochs are not all there, was changed or damaged. epochs.jsonl cannot confirm
 step_time_*, own_step_*, straggler_rank, straggler_host and memory_*_by_stage_bytes, which come from steps and ranks;
 startup_s; load_*, cpu_pressure_*, cpu_steal_share, cpu_others_share and marks; and mfu, because a record lacks the
-device's peak: only hfu is compared with it. Clocks, throttle_reasons and energy_source, which describe the device, are
-not compared.
+device's peak: only hfu is compared with it. Clocks, throttle_reasons and energy_source describe the device and are not
+compared.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from typing import Any, cast
 from pyarrow.parquet import read_metadata
 
 from ddlbench.config import choices
-from ddlbench.foreign import open_regular
+from ddlbench.foreign import open_regular, section
 from ddlbench.record.fingerprint import fingerprint, noted
 from ddlbench.record.schema import RUNS
 from ddlbench.results.reading.attempts import Attempt, LeftOut, Note, reason_of, unreadable
 from ddlbench.results.reading.cells import cell, epochs_of, fit
-from ddlbench.results.rows import OWN, PUBLISHED, Row, Settings, section
+from ddlbench.results.rows import OWN, PUBLISHED, Row, Settings
 from ddlbench.results.tables.labels import settings_text, value_text
 from ddlbench.results.tables.merge import AttemptRow, RankPasses, measured_options
 from ddlbench.texts import digest, first_few, printable, shortened
 
-VALUES_SHOWN = 3  # that are left out, in one warning
+VALUES_SHOWN = 3  # of those that are left out, in one warning
 PARQUET = ("steps.parquet", "ranks.parquet")
 PARQUET_REASON = 200  # letters
-# As frameworks/ddp.py writes it after the setup of the framework; a run may fail before.
+# frameworks/ddp.py writes this after the setup of the framework; a run may fail before.
 NOTHING_SENT = "gradients are not sent"
 _NO_SUMMARY = {column.name: None for column in RUNS if column.source.startswith("summary.")}
 _GLOBAL_BATCH = next(column for column in RUNS if column.name == "global_batch")
 
 
 def attempt_row(attempt: Attempt) -> AttemptRow:
-    """The row and the epochs of an attempt; of an unreadable one where the values of its record cannot be used."""
+    """The row and the epochs of an attempt. If the values of its record cannot be used, the attempt is unreadable."""
     identity = attempt.identity
     try:
         return _usable(attempt, identity)
@@ -55,7 +55,7 @@ def _usable(attempt: Attempt, identity: Hashable) -> AttemptRow:
     record = attempt.record
     added_later = section(record, "config_added_later")
     measured = measured_options(section(record, "config"), added_later)
-    environment = record.get("environment")
+    environment = section(record, "environment")
     row = run_row(attempt, left_out)
     if measured and row["origin"] == PUBLISHED:
         measured["origin"] = PUBLISHED  # neither a repeat nor a base of an own run, whatever its configuration
@@ -90,9 +90,9 @@ def _usable(attempt: Attempt, identity: Hashable) -> AttemptRow:
 
 
 def damaged_parquet(attempt: Path) -> list[str]:
-    """A warning for each incomplete Parquet file of an attempt, of which no table is made here: who opens them later is
-    warned. Only the footers are read. A run that has not ended, or was killed, has a folder with a file for each epoch.
-    """
+    """A warning for each incomplete Parquet file of an attempt, for people who open it later: no table is made of these
+    files here. Only the footers are read. A run that has not ended, or was killed, has a folder with a file for each
+    epoch."""
     warnings: list[str] = []
     for path in (attempt / name for name in PARQUET):
         folder = os.path.isdir(path)  # noqa: PTH112  # False where it may not be looked at, unlike Path.is_dir
@@ -107,7 +107,7 @@ def damaged_parquet(attempt: Path) -> list[str]:
 
 
 def _passes(record: Row) -> dict[int, RankPasses]:
-    """The passes of each rank of a pipeline in its profiled window, as far as the record has valid ones."""
+    """The valid passes of each rank of a pipeline in its profiled window."""
     ranks = dict[int, RankPasses]()
     for rank in _list(_dig(record, "profile.ranks")):
         passes = [values for item in _list(_dig(rank, "passes")) if len(values := _list(item)) == 3]
@@ -120,14 +120,14 @@ def _passes(record: Row) -> dict[int, RankPasses]:
 
 
 def run_row(attempt: Attempt, left_out: list[str]) -> Row:
-    """One row of runs.csv, without the columns that depend on other runs (`measurement`, `learning`). `left_out` gets a
+    """One row of runs.csv. `measurement` and `learning`, which depend on other runs, are still None. `left_out` gets a
     note for each value that does not fit its column."""
     row: Row = {}
     for column in RUNS:
-        if column.source:  # the first of its sources that has a value
+        if column.source:  # the first source with a value counts
             values = (fit(_dig(attempt.record, keys), column, left_out) for keys in column.source.split("|"))
             row[column.name] = next((value for value in values if value is not None), None)
-    if not row["global_batch"] and row["gpus"]:  # it failed before it wrote its ledger: as configured
+    if not row["global_batch"] and row["gpus"]:  # it failed before it wrote its ledger: take what is configured
         batch = cell(_dig(attempt.record, "config.train.batch_per_gpu"), "int")
         row["global_batch"] = fit(batch * row["gpus"], _GLOBAL_BATCH, left_out) if batch else None
     row["batch_per_gpu"] = row["global_batch"] / row["gpus"] if row["global_batch"] and row["gpus"] else None
@@ -138,7 +138,7 @@ def run_row(attempt: Attempt, left_out: list[str]) -> Row:
     row["model_changed"] = settings_text(_changed_sizes(attempt.record)) or None
     model = {"cuda": "gpu_model", "cpu": "cpu_model"}.get(row["device"] or "")
     row["device_model"] = cell(_dig(attempt.record, f"environment.{model}"), "text") if model else None
-    environment = fingerprint(attempt.record.get("environment"))
+    environment = fingerprint(section(attempt.record, "environment"))
     row["environment_id"] = digest(environment) if environment else None
     row["origin"] = PUBLISHED if attempt.record.get("origin") == PUBLISHED else OWN
     for key in ("staleness", "staleness_theoretical"):  # one number, or one for each stage
@@ -157,11 +157,11 @@ def _changed_sizes(record: Row) -> Settings:
 
 
 def _dig(record: Any, keys: str) -> Any:
-    """The value at "a.b"; None where there is none."""
+    """The value at keys such as "a.b"; None where there is none."""
     try:
         for key in keys.split("."):
             record = record.get(key)
-    except AttributeError:  # of JSON, objects alone have it
+    except AttributeError:  # not a JSON object
         return None
     return record
 
@@ -172,7 +172,7 @@ def _list(value: Any) -> list[Any]:
 
 
 ROUNDING = 1e-6
-Rule = Callable[..., Any]  # of the values of some columns, a list each
+Rule = Callable[..., Any]  # its arguments: a list of values for each of some columns
 
 
 def _ratio(
@@ -187,8 +187,8 @@ LARGEST = (
     "memory_reserved_peak_bytes", "memory_device_peak_bytes", "memory_host_peak_bytes",
 )  # fmt: skip
 OF_RUN = ("gpus", "tokens_per_sample", "flops_per_sample", "hardware_flops_per_sample", "mfu")
-# Column of runs.csv: the rule, and the columns that it takes, of epochs.csv or OF_RUN: those repeat for each epoch.
-# Of the measured epochs:
+# For columns of runs.csv: the rule, and the columns that it takes from epochs.csv, or from OF_RUN for each epoch again.
+# From the measured epochs:
 MEASURED: dict[str, tuple[Rule, tuple[str, ...]]] = {
     "epochs_measured": (len, ("warmup",)),
     "epoch_time_s": (statistics.median, ("epoch_time_s",)),
@@ -211,7 +211,7 @@ MEASURED: dict[str, tuple[Rule, tuple[str, ...]]] = {
     **{name: (max, (name,)) for name in LARGEST},
 }
 LAST = ("train_loss", "val_loss", "val_top1", "val_top5", "val_perplexity_token", "val_perplexity_word", "val_samples")
-# Of all epochs of the attempt, and of the run alone:
+# From all epochs of the attempt, or from the run alone:
 ALL: dict[str, tuple[Rule, tuple[str, ...]]] = {
     "warmup_steps": (lambda steps, measured: steps[0] - measured[0], ("steps", "measured_steps")),
     "first_step_s": (itemgetter(0), ("first_step_s",)),
@@ -226,8 +226,8 @@ READ = sorted({"measured_in_attempt", "warmup", *TAKEN} - {*OF_RUN})
 
 
 def following(run: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Any, str]]:
-    """Columns of a run's summary with the values that follow, and from what. Without those that the run does not have,
-    and those whose inputs are empty.
+    """The columns of a run's summary, the values that follow from its epochs, and from what they follow. Columns that
+    the run does not have, or whose inputs are empty, are left out.
 
     run: its summary, and OF_RUN; epochs: lines of epochs.csv of one attempt
     """
@@ -245,7 +245,7 @@ def contradiction(row: Row, epochs: Any) -> str | None:
     """The first value of a run's summary that does not follow from its epochs, with both values; None if all follow.
     A value whose columns are empty is not checked, because older records lack columns.
 
-    row: of runs.csv; epochs: as `epochs_of` makes them, those of the attempts that this one continued included
+    row: of runs.csv; epochs: as `epochs_of` makes them, with those of the attempts that this one continued
     """
     if row["epochs_done"] not in (None, len(epochs)):
         return f"epochs_done = {row['epochs_done']}, epochs.jsonl has {len(epochs)}"

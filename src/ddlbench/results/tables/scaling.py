@@ -1,5 +1,5 @@
-"""Rows of scaling.csv: repeats are merged, and each measurement has the bases that it is compared with. breakdown.csv,
-where the time of a step goes, has the rows with a profiled window.
+"""Rows of scaling.csv: repeats are merged, and each measurement gets the bases with which it is compared. breakdown.csv
+says where the time of a step goes; it has the rows with a profiled window.
 
 The shares of a step by GPU count are the table of Aach et al. 2023; its seconds (forward, backward, update,
 communication, data) the stacked bars of Lin et al. 2022.
@@ -31,13 +31,13 @@ SHARES = (
     "compute_share", "comm_exposed_share", "data_share", "idle_share", "comm_share",
     "forward_share", "backward_share", "update_share", "other_compute_share",
 )  # fmt: skip
-# What a step is made of, in the order of a bar from bottom to top: the shares PART_share add up to 1, the seconds
-# PART_step_s to profile_step_time_s. Communication is the exposed one.
+# The parts of a step, in the order of a bar from bottom to top. The shares PART_share add up to 1, the seconds
+# PART_step_s add up to profile_step_time_s. Communication is the exposed part of it.
 PARTS = ("forward", "backward", "update", "other_compute", "comm_exposed", "data", "idle")
 
 
 def scaling_rows(groups: Sequence[list[AttemptRow]], how: Comparison = BY_FRAMEWORK) -> list[Measurement]:
-    """One row per measurement and kind of scaling, sorted."""
+    """One row for each measurement and kind of scaling, sorted."""
     samples = [group[0] for group in groups]
     settings = {
         "knobs": knobs(samples, how), "variant": variants(samples, how),
@@ -50,7 +50,7 @@ def scaling_rows(groups: Sequence[list[AttemptRow]], how: Comparison = BY_FRAMEW
     tables = group_by(points, lambda point: point.comparison)
 
     def series(kind: str, point: Point) -> tuple[str, Any, str | None]:
-        """Where rows of any scaling share a table, only the points of one curve say how it scales."""
+        """Equal for points that scale together. In a table for any scaling, only the points of one curve do."""
         return point.comparison, size(point.sample.row, kind), point.curve if any_scaling else None
 
     by_series = {kind: group_by(points, partial(series, kind)) for kind in KINDS}
@@ -65,14 +65,10 @@ def scaling_rows(groups: Sequence[list[AttemptRow]], how: Comparison = BY_FRAMEW
             rows.append(_measurement(point, kind, compared, [peer for peer in along if peer.curve == point.curve]))
     if any_scaling:
         rows = _with_scaling(rows)
-    reach = {curve: max(row["gpus"] or 0 for row in peers) for curve, peers in group_by(rows, _curve).items()}
-
-    def order(row: Measurement) -> tuple[Any, ...]:
-        """Curve by curve; curves on one GPU come first, since they are the base of the others."""
-        *place, framework, options, settings = curve = _curve(row)
-        return (*place, reach[curve], framework, options, settings, row["gpus"] or 0, str(row["layout"]))
-
-    return sorted(rows, key=order)
+    curves = group_by(sorted(rows, key=lambda row: (row["gpus"] or 0, str(row["layout"]))), _curve)
+    # Within a place, curves on one GPU come first, because they are the base of the others.
+    ordered = sorted(curves.items(), key=lambda curve: (curve[0][0], curve[1][-1]["gpus"] or 0, curve[0][1]))
+    return [row for _, rows in ordered for row in rows]
 
 
 def _with_scaling(rows: Sequence[Measurement]) -> list[Measurement]:
@@ -88,15 +84,15 @@ def _with_scaling(rows: Sequence[Measurement]) -> list[Measurement]:
     return named
 
 
-def _curve(row: Measurement) -> tuple[str, ...]:
-    """Key that keeps the rows of one curve together, own ones first."""
-    names = ("origin", "model", "data", "loader", "variant", "comparison", "scaling")
-    last = (row["framework"], row["knobs"], row["across"])
-    return *(str(row[name]) for name in names), f"{row.size or 0:12}", *map(str, last)
+def _curve(row: Measurement) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The place of a curve in the table, own ones before published ones, and what distinguishes the curves there."""
+    place = ("origin", "model", "data", "loader", "variant", "comparison", "scaling")
+    names = ("framework", "knobs", "across")
+    return (*(str(row[name]) for name in place), f"{row.size or 0:12}"), tuple(str(row[name]) for name in names)
 
 
 def _measurement(point: Point, kind: str, compared: list[Point], curve: list[Point]) -> Measurement:
-    """compared: the points that it is compared with; curve: those of its own curve"""
+    """compared: the points with which it is compared; curve: those of its own curve"""
     timed, curve = (
         [peer for peer in peers if peer.sample_time_s and peer.gpus and not peer.sample.row["reference"]]
         for peers in (compared, curve)
@@ -137,7 +133,7 @@ def _measurement(point: Point, kind: str, compared: list[Point], curve: list[Poi
 
 
 def _merged(point: Point) -> Row:
-    """The columns that repeats have in common, those that are the median or the largest value of the repeats, and the
+    """The columns that repeats have in common, the columns with the median or the largest value of the repeats, and the
     times with their intervals."""
     merges = {"median": median, "max": max}
     merged: Row = {column.name: point.sample.row[column.name] for column in SCALING if column.source == "equal"}
@@ -156,7 +152,7 @@ def _merged(point: Point) -> Row:
 
 
 def _stated_base(point: Point) -> Point | None:
-    """The base that a published measurement states for itself: its source may have it in no row of its own."""
+    """The base that a published measurement states itself: its source may have no row for it."""
     row = point.sample.row
     if row["origin"] != PUBLISHED or not row["stated_base_gpus"] or not row["stated_base_sample_time_s"]:
         return None
@@ -166,8 +162,8 @@ def _stated_base(point: Point) -> Point | None:
 
 
 def _against(point: Point, base: Point | None, kind: str, prefix: str, suffix: str = "") -> Row:
-    """The columns of one base: its own, named with `prefix`, and speedup and efficiency with their intervals, named
-    with `suffix`. A verdict needs a base that differs in the compared factors and the GPU count alone."""
+    """The columns of one base: what it is, named with `prefix`, and speedup and efficiency with their intervals, named
+    with `suffix`. A verdict needs a base that differs only in the compared factors and the GPU count."""
     if base is None or not base.sample_time_s or not base.gpus:
         return {}
     epochs = base.values("epoch_time_s")
@@ -239,14 +235,14 @@ def _rates(point: Point) -> Row:
         "tokens_per_s": tokens / seconds if tokens else None,
         "model_flops_per_s_per_gpu": flops_per_s,
         "mfu": mfu,
-        # Beside the headline: of these no speedup is computed.
+        # No speedup is computed of these.
         "throughput_steady_samples_per_s": 1 / median(steady) if steady else None,
         "hfu": mfu * computed / flops if mfu and computed and flops else None,
     }
 
 
 def merged_windows(runs: Sequence[Row]) -> Row:
-    """Shares and step time of repeats, from the sums of their seconds; runs without a window do not count."""
+    """Shares and step time of repeats, from the sums of their seconds. Runs without a window do not count."""
     profiled = [run for run in runs if all(run[name] for name in ("profile_window_s", "profile_steps", "gpus"))]
     if not profiled:
         return {"profile_windows": 0}
@@ -261,7 +257,7 @@ def merged_windows(runs: Sequence[Row]) -> Row:
 
 
 def merged_own_steps(runs: Sequence[Row]) -> Row:
-    """Medians over the runs whose own steps have the same source: the profiled window if a run has one."""
+    """Medians over the runs whose own steps come from a profiled window; if there are none, from a thread's time."""
     names = ("own_step_s", "own_step_median_rank_s")
     for source in ("window", "thread"):
         rows = [run for run in runs if run["own_step_source"] == source and None not in map(run.get, names)]
@@ -271,7 +267,7 @@ def merged_own_steps(runs: Sequence[Row]) -> Row:
 
 
 def breakdown(scaling: pd.DataFrame) -> pd.DataFrame:
-    """The rows of scaling.csv that have a window, each measurement once, in the order of that table."""
+    """The rows of scaling.csv with a profiled window, each measurement once, in the order of that table."""
     with_window = cast(pd.DataFrame, scaling[scaling["profile_windows"].fillna(0) > 0])
     rows = with_window.drop_duplicates(subset=["measurement"])
     computed = {f"{part}_step_s": rows[f"{part}_share"] * rows["profile_step_time_s"] for part in PARTS}

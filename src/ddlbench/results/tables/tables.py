@@ -1,4 +1,4 @@
-"""From attempts to tidy tables: runs, epochs, scaling. Pure functions; columns.toml says what each cell means."""
+"""From attempts to tidy tables: runs, epochs, scaling. record/columns.toml says what each cell means."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from ddlbench.results.tables.run_rows import attempt_row
 from ddlbench.results.tables.scaling import breakdown, scaling_rows
 from ddlbench.texts import FORMULA, printable, quoted, shortened
 
-VALUES_SHOWN = 20  # of a column, where --only asks for another one
+VALUES_SHOWN = 20  # of a column, where --only asks for a value that it lacks
 
 
 @dataclass(frozen=True)
 class Tables:
     """The tables of a report, and warnings about records that could not be used completely.
 
-    run_rows:               of runs.csv, with all columns
-    scaling_rows:           of scaling.csv, as they were made; `measurements` are compared with each other
-    drift:                  over the campaign, in words
-    left_out:               counts of what is not in the numbers, in words
+    run_rows:     of runs.csv, with all columns
+    scaling_rows: of scaling.csv, as they were made; `measurements` has them compared with each other
+    drift:        over the campaign, in words
+    left_out:     counts of what is not in the numbers, in words
     """
 
     run_rows: list[Row]
@@ -59,8 +59,8 @@ class Tables:
         return compared_with_others(self.scaling_rows, self.run_rows)
 
     def write(self, folder: Path, targets: Sequence[TargetCosts] = ()) -> None:
-        """runs.csv, epochs.csv, scaling.csv, learning.csv, breakdown.csv, and where there are targets targets.csv; an
-        unknown cell is empty."""
+        """Write runs.csv, epochs.csv, scaling.csv, learning.csv, breakdown.csv, and targets.csv if there are targets.
+        An unknown cell is empty."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "targets.csv").unlink(missing_ok=True)  # of an earlier report
         tables = {name: getattr(self, name) for name in ("runs", "epochs", "scaling", "learning")}
@@ -76,7 +76,7 @@ class Merged:
     """The attempts in order, without copies, and the groups of repeats.
 
     warnings: one for each folder, file, copy and value that is not in the numbers
-    left_out: their counts in one line; None if nothing is left out
+    left_out: the counts of these in one line; None if nothing is left out
     """
 
     runs: list[AttemptRow]
@@ -88,13 +88,13 @@ class Merged:
 def merge(records: Records) -> Merged:
     """All attempts, each with the name of its measurement."""
     published = (attempt for file in records.published for attempt in read_published(file))
-    attempts = chain(map(read, records.folders), published)  # read one after the other: their records fill the memory
+    attempts = chain(map(read, records.folders), published)  # one after the other: all records would fill the memory
     runs, copies = _without_copies(list(map(attempt_row, attempts)))
     groups = measurements(run for run in runs if run.options and run.row["backend"] != DEVELOPER)
     for group in groups:
         name, quality = group[0].measurement_id(), group[0].measurement_id(SEED)
         for run in group:
-            alike = run.ok and group[0].ok  # these agree in all that the names are made of
+            alike = run.ok and group[0].ok  # then they agree in all that the names are made of
             run.row.update(measurement=name, learning=quality if alike else run.measurement_id(SEED))
     rows = [run.row for run in runs]
     measured = [row for row in rows if row["status"] == "ok" and row["measurement"] is not None]
@@ -109,8 +109,8 @@ def merge(records: Records) -> Merged:
 
 
 def _without_copies(runs: Sequence[AttemptRow]) -> tuple[list[AttemptRow], list[Note]]:
-    """The attempts that count, and a note for each copy: a backup, or results that were synchronized twice. Of a
-    record that was copied during its run, the later state counts; of equal ones the first."""
+    """The attempts that count, and a note for each copy: a backup, or results that were synchronized twice. If a record
+    was copied during its run, the later state counts; among equal copies the first one counts."""
     left: set[Path] = set()
     notes: list[Note] = []
     for same in group_by(runs, lambda run: run.identity).values():
@@ -140,10 +140,11 @@ def make_tables(records: Records, how: Comparison = BY_FRAMEWORK) -> Tables:
     runs = merged.runs
     how.check(runs)
     scaling = scaling_rows(merged.groups, how)
-    epochs = epochs_table([run.row for run in runs], [run.epochs for run in runs])
-    shared = [run.row["path"] for run in runs if run.row["backend"] == DEVELOPER]
+    rows = [run.row for run in runs]
+    epochs = epochs_table(rows, [run.epochs for run in runs])
+    shared = [row["path"] for row in rows if row["backend"] == DEVELOPER]
     return Tables(
-        run_rows=[run.row for run in runs],
+        run_rows=rows,
         scaling_rows=scaling,
         epochs=epochs,
         learning=learning_table(epochs, runs),
@@ -152,7 +153,7 @@ def make_tables(records: Records, how: Comparison = BY_FRAMEWORK) -> Tables:
             *differences(runs),
             *environments(runs, merged.groups),
             *above_ideal(scaling),
-            *(f"{run.row['path']}: {run.row['ranks_differ']}" for run in runs if run.row["ranks_differ"]),
+            *(f"{row['path']}: {row['ranks_differ']}" for row in rows if row["ranks_differ"]),
             *(f"{path}: ranks shared a GPU: not in the scaling table" for path in shared),
         ],
         drift=drift(merged.groups),
@@ -161,10 +162,10 @@ def make_tables(records: Records, how: Comparison = BY_FRAMEWORK) -> Tables:
 
 
 def only(tables: Tables, filters: Sequence[str]) -> Tables:
-    """A part of the tables, `--only framework=ddp,fsdp model=resnet50`; ratios keep the bases that they have in all.
+    """A part of the tables, `--only framework=ddp,fsdp model=resnet50`. Ratios keep the bases of the complete tables.
 
-    It has the attempts whose columns have one of the given values, with their epochs and measurements. UserError for
-    columns and values that the tables do not have."""
+    The part has the attempts whose columns have one of the given values, with their epochs and measurements. UserError
+    for columns and values that the tables do not have."""
     if not filters:
         return tables
     runs = kept = tables.run_rows
@@ -208,8 +209,8 @@ def only(tables: Tables, filters: Sequence[str]) -> Tables:
 
 
 def write_csv(table: pd.DataFrame, path: Path) -> None:
-    """Write a table as CSV with a header; a missing cell is empty, a number has the shortest digits that give it back.
-    A text that a spreadsheet would run as a formula gets a ' before it."""
+    """Write a table as CSV with a header. A missing cell is empty. A number has the fewest digits from which it can be
+    read back. A text that a spreadsheet would run as a formula gets a ' before it."""
     texts = table.select_dtypes("string")
     odd = [name for name in texts if texts[name].str.startswith(FORMULA).any()]
     safe = {str(name): texts[name].map(quoted, na_action="ignore") for name in odd}
