@@ -127,11 +127,10 @@ def devices(facts: Mapping[str, Any]) -> list[Line]:
 
 
 def communication(facts: Mapping[str, Any]) -> list[Line]:
-    nccl = f"NCCL {facts['nccl']}" if dist.is_nccl_available() else "not in this torch"
-    idle = "" if facts["gpu_count"] else ", for GPUs only"
+    nccl = f"NCCL {facts['nccl']}" + ("" if facts["gpu_count"] else ", for GPUs only")
     return [
         ("gloo", "in torch" if dist.is_gloo_available() else "not in this torch", ""),
-        ("nccl", nccl + (idle if dist.is_nccl_available() else ""), ""),
+        ("nccl", nccl if dist.is_nccl_available() else "not in this torch", ""),
         ("mpi", "in torch" if dist.is_mpi_available() else "not in this torch: gloo and NCCL replace it", ""),
     ]
 

@@ -137,7 +137,7 @@ def draw_bars(axes: Axes, panel: Panel, looks: Looks, quantity: Quantity) -> Non
         axes.bar(place, bar.merged, 0.7, color=color, alpha=0.8, label=plotting.label(str(row["compared"])))
         axes.plot([place] * len(bar.repeats), bar.repeats, ".", color="black", markersize=3, zorder=3)
         if bar.interval:
-            axes.vlines(place, *bar.interval, color="black", linewidth=1.5, zorder=3)
+            axes.vlines(place, min(bar.interval), max(bar.interval), color="black", linewidth=1.5, zorder=3)
     _name_bars(axes, panel)
     plotting.value_axis(axes, values, quantity.name(panel), quantity.percent, log=False)
 

@@ -135,7 +135,16 @@ def drawing_of(plots: Sequence[Plot], notes: Sequence[str] = ()) -> Drawing:
 
 def _over_gpus(shared: Sequence[Panel]) -> list[tuple[str, Sequence[Panel], curves.Quantity]]:
     """The quantities over GPU counts: their names, and the panels that have them."""
-    own_bases = [panel.against_own_bases() for panel in shared if panel.own_bases_tell_more]
+    own_bases = [  # where they are others than the bases of the panel
+        panel.against_own_bases()
+        for panel in shared
+        if any(
+            row["speedup_vs_own_base"] is not None
+            and row["own_base_gpus"] != row["gpus"]
+            and row.base(panel.on_own_bases) != row.base(own=True)
+            for row in panel.rows
+        )
+    ]
     ratios = [panel for panel in shared if any(row.has_ratios(panel.on_own_bases) for row in panel.rows)]
     plain = [replace(panel, base="") for panel in shared]  # for quantities that are no ratios
     # Without the panels of published measurements whose source does not state the column.

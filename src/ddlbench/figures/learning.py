@@ -137,11 +137,11 @@ def _panels(measurements: Sequence[Measurement], measured: set[str], seeds: Mapp
     shown: list[Panel] = []
     for group in group_by(rows, lambda row: (row["model"], row["learning_comparison"])).values():
         sizes = {f"{row.devices}, {row['global_batch'] or 'unknown'} samples an update" for row in group}
-        size = sizes if len(sizes) == 1 else ()
         title, lines = head(group, texts)
-        lines += size
         curve_of: Naming = attrgetter("curve")
-        if not size:  # names with the GPU count, and with the batch where that does not follow from it
+        if len(sizes) == 1:
+            lines += sizes
+        else:  # names with the GPU count, and with the batch where that does not follow from it
             batches = {(row["gpus"], row["global_batch"]) for row in group}
             names = {row: f"{row.curve}, {row.devices}" for row in group}
             if len({gpus for gpus, _ in batches}) < len(batches):
