@@ -24,33 +24,31 @@ from tests.support.processes import program
 UNLIMITED = resource.RLIM_INFINITY
 
 
-def test_a_low_limit_of_open_files_is_reported() -> None:
-    """The hard limit counts: a run raises the soft one."""
-    assert open_files((1024, 524_288), 12)[1:] == ("524,288, of which 524,276 are left", "")
-    assert open_files((1024, 1024), 12)[1:] == (
-        "1,024, of which 1,012 are left",
-        "enough for about 337 ranks (sockets of rank 0): ask the administrator for a higher hard limit",
-    )
-    assert open_files((1024, UNLIMITED), 12)[1:] == ("unlimited", "")
+FEW_RANKS = "enough for about 337 ranks (sockets of rank 0): ask the administrator for a higher hard limit"
 
 
-def test_a_limit_of_locked_memory_is_reported_where_there_is_infiniband() -> None:
-    assert locked_memory((8 * MIB, UNLIMITED), [])[1:] == ("8 MiB, can be raised to unlimited", "")
-    assert "ulimit -l unlimited" in locked_memory((8 * MIB, 8 * MIB), ["mlx5_0: ACTIVE"])[2]
-    assert locked_memory((UNLIMITED, UNLIMITED), ["mlx5_0: ACTIVE"])[2] == ""
-
-
-def test_small_shared_memory_of_a_container_is_reported() -> None:
-    assert machine.shared_memory(64 * MIB)[1] == "64 MiB"
-    assert "--shm-size=1g" in machine.shared_memory(64 * MIB)[2]
-    assert machine.shared_memory(24 * GIB)[1:] == ("24 GiB", "")
-
-
-def test_a_cgroup_limit_below_the_machines_memory_is_reported() -> None:
-    assert memory_cgroup(None, 24 * GIB)[1:] == ("no limit", "")
-    assert memory_cgroup(24 * GIB, 24 * GIB)[1:] == ("no limit", "")
-    assert memory_cgroup(3 * GIB // 2, 24 * GIB)[1] == "1.5 GiB"
-    assert "less than the machine's 24 GiB" in memory_cgroup(GIB, 24 * GIB)[2]
+@pytest.mark.parametrize(
+    ("line", "value", "remark"),
+    [
+        (open_files((1024, 524_288), 12), "524,288, of which 524,276 are left", ""),  # a run raises the soft limit
+        (open_files((1024, 1024), 12), "1,024, of which 1,012 are left", FEW_RANKS),
+        (open_files((1024, UNLIMITED), 12), "unlimited", ""),
+        (locked_memory((8 * MIB, UNLIMITED), []), "8 MiB, can be raised to unlimited", ""),
+        (locked_memory((8 * MIB, 8 * MIB), ["mlx5_0: ACTIVE"]), "8 MiB", "ulimit -l unlimited"),
+        (locked_memory((UNLIMITED, UNLIMITED), ["mlx5_0: ACTIVE"]), "unlimited", ""),
+        (machine.shared_memory(64 * MIB), "64 MiB", "--shm-size=1g"),
+        (machine.shared_memory(24 * GIB), "24 GiB", ""),
+        (memory_cgroup(None, 24 * GIB), "no limit", ""),
+        (memory_cgroup(24 * GIB, 24 * GIB), "no limit", ""),
+        (memory_cgroup(3 * GIB // 2, 24 * GIB), "1.5 GiB", "less than the machine's 24 GiB"),
+    ],
+)
+def test_each_limit_is_reported_with_a_remark_where_it_would_stop_a_run(
+    line: machine.Line, value: str, remark: str
+) -> None:
+    assert line[1] == value
+    assert remark in line[2]
+    assert bool(remark) == bool(line[2])
 
 
 def write(path: Path, text: str) -> Path:

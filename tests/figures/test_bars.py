@@ -10,10 +10,10 @@ from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from ddlbench.figures import plotting
-from ddlbench.figures.bars import LOOKS, breakdown_panels, draw_bars, draw_breakdown, draw_predicted
-from ddlbench.figures.panels import Panel
+from ddlbench.figures.bars import LOOKS, draw_bars, draw_breakdown, draw_predicted, in_parts
+from ddlbench.figures.curves import Quantity, Values
+from ddlbench.figures.panels import Panel, measured
 from ddlbench.figures.plotting import looks_of
-from ddlbench.figures.quantities import Quantity, Values
 from ddlbench.results.tables.measurement import Measurement
 from ddlbench.results.tables.scaling import PARTS
 
@@ -46,18 +46,20 @@ def heights(axes):
 
 
 def test_a_bar_for_each_row_with_a_window_that_adds_up_to_one():
-    (panel,) = breakdown_panels([Panel("resnet50", [], "base", [row(4, **SHARES), row(2, **SHARES), row(8)])])
+    shown = [Panel("resnet50", [], "base", [row(4, **SHARES), row(2, **SHARES), row(8)])]
+    (panel,) = in_parts(measured(shown, *NAMES))
     assert [row["gpus"] for row in panel.rows] == [2, 4]
     axes = drawn(panel.rows)
     assert labels(axes) == ["2", "4"]
     assert [height[0] for height in heights(axes)] == pytest.approx(list(SHARES.values()))
     top = axes.containers[-1][0]
     assert top.get_y() + top.get_height() == pytest.approx(1)
+    assert measured([Panel("resnet50", [], "", [row(8)])], *NAMES) == [], "no window, no panel"
 
 
 def test_no_bar_is_dropped_where_they_are_many():
     rows = [row(2**n, compared=name, **SHARES) for name in ("ddp", "fsdp", "zero3") for n in range(9)]
-    parts = breakdown_panels([Panel("resnet50", ["weak"], "", rows)])
+    parts = in_parts([Panel("resnet50", ["weak"], "", rows)])
     assert [part.lines[-1] for part in parts] == ["part 1 of 2", "part 2 of 2"]
     first, last = (drawn(part.rows) for part in parts)
     result = [*labels(first), *(f"zero3 {gpus}" for gpus in labels(last))]
@@ -125,7 +127,7 @@ def test_predicted_parts_stand_beside_the_measured_ones_without_waiting_for_data
 
 
 def test_a_bar_for_each_curve_with_its_repeats_and_the_status_of_a_failure():
-    values = {"ddp": Values(2.0, [1.9, 2.1], (1.8, 2.2)), "zero2": Values(3.0, [3.0]), "tensor": Values(None)}
+    values = {"ddp": Values(2.0, [1.9, 2.1], (1.8, 2.2)), "zero2": Values(3.0, [3.0]), "tensor": None}
     rows = [row(4, compared=name, status="oom" if name == "tensor" else "ok") for name in values]
     quantity = Quantity("speedup", lambda panel, row: values[row["compared"]])
     axes = drawn(rows, draw_bars, looks=looks_of(row.curve_key for row in rows), quantity=quantity)
@@ -134,10 +136,6 @@ def test_a_bar_for_each_curve_with_its_repeats_and_the_status_of_a_failure():
     assert [text.get_text() for text in axes.texts] == ["oom"]
     assert labels(axes) == ["ddp", "zero2", "tensor"]
     assert axes.get_xlabel() == "on 4 GPUs"
-
-
-def test_no_window_no_panel():
-    assert breakdown_panels([Panel("resnet50", [], "", [row(2)])]) == []
 
 
 def test_every_part_has_a_look_of_its_own():

@@ -170,24 +170,21 @@ def test_time_has_a_unit_and_starts_at_the_first_step(tmp_path):
     assert longest == pytest.approx(3 * 1026 / 60)
 
 
-def test_four_gpu_counts_are_on_a_log2_axis(tmp_path):
-    for gpus in (1, 2, 3, 4):
+@pytest.mark.parametrize(
+    ("counts", "log_counts", "log_values"),
+    [
+        ((1, 2, 3, 4), ALWAYS, {"throughput", "speedup"}),
+        ((1, 4, 64), {"efficiency", "epoch_time", "memory"}, set()),  # what is proportional stays linear
+    ],
+    ids=["four", "distant"],
+)
+def test_four_or_distant_gpu_counts_are_on_a_log2_axis(tmp_path, counts, log_counts, log_values):
+    for gpus in counts:
         write_run(tmp_path, gpus=gpus, rate=100.0 * gpus)
-    for name, figure in drawn(tmp_path, *ALWAYS).items():
-        (axes,) = figure.axes
-        assert axes.get_xscale() == "log"
-        assert axes.xaxis.get_transform().base == 2
-        assert axes.get_yscale() == ("log" if name in ("throughput", "speedup") else "linear")
-
-
-def test_distant_gpu_counts_are_on_a_log_axis_only_where_nothing_is_proportional(tmp_path):
-    for gpus in (1, 4, 64):
-        write_run(tmp_path, gpus=gpus, rate=100.0 * gpus)
-    figures = drawn(tmp_path, *ALWAYS)
-    scales = {name: figures[name].axes[0].get_xscale() for name in ALWAYS}
-    linear = {"throughput": "linear", "speedup": "linear"}
-    assert scales == {"efficiency": "log", "epoch_time": "log", "memory": "log"} | linear
-    assert all(figures[name].axes[0].get_yscale() == "linear" for name in ALWAYS)
+    axes = {name: figure.axes[0] for name, figure in drawn(tmp_path, *ALWAYS).items()}
+    assert {name for name in ALWAYS if axes[name].get_xscale() == "log"} == log_counts
+    assert {name for name in ALWAYS if axes[name].get_yscale() == "log"} == log_values
+    assert all(axes[name].xaxis.get_transform().base == 2 for name in log_counts)
 
 
 def test_a_reference_has_no_ratio_and_still_its_throughput(tmp_path):

@@ -8,7 +8,7 @@ import matplotlib.figure
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlbench.figures.curves import front, tradeoff
+from ddlbench.figures.figures import front, tradeoff
 from ddlbench.figures.panels import Panel
 from ddlbench.figures.plotting import looks_of
 from ddlbench.results.tables.measurement import Measurement

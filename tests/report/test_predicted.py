@@ -190,33 +190,26 @@ def window(step_s: float, **shares: float) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("shares", "part"),
+    ("step_s", "shares", "part"),
     [
-        ({"compute": 0.5, "comm_exposed": 0.5}, "exposed communication took 300 ms, 50.0 ms predicted"),
-        ({"compute": 0.9, "comm_exposed": 0.1}, "computation took 540 ms, 250 ms predicted"),
-        ({"compute": 0.45, "comm_exposed": 0.1, "idle": 0.45}, "idle time took 270 ms, 0.00 µs predicted"),
+        (0.60, {"compute": 0.5, "comm_exposed": 0.5}, "exposed communication took 300 ms, 50.0 ms predicted"),
+        (0.60, {"compute": 0.9, "comm_exposed": 0.1}, "computation took 540 ms, 250 ms predicted"),
+        (0.60, {"compute": 0.45, "comm_exposed": 0.1, "idle": 0.45}, "idle time took 270 ms, 0.00 µs predicted"),
+        (0.15, {"compute": 0.7, "comm_exposed": 0.3}, "computation took 105 ms, 250 ms predicted"),  # it is too fast
+        (0.60, {}, ""),
     ],
 )
-def test_a_slow_run_names_the_part_that_deviates(made: Made, shares: dict[str, float], part: str) -> None:
-    made.write_pair(0.60, sections=window(0.60, **shares))
+def test_a_run_outside_its_band_names_the_part_that_deviates(
+    made: Made, step_s: float, shares: dict[str, float], part: str
+) -> None:
+    made.write_pair(step_s, sections=window(step_s, **shares) if shares else {})
     tables = made.tables()
-    rows = rows_of(tables)
-    flag = rows["ddp", 4]["predicted_flag"]
-    seconds = "a step took 600 ms, 300 ms predicted (95 %: 267 ms to 396 ms)"
-    assert flag == f"outside the band of its prediction: {seconds}; in the profiled window {part}"
-    assert f"ddp, resnet50, 4 GPUs: {flag}" in tables.warnings
-
-
-def test_a_run_that_is_too_fast_names_what_was_expected(made: Made) -> None:
-    made.write_pair(0.15, sections=window(0.15, compute=0.7, comm_exposed=0.3))
-    row = made.row()
-    assert row["predicted_error"] == pytest.approx(1.0)
-    assert row["predicted_flag"].endswith("in the profiled window computation took 105 ms, 250 ms predicted")
-
-
-def test_without_a_window_the_flag_names_no_part(made: Made) -> None:
-    made.write_pair(0.60)
-    assert made.row()["predicted_flag"].endswith("(no profiled window says which part of it)")
+    row = rows_of(tables)["ddp", 4]
+    assert row["predicted_error"] == pytest.approx(0.30 / step_s - 1)
+    where = f"; in the profiled window {part}" if part else " (no profiled window says which part of it)"
+    seconds = f"a step took {1000 * step_s:.0f} ms, 300 ms predicted (95 %: 267 ms to 396 ms)"
+    assert row["predicted_flag"] == f"outside the band of its prediction: {seconds}{where}"
+    assert f"ddp, resnet50, 4 GPUs: {row['predicted_flag']}" in tables.warnings
 
 
 DDP = settings("ddp")

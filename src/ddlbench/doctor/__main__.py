@@ -22,7 +22,7 @@ from ddlbench import OLDEST_TORCH, __version__, too_old
 from ddlbench.config.choices import choices
 from ddlbench.config.compose import configuration, make_job, quiet, refusal
 from ddlbench.doctor.machine import Line, launchers, limits, links
-from ddlbench.errors import RunError, Unavailable, Unsupported
+from ddlbench.errors import RunError, Unavailable
 from ddlbench.measure.devices.environment import environment
 from ddlbench.measure.devices.nvml import gpu
 from ddlbench.measure.devices.unknown import or_none
@@ -73,7 +73,7 @@ def table(rows: Sequence[Line]) -> str:
 
 
 def framework(name: str, launch: Launch, device: torch.device) -> Line:
-    """Whether its check accepts the probe, at the ranks of this launch or else at some."""
+    """Whether its check accepts the probe at the ranks of this launch, or in a single process at one of RANKS."""
     try:
         config = configuration(f"+framework={name}", *PROBE)
         worlds = RANKS if launch.world_size == 1 else (launch.world_size,)
@@ -90,19 +90,12 @@ def framework(name: str, launch: Launch, device: torch.device) -> Line:
 
 def loader(name: str, device: torch.device) -> Line:
     """The kinds of data it reads, and why it does not read the others."""
-    reads, refusals = list[str](), list[str]()
     try:
-        configs = {
-            kind: configuration("+framework=single", f"+model={model}", f"loader={name}")
-            for kind, model in MODELS.items()
-        }
-        for kind, config in configs.items():
-            try:
-                config.loader.check(config.data, config.model, device)
-                reads.append(kind)
-            except Unsupported as error:
-                refusals.append(str(error))
-        return name, f"reads {' and '.join(reads)}, {version(configs['images'].loader)}", "; ".join(refusals)
+        configs = [configuration("+framework=single", f"+model={model}", f"loader={name}") for model in MODELS.values()]
+        refusals = [refusal(partial(one.loader.check, one.data, one.model, device)) for one in configs]
+        reads = [kind for kind, reason in zip(MODELS, refusals, strict=True) if reason is None]
+        value = f"reads {' and '.join(reads)}, {version(configs[0].loader)}"
+        return name, value, "; ".join(filter(None, refusals))
     except Unavailable as error:
         return name, "unavailable", str(error)
     except Exception as error:
@@ -117,9 +110,9 @@ def version(made: object) -> str:
 
 def devices(facts: Mapping[str, Any]) -> list[Line]:
     cpus, total = facts["cpu_count"], facts["cpu_count_total"]
-    bound = f"of {total}: this process may not use the rest" if cpus != total else ""
+    bound = f" of {total}: this process may not use the rest" if cpus != total else ""
     rows: list[Line] = [
-        ("cpu", f"{facts['cpu_model'] or 'unknown model'}, {cpus} cores{' ' + bound if bound else ''}", ""),
+        ("cpu", f"{facts['cpu_model'] or 'unknown model'}, {cpus} cores{bound}", ""),
         ("memory", bytes_text(facts["memory_total_bytes"]), ""),
     ]
     for index in range(facts["gpu_count"] or 0):
@@ -134,11 +127,10 @@ def devices(facts: Mapping[str, Any]) -> list[Line]:
 
 
 def communication(facts: Mapping[str, Any]) -> list[Line]:
-    nccl = f"NCCL {facts['nccl']}" if dist.is_nccl_available() else "not in this torch"
-    idle = "" if facts["gpu_count"] else ", for GPUs only"
+    nccl = f"NCCL {facts['nccl']}" + ("" if facts["gpu_count"] else ", for GPUs only")
     return [
         ("gloo", "in torch" if dist.is_gloo_available() else "not in this torch", ""),
-        ("nccl", nccl + (idle if dist.is_nccl_available() else ""), ""),
+        ("nccl", nccl if dist.is_nccl_available() else "not in this torch", ""),
         ("mpi", "in torch" if dist.is_mpi_available() else "not in this torch: gloo and NCCL replace it", ""),
     ]
 

@@ -99,9 +99,8 @@ def links() -> list[Line]:
     rows += [("infiniband", adapter, "") for adapter in or_none(adapters) or []]
     speeds = psutil.net_if_stats()
     for name, addresses in psutil.net_if_addrs().items():  # interfaces with an address that other nodes could reach
-        reachable = [
-            a.address for a in addresses if a.family == socket.AF_INET and not ip_address(a.address).is_loopback
-        ]
+        of_ipv4 = [address.address for address in addresses if address.family == socket.AF_INET]
+        reachable = [address for address in of_ipv4 if not ip_address(address).is_loopback]
         if reachable and speeds[name].isup:
             speed = f", {speeds[name].speed:,} Mbit/s" if speeds[name].speed else ""
             rows.append(("network", f"{name}: {', '.join(reachable)}{speed}", ""))

@@ -13,9 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
 from ddlbench.figures import plotting
-from ddlbench.figures.panels import Panel, measured, short_names
+from ddlbench.figures.curves import Quantity
+from ddlbench.figures.panels import Panel, short_names
 from ddlbench.figures.plotting import Looks
-from ddlbench.figures.quantities import Quantity
 from ddlbench.results.rows import group_by
 from ddlbench.results.tables.scaling import PARTS
 
@@ -29,10 +29,11 @@ LOOKS: dict[str, PartLook] = {  # of each part: its name in words, a color and a
     "data": ("waiting for data", "#E69F00", ".."),
     "idle": ("idle", "#d9d9d9", ""),
 }
+SHARES = tuple(f"{part}_share" for part in PARTS)  # columns of rows with a profiled window
 COMPUTING = ("computing", "#0072B2", "")
 BUBBLE = ("bubble", "#CC79A7", "")
 UNDIVIDED = ("idle, or not divided (no profiled window)", "#d9d9d9", "")
-# Bars of a waterfall; the others, which are computing, look like it.
+# The bars of a waterfall that are no computing.
 WATERFALL: dict[str, PartLook] = {
     "ideal": LOOKS["update"],
     "input": LOOKS["data"],
@@ -43,14 +44,9 @@ WATERFALL: dict[str, PartLook] = {
 }
 EDGE: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.4}
 MOST_BARS = 24  # beside each other in one panel
-LONGEST_NAME = 32  # letters of a name that is turned
+LONGEST_NAME = 32  # letters; bars with a longer name are numbered
 STEPS_SHOWN = 2  # of a schedule over time
-LETTERS = 36  # of all names below a panel that are beside each other; more ones are turned
-
-
-def breakdown_panels(shown: Sequence[Panel]) -> list[Panel]:
-    """The panels with the rows that have a profiled window."""
-    return in_parts(measured(shown, *(f"{part}_share" for part in PARTS)))
+LETTERS = 36  # of all names below a panel; if there are more, the names are turned
 
 
 def in_parts(shown: Sequence[Panel]) -> list[Panel]:
@@ -91,18 +87,11 @@ def draw_predicted(axes: Axes, panel: Panel) -> None:
         shares = (0.0, 0.0, 1.0) if None in shares else shares
         for of_rows, share in zip(seconds.values(), shares, strict=True):
             of_rows.append(row.busy_step_s(row["sample_time_s"]) * share / sum(shares))
-    predicted = {
-        look: [row[column] or 0.0 for row in panel.rows]
-        for look, column in (
-            (COMPUTING, "predicted_compute_s"),
-            (LOOKS["comm_exposed"], "predicted_comm_exposed_s"),
-            (BUBBLE, "predicted_bubble_s"),
-        )
-    }
+    parts = {COMPUTING: "compute", LOOKS["comm_exposed"]: "comm_exposed", BUBBLE: "bubble"}
+    predicted = {look: [row[f"predicted_{part}_s"] or 0.0 for row in panel.rows] for look, part in parts.items()}
     places = range(len(panel.rows))
     left, right = ([place + aside for place in places] for aside in (-0.21, 0.21))
-    pairs = (_stack(axes, left, 0.38, seconds), _stack(axes, right, 0.38, predicted))
-    tops = [max(both) for both in zip(*pairs, strict=True)]
+    tops = list(map(max, _stack(axes, left, 0.38, seconds), _stack(axes, right, 0.38, predicted)))
     for place, top, row in zip(places, tops, panel.rows, strict=True):
         text = f"{100 * (1 - abs(row['predicted_error'])):.0f} %"
         axes.annotate(text, (place, top), (0, 2), textcoords="offset points", ha="center", fontsize=7)
@@ -137,18 +126,18 @@ def draw_bars(axes: Axes, panel: Panel, looks: Looks, quantity: Quantity) -> Non
     values = list[float]()
     for place, row in enumerate(panel.rows):
         bar = quantity.values(panel, row)
-        if bar.merged is None:  # a failure has its place
+        if bar is None:  # a failure has its place
             axes.annotate(
                 f"{row['status']}", (place, 0), (0, 3), textcoords="offset points", ha="center", va="bottom",
                 rotation=90, fontsize=7.5, color="#8a3324",
             )  # fmt: skip
             continue
         color = looks[row.curve_key].color
-        values += [bar.merged, *bar.repeats, *(bar.interval or ())]
+        values += [bar.merged, *bar.repeats, *bar.interval]
         axes.bar(place, bar.merged, 0.7, color=color, alpha=0.8, label=plotting.label(str(row["compared"])))
         axes.plot([place] * len(bar.repeats), bar.repeats, ".", color="black", markersize=3, zorder=3)
         if bar.interval:
-            axes.vlines(place, *bar.interval, color="black", linewidth=1.5, zorder=3)
+            axes.vlines(place, min(bar.interval), max(bar.interval), color="black", linewidth=1.5, zorder=3)
     _name_bars(axes, panel)
     plotting.value_axis(axes, values, quantity.name(panel), quantity.percent, log=False)
 

@@ -1,12 +1,13 @@
-"""One panel of curves: a quantity over GPU counts with its repeats, intervals, ideal lines and failures; memory against
-throughput."""
+"""Quantities over GPU counts: the values of a row of scaling.csv with its repeats, its interval and its ideal; and one
+panel of their curves, with ideal lines and failures."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from math import nan
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -14,26 +15,166 @@ from matplotlib.patches import Rectangle
 from matplotlib.transforms import Transform, offset_copy
 
 from ddlbench.figures import plotting
-from ddlbench.figures.panels import Panel, Plot, with_rows
+from ddlbench.figures.panels import Panel
 from ddlbench.figures.plotting import Looks
-from ddlbench.figures.quantities import MEMORY, THROUGHPUT, Quantity, Values, memory_column
 from ddlbench.results.rows import group_by
-from ddlbench.results.tables.measurement import Measurement
-from ddlbench.texts import limited, shortened
+from ddlbench.results.tables.measurement import Base, Measurement
+from ddlbench.results.tables.quality import TargetCosts
+from ddlbench.texts import GIB, limited, shortened
 
 POINTS = 72  # in an inch
 WIDEST_STEP = 7.0  # points between two curves at one GPU count: the width of a marker
 THEORY_SIZE = 11.0  # points: a marker of what a formula expects
-LOG_FROM = 4  # GPU counts: so many are on a log2 axis
-LINEAR_UP_TO = 8  # fewer ones too, where they are further apart than this
-DOTS = 12  # repeats of one measurement that are drawn one by one; of more ones the range is a thin line
+LOG_FROM = 4  # GPU counts: so many and more of them are on a log2 axis
+LINEAR_UP_TO = 8  # largest GPU count over the smallest: above this factor fewer counts are on a log2 axis, too
+DOTS = 12  # repeats of one measurement: so many are drawn one by one; more of them are a thin line over their range
 # The band with crosses of runs that did not end ok:
 MOST_STATUSES = 4  # on lines of their own; the others share the last line
 CROSSES_SHOWN = 7  # of one status at one GPU count
 LINE = 0.075  # of the panel's height
 STATUS_LETTERS = 12
 
-Point = tuple[int, Values]
+
+class Values(NamedTuple):
+    """The drawn values of one row: the merged value, every repeat, and the ends of the interval if there is one."""
+
+    merged: float
+    repeats: list[float]
+    interval: Sequence[float] = ()
+
+
+ValuesOf = Callable[[Panel, Measurement], Values | None]  # None where nothing was measured
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """Something drawn over GPU counts.
+
+    label:        of its axis; a function where it depends on the panel
+    values:       of a row of a panel
+    ideal:        its value at a GPU count if scaling from the base were perfect; None where there is none
+    theory:       what a formula expects of a row; None where there is none. theory_name: in the legend
+    theory_band:  the range in which the formula expects 95 % of the measured values; None without one
+    proportional: whether it grows with the GPU count if scaling is ideal
+    integers:     whether it is counted, so that its axis has integers only
+    """
+
+    label: str | Callable[[Panel], str]
+    values: ValuesOf
+    ideal: Callable[[Base, float], float] | None = None
+    percent: bool = False
+    proportional: bool = False
+    integers: bool = False
+    theory: Callable[[Measurement], float | None] | None = None
+    theory_name: str = "theory"
+    theory_band: Callable[[Measurement], tuple[float, float] | None] = lambda _: None
+
+    def name(self, panel: Panel) -> str:
+        return self.label if isinstance(self.label, str) else self.label(panel)
+
+
+def memory_column(device: str | None) -> str:
+    """The allocator's peak on a GPU, the process's own on a CPU."""
+    return "memory_allocated_peak_bytes" if device == "cuda" else "memory_host_peak_bytes"
+
+
+def _memory_name(panel: Panel) -> str:
+    """ "peak allocated memory (GiB)"; with --across device a panel may have GPUs and CPUs."""
+    kinds = sorted({"allocated" if row["device"] == "cuda" else "host" for row in panel.rows})
+    return f"peak {' or '.join(kinds)} memory (GiB)"
+
+
+def _of_seconds(value: Callable[[Measurement, float, Base], float], ratio: str = "") -> ValuesOf:
+    """Values computed from a row's seconds a sample and its repeats'.
+
+    ratio: the column of scaling.csv with the same value, whose interval also counts that of the base; "": the interval
+           is that of the seconds, and the value needs no base
+    """
+
+    def values(panel: Panel, row: Measurement) -> Values | None:
+        seconds, low, high = (row[f"sample_time_{end}s"] for end in ("", "low_", "high_"))
+        base = row.base(panel.on_own_bases)
+        if not seconds or (ratio and base is None):
+            return None
+        base = cast(Base, base)
+        rates = (run["throughput_samples_per_s"] for run in row.runs)
+        if ratio:
+            name = f"{ratio}_vs_own_base" if panel.on_own_bases else ratio
+            ends = (row[f"{name}_low"], row[f"{name}_high"]) if row[f"{name}_low"] else ()
+        else:
+            ends = (value(row, high, base), value(row, low, base)) if low else ()  # shorter times are larger values
+        return Values(value(row, seconds, base), [value(row, 1 / rate, base) for rate in rates if rate], ends)
+
+    return values
+
+
+def of_column(column: str, unit: float = 1.0, interval: Sequence[str] = ()) -> ValuesOf:
+    """Values of a column of both runs.csv and scaling.csv. interval: the columns of its ends."""
+
+    def values(panel: Panel, row: Measurement) -> Values | None:
+        if row[column] is None:
+            return None
+        repeats = [run[column] / unit for run in row.runs if run[column] is not None]
+        ends = [row[name] for name in interval]
+        return Values(row[column] / unit, repeats, () if None in ends else [end / unit for end in ends])
+
+    return values
+
+
+THROUGHPUT = Quantity(
+    "throughput (samples/s)",
+    _of_seconds(lambda row, seconds, base: 1 / seconds),
+    lambda base, gpus: gpus / (base.gpus * base.seconds),
+    proportional=True,
+)
+SPEEDUP = Quantity(
+    lambda panel: "speedup over own base" if panel.on_own_bases else "speedup",
+    _of_seconds(lambda row, seconds, base: base.seconds / seconds, "speedup"),
+    lambda base, gpus: gpus / base.gpus,
+    proportional=True,
+)
+EFFICIENCY = Quantity(
+    lambda panel: "efficiency over own base (%)" if panel.on_own_bases else "efficiency (% of ideal speedup)",
+    _of_seconds(lambda row, seconds, base: base.seconds * base.gpus / (seconds * row["gpus"]), "efficiency"),
+    lambda base, gpus: 1.0,
+    percent=True,
+)
+EPOCH_TIME = Quantity(
+    "time of an epoch (s)", of_column("epoch_time_s", interval=("epoch_time_low_s", "epoch_time_high_s"))
+)
+ENERGY = Quantity("energy of a sample, all devices (J)", of_column("energy_sample_j"))
+BUBBLE = Quantity(
+    "bubble (% of the ranks' time)", of_column("bubble"), percent=True, theory=lambda row: row["bubble_theoretical"]
+)
+STALENESS = Quantity(
+    "staleness (updates)",
+    of_column("staleness_max"),
+    theory=lambda row: row["staleness_theoretical_max"],
+    integers=True,
+)
+# The peak of the fullest rank, the largest of the repeats.
+MEMORY = Quantity(_memory_name, lambda panel, row: of_column(memory_column(row["device"]), GIB)(panel, row))
+# Beside what --predict says. Waiting for data is on neither side.
+PREDICTED = Quantity(
+    "time of a step (s)",
+    _of_seconds(lambda row, seconds, base: row.busy_step_s(seconds)),
+    theory=lambda row: row["predicted_step_s"],
+    theory_name="predicted, with its band of 95 %",
+    theory_band=lambda row: (row["predicted_low_s"], row["predicted_high_s"]) if row["predicted_low_s"] else None,
+)
+
+
+def to_target(costs: TargetCosts, cost: str) -> Quantity:
+    """Epochs or seconds until a metric reached its target."""
+    merged = {row["measurement"]: row[f"{cost}_to_target"] for row in costs.rows}
+
+    def values(panel: Panel, row: Measurement) -> Values | None:
+        repeats = (costs.by_path.get(run["path"], {}).get(cost) for run in row.runs)
+        value = merged.get(row["measurement"])
+        return None if value is None else Values(value, [value for value in repeats if value is not None])
+
+    name = "time since the first step (s)" if cost == "seconds" else cost
+    return Quantity(f"{name} to {costs.target.text}", values)
 
 
 def draw(axes: Axes, panel: Panel, looks: Looks, quantity: Quantity, others: Sequence[int] = ()) -> None:
@@ -54,18 +195,14 @@ def draw(axes: Axes, panel: Panel, looks: Looks, quantity: Quantity, others: Seq
         look = looks[rows[0].curve_key]
         style = {"color": look.color, "transform": beside(axes, place, len(curves), counts)}
         slowest_first = sorted(rows, key=lambda row: -(row["sample_time_s"] or 0.0))
-        of_rows = [(row["gpus"], quantity.values(panel, row)) for row in slowest_first]
-        points = [point for point in of_rows if point[1].merged is not None]
+        points = [(row["gpus"], point) for row in slowest_first if (point := quantity.values(panel, row))]
         _spread(axes, points, style)
-        fastest = sorted(dict(points).items())  # of each GPU count: a line joins them
+        fastest = sorted(dict(points).items())  # a line joins the fastest row of each GPU count
         for shown, more in ((points, {"linestyle": ""}), (fastest, {"label": plotting.label(name)})):
-            merged = [cast(float, point.merged) for _, point in shown]
+            merged = [point.merged for _, point in shown]
             axes.plot([gpus for gpus, _ in shown], merged, zorder=3, **cast(Any, style | look.shape | more))
-        values += [
-            value
-            for _, point in points
-            for value in (cast(float, point.merged), *point.repeats, *(point.interval or ()))
-        ]
+        for _, point in points:
+            values += [point.merged, *point.repeats, *point.interval]
     values += _theory_lines(axes, panel, looks, quantity)
     log_values = log and quantity.proportional and all(value > 0 for value in values)
     band = _mark_failures(axes, panel, looks)
@@ -102,8 +239,8 @@ def _theory_lines(axes: Axes, panel: Panel, looks: Looks, quantity: Quantity) ->
     for rows in panel.curves.values():
         look = looks[rows[0].curve_key]
         points = sorted((row["gpus"], value) for row in rows if (value := theory(row)) is not None)
-        values += [value for _, value in points]
         xs, ys = [gpus for gpus, _ in points], [value for _, value in points]
+        values += ys
         axes.plot(xs, ys, color=look.color, marker=look.marker, zorder=1, **style)
         for row in rows:
             if ends := quantity.theory_band(row):
@@ -113,7 +250,7 @@ def _theory_lines(axes: Axes, panel: Panel, looks: Looks, quantity: Quantity) ->
     return values
 
 
-def _spread(axes: Axes, points: Sequence[Point], style: dict[str, Any]) -> None:
+def _spread(axes: Axes, points: Sequence[tuple[int, Values]], style: dict[str, Any]) -> None:
     """Repeats as dots, or as a thin line over their range where they are many; intervals as bars."""
     few = [(gpus, value) for gpus, values in points if len(values.repeats) <= DOTS for value in values.repeats]
     if few:
@@ -160,34 +297,3 @@ def _mark_failures(axes: Axes, panel: Panel, looks: Looks) -> float:
                     textcoords="offset points", ha="left", va="center", fontsize=7, color="#333333",
                 )  # fmt: skip
     return share
-
-
-def tradeoff(shown: Iterable[Panel], looks: Looks) -> Plot:
-    """One marker for each row with a throughput and a peak of memory, those of all frameworks in one panel."""
-    rows = with_rows(list(shown), lambda row: row["sample_time_s"] and row[memory_column(row["device"])] is not None)
-    return Plot("memory_and_throughput", rows, lambda axes, panel: _draw_tradeoff(axes, panel, looks))
-
-
-def _draw_tradeoff(axes: Axes, panel: Panel, looks: Looks) -> None:
-    """The grey line joins the rows that no other one beats: each other row that is faster needs more memory."""
-    points = list[tuple[float, float]]()
-    for name, rows in panel.curves.items():
-        look = looks[rows[0].curve_key]
-        of_curve = [(cast(float, MEMORY.values(panel, row).merged), 1 / row["sample_time_s"]) for row in rows]
-        points += of_curve
-        shape: dict[str, Any] = {**look.shape, "linestyle": ""}
-        xs, ys = zip(*of_curve, strict=True)
-        axes.plot(xs, ys, color=look.color, label=plotting.label(name), zorder=3, **shape)
-    axes.plot(*zip(*front(points), strict=True), color="#999999", linewidth=1, label="not beaten in both", zorder=2)
-    axes.margins(0.08)
-    axes.set_xlabel(MEMORY.name(panel))
-    plotting.value_name(axes, THROUGHPUT.name(panel))
-
-
-def front(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The (memory, throughput) that no other point beats or equals in both, from the smallest memory."""
-    best: list[tuple[float, float]] = []
-    for point in sorted(set(points), key=lambda point: (point[0], -point[1])):
-        if not best or point[1] > best[-1][1]:
-            best.append(point)
-    return best

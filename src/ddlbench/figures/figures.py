@@ -9,31 +9,31 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
-from ddlbench.figures import plotting, published, quantities
-from ddlbench.figures.bars import breakdown_panels, draw_bars, draw_breakdown, draw_predicted, draw_schedule, in_parts
-from ddlbench.figures.curves import draw, tradeoff
+from ddlbench.figures import curves, plotting, published
+from ddlbench.figures.bars import SHARES, draw_bars, draw_breakdown, draw_predicted, draw_schedule, in_parts
 from ddlbench.figures.learning import learning
 from ddlbench.figures.panels import Panel, Plot, measured, panels, small_multiples, with_rows
-from ddlbench.figures.plotting import looks_of
+from ddlbench.figures.plotting import Looks, looks_of
 from ddlbench.results.rows import OWN
 from ddlbench.results.tables.measurement import Measurement
 from ddlbench.results.tables.quality import TargetCosts
 from ddlbench.results.tables.tables import Tables
-from ddlbench.texts import limited
+from ddlbench.texts import GIB, limited
 
 PANELS_OF_A_FILE = 6  # fit a page of paper
 MOST_FILES = 30  # of all figures; above this number each quantity has one file, because the others would take minutes
 COLORS = 256  # of a PNG: a third of the bytes, and no difference that is seen in lines and letters
-# What the other kinds of file say of their making, without the time: the same records give the same bytes.
+# What the other kinds of file say about how they were made, without the time: the same records give the same bytes.
 METADATA: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None, "Producer": None}}
 LARGEST_SVG = 300_000  # bytes; a figure beyond it is faster and smaller as PNG
 ALL_SVG = 3_000_000
@@ -78,16 +78,16 @@ def plots_of(
     all_panels = panels(rows)
     shared = [part for panel in all_panels for part in small_multiples(panel)]
     for name, shown, quantity in _over_gpus(shared):
-        yield Plot(name, shown, partial(draw, looks=looks, quantity=quantity))
+        yield Plot(name, shown, partial(curves.draw, looks=looks, quantity=quantity))
     yield published.by_source(shared)
-    yield Plot("breakdown", breakdown_panels(shared), draw_breakdown)
+    yield Plot("breakdown", in_parts(measured(shared, *SHARES)), draw_breakdown)
     if baseline or drawn is not None:
         yield from published.plots(shared, all_panels, looks, of_all_loaders=baseline)
     if drawn is not None:
         for name, shown, quantity in _over_gpus(all_panels):
             yield Plot(f"{name}_bars", in_parts(shown), partial(draw_bars, looks=looks, quantity=quantity))
         yield tradeoff(all_panels, looks)
-        yield Plot("step_seconds", breakdown_panels(all_panels), partial(draw_breakdown, seconds=True))
+        yield Plot("step_seconds", in_parts(measured(all_panels, *SHARES)), partial(draw_breakdown, seconds=True))
         yield Plot("predicted_parts", in_parts(measured(all_panels, "predicted_step_s")), draw_predicted)
         pipelines = {row["measurement"]: (panel, row) for panel in shared for row in panel.rows if row.passes}
         schedules = [
@@ -100,8 +100,8 @@ def plots_of(
         for cost in ("epochs", "seconds"):
             with_cost = {row["measurement"] for row in costs.rows if row[f"{cost}_to_target"] is not None}
             shown = with_rows(shared, lambda row, with_cost=with_cost: row["measurement"] in with_cost)
-            quantity = quantities.to_target(costs, cost)
-            yield Plot(f"{cost}_to_{costs.target.text}", shown, partial(draw, looks=looks, quantity=quantity))
+            quantity = curves.to_target(costs, cost)
+            yield Plot(f"{cost}_to_{costs.target.text}", shown, partial(curves.draw, looks=looks, quantity=quantity))
 
 
 def drawing_of(plots: Sequence[Plot], notes: Sequence[str] = ()) -> Drawing:
@@ -133,9 +133,18 @@ def drawing_of(plots: Sequence[Plot], notes: Sequence[str] = ()) -> Drawing:
     return drawing
 
 
-def _over_gpus(shared: Sequence[Panel]) -> list[tuple[str, Sequence[Panel], quantities.Quantity]]:
+def _over_gpus(shared: Sequence[Panel]) -> list[tuple[str, Sequence[Panel], curves.Quantity]]:
     """The quantities over GPU counts: their names, and the panels that have them."""
-    own_bases = [panel.against_own_bases() for panel in shared if panel.own_bases_tell_more]
+    own_bases = [  # where they are others than the bases of the panel
+        panel.against_own_bases()
+        for panel in shared
+        if any(
+            row["speedup_vs_own_base"] is not None
+            and row["own_base_gpus"] != row["gpus"]
+            and row.base(panel.on_own_bases) != row.base(own=True)
+            for row in panel.rows
+        )
+    ]
     ratios = [panel for panel in shared if any(row.has_ratios(panel.on_own_bases) for row in panel.rows)]
     plain = [replace(panel, base="") for panel in shared]  # for quantities that are no ratios
     # Without the panels of published measurements whose source does not state the column.
@@ -144,18 +153,48 @@ def _over_gpus(shared: Sequence[Panel]) -> list[tuple[str, Sequence[Panel], quan
         for column in ("epoch_time_s", "memory_allocated_peak_bytes")
     )
     return [
-        ("throughput", plain, quantities.THROUGHPUT),
-        ("speedup", ratios, quantities.SPEEDUP),
-        ("efficiency", ratios, quantities.EFFICIENCY),
-        ("speedup_own_base", own_bases, quantities.SPEEDUP),
-        ("efficiency_own_base", own_bases, quantities.EFFICIENCY),
-        ("epoch_time", epoch_time, quantities.EPOCH_TIME),
-        ("memory", memory, quantities.MEMORY),
-        ("energy", measured(plain, "energy_sample_j"), quantities.ENERGY),
-        ("bubble", measured(plain, "bubble"), quantities.BUBBLE),
-        ("staleness", measured(plain, "staleness_theoretical_max"), quantities.STALENESS),
-        ("predicted", measured(plain, "predicted_step_s"), quantities.PREDICTED),
+        ("throughput", plain, curves.THROUGHPUT),
+        ("speedup", ratios, curves.SPEEDUP),
+        ("efficiency", ratios, curves.EFFICIENCY),
+        ("speedup_own_base", own_bases, curves.SPEEDUP),
+        ("efficiency_own_base", own_bases, curves.EFFICIENCY),
+        ("epoch_time", epoch_time, curves.EPOCH_TIME),
+        ("memory", memory, curves.MEMORY),
+        ("energy", measured(plain, "energy_sample_j"), curves.ENERGY),
+        ("bubble", measured(plain, "bubble"), curves.BUBBLE),
+        ("staleness", measured(plain, "staleness_theoretical_max"), curves.STALENESS),
+        ("predicted", measured(plain, "predicted_step_s"), curves.PREDICTED),
     ]
+
+
+def tradeoff(shown: Sequence[Panel], looks: Looks) -> Plot:
+    """One marker for each row with a throughput and a peak of memory, those of all frameworks in one panel. The grey
+    line joins the rows that no other one beats: each other row that is faster needs more memory."""
+
+    def draw_rows(axes: Axes, panel: Panel) -> None:
+        points = list[tuple[float, float]]()
+        for name, rows in panel.curves.items():
+            look = looks[rows[0].curve_key]
+            of_curve = [(row[curves.memory_column(row["device"])] / GIB, 1 / row["sample_time_s"]) for row in rows]
+            points += of_curve
+            shape: dict[str, Any] = {**look.shape, "linestyle": ""}
+            axes.plot(*zip(*of_curve, strict=True), color=look.color, label=plotting.label(name), zorder=3, **shape)
+        axes.plot(*zip(*front(points), strict=True), color="#999999", linewidth=1, label="not beaten in both", zorder=2)
+        axes.margins(0.08)
+        axes.set_xlabel(curves.MEMORY.name(panel))
+        plotting.value_name(axes, curves.THROUGHPUT.name(panel))
+
+    rows = with_rows(shown, lambda row: row["sample_time_s"] and row[curves.memory_column(row["device"])] is not None)
+    return Plot("memory_and_throughput", rows, draw_rows)
+
+
+def front(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The (memory, throughput) that no other point beats or equals in both, from the smallest memory."""
+    best: list[tuple[float, float]] = []
+    for point in sorted(set(points), key=lambda point: (point[0], -point[1])):
+        if not best or point[1] > best[-1][1]:
+            best.append(point)
+    return best
 
 
 def save(folder: Path, name: str, figure: Figure, pdf: bool = False) -> None:
@@ -173,8 +212,7 @@ def save(folder: Path, name: str, figure: Figure, pdf: bool = False) -> None:
             figure.savefig(folder / f"{name}.{kind}", metadata=METADATA[kind])
 
 
-@dataclass(frozen=True)
-class Picture:
+class Picture(NamedTuple):
     """A figure in the page. source: a data URL, or None where the page has no room for it; width: inches."""
 
     name: str

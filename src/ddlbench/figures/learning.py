@@ -8,9 +8,8 @@ A run that did not end ok is a thin line of its own with a cross at its end.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from operator import attrgetter
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -38,10 +37,9 @@ METRICS = {
     "perplexity": Metric("val_perplexity_token", "validation perplexity per token"),
 }
 RATE = Metric("lr_last", "learning rate")  # of the last update of an epoch
-KEYS = ["path", "measurement", "learning", "status", "epoch", "elapsed_s"]  # columns of epochs, beside a metric
 UNITS = (("h", 3600.0), ("min", 60.0))
 SQUASHED = 20  # a curve that falls by more than this factor has no visible end on a linear axis
-MARKERS = 12  # of a line, about
+MARKERS = 12  # about so many are on a line
 SMALL: dict[str, Any] = {"markersize": 5, "markeredgewidth": 0.5, "linewidth": 1.2}
 FAILED_SHOWN = 8  # runs of a panel that did not end ok
 PLACES = ("epoch", "elapsed_s")  # columns: when a value was reached
@@ -56,59 +54,54 @@ def learning(
     table: pd.DataFrame, epochs: pd.DataFrame, measurements: Sequence[Measurement], looks: Looks
 ) -> Iterator[Plot]:
     """The figures of each metric, by epoch and by time. table: of learning.csv"""
-    of = {row["measurement"]: row["learning"] for row in measurements}
-    epochs = epochs.loc[epochs["measurement"].isin(list(of))]  # a figure of a study has a part of the measurements
-    epochs = epochs.assign(learning=epochs["measurement"].map(of.get))
+    curves = {row["measurement"]: row["learning"] for row in measurements}
+    epochs = epochs.loc[epochs["measurement"].isin(list(curves))]  # a figure of a study has a part of the measurements
+    epochs = epochs.assign(learning=epochs["measurement"].map(curves.get))
     most: Any = table.groupby("learning")["seeds"].max()
     seeds = {str(name): int(count) for name, count in most.items()}
     for name, metric in METRICS.items():
-        needed = cast(pd.DataFrame, epochs[[*KEYS, metric.column]])
-        measured = needed.dropna(subset=[metric.column, "measurement"])
         for by, place in (("epoch", "epoch"), ("time", "elapsed_s")):
-            rows = measured.dropna(subset=[place])
+            rows = epochs.dropna(subset=[metric.column, place])
             shown = _panels(measurements, set(rows["measurement"].unique()), seeds)
             yield _plot(f"{name}_by_{by}", metric, shown, courses_of(table, rows, metric.column, place), looks)
-        yield Plot(
-            f"{name}_by_batch", _by_batch(measurements, metric), partial(_draw_by_batch, looks=looks, metric=metric)
-        )
-    # The learning rate is the same in all runs of one curve: that of the first run that has the epoch.
+        yield _by_batch(f"{name}_by_batch", metric, measurements, looks)
+    # The learning rate is the same in all runs of one curve: the first run that has the epoch gives it.
     rows = plain(epochs, ["learning", "status"], [*PLACES, RATE.column]).dropna(subset=[RATE.column])
     ended = rows[rows["status"] == "ok"].sort_values("epoch", kind="stable").drop_duplicates(["learning", "epoch"])
     of_curves = ended.rename(columns={RATE.column: "middle"}).groupby("learning", sort=False)
     rates: dict[str, Any] = {str(key): course.reindex(columns=COURSE) for key, course in of_curves}
     changing = {key for key, course in rates.items() if course["middle"].nunique() > 1}
-    shown = _panels(measurements, {name for name, key in of.items() if key in changing}, seeds)
+    shown = _panels(measurements, {name for name, key in curves.items() if key in changing}, seeds)
     yield _plot("learning_rate", RATE, shown, (rates, {}), looks)
 
 
-def _by_batch(measurements: Sequence[Measurement], metric: Metric) -> list[Panel]:
-    """Comparable measurements of one model that were trained with several batches."""
+def _by_batch(name: str, metric: Metric, measurements: Sequence[Measurement], looks: Looks) -> Plot:
+    """The last value of a metric over the samples of an update, in comparable measurements of one model that were
+    trained with several batches; small dots are the repeats (Aach et al. 2023, figure 8b)."""
+
+    def draw(axes: Axes, panel: Panel) -> None:
+        values = list[float]()
+        one = len({row["compared"] for row in panel.rows}) == 1
+        look_of = numbered(panel.curves) if one else {row.curve: looks[row.curve_key] for row in panel.rows}
+        for curve, rows in panel.curves.items():
+            look = look_of[curve]
+            points = sorted((row["global_batch"], row[metric.column]) for row in rows)
+            repeats = [(row["global_batch"], run[metric.column]) for row in rows for run in row.runs]
+            measured = [point for point in repeats if point[1] is not None]
+            axes.plot(*zip(*points, strict=True), color=look.color, label=plotting.label(curve), **look.shape)
+            axes.plot(*zip(*measured, strict=True), ".", color=look.color, alpha=0.35, markersize=5)
+            values += [value for _, value in (*points, *measured)]
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(FuncFormatter(plotting.plain))
+        axes.set_xlabel("samples of an update")
+        _metric_axis(axes, metric, np.array(values))
+
     reached = [row for row in measurements if row[metric.column] is not None and row["global_batch"]]
     texts, shown = panel_texts(measurements, variant="learning_variant"), list[Panel]()
     for group in group_by(reached, lambda row: (row["model"], row["learning_comparison"])).values():
         if len({row["global_batch"] for row in group}) > 1:
             shown += small_multiples(Panel(*head(group, texts), "", group))
-    return shown
-
-
-def _draw_by_batch(axes: Axes, panel: Panel, looks: Looks, metric: Metric) -> None:
-    """The last value of a metric over the samples of an update; small dots are the repeats (Aach et al. 2023, figure
-    8b)."""
-    values = list[float]()
-    one = len({row["compared"] for row in panel.rows}) == 1
-    look_of = numbered(panel.curves) if one else {row.curve: looks[row.curve_key] for row in panel.rows}
-    for name, rows in panel.curves.items():
-        look = look_of[name]
-        points = sorted((row["global_batch"], row[metric.column]) for row in rows)
-        repeats = [(row["global_batch"], run[metric.column]) for row in rows for run in row.runs]
-        measured = [point for point in repeats if point[1] is not None]
-        axes.plot(*zip(*points, strict=True), color=look.color, label=plotting.label(name), **look.shape)
-        axes.plot(*zip(*measured, strict=True), ".", color=look.color, alpha=0.35, markersize=5)
-        values += [value for _, value in (*points, *measured)]
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter(FuncFormatter(plotting.plain))
-    axes.set_xlabel("samples of an update")
-    _metric_axis(axes, metric, np.array(values))
+    return Plot(name, shown, draw)
 
 
 def courses_of(table: pd.DataFrame, epochs: pd.DataFrame, column: str, place: str) -> Courses:
@@ -144,11 +137,11 @@ def _panels(measurements: Sequence[Measurement], measured: set[str], seeds: Mapp
     shown: list[Panel] = []
     for group in group_by(rows, lambda row: (row["model"], row["learning_comparison"])).values():
         sizes = {f"{row.devices}, {row['global_batch'] or 'unknown'} samples an update" for row in group}
-        size = sizes if len(sizes) == 1 else ()
         title, lines = head(group, texts)
-        lines += size
         curve_of: Naming = attrgetter("curve")
-        if not size:  # names with the GPU count, and with the batch where that does not follow from it
+        if len(sizes) == 1:
+            lines += sizes
+        else:  # names with the GPU count, and with the batch where that does not follow from it
             batches = {(row["gpus"], row["global_batch"]) for row in group}
             names = {row: f"{row.curve}, {row.devices}" for row in group}
             if len({gpus for gpus, _ in batches}) < len(batches):

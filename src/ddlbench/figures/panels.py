@@ -58,15 +58,6 @@ class Panel:
         """The value of the compared factor of each curve, which has one color, and the name of the curve."""
         return [(str(rows[0]["compared"]), name) for name, rows in self.curves.items()]
 
-    @property
-    def own_bases_tell_more(self) -> bool:
-        """Whether ratios to own bases are worth a figure beside those to the best single GPU."""
-        compared = [row for row in self.rows if row["speedup_vs_own_base"] is not None]
-        return any(
-            row.base(self.on_own_bases) != row.base(own=True) and row["own_base_gpus"] != row["gpus"]
-            for row in compared
-        )
-
     def against_own_bases(self) -> Panel:
         """The panel with ratios to the own bases."""
         bases = {(base.name, base) for row in self.rows if (base := row.base(own=True))}

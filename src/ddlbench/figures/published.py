@@ -15,10 +15,9 @@ from typing import Any, cast
 from matplotlib.axes import Axes
 
 from ddlbench.figures import plotting
-from ddlbench.figures.curves import draw
+from ddlbench.figures.curves import EFFICIENCY, draw
 from ddlbench.figures.panels import Panel, Plot, measured
 from ddlbench.figures.plotting import MARKERS, Looks, looks_of
-from ddlbench.figures.quantities import EFFICIENCY
 from ddlbench.results.reading.published import gpu_family
 from ddlbench.results.rows import OWN, PUBLISHED, Row, group_by
 from ddlbench.results.tables.measurement import Measurement

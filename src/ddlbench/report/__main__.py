@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 from ddlbench.errors import RunError, UserError, reporting
@@ -17,7 +17,7 @@ from ddlbench.report.documents import render, write_documents, write_metrics
 from ddlbench.report.explain import explain
 from ddlbench.report.overview import summary_text
 from ddlbench.report.study import draw_study
-from ddlbench.results.reading.attempts import Records, read_all
+from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.rows import OWN
 from ddlbench.results.tables.merge import BY_FRAMEWORK, FACTORS, AttemptRow, Comparison
 from ddlbench.results.tables.quality import TargetCosts, target, target_costs
@@ -50,7 +50,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             study = load(given.study)
             how = Comparison(study.by, study.across)
         records = read_all(results)
-        compared = cache(partial(_tables, records, given.predict))
+
+        @cache
+        def compared(how: Comparison) -> Tables:
+            tables = make_tables(records, how)
+            if given.predict is None:
+                return tables
+            from ddlbench.report.predicted import with_predictions  # torch comes with it
+
+            return with_predictions(tables, records, given.predict)
+
         explanation = explain(compared(how), records, given.explain) if given.explain else None
         complete = compared(how)
         tables = only(complete, given.only)
@@ -77,16 +86,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _tables(records: Records, cluster: str | None, how: Comparison) -> Tables:
-    """The tables of a report. cluster: of --predict"""
-    tables = make_tables(records, how)
-    if cluster is None:
-        return tables
-    from ddlbench.report.predicted import with_predictions  # torch comes with it
-
-    return with_predictions(tables, records, cluster)
-
-
 def _compare(given: argparse.Namespace) -> int:
     """Print what changed between two sets of results; the exit code of the gate. UserError for options of a report,
     which would have no effect."""
@@ -108,7 +107,7 @@ def _compare(given: argparse.Namespace) -> int:
         sides.append(compared)
     comparison = versus(sides[0], sides[1], given.fail_if_slower)
     say(*comparison.lines)
-    return comparison.exit_code
+    return SLOWER if comparison.slower else UNDECIDED if comparison.undecided else 0
 
 
 def _warn(warnings: Sequence[str], others: str) -> None:

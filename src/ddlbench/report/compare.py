@@ -21,11 +21,11 @@ Pair: TypeAlias = tuple[Group, Group]
 
 SLOWER, UNDECIDED = 1, 3  # exit codes of the gate; 2 is that of a wrong command
 NAMES = ("mode", "framework", "model", "model_changed", "loader", "data", "recipe", "precision", "device", "gpus")
-# Columns of runs.csv, and "asked": what repeats are asked to do.
+# Columns of runs.csv, and "asked": the configuration that repeats share.
 REQUEST = ("asked", "global_batch", "device")
 NAMED = (*NAMES, "nodes", "global_batch")
-# What is equal for both measurements of a pair: the strictest first. The last one allows other numbers of nodes: on one
-# cluster they have 4 GPUs, on another one 8.
+# What is equal for both measurements of a pair, the strictest first. The last one allows other numbers of nodes: nodes
+# of one cluster have 4 GPUs, nodes of another one have 8.
 KEYS = (
     (*REQUEST, "environment_id", "dataset_hash", "device_model", "torch"), REQUEST, NAMED, (*NAMES, "global_batch"),
 )  # fmt: skip
@@ -46,16 +46,12 @@ class Versus:
     undecided: list[str] = field(default_factory=list[str])
     possible: list[str] = field(default_factory=list[str])
 
-    @property
-    def exit_code(self) -> int:
-        return SLOWER if self.slower else UNDECIDED if self.undecided else 0
-
 
 def versus(before: Sequence[Group], after: Sequence[Group], limit: float | None = None) -> Versus:
     """Compare the measurements of two sets.
 
-    Measurements of equal configuration are paired first; of the others those of equal names and batch; of the rest also
-    those on another number of nodes. UserError if there is no pair.
+    Measurements of equal configuration are paired first, then those of equal names and batch, then those of equal names
+    and batch on another number of nodes. UserError if there is no pair.
 
     limit: the share by which a measurement may be slower; None: no gate
     """

@@ -3,13 +3,13 @@
 The ideal is the computing of the comparable measurement on one device, else the roofline (model FLOPs at the device's
 peak). A profiled window divides the rest. Its rank with the least exposed communication is the one that waits least for
 others, so its parts are those that the step has to take. They keep the seconds that they took in the window: what the
-measured step has beyond them is unexplained, less than nothing where the profiler slowed the window down. An unknown
-bar is empty. The bars sum to the step.
+measured step has beyond them is unexplained, and negative if the profiler slowed the window down. An unknown bar is
+empty. The bars sum to the step.
 
 A cause is named if its bar, less what comparable runs usually have of it, is the largest, at least LEAST of the step,
-larger than the spread of the other repeats, and larger than what is unexplained. What comparable runs have unexplained,
-too, is the time of the profiler. On the CPU a cause also has to exceed the share of the cores that other processes
-took, because they may lengthen every bar.
+larger than the spread of the other repeats, and larger than what is unexplained. What is unexplained in comparable
+runs, too, is the time of the profiler. On the CPU a cause also has to exceed the share of the cores that other
+processes took, because they may lengthen every bar.
 
 A run that hung has no measured step: the ranks that are behind are named instead.
 """
@@ -45,7 +45,8 @@ NO_CAUSE = "no single cause"
 LEAST = 0.1  # share of a step
 ALWAYS: tuple[str, ...] = ("exposed communication", "bubble", "host and launch")  # bars that runs without a defect have
 ALONE = 1 / 3  # share of a step that these have to exceed where no comparable run says what is usual
-# With comparable runs; the other bars are a defect even if all runs have them. All have the time of the profiler.
+# Bars that are compared with those of comparable runs, which also have the time of the profiler. The other bars are a
+# defect even if all runs have them.
 COMPARED = (*ALWAYS, "kernels", "unexplained")
 ALIKE = (
     "origin", "status", "mode", "framework", "model", "model_changed", "gpus", "nodes", "device_model", "global_batch",
@@ -140,7 +141,7 @@ def behind(attempt: Path) -> str:
     sequence number. Numbers of two groups, or of two backends of one group, are not comparable, and a message has a
     number on each of its two ranks.
     """
-    groups = defaultdict[str, dict[int, tuple[int, str]]](dict)  # by rank, because the last line of a rank counts
+    groups = defaultdict[str, dict[int, tuple[int, str]]](dict)  # by rank: the last line of a rank counts
     for file in sorted((attempt / COLLECTIVES).glob("rank-*.json")):
         try:
             saved = parse(read_bytes(file))

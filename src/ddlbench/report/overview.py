@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from textwrap import wrap
 
-from ddlbench.figures.quantities import memory_column
+from ddlbench.figures.curves import memory_column
 from ddlbench.report.fastest import best
 from ddlbench.results.rows import OWN, PUBLISHED
 from ddlbench.results.tables.checks import marks_explained, unknown_stragglers
@@ -102,7 +102,7 @@ VS_OWN: Columns = {
     "own base": lambda row: base(row, own=True),
 }
 WHICH: Columns = {key: MEASURED[key] for key in ("framework", "model", "loader", "gpus", "scaling")}
-# A second table of the terminal: to the best single GPU, and to the own base where nothing ran on one GPU.
+# The second table of the terminal: ratios to the best single GPU, or to the own base if nothing ran on one GPU.
 RATIOS: Columns = {
     **WHICH,
     **VS_SINGLE,
@@ -112,14 +112,14 @@ RATIOS: Columns = {
     "its interval": lambda row: between(row, "speedup_vs_own_base", ratio) if needs_own(row) else "",
     "coverage": lambda row: percent(row["speedup_coverage"] or row["speedup_vs_own_base_coverage"]),
 }
-# A third table of the terminal, with --predict.
+# The third table of the terminal, with --predict.
 PREDICTED: Columns = {
     "predicted memory": lambda row: gib(row["predicted_memory_bytes"]),
     "memory error": lambda row: signed(row["predicted_memory_error"]),
     "predicted step": lambda row: seconds(row["predicted_step_s"]),
     "prediction error": lambda row: signed(row["predicted_error"]) + ("!" if row["predicted_flag"] else ""),
 }
-# A last table of the terminal, of published measurements: their names are long.
+# The last table of the terminal, of published measurements: their names are long.
 OF_OTHERS: Columns = {
     **{key: MEASURED[key] for key in ("framework", "model", "gpus", "n", "source", "samples/s")},
     "efficiency": lambda row: percent(row["efficiency_vs_own_base"]),

@@ -15,7 +15,7 @@ from ddlbench.config.compose import recorded_configuration
 from ddlbench.errors import RunError, Unsupported
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured.inputs import machine_of
-from ddlbench.oracle.predictor import Inputs, Prediction, predict
+from ddlbench.oracle.predictor import Inputs, predict
 from ddlbench.oracle.runs import Results
 from ddlbench.predict.grading.grade import predicted_s
 from ddlbench.predict.grading.points import Point, point
@@ -50,10 +50,13 @@ def with_predictions(tables: Tables, records: Records, cluster: str) -> Tables:
         row, run = measurement.row, measurement.runs[0]
         try:
             if row["origin"] == PUBLISHED and row["own_base_gpus"] != row["gpus"]:
-                columns[measurement] = _from_its_base(row, point(stated[run["path"]], list(stated.values())))
+                predicted = _from_its_base(row, point(stated[run["path"]], list(stated.values())))
             elif row["origin"] == OWN and machine:
                 bases = [attempts[base["path"]] for base in single if all(base[name] == run[name] for name in ALIKE)]
-                columns[measurement] = cells(row, _prediction(row, attempts[run["path"]], bases, machine))
+                predicted = _of_own(row, attempts[run["path"]], bases, machine)
+            else:
+                continue
+            columns[measurement] = _with_error(row, predicted)
         except Exception as error:  # whatever one record holds, the others are predicted
             text = str(error) if isinstance(error, RunError) else f"its record cannot be used ({reason_of(error)})"
             missing.append((" ".join(text.split()), _name(row)))
@@ -67,9 +70,9 @@ def with_predictions(tables: Tables, records: Records, cluster: str) -> Tables:
     return replace(tables, scaling_rows=rows, warnings=warnings)
 
 
-def _prediction(row: Row, attempt: Attempt, bases: list[Attempt], machine: Machine) -> Prediction:
-    """The prediction for a row of scaling.csv. Unsupported if the run was not on such a cluster, or its ranks were not
-    spread over the nodes as the oracle spreads them; Unsupported or UserError if an input is missing.
+def _of_own(row: Row, attempt: Attempt, bases: list[Attempt], machine: Machine) -> Row:
+    """The predicted_* columns of an own measurement. Unsupported if the run was not on such a cluster, or its ranks
+    were not spread over the nodes as the oracle spreads them; Unsupported or UserError if an input is missing.
 
     attempt: one of the row's repeats; bases: on one device, comparable with it
     """
@@ -86,15 +89,12 @@ def _prediction(row: Row, attempt: Attempt, bases: list[Attempt], machine: Machi
     prediction = predict(config, row["gpus"], inputs)
     if prediction.status != "ok":
         raise Unsupported(prediction.reason)
-    return prediction
-
-
-def cells(row: Row, prediction: Prediction) -> Row:
-    """The predicted_* columns of an own measurement."""
-    assert prediction.step_s is not None
     assert prediction.memory_bytes is not None
     memory, allocated = round(prediction.memory_bytes), row["memory_allocated_peak_bytes"]  # none on the CPU
-    more: Row = {
+    return {
+        "predicted_step_s": prediction.step_s,
+        "predicted_low_s": prediction.low_95_s,
+        "predicted_high_s": prediction.high_95_s,
         "predicted_compute_s": prediction.compute_s,
         "predicted_comm_exposed_s": prediction.comm_exposed_s,
         "predicted_bubble_s": prediction.bubble_s,
@@ -103,7 +103,6 @@ def cells(row: Row, prediction: Prediction) -> Row:
         "predicted_memory_error": (memory - allocated) / allocated if allocated else None,
         "predicted_from": "; ".join((prediction.basis or "", *prediction.marks)),
     }
-    return _with_error(row, prediction.step_s, (prediction.low_95_s, prediction.high_95_s), more)
 
 
 def _from_its_base(row: Row, stated: Point) -> Row:
@@ -113,23 +112,22 @@ def _from_its_base(row: Row, stated: Point) -> Row:
         f"{devices(base.gpus, row['device'])} of the same source: {base.samples} samples in {duration(base.seconds)}"
     )
     graded = stated.graded(start, predicted_s(stated))
-    return _with_error(row, graded["predicted_s"], (graded["low_95_s"], graded["high_95_s"]), {"predicted_from": start})
-
-
-def _with_error(row: Row, step_s: float, band: tuple[float | None, float | None], more: Row) -> Row:
-    """The predicted seconds, their band, error and flag. The error leaves out the time that ranks wait for data, which
-    is not predicted. band: of 95 %; more: other predicted_* columns"""
-    measured_s = without_data_wait(row["sample_time_s"], row[wait_column(row)])
-    sample_s = step_s / row["global_batch"]
-    columns: Row = {
-        "predicted_step_s": step_s,
-        "predicted_low_s": band[0],
-        "predicted_high_s": band[1],
-        "predicted_sample_time_s": sample_s,
-        "predicted_error": (sample_s - measured_s) / measured_s,
-        **more,
+    return {
+        "predicted_step_s": graded["predicted_s"],
+        "predicted_low_s": graded["low_95_s"],
+        "predicted_high_s": graded["high_95_s"],
+        "predicted_from": start,
     }
-    return columns | {"predicted_flag": _flag(row | columns, measured_s * row["global_batch"])}
+
+
+def _with_error(row: Row, predicted: Row) -> Row:
+    """The predicted_* columns with error and flag. The error leaves out the time that ranks wait for data, which is not
+    predicted."""
+    measured_s = without_data_wait(row["sample_time_s"], row[wait_column(row)])
+    sample_s = predicted["predicted_step_s"] / row["global_batch"]
+    error = {"predicted_sample_time_s": sample_s, "predicted_error": (sample_s - measured_s) / measured_s}
+    flag = _flag(row | predicted | error, measured_s * row["global_batch"])
+    return predicted | error | {"predicted_flag": flag}
 
 
 def _flag(row: Row, measured_s: float) -> str | None:

@@ -65,8 +65,8 @@ def draw_study(study: Study, tables_of: Callable[[Comparison], Tables]) -> Drawi
 
 
 def _plot(figure: Figure, plots: Iterable[Plot], name: str) -> Plot:
-    """The plot of a figure's kind, with its name, and above its first panel the paper's text. Those behind it are not
-    made. UserError if there is none."""
+    """The plot of a figure's kind, with its name, and above its first panel the paper's text. The plots after it are
+    not made. UserError if there is none."""
     others = list[str]()
     for plot in plots:
         if plot.name == figure.kind:
@@ -80,7 +80,7 @@ def _plot(figure: Figure, plots: Iterable[Plot], name: str) -> Plot:
 
 def _point(study: Study, row: Measurement) -> dict[str, Any]:
     """The values of a measurement on the study's axes; an axis whose key the run's framework or loader lacks has
-    none. Records that are older than a key of `train` behave as its value of before says."""
+    none. A record that is older than a key of `train` has the value that stands for the behavior before it."""
     keys = {**added_later(Train, "train."), **row.options}
     weak = keys.get(SCALING["weak"]) is not None
     special = {

@@ -46,7 +46,7 @@ class Reasons:
 
 
 def cell(answers: Answers, reasons: Reasons) -> str:
-    """Yes, no, or what runs of it, with the numbers of the reasons; a dash where nothing was checked."""
+    """Yes, no, or the cases that run, with the numbers of the reasons; a dash where nothing was checked."""
     if not answers:
         return "-"
     runs = [case for case, reason in answers.items() if reason is None]
@@ -83,7 +83,7 @@ def page(survey: Survey) -> str:
         ranks=f"{RANKS[0]} GPUs" + (f" ({code(fewer)}: {RANKS[1]})" if fewer else ""),
         batch=BATCH_PER_GPU,
         models=table(
-            survey.models, lambda name: (survey.answers(name, {model: of}) for model, of in survey.models.items())
+            survey.models, lambda name: (survey.answers(name, {key: one}) for key, one in survey.models.items())
         ),
         computing=options(COMPUTING),
         updating=options(survey.updating),
@@ -109,10 +109,10 @@ def _section(survey: Survey, group: list[str], reasons: Reasons) -> str:
         return " and ".join(texts)
 
     rows = list[list[str]]()
-    for key, of in options.items():
-        names = group_by(of.values, of.values.__getitem__)  # the frameworks that have each value
+    for key, (meaning, values) in options.items():
+        names = group_by(values, values.__getitem__)  # the frameworks that have each value
         defaults = [f"`{value}`" + (f" ({', '.join(names[value])})" if len(names) > 1 else "") for value in names]
-        rows.append([f"`{key}`", "; ".join(defaults), of.meaning.replace("|", r"\|")])
+        rows.append([f"`{key}`", "; ".join(defaults), meaning.replace("|", r"\|")])
     parts = [
         f"### {', '.join(group)}\n",
         "".join(f"- `{name}`: {title('framework', name)}\n" for name in group)

@@ -21,7 +21,7 @@ from ddlbench.recipe.optimizers import optimizers
 from ddlbench.results.rows import group_by
 from ddlbench.run.checkpoints import check_checkpoints
 
-RANKS = (4, 1)  # the first number that a framework takes
+RANKS = (4, 1)  # tried in this order: the first number that a framework accepts is used
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")  # names only: no device is touched
 
 Change = Callable[[Config], Config]
@@ -79,7 +79,7 @@ class Survey:
 
     @cached_property
     def families(self) -> dict[str, Config]:
-        """One model of each."""
+        """One model of each family."""
         return {type(config.model).__name__: config for config in self.models.values()}
 
     @cached_property
@@ -97,7 +97,7 @@ class Survey:
         """The number of ranks in the checks of each framework: one at which it runs some model."""
         chosen: dict[str, int] = {}
         for name, ranks in product(self.frameworks, RANKS):
-            if name not in chosen and None in (self._refusal(name, of, CUDA, ranks) for of in self.families.values()):
+            if name not in chosen and None in (self._refusal(name, one, CUDA, ranks) for one in self.families.values()):
                 chosen[name] = ranks
         return {name: chosen.get(name, RANKS[0]) for name in self.frameworks}
 
