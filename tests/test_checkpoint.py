@@ -8,7 +8,7 @@ import os
 import pickle
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -17,8 +17,8 @@ from torch import nn
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
 from ddlbench import checkpoint
-from ddlbench.checkpoint import ABOUT, Live, Saved, checkpointable, make_optimizer_states, named_tensors
-from ddlbench.errors import RunError, Unsupported
+from ddlbench.checkpoint import ABOUT, Live, Saved, make_optimizer_states, named_tensors
+from ddlbench.errors import RunError
 from tests.support.jobs import CPU
 from tests.support.ranks import run_ranks
 
@@ -261,8 +261,3 @@ def test_random_numbers_go_on_where_they_were() -> None:
     checkpoint.set_random_states(saved, 2, CPU)
     assert torch.initial_seed() == seed  # frameworks count from it
     assert torch.equal(torch.rand(3), expected)
-
-
-def test_a_trainer_that_cannot_be_saved_is_refused() -> None:
-    with pytest.raises(Unsupported, match=r"^other does not save checkpoints: set checkpoint.every=null$"):
-        checkpointable("other", cast(Any, object()))

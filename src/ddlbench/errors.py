@@ -19,7 +19,7 @@ class Status:
     """How a run ended.
 
     exit_code: of the rank that failed first; `killed`: 128 + the signal's number, here SIGTERM's
-    retry: the values of a sweep's --retry with which a cell that ended so runs again
+    retry: the values of a sweep's --retry with which a cell of this status runs again
     """
 
     exit_code: int
@@ -52,7 +52,7 @@ class Failure:
     """Why a run ends: status and reason for the record, exit code for the process.
 
     doubtful: it may be the consequence of another rank's end
-    ended_by: SIGNAL or TIME_LIMIT where the run did not end by itself
+    ended_by: SIGNAL or TIME_LIMIT if the run did not end by itself
     """
 
     status: str
@@ -71,7 +71,7 @@ class Failure:
 
 
 class RunError(Exception):
-    """Ends a run with a status instead of a traceback. The exit code is that of the status where a class names none."""
+    """Ends a run with a status instead of a traceback. A class that names no exit code has that of its status."""
 
     status = "error"
     exit_code = STATUSES[status].exit_code

@@ -31,12 +31,14 @@ def moved(cls: type, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Config:
     setattr(module, cls.__name__, cls)
     monkeypatch.setitem(sys.modules, module.__name__, module)
 
+    section = schema.section
+
     def built(name: str, content: str) -> Any:
         planted = {"_target_": f"planted_elsewhere.{cls.__name__}", **changes} if name == "framework" else {}
-        return schema.section(name, json.loads(content) | planted)
+        return section(name, json.dumps(json.loads(content) | planted))
 
     with monkeypatch.context() as patched:
-        patched.setattr(schema, "_made", built)
+        patched.setattr(schema, "section", built)
         return composed(*WORDS)
 
 

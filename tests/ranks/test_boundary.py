@@ -47,11 +47,11 @@ def test_finite_losses_pass_with_a_heartbeat_at_every_step() -> None:
 
 def test_what_comes_before_an_epoch_is_not_done_for_one_that_does_not_begin() -> None:
     done: list[str] = []
-    Boundary(CPU, before_epoch=lambda: done.append("goes on")).begin(0, 40)
+    Boundary(CPU, before_epoch=lambda _: done.append("goes on")).begin(0, 40)
     stop = StopRequest(0)
     stop.decide(stop.announce(Failure("killed", "asked", 143, 0)) + 1)
     with pytest.raises(Stopped, match="asked; stopped before epoch 0"):
-        Boundary(CPU, stop=stop.pass_boundary, before_epoch=lambda: done.append("stops")).begin(0, 40)
+        Boundary(CPU, stop=stop.pass_boundary, before_epoch=lambda _: done.append("stops")).begin(0, 40)
     assert done == ["goes on"]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -44,7 +45,7 @@ def cuda_kernels() -> Generator[None]:
         library.impl("dropout", dropout, "AutogradCUDA")
         library.impl("scaled_dot_product_attention", attention, "AutogradCUDA")
         for name in ("softmax", "log_softmax"):
-            library.impl(f"{name}.int", _softmax(getattr(aten, f"_{name}")), "AutogradCUDA")
+            library.impl(f"{name}.int", partial(softmax, getattr(aten, f"_{name}")), "AutogradCUDA")
         for qualified in torch._C._dispatch_get_registrations_for_dispatch_key(AUTOCAST):  # pyright: ignore
             namespace, _, name = qualified.partition("::")
             if namespace == "aten" and name.partition(".")[0] not in LEFT:
@@ -112,15 +113,11 @@ def dropout(input: Tensor, p: float, train: bool) -> Tensor:
     return input * torch.zeros_like(input) if p == 1 else aten.native_dropout(input, p, train)[0]
 
 
-def _softmax(kernel: Any) -> Callable[..., Tensor]:
+def softmax(kernel: Any, tensor: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
     """One kernel, from fp16 to fp32 too, without a copy of its input."""
-
-    def call(tensor: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-        if tensor.dtype == torch.float16 and dtype == torch.float32:
-            return kernel(tensor, dim, True)
-        return kernel(tensor if dtype is None else tensor.to(dtype), dim, False)
-
-    return call
+    if tensor.dtype == torch.float16 and dtype == torch.float32:
+        return kernel(tensor, dim, True)
+    return kernel(tensor if dtype is None else tensor.to(dtype), dim, False)
 
 
 def attention(
