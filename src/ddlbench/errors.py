@@ -40,7 +40,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)  # each
 # run.json's `ended_by`, null where the run ended by itself. A time limit is train.time_limit_s, or SIGUSR1, which a
 # sweep and Slurm (run.sbatch) send at theirs.
 SIGNAL, TIME_LIMIT = "signal", "time_limit"
-# Words of errors, in small letters. Memory: of CUDA and NCCL, torch's CPU, the system, cuBLAS, and names of exceptions.
+# Words of errors, in lower case. Memory: of CUDA and NCCL, torch's CPU, the system, cuBLAS, and names of exceptions.
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "alloc_failed", "memoryerror")
 TIMEOUT = ("timed out", "timeout")
 # A peer is gone: of gloo, NCCL, the rendezvous store, Horovod.

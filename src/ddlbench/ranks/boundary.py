@@ -106,10 +106,10 @@ class Boundary:
 
     @property
     def losses(self) -> Tensor:
-        """This rank's losses in this epoch, one after the other: [reported] on their device, of 32 bits.
+        """This rank's losses in this epoch, in their order: [reported], float32, on their device.
 
         They are in one tensor. A list would keep one small tensor per step between the large blocks that the step
-        frees: on the CPU the next step could not reuse them whole, and the process would grow at every step.
+        frees: on the CPU the next step could not reuse these as a whole, and the process would grow at every step.
         """
         return self._losses[: self.reported]
 

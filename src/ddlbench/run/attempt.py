@@ -191,7 +191,7 @@ def make_run(attempt: Attempt, scenario: Scenario, place: Place, feed: Feed, sup
 
 
 def fail(error: Exception, attempt: Attempt, supervisor: Supervisor) -> int:
-    """Record the failure that came first, of this rank or of another one; the exit code of this process."""
+    """Record the failure that came first, of this rank or of another one; returns the exit code of this process."""
     mine = failure_of(error, attempt.launch.rank)
     first = supervisor.record_cause(mine, begun=not isinstance(error, UserError))
     if first.rank == mine.rank:

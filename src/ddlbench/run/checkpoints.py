@@ -58,7 +58,7 @@ def place_of(attempt: Attempt) -> Path:
 
 
 def how_to_continue(attempt: Attempt) -> str | None:
-    """What a user can do after an interruption; None where a run has nothing to continue."""
+    """What a user can do after an interruption; None if the run has nothing to continue."""
     if attempt.config.mode != "train" or attempt.folder is None:
         return None
     if attempt.config.checkpoint.every is None:
@@ -91,8 +91,8 @@ class Checkpoints:
         attempt.on_success = self._remove_all
 
     def resume(self, run: Run) -> None:
-        """Continue from the newest checkpoint that is not damaged; from the beginning where there is none. UserError on
-        every rank where all are damaged. Collective."""
+        """Continue from the newest checkpoint that is not damaged, or from the beginning if there is none. Collective.
+        UserError, on every rank, if all are damaged."""
         with self.supervisor.unlimited():
             began = time.perf_counter()
             saved = self._newest_sound()

@@ -84,8 +84,7 @@ class Attempt:
 
     @cached_property
     def run_id(self) -> str:
-        launch = self.launch
-        return run_id(self.config.identity(), launch.world_size, launch.nodes, str(self.dataset["hash"]))
+        return run_id(self.config.identity(), self.launch.world_size, self.launch.nodes, str(self.dataset["hash"]))
 
     def open_record(self) -> None:
         if self.record is None and self.launch.rank == 0:
@@ -117,7 +116,7 @@ class Attempt:
                 tell(f"warning: {line}")
 
     def stage_data(self) -> None:
-        """Copy the data to the nodes' own storage where data.stage_to is set."""
+        """Copy the data to the storage of each node if data.stage_to is set."""
         data = self.config.data
         if data.stage_to is None:
             return
@@ -129,7 +128,7 @@ class Attempt:
         self.end_span("staging_s")
 
     def record_end(self, failure: Failure, final: bool = True) -> None:
-        """Record the end, if this rank has the record; of a hang also this rank's last collectives. Never raises."""
+        """Record the end, if this rank has the record; after a hang also its last collectives. Never raises."""
         record, ended_by = self.record, failure.ended_by
         if record is not None and record.finish(failure.status, failure.reason, final, ended_by=ended_by) and final:
             self._show_folder()
@@ -138,7 +137,7 @@ class Attempt:
             save_last_collectives(self.folder, self.launch.rank)
 
     def record_success(self) -> bool:
-        """Record the end of a complete run; False where rank 0 did not record `ok`. On the other ranks True."""
+        """Record the end of a complete run. False if rank 0 has not recorded `ok`; True on the other ranks."""
         if self.record is None:
             return True
         recorded = self.record.finish("ok")

@@ -21,8 +21,8 @@ from torch.utils._pytree import tree_map
 from ddlbench.errors import RunError
 
 aten = torch.ops.aten
-# Computed in the type of autocast. All others that autocast knows are computed in fp32: those that can be told the type
-# of their result get no cast copy. Some that no model here has would have the widest type of what they are given.
+# Computed in the type of autocast. All others that autocast knows are computed in fp32; if an operation has an argument
+# for the type of its result, its inputs are not copied. Some that no model here has would use the widest input type.
 LOWER = {
     "_convolution", "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d", "conv_transpose2d",
     "conv_transpose3d", "convolution", "prelu", "addmm", "addmv", "addr", "matmul", "einsum", "mm", "mv",
