@@ -112,7 +112,7 @@ class Run:
 
 
 def train(run: Run, trainer: Trainer, rates: Rates) -> None:
-    """Every epoch: train against the clock, reduce over ranks, validate without the clock, record."""
+    """Every epoch: train against the clock, reduce over ranks, validate once it has stopped, record."""
     device = run.job.device
     for epoch in range(run.first_epoch, run.epochs):
         run.boundary.begin(epoch, run.feed.steps_per_epoch)

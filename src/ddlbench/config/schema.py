@@ -93,7 +93,7 @@ def section(name: str, content: str) -> Any:
     fields filled from the other keys, in the types of the fields: a `1` given for a float is 1.0.
 
     content: the keys and their values as JSON. The object is made once for each content, because a study has thousands
-        of configurations of few sections: a caller that may change it needs a copy
+        of configurations of few sections
     """
     raw: dict[str, Any] = json.loads(content)
     cls = CLASSES.get(name)
@@ -135,6 +135,7 @@ def build(plain: dict[str, Any]) -> Config:
     for key in sorted(set(others) - {option.name for option in fields(Options)}):
         raise UserError(unknown_key(key, plain.keys() - {key}))
     sections[""] = others
+    # A copy of each object, because a caller may change it.
     built = {name: copy.deepcopy(section(name, json.dumps(raw, sort_keys=True))) for name, raw in sections.items()}
     for group in GROUPS:
         choices.check_label(group, str(sections[group]["_target_"]), built[group])
