@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import json
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -76,7 +75,7 @@ class Base:
             section = section[part]
         section[name] = value
         if path:
-            return replace(self.built, **{group: config.section(group, json.dumps(changed[group]))})
+            return replace(self.built, **{group: config.section(group, changed[group])})
         return config.build(changed)
 
 

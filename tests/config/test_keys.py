@@ -31,14 +31,12 @@ def moved(cls: type, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Config:
     setattr(module, cls.__name__, cls)
     monkeypatch.setitem(sys.modules, module.__name__, module)
 
-    section = schema.section
-
     def built(name: str, content: str) -> Any:
         planted = {"_target_": f"planted_elsewhere.{cls.__name__}", **changes} if name == "framework" else {}
-        return section(name, json.dumps(json.loads(content) | planted))
+        return schema.section(name, json.loads(content) | planted)
 
     with monkeypatch.context() as patched:
-        patched.setattr(schema, "section", built)
+        patched.setattr(schema, "_made", built)
         return composed(*WORDS)
 
 

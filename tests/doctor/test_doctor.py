@@ -86,7 +86,7 @@ def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def read_anew() -> None:
-    for cached in (choices, yamls._content, yamls.published, schema.section):
+    for cached in (choices, yamls._content, yamls.published, schema._made):
         cached.cache_clear()
 
 

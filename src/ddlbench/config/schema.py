@@ -87,15 +87,9 @@ CLASSES: dict[str, type] = {"": Options, "train": Train, "checkpoint": Checkpoin
 KEY_OF = {"train": "train.epochs=3", "checkpoint": "checkpoint.every=1", "rehearsal": "rehearsal.gpus=8"}
 
 
-@cache
-def section(name: str, content: str) -> Any:
+def section(name: str, raw: dict[str, Any]) -> Any:
     """The object of a section, "" for the keys that belong to none: of the class that a group's `_target_` names, its
-    fields filled from the other keys, in the types of the fields: a `1` given for a float is 1.0.
-
-    content: the keys and their values as JSON. The object is made once for each content, because a study has thousands
-        of configurations of few sections
-    """
-    raw: dict[str, Any] = json.loads(content)
+    fields filled from the other keys, in the types of the fields: a `1` given for a float is 1.0."""
     cls = CLASSES.get(name)
     if cls is None:
         module, _, class_name = str(raw["_target_"]).rpartition(".")
@@ -108,6 +102,12 @@ def section(name: str, content: str) -> Any:
     merged = cast(DictConfig, OmegaConf.merge(_typed(name, cls), {name: raw}))
     check_value(name, OmegaConf.to_container(merged[name]))  # once more: texts such as 'nan' have become numbers
     return OmegaConf.to_object(merged[name])
+
+
+@cache
+def _made(name: str, content: str) -> Any:
+    """`section` from JSON, once for each content: a study has thousands of configurations of few sections."""
+    return section(name, json.loads(content))
 
 
 @cache
@@ -136,7 +136,7 @@ def build(plain: dict[str, Any]) -> Config:
         raise UserError(unknown_key(key, plain.keys() - {key}))
     sections[""] = others
     # A copy of each object, because a caller may change it.
-    built = {name: copy.deepcopy(section(name, json.dumps(raw, sort_keys=True))) for name, raw in sections.items()}
+    built = {name: copy.deepcopy(_made(name, json.dumps(raw, sort_keys=True))) for name, raw in sections.items()}
     for group in GROUPS:
         choices.check_label(group, str(sections[group]["_target_"]), built[group])
     return Config(**vars(built.pop("")), **built)
