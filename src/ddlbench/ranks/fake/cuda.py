@@ -104,6 +104,10 @@ COMPUTE = Stream()
 _current = [COMPUTE]
 
 
+def current_stream(*_: Any, **__: Any) -> Stream:
+    return _current[-1]
+
+
 @contextmanager
 def stream(entered: Stream | None) -> Generator[None]:
     """None: the current one, as torch has it."""
@@ -119,7 +123,7 @@ ANSWERS: tuple[Answer, ...] = (
     (torch.cuda, "Event", Event),
     (torch.cuda, "Stream", Stream),
     (torch.cuda, "stream", stream),
-    *((module, "current_stream", lambda *_, **__: _current[-1]) for module in (torch.cuda, torch.accelerator)),
+    *((module, "current_stream", current_stream) for module in (torch.cuda, torch.accelerator)),
     (torch.cuda, "default_stream", returning(COMPUTE)),
     (torch.cuda, "synchronize", partial(_wait, "synchronize")),
     *((torch.cuda, name, returning(None)) for name in ("set_device", "_lazy_init", "get_rng_state", "set_rng_state")),
