@@ -81,12 +81,9 @@ def test_the_record_has_cores_and_workers_and_the_configuration_neither(
     assert first["run_id"] == second["run_id"]
 
 
-def test_the_cores_of_a_process_are_those_of_its_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cores_of_a_process_are_those_of_its_affinity_or_else_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {5, 3})
     assert allowed_cores() == [3, 5]
-
-
-def test_without_an_affinity_the_cores_are_all_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
     assert allowed_cores() == [0, 1, 2]

@@ -1,4 +1,4 @@
-"""What a rank must save between two epochs to continue exactly, the tensors that change; and the folder that has them.
+"""The tensors that a rank must save between two epochs to continue exactly, and the folder that has them.
 
 `Checkpointable` is an optional protocol beside `Trainer` (docs/adr/0019): a trainer without it trains as before, and
 `checkpoint.every` is refused for it. A framework that cannot save in every configuration has the method
@@ -26,10 +26,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ddlbench.errors import RunError, Unsupported
+from ddlbench.errors import RunError
 from ddlbench.files import replace_json
 from ddlbench.foreign import read_format, sha256_of
-from ddlbench.job import Trainer
 from ddlbench.ranks.control import all_gather, single_process
 from ddlbench.texts import first_line
 
@@ -85,16 +84,9 @@ class Checkpointable(Protocol):
         ...
 
 
-def checkpointable(framework: str, trainer: Trainer) -> Checkpointable:
-    """The trainer as one that can be saved. Unsupported if its framework cannot save what it trains."""
-    if not isinstance(trainer, Checkpointable):
-        raise Unsupported(f"{framework} does not save checkpoints: {OFF}")
-    return trainer
-
-
 def named_tensors(live: Live, rank: int, device: torch.device) -> dict[str, Tensor]:
-    """All that is saved of a rank, in place where it is the model's: parameters, optimizer states, buffers, and the
-    states of the random number generators."""
+    """All that is saved of a rank: parameters, optimizer states and buffers, none of them copied, and the states of the
+    random number generators."""
     saved = {f"{live.part}/parameters/{name}": tensor.detach() for name, tensor in live.parameters.items()}
     for name, parameter in live.parameters.items():
         for key, value in live.optimizer.state.get(parameter, {}).items():
@@ -185,8 +177,8 @@ def complete(folder: Path) -> list[Path]:
 
 
 def _sound(content: Mapping[str, Any]) -> bool:
-    """Whether the values have their types. Attempts become names of folders that a run removes, and files are read:
-    they must lie beside this one."""
+    """Whether the values have their types. A run removes folders whose names contain an attempt, and reads the files:
+    all of them must lie beside this one."""
     lineage, epochs, files = content["lineage"], content["epochs"], content["files"]
     if not (isinstance(lineage, list) and isinstance(epochs, list) and isinstance(files, dict)):
         return False
@@ -199,7 +191,7 @@ def _sound(content: Mapping[str, Any]) -> bool:
 
 
 class MetadataUnpickler(pickle.Unpickler):
-    """Knows the classes that describe tensors, and the types of their numbers."""
+    """Makes only objects of the classes that describe tensors, and the types of their numbers."""
 
     def find_class(self, module_name: str, global_name: str) -> Any:
         dtype = module_name == "torch" and isinstance(getattr(torch, global_name, None), torch.dtype)
@@ -224,9 +216,9 @@ def shapes(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
 
 
 def write(folder: Path, tensors: Mapping[str, Tensor], rank: int) -> Files:
-    """Write the tensors of all ranks into a new folder; the files of all ranks. One rank writes a tensor whose name
-    several ranks have; of a DTensor each rank writes its shard. Collective; RunError, on every rank, where one cannot
-    write."""
+    """Write the tensors of all ranks into a new folder; returns the files of all ranks. One rank writes a tensor whose
+    name several ranks have; each rank writes its shard of a DTensor. Collective. RunError, on every rank, if one of
+    them cannot write."""
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.metadata import StorageMeta
     from torch.distributed.checkpoint.state_dict_saver import save
@@ -261,8 +253,8 @@ def read(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def damage(folder: Path, files: Files, rank: int, world_size: int) -> str | None:
-    """What is wrong with the files, the same on every rank; None where all are as they were written. Each rank reads
-    its share. Collective."""
+    """What is wrong with the files, the same on every rank; None if all are as they were written. Each rank reads its
+    share. Collective."""
     wrong: list[str] = []
     for name in sorted(files)[rank::world_size]:
         path, (written, checksum) = folder / name, files[name]

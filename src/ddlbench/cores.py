@@ -12,22 +12,20 @@ ON_CUDA = 2  # threads of a rank that are busy beside its loader: one queues the
 
 
 def machine_cores() -> int:
-    """Cores of this machine, those that this process may not use included."""
+    """Cores of this machine, including those that this process may not use."""
     return os.cpu_count() or 1
 
 
 def allowed_cores() -> list[int]:
-    """Numbers of the cores that this process may run on: a task's share under Slurm, else often all of the machine."""
+    """Numbers of the cores that this process may run on: under Slurm those of the task, else often all cores."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(machine_cores()))  # macOS
 
 
 def fewest_cores(ranks: Sequence[tuple[str, Collection[int]]]) -> int:
-    """Cores to itself of the rank that has the fewest, at least 1; `ranks`: the host of each, and the
-    cores of it that the rank may run on.
-
-    Ranks of a host that may run on the same core share it: four ranks that may run on the same 8 cores have 2 each.
+    """The cores of the rank that has the fewest for itself, at least 1. Ranks that may run on the same core share it:
+    four ranks that may run on the same 8 cores have 2 each. ranks: of each its host and the cores that it may run on
     """
     users = Counter((host, core) for host, cores in ranks for core in cores)
     shares = [sum(Fraction(1, users[host, core]) for core in cores) for host, cores in ranks]

@@ -19,7 +19,7 @@ class Status:
     """How a run ended.
 
     exit_code: of the rank that failed first; `killed`: 128 + the signal's number, here SIGTERM's
-    retry: the values of a sweep's --retry with which a cell that ended so runs again
+    retry: the values of a sweep's --retry with which a cell of this status runs again
     """
 
     exit_code: int
@@ -40,7 +40,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)  # each
 # run.json's `ended_by`, null where the run ended by itself. A time limit is train.time_limit_s, or SIGUSR1, which a
 # sweep and Slurm (run.sbatch) send at theirs.
 SIGNAL, TIME_LIMIT = "signal", "time_limit"
-# Words of errors, in small letters. Memory: of CUDA and NCCL, torch's CPU, the system, cuBLAS, and names of exceptions.
+# Words of errors, in lower case. Memory: of CUDA and NCCL, torch's CPU, the system, cuBLAS, and names of exceptions.
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "alloc_failed", "memoryerror")
 TIMEOUT = ("timed out", "timeout")
 # A peer is gone: of gloo, NCCL, the rendezvous store, Horovod.
@@ -52,7 +52,7 @@ class Failure:
     """Why a run ends: status and reason for the record, exit code for the process.
 
     doubtful: it may be the consequence of another rank's end
-    ended_by: SIGNAL or TIME_LIMIT where the run did not end by itself
+    ended_by: SIGNAL or TIME_LIMIT if the run did not end by itself
     """
 
     status: str
@@ -71,7 +71,7 @@ class Failure:
 
 
 class RunError(Exception):
-    """Ends a run with a status instead of a traceback. The exit code is that of the status where a class names none."""
+    """Ends a run with a status instead of a traceback. A class that names no exit code has that of its status."""
 
     status = "error"
     exit_code = STATUSES[status].exit_code

@@ -25,8 +25,8 @@ ABANDONED_S = 24 * 3600  # where the process cannot be checked: on another node,
 def replacing(path: Path, through: Path | None = None) -> Generator[BinaryIO]:
     """A file that replaces `path` when it is complete and on disk; after a failure it is removed.
 
-    through: folder of the temporary file, on the same file system. None: that of `path`, which is looked through for
-        leftovers first: give the folder where that would be done too often
+    through: folder of the temporary file, on the same file system. None: the folder of `path`; leftovers are removed
+        from it first, which takes too long if it is done often
     """
     if through is None:
         remove_leftovers(path)

@@ -21,7 +21,7 @@ SILENT_S = 120.0  # without a heartbeat for so long, a process on another host c
 
 @dataclass(frozen=True)
 class Process:
-    """Raises TypeError for values that describe no process, because they may come from a file that others wrote.
+    """One process. TypeError for values that describe none, because they may come from a file that others wrote.
 
     place: host, its boot and its process namespace, which give a process number its meaning
     started: seconds from the boot to its start
@@ -51,7 +51,7 @@ class Process:
 
 
 class Heartbeat:
-    """Renews the time of a file until it is stopped, or until the file is gone. It changes no content."""
+    """Renews the time of a file, and not its content, until it is stopped or the file is gone."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -78,13 +78,13 @@ def age(path: Path) -> float:
 
 
 def lives(process: Process, path: Path) -> bool:
-    """Whether a process has not ended that renews this file."""
+    """Whether the process that renews this file has not ended."""
     alive = process.alive()
     return age(path) < SILENT_S if alive is None else alive
 
 
 def has_ended(path: Path) -> bool:
-    """Whether the process that renews this file has ended, or has removed it; False where that is not certain."""
+    """Whether the process that renews this file has ended, or has removed it; False if that is not certain."""
     try:
         return not lives(Process(**parse(read_bytes(path))), path)
     except FileNotFoundError:
@@ -94,7 +94,7 @@ def has_ended(path: Path) -> bool:
 
 
 def server_time(folder: Path) -> float:
-    """The time now by the clock of a folder's files; by this host's clock where nothing can be written."""
+    """The time now by the clock of a folder's files; by this host's clock if nothing can be written."""
     probe = folder / f".now-{uuid.uuid4().hex}"
     try:
         probe.touch()

@@ -70,7 +70,7 @@ class Model(Protocol):
     kind: str  # "images" | "text": which data it takes
 
     def build(self) -> nn.Sequential:
-        """A freshly initialized model of named blocks on the CPU, drawing from torch's global generator."""
+        """A new model of named blocks on the CPU; its initial weights are drawn from torch's global generator."""
         ...
 
     def input_shape(self) -> tuple[int, ...]:
@@ -147,7 +147,7 @@ class Job:
         return self.builder(self)
 
     def replica_batch(self, data_size: int) -> int:
-        """Samples one replica sees in one update. Raises WrongRankCount where they are no integer."""
+        """Samples of one replica in one update. Raises WrongRankCount if the global batch does not divide."""
         samples, rest = divmod(self.global_batch, data_size)
         if rest:
             below, above = self.global_batch - rest or data_size, self.global_batch - rest + data_size
@@ -205,7 +205,7 @@ class Trainer(Protocol):
         ...
 
     def evaluate(self, batch: Batch | None) -> Tensor | None:
-        """The model's output in evaluation mode where place.reports; metrics are the loop's business."""
+        """The model's output in evaluation mode where place.reports; the loop computes the metrics."""
         ...
 
     def flush(self) -> None:
@@ -225,5 +225,5 @@ class Trainer(Protocol):
         ...
 
     def close(self) -> None:
-        """Forget model and optimizer, and with them this object: process groups are destroyed after."""
+        """Forget model and optimizer, and with them this object: process groups are destroyed afterwards."""
         ...

@@ -1,4 +1,4 @@
-"""The one training loop. It names no framework: each turns a batch into one weight update behind `Trainer`."""
+"""The one training loop. It names no framework: a framework turns a batch into one weight update, as a `Trainer`."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Scenario(Protocol):
         ...
 
     def run(self, run: Run) -> None:
-        """Every epoch, each handed to `run.record`."""
+        """Run every epoch, and hand each one to `run.record`."""
         ...
 
     def close(self) -> None:
-        """Drop what `setup` made, also where it failed half way: process groups are destroyed after."""
+        """Drop what `setup` has made, also if it failed half-way: process groups are destroyed afterwards."""
 
     def facts(self) -> dict[str, Any]:
         """The record's section `framework`."""
@@ -74,7 +74,7 @@ class Run:
     scored: whether metrics of the validation samples say something about the model
     open_checkpoints: called on every rank before training; may set the next two
     after_epoch: called on every rank once an epoch is recorded, outside all clocks
-    first_epoch: the attempt's first; above 0 where it continues another one
+    first_epoch: the first one of this attempt; above 0 if it continues another attempt
     """
 
     job: Job
@@ -96,11 +96,11 @@ class Run:
     clock: EpochClock | None = None  # of the last epoch that has begun
 
     def warmup(self, epoch: int) -> int:
-        """Steps that begin this epoch and are left out of its rate; never all of them."""
+        """How many steps at the beginning of this epoch are left out of its rate; never all of them."""
         return min(self.warmup_steps, self.feed.steps_per_epoch - 1) if epoch == self.first_epoch else 0
 
     def validated(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        """What may be reported of a validation. RunError on every rank where samples are missing or doubled."""
+        """What may be reported of a validation. RunError, on every rank, if samples are missing or counted twice."""
         unread = self.feed.val_unread if self.place.reports else 0
         require_val_samples(metrics["val_samples"], self.feed.val_samples, unread)
         return metrics if self.scored else without_scores(metrics)
@@ -112,7 +112,7 @@ class Run:
 
 
 def train(run: Run, trainer: Trainer, rates: Rates) -> None:
-    """Every epoch: train against the clock, reduce over ranks, validate outside it, record."""
+    """Every epoch: train against the clock, reduce over ranks, validate once it has stopped, record."""
     device = run.job.device
     for epoch in range(run.first_epoch, run.epochs):
         run.boundary.begin(epoch, run.feed.steps_per_epoch)

@@ -23,7 +23,7 @@ KEY = "train.offload_activations"
 
 
 def choice(value: Any) -> Choice:
-    """The value of the key in the form that records have. UserError for a value that is none."""
+    """The value of the key in the form that records have. UserError for a value that the key cannot have."""
     with suppress(UserError):
         if value != SELECTIVE and not str(value).startswith("every:"):
             return recomputation.choice(value)
@@ -106,9 +106,9 @@ def exposed(copy: float, forward: float, backward: float) -> float:
 def _emptied(
     links: Sequence[Link], indices: Sequence[int], recompute: bool, flops_per_byte: float
 ) -> tuple[float, Plan]:
-    """The plan in which these blocks keep nothing, and what it adds to the step, in FLOPs. From the last of them to the
-    first each is offloaded if the computing waits for its copies no longer than its second run would take. A backward
-    pass counts two forward passes, and a third one if it begins with a second run."""
+    """The plan in which these blocks keep nothing, and what it adds to the step, in FLOPs. A block is offloaded if the
+    computing waits for its copies no longer than its second run would take; the blocks are taken from the last to the
+    first. A backward pass counts two forward passes, and a third one if it begins with a second run."""
     items: list[int | Plan] = list(range(len(links)))
     added = 0.0
     for index in reversed(indices):

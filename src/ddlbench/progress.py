@@ -20,7 +20,7 @@ def tell(text: str) -> None:
 
 
 class Progress:
-    """Speaks on stderr, so that stdout holds results alone."""
+    """Writes to stderr, so that stdout has results alone."""
 
     def __init__(self, enabled: bool, every_s: float = 10.0) -> None:
         self.enabled = enabled

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from hydra import compose, initialize_config_dir
 
-from ddlbench.config.choices import choices, choose, conf_dir
+from ddlbench.config.choices import conf_dir
 from ddlbench.config.compose import configuration
-from ddlbench.config.schema import GROUPS, Config, resolve
+from ddlbench.config.schema import Config, resolve
 from ddlbench.errors import UserError
+from tests.config.test_schema import ALL, WORDS, overrides_of
 
-WORDS = ("+framework=ddp", "+model=resnet50")
 REPLACED = [
     ("train.seed=3", "train.clip_norm=1", "train.precision=bf16"),
     ("model.layers=[1,1,1,1]", "model.image_size=64", "data.crop_scale=[0.5,1]"),
@@ -34,14 +34,9 @@ def test_it_is_what_hydra_would_have_composed(words: tuple[str, ...]) -> None:
     assert configuration(*WORDS).resolved == hydras(*WORDS).resolved
 
 
-OPTIONS = [(group, option) for group in GROUPS for option in choices(group)]
-
-
-@pytest.mark.parametrize(("group", "option"), OPTIONS, ids=lambda value: str(value))
+@pytest.mark.parametrize(("group", "option"), ALL, ids=str)
 def test_every_option_is_composed_as_hydra_does(group: str, option: str) -> None:
-    text = option.startswith(("gpt2", "wikitext", "sample_text"))
-    chosen = {"framework": "ddp", "model": "gpt2_small" if text else "resnet50", group: option}
-    words = [choose(name, value) for name, value in chosen.items()]
+    words = overrides_of(group, option)
     assert configuration(*words).resolved == hydras(*words).resolved
 
 

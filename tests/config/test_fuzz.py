@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ddlbench.config import schema as config
-from ddlbench.config.choices import ADDED, choices, conf_dir
+from ddlbench.config.choices import choices, conf_dir
 from ddlbench.config.compose import hydra_line, make_job
 from ddlbench.config.keys import shown
 from ddlbench.config.schema import Config, resolve
@@ -26,6 +26,7 @@ from ddlbench.ranks.launch import Launch
 from ddlbench.record.run_json import planned_run
 from ddlbench.run.attempt import SCENARIOS, check
 from ddlbench.run.settings import check_machine
+from tests.config.test_schema import overrides_of
 
 VALUES: list[Any] = [
     "", None, "abc", -1, 0, 1, 10**400, float("1e999"), float("nan"), float("-inf"), 1e-300, 0.5, True, [], {}, [0],
@@ -159,7 +160,5 @@ def test_every_value_of_a_frameworks_own_keys(group: str, framework: str) -> Non
 @pytest.mark.parametrize(("group", "choice"), cases("loader", "data", "model"))
 def test_every_value_of_a_choices_own_keys(group: str, choice: str) -> None:
     """The choices of a loader, of data or of a model. With a missing folder of data every value would be refused."""
-    text = choice.startswith(("gpt2", "wikitext", "sample_text"))
-    words = {"framework": "ddp", "model": "gpt2_small" if text else "resnet50", group: choice}
-    base = Base.of(*(f"{'+' if name in ADDED else ''}{name}={value}" for name, value in words.items()))
+    base = Base.of(*overrides_of(group, choice))
     fuzz(base, [f"{group}.{key}" for key in base.plain[group] if key not in ("_target_", "name")])

@@ -31,7 +31,7 @@ NO_KEYS = {  # not the user's to choose
 }
 
 
-@pytest.mark.parametrize(("group", "choice"), ALL, ids=lambda value: str(value))
+@pytest.mark.parametrize(("group", "choice"), ALL, ids=str)
 def test_every_yaml_composes_and_lists_every_key_of_its_class(group: str, choice: str) -> None:
     """Hydra refuses a key that is not listed: one left out could not be set from the command line."""
     config = configuration(*overrides_of(group, choice))

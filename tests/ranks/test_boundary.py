@@ -23,19 +23,22 @@ CPU = torch.device("cpu")
 NAN = float("nan")
 
 
+def begun(device: torch.device = CPU) -> Boundary:
+    made = Boundary(device, every=4)
+    made.begin(0, 40)
+    return made
+
+
 def stopped_after(values: Sequence[float | None], boundary: Boundary) -> tuple[int, RunError | None]:
     """Steps until the run stops, and why; all of them and None where it goes on to its end."""
     boundary.begin(0, 40)
-    for step, value in enumerate(values):
-        try:
-            boundary.pass_step(None if value is None else torch.tensor(value))
-        except RunError as error:
-            return step + 1, error
     try:
+        for value in values:
+            boundary.pass_step(None if value is None else torch.tensor(value))
         boundary.require_finite()
     except RunError as error:
-        return len(values), error
-    return len(values), None
+        return boundary.steps, error
+    return boundary.steps, None
 
 
 def test_finite_losses_pass_with_a_heartbeat_at_every_step() -> None:
@@ -47,11 +50,11 @@ def test_finite_losses_pass_with_a_heartbeat_at_every_step() -> None:
 
 def test_what_comes_before_an_epoch_is_not_done_for_one_that_does_not_begin() -> None:
     done: list[str] = []
-    Boundary(CPU, before_epoch=lambda: done.append("goes on")).begin(0, 40)
+    Boundary(CPU, before_epoch=lambda _: done.append("goes on")).begin(0, 40)
     stop = StopRequest(0)
     stop.decide(stop.announce(Failure("killed", "asked", 143, 0)) + 1)
     with pytest.raises(Stopped, match="asked; stopped before epoch 0"):
-        Boundary(CPU, stop=stop.pass_boundary, before_epoch=lambda: done.append("stops")).begin(0, 40)
+        Boundary(CPU, stop=stop.pass_boundary, before_epoch=lambda _: done.append("stops")).begin(0, 40)
     assert done == ["goes on"]
 
 
@@ -80,8 +83,7 @@ def test_a_loss_counts_in_its_own_epoch_only() -> None:
 
 
 def test_steps_between_votes_do_not_wait_for_the_device() -> None:
-    boundary = Boundary(CPU, every=4)
-    boundary.begin(0, 40)
+    boundary = begun()
     with counted() as counts:
         for _ in range(3):
             boundary.pass_step(torch.ones(()))
@@ -100,8 +102,7 @@ def test_a_vote_does_not_wait_for_its_device(device: str, monkeypatch: pytest.Mo
     """The CPU has no waits: there it shows that the GPU's case can run, and leaves torch as it was."""
     if device == "cpu":
         monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
-    boundary = Boundary(torch.device(device), every=4)
-    boundary.begin(0, 40)
+    boundary = begun(torch.device(device))
     values = torch.tensor([1.0] * 5 + [NAN] + [1.0] * 20, device=device).unbind()
     try:
         torch.cuda.set_sync_debug_mode("error")
@@ -126,8 +127,7 @@ def every_case() -> dict[str, Any]:
     bad = [1.0] * 5 + [NAN] + [1.0] * 30
     result["diverged"] = stopped_after([1.0] * 36 if rank else [*bad], Boundary(CPU, every=4))
 
-    boundary = Boundary(CPU, every=4)
-    boundary.begin(0, 40)
+    boundary = begun()
     for _ in range(8):
         boundary.pass_step(torch.tensor(1.0))
     ended.append(without_the_host(boundary))
@@ -159,14 +159,8 @@ def test_a_vote_in_flight_ends_without_the_host() -> None:
     assert [result["ended"] for result in two_ranks()] == [[True], [True]]
 
 
-def boundary() -> Boundary:
-    made = Boundary(torch.device("cpu"))
-    made.begin(0, 4)
-    return made
-
-
 def test_losses_in_their_order_and_no_tensor_of_a_step_stays() -> None:
-    passed, steps = boundary(), list[weakref.ref[torch.Tensor]]()
+    passed, steps = begun(), list[weakref.ref[torch.Tensor]]()
     for value in (3.0, float("nan"), -1.0):
         loss = torch.tensor(value)
         passed.pass_step(loss)
@@ -178,7 +172,7 @@ def test_losses_in_their_order_and_no_tensor_of_a_step_stays() -> None:
 
 
 def test_an_epoch_without_losses_on_this_rank() -> None:
-    passed = boundary()
+    passed = begun()
     passed.pass_step(torch.tensor(1.0))
     passed.begin(1, 4)
     passed.pass_step(None)
@@ -186,7 +180,7 @@ def test_an_epoch_without_losses_on_this_rank() -> None:
 
 
 def test_a_loss_of_another_type_is_a_number_of_32_bits() -> None:
-    passed = boundary()
+    passed = begun()
     passed.pass_step(torch.tensor(1 / 3, dtype=torch.bfloat16))
     passed.pass_step(torch.tensor(1 / 3))
     assert passed.losses.tolist() == [torch.tensor(1 / 3, dtype=torch.bfloat16).item(), torch.tensor(1 / 3).item()]

@@ -181,7 +181,7 @@ def test_hint_for_a_forgotten_srun():
 
 
 def test_one_gpu_a_rank(monkeypatch):
-    visible = iter([*[4] * 8, *[8] * 8, *[1] * 8, 2])
+    visible = iter([*[4] * 8, *[8] * 8, *[1] * 8, 2, 0])
     monkeypatch.setattr(torch.cuda, "device_count", lambda: next(visible))
     ranks = [Launch("srun", rank, 8, rank % 4, 4, 2) for rank in range(8)]
     assert [pick_device(launch).index for launch in ranks] == [0, 1, 2, 3, 0, 1, 2, 3]
@@ -189,6 +189,8 @@ def test_one_gpu_a_rank(monkeypatch):
     assert {pick_device(launch).index for launch in ranks} == {0}  # --gpus-per-task=1: connect looks which rank has it
     with pytest.raises(UserError, match=r"4 ranks on this node but 2 GPUs: start one rank a GPU .*--nproc-per-node=2"):
         pick_device(ranks[0])
+    with pytest.raises(UserError, match=r"backend=cuda:nccl lets several ranks share one GPU .* set backend=null"):
+        pick_device(ranks[0], SHARED_GPU)
 
 
 def test_the_first_two_ranks_that_share_a_gpu_are_named(monkeypatch):
@@ -381,12 +383,6 @@ def count_sockets():
     count = sum("socket:" in str(path.resolve()) for path in Path("/proc/self/fd").iterdir())
     barrier()
     return count
-
-
-def test_a_shared_gpu_needs_one(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(UserError, match=r"backend=cuda:nccl lets several ranks share one GPU .* set backend=null"):
-        pick_device(Launch("alone"), SHARED_GPU)
 
 
 def test_a_taken_port_ends_in_one_line():

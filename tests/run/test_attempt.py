@@ -4,6 +4,7 @@ groups must not be destroyed while one exists."""
 from __future__ import annotations
 
 import weakref
+from contextlib import ExitStack
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,7 @@ from ddlbench.job import Place
 from ddlbench.ranks.boundary import StopRequest
 from ddlbench.ranks.launch import Launch, group_timeout
 from ddlbench.run import attempt as attempt_module
-from ddlbench.run.attempt import clear_frames, make_run, seed_replica
+from ddlbench.run.attempt import close, make_run, seed_replica
 from ddlbench.run.settings import check_precision
 from tests.support.simulated_run import job_of
 
@@ -132,6 +133,6 @@ def test_the_model_of_a_failed_set_up_is_forgotten() -> None:
     with pytest.raises(RuntimeError) as caught:
         set_up(models)
     assert models[0]() is not None  # in the frames that the error has passed through
-    clear_frames(caught.value)
+    close(ExitStack(), caught.value)
     assert models[0]() is None
     assert caught.traceback[-1].name == "wrap"  # the traceback can still be printed

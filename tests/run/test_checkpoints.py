@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
 from ddlbench.config.choices import choices
 from ddlbench.config.compose import make_job
+from ddlbench.config.keys import Checkpoint
 from ddlbench.errors import Unsupported
 from ddlbench.ranks.launch import Launch
-from ddlbench.run.checkpoints import check_checkpoints
+from ddlbench.run.checkpoints import check_checkpoints, open_checkpoints
 from tests.support.runs import composed
 
 
@@ -44,3 +48,11 @@ def test_what_could_not_continue_exactly_is_refused(words: str, reason: str) -> 
 @pytest.mark.parametrize("framework", choices("framework"))
 def test_every_framework_saves(framework: str) -> None:
     assert refusal(f"+framework={framework}", "checkpoint.every=1") is None
+
+
+def test_a_trainer_that_cannot_be_saved_is_refused() -> None:
+    config = SimpleNamespace(checkpoint=Checkpoint(every=1), framework=SimpleNamespace(name="other"))
+    attempt: Any = SimpleNamespace(config=config)
+    nothing: Any = object()
+    with pytest.raises(Unsupported, match=r"^other does not save checkpoints: set checkpoint.every=null$"):
+        open_checkpoints(attempt, nothing, nothing, nothing, nothing)

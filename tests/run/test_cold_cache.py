@@ -21,7 +21,7 @@ from ddlbench.record.record import run_id
 from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.tables.run_rows import run_row
 from ddlbench.run import scenarios, settings
-from ddlbench.run.settings import ColdCache, check_cold_cache
+from ddlbench.run.settings import check_cold_cache, drop_data
 from ddlbench.run.supervisor import Supervisor
 from tests.support.disk import SIZE, written
 from tests.support.pictures import write_folders
@@ -40,11 +40,11 @@ class Kept:
         self.config = SimpleNamespace(data=SimpleNamespace(files_read=lambda: files))
         self.launch = SimpleNamespace(local_rank=local_rank)
         self.record = self if has_record else None
-        self.sections: dict[str, Any] = {}
+        self.content: dict[str, Any] = {}
         self.expected: list[str] = []
 
     def add(self, **sections: Any) -> None:
-        self.sections |= sections
+        self.content |= sections
 
     def expect(self, what: str) -> None:
         self.expected.append(what)
@@ -55,8 +55,8 @@ class Kept:
     unlimited = Supervisor.unlimited
 
 
-def cache(kept: Kept) -> ColdCache:
-    return ColdCache(cast(Any, kept), cast(Any, kept))
+def drop(kept: Kept, epoch: int) -> None:
+    drop_data(cast(Any, kept), cast(Any, kept), epoch)
 
 
 def check(*words: str) -> None:
@@ -67,13 +67,12 @@ def check(*words: str) -> None:
 def cold_epochs(path: Path) -> list[int | None]:
     """Two epochs on this rank: bytes in memory when each begins. Rank 0, which drops them, begins last."""
     rank = int(os.environ["RANK"])
-    kept = Kept(local_rank=rank, files=[path])
-    cold, outcomes = cache(kept), list[int | None]()
-    for _ in range(2):
+    kept, outcomes = Kept(local_rank=rank, files=[path]), list[int | None]()
+    for epoch in range(2):
         if rank == 0:
             path.read_bytes()
             time.sleep(0.5)
-        cold.drop()
+        drop(kept, epoch)
         outcomes.append(cached_bytes(path))
         time.sleep(0.5 if rank == 0 else 0)  # the file is read again only after the other rank has looked
     assert kept.expected == ["", "no step ended"] * 2
@@ -97,30 +96,29 @@ def test_every_node_drops_its_own_pages_and_all_are_counted(monkeypatch: pytest.
     world.install(monkeypatch)
     on_node = ON_NODE | {"c": replace(ON_NODE["c"], left_bytes=left)}
 
-    def drop(_: object) -> Dropped:
+    def drop_node(_: object) -> Dropped:
         dropped.append(world.get_rank())
         return on_node[NODES[world.get_rank()][0]]
 
-    monkeypatch.setattr(settings, "drop", drop)
+    monkeypatch.setattr(settings, "drop", drop_node)
     monkeypatch.setattr(control, "wait_for", lambda ranks, _: waited.append(tuple(ranks)))
     kept = [Kept(local_rank, has_record=rank == 0) for rank, (_, local_rank) in enumerate(NODES)]
-    world.run(lambda rank: cache(kept[rank]).drop())
+    world.run(lambda rank: drop(kept[rank], 0))
     assert sorted(dropped) == [0, 2, 4]
     assert waited == [(0, 2, 4)] * 5
     facts = {"files": 8, "bytes": 660, "left_bytes": None if left is None else 68, "nodes": 3, "epochs": 1}
-    assert kept[0].sections == {"cold_cache": facts}
+    assert kept[0].content == {"cold_cache": facts}
 
 
 def test_what_was_dropped_is_recorded_and_nothing_dropped_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = Kept(local_rank=0, has_record=True)
-    cold = cache(kept)
     monkeypatch.setattr(settings, "drop", lambda files: Dropped(3, 100, 4))
-    cold.drop()
-    cold.drop()
-    assert kept.sections == {"cold_cache": {"files": 3, "bytes": 100, "left_bytes": 4, "nodes": 1, "epochs": 2}}
+    for epoch in (3, 4):  # of an attempt that continues another one
+        drop(kept, epoch)
+    assert kept.content == {"cold_cache": {"files": 3, "bytes": 100, "left_bytes": 4, "nodes": 1, "epochs": 2}}
     monkeypatch.setattr(settings, "drop", lambda files: Dropped(3, 100, 100))
     with pytest.raises(Unsupported, match=r"all 100 bytes of the data are still in memory, .*tmpfs"):
-        cold.drop()
+        drop(kept, 5)
 
 
 @pytest.mark.parametrize(("mode", "cold"), [("loader", True), ("train", True), ("loader", False)])

@@ -33,11 +33,9 @@ FOUR = [
 
 
 def test_a_rank_is_slow_against_the_median_of_all() -> None:
-    assert list(slow_ranks(FOUR, 2.5)) == [2]
-    assert slow_ranks(FOUR, 2.6) == {}
     expected = "rank 2 on b computes 2.5 times as slowly as the median rank (25.0 ms, 10.0 ms)"
-    assert slow_ranks(FOUR, 1.5)[2] == expected
-    assert slow_ranks([GOOD], 1.5) == {}
+    assert slow_ranks(FOUR, 1.5) == slow_ranks(FOUR, 2.5) == [expected]
+    assert slow_ranks(FOUR, 2.6) == slow_ranks([GOOD], 1.5) == []
 
 
 def test_the_slowest_of_many_comes_first_and_the_line_stays_short() -> None:
@@ -64,7 +62,7 @@ def test_the_figures_of_the_record() -> None:
     assert result["matmul_flops_per_s_median"] == 2 * 512**3 / 0.010
     assert result["slowest_factor"] == pytest.approx(2.5)
     assert (result["all_reduce_bytes"], result["all_reduce_s"], result["seconds"]) == (4 * 2**20, 0.003, 0.5)
-    alone = section([replace(GOOD, all_reduce_s=None)], CPU, {}, 0.5)
+    alone = section([replace(GOOD, all_reduce_s=None)], CPU, [], 0.5)
     assert (alone["all_reduce_bytes"], alone["all_reduce_s"], alone["slow"]) == (None, None, [])
 
 
@@ -73,9 +71,9 @@ def checked(folder: str) -> list[Any]:
     import torch.distributed as dist
 
     rank = dist.get_rank()
-    multiply = module._multiply
+    fastest = module.fastest
     if rank == 1:
-        module._multiply = lambda device: (1.0, multiply(device)[1])
+        module.fastest = lambda work, device: 1.0 + 0 * fastest(work, device)
     record = Record.open(folder, "run", {}) if rank == 0 else None
     launch = SimpleNamespace(rank=rank)
     said: list[Any] = []

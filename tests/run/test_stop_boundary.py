@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from ddlbench.errors import Failure, Stopped
 from ddlbench.ranks.boundary import Boundary, StopRequest
-from ddlbench.run.peers import Peers
+from ddlbench.run.peers import STOP, Peers
 from tests.support.ranks import run_ranks
 
 ASK = Failure("timeout", "rank 1 reached the time limit", 8, 1)
@@ -93,7 +93,7 @@ def stopped(store: Any, phase: str) -> tuple[str, int]:
         boundary.begin(0, 40)
         for step in range(100_000):
             if step == 5 and dist.get_rank() == 1:
-                peers.request_stop(ASK)
+                peers.first(STOP, ASK)
             dist.all_reduce(torch.ones(1))  # ranks in step, as in training
             one_boundary(boundary, phase)
     except Stopped as error:

@@ -1,8 +1,8 @@
 """The YAML files of the configuration: where they are, which options they give, what their comments say. No Hydra.
 
-A label says what was measured: an option with another option's values is refused. A field of a framework that defines
-its option says so in its metadata: {"defines": NAME}, where NAME is the option that may have any value of it, or None
-where there is no such option.
+A label says what was measured: an option with another option's values is refused. A field of a framework that makes
+the difference between two options says so in its metadata: {"defines": NAME}, where NAME is the option in which the
+field may have any value, or None if there is no such option.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def keys(group: str, choice: str) -> Iterator[Key]:
 
 
 def meanings(group: str) -> dict[str, str]:
-    """What each key of a group means. Where several files have a key, one of them explains it."""
+    """What each key of a group means. If several files have a key, one of them explains it."""
     meaning: dict[str, str] = {}
     for choice in choices(group):
         for key in keys(group, choice):
@@ -91,8 +91,8 @@ def choose(group: str, option: str) -> str:
 
 
 def check_label(group: str, target: str, built: Any) -> None:
-    """Raise UserError where `built`, an object of the class `target`, is not the option whose name it has. Another name
-    than those of the program's options is that of a user's own YAML."""
+    """Raise UserError if `built`, an object of the class `target`, is not the option whose name it has. A name that no
+    option of the program has belongs to a user's own YAML."""
     option = str(built.name)
     if option not in choices(group):
         return
@@ -132,8 +132,8 @@ def changed(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_key_of(option: Any, key: str) -> bool:
-    """Whether an option has a key of its group, where some options have keys that others lack: ddp has no framework.tp.
-    True for an option that is none of the program's, and in other groups."""
+    """Whether an option has a key, in a group in which some options lack keys of others: ddp has no framework.tp. True
+    in other groups, and for an option that the program does not have."""
     group, _, name = key.partition(".")
     checked = group in OF_SOME and bool(name) and option in choices(group)
     return not checked or name.partition(".")[0] in published(group, option)
@@ -148,8 +148,8 @@ def holds_list(key: str) -> bool:
 
 
 def defaults(group: str = ".", option: str = "config") -> dict[str, str]:
-    """The option of each group that no word of the command line has to choose, as conf/config.yaml names it, or as
-    the YAML of another option replaces it."""
+    """The option of each group that has a default, as conf/config.yaml names it, or as the YAML of another option
+    replaces it."""
     entries = cast(list[dict[str, str] | str], _content(group, option).get("defaults", []))
     named = [item for entry in entries if isinstance(entry, dict) for item in entry.items()]
     return {re.sub(r"^override /|@.*", "", name): default for name, default in named}

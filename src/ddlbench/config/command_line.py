@@ -1,5 +1,5 @@
-"""The words of the command line. --help shows the choices and keys as the YAML files' own comments explain them. Words
-are checked before Hydra composes them: a mistake is one line that says what to type."""
+"""The words of the command line. --help shows the choices and keys with the comments of the YAML files. Words are
+checked before Hydra composes them: the message for a mistake is one line that says what to type."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ LABELS = {*(f"{group}.name" for group in GROUPS if group != "cluster"), "model.k
 
 
 def help_text(words: Sequence[str]) -> str:
-    """`words`: the command line, whose choices decide which keys are shown."""
+    """words: the command line, whose choices decide which keys are shown"""
     given = dict(word.lstrip("+").split("=", 1) for word in words if "=" in word)
     chosen = {group: given.get(group, defaults().get(group, "")) for group in GROUPS}
     lines = [HEAD.format(version=ddlbench.__version__)]

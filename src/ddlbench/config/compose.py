@@ -136,7 +136,7 @@ def supports(framework: Framework, job: Job) -> None:
 
 
 def refusal(ask: Callable[[], object]) -> str | None:
-    """Why `ask` refuses, None if it does not. Unavailable is raised: without the library there is no answer."""
+    """Why `ask` refuses; None if it does not. Unavailable is raised: without the library there is no answer."""
     try:
         ask()
     except Unavailable:
@@ -148,7 +148,7 @@ def refusal(ask: Callable[[], object]) -> str | None:
 
 @contextmanager
 def quiet() -> Generator[None]:
-    """Hide what libraries print and warn of while they are imported."""
+    """Hide what libraries print, and their warnings, while they are imported."""
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

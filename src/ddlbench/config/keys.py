@@ -167,7 +167,7 @@ class Checkpoint:
         return None if self.dir is None else Path(os.path.expandvars(self.dir))
 
     def resumes(self, env: Mapping[str, str]) -> bool:
-        """Whether to begin where an earlier attempt saved: as `resume` says; None: if Slurm has requeued the job."""
+        """Whether to begin where an earlier attempt saved: as `resume` says; if it is None, in a requeued Slurm job."""
         restarted = env.get("SLURM_RESTART_COUNT", "0") not in ("", "0")
         return self.every is not None and (restarted if self.resume is None else self.resume)
 
@@ -234,8 +234,8 @@ def written(value: object) -> str:
 
 
 def added_later(config: object, prefix: str = "") -> dict[str, Any]:
-    """The dotted keys of a dataclass, or of one of its objects, that a later version added, with the value that
-    keeps the earlier behavior."""
+    """The dotted keys of a dataclass, or of an object of it, that a later version added, with the value that keeps the
+    earlier behavior."""
     added: dict[str, Any] = {}
     keys: tuple[Field[Any], ...] = fields(cast(Any, config))
     for key in keys:
@@ -247,11 +247,11 @@ def added_later(config: object, prefix: str = "") -> dict[str, Any]:
 
 
 def measured_part(plain: Plain, before: Plain, prefix: str = "") -> dict[str, Any]:
-    """A configuration without the keys that do not change a measurement, and without the modules' paths that older
-    records hold. Whether data were staged changes it, the folder does not.
+    """A configuration without the keys that do not change a measurement, and without the paths of modules that older
+    records have. Whether data were staged changes a measurement; the folder does not.
 
-    before: the keys that were added later, with the value at which they are left out; of a record too, whose
-        configuration may lack any of its keys
+    before: the keys that were added later, with the value at which they are left out. The configuration of a record may
+        lack any of its keys
     prefix: the section whose keys these are, with a dot; "": the complete configuration
     """
     measured: dict[str, Any] = {}

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from ddlbench.ranks.fake.answers import Answer, returning
+from ddlbench.ranks.fake.cuda import Answer, returning
 
 ALL_REDUCE = "horovod_torch_allreduce_async_"
 

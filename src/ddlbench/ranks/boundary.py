@@ -38,14 +38,14 @@ class Boundary:
     progressed: called at every step, so that a hang is noticed
     stop: called with a place such as "after step 3 of epoch 0" at every step, every batch of a validation and before
         every epoch; raises Stopped on all ranks (`StopRequest.pass_boundary`)
-    before_epoch: called by `begin` on every rank
+    before_epoch: called by `begin` on every rank, with the number of the epoch
     """
 
     device: torch.device
     progressed: Callable[[], None] = lambda: None
     stop: Callable[[str], None] = lambda _: None
     every: int = 50
-    before_epoch: Callable[[], None] = lambda: None
+    before_epoch: Callable[[int], None] = lambda _: None
 
     def __post_init__(self) -> None:
         self.epoch = 0
@@ -62,7 +62,7 @@ class Boundary:
         self.steps_per_epoch, self.reported, self.voted_on = steps, 0, 0
         barrier()
         self.stop(f"before epoch {epoch}")
-        self.before_epoch()
+        self.before_epoch(epoch)
 
     def heartbeat(self) -> None:
         """Between two pieces of work that are no step of an epoch, as the batches of a validation. Raises Stopped."""
@@ -106,10 +106,10 @@ class Boundary:
 
     @property
     def losses(self) -> Tensor:
-        """This rank's losses in this epoch, one after the other: [reported] on their device, of 32 bits.
+        """This rank's losses in this epoch, in their order: [reported], float32, on their device.
 
         They are in one tensor. A list would keep one small tensor per step between the large blocks that the step
-        frees: on the CPU the next step could not reuse them whole, and the process would grow at every step.
+        frees: on the CPU the next step could not reuse these as a whole, and the process would grow at every step.
         """
         return self._losses[: self.reported]
 

@@ -95,8 +95,8 @@ class Costs:
     states: numbers that stay from update to update: momentum, Adam's two moments
     bytes_: read and written: weight, gradient and states are read, weight and states written; lars and lamb read
         weight and update once more for their norms, and weight decay of adamw8bit reads and writes the weight
-    copies: numbers that live during the update of their tensor: what weight decay is added to; the square root and its
-        quotient of Adam
+    copies: temporary numbers while a tensor is updated: the gradient with weight decay added; for Adam a square root
+        and a quotient
     quantized: states of tensors that are not small are codes of 8 bits, and a scale in fp32 of each block of them
     """
 

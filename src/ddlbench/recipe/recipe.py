@@ -22,7 +22,7 @@ class ScheduleConfig:
     milestones: step only: epochs at which the learning rate is multiplied by gamma
     gamma: step: factor at each milestone; exponential: factor each epoch
     min_lr: cosine only: the learning rate at the end of training, before linear scaling
-    warmup_epochs, warmup_steps: length of the linear warm-up; warmup_steps (updates) wins where it is given
+    warmup_epochs, warmup_steps: length of the linear warm-up; if warmup_steps (updates) is given, it counts alone
     warmup_start_factor: share of the full learning rate that the first update gets; None undoes the linear
         scaling for it (Goyal et al. 2017, section 2.2)
     """

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ddlbench.job import Trainer
 from ddlbench.measure.formulas.flops import operation_flops
 from ddlbench.ranks.fake import cuda as fake_cuda
-from ddlbench.ranks.fake.answers import BACKWARD, leave
+from ddlbench.ranks.fake.cuda import BACKWARD, leave
 from ddlbench.ranks.fake.storages import Alive, identity, size, tensors, unknown
 
 # Methods that do not reach the dispatcher if nothing has to be copied.

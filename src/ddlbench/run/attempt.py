@@ -32,10 +32,10 @@ from ddlbench.run.context import Attempt
 from ddlbench.run.preflight import preflight
 from ddlbench.run.scenarios import Loading, Training
 from ddlbench.run.settings import (
-    ColdCache,
     check_cold_cache,
     check_machine,
     check_precision,
+    drop_data,
     planned_device,
     set_switches,
 )
@@ -50,7 +50,8 @@ NO_CONNECTION = (
 
 
 def run_attempt(config: Config, launch: Launch, started: float) -> int:
-    """Run what the configuration says; the exit code of this process. `started`: perf_counter as the program began."""
+    """Run what the configuration says; returns the exit code of this process. started: perf_counter when the program
+    began"""
     device = planned_device(config.dryrun)
     if device is None:
         check_machine(config.train.threads_per_rank, config.loader, machine_cores())
@@ -94,11 +95,10 @@ def run_attempt(config: Config, launch: Launch, started: float) -> int:
             wait_for([0], "ddlbench/end")
             supervisor.leave()  # the rank that holds the store may now go first
             supervisor.expect_end(code)
-            close(opened, clean=True)
+            close(opened)
         except Exception as error:  # every kind of failure becomes a row
             code = fail(error, attempt, supervisor)
-            clear_frames(error)  # a setup that failed half-way has left its model in them
-            close(opened, clean=False)
+            close(opened, error)
     return code
 
 
@@ -123,7 +123,7 @@ def check(config: Config, scenario: Scenario, device: torch.device) -> Unsupport
 
 
 def work(attempt: Attempt, scenario: Scenario, supervisor: Supervisor, opened: ExitStack) -> None:
-    """The run itself, until all ranks have ended it. opened: closes the data, then the scenario"""
+    """The run itself, until it has ended on all ranks. opened: is to close the data, then the scenario"""
     opened.callback(scenario.close)
     config, job = attempt.config, attempt.job
     place = scenario.setup()
@@ -154,7 +154,8 @@ def work(attempt: Attempt, scenario: Scenario, supervisor: Supervisor, opened: E
 
 
 def seed_replica(job: Job, place: Place) -> None:
-    """Building the model left every rank the same random stream: replicas and stages would drop the same units.
+    """Give each replica and each stage other random numbers. Building the model has left the same on every rank, and
+    dropout would drop the same units everywhere.
 
     torch's generator on the CPU takes the low 32 bits of a seed, so the digest spreads train.seed over all bits. Parts
     follow one another, because ranks that share layers add the number of parts to the seed in each step.
@@ -165,13 +166,13 @@ def seed_replica(job: Job, place: Place) -> None:
 
 
 def make_run(attempt: Attempt, scenario: Scenario, place: Place, feed: Feed, supervisor: Supervisor) -> Run:
-    """What the scenario runs: everything is set up, and the data are open."""
+    """What the scenario gets once everything is set up and the data are open."""
     config, job, record = attempt.config, attempt.job, attempt.record
     model = scenario.begin(feed)
     progress = Progress(config.progress and job.rank == 0)
     boundary = Boundary(job.device, supervisor.progressed, supervisor.stop.pass_boundary)
     if config.train.cold_cache:
-        boundary.before_epoch = ColdCache(attempt, supervisor).drop
+        boundary.before_epoch = partial(drop_data, attempt, supervisor)
     return Run(
         job=job,
         place=place,
@@ -190,7 +191,7 @@ def make_run(attempt: Attempt, scenario: Scenario, place: Place, feed: Feed, sup
 
 
 def fail(error: Exception, attempt: Attempt, supervisor: Supervisor) -> int:
-    """Record the failure that came first, of this rank or of another one; the exit code of this process."""
+    """Record the failure that came first, of this rank or of another one; returns the exit code of this process."""
     mine = failure_of(error, attempt.launch.rank)
     first = supervisor.record_cause(mine, begun=not isinstance(error, UserError))
     if first.rank == mine.rank:
@@ -205,19 +206,17 @@ def fail(error: Exception, attempt: Attempt, supervisor: Supervisor) -> int:
     return code
 
 
-def clear_frames(error: BaseException | None) -> None:
-    """Drop the local variables of the functions that raised an error and its causes."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
-
-
-def close(opened: ExitStack, clean: bool) -> None:
+def close(opened: ExitStack, error: BaseException | None = None) -> None:
     """Close the data, drop the model and destroy the process groups, because they must not be destroyed while a wrapped
     model lives. The end is recorded: what goes wrong here changes nothing.
 
-    clean: all ranks call this. Where another rank may still be in a collective, the program ends without `disconnect`.
+    error: what has ended the run; None: all ranks call this. After an error another rank may still be in a collective,
+        and the program ends without `disconnect`
     """
+    clean = error is None
+    while error is not None:  # the local variables of a setup that has failed half-way hold its model
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
     try:
         opened.close()
         if clean or single_process():

@@ -18,9 +18,9 @@ from pathlib import Path
 from statistics import median
 
 from ddlbench import checkpoint
-from ddlbench.checkpoint import Saved, checkpointable, complete, make_optimizer_states, named_tensors, set_random_states
+from ddlbench.checkpoint import Checkpointable, Saved, complete, make_optimizer_states, named_tensors, set_random_states
 from ddlbench.config.schema import Config
-from ddlbench.errors import RunError, UserError, reporting
+from ddlbench.errors import RunError, Unsupported, UserError, reporting
 from ddlbench.heartbeat import has_ended
 from ddlbench.job import Job, Trainer
 from ddlbench.loop import Run
@@ -33,14 +33,14 @@ from ddlbench.run.supervisor import Supervisor
 
 
 def check_checkpoints(config: Config, job: Job) -> None:
-    """Raise Unsupported where a run that continues would not train as one that was not interrupted."""
-    if config.checkpoint.every is None:
-        return
-    getattr(config.framework, "check_checkpoint", lambda _: None)(job)
+    """Raise Unsupported if a run that continues would not train as one that was not interrupted."""
+    if config.checkpoint.every is not None:
+        getattr(config.framework, "check_checkpoint", lambda _: None)(job)
 
 
 def open_checkpoints(attempt: Attempt, supervisor: Supervisor, run: Run, trainer: Trainer, rates: Rates) -> None:
-    """Continue an earlier attempt where that is asked for, and save this one where it is configured. Collective."""
+    """Continue an earlier attempt if that is asked for, and save this one if that is configured. Collective.
+    Unsupported if the framework cannot save what it trains."""
     options = attempt.config.checkpoint
     if options.every is None:
         return
@@ -58,7 +58,7 @@ def place_of(attempt: Attempt) -> Path:
 
 
 def how_to_continue(attempt: Attempt) -> str | None:
-    """What a user can do after an interruption; None where a run has nothing to continue."""
+    """What a user can do after an interruption; None if the run has nothing to continue."""
     if attempt.config.mode != "train" or attempt.folder is None:
         return None
     if attempt.config.checkpoint.every is None:
@@ -76,10 +76,11 @@ class Checkpoints:
     def __init__(self, attempt: Attempt, supervisor: Supervisor, trainer: Trainer, rates: Rates) -> None:
         options = attempt.config.checkpoint
         assert options.every is not None, "else there is nothing to do"
+        if not isinstance(trainer, Checkpointable):
+            raise Unsupported(f"{attempt.config.framework.name} does not save checkpoints: {checkpoint.OFF}")
         assert attempt.folder is not None, "the attempt has its folder"
         self.every, self.keep = options.every, options.keep
-        self.attempt, self.supervisor, self.rates = attempt, supervisor, rates
-        self.trainer, self.state = trainer, checkpointable(attempt.config.framework.name, trainer)
+        self.attempt, self.supervisor, self.trainer, self.rates = attempt, supervisor, trainer, rates
         self.number = int(attempt.folder.name.removeprefix("attempt-"))
         self.place = place_of(attempt)
         self.folder = self.place / f"checkpoints-{self.number}"
@@ -90,8 +91,8 @@ class Checkpoints:
         attempt.on_success = self._remove_all
 
     def resume(self, run: Run) -> None:
-        """Continue from the newest checkpoint that is not damaged; from the beginning where there is none. UserError on
-        every rank where all are damaged. Collective."""
+        """Continue from the newest checkpoint that is not damaged, or from the beginning if there is none. Collective.
+        UserError, on every rank, if all are damaged."""
         with self.supervisor.unlimited():
             began = time.perf_counter()
             saved = self._newest_sound()
@@ -103,11 +104,11 @@ class Checkpoints:
                 return
             position = f"epoch {saved.epoch} of {run.epochs}"
             run.progress.say(f"continues attempt {saved.attempt} of {saved.run_id} with {position}")
-            live, device = self.state.live(), run.job.device
+            live, device = self.trainer.live(), run.job.device
             make_optimizer_states(live, checkpoint.shapes(saved.folder))
             tensors = named_tensors(live, self.rank, device)
             checkpoint.read(saved.folder, tensors)
-            self.state.restore(saved.numbers)
+            self.trainer.restore(saved.numbers)
             self.rates.load(saved.rates)
             set_random_states(tensors, self.rank, device)
             run.first_epoch, run.elapsed_s = saved.epoch, saved.elapsed_s
@@ -133,12 +134,12 @@ class Checkpoints:
                 with reporting(f"{growing} cannot be made", remedy, RunError):
                     growing.mkdir(parents=True)
             barrier()
-            files = checkpoint.write(growing, named_tensors(self.state.live(), self.rank, run.job.device), self.rank)
+            files = checkpoint.write(growing, named_tensors(self.trainer.live(), self.rank, run.job.device), self.rank)
             if self.rank == 0:
                 epochs = record.lines() if record else []
                 saved = Saved(
                     growing, self.attempt.run_id, self.number, self.lineage, done, self.trainer.updates,
-                    run.elapsed_s, self.rates.state(), self.state.numbers(), epochs, files,
+                    run.elapsed_s, self.rates.state(), self.trainer.numbers(), epochs, files,
                 )  # fmt: skip
                 with reporting(f"the checkpoint in {growing} cannot be written", remedy, RunError):
                     saved.write()

@@ -46,8 +46,8 @@ ASK_S = 3.0  # longest wait for the recorder: it asks the driver of a device tha
 class Attempt:
     """What was asked for, where it runs, and the record, which rank 0 alone has.
 
-    The record's name needs the hash of the data: so rank 0 first makes the data that the program makes itself (sample
-    sets, indices, token files).
+    The name of the record contains the hash of the data. So rank 0 first makes the data that the program makes itself
+    (sample sets, indices, token files).
     """
 
     def __init__(self, config: Config, launch: Launch, device: torch.device, started: float = 0.0) -> None:
@@ -68,8 +68,8 @@ class Attempt:
         self.spans[name], self.span_began = now - self.span_began, now
 
     def count_nodes(self) -> None:
-        """On every rank, once all are connected: what a launcher says differs between nodes with other numbers of
-        ranks, and the name of the run contains it."""
+        """Count the nodes once all ranks are connected: the name of the run contains their number, and launchers say
+        different numbers on nodes with different numbers of ranks. Collective."""
         first_of_node = torch.tensor(int(self.launch.local_rank == 0))
         self.launch = replace(self.launch, nodes=int(sum_over_ranks(first_of_node)))
 
@@ -84,8 +84,7 @@ class Attempt:
 
     @cached_property
     def run_id(self) -> str:
-        launch = self.launch
-        return run_id(self.config.identity(), launch.world_size, launch.nodes, str(self.dataset["hash"]))
+        return run_id(self.config.identity(), self.launch.world_size, self.launch.nodes, str(self.dataset["hash"]))
 
     def open_record(self) -> None:
         if self.record is None and self.launch.rank == 0:
@@ -97,8 +96,8 @@ class Attempt:
                 tell(f"warning: {advice}")
 
     def agree(self) -> None:
-        """UserError on every rank where one reads other data, or has another configuration or other versions of
-        libraries. Other differences between their environments are recorded and printed."""
+        """UserError, on every rank, if one of them reads other data or has another configuration or other versions of
+        libraries. Other differences between the environments are recorded and printed."""
         folder = self.record.folder.resolve() if self.record else None
         here = socket.gethostname(), self.run_id, folder, len(allowed_cores())
         hosts, run_ids, folders, cores = zip(*all_gather(here), strict=True)
@@ -111,13 +110,13 @@ class Attempt:
                 )
         differing = compare_environments(machine(self.device))
         if self.record:
-            self.record.add(ranks_differ=differing)
+            environment = {**self.record.content["environment"], "cpu_count_min": min(cores)}
+            self.record.add(ranks_differ=differing, environment=environment)
             for line in differing:
                 tell(f"warning: {line}")
-            self.record.add(environment={**self.record.content["environment"], "cpu_count_min": min(cores)})
 
     def stage_data(self) -> None:
-        """Copy the data to the nodes' own storage where data.stage_to is set."""
+        """Copy the data to the storage of each node if data.stage_to is set."""
         data = self.config.data
         if data.stage_to is None:
             return
@@ -129,7 +128,7 @@ class Attempt:
         self.end_span("staging_s")
 
     def record_end(self, failure: Failure, final: bool = True) -> None:
-        """Record the end, if this rank has the record; of a hang also this rank's last collectives. Never raises."""
+        """Record the end, if this rank has the record; after a hang also its last collectives. Never raises."""
         record, ended_by = self.record, failure.ended_by
         if record is not None and record.finish(failure.status, failure.reason, final, ended_by=ended_by) and final:
             self._show_folder()
@@ -138,7 +137,7 @@ class Attempt:
             save_last_collectives(self.folder, self.launch.rank)
 
     def record_success(self) -> bool:
-        """Record the end of a complete run; False where rank 0 did not record `ok`. On the other ranks True."""
+        """Record the end of a complete run. False if rank 0 has not recorded `ok`; True on the other ranks."""
         if self.record is None:
             return True
         recorded = self.record.finish("ok")
@@ -157,8 +156,8 @@ class Attempt:
 
 
 def compare_environments(environment: Mapping[str, Any]) -> list[str]:
-    """What ranks differ in, a line each, the same on every rank. UserError, on every rank, where two ranks have other
-    versions of a library. Collective. environment: this rank's, as in run.json"""
+    """A line for each difference between the ranks, the same on every rank. UserError, on every rank, if two ranks have
+    different versions of a library. Collective. environment: of this rank, as in run.json"""
     packages = {f"packages.{name}": version for name, version in environment["packages"].items()}
     environment_here = {k: v for k, v in (fingerprint(environment) | packages).items() if k not in PER_RANK}
     if len(set(all_gather(digest(environment_here, 64)))) == 1:  # usual: a few bytes a rank
@@ -184,8 +183,8 @@ def compare_environments(environment: Mapping[str, Any]) -> list[str]:
 
 
 def save_last_collectives(folder: Path, rank: int) -> None:
-    """Write those of a rank that hangs into the attempt's folder; report/explain.py compares the ranks. Never raises
-    and never hangs, because the process is about to end."""
+    """Write the last collectives of a rank that hangs into the attempt's folder; report/explain.py compares the ranks.
+    Never raises and never hangs, because the process is about to end."""
 
     def save() -> None:
         target = folder / COLLECTIVES / f"rank-{rank}.json"

@@ -31,7 +31,7 @@ REPORT_S = 2.0  # longer than that a rank waits for the cause that another rank 
 
 
 class Peers:
-    """The store's keys as attributes, brought up to date every `period_s`; the larger the world, the rarer.
+    """The store's keys as attributes, which a thread renews every `period_s`; in larger worlds this time is longer.
 
     store: a connection of its own, so that a thread may read it while another waits in the store
     failure: the first that was posted; recorded: whether rank 0 has written it
@@ -58,28 +58,22 @@ class Peers:
 
     def post(self, failure: Failure) -> Failure:
         """The failure that was posted first: this one or another rank's."""
-        return self._first(FAILURE, failure) or self.failure or failure  # which this rank may have read before
+        return self.first(FAILURE, failure) or self.failure or failure  # which this rank may have read before
+
+    def first(self, key: str, failure: Failure) -> Failure | None:
+        """The first failure that any rank has set under this key, this one if there is none. None: the store does not
+        answer."""
+        text = json.dumps(asdict(failure))
+        first = self._ask(lambda store: store.compare_set(key, "", text))
+        return Failure(**json.loads(first)) if first else None
 
     def tell_recorded(self) -> None:
         """Rank 0 has written the end: the others need not do it."""
         self._ask(lambda store: store.set(RECORDED, ""))
 
-    def acknowledge(self) -> None:
-        """This rank knows the first failure: the store's process need not stay for it. Called once."""
-        self._ask(lambda store: store.add(READERS, 1))
-
-    def request_stop(self, request: Failure) -> Failure | None:
-        """Request that all ranks stop at a boundary; the request that came first. None: the store does not answer."""
-        return self._first(STOP, request)
-
-    def _first(self, key: str, failure: Failure) -> Failure | None:
-        """The first failure that any rank has set under this key."""
-        text = json.dumps(asdict(failure))
-        first = self._ask(lambda store: store.compare_set(key, "", text))
-        return Failure(**json.loads(first)) if first else None
-
-    def readers(self) -> int:
-        return self._ask(lambda store: store.add(READERS, 0)) or 0
+    def readers(self, more: int = 0) -> int:
+        """How many ranks know the first failure, after `more` of them: the store's process need not stay for these."""
+        return self._ask(lambda store: store.add(READERS, more)) or 0
 
     def lost_contact(self, timeout_s: float) -> Failure | None:
         """The store's process has ended, or the next rank has sent no heartbeat for `timeout_s`."""
@@ -98,13 +92,13 @@ class Peers:
         return f"rank {rank} ({place})" if place else f"rank {rank}"
 
     def find_cause(self) -> str | None:
-        """Which ranks ended without a message or are stopped, in words; None where every rank sends heartbeats, or
-        where a failure was posted meanwhile.
+        """Which ranks ended without a message or are stopped, in words; None if every rank sends heartbeats, or if a
+        failure was posted meanwhile.
 
         All ranks of a run that hangs call this at the same time, and one store answers them: rank 0 looks at every
         rank, another rank at its next one. It then waits for what rank 0 or the neighbour of the lost rank posts, and
-        looks at every rank only where neither does. Takes up to SILENCE_S, on other ranks than 0 up
-        to 2 SILENCE_S + REPORT_S.
+        looks at every rank only if neither posts anything. Takes up to SILENCE_S on rank 0, and up to
+        2 SILENCE_S + REPORT_S on the other ranks.
         """
         others = [rank for rank in range(self.world_size) if rank != self.rank]
         if self.rank == 0 or self.world_size == 2:
@@ -117,7 +111,7 @@ class Peers:
         return self._look(others) if self.failure is None else None
 
     def _look(self, ranks: Sequence[int]) -> str | None:
-        """Which of these ranks send no heartbeat; as `find_cause`."""
+        """Which of these ranks send no heartbeat, in the words of `find_cause`."""
         before = now = self._beats(ranks)
         deadline = time.perf_counter() + self.silence_s
         while before is not None and now is not None and ranks and time.perf_counter() < deadline:
@@ -138,7 +132,7 @@ class Peers:
         return f"{named} ended without a message, or is stopped: see its output and the system log of its node"
 
     def _beats(self, ranks: Sequence[int]) -> dict[int, str] | None:
-        """The last heartbeat of each rank that has sent one; None where the store does not answer."""
+        """The last heartbeat of each rank that has sent one; None if the store does not answer."""
         keys = {rank: f"{BEAT}/{rank}" for rank in ranks}
 
         def read(store: Any) -> dict[int, str]:
@@ -149,7 +143,7 @@ class Peers:
         return self._ask(read)
 
     def _ask(self, request: Callable[[Any], T]) -> T | None:
-        """The store's answer, None where it does not give one within ANSWER_S."""
+        """The store's answer; None if it does not give one within ANSWER_S."""
         stuck = self.asked_at is not None and time.perf_counter() - self.asked_at > ANSWER_S
         if self.lost or stuck or not self.thread.is_alive():
             return None

@@ -1,9 +1,8 @@
 """preflight=true: before anything is measured, each rank computes and communicates for a moment; slow ranks are named.
 
-One rank on a slow or broken node slows all others at every step. Each rank multiplies two matrices of ones (the result
-is known), and all ranks add up one buffer. The fastest of a few repetitions counts, because a node may be loaded for
-a moment.
-Not run on a GPU yet.
+One rank on a slow or broken node slows all others at every step. Each rank multiplies two matrices of ones, because
+the result is known, and all ranks add up one buffer. The fastest of a few repetitions counts, because a node may be
+loaded for a moment. This check has not run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import socket
 import time
 import timeit
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median_low
 from typing import Any
@@ -51,29 +50,20 @@ class Check:
     dataset_hash: str = ""
 
 
-def _multiply(device: torch.device) -> tuple[float, bool]:
-    """Seconds of a product of matrices of ones, and whether each of its elements is their size."""
-    side = SIDES[device.type]
-    ones = torch.ones(side, side, device=device)
-    product = torch.empty_like(ones)
-    seconds = _fastest(lambda: torch.mm(ones, ones, out=product), device)
-    return seconds, bool((product == side).all().item())
-
-
-def _fastest(work: Callable[[], object], device: torch.device) -> float:
+def fastest(work: Callable[[], object], device: torch.device) -> float:
     seconds = timeit.repeat(lambda: (work(), idle(device)), number=1, repeat=WARMUP + REPEATS)
     return min(seconds[WARMUP:])
 
 
-def slow_ranks(checks: Sequence[Check], factor: float) -> dict[int, str]:
-    """Ranks that multiply `factor` times as slowly as the median of all, or more, in words, the slowest first."""
+def slow_ranks(checks: Sequence[Check], factor: float) -> list[str]:
+    """A line for each rank that multiplies `factor` times as slowly as the median rank, or more; the slowest first."""
     usual = median_low(check.matmul_s for check in checks)
     slow = [check for check in checks if check.matmul_s >= factor * usual]
-    return {
-        check.rank: f"rank {check.rank} on {check.host} computes {check.matmul_s / usual:.1f} times as slowly as the "
+    return [
+        f"rank {check.rank} on {check.host} computes {check.matmul_s / usual:.1f} times as slowly as the "
         f"median rank ({check.matmul_s * 1000:.1f} ms, {usual * 1000:.1f} ms)"
         for check in sorted(slow, key=lambda check: check.matmul_s, reverse=True)
-    }
+    ]
 
 
 def require_sound(checks: Sequence[Check], stop: float | None) -> None:
@@ -84,11 +74,11 @@ def require_sound(checks: Sequence[Check], stop: float | None) -> None:
             wrong = f"rank {check.rank} on {check.host} computes wrongly: a matrix product of ones is not its size"
             raise RunError(f"pre-flight: {wrong}: {remedy}")
     if stop is not None and (slow := slow_ranks(checks, stop)):
-        named = "; ".join(first_few(list(slow.values()), NAMED))
+        named = "; ".join(first_few(slow, NAMED))
         raise RunError(f"pre-flight: {named}: {remedy}, or set preflight_stop=null to run with these ranks")
 
 
-def section(checks: Sequence[Check], device: torch.device, slow: Mapping[int, str], seconds: float) -> dict[str, Any]:
+def section(checks: Sequence[Check], device: torch.device, slow: list[str], seconds: float) -> dict[str, Any]:
     """The section `preflight` of run.json."""
     side, times = SIDES[device.type], [check.matmul_s for check in checks]
     reduced = [check.all_reduce_s for check in checks if check.all_reduce_s is not None]
@@ -99,7 +89,7 @@ def section(checks: Sequence[Check], device: torch.device, slow: Mapping[int, st
         "slowest_factor": max(times) / median_low(times),
         "all_reduce_bytes": REDUCED_BYTES[device.type] if reduced else None,
         "all_reduce_s": max(reduced, default=None),
-        "slow": list(slow.values()),
+        "slow": slow,
     }
 
 
@@ -108,11 +98,15 @@ def preflight(attempt: Attempt) -> None:
     every rank, for a rank that is broken or too slow."""
     began = time.perf_counter()
     config, record, device = attempt.config, attempt.record, attempt.device
-    seconds, correct = _multiply(device)
+    side = SIDES[device.type]
+    ones = torch.ones(side, side, device=device)
+    product = torch.empty_like(ones)
+    seconds = fastest(lambda: torch.mm(ones, ones, out=product), device)
+    correct = bool((product == side).all().item())
     reader = gpu_state_reader(device)
     clock = or_none(lambda: reader().clock_mhz) if reader else None
     buffer = None if single_process() else torch.zeros(REDUCED_BYTES[device.type] // 4, device=device)
-    reduced = None if buffer is None else _fastest(lambda: dist.all_reduce(buffer), device)
+    reduced = None if buffer is None else fastest(lambda: dist.all_reduce(buffer), device)
     model = str(gpu(device)["gpu_model"]) if device.type == "cuda" else "cpu"
     if device.type == "cuda":
         torch.cuda.empty_cache()  # the measured run begins with an empty allocator
@@ -134,6 +128,6 @@ def preflight(attempt: Attempt) -> None:
         with reporting(f"{path} cannot be written", "free space or choose another results_dir=", RunError):
             write_json(path, {"ranks": [asdict(check) for check in checks]})
         record.add(preflight=section(checks, device, slow, time.perf_counter() - began))
-        for line in list(slow.values())[:NAMED]:
+        for line in slow[:NAMED]:
             tell(f"warning: {line}")
     require_sound(checks, config.preflight_stop)

@@ -87,8 +87,8 @@ class Training(Scenario):
 
 
 def verdict(ranks: list[RankWindow], lead_in: int, on_device: bool, facts: Mapping[str, Any]) -> tuple[str, str | None]:
-    """The status of a window, and its reason: "unknown" where it does not show what training is, "error" where the
-    shares cannot be right, because training on several ranks communicates on each, except by design.
+    """The status of a window, and its reason: "unknown" if the window does not show what training is, "error" if the
+    shares cannot be right, because training on several ranks communicates on each of them, except by design.
 
     facts: those of the trainer. "communication": "none" if training sends nothing by design, "host" if it sends from
         the host's memory on GPUs too
@@ -189,7 +189,7 @@ class Loading(Scenario):
     job: Job
 
     def check(self) -> None:
-        """Raise Unsupported where not every rank would be a data rank."""
+        """Raise Unsupported if not every rank would be a data rank."""
         framework = self.config.framework.name
         if framework not in LAYOUTS:
             raise Unsupported(

@@ -26,7 +26,7 @@ OFF = "or set train.cold_cache=false"
 
 
 def check_machine(threads: int, loader: Loader, cores: int) -> None:
-    """UserError for more threads or workers a rank than the cores of a machine can carry."""
+    """UserError for more threads or workers of a rank than the cores of a machine can run."""
     allowed: dict[str, tuple[int | None, int]] = {"train.threads_per_rank": (threads, cores)}
     if key := loader.parallel_key:
         allowed[f"loader.{key}"] = (getattr(loader, key), WORKERS_PER_CORE * cores)
@@ -71,7 +71,7 @@ def set_switches(train: Train, device: torch.device) -> None:
 
 
 def check_cold_cache(loader: Loader, data: Dataset) -> None:
-    """Raise Unsupported where pages would stay in memory, or where no file is read."""
+    """Raise Unsupported if pages would stay in memory, or if no file is read."""
     if not hasattr(os, "posix_fadvise"):
         raise Unsupported(f"train.cold_cache=true needs posix_fadvise, which {sys.platform} lacks: use Linux, {OFF}")
     if not loader.drops_cache:
@@ -87,27 +87,18 @@ def check_cold_cache(loader: Loader, data: Dataset) -> None:
         )
 
 
-class ColdCache:
-    """train.cold_cache=true: every training epoch begins with no page of the data in the memory of any node.
-
-    Drops the files of both splits on every node. Every rank makes one.
-    """
-
-    def __init__(self, attempt: Attempt, supervisor: Supervisor) -> None:
-        self.attempt, self.supervisor, self.epochs = attempt, supervisor, 0
-
-    def drop(self) -> None:
-        """Called before an epoch's clock starts. Unsupported, on every rank, where no page could be dropped."""
-        data, local_rank = self.attempt.config.data, self.attempt.launch.local_rank
-        with self.supervisor.unlimited():  # opening a million files takes its time
-            nodes = once_per_node(local_rank, lambda: drop(data.files_read()), f"ddlbench/cold_cache/{self.epochs}")
-        self.epochs += 1
-        dropped = Dropped.total(nodes)
-        if self.attempt.record:
-            facts = {**asdict(dropped), "nodes": len(nodes), "epochs": self.epochs}
-            self.attempt.record.add(cold_cache=facts)
-        if dropped.bytes and dropped.left_bytes == dropped.bytes:
-            raise Unsupported(
-                f"train.cold_cache=true: all {dropped.bytes} bytes of the data are still in memory, as in a file "
-                f"system without a disk (tmpfs): choose another data.root or data.stage_to, {OFF}"
-            )
+def drop_data(attempt: Attempt, supervisor: Supervisor, epoch: int) -> None:
+    """train.cold_cache=true: drop the files of both splits from the memory of every node. Every rank calls this before
+    the clock of a training epoch starts. Unsupported, on every rank, where no page could be dropped."""
+    data, local_rank, record = attempt.config.data, attempt.launch.local_rank, attempt.record
+    with supervisor.unlimited():  # opening a million files takes its time
+        nodes = once_per_node(local_rank, lambda: drop(data.files_read()), f"ddlbench/cold_cache/{epoch}")
+    dropped = Dropped.total(nodes)
+    if record:
+        epochs = 1 + record.content.get("cold_cache", {"epochs": 0})["epochs"]  # of this attempt
+        record.add(cold_cache={**asdict(dropped), "nodes": len(nodes), "epochs": epochs})
+    if dropped.bytes and dropped.left_bytes == dropped.bytes:
+        raise Unsupported(
+            f"train.cold_cache=true: all {dropped.bytes} bytes of the data are still in memory, as in a file "
+            f"system without a disk (tmpfs): choose another data.root or data.stage_to, {OFF}"
+        )

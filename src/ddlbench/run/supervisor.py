@@ -28,7 +28,7 @@ from ddlbench.progress import tell
 from ddlbench.ranks.boundary import REACH_S, StopRequest
 from ddlbench.record.files import end_for_rank_0
 from ddlbench.run.context import Attempt
-from ddlbench.run.peers import Peers
+from ddlbench.run.peers import STOP, Peers
 
 PERIOD_S = 0.25
 NO_STEP = "no step ended"
@@ -44,8 +44,8 @@ PRINTING_S = 0.5  # of the workers
 
 
 class Signals:
-    """Takes SIGNALS for a thread until it is closed, but not those that are ignored, as SIGHUP is by nohup. They may be
-    blocked before: from then on they are not."""
+    """Receives SIGNALS for a thread until it is closed, except those that the process ignores, as SIGHUP under nohup.
+    Signals that were blocked before are no longer blocked."""
 
     def __init__(self) -> None:
         self.reading, self.writing = os.pipe()
@@ -63,7 +63,7 @@ class Signals:
         os.close(self.writing)
 
     def wait(self, seconds: float) -> int | None:
-        """The next signal; None where none comes in time. Other signals (SIGCHLD) do not count."""
+        """The next signal; None if none comes in time. Other signals (SIGCHLD) do not count."""
         ready, _, _ = select.select([self.reading], [], [], seconds)
         number = os.read(self.reading, 1)[0] if ready else 0
         return number if number in self.handlers else None
@@ -132,7 +132,7 @@ class Supervisor:
         self.when_late = partial(self._fail, late, begun=True)
 
     def expect_end(self, code: int) -> None:
-        """The end is recorded, and this process is to exit with `code`: also where what it has open does not close."""
+        """The end is recorded, and this process is to exit with `code`, also if what it has open does not close."""
         self.progressed()
         self.within_s = within_s = min(self.timeout_s, CLOSING_S)
 
@@ -150,7 +150,7 @@ class Supervisor:
 
     @contextmanager
     def unlimited(self) -> Generator[None]:
-        """Between steps: within it the main thread may take the time it needs, as after `expect_nothing`."""
+        """Between two steps the main thread may take the time it needs, as after `expect_nothing`."""
         self.expect_nothing()
         yield
         self.expect(NO_STEP)
@@ -161,7 +161,7 @@ class Supervisor:
     def record_cause(self, failure: Failure, begun: bool) -> Failure:
         """The failure that counts, posted and recorded: another rank's if one was posted before, else this one.
 
-        begun: open the record before, if it is not open. Where that fails too (without data it has no name), the first
+        begun: open the record before, if it is not open. If that fails too (without data it has no name), the first
             failure is still the one that is reported
         """
         peers = self.peers
@@ -192,7 +192,7 @@ class Supervisor:
                 while peers.readers() < peers.world_size - 1 and time.perf_counter() < deadline and not peers.lost:
                     time.sleep(peers.period_s / 2)
                 return
-            peers.acknowledge()
+            peers.readers(more=1)
             while not (peers.recorded or (peers.lost and peers.holder == "rank 0")) and time.perf_counter() < deadline:
                 time.sleep(peers.period_s / 2)
             if not peers.recorded:  # record the end in the place of rank 0
@@ -248,7 +248,7 @@ class Supervisor:
         if not self.stop.can_send():
             self._fail(failure)
         self.attempt.record_end(failure, final=False)
-        self.stop.send(failure, self.peers.request_stop if self.peers else None)
+        self.stop.send(failure, partial(self.peers.first, STOP) if self.peers else None)
 
     def _fail(self, failure: Failure, begun: bool = False) -> None:
         try:

@@ -28,7 +28,7 @@ from ddlbench.measure.profiling.spans import BACKWARD, FORWARD, UPDATE, span
 from ddlbench.ranks.launchers import OPEN_MPI
 
 if TYPE_CHECKING:
-    from ddlbench.ranks.fake.answers import Answer
+    from ddlbench.ranks.fake.cuda import Answer
 RECORDED = ("zero_stage", "offload_optimizer", "offload_parameters", "offload_to", "cpu_adam", "gather_bucket_mb")
 
 

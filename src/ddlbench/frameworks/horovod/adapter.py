@@ -23,7 +23,7 @@ from ddlbench.ranks.control import all_gather
 from ddlbench.ranks.launch import is_fake
 
 if TYPE_CHECKING:
-    from ddlbench.ranks.fake.answers import Answer
+    from ddlbench.ranks.fake.cuda import Answer
 
 COMPRESSIONS = ("none", "fp16")
 

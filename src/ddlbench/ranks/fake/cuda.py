@@ -5,6 +5,9 @@ Autograd is written in C++. It asks each tensor for its device, and the driver o
 not exist on a machine without a GPU. For "meta" it needs no stream and runs the backward pass in the calling thread, so
 C++ sees "meta" here. One mode translates the devices that Python names, another one those that C++ names. Choices that
 C++ makes by the device, and makes differently for "meta", are in ranks/fake/kernels.py.
+
+torch leaves a function mode while it runs one of its functions, and a backward pass is one. Here the modes are entered
+again for it, so that they also see hooks and recomputed blocks.
 """
 
 from __future__ import annotations
@@ -26,13 +29,42 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from ddlbench.errors import RunError
-from ddlbench.ranks.fake.answers import BACKWARD, Answer, leave, returning
 from ddlbench.ranks.fake.kernels import cuda_kernels
 
 waits: list[Callable[[str], None]] = []  # called with each call in which the host would wait for its device
 MEMORY = sys.maxsize  # bytes, free and in all: what fits is not asked here
 META = torch.device("meta")
+BACKWARD = (Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 SEEN = ("dispatch_device", "device_for_backend_keys")  # what C++ finds: Python's answer; the kernels of which device
+
+Answer = tuple[Any, str, Any]  # module or object, name of its attribute, value in the fake world
+_left: list[TorchFunctionMode] = []  # by a backward pass, innermost first
+
+
+def returning(value: Any) -> Callable[..., Any]:
+    """A function that returns `value` for any arguments."""
+    return lambda *_, **__: value
+
+
+def leave(mode: TorchFunctionMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """Run one of BACKWARD in the `__torch_function__` of a mode."""
+    _left.append(mode)
+    try:
+        return func(*args, **kwargs)
+    finally:
+        if mode in _left:
+            _left.remove(mode)
+
+
+@contextmanager
+def _entered_again() -> Generator[None]:
+    with ExitStack() as stack:
+        while _left:
+            stack.enter_context(_left.pop())
+        yield
+
+
+RUN_BACKWARD = _entered_again()(torch.autograd.graph._engine_run_backward)  # pyright: ignore
 
 
 def _wait(name: str, *_: Any, **__: Any) -> None:

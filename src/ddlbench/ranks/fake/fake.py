@@ -24,8 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ddlbench.ranks.fake.answers import RUN_BACKWARD, Answer, returning
-from ddlbench.ranks.fake.cuda import fake_device
+from ddlbench.ranks.fake.cuda import RUN_BACKWARD, Answer, fake_device, returning
 
 
 @contextmanager

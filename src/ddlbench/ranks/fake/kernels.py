@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -20,8 +21,8 @@ from torch.utils._pytree import tree_map
 from ddlbench.errors import RunError
 
 aten = torch.ops.aten
-# Computed in the type of autocast. All others that autocast knows are computed in fp32: those that can be told the type
-# of their result get no cast copy. Some that no model here has would have the widest type of what they are given.
+# Computed in the type of autocast. All others that autocast knows are computed in fp32; if an operation has an argument
+# for the type of its result, its inputs are not copied. Some that no model here has would use the widest input type.
 LOWER = {
     "_convolution", "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d", "conv_transpose2d",
     "conv_transpose3d", "convolution", "prelu", "addmm", "addmv", "addr", "matmul", "einsum", "mm", "mv",
@@ -44,7 +45,7 @@ def cuda_kernels() -> Generator[None]:
         library.impl("dropout", dropout, "AutogradCUDA")
         library.impl("scaled_dot_product_attention", attention, "AutogradCUDA")
         for name in ("softmax", "log_softmax"):
-            library.impl(f"{name}.int", _softmax(getattr(aten, f"_{name}")), "AutogradCUDA")
+            library.impl(f"{name}.int", partial(softmax, getattr(aten, f"_{name}")), "AutogradCUDA")
         for qualified in torch._C._dispatch_get_registrations_for_dispatch_key(AUTOCAST):  # pyright: ignore
             namespace, _, name = qualified.partition("::")
             if namespace == "aten" and name.partition(".")[0] not in LEFT:
@@ -112,15 +113,11 @@ def dropout(input: Tensor, p: float, train: bool) -> Tensor:
     return input * torch.zeros_like(input) if p == 1 else aten.native_dropout(input, p, train)[0]
 
 
-def _softmax(kernel: Any) -> Callable[..., Tensor]:
+def softmax(kernel: Any, tensor: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
     """One kernel, from fp16 to fp32 too, without a copy of its input."""
-
-    def call(tensor: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-        if tensor.dtype == torch.float16 and dtype == torch.float32:
-            return kernel(tensor, dim, True)
-        return kernel(tensor if dtype is None else tensor.to(dtype), dim, False)
-
-    return call
+    if tensor.dtype == torch.float16 and dtype == torch.float32:
+        return kernel(tensor, dim, True)
+    return kernel(tensor if dtype is None else tensor.to(dtype), dim, False)
 
 
 def attention(
