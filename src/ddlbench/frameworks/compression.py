@@ -22,9 +22,9 @@ Parameters = Mapping[str, nn.Parameter]
 Message = tuple[Tensor, Tensor]  # numbers in fp32, and codes of any type
 
 
-# What is sent of the gradients of a bucket.
-# compress: the message; gradients: of each tensor, flat
-# add: what a message stands for to `total`, the gradients of a bucket one after the other; sizes: theirs
+# A compressor says what is sent for the gradients of a bucket. It has two methods:
+# compress: returns the message. gradients: those of each tensor, flat
+# add: adds what a message stands for to `total`, the gradients of a bucket one after the other. sizes: their lengths
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,13 @@ class Sign:
         scales = torch.stack([gradient.abs().mean() for gradient in gradients])
         positive = torch.cat([gradient >= 0 for gradient in gradients])
         octets = nn.functional.pad(positive.byte(), (0, -len(positive) % 8)).view(-1, 8)
-        return scales, (octets << _bits(octets)).sum(1, dtype=torch.uint8)
+        bits = torch.arange(8, dtype=torch.uint8, device=octets.device)
+        return scales, (octets << bits).sum(1, dtype=torch.uint8)
 
     def add(self, message: Message, total: Tensor, sizes: Sequence[int]) -> None:
         scales, octets = message
-        positive = (octets[:, None] >> _bits(octets) & 1).flatten()[: len(total)]
+        bits = torch.arange(8, dtype=torch.uint8, device=octets.device)
+        positive = (octets[:, None] >> bits & 1).flatten()[: len(total)]
         total.add_((2.0 * positive - 1.0) * _repeated(scales, sizes))
 
 
@@ -83,9 +85,9 @@ Compressor = TopK | Sign | Int8
 
 
 class Hook:
-    """What DDP calls with each full bucket, and what a checkpoint needs of it.
+    """What a checkpoint needs of a hook, which DDP calls with each full bucket.
 
-    errors: what was not sent yet, flat, by parameter
+    errors: by parameter, the numbers that were not sent yet, flat
     """
 
     def __init__(self, parameters: Parameters) -> None:
@@ -93,9 +95,6 @@ class Hook:
         self.errors: dict[str, Tensor] = {
             name: torch.zeros_like(parameter.detach()).flatten() for name, parameter in parameters.items()
         }
-
-    def __call__(self, bucket: GradBucket) -> Future[Tensor]:
-        raise NotImplementedError
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint saves, in place."""
@@ -109,9 +108,9 @@ class Hook:
 
 
 class ErrorFeedback(Hook):
-    """The gradient g of a step and the error e that the earlier ones left are sent as far as the compressor C can:
-    s = C(g + e), e = g + e - s. Every rank gets all messages and averages them in the order of the ranks, so the result
-    is the same on all (and for C = identity and two ranks that of an all-reduce, bit for bit)."""
+    """A step sends its gradient g and the error e that the earlier steps left, as far as the compressor C can:
+    s = C(g + e), e = g + e - s. Every rank gets all messages and averages them in the order of the ranks, so all ranks
+    have the same result (for C = identity and two ranks it is that of an all-reduce, bit for bit)."""
 
     def __init__(self, compressor: Compressor, parameters: Parameters) -> None:
         super().__init__(parameters)
@@ -147,9 +146,9 @@ class ErrorFeedback(Hook):
 
 
 class PowerSGD(Hook):
-    """torch's PowerSGD (Vogels et al. 2019), which keeps errors and the factors Q of the last step by bucket. They come
-    from the parameters before a bucket's first use, and return there before buckets change and before they are saved.
-    The first Q are drawn here, because torch would draw them by bucket."""
+    """torch's PowerSGD (Vogels et al. 2019), which keeps errors and the factors Q of the last step by bucket. Here they
+    are kept by parameter until a bucket is first used, and again before buckets change and before they are saved. The
+    first Q are drawn here, because torch would draw them by bucket."""
 
     def __init__(self, parameters: Parameters, rank: int, start_step: int) -> None:
         from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
@@ -165,7 +164,7 @@ class PowerSGD(Hook):
             if (rows + columns) * least * self.state.min_compression_rate < rows * columns:  # as torch's hook decides
                 self.lengths[name] = rows * least, columns * least
                 self.factors[name] = torch.randn(columns * least, generator=generator).to(parameter.device)
-        # What torch's state has now, instead of `errors` and `factors`: all names of a bucket, and those compressed.
+        # The errors and factors that torch's state has now: all names of a bucket, and those that are compressed.
         self.buckets: dict[int, tuple[list[str], list[str]]] = {}
         self.steps = 0  # of this process
 
@@ -181,7 +180,7 @@ class PowerSGD(Hook):
             names = [self.names[parameter] for parameter in bucket.parameters()]
             compressed = [name for name in names if name in self.lengths]
             shapes = [self.lengths[name] for name in compressed]
-            # In the order of the factors in torch's state: tensors of a shape together.
+            # The factors in torch's state have this order: tensors of the same shape are side by side.
             low_rank = sorted(compressed, key=lambda name: shapes.index(self.lengths[name]))
             self.buckets[index], none = (names, low_rank), bucket.buffer().new_empty(0)
             state.error_dict[index] = torch.cat([self.errors.pop(name) for name in names])
@@ -211,10 +210,6 @@ class PowerSGD(Hook):
 
     def restore(self, numbers: Mapping[str, Any]) -> None:
         self.state.iter = numbers["powersgd_steps"]
-
-
-def _bits(like: Tensor) -> Tensor:
-    return torch.arange(8, dtype=torch.uint8, device=like.device)
 
 
 def _repeated(scales: Tensor, sizes: Sequence[int]) -> Tensor:
