@@ -127,12 +127,10 @@ class PipeDreamTrainer(StagedTrainer):
     def flush(self) -> None:
         """Cool-down: each stage sends back the gradient that it holds, gets one and computes the next. Then the updates
         that are left are made."""
-        for _ in range(len(self.in_flight) + 1):
-            if self.before is not None and self.returning is not None:
-                self.before.exchange(self.returning, receive=False)
-            self.returning = None
-            if self.in_flight:
-                self._backward(self.after.exchange(None, receive=True) if self.after else None)
+        while self.in_flight:
+            self._send_back()
+            self._backward(self.after.exchange(None, receive=True) if self.after else None)
+        self._send_back()
         self._start_sums(self.pending)
         self._make_updates(keep=0)
         self.weights.use(self.weights.newest)
@@ -218,6 +216,11 @@ class PipeDreamTrainer(StagedTrainer):
                     set_learning_rate(self.optimizer, self.weights.rate(minibatch.rate, self.updates))
                     self.update.apply(self.weights.newest.values())
                 set_learning_rate(self.optimizer, rate)
+
+    def _send_back(self) -> None:
+        if self.before is not None and self.returning is not None:
+            self.before.exchange(self.returning, receive=False)
+        self.returning = None
 
     def evaluate(self, batch: Batch | None) -> Tensor | None:
         """The newest weights' outputs, on the last stage."""
