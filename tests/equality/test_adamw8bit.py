@@ -3,6 +3,7 @@ formula."""
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -20,7 +21,7 @@ from ddlbench.measure.formulas.memory_formula import bytes_of_parameter, data_pa
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.recipe.adamw8bit import local
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer, optimizers
-from tests.support.equal import feed_of, make_job
+from tests.support.equal import feed_of, make_job, ready
 from tests.support.ranks import run_ranks
 from tests.support.reference import Case, accumulate, begin, buffers, forward, order
 
@@ -57,16 +58,12 @@ def train(framework: Any) -> Trained:
     job = make_job(CASE)
     object.__setattr__(job, "optimizer", partial(make_optimizer, OPTIMIZER))
     framework.check(job)
-    trainer = framework.setup(job)
-    feed = feed_of(CASE, job, trainer.place)
-    losses = [loss.item() for batch in feed.train(0) if (loss := trainer.step(batch)) is not None]
-    trainer.flush()
-    states = trainer.optimizer.state.values()
-    held = sum(local(value).nbytes for state in states for name, value in state.items() if name != "step")
-    trained = Trained(losses, trainer.state() or {}, held)
-    feed.close()
-    trainer.close()
-    return trained
+    with ready(framework, job) as (trainer, _), closing(feed_of(CASE, job, trainer.place)) as feed:
+        losses = [loss.item() for batch in feed.train(0) if (loss := trainer.step(batch)) is not None]
+        trainer.flush()
+        states = trainer.optimizer.state.values()
+        held = sum(local(value).nbytes for state in states for name, value in state.items() if name != "step")
+        return Trained(losses, trainer.state() or {}, held)
 
 
 @cache
@@ -128,7 +125,5 @@ def test_a_rank_holds_the_bytes_of_the_formula(name: str) -> None:
     # The oracle's, which divides numbers and not rows.
     count = sum(rows * row for rows, row in sizes)
     assert data_parallel(count, formula, stage, RANKS).optimizer == pytest.approx(results()[0][name].held, rel=0.01)
-    assert (
-        results()[0][name].held
-        < 0.4 * data_parallel(count, bytes_of_parameter(optimizers["adamw"].costs), stage, RANKS).optimizer
-    )
+    wide = bytes_of_parameter(optimizers["adamw"].costs)
+    assert results()[0][name].held < 0.4 * data_parallel(count, wide, stage, RANKS).optimizer

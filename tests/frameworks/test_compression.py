@@ -20,7 +20,7 @@ from torch.futures import Future
 from ddlbench.errors import Unsupported, UserError
 from ddlbench.frameworks.compression import Compressor, ErrorFeedback, Int8, Message, PowerSGD, Sign, TopK
 from ddlbench.frameworks.ddp import DDP
-from tests.support.equal import batch_for, make_job, train_cases
+from tests.support.equal import batch_for, make_job, ready, train_cases
 from tests.support.jobs import CASE, refused, two_ranks, wrong_knob
 from tests.support.ranks import run_ranks
 from tests.support.rehearsals import WORLD, config, rehearsed
@@ -65,16 +65,13 @@ def train_all() -> Trained:
     for name, framework in HOOKS.items():
         job, seen = make_job(replace(CASE, micro_batch=3)), list[Bucket]()
         framework.check(job)
-        trainer = framework.setup(job)
         noted = patch.object(ErrorFeedback, "__call__", noting(seen))
         factored = patch.object(PowerSGD, "__call__", noting_factors(seen))
-        with noted, factored:
+        with ready(framework, job) as (trainer, _), noted, factored:
             for step in range(4):
                 trainer.step(batch_for(job, trainer.place, seed=10 * step + dist.get_rank()))
-        weights[name] = {key: one.detach().clone() for key, one in trainer.model.named_parameters()}
+            weights[name] = {key: one.detach().clone() for key, one in trainer.model.named_parameters()}
         buckets[name] = seen
-        dist.barrier()
-        trainer.close()
     outcomes = train_cases([(CASE, framework) for framework in ALL.values()])
     ddp, every_number = (outcome.weights for outcome in outcomes)
     return Trained(weights, buckets, ddp, every_number)

@@ -16,7 +16,7 @@ from ddlbench.frameworks.single import Single
 from ddlbench.models.gpt2 import GPT2
 from tests.equality.distances import TOLERANCES, distance
 from tests.support.broken import Clipping, Dropping, Summed
-from tests.support.equal import batch_for, make_job, train_cases
+from tests.support.equal import make_job, ready, train_cases
 from tests.support.jobs import CASE, job, refused, two_ranks
 from tests.support.ranks import run_ranks
 from tests.support.reference import reference
@@ -47,16 +47,13 @@ def first_buckets() -> list[tuple[int, dict[str, Any]]]:
     result: list[tuple[int, dict[str, Any]]] = []
     wide = replace(CASE, model=GPT2("gpt2", n_layer=2, n_embd=128, n_head=4, vocab_size=3000, seq_len=16, dropout=0.0))
     for framework in (DDP(), DDP(bucket_cap_mb=25)):
-        job, sizes = make_job(wide), list[int]()
-        trainer = framework.setup(job)
-        trained: Any = trainer.trained
-        trained.register_comm_hook(sizes, lambda state, bucket: reduce_and_note(state, bucket))
-        for _ in range(2):  # torch arranges the buckets anew after the first backward pass, by the order seen in it
-            sizes.clear()
-            trainer.step(batch_for(job, trainer.place))
-        result.append((sizes[0], trainer.facts()))
-        dist.barrier()
-        trainer.close()
+        sizes = list[int]()
+        with ready(framework, make_job(wide)) as (trainer, batch):
+            trainer.trained.register_comm_hook(sizes, lambda state, bucket: reduce_and_note(state, bucket))
+            for _ in range(2):  # torch arranges the buckets anew after the first backward pass, by the order seen in it
+                sizes.clear()
+                trainer.step(batch)
+            result.append((sizes[0], trainer.facts()))
     return result
 
 

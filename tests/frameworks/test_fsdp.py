@@ -18,15 +18,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ddlbench.errors import Unsupported, UserError
 from ddlbench.frameworks.ddp import DDP
-from ddlbench.frameworks.fsdp import FSDP
+from ddlbench.frameworks.fsdp import FSDP, root_group
 from ddlbench.frameworks.shared.replica import Replica
-from ddlbench.job import Job
+from ddlbench.job import Job, Model
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.vgg import VGG
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 from tests.equality.distances import TOLERANCES, distance
 from tests.support.changed_job import ChangedJob
-from tests.support.equal import assert_reloaded, batch_for, facts_of, make_job, overflow, reload, train_cases
+from tests.support.equal import assert_reloaded, facts_of, make_job, overflow, ready, reload, train_cases
 from tests.support.jobs import job, refused, wrong_knob
 from tests.support.ranks import results, run_ranks
 from tests.support.reference import Case, Outcome, reference
@@ -107,11 +107,8 @@ def sent() -> list[tuple[int, ...]]:
 
 
 def sent_by(framework: FSDP) -> tuple[int, ...]:
-    job = make_job(CASE)
-    trainer = framework.setup(job)
-    with Collectives() as watched:
-        trainer.step(batch_for(job, trainer.place, 1 + job.rank))
-    trainer.close()
+    with ready(framework, make_job(CASE)) as (trainer, batch), Collectives() as watched:
+        trainer.step(batch)
     kinds = ("all_?gather", "reduce_scatter", "all_?reduce")
     return tuple(sum(bool(re.search(kind, name)) for name in watched.names) for kind in kinds)
 
@@ -166,28 +163,25 @@ def cast_bytes_of(framework: FSDP) -> tuple[int, int]:
 
     job = make_job(replace(BF16, model=WIDE, micro_batch=None))
     plain = job.loss
-    trainer = framework.setup(replace(job, loss=loss))
-    with Gathered() as gathered, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        trainer.step(batch_for(job, trainer.place, 1 + job.rank))
-    trainer.close()
+    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    with ready(framework, replace(job, loss=loss)) as (trainer, batch), Gathered() as gathered, hooks:
+        trainer.step(batch)
     return after_forward[0], gathered.total
 
 
 def state_bytes() -> tuple[int, int, int]:
     """Bytes of the parameters, of the gradients before the update and of the momentum that this rank holds."""
-    framework, job = FSDP(), make_job(replace(CASE, model=WIDE, micro_batch=None))
-    trainer = framework.setup(job)
     gradients: list[int] = []
-    trainer.optimizer.register_step_pre_hook(lambda *_: gradients.append(held(grads(trainer))))
-    trainer.step(batch_for(job, trainer.place, 1 + job.rank))
-    momentum = [state["momentum_buffer"] for state in trainer.optimizer.state.values()]
-    sizes = held(trainer.model.parameters()), gradients[0], held(momentum)
-    trainer.close()
-    return sizes
 
+    def note(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        gradients.append(held(parameter.grad for parameter in parameters if parameter.grad is not None))
 
-def grads(trainer: Replica) -> list[Tensor]:
-    return [parameter.grad for parameter in trainer.model.parameters() if parameter.grad is not None]
+    with ready(FSDP(), make_job(replace(CASE, model=WIDE, micro_batch=None))) as (trainer, batch):
+        trainer.optimizer.register_step_pre_hook(note)
+        trainer.step(batch)
+        momentum = [state["momentum_buffer"] for state in trainer.optimizer.state.values()]
+        return held(trainer.model.parameters()), gradients[0], held(momentum)
 
 
 def held(tensors: Iterable[Tensor]) -> int:
@@ -197,27 +191,14 @@ def held(tensors: Iterable[Tensor]) -> int:
 
 
 def overflowing() -> tuple[int, bool, int, bool]:
-    job = make_job(replace(CASE, precision="fp16"))
-    spoiled = float("inf") if job.rank == 1 else 0.0
-    trainer = FSDP().setup(job)
-    return overflow(trainer, lambda _, gradient: gradient.fill_(spoiled), batch_for(job, trainer.place, 1 + job.rank))
+    return overflow(FSDP(), make_job(replace(CASE, precision="fp16")))
 
 
-def reloaded() -> tuple[dict[str, Tensor], dict[str, Tensor], float]:
-    job = make_job(CASE)
-    trainer = FSDP().setup(job)
-    trainer.step(batch_for(job, trainer.place, 1 + job.rank))
-    trainer.evaluate(batch_for(job, trainer.place, 1 + job.rank))  # leaves the outermost group gathered
-    return reload(trainer, TEXT, batch_for(job, trainer.place, 1 + job.rank))
-
-
-def facts() -> dict[str, Any]:
-    return facts_of(BF16, FSDP())
-
-
-WORK: list[Callable[[], Any]] = [
-    train_knobs, train_optimizers, sent, cast_bytes, state_bytes, overflowing, reloaded, facts,
-]  # fmt: skip
+WORK: dict[str, Callable[[], Any]] = {
+    "trained": train_knobs, "optimizers": train_optimizers, "sent": sent, "cast_bytes": cast_bytes,
+    "state_bytes": state_bytes, "overflowing": overflowing, "facts": partial(facts_of, BF16, FSDP()),
+    "reloaded": partial(reload, CASE, FSDP()),  # an evaluation leaves the outermost group gathered
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -227,18 +208,18 @@ def collected() -> list[dict[str, Any]]:
 
 
 def test_knobs_train_the_same_as_far_as_they_promise(collected: list[dict[str, Any]]) -> None:
-    outcomes = zip((KNOBS | FAULTS).items(), collected[0]["train_knobs"], strict=True)
+    outcomes = zip((KNOBS | FAULTS).items(), collected[0]["trained"], strict=True)
     off = {name: distance(outcome.weights, reference(case, 2)) for (name, (case, _, _)), outcome in outcomes}
     for name, (_, _, tolerance) in KNOBS.items():
         assert off[name] <= tolerance, off
     assert off["fp16 reduction"] > 1e-6  # it did compress
-    by_policy = dict(zip(KNOBS, collected[0]["train_knobs"], strict=False))["policy"]
+    by_policy = dict(zip(KNOBS, collected[0]["trained"], strict=False))["policy"]
     assert distance(by_policy.weights, reference(BF16, 2)) > off["policy"]  # it is not autocast
     assert all(off[fault] > 100 * EXACT for fault in FAULTS), off  # the central test would notice
 
 
 def test_optimizers_see_what_they_see_in_ddp(collected: list[dict[str, Any]]) -> None:
-    start, outcomes = reference(CASE, 2).start, collected[0]["train_optimizers"]
+    start, outcomes = reference(CASE, 2).start, collected[0]["optimizers"]
     for name, sharded, whole in zip(OPTIMIZERS, outcomes[: len(OPTIMIZERS)], outcomes[len(OPTIMIZERS) :], strict=True):
         assert distance(sharded.weights, replace(whole, start=start)) <= 1e-3, name
 
@@ -269,7 +250,7 @@ def test_a_rank_holds_its_share_of_the_state(collected: list[dict[str, Any]]) ->
 
 
 def test_all_ranks_skip_an_update_that_overflows_on_one(collected: list[dict[str, Any]]) -> None:
-    assert [rank["overflowing"] for rank in collected] == [(0, False, 1, True)] * 2
+    assert [rank["overflowing"] for rank in collected] == [(1, False, 2, True)] * 2
 
 
 def test_a_loaded_state_is_what_it_computes_with_and_gives_back(collected: list[dict[str, Any]]) -> None:
@@ -285,13 +266,11 @@ def test_facts_name_the_scheme(collected: list[dict[str, Any]]) -> None:
 
 def placements() -> tuple[list[str], tuple[int, int, int]]:
     """Where two replicas of two shards put a weight, and what plain shards hold."""
-    framework = FSDP(replicate=2)
-    trainer = framework.setup(make_job(replace(CASE, global_batch=24)))
-    weight = next(trainer.model.parameters())
-    assert isinstance(weight, DTensor)
-    groups = [weight.device_mesh.get_group(axis) for axis in ("replicate", "shard")]
-    ranks = [str(dist.get_process_group_ranks(group)) for group in groups]
-    trainer.close()
+    with ready(FSDP(replicate=2), make_job(replace(CASE, global_batch=24))) as (trainer, _):
+        weight = next(trainer.model.parameters())
+        assert isinstance(weight, DTensor)
+        groups = [weight.device_mesh.get_group(axis) for axis in ("replicate", "shard")]
+        ranks = [str(dist.get_process_group_ranks(group)) for group in groups]
     return ranks, state_bytes()
 
 
@@ -325,3 +304,19 @@ def test_unsupported_settings_are_refused_before_anything_starts() -> None:
     with pytest.raises(Unsupported, match="gradients are on the host and the loss scale is on the device"):
         FSDP(offload_parameters=True).check(four_ranks(precision="fp16"))
     refused(FSDP(), four_ranks(compile=True, checkpoint_activations=True), "cannot be combined")
+
+
+def kept(model: Model) -> list[str]:
+    """The blocks in the root's group."""
+    with torch.device("meta"):
+        return root_group(model.build())
+
+
+def test_blocks_that_share_a_parameter_and_blocks_of_vectors_stay_in_the_root_group() -> None:
+    assert kept(TEXT) == ["embed", "ln_f", "head"]
+    assert kept(replace(TEXT, tie_weights=False)) == ["ln_f"]
+
+
+def test_blocks_of_convolutions_have_groups_of_their_own() -> None:
+    without_weights = [name for name, block in VGG_CASE.model.build().named_children() if not [*block.parameters()]]
+    assert set(kept(VGG_CASE.model)) <= {*without_weights}

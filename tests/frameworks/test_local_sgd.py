@@ -3,13 +3,15 @@ linear in the gradients, without clipping); averaged less often it is a simulati
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddlbench.errors import UserError
@@ -19,9 +21,9 @@ from ddlbench.ranks.control import all_gather
 from ddlbench.record.run_json import weights_hash
 from tests.equality.cases import CASES
 from tests.equality.distances import TOLERANCES, assert_equal, distance
-from tests.support.equal import batch_for, make_job, train_case, train_cases
+from tests.support.equal import make_job, ready, train_case, train_cases
 from tests.support.jobs import refused, two_ranks, wrong_knob
-from tests.support.ranks import run_ranks
+from tests.support.ranks import results, run_ranks
 from tests.support.reference import Case, Outcome, apart, reference
 
 BY_NAME = {case.name: case for case in CASES}
@@ -79,7 +81,7 @@ TRAININGS = [
 
 @pytest.mark.parametrize(("ranks", "name", "local_steps"), TRAININGS)
 def test_local_sgd_trains_by_its_rule(ranks: int, name: str, local_steps: int) -> None:
-    result = trained(ranks) if is_slow(ranks, name) else seen()[0].trained
+    result = trained(ranks) if is_slow(ranks, name) else seen()[0]["trained"]
     case = at(ranks, name)
     assert_equal(
         result[name, local_steps], expected(case, ranks, local_steps), TOLERANCES[case.model.name, case.precision]
@@ -132,53 +134,29 @@ class Forgetful(LocalSGD):
 FAULTS = {"none": LocalSGD(local_steps=2), "late": Late(local_steps=2), "forgetful": Forgetful(local_steps=2)}
 
 
-@dataclass
-class Seen:
-    """What two ranks showed, all in one start of them."""
-
-    trained: dict[Key, Outcome]
-    faulty: dict[str, Outcome]
-    alike: list[bool]
-    facts: dict[str, object]
-    restored: list[float]
-
-
-@cache
-def seen() -> list[Seen]:
-    return run_ranks(2, show)
-
-
-def show() -> Seen:
+def quick() -> dict[Key, Outcome]:
     keys = [(name, steps) for name in QUICK for steps in (1, 2)]
-    result = dict(zip(keys, train_cases(works(2, keys)), strict=True))
-    faulty = {name: train_case(at(2, "gpt2-fp32-whole"), framework) for name, framework in FAULTS.items()}
-    return Seen(result, faulty, *meetings(), restored())
+    return dict(zip(keys, train_cases(works(2, keys)), strict=True))
+
+
+def faulty() -> dict[str, Outcome]:
+    return {name: train_case(at(2, "gpt2-fp32-whole"), framework) for name, framework in FAULTS.items()}
 
 
 def meetings() -> tuple[list[bool], dict[str, object]]:
     """Whether all replicas are the same after each of three updates; after reading the state; after one more update
     and an evaluation."""
-    trainer, batch = ready("resnet-fp32-whole")
     same: list[bool] = []
-    for _ in range(3):
-        trainer.step(batch)
+    with ready(LocalSGD(local_steps=2), make_job(at(2, "resnet-fp32-whole")), dist.get_rank()) as (trainer, batch):
+        for _ in range(3):
+            trainer.step(batch)
+            same.append(alike(trainer))
+        trainer.state()
         same.append(alike(trainer))
-    trainer.state()
-    same.append(alike(trainer))
-    trainer.step(batch)
-    trainer.evaluate(batch)
-    same.append(alike(trainer))
-    facts = trainer.facts()
-    trainer.close()
-    return same, facts
-
-
-def ready(name: str) -> tuple[LocalReplica, Batch]:
-    """Set up, with this rank's share of a batch."""
-    trainer = LocalSGD(local_steps=2).setup(make_job(at(2, name)))
-    batch = batch_for(trainer.job, trainer.place, seed=trainer.job.rank)
-    assert batch is not None
-    return trainer, batch
+        trainer.step(batch)
+        trainer.evaluate(batch)
+        same.append(alike(trainer))
+        return same, trainer.facts()
 
 
 def alike(trainer: LocalReplica) -> bool:
@@ -187,32 +165,43 @@ def alike(trainer: LocalReplica) -> bool:
 
 def restored() -> list[float]:
     """Losses of three updates from the first weights, and again from the same weights loaded."""
-    trainer, batch = ready("vgg-fp32-whole")
-    start, losses = deepcopy(trainer.model.state_dict()), list[float]()
-    for _ in range(2):
-        trainer.load(start)
-        trainer.optimizer.state.clear()
-        losses.append(sum(float(trainer.step(batch)) for _ in range(3)))  # pyright: ignore
-    trainer.close()
+    losses = list[float]()
+    with ready(LocalSGD(local_steps=2), make_job(at(2, "vgg-fp32-whole")), dist.get_rank()) as (trainer, batch):
+        start = deepcopy(trainer.model.state_dict())
+        for _ in range(2):
+            trainer.load(start)
+            trainer.optimizer.state.clear()
+            losses.append(sum(float(trainer.step(batch)) for _ in range(3)))
     return losses
+
+
+WORK: dict[str, Callable[[], Any]] = {
+    "trained": quick, "faulty": faulty, "meetings": meetings, "restored": restored,
+}  # fmt: skip
+
+
+@cache
+def seen() -> list[dict[str, Any]]:
+    """What each piece of work returned, by rank: one set of processes does it all."""
+    return run_ranks(2, results, WORK)
 
 
 def test_the_rule_notices_a_planted_fault() -> None:
     right, tolerance = simulation(at(2, "gpt2-fp32-whole"), 2, 2), TOLERANCES["gpt2", "fp32"].weights
-    result = {name: distance(outcome.weights, right) for name, outcome in seen()[0].faulty.items()}
+    result = {name: distance(outcome.weights, right) for name, outcome in seen()[0]["faulty"].items()}
     assert result.pop("none") <= tolerance
     assert all(off > 10 * tolerance for off in result.values()), result
 
 
 def test_weights_are_averaged_after_local_steps_and_before_they_are_read() -> None:
     for rank in seen():
-        assert rank.alike == [False, True, False, True, True]
-        assert rank.facts == {"staleness": 0, "local_steps": 2, "reduce_dtype": "fp32"}
+        facts = {"staleness": 0, "local_steps": 2, "reduce_dtype": "fp32"}
+        assert rank["meetings"] == ([False, True, False, True, True], facts)
 
 
 def test_training_continues_from_loaded_weights() -> None:
     for rank in seen():
-        assert rank.restored[0] == rank.restored[1]
+        assert rank["restored"][0] == rank["restored"][1]
 
 
 def test_unsupported_settings_are_refused_before_anything_starts() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ from ddlbench.data.feed import Feed, Request
 from ddlbench.data.loaders.native import Native
 from ddlbench.frameworks.pipeline import stages
 from ddlbench.frameworks.shared.groups import gradient
-from ddlbench.job import Batch, Framework, Job, Model, Place, Trainer
+from ddlbench.job import Batch, Framework, Job, Model, Place
 from ddlbench.loop import Recorder, Run, train
 from ddlbench.measure.formulas.flops import forward_flops_per_block
 from ddlbench.measure.rows import EpochRow
@@ -124,29 +125,39 @@ def batch_for(job: Job, place: Place, seed: int = 1) -> Batch | None:
     return Batch(inputs, targets, torch.ones(samples, dtype=torch.bool))
 
 
+@contextmanager
+def ready(framework: Framework, job: Job, seed: int = 1) -> Generator[tuple[Any, Batch | None]]:
+    """The trainer, set up, and samples of one update. It is closed as soon as all ranks have ended what is in the
+    context."""
+    trainer = framework.setup(job)
+    yield trainer, batch_for(job, trainer.place, seed)
+    barrier()
+    trainer.close()
+
+
 def facts_of(case: Case, framework: Framework) -> dict[str, Any]:
     """As the record has them where no step was made."""
-    trainer = framework.setup(make_job(case))
-    facts = trainer.facts()
-    trainer.close()
-    return facts
+    with ready(framework, make_job(case)) as (trainer, _):
+        return trainer.facts()
 
 
-def reload(trainer: Trainer, model: Model, batch: Batch | None) -> tuple[dict[str, Tensor], dict[str, Tensor], float]:
-    """Load another state into a trainer and close it: the state given back, the state loaded, and how far outputs are
-    from the plain model's with that state."""
-    shared = [trainer.state()]
-    dist.broadcast_object_list(shared)
-    doubled = {name: tensor * 2 for name, tensor in (shared[0] or {}).items()}
-    trainer.load(doubled)
-    plain = model.build()
-    plain.load_state_dict(doubled)
-    output = trainer.evaluate(batch)
-    assert (output is not None) == trainer.place.reports
-    off = (output - plain(batch.inputs)).abs().max().item() if output is not None and batch is not None else 0.0
-    given = trainer.state() or {}
-    trainer.close()
-    return given, doubled, off
+def reload(case: Case, framework: Framework) -> tuple[dict[str, Tensor], dict[str, Tensor], float]:
+    """Load another state into a trainer that has made a step and an evaluation: the state given back, the state loaded,
+    and how far outputs are from the plain model's with that state."""
+    with ready(framework, make_job(case), 1 + dist.get_rank()) as (trainer, batch):
+        trainer.step(batch)
+        trainer.flush()
+        trainer.evaluate(batch)
+        shared = [trainer.state()]
+        dist.broadcast_object_list(shared)
+        doubled = {name: tensor * 2 for name, tensor in (shared[0] or {}).items()}
+        trainer.load(doubled)
+        plain = case.model.build()
+        plain.load_state_dict(doubled)
+        output = trainer.evaluate(batch)
+        assert (output is not None) == trainer.place.reports
+        off = (output - plain(batch.inputs)).abs().max().item() if output is not None and batch is not None else 0.0
+        return trainer.state() or {}, doubled, off
 
 
 def assert_reloaded(by_rank: Iterable[tuple[dict[str, Tensor], dict[str, Tensor], float]], model: Model) -> None:
@@ -157,12 +168,9 @@ def assert_reloaded(by_rank: Iterable[tuple[dict[str, Tensor], dict[str, Tensor]
         assert all(torch.equal(given[name], loaded[name]) for name in given)
 
 
-def overflow(trainer: Any, spoil: Callable[[str, Tensor], object], batch: Batch | None) -> tuple[int, bool, int, bool]:
-    """The updates so far, and whether this rank's weights have moved: after an update whose gradients are not finite on
-    one rank, and after a step. The trainer is closed.
-
-    spoil: changes the gradient of a parameter from 0 to its value
-    """
+def overflow(framework: Framework, job: Job, only: str = "") -> tuple[int, bool, int, bool]:
+    """After a step the updates so far, and whether this rank's weights have moved: after an update whose gradients are
+    not finite on rank 1, and after another step. only: the one parameter with such a gradient; "": all of them"""
 
     def weights() -> list[Tensor]:
         parameters = trainer.model.parameters()
@@ -171,17 +179,17 @@ def overflow(trainer: Any, spoil: Callable[[str, Tensor], object], batch: Batch 
     def moved() -> bool:
         return any(not torch.equal(*pair) for pair in zip(before, weights(), strict=True))
 
-    before = weights()
-    trainer.update.scaler.scale(torch.ones(()))
-    for name, parameter in trainer.model.named_parameters():
-        parameter.grad = torch.zeros_like(parameter)
-        spoil(name, gradient(parameter))
-    trainer.update.apply(trainer.model.parameters())
-    skipped = trainer.updates, moved()
-    trainer.step(batch)
-    made = trainer.updates, moved()
-    trainer.close()
-    return *skipped, *made
+    with ready(framework, job, 1 + job.rank) as (trainer, batch):
+        trainer.step(batch)
+        before = weights()
+        for name, parameter in trainer.model.named_parameters():
+            parameter.grad = torch.zeros_like(parameter)
+            if job.rank == 1 and only in ("", name):
+                gradient(parameter).fill_(torch.inf)
+        trainer.update.apply(trainer.model.parameters())
+        skipped = trainer.updates, moved()
+        trainer.step(batch)
+        return *skipped, trainer.updates, moved()
 
 
 def loader() -> Native:

@@ -13,9 +13,10 @@ from torch import nn
 from ddlbench.config.compose import counted_links
 from ddlbench.errors import RunError, Unsupported, UserError
 from ddlbench.frameworks.shared.checkpointing import checkpoint_blocks
-from ddlbench.job import Batch, Framework, Job
+from ddlbench.job import Batch, Framework, Job, Model
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.resnet import ResNet
+from ddlbench.recipe.recipe import CrossEntropy
 from tests.support.reference import Case
 
 CPU = torch.device("cpu")
@@ -39,6 +40,12 @@ def job(precision: str = "fp32", clip_norm: float | None = None) -> Job:
 
 def two_ranks(**changes: object) -> Job:
     return replace(job(), world_size=2, micro_batch=None, **changes)  # pyright: ignore
+
+
+def ranks(world: int, model: Model = CASE.model, **changes: Any) -> Job:
+    """With one sample for each rank."""
+    given = replace(job(), world_size=world, model=model, loss=CrossEntropy(0.0), micro_batch=None, global_batch=world)
+    return replace(given, **changes)
 
 
 def batch(samples: int = 4) -> Batch:

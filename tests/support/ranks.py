@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import NamedTemporaryFile, TemporaryDirectory
@@ -90,9 +90,9 @@ def run_ranks(
                     process.join()
 
 
-def results(works: Sequence[Callable[[], Any]]) -> dict[str, Any]:
-    """What each piece of work returns, by its name: `run_ranks(2, results, WORK)` does all in one set of processes."""
-    return {work.__name__: work() for work in works}
+def results(works: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+    """What each piece of work returns: `run_ranks(2, results, WORK)` does all in one set of processes."""
+    return {name: work() for name, work in works.items()}
 
 
 def _result(folder: Path, rank: int, exitcode: int | None) -> Any:

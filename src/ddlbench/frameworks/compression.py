@@ -22,9 +22,9 @@ Parameters = Mapping[str, nn.Parameter]
 Message = tuple[Tensor, Tensor]  # numbers in fp32, and codes of any type
 
 
-# What is sent of the gradients of a bucket.
-# compress: the message; gradients: of each tensor, flat
-# add: what a message stands for to `total`, the gradients of a bucket one after the other; sizes: theirs
+# A compressor says what is sent for the gradients of a bucket. It has two methods:
+# compress: returns the message. gradients: those of each tensor, flat
+# add: adds what a message stands for to `total`, the gradients of a bucket one after the other. sizes: their lengths
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,9 @@ Compressor = TopK | Sign | Int8
 
 
 class Hook:
-    """What DDP calls with each full bucket, and what a checkpoint needs of it.
+    """What a checkpoint needs of a hook, which DDP calls with each full bucket.
 
-    errors: what was not sent yet, flat, by parameter
+    errors: by parameter, the numbers that were not sent yet, flat
     """
 
     def __init__(self, parameters: Parameters) -> None:
@@ -93,9 +93,6 @@ class Hook:
         self.errors: dict[str, Tensor] = {
             name: torch.zeros_like(parameter.detach()).flatten() for name, parameter in parameters.items()
         }
-
-    def __call__(self, bucket: GradBucket) -> Future[Tensor]:
-        raise NotImplementedError
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint saves, in place."""
@@ -109,9 +106,9 @@ class Hook:
 
 
 class ErrorFeedback(Hook):
-    """The gradient g of a step and the error e that the earlier ones left are sent as far as the compressor C can:
-    s = C(g + e), e = g + e - s. Every rank gets all messages and averages them in the order of the ranks, so the result
-    is the same on all (and for C = identity and two ranks that of an all-reduce, bit for bit)."""
+    """A step sends its gradient g and the error e that the earlier steps left, as far as the compressor C can:
+    s = C(g + e), e = g + e - s. Every rank gets all messages and averages them in the order of the ranks, so all ranks
+    have the same result (for C = identity and two ranks it is that of an all-reduce, bit for bit)."""
 
     def __init__(self, compressor: Compressor, parameters: Parameters) -> None:
         super().__init__(parameters)
@@ -147,9 +144,9 @@ class ErrorFeedback(Hook):
 
 
 class PowerSGD(Hook):
-    """torch's PowerSGD (Vogels et al. 2019), which keeps errors and the factors Q of the last step by bucket. They come
-    from the parameters before a bucket's first use, and return there before buckets change and before they are saved.
-    The first Q are drawn here, because torch would draw them by bucket."""
+    """torch's PowerSGD (Vogels et al. 2019), which keeps errors and the factors Q of the last step by bucket. Here they
+    are kept by parameter until a bucket is first used, and again before buckets change and before they are saved. The
+    first Q are drawn here, because torch would draw them by bucket."""
 
     def __init__(self, parameters: Parameters, rank: int, start_step: int) -> None:
         from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
@@ -165,7 +162,7 @@ class PowerSGD(Hook):
             if (rows + columns) * least * self.state.min_compression_rate < rows * columns:  # as torch's hook decides
                 self.lengths[name] = rows * least, columns * least
                 self.factors[name] = torch.randn(columns * least, generator=generator).to(parameter.device)
-        # What torch's state has now, instead of `errors` and `factors`: all names of a bucket, and those compressed.
+        # The errors and factors that torch's state has now: all names of a bucket, and those that are compressed.
         self.buckets: dict[int, tuple[list[str], list[str]]] = {}
         self.steps = 0  # of this process
 
@@ -181,7 +178,7 @@ class PowerSGD(Hook):
             names = [self.names[parameter] for parameter in bucket.parameters()]
             compressed = [name for name in names if name in self.lengths]
             shapes = [self.lengths[name] for name in compressed]
-            # In the order of the factors in torch's state: tensors of a shape together.
+            # The factors in torch's state have this order: tensors of the same shape are side by side.
             low_rank = sorted(compressed, key=lambda name: shapes.index(self.lengths[name]))
             self.buckets[index], none = (names, low_rank), bucket.buffer().new_empty(0)
             state.error_dict[index] = torch.cat([self.errors.pop(name) for name in names])

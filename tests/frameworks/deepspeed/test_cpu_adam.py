@@ -18,7 +18,7 @@ from ddlbench.errors import Unavailable, Unsupported
 from ddlbench.frameworks.deepspeed.adapter import DeepSpeed
 from ddlbench.frameworks.deepspeed.knobs import check_op, import_deepspeed
 from tests.frameworks.deepspeed.zero import CASE, MODEL, adamw_job, samples, train_each, weights_of
-from tests.support.equal import make_job
+from tests.support.equal import make_job, ready
 from tests.support.jobs import CPU, two_ranks
 from tests.support.ranks import run_ranks
 
@@ -68,15 +68,13 @@ def with_files(frameworks: Sequence[DeepSpeed], folder: str) -> list[tuple[Tenso
     results, size = list[tuple[Tensor, int]](), 0
     job = replace(make_job(replace(CASE, model=WIDE)), optimizer=adamw_job().optimizer)
     for framework in frameworks:
-        trainer = framework.setup(job)
-        for step in range(3):
-            dist.barrier()
-            size = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
-            dist.barrier()
-            trainer.step(samples(job, step))
-        results.append((weights_of(trainer), size))
-        dist.barrier()
-        trainer.close()
+        with ready(framework, job) as (trainer, _):
+            for step in range(3):
+                dist.barrier()
+                size = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
+                dist.barrier()
+                trainer.step(samples(job, step))
+            results.append((weights_of(trainer), size))
     return results
 
 

@@ -23,7 +23,7 @@ from ddlbench.models.gpt2 import GPT2
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 from tests.support.broken import repeating
 from tests.support.changed_job import ChangedJob
-from tests.support.equal import make_job, train_cases
+from tests.support.equal import make_job, ready, train_cases
 from tests.support.reference import Case
 
 MODEL = GPT2("gpt2", n_layer=1, n_embd=32, n_head=4, vocab_size=61, seq_len=16, dropout=0.0)
@@ -104,14 +104,12 @@ def train_each(frameworks: Sequence[Framework], reduce_dtypes: Sequence[str]) ->
     for framework, reduce_dtype in zip(frameworks, reduce_dtypes, strict=True):
         job = replace(adamw_job(), reduce_dtype=reduce_dtype)
         framework.check(job)
-        trainer = framework.setup(job)
-        for step in range(4):
-            for group in trainer.optimizer.param_groups:
-                group["lr"] = 0.01 / (step + 1)
-            trainer.step(samples(job, step))
-        result.append(weights_of(trainer))
-        dist.barrier()
-        trainer.close()
+        with ready(framework, job) as (trainer, _):
+            for step in range(4):
+                for group in trainer.optimizer.param_groups:
+                    group["lr"] = 0.01 / (step + 1)
+                trainer.step(samples(job, step))
+            result.append(weights_of(trainer))
     return result
 
 
@@ -154,13 +152,10 @@ def both_loops() -> list[tuple[Tensor, Tensor]]:
     job = replace(make_job(replace(CASE, micro_batch=3, clip_norm=0.5)), optimizer=adamw)
     result: list[tuple[Tensor, Tensor]] = []
     for stage in STAGES:
-        framework = ZERO[stage]
-        trainer = framework.setup(job)
-        for step in range(4):
-            trainer.step(samples(job, step))
-        result.append((weights_of(trainer), own_loop(job, stage)))
-        dist.barrier()
-        trainer.close()
+        with ready(ZERO[stage], job) as (trainer, _):
+            for step in range(4):
+                trainer.step(samples(job, step))
+            result.append((weights_of(trainer), own_loop(job, stage)))
     return result
 
 
@@ -182,11 +177,9 @@ def norms(clip_norm: float | None) -> list[tuple[int, bool]]:
                 watched.enter_context(patch(name, autospec=True, side_effect=pkgutil.resolve_name(name)))
                 for name in NORMS
             ]
-            trainer = framework.setup(job)
+            trainer, _ = watched.enter_context(ready(framework, job))
             trainer.step(samples(job))
             result.append((sum(watch.call_count for watch in watches), trainer.facts()["gradient_norm"]))
-        dist.barrier()
-        trainer.close()
     return result
 
 
@@ -200,19 +193,17 @@ def rounds(frameworks: Sequence[DeepSpeed]) -> list[tuple[Tensor, Tensor, Tensor
     for framework in frameworks:
         job = make_job(replace(CASE, lr=0.1))
         job = replace(job, optimizer=partial(make_optimizer, OptimizerConfig("sgd", lr=0.1)))  # without a memory
-        trainer = framework.setup(job)
-        state = [trainer.state()]
-        dist.broadcast_object_list(state)
-        weights = [weights_of(trainer)]
-        trainer.step(samples(job))
-        weights.append(weights_of(trainer))
-        trainer.load(state[0] or {})
-        trainer.evaluate(samples(job))  # between two updates, as between two epochs
-        weights.append(weights_of(trainer))
-        trainer.step(samples(job))
-        result.append((*weights, weights_of(trainer)))  # pyright: ignore
-        dist.barrier()
-        trainer.close()
+        with ready(framework, job) as (trainer, _):
+            state = [trainer.state()]
+            dist.broadcast_object_list(state)
+            weights = [weights_of(trainer)]
+            trainer.step(samples(job))
+            weights.append(weights_of(trainer))
+            trainer.load(state[0] or {})
+            trainer.evaluate(samples(job))  # between two updates, as between two epochs
+            weights.append(weights_of(trainer))
+            trainer.step(samples(job))
+            result.append((*weights, weights_of(trainer)))  # pyright: ignore
     return result
 
 
@@ -227,14 +218,12 @@ def overflow() -> tuple[list[int], list[Tensor]]:
     job = replace(job, loss=lambda output, targets: plain(output, targets) * next(losses))
     framework = DeepSpeed(zero_stage=0)
     framework.check(job)
-    trainer = framework.setup(job)
-    updates, weights = [trainer.updates], [weights_of(trainer)]
-    for _ in range(2):
-        trainer.step(samples(job))
-        updates.append(trainer.updates)
-        weights.append(weights_of(trainer))
-    dist.barrier()
-    trainer.close()
+    with ready(framework, job) as (trainer, _):
+        updates, weights = [trainer.updates], [weights_of(trainer)]
+        for _ in range(2):
+            trainer.step(samples(job))
+            updates.append(trainer.updates)
+            weights.append(weights_of(trainer))
     return updates, weights
 
 

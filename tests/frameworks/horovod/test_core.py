@@ -28,7 +28,7 @@ from ddlbench.frameworks.shared.environment import environment
 from ddlbench.measure.devices.usage import thread_seconds
 from ddlbench.measure.profiling.profile import Profiler
 from tests.support.busy import compute, needs_thread_seconds
-from tests.support.equal import make_job
+from tests.support.equal import make_job, ready
 from tests.support.faults import end
 from tests.support.jobs import CASE
 from tests.support.libraries import needs_horovod, why_no_horovod
@@ -77,12 +77,9 @@ def start_twice() -> tuple[list[tuple[int, int, int]], str | None, dict[str, str
 
 
 def started() -> tuple[int, int, int]:
-    framework = Horovod()
-    trainer = framework.setup(make_job(CASE))
-    hvd = horovod_torch()
-    result = hvd.size(), hvd.rank(), hvd.local_rank()
-    trainer.close()
-    return result
+    with ready(Horovod(), make_job(CASE)):
+        hvd = horovod_torch()
+        return hvd.size(), hvd.rank(), hvd.local_rank()
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,13 +21,13 @@ from ddlbench.frameworks.shared.replica import Replica
 from ddlbench.job import Framework, Job
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 from tests.equality.distances import TOLERANCES, distance
-from tests.support.equal import batch_for, make_job, train_cases
+from tests.support.equal import batch_for, make_job, ready, train_cases
 from tests.support.faults import end, start
 from tests.support.jobs import CASE, refused, two_ranks, wrong_knob
 from tests.support.libraries import needs_horovod, why_no_horovod
 from tests.support.processes import PYTHON, run
-from tests.support.ranks import run_ranks
-from tests.support.reference import Outcome, reference
+from tests.support.ranks import results, run_ranks
+from tests.support.reference import Case, Outcome, reference
 from tests.support.runs import record
 
 EXACT = TOLERANCES["gpt2", "fp32"].weights
@@ -64,44 +65,36 @@ class SummedHorovod(Horovod):
         return trainer
 
 
-@dataclass
-class Found:
-    """What a rank found, all in one set of processes: Horovod is started and shut down anew for each."""
-
-    knobs: list[Outcome]
-    accumulated: Outcome
-    summed: Outcome
-    documented: dict[str, dict[str, torch.Tensor]]  # weights of the documentation's loop
-    stepped: dict[str, list[Stepped]]
-    facts: dict[str, Any]
-    first: list[tuple[torch.device, str]]  # device and phase of each allreduce asked for by name
-    other_weights: str  # how the set-up ends where ranks start from different weights
+def trained() -> dict[str, Outcome]:
+    work: dict[str, tuple[Case, Framework]] = {name: (CASE, framework) for name, (framework, _) in KNOBS.items()}
+    work |= {"accumulated": (ACCUMULATED, Horovod()), "summed": (CASE, SummedHorovod())}
+    return dict(zip(work, train_cases(list(work.values())), strict=True))
 
 
-def find() -> Found:
+def documented() -> dict[str, dict[str, torch.Tensor]]:
+    """The weights of the documentation's loop, by what it must equal."""
     from tests.frameworks.horovod import horovod_loop  # imports Horovod
 
-    knobs = train_cases([(CASE, framework) for framework, _ in KNOBS.values()])
-    accumulated, summed = train_cases([(ACCUMULATED, Horovod()), (CASE, SummedHorovod())])
-    documented = {"whole": horovod_loop.train(CASE), "accumulated": horovod_loop.train(ACCUMULATED)}
-    stepped = {name: [step(each, changes) for each in (DDP(), Horovod())] for name, changes in CHANGES.items()}
-    return Found(knobs, accumulated, summed, documented, stepped, facts(), first_operations(), other_weights())
+    return {"nothing fused": horovod_loop.train(CASE), "accumulated": horovod_loop.train(ACCUMULATED)}
+
+
+def stepped() -> dict[str, list[Stepped]]:
+    return {name: [step(each, changes) for each in (DDP(), Horovod())] for name, changes in CHANGES.items()}
 
 
 def first_operations() -> list[tuple[torch.device, str]]:
-    """NCCL makes Horovod's communicator at its first operation on a device: which is in the set-up."""
-    framework, result, phase, hvd = Horovod(), list[tuple[torch.device, str]](), "set-up", horovod_torch()
+    """Device and phase of each all-reduce that is asked for by name. NCCL makes Horovod's communicator at its first
+    operation on a device: which is in the set-up."""
+    result, phase, hvd = list[tuple[torch.device, str]](), "set-up", horovod_torch()
     real = hvd.allreduce
 
     def recorded(tensor: torch.Tensor, **options: Any) -> torch.Tensor:
         result.append((tensor.device, phase))
         return real(tensor, **options)
 
-    with patch.object(hvd, "allreduce", recorded):
-        trainer = framework.setup(make_job(CASE))
+    with patch.object(hvd, "allreduce", recorded), ready(Horovod(), make_job(CASE)) as (trainer, _):
         phase = "after"
         trainer.state()
-    trainer.close()
     return result
 
 
@@ -109,23 +102,20 @@ def step(framework: Framework, changes: dict[str, Any]) -> Stepped:
     """After four batches."""
     job = replace(make_job(CASE), **changes)
     framework.check(job)
-    trainer = framework.setup(job)
-    for number in range(4):
-        trainer.step(batch_for(job, trainer.place, seed=4 * job.rank + number))
-    state, updates = trainer.state() or {}, trainer.updates
-    trainer.close()
-    return state, updates
+    with ready(framework, job) as (trainer, _):
+        for number in range(4):
+            trainer.step(batch_for(job, trainer.place, seed=4 * job.rank + number))
+        return trainer.state() or {}, trainer.updates
 
 
 def facts() -> dict[str, Any]:
-    framework, job = Horovod(fusion_threshold_mb=64), replace(make_job(CASE), micro_batch=3, reduce_dtype="fp16")
-    trainer = framework.setup(job)
-    result = trainer.facts()
-    trainer.close()
-    return result
+    job = replace(make_job(CASE), micro_batch=3, reduce_dtype="fp16")
+    with ready(Horovod(fusion_threshold_mb=64), job) as (trainer, _):
+        return trainer.facts()
 
 
 def other_weights() -> str:
+    """How the set-up ends if ranks start from different weights."""
     job = make_job(CASE)
     try:
         Horovod().setup(replace(job, seed=job.seed + job.rank)).close()
@@ -134,51 +124,57 @@ def other_weights() -> str:
     return "no error"
 
 
+WORK: dict[str, Callable[[], Any]] = {
+    "trained": trained, "documented": documented, "stepped": stepped, "facts": facts, "first": first_operations,
+    "other_weights": other_weights,
+}  # fmt: skip
+
+
 @pytest.fixture(scope="module")
-def results() -> Found:
+def found() -> dict[str, Any]:
+    """What rank 0 found, all in one set of processes: Horovod is started and shut down anew for each."""
     if reason := why_no_horovod():
         pytest.skip(reason)
-    return run_ranks(2, find)[0]
+    return run_ranks(2, results, WORK)[0]
 
 
-def test_knobs_train_the_same_as_far_as_they_promise(results: Found) -> None:
+def test_knobs_train_the_same_as_far_as_they_promise(found: dict[str, Any]) -> None:
     expected = reference(CASE, 2)
-    off = {name: distance(outcome.weights, expected) for name, outcome in zip(KNOBS, results.knobs, strict=True)}
+    off = {name: distance(found["trained"][name].weights, expected) for name in KNOBS}
     for name, (_, tolerance) in KNOBS.items():
         assert off[name] <= tolerance, off
     assert off["fp16"] > 1e-6  # it did compress
 
 
-def test_the_central_test_notices_a_planted_fault(results: Found) -> None:
-    assert distance(results.summed.weights, reference(CASE, 2)) > 100 * EXACT
+def test_the_central_test_notices_a_planted_fault(found: dict[str, Any]) -> None:
+    assert distance(found["trained"]["summed"].weights, reference(CASE, 2)) > 100 * EXACT
 
 
-def test_steps_as_ddp_does(results: Found) -> None:
-    for name, (theirs, ours) in results.stepped.items():
+def test_steps_as_ddp_does(found: dict[str, Any]) -> None:
+    for name, (theirs, ours) in found["stepped"].items():
         assert theirs[1] == ours[1] > 0, name
         for weight, expected in theirs[0].items():
             torch.testing.assert_close(ours[0][weight], expected, rtol=1e-4, atol=1e-5, msg=f"{name}: {weight}")
 
 
-def test_its_communicator_is_made_in_the_set_up(results: Found) -> None:
-    assert results.first == [(torch.device("cpu"), "set-up")]
+def test_its_communicator_is_made_in_the_set_up(found: dict[str, Any]) -> None:
+    assert found["first"] == [(torch.device("cpu"), "set-up")]
 
 
-def test_ranks_that_start_from_different_weights_are_refused(results: Found) -> None:
-    assert results.other_weights == "the ranks start from different weights"
+def test_ranks_that_start_from_different_weights_are_refused(found: dict[str, Any]) -> None:
+    assert found["other_weights"] == "the ranks start from different weights"
 
 
-def test_facts(results: Found) -> None:
-    assert results.facts == {
+def test_facts(found: dict[str, Any]) -> None:
+    assert found["facts"] == {
         "staleness": 0, "compression": "fp16", "fusion_threshold_mb": 64, "cycle_time_ms": 1.0, "adasum": False,
         "backward_passes_per_step": 2, "controller": "gloo", "reduce_dtype": "fp16",
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", ["whole", "accumulated"])
-def test_equals_horovods_documented_loop(results: Found, case: str) -> None:
-    ours = results.accumulated if case == "accumulated" else results.knobs[0]
-    theirs = results.documented[case]
+@pytest.mark.parametrize("case", ["nothing fused", "accumulated"])
+def test_equals_horovods_documented_loop(found: dict[str, Any], case: str) -> None:
+    ours, theirs = found["trained"][case], found["documented"][case]
     assert theirs.keys() == ours.weights.keys()
     for name, weight in theirs.items():
         torch.testing.assert_close(ours.weights[name], weight, rtol=0, atol=1e-7, msg=name)

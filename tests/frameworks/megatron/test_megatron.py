@@ -19,7 +19,7 @@ from ddlbench.frameworks.megatron import adapter
 from ddlbench.frameworks.megatron.adapter import Megatron, import_megatron
 from ddlbench.frameworks.megatron.layers import Attention, build_layers, from_original, to_original, transformer_config
 from ddlbench.frameworks.tensor.collectives import Part
-from ddlbench.job import Job, Model
+from ddlbench.job import Job
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.oracle.machine.machine import load
 from ddlbench.oracle.measured.inputs import from_roofline
@@ -28,8 +28,8 @@ from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 from ddlbench.recipe.recipe import CrossEntropy
 from tests.equality.cases import MODELS
 from tests.equality.distances import TOLERANCES, assert_equal
-from tests.support.equal import assert_reloaded, batch_for, facts_of, make_job, reload, train_cases
-from tests.support.jobs import job, refused, wrong_knob
+from tests.support.equal import assert_reloaded, facts_of, make_job, ready, reload, train_cases
+from tests.support.jobs import ranks, refused, wrong_knob
 from tests.support.ranks import results, run_ranks
 from tests.support.reference import Case, Outcome, reference
 from tests.support.rehearsals import WORLD, config, rehearsed
@@ -72,37 +72,28 @@ def dropped() -> list[dict[str, Tensor]]:
     result: list[dict[str, Tensor]] = []
     for again in (False, True):
         case = replace(CASE, model=replace(TEXT, dropout=0.5), checkpoint_activations=again)
-        trainer = Megatron().setup(make_job(case))
-        for _ in range(2):
-            torch.rand(dist.get_rank() + 1)  # as a loader would on the rank that reads
-            trainer.step(batch_for(trainer.job, trainer.place))
-        named = trainer.model.named_parameters()
-        result.append({name: each.detach().clone() for name, each in named if name not in trainer.splits})
-        trainer.close()
+        with ready(Megatron(), make_job(case)) as (trainer, batch):
+            for _ in range(2):
+                torch.rand(dist.get_rank() + 1)  # as a loader would on the rank that reads
+                trainer.step(batch)
+            named = trainer.model.named_parameters()
+            result.append({name: each.detach().clone() for name, each in named if name not in trainer.splits})
     return result
 
 
-def reloaded() -> tuple[dict[str, Tensor], dict[str, Tensor], float]:
-    trainer = Megatron().setup(make_job(CASE))
-    return reload(trainer, TEXT, batch_for(trainer.job, trainer.place))
-
-
-def facts() -> dict[str, Any]:
-    return facts_of(CASE, Megatron())
-
-
-WORK: list[Callable[[], Any]] = [train_all, dropped, reloaded, facts]
+TRAIN: dict[str, Callable[[], Any]] = {"trained": train_all}
+MORE = {"dropped": dropped, "reloaded": partial(reload, CASE, Megatron()), "facts": partial(facts_of, CASE, Megatron())}
 
 
 @cache
 def outcomes(world: int) -> list[dict[str, Any]]:
     """What each piece of work returned, by rank: one set of processes does it all."""
-    return run_ranks(world, results, WORK if world == 2 else WORK[:1])
+    return run_ranks(world, results, TRAIN | MORE if world == 2 else TRAIN)
 
 
 @pytest.mark.parametrize("world", TRAININGS)
 def test_trains_what_one_process_trains(world: int) -> None:
-    for (case, framework), outcome in zip(TRAININGS[world].values(), outcomes(world)[0]["train_all"], strict=True):
+    for (case, framework), outcome in zip(TRAININGS[world].values(), outcomes(world)[0]["trained"], strict=True):
         assert_equal(outcome, reference(case, framework.layout(world).dp), TOLERANCES["gpt2", "fp32"])
 
 
@@ -179,12 +170,6 @@ def test_facts_say_which_layers_they_are() -> None:
         "staleness": 0, "dp": 1, "tp": 2, "layers": "local", "fused_kernels": False,
         "parameters_per_rank": vocabulary + positions + norms + 2 * (attention + mlp), "reduce_dtype": "fp32",
     }  # fmt: skip
-
-
-def ranks(world: int, model: Model = TEXT, **changes: Any) -> Job:
-    return replace(
-        job(), world_size=world, model=model, micro_batch=None, global_batch=world, loss=CrossEntropy(0.0), **changes
-    )
 
 
 CUDA = torch.device("cuda")

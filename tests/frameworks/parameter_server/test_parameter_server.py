@@ -3,7 +3,7 @@ as old as each rank counted; a slow rank that the other does not wait for; refus
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
@@ -21,9 +21,9 @@ from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 from tests.equality.cases import MODELS, RATES
 from tests.equality.distances import TOLERANCES, assert_equal, assert_same_bits, distance
 from tests.support.changed_job import ChangedJob
-from tests.support.equal import assert_reloaded, batch_for, make_job, reload, train_case, train_cases
+from tests.support.equal import assert_reloaded, make_job, ready, reload, train_case, train_cases
 from tests.support.jobs import refused, two_ranks, wrong_knob
-from tests.support.ranks import run_ranks
+from tests.support.ranks import results, run_ranks
 from tests.support.reference import Case, Outcome, begin, cross_entropy, order, reference, snapshot, validate
 
 CASES = {
@@ -66,36 +66,39 @@ class Slow(ParameterServer):
         return trainer
 
 
-def everything() -> tuple[dict[str, list[Outcome]], Any, Any]:
-    """What two ranks show, in one start of them."""
+def both() -> dict[str, list[Outcome]]:
     frameworks: list[Framework] = [DDP(), ParameterServer()]
-    equal = {name: train_cases([(case, each) for each in frameworks]) for name, case in CASES.items()}
+    return {name: train_cases([(case, each) for each in frameworks]) for name, case in CASES.items()}
+
+
+def late() -> tuple[Outcome, list[list[int]], bool]:
     slow = Slow(bound=BOUND)
-    outcome = train_case(LATE, slow)
-    return equal, (outcome, slow.versions, slow.ended_before), loaded()
+    return train_case(LATE, slow), slow.versions, slow.ended_before
 
 
-def loaded() -> Any:
-    case = CASES["gpt2"]
-    trainer = ParameterServer(bound=1).setup(make_job(case))
-    batch = batch_for(trainer.job, trainer.place, seed=dist.get_rank())
-    trainer.step(batch)
-    trainer.step(batch)
-    trainer.flush()
-    facts = trainer.facts()
-    result = reload(trainer, case.model, batch)
-    return result, facts
+def facts() -> dict[str, Any]:
+    with ready(ParameterServer(bound=1), make_job(CASES["gpt2"]), dist.get_rank()) as (trainer, batch):
+        trainer.step(batch)
+        trainer.step(batch)
+        trainer.flush()
+        return trainer.facts()
+
+
+WORK: dict[str, Callable[[], Any]] = {
+    "both": both, "late": late, "facts": facts, "reloaded": partial(reload, CASES["gpt2"], ParameterServer(bound=1)),
+}  # fmt: skip
 
 
 @cache
-def ranks() -> list[Any]:
-    return run_ranks(2, everything)
+def ranks() -> list[dict[str, Any]]:
+    """What each piece of work returned, by rank: one set of processes does it all."""
+    return run_ranks(2, results, WORK)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_without_staleness_two_ranks_train_as_ddp_bit_for_bit(name: str) -> None:
-    for equal, _, _ in ranks():
-        ddp, served = equal[name]
+    for rank in ranks():
+        ddp, served = rank["both"][name]
         assert_same_bits(served, ddp)
         assert served.updates == ddp.updates == CASES[name].steps
         assert served.metrics["val_loss"] == ddp.metrics["val_loss"]
@@ -147,30 +150,29 @@ def simulation(case: Case, versions: Sequence[Sequence[Sequence[int]]]) -> Outco
 def test_a_slow_rank_does_not_stop_the_other_within_the_bound() -> None:
     """Rank 1 sends one gradient, and no more until rank 0 has ended four steps. In the last of them rank 0 saw weights
     after the one update that both had made, and lacked two of its own."""
-    (_, (_, fast, _), _), (_, (_, _, ended_before), _) = ranks()
+    (_, fast, _), (_, _, ended_before) = (rank["late"] for rank in ranks())
     assert ended_before
     assert fast[1 + BOUND] == [1, 1]
 
 
 def test_staleness_is_counted_and_never_above_the_bound() -> None:
-    for _, (outcome, versions, _), _ in ranks():
+    for outcome, versions, _ in (rank["late"] for rank in ranks()):
         ages = [clock - min(seen) for clock, seen in enumerate(versions)]
         assert all(0 <= age <= BOUND for age in ages)
         assert outcome.updates == LATE.steps
-    assert max(clock - min(seen) for clock, seen in enumerate(ranks()[0][1][1])) == BOUND
+    assert max(clock - min(seen) for clock, seen in enumerate(ranks()[0]["late"][1])) == BOUND
 
 
 def test_old_gradients_train_as_one_process_with_weights_as_old() -> None:
-    versions = [versions for _, (_, versions, _), _ in ranks()]
-    result: Outcome = ranks()[0][1][0]
-    expected = simulation(LATE, versions)
+    result: Outcome = ranks()[0]["late"][0]
+    expected = simulation(LATE, [rank["late"][1] for rank in ranks()])
     assert_equal(result, expected, TEXT)
     assert distance(result.weights, simulation(LATE, fresh(LATE, 2))) > 2 * TEXT.weights
 
 
 def test_loaded_weights_are_those_of_the_server_too() -> None:
-    assert_reloaded([result for _, _, (result, _) in ranks()], MODELS["gpt2"])
-    for _, _, (_, facts) in ranks():
+    assert_reloaded([rank["reloaded"] for rank in ranks()], MODELS["gpt2"])
+    for facts in (rank["facts"] for rank in ranks()):
         assert facts["bound"] == 1
         assert facts["communication"] == "host"
         assert len(facts["staleness"]) == 2
@@ -188,14 +190,12 @@ def in_channels_last() -> tuple[Outcome, bool]:
     fused = OptimizerConfig("sgd", lr=images.lr, momentum=0.9, weight_decay=1e-4, fused=True)
     framework = ChangedServer(changes={"channels_last": True, "optimizer": partial(make_optimizer, fused)})
     outcome = train_case(images, framework)
-    trainer = framework.setup(make_job(images))
-    before = {name: weight.detach().clone() for name, weight in trainer.model.named_parameters()}
-    for weight in trainer.live().parameters.values():
-        weight.data.mul_(2)
-    trainer.restore(trainer.numbers())
-    restored = [torch.equal(weight, 2 * before[name]) for name, weight in trainer.model.named_parameters()]
-    dist.barrier()
-    trainer.close()
+    with ready(framework, make_job(images)) as (trainer, _):
+        before = {name: weight.detach().clone() for name, weight in trainer.model.named_parameters()}
+        for weight in trainer.live().parameters.values():
+            weight.data.mul_(2)
+        trainer.restore(trainer.numbers())
+        restored = [torch.equal(weight, 2 * before[name]) for name, weight in trainer.model.named_parameters()]
     return outcome, all(restored)
 
 

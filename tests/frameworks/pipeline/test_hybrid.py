@@ -14,15 +14,14 @@ from torch.distributed.tensor import DTensor
 
 from ddlbench.errors import Unsupported, UserError
 from ddlbench.frameworks.pipeline.adapter import Pipeline
-from ddlbench.job import Job
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.vgg import VGG
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 from tests.equality.distances import TOLERANCES, assert_equal, distance
 from tests.support.broken import CountedTwice
 from tests.support.changed_job import Loaded
-from tests.support.equal import batch_for, make_job, overflow, train_cases
-from tests.support.jobs import job, refused, wrong_knob
+from tests.support.equal import make_job, overflow, ready, train_cases
+from tests.support.jobs import ranks, refused, wrong_knob
 from tests.support.ranks import results, run_ranks
 from tests.support.reference import Case, Outcome, reference
 
@@ -67,48 +66,33 @@ def places() -> list[tuple[dict[str, int], int, bool, bool]]:
     """Coordinates, replica, whether it reads and whether it reports, for two meshes."""
     result: list[tuple[dict[str, int], int, bool, bool]] = []
     for framework in (Pipeline(tp=2), Pipeline(dp=2, tp=2)):
-        trainer = framework.setup(make_job(TEXT))
-        place = trainer.place
-        result.append((dict(place.coordinates), place.data_rank, place.reads_data, place.reports))
-        trainer.close()
+        with ready(framework, make_job(TEXT)) as (trainer, _):
+            place = trainer.place
+            result.append((dict(place.coordinates), place.data_rank, place.reads_data, place.reports))
     return result
 
 
 def dropped_alike() -> list[bool]:
     """Whether the ranks that share layers stay alike in what both have, though each step drops units."""
-    framework = Pipeline(tp=2)
-    here = make_job(replace(TEXT, model=replace(GPT, dropout=0.3)))
-    trainer = framework.setup(here)
-    place = trainer.place
-    for _ in range(2):
-        trainer.step(batch_for(here, place))
-    whole = [tensor for name, tensor in trainer.model.state_dict().items() if name not in trainer.blocks.splits]
-    copies = [[torch.empty_like(tensor) for _ in range(2)] for tensor in whole]
-    for tensor, both in zip(whole, copies, strict=True):
-        dist.all_gather(both, tensor, group=trainer.groups.part.group)
-    trainer.close()
+    with ready(Pipeline(tp=2), make_job(replace(TEXT, model=replace(GPT, dropout=0.3)))) as (trainer, batch):
+        for _ in range(2):
+            trainer.step(batch)
+        whole = [tensor for name, tensor in trainer.model.state_dict().items() if name not in trainer.blocks.splits]
+        copies = [[torch.empty_like(tensor) for _ in range(2)] for tensor in whole]
+        for tensor, both in zip(whole, copies, strict=True):
+            dist.all_gather(both, tensor, group=trainer.groups.part.group)
     return [torch.equal(*both) for both in copies]
 
 
 def overflows() -> list[tuple[int, bool, int, bool]]:
     here = make_job(replace(TEXT, precision="fp16"))
-    spoiled = float("inf") if here.rank == 1 else 0.0
-    trainers = (framework.setup(here) for framework in (Pipeline(tp=2), Pipeline(dp=2, sharded=True)))
-    return [
-        overflow(trainer, lambda _, gradient: gradient.fill_(spoiled), batch_for(here, trainer.place))
-        for trainer in trainers
-    ]
+    return [overflow(framework, here) for framework in (Pipeline(tp=2), Pipeline(dp=2, sharded=True))]
 
 
 def in_fp16(fused: bool) -> tuple[int, bool, int, bool]:
-    """Updates of a pipeline, whose first stage has no loss that its scaler would see; then one overflows on rank 1."""
+    """Of a pipeline, whose first stage has no loss that its scaler would see."""
     adamw = partial(make_optimizer, OptimizerConfig("adamw", lr=0.01, fused=fused))
-    here = replace(make_job(replace(TEXT, precision="fp16")), optimizer=adamw)
-    spoiled = float("inf") if here.rank == 1 else 0.0
-    trainer = Pipeline().setup(here)
-    batch = batch_for(here, trainer.place)
-    trainer.step(batch)
-    return overflow(trainer, lambda _, gradient: gradient.fill_(spoiled), batch)
+    return overflow(Pipeline(), replace(make_job(replace(TEXT, precision="fp16")), optimizer=adamw))
 
 
 def shares() -> tuple[int, int]:
@@ -116,20 +100,18 @@ def shares() -> tuple[int, int]:
     gathered weights: torch's schedule frees them."""
     result: list[int] = []
     for sharded in (True, False):
-        framework = Pipeline(dp=2, sharded=sharded)
-        here = make_job(TEXT)
-        trainer = framework.setup(here)
-        place = trainer.place
-        trainer.step(batch_for(here, place))
-        trainer.evaluate(batch_for(here, place))
-        assert all(isinstance(weight, DTensor) == sharded for weight in trainer.model.parameters())
-        momenta = [state["momentum_buffer"] for state in trainer.optimizer.state.values()]
-        result.append(sum((each.to_local() if isinstance(each, DTensor) else each).numel() for each in momenta))
-        trainer.close()
+        with ready(Pipeline(dp=2, sharded=sharded), make_job(TEXT)) as (trainer, batch):
+            trainer.step(batch)
+            trainer.evaluate(batch)
+            assert all(isinstance(weight, DTensor) == sharded for weight in trainer.model.parameters())
+            momenta = [state["momentum_buffer"] for state in trainer.optimizer.state.values()]
+            result.append(sum((each.to_local() if isinstance(each, DTensor) else each).numel() for each in momenta))
     return result[0], result[1]
 
 
-WORK: list[Callable[[], Any]] = [train_knobs, places, dropped_alike, overflows, shares]
+WORK: dict[str, Callable[[], Any]] = {
+    "trained": train_knobs, "places": places, "dropped_alike": dropped_alike, "overflows": overflows, "shares": shares,
+}  # fmt: skip
 
 
 @cache
@@ -141,7 +123,7 @@ def on_four_ranks() -> list[dict[str, Any]]:
 @pytest.mark.slow
 def test_knobs_train_what_one_process_trains() -> None:
     """Clipped: the norm is that of the whole gradient, what several ranks have counted once."""
-    outcomes = on_four_ranks()[0]["train_knobs"]
+    outcomes = on_four_ranks()[0]["trained"]
     for (name, (case, framework)), result in zip(KNOBS.items(), outcomes[:-1], strict=True):
         expected, tolerance = reference(case, framework.layout(4).dp), TOLERANCES[case.model.name, case.precision]
         assert distance(result.weights, expected) <= tolerance.weights, name
@@ -179,7 +161,7 @@ def test_a_pipeline_in_fp16_makes_or_skips_an_update_on_every_stage(fused: bool)
 
 @pytest.mark.slow
 def test_all_ranks_skip_an_update_that_overflows_on_one() -> None:
-    assert [rank["overflows"] for rank in on_four_ranks()] == [[(0, False, 1, True)] * 2] * 4
+    assert [rank["overflows"] for rank in on_four_ranks()] == [[(1, False, 2, True)] * 2] * 4
 
 
 @pytest.mark.slow
@@ -195,10 +177,6 @@ def test_replicas_pipelines_and_parts_at_once() -> None:
     for result in run_ranks(8, train_cases, [(case, framework) for framework in frameworks], timeout_s=280)[0]:
         assert_equal(result, reference(case, 2), TOLERANCES["gpt2", "fp32"])
         assert torch.equal(result.weights["embed.wte.weight"], result.weights["head.weight"])
-
-
-def ranks(world: int, **changes: Any) -> Job:
-    return replace(job(), world_size=world, model=GPT, micro_batch=None, global_batch=4 * world, **changes)
 
 
 def test_unsupported_settings_are_refused_before_anything_starts() -> None:

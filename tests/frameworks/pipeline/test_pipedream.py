@@ -19,7 +19,7 @@ from tests.equality.cases import RATES
 from tests.equality.distances import assert_equal
 from tests.frameworks.pipeline.old_weights import CHANGING, RESNET, TIED, UNTIED, VGG, Trial, of
 from tests.support.broken import Emptied, Prompt, Unstashed
-from tests.support.equal import make_job, train_cases
+from tests.support.equal import make_job, ready, train_cases
 from tests.support.jobs import refused, wrong_knob
 from tests.support.ranks import run_ranks
 from tests.support.reference import Case, Outcome
@@ -87,14 +87,12 @@ def look() -> Layout:
     framework = buffered(balance_by="seconds")
     here = replace(make_job(Case("gpt2", TIED)), micro_batch=3)
     framework.check(here)
-    trainer = framework.setup(here)
-    place = trainer.place
-    facts = trainer.facts()
-    trainer.flush()  # nothing is in flight
-    state = trainer.state()
-    assert state is None or state.keys() == TIED.build().state_dict().keys()
-    trainer.close()
-    return place, facts
+    with ready(framework, here) as (trainer, _):
+        facts = trainer.facts()
+        trainer.flush()  # nothing is in flight
+        state = trainer.state()
+        assert state is None or state.keys() == TIED.build().state_dict().keys()
+        return trainer.place, facts
 
 
 @pytest.fixture(scope="module")

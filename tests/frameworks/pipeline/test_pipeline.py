@@ -19,10 +19,10 @@ from ddlbench.models.vgg import VGG
 from tests.equality.distances import TOLERANCES, assert_equal, distance
 from tests.support.broken import CountedTwice, Untied
 from tests.support.changed_job import Loaded
-from tests.support.equal import batch_for, make_job, train_case, train_cases
+from tests.support.equal import make_job, ready, train_cases
 from tests.support.jobs import job, refused, wrong_knob
 from tests.support.ranks import run_ranks
-from tests.support.reference import Case, Outcome, reference
+from tests.support.reference import Case, reference
 
 GPT = GPT2("gpt2", n_layer=2, n_embd=32, n_head=4, vocab_size=61, seq_len=16, dropout=0.0)
 RESNET = ResNet("resnet", layers=[1, 1, 1, 1], width_per_group=8, image_size=64, num_classes=7)
@@ -85,15 +85,12 @@ def test_the_central_test_notices_untied_copies_and_a_wrong_norm() -> None:
 def layout(framework: Pipeline) -> tuple[Place, dict[str, Any], list[str]]:
     here = replace(make_job(CASE), checkpoint_activations=True)
     framework.check(here)
-    trainer = framework.setup(here)
-    place = trainer.place
-    names = [name for name, _ in trainer.model.named_children()]
-    facts = trainer.facts()
-    trainer.flush()
-    assert trainer.facts()["bubble"] is None  # no step was made
-    assert trainer.state() is None or dist.get_rank() == 0
-    trainer.close()
-    return place, facts, names
+    with ready(framework, here) as (trainer, _):
+        facts = trainer.facts()
+        trainer.flush()
+        assert trainer.facts()["bubble"] is None  # no step was made
+        assert trainer.state() is None or dist.get_rank() == 0
+        return trainer.place, facts, [name for name, _ in trainer.model.named_children()]
 
 
 @pytest.mark.slow
@@ -120,20 +117,16 @@ def v_shaped() -> tuple[Place, list[str], int, bool]:
     does; it trains afterwards."""
     framework, here = Pipeline(schedule="zbv", virtual_stages=2, balance=[1, 2, 1, 1]), make_job(CASE)
     framework.check(here)
-    trainer = framework.setup(here)
-    place, names = trainer.place, [name for name, _ in trainer.model.named_children()]
-    batch = batch_for(here, place)
-    result, plain = [trainer.evaluate(batch) for _ in range(2)], here.build().eval()
-    equal = batch is None or all(
-        logits is not None and torch.allclose(logits, plain(batch.inputs), atol=1e-5) for logits in result
-    )
-    assert not trainer.losses, "an evaluation computes no loss"
-    assert all((logits is not None) == place.reports for logits in result)
-    loss = trainer.step(batch)
-    assert (loss is not None) == place.reports
-    shared = len(trainer.blocks.shared)
-    trainer.close()
-    return place, names, shared, equal
+    with ready(framework, here) as (trainer, batch):
+        place, names = trainer.place, [name for name, _ in trainer.model.named_children()]
+        result, plain = [trainer.evaluate(batch) for _ in range(2)], here.build().eval()
+        equal = batch is None or all(
+            logits is not None and torch.allclose(logits, plain(batch.inputs), atol=1e-5) for logits in result
+        )
+        assert not trainer.losses, "an evaluation computes no loss"
+        assert all((logits is not None) == place.reports for logits in result)
+        assert (trainer.step(batch) is not None) == place.reports
+        return place, names, len(trainer.blocks.shared), equal
 
 
 @pytest.mark.slow
@@ -146,15 +139,10 @@ def test_on_a_v_one_rank_begins_and_ends_each_replica() -> None:
 
 
 def middle() -> tuple[bool, bool, int]:
-    framework = Pipeline(balance=[1, 3, 1])
-    trainer = framework.setup(make_job(CASE))
-    place = trainer.place
-    state = trainer.state()
-    if state is not None:
-        assert state.keys() == GPT.build().state_dict().keys()
-    reads, reports, shared = place.reads_data, place.reports, len(trainer.blocks.shared)
-    trainer.close()
-    return reads, reports, shared
+    with ready(Pipeline(balance=[1, 3, 1]), make_job(CASE)) as (trainer, _):
+        state = trainer.state()
+        assert state is None or state.keys() == GPT.build().state_dict().keys()
+        return trainer.place.reads_data, trainer.place.reports, len(trainer.blocks.shared)
 
 
 @pytest.mark.slow
@@ -162,33 +150,25 @@ def test_ends_of_the_pipeline_read_the_last_reports_and_both_share_the_embedding
     assert run_ranks(3, middle) == [(True, False, 1), (False, False, 0), (True, True, 1)]
 
 
-def loaded() -> Outcome:
-    """Weights of another seed, given after setup, count from the first step on."""
-    framework = LoadedPipeline(balance=[1, 4])
-    return train_case(replace(CASE, seed=3), framework)
-
-
 class LoadedPipeline(Loaded, Pipeline): ...
 
 
 @pytest.mark.slow
 def test_a_state_can_be_loaded() -> None:
-    assert_equal(run_ranks(2, loaded)[0], reference(replace(CASE, micro_batch=2), 1), TOLERANCES["gpt2", "fp32"])
+    """Weights of another seed, given after setup, count from the first step on."""
+    (outcome,) = run_ranks(2, train_cases, [(replace(CASE, seed=3), LoadedPipeline(balance=[1, 4]))])[0]
+    assert_equal(outcome, reference(replace(CASE, micro_batch=2), 1), TOLERANCES["gpt2", "fp32"])
 
 
 def out_of_memory() -> None:
-    framework = Pipeline()
-    trainer = framework.setup(make_job(CASE))
-
     def fail(*_: object) -> None:
         raise torch.OutOfMemoryError("planted: out of memory")
 
-    trainer.model[1].register_forward_pre_hook(fail)
-    batch = batch_for(trainer.job, trainer.place)
-    for run in (trainer.step, trainer.evaluate):
-        with pytest.raises(torch.OutOfMemoryError):
-            run(batch)
-    trainer.close()
+    with ready(Pipeline(), make_job(CASE)) as (trainer, batch):
+        trainer.model[1].register_forward_pre_hook(fail)
+        for run in (trainer.step, trainer.evaluate):
+            with pytest.raises(torch.OutOfMemoryError):
+                run(batch)
 
 
 @pytest.mark.slow

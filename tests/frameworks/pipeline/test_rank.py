@@ -21,7 +21,7 @@ from ddlbench.frameworks.shared.layout import Layout
 from ddlbench.job import Framework, Job
 from ddlbench.ranks.fake.fake import fake_world
 from tests.equality.cases import MODELS
-from tests.support.equal import batch_for, make_job
+from tests.support.equal import make_job, ready
 from tests.support.fake_cuda import DEVICE, FakeCuda
 from tests.support.jobs import CASE as TIED
 from tests.support.jobs import CPU, job
@@ -118,28 +118,24 @@ def trained() -> dict[str, tuple[int, Any]]:
     """How many parts of a step of each are computing, on this rank, once the pipeline is full; and its staleness."""
     result: dict[str, tuple[int, Any]] = {}
     for name, framework in FRAMEWORKS.items():
-        job = make_job(CASE)
-        framework.check(job)
-        trainer: Any = framework.setup(job)
-        batch = batch_for(job, trainer.place)
-        for _ in range(4):
-            trainer.step(batch)
-        computing = len(trainer.clock.steps[-1][1])
-        trainer.flush()
-        result[name] = computing, trainer.facts()["staleness"]
-        dist.barrier()
-        trainer.close()
+        framework.check(make_job(CASE))
+        with ready(framework, make_job(CASE)) as (trainer, batch):
+            for _ in range(4):
+                trainer.step(batch)
+            computing = len(trainer.clock.steps[-1][1])
+            trainer.flush()
+            result[name] = computing, trainer.facts()["staleness"]
     return result
 
 
 @cache
 def on_two_ranks() -> list[dict[str, Any]]:
-    return run_ranks(2, results, [two_ranks, trained])
+    return run_ranks(2, results, {"bubble": two_ranks, "trained": trained})
 
 
 def test_it_is_the_share_of_all_ranks_time_and_no_rank_waits_within_the_epoch() -> None:
     """An epoch that ended with a collective would be equally long on all ranks, and no straggler could be seen."""
-    assert [rank["two_ranks"] for rank in on_two_ranks()] == [(pytest.approx(0.25), True)] * 2
+    assert [rank["bubble"] for rank in on_two_ranks()] == [(pytest.approx(0.25), True)] * 2
 
 
 def test_passes_losses_and_updates_within_a_schedule_are_computing() -> None:

@@ -19,7 +19,7 @@ from tests.equality.distances import assert_equal, assert_same_bits, distance
 from tests.frameworks.pipeline.old_weights import CHANGING, TIED, UNTIED, VGG, Trial, no_rule, of
 from tests.support.broken import Emptied
 from tests.support.corrections import PipeMare, SpecTrain, XPipe
-from tests.support.equal import make_job, train_cases
+from tests.support.equal import make_job, ready, train_cases
 from tests.support.jobs import refused, wrong_knob
 from tests.support.ranks import run_ranks
 from tests.support.reference import Case, Outcome, reference, stale_reference
@@ -227,12 +227,10 @@ def test_pipemare_keeps_one_set_of_weights() -> None:
 
 
 def look() -> dict[str, Any]:
-    trainer = pipemare([2, 3]).setup(make_job(TEXT))
-    facts = trainer.facts()
-    assert isinstance(trainer.weights, UnstashedWeights) == (trainer.job.rank == 0), "the last stage is never late"
-    assert any(name.startswith("velocity/") for name in trainer.live().rank_tensors) == (trainer.job.rank == 0)
-    trainer.close()
-    return facts
+    with ready(pipemare([2, 3]), make_job(TEXT)) as (trainer, _):
+        assert isinstance(trainer.weights, UnstashedWeights) == (trainer.job.rank == 0), "the last stage is never late"
+        assert any(name.startswith("velocity/") for name in trainer.live().rank_tensors) == (trainer.job.rank == 0)
+        return trainer.facts()
 
 
 def with_optimizer(given: Job, optimizer: Callable[..., torch.optim.Optimizer]) -> Job:

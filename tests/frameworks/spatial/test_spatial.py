@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from typing import Any
 from unittest.mock import patch
@@ -19,14 +19,14 @@ from ddlbench.errors import UserError
 from ddlbench.frameworks.spatial.adapter import Spatial
 from ddlbench.frameworks.spatial.layers import Halo, Window, share_rows, windows
 from ddlbench.frameworks.tensor.collectives import Part
-from ddlbench.job import Job, Model
+from ddlbench.job import Job
 from ddlbench.models.resnet import ResNet
 from ddlbench.models.vgg import VGG
 from tests.equality.cases import MODELS
 from tests.equality.distances import TOLERANCES, assert_equal, distance
 from tests.support.changed_job import ChangedJob
-from tests.support.equal import assert_reloaded, batch_for, make_job, reload, train_cases
-from tests.support.jobs import job, refused, wrong_knob
+from tests.support.equal import assert_reloaded, make_job, ready, reload, train_cases
+from tests.support.jobs import ranks, refused, wrong_knob
 from tests.support.ranks import results, run_ranks
 from tests.support.reference import Case, Outcome, reference
 
@@ -137,34 +137,28 @@ def differences() -> list[float]:
     return outcomes
 
 
-def fault() -> Outcome:
-    return train_cases([(PLAIN, WithoutHalo())])[0]
-
-
-def reloaded() -> Any:
-    trainer = Spatial().setup(make_job(PLAIN))
-    return reload(trainer, VGG16, batch_for(trainer.job, trainer.place))
-
-
 def trained() -> list[Outcome]:
     work = [(case, framework) for case, framework, _ in TRAININGS[dist.get_world_size()].values()]
     return train_cases(work)
 
 
 def facts() -> dict[str, Any]:
-    trainer = Spatial().setup(make_job(PLAIN))
-    result = trainer.facts() | {"place": trainer.place}
-    trainer.close()
-    return result
+    with ready(Spatial(), make_job(PLAIN)) as (trainer, _):
+        return trainer.facts() | {"place": trainer.place}
 
 
-WORK: Sequence[Callable[[], Any]] = [trained, differences, fault, reloaded, facts]
+TRAIN: dict[str, Callable[[], Any]] = {"trained": trained, "differences": differences}
+MORE: dict[str, Callable[[], Any]] = {
+    "fault": partial(train_cases, [(PLAIN, WithoutHalo())]),
+    "reloaded": partial(reload, PLAIN, Spatial()),
+    "facts": facts,
+}
 
 
 @cache
 def outcomes(world: int) -> list[dict[str, Any]]:
     """What each piece of work returned, by rank: one set of processes does it all."""
-    return run_ranks(world, results, WORK[: 2 if world == 4 else None])
+    return run_ranks(world, results, TRAIN | MORE if world == 2 else TRAIN)
 
 
 CASES = [
@@ -188,7 +182,7 @@ def test_every_layer_equals_that_of_complete_images(world: int) -> None:
 
 def test_a_forgotten_halo_is_noticed() -> None:
     tolerance = TOLERANCES["vgg", "fp32"].weights
-    assert distance(outcomes(2)[0]["fault"].weights, reference(PLAIN, 1)) > 10 * tolerance
+    assert distance(outcomes(2)[0]["fault"][0].weights, reference(PLAIN, 1)) > 10 * tolerance
 
 
 def test_a_loaded_state_is_what_it_computes_with_and_gives_back() -> None:
@@ -205,10 +199,6 @@ def test_facts_and_places() -> None:
         (False,) * 2,
     ]
     assert second["place"].coordinates == {"dp": 0, "sp": 1}
-
-
-def ranks(world: int, model: Model, **changes: Any) -> Job:
-    return replace(job(), world_size=world, model=model, micro_batch=None, global_batch=world, **changes)
 
 
 def test_what_cannot_be_shared_is_refused() -> None:

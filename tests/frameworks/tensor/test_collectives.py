@@ -113,7 +113,10 @@ def batches() -> tuple[Tensor, Tensor]:
     return shared.inputs, shared.targets
 
 
-WORK: list[Callable[[], Any]] = [collectives, layouts, losses, unscored, random_numbers, batches]
+WORK: dict[str, Callable[[], Any]] = {
+    "collectives": collectives, "layouts": layouts, "losses": losses, "unscored": unscored,
+    "random_numbers": random_numbers, "batches": batches,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,6 @@ from torch.distributed.tensor.debug import CommDebugMode
 from ddlbench.errors import Unsupported, UserError
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.tensor.adapter import TensorParallel
-from ddlbench.job import Job, Model
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.resnet import ResNet
 from ddlbench.models.vgg import VGG
@@ -26,8 +25,8 @@ from ddlbench.recipe.recipe import CrossEntropy
 from tests.equality.distances import TOLERANCES, distance
 from tests.support.broken import OwnTokens
 from tests.support.changed_job import ChangedJob
-from tests.support.equal import assert_reloaded, batch_for, facts_of, make_job, overflow, reload, train_cases
-from tests.support.jobs import job, refused, wrong_knob
+from tests.support.equal import assert_reloaded, facts_of, make_job, overflow, ready, reload, train_cases
+from tests.support.jobs import ranks, refused, wrong_knob
 from tests.support.ranks import results, run_ranks
 from tests.support.reference import Case, Outcome, reference
 
@@ -88,76 +87,48 @@ def dropped() -> dict[str, dict[str, Tensor]]:
     result: dict[str, dict[str, Tensor]] = {}
     for name, tokens, checkpoint in (("", False, False), ("again", False, True), ("tokens", True, False)):
         case = replace(CASE, model=replace(TEXT, dropout=0.5), checkpoint_activations=checkpoint)
-        framework, job = TensorParallel(sequence_parallel=tokens), make_job(case)
-        trainer = framework.setup(job)
-        place = trainer.place
-        for _ in range(2):
-            torch.rand(dist.get_rank() + 1)  # as a loader would on the rank that reads
-            trainer.step(batch_for(job, place))
-        result[name] = {
-            key: parameter.detach().clone()
-            for key, parameter in trainer.model.named_parameters()
-            if key not in trainer.splits
-        }
-        trainer.close()
+        with ready(TensorParallel(sequence_parallel=tokens), make_job(case)) as (trainer, batch):
+            for _ in range(2):
+                torch.rand(dist.get_rank() + 1)  # as a loader would on the rank that reads
+                trainer.step(batch)
+            named = trainer.model.named_parameters()
+            result[name] = {key: each.detach().clone() for key, each in named if key not in trainer.splits}
     return result
 
 
 def zeros_of_dropout() -> dict[str, Tensor]:
     """Which units VGG's two dropouts dropped on this rank."""
-    framework, job = TensorParallel(), make_job(Case("vgg", replace(IMAGES, dropout=0.5), global_batch=6))
-    trainer, outcomes = framework.setup(job), dict[str, Tensor]()
-    place = trainer.place
+    job, outcomes = make_job(Case("vgg", replace(IMAGES, dropout=0.5), global_batch=6)), dict[str, Tensor]()
 
     def note(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
         return lambda _, __, output: outcomes.update({name: output.detach() == 0})
 
-    for name in ("fc6", "fc7"):  # dropout over inputs that no ReLU has set to zero
-        dropout = trainer.model.get_submodule(f"{name}.dropout")
-        dropout.register_forward_pre_hook(lambda _, inputs: (inputs[0] + 1,))
-        dropout.register_forward_hook(note(name))
-    trainer.step(batch_for(job, place))
-    trainer.close()
+    with ready(TensorParallel(), job) as (trainer, batch):
+        for name in ("fc6", "fc7"):  # dropout over inputs that no ReLU has set to zero
+            dropout = trainer.model.get_submodule(f"{name}.dropout")
+            dropout.register_forward_pre_hook(lambda _, inputs: (inputs[0] + 1,))
+            dropout.register_forward_hook(note(name))
+        trainer.step(batch)
     return outcomes
 
 
-def sent() -> dict[str, dict[str, int]]:
+def sent() -> dict[str, int]:
     """Collectives of one update of one micro batch."""
-    result: dict[str, dict[str, int]] = {}
-    for tokens in (False, True):
-        framework, job = TensorParallel(sequence_parallel=tokens), make_job(replace(CASE, micro_batch=None))
-        trainer = framework.setup(job)
-        place = trainer.place
-        with CommDebugMode() as watched:
-            trainer.step(batch_for(job, place))
-        trainer.close()
-        result["tokens" if tokens else ""] = {str(name): n for name, n in watched.get_comm_counts().items()}
-    return result
+    job = make_job(replace(CASE, micro_batch=None))
+    with ready(TensorParallel(), job) as (trainer, batch), CommDebugMode() as watched:
+        trainer.step(batch)
+    return {str(name): n for name, n in watched.get_comm_counts().items()}
 
 
 def overflowing() -> tuple[int, bool, int, bool]:
-    job = make_job(replace(CASE, precision="fp16"))
-    trainer = TensorParallel().setup(job)
-
-    def spoil(name: str, gradient: Tensor) -> None:
-        if job.rank == 1 and name == "h0.mlp.c_fc.weight":
-            gradient.fill_(float("inf"))
-
-    return overflow(trainer, spoil, batch_for(job, trainer.place))
+    return overflow(TensorParallel(), make_job(replace(CASE, precision="fp16")), only="h0.mlp.c_fc.weight")
 
 
-def reloaded() -> tuple[dict[str, Tensor], dict[str, Tensor], float]:
-    trainer = TensorParallel().setup(make_job(CASE))
-    return reload(trainer, TEXT, batch_for(trainer.job, trainer.place))
-
-
-def facts() -> dict[str, Any]:
-    return facts_of(CASE, TensorParallel(sequence_parallel=True))
-
-
-WORK: list[Callable[[], Any]] = [
-    train_knobs, train_smoothed, dropped, zeros_of_dropout, sent, overflowing, reloaded, facts,
-]  # fmt: skip
+WORK: dict[str, Callable[[], Any]] = {
+    "trained": train_knobs, "smoothed": train_smoothed, "dropped": dropped, "zeros_of_dropout": zeros_of_dropout,
+    "sent": sent, "overflowing": overflowing, "reloaded": partial(reload, CASE, TensorParallel()),
+    "facts": partial(facts_of, CASE, TensorParallel(sequence_parallel=True)),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +138,7 @@ def outcomes() -> list[dict[str, Any]]:
 
 
 def test_knobs_train_the_same(outcomes: list[dict[str, Any]]) -> None:
-    trainings = zip((KNOBS | FAULTS).items(), outcomes[0]["train_knobs"], strict=True)
+    trainings = zip((KNOBS | FAULTS).items(), outcomes[0]["trained"], strict=True)
     off = {
         name: distance(outcome.weights, reference(case, framework.layout(2).dp))
         for (name, (case, framework)), outcome in trainings
@@ -177,7 +148,7 @@ def test_knobs_train_the_same(outcomes: list[dict[str, Any]]) -> None:
 
 
 def test_label_smoothing_and_adamw_are_those_of_ddp(outcomes: list[dict[str, Any]]) -> None:
-    ours, theirs = outcomes[0]["train_smoothed"]
+    ours, theirs = outcomes[0]["smoothed"]
     assert ours.losses == pytest.approx(theirs.losses, abs=1e-5)
     assert distance(ours.weights, replace(theirs, start=reference(CASE, 1).start)) <= 1e-3
 
@@ -201,14 +172,13 @@ def test_own_units_are_dropped_by_each_rank_for_itself(outcomes: list[dict[str, 
 
 
 def test_what_an_update_sends(outcomes: list[dict[str, Any]]) -> None:
-    # Forward the embedding's and the block's two sums, backward the block's two and the head's, the loss two; without
-    # them with sequence parallelism: halves are gathered and sums scattered, and one sum is of replicated gradients.
-    # Rank 0 sends its samples as two tensors.
-    assert outcomes[0]["sent"][""] == {"c10d.broadcast_": 2, "c10d.allreduce_": 8}
+    # Forward the embedding's and the block's two sums, backward the block's two and the head's, the loss two. Rank 0
+    # sends its samples as two tensors.
+    assert outcomes[0]["sent"] == {"c10d.broadcast_": 2, "c10d.allreduce_": 8}
 
 
 def test_all_ranks_skip_an_update_that_overflows_on_one(outcomes: list[dict[str, Any]]) -> None:
-    assert [each["overflowing"] for each in outcomes] == [(0, False, 1, True)] * 2
+    assert [each["overflowing"] for each in outcomes] == [(1, False, 2, True)] * 2
 
 
 def test_a_loaded_state_is_what_it_computes_with_and_gives_back(outcomes: list[dict[str, Any]]) -> None:
@@ -224,10 +194,6 @@ def test_facts_count_this_ranks_parameters(outcomes: list[dict[str, Any]]) -> No
         "parameters_per_rank": vocabulary + positions + norms + attention + mlp, "reduce_dtype": "fp32",
     }  # fmt: skip
     assert outcomes[1]["facts"]["parameters_per_rank"] == outcomes[0]["facts"]["parameters_per_rank"] - 32
-
-
-def ranks(world: int, model: Model = TEXT, **changes: Any) -> Job:
-    return replace(job(), world_size=world, model=model, micro_batch=None, global_batch=world, **changes)
 
 
 def test_degrees_that_do_not_divide_are_refused_with_both_numbers() -> None:

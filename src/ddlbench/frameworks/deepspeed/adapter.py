@@ -7,15 +7,18 @@ library's engine owns backward and step; the optimizer is torch's, as in every f
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
+from importlib import import_module
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.optim import Optimizer
 
 from ddlbench.checkpoint import Live
@@ -25,10 +28,9 @@ from ddlbench.frameworks.shared.groups import all_ranks
 from ddlbench.frameworks.shared.replica import RankTrainer, Update, build, evaluate, micro_batches
 from ddlbench.job import Batch, Job, type_of_dtype
 from ddlbench.measure.profiling.spans import BACKWARD, FORWARD, UPDATE, span
+from ddlbench.ranks.fake.cuda import Answer, returning
 from ddlbench.ranks.launchers import OPEN_MPI
 
-if TYPE_CHECKING:
-    from ddlbench.ranks.fake.cuda import Answer
 RECORDED = ("zero_stage", "offload_optimizer", "offload_parameters", "offload_to", "cpu_adam", "gather_bucket_mb")
 
 
@@ -74,11 +76,31 @@ class DeepSpeed(DeepSpeedOptions):
         )
 
     def fake_answers(self, rank: int, world_size: int, device: torch.device) -> Sequence[Answer]:
-        from ddlbench.frameworks.fake_libraries import deepspeed_answers
+        """A GPU without a driver, and ranks that agree (ranks/fake/fake.py).
 
+        Only DeepSpeed's accelerator object, which it asks everything about devices, and the comparison of numbers with
+        those of rank 0 are replaced. torch.cuda.is_available stays as it is, because other libraries choose kernels by
+        it."""
         # Without a GPU its import for "cuda" looks for CUDA's compiler.
         import_deepspeed(device if torch.cuda.is_available() else torch.device("cpu"))
-        return deepspeed_answers(device)
+        utils = import_module("deepspeed.runtime.zero.utils")
+        given: list[Answer] = [
+            (utils, "get_lst_from_rank0", list),  # its own numbers
+            (utils, "assert_lst_len_same_as_other_ranks", returning(None)),
+            # Stage 3 replaces it by its own function and leaves it there: the next framework that is rehearsed must get
+            # torch's.
+            (functional, "linear", functional.linear),
+        ]
+        if device.type == "cuda":
+            # DeepSpeed's own accelerator for CUDA, into whose memory everything fits. Stage 3 divides by the number of
+            # devices of a node, and uses the result for quantized gradients only.
+            gpu = import_module("deepspeed.accelerator.cuda_accelerator").CUDA_Accelerator()
+            says = {"is_available": True, "available_memory": sys.maxsize, "device_count": 1}
+            ignored = ("empty_cache", "range_push", "range_pop", "reset_peak_memory_stats")
+            for name, value in {**says, **dict.fromkeys(ignored)}.items():
+                setattr(gpu, name, returning(value))
+            given.append((import_module("deepspeed.accelerator.real_accelerator"), "ds_accelerator", gpu))
+        return given
 
 
 def prepare_modules(group: dist.ProcessGroup) -> None:

@@ -120,7 +120,7 @@ class DeepSpeedOptions:
         refuse(f"deepspeed: checkpoint.every with framework.zero_stage={self.zero_stage}", reasons)
 
     def supports(self, job: Job) -> None:
-        """What `check` refuses wherever the library is installed."""
+        """The refusals of `check` that do not depend on the installed library."""
         check_reduction("deepspeed", job)
         (optimizer, needs, others), casts, precision = layerwise(job), self.casts(job), job.precision
         here = f"with framework.zero_stage={self.zero_stage}"
@@ -214,5 +214,5 @@ def check_op(builder: str, key: str, remedy: str) -> None:
 
 
 def elements(mebibytes: float) -> int:
-    """How many numbers of 4 bytes; an even number, on which the library insists."""
+    """How many numbers of 4 bytes: an even number, because the library insists on one."""
     return max(1, int(mebibytes * 2**20 / 8)) * 2

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar
+from itertools import count
+from typing import Any, ClassVar
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 
 from ddlbench.checkpoint import OFF
 from ddlbench.errors import Unavailable, Unsupported, check_values, importing, refuse
@@ -20,12 +22,11 @@ from ddlbench.frameworks.shared.replica import Replica, Update, build
 from ddlbench.job import Job
 from ddlbench.measure.profiling.spans import COMMUNICATE, span
 from ddlbench.ranks.control import all_gather
+from ddlbench.ranks.fake.cuda import Answer, returning
 from ddlbench.ranks.launch import is_fake
 
-if TYPE_CHECKING:
-    from ddlbench.ranks.fake.cuda import Answer
-
 COMPRESSIONS = ("none", "fp16")
+ALL_REDUCE = "horovod_torch_allreduce_async_"
 
 
 def horovod_torch() -> Any:
@@ -72,7 +73,7 @@ class Horovod:
             raise Unsupported("horovod: adasum works over MPI only: start with mpirun or srun --mpi=pmix")
 
     def supports(self, job: Job) -> None:
-        """What `check` refuses however the library is built and started."""
+        """The refusals of `check` that do not depend on how the library is built and started."""
         self.compression_of(job)
         check_alike(job, job.world_size, built=True)
         reasons = {
@@ -137,10 +138,21 @@ class Horovod:
         return Replica(job, model, update, facts, dp_group=dp_group)
 
     def fake_answers(self, rank: int, world_size: int, device: torch.device) -> Sequence[Answer]:
-        from ddlbench.frameworks.fake_libraries import horovod_answers
-
+        """Horovod's compiled part answers from here (ranks/fake/fake.py); its Python part stays: the optimizer, the
+        hooks on gradients, compression. One of Horovod's all-reduces becomes one of torch's fake process group, for
+        each gradient: which of them Horovod's core would send in one message depends on time."""
         horovod_torch()
-        return horovod_answers(rank, world_size, device)
+        operations: Any = import_module("horovod.torch.mpi_ops")
+        everyone = import_module("horovod.common.process_sets").global_process_set
+        # A Horovod that has started and was built for the device; the rest is the library's.
+        given = {"is_initialized": 1, "rank": rank, "size": world_size, "nccl_built": int(device.type == "cuda")}
+        given |= {"mpi_enabled": 0, "gloo_enabled": 1}
+        library = operations._basics.MPI_LIB_CTYPES
+        return [
+            *((library, f"horovod_{name}", returning(value)) for name, value in given.items()),
+            (operations, "mpi_lib", FakeOperations(operations.mpi_lib)),
+            (everyone, "ranks", list(range(world_size))),
+        ]
 
     def _variables(self, job: Job) -> dict[str, str]:
         """What Horovod reads from the environment when it starts. Stalls are looked for every `look` seconds."""
@@ -181,3 +193,25 @@ def stall_seconds(job: Job) -> int:
     """How long Horovod lets a gradient that it knows to be late wait for its last rank. It takes up to as long to
     notice, so half of `train.timeout_s`."""
     return max(1, int(job.timeout_s / 2))
+
+
+class FakeOperations:
+    """Horovod's all-reduces, for the types of tensors that the library has one for."""
+
+    # An all-reduce has ended when it begins.
+    horovod_torch_wait_and_clear, horovod_torch_poll = returning(None), returning(1)
+
+    def __init__(self, library: Any) -> None:
+        self.library, self.handles = library, count(1)
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        # A library built for the CPU has no others. A fake tensor on "cuda" is on "meta" where C++ names its type.
+        on_cpu = name.replace("torch_cuda_", "torch_").replace("torch_meta_", "torch_")
+        if not name.startswith(ALL_REDUCE) or not hasattr(self.library, on_cpu):
+            raise AttributeError(name)
+
+        def all_reduce(tensor: Tensor, output: Tensor, *_: Any) -> int:
+            dist.all_reduce(output.detach())
+            return next(self.handles)
+
+        return all_reduce

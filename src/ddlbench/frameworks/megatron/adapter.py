@@ -76,7 +76,7 @@ class Megatron:
                 import_module("transformer_engine.pytorch")
 
     def supports(self, job: Job) -> None:
-        """What `check` refuses wherever the library is installed."""
+        """The refusals of `check` that do not depend on the installed library."""
         layout, model = self.layout(job.world_size), job.model
         if not isinstance(model, GPT2):
             raise Unsupported(f"megatron: its layers are those of transformers, not of {model.name}: choose GPT-2")
@@ -133,10 +133,11 @@ class MegatronReplica(TensorReplica):
             return None
         tensors = self.model.named_parameters(remove_duplicate=False)  # a tied parameter has two names
         local = {name: tensor.detach().cpu().clone() for name, tensor in tensors}
-        full = full_state(local, self.splits, self.part) or {}
+        full = full_state(local, self.splits, self.part)
+        if full is None:
+            return None
         named = {original_name(name): tensor for name, tensor in full.items()}
-        names = on_meta(self.job).state_dict() if named else ()
-        return {name: to_original(name, named[name], self._gpt2) for name in names} or None
+        return {name: to_original(name, named[name], self._gpt2) for name in on_meta(self.job).state_dict()}
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor]) -> None:

@@ -68,10 +68,10 @@ def shares(sizes: Mapping[str, int], ranks: int) -> list[list[str]]:
 
 
 class Exchange(Update):
-    """The worker's side: instead of an update, gradients are sent to every server, and its weights are asked for.
+    """The worker's side: instead of an update, every server is sent its gradients and is asked for its weights.
 
-    parameters: of the replica, those that each rank holds; sizes: how many numbers these are
-    weights: from each other rank, where its message arrives: its parameters and their staleness
+    parameters: the replica's parameters that each rank holds; sizes: how many numbers these are
+    weights: for each other rank the memory of its message: its parameters and their staleness
     ages: staleness of the weights in use, by the rank that holds them
     """
 

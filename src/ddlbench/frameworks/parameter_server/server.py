@@ -25,12 +25,12 @@ GRADIENT, WEIGHTS = 1, 2  # tags of messages
 class Server:
     """One thread receives the gradients of other ranks; this rank's own come from its main thread (`accept`).
 
-    A message of n numbers has one more: of a gradient, whether the rank ends its epoch instead (1) and wants the
-    weights after all its updates; of weights, their staleness.
+    A message of n numbers has one more. Behind a gradient it says whether the rank ends its epoch instead (1) and wants
+    the weights after all its updates; behind weights it is their staleness.
 
     weights: by name, on the CPU; only updates change them
-    rates: learning rate of an update that is not made yet
-    gradients: of an update that is not made yet: rank -> numbers
+    rates: the learning rate of each update that is not made yet
+    gradients: for each update that is not made yet: rank -> numbers
     clocks: gradients that each rank has sent
     version: updates made
     wanted: the version that a rank waits for

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -102,9 +102,7 @@ class Pipeline(Staged):
         blocks = Blocks(job, groups, plan, self.sharded)
         facts = {
             "schedule": self.schedule,
-            "dp": layout.dp,
-            "tp": layout.tp,
-            "pp": layout.pp,
+            **asdict(layout),
             "shards": layout.dp if self.sharded else 1,
             "virtual_stages": self.virtual_stages,
             **plan.facts(),

@@ -43,8 +43,8 @@ class Groups:
     pp_group: the ranks of this rank's pipeline, in order
     dp_group: the ranks with the same weights, None with one replica
     embedding_group: first and last rank of this rank's pipeline, None between them; used where a weight is tied
-    norm_group: the ranks that together hold the gradients of one update: those of a replica, all with shards; None
-        where no update needs such a group
+    norm_group: the ranks that together hold the gradients of one update: those of a replica, or all ranks if replicas
+        are sharded; None if no update needs such a group
     first, last: whether this rank has the first, the last stage
     v_shaped: whether rank 0 of a pipeline has both (schedules.V_SHAPED)
     """

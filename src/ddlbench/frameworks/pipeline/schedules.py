@@ -100,8 +100,8 @@ def micro_batch_count(schedule: str, job: Job, ranks: int, replicas: int) -> int
 
 
 def in_flight(schedule: str, rank: int, ranks: int, count: int, virtual_stages: int) -> int:
-    """Micro batches whose activations this rank of a pipeline has in memory at once, those of each of its stages
-    counted. V-shaped schedules, which no block runs again in, are not asked for. count: micro batches of an update"""
+    """Micro batches whose activations this rank of a pipeline has in memory at once, counted for each of its stages. It
+    is not called for V-shaped schedules, in which no block runs again. count: micro batches of an update"""
     if schedule in ("gpipe", "looped_bfs"):
         return virtual_stages * count
     if schedule not in LOOPED:  # PipeDream fills its pipeline with the next minibatches

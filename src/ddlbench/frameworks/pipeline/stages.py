@@ -35,7 +35,8 @@ def balanced(costs: tuple[float, ...], stages: int, sending: tuple[float, ...] =
 
     A stage is as slow as the slower one of its computing and its sending, because they overlap (Narayanan et al.
     2019, section 3.1). costs: of computing each block; sending: of sending each block's output, empty: costs nothing.
-    Exact dynamic program over the last cut; of equally good ones the one with the fewest blocks in the first stages.
+    An exact dynamic program over the last cut. If several divisions are equally good, it takes the one with the fewest
+    blocks in the first stages.
     """
     assert 1 <= stages <= len(costs)
     prefix = [0.0, *accumulate(costs)]
@@ -98,14 +99,14 @@ class Staged:
         return Plan(job, self.in_flight(layout, count), job.replica_batch(layout.dp) // count, self)
 
     def check_budget(self, job: Job, layout: Layout, count: int) -> None:
-        """Unsupported for a budget of activations that a stage does not fit, or with stages that are not known yet."""
+        """Raise Unsupported for a budget of activations that a stage exceeds, or whose stages are not known yet."""
         if budgeted(job.checkpoint_activations):
             reason = f"{KEY}={job.checkpoint_activations} needs stages that are known before: set framework.balance"
             refuse("framework.balance_by=seconds", {reason: self.by_seconds})
             self.plan(job, layout, count)
 
     def check_checkpoint(self, _: Job) -> None:
-        """Unsupported if a run that continues could have other blocks on a rank than the one that saved them."""
+        """Raise Unsupported if a run that continues could have other blocks on a rank than the run that saved them."""
         reason = "another measurement may divide the blocks in another way: set framework.balance, or {}"
         refuse("framework.balance_by=seconds", {reason.format(OFF): self.by_seconds})
 
@@ -123,7 +124,7 @@ class Plan:
     balanced_by: balance (given by hand) | flops | seconds
     seconds: measured, of each block, where it is balanced by them
     segments: the blocks of each stage, those that run again in lists
-    selective: blocks of all stages that `keep_costly_outputs`
+    selective: the blocks of all stages that keep their costly outputs only
     edges: what goes into the first stage, from each to the next, and out of the last
     between: what one stage sends to the next
     """

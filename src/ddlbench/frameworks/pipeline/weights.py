@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 
 CORRECTIONS = ("none", "prediction", "pipemare")
 
-Version = Mapping[str, nn.Parameter]  # name in the stage -> weight, whose gradient is this version's own
+Version = Mapping[str, nn.Parameter]  # name in the stage -> weight, whose gradient belongs to this version
 
 
 class Weights:

@@ -35,7 +35,8 @@ def blocks_plan(
 ) -> tuple[list[str], Plan]:
     """The names and the plan of the blocks from `first` to `end` that one rank has (None: all).
 
-    samples: of a micro batch; in_flight: of them, in memory at once. Unsupported for a plan that is not possible.
+    samples: those of a micro batch; in_flight: micro batches in memory at once. Raises Unsupported if no plan is
+    possible.
     """
     names = [name for name, _ in on_meta(job).named_children()][first:end]
 
@@ -53,7 +54,7 @@ def replica_plan(job: Job, data_size: int) -> tuple[list[str], Plan]:
 
 
 def apply_plan(model: nn.Sequential, job: Job, data_size: int) -> None:
-    """The segments and the offloaded blocks that the job asks for, on a rank that has all blocks."""
+    """Make the segments and offload the blocks that the job asks for, on a rank that has all blocks."""
     if not (job.checkpoint_activations or job.offload_activations):
         return
     names, plan = replica_plan(job, data_size)
@@ -138,7 +139,7 @@ def _checkpointed(
 
 class _Random(TorchDispatchMode):
     """The random generators are in the same state after a costly operator of both runs: the second run does not compute
-    attention with dropout, and what follows must draw the same numbers. states: after each such operator"""
+    attention with dropout, and what follows must draw the same numbers. states: those after each such operator"""
 
     def __init__(self, states: deque[RandomStates], again: bool) -> None:
         super().__init__()

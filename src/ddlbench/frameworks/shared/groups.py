@@ -26,9 +26,9 @@ def all_ranks(job: Job) -> dist.ProcessGroup:
 
 
 def subgroup(lists: Sequence[Sequence[int]], job: Job, separate: bool = False) -> dist.ProcessGroup | None:
-    """This rank's group of those listed (disjoint lists of ranks), None where it is in none. Called on every rank with
-    the same lists. separate: a new one also where the list is the whole world, so that what is sent in it keeps no
-    order with what others send.
+    """This rank's group of those listed (disjoint lists of ranks), None if it is in none. It is called on every rank
+    with the same lists. separate: make a new group even if the list is the whole world, so that messages in it keep no
+    order with other messages.
 
     The group's communicator exists when this returns: NCCL makes it at the group's first operation, which stops the
     host until every member has joined; this must happen at the start and not in a step."""
@@ -54,7 +54,7 @@ def average(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> None:
 
 
 def gradient(parameter: nn.Parameter) -> Tensor:
-    """The gradient itself, no copy; of a sharded parameter this rank's shard."""
+    """The gradient itself, not a copy; for a sharded parameter this rank's shard."""
     assert parameter.grad is not None
     to_local: Callable[[], Tensor] | None = getattr(parameter.grad, "to_local", None)  # DTensor: a second to import
     return to_local() if to_local else parameter.grad

@@ -82,7 +82,7 @@ class Saved:
     def leave(self) -> None:
         """Free the memory of the device."""
         if self.host.present.pop(self.key, None) is not None:
-            self._wait()
+            self.wait()
             self.content = None
 
     def fetch(self) -> Tensor:
@@ -91,19 +91,14 @@ class Saved:
             self.copied = self.host.copy(self.content, self.buffer)
         return self.content
 
-    def on_device(self) -> Tensor:
-        """For the operations that are queued next."""
-        content = self.fetch()
-        self._wait()
-        return content
-
-    def _wait(self) -> None:
+    def wait(self) -> None:
+        """Let the operations that are queued next wait for the last copy."""
         self.host.wait(self.copied)
         self.copied = None
 
     def __del__(self) -> None:
         """Autograd has freed all tensors of this storage, even if it never asked for a copy in flight."""
-        self._wait()
+        self.wait()
         self.host.free[self.buffer.numel(), self.buffer.dtype].append(self.buffer)
 
 
@@ -121,7 +116,7 @@ class OffloadedBlock:
     def __call__(self, value: Tensor) -> Tensor:
         if not torch.is_grad_enabled():
             return self.forward(value)
-        # Not before: FSDP gives a block its complete weights just now. A batch needs no gradient.
+        # This is known only now: FSDP gives a block its complete weights just before. A batch needs no gradient.
         staying = [*self.block.parameters(), *self.block.buffers(), *([] if value.requires_grad else [value])]
         # A storage has this number while it exists; that of a fake tensor has no address.
         self.staying, self.saved = {tensor.untyped_storage()._cdata for tensor in staying}, []  # pyright: ignore
@@ -164,7 +159,9 @@ def _unpack(packed: Tensor | Packed) -> Tensor:
     if isinstance(packed, Tensor):
         return packed
     saved, shape, strides, offset = packed
-    return saved.on_device().as_strided(shape, strides, offset)
+    content = saved.fetch()
+    saved.wait()
+    return content.as_strided(shape, strides, offset)
 
 
 def _is_weight(tensor: Tensor) -> bool:

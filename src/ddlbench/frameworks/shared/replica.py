@@ -95,7 +95,7 @@ class Update:
     ) -> None:
         """parts: the ranks that hold the other parts of the model: all skip an update if a gradient overflows on one of
         them (None: this rank holds the full model, or its library does this)
-        clip: by the norm of the full gradient, also where this rank has only a part of it"""
+        clip: clips by the norm of the full gradient, also if this rank has only a part of it"""
         self.optimizer, self.clip = optimizer, clip
         self.clip_norm = job.clip_norm
         fp16 = job.precision == "fp16"

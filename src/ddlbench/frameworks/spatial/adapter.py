@@ -53,7 +53,7 @@ class Spatial:
     def setup(self, job: Job) -> SpatialReplica:
         layout = self.layout(job.world_size)
         # A separate group, because DDP sends gradients among all ranks at the same time.
-        part, place, dp_group = connect_parts(job, layout, "sp", separate=True)
+        part, place, _ = mesh = connect_parts(job, layout, "sp", separate=True)
         model, several = job.build(), job.world_size > 1
         if part.size > 1:
             share_rows(model, windows(job.model), part)
@@ -62,7 +62,7 @@ class Spatial:
         wrapped = in_ddp(model, job.reduce_dtype, all_ranks(job), gradient_as_bucket_view=True) if several else None
         update = Update(job.optimizer(model.named_parameters()), job)
         facts = {"dp": layout.dp, "sp": layout.tp, "reduce_dtype": job.reduce_dtype if several else "fp32"}
-        return SpatialReplica(part, job, model, update, facts, trained=wrapped, dp_group=dp_group, place=place)
+        return SpatialReplica(mesh, job, model, update, facts, trained=wrapped)
 
 
 class SpatialReplica(SharedReplica):

@@ -174,28 +174,25 @@ class Halo:
         first, end = window.needed(part, part.rank)
         self.above, self.below = max(0, -first), max(0, end - window.height)
 
-    def fetch(self, x: Tensor) -> list[Tensor]:
-        """The rows that this rank's output needs, [B, C, n, W] of each rank in their order."""
-        return self._swap([x[:, :, rows] for rows in self.lent], self.taken, x)
-
     def give_back(self, gradient: Tensor, x: Tensor) -> Tensor:
         """The gradient of this rank's rows x, from that of `joined` rows on all ranks."""
         _, *pieces, _ = gradient.split([self.above, *self.taken, self.below], ROWS)
         counts, result = [rows.stop - rows.start for rows in self.lent], torch.zeros_like(x)
-        for rows, piece in zip(self.lent, self._swap(pieces, counts, x), strict=True):
+        for rows, piece in zip(self.lent, self.swap(pieces, counts, x), strict=True):
             result[:, :, rows] += piece
         return result
 
     def joined(self, fetched: Sequence[Tensor], fill: float) -> Tensor:
-        """The rows of `fetch` as one tensor, with padding rows of `fill`."""
+        """The rows of all ranks as one tensor, with padding rows of `fill`."""
         here = fetched[self.part.rank]
         shapes = ((*here.shape[:ROWS], rows, here.shape[-1]) for rows in (self.above, self.below))
         above, below = (here.new_full(shape, fill) for shape in shapes)
         pieces = [piece for piece in (above, *fetched, below) if piece.shape[ROWS]]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, ROWS)
 
-    def _swap(self, pieces: Sequence[Tensor], counts: Sequence[int], like: Tensor) -> list[Tensor]:
-        """Send each rank its piece, and receive `counts` rows from each; this rank's piece stays."""
+    def swap(self, pieces: Sequence[Tensor], counts: Sequence[int], like: Tensor) -> list[Tensor]:
+        """Send each rank its piece, and receive `counts` rows from each: [B, C, n, W] of each rank in their order. This
+        rank's piece stays."""
         batch, channels, _, width = like.shape
         received, group = list(pieces), self.part.group
         operations: list[dist.P2POp] = []
@@ -219,7 +216,8 @@ class _WithHalo(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, layer: Any, halo: Halo) -> Tensor:
-        fetched, padding = halo.fetch(x), (0, _pair(layer.padding)[1])
+        fetched = halo.swap([x[:, :, rows] for rows in halo.lent], halo.taken, x)  # what this rank's output needs
+        padding = (0, _pair(layer.padding)[1])
         if weight is None:
             rows, options = halo.joined(fetched, -torch.inf), (layer.kernel_size, layer.stride, padding, layer.dilation)
             output, kept = F.max_pool2d(rows, *options, return_indices=True)

@@ -21,7 +21,7 @@ from ddlbench.frameworks.shared.groups import average, clip_parts, cpu_state, gr
 from ddlbench.frameworks.shared.layout import Layout, divisors, fill
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction, layerwise
 from ddlbench.frameworks.shared.replica import Replica, Update, in_ddp
-from ddlbench.frameworks.tensor.collectives import Mesh, Part, connect_parts, full_logits, loss_of_parts, share
+from ddlbench.frameworks.tensor.collectives import Mesh, connect_parts, full_logits, loss_of_parts, share
 from ddlbench.frameworks.tensor.layers import Splits, full_state, is_transposed, local_state, split_model
 from ddlbench.job import Batch, Job, Model, on_meta
 from ddlbench.recomputation import KEY, budgeted
@@ -109,10 +109,10 @@ class TensorParallel:
 class SharedReplica(Replica):
     """A replica whose first rank reads the batch, shares it with the others of its `part`, and reports."""
 
-    def __init__(self, part: Part, *args: Any, **options: Any) -> None:
-        """args, options: of `Replica`"""
-        super().__init__(*args, **options)
-        self.part = part
+    def __init__(self, mesh: Mesh, *args: Any, **options: Any) -> None:
+        """args, options: of `Replica`, without those that the mesh gives"""
+        self.part, place, dp_group = mesh
+        super().__init__(*args, place=place, dp_group=dp_group, **options)
 
     def step(self, batch: Batch | None) -> Tensor | None:
         # All ranks of a replica draw the same numbers in a step, also if the rank that loads has drawn some in between.
@@ -153,10 +153,7 @@ class TensorReplica(SharedReplica):
             "parameters_per_rank": sum(map(torch.numel, named.values())),
             "reduce_dtype": job.reduce_dtype if dp_group is not None else "fp32",
         }
-        super().__init__(
-            part, job, model, update, facts,
-            trained=wrapped, dp_group=dp_group, place=place, saved_part=f"tensor{part.rank}",
-        )  # fmt: skip
+        super().__init__(mesh, job, model, update, facts, trained=wrapped, saved_part=f"tensor{part.rank}")
 
     def complete_gradients(self) -> None:
         """With sequence parallelism each rank has the gradients of its tokens; split parameters see all of them."""
