@@ -1,10 +1,10 @@
-"""The state of a study, read from the records in its results folder (no other state is kept), and how far it is, in
-lines: the status of its cells, and the time that they took and will take."""
+"""The state of a study, read from the records in its results folder (no other state is kept), and its progress as lines
+of text: the status of its cells, and the time that they took and will take."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -15,10 +15,11 @@ from typing import Any, NamedTuple, cast
 from ddlbench.config.keys import Options, added_later, measured_part, written
 from ddlbench.errors import STATUSES, TIME_LIMIT
 from ddlbench.foreign import Object, parse, read_bytes
+from ddlbench.oracle.machine.machine import Machine
 from ddlbench.record.files import end_for_rank_0, find_killed
 from ddlbench.results.rows import group_by, section
-from ddlbench.sweep.lock import FOLDER, Queue, holder, last_job
-from ddlbench.sweep.plan import INVALID, Cell, key_of
+from ddlbench.sweep.lock import FOLDER, Queue, holder, last_claim
+from ddlbench.sweep.plan import INVALID, Cell, key_of, predicted_s
 from ddlbench.texts import aligned, printable
 
 MISSING, RUNNING, QUEUED = "missing", "running", "queued"
@@ -81,13 +82,6 @@ class State:
         """The attempts at a cell, in order of their start."""
         return self._by_key.get(cell.key, [])
 
-    def estimate(self, cells: Iterable[Cell]) -> float | None:
-        """Seconds of one run, from the complete runs that ended well among these cells (of one configuration and GPU
-        count); None without such a run."""
-        well = [attempt for cell in cells for attempt in self.of(cell) if attempt.status == "ok"]
-        seconds = [attempt.seconds for attempt in well if attempt.seconds is not None and not attempt.resumed]
-        return median(seconds) if seconds else None
-
     def _read(self, folder: Path) -> None:
         try:
             record = parse(read_bytes(folder / "run.json"))
@@ -134,7 +128,8 @@ def _attempt(folder: Path, record: Object) -> Attempt:
 class Group(NamedTuple):
     """The cells of one configuration and GPU count.
 
-    left: how many are missing; seconds: of one run, measured, else predicted; least: "at least " for predicted ones
+    left: how many are missing; seconds: of one run, the median of complete runs that ended well, else predicted;
+        least: "at least " for predicted ones
     """
 
     cells: list[Cell]
@@ -145,15 +140,13 @@ class Group(NamedTuple):
 
 @dataclass
 class Overview:
-    """The cells of a study, their records, and the jobs of Slurm at one moment.
-
-    predict: seconds of a run of a cell, at least; None where they are not known
-    """
+    """The cells of a study, their records, and the jobs of Slurm at one moment. machine: the one that the seconds of
+    cells without a run are predicted for; None: they are not"""
 
     cells: Sequence[Cell]
     state: State
     queued: Queue
-    predict: Callable[[Cell], float | None] = lambda _: None
+    machine: Machine | None = None
 
     @cached_property
     def statuses(self) -> dict[str, str]:
@@ -178,9 +171,13 @@ class Overview:
         by_axes = sorted(self.cells, key=lambda cell: cell.place)
         for cells in group_by(by_axes, lambda cell: (cell.family, cell.gpus)).values():
             left = sum(self.statuses[cell.key] == MISSING and not cell.refused for cell in cells)
-            measured = self.state.estimate(cells)
-            seconds, least = (self.predict(cells[0]), "at least ") if measured is None else (measured, "")
-            groups.append(Group(cells, left, seconds, least))
+            well = [run for cell in cells for run in self.state.of(cell) if run.status == "ok" and not run.resumed]
+            measured = [run.seconds for run in well if run.seconds is not None]
+            if measured:
+                groups.append(Group(cells, left, median(measured), ""))
+            else:
+                predicted = predicted_s(self.machine, cells[0]) if self.machine else None
+                groups.append(Group(cells, left, predicted, "at least "))
         return groups
 
     def plan_lines(self) -> list[str]:
@@ -214,17 +211,15 @@ class Overview:
                 lines.append(f"{cell.name} repeat {cell.repeat}: {status}: {printable(reason)[:300]}")
         if self.state.unreadable:
             lines.append(f"{len(self.state.unreadable)} records cannot be read: python -m ddlbench.report names them")
-        if self.queued.starts is None and any(self._jobs(*HELD)):
+        left = [(status, key) for key, status in self.statuses.items() if status in (MISSING, *HELD)]
+        owners = [(status, last_claim(self.state.results, key)[1]) for status, key in left]
+        jobs = [(status, owner.job) for status, owner in owners if owner and owner.job]
+        if self.queued.starts is None and any(status in HELD for status, _ in jobs):
             lines.append("squeue does not answer: cells of jobs that have ended may count as queued or running")
-        if ended := list(self._jobs(MISSING)):
+        if ended := [job for status, job in jobs if status == MISSING]:
             output = self.state.results / FOLDER / "logs" / f"{ended[0]}-*.out"
             lines.append(f"missing although their Slurm job has ended: {len(ended)} cells; its output: {output}")
         return lines
-
-    def _jobs(self, *statuses: str) -> Iterable[str]:
-        """The Slurm jobs that claimed the cells of these statuses last."""
-        of_status = (cell for cell in self.cells if self.statuses[cell.key] in statuses)
-        return filter(None, (last_job(self.state.results, cell.key) for cell in of_status))
 
     def _sums(self) -> list[str]:
         """Cells by status; GPU-hours used; time and GPU-hours that remain, from finished cells, else predicted."""
