@@ -102,7 +102,7 @@ def predicted_s(machine: Machine, cell: Cell) -> float | None:
 
     if cell.refused or (config := configuration(*cell.words)).mode != "train":
         return None  # the loader alone takes another time
-    # Of the synthetic loader, where it says how many, or of the data.
+    # The synthetic loader may set the number of samples; else it is that of the data.
     samples = getattr(config.loader, "train_samples", None) or SAMPLES.get(config.data.name)
     try:
         epoch_s = predict(config, cell.gpus, Inputs(machine, partial(from_roofline, machine=machine), samples)).epoch_s

@@ -4,7 +4,7 @@ of text: the status of its cells, and the time that they took and will take."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -182,20 +182,15 @@ class Overview:
 
     def plan_lines(self) -> list[str]:
         """A table with one row for each configuration and GPU count, the reasons below it, and sums."""
-        rows: list[Mapping[str, str]] = []
+        rows = list[list[str]]()
         axes = dict.fromkeys(axis for cell in self.cells for axis in cell.values)  # a framework may lack some keys
         for cells, left, seconds, least in self.groups:
-            hours = None if seconds is None else seconds * cells[0].gpus * left / 3600
-            rows.append(
-                {
-                    **{axis: str(written(cells[0].values.get(axis, "")))[:WIDEST] for axis in axes},
-                    "runs": str(len(cells)),
-                    "status": self._counted(cells),
-                    "s/run": "" if seconds is None else f"{least}{seconds:.1f}",
-                    "GPU-hours": "" if hours is None else f"{least}{hours:.3f}",
-                }
-            )
-        lines = aligned(list(rows[0]), (list(row.values()) for row in rows))
+            values = [str(written(cells[0].values.get(axis, "")))[:WIDEST] for axis in axes]
+            times = ["", ""]
+            if seconds is not None:
+                times = [f"{least}{seconds:.1f}", f"{least}{seconds * cells[0].gpus * left / 3600:.3f}"]
+            rows.append([*values, str(len(cells)), self._counted(cells), *times])
+        lines = aligned([*axes, "runs", "status", "s/run", "GPU-hours"], rows)
         refused = [group.cells[0] for group in self.groups if group.cells[0].refused]
         for (status, why), same in group_by(refused, lambda cell: cell.refused).items():
             lines.append(f"{status} ({len(same)}, such as {same[0].name}): {why}")
@@ -226,12 +221,9 @@ class Overview:
         attempts = [attempt for cell in self.cells for attempt in self.state.of(cell)]  # failed ones too
         used = sum((attempt.seconds or 0) * attempt.gpus for attempt in attempts) / 3600
         lines = [f"{len(self.cells)} cells: {self._counted(self.cells)}", f"GPU-hours used: {used:.3f}"]
-        serial = hours = 0.0
-        unknown = 0
-        for cells, left, seconds, _ in self.groups:
-            serial += (seconds or 0) * left
-            hours += (seconds or 0) * left * cells[0].gpus / 3600
-            unknown += left if seconds is None else 0
+        serial = sum((group.seconds or 0) * group.left for group in self.groups)
+        hours = sum((group.seconds or 0) * group.left * group.cells[0].gpus / 3600 for group in self.groups)
+        unknown = sum(group.left for group in self.groups if group.seconds is None)
         least = next((group.least for group in self.groups if group.left and group.seconds and group.least), "")
         remaining = f"{least}{serial / 60:.1f} minutes, {hours:.3f} GPU-hours" if serial else "unknown"
         more = "more cells" if serial else "cells"

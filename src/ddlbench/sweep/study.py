@@ -157,7 +157,9 @@ def _study(name: str, raw: dict[str, Any]) -> Study:
         entries.check_axis(key, values)
     axes = {**base.axes, **new_axes}
     figures = {str(key): content for key, content in entries.section(raw.get("figures"), "figures").items()}
-    limits, exclude = entries.section(raw.get("limits_s"), "limits_s"), raw.get("exclude", [])
+    limits = entries.section(raw.get("limits_s"), "limits_s").items()
+    limits_s = {number("limits_s", gpus, 1): number("limits_s", limit, 1) for gpus, limit in limits}
+    exclude = raw.get("exclude", [])
     return replace(
         base,
         name=name,
@@ -171,10 +173,7 @@ def _study(name: str, raw: dict[str, Any]) -> Study:
             **{key: figure for key, figure in base.figures.items() if key not in figures},
             **{key: entries.figure_of(key, content, axes) for key, content in figures.items() if content is not None},
         },
-        limits_s={
-            **base.limits_s,
-            **{number("limits_s", gpus, 1): number("limits_s", limit, 1) for gpus, limit in limits.items()},
-        },
+        limits_s={**base.limits_s, **limits_s},
         **_numbers(raw),
     )
 
