@@ -19,7 +19,7 @@ from ddlbench.oracle.measured.inputs import from_roofline
 from ddlbench.oracle.predictor import Inputs, Prediction, predict
 from ddlbench.predict import traces
 from ddlbench.predict.__main__ import main
-from ddlbench.predict.work import compared, dimension_of, distinct_ranks
+from ddlbench.predict.traces import compared, dimension_of, distinct_ranks
 from ddlbench.rehearsal.observed import Group, Operation
 from ddlbench.rehearsal.rehearse import Rehearsal, Sent
 from tests.support.rehearsals import config
@@ -48,13 +48,13 @@ def read(file: Path, official: bool = False) -> list[dict[str, Any]]:
     """The nodes of a trace, with their attributes as a dict."""
     from google.protobuf import proto
 
-    known, stream, nodes = classes(official), BytesIO(file.read_bytes()), list[dict[str, Any]]()
-    head = proto.parse_length_prefixed(known["GlobalMetadata"], stream)
+    made, stream, nodes = classes(official), BytesIO(file.read_bytes()), list[dict[str, Any]]()
+    head = proto.parse_length_prefixed(made["GlobalMetadata"], stream)
     assert head.version == "1.0.0"
-    while node := proto.parse_length_prefixed(known["Node"], stream):
+    while node := proto.parse_length_prefixed(made["Node"], stream):
         attr = {item.name: getattr(item, item.WhichOneof("value")) for item in node.attr}
-        own = {"id": node.id, "type": node.type, "deps": list(node.data_deps), "us": node.duration_micros}
-        nodes.append(own | attr)
+        fields = {"id": node.id, "type": node.type, "deps": list(node.data_deps), "us": node.duration_micros}
+        nodes.append(fields | attr)
     return nodes
 
 
@@ -136,8 +136,8 @@ def test_the_nodes_of_another_rank_of_the_stage(official: bool, tmp_path: Path) 
     groups = json.loads((tmp_path / "hybrid_8.groups.json").read_text())
     assert groups == {f"{first}+2x2": [first, first + 2] for first in (0, 1, 4, 5)}
     compute, gather, receive, send, after = read(tmp_path / "hybrid_8.7.et", official)
-    own = {"id": 0, "type": 4, "deps": [], "us": 3e6}
-    assert compute == own | {"is_cpu_op": False, "num_ops": 3e9, "tensor_size": 210}
+    fields = {"id": 0, "type": 4, "deps": [], "us": 3e6}
+    assert compute == fields | {"is_cpu_op": False, "num_ops": 3e9, "tensor_size": 210}
     assert gather | {"deps": [0], "comm_type": 2, "comm_size": 32, "pg_name": "5+2x2", "type": 7} == gather
     assert receive | {"deps": [1], "comm_src": 3, "comm_dst": 7, "comm_size": 8, "type": 6} == receive
     assert send | {"deps": [1], "comm_src": 7, "comm_dst": 3, "type": 5} == send

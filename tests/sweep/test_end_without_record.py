@@ -133,7 +133,7 @@ def test_a_record_that_a_process_of_others_keeps_is_not_ended(tmp_path: Path, ce
         beat(folder, keeper, 1)
     beat(folders[2], ended_process(), 1)
     before = [(folder / "run.json").read_bytes() for folder in folders]
-    assert _ended(cell, State(results).refresh(), [-signal.SIGKILL], BEGAN, 0) == "error"
+    assert _ended(cell, State(results).refresh(), [-signal.SIGKILL], BEGAN, "") == "error"
     after = [(folder / "run.json").read_bytes() for folder in folders]
     assert [one == other for one, other in zip(before, after, strict=True)] == [True, True, False]
     assert "exit codes -9" in json.loads(after[2])["reason"]

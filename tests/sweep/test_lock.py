@@ -19,7 +19,7 @@ import pytest
 from ddlbench.heartbeat import SILENT_S
 from ddlbench.sweep import local
 from ddlbench.sweep.local import _turn
-from ddlbench.sweep.lock import FOLDER, Claim, Owner, claim, holder, last_job, unreadable
+from ddlbench.sweep.lock import FOLDER, Claim, Owner, claim, holder, last_claim
 from tests.support.processes import environment
 from tests.support.waiting import wait_until
 
@@ -143,14 +143,13 @@ def test_what_no_sweep_has_written_names_nobody(tmp_path: Path, wrong: dict[str,
     path.parent.mkdir()
     path.write_text(json.dumps(asdict(Owner.this()) | wrong))
     assert holder(tmp_path, "cell") is None
-    assert last_job(tmp_path, "cell") is None
     assert claim(tmp_path, "cell") is None  # somebody may be writing it
-    assert unreadable(tmp_path, "cell") == path
+    assert last_claim(tmp_path, "cell") == (path, None)
     silence(path)
     held = taken(tmp_path)
-    assert unreadable(tmp_path, "cell") is None
+    assert last_claim(tmp_path, "cell") == (held.path, Owner.this())
     held.release()
-    assert unreadable(tmp_path, "cell") is None
+    assert last_claim(tmp_path, "cell") == (None, None)
 
 
 def test_a_claim_that_changed_since_the_caller_looked_holds(tmp_path: Path) -> None:

@@ -133,8 +133,6 @@ def test_hours_and_estimates_come_from_finished_runs(tmp_path: Path, cells: list
     record(tmp_path / "results", two[0], "error", 1, 36)
     record(tmp_path / "results", two[0], "ok", 2, 90)
     state = State(tmp_path / "results").refresh()
-    assert state.estimate(two) == 90
-    assert state.estimate(cells[:2]) is None
     text = "\n".join(Overview(cells, state, Queue({})).plan_lines())
     assert "ddp        2     2     missing 1, ok 1  90.0   0.050" in text
     assert "GPU-hours used: 0.070" in text
@@ -145,10 +143,11 @@ def test_a_run_that_continued_another_one_is_no_estimate(tmp_path: Path, cells: 
     """It took the time of its own epochs alone."""
     record(tmp_path / "results", cells[0], "killed", 1, 600)
     record(tmp_path / "results", cells[0], "ok", 2, 60, resume={"attempt": 1, "epoch": 9})
-    state = State(tmp_path / "results").refresh()
-    assert (state.status(cells[0]), state.estimate(cells[:2])) == ("ok", None)
+    before = Overview(cells[:2], State(tmp_path / "results").refresh(), Queue({}))
+    assert (before.statuses[cells[0].key], before.groups[0].seconds) == ("ok", None)
     record(tmp_path / "results", cells[1], "ok", 3, 660)
-    assert State(tmp_path / "results").refresh().estimate(cells[:2]) == 660
+    after = Overview(cells[:2], State(tmp_path / "results").refresh(), Queue({}))
+    assert (after.groups[0].seconds, after.groups[0].least) == (660, "")
 
 
 def test_a_key_that_a_framework_lacks_has_a_column_all_the_same(tmp_path: Path) -> None:

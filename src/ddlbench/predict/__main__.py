@@ -7,9 +7,10 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, groupby
+from operator import itemgetter
 
 import torch
 
@@ -20,7 +21,8 @@ from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured import network
 from ddlbench.oracle.measured.inputs import ROOFLINE, SLOWER, machine_of, proportions, require_gpu
 from ddlbench.oracle.predictor import Prediction
-from ddlbench.predict import ranking, traces, work
+from ddlbench.oracle.timing.computation import ANY, Computation
+from ddlbench.predict import ranking, traces
 from ddlbench.predict.question import Question, ask
 from ddlbench.predict.rows import predictions
 from ddlbench.rehearsal.rehearse import write_trace
@@ -29,7 +31,7 @@ from ddlbench.texts import GIB, aligned
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 2 for errors of the user, said in one line."""
+    """The exit code. An error of the user is printed in one line."""
     if arguments is None:
         gc.disable()  # the process ends soon, and collections take a tenth of its time
     try:
@@ -70,10 +72,7 @@ def answer(question: Question) -> int:
     if options.figure:
         from ddlbench.predict import figure  # matplotlib comes with it
 
-        if options.plan:
-            figure.draw_map(rows, options.figure, memory)
-        else:
-            figure.draw(rows, options.figure)
+        figure.draw(rows, options.figure, options.plan, memory)
     if options.timeline:
         write_trace(options.timeline, chain.from_iterable(map(traces.timeline, predicted)))
     if options.chakra:
@@ -90,7 +89,7 @@ def answer(question: Question) -> int:
 
 def show_plans(rows: Sequence[Prediction], machine: Machine, memory: float | None) -> None:
     """Print the best plans for each number of GPUs and batch, or why there is none; then the frameworks that have none,
-    whose rows have no settings. memory: at most so many bytes; None: those of the device"""
+    whose rows have no settings. memory: the limit in bytes; None: that of the device"""
     plans = [row for row in rows if row.settings]
     for tried in group_by(plans, lambda row: (row.gpus, row.settings.get("train.global_batch"))).values():
         samples, frameworks = tried[0].settings.get("train.global_batch"), {row.framework for row in tried}
@@ -98,7 +97,7 @@ def show_plans(rows: Sequence[Prediction], machine: Machine, memory: float | Non
         counts = f"{len(tried):,} plans of {len(frameworks)} frameworks at {tried[0].gpus} GPUs{batch}"
         best = ranking.fitting(tried, max_memory=memory)
         possible = [row for row in tried if row.status == "ok"]
-        if not possible:  # what the checks say most often
+        if not possible:  # the most frequent reason
             (reason, count), *_ = Counter(row.reason for row in tried).most_common(1)
             print(f"{counts}: none is possible: {reason} ({count:,} of {len(tried):,})\n")
             continue
@@ -152,15 +151,42 @@ def show(rows: Sequence[Prediction], question: Question, machine: Machine, memor
         print(line)
     if question.options.blocks:
         config = configuration(f"+framework={question.framework or 'single'}", *question.words)
-        for line in work.block_lines(proportions(config, machine), config.train.samples_per_micro_batch()):
+        for line in block_lines(proportions(config, machine), config.train.samples_per_micro_batch()):
             print(line)
     if question.options.check_volumes:
-        for line in work.volume_lines(predicted):
+        for line in traces.volume_lines(predicted):
             print(line, flush=True)
     best = ranking.fitting(rows, question.options.max_gpus, memory)
     caps = f" with at most {question.options.max_gpus} GPUs" if question.options.max_gpus else ""
     caps += f" in {question.options.max_memory_gib:g} GiB" if memory else ""
     print("\n".join(ranking.conclusion(best, caps)))
+
+
+def block_lines(computation: Computation, samples: int) -> Iterator[str]:
+    """A table of FLOPs, bytes and arithmetic intensity of all blocks, equal neighbours together, and what limits each
+    on a device (Gusak et al. 2022, table 6; the roofline of Williams et al. 2009). samples: of a micro batch"""
+    speeds = computation.speeds
+    ridge = None if speeds is ANY else speeds.flops_per_s / speeds.bytes_per_s
+    passes = list[tuple[str, list[tuple[float, float]]]]()  # FLOPs, and bytes that are read and written
+    for block in computation.counts.blocks:
+        both = block.forward, block.backward
+        figures = [(float(work.flops.sum()) * samples, float(work.moved.at(samples).sum())) for work in both]
+        passes.append((block.name, figures))
+    rows = list[tuple[str, ...]]()
+    for figures, group in groupby(passes, itemgetter(1)):
+        first, *others = [name for name, _ in group]
+        name = f"{first} to {others[-1]}" if others else first
+        for direction, (flops, moved) in zip(("forward", "backward"), figures, strict=True):
+            intensity = flops / moved if moved else 0.0
+            limit = "" if ridge is None else "computing" if intensity > ridge else "memory"
+            rows.append((name, direction, f"{flops / 1e9:.4g}", f"{moved / 1e9:.4g}", f"{intensity:.3g}", limit))
+    yield f"work of each block for {samples} samples, from the operations of the model:"
+    headers = ("blocks", "pass", "GFLOP", "GB moved", "FLOP/byte", "limited by")
+    yield from aligned(headers, rows, left=("blocks", "pass", "limited by"))
+    if ridge is None:
+        yield "the peaks of the device are not known, so what limits a block is not, either"
+    else:
+        yield f"above {ridge:.3g} FLOP/byte computing limits, below it the bandwidth of the memory"
 
 
 if __name__ == "__main__":

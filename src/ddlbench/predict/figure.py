@@ -27,35 +27,46 @@ PARTS = {
 MOST = 6  # frameworks whose steps are drawn
 
 
-def draw(rows: Sequence[Prediction], path: Path) -> None:
-    """Write the figure as PNG and SVG. UserError if they cannot be written or nothing was predicted."""
+def draw(rows: Sequence[Prediction], path: Path, plan: bool, memory: float | None) -> None:
+    """Write the figure as PNG and SVG: with `plan` the map of the best plans, else the steps of each framework.
+    UserError if they cannot be written or nothing was predicted. memory: a limit in bytes; None: the device's"""
     fine = [row for row in rows if row.status == "ok"]
-    if not fine:
+    if not fine and not plan:
         raise UserError(f"--figure={path}: nothing was predicted")
-    names = list(dict.fromkeys(row.framework for row in fine))
     with plotting.style():
-        bands = ["with the bands of 80 %"] if fine[0].low_80_s else []
-        first = (f"{fine[0].model} on {fine[0].cluster}", [f"from: {fine[0].basis}", *bands])
-        figure = plotting.grid([first, *((name, []) for name in names[:MOST])])
-        _throughput(figure.axes[0], fine, names)
-        for panel, name in zip(figure.axes[1:], names, strict=False):
-            steps = [row for row in fine if row.framework == name]
-            places, below = [str(row.gpus) for row in steps], [0.0] * len(steps)
-            for color, (part, key) in zip(PALETTE, PARTS.items(), strict=False):
-                heights = [getattr(row, key) or 0.0 for row in steps]
-                panel.bar(places, heights, bottom=below, color=color, label=part)
-                below = [low + height for low, height in zip(below, heights, strict=True)]
-            for place, row in zip(places, steps, strict=True):
-                if row.low_80_s and row.high_80_s:
-                    panel.vlines(place, row.low_80_s, row.high_80_s, color="black")
-            panel.set(xlabel="GPUs", ylabel="s a step (predicted)")
-        plotting.arrange(figure)
-        _save(figure, path)
+        figure = _map(rows, memory) if plan else _steps(fine)
+        try:
+            for kind in ("png", "svg"):
+                figure.savefig(path.with_suffix(f".{kind}"))
+        except (OSError, ValueError) as error:  # a name that is empty or a folder's
+            why = getattr(error, "strerror", None) or error
+            raise UserError(f"--figure={path} cannot be written ({why}): choose another file") from error
 
 
-def draw_map(rows: Sequence[Prediction], path: Path, memory: float | None) -> None:
-    """Write a map of the best plan over the number of GPUs and the samples of an update. UserError as `draw`.
-    memory: at most so many bytes; None: those of the device"""
+def _steps(rows: Sequence[Prediction]) -> Figure:
+    """Samples a second over GPUs, and the parts of the steps of each framework. rows: with status ok"""
+    names = list(dict.fromkeys(row.framework for row in rows))
+    bands = ["with the bands of 80 %"] if rows[0].low_80_s else []
+    first = (f"{rows[0].model} on {rows[0].cluster}", [f"from: {rows[0].basis}", *bands])
+    figure = plotting.grid([first, *((name, []) for name in names[:MOST])])
+    _throughput(figure.axes[0], rows, names)
+    for panel, name in zip(figure.axes[1:], names, strict=False):
+        steps = [row for row in rows if row.framework == name]
+        places, below = [str(row.gpus) for row in steps], [0.0] * len(steps)
+        for color, (part, key) in zip(PALETTE, PARTS.items(), strict=False):
+            heights = [getattr(row, key) or 0.0 for row in steps]
+            panel.bar(places, heights, bottom=below, color=color, label=part)
+            below = [low + height for low, height in zip(below, heights, strict=True)]
+        for place, row in zip(places, steps, strict=True):
+            if row.low_80_s and row.high_80_s:
+                panel.vlines(place, row.low_80_s, row.high_80_s, color="black")
+        panel.set(xlabel="GPUs", ylabel="s a step (predicted)")
+    plotting.arrange(figure)
+    return figure
+
+
+def _map(rows: Sequence[Prediction], memory: float | None) -> Figure:
+    """The best plan over the number of GPUs and the samples of an update. memory: as for `draw`"""
     plans = (row for row in rows if row.settings)  # a framework that has none is a row without them
     cells = group_by(plans, lambda row: (row.gpus, row.settings.get("train.global_batch") or 0))
     best, tied = dict[tuple[int, int], Prediction | None](), set[tuple[int, int]]()
@@ -66,39 +77,25 @@ def draw_map(rows: Sequence[Prediction], path: Path, memory: float | None) -> No
             tied.add(place)
     gpus, batches = (sorted({place[axis] for place in best}) for axis in (0, 1))
     looks = looks_of((row.framework, row.framework) for row in best.values() if row)
-    with plotting.style():
-        head = (
-            f"{rows[0].model} on {rows[0].cluster}",
-            ["the fastest plan that fits, predicted", "*: not separated from those of other frameworks"],
-        )
-        figure = plotting.grid([head])
-        (axes,) = figure.axes
-        for (count, batch), row in best.items():
-            x, y = gpus.index(count), batches.index(batch)
-            color = looks[row.framework, row.framework].color if row else "#eeeeee"
-            axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=color, alpha=0.35, edgecolor="white"))
-            layout = "\n".join(which(row)[1].split(" ", 1)) if row else ""
-            name = f"{row.framework}{'*' if (count, batch) in tied else ''}" if row else "nothing fits"
-            axes.annotate(f"{name}\n{layout}", (x, y), ha="center", va="center", fontsize=6)
-        axes.set_xticks(range(len(gpus)), list(map(str, gpus)))
-        axes.set_yticks(range(len(batches)), [str(batch) if batch else "" for batch in batches])
-        axes.set(
-            xlim=(-0.5, len(gpus) - 0.5), ylim=(-0.5, len(batches) - 0.5), xlabel="GPUs", ylabel="samples an update"
-        )
-        axes.grid(visible=False)
-        plotting.arrange(figure)
-        width, height = figure.get_size_inches()  # a cell needs so much
-        figure.set_size_inches(max(width, 1.5 + 1.1 * len(gpus)), max(height, 1.7 + 0.6 * len(batches)))
-        _save(figure, path)
-
-
-def _save(figure: Figure, path: Path) -> None:
-    try:
-        for kind in ("png", "svg"):
-            figure.savefig(path.with_suffix(f".{kind}"))
-    except (OSError, ValueError) as error:  # a name that is empty or a folder's
-        why = getattr(error, "strerror", None) or error
-        raise UserError(f"--figure={path} cannot be written ({why}): choose another file") from error
+    lines = ["the fastest plan that fits, predicted", "*: not separated from those of other frameworks"]
+    figure = plotting.grid([(f"{rows[0].model} on {rows[0].cluster}", lines)])
+    (axes,) = figure.axes
+    for (count, batch), row in best.items():
+        x, y = gpus.index(count), batches.index(batch)
+        color = looks[row.framework, row.framework].color if row else "#eeeeee"
+        axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=color, alpha=0.35, edgecolor="white"))
+        layout = "\n".join(which(row)[1].split(" ", 1)) if row else ""
+        name = f"{row.framework}{'*' if (count, batch) in tied else ''}" if row else "nothing fits"
+        axes.annotate(f"{name}\n{layout}", (x, y), ha="center", va="center", fontsize=6)
+    axes.set_xticks(range(len(gpus)), list(map(str, gpus)))
+    axes.set_yticks(range(len(batches)), [str(batch) if batch else "" for batch in batches])
+    limits = {"xlim": (-0.5, len(gpus) - 0.5), "ylim": (-0.5, len(batches) - 0.5)}
+    axes.set(**limits, xlabel="GPUs", ylabel="samples an update")
+    axes.grid(visible=False)
+    plotting.arrange(figure)
+    width, height = figure.get_size_inches()  # a cell needs so much
+    figure.set_size_inches(max(width, 1.5 + 1.1 * len(gpus)), max(height, 1.7 + 0.6 * len(batches)))
+    return figure
 
 
 def _throughput(axes: Axes, rows: Sequence[Prediction], names: Sequence[str]) -> None:

@@ -25,23 +25,20 @@ IN_TEXT = ("blocks", "check_volumes", "max_gpus", "max_memory_gib")  # add lines
 class Question:
     """What to predict.
 
-    words: for Hydra, without the framework; framework: None: all that can run
+    words: those for Hydra, without the framework; framework: None: every one that can run
+    model: its name in the words; "": the words have none
     machine: the name of a description or a file (oracle/machine/machine.py)
     batches: of --plan, samples an update; empty: as in the words
     """
 
     options: argparse.Namespace
     words: list[str]
+    model: str
     machine: str
     gpus: list[int]
-    framework: str | None = None
-    overlap: bool | None = None
-    batches: Sequence[int] = ()
-
-    @property
-    def model(self) -> str:
-        """The model's name in the words."""
-        return next((word.partition("=")[2] for word in self.words if word.startswith("+model=")), "")
+    framework: str | None
+    overlap: bool | None
+    batches: Sequence[int]
 
 
 class Parser(argparse.ArgumentParser):
@@ -112,6 +109,7 @@ def ask(arguments: Sequence[str]) -> Question:
     question = Question(
         options,
         [word for word in for_hydra if word not in several],
+        given.get("+model", ""),
         given.get("cluster", "local"),
         numbers(given["gpus"]) if "gpus" in given else [1, 2, 4],
         given.get("+framework"),
@@ -123,7 +121,7 @@ def ask(arguments: Sequence[str]) -> Question:
 
 
 def _check(question: Question) -> None:
-    """UserError for values of options that cannot be meant, and for options and words that exclude each other."""
+    """UserError for values of options that make no sense, and for options and words that exclude each other."""
     options = question.options
     for name, value in vars(options).items():
         if type(value) in (int, float) and not 0 < value < float("inf"):  # not a bool
@@ -156,7 +154,7 @@ def _check(question: Question) -> None:
 
 def numbers(text: str, key: str = "gpus") -> list[int]:
     """GPU counts: 8, [4,8,16] or [4,8,...,1024], which continues with the same factor, else with the same step. key:
-    named by errors"""
+    its name in an error"""
 
     def number(entry: str) -> int:
         if not entry.isascii() or not entry.isdigit() or not 1 <= int(entry) <= LARGEST_WORLD:

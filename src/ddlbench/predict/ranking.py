@@ -30,8 +30,8 @@ def ranked(rows: Sequence[Prediction]) -> list[Prediction]:
 def fitting(
     rows: Sequence[Prediction], max_gpus: int | None = None, max_memory: float | None = None
 ) -> list[Prediction]:
-    """The rows that fit the device, on at most so many GPUs and in so many bytes: the most samples a second first; of
-    equal rows that on fewer GPUs first."""
+    """The rows that fit the device, on at most so many GPUs and in so many bytes: the most samples a second come
+    first, and of equal rows the one on fewer GPUs."""
     capped = [row for row in rows if row.status == "ok" and row.fits is not False]
     capped = [row for row in capped if max_gpus is None or row.gpus <= max_gpus]
     capped = [row for row in capped if max_memory is None or (row.memory_bytes or 0.0) <= max_memory]

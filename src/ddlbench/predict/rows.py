@@ -3,8 +3,8 @@ which framework, layout, micro batch and recomputation to train with, by the pre
 
 For a plan every framework whose updates are those of one device is tried, in every layout: tensor parallelism within a
 node, any number of stages, replicas on the other GPUs (those of pipelines with and without framework.sharded); with
-micro batches of 1, 2, 4, ... samples and of all, and with and without train.checkpoint_activations. What does not fit
-the memory, or what a framework's own check refuses, is no plan.
+micro batches of 1, 2, 4, ... samples and of all, and with and without train.checkpoint_activations. A layout
+that does not fit the memory, or that the check of its framework refuses, is no plan.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def predictions(question: Question, machine: Machine, results: Results | None = 
 
 def _predicted(question: Question, config: Config, gpus: int, inputs: Inputs) -> list[Prediction]:
     """A row for each plan of a framework; without --plan for its best layout, with two stages at most if no degree is
-    given. What lacks an input, such as a run that it can start from, is left out; UserError if all plans or layouts
-    do."""
+    given. A plan or layout that lacks an input, such as a run that it can start from, is left out; UserError if all
+    of them do."""
     framework: Any = config.framework
     per_node = inputs.machine.per_node(gpus)
     if question.options.plan:
@@ -126,8 +126,8 @@ def _predicted(question: Question, config: Config, gpus: int, inputs: Inputs) ->
 
 
 def plans(config: Config, words: Sequence[str], gpus: int, per_node: int) -> Iterator[Config]:
-    """Every configuration of a framework that is tried; replicas of a pipeline with and without shards. words: keys
-    that are given are kept"""
+    """Every configuration of a framework that is tried; replicas of a pipeline with and without shards. words: a key
+    that they give keeps its value"""
     given = {word.lstrip("+").partition("=")[0] for word in words}
     for layout in layouts(config.framework, gpus, per_node):
         replicas = gpus // prod(getattr(layout, name, None) or 1 for name in DEGREES[1:])

@@ -1,5 +1,6 @@
-"""A predicted step as a timeline (`--timeline`), and as Chakra execution traces (`--chakra`): a file for each rank,
-which simulators such as ASTRA-sim replay.
+"""What a predicted step sends, beside what its ranks send in a rehearsal (`--check-volumes`); the step as a timeline
+(`--timeline`), and as Chakra execution traces (`--chakra`): a file for each rank, which simulators such as ASTRA-sim
+replay.
 
 Sridharan et al. 2023, https://arxiv.org/abs/2305.14516; the schema is et_def.proto of MLCommons Chakra 1.0.0.
 """
@@ -7,27 +8,29 @@ Sridharan et al. 2023, https://arxiv.org/abs/2305.14516; the schema is et_def.pr
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from io import BytesIO
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ddlbench.errors import RunError, Unsupported, importing, reporting
 from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.oracle.predictor import Prediction
-from ddlbench.oracle.strategies import pipeline
+from ddlbench.oracle.strategies import pipeline, traced
 from ddlbench.oracle.timing.schedule import WEIGHTS, F
-from ddlbench.predict.work import distinct_ranks
 from ddlbench.rehearsal.observed import Operation
-from ddlbench.rehearsal.rehearse import Rehearsal, Slice
+from ddlbench.rehearsal.rehearse import Rehearsal, Sent, Slice
+from ddlbench.texts import bytes_text
 
 IN_SCHEDULE = ("collectives of layers", "activations between stages")  # messages of a pipeline beside its passes
 RANK, HIDDEN = "rank 0", "hidden messages"
 
-# What is written of Chakra, with the numbers of et_def.proto. Enumerations are int32 in the file.
+# The part of Chakra's schema that is written, with the numbers of et_def.proto. Enumerations are int32 in the file.
 SCHEMA = """
 name: "et_def.proto" package: "ChakraProtoMsg" syntax: "proto3"
 message_type { name: "AttributeProto" oneof_decl { name: "value" }
@@ -51,9 +54,83 @@ COMPUTE, SEND, RECEIVE, COLLECTIVE = 4, 5, 6, 7  # NodeType
 COLLECTIVES = {"all_reduce": 0, "all_gather": 2, "broadcast": 5, "reduce_scatter": 7}  # CollectiveCommType
 
 
+@dataclass(frozen=True)
+class Volume:
+    """Bytes of a step along one dimension, by the equations and traced from the real framework in a rehearsal. tp: of
+    all stages together; all others: of the rank that sends most.
+
+    With parts of images sp has the halos and dp all collectives: replicas or not, gradients are sent among all ranks.
+    """
+
+    dimension: str
+    traced: float
+    expected: float
+
+    @property
+    def difference(self) -> float:
+        """The equations' bytes minus the traced ones, relative to the traced ones."""
+        return (self.expected - self.traced) / self.traced if self.traced else float(bool(self.expected))
+
+
+def volume_lines(rows: Sequence[Prediction]) -> Iterator[str]:
+    """For each row the messages of its equations, and the traced bytes."""
+    yield "\nvolume of a step, of whole messages:"
+    for row in rows:
+        head = f"  {row.framework} at {row.gpus}:"
+        for message in row.messages:
+            yield f"{head} {message['what']}: {message['count']:g} x, {bytes_text(message['bytes_'])}"
+        if not all(message["along"] for message in row.sent):
+            yield f"{head} the messages are traced: it has no equations"
+            continue
+        try:
+            for volume in compared(row, distinct_ranks(row)):
+                both = f"traced {bytes_text(volume.traced)}, equations {bytes_text(volume.expected)}"
+                yield f"{head} along {volume.dimension}: {both} ({volume.difference:+.1%})"
+        except RunError as error:
+            yield f"{head} not traced: {error}"
+
+
+def distinct_ranks(row: Prediction) -> list[Rehearsal]:
+    """One rank of each stage of a replica, or of each part of its images, in the layout of a prediction. RunError if it
+    cannot be rehearsed."""
+    assert row.config is not None
+    assert row.setting is not None
+    job = replace(row.setting.job, device=torch.device("cpu"))
+    ranks = traced.distinct_ranks(row.gpus, row.layout)
+    return [traced.rehearsed(row.config.framework, replace(job, rank=rank, local_rank=rank)) for rank in ranks]
+
+
+def compared(row: Prediction, ranks: Sequence[Rehearsal]) -> list[Volume]:
+    """The bytes of the equations and the traced bytes, by dimension. ranks: of `distinct_ranks`"""
+    expected: dict[str, float] = {}
+    for message in row.sent:
+        expected[message["along"]] = expected.get(message["along"], 0.0) + message["bytes_"]
+    sizes: dict[str, list[float]] = {}  # traced ones, by rank; a message counts on the rank that sends it
+    for number, rank in enumerate(ranks):
+        for sent in rank.collectives or ():
+            if sent.kind != "recv" and sent.ranks > 1:
+                sizes.setdefault(dimension_of(sent, row.layout), [0.0] * len(ranks))[number] += sent.bytes_
+    return [
+        Volume(name, (sum if name == "tp" else max)(sizes.get(name, [0.0])), expected.get(name, 0.0))
+        for name in dict.fromkeys([*expected, *sizes])
+    ]
+
+
+def dimension_of(sent: Sent, layout: Mapping[str, int]) -> str:
+    dp, tp, pp = (layout.get(name, 1) for name in ("dp", "tp", "pp"))
+    if sent.kind == "send":
+        return "sp" if "sp" in layout else "pp"
+    if tp == pp == 1:  # with shards among neighbours there are two groups
+        return "dp"
+    group = sent.ranks, sent.stride
+    if tp > 1 and group == (tp, 1):
+        return "tp"
+    return "dp" if dp > 1 and group == (dp, tp) else "ends"
+
+
 def timeline(row: Prediction) -> Iterator[Slice]:
     """The wait for data; computing and bubble, or the passes of every rank of a replica; then exposed messages, which
-    are the same on all ranks, one after the other. What they hide is beside computing. row: with status ok"""
+    are the same on all ranks, one after the other. Hidden messages are beside computing. row: with status ok"""
     passes, send = (), ()  # seconds of a message from each stage to the next
     if row.config and row.setting and isinstance(row.config.framework, Pipeline):
         passes, send = pipeline.timeline(row.config.framework, row.setting)
@@ -109,18 +186,21 @@ def write_row(folder: Path, row: Prediction, stages: Sequence[Rehearsal], classe
     steps = [replace(stage, operations=tuple(merged(stage.operations))) for stage in stages]
     speed = max(step.flops or 0.0 for step in steps) / (row.compute_s or 1.0)  # a trace may have several steps
     for rank in range(row.gpus):
-        file, head = BytesIO(), _attributes({"world_size": row.gpus, "rank": rank})
-        serialize_length_prefixed(classes["GlobalMetadata"](version="1.0.0", attr=head), file)
         index = rank % len(steps) if "sp" in row.layout else rank * len(steps) // row.gpus
-        for node in nodes(steps[index], rank, speed, groups):
-            serialize_length_prefixed(classes["Node"](**node), file)
+        head: dict[str, Any] = {"version": "1.0.0", "attr": {"world_size": row.gpus, "rank": rank}}
+        written = [("GlobalMetadata", head), *(("Node", node) for node in nodes(steps[index], rank, speed, groups))]
+        file = BytesIO()
+        for kind, values in written:
+            attr = [{"name": name, FIELDS[type(value)]: value} for name, value in values["attr"].items()]
+            serialize_length_prefixed(classes[kind](**{**values, "attr": attr}), file)
         (folder / f"{stem}.{rank}.et").write_bytes(file.getvalue())
     (folder / f"{stem}.groups.json").write_text(json.dumps(groups), encoding="utf-8")
 
 
 def nodes(step: Rehearsal, rank: int, speed: float, groups: dict[str, list[int]]) -> Iterator[dict[str, Any]]:
-    """The nodes of one rank. A node depends on the computation or collective before it, and a computation or collective
-    on what was received before it. So nothing overlaps, and no message waits for another one.
+    """The nodes of one rank, with their attributes by name. A node depends on the computation or collective before it,
+    and a computation or collective on what was received before it. So nothing overlaps, and no message waits for
+    another one.
 
     speed: FLOPs a second; groups: gets the ranks of the groups
     """
@@ -146,7 +226,7 @@ def nodes(step: Rehearsal, rank: int, speed: float, groups: dict[str, list[int]]
             "id": number,
             "name": name,
             "type": kind,
-            "attr": _attributes({"is_cpu_op": False, **attr}),
+            "attr": {"is_cpu_op": False, **attr},
             "data_deps": last if kind in (SEND, RECEIVE) else last + received,
             "duration_micros": round(flops / speed * 1e6),
         }
@@ -157,7 +237,8 @@ def nodes(step: Rehearsal, rank: int, speed: float, groups: dict[str, list[int]]
 
 
 def merged(operations: Sequence[Operation]) -> Iterator[Operation]:
-    """Computing between two messages is one operation. What has no FLOPs and groups of one rank are left out."""
+    """Computing between two messages is one operation. Operations without FLOPs and groups of one rank are
+    left out."""
     kept = (operation for operation in operations if operation.group is None or operation.group.ranks > 1)
     for group, run in groupby(kept, key=lambda operation: operation.group):
         together = list(run)
@@ -174,7 +255,3 @@ def messages() -> dict[str, Any]:
     file = text_format.Parse(SCHEMA, descriptor_pb2.FileDescriptorProto())
     classes = message_factory.GetMessages([file], pool=descriptor_pool.DescriptorPool())
     return {name.rpartition(".")[2]: made for name, made in classes.items()}
-
-
-def _attributes(values: dict[str, bool | int | str]) -> list[dict[str, Any]]:
-    return [{"name": name, FIELDS[type(value)]: value} for name, value in values.items()]

@@ -59,8 +59,7 @@ class Operation(NamedTuple):
     """One call of torch's dispatcher.
 
     flops: of a matrix product, a convolution or attention (measure/formulas/flops.py); else 0
-    bytes_: of the results; of a collective the bytes of the complete message: what all ranks of a group start from or
-        end with
+    bytes_: of the results; of a collective: of the complete message, which all ranks of a group start from or end with
     peer: the rank that gets or sends a message between two ranks
     """
 
@@ -233,24 +232,20 @@ def stored(tensors: Iterable[Any], counted: set[int]) -> int:
     return total
 
 
-def parameters(trainer: Any) -> list[Any]:
-    """The parameters of this rank's model, and the slices that DeepSpeed's stage 3 keeps beside them."""
-    weights: list[Any] = list(trainer.model.parameters())
-    return [*weights, *(weight.ds_tensor for weight in weights if hasattr(weight, "ds_tensor"))]
-
-
-def updated(trainer: Any) -> list[Any]:
-    """The tensors that the optimizer updates: the model's parameters or copies of them. DeepSpeed's stage 3 gives the
-    optimizer its copies only during the update."""
-    copies = getattr(trainer.engine.optimizer, "fp32_partitioned_groups_flat", []) if hasattr(trainer, "engine") else []
-    return [*(weight for group in trainer.optimizer.param_groups for weight in group["params"]), *copies]
-
-
-def gradients(trainer: Any) -> list[Any]:
-    """The gradients of the parameters, and those that DeepSpeed keeps for its update."""
-    averaged = getattr(trainer.engine.optimizer, "averaged_gradients", {}) if hasattr(trainer, "engine") else {}
-    kept = [part for parts in averaged.values() if parts is not None for part in parts]
-    return [*(weight.grad for weight in (*parameters(trainer), *updated(trainer))), *kept]
+def held(trainer: Any) -> tuple[list[Any], list[Any], list[Any]]:
+    """The parameters of this rank's model; the tensors that the optimizer updates, which are parameters or copies of
+    them; the gradients of both. DeepSpeed also keeps gradients for its update, and its stage 3 slices of the parameters
+    and copies that the optimizer has only during the update."""
+    parameters: list[Any] = list(trainer.model.parameters())
+    parameters += [weight.ds_tensor for weight in parameters if hasattr(weight, "ds_tensor")]
+    updated: list[Any] = [weight for group in trainer.optimizer.param_groups for weight in group["params"]]
+    kept: list[Any] = []
+    if hasattr(trainer, "engine"):
+        optimizer = trainer.engine.optimizer
+        updated += getattr(optimizer, "fp32_partitioned_groups_flat", [])
+        averaged = getattr(optimizer, "averaged_gradients", {}).values()
+        kept += [part for parts in averaged if parts is not None for part in parts]
+    return parameters, updated, [*(weight.grad for weight in (*parameters, *updated)), *kept]
 
 
 def before_update(trainer: Any, act: Callable[[], None]) -> None:
@@ -272,7 +267,8 @@ def memory(trainer: Trainer, gradient_bytes: int | None, peak: int) -> dict[str,
     """Bytes of parameters and optimizer; copies of the weights that the optimizer keeps count as its state, which the
     first update creates."""
     counted = set[int]()
-    weights = stored(parameters(trainer), counted)
+    parameters, updated, _ = held(trainer)
+    weights = stored(parameters, counted)
     state = [value for state in trainer.optimizer.state.values() for value in state.values()]
-    optimizer = stored([*updated(trainer), *state], counted) if state else None
+    optimizer = stored([*updated, *state], counted) if state else None
     return {"parameters": weights, "gradients": gradient_bytes, "optimizer": optimizer, "peak": peak}

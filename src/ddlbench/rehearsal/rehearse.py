@@ -29,7 +29,7 @@ from ddlbench.job import Batch, Job, Place, Trainer, example_batch
 from ddlbench.measure.clock import EpochClock
 from ddlbench.ranks.fake.fake import fake_world
 from ddlbench.ranks.launch import Launch
-from ddlbench.rehearsal.observed import Group, Observed, Operation, before_update, gradients, memory, short, stored
+from ddlbench.rehearsal.observed import Group, Observed, Operation, before_update, held, memory, short, stored
 from ddlbench.texts import bytes_text
 
 WARM_UP = 2  # steps before the reported one
@@ -41,7 +41,7 @@ ON_CPU = (
 @dataclass(frozen=True)
 class Sent:
     """The collectives of one kind that a step sends in groups of `ranks` ranks with distance `stride`. bytes_: of
-    complete messages: what all ranks of a group start from or end with."""
+    complete messages, which all ranks of a group start from or end with."""
 
     kind: str
     ranks: int
@@ -125,18 +125,14 @@ def rehearsal(config: Config, launch: Launch) -> int:
 
 
 def text(row: Rehearsal) -> str:
-    where = ", ".join(f"{name} {index}" for name, index in row.coordinates.items())
-    lines = [
-        f"{row.framework}, {row.model}: rank {row.rank} of {row.gpus} on {row.device}"
-        + (f" ({where})" if where else "")
-    ]
+    place = ", ".join(f"{name} {index}" for name, index in row.coordinates.items())
+    rank = f"rank {row.rank} of {row.gpus} on {row.device}{f' ({place})' if place else ''}"
+    lines = [f"{row.framework}, {row.model}: {rank}"]
     for name, bytes_ in (row.memory or {}).items():
         lines.append(f"memory: {name}: {'not known' if bytes_ is None else bytes_text(bytes_)}")
     for sent in row.collectives or ():
-        among = f"{sent.ranks} ranks, {sent.stride} apart"
-        lines.append(
-            f"collective of a step: {sent.kind} among {among}: {sent.count:g} x, {bytes_text(sent.bytes_)} altogether"
-        )
+        group, size = f"{sent.ranks} ranks, {sent.stride} apart", bytes_text(sent.bytes_)
+        lines.append(f"collective of a step: {sent.kind} among {group}: {sent.count:g} x, {size} altogether")
     if row.sent_bytes is not None:
         lines.append(f"a rank puts on the wire in a step: {bytes_text(row.sent_bytes)}")
     lines += [f"the host waits in a step: {call}: {count:g} x" for call, count in (row.host_waits or {}).items()]
@@ -155,32 +151,31 @@ def slices(row: Rehearsal) -> Iterator[Slice]:
 
 
 def write_trace(file: Path, slices: Iterable[Slice]) -> None:
-    """Write a timeline for ui.perfetto.dev. UserError if the file cannot be written."""
-    with reporting(f"the trace {file} cannot be written", "choose another file"):
-        file.write_text(json.dumps({"traceEvents": list(trace_events(slices))}), encoding="utf-8")
-
-
-def trace_events(slices: Iterable[Slice]) -> Iterator[dict[str, Any]]:
-    """Events of the Chrome trace format
-    (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU, Trace Event Format).
+    """Write a timeline for ui.perfetto.dev, in the Chrome trace format
+    (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU, Trace Event Format). UserError if
+    the file cannot be written.
 
     Processes and tracks get numbers in their order. Complete events (X) of one track must not overlap, asynchronous
     ones (b, e) may. What takes no time is left out."""
     lasting = [item for item in slices if item.seconds > 0]
     processes = {name: pid for pid, name in enumerate(dict.fromkeys(item.process for item in lasting), 1)}
     tracks = {key: tid for tid, key in enumerate(dict.fromkeys(item[:2] for item in lasting), 1)}
+    events = list[dict[str, Any]]()
     for name, pid in processes.items():
-        yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
+        events.append({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}})
     for (process, name), tid in tracks.items():
-        yield {"ph": "M", "name": "thread_name", "pid": processes[process], "tid": tid, "args": {"name": name}}
+        place = {"pid": processes[process], "tid": tid}
+        events.append({"ph": "M", "name": "thread_name", **place, "args": {"name": name}})
     for number, item in enumerate(lasting):
         event = {"name": item.name, "pid": processes[item.process], "tid": tracks[item[:2]], "args": dict(item.args)}
         if item.overlaps:
             event |= {"cat": item.track, "id": number}
-            yield event | {"ph": "b", "ts": item.start * 1e6}
-            yield event | {"ph": "e", "ts": (item.start + item.seconds) * 1e6}
+            events.append(event | {"ph": "b", "ts": item.start * 1e6})
+            events.append(event | {"ph": "e", "ts": (item.start + item.seconds) * 1e6})
         else:
-            yield event | {"ph": "X", "ts": item.start * 1e6, "dur": item.seconds * 1e6}
+            events.append(event | {"ph": "X", "ts": item.start * 1e6, "dur": item.seconds * 1e6})
+    with reporting(f"the trace {file} cannot be written", "choose another file"):
+        file.write_text(json.dumps({"traceEvents": events}), encoding="utf-8")
 
 
 def rehearse(config: Config, launch: Launch, device: torch.device) -> Rehearsal:
@@ -244,8 +239,8 @@ def fed(job: Job, place: Place, pinned: bool | None) -> Iterator[Batch | None]:
 def stepped(row: Rehearsal, trainer: Trainer, batches: Iterator[Any], observed: Observed, period: int) -> Rehearsal:
     """The row with what a step holds, sends and waits for, averaged over `period` steps, after which they repeat."""
     gradient_bytes = [0]
-    before_update(trainer, lambda: gradient_bytes.append(stored(gradients(trainer), set())))
-    # Between two steps some pipelines keep minibatches in flight: so many steps until they are full.
+    before_update(trainer, lambda: gradient_bytes.append(stored(held(trainer)[2], set())))
+    # Some pipelines keep so many minibatches in flight between two steps; until then they are not full.
     facts = trainer.facts()
     in_flight = max(facts.get("staleness_theoretical") or [0])
     for _ in range(max(WARM_UP + in_flight, facts.get("alike_after", 0))):

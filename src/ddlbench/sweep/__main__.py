@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ddlbench.errors import RunError, UserError
+from ddlbench.oracle.machine import machine as machines
 from ddlbench.sweep import slurm
-from ddlbench.sweep.lock import Owner, holder, queue, unreadable
+from ddlbench.sweep.lock import Owner, holder, last_claim, queue
 from ddlbench.sweep.plan import Cell, Check, data_check, plan
 from ddlbench.sweep.state import HELD, RETRIES, Overview, State, due
 from ddlbench.sweep.study import Study, load, names
@@ -44,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(given: argparse.Namespace, study: Study) -> int:
     import torch  # not above: a mistake in the study is reported before
 
+    from ddlbench.measure.formulas.flops import check_precision
     from ddlbench.record.record import writable
     from ddlbench.sweep import local
 
@@ -51,23 +53,22 @@ def _run(given: argparse.Namespace, study: Study) -> int:
     sbatch = options.words()  # a mistake in them is an error of every command, also of one that submits nothing
     cancels, starts = given.cancel and not given.dry_run, (given.slurm or given.local) and not given.dry_run
     mode = "cancel" if cancels else "status" if given.status else "start" if starts else "plan"
-    forecast, checks = None, list[Check]()
+    on_gpus = "--gpus-per-node=0" not in sbatch if given.slurm else torch.cuda.is_available()
+    device, machine, checks = "cuda" if on_gpus else "cpu", None, list[Check]()
     if mode == "plan" and given.cluster is not None:
-        from ddlbench.sweep.forecast import Forecast
-
-        forecast = Forecast(given.cluster)
-        checks.append(forecast.check)
+        machine = machines.load(given.cluster)
+        device, name = machine.device.type, machine.device.name
+        checks.append(lambda config: check_precision(config.train.precision, name))
     if mode == "start" or (mode == "plan" and given.dry_run):
         checks.append(data_check(here=given.local and not given.slurm))
-    on_gpus = "--gpus-per-node=0" not in sbatch if given.slurm else torch.cuda.is_available()
-    cells = plan(study, forecast.device if forecast else torch.device("cuda" if on_gpus else "cpu"), *checks)
+    cells = plan(study, torch.device(device), *checks)
     state = State(Path(study.results_dir)).refresh()
     if mode == "cancel":
         return _cancel(cells, state)
     if mode != "status" and (given.slurm or given.local):
         writable(study.results_dir)
     if mode != "start":
-        overview = Overview(cells, state, queue(), forecast or (lambda _: None))
+        overview = Overview(cells, state, queue(), machine)
         lines = overview.status_lines() if mode == "status" else overview.plan_lines()
         if mode == "plan" and given.slurm:
             statuses = [(cell, overview.statuses[cell.key]) for cell in cells if not cell.invalid]
@@ -88,9 +89,11 @@ def _run(given: argparse.Namespace, study: Study) -> int:
     if left_out:
         say(f"{len(left_out)} cells cannot run: --dry-run shows why")
     still_due = (cell for cell in cells if due(state.status(cell), given.retry) and not cell.invalid)
-    for path in (claims := [path for cell in still_due if (path := unreadable(state.results, cell.key))]):
+    claims = [last_claim(state.results, cell.key) for cell in still_due]
+    unreadable = [path for path, owner in claims if path and owner is None]
+    for path in unreadable:
         say(f"{path} holds a cell, but no sweep has written it: remove it, or start again after two minutes")
-    return 1 if claims or failed else 0
+    return 1 if unreadable or failed else 0
 
 
 def _cancel(cells: Sequence[Cell], state: State) -> int:

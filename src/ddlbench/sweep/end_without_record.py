@@ -23,7 +23,7 @@ from ddlbench.record.record import Record, run_id
 from ddlbench.sweep.plan import key_of
 from ddlbench.sweep.state import JOB_VARIABLE, RESTARTS_VARIABLE, State
 
-LIMIT = (128 + signal.SIGUSR1, -signal.SIGUSR1)  # of a rank, or of a process that was not yet one
+LIMIT = (128 + signal.SIGUSR1, -signal.SIGUSR1)  # exit codes of a rank, and of a process that was no rank yet
 INTERRUPTS = {code for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) for code in (-number, 128 + number)}
 BY_CODE = {status.exit_code: name for name, status in STATUSES.items() if status.exit_code not in INTERRUPTS}
 SAID = re.compile(r"ddlbench(?: \(rank \d+\))?: (?!warning: |advice: |the record )(?:[a-z]+: )?(.+)")

@@ -52,10 +52,9 @@ def run_cells(cells: Sequence[Cell], state: State, retry: str | None, say: Say) 
             at_end.callback(held.release)
             if not due(state.refresh().status(cell), retry):  # another sweep has run it since this one began
                 continue
-            started, began, log = time.monotonic(), now(), _log(state.results, cell)
-            logged = log.stat().st_size if log.exists() else 0
-            codes = run_cell(cell, state.results, held)
-            status = _ended(cell, state, codes, began, logged)
+            started, began = time.monotonic(), now()
+            codes, output = run_cell(cell, state.results, held)
+            status = _ended(cell, state, codes, began, output)
         failed += status not in FINAL
         say(f"[{number}/{len(todo)}] {cell.name} repeat {cell.repeat}: {status} ({time.monotonic() - started:.1f} s)")
     return failed
@@ -66,9 +65,10 @@ def most_ranks() -> int:
     return torch.cuda.device_count() or RANKS_PER_CORE * len(allowed_cores())
 
 
-def run_cell(cell: Cell, results: Path, held: Claim | None = None) -> list[int]:
-    """Start a cell's ranks and wait for them; their exit codes. No rank is left, even after an error."""
-    path = _log(results, cell)
+def run_cell(cell: Cell, results: Path, held: Claim | None = None) -> tuple[list[int], str]:
+    """Start a cell's ranks and wait for them; their exit codes, and the last MiB of what they printed. No rank is left,
+    even after an error."""
+    path = results / FOLDER / "logs" / f"{cell.key}.log"
     path.parent.mkdir(parents=True, exist_ok=True)
     words = [sys.executable, "-m", "ddlbench", *cell.command(results)]
     # torchrun's variables, without those of a launcher around this program; one rank is one device.
@@ -76,15 +76,17 @@ def run_cell(cell: Cell, results: Path, held: Claim | None = None) -> list[int]:
     kept["OMP_NUM_THREADS"] = "1"
     port = free_port()
     ranks: list[subprocess.Popen[bytes]] = []
-    try:
-        with path.open("ab") as log:
+    with path.open("a+b") as log:
+        logged = log.tell()  # by earlier runs
+        try:
             for rank in range(cell.gpus):
                 place = rank_variables(rank, cell.gpus, port) if cell.gpus > 1 else {}
                 ranks.append(_start(words, kept | place, log.fileno()))
-        _wait(ranks, time.monotonic() + cell.limit_s, held)
-    finally:
-        end(ranks)
-    return [rank.wait() for rank in ranks]
+            _wait(ranks, time.monotonic() + cell.limit_s, held)
+        finally:
+            end(ranks)
+        log.seek(max(logged, log.seek(0, os.SEEK_END) - MIB))
+        return [rank.wait() for rank in ranks], log.read(MIB).decode(errors="replace")
 
 
 def end(ranks: Sequence[subprocess.Popen[bytes]], first: signal.Signals = signal.SIGTERM) -> None:
@@ -100,10 +102,6 @@ def end(ranks: Sequence[subprocess.Popen[bytes]], first: signal.Signals = signal
             os.killpg(rank.pid, signal.SIGKILL)
 
 
-def _log(results: Path, cell: Cell) -> Path:
-    return results / FOLDER / "logs" / f"{cell.key}.log"
-
-
 @contextlib.contextmanager
 def _turn(say: Say) -> Generator[None]:
     """Hold this machine for one cell: sweeps of this user run their cells in turn, because two at once would disturb
@@ -117,12 +115,9 @@ def _turn(say: Say) -> Generator[None]:
         yield
 
 
-def _ended(cell: Cell, state: State, codes: list[int], began: str, logged: int) -> str:
+def _ended(cell: Cell, state: State, codes: list[int], began: str, output: str) -> str:
     """The status of a cell whose processes have ended. A record that still says `running` is closed; if the run left no
-    record, one is written.
-
-    began: in the format of a record's times; logged: the bytes that the cell's log had then
-    """
+    record, one is written. began: in the format of a record's times"""
     reason = f"all ranks exited without recording an end: exit codes {', '.join(map(str, codes))}"
     attempts = state.refresh().of(cell)
     for attempt in attempts:
@@ -132,11 +127,7 @@ def _ended(cell: Cell, state: State, codes: list[int], began: str, logged: int) 
                     continue
             end_for_rank_0(attempt.folder, "error", reason)
     if any(codes) and not any(attempt.start >= began for attempt in attempts):
-        config = configuration(*cell.command(state.results))
-        with (log := _log(state.results, cell)).open("rb") as file:
-            file.seek(max(logged, log.stat().st_size - MIB))
-            output = file.read(MIB).decode(errors="replace")
-        record_end(config, codes, began, output, [cell.gpus])
+        record_end(configuration(*cell.command(state.results)), codes, began, output, [cell.gpus])
     return state.refresh().status(cell)
 
 

@@ -2,7 +2,7 @@
 
 A claim is the file .sweep/<cell>.<n> in the results folder. It is created with O_EXCL, which is atomic on NFS (version
 3 and later) and Lustre, and it is never removed: the claim after one that was released, or whose owner has ended, has
-the number n + 1. So of two processes that find the same dead owner only one takes its place, and no process needs the
+the number n + 1. So only one of two processes that find the same dead owner takes its place, and no process needs the
 listing of a folder, which NFS may give from a cache.
 """
 
@@ -112,29 +112,19 @@ def claim(
 
 
 def holder(results: Path, cell: str, queued: Callable[[str], bool] = lambda _: True) -> Owner | None:
-    """The current holder of a cell's claim."""
-    last = _last(results, cell)
-    return _read(last)[0] if last is not None and _held(last, queued) else None
+    """The owner of a cell's last claim while it holds the cell."""
+    path, owner = last_claim(results, cell)
+    return owner if path and _held(path, queued) else None
 
 
-def last_job(results: Path, cell: str) -> str | None:
-    """The name of the Slurm job that claimed a cell last, if that claim was not released."""
-    last = _last(results, cell)
-    owner = _read(last)[0] if last else None
-    return owner.job if owner else None
-
-
-def unreadable(results: Path, cell: str) -> Path | None:
-    """The claim of a cell, if it names no owner: no sweep has written it, or one is writing it now."""
-    last = _last(results, cell)
-    return last if last and _read(last) == (None, False) else None
-
-
-def _last(results: Path, cell: str) -> Path | None:
+def last_claim(results: Path, cell: str) -> tuple[Path | None, Owner | None]:
+    """The file of a cell's last claim and the owner that it names. No file if that claim was released. No owner if no
+    sweep has written the file, or if one is writing it now."""
     path, last = results / FOLDER / f"{cell}.1", None
     while path.exists():
         path, last = _next(path), path
-    return last
+    owner, released = _read(last) if last else (None, True)
+    return None if released else last, owner
 
 
 def _held(path: Path, queued: Callable[[str], bool]) -> bool:

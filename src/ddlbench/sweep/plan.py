@@ -1,4 +1,5 @@
-"""The cells of a study: each one run of ddlbench, what it would measure, and whether it is supported."""
+"""The cells of a study: each one run of ddlbench, what it would measure, whether it is supported, and the seconds that
+the oracle predicts for it."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ddlbench.config.compose import configuration, make_job, refusal, supports
 from ddlbench.config.schema import Config
 from ddlbench.errors import Unavailable, Unsupported, UserError
+from ddlbench.oracle.machine.machine import Machine
 from ddlbench.sweep.study import Study
 from ddlbench.texts import digest
 
@@ -89,6 +91,24 @@ def key_of(identity: Mapping[str, Any], world_size: int) -> str:
     results folder belongs to one machine."""
     measured = {name: value for name, value in identity.items() if name != "cluster"}
     return digest([measured, world_size], LETTERS)
+
+
+def predicted_s(machine: Machine, cell: Cell) -> float | None:
+    """The predicted seconds of a cell's training steps on a machine: too few for large batches, because operations are
+    taken at the device's peak, and nothing beside the steps is predicted. None if the oracle has no answer, or for an
+    epoch of unknown length."""
+    from ddlbench.oracle.measured.inputs import from_roofline
+    from ddlbench.oracle.predictor import SAMPLES, Inputs, predict
+
+    if cell.refused or (config := configuration(*cell.words)).mode != "train":
+        return None  # the loader alone takes another time
+    # The synthetic loader may set the number of samples; else it is that of the data.
+    samples = getattr(config.loader, "train_samples", None) or SAMPLES.get(config.data.name)
+    try:
+        epoch_s = predict(config, cell.gpus, Inputs(machine, partial(from_roofline, machine=machine), samples)).epoch_s
+    except UserError:
+        return None
+    return None if epoch_s is None else epoch_s * config.train.epochs
 
 
 def data_check(here: bool) -> Check:

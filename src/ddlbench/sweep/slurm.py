@@ -25,7 +25,7 @@ SBATCH = "#SBATCH "  # begins the lines of a site's file that are options of sba
 NEXT = "--next"  # between the cells of a job, for run.sbatch
 LIMIT = "train.time_limit_s="
 CORES = ("--cpus-per-task", "-c", "--cpus-per-gpu", "--exclusive")  # options that say how many cores a task gets
-SIGNAL_S = 180  # before its time limit Slurm signals the ranks 120 s (run.sbatch); a minute more to start
+SIGNAL_S = 180  # Slurm signals the ranks 120 s before the time limit (run.sbatch); a minute more to start
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def submit(study: Study, cells: Sequence[Cell], state: State, options: Options, 
     for job in planned:
         _size(study, job.cells)  # raises before anything is submitted
     for job in planned:
-        name = f"ddlbench-{study.name[:40].replace(' ', '_')}-{uuid.uuid4().hex[:12]}"  # that no other job has
+        name = f"ddlbench-{study.name[:40].replace(' ', '_')}-{uuid.uuid4().hex[:12]}"  # no other job has it
         claims = [(cell, held) for cell in job.cells if (held := claim(state.results, cell.key, name, queued, read_at))]
         claimed = [cell for cell, _ in claims]
         if not claimed:

@@ -1,10 +1,10 @@
-"""The state of a study, read from the records in its results folder (no other state is kept), and how far it is, in
-lines: the status of its cells, and the time that they took and will take."""
+"""The state of a study, read from the records in its results folder (no other state is kept), and its progress as lines
+of text: the status of its cells, and the time that they took and will take."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -15,10 +15,11 @@ from typing import Any, NamedTuple, cast
 from ddlbench.config.keys import Options, added_later, measured_part, written
 from ddlbench.errors import STATUSES, TIME_LIMIT
 from ddlbench.foreign import Object, parse, read_bytes, section
+from ddlbench.oracle.machine.machine import Machine
 from ddlbench.record.files import end_for_rank_0, find_killed
 from ddlbench.results.rows import group_by
-from ddlbench.sweep.lock import FOLDER, Queue, holder, last_job
-from ddlbench.sweep.plan import INVALID, Cell, key_of
+from ddlbench.sweep.lock import FOLDER, Queue, holder, last_claim
+from ddlbench.sweep.plan import INVALID, Cell, key_of, predicted_s
 from ddlbench.texts import aligned, printable
 
 MISSING, RUNNING, QUEUED = "missing", "running", "queued"
@@ -81,13 +82,6 @@ class State:
         """The attempts at a cell, in order of their start."""
         return self._by_key.get(cell.key, [])
 
-    def estimate(self, cells: Iterable[Cell]) -> float | None:
-        """Seconds of one run, from the complete runs that ended well among these cells (of one configuration and GPU
-        count); None without such a run."""
-        well = [attempt for cell in cells for attempt in self.of(cell) if attempt.status == "ok"]
-        seconds = [attempt.seconds for attempt in well if attempt.seconds is not None and not attempt.resumed]
-        return median(seconds) if seconds else None
-
     def _read(self, folder: Path) -> None:
         try:
             record = parse(read_bytes(folder / "run.json"))
@@ -134,7 +128,8 @@ def _attempt(folder: Path, record: Object) -> Attempt:
 class Group(NamedTuple):
     """The cells of one configuration and GPU count.
 
-    left: how many are missing; seconds: of one run, measured, else predicted; least: "at least " for predicted ones
+    left: how many are missing; seconds: of one run, the median of complete runs that ended well, else predicted;
+        least: "at least " for predicted ones
     """
 
     cells: list[Cell]
@@ -145,15 +140,13 @@ class Group(NamedTuple):
 
 @dataclass
 class Overview:
-    """The cells of a study, their records, and the jobs of Slurm at one moment.
-
-    predict: seconds of a run of a cell, at least; None where they are not known
-    """
+    """The cells of a study, their records, and the jobs of Slurm at one moment. machine: the one that the seconds of
+    cells without a run are predicted for; None: they are not"""
 
     cells: Sequence[Cell]
     state: State
     queued: Queue
-    predict: Callable[[Cell], float | None] = lambda _: None
+    machine: Machine | None = None
 
     @cached_property
     def statuses(self) -> dict[str, str]:
@@ -178,27 +171,26 @@ class Overview:
         by_axes = sorted(self.cells, key=lambda cell: cell.place)
         for cells in group_by(by_axes, lambda cell: (cell.family, cell.gpus)).values():
             left = sum(self.statuses[cell.key] == MISSING and not cell.refused for cell in cells)
-            measured = self.state.estimate(cells)
-            seconds, least = (self.predict(cells[0]), "at least ") if measured is None else (measured, "")
-            groups.append(Group(cells, left, seconds, least))
+            well = [run for cell in cells for run in self.state.of(cell) if run.status == "ok" and not run.resumed]
+            measured = [run.seconds for run in well if run.seconds is not None]
+            if measured:
+                groups.append(Group(cells, left, median(measured), ""))
+            else:
+                predicted = predicted_s(self.machine, cells[0]) if self.machine else None
+                groups.append(Group(cells, left, predicted, "at least "))
         return groups
 
     def plan_lines(self) -> list[str]:
         """A table with one row for each configuration and GPU count, the reasons below it, and sums."""
-        rows: list[Mapping[str, str]] = []
+        rows = list[list[str]]()
         axes = dict.fromkeys(axis for cell in self.cells for axis in cell.values)  # a framework may lack some keys
         for cells, left, seconds, least in self.groups:
-            hours = None if seconds is None else seconds * cells[0].gpus * left / 3600
-            rows.append(
-                {
-                    **{axis: str(written(cells[0].values.get(axis, "")))[:WIDEST] for axis in axes},
-                    "runs": str(len(cells)),
-                    "status": self._counted(cells),
-                    "s/run": "" if seconds is None else f"{least}{seconds:.1f}",
-                    "GPU-hours": "" if hours is None else f"{least}{hours:.3f}",
-                }
-            )
-        lines = aligned(list(rows[0]), (list(row.values()) for row in rows))
+            values = [str(written(cells[0].values.get(axis, "")))[:WIDEST] for axis in axes]
+            times = ["", ""]
+            if seconds is not None:
+                times = [f"{least}{seconds:.1f}", f"{least}{seconds * cells[0].gpus * left / 3600:.3f}"]
+            rows.append([*values, str(len(cells)), self._counted(cells), *times])
+        lines = aligned([*axes, "runs", "status", "s/run", "GPU-hours"], rows)
         refused = [group.cells[0] for group in self.groups if group.cells[0].refused]
         for (status, why), same in group_by(refused, lambda cell: cell.refused).items():
             lines.append(f"{status} ({len(same)}, such as {same[0].name}): {why}")
@@ -214,29 +206,24 @@ class Overview:
                 lines.append(f"{cell.name} repeat {cell.repeat}: {status}: {printable(reason)[:300]}")
         if self.state.unreadable:
             lines.append(f"{len(self.state.unreadable)} records cannot be read: python -m ddlbench.report names them")
-        if self.queued.starts is None and any(self._jobs(*HELD)):
+        left = [(status, key) for key, status in self.statuses.items() if status in (MISSING, *HELD)]
+        owners = [(status, last_claim(self.state.results, key)[1]) for status, key in left]
+        jobs = [(status, owner.job) for status, owner in owners if owner and owner.job]
+        if self.queued.starts is None and any(status in HELD for status, _ in jobs):
             lines.append("squeue does not answer: cells of jobs that have ended may count as queued or running")
-        if ended := list(self._jobs(MISSING)):
+        if ended := [job for status, job in jobs if status == MISSING]:
             output = self.state.results / FOLDER / "logs" / f"{ended[0]}-*.out"
             lines.append(f"missing although their Slurm job has ended: {len(ended)} cells; its output: {output}")
         return lines
-
-    def _jobs(self, *statuses: str) -> Iterable[str]:
-        """The Slurm jobs that claimed the cells of these statuses last."""
-        of_status = (cell for cell in self.cells if self.statuses[cell.key] in statuses)
-        return filter(None, (last_job(self.state.results, cell.key) for cell in of_status))
 
     def _sums(self) -> list[str]:
         """Cells by status; GPU-hours used; time and GPU-hours that remain, from finished cells, else predicted."""
         attempts = [attempt for cell in self.cells for attempt in self.state.of(cell)]  # failed ones too
         used = sum((attempt.seconds or 0) * attempt.gpus for attempt in attempts) / 3600
         lines = [f"{len(self.cells)} cells: {self._counted(self.cells)}", f"GPU-hours used: {used:.3f}"]
-        serial = hours = 0.0
-        unknown = 0
-        for cells, left, seconds, _ in self.groups:
-            serial += (seconds or 0) * left
-            hours += (seconds or 0) * left * cells[0].gpus / 3600
-            unknown += left if seconds is None else 0
+        serial = sum((group.seconds or 0) * group.left for group in self.groups)
+        hours = sum((group.seconds or 0) * group.left * group.cells[0].gpus / 3600 for group in self.groups)
+        unknown = sum(group.left for group in self.groups if group.seconds is None)
         least = next((group.least for group in self.groups if group.left and group.seconds and group.least), "")
         remaining = f"{least}{serial / 60:.1f} minutes, {hours:.3f} GPU-hours" if serial else "unknown"
         more = "more cells" if serial else "cells"

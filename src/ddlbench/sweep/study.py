@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from ddlbench.config.choices import choices, conf_dir, defaults, holds_list, is_key_of
 from ddlbench.config.keys import check_value, shown
@@ -109,10 +109,8 @@ def load(name: str, words: Sequence[str] = ()) -> Study:
     """The study of a name, or of a YAML file, with the command line's words. UserError for any mistake in them."""
     study = of_file = _of_file(name)
     for key, value in map(entries.parse_word, words):
-        if key in NUMBERS:
-            study = replace(study, **{key: number(key, value, NUMBERS[key])})
-        elif key == "seeds":
-            study = replace(study, seeds=entries.seeds_of(value))
+        if key in (*NUMBERS, "seeds"):
+            study = replace(study, **_numbers({key: value}))
         elif key == "results_dir":
             check_value(key, value)
             study = replace(study, results_dir=value)
@@ -159,7 +157,9 @@ def _study(name: str, raw: dict[str, Any]) -> Study:
         entries.check_axis(key, values)
     axes = {**base.axes, **new_axes}
     figures = {str(key): content for key, content in entries.section(raw.get("figures"), "figures").items()}
-    limits, exclude = entries.section(raw.get("limits_s"), "limits_s"), raw.get("exclude", [])
+    limits = entries.section(raw.get("limits_s"), "limits_s").items()
+    limits_s = {number("limits_s", gpus, 1): number("limits_s", limit, 1) for gpus, limit in limits}
+    exclude = raw.get("exclude", [])
     return replace(
         base,
         name=name,
@@ -167,19 +167,23 @@ def _study(name: str, raw: dict[str, Any]) -> Study:
         keys={**base.keys, **entries.settable(raw.get("keys"), "keys")},
         settings=[*base.settings, *(entries.setting_of(item, axes) for item in as_list(raw.get("settings", [])))],
         exclude=[*base.exclude, *(entries.where_of(exclude, axes, "exclude") if exclude != [] else [])],
-        seeds=entries.seeds_of(raw["seeds"]) if "seeds" in raw else base.seeds,
         by=entries.names_of("by", raw["by"]) if "by" in raw else base.by,
         across=entries.names_of("across", raw["across"]) if "across" in raw else base.across,
         figures={
             **{key: figure for key, figure in base.figures.items() if key not in figures},
             **{key: entries.figure_of(key, content, axes) for key, content in figures.items() if content is not None},
         },
-        limits_s={
-            **base.limits_s,
-            **{number("limits_s", gpus, 1): number("limits_s", limit, 1) for gpus, limit in limits.items()},
-        },
-        **cast(Any, {key: number(key, raw[key], least) for key, least in NUMBERS.items() if key in raw}),
+        limits_s={**base.limits_s, **limits_s},
+        **_numbers(raw),
     )
+
+
+def _numbers(raw: Plain) -> dict[str, Any]:
+    """The whole numbers of a study among keys of its file or of the command line: one or several seeds, and NUMBERS."""
+    if raw.get("seeds") == []:
+        raise UserError("seeds=[] has no values: give at least one")
+    seeds = {"seeds": [number("seeds", seed, 0) for seed in as_list(raw["seeds"])]} if "seeds" in raw else {}
+    return seeds | {key: number(key, raw[key], least) for key, least in NUMBERS.items() if key in raw}
 
 
 def _checked(study: Study, of_file: Study) -> Study:

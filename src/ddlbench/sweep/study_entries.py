@@ -151,13 +151,6 @@ def matches(where: Where, point: Plain) -> bool:
     return any(all(key in point and point[key] in values for key, values in entry.items()) for entry in where)
 
 
-def seeds_of(value: Any) -> list[int]:
-    """One seed, or a list of seeds."""
-    if value == []:
-        raise UserError("seeds=[] has no values: give at least one")
-    return [number("seeds", seed, 0) for seed in as_list(value)]
-
-
 def read(path: Path) -> dict[str, Any]:
     """A YAML file as plain data. UserError if it is not a file of plain YAML."""
     try:

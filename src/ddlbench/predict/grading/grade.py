@@ -1,5 +1,5 @@
-"""--grade POINTS.csv: predictions of published measurements, and their errors: from the base of a point, or the largest
-GPU count of a series from all others. --grade RESULTS: the same with own runs (`_grade_runs`).
+"""--grade POINTS.csv: predictions of published measurements, and their errors. A point is predicted from its base, and
+the largest GPU count of a series also from all smaller counts. --grade RESULTS: the same with own runs (`_grade_runs`).
 
 An error is (predicted - measured) / measured seconds of a step.
 """
@@ -229,7 +229,7 @@ def _regret(tried: Sequence[layouts.Layout], predicted: Sequence[float | None]) 
     """The regret of each case with several layouts, if the layout with the fewest predicted seconds is recommended.
     predicted: seconds of each layout; None: it is refused"""
     both = zip(predicted, tried, strict=True)
-    # What a planner is asked for is equal for all layouts among which it chooses.
+    # A planner chooses among layouts of which all these are equal.
     case_of = attrgetter("gpus", "global_batch", "hidden", "layers", "seq_len")
     seconds = [(case_of(layout), one, layout.measured_s) for one, layout in both if one is not None]
     cases = group_by(seconds, lambda row: row[0]).values()
@@ -244,14 +244,11 @@ def show(grade: Grade, as_json: bool) -> None:
         print(json.dumps({**summary, **lists}, indent=1))
         return
     columns = ("line", "source", "model", "strategy", "GPU", "GPUs", "base", "measured", "predicted", "error")
-    lines = (
-        (
-            *(str(point[key]) for key in ("line", "source", "model", "strategy", "gpu", "gpus", "base")),
-            *(f"{point[key] * 1e3:.4g} ms" for key in ("measured_s", "predicted_s")),
-            f"{point['error']:+.1%}",
-        )
-        for point in grade.points
-    )
+    lines = list[list[str]]()
+    for point in grade.points:
+        stated = [str(point[key]) for key in ("line", "source", "model", "strategy", "gpu", "gpus", "base")]
+        times = [f"{point[key] * 1e3:.4g} ms" for key in ("measured_s", "predicted_s")]
+        lines.append([*stated, *times, f"{point['error']:+.1%}"])
     print("\n".join(aligned(columns, lines, left=(*columns[1:5], "base"))))
     for point in grade.learned:
         where = f"{point['source']}, {point['model']}, {point['strategy']}, {point['gpus']} GPUs"

@@ -34,7 +34,7 @@ from ddlbench.results.reading.published import CsvRow
 COLUMNS = (
     "gpus", "global_batch", "micro_batch", "hidden", "heads", "layers", "seq_len", "tp", "dp", "pp", "iteration_ms",
 )  # fmt: skip
-PER_NODE = 8  # GPUs of a node of more than one
+PER_NODE = 8  # GPUs of a node
 NETWORK = "4x HDR 200 Gb/s a node"  # vTrain's cluster: four adapters for eight A100
 
 
@@ -117,8 +117,8 @@ def layouts(rows: Sequence[CsvRow], left_out: list[str]) -> Iterator[Layout]:
 
 def predicted_s(layout: Layout, kernels: Kernels = A100) -> float:
     """Seconds of an iteration."""
-    machine = replace(_machine(layout), overlap=False)
-    config = _config(layout, 2, "train.reduce_dtype=fp16")
+    config, machine = _configured(layout, 2, "train.reduce_dtype=fp16")
+    machine = replace(machine, overlap=False)
     job = job_of(config, layout.gpus, machine)
     counts = _counts(config.model, layout.layers, layout.tp > 1, kernels)
     device = replace(machine.device, kernel_s=kernels.kernel_s, host_s=kernels.host_s)
@@ -142,22 +142,19 @@ def planned_s(layout: Layout) -> float | None:
     GPUs. None if it refuses the layout; interleaved stages are no plan."""
     if layout.chunks > 1:
         return None
-    config, machine = _config(layout, layout.layers, "train.checkpoint_activations=true"), _machine(layout)
+    config, machine = _configured(layout, layout.layers, "train.checkpoint_activations=true")
     return predict(config, layout.gpus, Inputs(machine, partial(from_roofline, machine=machine))).step_s
 
 
-def _machine(layout: Layout) -> Machine:
-    return machine_of("A100", NETWORK, PER_NODE, -(-layout.gpus // PER_NODE))
-
-
-def _config(layout: Layout, layers: int, word: str) -> Config:
-    """The configuration of a layout, with so many layers."""
+def _configured(layout: Layout, layers: int, word: str) -> tuple[Config, Machine]:
+    """The configuration of a layout with so many layers, and its cluster."""
     keys = {"n_layer": layers, "n_embd": layout.hidden, "n_head": layout.heads, "seq_len": layout.seq_len}
     sizes = [f"model.{key}={value}" for key, value in keys.items()]
     config = cached_configuration("+framework=hybrid", "+model=gpt2_medium", *sizes, "train.precision=fp16", word)
     framework: Any = replace(cast(Any, config.framework), dp=layout.dp, tp=layout.tp, pp=layout.pp)
     train = replace(config.train, global_batch=layout.global_batch, batch_per_gpu=None, micro_batch=layout.micro_batch)
-    return replace(config, framework=framework, train=train)
+    machine = machine_of("A100", NETWORK, PER_NODE, nodes=-(-layout.gpus // PER_NODE))
+    return replace(config, framework=framework, train=train), machine
 
 
 def _counts(model: Any, layers: int, split: bool, kernels: Kernels) -> Counts:
@@ -166,13 +163,12 @@ def _counts(model: Any, layers: int, split: bool, kernels: Kernels) -> Counts:
     counts = count(model, "fp16", "cuda", share=Share(cast=True))
     embedding, layer, _, norm, head = counts.blocks
     score_bytes = BYTES["fp16"] * float(model.n_head) * model.seq_len**2  # of one sample
-
-    def unfused(work: Work, times: float) -> Work:
-        """The operations of a pass with attention in several kernels."""
+    passes = list[Work]()  # with attention in several kernels
+    for work, times in ((layer.forward, kernels.scores), (layer.backward, 1.2 * kernels.scores)):
         attention = np.array(["attention" in name for name in work.names])
-        return replace(work, moved=Line(work.moved.fixed, work.moved.per_sample + times * score_bytes * attention))
-
-    forward, backward = unfused(layer.forward, kernels.scores), unfused(layer.backward, 1.2 * kernels.scores)
+        moved = Line(work.moved.fixed, work.moved.per_sample + times * score_bytes * attention)
+        passes.append(replace(work, moved=moved))
+    forward, backward = passes
     # Only layers are computed again for the backward pass, not the head. Their collectives run again, too.
     moved = (np.concatenate(parts) for parts in zip(astuple(forward.moved), astuple(backward.moved), strict=True))
     backward = Work(

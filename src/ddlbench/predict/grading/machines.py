@@ -73,8 +73,8 @@ def node_bytes_per_s(network: str, per_node: int) -> float:
     """Nominal bytes per second of a node in one direction. UserError if the text has no speed.
 
     Several networks of one text have names ("Storage: ..., Management: ..., Compute: ..."): the one for computing
-    counts, and a network for management does not. Links within a node do not count. Of several speeds ("400 Gb/s
-    (4x HDR-100)") the largest one counts. GB/s of Ethernet are bits; those of InfiniBand are bits if InfiniBand has
+    counts, and a network for management does not. Links within a node do not count. The largest of several speeds
+    ("400 Gb/s (4x HDR-100)") counts. GB/s of Ethernet are bits; those of InfiniBand are bits if InfiniBand has
     such a speed.
     """
     network = re.sub(r"(?<=\d),(?=\d{3}\b)", "", network)  # "3,200 Gbps"

@@ -62,14 +62,14 @@ DECODERS = re.compile(
 EXPERTS = re.compile(  # "Qwen3-30B-A3B"
     r"(?<![a-z])moe(?![a-z])|mixtral|-a[0-9.]+b\b|deepseek[-_ ]?v[23]|llama[-_ ]?4|dbrx|grok", re.IGNORECASE
 )
-# Models that have a classifier of images as a part, or another one with its name.
+# Models with a classifier of images as one part, and other models with its name.
 NO_CLASSIFIER = re.compile(r"r-?cnn|(?<![a-z])ssd|retina|deeplab|u-?net|fpn|(?<![a-z])se[-_ ]?res", re.IGNORECASE)
 MILLIONS = {"m": 1, "b": 1e3, "t": 1e6}
 PRECISIONS = {
     "bf16": "bf(loat)?16", "fp16": r"fp16|float16|\bhalf\b|\bamp\b|mixed|\bo[12]\b", "tf32": "tf32",
     "fp32": r"fp32|float32|\bsingle\b",
 }  # fmt: skip
-# What strategies do beside those of ddlbench's equations.
+# Parts of a strategy that ddlbench's equations do not have.
 OTHERWISE = {
     "power.?sgd|top-?k|1-?bit|8-?bit|onebit|quantiz": "compressed gradients",
     "local.?sgd|model averaging|adasum": "updates of another kind",
@@ -114,7 +114,7 @@ class Point:
 
 def points(rows: Sequence[CsvRow], left_out: list[str]) -> Iterator[Point]:
     """The points of a file. `left_out` gets the reason of each row that is left out. A row that is only the base of
-    others is neither."""
+    others is no point and is not left out."""
     seen: dict[tuple[str, ...], int] = {}
     for row in rows:
         try:
@@ -166,8 +166,8 @@ def point(row: CsvRow, rows: Sequence[CsvRow]) -> Point:
 
 
 def _base(row: CsvRow, rows: Sequence[CsvRow], measured: OneStep) -> OneStep:
-    """The step of a row's base. Where only its value is known, its batch of one GPU is that of the row, or in
-    `layout`."""
+    """The step of a row's base. If only its value is known, its batch of one GPU is in `layout`, or that of the
+    row."""
     if (stated := next((other for other in rows if other is not row and _is_base(other, row)), None)) is not None:
         return _step(stated)
     batch = re.search(r"base batch per gpu (\d+)", row["layout"], re.IGNORECASE)

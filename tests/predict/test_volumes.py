@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -15,16 +17,8 @@ from ddlbench.oracle.measured.inputs import from_roofline
 from ddlbench.oracle.predictor import Inputs, Prediction, predict, strategy
 from ddlbench.oracle.strategies.traced import traced as trace
 from ddlbench.oracle.timing.computation import ANY, Computation
-from ddlbench.predict.__main__ import main
-from ddlbench.predict.work import (
-    Volume,
-    block_lines,
-    compared,
-    dimension_of,
-    distinct_ranks,
-    flops_and_bytes,
-    volume_lines,
-)
+from ddlbench.predict.__main__ import block_lines, main
+from ddlbench.predict.traces import Volume, compared, dimension_of, distinct_ranks, volume_lines
 from ddlbench.recipe.optimizers import optimizers
 from ddlbench.rehearsal.rehearse import Rehearsal, Sent
 from tests.oracle.made import setting as made_setting
@@ -167,8 +161,14 @@ GPT2_TINY = GPT2("gpt2_small", n_layer=2, n_embd=16, n_head=2, vocab_size=64, se
 
 
 def test_the_flops_grow_with_the_samples_and_a_part_of_the_bytes_does() -> None:
-    work = Work(np.array([10.0, 4.0]), Line(np.array([100.0, 0.0]), np.array([2.0, 3.0])), np.array([True, False]))
-    assert flops_and_bytes(work, 3) == (42.0, 115.0)
+    """14 GFLOP and 5 GB for each of 3 samples, and 100 GB for all. If the peaks of the device are not known, nothing is
+    said to limit them."""
+    moved = Line(np.array([100e9, 0.0]), np.array([2e9, 3e9]))
+    work, counts = Work(np.array([10e9, 4e9]), moved, np.array([True, False])), count(GPT2_TINY, "fp32", "cpu")
+    counts = replace(counts, blocks=(replace(counts.blocks[0], forward=work, backward=work),))
+    _, _, _, *rows, last = block_lines(Computation(counts, ANY, optimizers["adamw"].costs, "none"), 3)
+    assert [row.split()[1:] for row in rows] == [[pass_, "42", "115", "0.365"] for pass_ in ("forward", "backward")]
+    assert last.startswith("the peaks of the device are not known")
 
 
 def test_equal_blocks_are_one_line_for_each_pass(capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,10 +185,3 @@ def test_equal_blocks_are_one_line_for_each_pass(capsys: pytest.CaptureFixture[s
     assert len(names) == 2 * len(set(names))
     assert any(" to " in name for name in names)
     assert {row[-1] for row in table[3:-1] if len(row) > 3} >= {"memory"}
-
-
-def test_without_peaks_of_the_device_nothing_is_said_to_limit() -> None:
-    counts = count(GPT2_TINY, "fp32", "cpu")
-    *table, last = block_lines(Computation(counts, ANY, optimizers["adamw"].costs, "none"), 2)
-    assert not any(line.endswith(("memory", "computing")) for line in table)
-    assert last.startswith("the peaks of the device are not known")
