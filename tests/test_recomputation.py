@@ -14,18 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddlbench.errors import Unsupported, UserError
-from ddlbench.recomputation import (
-    Link,
-    Plan,
-    check_names,
-    choice,
-    fastest,
-    instants,
-    kept,
-    named,
-    plan_of,
-    repeats,
-)
+from ddlbench.recomputation import Link, Plan, check_names, choice, fastest, instants, kept, named, plan_of, repeats
 from ddlbench.texts import GIB
 
 Chain = tuple[Link, ...]
@@ -134,15 +123,12 @@ def test_a_plan_by_hand() -> None:
     links, plan = (one, one, replace(one, flops=7)), ((0, 1), 2)
     assert kept(plan, links) == [0, 3, 13]
     assert repeats(plan) == [1, 1, 0]
+    assert repeats((((0, 1), 2), 3)) == [2, 2, 1, 0], "in two segments"
     runs = [(run.block, run.backward, run.bytes_) for run in instants(plan, links)]
     assert runs == [
         (0, False, 11), (1, False, 3 + 11), (2, False, 3 + 11), (2, True, 3 + 14),
         (0, True, 11 + 3), (1, True, 10 + 11 + 3), (1, True, 10 + 14), (0, True, 14),
     ]  # fmt: skip
-
-
-def test_a_block_in_two_segments_runs_again_twice() -> None:
-    assert repeats((((0, 1), 2), 3)) == [2, 2, 1, 0]
 
 
 @pytest.mark.parametrize(
@@ -162,11 +148,8 @@ def test_the_values_of_the_key(value: Any, plan: Plan) -> None:
     assert plan_of(choice(value), NAMES, no_links) == plan
 
 
-def test_records_have_the_values_of_before() -> None:
+def test_records_have_the_values_of_before_and_names_of_segments() -> None:
     assert [choice(value) for value in ("none", "blocks", False, True)] == [False, True, False, True]
-
-
-def test_segments_are_recorded_by_names() -> None:
     assert named(((0, (1,)), 2), NAMES) == [["a", ["b"]], "c"]
 
 

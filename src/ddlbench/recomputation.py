@@ -1,13 +1,13 @@
 """Which blocks of a model run again in the backward pass (train.checkpoint_activations), and the bytes that they keep.
 
-A plan is a sequence of items, in the order of the blocks. A number is a block that keeps what autograd saves, on the
-device or, if it is `Offloaded` (offloading.py), on the host. A tuple is a segment: it keeps its input alone (Chen et
-al. 2016) and runs again, as a plan of its own, before its backward pass. With segments within segments these are the
-persistent schedules of Beaumont et al. 2019, and `fastest` is their dynamic program for a chain of unequal blocks.
+A plan is a sequence of items in the order of the blocks. A number is a block that keeps what autograd saves: on the
+host if the block is `Offloaded` (offloading.py), otherwise on the device. A tuple is a segment. It keeps only its input
+(Chen et al. 2016), and runs again as a plan of its own before its backward pass. Plans with segments within segments
+are the persistent schedules of Beaumont et al. 2019. `fastest` is their dynamic program for a chain of unequal blocks.
 
 With `selective` the plan has no segments. Instead every block keeps less: its input and the outputs of its costly
-operators (measure/formulas/flops.py), from which the others run again (Korthikanti et al. 2022). The counts of a block
-(counts/) are then of this: saved bytes, peaks, and the second run as a part of the backward pass.
+operators (measure/formulas/flops.py), from which the other operators run again (Korthikanti et al. 2022). The counts of
+a block (counts/) then contain this: saved bytes, peaks, and the second run as a part of the backward pass.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ddlbench.texts import GIB
 
 Choice: TypeAlias = bool | str | list[str]  # a value of the key: True is `blocks`, False is `none`
 Plan: TypeAlias = "tuple[int | Plan, ...]"  # of the indices of blocks
-Names: TypeAlias = "list[str | Names]"  # the same of their names, as in a record
+Names: TypeAlias = "list[str | Names]"  # a plan with the names of the blocks, as in a record
 KEY = "train.checkpoint_activations"
 SELECTIVE = "selective"
 
@@ -41,7 +41,7 @@ class Link:
     saved: what autograd saves for the backward pass, without what an earlier block has saved
     output: of the block; unsaved_output: the same, 0 if autograd saves it
     forward, backward: the peaks of its passes, with temporary results, beyond what earlier blocks have saved
-    fixed: of saved, what does not grow with the samples: casts of weights, which are not offloaded
+    fixed: the part of `saved` that does not grow with the samples: casts of weights, which are not offloaded
     """
 
     flops: float
@@ -69,7 +69,7 @@ class Offloaded(int):
 
 
 def choice(value: Any) -> Choice:
-    """The value of the key in the form that records have. UserError for a value that is none."""
+    """The value of the key in the form that records have. UserError if the key has no such value."""
     kind, _, number = value.partition(":") if isinstance(value, str) else ("", "", "")
     segments = kind == "every" and number.isascii() and number.isdigit() and int(number) > 0
     if isinstance(value, bool) or value == SELECTIVE or segments or (kind == "budget" and budget_bytes(value) > 0):
@@ -100,9 +100,9 @@ def budget_bytes(choice: str) -> float:
 def plan_of(choice: Choice, names: Sequence[str], links: Callable[[], Sequence[Link]], in_flight: int = 1) -> Plan:
     """The plan for consecutive blocks of these names.
 
-    links: of these blocks; called for a budget only
+    links: of these blocks; called only for a budget
     in_flight: micro batches whose activations are in memory at once: they share a budget in equal parts
-    Unsupported for a budget that no plan fits, with the smallest one that a plan fits.
+    Unsupported for a budget that no plan fits, with the smallest budget that a plan fits.
     """
     blocks = range(len(names))
     if isinstance(choice, bool) or choice == SELECTIVE:
@@ -133,9 +133,9 @@ def named(plan: Plan, names: Sequence[str]) -> Names:
     return [names[item] if isinstance(item, int) else named(item, names) for item in plan]
 
 
-def flat(names: Names) -> list[str]:
-    """The blocks without their segments."""
-    return [name for item in names for name in ([item] if isinstance(item, str) else flat(item))]
+def flat(items: Plan | Names) -> list[Any]:
+    """The blocks without their segments: indices of a plan, or names."""
+    return [block for item in items for block in (flat(item) if isinstance(item, tuple | list) else [item])]
 
 
 def repeats(plan: Plan, depth: int = 0) -> list[int]:
@@ -145,13 +145,13 @@ def repeats(plan: Plan, depth: int = 0) -> list[int]:
 
 
 def fastest(links: tuple[Link, ...], bytes_: float) -> Plan | None:
-    """The plan with the fewest FLOPs that are computed again of those whose `instants` fit so many
-    bytes; None: none fits.
+    """The plan that computes the fewest FLOPs again, among the plans whose `instants` fit so many bytes. None if no
+    plan fits.
 
-    The dynamic program of Beaumont et al. 2019 over the first item of each part of the chain: it is a block, or a
-    segment whose own plan is the best one for it. Instead of rounding bytes to a grid it has, for each part, every
-    plan that no other one beats in both bytes and FLOPs. A segment is never the last item, because its blocks can run
-    for the first time in the way in which they would run again.
+    This is the dynamic program of Beaumont et al. 2019 over the first item of each part of the chain. The item is a
+    block, or a segment with the best plan for its blocks. The program does not round bytes to a grid: for each part it
+    has every plan that no other plan beats in both bytes and FLOPs. A segment is never the last item, because its
+    blocks can run for the first time in the way in which they would run again.
     """
     front = _fronts(links)
     fitting = int(np.searchsorted(front(0, len(links)).bytes_, bytes_, "right"))
@@ -159,10 +159,11 @@ def fastest(links: tuple[Link, ...], bytes_: float) -> Plan | None:
 
 
 class _Front(NamedTuple):
-    """The plans of a part of a chain that no other one beats: more bytes and fewer FLOPs from one to the next.
+    """The plans of a part of a chain that no other plan beats. Each plan has more bytes and fewer FLOPs than the plan
+    before it.
 
-    cut: the end of the segment that each plan begins with; the first block itself: it is no segment
-    segment, later: which plan of the segment, and of what follows
+    cut: the end of the segment that the plan begins with; the first block itself if the plan begins with no segment
+    segment, later: the number of the plan of the segment, and of the plan of what follows
     """
 
     bytes_: NDArray[np.float64]
@@ -177,7 +178,8 @@ Fronts: TypeAlias = Callable[[int, int], _Front]
 
 @cache
 def _fronts(links: tuple[Link, ...]) -> Fronts:
-    """For the blocks from one index to another, which is excluded. A part that ends before the chain is a segment."""
+    """A function from the first index and the end of a part to its `_Front`. A part that ends before the chain ends is
+    a segment."""
 
     @cache
     def front(first: int, end: int) -> _Front:
@@ -208,7 +210,7 @@ def _fronts(links: tuple[Link, ...]) -> Fronts:
 
 
 def _plan(front: Fronts, first: int, end: int, number: int) -> Plan:
-    """The plan of a part with this number in its front."""
+    """The plan with this number in the front of a part."""
     if first == end:
         return ()
     made = front(first, end)
@@ -219,22 +221,13 @@ def _plan(front: Fronts, first: int, end: int, number: int) -> Plan:
 
 
 def unsaved_input(links: Sequence[Link], first: int) -> float:
-    """Bytes that a segment's input needs beside what the block before has saved; the first input is not counted."""
+    """Bytes of a segment's input that the block before it has not saved. The first input is not counted."""
     return links[first - 1].unsaved_output if first else 0.0
 
 
-def ends(plan: Plan) -> tuple[int, int]:
-    """The first and the last block."""
-    first, last = plan[0], plan[-1]
-    return (
-        first if isinstance(first, int) else ends(first)[0],
-        last if isinstance(last, int) else ends(last)[1],
-    )
-
-
 class Instant(NamedTuple):
-    """The peak of one run of a block. backward: whether it is in the backward pass, as a second run is; done: the first
-    of the blocks whose backward passes are over; bytes_: of activations"""
+    """The peak of one run of a block. backward: whether the run is in the backward pass, as a second run is; done: the
+    first of the blocks whose backward passes are over; bytes_: of activations"""
 
     block: int
     backward: bool
@@ -243,7 +236,7 @@ class Instant(NamedTuple):
 
 
 def kept(plan: Plan, links: Sequence[Link]) -> list[float]:
-    """Bytes that stay until the backward pass: before each item of a plan, and after the last one."""
+    """Bytes that stay until the backward pass: before each item of a plan, and after the last item."""
     bytes_ = [0.0]
     for item, following in zip(plan, (*plan[1:], None), strict=True):
         if isinstance(item, Offloaded):  # a block that is not offloaded keeps its input on the device
@@ -252,8 +245,8 @@ def kept(plan: Plan, links: Sequence[Link]) -> list[float]:
         elif isinstance(item, int):
             bytes_.append(bytes_[-1] + links[item].saved)
         else:
-            first, last = ends(item)
-            bytes_.append(bytes_[-1] + unsaved_input(links, first) + links[last].kept_output)
+            blocks = flat(item)
+            bytes_.append(bytes_[-1] + unsaved_input(links, blocks[0]) + links[blocks[-1]].kept_output)
     return bytes_
 
 
@@ -264,26 +257,26 @@ def instants(plan: Plan, links: Sequence[Link], before: float = 0.0, held: float
     held: bytes of the gradient of its output while it runs again; None: it runs for the first time
     """
     at = [before + bytes_ for bytes_ in kept(plan, links)]
-    # Bytes of the block before that each item finds on the device: in its forward pass, because their copies to the
-    # host may not have ended; in its backward pass, because they come back during it.
+    # Bytes of the block before each item that are still on the device: in the item's forward pass, because the copies
+    # to the host may not have ended; in its backward pass, because these bytes come back during it.
     going, coming = [0.0], [0.0]
     for item, following in pairwise(plan):
         link = links[item] if isinstance(item, Offloaded) else None
         coming.append(link.offloaded if link else 0.0)
         kept_twice = link.kept_output if link and not isinstance(following, Offloaded) else 0.0
         going.append(coming[-1] - kept_twice)
-    final, (_, end) = plan[-1], ends(plan)
+    final, end = plan[-1], flat(plan)[-1] + 1
     for item, base, beside in zip(plan, at, going, strict=False):
-        first, last = ends((item,))
-        for index in range(first, last + 1):
+        blocks = flat((item,))
+        for index in blocks:
             passing = base + beside
-            if index > first:  # a segment keeps no more than its input while it runs for the first time
-                passing = base + unsaved_input(links, first) + links[index - 1].kept_output
+            if index > blocks[0]:  # a segment keeps no more than its input while it runs for the first time
+                passing = base + unsaved_input(links, blocks[0]) + links[index - 1].kept_output
             if held is not None:  # torch ends a second run before an output that autograd does not save
                 passing += held - (links[index].unsaved_output if index == final else 0.0)
-            yield Instant(index, held is not None, end + 1, passing + links[index].forward)
+            yield Instant(index, held is not None, end, passing + links[index].forward)
     for item, base, beside in reversed(list(zip(plan, at, coming, strict=False))):
         if isinstance(item, int):
             yield Instant(item, True, item + 1, base + beside + links[item].backward)
         else:
-            yield from instants(item, links, base + beside, links[ends(item)[1]].output)
+            yield from instants(item, links, base + beside, links[flat(item)[-1]].output)

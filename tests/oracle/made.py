@@ -30,13 +30,12 @@ def job(world: int = 1, batch: int = 8, model: Model = GPT, **more: object) -> J
         model=model,
         loss=CrossEntropy(0.0),
         optimizer=partial(make_optimizer, OptimizerConfig("sgd", lr=0.1, momentum=0.9)),
-        device=torch.device("cuda"),
         rank=0,
         local_rank=0,
         world_size=world,
         seed=0,
         global_batch=batch,
-        **{"micro_batch": None, **more},  # pyright: ignore
+        **{"micro_batch": None, "device": torch.device("cuda"), **more},  # pyright: ignore
     )
 
 

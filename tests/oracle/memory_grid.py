@@ -20,6 +20,7 @@ from ddlbench.errors import RunError
 from ddlbench.oracle.machine.machine import Link, load
 from ddlbench.oracle.measured.inputs import OneStep, from_one_step
 from ddlbench.oracle.predictor import Inputs, Prediction, predict
+from ddlbench.oracle.strategies.traced import distinct_ranks
 from ddlbench.ranks.launch import Launch
 from ddlbench.rehearsal.rehearse import rehearse
 from tests.support.libraries import why_no_horovod
@@ -118,10 +119,6 @@ def variants(framework: str, ranks: int) -> Iterator[str]:
         yield "sharded"
 
 
-def configured(*words: str) -> Config:
-    return configuration(*words)
-
-
 def predicted(config: Config, ranks: int) -> Prediction:
     inputs = Inputs(MACHINE, lambda config: from_one_step(config, MACHINE, OneStep(1.0)))
     return predict(config, ranks, inputs)
@@ -134,11 +131,8 @@ def rehearsed(config: Config, rank: int, ranks: int) -> dict[str, int]:
 
 
 def unlike(row: Prediction) -> Sequence[int]:
-    """Ranks that may hold different bytes: one of each stage, or part of images; all, where a boundary between shards
-    cuts tensors."""
-    if "sp" in row.layout:
-        return range(row.layout["sp"])
-    return range(0, row.gpus, 1 if row.framework in ("zero1", "zero2") else row.gpus // row.layout.get("pp", 1))
+    """Ranks that may have different bytes: all of them if a boundary between shards cuts tensors."""
+    return range(row.gpus) if row.framework in ("zero1", "zero2") else distinct_ranks(row.gpus, row.layout)
 
 
 def rehearsed_ranks(config: Config, row: Prediction) -> list[dict[str, int]]:
@@ -150,7 +144,7 @@ def rehearsed_ranks(config: Config, row: Prediction) -> list[dict[str, int]]:
 def compared(case: Case) -> Row:
     if case.framework == "horovod" and (why := why_no_horovod()):
         return Row(case, reason=why)
-    config = configured(*case.words)
+    config = configuration(*case.words)
     try:
         row = predicted(config, case.ranks)
     except RunError as error:
@@ -164,7 +158,7 @@ def again(row: Row) -> Row:
     """Predicted anew, beside what was counted before."""
     if row.counted is None:
         return row
-    return replace(row, predicted=predicted(configured(*row.case.words), row.case.ranks).memory_bytes)
+    return replace(row, predicted=predicted(configuration(*row.case.words), row.case.ranks).memory_bytes)
 
 
 def kept(file: Path) -> dict[Case, Row]:

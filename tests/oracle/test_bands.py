@@ -75,11 +75,8 @@ def test_what_lies_within_the_error_is_unknown(capacity: float | None, expected:
 
 
 def test_an_error_of_more_than_all_bytes_never_says_that_they_fit() -> None:
-    """100 bytes with an error of 120 %: 100 / 2.2 = 45.5 at least, and no most."""
+    """100 bytes with an error of 120 %: 100 / 2.2 = 45.5 at least, and no most. Exact bytes fit, or they do not fit."""
     assert (fits(100.0, 1.2, 1e6), fits(100.0, 1.2, 46.0), fits(100.0, 1.2, 45.0)) == (None, None, False)
-
-
-def test_exact_bytes_fit_or_do_not() -> None:
     assert (fits(100.0, 0.0, 100.0), fits(100.0, 0.0, 99.0)) == (True, False)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from ddlbench.config.compose import configuration
 from ddlbench.counts.counts import Line
 from ddlbench.errors import Unsupported
 from ddlbench.frameworks.ddp import DDP
@@ -21,7 +22,6 @@ from ddlbench.oracle.strategies.data_parallel import HOST_COPIES
 from ddlbench.ranks.launch import Launch
 from ddlbench.rehearsal.rehearse import rehearse
 from tests.oracle.made import MACHINE, block, made
-from tests.oracle.memory_grid import configured
 from tests.support.rehearsals import MODELS
 
 HERE = replace(MACHINE, device=replace(MACHINE.device, host_bytes_per_s=10.0))
@@ -91,7 +91,7 @@ def test_bytes_on_the_device_are_those_of_a_rehearsal(framework: str, model: str
     words = (f"+framework={framework}", f"+model={model}", *MODELS[model], "train.batch_per_gpu=16", *keys)
     peaks = list[float]()
     for offload in ("none", "blocks"):
-        config = configured(*words, "train.micro_batch=8", f"train.offload_activations={offload}")
+        config = configuration(*words, "train.micro_batch=8", f"train.offload_activations={offload}")
         row = predict(config, ranks, inputs)
         rank = rehearse(config, Launch("torchrun", 0, ranks, 0, ranks), torch.device("cuda", 0))
         assert rank.error is None

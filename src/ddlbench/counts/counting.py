@@ -1,7 +1,7 @@
 """Counts the work and the memory of the blocks of a model: the real model runs under fake tensors.
 
 The model and the loss run forward and backward at two batch sizes, without data. A straight line through the two counts
-of each operation gives the part that grows with the batch (activations) and the part that does not (weights).
+of each operation gives the part that grows with the batch (activations) and the part that does not grow (weights).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _counted = dict[object, Counts]()
 
 
 def count(model: Model, precision: str, device_type: str, smoothing: float = 0.0, share: Share = UNSHARED) -> Counts:
-    """The counts of a rank's share of a model, made once for each model, precision, kind of device and share.
+    """The counts of a rank's share of a model. They are made once for each model, precision, kind of device and share.
     smoothing: of the labels in the loss"""
     key = type(model), repr(model), precision, device_type, smoothing, share
     if key not in _counted:
@@ -59,7 +59,7 @@ def count_job(job: Job, device_type: str, share: Share = UNSHARED) -> Counts:
 
 
 def _joined(small: Any, large: Any) -> Any:
-    """A block, from its counts at both batch sizes: a straight line through each two counts of its passes."""
+    """A block from its counts at both batch sizes: a straight line through each pair of counts."""
     if isinstance(small, Line):
         slope: Any = (large.fixed - small.fixed) / (SAMPLES[1] - SAMPLES[0])
         return Line(small.fixed - slope * SAMPLES[0], slope)
@@ -108,8 +108,8 @@ class FakeModel:
         if self.image_part is not None:
             share_rows(self.model, windows(model), self.image_part)
         if device_type == "cuda":
-            # On GPUs dropout is one kernel with a mask of bytes, and attention one kernel with its dropout; on the CPU
-            # torch computes both step by step.
+            # On GPUs dropout is one kernel with a mask of bytes, and attention is one kernel with its dropout. On the
+            # CPU torch computes both step by step.
             for name, module in self.model.named_modules():
                 if isinstance(module, nn.Dropout) and name.endswith("attn_dropout"):
                     module.p = 0.0
@@ -121,7 +121,7 @@ class FakeModel:
 
     def run(self, samples: int) -> tuple[list[Block], int]:
         """The counts of all blocks at one batch size, and the number of tied parameters. Each block runs forward and
-        backward by itself; of equal blocks with equal inputs only the first one runs."""
+        backward by itself. If several blocks and their inputs are equal, only the first block runs."""
         batch = self.example(samples)
         self.value = batch.inputs.to(self.dtype) if batch.inputs.is_floating_point() else batch.inputs
         if self.image_part is not None:
@@ -131,7 +131,7 @@ class FakeModel:
         self.saved = {identity(tensor) for tensor in (*self.model.parameters(), self.value)}
         blocks, tied = list[Block](), 0
         counted = set[int]()  # parameters of earlier blocks
-        runs = dict[object, tuple[Block, torch.Size, tuple[int, ...], torch.dtype, bool]]()
+        runs = dict[object, tuple[Block, Tensor]]()  # with the output
         *_, last = self.model.children()
         for name, module in self.model.named_children():
             is_last, value = module is last, self.value
@@ -139,18 +139,18 @@ class FakeModel:
             layout = value.shape, value.dtype, value.stride(), value.requires_grad, identity(value) in self.saved
             kind = is_last, repr(module), parameters, layout  # equal for blocks that compute the same
             if kind in runs:
-                block, shape, strides, dtype, is_saved = runs[kind]
-                output = torch.empty_strided(shape, strides, dtype=dtype)
-                if is_saved:
+                block, first = runs[kind]
+                output = torch.empty_strided(first.shape, first.stride(), dtype=first.dtype)
+                if identity(first) in self.saved:
                     self.saved.add(identity(output))
                     weakref.finalize(output.untyped_storage(), self.saved.discard, identity(output))
             else:
                 block, output = self._block(samples, name, module, is_last, counted)
-                is_saved = identity(output) in self.saved
-                runs[kind] = block, output.shape, output.stride(), output.dtype, is_saved
+                runs[kind] = block, output.detach()
             tied += sum(tensor.numel() for tensor in module.parameters() if id(tensor) in counted)
             counted |= {id(tensor) for tensor in module.parameters()}
-            blocks.append(block.named(name))
+            rows = tuple(replace(item, name=item.name.replace(block.name, name, 1)) for item in block.rows)
+            blocks.append(replace(block, name=name, rows=rows))
             self.value = output.detach().requires_grad_()
         return blocks, tied
 
@@ -167,7 +167,7 @@ class FakeModel:
                 output = module(value)
                 result = self.loss(output, self.targets) if is_last else output
             ahead, unsaved = len(observer.operations), 0 if identity(output) in self.saved else size(output)
-            # Nothing here refers to the output's gradient: it is freed as soon as it is used, as in a complete model.
+            # Nothing here refers to the output's gradient: it is freed after its use, as in a complete model.
             gradient = [torch.ones_like(result)]
             result.register_hook(lambda _: gradient.pop())
             anything = torch.ones((), dtype=result.dtype).expand_as(result)

@@ -14,8 +14,6 @@ from ddlbench.measure.formulas.memory_formula import FP32_BYTES
 from ddlbench.recomputation import Link
 
 Floats = NDArray[np.float64]
-
-
 Amount = TypeVar("Amount", float, Floats)
 
 
@@ -53,7 +51,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Exchange:
-    """A module that tensor parallelism splits, with bytes of its input and its output for one sample.
+    """A module that tensor parallelism splits, with the bytes of its input and its output for one sample.
 
     first: nothing before it needs a gradient, so the gradient of its input is not summed
     """
@@ -80,7 +78,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Block:
-    """One named block of a model; the last one includes the loss.
+    """One named block of a model. The last block includes the loss.
 
     tensor_sizes: numbers of parameters in its tensors, without tensors of an earlier block
     split_parameters: parameters in tensors that tensor parallelism divides
@@ -88,9 +86,9 @@ class Block:
     weighted_outputs: bytes of the outputs of its layers with weights for one sample
     saved: bytes that autograd saves for the backward pass, without those that an earlier block has saved
     buffers: bytes of its buffers
-    live_forward, live_backward: bytes in memory after each operation of a pass, beyond those that earlier blocks have
-        saved, with temporary results and, in the backward pass, the gradients of its parameters as they arrive
-    live_accumulating: as live_backward where gradients are added to existing ones, which do not count
+    live_forward, live_backward: bytes in memory after each operation of a pass, without the bytes that earlier blocks
+        have saved; with temporary results and, in the backward pass, the gradients of its parameters that have arrived
+    live_accumulating: as live_backward, if gradients are added to existing gradients, which do not count
     selective: its cheap operators, and the collectives between them, run again as a part of its backward pass
     """
 
@@ -137,13 +135,9 @@ class Block:
             self.saved.fixed,
         )
 
-    def named(self, name: str) -> Block:
-        """An equal block of the model with this name."""
-        rows = tuple(replace(item, name=item.name.replace(self.name, name, 1)) for item in self.rows)
-        return replace(self, name=name, rows=rows)
-
     def with_16_bit_weights(self) -> Block:
-        """This block with weights in 16 bits: no 16-bit copies of them are made and, if not `selective`, saved."""
+        """This block with weights in 16 bits: no 16-bit copies of them are made, and none are saved. (A `selective`
+        block does not save them anyway.)"""
         copies = self.parameter_count * FP32_BYTES / 2
         lines = {name: line for name, line in vars(self).items() if isinstance(line, Line)}
         if self.selective:
@@ -153,12 +147,12 @@ class Block:
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank has of a model: all of it by default.
+    """The part of a model that one rank has: by default all of it.
 
     tp: ranks that share every layer; sequence: with sequence parallelism; sp: ranks that share the rows of images
-    cast: the weights themselves are in the job's precision (Megatron-LM, DeepSpeed's engines), instead of autocast over
-        fp32 weights
-    gathered: every rank has the logits of all classes for the loss, instead of a loss of split logits
+    cast: the weights themselves are in the job's precision (Megatron-LM, DeepSpeed's engines), not fp32 weights with
+        autocast
+    gathered: every rank has the logits of all classes for the loss, which is not computed from split logits
     selective: cheap operators run again in the backward pass (recomputation.py)
     """
 

@@ -36,10 +36,11 @@ class Operation:
 
 
 class Observer(TorchDispatchMode):
-    """The operations of a block, the modules that other ranks may share, and the layers that look beyond a border.
+    """The operations of a block, the modules that other ranks may share, and the layers whose windows reach over a
+    border.
 
-    Bytes of exchanges and rows are those of one sample, all others those of the whole batch. weighted_outputs: of the
-    outputs of modules with parameters
+    Bytes of exchanges and rows are those of one sample, all others those of the complete batch. weighted_outputs: bytes
+    of the outputs of modules with parameters
     """
 
     def __init__(self, samples: int, uncounted: Iterable[Tensor], block_input: Tensor) -> None:
@@ -90,7 +91,7 @@ class Observer(TorchDispatchMode):
         """Add hooks to one module, and return them."""
         style = plan.get(name)
         inner = {style for child, style in plan.items() if child.rpartition(".")[0] == name}
-        # What lies between a layer split by outputs and one split by inputs is shared, too.
+        # The modules between a layer split by outputs and a layer split by inputs are shared, too.
         shared = style in SHARED or ("." in name and {"column", "row"} <= inner)
 
         def before(*_: object) -> None:
@@ -113,8 +114,8 @@ class Observer(TorchDispatchMode):
         return module.register_forward_pre_hook(before), module.register_forward_hook(after)
 
     def accumulating(self, gradients: Iterable[Tensor | None], begin: int) -> list[float]:
-        """Bytes in memory from operation `begin` on if gradients are added to existing ones: a gradient then lives for
-        one operation."""
+        """Bytes in memory from operation `begin` on if gradients are added to existing gradients. A gradient then
+        exists for one operation."""
         live = [operation.live for operation in self.operations[begin:]]
         for gradient in gradients:
             if gradient is not None:
@@ -128,7 +129,7 @@ def name_of(func: Any) -> str:
 
 
 def bytes_of(func: Any, args: Any, kwargs: Any, out: Any) -> float:
-    """Bytes that an operation reads and writes. A view and memory without content count nothing, an embedding the rows
+    """Bytes that an operation reads and writes. A view and memory without content count 0. An embedding counts the rows
     that it reads."""
     made, name = list(tensors(out)), name_of(func)
     if name in WITHOUT_WORK or func.is_view or not made:
@@ -141,9 +142,9 @@ def bytes_of(func: Any, args: Any, kwargs: Any, out: Any) -> float:
 
 @contextmanager
 def saved_bytes(counted: set[int], selective: Observer | None = None) -> Generator[list[float]]:
-    """Bytes of the storages that autograd saves. A storage counts once: those in `counted` do not count, and new ones
-    are added there while they exist, so that what two blocks save counts for the first. selective: observes a block
-    that also keeps the outputs of costly operators"""
+    """Bytes of the storages that autograd saves. A storage counts once: storages in `counted` do not count, and new
+    storages are added to it while they exist. So a storage that two blocks save counts for the first block. selective:
+    observes a block that also keeps the outputs of costly operators"""
     total = [0.0]
 
     def pack(tensor: Tensor) -> Tensor:

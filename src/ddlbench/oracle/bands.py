@@ -1,17 +1,17 @@
 """How far a prediction may be off: a band around its seconds, and the error of its memory formula.
 
-In a band the measured step lies with a stated probability, by split conformal prediction (Vovk et al. 2005): its ends
-are quantiles of measured / predicted over measurements of the same class. On GPUs these are published measurements,
-each predicted with constants that were chosen without its source (benchmarks/published.py). Classes by strategy and by
-the number of nodes would be narrower, but they cover less of the sources that they were not made from (docs/oracle.md).
-On CPUs these are runs of docs/papers.md, predicted from one process.
+The measured step lies in a band with a stated probability, by split conformal prediction (Vovk et al. 2005): the ends
+of a band are quantiles of measured / predicted over measurements of the same class. On GPUs these are published
+measurements. Each of them is predicted with constants that were chosen without its source (benchmarks/published.py).
+Classes by strategy and by the number of nodes would be narrower, but they cover less of the sources that they were not
+made from (docs/oracle.md). On CPUs these are runs of docs/papers.md, predicted from one process.
 """
 
 from __future__ import annotations
 
 from itertools import chain
 
-# measured / predicted at the lower and the upper end, of the band of 80 % and of that of 95 %
+# measured / predicted at the lower and the upper end of the band of 80 % and of the band of 95 %
 Ends = tuple[tuple[float, float], tuple[float, float]]
 BANDS: dict[str, Ends] = {
     "replicas": ((0.95, 1.12), (0.89, 1.32)),  # 117 measurements, with and without sharded weights
@@ -48,8 +48,8 @@ CAST_ERROR = 0.18
 
 
 def band(framework: str, nodes: int, device: str = "cuda", learned: bool = False) -> Ends:
-    """The ends of the bands of both levels, as factors of the predicted seconds. device: cuda | cpu; learned: whether
-    the prediction uses runs with several GPU counts"""
+    """The ends of both bands, as factors of the predicted seconds. device: cuda | cpu; learned: whether the prediction
+    uses runs with several GPU counts"""
     if device == "cpu":
         return BANDS["cpu"]
     if framework in LAYOUTS:
@@ -64,7 +64,7 @@ def around(seconds: float, band: Ends) -> dict[str, float]:
 
 
 def worst_error(framework: str) -> float:
-    """The relative error of a framework's formula. A strategy that cannot be rehearsed has the largest one."""
+    """The relative error of a framework's formula: the largest error for a strategy that cannot be rehearsed."""
     return WORST_ERRORS.get(framework, max(WORST_ERRORS.values()))
 
 

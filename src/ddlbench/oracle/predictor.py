@@ -28,7 +28,7 @@ from ddlbench.oracle import bands
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured.inputs import ROOFLINE, Learned
 from ddlbench.oracle.setting import Outcome, Setting
-from ddlbench.oracle.strategies import data_parallel, model_parallel, pipeline, sharded
+from ddlbench.oracle.strategies import data_parallel, model_parallel, pipeline
 from ddlbench.oracle.strategies.traced import rehearsed_memory, traced
 from ddlbench.oracle.timing.computation import Computation
 from ddlbench.ranks.launch import Launch
@@ -40,13 +40,13 @@ EQUATIONS: dict[type, Callable[[Any, Setting], Outcome]] = {
     Horovod: data_parallel.horovod,
     LocalSGD: data_parallel.local_sgd,
     ParameterServer: data_parallel.parameter_server,
-    DeepSpeedOptions: sharded.zero,
-    FSDP: sharded.fsdp,
+    DeepSpeedOptions: data_parallel.zero,
+    FSDP: data_parallel.fsdp,
     TensorParallel: model_parallel.tensor,
     Megatron: model_parallel.megatron,
     Spatial: model_parallel.spatial,
     Pipeline: lambda framework, setting: pipeline.predict(pipeline.cut_of(framework, setting)),
-    PipeDream: pipeline.pipedream,
+    PipeDream: lambda framework, setting: pipeline.predict(pipeline.cut_of(framework, setting)),
 }
 SAMPLES = {"imagenet": 1_281_167, "imagenet_tfrecord": 1_281_167}  # Russakovsky et al. 2015, ILSVRC 2012
 
@@ -56,7 +56,7 @@ class Prediction:
     """One row. docs/oracle.md explains every key; None: unknown, or refused.
 
     status: ok | unsupported
-    config, setting: what was predicted, in its layout; they are no keys of the JSON
+    config, setting: the predicted configuration in its layout; they are not keys of the JSON
     """
 
     framework: str
@@ -110,7 +110,7 @@ class Inputs:
     computation: the seconds of computing of a configuration on one device; UserError if their source has none
     samples: of an epoch; loader: samples a second that one rank loads
     exact_memory: rehearse each job for its memory
-    learned: what runs with several GPU counts say of `machine`, which has these terms already
+    learned: the terms of `machine` that were learned from runs with several GPU counts
     """
 
     machine: Machine
@@ -219,7 +219,7 @@ def _filled(row: Prediction, outcome: Outcome, setting: Setting, inputs: Inputs,
 def reason(
     gpus: int, outcome: Outcome, step_s: float, wait_s: float, capacity: float | None, fitting: bool | None
 ) -> str:
-    """One sentence: what takes most of the step beside computing, or why it does not fit.
+    """One sentence: what takes the largest part of the step beside computing, or why the job does not fit.
 
     wait_s: seconds of waiting for data; capacity: bytes of the device's memory, None: unknown
     """

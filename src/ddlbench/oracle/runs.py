@@ -42,8 +42,8 @@ class Base:
     micro: int
     seconds: float = field(compare=False)  # so that repeats are equal
     path: Path = field(compare=False)
-    torch: str = ""
-    hosts: tuple[str, ...] = ()  # of a run on CPUs
+    torch: str
+    hosts: tuple[str, ...]  # of a run on CPUs
 
     @property
     def step(self) -> OneStep:
@@ -60,7 +60,7 @@ class Results:
 
     @classmethod
     def read(cls, folder: Path, torch: str | None = None) -> Results:
-        """All attempts but those that ended ok without a rate that the tables use."""
+        """All attempts except those that ended ok without a rate that the tables use."""
         usable = [
             attempt
             for attempt in read_all([folder]).attempts
@@ -71,7 +71,7 @@ class Results:
     def computation(self, config: Config, machine: Machine, blocks: Computation | None = None) -> Computation:
         """The computation, from the run that `_chosen` takes. UserError without a run.
 
-        blocks: measured blocks; a step is divided in their proportions. None: in those of the roofline
+        blocks: measured blocks; a step is divided in their proportions. None: in the proportions of the roofline
         """
         framework: Any = config.framework
         base = _chosen(self._bases(config, machine), config)
@@ -94,30 +94,30 @@ class Results:
         return replace(computation, remarks=tuple(remarks))
 
     def learned(self, config: Config, machine: Machine, blocks: Computation | None = None) -> Learned | None:
-        """The machine as runs of this framework with more devices than the base show it; None without such runs."""
+        """The machine as the runs of this framework with more devices than the base show it; None without such runs."""
         bases = self._bases(config, machine)
         base = _chosen(bases, config)
         if base is None:
             return None
         wanted = _settings(config.resolved, config)
-        more = [run for run in bases if run.settings == wanted and run.torch == base.torch and run.ranks > base.ranks]
-        runs = sorted(more, key=lambda run: run.ranks)
-        if not runs:
+        same = [run for run in bases if run.settings == wanted and run.torch == base.torch]
+        steps = sorted((run.step for run in same if run.ranks > base.ranks), key=lambda step: step.gpus)
+        if not steps:
             return None
 
         def predicted(machine: Machine) -> list[float]:
             computation = from_devices(config, machine, base.step, "the base", blocks)
-            settings = (setting_of(config, machine, run.step, computation) for run in runs)
+            settings = (setting_of(config, machine, step, computation) for step in steps)
             return [strategy(config.framework, setting).step_s for setting in settings]
 
         try:
-            return learn(machine, predicted, [run.seconds for run in runs], runs[-1].ranks)
+            return learn(machine, predicted, [step.seconds for step in steps], steps[-1].gpus)
         except Unsupported:  # the oracle has no equations for it, as its row will say
             return None
 
     def _bases(self, config: Config, machine: Machine) -> list[Base]:
-        """The runs that a prediction can start from. Repeats are one, with the median of their seconds, where the last
-        of them is."""
+        """The runs that a prediction can start from. Repeats become one run with the median of their seconds, in the
+        place of the last repeat."""
         runs = [base for attempt in self.attempts if (base := _base(attempt, config, machine)) is not None]
         last = [run for index, run in enumerate(runs) if run not in runs[index + 1 :]]
         return [replace(run, seconds=median(repeat.seconds for repeat in runs if repeat == run)) for run in last]
@@ -163,8 +163,8 @@ def _loading(settings: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _base(attempt: Attempt, config: Config, machine: Machine) -> Base | None:
-    """The base in a record; None for an incomplete run, another model, device or precision, and for ranks that share a
-    device, or that are spread over the nodes in another way than the oracle spreads them."""
+    """The base in a record. None for an incomplete run, for another model, device or precision, and for ranks that
+    share a device, or that are spread over the nodes in another way than in the oracle."""
     record = attempt.record
     launch, summary, settings = section(record, "launch"), section(record, "summary"), section(record, "config")
     ledger = section(record, "ledger")
@@ -187,8 +187,8 @@ def _base(attempt: Attempt, config: Config, machine: Machine) -> Base | None:
 
 
 def _settings(settings: Mapping[str, Any], config: Config) -> dict[str, Any]:
-    """The keys of a configuration that change what several devices send: those of the framework, and the type of sums.
-    An older record may lack a key that `config` has."""
+    """The keys of a configuration that change what several devices send: the keys of the framework, and the type of
+    sums. An older record may lack a key that `config` has."""
     keys = {key.removeprefix("framework."): value for key, value in config.added_later.items() if "framework." in key}
     keys |= {
         **section(settings, "framework"),
@@ -198,9 +198,9 @@ def _settings(settings: Mapping[str, Any], config: Config) -> dict[str, Any]:
 
 
 def _chosen(bases: Sequence[Base], config: Config) -> Base | None:
-    """The run that a prediction starts from: of this framework on one device, else of `single` or any other framework;
-    else of this framework on as few devices as possible. Of several, the one whose micro batch is nearest, of these one
-    with the asked settings of the framework, and of these the last."""
+    """The run that a prediction starts from: of this framework on one device, else of `single` or any other framework
+    on one device, else of this framework on as few devices as possible. If there are several such runs, those with the
+    nearest micro batch count, then those with the asked settings of the framework, then the last run."""
     framework: Any = config.framework
     micro = config.train.samples_per_micro_batch()
     wanted = _settings(config.resolved, config)
@@ -208,7 +208,7 @@ def _chosen(bases: Sequence[Base], config: Config) -> Base | None:
     one_device = [base for base in bases if base.ranks == 1]
     same_settings = [base for base in bases if base.settings == wanted]
     smallest = min((base.ranks for base in same_settings), default=0)
-    groups = (  # the first one that has a run counts
+    groups = (  # the first group with a run counts
         [base for base in one_device if base.framework == framework.name],
         [base for base in one_device if base.framework == "single"],
         one_device,
@@ -226,7 +226,7 @@ def setting_of(config: Config, machine: Machine, step: OneStep, computation: Com
 def from_devices(
     config: Config, machine: Machine, step: OneStep, basis: str, blocks: Computation | None = None
 ) -> Computation:
-    """The computation of one device that makes the prediction for the devices of a measured step equal that step.
+    """The computation of one device with which the prediction for the devices of a measured step equals that step.
     UserError if their communication alone takes longer."""
     assert step.samples is not None
     if step.gpus == 1:

@@ -56,7 +56,7 @@ class Setting:
         return count, self.job.replica_batch(replicas) / count
 
     def plan(self, samples: float, first: int = 0, end: int | None = None, in_flight: int = 1) -> Plan:
-        """Which blocks of a micro batch run again or are offloaded, of those from `first` to `end` that one rank has.
+        """Which blocks of a micro batch run again or are offloaded, among the blocks of a rank: from `first` to `end`.
         in_flight: as for `plan_of`"""
         job, blocks = self.job, self.counts.blocks[first:end]
         choices = job.checkpoint_activations, job.offload_activations, job.flops_per_host_byte
@@ -69,7 +69,7 @@ class Setting:
 
     @property
     def contention(self) -> float:
-        """Factor by which the computing of the slowest rank is slower than that of one rank alone."""
+        """Factor by which the slowest rank computes slower than one rank alone."""
         return self.machine.shared_cores(self.per_node) * self.machine.slowest(self.world)
 
     def compute_s(self, passes: Iterable[Pass], count: int, parameters: float) -> float:
@@ -79,8 +79,8 @@ class Setting:
         return (seconds + self.computation.update(parameters)) * self.contention
 
     def exposed(self, seconds: float, late: float) -> float:
-        """Seconds by which communication delays the step: `late`, which comes after the end of computing, and the share
-        of the other seconds by which hidden communication slows computing on this machine."""
+        """Seconds by which communication delays the step: `late`, the seconds after the end of computing, and a share
+        of the other seconds, because hidden communication slows computing on this machine."""
         return late + (seconds - late) * self.machine.hidden_cost_with(self.per_node)
 
     def path(self, ranks: int, stride: int = 1, groups: int | None = None) -> Path:
@@ -90,10 +90,10 @@ class Setting:
 
 @dataclass(frozen=True)
 class Message:
-    """Communication of one kind in a step: the number of messages, their bytes and seconds together, and the seconds by
+    """Communication of one kind in a step: the number of messages, their total bytes and seconds, and the seconds by
     which they delay the step.
 
-    along: dp | tp | pp | sp; dp has all collectives of shared images, because gradients are summed over all ranks;
+    along: dp | tp | pp | sp; dp also for all collectives of shared images, because gradients are summed over all ranks;
         ends: first and last stage; host: no other rank; "": not known
     largest: bytes of the largest message, 0 if all are equal
     """
@@ -109,8 +109,8 @@ class Message:
 
 @dataclass(frozen=True)
 class Memory:
-    """Peak bytes of the rank with the most memory. activations: with temporary results; buffers: all other bytes, of
-    the model and of libraries"""
+    """Peak bytes of the rank that needs the most memory. activations: with temporary results; buffers: all other bytes,
+    of the model and of libraries"""
 
     weights: float
     gradients: float

@@ -11,12 +11,13 @@ from math import ceil
 
 import pytest
 
+from ddlbench.config.compose import configuration
 from ddlbench.config.schema import Config
 from ddlbench.oracle.bands import CAST_ERROR, worst_error
 from ddlbench.oracle.machine.machine import load
 from ddlbench.oracle.measured.inputs import from_roofline
 from ddlbench.oracle.predictor import Inputs, predict
-from tests.oracle.memory_grid import OF_SEGMENTS, OF_SOME, Case, configured, grid, predicted, rehearsed, rehearsed_ranks
+from tests.oracle.memory_grid import OF_SEGMENTS, OF_SOME, Case, grid, predicted, rehearsed, rehearsed_ranks
 from tests.support.libraries import why_no_horovod
 
 STATES = 0.05  # of weights and optimizer state: padding, small weights that are kept twice
@@ -54,7 +55,7 @@ SLOW = [
 
 @cache
 def config_of(case: Case) -> Config:
-    return configured(*case.words)
+    return configuration(*case.words)
 
 
 def compare(case: Case) -> None:
@@ -98,7 +99,7 @@ def test_states_in_8_bits(framework: str, more: tuple[str, ...], shards: int) ->
     """A rehearsal counts codes, scales and, for each parameter, 4 bytes of its number of updates: the oracle leaves
     these out."""
     words = Case(framework, "gpt2_small", 4, "plain").words
-    config = configured(*words, "model.n_embd=256", "recipe=adamw8bit", *more)
+    config = configuration(*words, "model.n_embd=256", "recipe=adamw8bit", *more)
     weights = [(weight.shape[0], weight[:1].numel()) for weight in config.model.build().parameters()]
     sizes = [ceil(rows / shards) * row for rows, row in weights]
     states = sum(2 * (size + 4 * ceil(size / 256)) if size >= 4096 else 8 * size for size in sizes)
@@ -113,7 +114,7 @@ def test_selective_needs_more_memory_and_less_time_than_blocks() -> None:
     machine, words = load("h100"), Case("ddp", "gpt2_small", 2, "plain").words
     inputs = Inputs(machine, lambda config: from_roofline(config, machine))
     rows = [
-        predict(configured(*words, f"train.checkpoint_activations={value}"), 2, inputs)
+        predict(configuration(*words, f"train.checkpoint_activations={value}"), 2, inputs)
         for value in ("none", "selective", "blocks")
     ]
     none, selective, blocks = ((row.memory_bytes or 0, -(row.step_s or 0)) for row in rows)

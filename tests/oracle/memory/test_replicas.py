@@ -4,11 +4,12 @@ half these have 8 and 4 bytes of weights."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from ddlbench.counts.counts import Counts, Line, most
+from ddlbench.counts.counts import Block, Counts, Line, most
 from ddlbench.measure.formulas.memory_formula import Bytes
 from ddlbench.oracle.memory.replicas import (
     Moment,
@@ -23,23 +24,42 @@ from ddlbench.oracle.memory.replicas import (
     zero,
     zero3,
 )
-from ddlbench.oracle.setting import Memory
+from ddlbench.oracle.setting import Memory, Setting
 from ddlbench.recipe.optimizers import optimizers
+from ddlbench.recomputation import Plan
 from tests.oracle.made import AGAIN, KEPT, A, B, block, made, setting, sized
 
 SETTING = made(4, [replace(A, tensor_sizes=(2,)), replace(B, tensor_sizes=(1,))], batch=4)
 TWO = made(4, [replace(A, tensor_sizes=(2,)), replace(B, tensor_sizes=(1,))], batch=8, micro_batch=1)
+LARGE = made(4, [replace(A, tensor_sizes=(1000,)), replace(B, tensor_sizes=())], batch=4)
+UNSAVED = replace(A, unsaved_output=3)
 BATCH = batch_bytes(SETTING.job, 1)
 
 
-def test_gradients_arrive_while_activations_are_freed() -> None:
-    """Backward pass of B: 10 + 30, without gradients of A; of A: 12, and the 4 of B."""
-    assert passes([A, B], 1, KEPT, [8, 4], accumulating=False) == Moment(0, 40)
-    assert passes([A, sized(20, 0, 1, 26)], 1, KEPT, [8, 4], accumulating=False) == Moment(4, 12)
-
-
-def test_a_long_forward_pass_is_the_peak() -> None:
-    assert passes([A, sized(20, 35, 30, 26)], 1, KEPT, [8, 4], accumulating=False) == Moment(0, 45)
+@pytest.mark.parametrize(
+    ("blocks", "plan", "gathered", "expected"),
+    [
+        # Backward pass of B: 10 + 30, without gradients of A; of A: 12, and the 4 of B.
+        ([A, B], KEPT, (), Moment(0, 40)),
+        ([A, sized(20, 0, 1, 26)], KEPT, (), Moment(4, 12)),
+        ([A, sized(20, 35, 30, 26)], KEPT, (), Moment(0, 45)),  # a long forward pass is the peak
+        # Checkpointed B: its input of 3, and 30, or 22 + 1 when it runs again; A: 11 + 3 when it runs again, and the 4
+        # of B. So they run again beside the gradients of their outputs.
+        ([A, B], AGAIN, (), Moment(0, 33)),
+        ([A, sized(20, 2, 1, 1)], AGAIN, (), Moment(4, 14)),
+        # An unsaved input and output count once. B: its input of 3 is among its 30; A runs again without making its
+        # output of 3.
+        ([UNSAVED, B], AGAIN, (), Moment(0, 30)),
+        ([UNSAVED, sized(20, 2, 1, 1)], AGAIN, (), Moment(4, 12)),
+        # A library has the bytes that it gathers for a block while the block runs.
+        ([A, B], KEPT, [(0, 0), (7, 100)], Moment(0, 140)),
+        ([A, B], KEPT, [(100, 0), (0, 0)], Moment(0, 111)),
+    ],
+)
+def test_gradients_arrive_while_activations_are_freed(
+    blocks: list[Block], plan: Plan, gathered: list[tuple[float, float]], expected: Moment
+) -> None:
+    assert passes(blocks, 1, plan, [8, 4], False, gathered) == expected
 
 
 def test_activations_grow_with_the_batch() -> None:
@@ -60,24 +80,6 @@ def test_the_update_can_be_the_peak() -> None:
     memory = at_peak(Bytes(12, 12, 24), [Moment(0, 40), Moment(12, 50)], permanent=2)
     assert (memory.gradients, memory.activations) == (12, 50)
     assert memory.total == 12 + 24 + 2 + 62
-
-
-def test_a_checkpointed_block_runs_again_beside_its_output_s_gradient() -> None:
-    """B: its input of 3, and 30, or 22 + 1 when it runs again; A: 11 + 3 when it runs again, and the 4 of B."""
-    assert passes([A, B], 1, AGAIN, [8, 4], accumulating=False) == Moment(0, 33)
-    assert passes([A, sized(20, 2, 1, 1)], 1, AGAIN, [8, 4], accumulating=False) == Moment(4, 14)
-
-
-def test_a_checkpointed_block_counts_its_unsaved_input_and_output_once() -> None:
-    """B: its input of 3 is among its 30; A runs again without making its output of 3."""
-    first = replace(A, unsaved_output=3)
-    assert passes([first, B], 1, AGAIN, [8, 4], accumulating=False) == Moment(0, 30)
-    assert passes([first, sized(20, 2, 1, 1)], 1, AGAIN, [8, 4], accumulating=False) == Moment(4, 12)
-
-
-def test_what_a_library_gathers_for_a_block_is_there_while_it_runs() -> None:
-    assert passes([A, B], 1, KEPT, [8, 4], False, gathered=[(0, 0), (7, 100)]) == Moment(0, 140)
-    assert passes([A, B], 1, KEPT, [8, 4], False, gathered=[(100, 0), (0, 0)]) == Moment(0, 111)
 
 
 @pytest.mark.parametrize(("accumulating", "expected"), [(False, [80, 200, 320]), (True, [0, 0, 320])])
@@ -106,40 +108,27 @@ def test_a_block_has_at_least_what_it_saves(precision: str) -> None:
         assert most(item.live_backward, 3) >= most(item.live_accumulating, 3) > 0
 
 
-def test_gradients_arrive_in_one_micro_batch() -> None:
-    """The backward pass of B; with two micro batches all 12 bytes are there, and two batches."""
-    assert replica(SETTING, SETTING.counts, 4) == Memory(12, 0, 12, 40, BATCH)
-    assert replica(TWO, TWO.counts, 4) == Memory(12, 12, 12, 36, 2 * BATCH)
-
-
-def test_buckets_hold_all_gradients_from_step_to_step() -> None:
-    assert replica(SETTING, SETTING.counts, 4, bucketed=True) == Memory(12, 12, 12, 36, BATCH)
-
-
-def test_gradients_that_are_no_views_arrive_beside_the_buckets() -> None:
-    assert replica(SETTING, SETTING.counts, 4, bucketed=True, views=False) == Memory(12, 0, 12, 40, 12 + BATCH)
-
-
-def test_gradients_of_several_micro_batches_wait_beside_the_buckets() -> None:
-    assert replica(TWO, TWO.counts, 4, bucketed=True) == Memory(12, 12, 12, 36, 12 + 2 * BATCH)
-
-
-def test_gradients_can_be_copied_to_be_reduced() -> None:
-    assert replica(SETTING, SETTING.counts, 4, reduced=50) == Memory(12, 12, 12, 50, BATCH)
-
-
-def test_the_update_copies_the_largest_tensor() -> None:
-    """1,000 numbers and momentum: 4,000 bytes are added to the weight decay."""
-    large = made(4, [replace(A, tensor_sizes=(1000,)), B], batch=4)
-    assert replica(large, large.counts, 4) == Memory(4000, 4000, 4000, 4000, BATCH)
+@pytest.mark.parametrize(
+    ("given", "options", "expected"),
+    [
+        (SETTING, {}, Memory(12, 0, 12, 40, BATCH)),  # the backward pass of B
+        (TWO, {}, Memory(12, 12, 12, 36, 2 * BATCH)),  # all 12 bytes are there with two micro batches, and two batches
+        (SETTING, {"bucketed": True}, Memory(12, 12, 12, 36, BATCH)),  # which have all gradients from step to step
+        (SETTING, {"bucketed": True, "views": False}, Memory(12, 0, 12, 40, 12 + BATCH)),  # beside the buckets
+        (TWO, {"bucketed": True}, Memory(12, 12, 12, 36, 12 + 2 * BATCH)),  # those of micro batches are beside them
+        (SETTING, {"reduced": 50}, Memory(12, 12, 12, 50, BATCH)),  # a copy
+        (LARGE, {}, Memory(4000, 4000, 4000, 4000, BATCH)),  # the update copies 1,000 numbers for the weight decay
+    ],
+)
+def test_a_replica_has_all_weights(given: Setting, options: dict[str, Any], expected: Memory) -> None:
+    assert replica(given, given.counts, 4, **options) == expected
 
 
 def test_zero_1_reduces_after_the_backward_pass() -> None:
     """With a bucket of 100 bytes the backward pass of B is the peak. With one of 1 byte and larger tensors, the copy of
     the largest one for its reduction is: 4,000 of gradients beside 1,000 of the rank's share."""
     assert zero(SETTING, 1, 25, overlaps=False, casts=False) == Memory(12, 0, 6, 40, 100 + BATCH)
-    large = made(4, [replace(A, tensor_sizes=(1000,)), replace(B, tensor_sizes=())], batch=4)
-    assert zero(large, 1, 0.25, overlaps=False, casts=False) == Memory(4000, 4000, 2000, 1000 + 4000, 1 + BATCH)
+    assert zero(LARGE, 1, 0.25, overlaps=False, casts=False) == Memory(4000, 4000, 2000, 1000 + 4000, 1 + BATCH)
 
 
 def test_zero_2_reduces_during_the_backward_pass() -> None:
@@ -151,16 +140,12 @@ def test_zero_2_reduces_during_the_backward_pass() -> None:
 
 
 def test_fsdp_has_the_weights_of_the_block_that_runs() -> None:
-    """Backward pass of B: 10 + 30, its 4 bytes of weights, and 8 of the next block."""
-    assert fsdp(SETTING, Scheme(4, 4, (2, 1), (True, True), always=False)) == Memory(3, 0, 3, 40 + 12, BATCH)
-
-
-def test_a_block_that_stays_gathered_is_not_gathered_again() -> None:
-    assert fsdp(SETTING, Scheme(4, 4, (2, 1), (False, True), always=False)) == Memory(3, 0, 3, 40 + 4, 8 + BATCH)
-
-
-def test_fsdp_adds_up_complete_gradients() -> None:
-    assert fsdp(TWO, Scheme(4, 4, (2, 1), (True, True), always=False)) == Memory(3, 12, 3, 36 + 12, 2 * BATCH)
+    """Backward pass of B: 10 + 30, its 4 bytes of weights, and 8 of the next block, unless that one stays gathered.
+    With two micro batches complete gradients are added up."""
+    both, one = (Scheme(4, 4, (2, 1), (again, True), always=False) for again in (True, False))
+    assert fsdp(SETTING, both) == Memory(3, 0, 3, 40 + 12, BATCH)
+    assert fsdp(SETTING, one) == Memory(3, 0, 3, 40 + 4, 8 + BATCH)
+    assert fsdp(TWO, both) == Memory(3, 12, 3, 36 + 12, 2 * BATCH)
 
 
 def test_zero_3_keeps_gathered_weights_and_a_bucket() -> None:

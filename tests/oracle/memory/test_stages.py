@@ -7,6 +7,7 @@ from dataclasses import replace
 from ddlbench.measure.formulas.memory_formula import Bytes
 from ddlbench.oracle.memory.replicas import Moment
 from ddlbench.oracle.memory.stages import Cut, Stage, pipedream_peak, schedule_peak, stage
+from ddlbench.oracle.setting import Memory
 from ddlbench.oracle.timing.schedule import order
 from tests.oracle.made import AGAIN, KEPT, A, B, block, made
 
@@ -15,12 +16,9 @@ from tests.oracle.made import AGAIN, KEPT, A, B, block, made
 STAGE = Stage(saved=10, running=15, first=Moment(3, 11), gradients=7)
 
 
-def test_gpipe_keeps_all_micro_batches() -> None:
-    """Four micro batches: the last forward pass has 3 x 10 + 15, the first backward pass 3 x 10 + 3 + 11."""
+def test_gpipe_keeps_all_micro_batches_and_1f1b_one_for_each_later_stage() -> None:
+    """Four micro batches: GPipe's last forward pass has 3 x 10 + 15, its first backward pass 3 x 10 + 3 + 11."""
     assert schedule_peak(order("gpipe", 0, 2, 2, 4), {0: STAGE}) == Moment(0, 45)
-
-
-def test_1f1b_keeps_one_micro_batch_for_each_later_stage() -> None:
     assert schedule_peak(order("1f1b", 0, 2, 2, 4), {0: STAGE}) == Moment(7, 25)
     assert schedule_peak(order("1f1b", 1, 2, 2, 4), {1: STAGE}) == Moment(7, 15)
 
@@ -55,23 +53,20 @@ def cut(count: int, buffered: bool = False) -> Cut:
     return Cut(setting, "pipedream", 1, 1, 4, (1, 1, 1, 1), count, 1.0, buffered=buffered)
 
 
+def peak(count: int, rank: int, buffered: bool = False) -> Memory:
+    states = Bytes(100, 7, 200)
+    return pipedream_peak(cut(count, buffered), rank, states, STAGE, messages=3, permanent=1, update=6)
+
+
 def test_each_minibatch_of_pipedream_has_its_weights() -> None:
     """Two later stages: 2 x (10 + 2) wait, beside 3 of messages. A backward pass has two versions more (2 x 100) and 3
     + 11; the update three (3 x 100), all gradients and 6."""
-    memory = pipedream_peak(cut(1), 1, Bytes(100, 7, 200), STAGE, messages=3, permanent=1, update=6)
+    memory = peak(1, 1)
     assert memory.buffers == 1 + 300
     assert memory.total == 100 + 200 + 301 + 7 + (24 + 3 + 6)
 
 
-def test_micro_batches_of_one_minibatch_share_weights() -> None:
+def test_micro_batches_of_one_minibatch_share_weights_and_2bw_has_gradients_of_two() -> None:
     """Four in a minibatch: the two that wait are of one other minibatch at most."""
-    states = Bytes(100, 7, 200)
-    memory = pipedream_peak(cut(4), 1, states, STAGE, messages=3, permanent=1, update=6)
-    assert memory.buffers == 1 + 200
-    last = pipedream_peak(cut(4), 3, states, STAGE, messages=3, permanent=1, update=6)
-    assert last.buffers == 1
-
-
-def test_2bw_has_gradients_of_two_minibatches() -> None:
-    memory = pipedream_peak(cut(4, buffered=True), 1, Bytes(100, 7, 200), STAGE, messages=3, permanent=1, update=6)
-    assert memory.gradients == 14
+    assert (peak(4, 1).buffers, peak(4, 3).buffers) == (1 + 200, 1)
+    assert peak(4, 1, buffered=True).gradients == 14

@@ -44,19 +44,20 @@ def with_work(
     return replace(block("made", 0, 0), forward=work)
 
 
+TWO = with_work([100, 10], [20, 0], [40, 30], [False, False])  # operations
+
+
 def computing(*blocks: Block, speeds: Speeds = Speeds(1.0, float("inf"))) -> Computation:  # noqa: B008
     return Computation(Counts(blocks, 0), speeds, optimizers["sgd"].costs, "given")
 
 
 def roofline() -> list[str]:
-    work = with_work([100, 10], [20, 0], [40, 30], [False, False]).forward
-    first, second = Speeds(10, 10).operations(work, 2)
-    return [s(first), s(second), s(Speeds(10, 10).seconds(work, 2)[0])]
+    operations = [with_work([100], [20], [40], [False]), with_work([10], [0], [30], [False]), TWO]
+    return [s(Speeds(10, 10).block(one, 2).forward) for one in operations]
 
 
 def kernels() -> list[str]:
-    work = with_work([100, 10], [20, 0], [40, 30], [False, False]).forward
-    return [s(Speeds(10, 10, kernel_s=1, host_s=pace).seconds(work, 2)[0]) for pace in (0, 20)]
+    return [s(Speeds(10, 10, kernel_s=1, host_s=pace).block(TWO, 2).forward) for pace in (0, 20)]
 
 
 def queue() -> list[str]:

@@ -25,9 +25,8 @@ from ddlbench.oracle.machine import collectives as by
 from ddlbench.oracle.machine.collectives import path
 from ddlbench.oracle.predictor import strategy
 from ddlbench.oracle.setting import Outcome, Setting
-from ddlbench.oracle.strategies.data_parallel import buckets, queue
-from ddlbench.oracle.strategies.model_parallel import traffic
-from ddlbench.oracle.strategies.sharded import Sharded, sharded_step
+from ddlbench.oracle.strategies.data_parallel import Sharded, buckets, queue, sharded_step
+from ddlbench.oracle.strategies.model_parallel import traffics
 from ddlbench.oracle.timing import schedule
 from ddlbench.texts import MIB
 from tests.oracle.made import GPT, MACHINE, block, made, setting
@@ -88,8 +87,8 @@ def layer(leaving: float = 2e6, by_channels: bool = False) -> tuple[float, float
     if by_channels:
         shares = (Exchange("channel", 1e6, leaving),)
     given = made(4, [replace(A, exchanges=shares), B], 1)
-    result = traffic(given.counts.blocks[0], 1, given, 4)
-    return result.forward, result.backward
+    first, _ = traffics(given, 1, 4, [0, 0])
+    return first.forward, first.backward
 
 
 def tensor() -> list[str]:

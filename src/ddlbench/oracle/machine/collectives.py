@@ -1,8 +1,8 @@
 """Seconds of a collective by the alpha-beta model: alpha seconds to start a message, beta seconds a byte.
 
-Ring (Patarasuk and Yuan 2009; equations of Kahira et al. 2021), double binary tree (Sanders et al. 2009; NCCL uses it
-between nodes), hierarchical (first within the nodes, then between them). `m` is always the complete message in bytes:
-what each rank has after an all-reduce or an all-gather.
+The algorithms: ring (Patarasuk and Yuan 2009; equations of Kahira et al. 2021), double binary tree (Sanders et al.
+2009; NCCL uses it between nodes), hierarchical (first within the nodes, then between them). `m` is always the complete
+message in bytes: what each rank has after an all-reduce or an all-gather.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ NO_LINK = Link("none", 0.0, float("inf"))
 
 @dataclass(frozen=True)
 class Hop:
-    """One level of a group: `ranks` at this level, alpha in seconds, beta in seconds a byte of one flow."""
+    """One level of a group: `ranks` at this level, alpha in seconds, beta in seconds a byte of one flow. With one rank
+    alpha and beta are 0."""
 
     ranks: int
     alpha: float
@@ -43,11 +44,6 @@ class Path:
     def ranks(self) -> int:
         return self.inner.ranks * self.outer.ranks
 
-    @property
-    def hops(self) -> list[Hop]:
-        """The levels with more than one rank."""
-        return [hop for hop in (self.inner, self.outer) if hop.ranks > 1]
-
     def seconds(self, kind: str, m: float) -> float:
         """Seconds of a collective (a key of FORMULAS) of m bytes: as measured, else by its formula."""
         if self.ranks == 1 or m == 0:
@@ -64,11 +60,11 @@ def path(machine: Machine, ranks: int, stride: int = 1, world: int | None = None
     world, length = world or ranks * stride, (ranks - 1) * stride
     per_node, beside = machine.per_node(world), groups or max(1, min(stride, world - length))
     within = max(1, min(ranks, (per_node - beside) // stride + 1))
-    # Groups that nodes cut unevenly, or of which one begins within a node and ends in the next: the largest even cut.
+    # If the nodes cut a group unevenly, or if a group begins within a node and ends in the next: the largest even cut.
     while within > 1 and (ranks % within or (world > per_node and per_node % (within * stride))):
         within -= 1
     outside = ranks // within
-    # Collectives are measured within one node. A kind that was not measured has the equations of the link.
+    # Collectives are measured within one node. The equations of the link are for a kind that was not measured.
     sweeps = {kind: sweep for kind in FORMULAS if outside == 1 and (sweep := machine.sweep(kind, ranks)) is not None}
     inner = NO_LINK if sweeps and not machine.links else link(machine, 0, within)
     outer = link(machine, 1, outside)
@@ -96,15 +92,15 @@ def link(machine: Machine, level: int, ranks: int) -> Link:
 def ring_all_reduce(m: float, to: Path) -> float:
     """2 (p - 1) (alpha + m / p beta), Patarasuk and Yuan 2009: in each of 2 (p - 1) steps every rank sends m / p bytes
     to its neighbour, and the slowest link sets the time of the step."""
-    return 2 * (to.ranks - 1) * max(hop.alpha + m / to.ranks * hop.beta for hop in to.hops)
+    return 2 * (to.ranks - 1) * max(hop.alpha + m / to.ranks * hop.beta for hop in (to.inner, to.outer))
 
 
 def tree_all_reduce(m: float, to: Path) -> float:
     """Seconds of an all-reduce along a chain within each node and a double binary tree between the nodes (Sanders et
-    al. 2009), once up and once down. Small pieces follow each other: only the start-ups of one piece add up, and each
-    byte crosses the slowest link twice."""
+    al. 2009), once up and once down. Small pieces follow each other. So only the start-ups of one piece add up, and
+    each byte crosses the slowest link twice."""
     start = 2 * ((to.inner.ranks - 1) * to.inner.alpha + ceil(log2(to.outer.ranks)) * to.outer.alpha)
-    return start + 2 * m * max(hop.beta for hop in to.hops)
+    return start + 2 * m * max(to.inner.beta, to.outer.beta)
 
 
 def hierarchical_all_reduce(m: float, to: Path) -> float:
@@ -136,8 +132,8 @@ FORMULAS: dict[str, Callable[[float, Path], float]] = {
 
 
 def send(m: float, machine: Machine, stride: int, world: int, crosses: bool | None = None) -> float:
-    """Seconds of a message of m bytes from each rank to the one `stride` ranks after it: alpha + m beta. Between nodes
-    the `stride` ranks that send at once, or those of them on one node, share its adapters.
+    """Seconds of a message of m bytes from each rank to the rank `stride` ranks after it: alpha + m beta. Between nodes
+    the `stride` ranks send at the same time, and those of them on one node share its adapters.
 
     crosses: whether the message goes to another node; None: derived from `stride`
     """

@@ -25,9 +25,9 @@ from ddlbench.errors import UserError
 FOLDER = Path(__file__).parents[1] / "clusters"
 OPTIONAL = ("memory_bytes", "bytes_per_s", "host_bytes_per_s", "tf32_flops_per_s")  # of a device
 KEYS = {"name", "device", "devices_per_node", "links", "nccl", "overlap", "cores", "spread"}  # of a cluster's file
-# Of GPUs without another measurement, chosen on the published ones (docs/measurements/2026-11-24-published.md). Extra
-# seconds of computing per second of communication that runs beside it; standard deviation of a rank's computing in a
-# step; seconds of a kernel beside its work.
+# For GPUs without another measurement, chosen on the published measurements
+# (docs/measurements/2026-11-24-published.md): extra seconds of computing per second of communication that runs beside
+# it; standard deviation of a rank's computing in a step; seconds of a kernel beside its work.
 GPU_HIDDEN_COST, GPU_SPREAD, GPU_KERNEL_S = 0.4, 0.02, 2.0e-5
 # Seconds in which a host starts a kernel, as measured beside an H200 (docs/measurements/2026-11-26-h200.md).
 GPU_HOST_S = 3.3e-5
@@ -70,7 +70,7 @@ class Sweep:
     seconds: tuple[float, ...]
 
     def at(self, size: float) -> float:
-        """Linear interpolation between two measured sizes; beyond the largest one the last slope continues."""
+        """Linear interpolation between two measured sizes. Beyond the largest size the last slope continues."""
         if size > self.sizes[-1]:
             slope = (self.seconds[-1] - self.seconds[-2]) / (self.sizes[-1] - self.sizes[-2])
             return self.seconds[-1] + max(0.0, slope) * (size - self.sizes[-1])
@@ -79,7 +79,7 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Machine:
-    """A cluster, with what was measured on it.
+    """A cluster, with the measurements on it.
 
     devices_per_node: None: one node has all devices
     links: within a node, then between nodes; fewer if they are unknown
@@ -112,8 +112,8 @@ class Machine:
         return -(-world // self.per_node(world))
 
     def marks(self, *groups: int, largest: float = 0.0) -> list[str]:
-        """Remarks for the reader where the collectives were not measured with these numbers of ranks (on one node), or
-        not with messages of `largest` bytes."""
+        """Remarks for the reader if the collectives were not measured with these numbers of ranks (on one node), or not
+        with messages of `largest` bytes."""
         counts = sorted({count for _, count in self.sweeps})
         others = sorted({self.per_node(ranks) for ranks in groups} - {1, *counts})
         marks: list[str] = []
@@ -131,20 +131,20 @@ class Machine:
         return self.sweeps[kind, nearest(counts, ranks)] if counts else None
 
     def hidden_cost_with(self, ranks: int) -> float:
-        """The share of hidden communication that delays computing: as measured with the nearest number of ranks;
-        without a measurement 0 or 1 by `overlap`."""
+        """The share of hidden communication that delays computing, as measured with the nearest number of ranks. If it
+        was not measured: 0 with `overlap`, otherwise 1."""
         if not self.hidden_cost:
             return 0.0 if self.overlap else 1.0
         return self.hidden_cost[nearest(self.hidden_cost, ranks)]
 
     def slowest(self, ranks: int) -> float:
-        """The expected seconds of the slowest of so many ranks, over those of a mean rank: all ranks wait for it in
-        every step. The largest of n normal variables is close to the quantile (n - 0.375) / (n + 0.25) (Blom 1958)."""
+        """The expected seconds of the slowest of so many ranks, divided by those of a mean rank. All ranks wait for it
+        in every step. The largest of n normal variables is near the quantile (n - 0.375) / (n + 0.25) (Blom 1958)."""
         return 1 + self.spread * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
 
     def shared_cores(self, busy: int) -> float:
         """Factor by which computing is slower while so many ranks of a node compute: linear interpolation between two
-        measured numbers of ranks; beyond them in proportion to the ranks, if they share cores."""
+        measured numbers of ranks. Above the largest number it grows in proportion to the ranks if they share cores."""
         if busy <= 1 or not self.contention:
             return 1.0 if self.cores is None else max(1.0, busy / self.cores)
         factors = sorted({1: 1.0, **self.contention}.items())
@@ -207,7 +207,7 @@ def parse(plain: Any, path: str) -> Machine:
 
 @cache
 def nccl_sweeps(gpu: str, scale: float = 1.0) -> dict[tuple[str, int], Sweep]:
-    """NCCL's collectives within a node, as measured with this GPU. scale: how many times as fast the links are.
+    """NCCL's collectives within a node, as measured with this GPU. scale: the links are so many times as fast.
     KeyError for a GPU that was not measured"""
     with Path(__file__).with_name("nccl_all_reduce.csv").open() as file:
         rows = [row for row in csv.DictReader(line for line in file if line[0] != "#") if row["gpu"] == gpu]
@@ -223,7 +223,7 @@ def nccl_sweeps(gpu: str, scale: float = 1.0) -> dict[tuple[str, int], Sweep]:
 
 def all_reduce_sweeps(ranks: int, seconds: Mapping[float, float]) -> dict[tuple[str, int], Sweep]:
     """Collectives by the seconds of an all-reduce, by bytes in ascending order. An all-gather and a reduce-scatter take
-    half of it."""
+    half of these seconds."""
     shares = {"all_reduce": 1, "all_gather": 2, "reduce_scatter": 2}
     sizes = tuple(seconds)
     return {(kind, ranks): Sweep(sizes, tuple(s / n for s in seconds.values())) for kind, n in shares.items()}

@@ -1,11 +1,11 @@
-"""What measurements give a prediction: the seconds of computing, and terms of the cluster.
+"""The inputs of a prediction that come from measurements: the seconds of computing, and terms of the cluster.
 
 The source of the seconds of computing is one measured step, a calibration, or the device's peaks.
 
 Terms of a cluster are learned from steps that were measured with several GPU counts. Each of TERMS is multiplied by a
 factor. The logarithms of the factors have a normal distribution around 0 with the standard deviations of TERMS, and a
-measured step differs from its prediction by NOISE: the most probable factors follow by Gauss-Newton steps (Tarantola
-2005, Inverse Problem Theory, section 3.2). The difference that remains at the largest measured count is carried on to
+measured step differs from its prediction by NOISE. The most probable factors follow by Gauss-Newton steps (Tarantola
+2005, Inverse Problem Theory, section 3.2). The difference that remains at the largest measured count also applies to
 larger counts.
 """
 
@@ -94,8 +94,8 @@ def from_roofline(config: Config, machine: Machine) -> Computation:
 def from_one_step(
     config: Config, machine: Machine, step: OneStep, basis: str = "one GPU's step", blocks: Computation | None = None
 ) -> Computation:
-    """blocks: measured blocks; the step is divided in their proportions. None: in those of the roofline. UserError if
-    the samples of the step are not a multiple of the micro batch."""
+    """blocks: measured blocks; the step is divided in their proportions. None: in the proportions of the roofline.
+    UserError if the samples of the step are not a multiple of the micro batch."""
     train = config.train
     samples = step.samples or train.samples_per_update(1)
     micro = min(step.micro or train.micro_batch or samples, samples)
@@ -120,8 +120,8 @@ def from_calibration(config: Config, machine: Machine) -> Computation:
 
 
 def calibration(config: Config, device: torch.device, samples: int) -> tuple[tuple[Pass, ...], float]:
-    """Passes of the blocks, and seconds of the update, measured on this machine's device: once for each model, micro
-    batch, precision, optimizer and version of torch, and stored in $DDLBENCH_HOME/oracle."""
+    """Passes of the blocks, and seconds of the update, measured on this machine's device. They are measured once for
+    each model, micro batch, precision, optimizer and version of torch, and stored in $DDLBENCH_HOME/oracle."""
     train, optimizer = config.train, config.recipe.optimizer
     key = {name: getattr(train, name) for name in ALIKE} | {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu of {platform.node()}",
@@ -189,7 +189,7 @@ def require_gpu(option: str, machine: Machine, alternative: str = "") -> None:
 
 
 def machine_of(name: str, overlap: bool | None = None) -> Machine:
-    """The machine of a description; if it describes this machine or one of its nodes, with the values measured here.
+    """The machine of a description. It has the values measured here if it describes this machine or one of its nodes.
 
     name: of the description, or its file
     overlap: whether communication is hidden; None: as the file says, or as it was measured
@@ -219,7 +219,7 @@ class Learned:
     factors: Mapping[str, float | None]
 
     def lines(self) -> list[str]:
-        """What was learned and what was not, as text."""
+        """The terms that were learned, and those that were not, as text."""
         values = [f"{name} x{factor:.2f}" for name, factor in self.factors.items() if factor is not None]
         missing = [name for name, factor in self.factors.items() if factor is None]
         lines = [f"learned: {', '.join((*values, f'other differences x{self.rest:.3f}'))}"]

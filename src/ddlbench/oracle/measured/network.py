@@ -1,10 +1,11 @@
 """--calibrate-network: seconds of collectives between processes of this machine, and by how much the processes slow
 each other down.
 
-One process per rank, over gloo on CPUs and NCCL on GPUs. Each collective runs at several sizes and with several numbers
-of ranks, only within one node. Its seconds are those that it adds to computing. In a step the ranks compute before it:
-they do not arrive at the same time, the message has left the cache, and if ranks share cores the last one to send waits
-for a core. The same collectives take half as long on a CPU if the ranks do not compute between a barrier and them.
+There is one process per rank, over gloo on CPUs and NCCL on GPUs. Each collective runs at several sizes and with
+several numbers of ranks, only within one node. Its seconds are the seconds that it adds to computing. In a step the
+ranks compute before it: they do not arrive at the same time, the message has left the cache, and if ranks share cores
+the last rank to send waits for a core. On a CPU the same collectives take half as long if the ranks do not compute
+between a barrier and the collective.
 """
 
 from __future__ import annotations
@@ -139,8 +140,8 @@ def sweep(device: torch.device, sizes: Sequence[int]) -> dict[str, list[float]]:
 
 
 def slowest(run: Callable[[Tensor], object], size: int, device: torch.device) -> float:
-    """Seconds that a collective adds to computing: the median over repeats of the slowest rank, at least its time
-    alone. Its memory has been touched before."""
+    """Seconds that a collective adds to computing: the median over repeats of the slowest rank, but at least its time
+    alone. Its memory was used before."""
     tensor, compute = torch.ones(size // FP32_BYTES, device=device), computing(device, ROWS)
 
     def rounds(sends: bool) -> None:
@@ -157,7 +158,7 @@ def slowest(run: Callable[[Tensor], object], size: int, device: torch.device) ->
 
 
 def contention(rank: int, device: torch.device) -> float:
-    """How much longer a convolution takes while every rank computes one than while rank 0 does alone."""
+    """Seconds of a convolution while every rank computes one, divided by its seconds while only rank 0 does."""
     dist.barrier()
     alone = torch.tensor(_convolve(device) if rank == 0 else 0.0)
     dist.barrier()
@@ -168,8 +169,8 @@ def contention(rank: int, device: torch.device) -> float:
 
 
 def hidden_cost(device: torch.device) -> float:
-    """How much longer computing takes while an all-reduce runs, on the slowest rank, as a share of the all-reduce's
-    time alone. 0: it is free; 1: sending during the backward pass gains nothing."""
+    """The seconds that an all-reduce adds to computing that runs beside it, on the slowest rank, as a share of the
+    all-reduce's time alone. 0: it is free; 1: sending during the backward pass gains nothing."""
     message = torch.ones(HIDDEN // FP32_BYTES, device=device)
 
     def beside() -> None:
@@ -198,7 +199,7 @@ def _timed(run: Callable[[], object], device: torch.device) -> float:
 
 
 def _convolve(device: torch.device, passes: int = 40) -> float:
-    """Seconds of some forward and backward passes, long enough for the scheduler to be fair."""
+    """Seconds of some forward and backward passes, which take long enough for a fair share of the cores."""
     compute = computing(device, 8)
     compute()
     idle(device)

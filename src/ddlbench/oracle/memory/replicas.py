@@ -1,7 +1,7 @@
-"""Peak memory of a rank: of one micro batch's passes, and of a job without stages, with all weights or shards of them.
+"""Peak memory of a rank in the passes of one micro batch, and in a job without stages, with all weights or with shards.
 
 In the backward pass gradients arrive block by block while saved activations are freed, so the two maxima are at
-different moments. Not included: the contexts of CUDA and NCCL, workspaces of kernels, fragmentation.
+different moments. The contexts of CUDA and NCCL, workspaces of kernels and fragmentation are not included.
 """
 
 from __future__ import annotations
@@ -53,8 +53,9 @@ def passes(
 
 
 def arriving(counts: Counts, accumulating: bool, shards: int = 1, number_bytes: int = FP32_BYTES) -> list[float]:
-    """Bytes of the gradients that each block adds in a backward pass; accumulating: they have memory already. The
-    gradient of a tied parameter from the last block waits for that from the first block. number_bytes: of a gradient"""
+    """Bytes of the gradients that each block adds in a backward pass. The gradient of a tied parameter from the last
+    block waits for the gradient from the first block. accumulating: the gradients have memory already; number_bytes: of
+    a gradient"""
     parameters = [0.0 if accumulating else block.parameter_count / shards for block in counts.blocks]
     parameters[0] -= 0.0 if accumulating else counts.tied / shards
     parameters[-1] += counts.tied
@@ -67,8 +68,8 @@ def largest_tensor(blocks: Sequence[Block], number_bytes: int = FP32_BYTES) -> f
 
 
 def update_copies(optimizer: Costs, blocks: Sequence[Block], part: float = 1.0) -> float:
-    """Bytes of temporary results of the update, which handles one tensor at a time. part: of each tensor on this
-    rank."""
+    """Bytes of temporary results of the update, which handles one tensor at a time. part: the share of each tensor on
+    this rank"""
     return optimizer.copies * largest_tensor(blocks) * part
 
 
@@ -79,7 +80,7 @@ def batch_bytes(job: Job, samples: float) -> float:
 
 
 def at_peak(states: Bytes, moments: Iterable[Moment], permanent: float) -> Memory:
-    """The parts of a rank's memory at the fullest of these moments. permanent: other bytes that stay all the time"""
+    """The parts of a rank's memory at the moment with the most bytes. permanent: other bytes that stay all the time"""
     peak = max(moments, key=sum)
     return Memory(states.parameters, peak.gradients, states.optimizer, peak.activations, permanent)
 
@@ -93,8 +94,8 @@ def counts_of_rank(setting: Setting, share: Share) -> Counts:
 
 @dataclass(frozen=True)
 class Rank:
-    """One rank of a job with dp replicas. counts: of the part of the model that the rank has; number_bytes: of a weight
-    and of a gradient"""
+    """One rank of a job with dp replicas. counts: of the rank's part of the model; number_bytes: of a weight and of a
+    gradient"""
 
     setting: Setting
     counts: Counts
@@ -139,7 +140,8 @@ def replica(
 ) -> Memory:
     """All weights on each rank: data parallelism and tensor parallelism. The peak is in the passes or in the update.
 
-    bucketed: the gradients are in DDP's buckets, which are permanent; with several micro batches they wait beside them
+    bucketed: the gradients are in DDP's buckets, which are permanent; with several micro batches the gradients wait
+        beside the buckets
     reduced: bytes of gradients that are copied to be reduced after the backward pass
     views: False: the gradients have memory beside the buckets (framework.gradient_as_bucket_view)
     """
@@ -154,9 +156,9 @@ def replica(
 
 
 def zero(setting: Setting, stage: int, bucket: float, overlaps: bool, casts: bool) -> Memory:
-    """ZeRO 1 and 2 (Rajbhandari et al. 2020) in DeepSpeed. A gradient is copied into a bucket, which is copied when it
-    is full. A gradient that is larger than the bucket stays beside it. Stage 1 without overlap does this after the
-    backward pass; otherwise a rank has only its share of the gradients.
+    """ZeRO 1 and 2 (Rajbhandari et al. 2020) in DeepSpeed. A gradient is copied into a bucket, and a full bucket is
+    copied. A gradient that is larger than the bucket stays beside it. Stage 1 without overlap does this after the
+    backward pass. In all other cases a rank has only its share of the gradients.
 
     bucket: numbers; overlaps: gradients are reduced during the backward pass, with two buckets
     casts: weights and gradients are in 16 bits; the update casts the rank's share of the gradients to fp32
@@ -183,8 +185,8 @@ class Scheme:
 
     weight: bytes of a number of the weights in the messages
     gathered: parameters of each block that are gathered; again: whether they are gathered for the backward pass, too
-    always: gradients are reduced after every micro batch, not only after the last one
-    persistent: parameters that every rank keeps complete; they are gathered once, after the update
+    always: gradients are reduced after every micro batch, not only after the last micro batch
+    persistent: parameters that every rank keeps complete, and that are gathered once, after the update
     """
 
     shards: int
@@ -206,9 +208,9 @@ class Scheme:
 
 
 def fsdp(setting: Setting, scheme: Scheme) -> Memory:
-    """In the forward pass a rank has the weights of the block and the buffer of their all-gather; in the backward pass
-    the weights of the block and of the next one, and the gradients of the last one, which are being reduced. With
-    several micro batches it adds up complete gradients."""
+    """In the forward pass a rank has the weights of the block and the buffer of their all-gather. In the backward pass
+    it has the weights of the block and of the next block, and the gradients of the last block, which are being reduced.
+    With several micro batches it adds up complete gradients."""
     rank, shards, weights = Rank(setting, setting.counts, setting.world), scheme.shards, scheme.temporary
     sent = [FP32_BYTES * float(block.parameter_count) for block in setting.counts.blocks]
     backward = map(sum, zip(weights, [0.0, *weights[:-1]], [*sent[1:], 0.0], strict=True))

@@ -1,5 +1,5 @@
 """How a pipeline cuts a model into stages, and the peak memory of a rank: saved activations of the micro batches in
-flight, and of the one that runs."""
+flight, and the activations of the micro batch that runs."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ from ddlbench.recomputation import Plan, kept, repeats
 class Cut:
     """A job as a pipeline on dp x tp x pp ranks.
 
-    sizes: the number of blocks of each stage; count: micro batches of a step; samples: of one of them
+    sizes: the number of blocks of each stage; count: micro batches of a step; samples: of a micro batch
     sharded: whether the replicas share the update (ZeRO stage 3)
     buffered: gradients of two minibatches of PipeDream at once
-    scattered: of tp ranks each sends a part to the next stage, which gathers them (Narayanan et al. 2021, section 4.1)
+    scattered: each of tp ranks sends a part to the next stage, which gathers the parts (Narayanan et al. 2021, section
+        4.1)
     """
 
     setting: Setting
@@ -72,7 +73,7 @@ class Cut:
 
     @property
     def stage_ranks(self) -> int:
-        """Ranks that have the same stages: the distance from a rank to the one with the next stage."""
+        """Ranks that have the same stages: the distance from a rank to the rank with the next stage."""
         return self.dp * self.tp
 
     @property
@@ -96,9 +97,9 @@ class Stage:
     """Bytes of one stage for one micro batch, without the messages that it receives.
 
     saved: activations and output, from the forward to the backward pass; running: the peak of both passes; first: the
-    same for the first micro batch of a step, whose gradients arrive meanwhile; gradients: of all parameters
-    waiting: gradients of the outputs of layers with weights, which zero bubble keeps until it computes the gradients of
-        the weights
+        peak for the first micro batch of a step, whose gradients arrive meanwhile
+    gradients: of all parameters; waiting: gradients of the outputs of layers with weights, which zero bubble keeps
+        until it computes the gradients of the weights
     """
 
     saved: float
@@ -154,7 +155,8 @@ def pipedream_peak(
     cut: Cut, rank: int, states: Bytes, stage: Stage, messages: float, permanent: float, update: float
 ) -> Memory:
     """The memory of one stage of PipeDream (frameworks/pipeline/pipedream_trainer.py). Each minibatch in flight has a
-    version of the weights, and the update makes one more. PipeDream-2BW has gradients of two minibatches at once.
+    version of the weights, and the update makes one more version. PipeDream-2BW has gradients of two minibatches at
+    once.
 
     messages: bytes of a micro batch's input and of its output's gradient
     update: bytes of temporary results of the update

@@ -5,9 +5,9 @@ Korthikanti et al. 2022), convolutions by filters or channels (Kahira et al. 202
 
 Spatial parallelism: ranks share the rows of every image (Dryden et al. 2019; Kahira et al. 2021). The window of a layer
 reaches into rows of a neighbour (its halo). Neighbours send each other these rows of the input x in the forward pass
-and their gradients in the backward pass: 2 alpha + 2 B halo(x) beta per layer, where Kahira et al. have B (halo(x) +
+and their gradients in the backward pass: 2 alpha + 2 B halo(x) beta per layer. Kahira et al. have B (halo(x) +
 halo(dy)) beta, as if the gradient of the output were sent. BatchNorm's statistics are those of all parts. The layers
-after the last window need complete images: an all-gather precedes them, and every rank computes them in full.
+after the last window need complete images: an all-gather precedes them, and every rank computes them completely.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ddlbench.counts.counting import count_job
-from ddlbench.counts.counts import Block, Share
+from ddlbench.counts.counts import Share
 from ddlbench.errors import Unsupported
 from ddlbench.frameworks.megatron.adapter import Megatron
 from ddlbench.frameworks.shared.groups import batch_norms
@@ -36,12 +36,12 @@ from ddlbench.oracle.strategies.data_parallel import averaged
 from ddlbench.recomputation import repeats
 
 SUMMED_AHEAD, SUMMED_BACK, GATHERED = ("row", "vocab"), ("column", "qkv", "filter", "logits"), ("norm", "channels")
-# All-reduces of the loss for each position, how many numbers in each: the largest logit, then sums.
+# How many numbers each all-reduce of the loss has for a position: the largest logit, then sums.
 LOSS, LOSS_OF_MEGATRON = (1, 3), (1, 1, 1)
 
 
 class Traffic(NamedTuple):
-    """Collectives of one block for one micro batch: seconds of each direction, bytes, how many."""
+    """Collectives of one block for one micro batch: seconds of each direction, bytes, and their number."""
 
     forward: float = 0.0
     backward: float = 0.0
@@ -59,29 +59,23 @@ def tensor(framework: TensorParallel, setting: Setting) -> Outcome:
 
 
 def megatron(framework: Megatron, setting: Setting) -> Outcome:
-    """The library's layers compute and send what those of `tensor` do, but save less for the backward pass."""
+    """The library's layers compute and send the same as the layers of `tensor`, but save less for the backward pass."""
     layout = framework.layout(setting.world)
     return parts(setting, layout.dp, layout.tp, sequence=False, loss=LOSS_OF_MEGATRON)
 
 
 def parts(setting: Setting, dp: int, tp: int, sequence: bool, loss: Sequence[int] = LOSS) -> Outcome:
-    """tp ranks share a replica. Ranks with the same part in each of dp replicas (tp ranks apart) average gradients.
+    """tp ranks share a replica. The ranks with the same part in each of dp replicas (tp ranks apart) average gradients.
 
-    loss: numbers of each all-reduce of the loss for a position; none: every rank gathers the logits
+    loss: how many numbers each all-reduce of the loss has for a position; empty: every rank gathers the logits
     """
     job, blocks = setting.job, setting.counts.blocks
     count, samples = setting.micro_batch(dp)
     passes, share = setting.passes(samples, tp), Share(tp, sequence, gathered=not loss)
     messages: list[Message] = []
     if tp > 1:
-        traffics = [
-            traffic(block, samples, setting, tp, again, sequence, loss)
-            for block, again in zip(blocks, repeats(setting.plan(samples)), strict=True)
-        ]
-        seconds = count * sum(layer.forward + layer.backward for layer in traffics)
-        bytes_, number = sum(layer.bytes_ for layer in traffics), sum(layer.number for layer in traffics)
-        messages.append(Message("collectives of layers", "tp", count * number, count * bytes_, seconds, seconds))
-        messages.append(batch_message(setting, dp, tp))
+        layers = traffics(setting, samples, tp, repeats(setting.plan(samples)), sequence, loss)
+        messages += layer_messages(setting, dp, tp, count, layers)
     if tp > 1 and sequence:  # each rank has the gradients of its tokens (TensorReplica.complete_gradients)
         size = FP32_BYTES * float(sum(block.parameter_count - block.split_parameters for block in blocks))
         seconds = setting.path(tp).seconds("all_reduce", size)
@@ -98,48 +92,58 @@ def parts(setting: Setting, dp: int, tp: int, sequence: bool, loss: Sequence[int
     )
 
 
-def traffic(
-    block: Block,
-    samples: float,
+def traffics(
     setting: Setting,
+    samples: float,
     tp: int,
-    again: int = 0,
+    again: Sequence[int],
     sequence: bool = False,
     loss: Sequence[int] = LOSS,
-) -> Traffic:
-    """The collectives that frameworks/tensor/layers.py makes for a block; none if tp is 1.
+) -> list[Traffic]:
+    """The collectives that frameworks/tensor/layers.py makes for each block; none if tp is 1.
 
-    With sequence parallelism a reduce-scatter in one direction and an all-gather in the other one replace each
-    all-reduce. again: how often the forward pass runs again, with its collectives, in the backward pass
+    With sequence parallelism a reduce-scatter in one direction and an all-gather in the other direction replace each
+    all-reduce. again: how often the forward pass of each block runs again, with its collectives, in the backward pass
     """
+    model, blocks, result = setting.job.model, setting.counts.blocks, list[Traffic]()
     if tp == 1:
-        return Traffic()
-    again += block.selective
+        return [Traffic()] * len(blocks)
     to = setting.path(tp)
-    ahead, back, last = (list[tuple[str, float]]() for _ in range(3))  # kind and bytes of each collective
-    for exchange in block.exchanges:
-        style, entering, leaving = exchange.style, exchange.input_bytes * samples, exchange.output_bytes * samples
-        if style == "channel":
-            ahead.append(("all_reduce", leaving))
-            back.append(("all_gather", entering))
-        elif style in GATHERED:
-            # A second run ends before what follows the last saved tensor: the gathering of a block's output.
-            (last if style == "channels" else ahead).append(("all_gather", leaving))
-        elif style in SUMMED_AHEAD or (style in SUMMED_BACK and (sequence or not exchange.first)):
-            size = leaving if style in SUMMED_AHEAD else entering
-            if sequence:
-                ahead.append(("all_gather", size))
-                back.append(("all_gather", size))
-            else:
-                (ahead if style in SUMMED_AHEAD else back).append(("all_reduce", size))
-    back += again * ahead
-    ahead += last
-    if block is setting.counts.blocks[-1]:
-        model = setting.job.model
-        positions = FP32_BYTES * samples * (prod(model.input_shape()) if model.kind == "text" else 1)
-        ahead += [("all_reduce", number * positions) for number in loss] or [("all_gather", block.output * samples)]
-    forward, backward = (sum(to.seconds(*collective) for collective in part) for part in (ahead, back))
-    return Traffic(forward, backward, sum(bytes_ for _, bytes_ in (*ahead, *back)), len(ahead) + len(back))
+    for block, times in zip(blocks, again, strict=True):
+        ahead, back, last = (list[tuple[str, float]]() for _ in range(3))  # kind and bytes of each collective
+        for exchange in block.exchanges:
+            style, entering, leaving = exchange.style, exchange.input_bytes * samples, exchange.output_bytes * samples
+            if style == "channel":
+                ahead.append(("all_reduce", leaving))
+                back.append(("all_gather", entering))
+            elif style in GATHERED:
+                # A second run ends before what follows the last saved tensor: the gathering of a block's output.
+                (last if style == "channels" else ahead).append(("all_gather", leaving))
+            elif style in SUMMED_AHEAD or (style in SUMMED_BACK and (sequence or not exchange.first)):
+                size = leaving if style in SUMMED_AHEAD else entering
+                if sequence:
+                    ahead.append(("all_gather", size))
+                    back.append(("all_gather", size))
+                else:
+                    (ahead if style in SUMMED_AHEAD else back).append(("all_reduce", size))
+        back += (times + block.selective) * ahead
+        ahead += last
+        if block is blocks[-1]:
+            positions = FP32_BYTES * samples * (prod(model.input_shape()) if model.kind == "text" else 1)
+            logits = [("all_gather", block.output * samples)]
+            ahead += [("all_reduce", number * positions) for number in loss] or logits
+        forward, backward = (sum(to.seconds(*collective) for collective in part) for part in (ahead, back))
+        result.append(Traffic(forward, backward, sum(bytes_ for _, bytes_ in (*ahead, *back)), len(ahead) + len(back)))
+    return result
+
+
+def layer_messages(setting: Setting, dp: int, tp: int, count: int, traffics: Sequence[Traffic]) -> list[Message]:
+    """The messages of a step between tp ranks that share layers: collectives of `count` micro batches, and the batch.
+    Computing waits for all of them."""
+    seconds = count * sum(layer.forward + layer.backward for layer in traffics)
+    bytes_, number = sum(layer.bytes_ for layer in traffics), sum(layer.number for layer in traffics)
+    layers = Message("collectives of layers", "tp", count * number, count * bytes_, seconds, seconds)
+    return [layers, batch_message(setting, dp, tp)]
 
 
 def batch_message(setting: Setting, dp: int, tp: int, along: str = "tp") -> Message:
@@ -165,7 +169,7 @@ def spatial(framework: Spatial, setting: Setting) -> Outcome:
     fewest = min((layer for block in blocks for layer in block.rows), key=lambda layer: layer.window.output)
     count, samples = setting.micro_batch(dp)
     last = max(index for index, block in enumerate(blocks) if block.rows)
-    # A part of every image is as much work as fewer images: each rank starts all kernels and reads all weights.
+    # A part of every image is as much work as fewer images, but each rank starts all kernels and reads all weights.
     shared, complete = (setting.passes(size) for size in (samples / sp, samples))
     parts = [*shared[: last + 1], *complete[last + 1 :]]
     messages: list[Message] = []
@@ -200,8 +204,8 @@ def spatial(framework: Spatial, setting: Setting) -> Outcome:
 
 
 def _halos(setting: Setting, samples: float, count: int, sp: int, forward: int) -> Message:
-    """The exchange of halos; the bytes are those of the rank that sends most. All neighbours exchange at once. If some
-    neighbours are on different nodes, all wait for them. The gradients of a halo are as large as the halo."""
+    """The exchange of halos. The bytes are those of the rank that sends most. All neighbours exchange at the same time.
+    If some neighbours are on different nodes, all wait for them. The gradients of a halo are as large as the halo."""
     machine, world = setting.machine, setting.world
     crosses = bool(setting.per_node % sp)
     number, seconds, bytes_ = 0, 0.0, np.zeros(sp)

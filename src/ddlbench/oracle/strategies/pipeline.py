@@ -1,4 +1,4 @@
-"""Pipelines: stages of consecutive blocks, as frameworks/pipeline cuts them; also with tensor parallelism and shards.
+"""Pipelines: stages of consecutive blocks as in frameworks/pipeline, also with tensor parallelism and with shards.
 
 The schedule (timing/schedule.py) is simulated three times: computing alone, with the collectives of layers, and with
 the messages between stages. The differences are the exposed seconds of each kind of message.
@@ -14,65 +14,56 @@ from ddlbench.errors import Unsupported
 from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.frameworks.pipeline.pipedream import PipeDream
 from ddlbench.frameworks.pipeline.schedules import micro_batch_count
-from ddlbench.frameworks.pipeline.stages import Staged
 from ddlbench.oracle.machine import collectives
 from ddlbench.oracle.memory.stages import Cut, memory, rank_parameters
 from ddlbench.oracle.setting import Limit, Message, Outcome, Setting
-from ddlbench.oracle.strategies.model_parallel import Traffic, batch_message, limit, traffic
+from ddlbench.oracle.strategies.model_parallel import Traffic, layer_messages, limit, traffics
 from ddlbench.oracle.timing import schedule
 from ddlbench.oracle.timing.schedule import Stages, Timed
 
 
-def cut_of(framework: Pipeline, setting: Setting) -> Cut:
-    layout = framework.layout(setting.world)
-    count = micro_batch_count(framework.schedule, setting.job, layout.pp, layout.dp)
-    samples = setting.job.replica_batch(layout.dp) / count
-    sizes = stage_sizes(framework, setting, layout.pp * framework.virtual_stages, samples)
-    sharded = framework.sharded and layout.dp > 1
-    return Cut(setting, framework.schedule, layout.dp, layout.tp, layout.pp, sizes, count, samples, sharded)
+def cut_of(framework: Pipeline | PipeDream, setting: Setting) -> Cut:
+    """The stages as `Plan` in frameworks/pipeline/stages.py divides them. If a run would measure the seconds of the
+    blocks, they are divided by the predicted seconds."""
+    job, blocks, layout = setting.job, setting.counts.blocks, framework.layout(setting.world)
+    if isinstance(framework, PipeDream):
+        if framework.correction != "none":
+            raise Unsupported("the oracle has no model of framework.correction: set it to none")
+        name, stages, count = "pipedream", layout.pp, framework.micro_batches(job, layout)
+        sharded, buffered = False, framework.double_buffered
+    else:
+        name, stages = framework.schedule, layout.pp * framework.virtual_stages
+        count = micro_batch_count(name, job, layout.pp, layout.dp)
+        sharded, buffered = framework.sharded and layout.dp > 1, False
+    samples, seconds = job.replica_batch(layout.dp) / count, None
+    if framework.by_seconds:
+        seconds = [block.forward + block.backward for block in setting.passes(samples)]
+    sizes = framework.sizes(stages, [block.flops for block in blocks], [block.output for block in blocks], seconds)
+    degrees = layout.dp, layout.tp, layout.pp
+    return Cut(setting, name, *degrees, tuple(sizes), count, samples, sharded, buffered)
 
 
 def timeline(framework: Pipeline, setting: Setting) -> tuple[list[Timed], Sequence[float]]:
     """The simulated passes of a step with all messages, and the seconds of a message from each stage to the next."""
     cut = cut_of(framework, setting)
-    stages = _stages(cut, _traffics(cut), sends=True)
+    stages = _stages(cut, traffics(setting, cut.samples, cut.tp, cut.again), sends=True)
     return _passes(cut, stages), stages.send
 
 
-def pipedream(framework: PipeDream, setting: Setting) -> Outcome:
-    if framework.correction != "none":
-        raise Unsupported("the oracle has no model of framework.correction: set it to none")
-    layout, buffered = framework.layout(setting.world), framework.double_buffered
-    count = framework.micro_batches(setting.job, layout)
-    samples = setting.job.replica_batch(layout.dp) / count
-    sizes = stage_sizes(framework, setting, layout.pp, samples)
-    return predict(Cut(setting, "pipedream", layout.dp, 1, layout.pp, sizes, count, samples, buffered=buffered))
-
-
-def stage_sizes(framework: Staged, setting: Setting, stages: int, samples: float) -> tuple[int, ...]:
-    """The number of blocks of each stage, as `Plan` in frameworks/pipeline/stages.py divides them, by the predicted
-    seconds where a run would measure them. samples: of a micro batch"""
-    blocks, seconds = setting.counts.blocks, None
-    if framework.by_seconds:
-        seconds = [block.forward + block.backward for block in setting.passes(samples)]
-    return tuple(framework.sizes(stages, [b.flops for b in blocks], [b.output for b in blocks], seconds))
-
-
 def predict(cut: Cut) -> Outcome:
-    setting, traffics = cut.setting, _traffics(cut)
-    silent = [Traffic()] * len(traffics)
-    compute_s, busy_s = _time(cut, _stages(cut, silent, sends=False))
-    with_layers_s = _time(cut, _stages(cut, traffics, sends=False))[0] if cut.tp > 1 else compute_s
-    with_sends_s, _ = _time(cut, _stages(cut, traffics, sends=True))
+    setting, layers = cut.setting, traffics(cut.setting, cut.samples, cut.tp, cut.again)
+    compute_s, busy_s = _time(cut, _stages(cut, [Traffic()] * len(layers), sends=False))
+    with_layers_s = _time(cut, _stages(cut, layers, sends=False))[0] if cut.tp > 1 else compute_s
+    with_sends_s, _ = _time(cut, _stages(cut, layers, sends=True))
     parameters, shards = rank_parameters(cut), cut.dp if cut.sharded else 1
     update_s = setting.computation.update(max(parameters) / shards) * setting.contention
     layers_s, sends_s = max(0.0, with_layers_s - compute_s), max(0.0, with_sends_s - with_layers_s)
     return Outcome(
         compute_s=busy_s + update_s,
-        messages=tuple(_messages(cut, traffics, max(parameters), layers_s, sends_s)),
+        messages=tuple(_messages(cut, layers, max(parameters), layers_s, sends_s)),
         peak=lambda: memory(cut),
         limits=(
-            Limit("pp", len(traffics), f"the model has {len(traffics)} blocks"),
+            Limit("pp", len(layers), f"the model has {len(layers)} blocks"),
             *([limit(setting)] if cut.tp > 1 else []),
             Limit("dp", setting.job.global_batch, "one sample of the global batch a replica"),
         ),
@@ -83,46 +74,34 @@ def predict(cut: Cut) -> Outcome:
     )
 
 
-def _traffics(cut: Cut) -> list[Traffic]:
-    """The collectives of each block for one micro batch."""
-    blocks = zip(cut.setting.counts.blocks, cut.again, strict=True)
-    return [traffic(block, cut.samples, cut.setting, cut.tp, again) for block, again in blocks]
-
-
-def _stages(cut: Cut, traffics: Sequence[Traffic], sends: bool) -> Stages:
-    """Seconds of each stage's passes for one micro batch, and of sending it to the next stage."""
+def _stages(cut: Cut, layers: Sequence[Traffic], sends: bool) -> Stages:
+    """Seconds of each stage's passes for one micro batch, and of sending it to the next stage. layers: the collectives
+    of each block"""
     setting, machine = cut.setting, cut.setting.machine
-    slowest = machine.slowest(setting.world)
-    blocks = zip(setting.computation.blocks(cut.samples, cut.tp), cut.again, strict=True)
-    passes = [block.times(slowest).rerun(again) for block, again in blocks]
+    slowest, passes = machine.slowest(setting.world), setting.computation.blocks(cut.samples, cut.tp)
     # Collectives were measured while the ranks of their group share the cores. The schedule multiplies all seconds by
-    # the contention of these ranks, so it is divided out here.
+    # the contention of these ranks, so the collectives are divided by it here.
     contention = 1.0 if machine.cores is None else machine.shared_cores(cut.tp)
-    block_forward = [
-        block.forward + max(0.0, sent.forward / contention - block.host_forward)
-        for block, sent in zip(passes, traffics, strict=True)
-    ]
-    block_backward = [
-        block.backward + max(0.0, sent.backward / contention - block.host_backward)
-        for block, sent in zip(passes, traffics, strict=True)
-    ]
-    spans = cut.spans
-    forward, backward = ([sum(s[first:last]) for first, last in spans] for s in (block_forward, block_backward))
-    sending = _sending(cut) if sends and cut.pp > 1 else [0.0 for _ in spans[:-1]]
+    ahead, back = list[float](), list[float]()  # seconds of each block
+    for alone, again, sent in zip(passes, cut.again, layers, strict=True):
+        block = alone.times(slowest).rerun(again)
+        ahead.append(block.forward + max(0.0, sent.forward / contention - block.host_forward))
+        back.append(block.backward + max(0.0, sent.backward / contention - block.host_backward))
+    forward, backward = ([sum(seconds[first:end]) for first, end in cut.spans] for seconds in (ahead, back))
+    sending = _sending(cut) if sends else [0.0] * (len(cut.sizes) - 1)
     if setting.job.device.type == "cpu":  # gloo sends when the receiver asks, and the receiver waits
         measured = machine.sweep("send", setting.world) is not None  # with all ranks of a node
         contention = machine.shared_cores(setting.per_node) if measured else 1.0
         for stage, seconds in enumerate(sending):
             forward[stage + 1] += seconds / contention
             backward[stage] += seconds / contention
-        sending = [0.0 for _ in sending]
+        sending = [0.0] * len(sending)
     return Stages(tuple(forward), tuple(backward), (*sending, 0.0))
 
 
 def _sending(cut: Cut) -> list[float]:
-    """Seconds of a message from each stage to the next one: in the same node, in another one, or on the same rank."""
-    setting, stride, seconds = cut.setting, cut.stage_ranks, list[float]()
-    node = setting.per_node
+    """Seconds of a message from each stage to the next stage, on the same rank, in the same node or in another node."""
+    setting, stride, node, seconds = cut.setting, cut.stage_ranks, cut.setting.per_node, list[float]()
     for stage, (_, end) in enumerate(cut.spans[:-1]):
         here, there = cut.rank_of(stage) * stride, cut.rank_of(stage + 1) * stride
         if here == there:
@@ -136,8 +115,8 @@ def _sending(cut: Cut) -> list[float]:
 
 
 def _time(cut: Cut, stages: Stages) -> tuple[float, float]:
-    """Seconds of all passes of a step, and those in which the busiest rank computes. PipeDream never waits for an empty
-    pipeline: its slowest stage, its slowest message or the cores that all stages share set its rate."""
+    """Seconds of all passes of a step, and the seconds in which the busiest rank computes. PipeDream never waits for an
+    empty pipeline: its slowest stage, its slowest message or the cores that all stages share set its rate."""
     machine, node = cut.setting.machine, cut.setting.per_node
     if cut.schedule == "pipedream":
         busy_s = cut.count * max(cut.of_ranks(stages.busy))
@@ -167,18 +146,16 @@ def _passes(cut: Cut, stages: Stages) -> list[Timed]:
     return schedule.simulate(cut.schedule, stages, cut.pp, cut.count, slower)
 
 
-def _messages(cut: Cut, traffics: Sequence[Traffic], most: float, layers_s: float, sends_s: float) -> Iterator[Message]:
+def _messages(cut: Cut, layers: Sequence[Traffic], most: float, layers_s: float, sends_s: float) -> Iterator[Message]:
     """The messages of a step.
 
-    most: parameters of the rank that has most of them
+    layers: the collectives of each block; most: parameters of the rank that has most of them
     layers_s, sends_s: seconds by which collectives of layers and messages between stages delay the step
     """
     setting, counts = cut.setting, cut.setting.counts
     if cut.tp > 1:
-        bytes_, number = sum(layer.bytes_ for layer in traffics), sum(layer.number for layer in traffics)
-        seconds = max(cut.count * sum(layer.forward + layer.backward for layer in traffics) / cut.pp, layers_s)
-        yield Message("collectives of layers", "tp", cut.count * number, cut.count * bytes_, seconds, layers_s)
-        batch = batch_message(setting, cut.dp, cut.tp)
+        summed, batch = layer_messages(setting, cut.dp, cut.tp, cut.count, layers)
+        yield replace(summed, seconds=max(summed.seconds / cut.pp, layers_s), exposed=layers_s)
         ends = 2 if cut.two_ends else 1  # ranks with the batch; they broadcast at the same time
         yield replace(batch, count=ends * batch.count, bytes_=ends * batch.bytes_)
     if cut.pp > 1:  # outputs to next stages and gradients to previous ones, of the rank that sends most

@@ -65,8 +65,9 @@ def distinct_ranks(world: int, layout: Mapping[str, int]) -> range:
 
 
 def rehearsed_memory(framework: Any, job: Job, layout: Mapping[str, int], pinned: bool | None) -> Memory:
-    """The memory of the fullest rank, from a rehearsal of the `distinct_ranks`. ZeRO 1 and 2 cut parameters at the
-    borders of shards, so the first rank, the last one, and the one with parts of the largest parameters are rehearsed.
+    """The memory of the rank that needs the most, from a rehearsal of the `distinct_ranks`. ZeRO 1 and 2 cut parameters
+    at the borders of shards, so the first rank, the last rank, and the rank with parts of the largest parameters are
+    rehearsed.
 
     pinned: as for `rehearse_job`
     """
@@ -95,8 +96,8 @@ def message(sent: Sent, setting: Setting) -> Message:
 
 
 def memory_of(rank: Rehearsal) -> Memory:
-    """The memory of a rehearsed rank, in bytes. What its peak has beside weights, gradients and optimizer states counts
-    as activations."""
+    """The memory of a rehearsed rank, in bytes. All bytes at its peak beside weights, gradients and optimizer states
+    count as activations."""
     memory = rank.memory or {}
     weights, gradients, optimizer, peak = (
         float(memory.get(name) or 0) for name in ("parameters", "gradients", "optimizer", "peak")

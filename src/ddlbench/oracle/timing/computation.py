@@ -1,9 +1,10 @@
 """Seconds of computing: of each block forward and backward, and of the weight update.
 
 By the roofline (Williams et al. 2009) an operation takes the longer of FLOPs / peak FLOP/s and bytes / bandwidth of the
-memory. On GPUs each kernel also takes a fixed time, and all blocks together take no less than the host needs to start
-their kernels. A measured step shows by which factor the operations are slower than the roofline. If the factor is above
-SLOWEST, the step shows how fast the host is. What remains scales all seconds. Measured blocks replace these seconds.
+memory. On GPUs each kernel also takes a fixed time, and all blocks together take at least the time in which the host
+starts their kernels. A measured step shows by which factor the operations are slower than the roofline. If the factor
+is above SLOWEST, the step shows how fast the host is. The remaining factor scales all seconds. Measured blocks replace
+these seconds.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from dataclasses import astuple, dataclass, field, replace
 
 import numpy as np
 
-from ddlbench.counts.counts import Block, Counts, Floats, Work
+from ddlbench.counts.counts import Block, Counts
 from ddlbench.measure.formulas.flops import peak_flops
 from ddlbench.oracle.machine.machine import Device, nearest
 from ddlbench.recipe.optimizers import Costs
 from ddlbench.recomputation import Plan, repeats
 
-# Times the roofline that the operations of a large batch take in bf16: 1.6 to 2.4, of five models on an H100 and two on
-# an H200 (docs/measurements). A step that takes longer than SLOWEST times does not show them: its host limits it, or it
-# is slow as a whole.
+# The operations of a large batch take 1.6 to 2.4 times as long as the roofline in bf16: five models on an H100 and two
+# on an H200 (docs/measurements). A step that takes more than SLOWEST times as long does not show this factor: its host
+# limits it, or it is slow as a whole.
 USUAL, SLOWEST = 2.0, 2.5
 
 
@@ -29,8 +30,8 @@ USUAL, SLOWEST = 2.0, 2.5
 class Pass:
     """Seconds of one block for one micro batch.
 
-    host_forward, host_backward: seconds of these in which the device waits for the host; collectives of its layers
-        can use them
+    host_forward, host_backward: the part of these seconds in which the device waits for the host; collectives of its
+        layers can use this time
     """
 
     forward: float
@@ -49,7 +50,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class Speeds:
-    """FLOP/s of a device, and the bandwidth of its memory in bytes/s: its peaks, or what large kernels reach.
+    """FLOP/s of a device, and the bandwidth of its memory in bytes/s: its peaks, or the rates of large kernels.
 
     kernel_s: seconds of a kernel beside its work; host_s: seconds in which the host starts a kernel
     """
@@ -68,28 +69,22 @@ class Speeds:
             return None
         return cls(flops, device.bytes_per_s, device.kernel_s, device.host_s)
 
-    def operations(self, work: Work, samples: float) -> Floats:
-        """Seconds of the work of each operation."""
-        return np.maximum(work.flops * samples / self.flops_per_s, work.moved.at(samples) / self.bytes_per_s)
-
-    def seconds(self, work: Work, samples: float, part: float = 1.0) -> tuple[float, float]:
-        """Seconds of a pass, and those of them in which the device waits for the host. part: the share of the work that
-        this rank does; the number of kernels stays the same"""
-        kernels = len(work.flops)
-        on_device = float(self.operations(work, samples).sum()) * part + kernels * self.kernel_s
-        waiting = max(0.0, kernels * self.host_s - on_device)
-        return on_device + waiting, waiting
-
     def block(self, block: Block, samples: float, tp: int = 1) -> Pass:
-        """Seconds of a block for a micro batch. tp: ranks that share the block as far as it can be shared; its backward
-        pass is shared as its forward pass is"""
-        seconds = self.operations(block.forward, samples)
-        total = float(seconds.sum())
-        shared = float(seconds[block.forward.shared].sum()) / total if total and tp > 1 else 0.0
-        part = 1 - shared + shared / tp
-        forward, host_forward = self.seconds(block.forward, samples, part)
-        backward, host_backward = self.seconds(block.backward, samples, part)
-        return Pass(forward, backward, host_forward, host_backward)
+        """Seconds of a block for a micro batch. tp: ranks that share the block as far as it can be shared. Its backward
+        pass is shared in the same proportion as its forward pass"""
+        ahead, back = (  # seconds of the work of each operation
+            np.maximum(work.flops * samples / self.flops_per_s, work.moved.at(samples) / self.bytes_per_s)
+            for work in (block.forward, block.backward)
+        )
+        total = float(ahead.sum())
+        shared = float(ahead[block.forward.shared].sum()) / total if total and tp > 1 else 0.0
+        part = 1 - shared + shared / tp  # of the work of a rank, which starts all kernels
+        seconds, waits = list[float](), list[float]()
+        for operations in (ahead, back):
+            on_device = float(operations.sum()) * part + len(operations) * self.kernel_s
+            waits.append(max(0.0, len(operations) * self.host_s - on_device))
+            seconds.append(on_device + waits[-1])
+        return Pass(*seconds, *waits)
 
 
 # For a device whose peaks are unknown: 10 FLOPs a byte. Only the proportions of the seconds mean something.
@@ -104,7 +99,7 @@ class Computation:
     factor: seconds of a measured step / seconds that the speeds or the measured blocks give it
     samples: the micro batch of the measured step, None if there is none; remarks: further notes on the basis
     measured: passes of blocks by micro batch size; update_s: of one parameter, None: by its bytes
-    measure: measures the blocks, and the update in seconds, for a micro batch of at most `largest` samples
+    measure: measures the blocks and the update, in seconds, for a micro batch of at most `largest` samples
     """
 
     counts: Counts
@@ -121,9 +116,9 @@ class Computation:
     _cache: dict[tuple[float, int], list[Pass]] = field(default_factory=dict[tuple[float, int], list[Pass]], init=False)
 
     def blocks(self, samples: float, tp: int = 1, plan: Plan | None = None) -> list[Pass]:
-        """Seconds of each block for a micro batch. tp: ranks that share each block as far as it can be shared; plan: of
-        the blocks that run again in their backward pass, None: no block does"""
-        size = max(1, min(int(samples), self.largest))  # of a part of an image: the whole one
+        """Seconds of each block for a micro batch. tp: ranks that share each block as far as it can be shared; plan:
+        which blocks run again in their backward pass; None: no block"""
+        size = max(1, min(int(samples), self.largest))  # of a part of an image: of the complete image
         if self.measure is not None and size not in self.measured:
             self.measured[size], update_s = self.measure(size)
             self.update_s = self.update_s or update_s / self.counts.parameter_count
@@ -144,8 +139,8 @@ class Computation:
         return [one.rerun(count) for one, count in zip(passes, repeats(plan), strict=True)] if plan else passes
 
     def _queued(self, passes: list[Pass]) -> list[Pass]:
-        """Kernels wait in a queue: while one block keeps the device busy, the host starts the kernels of the next ones.
-        So all blocks together wait only for what the host needs beyond the device's seconds."""
+        """Kernels wait in a queue: while one block keeps the device busy, the host starts the kernels of the next
+        blocks. So all blocks together wait only for the time of the host that is longer than the device's time."""
         waiting = sum(one.host_forward + one.host_backward for one in passes)
         if not waiting:
             return passes

@@ -1,7 +1,7 @@
 """Seconds of a pipeline schedule: the order of the passes on each rank, and a simulation of when each pass starts.
 
-GPipe (Huang et al. 2019), 1F1B (Narayanan et al. 2019), and those with several stages a rank in the order of
-torch.distributed.pipelining. With p equal stages, m micro batches and free messages GPipe and 1F1B take (m + p - 1)
+GPipe (Huang et al. 2019), 1F1B (Narayanan et al. 2019), and the schedules of torch.distributed.pipelining with several
+stages a rank, in its order. With p equal stages, m micro batches and free messages GPipe and 1F1B take (m + p - 1)
 (F + B).
 """
 
@@ -51,8 +51,9 @@ class Stages:
 def seconds(schedule: str, stages: Stages, ranks: int, micro_batches: int) -> float:
     """Seconds of all micro batches.
 
-    In a long GPipe or 1F1B each further `ranks` micro batches take as long as those before, so only the first ones are
-    simulated. A single one may take longer: with messages 1F1B waits once in so many micro batches.
+    In a long GPipe or 1F1B each further group of `ranks` micro batches takes as long as the group before it, so only
+    the first groups are simulated. One micro batch may take longer than the next one: with messages 1F1B waits once in
+    a group.
     """
     steady = 8 * len(stages.forward) + 2
     if schedule not in ("gpipe", "1f1b") or micro_batches <= steady:
@@ -65,10 +66,10 @@ def seconds(schedule: str, stages: Stages, ranks: int, micro_batches: int) -> fl
 def simulate(
     schedule: str, stages: Stages, ranks: int, micro_batches: int, slower: Callable[[int], float] = lambda _: 1.0
 ) -> list[Timed]:
-    """Run the passes of every rank in their order; each starts as soon as its input is ready. Returns the passes in the
-    order of their ends.
+    """Run the passes of every rank in their order. Each pass starts as soon as its input is ready. Returns the passes
+    in the order of their ends.
 
-    slower: of ranks that share cores: while k of them compute at once, each takes slower(k) times as long
+    slower: for ranks that share cores: while k of them compute at once, each pass takes slower(k) times as long
     """
     count, now = len(stages.forward), 0.0
     passes, done = list[Timed](), dict[Op, float]()
@@ -149,14 +150,14 @@ def _library_order(schedule: str, ranks: int, local: int, micro_batches: int) ->
     # Without its messages, which take torch seconds at 64 ranks.
     without = type(library.__name__, (library,), {"_prepare_schedule_with_comms": lambda *_: None})
     plan = without([stage] * local, micro_batches).pipeline_order
-    return [tuple(op for action in plan[rank] if action is not None for op in _passes(action)) for rank in plan]
-
-
-def _passes(action: Any) -> list[Op]:
-    """The pass of an action of torch's plan, or the forward and the backward pass that it overlaps."""
-    kinds = {"FORWARD": F, "FULL_BACKWARD": B, "BACKWARD_INPUT": INPUTS, "BACKWARD_WEIGHT": WEIGHTS}
-    parts = [
-        (kinds[part.computation_type.name], part.stage_index, part.microbatch_index)
-        for part in action.sub_actions or (action,)
-    ]
-    return parts if action.sub_actions is None else [(OVERLAPPED, *parts[0][1:]), parts[1]]
+    kinds = {"FULL_BACKWARD": B, "BACKWARD_INPUT": INPUTS, "BACKWARD_WEIGHT": WEIGHTS}
+    orders = list[tuple[Op, ...]]()
+    for actions in plan.values():
+        passes = list[Op]()
+        for action in filter(None, actions):
+            forward = OVERLAPPED if action.sub_actions else F  # such an action is a forward and a backward pass
+            for part in action.sub_actions or (action,):
+                kind = {**kinds, "FORWARD": forward}[part.computation_type.name]
+                passes.append((kind, part.stage_index, part.microbatch_index))
+        orders.append(tuple(passes))
+    return orders
