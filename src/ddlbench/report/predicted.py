@@ -56,7 +56,7 @@ def with_predictions(tables: Tables, records: Records, cluster: str) -> Tables:
                 predicted = _of_own(row, attempts[run["path"]], bases, machine)
             else:
                 continue
-            columns[measurement] = _with_error(row, predicted)
+            columns[measurement] = with_error(row, predicted)
         except Exception as error:  # whatever one record holds, the others are predicted
             text = str(error) if isinstance(error, RunError) else f"its record cannot be used ({reason_of(error)})"
             missing.append((" ".join(text.split()), _name(row)))
@@ -120,7 +120,7 @@ def _from_its_base(row: Row, stated: Point) -> Row:
     }
 
 
-def _with_error(row: Row, predicted: Row) -> Row:
+def with_error(row: Row, predicted: Row) -> Row:
     """The predicted_* columns with error and flag. The error leaves out the time that ranks wait for data, which is not
     predicted."""
     measured_s = without_data_wait(row["sample_time_s"], row[wait_column(row)])

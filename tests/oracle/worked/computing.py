@@ -17,7 +17,7 @@ from ddlbench.oracle.measured.inputs import OneStep, from_one_step
 from ddlbench.oracle.predictor import Inputs, Prediction, predict
 from ddlbench.oracle.timing.computation import Computation, Pass, Speeds
 from ddlbench.recipe.optimizers import optimizers
-from ddlbench.report.predicted import cells
+from ddlbench.report.predicted import with_error
 from tests.oracle.made import MACHINE, block, made
 
 GB, M = 1e9, 8e9  # bytes
@@ -113,9 +113,9 @@ def loaded() -> Prediction:
 
 
 def error() -> list[str]:
-    names = ("data_wait_share", "memory_allocated_peak_bytes", "profile_step_time_s", "compute_share")
-    row = {**dict.fromkeys(names), "global_batch": 32, "sample_time_s": 0.32 / 32}
-    return [f"{100 * cells(row, replace(loaded(), step_s=0.30))['predicted_error']:.3g} %"]
+    predicted = {"predicted_step_s": 0.30, "predicted_low_s": None, "predicted_high_s": None}
+    row = {"data_wait_share": None, "profile_step_time_s": None, "global_batch": 32, "sample_time_s": 0.32 / 32}
+    return [f"{100 * with_error(row, predicted)['predicted_error']:.3g} %"]
 
 
 COMPUTING: dict[str, Callable[[], list[str]]] = {
