@@ -13,9 +13,10 @@ from contextlib import ExitStack
 from typing import Any, TypeAlias
 from unittest.mock import patch
 
+import torch
 import torch.distributed as dist
 
-from ddlbench.measure.clock import EpochClock
+from ddlbench.measure import clock
 
 # ("collective", communicator, number, operation), ("messages", communicator, number, [("send" | "recv", peer), ...]),
 # ("wait", number), ("synchronize",), ("meet",), ("ready",): the set-up has ended
@@ -59,7 +60,7 @@ class Trace:
             self._replace(group, name, self._message(name, getattr(group, name)))
         self._replace(dist.Work, "wait", self._wait(dist.Work.wait))
         self._replace(dist, "batch_isend_irecv", self._batched(dist.batch_isend_irecv))
-        self._replace(EpochClock, "_idle", self._idle(EpochClock._idle))
+        self._replace(clock, "idle", self._idle(clock.idle))
         return self
 
     def _replace(self, owner: Any, name: str, function: Any) -> None:
@@ -152,11 +153,11 @@ class Trace:
 
         return recorded
 
-    def _idle(self, real: Callable[[EpochClock], float]) -> Callable[[EpochClock], float]:
-        def recorded(clock: EpochClock) -> float:
+    def _idle(self, real: Callable[[torch.device], None]) -> Callable[[torch.device], None]:
+        def recorded(device: torch.device) -> None:
             self.events.append(("synchronize",))
             self._assert_all_ended()
-            return real(clock)
+            real(device)
 
         return recorded
 
