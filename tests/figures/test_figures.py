@@ -100,6 +100,12 @@ def test_throughput_and_efficiency(tmp_path):
     assert lines(efficiency, "ddp") == [[[2, pytest.approx(1)], [4, pytest.approx(0.95)], [8, pytest.approx(0.8)]]]
 
 
+def test_one_gpu_count_has_no_ideal_line_in_plot_or_legend(tmp_path):
+    write_run(tmp_path, framework="fsdp", gpus=2)
+    (axes,) = drawn(tmp_path, "throughput")["throughput"].axes
+    assert axes.get_legend_handles_labels()[1] == ["fsdp"]
+
+
 def test_bars_of_ratios_count_the_interval_of_the_base_too(tmp_path):
     """Seconds a sample of ddp on two GPUs: 10 to 15 ms (median 12); on eight: 4 to 8 ms (median 5)."""
     times = {2: (10.0, 11.0, 11.5, 12.5, 14.0, 15.0), 8: (4.0, 4.5, 4.8, 5.2, 7.0, 8.0)}

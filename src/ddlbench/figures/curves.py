@@ -189,7 +189,8 @@ def draw(axes: Axes, panel: Panel, looks: Looks, quantity: Quantity, others: Seq
         for base in dict.fromkeys(filter(None, (row.base(panel.on_own_bases) for row in panel.rows))):
             ends = (base.gpus, max(panel.gpus))
             ideal = [quantity.ideal(base, count) for count in ends]
-            axes.plot(ends, ideal, label="ideal", **cast(Any, plotting.IDEAL))
+            if len(set(ends)) > 1:  # at one GPU count there is no line, and no name in the legend
+                axes.plot(ends, ideal, label="ideal", **cast(Any, plotting.IDEAL))
             values += ideal
     for (name, rows), place in zip(curves.items(), places(list(curves.values())), strict=True):
         look = looks[rows[0].curve_key]
