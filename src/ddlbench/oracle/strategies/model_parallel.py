@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ddlbench.counts.counting import count_job
-from ddlbench.counts.counts import Share
+from ddlbench.counts.counts import Block, Share
 from ddlbench.errors import Unsupported
 from ddlbench.frameworks.megatron.adapter import Megatron
 from ddlbench.frameworks.shared.groups import batch_norms
@@ -110,22 +110,7 @@ def traffics(
         return [Traffic()] * len(blocks)
     to = setting.path(tp)
     for block, times in zip(blocks, again, strict=True):
-        ahead, back, last = (list[tuple[str, float]]() for _ in range(3))  # kind and bytes of each collective
-        for exchange in block.exchanges:
-            style, entering, leaving = exchange.style, exchange.input_bytes * samples, exchange.output_bytes * samples
-            if style == "channel":
-                ahead.append(("all_reduce", leaving))
-                back.append(("all_gather", entering))
-            elif style in GATHERED:
-                # A second run ends before what follows the last saved tensor: the gathering of a block's output.
-                (last if style == "channels" else ahead).append(("all_gather", leaving))
-            elif style in SUMMED_AHEAD or (style in SUMMED_BACK and (sequence or not exchange.first)):
-                size = leaving if style in SUMMED_AHEAD else entering
-                if sequence:
-                    ahead.append(("all_gather", size))
-                    back.append(("all_gather", size))
-                else:
-                    (ahead if style in SUMMED_AHEAD else back).append(("all_reduce", size))
+        ahead, back, last = _collectives(block, samples, sequence)
         back += (times + block.selective) * ahead
         ahead += last
         if block is blocks[-1]:
@@ -135,6 +120,27 @@ def traffics(
         forward, backward = (sum(to.seconds(*collective) for collective in part) for part in (ahead, back))
         result.append(Traffic(forward, backward, sum(bytes_ for _, bytes_ in (*ahead, *back)), len(ahead) + len(back)))
     return result
+
+
+def _collectives(block: Block, samples: float, sequence: bool) -> Sequence[list[tuple[str, float]]]:
+    """Kind and bytes of each collective between the layers of a block: those of the forward pass, of the backward pass,
+    and at the end of the forward pass. A second run ends before the last ones: they follow the last saved tensor."""
+    ahead, back, last = (list[tuple[str, float]]() for _ in range(3))
+    for exchange in block.exchanges:
+        style, entering, leaving = exchange.style, exchange.input_bytes * samples, exchange.output_bytes * samples
+        if style == "channel":
+            ahead.append(("all_reduce", leaving))
+            back.append(("all_gather", entering))
+        elif style in GATHERED:
+            (last if style == "channels" else ahead).append(("all_gather", leaving))
+        elif style in SUMMED_AHEAD or (style in SUMMED_BACK and (sequence or not exchange.first)):
+            size = leaving if style in SUMMED_AHEAD else entering
+            if sequence:
+                ahead.append(("all_gather", size))
+                back.append(("all_gather", size))
+            else:
+                (ahead if style in SUMMED_AHEAD else back).append(("all_reduce", size))
+    return ahead, back, last
 
 
 def layer_messages(setting: Setting, dp: int, tp: int, count: int, traffics: Sequence[Traffic]) -> list[Message]:
