@@ -24,6 +24,7 @@ NETWORKS = {
     "ConnectX-5 EDR (PCIe 3 x16)": 12.5, "InfiniBand EDR 12.5 GB/s": 12.5, "dual-rail EDR InfiniBand (25 GB/s)": 25,
     "NVLink 600 GB/s within a node and 200 Gb/s HDR InfiniBand": 25,
     "NVLink (600 GB/s) / HDR InfiniBand (200 Gb/s)": 25, "Omni Path": 12.5, "10GigE": 1.25, "Slingshot-10": 12.5,
+    "InfiniBand 100 Gb/sec (4X EDR), Mellanox MT27700": 12.5, "4 * 100Gb RoCE": 50,
 }  # fmt: skip
 
 
@@ -32,8 +33,11 @@ def test_a_network_s_words_give_bytes_per_second_of_a_node(network: str, gigabyt
     assert node_bytes_per_s(network, per_node=8) == pytest.approx(gigabytes * 1e9)
 
 
-@pytest.mark.parametrize("network", ["", "fast", "Management: 1x Ethernet 10GB/Sec", "NVLink 300 GB/s"])
-def test_a_network_for_management_or_within_a_node_or_without_a_speed_is_refused(network: str) -> None:
+@pytest.mark.parametrize(
+    "network",
+    ["", "fast", "Management: 1x Ethernet 10GB/Sec", "NVLink 300 GB/s", "TCP sockets on InfiniBand 100 Gb/s"],
+)
+def test_a_network_for_management_or_within_a_node_or_with_another_or_no_speed_is_refused(network: str) -> None:
     with pytest.raises(UserError, match="has no speed"):
         node_bytes_per_s(network, per_node=8)
 

@@ -22,13 +22,16 @@ NAMES = {  # Gbit/s of an adapter
 }  # fmt: skip
 BITS = (40, 56, 100, 200, 400, 800)  # speeds of InfiniBand in Gbit/s, also where a source writes GB/s
 SPEED = re.compile(r"(\d+(?:\.\d+)?) ?(g|t)(?:ig)?(?:b|e|bit|be|abit)?(?:ps|/s(?:ec)?)?\b", re.IGNORECASE)
-# Names of machines and buses, whose numbers are neither speeds nor numbers of adapters: p4d.24xlarge, PCIe 3 x16.
+# Names of machines and buses, and the parts or lanes of a stated sum, whose numbers are neither speeds nor numbers of
+# adapters: p4d.24xlarge, PCIe 3 x16, "100 Gb/sec (4X EDR)".
 OTHER_NUMBERS = re.compile(
-    r"\b\S*\d*xlarge\b|\b\w+-\w*gpu\S*|pci-?e(?:xpress)?(?: ?gen)? ?\d?(?:\.0)?(?: ?x ?\d+)?", re.IGNORECASE
+    r"\b\S*\d*xlarge\b|\b\w+-\w*gpu\S*|pci-?e(?:xpress)?(?: ?gen)? ?\d?(?:\.0)?(?: ?x ?\d+)?"
+    r"|(?:(?<=b/s)|(?<=b/sec)|(?<=bps)) \(\d+ ?x [^)]*\)",
+    re.IGNORECASE,
 )
 NUMBERS = {"dual": 2, "two": 2, "quad": 4, "four": 4, "eight": 8}
-ADAPTERS = (  # "8x HDR", "4 InfiniBand HDR adapters", "dual-rail", "HDR x 4"
-    re.compile(r"(?<![\w.-])(\d+) ?[x\u00d7] ?(?=\w)", re.IGNORECASE),
+ADAPTERS = (  # "8x HDR", "4 * 100Gb", "4 InfiniBand HDR adapters", "dual-rail", "HDR x 4"
+    re.compile(r"(?<![\w.-])(\d+) ?[x\u00d7*] ?(?=\w)", re.IGNORECASE),
     re.compile(
         rf"\b(\d+|{'|'.join(NUMBERS)})(?:[ -]\w+(?:-\w+)?){{0,3}}?[ -](?:adapter|rail|nic|hca|port)s?\b", re.IGNORECASE
     ),
@@ -82,13 +85,13 @@ def node_bytes_per_s(network: str, per_node: int) -> float:
     named = {part.partition(":")[0].lower(): part for part in parts if ":" in part}
     text = named.get("compute", "" if "management" in named else network)
     clauses = [
-        OTHER_NUMBERS.sub(" ", part)
-        for clause in re.split(r"[,;+&]| and | / ", text)
+        part
+        for clause in re.split(r"[,;+&]| and | / ", OTHER_NUMBERS.sub(" ", text))
         if BETWEEN_NODES.search(clause) or not WITHIN_NODE.search(clause)
         for part in re.split("[()]", clause)
     ]
     rates = [(gbit, _adapters(clause)) for clause in clauses if (gbit := _gbit(clause, text))]
-    if not rates:
+    if not rates or re.search(r"\bsockets?\b.*infiniband", text, re.IGNORECASE):
         raise UserError(f"network {network!r} has no speed of the links between nodes")
     total = max(gbit * count for gbit, count in rates)
     if all(count == 1 for _, count in rates):  # a clause may have the number alone: "100 Gb/s (4 adapters)"
