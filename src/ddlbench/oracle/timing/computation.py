@@ -10,7 +10,8 @@ these seconds.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,8 +27,7 @@ from ddlbench.recomputation import Plan, repeats
 USUAL, SLOWEST = 2.0, 2.5
 
 
-@dataclass(frozen=True)
-class Pass:
+class Pass(NamedTuple):
     """Seconds of one block for one micro batch.
 
     host_forward, host_backward: the part of these seconds in which the device waits for the host; collectives of its
@@ -40,7 +40,7 @@ class Pass:
     host_backward: float = 0.0
 
     def times(self, factor: float) -> Pass:
-        return Pass(*(factor * seconds for seconds in astuple(self)))
+        return Pass(*(factor * seconds for seconds in self))
 
     def rerun(self, count: int) -> Pass:
         """With a backward pass before which the forward pass runs `count` times again."""
