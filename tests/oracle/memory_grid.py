@@ -1,7 +1,8 @@
 """Predicted bytes of the fullest rank beside those that a rehearsal of the same job counts, for a grid of small jobs.
 
-python -m tests.oracle.memory_grid --frameworks zero3 gpipe --ranks 4 --keep FILE.jsonl  (rows that it has are kept)
-python -m tests.oracle.memory_grid --keep FILE.jsonl --table     (all of it as Markdown, predicted anew)
+python -m tests.oracle.memory_grid --frameworks zero3 gpipe --ranks 4 --keep FILE.jsonl
+
+Rows that the file has are not rehearsed again, but predicted anew. At the end is a table in Markdown.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from ddlbench.config.compose import configuration
 from ddlbench.config.schema import Config
 from ddlbench.errors import RunError
 from ddlbench.oracle.machine.machine import Link, load
-from ddlbench.oracle.measured.inputs import OneStep, from_one_step
-from ddlbench.oracle.predictor import Inputs, Prediction, predict
+from ddlbench.oracle.measured.inputs import OneStep
+from ddlbench.oracle.predictor import Prediction
 from ddlbench.oracle.strategies.traced import distinct_ranks
 from ddlbench.ranks.launch import Launch
 from ddlbench.rehearsal.rehearse import rehearse
+from tests.oracle.made import by_one_step
 from tests.support.libraries import why_no_horovod
 from tests.support.rehearsals import MODELS
 
@@ -120,8 +122,7 @@ def variants(framework: str, ranks: int) -> Iterator[str]:
 
 
 def predicted(config: Config, ranks: int) -> Prediction:
-    inputs = Inputs(MACHINE, lambda config: from_one_step(config, MACHINE, OneStep(1.0)))
-    return predict(config, ranks, inputs)
+    return by_one_step(config, ranks, MACHINE, OneStep(1.0))
 
 
 def rehearsed(config: Config, rank: int, ranks: int) -> dict[str, int]:
@@ -141,7 +142,8 @@ def rehearsed_ranks(config: Config, row: Prediction) -> list[dict[str, int]]:
     return sorted(memories, key=lambda memory: memory["peak"], reverse=True)
 
 
-def compared(case: Case) -> Row:
+def compared(case: Case, before: Row | None = None) -> Row:
+    """before: a row that has what was counted, so that nothing is rehearsed again"""
     if case.framework == "horovod" and (why := why_no_horovod()):
         return Row(case, reason=why)
     config = configuration(*case.words)
@@ -151,14 +153,8 @@ def compared(case: Case) -> Row:
         return Row(case, reason=str(error))
     if row.status != "ok":
         return Row(case, reason=row.reason)
-    return Row(case, row.memory_bytes, rehearsed_ranks(config, row)[0]["peak"])
-
-
-def again(row: Row) -> Row:
-    """Predicted anew, beside what was counted before."""
-    if row.counted is None:
-        return row
-    return replace(row, predicted=predicted(configuration(*row.case.words), row.case.ranks).memory_bytes)
+    counted = before.counted if before else rehearsed_ranks(config, row)[0]["peak"]
+    return Row(case, row.memory_bytes, counted)
 
 
 def kept(file: Path) -> dict[Case, Row]:
@@ -190,23 +186,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--frameworks", nargs="+", default=FRAMEWORKS)
     parser.add_argument("--models", nargs="+", default=list(MODELS))
-    parser.add_argument("--variants", nargs="+", default=[*VARIANTS, "buckets", "replicated", "sharded"])
     parser.add_argument("--ranks", nargs="+", type=int, default=RANKS)
     parser.add_argument("--keep", type=Path, required=True)
-    parser.add_argument("--table", action="store_true", help="print what is kept, predicted anew, and rehearse nothing")
     asked = parser.parse_args()
-    done = kept(asked.keep)
-    if asked.table:
-        print(table([again(row) for row in done.values()]))
-        return
+    done, rows = kept(asked.keep), list[Row]()
     for case in grid(asked.frameworks, asked.ranks):
-        if case in done or case.model not in asked.models or case.variant not in asked.variants:
+        if case.model not in asked.models:
             continue
-        row = compared(case)
-        with asked.keep.open("a") as file:
-            file.write(json.dumps(asdict(row)) + "\n")
-        name = " ".join(map(str, asdict(case).values()))
-        print(f"{name}: {cell(row) or row.reason}", flush=True)
+        row = compared(case, done.get(case))
+        if case not in done:
+            with asked.keep.open("a") as file:
+                file.write(json.dumps(asdict(row)) + "\n")
+        rows.append(row)
+        print(*asdict(case).values(), cell(row) or row.reason, flush=True)
+    print(table(rows))
 
 
 if __name__ == "__main__":

@@ -13,11 +13,10 @@ import pytest
 
 from ddlbench.config.compose import configuration
 from ddlbench.oracle.machine.collectives import hierarchical_all_reduce, path, ring_all_reduce
-from ddlbench.oracle.machine.machine import load
-from ddlbench.oracle.measured.inputs import OneStep, from_one_step
-from ddlbench.oracle.predictor import Inputs, Prediction, predict
+from ddlbench.oracle.measured.inputs import OneStep
+from ddlbench.oracle.predictor import Prediction
+from tests.oracle.made import ABCI, by_one_step
 
-ABCI = load("abci")
 # torchvision's documentation: parameters of resnet50 and vgg16; 4 bytes each.
 BYTES = {"resnet50": 4 * 25_557_032, "vgg16": 4 * 138_357_544}
 SAMPLES = {"resnet50": 64, "vgg16": 32}  # a GPU, section 3 of the paper
@@ -28,9 +27,7 @@ LABELS = ["ResNet-50", "ResNet-50, one message in a ring", "VGG-16", "VGG-16, on
 @cache
 def predicted(model: str, gpus: int, algorithm: str, *more: str) -> Prediction:
     words = ("+framework=ddp", f"+model={model}", f"train.batch_per_gpu={SAMPLES[model]}", *more)
-    config = configuration(*words)
-    machine = replace(ABCI, algorithm=algorithm)
-    return predict(config, gpus, Inputs(machine, lambda given: from_one_step(given, machine, OneStep(STEP_S))))
+    return by_one_step(configuration(*words), gpus, replace(ABCI, algorithm=algorithm), OneStep(STEP_S))
 
 
 @pytest.mark.parametrize("model", BYTES)

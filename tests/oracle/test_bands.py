@@ -49,11 +49,6 @@ def test_the_band_of_cpus_is_that_of_the_miniatures_of_the_papers() -> None:
     assert ends([1 / (1 + error) for error in rows.predicted_error]) == BANDS["cpu"]
 
 
-def test_every_layout_has_the_band_of_layouts() -> None:
-    for nodes, name in ((1, "layout"), (2, "layout on several nodes"), (128, "layout on several nodes")):
-        assert {band(layout, nodes) for layout in LAYOUTS} == {BANDS[name]}
-
-
 def test_only_frameworks_of_whole_replicas_are_no_layouts() -> None:
     replicas = {"ddp", "deepspeed", "fsdp", "horovod", "local_sgd", "parameter_server", "single"}
     zero = {f"zero{stage}" for stage in range(4)}

@@ -91,11 +91,12 @@ def test_a_step_has_its_computing_and_no_more_communication_than_it_sends(
 @quick
 @given(st.floats(1.0, 1e10), st.integers(1, 4096), links, factor)
 def test_collectives(size: float, ranks: int, given_links: Any, more: float):
-    """Zero on one rank; more bytes take longer, and not more times as long; no algorithm is faster than the chosen
-    one."""
+    """Zero on one rank and for no bytes; more bytes take longer, and not more times as long; no algorithm is faster
+    than the chosen one."""
     to = path(machine(given_links), ranks)
     for kind in FORMULAS:
         took = to.seconds(kind, size)
+        assert to.seconds(kind, 0) == 0
         assert took == 0 if ranks == 1 else took > 0
         assert took <= to.seconds(kind, more * size) <= more * took * (1 + 1e-9)
     if ranks > 1:

@@ -17,12 +17,10 @@ from ddlbench.frameworks.single import Single
 from ddlbench.frameworks.spatial.adapter import Spatial
 from ddlbench.frameworks.tensor.adapter import TensorParallel
 from ddlbench.job import Model
-from ddlbench.models.vgg import VGG
 from ddlbench.oracle.predictor import strategy
 from ddlbench.oracle.setting import Outcome
-from tests.oracle.made import GPT, setting
+from tests.oracle.made import GPT, VGG16, setting
 
-VGG16 = VGG("vgg16", channels=[8, 8, 16, 16, 16], hidden=32, dropout=0.0, image_size=64, num_classes=10)
 OF_IMAGES = [TensorParallel(convolutions="channels", tp=1), Spatial(sp=1)]
 ON_ONE_RANK = [
     DDP(),

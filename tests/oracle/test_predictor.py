@@ -11,12 +11,9 @@ from ddlbench.config.compose import configuration
 from ddlbench.config.schema import Config
 from ddlbench.errors import UserError
 from ddlbench.frameworks.spatial.adapter import Spatial
-from ddlbench.models.resnet import ResNet
 from ddlbench.oracle.predictor import Inputs, predict
 from ddlbench.oracle.timing.computation import Computation
-from tests.oracle.made import MACHINE, setting
-
-RESNET = ResNet("resnet50", [1, 1, 1, 1], width_per_group=16, image_size=64, num_classes=10)
+from tests.oracle.made import MACHINE, RESNET, setting
 
 
 def config(*words: str) -> Config:

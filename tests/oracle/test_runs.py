@@ -11,29 +11,15 @@ from ddlbench.config.compose import configuration
 from ddlbench.config.schema import Config
 from ddlbench.errors import UserError
 from ddlbench.oracle.machine.machine import load
-from ddlbench.oracle.measured.inputs import OneStep, from_one_step
+from ddlbench.oracle.measured.inputs import OneStep
 from ddlbench.oracle.predictor import Inputs, predict
 from ddlbench.oracle.runs import Results
 from ddlbench.results.reading.attempts import Attempt
+from tests.oracle.made import ABCI, by_one_step, record
 from tests.support.records import write_run
 
 WORDS = ("+framework=ddp", "+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=16",
          "model.image_size=64", "train.batch_per_gpu=8")  # fmt: skip
-ABCI = load("abci")
-
-
-def record(asked: Config, ranks: int, step_s: float, **changes: Any) -> Attempt:
-    """A complete run on V100s, as far as the oracle reads it; `changes` replace sections."""
-    batch = 8 * ranks
-    content = {
-        "status": "ok",
-        "config": asked.resolved,
-        "launch": {"world_size": ranks, "device_type": "cuda"},
-        "environment": {"gpu_model": "Tesla V100-SXM2-16GB"},
-        "ledger": {"global_batch": batch, "data_size": ranks, "micro_batches": 1},
-        "summary": {"throughput_samples_per_s": batch / step_s, "data_wait_share": 0.0},
-    }
-    return Attempt(Path(f"results/run-{ranks}/attempt-1"), {**content, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -107,35 +93,24 @@ def test_waiting_for_data_is_taken_off(config: Config, wait: dict[str, float]) -
     assert result.step(8) == pytest.approx(0.4)
 
 
-@pytest.mark.parametrize("algorithm", ["auto", "ring"])
-def test_a_few_devices_give_one_device_s_seconds(config: Config, algorithm: str) -> None:
-    """What one device with 0.25 s predicts for 8 leads back to 0.25 s."""
-    machine = replace(ABCI, algorithm=algorithm)
-    inputs = Inputs(machine, lambda asked: from_one_step(asked, machine, OneStep(0.25)))
-    eight = predict(config, 8, inputs)
+@pytest.mark.parametrize(("algorithm", "micro"), [("auto", 8), ("ring", 8), ("auto", 4)])
+def test_a_few_devices_give_one_device_s_seconds(config: Config, algorithm: str, micro: int) -> None:
+    """What one device with 0.25 s predicts for 8 leads back to 0.25 s, with one micro batch on each device or two."""
+    machine, count = replace(ABCI, algorithm=algorithm), 8 // micro
+    asked = replace(config, train=replace(config.train, micro_batch=micro))
+    eight = by_one_step(asked, 8, machine, OneStep(0.25, 8, micro))
     assert eight.step_s is not None
     assert eight.comm_exposed_s
-    result = results(record(config, 8, eight.step_s)).computation(config, machine)
-    assert result.step(8) == pytest.approx(0.25)
+    ledger = {"global_batch": 64, "data_size": 8, "micro_batches": count}
+    result = results(record(config, 8, eight.step_s, ledger=ledger)).computation(config, machine)
+    assert result.step(micro, micro_batches=count) == pytest.approx(0.25)
     assert result.basis == "ddp on 8 devices (run-8)"
-
-
-def test_a_few_devices_with_micro_batches_give_one_device_s_seconds(config: Config) -> None:
-    """The base has two micro batches of 4 on each device, and what is asked for has one of 8."""
-    two = replace(config, train=replace(config.train, micro_batch=4))
-    inputs = Inputs(ABCI, lambda asked: from_one_step(asked, ABCI, OneStep(0.25, 8, 4)))
-    eight = predict(two, 8, inputs)
-    assert eight.step_s is not None
-    ledger = {"global_batch": 64, "data_size": 8, "micro_batches": 2}
-    result = results(record(config, 8, eight.step_s, ledger=ledger)).computation(config, ABCI)
-    assert result.step(4, micro_batches=2) == pytest.approx(0.25)
 
 
 def test_a_base_whose_micro_batch_does_not_divide_the_samples_of_a_device() -> None:
     """24 samples in six micro batches of 4 over four stages: each device has 6 of them."""
     config = configuration("+framework=gpipe", *WORDS[1:-1], "train.global_batch=24", "train.micro_batch=4")
-    inputs = Inputs(ABCI, lambda asked: from_one_step(asked, ABCI, OneStep(0.25, 24, 4)))
-    four = predict(config, 4, inputs)
+    four = by_one_step(config, 4, ABCI, OneStep(0.25, 24, 4))
     assert four.step_s is not None
     ledger = {"global_batch": 24, "data_size": 1, "micro_batches": 6}
     summary = {"throughput_samples_per_s": 24 / four.step_s}
@@ -207,17 +182,11 @@ def test_a_run_whose_summary_the_tables_leave_out_is_no_base(tmp_path: Path) -> 
     assert [attempt.path for attempt in Results.read(tmp_path).attempts] == [kept]
 
 
-def test_another_precision_is_no_base(config: Config) -> None:
-    half = configuration(*WORDS, "train.precision=fp16")
-    with pytest.raises(UserError, match=r"nearest has train\.precision=fp32, not fp16"):
-        results(record(config, 1, 0.5)).computation(half, ABCI)
-
-
-@pytest.mark.parametrize("key", ["deterministic", "cudnn_benchmark"])
-def test_a_run_with_other_kernels_is_no_base(config: Config, key: str) -> None:
+@pytest.mark.parametrize(("key", "value"), [("precision", "fp16"), ("deterministic", True), ("cudnn_benchmark", True)])
+def test_a_run_with_other_kernels_is_no_base(config: Config, key: str, value: object) -> None:
     """Deterministic algorithms are slower, and autotuned ones faster. A record without the key is from before it."""
-    settings = {**config.resolved, "train": {**config.resolved["train"], key: True}}
-    with pytest.raises(UserError, match=rf"nearest has train\.{key}=True, not (False|None)"):
+    settings = {**config.resolved, "train": {**config.resolved["train"], key: value}}
+    with pytest.raises(UserError, match=rf"nearest has train\.{key}={value}, not (fp32|False|None)"):
         results(record(config, 1, 0.5, config=settings)).computation(config, ABCI)
     older = {**config.resolved, "train": {name: value for name, value in settings["train"].items() if name != key}}
     assert results(record(config, 1, 0.5, config=older)).computation(config, ABCI).step(8) == pytest.approx(0.5)
@@ -233,28 +202,24 @@ def test_runs_on_another_machine_s_cpu_carry_a_mark(config: Config) -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("section", "change"),
     [
-        {"status": "oom"},
-        {"loader": {"name": "dali"}},
-        {"loader": {"workers": 7}},
-        {"model": {"image_size": 224}},
-        {"data": {"name": "imagenet"}},
+        ("loader", {"name": "dali"}),
+        ("loader", {"workers": 7}),
+        ("model", {"image_size": 224}),
+        ("data", {"name": "imagenet"}),
     ],
 )
-def test_another_loader_s_rate_is_not_taken(config: Config, change: dict[str, Any]) -> None:
-    sections = {key: value for key, value in change.items() if key != "status"}
-    settings = {**config.resolved, "mode": "loader"}
-    settings |= {key: {**settings[key], **value} for key, value in sections.items()}
-    status = {key: value for key, value in change.items() if key == "status"}
-    assert results(record(config, 2, 0.5, config=settings, **status)).loader_rate(config) is None
+def test_another_loader_s_rate_is_not_taken(config: Config, section: str, change: dict[str, Any]) -> None:
+    settings = {**config.resolved, "mode": "loader", section: {**config.resolved[section], **change}}
+    assert results(record(config, 2, 0.5, config=settings)).loader_rate(config) is None
 
 
 def test_the_loader_s_rate_and_the_samples_of_an_epoch(config: Config) -> None:
     settings = {**config.resolved, "mode": "loader"}
     dataset = {"name": config.data.name, "train_samples": 3000}
     runs = [record(config, 2, seconds, config=settings, dataset=dataset) for seconds in (0.4, 0.5, 0.8)]
-    result = results(*runs)
+    result = results(*runs, record(config, 2, 0.1, config=settings, status="oom"))
     assert result.loader_rate(config) == 16  # 16 samples in 0.5 s by two ranks; of three runs the median
     assert result.samples(config) == 3000
     longer = {**settings, "model": {**settings["model"], "seq_len": 5}}

@@ -13,7 +13,6 @@ from ddlbench.errors import Unsupported
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.deepspeed.knobs import DeepSpeedOptions
 from ddlbench.frameworks.fsdp import FSDP
-from ddlbench.frameworks.local_sgd import LocalSGD
 from ddlbench.frameworks.parameter_server.adapter import ParameterServer
 from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.frameworks.pipeline.pipedream import PipeDream
@@ -23,19 +22,16 @@ from ddlbench.frameworks.spatial.layers import Window
 from ddlbench.frameworks.tensor.adapter import TensorParallel
 from ddlbench.job import Framework
 from ddlbench.models.gpt2 import GPT2
-from ddlbench.models.resnet import ResNet
-from ddlbench.models.vgg import VGG
 from ddlbench.oracle.machine.machine import with_overlap
 from ddlbench.oracle.memory.stages import rank_parameters
 from ddlbench.oracle.predictor import strategy
 from ddlbench.oracle.setting import Limit, Outcome
+from ddlbench.oracle.strategies.data_parallel import Gradient, Sharded, buckets, sharded_step
 from ddlbench.oracle.strategies.pipeline import cut_of
 from ddlbench.oracle.timing.computation import Pass, Speeds
-from tests.oracle.made import GPT, MACHINE, block, made, setting
+from tests.oracle.made import GPT, MACHINE, RESNET, VGG16, block, made, setting
 
-RESNET = ResNet("resnet50", [1, 1, 1, 1], width_per_group=16, image_size=64, num_classes=10)
 CHANNELS = TensorParallel(convolutions="channels")
-VGG16 = VGG("vgg16", channels=[8, 8, 16, 16, 16], hidden=32, dropout=0.0, image_size=64, num_classes=10)
 
 
 def volume(outcome: Outcome, word: str) -> float:
@@ -47,27 +43,30 @@ def test_serial_by_hand() -> None:
     blocks = [block("a", 1, 2), block("b", 3, 4)]
     for micro_batch in (None, 2):
         assert strategy(DDP(), made(1, blocks, 8, micro_batch=micro_batch)).step_s == 80
-    twice = made(1, blocks, 8, checkpoint_activations=True)
-    assert strategy(DDP(), twice).step_s == 8 * 14, "every forward pass runs twice"
 
 
-def test_data_parallel_by_hand() -> None:
-    """4 ranks, 2 samples each: 2 x 10 s. 4e9 bytes in a ring: 6 steps of 1e9 bytes at 10 GB/s. Nothing is hidden: the
-    first block's gradients come last, and it has all of them."""
-    blocks = [block("a", 1, 2, numbers=10**9), block("b", 3, 4)]
-    outcome = strategy(DDP(), made(4, blocks, 8))
-    assert outcome.compute_s == 20
-    assert outcome.exposed_s == pytest.approx(6 * (1e-6 + 0.1))
-    assert outcome.hidden_s == pytest.approx(0)
+def test_buckets_close_when_they_are_full() -> None:
+    """First bucket from 2 bytes on, then from 4; gradients in reverse order of blocks."""
+    sizes, backward = [[1], [9, 3], [], [1, 1]], [7.0, 2.0, 0.5, 1.0]
+    assert buckets(sizes, backward, first=2, cap=4) == [Gradient(2, 1.0), Gradient(12, 3.5), Gradient(1, 10.5)]
+    assert buckets([[], [3]], [7.0, 1.0], first=4) == [Gradient(3, 1.0)]
 
 
-def test_the_last_block_s_gradients_hide_behind_the_first_one_s_backward_pass() -> None:
-    """0.6 s sent while the first block's backward pass takes 2 samples x 2 s."""
-    blocks = [block("a", 1, 2), block("b", 3, 4, numbers=10**9)]
-    outcome = strategy(DDP(), made(4, blocks, 8))
-    assert (outcome.exposed_s, outcome.hidden_s) == (0, pytest.approx(0.600006))
-    without = strategy(DDP(), made(4, blocks, 8, machine=replace(MACHINE, overlap=False)))
-    assert without.exposed_s == pytest.approx(0.600006)
+@pytest.mark.parametrize(
+    ("blocks", "seconds"),
+    [
+        ([Sharded(1, 2, 0, 0, 0)] * 3, 9),  # only computing
+        ([Sharded(1, 0, 10, 0, 0)] * 3, 31),  # gathers of 10 s one after the other, the last forward pass after them
+        # Forward until 3. Backward until 4, 5 and 6; reductions of 10 s from 4 on, one after the other: until 34.
+        ([Sharded(1, 1, 0, 0, 10)] * 3, 34),
+        # Forward until 3. The link: gathers 3 to 5 and 5 to 7 (the second one beside the first backward pass, 5 to 6),
+        # reduction 7 to 17 beside the second pass (7 to 8), gather 17 to 19, reduction 19 to 29 beside the third pass
+        # (19 to 20), reduction 29 to 39.
+        ([Sharded(1, 1, 0, 2, 10)] * 3, 39),
+    ],
+)
+def test_gathers_and_reductions_of_shards_share_the_link(blocks: list[Sharded], seconds: float) -> None:
+    assert sharded_step(blocks) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(("cost", "exposed"), [({}, 0.0), ({4: 0.0}, 0.0), ({4: 0.5}, 0.300003), ({4: 1.0}, 0.600006)])
@@ -101,18 +100,15 @@ def test_a_bucket_is_full_by_its_numbers(framework: Framework) -> None:
     assert sent[1].bytes_ == sent[0].bytes_ / 2
 
 
-def test_local_sgd_sends_a_share_of_the_weights_in_each_step() -> None:
-    outcome, counts = strategy(LocalSGD(local_steps=8), setting(4)), setting(4).counts
-    assert volume(outcome, "weights") == 4 * counts.parameter_count / 8
-
-
-def test_zero_sends_what_its_stages_say() -> None:
-    """In parameters' worth: stage 0 one all-reduce, 1 and 2 an all-gather more. Stage 3 as DeepSpeed runs it: a gather
-    and a reduction, for weights that are needed again before 1e9 others stay (stage3_max_reuse_distance)."""
-    given = setting(4)
-    numbers = given.counts.parameter_count
+def test_zero_sends_and_keeps_what_its_stages_say() -> None:
+    """In parameters' worth: stage 0 sends one all-reduce, 1 and 2 an all-gather more. Stage 3 as DeepSpeed runs it: a
+    gather and a reduction, for weights that are needed again before 1e9 others stay (stage3_max_reuse_distance). Memory
+    by Rajbhandari et al. 2020, section 5, for SGD with momentum, with DeepSpeed's own copy of the weights."""
     stages = [DeepSpeedOptions(zero_stage=stage, persistence_threshold=0) for stage in range(4)]
-    assert [volume(strategy(item, given), "") / 4 / numbers for item in stages] == [1, 2, 2, 2]
+    outcomes, full = [strategy(item, setting(4)) for item in stages], 4 * setting(4).counts.parameter_count
+    assert [volume(outcome, "") / full for outcome in outcomes] == [1, 2, 2, 2]
+    assert [outcome.memory.weights / full for outcome in outcomes] == [1, 1, 1, 1 / 4]
+    assert [outcome.memory.optimizer / full for outcome in outcomes] == [1, 1 / 2, 1 / 2, 1 / 2]
 
 
 def test_zero_3_gathers_twice_what_is_needed_again_too_late() -> None:
@@ -142,13 +138,6 @@ def test_where_the_host_computes_shards_are_waited_for(framework: FSDP | DeepSpe
     assert waited.exposed_s == pytest.approx(sum(message.seconds for message in hidden.messages))
 
 
-def test_shards_of_hsdp_stay_within_a_node() -> None:
-    """8 ranks on two nodes: shards over 4 neighbours send less between nodes than shards over 8."""
-    all_, hybrid = (strategy(FSDP(replicate=count), setting(8)) for count in (1, 2))
-    assert volume(hybrid, "all-reduce of shards") == 4 * setting(8).counts.parameter_count / 4
-    assert hybrid.memory.weights == 2 * all_.memory.weights
-
-
 def test_what_fsdp_gathers_again_for_the_backward_pass() -> None:
     """By default all but the root's group, of a tied embedding and head and of the last norm."""
     text = GPT2("gpt2_small", n_layer=2, n_embd=32, n_head=4, vocab_size=61, seq_len=16)
@@ -161,15 +150,6 @@ def test_what_fsdp_gathers_again_for_the_backward_pass() -> None:
     assert 0 < root < total
     sent = [volume(item, "gathering") for item in (once, default, always)]
     assert sent == [4 * (2 * total), 4 * (3 * total - root), 4 * (3 * total)]
-
-
-def test_memory_of_stages_is_the_papers() -> None:
-    """Rajbhandari et al. 2020, section 5, over 4 ranks; SGD with momentum, and DeepSpeed's own copy of the weights."""
-    full = 4.0 * setting(4).counts.parameter_count
-    stages = [DeepSpeedOptions(zero_stage=stage, persistence_threshold=0) for stage in range(4)]
-    memories = [strategy(stage, setting(4)).memory for stage in stages]
-    assert [memory.weights for memory in memories] == [full, full, full, full / 4]
-    assert [memory.optimizer for memory in memories] == [full, full / 2, full / 2, full / 2]
 
 
 def test_megatron_sums_twice_forward_and_twice_backward_in_each_block() -> None:
@@ -218,12 +198,6 @@ def test_parameters_of_a_tensor_parallel_rank() -> None:
     gpt2 = setting(4).counts.blocks  # norms and positions are not split
     held = tensor_count(GPT.build(), GPT.tensor_plan(), 4)
     assert sum(block.parameters_of_part(4) for block in gpt2) == held
-
-
-def test_filters_and_channels_send_the_same_order_of_bytes() -> None:
-    """Kahira et al. 2021, table 1: channel as filter. Filter: y gathered forward, dx summed backward."""
-    filters, channels = (strategy(item, setting(4, model=VGG16)) for item in (TensorParallel(), CHANNELS))
-    assert filters.exposed_s == pytest.approx(channels.exposed_s, rel=0.5)
 
 
 def test_spatial_by_hand() -> None:
@@ -279,22 +253,6 @@ def test_channels_limit_the_ranks_that_share_them() -> None:
     outcome = strategy(CHANNELS, setting(8, model=VGG16))
     assert outcome.layout == {"dp": 1, "tp": 8}
     assert outcome.limits[0] == Limit("tp", 8, "channels of conv1_2.conv")
-
-
-@pytest.mark.parametrize(
-    ("framework", "bubble_s"), [(Pipeline(schedule="1f1b", balance=[1, 1]), 6), (PipeDream(balance=[1, 1]), 0)]
-)
-def test_pipeline_of_equal_stages_by_hand(framework: Framework, bubble_s: float) -> None:
-    """2 stages, 4 micro batches of 2 samples, F = 2 x 1 s, B = 2 x 2 s: 4 x 6 s of computing, a bubble of 6 s. The
-    steady state of PipeDream has no bubble."""
-    outcome = strategy(framework, made(2, [block("a", 1, 2), block("b", 1, 2)], 8, micro_batch=2))
-    assert (outcome.compute_s, outcome.bubble_s) == (24, bubble_s)
-    assert outcome.step_s == pytest.approx(24 + bubble_s + outcome.exposed_s)
-
-
-def test_gpipe_keeps_all_micro_batches_and_1f1b_one_for_each_stage() -> None:
-    gpipe, one = (strategy(Pipeline(schedule=name), setting(2, 32, micro_batch=2)) for name in ("gpipe", "1f1b"))
-    assert gpipe.memory.activations > 4 * one.memory.activations
 
 
 def test_on_a_v_no_rank_has_a_copy_of_the_tied_embedding() -> None:

@@ -14,14 +14,13 @@ from typing import Any
 import pytest
 
 from ddlbench.errors import Unsupported
-from ddlbench.oracle.machine.machine import load
-from ddlbench.oracle.measured.inputs import from_roofline
-from ddlbench.oracle.predictor import Inputs, Prediction, predict
+from ddlbench.oracle.predictor import Prediction
 from ddlbench.predict import traces
 from ddlbench.predict.__main__ import main
 from ddlbench.predict.traces import compared, dimension_of, distinct_ranks
 from ddlbench.rehearsal.observed import Group, Operation
 from ddlbench.rehearsal.rehearse import Rehearsal, Sent
+from tests.oracle.made import by_roofline
 from tests.support.rehearsals import config
 
 pytest.importorskip("google.protobuf", reason="pip install 'ddlbench[tools]'")
@@ -85,8 +84,7 @@ def traced(sent: tuple[Sent, ...]) -> dict[Group, float]:
     "framework", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else []) for name in FRAMEWORKS]
 )
 def test_the_bytes_read_back_are_those_of_check_volumes(framework: str, tmp_path: Path) -> None:
-    made, machine = config(framework, "gpt2_small", *FRAMEWORKS[framework]), load("h100")
-    row = predict(made, RANKS, Inputs(machine, lambda given: from_roofline(given, machine)))
+    row = by_roofline(config(framework, "gpt2_small", *FRAMEWORKS[framework]), RANKS)
     assert row.status == "ok", row.reason
     rehearsed = distinct_ranks(row)
     traces.write_row(tmp_path, row, rehearsed, traces.messages())

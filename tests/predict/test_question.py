@@ -52,6 +52,7 @@ def test_a_degree_of_spatial_is_no_word_of_others() -> None:
         (["--one-gpu-step-s", "fast"], "invalid float value: 'fast': see python -m ddlbench.predict --help"),
         (["--plan", "train.batch_per_gpu=8", "train.global_batch=[32,64]"], "train.batch_per_gpu=8 and several"),
         (["--plan", "--one-gpu-step-s", "1", "train.global_batch=[32,64]"], "give its samples with --one-gpu-batch"),
+        (["--nothing"], "--nothing is no option and no key=value"),
         (["overlap=maybe"], "overlap=maybe must be true or false"),
         (["+framework=ddp", "+framework=fsdp"], "+framework is there twice: give it once"),
         (["gpus=4", "gpus=8"], "gpus is there twice: give it once (several numbers of GPUs: gpus=[4,8,16]"),

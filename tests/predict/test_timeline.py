@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from ddlbench.errors import UserError
-from ddlbench.oracle.machine.machine import load
-from ddlbench.oracle.measured.inputs import from_roofline
-from ddlbench.oracle.predictor import Inputs, Prediction, predict
+from ddlbench.oracle.predictor import Prediction
 from ddlbench.predict.__main__ import main
 from ddlbench.predict.traces import timeline
 from ddlbench.rehearsal.rehearse import Slice, write_trace
+from tests.oracle.made import by_roofline
 from tests.support.rehearsals import MODELS, WORLD, config
 
 TWO_STAGES_A_RANK = {"interleaved", "looped_bfs", "zbv", "dualpipev"}
@@ -25,10 +24,8 @@ SCHEDULES = ["gpipe", "1f1b", "zero_bubble", "hybrid", *sorted(TWO_STAGES_A_RANK
 
 
 @cache
-def predicted(framework: str, loader: float | None = None, cluster: str = "h100") -> tuple[Prediction, list[Slice]]:
-    made, machine = config(framework, "gpt2_small", "train.batch_per_gpu=8"), load(cluster)
-    inputs = Inputs(machine, lambda given: from_roofline(given, machine), loader=loader)
-    row = predict(made, WORLD, inputs)
+def predicted(framework: str, loader: float | None = None) -> tuple[Prediction, list[Slice]]:
+    row = by_roofline(config(framework, "gpt2_small", "train.batch_per_gpu=8"), WORLD, loader=loader)
     assert row.status == "ok", row.reason
     return row, list(timeline(row))
 
@@ -58,7 +55,8 @@ def test_what_no_term_explains_is_at_the_end() -> None:
 @pytest.mark.parametrize("framework", SCHEDULES)
 def test_every_rank_of_a_pipeline_computes_every_micro_batch(framework: str) -> None:
     row, slices = predicted(framework)
-    computed = [(item.args["stage"], item.args["micro batch"], item.name[0]) for item in slices if _is_pass(item)]
+    passes = [item for item in slices if not item.overlaps and "micro batch" in item.args]
+    computed = [(item.args["stage"], item.args["micro batch"], item.name[0]) for item in passes]
     stages, kinds = {stage for stage, _, _ in computed}, {kind for _, _, kind in computed}
     assert kinds == set(KINDS.get(framework, "FB"))
     assert len(stages) == row.layout["pp"] * (2 if framework in TWO_STAGES_A_RANK else 1)
@@ -67,10 +65,6 @@ def test_every_rank_of_a_pipeline_computes_every_micro_batch(framework: str) -> 
     halves = sum(kind == "I" for *_, kind in computed)
     assert len(whole) == 2 * len(stages) * len(micro_batches)
     assert len(computed) == len(set(computed)) == len(whole) + halves
-
-
-def _is_pass(item: Slice) -> bool:
-    return not item.overlaps and "micro batch" in item.args
 
 
 def test_events_have_names_and_microseconds(tmp_path: Path) -> None:

@@ -11,57 +11,70 @@ from ddlbench.config.choices import choices
 from ddlbench.counts.counting import count
 from ddlbench.counts.counts import Line, Work
 from ddlbench.frameworks.local_sgd import LocalSGD
-from ddlbench.models.gpt2 import GPT2
-from ddlbench.oracle.machine.machine import load
-from ddlbench.oracle.measured.inputs import from_roofline
-from ddlbench.oracle.predictor import Inputs, Prediction, predict, strategy
+from ddlbench.oracle.predictor import Prediction, strategy
 from ddlbench.oracle.strategies.traced import traced as trace
 from ddlbench.oracle.timing.computation import ANY, Computation
 from ddlbench.predict.__main__ import block_lines, main
 from ddlbench.predict.traces import Volume, compared, dimension_of, distinct_ranks, volume_lines
 from ddlbench.recipe.optimizers import optimizers
 from ddlbench.rehearsal.rehearse import Rehearsal, Sent
+from tests.oracle.made import GPT, by_roofline
 from tests.oracle.made import setting as made_setting
 from tests.support.libraries import why_no_horovod
 from tests.support.rehearsals import OF_IMAGES, OF_TEXT, WORLD, config
 
 # One process sends nothing, and a parameter server between hosts, whose links no cluster file has.
 LEFT_OUT = {"single", "parameter_server", *(["horovod"] if why_no_horovod() else [])}
-FRAMEWORKS = [name for name in choices("framework") if name not in LEFT_OUT]
+PLAIN = [
+    (framework, model)
+    for model in ("resnet50", "gpt2_small")
+    for framework in choices("framework")
+    if framework not in LEFT_OUT | (OF_IMAGES if model == "gpt2_small" else OF_TEXT)
+]
+SEQUENCE, SELECTIVE = "framework.sequence_parallel=true", "train.checkpoint_activations=selective"
+AGAIN = ("train.checkpoint_activations=blocks", SELECTIVE)
+KNOBS = [
+    ("tensor", "gpt2_small", SEQUENCE),
+    ("tensor", "gpt2_small", "framework.parallel_loss=false"),
+    *(("tensor", model, word) for model in ("gpt2_small", "resnet50", "vgg16") for word in AGAIN),
+    *(("hybrid", "gpt2_small", word) for word in AGAIN),
+]
 
 
 def volumes(framework: str, model: str, *more: str) -> dict[str, Volume]:
     """By dimension."""
-    made, machine = config(framework, model, *more), load("h100")
-    inputs = Inputs(machine, lambda given: from_roofline(given, machine))
-    row = predict(made, WORLD, inputs)
+    row = by_roofline(config(framework, model, *more), WORLD)
     assert row.status == "ok", row.reason
     return {item.dimension: item for item in compared(row, distinct_ranks(row))}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["resnet50", "gpt2_small"])
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_the_equations_send_what_the_adapters_send(framework: str, model: str) -> None:
-    if framework in (OF_IMAGES if model == "gpt2_small" else OF_TEXT):
-        pytest.skip("for models of the other kind")
-    result = volumes(framework, model)
+@pytest.mark.parametrize("case", [*PLAIN, *KNOBS], ids="-".join)
+def test_the_equations_send_what_the_adapters_send(case: tuple[str, ...]) -> None:
+    result = volumes(*case)
     assert result
     for item in result.values():
         assert item.traced > 0
         assert abs(item.difference) < 0.01, item
 
 
-def test_parts_of_images_send_what_the_equations_say() -> None:
-    """Halos of the rank that sends most, statistics of BatchNorm, the last images, the batch and the gradients."""
-    result = volumes("spatial", "resnet50")
-    assert list(result) == ["sp", "dp"]
-    assert all(item.expected == pytest.approx(item.traced, rel=1e-9) for item in result.values())
-
-
-def test_shards_of_a_pipeline_are_reduced_and_gathered_and_a_tied_weight_is_summed_by_shards() -> None:
-    result = volumes("1f1b", "gpt2_small", "framework.pp=2", "framework.dp=4", "framework.sharded=true")
-    assert set(result) == {"pp", "dp", "ends"}
+@pytest.mark.parametrize(
+    ("case", "dimensions"),
+    [
+        (("tensor", "gpt2_small"), ["tp", "dp"]),
+        (("spatial", "resnet50"), ["sp", "dp"]),
+        (("1f1b", "gpt2_small", "framework.pp=2", "framework.dp=4", "framework.sharded=true"), ["pp", "dp", "ends"]),
+        pytest.param(("spatial", "resnet50", SELECTIVE), ["sp", "dp"], marks=pytest.mark.slow),
+        pytest.param(("tensor", "gpt2_small", SELECTIVE, SEQUENCE), ["tp", "dp"], marks=pytest.mark.slow),
+    ],
+    ids=["layers", "parts-of-images", "shards-of-a-pipeline", "images-again", "layers-again"],
+)
+def test_every_byte_is_in_the_equations(case: tuple[str, ...], dimensions: list[str]) -> None:
+    """Of parts of images: halos of the rank that sends most, statistics of BatchNorm, the last images, the batch and
+    the gradients. Shards of a pipeline are reduced and gathered, and a tied weight is summed by shards. Collectives
+    between cheap operators are sent again; those of the head, a single layer, are not."""
+    result = volumes(*case)
+    assert set(result) == set(dimensions)
     assert all(item.expected == pytest.approx(item.traced, rel=1e-9) for item in result.values())
 
 
@@ -73,44 +86,6 @@ def test_zero_gathers_weights_in_16_bits_and_reduces_gradients_in_32(framework: 
     in_16_bits = volumes(framework, "gpt2_small", "train.precision=bf16", "framework.mixed_precision=weights")["dp"]
     assert abs(in_16_bits.difference) < 0.01
     assert in_16_bits.traced == pytest.approx(0.75 * plain.traced, rel=0.01)
-
-
-BLOCKS, SELECTIVE = "train.checkpoint_activations=blocks", "train.checkpoint_activations=selective"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("framework", "model", "word"),
-    [
-        ("tensor", "gpt2_small", "framework.sequence_parallel=true"),
-        ("tensor", "gpt2_small", "framework.parallel_loss=false"),
-        *(("tensor", model, word) for model in ("gpt2_small", "resnet50", "vgg16") for word in (BLOCKS, SELECTIVE)),
-        *(("hybrid", "gpt2_small", word) for word in (BLOCKS, SELECTIVE)),
-    ],
-)
-def test_knobs_of_tensor_and_layers_that_run_again_send_what_the_equations_say(
-    framework: str, model: str, word: str
-) -> None:
-    for item in volumes(framework, model, word).values():
-        assert abs(item.difference) < 0.01, item
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("framework", "model", "more"),
-    [("spatial", "resnet50", ()), ("tensor", "gpt2_small", ("framework.sequence_parallel=true",))],
-)
-def test_collectives_between_cheap_operators_are_sent_again(framework: str, model: str, more: tuple[str, ...]) -> None:
-    """The head, a single layer, does not run again."""
-    for item in volumes(framework, model, SELECTIVE, *more).values():
-        assert item.expected == pytest.approx(item.traced, rel=1e-9), item
-
-
-def test_replicas_send_their_gradients_once() -> None:
-    result = volumes("ddp", "gpt2_small")
-    assert list(result) == ["dp"]
-    numbers = sum(parameter.numel() for parameter in config("ddp", "gpt2_small").model.build().parameters())
-    assert result["dp"] == Volume("dp", 4 * numbers, 4 * numbers)
 
 
 class Unknown(LocalSGD):
@@ -157,14 +132,11 @@ def test_what_is_received_is_counted_where_it_is_sent() -> None:
     assert (volume.dimension, volume.traced) == ("pp", 30.0)
 
 
-GPT2_TINY = GPT2("gpt2_small", n_layer=2, n_embd=16, n_head=2, vocab_size=64, seq_len=8)
-
-
 def test_the_flops_grow_with_the_samples_and_a_part_of_the_bytes_does() -> None:
     """14 GFLOP and 5 GB for each of 3 samples, and 100 GB for all. If the peaks of the device are not known, nothing is
     said to limit them."""
     moved = Line(np.array([100e9, 0.0]), np.array([2e9, 3e9]))
-    work, counts = Work(np.array([10e9, 4e9]), moved, np.array([True, False])), count(GPT2_TINY, "fp32", "cpu")
+    work, counts = Work(np.array([10e9, 4e9]), moved, np.array([True, False])), count(GPT, "fp32", "cpu")
     counts = replace(counts, blocks=(replace(counts.blocks[0], forward=work, backward=work),))
     _, _, _, *rows, last = block_lines(Computation(counts, ANY, optimizers["adamw"].costs, "none"), 3)
     assert [row.split()[1:] for row in rows] == [[pass_, "42", "115", "0.365"] for pass_ in ("forward", "backward")]

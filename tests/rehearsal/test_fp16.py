@@ -23,10 +23,6 @@ NOT_HERE = {"single", *ZERO, *(["horovod"] if why_no_horovod() else [])}
 OTHERS = [name for name in choices("framework") if name not in NOT_HERE]
 
 
-def of_kind(results: dict[str, Any], kind: str) -> list[dict[str, Any]]:
-    return [each for each in results["collectives"] if each["kind"] == kind]
-
-
 def check(results: dict[str, Any]) -> None:
     """An update was made: its optimizer has state."""
     assert results.get("refused") is None
@@ -56,7 +52,7 @@ def test_zero_casts_its_weights_to_fp16(model: str) -> None:
         check(row)
         if framework != "zero3":
             numbers = sum(each.numel() for each in config("single", model).model.build().parameters())
-            (gathered,) = of_kind(row, "all_gather")
+            (gathered,) = (each for each in row["collectives"] if each["kind"] == "all_gather")
             assert 2 * numbers <= gathered["bytes_"] < 2.1 * numbers  # padded to equal shards
 
 

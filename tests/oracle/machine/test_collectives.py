@@ -5,54 +5,11 @@ from dataclasses import replace
 import pytest
 
 from ddlbench.errors import UserError
-from ddlbench.oracle.machine.collectives import (
-    Hop,
-    Path,
-    hierarchical_all_reduce,
-    path,
-    ring_all_reduce,
-    send,
-    tree_all_reduce,
-)
+from ddlbench.oracle.machine.collectives import Hop, Path, path, send
 from ddlbench.oracle.machine.machine import Sweep
 from tests.oracle.made import LINKS, MACHINE
 
 M = 8e9  # bytes
-
-
-def test_ring_within_a_node() -> None:
-    """2 (p - 1) (alpha + m / p beta): 6 steps of 2 GB at 10 GB/s. An all-gather takes half of it."""
-    assert ring_all_reduce(M, path(MACHINE, 4)) == pytest.approx(6 * (1e-6 + 0.2))
-    assert path(MACHINE, 4).seconds("all_gather", M) == pytest.approx(3 * (1e-6 + 0.2))
-
-
-def test_a_ring_over_nodes_goes_as_fast_as_its_slowest_link() -> None:
-    """14 steps of 1 GB at 1 GB/s."""
-    assert ring_all_reduce(M, path(MACHINE, 8)) == pytest.approx(14 * (10e-6 + 1.0))
-
-
-def test_tree() -> None:
-    """Start-ups: 3 hops within and log2(2) between, both ways; each byte twice at 1 GB/s."""
-    assert tree_all_reduce(M, path(MACHINE, 8)) == pytest.approx(2 * (3e-6 + 10e-6) + 16.0)
-
-
-def test_hierarchical() -> None:
-    """Within: 6 steps of 2 GB at 10 GB/s; between: 2 steps of half the message at 1 GB/s."""
-    assert hierarchical_all_reduce(M, path(MACHINE, 8)) == pytest.approx(6 * (1e-6 + 0.2) + 2 * (10e-6 + 4.0))
-
-
-def test_the_fastest_is_chosen() -> None:
-    to = path(MACHINE, 8)
-    assert to.seconds("all_reduce", M) == min(
-        ring_all_reduce(M, to), tree_all_reduce(M, to), hierarchical_all_reduce(M, to)
-    )
-    assert replace(to, algorithm="ring").seconds("all_reduce", M) == ring_all_reduce(M, to)
-
-
-@pytest.mark.parametrize("kind", ["all_reduce", "all_gather"])
-def test_one_rank_or_nothing_takes_no_time(kind: str) -> None:
-    assert path(MACHINE, 1).seconds(kind, M) == 0
-    assert path(MACHINE, 8).seconds(kind, 0) == 0
 
 
 def test_strided_groups_share_the_adapters_of_their_node() -> None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-import os
+from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,12 +17,14 @@ from ddlbench.oracle.machine.collectives import path
 from ddlbench.oracle.measured import inputs, network
 from ddlbench.oracle.measured.inputs import OneStep, calibration, from_calibration, from_one_step
 from ddlbench.oracle.predictor import Inputs, predict
+from ddlbench.oracle.timing.computation import Computation
 from ddlbench.predict import __main__ as command
 from ddlbench.predict.question import ask
+from tests.oracle.made import ABCI
 
 TINY = ("+framework=ddp", "+model=gpt2_small", "model.n_layer=1", "model.n_embd=32", "model.n_head=4",
         "model.vocab_size=64", "model.seq_len=16", "train.batch_per_gpu=2")  # fmt: skip
-CPU = torch.device("cpu")
+CPU, LOCAL = torch.device("cpu"), machines.load("local")
 
 
 @pytest.fixture
@@ -31,59 +33,48 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "oracle"
 
 
-def test_a_calibration_is_kept_for_its_batch_and_precision(own_home: Path) -> None:
+def test_a_calibration_is_kept_for_its_batch_precision_and_version(own_home: Path) -> None:
     config, half = configuration(*TINY), configuration(*TINY, "train.precision=bf16")
     first, update_s = calibration(config, CPU, 2)
     assert [item.forward > 0 and item.backward > 0 for item in first] == [True] * 4  # embed, h0, ln_f, head
     assert calibration(config, CPU, 2) == (first, update_s)
-    assert len(list(own_home.iterdir())) == 1
+    (path,) = own_home.iterdir()
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "key": {**content["key"], "torch": "1.0"}, "update_s": -1.0}))
+    assert calibration(config, CPU, 2)[1] > 0
     calibration(config, CPU, 1)
     calibration(half, CPU, 2)
     assert len(list(own_home.iterdir())) == 3
 
 
-def test_a_calibration_of_another_version_is_measured_again(own_home: Path) -> None:
-    config = configuration(*TINY)
-    calibration(config, CPU, 2)
-    (path,) = own_home.iterdir()
-    content = json.loads(path.read_text())
-    path.write_text(json.dumps({**content, "key": {**content["key"], "torch": "1.0"}, "update_s": -1.0}))
-    assert calibration(config, CPU, 2)[1] > 0
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Computation]:
+    """The blocks of the tiny model on this machine; a micro batch is measured when it is asked for first."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DDLBENCH_HOME", str(tmp_path_factory.mktemp("home")))
+        yield from_calibration(configuration(*TINY), LOCAL)
 
 
-@pytest.mark.usefixtures("own_home")
-def test_blocks_are_measured_up_to_twice_one_gpu_s_batch() -> None:
-    config = configuration(*TINY)
-    computation = from_calibration(config, machines.load("local"))
-    exact = computation.blocks(4)
-    assert computation.marks(4) == []
-    assert exact[1].forward == computation.measured[4][1].forward
-    larger = computation.blocks(64)
+def test_blocks_are_measured_up_to_twice_one_gpu_s_batch(measured: Computation) -> None:
+    exact, larger = measured.blocks(4), measured.blocks(64)
+    assert exact[1].forward == measured.measured[4][1].forward
     assert larger[1].forward > exact[1].forward
-    assert computation.marks(64) == ["calibration at a micro batch of 4, not 64"]
+    assert [measured.marks(4), measured.marks(64)] == [[], ["calibration at a micro batch of 4, not 64"]]
 
 
-@pytest.mark.usefixtures("own_home")
-def test_a_predicted_step_has_the_measured_blocks_and_update() -> None:
+def test_a_predicted_step_has_the_measured_blocks_and_update(measured: Computation) -> None:
     """Not the update by the bytes of a device whose bandwidth is unknown."""
-    config = configuration(*TINY)
-    machine = machines.load("local")
-    computation = from_calibration(config, machine)
-    row = predict(config, 1, Inputs(machine, lambda *_: computation))
-    passes, update_s = computation.measured[2], (computation.update_s or 0.0) * computation.counts.parameter_count
+    row = predict(configuration(*TINY), 1, Inputs(LOCAL, lambda _: measured))
+    passes, update_s = measured.measured[2], (measured.update_s or 0.0) * measured.counts.parameter_count
     assert row.compute_s == pytest.approx(sum(item.forward + item.backward for item in passes) + update_s)
 
 
-@pytest.mark.usefixtures("own_home")
-def test_a_measured_step_is_divided_in_the_proportions_of_the_blocks() -> None:
+def test_a_measured_step_is_divided_in_the_proportions_of_the_blocks(measured: Computation) -> None:
     """The update, too, is a part of the step of 1 s, and was measured with the blocks."""
-    config = configuration(*TINY)
-    machine = machines.load("local")
-    blocks = from_calibration(config, machine)
-    divided = from_one_step(config, machine, OneStep(1.0), blocks=blocks)
-    assert predict(config, 1, Inputs(machine, lambda _: divided)).step_s == pytest.approx(1.0)
-    measured_s, numbers = blocks.step(2), blocks.counts.parameter_count
-    assert divided.update(numbers) == pytest.approx(blocks.update(numbers) / measured_s)
+    config, numbers = configuration(*TINY), measured.counts.parameter_count
+    divided = from_one_step(config, LOCAL, OneStep(1.0), blocks=measured)
+    assert predict(config, 1, Inputs(LOCAL, lambda _: divided)).step_s == pytest.approx(1.0)
+    assert divided.update(numbers) == pytest.approx(measured.update(numbers) / measured.step(2))
 
 
 def test_blocks_are_measured_with_the_switches_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +108,7 @@ def test_the_median_of_the_repeats_counts_without_the_first(monkeypatch: pytest.
 def test_another_device_is_refused() -> None:
     config = configuration(*TINY)
     with pytest.raises(UserError, match="which has no GPU, not Tesla V100"):
-        from_calibration(config, machines.load("abci"))
+        from_calibration(config, ABCI)
 
 
 @pytest.mark.slow
@@ -125,7 +116,7 @@ def test_collectives_are_measured_and_used(own_home: Path) -> None:
     """Two ranks; what was measured comes back for its sizes."""
     path = network.calibrate("cpu", [2], sizes=(1024, 4096))
     content = json.loads(path.read_text())
-    machine = network.calibrated(machines.load("local"))
+    machine = network.calibrated(LOCAL)
     for kind in network.COLLECTIVES:
         sweep = machine.sweep(kind, 2)
         assert sweep is not None
@@ -133,7 +124,7 @@ def test_collectives_are_measured_and_used(own_home: Path) -> None:
     assert machine.shared_cores(2) >= 1
     path.write_text(json.dumps({**content, "torch": "1.0"}))
     with pytest.raises(UserError, match="run --calibrate-network again"):
-        network.calibrated(machines.load("local"))
+        network.calibrated(LOCAL)
     assert own_home == path.parent
 
 
@@ -165,7 +156,7 @@ def test_what_nccl_was_measured_to_take_is_used_on_that_gpu_alone(
     monkeypatch.setattr(inputs, "local_gpu", lambda: "Tesla V100-SXM2-16GB")
     machine = inputs.machine_of("abci")
     assert path(machine, 4).seconds("all_reduce", 1e6) == 1.0
-    two_nodes = [path(item, 8).seconds("all_reduce", 1e6) for item in (machine, machines.load("abci"))]
+    two_nodes = [path(item, 8).seconds("all_reduce", 1e6) for item in (machine, ABCI)]
     assert two_nodes[0] == two_nodes[1]
     assert machine.hidden_cost_with(4) == 0.5
 
@@ -183,7 +174,7 @@ def test_overlap_on_the_command_line_goes_before_what_was_measured(own_home: Pat
 def test_a_kept_calibration_that_cannot_be_used_is_one_line(own_home: Path, content: object) -> None:
     write(own_home, "cpu", kept("cpu", **content) if isinstance(content, dict) else content)
     with pytest.raises(UserError, match=r"cannot be used .*run --calibrate-network again"):
-        network.calibrated(machines.load("local"))
+        network.calibrated(LOCAL)
 
 
 def test_a_network_has_two_ranks_at_least_and_is_this_machine_s(capsys: pytest.CaptureFixture[str]) -> None:
@@ -206,6 +197,4 @@ def test_a_network_is_measured_without_a_model(
 
 @pytest.mark.usefixtures("own_home")
 def test_nothing_measured_leaves_the_machine_as_it_is() -> None:
-    machine = machines.load("local")
-    assert network.calibrated(machine) is machine
-    assert os.environ["DDLBENCH_HOME"]
+    assert network.calibrated(LOCAL) is LOCAL

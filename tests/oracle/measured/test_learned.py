@@ -9,11 +9,11 @@ import pytest
 
 from ddlbench.config.compose import configuration
 from ddlbench.config.schema import Config
-from ddlbench.oracle.machine.machine import Machine, load
-from ddlbench.oracle.measured.inputs import Learned, OneStep, from_one_step
+from ddlbench.oracle.machine.machine import Machine
+from ddlbench.oracle.measured.inputs import Learned, OneStep
 from ddlbench.oracle.predictor import Inputs, Prediction, predict
 from ddlbench.oracle.runs import Results
-from tests.oracle.test_runs import ABCI, record
+from tests.oracle.made import ABCI, by_one_step, record
 
 COUNTS = 1, 4, 8, 16, 32
 
@@ -34,8 +34,7 @@ def machine(inner: float = 1.0, outer: float = 1.0) -> Machine:
 
 
 def on(cluster: Machine, config: Config, gpus: int) -> float:
-    inputs = Inputs(cluster, lambda asked: from_one_step(asked, cluster, OneStep(0.1)))
-    step_s = predict(config, gpus, inputs).step_s
+    step_s = by_one_step(config, gpus, cluster, OneStep(0.1)).step_s
     assert step_s is not None
     return step_s
 
@@ -98,7 +97,7 @@ def test_other_settings_and_single_counts_teach_nothing(config: Config) -> None:
     other = configuration("+framework=ddp", "+model=vgg16", "train.batch_per_gpu=8", "framework.bucket_cap_mb=1")
     runs = [record(config, 1, 0.1), record(other, 8, 0.3)]
     assert Results(Path("results"), runs).learned(config, ABCI) is None
-    assert Results(Path("results"), []).learned(config, load("abci")) is None
+    assert Results(Path("results"), []).learned(config, ABCI) is None
 
 
 def test_a_learned_prediction_has_the_band_of_its_class(config: Config) -> None:

@@ -14,9 +14,7 @@ import pytest
 from ddlbench.config.compose import configuration
 from ddlbench.config.schema import Config
 from ddlbench.oracle.bands import CAST_ERROR, worst_error
-from ddlbench.oracle.machine.machine import load
-from ddlbench.oracle.measured.inputs import from_roofline
-from ddlbench.oracle.predictor import Inputs, predict
+from tests.oracle.made import by_roofline
 from tests.oracle.memory_grid import OF_SEGMENTS, OF_SOME, Case, grid, predicted, rehearsed, rehearsed_ranks
 from tests.support.libraries import why_no_horovod
 
@@ -111,10 +109,9 @@ def test_states_in_8_bits(framework: str, more: tuple[str, ...], shards: int) ->
 
 def test_selective_needs_more_memory_and_less_time_than_blocks() -> None:
     """By the operators' FLOPs and bytes on an H100: the cheap ones move bytes twice."""
-    machine, words = load("h100"), Case("ddp", "gpt2_small", 2, "plain").words
-    inputs = Inputs(machine, lambda config: from_roofline(config, machine))
+    words = Case("ddp", "gpt2_small", 2, "plain").words
     rows = [
-        predict(configuration(*words, f"train.checkpoint_activations={value}"), 2, inputs)
+        by_roofline(configuration(*words, f"train.checkpoint_activations={value}"), 2)
         for value in ("none", "selective", "blocks")
     ]
     none, selective, blocks = ((row.memory_bytes or 0, -(row.step_s or 0)) for row in rows)

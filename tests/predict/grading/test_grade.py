@@ -242,6 +242,7 @@ def test_a_plan_of_a_layout_is_predicted_as_the_command_does(capsys: Capture) ->
         ("a,b\n1,2\n", "missing columns: base_gpus, base_value"),
         ("", "missing columns: base_gpus"),
         (None, "cannot be read"),
+        (f"{','.join(POINT)}\n{','.join((POINT | {'model': 'AlexNet'}).values())}\n", "no row can be graded: line 2"),
     ],
 )
 def test_a_file_that_cannot_be_graded_is_one_line(
@@ -254,9 +255,3 @@ def test_a_file_that_cannot_be_graded_is_one_line(
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
-
-
-def test_a_file_without_a_point_is_an_error(tmp_path: Path, capsys: Capture) -> None:
-    path = written(tmp_path / "points.csv", [{**POINT, "model": "AlexNet"}])
-    assert main(["--grade", str(path)]) == 2
-    assert "no row can be graded: line 2" in capsys.readouterr().err

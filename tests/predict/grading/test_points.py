@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddlbench.errors import UserError
-from ddlbench.predict.grading.points import COLUMNS, model_words, points, precision_words
+from ddlbench.predict.grading.points import COLUMNS, model_words, points
 from tests.predict.grading.rows import BASE, POINT, rows
 
 
@@ -61,6 +60,10 @@ def test_units(units: tuple[str, ...], measured: str, more: dict[str, str], seco
         ({"model": "Mask R-CNN (ResNet-50)"}, "is not known"),
         ({"model": "SE-ResNet-50"}, "is not known"),
         ({"model": "ALBERT-large"}, "is not known"),
+        ({"model": "Adopted CNN 25M", "seq_len": "512"}, "is not known"),
+        ({"model": "prompt net 1B", "seq_len": "512"}, "is not known"),
+        ({"model": "Qwen3-30B-A3B", "seq_len": "512"}, "has experts"),
+        ({"model": "DeepSeek-MoE 16B", "seq_len": "512"}, "has experts"),
         ({"strategy": "asynchronous SGD"}, "asynchronous updates have no equations"),
         ({"strategy": "TP 8 x PP 4"}, "does not state the layout of"),
         ({"strategy": "FSDP + TP"}, "does not state the layout of"),
@@ -111,27 +114,22 @@ STRATEGIES = {
 WHOLE_WEIGHTS = {"FSDP SHARD_GRAD_OP (DEFAULT)": "fsdp", "FSDP (ZeRO-2)": "fsdp"}
 
 
-@pytest.mark.parametrize(("strategy", "framework"), (STRATEGIES | WHOLE_WEIGHTS).items())
-def test_strategies(strategy: str, framework: str) -> None:
-    (point,) = points(rows({**POINT, "strategy": strategy}), [])
-    assert point.framework == framework
-    assert ("framework.reshard_after_forward=false" in point.words) == (strategy in WHOLE_WEIGHTS)
-    sent = "fp16" if "PURE" in strategy else "fp32"
-    assert f"train.reduce_dtype={sent}" in point.words
-
-
 @pytest.mark.parametrize(
     ("strategy", "library", "framework"),
     [
-        ("DDP", "torch FSDP", "ddp"),
+        *((strategy, "PyTorch", framework) for strategy, framework in (STRATEGIES | WHOLE_WEIGHTS).items()),
+        ("DDP", "torch FSDP", "ddp"),  # the strategy counts before the name of the library
         ("data parallel", "DeepSpeed ZeRO-1", "zero1"),
         ("DP (NCCL)", "MXNet + Horovod", "horovod"),
         ("weights in shards", "torch FSDP", "fsdp"),
     ],
 )
-def test_the_strategy_counts_before_the_name_of_the_library(strategy: str, library: str, framework: str) -> None:
+def test_strategies(strategy: str, library: str, framework: str) -> None:
     (point,) = points(rows({**POINT, "strategy": strategy, "framework": library}), [])
     assert point.framework == framework
+    assert ("framework.reshard_after_forward=false" in point.words) == (strategy in WHOLE_WEIGHTS)
+    sent = "fp16" if "PURE" in strategy else "fp32"
+    assert f"train.reduce_dtype={sent}" in point.words
 
 
 @pytest.mark.parametrize(
@@ -142,6 +140,9 @@ def test_the_strategy_counts_before_the_name_of_the_library(strategy: str, libra
         ("ZeRO-2", "bf16", "BERT-large", ["framework.mixed_precision=weights", "train.reduce_dtype=bf16"]),
         ("ZeRO-2", "bf16", "ResNet-50", ["train.precision=bf16", "train.reduce_dtype=fp32"]),
         ("ZeRO-2", "fp32", "BERT-large", ["train.precision=fp32", "train.tf32=false"]),
+        *(("DDP", name, "ResNet-50", ["train.precision=fp32"]) for name in ("float32", "single")),
+        *(("DDP", name, "ResNet-50", ["train.precision=fp16"]) for name in ("amp", "mixed precision")),
+        ("DDP", "bfloat16", "ResNet-50", ["train.precision=bf16"]),
     ],
 )
 def test_types_of_weights_and_gradients(strategy: str, precision: str, model: str, words: list[str]) -> None:
@@ -168,30 +169,6 @@ def test_types_of_weights_and_gradients(strategy: str, precision: str, model: st
 def test_models(model: str, words: list[str]) -> None:
     (row,) = rows({**POINT, "source": "MLPerf Training v1.1", "model": model, "seq_len": "512"})
     assert set(words) <= set(model_words(row))
-
-
-@pytest.mark.parametrize(
-    ("model", "reason"),
-    [
-        ("Qwen3-30B-A3B", "has experts"),
-        ("DeepSeek-MoE 16B", "has experts"),
-        ("Adopted CNN 25M", "is not known"),
-        ("prompt net 1B", "is not known"),
-    ],
-)
-def test_other_models_are_not_taken_for_decoders(model: str, reason: str) -> None:
-    (row,) = rows({**POINT, "model": model, "seq_len": "512"})
-    with pytest.raises(UserError, match=reason):
-        model_words(row)
-
-
-@pytest.mark.parametrize(
-    ("precision", "word"),
-    [("float32", "fp32"), ("single", "fp32"), ("amp", "fp16"), ("mixed precision", "fp16"), ("bfloat16", "bf16")],
-)
-def test_precisions(precision: str, word: str) -> None:
-    (row,) = rows({**POINT, "precision": precision})
-    assert f"train.precision={word}" in precision_words(row)
 
 
 @pytest.mark.parametrize("broken", [{"measured": "-5"}, {"unit": "furlongs"}])
