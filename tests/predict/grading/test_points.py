@@ -55,6 +55,7 @@ def test_units(units: tuple[str, ...], measured: str, more: dict[str, str], seco
         ({"strategy": "parameter_server on cpu"}, "a parameter server has no equations"),
         ({"strategy": "DDP + PowerSGD"}, "'DDP + PowerSGD' has compressed gradients"),
         ({"strategy": "DDP, 1-bit"}, "has compressed gradients"),
+        ({"strategy": "FSDP+DP"}, "does not state how many replicas"),
         ({"strategy": "local SGD (data parallel)"}, "has updates of another kind"),
         ({"strategy": "ZeRO-3 with CPU offload"}, "has weights or states on the host"),
         ({"model": "Mask R-CNN (ResNet-50)"}, "is not known"),
@@ -98,10 +99,11 @@ def test_a_row_is_left_out_with_its_reason(change: dict[str, str], reason: str) 
     assert left_out[0].startswith("line 3: a page")
 
 
-def test_a_row_counts_once() -> None:
+def test_a_row_counts_once_with_each_loader() -> None:
     left_out = list[str]()
-    assert len(list(points(rows(POINT, dict(POINT)), left_out))) == 1
-    assert "the same as line 2" in left_out[0]
+    loaded = {**POINT, "loader": "DALI"}
+    assert len(list(points(rows(POINT, dict(POINT), loaded, dict(loaded)), left_out))) == 2
+    assert [reason.rpartition(": ")[2] for reason in left_out] == ["the same as line 2", "the same as line 4"]
     assert set(POINT) == set(COLUMNS)
 
 
@@ -153,8 +155,29 @@ def test_types_of_weights_and_gradients(strategy: str, precision: str, model: st
 
 
 @pytest.mark.parametrize(
+    ("library", "strategy", "precision", "sent", "overlaps"),
+    [
+        ("Megatron-LM", "DDP", "fp16", "fp16", False),
+        ("Megatron-LM", "DDP", "bf16", "fp32", False),
+        ("DeepSpeed", "ZeRO stage 0", "bf16", "bf16", False),
+        ("DeepSpeed", "ZeRO stage 3", "bf16", "bf16", True),
+        ("apex", "DDP", "fp16", "fp32", True),
+    ],
+)
+def test_libraries_differ_in_the_type_of_gradients_and_in_their_overlap(
+    library: str, strategy: str, precision: str, sent: str, overlaps: bool
+) -> None:
+    row = {"framework": library, "strategy": strategy, "precision": precision, "model": "GPT 1.3B", "seq_len": "512"}
+    (point,) = points(rows({**POINT, **row}), [])
+    assert f"train.reduce_dtype={sent}" in point.words
+    assert point.machine.overlap == overlaps
+
+
+@pytest.mark.parametrize(
     ("model", "words"),
     [
+        ("GPT 535M (hidden 1536, 16 layers)", ["model.n_layer=16", "model.n_embd=1536", "model.n_head=24"]),
+        ("GPT, layers=8 width=512 4 heads, vocabulary 512", ["model.n_head=4", "model.vocab_size=512"]),
         ("RN50", ["+model=resnet50"]),
         ("resnet_152", ["+model=resnet152"]),
         ("VGG 16", ["+model=vgg16"]),

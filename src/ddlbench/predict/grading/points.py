@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ddlbench.errors import UserError
 from ddlbench.frameworks.shared.layout import divisors
 from ddlbench.oracle import bands
-from ddlbench.oracle.machine.machine import Machine
+from ddlbench.oracle.machine.machine import Machine, with_overlap
 from ddlbench.oracle.measured.inputs import OneStep
 from ddlbench.predict.grading.machines import machine_of
 from ddlbench.results.reading.published import CsvRow
@@ -69,6 +69,8 @@ PRECISIONS = {
     "bf16": "bf(loat)?16", "fp16": r"fp16|float16|\bhalf\b|\bamp\b|mixed|\bo[12]\b", "tf32": "tf32",
     "fp32": r"fp32|float32|\bsingle\b",
 }  # fmt: skip
+# Libraries that reduce gradients after the backward pass unless they are told otherwise; DeepSpeed overlaps at stage 3.
+WAITING = re.compile("deepspeed|megatron", re.IGNORECASE)
 # Parts of a strategy that ddlbench's equations do not have.
 OTHERWISE = {
     "power.?sgd|top-?k|1-?bit|8-?bit|onebit|quantiz": "compressed gradients",
@@ -118,7 +120,7 @@ def points(rows: Sequence[CsvRow], left_out: list[str]) -> Iterator[Point]:
     seen: dict[tuple[str, ...], int] = {}
     for row in rows:
         try:
-            first = seen.setdefault(tuple(row[column] for column in COLUMNS), row.line)
+            first = seen.setdefault((*(row[column] for column in COLUMNS), row.cells.get("loader", "")), row.line)
             if first != row.line:
                 raise UserError(f"the same as line {first}")
             stated = row["base_gpus"] and row["base_value"]
@@ -151,15 +153,16 @@ def point(row: CsvRow, rows: Sequence[CsvRow]) -> Point:
     base = _base(row, rows, measured)
     framework, words = strategy_of(row)
     model = model_words(row)
-    # DeepSpeed's fp16 and bf16 cast the weights, too, of models without BatchNorm, whose statistics would not fit.
-    casts = framework in ("zero1", "zero2", "zero3") and model[0].startswith("+model=gpt2")
     per_node = row.count("gpus_per_node")
     nodes = math.ceil(max(measured.gpus, base.gpus) / per_node)
+    machine = machine_of(row["gpu_type"], row["network"], per_node, nodes)
+    if WAITING.search(row["framework"]) and framework not in ("fsdp", "zero3"):
+        machine = with_overlap(machine, False)
     return Point(
         Words(row.line, *(row[column] for column in ("source", "model", "strategy", "gpu_type", "network"))),
         framework,
-        (*model, *words, *precision_words(row, casts)),
-        machine_of(row["gpu_type"], row["network"], per_node, nodes),
+        (*model, *words, *precision_words(row, framework)),
+        machine,
         measured,
         base,
     )
@@ -199,7 +202,7 @@ def model_words(row: CsvRow) -> list[str]:
     for pattern, model in IMAGES.items():
         if (match := re.search(pattern, name, re.IGNORECASE)) and not NO_CLASSIFIER.search(name):
             return [f"+model={model.format(match[1])}"]
-    sizes = next((sizes for pattern, sizes in TEXT.items() if re.search(pattern, name, re.IGNORECASE)), None)
+    sizes = next((sizes for pattern, sizes in TEXT.items() if re.search(pattern, name, re.IGNORECASE)), _sizes(name))
     if sizes is None:
         exact, short = re.search(r"\((\d+) parameters\)", name), re.search(r"(\d+(?:\.\d+)?) ?([mbt])\b", name.lower())
         if EXPERTS.search(name):
@@ -217,6 +220,19 @@ def model_words(row: CsvRow) -> list[str]:
     return [f"+model={model}", *(f"model.{key}={value}" for key, value in keys)]
 
 
+def _sizes(name: str) -> tuple[int, ...] | None:
+    """Layers, width, heads and vocabulary of a decoder whose name states them: "GPT (16 layers, hidden 1536)". Heads
+    have 64 features, and the vocabulary is that of GPT-2 in a multiple of 128, if they are not stated."""
+    stated = list[int]()
+    for word in ("layers?", "hidden(?: size)?|width|d_model", "(?:attention )?heads?", "vocab(?:ulary)?(?: size)?"):
+        match = re.search(rf"(?:\b(?:{word})[ =:]*(\d+))|(\d+)[ -]?(?:{word})", name, re.IGNORECASE)
+        stated.append(int(match[1] or match[2]) if match else 0)
+    layers, width, heads, vocabulary = stated
+    if not (DECODERS.search(name) and layers and width):
+        return None
+    return layers, width, heads or max(1, width // 64), vocabulary or 50368
+
+
 def strategy_of(row: CsvRow) -> tuple[str, list[str]]:
     """The framework of ddlbench with that strategy, and its words. UserError if there is none."""
     strategy = re.sub(r"\b[cept]p[ =]?1\b", "", row["strategy"].lower())  # "DP (TP1 PP1)"
@@ -229,7 +245,7 @@ def strategy_of(row: CsvRow) -> tuple[str, list[str]]:
         raise UserError(f"the strategy {row['strategy']!r} has {other}, without equations")
     if re.search(r"(tensor|model).parallel|pipeline|gpipe|\b[cept]p[-_ =]?[0-9]*\b", text):
         raise UserError(f"a row of this form does not state the layout of {row['strategy']!r}")
-    if re.search(r"hybrid.?shard|hsdp", text):
+    if re.search(r"hybrid.?shard|hsdp|fsdp ?\+ ?dp", text):
         raise UserError(f"{row['strategy']!r} does not state how many replicas the shards have")
     sharded = r"fsdp|fully?[-_ ]shard"
     if "no_shard" in text:
@@ -249,13 +265,11 @@ def strategy_of(row: CsvRow) -> tuple[str, list[str]]:
     raise UserError(f"the strategy {row['strategy']!r} is not known")
 
 
-def precision_words(row: CsvRow, casts: bool = False) -> list[str]:
+def precision_words(row: CsvRow, framework: str) -> list[str]:
     """Gradients are sent in 16 bits where the source says so ("PURE" of llm-foundry, "fp16 gradients", "fp16
-    all-reduce"), else in fp32, as under amp and in TensorFlow, whose weights are in fp32.
-
-    casts: whether 16 bits are also the type of the weights and of all gradients
-    """
-    text, strategy = row["precision"].lower(), row["strategy"].lower()
+    all-reduce"), and where the weights of a model without BatchNorm have 16 bits, too: DeepSpeed's fp16 and bf16, and
+    Megatron-LM's fp16. Else they are sent in fp32, as under amp and in TensorFlow, whose weights are in fp32."""
+    text, strategy, library = (row[column].lower() for column in ("precision", "strategy", "framework"))
     name = next((name for name, pattern in PRECISIONS.items() if re.search(pattern, text)), None)
     if name is None:
         raise UserError(f"the precision {row['precision']!r} is not known")
@@ -266,7 +280,10 @@ def precision_words(row: CsvRow, casts: bool = False) -> list[str]:
     reduced = [f"train.reduce_dtype={sent[1] or sent[2]}"] if sent else []
     if name in ("fp32", "tf32"):
         return ["train.precision=fp32", f"train.tf32={str(name == 'tf32').lower()}", *reduced, *checkpointed]
-    cast = ["framework.mixed_precision=weights"] if casts else []
+    sharded = framework in ("zero1", "zero2", "zero3")
+    casts = sharded or "deepspeed" in library or ("megatron" in library and name == "fp16")
+    casts &= not any(re.search(pattern, row["model"], re.IGNORECASE) for pattern in IMAGES)
     if casts or "(pure)" in strategy:
         reduced = [f"train.reduce_dtype={name}"]
+    cast = ["framework.mixed_precision=weights"] if casts and sharded else []
     return [f"train.precision={name}", *(reduced or ["train.reduce_dtype=fp32"]), *cast, *checkpointed]
