@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ddlbench import __version__
 from ddlbench.__main__ import complain
 from ddlbench.errors import SIGNALS, UserError
 from ddlbench.ranks.launchers import Launch, rank_variables
@@ -42,13 +42,6 @@ def test_a_run_leaves_one_whole_record(ddlbench, tmp_path: Path) -> None:
     assert said.splitlines()[-1] == (
         f"ddlbench: the record is in {folder.relative_to(tmp_path)}; to see tables: python -m ddlbench.report results"
     )
-
-
-def test_the_same_run_again_is_a_second_attempt(ddlbench, tmp_path: Path) -> None:
-    small = [*SMALL, "train.epochs=1", "train.validate=false"]
-    assert [ddlbench(*small)[0] for _ in range(2)] == [0, 0]
-    (run,) = (tmp_path / "results").iterdir()
-    assert sorted(path.name for path in run.iterdir()) == ["attempt-1", "attempt-2"]
 
 
 def test_dryrun_starts_nothing(ddlbench, tmp_path: Path) -> None:
@@ -126,14 +119,10 @@ def test_a_torch_that_does_not_say_its_version_runs(ddlbench, monkeypatch: pytes
 
 
 MISTAKES = [
-    (["+model=resnet50"], r"no framework: give \+framework=NAME, one of 1f1b, channel, ddp, .*single"),
-    (["+framework=ddp"], r"no model: give \+model=NAME, one of gpt2_medium, .*resnet50.* vgg16"),
     (["+framework=dpp", "+model=resnet50"], r"Could not find 'framework/dpp'.*ddp.*single"),
     (["framework=ddp", "+model=resnet50"], r"framework=ddp: write \+framework=ddp"),
-    ([], r"no framework: .* \(see --help\)$"),
-    ([*SMALL, "train.epoch=3"], r"train\.epoch does not exist: did you mean train\.epochs\?"),
+    ([], r"no framework: give \+framework=NAME, one of 1f1b, channel, ddp, .*single.* \(see --help\)$"),
     ([*SMALL, "train.xyz=3"], r"train\.xyz does not exist: the keys of train are .*epochs"),
-    ([*SMALL, "recipe=sdg"], r"Could not find 'recipe/sdg'.*adamw.* sgd$"),
     ([*SMALL, "+hallo=3"], r"hallo does not exist: the keys are backend, checkpoint, cluster, data, .* train$"),
     ([*SMALL, "train.epochs=many"], r"train\.epochs: Value 'many'"),
     ([*SMALL, "train.epochs=0"], r"train\.epochs=0 must be greater than 0"),
@@ -145,29 +134,18 @@ MISTAKES = [
     ([*SMALL, "results_dir=/dev/null/results"], r"results_dir=/dev/null/results cannot be written"),
     ([*SMALL, "--multirun"], r"--multirun is not available"),
     ([*SMALL, "mode=fly"], r"mode=fly"),
-    ([*SMALL, "train=null"], r"train=None is no section of keys: give single keys, such as train\.epochs=3"),
     ([*SMALL, "~recipe"], r"~recipe: nothing can be taken away: recipe=NAME chooses another one"),
     ([*SMALL, "~train.seed"], r"~train\.seed: nothing can be taken away"),
     ([*SMALL, "framework._target_=x.Y"], r"framework\._target_ cannot be set: \+framework=NAME chooses a class"),
-    ([*SMALL, "framework.name=ddp"], r"framework\.name=ddp: .* belongs to the option: .* \+framework=NAME"),
-    (["+framework=zero1", *SMALL[1:], "framework.zero_stage=3"], r"=3 is not zero1, .* \+framework=zero3$"),
     ([*SMALL, "recipe={_target_:os.system}"], r"recipe=.* is no choice of one recipe: give recipe=NAME, one of "),
     (["+framework=../framework/ddp", "+model=resnet50"], r"is no choice of one framework: give \+framework=NAME"),
-    (["+framework=null", "+model=resnet50"], r"\+framework=null is no choice of one framework"),
     ([*SMALL, "+framework=fsdp"], r"\+framework=single and \+framework=fsdp: one run has one framework"),
     ([*SMALL, "+recipe=sgd"], r"\+recipe=sgd: write recipe=sgd"),
-    ([*SMALL, "xyz=3"], r"xyz does not exist: the keys are backend, checkpoint, cluster, data, dryrun, .* train$"),
     ([*SMALL, "drun=3"], r"drun does not exist: did you mean dryrun\?"),
-    ([*SMALL, "results_dir="], r"results_dir= is empty"),
-    ([*SMALL, "data.stage_to="], r"data\.stage_to= is empty: give a value, null where"),
-    ([*SMALL, "results_dir=???"], r"results_dir: Missing mandatory value"),
+    ([*SMALL, "results_dir="], r"results_dir= is empty: give a value, null where"),
     ([*SMALL, "results_dir=${oops}"], r"results_dir: Interpolation key 'oops' not found"),
     ([*SMALL, "dryrun=null"], r"dryrun: Incompatible value 'None'"),
-    ([*SMALL, "dryrun=abc"], r"dryrun: Value 'abc' is not a valid bool"),
-    ([*SMALL, "progress=abc"], r"progress: Value 'abc' is not a valid bool"),
     ([*SMALL, "train.seed=2147483648"], r"train\.seed=2147483648 is too large: give at most 2147483647"),
-    ([*SMALL, "train.seed=1,2"], r"train\.seed=1,2 gives several values: start one run each"),
-    ([*SMALL, "recipe.optimizer.lr=nan"], r"recipe\.optimizer\.lr=nan is not a finite number"),
     ([*SMALL, "train.clip_norm='inf'"], r"train\.clip_norm=inf is not a finite number"),
     ([*SMALL, "train.timeout_s=1e308"], r"train\.timeout_s=1e\+308 is too large: give at most 1000000"),
     ([*SMALL, "train.threads_per_rank=9999"], r"this machine has \d+ cores?\): give at most \d+$"),
@@ -181,7 +159,6 @@ MISTAKES = [
     ([*SMALL, "train.global_batch=2147483647", "train.micro_batch=2147483646"], r"choose train\.micro_batch=1$"),
     ([*SMALL, "epochs"], r"epochs is no key=value: see --help"),
     ([*SMALL, "=3"], r"=3 does not begin with a key"),
-    ([*SMALL, "--bogus"], r"unrecognized arguments: --bogus: see --help"),
     ([*SMALL, "--experimental-rerun=x.pickle"], r"unrecognized arguments: --experimental-rerun"),
     ([*SMALL, "hydra.mode=MULTIRUN"], r"hydra\.mode=MULTIRUN: Hydra's own settings are fixed"),
 ]
@@ -240,9 +217,8 @@ def test_a_diverged_run_is_a_row(ddlbench, tmp_path: Path) -> None:
     assert content["summary"]["train_loss"] is None
 
 
-def test_from_any_folder_as_a_script(tmp_path: Path) -> None:
-    """tests/scripts/test_wheel.py starts it as a module."""
-    command = [str(Path(sys.executable).with_name("ddlbench")), *SMALL, "dryrun=true"]
+def test_the_script_of_the_installation_is_this_program(tmp_path: Path) -> None:
+    """tests/scripts/test_wheel.py starts it as a module, all others in this process from any folder."""
+    command = [str(Path(sys.executable).with_name("ddlbench")), "--version"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=WITHIN_S)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["would_run"] is True
+    assert (done.returncode, done.stdout) == (0, f"ddlbench {__version__}\n"), done.stderr

@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import AS_ROOT, MPI, PYTHON, need, run
-from tests.support.runs import record
+from tests.support.runs import OF_IMAGES, record
 
 TORCHRUN = (PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")
 IMAGES = (
-    "ddlbench", "+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=8", "model.image_size=32",
-    "loader=synthetic", "progress=false", "train.global_batch=16", "train.micro_batch=2", "train.steps=2",
-    "train.epochs=1", "data.val_limit=10",
+    "ddlbench", *OF_IMAGES, "loader=synthetic", "progress=false", "train.global_batch=16", "train.micro_batch=2",
+    "train.steps=2", "train.epochs=1", "data.val_limit=10",
 )  # fmt: skip
 TEXT = (
     "ddlbench", "+model=gpt2_small", "model.n_layer=2", "model.n_embd=64", "model.n_head=4", "model.vocab_size=2048",
@@ -29,8 +28,6 @@ TEXT = (
         ("fsdp",),
         ("tensor", "framework.sequence_parallel=true"),
         ("gpipe",),
-        ("interleaved",),
-        ("zero_bubble",),
         ("zbv",),
         ("hybrid", "framework.tp=2"),
         ("hybrid", "framework.dp=2", "framework.sharded=true"),

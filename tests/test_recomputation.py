@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
 from math import inf, nextafter
 from typing import Any
 
@@ -29,10 +28,10 @@ def link(flops: int, saved: int, output: int, saves_output: bool, more: tuple[in
     return Link(flops, saved, output, 0 if saves_output else output, saved + more[0], saved + more[1])
 
 
-def chains(longest: int, shortest: int = 1) -> st.SearchStrategy[Chain]:
+def chains(longest: int) -> st.SearchStrategy[Chain]:
     more = st.tuples(st.integers(0, 6), st.integers(0, 9))
     one = st.builds(link, st.integers(1, 9), st.integers(1, 20), st.integers(1, 6), st.booleans(), more)
-    return st.lists(one, min_size=shortest, max_size=longest).map(tuple)
+    return st.lists(one, min_size=1, max_size=longest).map(tuple)
 
 
 def bytes_of(plan: Plan, links: Chain) -> float:
@@ -56,52 +55,16 @@ def every_plan(first: int, end: int, inner: bool = False) -> Iterator[Plan]:
                 yield (segment, *rest)
 
 
-@settings(max_examples=25, deadline=None)
-@given(chains(5), st.integers(0, 80))
-def test_the_optimum_is_that_of_all_plans(links: Chain, budget: int) -> None:
+@settings(max_examples=50, deadline=None)
+@given(chains(4))
+def test_the_optimum_is_that_of_all_plans(links: Chain) -> None:
     result = [(bytes_of(plan, links), flops_of(plan, links)) for plan in every_plan(0, len(links))]
-    fitting = [flops for bytes_, flops in result if bytes_ <= budget]
-    plan = fastest(links, budget)
-    assert (plan is None) == (not fitting)
-    if plan is not None:
-        assert bytes_of(plan, links) <= budget
-        assert flops_of(plan, links) == min(fitting)
-    least = min(bytes_ for bytes_, _ in result)
-    assert fastest(links, least) is not None
-    assert fastest(links, nextafter(least, -inf)) is None
-
-
-def outcomes(links: Chain) -> set[tuple[float, float]]:
-    """Bytes and FLOPs of every plan that does not end with a segment, none left out: without any choice of the best."""
-
-    @cache
-    def of(first: int, end: int) -> set[tuple[float, float]]:
-        block, last = links[first], first == end - 1
-        held = links[end - 1].output if end < len(links) else 0.0
-        unsaved = links[first - 1].unsaved_output if first else 0.0
-        here = max(block.backward, block.forward + held - (block.unsaved_output if held and last else 0.0))
-        result = {(max(here, block.saved + b), f) for b, f in ({(0.0, 0.0)} if last else of(first + 1, end))}
-        for cut in range(first + 1, end):
-            inputs = [0.0, *(unsaved + links[i].output - links[i].unsaved_output for i in range(first, cut))]
-            run = max(inputs[i] + links[first + i].forward for i in range(cut - first)) + held
-            again = sum(block.flops for block in links[first:cut])
-            for b, f in of(first, cut):
-                result |= {(max(run, b, inputs[-1] + later), again + f + more) for later, more in of(cut, end)}
-        return result
-
-    return of(0, len(links))
-
-
-@pytest.mark.slow
-@settings(max_examples=5, deadline=None)
-@given(chains(12, 9))
-def test_the_optimum_of_up_to_twelve_blocks(links: Chain) -> None:
-    result = outcomes(links)
-    for budget in sorted({bytes_ for bytes_, _ in result}):
+    for budget in {bytes_ for bytes_, _ in result}:
         plan = fastest(links, budget)
         assert plan is not None
         assert bytes_of(plan, links) <= budget
         assert flops_of(plan, links) == min(flops for bytes_, flops in result if bytes_ <= budget)
+    assert fastest(links, nextafter(min(result)[0], -inf)) is None
 
 
 @pytest.mark.parametrize(("blocks", "snapshots"), [(1, 1), (2, 1), (6, 1), (6, 2), (10, 2), (10, 3), (12, 3), (12, 4)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
@@ -18,7 +18,6 @@ from ddlbench.frameworks.shared.replica import Replica
 from ddlbench.frameworks.tensor.adapter import TensorParallel, TensorReplica
 from ddlbench.job import Batch, Job
 
-OnBatch = Callable[[Batch | None], Tensor | None]
 Repeats = TypeVar("Repeats", Replica, ZeroTrainer)
 
 

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from ddlbench.config.compose import counted_links
-from ddlbench.config.schema import Config
 from ddlbench.data.feed import Feed, Request
 from ddlbench.data.loaders.native import Native
 from ddlbench.frameworks.pipeline import stages
@@ -29,9 +28,10 @@ from ddlbench.progress import Progress
 from ddlbench.ranks.boundary import Boundary
 from ddlbench.ranks.control import barrier
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
-from ddlbench.recipe.recipe import CrossEntropy, Rates
+from ddlbench.recipe.recipe import CrossEntropy, Rates, Recipe
 from ddlbench.record.run_json import training_ledger, weights_hash
 from tests.support.reference import Case, Outcome
+from tests.support.tiny import samples
 from tests.support.trace import Trace
 
 COUNTED: dict[str, dict[str, int]] = {}
@@ -51,12 +51,6 @@ def optimizer_of(case: Case) -> OptimizerConfig:
     return OptimizerConfig(case.optimizer, lr=case.lr, momentum=0.9, weight_decay=1e-4)
 
 
-def recorded_config(case: Case) -> Config:
-    """As much of a configuration as a record's ledger takes from it."""
-    recipe = SimpleNamespace(name="tests", optimizer=optimizer_of(case), label_smoothing=0.0)
-    return cast(Config, SimpleNamespace(recipe=recipe, model=SimpleNamespace(dropout=0.0)))
-
-
 def make_job(case: Case) -> Job:
     return Job(
         model=case.model, loss=CrossEntropy(0.0), optimizer=partial(make_optimizer, optimizer_of(case)),
@@ -68,9 +62,9 @@ def make_job(case: Case) -> Job:
 
 
 def train_case(case: Case, framework: Framework, timeout_s: float | None = 30.0) -> Outcome:
-    """Losses over all replicas, final weights and metrics; the same on every rank but the weights, which only
-    rank 0 has. timeout_s: for collectives in
-    flight where the clock asks for an idle device; below that of the job, which would end them."""
+    """Losses over all replicas, final weights and metrics; the same on every rank but the weights, which only rank 0
+    has. timeout_s: for collectives in flight where the clock asks for an idle device; below that of the job, which
+    would end them."""
     with Trace(timeout_s) as trace, patch.object(stages, "forward_flops_per_block", flops_per_block):
         outcome = _train(case, framework, trace)
         assert not trace.first_uses(), trace.first_uses()
@@ -102,7 +96,8 @@ def _train(case: Case, framework: Framework, trace: Trace) -> Outcome:
     row = recorder.rows[0]
     losses = [sum(step) / len(step) for step in zip(*(rank.losses for rank in row.ranks if rank.losses), strict=True)]
     outcome = Outcome(losses, trainer.state() or {}, row.metrics, trainer.updates, start)
-    trained = training_ledger(run, trainer, rates, recorded_config(case).recipe, row.steps)
+    recipe = cast(Recipe, SimpleNamespace(name="tests", optimizer=optimizer_of(case), label_smoothing=0.0))
+    trained = training_ledger(run, trainer, rates, recipe, row.steps)
     outcome.ledger = trained | {"weights_hash_start": weights_hash(start)}
     assert row.metrics["val_samples"] == case.val_samples
     feed.close()
@@ -115,14 +110,8 @@ def batch_for(job: Job, place: Place, seed: int = 1) -> Batch | None:
     """Samples of one update of a replica, on the ranks that read them."""
     if not place.reads_data:
         return None
-    generator, model, samples = torch.Generator().manual_seed(seed), job.model, job.replica_batch(place.data_size)
-    if model.kind == "text":
-        tokens = torch.randint(model.outputs(), (samples, model.input_shape()[0] + 1), generator=generator)
-        inputs, targets = tokens[:, :-1], tokens[:, 1:]
-    else:
-        inputs = torch.randn(samples, *model.input_shape(), generator=generator)
-        targets = torch.randint(model.outputs(), (samples,), generator=generator)
-    return Batch(inputs, targets, torch.ones(samples, dtype=torch.bool))
+    count = job.replica_batch(place.data_size)
+    return Batch(*samples(job.model, count, seed), torch.ones(count, dtype=torch.bool))
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import ddlbench.__main__ as program
 from ddlbench.ranks.launchers import free_port, rank_variables
 from tests.support import planted
 from tests.support.ranks import Forked
-from tests.support.runs import record
+from tests.support.runs import OF_IMAGES, record
 from tests.support.waiting import WITHIN_S
 
 ROOT = Path(__file__).parents[2]
@@ -32,9 +32,9 @@ def command(folder: Path, how: str, *more: str, framework: str = "ddp") -> list[
     """The words after python. Those of `more` with a + are for planted.py: +framework.on=0, +data=Stopping."""
     planted = [f"framework.how={how}", *(word[1:] for word in more if word.startswith("+"))]
     words = [
-        f"+framework={framework}", "+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=8",
-        "model.image_size=32", "loader=synthetic", "train.global_batch=4", "train.steps=20", "train.epochs=1",
-        "train.validate=false", f"results_dir={folder}", *(word for word in more if not word.startswith("+")),
+        f"+framework={framework}", *OF_IMAGES, "loader=synthetic", "train.global_batch=4", "train.steps=20",
+        "train.epochs=1", "train.validate=false", f"results_dir={folder}",
+        *(word for word in more if not word.startswith("+")),
     ]  # fmt: skip
     return ["-m", "tests.support.planted", *planted, "--", *{word.partition("=")[0]: word for word in words}.values()]
 

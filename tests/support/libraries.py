@@ -38,9 +38,5 @@ def why_no_adasum() -> str | None:
 needs_horovod = pytest.mark.skipif(why_no_horovod() is not None, reason=str(why_no_horovod()))
 
 
-@cache
-def why_no_dali() -> str | None:
-    return why_not(dali.import_dali)
-
-
-needs_dali = pytest.mark.skipif(why_no_dali() is not None, reason=str(why_no_dali()))
+why_no_dali = why_not(dali.import_dali)
+needs_dali = pytest.mark.skipif(why_no_dali is not None, reason=str(why_no_dali))

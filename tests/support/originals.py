@@ -6,22 +6,19 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
-from hydra.utils import instantiate
-from omegaconf import OmegaConf
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
+from ddlbench.config.compose import configuration
 from ddlbench.job import Model
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.resnet import ResNet
 from ddlbench.models.vgg import VGG
-
-CONF = Path(__file__).parents[2] / "conf" / "model"
+from tests.support.tiny import samples
 
 # Numbers of the weights, those of torchvision and transformers.
 PARAMETERS = {
@@ -36,24 +33,13 @@ PARAMETERS = {
 
 def configured(name: str) -> Model:
     """The model of conf/model/<name>.yaml."""
-    node: Any = OmegaConf.load(CONF / f"{name}.yaml")
-    node.pop("defaults", None)
-    return instantiate(node, _convert_="object")
+    return configuration("+framework=single", f"+model={name}").model
 
 
 def parameters(model: Model) -> int:
     """Weights in the model, shared ones once; counted without allocating any."""
     with FakeTensorMode():
         return sum(weight.numel() for weight in model.build().parameters())
-
-
-def samples(model: Model, count: int = 3) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(5)
-    if model.kind == "text":
-        tokens = torch.randint(model.vocab_size, (2, count, *model.input_shape()), generator=generator)
-        return tokens[0], tokens[1]
-    inputs = torch.randn(count, *model.input_shape(), generator=generator)
-    return inputs, torch.randint(model.outputs(), (count,), generator=generator)
 
 
 def train_once(network: nn.Module, inputs: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Any]]:
@@ -123,12 +109,8 @@ def modules_of(model: Model) -> dict[str, str]:
         case ResNet():
             return {"stem.conv1": "conv1", "stem.bn1": "bn1", **model._bottlenecks(), "head.fc": "fc"}
         case VGG():
-            return {
-                **_features(model),
-                "fc6.linear": "classifier.0",
-                "fc7.linear": "classifier.3",
-                "fc8": "classifier.6",
-            }
+            classifier = {"fc6.linear": "classifier.0", "fc7.linear": "classifier.3", "fc8": "classifier.6"}
+            return {**_features(model), **classifier}
         case _:
             raise TypeError(model)
 

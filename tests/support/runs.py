@@ -9,14 +9,12 @@ from typing import Any
 from ddlbench.config.compose import configuration
 from ddlbench.config.schema import Config
 
+OF_IMAGES = ["+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=8", "model.image_size=32"]
 SMALL = [
-    "+framework=single", "+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=8", "model.image_size=32",
-    "loader=synthetic", "train.global_batch=4", "train.steps=3", "train.epochs=2", "data.val_limit=6",
+    "+framework=single", *OF_IMAGES, "loader=synthetic", "train.global_batch=4", "train.steps=3", "train.epochs=2",
+    "data.val_limit=6",
 ]  # fmt: skip
-RESNET = [
-    "+framework=single", "+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=8", "model.image_size=32",
-    "train.global_batch=4", "train.steps=2", "train.epochs=1",
-]  # fmt: skip
+RESNET = ["+framework=single", *OF_IMAGES, "train.global_batch=4", "train.steps=2", "train.epochs=1"]
 GPT2 = [
     "+framework=single", "+model=gpt2_small", "model.n_layer=1", "model.n_embd=32", "model.n_head=2",
     "train.global_batch=2", "train.steps=2", "train.epochs=1",

@@ -1,4 +1,4 @@
-"""Small models, data sets and jobs that the multi-process tests share. Real classes of the package, shrunk."""
+"""Small data in memory, the same for the same seed or index."""
 
 from __future__ import annotations
 
@@ -14,10 +14,18 @@ from ddlbench.data.staging import StagedFiles
 from ddlbench.job import Model
 
 
+def samples(model: Model, count: int = 3, seed: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random inputs and targets of a model."""
+    generator = torch.Generator().manual_seed(seed)
+    if model.kind == "text":
+        tokens = torch.randint(model.outputs(), (count, model.input_shape()[0] + 1), generator=generator)
+        return tokens[:, :-1], tokens[:, 1:]
+    inputs = torch.randn(count, *model.input_shape(), generator=generator)
+    return inputs, torch.randint(model.outputs(), (count,), generator=generator)
+
+
 @dataclass
 class TinySplit:
-    """Seeded random samples, the same for the same index."""
-
     inputs: torch.Tensor
     targets: torch.Tensor
 
