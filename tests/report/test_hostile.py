@@ -87,36 +87,42 @@ def expected_warnings(tables, folders, field, ends):
         assert len(notes) == (not hostile.fits(field, value, ends)), (str(value)[:20], notes)
 
 
-@pytest.mark.parametrize("kind", hostile.FILES)
-def test_any_kind_of_file(kind):
-    said, make = hostile.FILES[kind]
+def test_any_kind_of_file():
     with hostile.without_privileges() as results:
         alone = good_run(results)
-        folder = write_run(results, framework="odd", attempt=2)
-        make(folder)
+        folders = [write_run(results, framework="odd", repeat=n, attempt=2) for n in range(len(hostile.FILES))]
+        for folder, (_, make) in zip(folders, hostile.FILES.values(), strict=True):
+            make(folder)
         tables = check(results, alone)
-        summary = f"{folder}: the summary is left out: epochs_done = "
-        (warning,) = [text for text in tables.warnings if not text.startswith(summary)]
-        assert warning.startswith(f"{folder}: ")
-        assert said in warning
-        lacks_epochs = kind.startswith("epochs") and kind != "epochs twice"
-        assert len(tables.warnings) == 1 + lacks_epochs
-        (status,) = tables.runs["status"][tables.runs["path"] == str(folder)]
-        assert status == ("ok" if kind.startswith("epochs") else "unreadable")
+        status_of, expected = statuses(tables), 0
+        for folder, (kind, (said, _)) in zip(folders, hostile.FILES.items(), strict=True):
+            of_epochs, summary = kind.startswith("epochs"), f"{folder}: the summary is left out: epochs_done = "
+            own = [text for text in tables.warnings if text.startswith(f"{folder}: ")]
+            (warning,) = [text for text in own if not text.startswith(summary)]
+            assert said in warning, kind
+            assert len(own) == 1 + (of_epochs and kind != "epochs twice"), kind
+            assert status_of[str(folder)] == ("ok" if of_epochs else "unreadable"), kind
+            expected += len(own)
+        assert len(tables.warnings) == expected
 
 
-@pytest.mark.parametrize("name", hostile.FOLDERS, ids=ascii)
-@pytest.mark.parametrize("whole", [True, False])
-def test_any_name_of_a_folder(beside, name, whole):
+def statuses(tables):
+    return dict(zip(tables.runs["path"], tables.runs["status"], strict=True))
+
+
+def test_any_name_of_a_folder(beside):
+    """With and without the record in it."""
     results, alone = beside
-    folder = write_run(results, framework="odd", attempt=2)
-    odd = folder.rename(folder.with_name(name))
-    if not whole:
-        (odd / "run.json").unlink()
+    names = list(product(hostile.FOLDERS, (True, False)))
+    folders = [write_run(results, framework="odd", repeat=n, attempt=2) for n in range(len(names))]
+    folders = [folder.rename(folder.with_name(name)) for folder, (name, _) in zip(folders, names, strict=True)]
+    for folder in folders[1::2]:
+        (folder / "run.json").unlink()
     tables = check(results, alone)
-    (status,) = tables.runs["status"][tables.runs["path"] == printable(str(odd))]
-    assert status == ("ok" if whole else "unreadable")
-    assert whole or any(text.startswith(printable(str(odd))) for text in tables.warnings)
+    for folder, (name, whole) in zip(folders, names, strict=True):
+        path = printable(str(folder))
+        assert statuses(tables)[path] == ("ok" if whole else "unreadable"), ascii(name)
+        assert whole or any(text.startswith(path) for text in tables.warnings), ascii(name)
 
 
 def test_a_run_folder_of_any_name(beside):

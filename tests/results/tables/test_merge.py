@@ -25,31 +25,42 @@ def test_options_are_what_is_measured():
     assert measured_options(config) == {"train.seed": 1, "model.name": "m"}
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"dataset": "b" * 64},
-        {"gpus": 4},
-        {"per_gpu": 16},
-        {"train": {"precision": "bf16"}},
-        {"train": {"steps": 5}},
-        {"train": {"seed": 1}},
-        {"train": {"warmup_steps": 3}},
-        {"train": {"compile": True}},
-        {"epochs": 4},
-        {"knobs": {"bucket_cap_mb": 50}},
-        {"loader": "dali"},
-        {"device": "cpu"},
-        {"sections": {"environment": {"gpu_model": "Another GPU", "torch": "2.14.1", "cuda": "13.0"}}},
-        {"sections": {"environment": {"gpu_model": GPU, "torch": "2.13.0", "cuda": "13.0"}}},
-        {"sections": {"launch": {"world_size": 2, "nodes": 2, "ranks_per_node": 1, "device_type": "cuda"}}},
-    ],
-    ids=str,
+NOT_COMPARABLE = (
+    {"dataset": "b" * 64},
+    {"train": {"precision": "bf16"}},
+    {"train": {"seed": 1}},
+    {"train": {"warmup_steps": 3}},
+    {"train": {"compile": True}},
+    {"epochs": 4},
+    {"loader": "dali"},
+    {"device": "cpu"},
+    {"sections": {"environment": {"gpu_model": "Another GPU", "torch": "2.14.1", "cuda": "13.0"}}},
+    {"sections": {"environment": {"gpu_model": GPU, "torch": "2.13.0", "cuda": "13.0"}}},
+    {"sections": {"environment": {"gpu_model": GPU, "torch": "2.14.1", "cuda": "12.8"}}},
 )
+ANOTHER_MEASUREMENT = (
+    *NOT_COMPARABLE,
+    {"gpus": 4},
+    {"per_gpu": 16},
+    {"train": {"steps": 5}},
+    {"knobs": {"bucket_cap_mb": 50}},
+    {"sections": {"launch": {"world_size": 2, "nodes": 2, "ranks_per_node": 1, "device_type": "cuda"}}},
+)
+
+
+@pytest.mark.parametrize("other", ANOTHER_MEASUREMENT, ids=str)
 def test_what_differs_is_not_merged(tmp_path, other):
     write_run(tmp_path, repeat=0, gpus=2)
     write_run(tmp_path, **{"repeat": 1, "gpus": 2} | other)
     assert len(groups(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("other", NOT_COMPARABLE, ids=str)
+def test_what_is_not_comparable_is_no_base(tmp_path, other):
+    write_run(tmp_path, gpus=1, rate=100.0, **other)
+    write_run(tmp_path, gpus=2, rate=150.0)
+    (two,) = [row for row in records(tables_of(tmp_path).scaling) if row["gpus"] == 2]
+    assert (two["speedup"], two["own_base_gpus"], two["scaling"]) == (None, 2, "single")
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,24 @@ def test_the_micro_batch_is_the_share_of_a_replica_where_none_was_asked_for(tmp_
     assert single_row(tables_of(tmp_path).runs)["micro_batch"] == 8
 
 
+def test_bubble_and_staleness_are_what_the_framework_says(tmp_path):
+    staged = {"bubble": 0.3, "bubble_theoretical": 0.2, "staleness": [2, 1, 0], "staleness_theoretical": [3, 1, 0]}
+    write_run(tmp_path, framework="pipedream", sections={"framework": staged})
+    write_run(tmp_path, framework="ddp", sections={"framework": {"staleness": 0}})
+    write_run(tmp_path, framework="fsdp")
+    tables = tables_of(tmp_path)
+    columns = ("bubble", "bubble_theoretical", "staleness_max", "staleness_theoretical_max")
+    for table in (tables.runs, tables.scaling):
+        result = {row["framework"]: [row[column] for column in columns] for row in records(table)}
+        assert result == {"pipedream": [0.3, 0.2, 2, 3], "ddp": [None, None, 0, None], "fsdp": [None] * 4}
+
+
+@pytest.mark.parametrize("staleness", ["two", [None], {"a": 1}, [-1], True])
+def test_a_staleness_that_is_no_number_is_empty(tmp_path, staleness):
+    write_run(tmp_path, sections={"framework": {"staleness": staleness}})
+    assert single_row(tables_of(tmp_path).runs)["staleness_max"] is None
+
+
 def test_on_cpu_the_device_is_the_cpu(tmp_path):
     write_run(tmp_path, device="cpu")
     row = single_row(tables_of(tmp_path).runs)
