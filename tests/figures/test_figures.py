@@ -77,27 +77,20 @@ def test_labels_of_gpu_counts_do_not_touch(counts, labelled):
     assert all(later.x0 - box.x1 > 0.3 * digit for box, later in pairwise(boxes))
 
 
-def test_speedup_and_its_ideal_line(tmp_path):
+def test_ideal_lines_start_at_the_base(tmp_path):
+    """Images from one GPU on, on a logarithmic axis, where an ideal line stays straight; text from two on."""
     weak_scaling(tmp_path)
-    figures = drawn(tmp_path, "speedup", "speedup_own_base")
-    (axes,), (own,) = figures["speedup"].axes, figures["speedup_own_base"].axes
-    assert lines(axes, "ddp") == [[[1, pytest.approx(0.8)], [2, pytest.approx(1.5)], [4, pytest.approx(2.8)]]]
-    assert lines(axes, "single") == [[[1, pytest.approx(1.0)]]]
-    assert lines(axes, "ideal") == [[[1, 1], [8, 8]]]
-    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log"), "the ideal line stays straight"
-    assert axes.get_xlabel() == "GPUs"
-    assert [one.get_ylabel() for one in (axes, own)] == ["speedup", "speedup over own base"]
-    assert lines(own, "ddp") == [[[1, pytest.approx(1.0)], [2, pytest.approx(1.875)], [4, pytest.approx(3.5)]]]
-
-
-def test_throughput_and_efficiency(tmp_path):
     strong_scaling(tmp_path)
-    figures = drawn(tmp_path, "speedup", "throughput", "efficiency")
-    (throughput,), (efficiency,) = figures["throughput"].axes, figures["efficiency"].axes
-    assert lines(figures["speedup"].axes[0], "ideal") == [[[2, 1], [8, 4]]]
-    assert lines(throughput, "ddp") == [[[2, pytest.approx(10)], [4, pytest.approx(19)], [8, pytest.approx(32)]]]
+    names = ("throughput", "speedup", "speedup_own_base")
+    figures = drawn(tmp_path, *names)
+    (throughput, _), (text, images), (own,) = (figures[name].axes for name in names)
+    assert lines(images, "single") == [[[1, pytest.approx(1.0)]]]
+    assert lines(images, "ideal") == [[[1, 1], [8, 8]]]
+    assert lines(text, "ideal") == [[[2, 1], [8, 4]]]
     assert lines(throughput, "ideal") == [[[2, pytest.approx(10)], [8, pytest.approx(40)]]]
-    assert lines(efficiency, "ddp") == [[[2, pytest.approx(1)], [4, pytest.approx(0.95)], [8, pytest.approx(0.8)]]]
+    assert (images.get_xscale(), images.get_yscale(), images.get_xlabel()) == ("log", "log", "GPUs")
+    assert [axes.get_ylabel() for axes in (images, own)] == ["speedup", "speedup over own base"]
+    assert lines(own, "ddp") == [[[1, pytest.approx(1.0)], [2, pytest.approx(1.875)], [4, pytest.approx(3.5)]]]
 
 
 def test_one_gpu_count_has_no_ideal_line_in_plot_or_legend(tmp_path):
@@ -333,13 +326,10 @@ def test_a_family_of_nine_curves_becomes_a_panel_for_each_framework_and_the_slow
     assert drawing.notes[0].endswith("horovod: 1 curves are not drawn: horovod (bucket=0)")
 
 
-def test_no_two_curves_of_a_panel_have_one_color_and_marker(tmp_path):
-    for number in range(8):
-        write_run(tmp_path, framework=f"f{number}", gpus=2)
-        write_run(tmp_path, framework="f0", gpus=2, model="gpt2_small", knobs={"bucket": number})
-    for axes in drawn(tmp_path, "throughput")["throughput"].axes:
-        curves = [line for line in axes.lines if line.get_label() in labels(axes)]
-        assert len({(line.get_color(), line.get_marker(), line.get_markerfacecolor()) for line in curves}) == 8
+@pytest.mark.parametrize("curves", [[(f"f{n}", "") for n in range(8)], [("ddp", f"bucket={n}") for n in range(8)]])
+def test_no_two_curves_of_a_panel_have_one_color_and_marker(curves):
+    looks = plotting.looks_of(curves).values()
+    assert len({(look.color, look.marker, look.filled) for look in looks}) == len(curves)
 
 
 def test_energy_is_drawn_of_the_runs_that_have_it(tmp_path):
@@ -350,7 +340,7 @@ def test_energy_is_drawn_of_the_runs_that_have_it(tmp_path):
     assert [[1, 2.5]] in lines(axes, "ddp")
 
 
-def test_bubble_and_staleness_are_drawn_beside_their_theory_and_staleness_of_full_pipelines_alone(tmp_path):
+def test_bubble_and_staleness_are_drawn_of_pipelines_beside_their_theory(tmp_path):
     staged = {"bubble": 0.3, "bubble_theoretical": 0.2, "staleness": [2, 1, 0], "staleness_theoretical": [3, 1, 0]}
     write_run(tmp_path, framework="pipedream", gpus=3, sections={"framework": staged})
     write_run(tmp_path, framework="ddp", gpus=3, sections={"framework": {"staleness": 0}})

@@ -54,7 +54,7 @@ def test_panels_of_one_model_show_their_differences(tmp_path):
     assert [panel.lines[1] for panel in panels_of(tmp_path)] == ["native", "synthetic"]
 
 
-def test_by_loader_native_and_dali_are_curves_of_one_panel_a_framework_and_name_its_base(tmp_path):
+def test_by_loader_native_and_dali_are_curves_of_one_panel_a_framework(tmp_path):
     loaders = (("native", 100.0), ("dali", 160.0))
     for framework, (loader, rate), gpus in product(("ddp", "fsdp"), loaders, (1, 2)):
         write_run(tmp_path, framework=framework, loader=loader, gpus=gpus, rate=rate * gpus)
@@ -64,10 +64,10 @@ def test_by_loader_native_and_dali_are_curves_of_one_panel_a_framework_and_name_
     assert [[rows[0]["compared"] for rows in panel.curves.values()] for panel in result] == [["dali", "native"]] * 2
     assert {panel.base for panel in result} == {"base: dali on 1 GPU, 6.25 ms a sample"}
     assert {panel.against_own_bases().base for panel in result} == {"base: each loader's own fewest GPUs"}
-    assert "base dali@1, resnet50, ddp: 6.25 ms a sample" in "\n".join(base_lines(measurements))
+    assert "base dali@1, resnet50: 6.25 ms a sample" in "\n".join(base_lines(measurements))
 
 
-def test_by_model_all_models_are_curves_of_one_panel_that_names_the_changed_sizes_that_they_share(tmp_path):
+def test_by_model_a_panel_has_all_models_and_names_the_changed_sizes_that_they_share(tmp_path):
     for model, layers in (("resnet50", [1, 1, 1, 1]), ("resnet101", [1, 1, 2, 1])):
         write_run(tmp_path, model=model, changed={"layers": layers, "image_size": 64})
     (panel,) = panels(tables_of(tmp_path, by="model").measurements)
@@ -75,7 +75,7 @@ def test_by_model_all_models_are_curves_of_one_panel_that_names_the_changed_size
     assert len(panel.curves) == 2
 
 
-def test_durations_and_devices():
+def test_durations_have_three_digits_and_devices_their_number():
     seconds = (1234.5, 12.34, 2.0, 0.1, 0.00971, 0.000123)
     assert [duration(each) for each in seconds] == ["1,234 s", "12.3 s", "2.00 s", "100 ms", "9.71 ms", "123 µs"]
     assert [devices(1, "cuda"), devices(4, "cuda"), devices(2, "cpu")] == ["1 GPU", "4 GPUs", "2 ranks"]

@@ -133,7 +133,7 @@ def test_a_gate_without_two_sets_is_refused(tmp_path, capsys):
     assert main([]) == 2
 
 
-def test_shares():
+def test_a_share_is_a_percentage_or_a_fraction_below_1():
     assert (share("5%"), share("0.05"), share("0%"), share("150%")) == (0.05, 0.05, 0.0, 1.5)
     for text in ("-1%", "5", "nan"):  # 5 is 500 %: a gate that never fails
         with pytest.raises(ValueError, match=text):

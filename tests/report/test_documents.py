@@ -89,12 +89,12 @@ def test_a_further_file_of_a_plot_is_continued_and_a_figure_of_a_study_has_its_n
     assert "reaches the target" not in page
 
 
-def test_markdown():
+def test_a_table_in_markdown_has_its_marks_escaped():
     text = markdown(["framework", "gpus"], [["a|b_c", "2"]], ["n < 6"])
     assert text == "| framework | gpus |\n| --- | ---: |\n| a\\|b\\_c | 2 |\n\n- n \\< 6\n"
 
 
-def test_latex():
+def test_a_table_in_latex_has_its_commands_escaped():
     """No name is an argument of the command before it."""
     rows = [["x_{$\\", "70.0 %"], ["[x]", "resnet50*"], ["*x", "[y]"]]
     _, begin, *lines, end = latex(["framework", "efficiency"], rows, []).splitlines()

@@ -1,5 +1,5 @@
 """Reading folders of results: each folder once, also through links; no content makes the report fail; what the numbers
-leave out is counted in one line, in the terminal and on the page."""
+leave out is counted in one line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 
 from ddlbench.foreign import LARGEST_BYTES
 from ddlbench.record.schema import READ_VERSIONS
-from ddlbench.report.__main__ import main
 from ddlbench.results.reading.attempts import left_out_line, read, read_all, search
 from tests.support.records import tables_of, write_run
 
@@ -188,11 +187,3 @@ def test_every_kind_is_counted(tmp_path):
     assert len(tables.runs) == 14, "all but the copy are rows"
     assert tables.runs.loc[tables.runs["status"] != "ok", "reason"].notna().all()
     assert "unreadable" not in set(tables.scaling["status"]), "they have no configuration to stand for"
-
-
-def test_terminal_and_page_have_the_line(tmp_path, capsys):
-    write_run(tmp_path, status="error", reason="boom")
-    replaced(tmp_path, 1, "{")
-    assert main([str(tmp_path)]) == 0
-    assert "\nleft out: 1 unreadable\n" in capsys.readouterr().out
-    assert "<p>left out: 1 unreadable." in (tmp_path / "report" / "report.html").read_text()

@@ -18,7 +18,7 @@ from ddlbench.results.tables.stats import Interval, efficiency, median_interval,
         (12, Interval(3, 10, 1 - 2 * (1 + 12 + 66) / 2**12)),  # 96.1 %; the next pair 85.4 %
     ],
 )
-def test_an_interval_is_the_narrowest_that_covers_enough_and_there_is_none_below_six_values(n, expected):
+def test_an_interval_is_the_narrowest_that_covers_enough_from_six_values_on(n, expected):
     assert median_interval([float(i) for i in range(n, 0, -1)]) == expected
 
 

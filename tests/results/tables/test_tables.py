@@ -155,7 +155,7 @@ def test_a_text_that_a_spreadsheet_would_run_is_quoted_in_every_row_of_it(tmp_pa
     assert table["data"].eq("sample_images").all()
 
 
-def test_every_kind_of_cell(tmp_path: Path) -> None:
+def test_a_cell_of_every_kind_is_written(tmp_path: Path) -> None:
     columns = {
         "text": pd.array(["plain", "a,b", 'say "so"', None, "two\nlines", "-1"], dtype="string"),
         "int": pd.array([0, -1, None, 2**63 - 1, -(2**63), 7], dtype="Int64"),
@@ -212,7 +212,7 @@ def test_no_filter_changes_nothing(tables):
         (["framework=single", "gpus=4"], "leave one filter out"),
     ],
 )
-def test_filters_that_cannot_be_applied(tables, filters, message):
+def test_a_filter_that_cannot_be_applied_is_refused(tables, filters, message):
     with pytest.raises(UserError, match=message):
         only(tables, filters)
 
