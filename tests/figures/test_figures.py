@@ -17,7 +17,7 @@ from ddlbench.figures.figures import drawing_of, make_figures, plots_of, save
 from ddlbench.figures.plotting import PALETTE
 from ddlbench.results.tables.measurement import Measurement
 from tests.support.figures import figures_of, names_of
-from tests.support.records import edit_epochs, strong_scaling, tables_of, weak_scaling, write_repeats, write_run
+from tests.support.records import strong_scaling, tables_of, weak_scaling, write_repeats, write_run
 
 ALWAYS = {"throughput", "speedup", "efficiency", "epoch_time", "memory"}
 
@@ -77,27 +77,20 @@ def test_labels_of_gpu_counts_do_not_touch(counts, labelled):
     assert all(later.x0 - box.x1 > 0.3 * digit for box, later in pairwise(boxes))
 
 
-def test_speedup_and_its_ideal_line(tmp_path):
+def test_ideal_lines_start_at_the_base(tmp_path):
+    """Images from one GPU on, on a logarithmic axis, where an ideal line stays straight; text from two on."""
     weak_scaling(tmp_path)
-    figures = drawn(tmp_path, "speedup", "speedup_own_base")
-    (axes,), (own,) = figures["speedup"].axes, figures["speedup_own_base"].axes
-    assert lines(axes, "ddp") == [[[1, pytest.approx(0.8)], [2, pytest.approx(1.5)], [4, pytest.approx(2.8)]]]
-    assert lines(axes, "single") == [[[1, pytest.approx(1.0)]]]
-    assert lines(axes, "ideal") == [[[1, 1], [8, 8]]]
-    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log"), "the ideal line stays straight"
-    assert axes.get_xlabel() == "GPUs"
-    assert [one.get_ylabel() for one in (axes, own)] == ["speedup", "speedup over own base"]
-    assert lines(own, "ddp") == [[[1, pytest.approx(1.0)], [2, pytest.approx(1.875)], [4, pytest.approx(3.5)]]]
-
-
-def test_throughput_and_efficiency(tmp_path):
     strong_scaling(tmp_path)
-    figures = drawn(tmp_path, "speedup", "throughput", "efficiency")
-    (throughput,), (efficiency,) = figures["throughput"].axes, figures["efficiency"].axes
-    assert lines(figures["speedup"].axes[0], "ideal") == [[[2, 1], [8, 4]]]
-    assert lines(throughput, "ddp") == [[[2, pytest.approx(10)], [4, pytest.approx(19)], [8, pytest.approx(32)]]]
+    names = ("throughput", "speedup", "speedup_own_base")
+    figures = drawn(tmp_path, *names)
+    (throughput, _), (text, images), (own,) = (figures[name].axes for name in names)
+    assert lines(images, "single") == [[[1, pytest.approx(1.0)]]]
+    assert lines(images, "ideal") == [[[1, 1], [8, 8]]]
+    assert lines(text, "ideal") == [[[2, 1], [8, 4]]]
     assert lines(throughput, "ideal") == [[[2, pytest.approx(10)], [8, pytest.approx(40)]]]
-    assert lines(efficiency, "ddp") == [[[2, pytest.approx(1)], [4, pytest.approx(0.95)], [8, pytest.approx(0.8)]]]
+    assert (images.get_xscale(), images.get_yscale(), images.get_xlabel()) == ("log", "log", "GPUs")
+    assert [axes.get_ylabel() for axes in (images, own)] == ["speedup", "speedup over own base"]
+    assert lines(own, "ddp") == [[[1, pytest.approx(1.0)], [2, pytest.approx(1.875)], [4, pytest.approx(3.5)]]]
 
 
 def test_one_gpu_count_has_no_ideal_line_in_plot_or_legend(tmp_path):
@@ -151,8 +144,10 @@ def test_failures_are_crosses_on_the_axis(tmp_path):
 
 def test_a_color_belongs_to_a_framework_in_all_figures(tmp_path):
     weak_scaling(tmp_path)
-    drawn = [axes for figure in make_figures(tables_of(tmp_path)).figures.values() for axes in figure.axes]
-    colors = {(line.get_label(), line.get_color()) for axes in drawn for line in axes.lines}
+    figures = drawn(tmp_path, "throughput", "speedup_own_base", "memory", "accuracy_by_time", "accuracy_by_batch")
+    panels = [axes for figure in figures.values() for axes in figure.axes]
+    colors = {(line.get_label(), line.get_color()) for axes in panels for line in axes.lines}
+    assert len(panels) == 5
     assert len([name for name, _ in colors if name in ("ddp", "single")]) == 2
 
 
@@ -248,12 +243,6 @@ def test_memory_of_gpus_and_of_a_cpu_in_one_panel(tmp_path):
     assert {y for line in axes.lines for y in line.get_ydata()} == {2.0, 3.125}
 
 
-def test_nothing_used_is_an_axis_from_zero(tmp_path):
-    write_run(tmp_path, summary={"memory_allocated_peak_bytes": 0})
-    (axes,) = drawn(tmp_path, "memory")["memory"].axes
-    assert axes.get_ylim() == (0, 1)
-
-
 def test_too_many_panels_labels_and_failures_are_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MOST_FILES", 1)
     monkeypatch.setattr(module, "PANELS_OF_A_FILE", 2)
@@ -337,47 +326,30 @@ def test_a_family_of_nine_curves_becomes_a_panel_for_each_framework_and_the_slow
     assert drawing.notes[0].endswith("horovod: 1 curves are not drawn: horovod (bucket=0)")
 
 
-def test_no_two_curves_of_a_panel_have_one_color_and_marker(tmp_path):
-    for number in range(8):
-        write_run(tmp_path, framework=f"f{number}", gpus=2)
-        write_run(tmp_path, framework="f0", gpus=2, model="gpt2_small", knobs={"bucket": number})
-    for axes in drawn(tmp_path, "throughput")["throughput"].axes:
-        curves = [line for line in axes.lines if line.get_label() in labels(axes)]
-        assert len({(line.get_color(), line.get_marker(), line.get_markerfacecolor()) for line in curves}) == 8
+@pytest.mark.parametrize("curves", [[(f"f{n}", "") for n in range(8)], [("ddp", f"bucket={n}") for n in range(8)]])
+def test_no_two_curves_of_a_panel_have_one_color_and_marker(curves):
+    looks = plotting.looks_of(curves).values()
+    assert len({(look.color, look.marker, look.filled) for look in looks}) == len(curves)
 
 
-def test_learning_curves_are_the_median_of_the_repeats_with_their_range(tmp_path):
-    for repeat, top1 in enumerate((0.5, 0.7, 0.6)):
-        folder = write_run(tmp_path, repeat=repeat, epochs=1)
-        edit_epochs(folder, {"val_top1": top1, "elapsed_s": 10.0 + repeat})
-    figures = drawn(tmp_path, "accuracy_by_epoch", "accuracy_by_time")
-    (by_epoch,), (by_time,) = figures["accuracy_by_epoch"].axes, figures["accuracy_by_time"].axes
-    assert [[1, 0.6]] in [line.get_xydata().tolist() for line in by_epoch.lines]
-    assert [[11, 0.6]] in [line.get_xydata().tolist() for line in by_time.lines]
-    (band,) = by_epoch.collections
-    assert {tuple(point) for point in band.get_paths()[0].vertices.tolist()} >= {(1, 0.5), (1, 0.7)}
-
-
-def test_energy_and_bubble_beside_its_theory(tmp_path):
+def test_energy_is_drawn_of_the_runs_that_have_it(tmp_path):
     write_run(tmp_path, framework="ddp", summary={"energy_sample_j": 2.5})
-    write_run(tmp_path, framework="gpipe", gpus=2, sections={"framework": {"bubble": 0.3, "bubble_theoretical": 0.2}})
-    figures = drawn(tmp_path, "energy", "bubble")
-    (energy,), (bubble,) = figures["energy"].axes, figures["bubble"].axes
-    assert labels(energy) == {"ddp"}
-    assert [[1, 2.5]] in lines(energy, "ddp")
-    assert [[2, 0.3]] in lines(bubble, "gpipe")
-    assert [[2, 0.2]] in theory(bubble)
-    assert labels(bubble) == {"gpipe", "theory"}
+    write_run(tmp_path, framework="gpipe", gpus=2)
+    (axes,) = drawn(tmp_path, "energy")["energy"].axes
+    assert labels(axes) == {"ddp"}
+    assert [[1, 2.5]] in lines(axes, "ddp")
 
 
-def test_staleness_is_drawn_of_pipelines_that_stay_full_alone(tmp_path):
-    stale = {"framework": {"staleness": [2, 1, 0], "staleness_theoretical": [3, 1, 0]}}
-    write_run(tmp_path, framework="pipedream", gpus=3, sections=stale)
+def test_bubble_and_staleness_are_drawn_of_pipelines_beside_their_theory(tmp_path):
+    staged = {"bubble": 0.3, "bubble_theoretical": 0.2, "staleness": [2, 1, 0], "staleness_theoretical": [3, 1, 0]}
+    write_run(tmp_path, framework="pipedream", gpus=3, sections={"framework": staged})
     write_run(tmp_path, framework="ddp", gpus=3, sections={"framework": {"staleness": 0}})
-    (axes,) = drawn(tmp_path, "staleness")["staleness"].axes
-    assert labels(axes) == {"pipedream", "theory"}
-    assert [[3, 2]] in lines(axes, "pipedream")
-    assert [[3, 3]] in theory(axes)
+    figures = drawn(tmp_path, "bubble", "staleness")
+    for name, measured, expected in (("bubble", 0.3, 0.2), ("staleness", 2, 3)):
+        (axes,) = figures[name].axes
+        assert labels(axes) == {"pipedream", "theory"}
+        assert [[3, measured]] in lines(axes, "pipedream")
+        assert [[3, expected]] in theory(axes)
     assert [tick for tick in axes.get_yticks() if tick % 1] == [], "updates are counted"
 
 
@@ -401,12 +373,11 @@ def test_by_loader_curves_have_a_color_of_their_own_and_name_the_base(tmp_path):
     assert axes.get_ylabel() == "speedup over own base"
 
 
-def test_a_linear_axis_begins_at_zero_however_small_the_differences():
+@pytest.mark.parametrize(("values", "top"), [([98.0, 100.0], 108), ([0.0], 1)])
+def test_a_linear_axis_begins_at_zero_however_small_the_differences(values, top):
     axes = Figure().add_subplot()
-    plotting.value_axis(axes, [98.0, 100.0], "samples/s", percents=False, log=False)
-    low, high = axes.get_ylim()
-    assert low == 0
-    assert high == pytest.approx(108)
+    plotting.value_axis(axes, values, "samples/s", percents=False, log=False)
+    assert axes.get_ylim() == (0, pytest.approx(top))
 
 
 def test_a_png_has_the_color_of_each_curve_also_of_a_rare_one(tmp_path):

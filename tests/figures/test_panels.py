@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from ddlbench.figures.figures import make_figures
+from ddlbench.figures.figures import plots_of
 from ddlbench.figures.panels import panels
 from ddlbench.report.overview import base_lines
 from ddlbench.results.tables.measurement import devices, duration
@@ -55,40 +55,27 @@ def test_panels_of_one_model_show_their_differences(tmp_path):
 
 
 def test_by_loader_native_and_dali_are_curves_of_one_panel_a_framework(tmp_path):
-    for framework, loader, gpus in product(("ddp", "fsdp"), ("native", "dali"), (1, 2)):
-        write_run(tmp_path, framework=framework, loader=loader, gpus=gpus)
-    result = panels(tables_of(tmp_path, by="loader").measurements)
+    loaders = (("native", 100.0), ("dali", 160.0))
+    for framework, (loader, rate), gpus in product(("ddp", "fsdp"), loaders, (1, 2)):
+        write_run(tmp_path, framework=framework, loader=loader, gpus=gpus, rate=rate * gpus)
+    measurements = tables_of(tmp_path, by="loader").measurements
+    result = panels(measurements)
     assert [panel.lines[1] for panel in result] == ["ddp", "fsdp"]
     assert [[rows[0]["compared"] for rows in panel.curves.values()] for panel in result] == [["dali", "native"]] * 2
+    assert {panel.base for panel in result} == {"base: dali on 1 GPU, 6.25 ms a sample"}
+    assert {panel.against_own_bases().base for panel in result} == {"base: each loader's own fewest GPUs"}
+    assert "base dali@1, resnet50: 6.25 ms a sample" in "\n".join(base_lines(measurements))
 
 
-def test_a_base_is_named_by_what_is_compared(tmp_path):
-    for loader, rate in (("native", 100.0), ("dali", 160.0)):
-        for gpus in (1, 2):
-            write_run(tmp_path, loader=loader, gpus=gpus, rate=rate * gpus)
-    tables = tables_of(tmp_path, by="loader")
-    (panel,) = panels(tables.measurements)
-    assert panel.base == "base: dali on 1 GPU, 6.25 ms a sample"
-    assert panel.against_own_bases().base == "base: each loader's own fewest GPUs"
-    assert "base dali@1, resnet50: 6.25 ms a sample" in "\n".join(base_lines(tables.measurements))
-
-
-def test_by_model_all_models_are_curves_of_one_panel(tmp_path):
-    for model in ("resnet50", "resnet101"):
-        write_run(tmp_path, model=model)
-    (panel,) = panels(tables_of(tmp_path, by="model").measurements)
-    assert panel.model == "resnet101, resnet50"
-    assert len(panel.curves) == 2
-
-
-def test_a_panel_of_several_models_names_the_changed_sizes_that_they_share(tmp_path):
+def test_by_model_a_panel_has_all_models_and_names_the_changed_sizes_that_they_share(tmp_path):
     for model, layers in (("resnet50", [1, 1, 1, 1]), ("resnet101", [1, 1, 2, 1])):
         write_run(tmp_path, model=model, changed={"layers": layers, "image_size": 64})
     (panel,) = panels(tables_of(tmp_path, by="model").measurements)
     assert (panel.model, panel.lines[1]) == ("resnet101*, resnet50*", "image_size=64")
+    assert len(panel.curves) == 2
 
 
-def test_durations_and_devices():
+def test_durations_have_three_digits_and_devices_their_number():
     seconds = (1234.5, 12.34, 2.0, 0.1, 0.00971, 0.000123)
     assert [duration(each) for each in seconds] == ["1,234 s", "12.3 s", "2.00 s", "100 ms", "9.71 ms", "123 µs"]
     assert [devices(1, "cuda"), devices(4, "cuda"), devices(2, "cpu")] == ["1 GPU", "4 GPUs", "2 ranks"]
@@ -104,7 +91,6 @@ def test_a_model_of_other_sizes_has_panels_of_its_own_that_say_so(tmp_path):
         "resnet50": "",
         "resnet50*": "image_size=64 layers=[1,1,1,1]",
     }
-    drawn = [axes for figure in make_figures(tables).figures.values() for axes in figure.axes]
-    titles = [title for axes in drawn if (title := axes.get_title(loc="left"))]
-    assert set(titles) == {"resnet50", "resnet50*"}
-    assert titles.count("resnet50*") == titles.count("resnet50") > 4  # accuracy over epochs and time too
+    models = [panel.model for plot in plots_of(tables) for panel in plot.panels]
+    assert set(models) == {"resnet50", "resnet50*"}
+    assert models.count("resnet50*") == models.count("resnet50") > 4  # accuracy over epochs and time too

@@ -70,20 +70,13 @@ def test_what_no_longer_ends_ok_fails_the_gate_and_single_ones_are_named(tmp_pat
     assert "only in after: zero1, resnet50" in said
 
 
-def test_nothing_changed(tmp_path, capsys):
-    repeats(tmp_path / "a", [100.0, 101.0])
-    repeats(tmp_path / "b", [100.0, 101.0])
-    code, said = compare(tmp_path, capsys, "--fail-if-slower", "5%")
-    assert code == 3
-    assert said.startswith("nothing changed in configuration and environment\n")
-
-
 def test_two_environments_of_one_set_are_paired_with_their_own(tmp_path, capsys):
     for side in "ab":
         repeats(tmp_path / side, [100.0] * 6)
         repeats(tmp_path / side, [50.0] * 6, ENVIRONMENT | {"driver": "2"}, train={"timeout_s": 9.0})
     code, said = compare(tmp_path, capsys, "--fail-if-slower", "1%")
     assert code == 0
+    assert said.startswith("nothing changed in configuration and environment\n")
     assert said.count("ratio 1.000") == 2
 
 
@@ -112,13 +105,12 @@ def test_nothing_in_common_is_one_line(tmp_path, capsys):
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_what_is_no_counterpart_is_never_compared(tmp_path, capsys, other, nodes):
     """Also beside a measurement that is in both sets: twice as fast on other GPUs must not pass the gate."""
-    repeats(tmp_path / "a", [100.0] * 6, gpus=2)
-    repeats(tmp_path / "b", [200.0] * 6, **{"gpus": 2} | other)
+    repeats(tmp_path / "a", [100.0], gpus=2)
+    repeats(tmp_path / "b", [200.0], **{"gpus": 2} | other)
     for path in (tmp_path / "b").glob("*/attempt-1/run.json"):
         with edited(path.parent) as record:
             record["launch"]["nodes"] = nodes
             record["ledger"]["precision"] = record["config"]["train"]["precision"]
-    assert compare(tmp_path, capsys)[0] == 2
     for side in "ab":
         repeats(tmp_path / side, [100.0] * 6, framework="single")
     code, said = compare(tmp_path, capsys, "--fail-if-slower", "5%")
@@ -141,7 +133,7 @@ def test_a_gate_without_two_sets_is_refused(tmp_path, capsys):
     assert main([]) == 2
 
 
-def test_shares():
+def test_a_share_is_a_percentage_or_a_fraction_below_1():
     assert (share("5%"), share("0.05"), share("0%"), share("150%")) == (0.05, 0.05, 0.0, 1.5)
     for text in ("-1%", "5", "nan"):  # 5 is 500 %: a gate that never fails
         with pytest.raises(ValueError, match=text):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 from ddlbench.report.fastest import PARAGRAPHS, best, comparisons
-from ddlbench.report.overview import base_lines
+from ddlbench.report.overview import base_lines, summary_text
 from tests.support.records import tables_of, write_repeats, write_run
 
 
@@ -21,14 +23,19 @@ def repeats(results, rate, count=6, **others):
     write_repeats(results, *(rate + repeat for repeat in range(count)), **others)
 
 
-def test_intervals_that_do_not_overlap(tmp_path):
-    repeats(tmp_path, 200.0, framework="ddp")
-    repeats(tmp_path, 100.0, framework="fsdp")
+def test_intervals_that_do_not_overlap_show_the_fastest(tmp_path):
+    """10 to 12.5 ms against 20 to 40 ms: 20 / 12.5 = 1.6 to 40 / 10 = 4."""
+    write_repeats(tmp_path, 100.0, 100.0, 90.0, 90.0, 80.0, 80.0, framework="single")
+    write_repeats(tmp_path, 50.0, 50.0, 40.0, 40.0, 25.0, 25.0, framework="ddp")
     ((paragraph,), more) = paragraphs_of(tmp_path)
     assert (paragraph[0], more) == ("resnet50", 0)
     assert paragraph[1] == [
-        "On 1 GPU: ddp is the fastest, 202.5 samples/s, 1.98 times as fast as fsdp; "
+        "On 1 GPU: single is the fastest, 90 samples/s, 2.25 times as fast as ddp; "
         "the 95 % intervals do not overlap (n=6 and n=6)."
+    ]
+    assert sentences(tmp_path) == [
+        "resnet50, one GPU count, 32 samples an update, 1 GPU: single is 2.25 times as fast as ddp: "
+        "11.1 ms and 25.0 ms a sample, the ratio is 1.6 to 4"
     ]
 
 
@@ -40,13 +47,14 @@ def test_compared_models_are_one_paragraph(tmp_path):
     assert paragraph[1][0].startswith("On 1 GPU: resnet50 is the fastest, 202.5 samples/s, 1.98 times as fast")
 
 
-def test_intervals_that_overlap(tmp_path):
+def test_overlapping_intervals_show_no_difference(tmp_path):
     repeats(tmp_path, 101.0, framework="ddp")
     repeats(tmp_path, 100.0, framework="fsdp")
     repeats(tmp_path, 50.0, framework="zero1")
     (sentence,) = said_of(tmp_path)
     assert "ddp has the shortest median" in sentence
     assert "no difference is shown between ddp and fsdp (95 % interval 9.43 ms to 9.90 ms a sample)" in sentence
+    assert ", 1 GPU: no difference shown between ddp and fsdp: " in sentences(tmp_path)[0]
 
 
 def test_one_of_three_without_an_interval_is_not_said_to_be_slower(tmp_path):
@@ -93,22 +101,6 @@ def test_many_models_are_counted(tmp_path):
 
 def sentences(results):
     return comparisons(tables_of(results).measurements)
-
-
-def test_overlapping_intervals_show_no_difference(tmp_path):
-    write_repeats(tmp_path, 100.0, 101.0, 102.0, 103.0, 104.0, 105.0, framework="single")
-    write_repeats(tmp_path, 96.0, 97.0, 98.0, 99.0, 100.0, 101.0, framework="ddp")
-    (sentence,) = sentences(tmp_path)
-    assert "no difference shown between single and ddp" in sentence
-
-
-def test_the_effect_has_a_range_by_hand(tmp_path):
-    """10 to 12.5 ms against 20 to 40 ms: 20 / 12.5 = 1.6 to 40 / 10 = 4."""
-    write_repeats(tmp_path, 100.0, 100.0, 90.0, 90.0, 80.0, 80.0, framework="single")
-    write_repeats(tmp_path, 50.0, 50.0, 40.0, 40.0, 25.0, 25.0, framework="ddp")
-    (sentence,) = sentences(tmp_path)
-    assert sentence.startswith("resnet50, one GPU count, 32 samples an update, 1 GPU: single is ")
-    assert sentence.endswith("times as fast as ddp: 11.1 ms and 25.0 ms a sample, the ratio is 1.6 to 4")
 
 
 def test_frameworks_on_equal_gpus_are_one_sentence_and_the_base_is_another(tmp_path):
@@ -205,3 +197,5 @@ def test_n_counts_the_runs_that_have_a_time(tmp_path):
     assert "times as fast" not in sentence
     (row,) = [row for row in tables.scaling_rows if row["framework"] == "fsdp"]
     assert (row["runs_ok"], row["runs_timed"], row["interval"]) == (6, 5, "n=5, no 95 % CI")
+    assert re.search(r"(?m)^fsdp +resnet50 +native +1 +single +ok +5 ", text := summary_text(tables.measurements))
+    assert "n < 6: no 95 % CI" in text

@@ -87,36 +87,42 @@ def expected_warnings(tables, folders, field, ends):
         assert len(notes) == (not hostile.fits(field, value, ends)), (str(value)[:20], notes)
 
 
-@pytest.mark.parametrize("kind", hostile.FILES)
-def test_any_kind_of_file(kind):
-    said, make = hostile.FILES[kind]
+def test_any_kind_of_file():
     with hostile.without_privileges() as results:
         alone = good_run(results)
-        folder = write_run(results, framework="odd", attempt=2)
-        make(folder)
+        folders = [write_run(results, framework="odd", repeat=n, attempt=2) for n in range(len(hostile.FILES))]
+        for folder, (_, make) in zip(folders, hostile.FILES.values(), strict=True):
+            make(folder)
         tables = check(results, alone)
-        summary = f"{folder}: the summary is left out: epochs_done = "
-        (warning,) = [text for text in tables.warnings if not text.startswith(summary)]
-        assert warning.startswith(f"{folder}: ")
-        assert said in warning
-        lacks_epochs = kind.startswith("epochs") and kind != "epochs twice"
-        assert len(tables.warnings) == 1 + lacks_epochs
-        (status,) = tables.runs["status"][tables.runs["path"] == str(folder)]
-        assert status == ("ok" if kind.startswith("epochs") else "unreadable")
+        status_of = statuses(tables)
+        for folder, (kind, (said, _)) in zip(folders, hostile.FILES.items(), strict=True):
+            of_epochs = kind.startswith("epochs")
+            own = [text for text in tables.warnings if text.startswith(f"{folder}: ")]
+            others = [text for text in own if not text.startswith(f"{folder}: the summary is left out: epochs_done = ")]
+            assert [said in text for text in others] == [True], kind
+            assert len(own) - len(others) == (of_epochs and kind != "epochs twice"), kind
+            assert status_of[str(folder)] == ("ok" if of_epochs else "unreadable"), kind
+        assert all(text.startswith(tuple(f"{folder}: " for folder in folders)) for text in tables.warnings)
 
 
-@pytest.mark.parametrize("name", hostile.FOLDERS, ids=ascii)
-@pytest.mark.parametrize("whole", [True, False])
-def test_any_name_of_a_folder(beside, name, whole):
+def statuses(tables):
+    return dict(zip(tables.runs["path"], tables.runs["status"], strict=True))
+
+
+def test_any_name_of_a_folder(beside):
+    """With and without the record in it."""
     results, alone = beside
-    folder = write_run(results, framework="odd", attempt=2)
-    odd = folder.rename(folder.with_name(name))
-    if not whole:
-        (odd / "run.json").unlink()
+    names = list(product(hostile.FOLDERS, (True, False)))
+    folders = [write_run(results, framework="odd", repeat=n, attempt=2) for n in range(len(names))]
+    folders = [folder.rename(folder.with_name(name)) for folder, (name, _) in zip(folders, names, strict=True)]
+    for folder in folders[1::2]:
+        (folder / "run.json").unlink()
     tables = check(results, alone)
-    (status,) = tables.runs["status"][tables.runs["path"] == printable(str(odd))]
-    assert status == ("ok" if whole else "unreadable")
-    assert whole or any(text.startswith(printable(str(odd))) for text in tables.warnings)
+    status_of = statuses(tables)
+    for folder, (name, whole) in zip(folders, names, strict=True):
+        path = printable(str(folder))
+        assert status_of[path] == ("ok" if whole else "unreadable"), ascii(name)
+        assert whole or any(text.startswith(path) for text in tables.warnings), ascii(name)
 
 
 def test_a_run_folder_of_any_name(beside):
@@ -157,7 +163,8 @@ def test_nothing_readable_is_one_line(capsys):
         assert main([str(results)]) == 2
         err = capsys.readouterr().err
         assert err.count("\n") == 1
-        assert f"no run in {results} ({closed} cannot be read (Permission denied)): start one" in err
+        assert f"no run in {results} ({closed} cannot be read (Permission denied)): start one with python -m" in err
+        assert not (results / "report").exists()
         assert main([str(closed / "within")]) == 2
         assert capsys.readouterr().err.count("\n") == 1
 
@@ -199,8 +206,11 @@ def test_the_whole_report_of_many_of_them(tmp_path, capsys):
     write_run(tmp_path, framework="good")
     for number, (field, value) in enumerate(ODD):
         hostile.odd_record(tmp_path, field, value, number)
-    for number, (field, value) in enumerate(product(hostile.EPOCH_FIELDS, hostile.VALUES)):
+    for number, (field, value) in enumerate(product(hostile.EPOCH_FIELDS, (*hostile.NUMBERS, "NaN", None))):
         hostile.odd_epoch(tmp_path, field, value, 1000 + number)
+    for number, section in enumerate(hostile.SECTIONS):
+        with edited(write_run(tmp_path, framework="lacking", repeat=number)) as record:
+            record.pop(section, None)
     assert main([str(tmp_path)]) == 0
     said = capsys.readouterr()
     assert not CONTROL.search(said.out + said.err)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ddlbench.record.schema import EPOCHS, RUNS
 from ddlbench.report.compare import versus
 from ddlbench.results.reading.cells import frame
-from ddlbench.results.rows import Row
+from ddlbench.results.rows import Row, group_by
 from ddlbench.results.tables.merge import AttemptRow
 from ddlbench.results.tables.quality import Target, learning_table, target_costs
 from ddlbench.results.tables.scaling import scaling_rows
@@ -24,6 +24,7 @@ from ddlbench.results.tables.stats import Interval, median_interval
 from ddlbench.results.tables.tables import records
 
 quick = settings(max_examples=60)
+few = settings(max_examples=25)  # each makes tables of several runs
 
 Rates = list[list[float]]
 GPUS, NODES = (1, 2, 8), (1, 1, 2)  # of single, and of ddp twice
@@ -92,10 +93,9 @@ def test_a_failed_run_is_counted_and_changes_no_number(campaign: Rates, rate: fl
 
 @quick
 @given(campaigns)
-def test_every_number_by_its_definition(campaign: Rates) -> None:
+def test_every_number_and_interval_by_its_definition(campaign: Rates) -> None:
     result = rows_of(groups(campaign))
     times = {gpus: [1 / rate for rate in own] for gpus, own in zip(GPUS, campaign, strict=True)}
-    single, own_base = median(times[1]), median(times[2])
     assert [row["gpus"] for row in result] == [1, 2, 8]
     for row in result:
         own, gpus = times[row["gpus"]], row["gpus"]
@@ -106,26 +106,16 @@ def test_every_number_by_its_definition(campaign: Rates) -> None:
         assert row["throughput_samples_per_s_per_gpu"] == pytest.approx(1 / time / gpus)
         assert row["tokens_per_s"] == pytest.approx(7 / time)
         assert row["model_flops_per_s_per_gpu"] == pytest.approx(2e9 / time / gpus)
-        assert row["speedup"] == pytest.approx(single / time)
-        assert row["efficiency"] == pytest.approx(single / time / gpus)
-        base, base_gpus = (single, 1) if gpus == 1 else (own_base, 2)
-        assert row["speedup_vs_own_base"] == pytest.approx(base / time)
-        assert row["efficiency_vs_own_base"] == pytest.approx(base / time * base_gpus / gpus)
-
-
-@quick
-@given(campaigns)
-def test_the_intervals_of_ratios_by_their_definition(campaign: Rates) -> None:
-    times = {gpus: [1 / rate for rate in own] for gpus, own in zip(GPUS, campaign, strict=True)}
-    for row in rows_of(groups(campaign)):
-        for suffix, base_gpus in (("", 1), ("_vs_own_base", min(row["gpus"], 2))):
-            over, under = median_interval(times[base_gpus]), median_interval(times[row["gpus"]])
-            low, high = row.get(f"speedup{suffix}_low"), row.get(f"speedup{suffix}_high")
-            if base_gpus == row["gpus"] or over is None or under is None:
-                assert (low, high) == (None, None)
+        for suffix, base_gpus in (("", 1), ("_vs_own_base", min(gpus, 2))):
+            base, share = median(times[base_gpus]), base_gpus / gpus
+            assert row[f"speedup{suffix}"] == pytest.approx(base / time)
+            assert row[f"efficiency{suffix}"] == pytest.approx(base / time * share)
+            over, under = median_interval(times[base_gpus]), median_interval(own)
+            low, high, verdict = (row.get(f"speedup{suffix}_{name}") for name in ("low", "high", "verdict"))
+            if base_gpus == gpus or over is None or under is None:
+                assert low is high is verdict is None
                 continue
             assert (low, high) == (over.low / under.high, over.high / under.low)
-            share = base_gpus / row["gpus"]
             ends = (row[f"efficiency{suffix}_low"], row[f"efficiency{suffix}_high"])
             assert ends == (pytest.approx(low * share), pytest.approx(high * share))
             assert low <= row[f"speedup{suffix}"] <= high
@@ -163,40 +153,31 @@ WANTED = Target("val_top1", 0.5)
 courses: Any = st.lists(st.one_of(st.none(), st.integers(1, 5)), min_size=1, max_size=9)
 
 
-def training(
-    reached: Sequence[int | None], statuses: Sequence[str] = (), seeds: Sequence[int] = ()
-) -> tuple[list[dict[str, Any]], pd.DataFrame]:
-    """Runs of 5 epochs of 100 samples and 7 s: their rows, and those of their epochs."""
-    runs: list[dict[str, Any]] = []
-    epochs: list[dict[str, Any]] = []
-    for number, epoch in enumerate(reached):
-        status = statuses[number] if number < len(statuses) else "ok"
-        seed = seeds[number] if number < len(seeds) else 0
-        own = {"path": f"run{number}", "status": status, "measurement": "m"}
-        runs.append(NAMES | own | {"seed": seed, "learning": "l"})
-        for n in range(5):
-            top1 = 0.9 if epoch is not None and n + 1 >= epoch else 0.1
-            costs = {"samples": 100, "updates": 10 * (n + 1), "elapsed_s": 7.0 * (n + 1)}
-            epochs.append(own | costs | {"epoch": n, "val_top1": top1})
+Course = tuple[int | None, str, int]  # of a run: the epoch in which it reaches the target, its status, its seed
+
+
+def training(**curves: Sequence[Course]) -> tuple[list[Row], pd.DataFrame]:
+    """Runs of 5 epochs of 100 samples and 7 s: their rows, and those of their epochs. curves: runs that are merged"""
+    runs, epochs = list[Row](), list[Row]()
+    for name, courses in curves.items():
+        for number, (reached, status, seed) in enumerate(courses):
+            own = {"path": f"{name}{number}", "status": status, "measurement": name}
+            runs.append(NAMES | own | {"seed": seed, "learning": name})
+            for n in range(5):
+                top1 = 0.9 if reached is not None and n + 1 >= reached else 0.1
+                costs = {"samples": 100, "updates": 10 * (n + 1), "elapsed_s": 7.0 * (n + 1)}
+                epochs.append(own | costs | {"epoch": n, "val_top1": top1})
     return runs, frame(EPOCHS, epochs)
 
 
-def targets(reached: Sequence[int | None], statuses: Sequence[str] = ()) -> list[Row]:
-    runs, epochs = training(reached, statuses)
-    return target_costs(WANTED, epochs, runs).rows
-
-
-def learned(reached: Sequence[int | None], statuses: Sequence[str] = (), seeds: Sequence[int] = ()) -> list[Row]:
-    runs, epochs = training(reached, statuses, seeds)
-    return records(learning_table(epochs, [AttemptRow(run, {}) for run in runs]))
-
-
-@quick
+@few
 @given(st.data(), courses)
 def test_targets_count_every_run_that_ended_ok(data: st.DataObject, reached: list[int | None]) -> None:
-    (row,) = targets(reached)
-    assert targets(data.draw(st.permutations(reached))) == [row]
-    assert targets([*reached, 1], ["ok"] * len(reached) + ["killed"]) == [row]
+    plain: list[Course] = [(epoch, "ok", 0) for epoch in reached]
+    shuffled = data.draw(st.permutations(plain))
+    runs, epochs = training(plain=plain, shuffled=shuffled, failed=[*plain, (1, "killed", 0)])
+    row, *others = target_costs(WANTED, epochs, runs).rows
+    assert [other | {"measurement": "plain"} for other in others] == [row, row]
     middle = median([float("inf") if epoch is None else epoch for epoch in reached])
     reference = None if middle == float("inf") else middle
     costs = {"epochs": 1, "updates": 10, "samples": 100, "seconds": 7.0}
@@ -205,18 +186,19 @@ def test_targets_count_every_run_that_ended_ok(data: st.DataObject, reached: lis
     assert (row["runs"], row["reached"]) == (len(reached), sum(epoch is not None for epoch in reached))
 
 
-@quick
+@few
 @given(st.data(), courses)
 def test_repeats_of_a_seed_and_failed_runs_are_no_evidence_on_quality(
     data: st.DataObject, reached: list[int | None]
 ) -> None:
-    seeds = list(range(len(reached)))
-    plain = learned(reached, seeds=seeds)
-    again = data.draw(st.sampled_from(seeds))
-    doubled = learned([*reached, reached[again]], seeds=[*seeds, again])
-    assert [row | {"runs": row["runs"] - 1} for row in doubled] == plain
-    assert learned([*reached, 1], ["ok"] * len(reached) + ["diverged"], [*seeds, 99]) == plain
-    for row in plain:
+    plain: list[Course] = [(epoch, "ok", seed) for seed, epoch in enumerate(reached)]
+    again, failed = data.draw(st.sampled_from(plain)), (1, "diverged", 99)
+    runs, epochs = training(plain=plain, doubled=[*plain, again], failed=[*plain, failed])
+    rows = records(learning_table(epochs, [AttemptRow(run, {}) for run in runs]))
+    first, doubled, with_failed = group_by(rows, lambda row: row["learning"]).values()
+    assert [row | {"learning": "plain", "runs": row["runs"] - 1} for row in doubled] == first
+    assert [row | {"learning": "plain"} for row in with_failed] == first
+    for row in first:
         values = [0.9 if epoch is not None and row["epoch"] + 1 >= epoch else 0.1 for epoch in reached]
         result = [row[f"val_top1{end}"] for end in ("", "_min", "_max", "_low", "_high")]
         interval = median_interval(values)

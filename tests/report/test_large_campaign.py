@@ -6,7 +6,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from benchmarks.reporting import write_campaign
+from benchmarks import reporting
 from ddlbench.figures.figures import MOST_FILES, PANELS_OF_A_FILE, make_figures
 from ddlbench.figures.panels import MOST_CURVES
 from ddlbench.report.__main__ import main
@@ -14,7 +14,8 @@ from ddlbench.report.documents import ROWS_SHOWN
 from tests.support.records import tables_of
 
 EPOCHS = 2
-DRAWN = 400  # one repeat of 11 frameworks, 5 models, 7 GPU counts: four times as many panels as are drawn
+GPUS = (4, 8)
+DRAWN = 120  # one repeat of 11 frameworks, 5 models, these GPU counts: four times as many panels as are drawn
 RUNS = 1_250  # one repeat of every cell, with 2 loaders and 2 precisions
 KINDS = ("throughput", "speedup", "efficiency", "epoch_time", "memory", "accuracy_by_epoch", "perplexity_by_time")
 
@@ -22,7 +23,9 @@ KINDS = ("throughput", "speedup", "efficiency", "epoch_time", "memory", "accurac
 @pytest.fixture(scope="module")
 def drawing(tmp_path_factory):
     folder = tmp_path_factory.mktemp("campaign") / "results"
-    write_campaign(folder, DRAWN, EPOCHS, repeats=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reporting, "GPUS", GPUS)
+        reporting.write_campaign(folder, DRAWN, EPOCHS, repeats=1)
     return make_figures(tables_of(folder))
 
 
@@ -45,7 +48,7 @@ def test_what_is_not_drawn_is_named(drawing):
 
 @pytest.mark.slow
 def test_page_is_small_and_tables_are_whole(tmp_path, capsys):
-    write_campaign(tmp_path / "results", RUNS, EPOCHS, repeats=1)
+    reporting.write_campaign(tmp_path / "results", RUNS, EPOCHS, repeats=1)
     assert main([str(tmp_path / "results")]) == 0
     capsys.readouterr()
     report = tmp_path / "results" / "report"

@@ -10,7 +10,6 @@ import pytest
 
 from ddlbench.errors import UserError
 from ddlbench.record.schema import EPOCHS, RUNS
-from ddlbench.report.__main__ import main
 from ddlbench.report.explain import explain
 from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.tables.tables import make_tables, records
@@ -146,16 +145,3 @@ def test_every_key_may_be_missing_where_a_run_is_explained(full):
         with suppress(UserError):
             explained += sum(bar.seconds or 0 for bar in explain(tables, read, path).bars) > 0
     assert len(paths) - 10 < explained < len(paths)
-
-
-def test_the_whole_report_of_records_that_each_lack_a_section(full, capsys):
-    results, record, epochs = full
-    sections = [name for name in record if name not in NEEDED]
-    for number, name in enumerate(sections):
-        add(results, number, without(record, name), epochs)
-    add(results, "bare", {name: record[name] for name in NEEDED}, "")
-    assert main([str(results)]) == 0
-    assert "good" in capsys.readouterr().out
-    page = (results / "report" / "report.html").read_text()
-    for number in (*range(len(sections)), "bare"):
-        assert f"odd-{number}" in page

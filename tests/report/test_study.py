@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from ddlbench.figures.figures import Drawing, plots_of
 from ddlbench.report.__main__ import main
 from ddlbench.report.study import draw_study
-from ddlbench.sweep.study import load, names
+from ddlbench.sweep.study import Study, load, names
 from ddlbench.sweep.study_entries import matches
 from tests.support.records import edit_epochs, tables_of, write_run
 
@@ -53,8 +54,12 @@ def results(tmp_path: Path) -> Path:
     return tmp_path / "results"
 
 
-def drawn(study: Path, results: Path) -> Drawing:
-    return draw_study(load(str(study)), lambda how: tables_of(results, by=",".join(how.by), across=how.across))
+def drawn(path: Path, results: Path, *numbers: str) -> Drawing:
+    """numbers: of the figures that are drawn; none: all"""
+    study = load(str(path))
+    chosen = {number: study.figures[number] for number in numbers or study.figures}
+    study = replace(study, figures=chosen)
+    return draw_study(study, lambda how: tables_of(results, by=",".join(how.by), across=how.across))
 
 
 def test_each_figure_has_the_rows_of_its_cells_and_names_those_that_are_missing(study: Path, results: Path) -> None:
@@ -106,7 +111,7 @@ def test_a_key_of_a_framework_that_a_later_version_added_has_its_value_of_before
 
 
 def test_best_takes_the_fastest_gpu_count_of_each_curve(study: Path, results: Path) -> None:
-    (axes,) = drawn(study, results).figures["paper_2b"].axes
+    (axes,) = drawn(study, results, "2b").figures["paper_2b"].axes
     assert set(axes.get_legend_handles_labels()[1]) == {"ddp (sgd)", "zero2 (adamw)"}
     assert "2 GPUs, 64 samples an update" in axes.texts[0].get_text()  # ddp is slower on 4
 
@@ -115,38 +120,38 @@ def test_learning_rates_are_those_of_the_figure_s_cells(study: Path, results: Pa
     study.write_text(STUDY.replace("kind: step_seconds", "kind: learning_rate, where: {gpus: 2}"))
     for path in results.glob("*/attempt-1/epochs.jsonl"):
         edit_epochs(path.parent, *({"lr_last": 0.1 / n} for n in (1, 2, 3)))
-    (axes,) = drawn(study, results).figures["paper_3"].axes
+    (axes,) = drawn(study, results, "3").figures["paper_3"].axes
     assert set(axes.get_legend_handles_labels()[1]) == {"ddp (sgd)", "zero2 (adamw)"}
 
 
 def test_a_figure_may_compare_by_another_factor(study: Path, results: Path) -> None:
     runs(results, model="vgg16")
-    (panel,) = drawn(study, results).figures["paper_4"].axes
+    (panel,) = drawn(study, results, "4").figures["paper_4"].axes
     assert {"resnet50", "vgg16"} <= set(panel.get_legend_handles_labels()[1])
 
 
 def test_a_figure_has_the_rows_of_each_entry_of_where(study: Path, results: Path) -> None:
     study.write_text(STUDY.replace("{model: resnet50}", "[{framework: ddp, gpus: 4}, {framework: zero2, gpus: 1}]"))
-    (axes,) = drawn(study, results).figures["paper_2a"].axes
+    (axes,) = drawn(study, results, "2a").figures["paper_2a"].axes
     assert {tuple(np.asarray(line.get_xdata())) for line in axes.lines} == {(1,), (4,)}
 
 
 def test_runs_of_other_cells_are_not_drawn(study: Path, results: Path) -> None:
-    before = drawn(study, results).notes
+    before = drawn(study, results, "1", "2a").notes
     write_run(results, framework="fsdp", gpus=4)
     write_run(results, gpus=8)
-    drawing = drawn(study, results)
+    drawing = drawn(study, results, "1", "2a")
     assert drawing.notes == before
     assert not any("fsdp" in text for text in drawing.figures["paper_2a"].axes[0].get_legend_handles_labels()[1])
 
 
 def test_runs_of_another_model_or_loader_than_the_study_s_are_left_out(study: Path, results: Path) -> None:
     study.write_text(STUDY.replace("batch: 32", "batch: 32, loader: native, model.image_size: 32"))
-    before = drawn(study, results)
+    before = drawn(study, results, "2a")
     write_run(results, framework="zero2", gpus=4, changed={"layers": [1, 1, 1, 1]})
     write_run(results, framework="zero2", gpus=4, loader="synthetic")
     write_run(results, framework="zero2", gpus=2, changed={"image_size": 224})
-    drawing = drawn(study, results)
+    drawing = drawn(study, results, "2a")
     keys = "loader.name, model.image_size, model.layers"
     first = f"3 measurements are not of this study: they differ from its cells in {keys}"
     assert drawing.notes == [first, *before.notes]
@@ -156,12 +161,12 @@ def test_runs_of_another_model_or_loader_than_the_study_s_are_left_out(study: Pa
 
 def test_runs_that_differ_in_other_keys_are_drawn(study: Path, results: Path) -> None:
     write_run(results, framework="zero2", gpus=4, changed={"num_classes": 10}, train={"precision": "bf16"}, epochs=5)
-    assert not any(note.startswith("paper_2a") or "not of this study" in note for note in drawn(study, results).notes)
+    assert drawn(study, results, "2a").notes == []
 
 
 def test_a_failed_cell_is_missing_and_has_its_status_in_the_figure(study: Path, results: Path) -> None:
     write_run(results, framework="zero2", gpus=4, status="oom", reason="CUDA out of memory", recipe={"name": "adamw"})
-    drawing = drawn(study, results)
+    drawing = drawn(study, results, "1", "2a")
     assert "paper_2a: 1 of 6 cells have no run that ended ok: zero2 resnet50 gpus=4" in drawing.notes
     assert "oom" in [text.get_text() for text in drawing.figures["paper_1"].axes[0].texts]
 
@@ -228,7 +233,7 @@ def test_a_schedule_has_a_row_for_each_rank_and_a_box_for_each_pass(study: Path,
     ]  # fmt: skip
     window = {"profile": {"status": "ok", "step_s": 1.0, "window_s": 4.0, "steps": 4, "ranks": ranks}}
     write_run(results, framework="zero2", gpus=4, sections=window, recipe={"name": "adamw"})
-    (axes,) = drawn(study, results).figures["paper_3"].axes
+    (axes,) = drawn(study, results, "3").figures["paper_3"].axes
     boxes = [path.get_extents().bounds for part in axes.collections for path in part.get_paths()]
     assert sorted((round(x, 6), y + 0.4, round(width, 6)) for x, y, width, _ in boxes) == [
         (0, 0, 0.1), (0.1, 2, 0.1), (0.2, 0, 0.2), (0.2, 2, 0.1), (0.4, 0, 0.1),
@@ -236,15 +241,22 @@ def test_a_schedule_has_a_row_for_each_rank_and_a_box_for_each_pass(study: Path,
     assert [text.get_text() for text in axes.get_yticklabels()] == ["0", "2"]
 
 
-@pytest.mark.parametrize("name", [name for name in names() if load(name).figures])
-def test_the_figures_of_the_ready_studies_exist(name: str, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """Of all figures that a study may ask for."""
+    results = tmp_path_factory.mktemp("results")
+    runs(results)
+    tables = tables_of(results)
+    return {plot.name for plot in plots_of(tables, tables.measurements)}
+
+
+WITH_FIGURES = [study for study in map(load, names()) if study.figures]
+
+
+@pytest.mark.parametrize("study", WITH_FIGURES, ids=lambda study: study.name)
+def test_the_figures_of_the_ready_studies_exist(study: Study, kinds: set[str]) -> None:
     """Their kinds are figures of the report, and their cells cells of the study."""
-    study = load(name)
-    runs(tmp_path)
-    tables = tables_of(tmp_path)
-    kinds = {plot.name for plot in plots_of(tables, tables.measurements)}
     points = list(study.points())
-    assert study.figures
     for figure in study.figures.values():
         assert figure.kind in kinds
         assert any(matches(figure.where, point) for point in points)

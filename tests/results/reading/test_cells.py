@@ -28,7 +28,7 @@ CELLS = (
 
 
 @pytest.mark.parametrize(("value", "kind", "expected"), CELLS)
-def test_cells(value, kind, expected):
+def test_a_value_is_a_cell_of_its_kind_or_an_empty_one(value, kind, expected):
     assert cell(value, kind) == expected
     assert type(cell(value, kind)) is type(expected)
 
@@ -55,16 +55,16 @@ def test_what_does_not_fit_is_left_out_and_noted(name, value, note):
     assert left_out == [note]
 
 
-@pytest.mark.parametrize("value", [None, [], {}])
-def test_what_is_not_known_needs_no_note(value):
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        *(("epoch_time_s", unknown, None) for unknown in (None, [], {})),
+        *(("cpu_share", 3.5, 3.5), ("mfu", 1.0, 1.0), ("val_loss", 0.0, 0.0), ("epoch", 0, 0)),
+    ],
+)
+def test_what_is_not_known_and_the_ends_of_a_range_need_no_note(name, value, expected):
     left_out = []
-    assert (fit(value, COLUMNS["epoch_time_s"], left_out), left_out) == (None, [])
-
-
-@pytest.mark.parametrize(("name", "value"), [("cpu_share", 3.5), ("mfu", 1.0), ("val_loss", 0.0), ("epoch", 0)])
-def test_the_ends_of_a_range_belong_to_it(name, value):
-    left_out = []
-    assert (fit(value, COLUMNS[name], left_out), left_out) == (value, [])
+    assert (fit(value, COLUMNS[name], left_out), left_out) == (expected, [])
 
 
 def test_long_names_are_cut_and_stay_different():
@@ -135,7 +135,7 @@ ODD: dict[str, tuple[bytes, list[int], int]] = {
 
 
 @pytest.mark.parametrize(("content", "epochs", "broken"), ODD.values(), ids=ODD)
-def test_odd_lines(content: bytes, epochs: list[int], broken: int) -> None:
+def test_an_odd_line_is_left_out_and_the_others_are_read(content: bytes, epochs: list[int], broken: int) -> None:
     rows, left, notes = read(content)
     assert ([row["epoch"] for row in rows], left, notes) == (epochs, broken, [])
 
@@ -153,7 +153,7 @@ def test_odd_lines(content: bytes, epochs: list[int], broken: int) -> None:
         ('"throttle_reasons": "a\x7fb"', "throttle_reasons", "a\\x7fb"),
     ],
 )
-def test_unusual_cells(text: str, column: str, cell: object) -> None:
+def test_unusual_texts_of_values_are_read(text: str, column: str, cell: object) -> None:
     assert read(f'{{"epoch": 0, {text}}}'.encode()) == ([{"epoch": 0, column: cell}], 0, [])
 
 
@@ -197,7 +197,7 @@ def test_columns_and_texts_of_several_attempts():
     other = RUN | {"framework": None, "gpus": 4, "path": "b"}
     table = epochs_table([RUN, other, other], [epochs_of(lines, []) for lines in (THROTTLED, [], LINES[:1])])
     rows = records(table)
-    assert list(table) == [column.name for column in EPOCHS]
+    assert list(table) == list(epochs_table([], [])) == [column.name for column in EPOCHS]
     names = ("framework", "gpus", "epoch", "epoch_time_s", "warmup", "throttle_reasons", "val_loss")
     assert [tuple(row[name] for name in names) for row in rows] == [
         ("ddp", 2, 0, 2.0, True, "heat", None),
@@ -205,10 +205,6 @@ def test_columns_and_texts_of_several_attempts():
         ("ddp", 2, 2, 4.0, False, "power, heat", None),
         (None, 4, 0, 2.0, True, None, None),
     ]
-
-
-def test_no_attempt_is_an_empty_table():
-    assert len(epochs_table([], [])) == 0
 
 
 def test_many_epochs_take_little_memory():

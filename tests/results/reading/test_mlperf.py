@@ -35,12 +35,12 @@ def test_blocks_alone_give_equal_epochs_without_their_evaluations():
     assert [epoch.get("val_top1") for epoch in epochs] == [None, 0.5, None, 0.6]
 
 
-def test_epochs_without_blocks():
+def test_epochs_are_read_without_blocks():
     epochs = log(without(events(), "block_start", "block_stop")).epochs()
     assert [epoch["epoch_time_s"] for epoch in epochs] == [104.0, 100.0, 100.0, 100.0]
 
 
-def test_output_of_another_process_in_front_of_a_line():
+def test_output_of_another_process_in_front_of_a_line_is_left_out():
     text = log_text(events()).replace(':::MLLOG {"time_ms": 16', 'step 3 loss 2.1:::MLLOG {"time_ms": 16') + "done\n"
     assert len(Log(text.encode()).epochs()) == 4
 
@@ -99,7 +99,7 @@ def test_epochs_and_blocks_may_differ_by_one_percent():
 
 
 @pytest.mark.parametrize("line", [b"{", b"[1]", b'{"key": "x"}', b'{"key": 3, "time_ms": 1}', b"[" * 9000])
-def test_a_line_that_is_no_event(line):
+def test_a_line_that_is_no_event_is_named(line):
     with pytest.raises(ValueError, match="line 1 "):
         Log(b":::MLLOG " + line + b"\n" + log_text(events()).encode())
 
@@ -169,7 +169,7 @@ def test_benchmarks_that_do_not_count_by_epochs(tmp_path):
         ({"number_of_nodes": "9" * 400}, "number_of_nodes of its system is"),
     ],
 )
-def test_a_system_whose_gpus_are_unknown(tmp_path, described, reason):
+def test_a_system_whose_gpus_are_unknown_is_left_out(tmp_path, described, reason):
     write_results(tmp_path / "a", **described)
     assert reason in left_out(tmp_path)
 
@@ -182,7 +182,7 @@ def test_a_broken_log_leaves_its_repeats(tmp_path):
     assert line.startswith(f"{folder / 'result_0.txt'}: line 1 is not JSON")
 
 
-def test_without_a_system_or_a_log(tmp_path):
+def test_a_missing_system_or_log_is_named(tmp_path):
     with pytest.raises(UserError, match=r"has no result_0\.txt"):
         read_results(tmp_path, *ADDRESS)
     (tmp_path / "result_0.txt").write_text(log_text(events()))

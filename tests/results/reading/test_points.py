@@ -99,7 +99,7 @@ def test_a_row_that_cannot_be_used_is_named_and_left_out(tmp_path, changed, reas
     assert line.isprintable()
 
 
-def test_units_that_are_mixed_within_a_source_and_model(tmp_path):
+def test_units_that_are_mixed_within_a_source_and_model_are_named(tmp_path):
     points, (line,) = read(tmp_path, cells(), cells(unit="seq/s", gpus_per_node=4), cells(model="VGG-16"))
     assert [point["line"] for point in points] == [4]
     assert line == "row 2, 3: Example 2020, ResNet-50: mixed units (img/s, seq/s)"
@@ -122,7 +122,7 @@ def test_other_columns_are_refused_with_their_names(tmp_path, change):
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b'"a\n', b"a,b\x00\n"])
-def test_files_that_are_no_csv_or_missing(tmp_path, content):
+def test_a_file_that_is_no_csv_or_missing_is_refused(tmp_path, content):
     with pytest.raises(UserError, match="No such file"):
         read_points(tmp_path / "points.csv")
     (tmp_path / "points.csv").write_bytes(content)

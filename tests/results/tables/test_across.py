@@ -35,14 +35,6 @@ def two_recipes(folder: Path, repeats: int = 1) -> None:
             write_run(folder, framework="zero2", gpus=gpus, rate=rate * more, repeat=repeat, **ADAMW)
 
 
-def test_without_across_rows_of_other_recipes_share_nothing(tmp_path: Path) -> None:
-    two_recipes(tmp_path)
-    rows = rows_of(tmp_path)
-    assert rows["zero2", 2]["comparison"] != rows["ddp", 2]["comparison"] == rows["fsdp", 2]["comparison"]
-    assert rows["ddp", 2]["speedup"] == pytest.approx(1.6)
-    assert {row["across"] for row in rows.values()} == {None}
-
-
 def test_rows_across_settings_share_the_fastest_single_gpu_and_say_what_differs(tmp_path: Path) -> None:
     two_recipes(tmp_path)
     rows = rows_of(tmp_path, across=["recipe", "precision", "data"])  # no row differs in data

@@ -27,7 +27,8 @@ def test_shares_by_gpu_count_and_the_seconds_of_a_step(tmp_path: Path) -> None:
     write_run(tmp_path, gpus=1, sections=one)
     write_run(tmp_path, gpus=2, sections=two)
     write_run(tmp_path, gpus=4)  # without a window
-    result = breakdown(tables_of(tmp_path).scaling)
+    tables_of(tmp_path).write(tmp_path / "tables")
+    result = pd.read_csv(tmp_path / "tables" / "breakdown.csv")
     assert list(result["gpus"]) == [1, 2]
     assert list(result["comm_exposed_share"]) == pytest.approx([0.0, 0.25])
     assert list(result["comm_share"]) == pytest.approx([0.1, 0.35])
@@ -39,31 +40,22 @@ def test_shares_by_gpu_count_and_the_seconds_of_a_step(tmp_path: Path) -> None:
     assert list(result[[f"{part}_step_s" for part in PARTS]].sum(axis=1)) == pytest.approx([0.5, 0.5])
 
 
-def test_repeats_are_merged_by_their_seconds(tmp_path: Path) -> None:
-    """2 s of 4 s and 1 s of 16 s make 3 / 20, not the mean or the median of 50 % and 6 %."""
-    write_run(tmp_path, gpus=2, repeat=0, sections=window(2, 4.0, comm_exposed=2, idle=2))
-    write_run(tmp_path, gpus=2, repeat=1, sections=window(8, 16.0, comm_exposed=1, idle=15))
-    write_run(tmp_path, gpus=2, repeat=2)
-    (row,) = breakdown(tables_of(tmp_path).scaling).to_dict("records")
-    assert row["comm_exposed_share"] == pytest.approx(3 / 20)
-    assert row["profile_step_time_s"] == pytest.approx(20 / (2 * 10))
-    assert row["profile_windows"] == 2
-
-
-def test_a_share_that_one_repeat_lacks_is_unknown_for_all(tmp_path: Path) -> None:
-    """Its 1 s of 4 s would be 1 / 20 of both windows or 1 / 4 of its own, and the parts would not add up to 1."""
+def test_windows_of_repeats_are_merged_by_their_seconds(tmp_path: Path) -> None:
+    """Exposed 1 s of 4 s and 2 s of 16 s make 3 / 20, not the mean or the median of 25 % and 12.5 %. Forward 1 s of 4 s
+    would be 1 / 20 of both windows or 1 / 4 of its own, and the parts would not add up to 1. A third repeat has no
+    window."""
     lacking = window(8, 16.0, forward=1, comm_exposed=2, idle=13)
     lacking["profile"]["forward_share"] = None
-    write_run(tmp_path, gpus=2, repeat=0, sections=window(2, 4.0, forward=1, comm_exposed=1, idle=2))
-    write_run(tmp_path, gpus=2, repeat=1, sections=lacking)
-    (row,) = tables_of(tmp_path).scaling.to_dict("records")
+    for repeat, section in enumerate((window(2, 4.0, forward=1, comm_exposed=1, idle=2), lacking, None)):
+        write_run(tmp_path, gpus=2, repeat=repeat, sections=section)
+    table = tables_of(tmp_path).scaling
+    (row,), (parts,) = (made.to_dict("records") for made in (table, breakdown(table)))
     assert pd.isna(row["forward_share"])
     assert row["comm_exposed_share"] == pytest.approx(3 / 20)
     assert row["profile_step_time_s"] == pytest.approx(20 / (2 * 10))
     assert row["profile_windows"] == 2
-    (row,) = breakdown(tables_of(tmp_path).scaling).to_dict("records")
-    assert pd.isna(row["forward_step_s"])
-    assert row["comm_exposed_step_s"] == pytest.approx(3 / 20)
+    assert pd.isna(parts["forward_step_s"])
+    assert parts["comm_exposed_step_s"] == pytest.approx(3 / 20)
 
 
 def test_a_window_that_failed_gives_no_share(tmp_path: Path) -> None:
@@ -82,10 +74,3 @@ def test_a_measurement_of_both_kinds_of_scaling_has_one_row(tmp_path: Path) -> N
     assert len(result.scaling) == 4
     rows = breakdown(result.scaling)[["gpus", "global_batch"]]
     assert rows.to_numpy().tolist() == [[1, 32], [2, 32], [2, 64]]
-
-
-def test_the_file(tmp_path: Path) -> None:
-    write_run(tmp_path / "results", gpus=2, sections=window(2, 4.0, comm_exposed=1, idle=3))
-    tables_of(tmp_path / "results").write(tmp_path / "tables")
-    (row,) = pd.read_csv(tmp_path / "tables" / "breakdown.csv").to_dict("records")
-    assert (row["framework"], row["gpus"], row["comm_exposed_share"]) == ("ddp", 2, 0.25)

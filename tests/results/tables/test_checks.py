@@ -53,26 +53,19 @@ LINES = (
 )
 
 
-def test_the_terminal_marks_the_row_and_explains_below(tmp_path):
-    text = summary_text(marked_tables(tmp_path).measurements)
+def test_terminal_and_page_mark_the_row_and_explain_below(tmp_path):
+    tables = marked_tables(tmp_path)
+    text, page = summary_text(tables.measurements), html.unescape(render(tables, Drawing(), tmp_path))
     lines = [line.split() for line in text.splitlines()]
     n = lines[0].index("n")
     assert lines[0][n + 1] == "!"
     rows = {line[n - 3]: line[n + 1] for line in lines if line[:1] == ["ddp"] and "ok" in line}
     assert rows == {"1": "10.2", "2": "!1", "4": "!2"}, "the row without a mark goes on with its epoch time"
+    assert [page.count(f'<td data-name="!" class="number">!{number}</td>') for number in (1, 2)] == [1, 1]
     for line in LINES:
         assert f"\n{line}\n" in text
-    assert "throttled" not in text
-
-
-def test_the_page_has_both_too(tmp_path):
-    tables = marked_tables(tmp_path)
-    page = html.unescape(render(tables, Drawing(), tmp_path))
-    assert page.count('<td data-name="!" class="number">!1</td>') == 1
-    assert page.count('<td data-name="!" class="number">!2</td>') == 1
-    for line in LINES:
         assert f"<li>{line}</li>" in page
-    assert sorted(map(str, (row["marks"] for row in records(tables.scaling))))[0] == "None"
+    assert "throttled" not in text
 
 
 def test_many_different_marks_are_counted():
@@ -121,21 +114,27 @@ def run(results, framework, **ledger):
     write_run(results, framework=framework, gpus=2, sections={"ledger": shared | ledger})
 
 
-def test_other_initial_weights_are_named(tmp_path):
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({}, []),
+        ({"global_batch": 128, "updates": 24}, []),
+        ({"weights_hash_start": "def"}, ["weights_hash_start (abc: ddp on 2; def: fsdp on 2)"]),
+        (
+            {"updates": 47, "lr_last": 0.2},
+            ["updates (48: ddp on 2; 47: fsdp on 2)", "lr_last (0.1: ddp on 2; 0.2: fsdp on 2)"],
+        ),
+    ],
+    ids=["the same", "another batch", "other initial weights", "fewer updates and another rate"],
+)
+def test_what_makes_it_another_training_is_named(tmp_path, other, said):
     run(tmp_path, "ddp")
-    run(tmp_path, "fsdp", weights_hash_start="def")
+    run(tmp_path, "fsdp", **other)
+    failed = {"ledger": {"global_batch": 64, "updates": 3}}
+    write_run(tmp_path, framework="zero1", gpus=2, status="oom", sections=failed)
     assert warnings_of(tmp_path) == [
-        "not the same training: resnet50, global batch 64, differs in weights_hash_start "
-        "(abc: ddp on 2; def: fsdp on 2)"
+        f"not the same training: resnet50, global batch 64, differs in {text}" for text in said
     ]
-
-
-def test_fewer_updates_and_another_rate_are_two_warnings(tmp_path):
-    run(tmp_path, "ddp")
-    run(tmp_path, "fsdp", updates=47, lr_last=0.2)
-    updates, rate = warnings_of(tmp_path)
-    assert "differs in updates (48: ddp on 2; 47: fsdp on 2)" in updates
-    assert "differs in lr_last" in rate
 
 
 def test_values_that_begin_alike_are_shown_to_differ(tmp_path):
@@ -151,19 +150,6 @@ def test_values_that_begin_alike_are_shown_to_differ(tmp_path):
     assert around.count("…") == 2
 
 
-@pytest.mark.parametrize("other", [{}, {"global_batch": 128, "updates": 24}], ids=["the same", "another batch"])
-def test_the_same_training_and_one_with_another_batch_give_no_warning(tmp_path, other):
-    run(tmp_path, "ddp")
-    run(tmp_path, "fsdp", **other)
-    assert warnings_of(tmp_path) == []
-
-
-def test_what_failed_is_not_compared(tmp_path):
-    run(tmp_path, "ddp")
-    write_run(tmp_path, framework="fsdp", gpus=2, status="oom", sections={"ledger": {"global_batch": 64, "updates": 3}})
-    assert warnings_of(tmp_path) == []
-
-
 def test_merged_commits_are_named_once(tmp_path):
     for repeat, commit in enumerate(("abc", "def")):
         write_run(tmp_path, repeat=repeat, sections={"environment": {"git_commit": commit}})
@@ -173,28 +159,22 @@ def test_merged_commits_are_named_once(tmp_path):
     assert "different commits" not in page
 
 
-def test_an_efficiency_above_100_percent_is_questioned(tmp_path):
-    write_run(tmp_path, framework="single", rate=100.0)
-    write_run(tmp_path, gpus=2, rate=210.0)
-    (text,) = warnings_of(tmp_path, "100 %")
-    assert text.startswith(
-        "ddp, resnet50, 2 GPUs: efficiency of 105.0 % is above 100 % (without an interval): is the base"
-    )
-    assert "(single, 10 ms a sample)" in text
-
-
-def test_an_interval_that_begins_below_100_percent_is_named(tmp_path):
-    write_repeats(tmp_path, *(100.0 + repeat for repeat in range(6)), framework="single")
-    write_repeats(tmp_path, *(204.0 + 2 * repeat for repeat in range(6)), gpus=2)
-    (text,) = warnings_of(tmp_path, "100 %")
-    # 204 / (2 x 105) = 97.1 %
-    assert text.endswith("which its interval does not show: it begins at 97.1 %")
-
-
-def test_efficiencies_up_to_100_percent_are_not(tmp_path):
-    write_run(tmp_path, framework="single", rate=100.0)
-    write_run(tmp_path, gpus=2, rate=200.0)
-    assert warnings_of(tmp_path, "100 %") == []
+@pytest.mark.parametrize(
+    ("count", "rate", "ends"),
+    [
+        (1, 200.0, ()),
+        (1, 210.0, ("of 105.0 % is above 100 % (without an interval): is the base", "(single, 10 ms a sample)")),
+        (6, 204.0, ("which its interval does not show: it begins at 97.1 %",)),  # 204 / (2 x 105)
+    ],
+    ids=["100 %", "without an interval", "an interval that begins below"],
+)
+def test_an_efficiency_above_100_percent_is_questioned(tmp_path, count, rate, ends):
+    write_repeats(tmp_path, *(100.0 + repeat for repeat in range(count)), framework="single")
+    write_repeats(tmp_path, *(rate + 2 * repeat for repeat in range(count)), gpus=2)
+    found = warnings_of(tmp_path, "100 %")
+    assert len(found) == bool(ends)
+    assert all(text.startswith("ddp, resnet50, 2 GPUs: efficiency of ") for text in found)
+    assert all(end in text for text in found for end in ends)
 
 
 def runs(rates):

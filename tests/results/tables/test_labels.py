@@ -63,7 +63,7 @@ def test_a_value_that_is_not_recorded_and_settings_of_another_loader_are_no_diff
     assert variants(runs) == ["", ""]
 
 
-def test_layout():
+def test_a_layout_has_the_size_that_follows_from_the_others():
     options = {"framework.dp": 2, "framework.tp": 4, "framework.pp": None}
     assert layout(run(options=options, gpus=16)) == {"dp": "2", "tp": "4", "pp": "2"}
     assert layout(run(options=options, gpus=12)) == layout(run(options=options, gpus=None)) == {"dp": "2", "tp": "4"}

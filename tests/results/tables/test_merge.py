@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from typing import Any
 
 import pytest
 
@@ -25,31 +26,43 @@ def test_options_are_what_is_measured():
     assert measured_options(config) == {"train.seed": 1, "model.name": "m"}
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"dataset": "b" * 64},
-        {"gpus": 4},
-        {"per_gpu": 16},
-        {"train": {"precision": "bf16"}},
-        {"train": {"steps": 5}},
-        {"train": {"seed": 1}},
-        {"train": {"warmup_steps": 3}},
-        {"train": {"compile": True}},
-        {"epochs": 4},
-        {"knobs": {"bucket_cap_mb": 50}},
-        {"loader": "dali"},
-        {"device": "cpu"},
-        {"sections": {"environment": {"gpu_model": "Another GPU", "torch": "2.14.1", "cuda": "13.0"}}},
-        {"sections": {"environment": {"gpu_model": GPU, "torch": "2.13.0", "cuda": "13.0"}}},
-        {"sections": {"launch": {"world_size": 2, "nodes": 2, "ranks_per_node": 1, "device_type": "cuda"}}},
-    ],
-    ids=str,
+NOT_COMPARABLE = (
+    {"dataset": "b" * 64},
+    {"train": {"precision": "bf16"}},
+    {"train": {"seed": 1}},
+    {"train": {"warmup_steps": 3}},
+    {"train": {"compile": True}},
+    {"recipe": {"name": "adamw"}},
+    {"epochs": 4},
+    {"loader": "dali"},
+    {"device": "cpu"},
+    {"sections": {"environment": {"gpu_model": "Another GPU", "torch": "2.14.1", "cuda": "13.0"}}},
+    {"sections": {"environment": {"gpu_model": GPU, "torch": "2.13.0", "cuda": "13.0"}}},
+    {"sections": {"environment": {"gpu_model": GPU, "torch": "2.14.1", "cuda": "12.8"}}},
 )
+ANOTHER_MEASUREMENT = (
+    *NOT_COMPARABLE,
+    {"gpus": 4},
+    {"per_gpu": 16},
+    {"train": {"steps": 5}},
+    {"knobs": {"bucket_cap_mb": 50}},
+    {"sections": {"launch": {"world_size": 2, "nodes": 2, "ranks_per_node": 1, "device_type": "cuda"}}},
+)
+
+
+@pytest.mark.parametrize("other", ANOTHER_MEASUREMENT, ids=str)
 def test_what_differs_is_not_merged(tmp_path, other):
     write_run(tmp_path, repeat=0, gpus=2)
     write_run(tmp_path, **{"repeat": 1, "gpus": 2} | other)
     assert len(groups(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("other", NOT_COMPARABLE, ids=str)
+def test_what_is_not_comparable_is_no_base(tmp_path, other):
+    write_run(tmp_path, gpus=1, rate=100.0, **other)
+    write_run(tmp_path, gpus=2, rate=150.0)
+    (two,) = [row for row in records(tables_of(tmp_path).scaling) if row["gpus"] == 2]
+    assert (two["speedup"], two["own_base_gpus"], two["scaling"]) == (None, 2, "single")
 
 
 @pytest.mark.parametrize(
@@ -84,7 +97,7 @@ GROUPS = {
 
 
 @pytest.mark.parametrize(("runs", "expected"), GROUPS.values(), ids=GROUPS)
-def test_groups(tmp_path, runs, expected):
+def test_attempts_are_grouped_by_what_they_measure(tmp_path, runs, expected):
     for run in runs:
         write_run(tmp_path, **run)
     assert groups(tmp_path) == expected
@@ -162,13 +175,6 @@ def test_unreadable_records_are_all_there(tmp_path):
     assert list(tables_of(tmp_path).runs["status"]) == ["unreadable", "unreadable"]
 
 
-def test_both_tables_name_the_measurement_alike(tmp_path):
-    write_run(tmp_path, repeat=0)
-    write_run(tmp_path, repeat=1, status="oom")
-    tables = tables_of(tmp_path)
-    assert list(tables.runs["measurement"].unique()) == list(tables.scaling["measurement"])
-
-
 ENVIRONMENT = {
     "torch": "2.14.1", "cuda": "13.0", "gpu_model": GPU, "driver": "550.54", "nccl": "2.27.3", "kernel": "6.1",
     "gpu_power_limit_w": 400.0, "cpu_model": CPU, "switches": {"cudnn.benchmark": False},
@@ -212,28 +218,35 @@ def test_what_differs_from_host_to_host_is_merged_with_a_warning(tmp_path):
     ]
 
 
+def with_environment(**changed: Any) -> dict[str, Any]:
+    return {"sections": {"environment": ENVIRONMENT | changed}}
+
+
 @pytest.mark.parametrize(
     "other",
     [
-        {"driver": "2"},
-        {"packages": {"deepspeed": "0.18.1"}},
-        {"switches": {"cudnn.benchmark": True}},
-        {"nccl": "2.30.7"},
-        {"gpu_power_limit_w": 300.0},
-        {"cpu_model": "Another CPU"},
+        {"train": {"micro_batch": 8}},
+        {"knobs": {"bucket_cap_mb": 50}},
+        with_environment(driver="2"),
+        with_environment(packages={"deepspeed": "0.18.1"}),
+        with_environment(switches={"cudnn.benchmark": True}),
+        with_environment(nccl="2.30.7"),
+        with_environment(gpu_power_limit_w=300.0),
+        with_environment(cpu_model="Another CPU"),
     ],
     ids=str,
 )
-def test_an_own_base_has_the_same_versions_switches_and_host(tmp_path, other):
-    for gpus, rate, changed in ((1, 100.0, {}), (1, 80.0, other), (2, 120.0, other)):
-        environment = ENVIRONMENT | changed | {"variables": {"OMP_NUM_THREADS": str(gpus)}}
-        attempt = 2 if changed else 1
-        write_run(tmp_path, gpus=gpus, rate=rate, attempt=attempt, sections={"environment": environment})
+def test_an_own_base_has_the_same_settings_versions_switches_and_host(tmp_path, other):
+    usual = with_environment()
+    for gpus, rate, attempt, changed in ((1, 100.0, 1, {}), (1, 80.0, 2, other), (2, 120.0, 2, other)):
+        with edited(write_run(tmp_path, gpus=gpus, rate=rate, attempt=attempt, **usual | changed)) as record:
+            record["environment"]["variables"] = {"OMP_NUM_THREADS": str(gpus)}
     tables = tables_of(tmp_path)
     two = tables.scaling[tables.scaling["gpus"] == 2].iloc[0]
-    assert two["speedup_vs_own_base"] == pytest.approx(1.5), "the 80 samples/s of the same environment"
-    assert two["speedup"] == pytest.approx(1.2), "the best single GPU may have another one, with a warning"
-    assert "not the same environment: resnet50, differs in " in tables.warnings[0]
+    assert two["speedup_vs_own_base"] == pytest.approx(1.5), "the 80 samples/s of the same settings and environment"
+    assert two["speedup"] == pytest.approx(1.2), "the best single GPU may have others"
+    named = [text for text in tables.warnings if "not the same environment: resnet50, differs in " in text]
+    assert len(named) == ("sections" in other)
 
 
 def test_versions_are_columns(tmp_path):

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from ddlbench.errors import UserError
-from ddlbench.record.schema import LEARNING, TARGETS
+from ddlbench.record.schema import TARGETS
 from ddlbench.report.__main__ import main
 from ddlbench.results.tables.quality import Target, target, target_costs
 from ddlbench.results.tables.tables import records
@@ -25,20 +25,6 @@ def learning(results):
     return records(tables_of(results).learning)
 
 
-def test_seeds_are_merged_for_quality_and_repeats_of_a_seed_count_once(tmp_path):
-    for repeat in range(3):
-        run(tmp_path, seed=0, top1=0.5, repeat=repeat)
-    run(tmp_path, seed=1, top1=0.2)
-    run(tmp_path, seed=2, top1=0.3)
-    first, second = learning(tmp_path)
-    assert (first["seeds"], first["runs"]) == (3, 5)
-    # 0.5, 0.2, 0.3; with every repeat counted the median would be 0.5
-    assert (first["val_top1"], first["val_top1_min"], first["val_top1_max"]) == (0.3, 0.2, 0.5)
-    assert (second["epoch"], second["val_top1"]) == (1, pytest.approx(0.4))
-    assert (first["val_top1_low"], first["val_perplexity_token"]) == (None, None)
-    assert (first["framework"], first["gpus"], first["global_batch"]) == ("ddp", 1, 32)
-
-
 def test_a_seed_is_the_median_of_its_repeats_that_ended_ok(tmp_path):
     """Seed 0: 0.1, 0.9 and 0.4, and 0.95 of a run that was killed; seed 1: 0.2; seed 2: not known."""
     for repeat, (top1, rate) in enumerate(((0.1, 1024.0), (0.9, 512.0), (0.4, 256.0))):
@@ -47,10 +33,12 @@ def test_a_seed_is_the_median_of_its_repeats_that_ended_ok(tmp_path):
         record["status"] = "killed"
     run(tmp_path, seed=1, top1=0.2, rate=16.0)
     run(tmp_path, seed=2, top1=None, rate=128.0)
-    first, _ = learning(tmp_path)
+    first, second = learning(tmp_path)
     result = [first[f"val_top1{end}"] for end in ("", "_min", "_max", "_low", "_high")]
     assert result == [pytest.approx(0.3), 0.2, 0.4, None, None]
-    assert (first["runs"], first["seeds"]) == (5, 3)
+    assert (second["epoch"], second["val_top1"]) == (1, pytest.approx(0.4))
+    assert (first["runs"], first["seeds"], first["val_perplexity_token"]) == (5, 3, None)
+    assert (first["framework"], first["gpus"], first["global_batch"]) == ("ddp", 1, 32)
     assert first["elapsed_s"] == 6.0, "2 s and 1, 2, 4, 8 or 64 s: the median of the five runs"
 
 
@@ -63,25 +51,11 @@ def test_an_interval_is_that_of_the_seeds_with_a_value(tmp_path):
     assert (first["val_loss_low"], first["val_loss_high"]) == (2.2, 2.2)
 
 
-def test_times_of_other_seeds_are_other_measurements(tmp_path):
-    run(tmp_path, seed=0, top1=0.5)
-    run(tmp_path, seed=1, top1=0.2)
-    tables = tables_of(tmp_path)
-    assert list(tables.scaling["runs_ok"]) == [1, 1]
-    assert tables.runs["learning"].nunique() == 1
-
-
 def test_what_differs_in_more_than_the_seed_is_another_curve(tmp_path):
     run(tmp_path, seed=0, top1=0.5)
     run(tmp_path, seed=1, top1=0.5, framework="fsdp")
     run(tmp_path, seed=1, top1=0.5, gpus=2)
     assert [row["seeds"] for row in learning(tmp_path)] == [1] * 6
-
-
-def test_no_run_is_an_empty_table(tmp_path):
-    write_run(tmp_path, status="oom")
-    table = tables_of(tmp_path).learning
-    assert (len(table), list(table)) == (0, [column.name for column in LEARNING])
 
 
 HALF = Target("val_top1", 0.5)
@@ -105,52 +79,30 @@ def rows_of(results, wanted):
     return costs_of(tables_of(results), wanted).rows
 
 
-def test_the_first_epoch_that_reaches_it_counts(tmp_path):
-    write_course(tmp_path, [0.2, 0.5, 0.4, 0.6])
-    (row,) = rows_of(tmp_path, HALF)
-    result = {name: row[f"{name}_to_target"] for name in ("epochs", "updates", "samples", "seconds")}
-    assert result == {"epochs": 2, "updates": 20, "samples": 200, "seconds": 14.0}
-    assert (row["target"], row["runs"], row["reached"]) == ("val_top1=0.5", 1, 1)
-
-
-def test_a_run_that_never_reaches_it_moves_the_median(tmp_path):
-    for repeat, values in enumerate(([0.6], [0.1, 0.1, 0.6], [0.1] * 4)):
-        write_course(tmp_path, values, repeat=repeat)
-    (row,) = rows_of(tmp_path, HALF)
-    result = [row[f"{name}_to_target"] for name in ("epochs", "updates", "samples", "seconds")]
-    assert result == [3, 30, 300, 21.0], "the median of 1, 3 and never; of those that reach it 2"
-    assert row["interval"] == "n=3, no 95 % CI"
-
-
-def test_an_interval_ends_at_infinity_where_a_run_never_reaches_it(tmp_path):
+def test_a_run_that_never_reaches_it_counts_as_infinitely_long(tmp_path):
     for repeat, epochs in enumerate((1, 2, 4, 7, 9)):
         write_course(tmp_path, [0.1] * (epochs - 1) + [0.6], repeat=repeat)
     write_course(tmp_path, [0.1], repeat=5)
     (row,) = rows_of(tmp_path, HALF)
-    assert [row[f"epochs_{end}"] for end in ("low", "to_target", "high")] == [1, 5.5, None]
+    assert [row[f"epochs_{end}"] for end in ("low", "to_target", "high")] == [1, 5.5, None], "1 2 4 | 7 9 never"
+    assert [row[f"{name}_to_target"] for name in ("updates", "samples", "seconds")] == [55, 550, 38.5]
     assert (row["runs"], row["reached"], row["interval"]) == (6, 5, "n=6, 96.9 % CI")
 
 
-def test_runs_that_did_not_end_ok_do_not_count(tmp_path):
-    write_course(tmp_path, [0.1, 0.1, 0.6], repeat=0)
-    for repeat, status in enumerate(("killed", "diverged"), start=1):
-        write_course(tmp_path, [0.6], repeat=repeat, status=status)
-    (row,) = rows_of(tmp_path, HALF)
-    assert (row["runs"], row["reached"], row["epochs_to_target"]) == (1, 1, 3)
+RISE, FALL = [0.3, 0.4, 0.2, 0.6], [0.9, 0.4, 0.7, 0.3]
+COURSES = dict.fromkeys(("val_top1", "val_top5"), RISE) | dict.fromkeys(
+    ("val_loss", "train_loss", "val_perplexity_token", "val_perplexity_word"), FALL
+)
 
 
-@pytest.mark.parametrize("metric", ["val_top1", "val_top5"])
-def test_accuracy_rises_to_its_target(tmp_path, metric):
-    write_course(tmp_path, [0.3, 0.4, 0.6], metric=metric)
-    (row,) = rows_of(tmp_path, Target(metric, 0.4))
-    assert row["epochs_to_target"] == 2
-
-
-@pytest.mark.parametrize("metric", ["val_loss", "train_loss", "val_perplexity_token", "val_perplexity_word"])
-def test_losses_and_perplexities_fall_to_their_target(tmp_path, metric):
-    write_course(tmp_path, [9.0, 4.0, 3.0], metric=metric)
-    (row,) = rows_of(tmp_path, Target(metric, 4.0))
-    assert row["epochs_to_target"] == 2
+@pytest.mark.parametrize("metric", COURSES)
+def test_accuracies_rise_and_losses_fall_to_their_target(tmp_path, metric):
+    factor = 10 if "perplexity" in metric else 1
+    write_course(tmp_path, [factor * value for value in COURSES[metric]], metric=metric)
+    (row,) = rows_of(tmp_path, Target(metric, factor * 0.4))
+    result = {name: row[f"{name}_to_target"] for name in ("epochs", "updates", "samples", "seconds")}
+    assert result == {"epochs": 2, "updates": 20, "samples": 200, "seconds": 14.0}
+    assert (row["target"], row["runs"], row["reached"]) == (f"{metric}={factor * 0.4:g}", 1, 1)
 
 
 def test_samples_after_an_epoch_that_is_missing_are_unknown(tmp_path):
@@ -188,7 +140,7 @@ def test_columns_are_those_of_the_data_dictionary_and_every_row_has_all_of_them(
     assert not (tmp_path / "targets.csv").exists(), "a report without targets has none of an earlier one"
 
 
-def test_two_figures(tmp_path):
+def test_a_target_has_a_figure_of_seconds_and_one_of_epochs(tmp_path):
     for gpus in (1, 2):
         write_course(tmp_path, [0.2, 0.6], gpus=gpus)
     tables = tables_of(tmp_path)
@@ -208,7 +160,7 @@ def test_a_target_whose_metric_no_run_has_is_named(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("text", ["val_top1", "val_top1=", "val_top1=high", "val_top1=nan", "epoch_time_s=3"])
-def test_a_target_that_cannot_be_read(text):
+def test_a_target_that_cannot_be_read_is_refused(text):
     with pytest.raises(UserError, match="METRIC=NUMBER"):
         target(text)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -194,33 +195,27 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-def two_runs(results: Path) -> Path:
-    """Two attempts with their files; the folder of the first."""
-    for repeat in (1, 0):
-        folder = write_run(results, repeat=repeat)
-        for name in PARQUET:
-            pq.write_table(TABLE, folder / name)
-    return folder
-
-
-@pytest.mark.parametrize("name", PARQUET)
-@pytest.mark.parametrize("kind", DAMAGES)
-def test_a_damaged_file_is_named_and_all_runs_are_reported(tmp_path: Path, name: str, kind: str) -> None:
-    damage, said = DAMAGES[kind]
-    folder = two_runs(tmp_path)
+def test_damaged_files_are_named_and_all_runs_are_reported(tmp_path: Path) -> None:
+    cases = list(product(PARQUET, DAMAGES))
+    folders = [write_run(tmp_path, repeat=repeat) for repeat in range(len(cases))]
+    for folder, name in product(folders, PARQUET):
+        pq.write_table(TABLE, folder / name)
     before = tables_of(tmp_path)
     assert before.warnings == []
-    damage(folder / name)
-    if kind != "pipe":  # reading it would wait
-        with pytest.raises((OSError, ValueError)):
-            pd.read_parquet(folder / name)
+    for folder, (name, kind) in zip(folders, cases, strict=True):
+        DAMAGES[kind][0](folder / name)
+        if kind != "pipe":  # reading it would wait
+            with pytest.raises((OSError, ValueError)):
+                pd.read_parquet(folder / name)
     after = tables_of(tmp_path)
-    (warning,) = after.warnings
-    assert warning.startswith(f"{folder / name} cannot be read (")
-    assert said in warning
+    for folder, (name, kind) in zip(folders, cases, strict=True):
+        (warning,) = [text for text in after.warnings if text.startswith(str(folder))]
+        assert warning.startswith(f"{folder / name} cannot be read (")
+        assert DAMAGES[kind][1] in warning
+    assert len(after.warnings) == len(cases)
     for table in ("runs", "epochs", "scaling"):
         pd.testing.assert_frame_equal(getattr(after, table), getattr(before, table))
-    assert after.scaling["runs_ok"].tolist() == [2]
+    assert after.scaling["runs_ok"].tolist() == [len(cases)]
 
 
 def test_of_a_run_that_was_killed_the_damaged_epoch_is_named_and_the_others_stay(tmp_path: Path) -> None:

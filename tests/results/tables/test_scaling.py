@@ -7,7 +7,7 @@ import pytest
 from ddlbench.frameworks.ddp import NOTHING_SENT
 from ddlbench.record.schema import SCALING
 from ddlbench.results.tables.tables import records
-from tests.support.records import GPU, edited, strong_scaling, tables_of, weak_scaling, write_repeats, write_run
+from tests.support.records import edited, strong_scaling, tables_of, weak_scaling, write_repeats, write_run
 
 
 def rows_of(results):
@@ -36,6 +36,11 @@ def test_weak_scaling_by_hand(tmp_path):
     two, one = (row_of(rows, framework="ddp", gpus=gpus) for gpus in (2, 1))
     assert (two["speedup_vs_own_base"], two["efficiency_vs_own_base"]) == (pytest.approx(1.875), pytest.approx(0.9375))
     assert (one["speedup_vs_own_base"], one["speedup"]) == (pytest.approx(1.0), pytest.approx(0.8))
+    eight = row_of(rows, gpus=8)
+    assert (eight["status"], eight["reason"], eight["runs_ok"]) == ("oom", "CUDA out of memory", 0)
+    assert eight["speedup_vs_own_base"] is eight["interval"] is None
+    order = [(row["framework"], row["gpus"]) for row in rows]
+    assert order == [("single", 1), *(("ddp", gpus) for gpus in (1, 2, 4, 8))], "bases come first"
 
 
 def test_strong_scaling_from_a_base_of_two_by_hand(tmp_path):
@@ -77,15 +82,6 @@ def test_a_reference_that_failed_before_its_setup_is_a_reference(tmp_path):
     assert list(tables_of(tmp_path).runs["reference"].dropna()) == [NOTHING_SENT] * 2
 
 
-def test_a_failure_gives_a_row_where_nothing_succeeded(tmp_path):
-    weak_scaling(tmp_path)
-    row = row_of(rows_of(tmp_path), gpus=8)
-    assert (row["status"], row["reason"]) == ("oom", "CUDA out of memory")
-    assert (row["runs_ok"], row["attempts_failed"], row["scaling"]) == (0, 1, "weak")
-    assert row["speedup_vs_own_base"] is None
-    assert row["interval"] is None
-
-
 def test_a_failure_is_counted_where_another_attempt_succeeded(tmp_path):
     write_run(tmp_path, attempt=1, status="timeout", reason="no answer")
     write_run(tmp_path, attempt=2)
@@ -120,6 +116,17 @@ def test_the_median_is_of_seconds_not_of_rates(tmp_path):
     assert row["mfu"] == pytest.approx(2e9 / 0.015 / 1e12), "over a peak of 1e12, from merged seconds"
 
 
+def test_merged_rates_come_from_merged_seconds(tmp_path):
+    model = {"flops_per_sample": 2e9, "hardware_flops_per_sample": 2.5e9}
+    for repeat, (rate, steady) in enumerate(((100.0, 110.0), (50.0, 80.0), (90.0, 20.0), (80.0, 100.0))):
+        summary = {"throughput_steady_samples_per_s": steady, "hfu": 0.0025 * rate}
+        write_run(tmp_path, rate=rate, repeat=repeat, summary=summary, sections={"model": model})
+    (row,) = rows_of(tmp_path)
+    assert row["throughput_steady_samples_per_s"] == pytest.approx(1 / ((1 / 100 + 1 / 80) / 2))
+    assert row["throughput_samples_per_s"] == pytest.approx(1 / ((1 / 90 + 1 / 80) / 2))
+    assert row["hfu"] == pytest.approx(row["mfu"] * 2.5 / 2)
+
+
 def test_seven_repeats_all_count(tmp_path):
     write_repeats(tmp_path, *(1e3 / ms for ms in (10.0, 11.0, 12.0, 14.0, 20.0, 30.0, 90.0)))
     (row,) = rows_of(tmp_path)
@@ -139,19 +146,27 @@ def test_a_run_without_a_rate_is_not_in_the_count_of_the_interval(tmp_path):
 
 SLOW = [1e3 / ms for ms in (10.0, 10.5, 10.8, 11.2, 12.0, 12.5)]  # samples a second; the median is 11 ms
 FAST = [1e3 / ms for ms in (4.0, 5.0, 5.9, 6.1, 7.0, 8.0)]  # 6 ms
+RATIOS = ("speedup", "efficiency")
 
 
-def test_the_interval_against_an_own_base_of_two_by_hand(tmp_path):
-    """Seconds a sample of two GPUs: 10 to 12.5 ms; of eight: 4 to 8 ms."""
-    write_repeats(tmp_path, *SLOW, gpus=2)
-    write_repeats(tmp_path, *FAST, gpus=8)
-    row = row_of(rows_of(tmp_path), gpus=8)
-    speedup = [row[f"speedup_vs_own_base{end}"] for end in ("", "_low", "_high")]
-    assert speedup == pytest.approx([11 / 6, 1.25, 3.125])
-    efficiency = [row[f"efficiency_vs_own_base{end}"] for end in ("", "_low", "_high")]
-    assert efficiency == pytest.approx([11 / 24, 0.3125, 0.78125])
-    assert (row["speedup_low"], row["speedup_vs_own_base_coverage"]) == (None, pytest.approx(0.9375))
-    assert row["own_base_epoch_time_s"] == pytest.approx(11.264), "1024 samples of 11 ms: the median"
+@pytest.mark.parametrize(
+    ("base", "gpus", "suffix", "other"),
+    [({"framework": "single"}, 4, "", "_vs_own_base"), ({"gpus": 2}, 8, "_vs_own_base", "")],
+    ids=["best single GPU", "own base of two"],
+)
+def test_the_interval_of_a_ratio_by_hand(tmp_path, base, gpus, suffix, other):
+    """Seconds a sample of the base: 10 to 12.5 ms (median 11); of four times its GPUs: 4 to 8 ms (median 6)."""
+    write_repeats(tmp_path, *SLOW, **base)
+    write_repeats(tmp_path, *FAST, gpus=gpus)
+    first, row = rows_of(tmp_path)
+    speedup, efficiency = ([row[f"{name}{suffix}{end}"] for end in ("", "_low", "_high")] for name in RATIOS)
+    assert speedup == pytest.approx([11 / 6, 10 / 8, 12.5 / 4])
+    assert efficiency == pytest.approx([11 / 24, 10 / 32, 12.5 / 16])
+    assert row[f"speedup{suffix}_coverage"] == pytest.approx(0.9375), "1 - 2 (1 - 0.96875)"
+    assert row[f"speedup{suffix}_verdict"] == "speedup"
+    assert row[f"{'best_single' if not suffix else 'own_base'}_epoch_time_s"] == pytest.approx(11.264), "1024 samples"
+    assert (first[f"speedup{suffix}"], first[f"speedup{suffix}_low"]) == (1.0, None), "itself: 1 by definition"
+    assert row[f"speedup{other}_low"] is None, "there is no other base"
 
 
 def test_an_interval_that_touches_1_shows_no_speedup(tmp_path):
@@ -222,21 +237,6 @@ def test_the_peak_behind_mfu_and_the_source_of_the_energy_are_those_of_any_repea
     assert (row["energy_source"], row["energy_sample_j"]) == ("nvml", 2.0)
 
 
-def test_the_interval_of_a_ratio_by_hand(tmp_path):
-    """Seconds a sample of one GPU: 10 to 12.5 ms (median 11); of two: 4 to 8 ms (median 6)."""
-    write_repeats(tmp_path, *SLOW, framework="single")
-    write_repeats(tmp_path, *FAST, gpus=2)
-    row = row_of(rows_of(tmp_path), gpus=2)
-    assert row["speedup"] == pytest.approx(11 / 6)
-    assert (row["speedup_low"], row["speedup_high"]) == (pytest.approx(10 / 8), pytest.approx(12.5 / 4))
-    assert (row["efficiency_low"], row["efficiency_high"]) == (pytest.approx(0.625), pytest.approx(1.5625))
-    assert row["speedup_coverage"] == pytest.approx(0.9375), "1 - 2 (1 - 0.96875)"
-    assert row["speedup_verdict"] == "speedup"
-    single = row_of(rows_of(tmp_path), gpus=1)
-    assert (single["speedup"], single["speedup_low"]) == (1.0, None), "itself: 1 by definition"
-    assert row["speedup_vs_own_base_low"] is None
-
-
 def test_no_speedup_is_shown_where_the_interval_includes_1(tmp_path):
     for framework, rate in (("single", 100.0), ("ddp", 95.0), ("fsdp", 80.0)):
         write_repeats(tmp_path, *(rate + repeat for repeat in range(6)), framework=framework)
@@ -254,21 +254,6 @@ def test_no_verdict_over_a_base_on_another_cluster(tmp_path):
     assert two["speedup_vs_own_base_verdict"] is None
     write_repeats(tmp_path, *[110.0] * 6, cluster="west")
     assert row_of(rows_of(tmp_path), gpus=2)["speedup_verdict"] == "speedup"
-
-
-def test_five_repeats_on_either_side_give_no_interval_of_the_ratio(tmp_path):
-    write_repeats(tmp_path, *[100.0] * 6, framework="single")
-    write_repeats(tmp_path, *[150.0] * 5, gpus=2)
-    row = row_of(rows_of(tmp_path), gpus=2)
-    assert (row["speedup"], row["speedup_low"], row["speedup_verdict"]) == (pytest.approx(1.5), None, None)
-
-
-def test_the_own_base_has_the_same_micro_batch(tmp_path):
-    write_run(tmp_path, gpus=1, rate=100.0, train={"micro_batch": 32})
-    write_run(tmp_path, gpus=1, rate=80.0, train={"micro_batch": 8})
-    write_run(tmp_path, gpus=2, rate=120.0, train={"micro_batch": 8})
-    two = row_of(rows_of(tmp_path), gpus=2)
-    assert (two["speedup_vs_own_base"], two["speedup"]) == (pytest.approx(1.5), pytest.approx(1.2))
 
 
 def test_a_cap_on_the_steps_does_not_change_the_speedup(tmp_path):
@@ -296,42 +281,6 @@ def test_one_point_in_both_kinds_has_a_row_in_each(tmp_path):
     assert row_of(rows, gpus=2, scaling="weak")["speedup_vs_own_base"] == pytest.approx(1.9)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"dataset": "b" * 64},
-        {"train": {"precision": "bf16"}},
-        {"train": {"warmup_steps": 3}},
-        {"train": {"compile": True}},
-        {"train": {"seed": 1}},
-        {"epochs": 4},
-        {"loader": "synthetic"},
-        {"device": "cpu"},
-        {"sections": {"environment": {"gpu_model": GPU, "torch": "2.13.0", "cuda": "13.0"}}},
-        {"sections": {"environment": {"gpu_model": GPU, "torch": "2.14.1", "cuda": "12.8"}}},
-        {"sections": {"environment": {"gpu_model": "Another GPU", "torch": "2.14.1", "cuda": "13.0"}}},
-    ],
-    ids=str,
-)
-def test_what_is_not_comparable_is_no_base(tmp_path, other):
-    write_run(tmp_path, gpus=1, rate=100.0, **other)
-    write_run(tmp_path, gpus=2, rate=150.0)
-    two = row_of(rows_of(tmp_path), gpus=2)
-    assert two["speedup"] is None
-    assert two["own_base_gpus"] == 2
-    assert two["scaling"] == "single"
-
-
-def test_each_choice_of_knobs_has_its_own_base(tmp_path):
-    for size, rate in ((25, 80.0), (50, 100.0)):
-        write_run(tmp_path, gpus=1, rate=rate, knobs={"bucket_cap_mb": size})
-        write_run(tmp_path, gpus=2, rate=160.0, knobs={"bucket_cap_mb": size})
-    rows = rows_of(tmp_path)
-    assert row_of(rows, gpus=2, knobs="bucket_cap_mb=25")["speedup_vs_own_base"] == pytest.approx(2.0)
-    assert row_of(rows, gpus=2, knobs="bucket_cap_mb=50")["speedup_vs_own_base"] == pytest.approx(1.6)
-    assert {row["best_single_sample_time_s"] for row in rows} == {0.01}
-
-
 def test_layouts_of_one_framework_share_a_base(tmp_path):
     """Tensor parallel on 2 and 4: the layout differs along the curve; the base is the fastest on the fewest."""
     write_run(tmp_path, framework="tp", gpus=2, rate=50.0, knobs={"dp": 2, "tp": 1})
@@ -348,12 +297,6 @@ def test_other_settings_that_differ_are_shown(tmp_path):
     write_run(tmp_path, train={"compile": True})
     write_run(tmp_path, train={"compile": False})
     assert [row["variant"] for row in rows_of(tmp_path)] == ["train.compile=false", "train.compile=true"]
-
-
-def test_single_gpu_rows_come_before_those_that_start_from_them(tmp_path):
-    weak_scaling(tmp_path)
-    rows = rows_of(tmp_path)
-    assert [(row["framework"], row["gpus"]) for row in rows] == [("single", 1), *(("ddp", n) for n in (1, 2, 4, 8))]
 
 
 def test_loaders_are_one_comparison_by_loader(tmp_path):
@@ -375,17 +318,6 @@ def test_loaders_are_one_comparison_by_loader(tmp_path):
     assert (two["best_single_framework"], two["best_single_compared"]) == ("fsdp", "dali")
     assert two["speedup"] == pytest.approx(50 * 2**0.5 / 80)
     assert two["speedup_vs_own_base"] == pytest.approx(2**0.5), "fsdp with native"
-
-
-def test_models_are_one_comparison_by_model(tmp_path):
-    for model, rate in (("resnet50", 100.0), ("resnet101", 60.0)):
-        write_run(tmp_path, model=model, rate=rate)
-        write_run(tmp_path, model=model, rate=2 * rate, gpus=2)
-    rows = records(tables_of(tmp_path, by="model").scaling)
-    assert len({row["comparison"] for row in rows}) == 1
-    assert row_of(rows, model="resnet101", gpus=2)["speedup"] == pytest.approx(1.2)
-    assert row_of(rows, model="resnet101", gpus=2)["speedup_vs_own_base"] == pytest.approx(2.0)
-    assert {row["compared"] for row in rows} == {"resnet50", "resnet101"}
 
 
 def test_settings_of_a_loader_name_its_curves_by_loader(tmp_path):

@@ -59,6 +59,24 @@ def test_the_micro_batch_is_the_share_of_a_replica_where_none_was_asked_for(tmp_
     assert single_row(tables_of(tmp_path).runs)["micro_batch"] == 8
 
 
+def test_bubble_and_staleness_are_what_the_framework_says(tmp_path):
+    staged = {"bubble": 0.3, "bubble_theoretical": 0.2, "staleness": [2, 1, 0], "staleness_theoretical": [3, 1, 0]}
+    write_run(tmp_path, framework="pipedream", sections={"framework": staged})
+    write_run(tmp_path, framework="ddp", sections={"framework": {"staleness": 0}})
+    write_run(tmp_path, framework="fsdp")
+    tables = tables_of(tmp_path)
+    columns = ("bubble", "bubble_theoretical", "staleness_max", "staleness_theoretical_max")
+    for table in (tables.runs, tables.scaling):
+        result = {row["framework"]: [row[column] for column in columns] for row in records(table)}
+        assert result == {"pipedream": [0.3, 0.2, 2, 3], "ddp": [None, None, 0, None], "fsdp": [None] * 4}
+
+
+@pytest.mark.parametrize("staleness", ["two", [None], {"a": 1}, [-1], True])
+def test_a_staleness_that_is_no_number_is_empty(tmp_path, staleness):
+    write_run(tmp_path, sections={"framework": {"staleness": staleness}})
+    assert single_row(tables_of(tmp_path).runs)["staleness_max"] is None
+
+
 def test_on_cpu_the_device_is_the_cpu(tmp_path):
     write_run(tmp_path, device="cpu")
     row = single_row(tables_of(tmp_path).runs)
@@ -75,21 +93,6 @@ def test_a_failed_attempt_is_a_row_with_what_it_reached(tmp_path):
     assert row["global_batch"] == 64, "known from what was asked: 32 a GPU on 2"
     assert row["epoch_time_s"] is None
     assert tables.epochs.empty
-
-
-def test_records_that_cannot_be_used_are_rows_and_warnings(tmp_path):
-    write_run(tmp_path, gpus=1)
-    write_run(tmp_path, gpus=2, sections={"schema_version": 0})
-    broken = write_run(tmp_path, gpus=4)
-    (broken / "run.json").write_text((broken / "run.json").read_text()[:200])
-    write_run(tmp_path, gpus=8, status="running")
-    tables = tables_of(tmp_path)
-    assert sorted(tables.runs["status"]) == ["ok", "running", "unreadable", "unreadable"]
-    assert tables.runs.loc[tables.runs["status"] != "ok", "reason"].notna().all()
-    assert len(tables.warnings) == 2
-    assert sorted(tables.scaling["status"]) == ["ok", "running"], (
-        "an unreadable record has no configuration to stand for"
-    )
 
 
 @pytest.mark.parametrize("config", [None, {}, "text", {"train": None, "framework": "ddp"}])
@@ -152,7 +155,7 @@ def test_a_text_that_a_spreadsheet_would_run_is_quoted_in_every_row_of_it(tmp_pa
     assert table["data"].eq("sample_images").all()
 
 
-def test_every_kind_of_cell(tmp_path: Path) -> None:
+def test_a_cell_of_every_kind_is_written(tmp_path: Path) -> None:
     columns = {
         "text": pd.array(["plain", "a,b", 'say "so"', None, "two\nlines", "-1"], dtype="string"),
         "int": pd.array([0, -1, None, 2**63 - 1, -(2**63), 7], dtype="Int64"),
@@ -209,18 +212,9 @@ def test_no_filter_changes_nothing(tables):
         (["framework=single", "gpus=4"], "leave one filter out"),
     ],
 )
-def test_filters_that_cannot_be_applied(tables, filters, message):
+def test_a_filter_that_cannot_be_applied_is_refused(tables, filters, message):
     with pytest.raises(UserError, match=message):
         only(tables, filters)
-
-
-def test_the_command(tmp_path, capsys):
-    for framework in ("ddp", "fsdp"):
-        write_run(tmp_path, framework=framework, status="error", reason="boom")
-    assert main([str(tmp_path), "--only", "framework=fsdp"]) == 0
-    assert list(pd.read_csv(tmp_path / "report" / "tables" / "runs.csv")["framework"]) == ["fsdp"]
-    assert "warning: only framework=fsdp: 1 of 2 attempts are reported" in capsys.readouterr().err
-    assert main([str(tmp_path), "--only", "framework=x"]) == 2
 
 
 def test_a_filter_that_takes_a_part_of_the_repeats_says_so(tmp_path):
@@ -235,7 +229,7 @@ def test_a_filter_that_takes_a_part_of_the_repeats_says_so(tmp_path):
     assert len(only(tables, ["gpus=1"]).warnings) == 1
 
 
-def test_rows_and_figures_of_a_part_of_the_repeats_are_of_all(tmp_path):
+def test_rows_and_figures_of_a_part_of_the_repeats_are_of_all(tmp_path, capsys):
     for gpus in (1, 2):
         for repeat, status in enumerate(("ok", "ok", "ok", "oom")):
             write_run(tmp_path / "results", gpus=gpus, repeat=repeat, status=status)
@@ -245,4 +239,5 @@ def test_rows_and_figures_of_a_part_of_the_repeats_are_of_all(tmp_path):
     assert [len(line.get_xydata().tolist()) for line in axes.lines] == [2, 6], "two medians, six repeats"
     filters = ["--only", "gpus=2", "repeat=0", "--target", "val_top1=0.5"]
     assert main([str(tmp_path / "results"), "--out", str(tmp_path), *filters]) == 0
+    assert "warning: only gpus=2 repeat=0: 1 of 8 attempts are reported" in capsys.readouterr().err
     assert pd.read_csv(tmp_path / "tables" / "targets.csv")[["gpus", "runs"]].to_numpy().tolist() == [[2, 3]]
