@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddlbench.data.images.index import FolderLayout
-from ddlbench.data.tools import pack
+from tests.support.packs import pack_here
 from tests.support.pictures import write_folders
 
 
@@ -20,9 +20,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> FolderLayout:
 
 @pytest.fixture(scope="session")
 def made(folders: FolderLayout, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("packed") / "set"
-    pack(folders, target, 10**6, processes=1)
-    return target
+    return pack_here(folders, tmp_path_factory.mktemp("packed") / "set")
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from ddlbench.data.__main__ import main
 from ddlbench.data.images.folders import ImageFolders
 from ddlbench.data.images.packed import PackedImages
 from ddlbench.data.text.dataset import TokenText
-from ddlbench.data.tools import pack
 from ddlbench.errors import UserError
+from tests.support.packs import pack_here
 from tests.support.pictures import Shape, write_folders
 from tests.support.text import model, write_text
 
@@ -39,7 +39,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = tmp_path_factory.mktemp("base")
     folders = write_folders(base / "folders", train=2, val=1, classes=2)
     folders.prepare()
-    pack(folders.layout(), base / "packed", 10**6, processes=1)
+    pack_here(folders.layout(), base / "packed")
     PackedImages("packed", root=str(base / "packed")).prepare()
     shutil.copytree(base / "packed", base / "half")
     (base / "half/pack.json").unlink()

@@ -1,4 +1,4 @@
-"""Pages of a file leave the memory: as mincore(2) counts them, and seen in what the process must read from the disk."""
+"""Pages of a file leave the memory, as mincore(2) counts them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,6 @@ from ddlbench.errors import UserError
 from tests.support.disk import SIZE, written
 
 
-def from_disk() -> int:
-    """Bytes that this process has made a disk read (proc(5): read_bytes)."""
-    lines = Path("/proc/self/io").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes:"))
-
-
 def test_dropped_pages_are_gone_and_come_back_when_they_are_read(tmp_path: Path) -> None:
     on_disk = written(tmp_path)
     assert cached_bytes(on_disk) == SIZE
@@ -29,16 +23,6 @@ def test_dropped_pages_are_gone_and_come_back_when_they_are_read(tmp_path: Path)
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # no read-ahead
         file.read(3 * PAGESIZE)
     assert cached_bytes(on_disk) == 3 * PAGESIZE
-
-
-def test_what_was_dropped_is_read_from_the_disk_again(tmp_path: Path) -> None:
-    on_disk = written(tmp_path)
-    drop([on_disk])
-    before = from_disk()
-    on_disk.read_bytes()
-    cold = from_disk() - before
-    on_disk.read_bytes()
-    assert (cold >= SIZE, from_disk() - before - cold) == (True, 0)
 
 
 def test_files_are_added_up(tmp_path: Path) -> None:

@@ -32,7 +32,6 @@ def test_results_and_jobs_taken_as_needed():
 
 
 def test_an_error_in_a_process_ends_the_work():
-    assert sorted(in_processes(square, range(5), 1)) == [0, 1, 4, 9, 16]
     with pytest.raises(UserError, match="five is refused"):
         list(in_processes(square, range(20), 1))
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 
 from ddlbench.data import samples
@@ -63,33 +64,22 @@ def test_files_are_different_baseline_jpegs_of_imagenets_size(made_images):
         assert min(image.size) >= 300
 
 
-def test_samples_can_be_read(made_images):
-    fetched = made_images.split(True, Shape(), 0).__getitems__([(0, index) for index in range(20)])
-    assert fetched.inputs.shape == (20, 3, 32, 32)
-    assert fetched.targets.tolist() == [label for label in range(10) for _ in range(2)]
-
-
 def test_made_once(made_images, monkeypatch):
     monkeypatch.setattr(samples, "make_images", lambda *_: pytest.fail("made again"))
     made_images.prepare()
     made_images.describe()
 
 
-def test_node_without_the_images_makes_its_own_and_prints_a_line(made_images, tmp_path, capfd):
-    assert images(tmp_path).describe() == made_images.describe()
-    assert f"making 30 sample images in {tmp_path}" in capfd.readouterr().err
-
-
-def test_bad_input(tmp_path):
+def test_images_that_cannot_be_made_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"10 classes, the model 9: set model.num_classes=10"):
         images(tmp_path).check(Shape(classes=9))
     with pytest.raises(UserError, match=r"data.sample_val=9 must be 10 or more"):
         images(tmp_path, val=9)
     with pytest.raises(UserError, match=r"data.decode=jpg must be one of pil, torchvision"):
         images(tmp_path, decode="jpg")
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"cannot make .*DDLBENCH_HOME or data.root"):
-        images(tmp_path / "file" / "below").prepare()
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"data.root=.*/file is not a folder"):
+        images(tmp_path / "file").check(Shape())
 
 
 @pytest.fixture(scope="module")
@@ -123,21 +113,29 @@ def test_tokens_decode_to_the_text(made_text):
     assert "assert" in text
 
 
-def test_a_node_without_the_text_makes_the_same(made_text, tmp_path):
-    again = SampleText("sample_text", root=str(tmp_path), vocab_size=512)
-    assert again.describe() == made_text.describe()
-    for name in ("train.txt", "valid.txt", "vocab.json", "merges.txt"):
-        assert (again.folder() / name).read_bytes() == (made_text.folder() / name).read_bytes()
-
-
-@pytest.mark.parametrize("made", ["made_images", "made_text"])
-def test_makers_at_once_are_harmless(request, tmp_path, made):
+@pytest.mark.parametrize(
+    ("made", "files", "said"),
+    [("made_images", "*/*/*.JPEG", "making 30 sample images in"), ("made_text", "*.txt", "")],
+)
+def test_makers_at_once_on_another_node_make_the_same_set(request, tmp_path, capfd, made, files, said):
     made = request.getfixturevalue(made)
     data = replace(made, root=str(tmp_path))
     with ThreadPoolExecutor(3) as pool:
-        list(pool.map(lambda _: data.prepare(), range(3)))
-    assert data.describe() == made.describe()
+        described = list(pool.map(lambda _: data.describe(), range(3)))
+    assert described == [made.describe()] * 3
+    assert said in capfd.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == [made.folder().name]
+    contents = [[file.read_bytes() for file in sorted(each.folder().glob(files))] for each in (data, made)]
+    assert contents[0] == contents[1] != []
+
+
+def test_text_can_be_tokenized_on_the_fly(made_text):
+    fly = replace(made_text, tokenize="on_the_fly")
+    assert fly.describe() == made_text.describe()
+    indices = [(0, index) for index in (0, 3, 900)]
+    expected, got = (text.split(True, MODEL, 0).__getitems__(indices) for text in (made_text, fly))
+    assert torch.equal(got.inputs, expected.inputs)
+    assert (fly.mapped, fly.costly, made_text.mapped, made_text.costly) == (False, True, True, False)
 
 
 def test_paragraphs_are_kept_once_and_the_last_tenth_validates():
@@ -160,7 +158,7 @@ def test_home_is_the_default_place(monkeypatch, tmp_path):
     assert SampleText("sample_text").folder().parent == tmp_path
 
 
-def test_vocabularies_that_do_not_fit_are_refused(tmp_path):
+def test_text_that_cannot_be_made_is_refused(tmp_path):
     text = SampleText("sample_text", root=str(tmp_path), vocab_size=513)
     with pytest.raises(UserError, match=r"data\.vocab_size=513 is more than the model's 512: .*model\.vocab_size=513"):
         text.check(MODEL)
@@ -168,17 +166,9 @@ def test_vocabularies_that_do_not_fit_are_refused(tmp_path):
         SampleText("sample_text", vocab_size=255)
     with pytest.raises(UserError, match=r"data\.val_limit=0"):
         SampleText("sample_text", val_limit=0)
-
-
-def test_deleted_token_file_is_made_again(made_text, tmp_path):
-    text = SampleText("sample_text", root=str(tmp_path), vocab_size=300)
-    text.prepare()
-    before = text.describe()
-    for path in text.folder().glob("valid*.[bj]*"):
-        path.unlink()
-    text.check(MODEL)
-    text.prepare()
-    assert text.describe() == before
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"data.root=.*/file is not a folder"):
+        SampleText("sample_text", root=str(tmp_path / "file"))
 
 
 def test_python_without_its_help_texts_is_refused(monkeypatch, tmp_path):
@@ -186,11 +176,3 @@ def test_python_without_its_help_texts_is_refused(monkeypatch, tmp_path):
     monkeypatch.delitem(sys.modules, "pydoc_data.topics", raising=False)
     with pytest.raises(UserError, match=r"has no module pydoc_data.*: use another Python, or text of your own"):
         SampleText("sample_text", root=str(tmp_path), vocab_size=512).check(MODEL)
-
-
-def test_a_root_that_is_a_file_is_refused_before_anything_is_made(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"data.root=.*/file is not a folder"):
-        images(tmp_path / "file").check(Shape())
-    with pytest.raises(UserError, match=r"data.root=.*/file is not a folder"):
-        SampleText("sample_text", root=str(tmp_path / "file"))

@@ -62,11 +62,7 @@ def raw_text(root: Path) -> list[str]:
     return [*text(root), "data.tokenize=on_the_fly"]
 
 
-def sample(_: Path) -> list[str]:
-    return [*GPT2, "model.seq_len=32", "data.val_limit=3"]
-
-
-STAGED_FILES = {folders: 4 * 3 + 3 * 3, shards: 2 + 2, text: 2, raw_text: 2 + 2, sample: 2}
+STAGED_FILES = {folders: 4 * 3 + 3 * 3, shards: 2 + 2, text: 2, raw_text: 2 + 2}
 
 
 @pytest.mark.parametrize("data", STAGED_FILES, ids=lambda data: data.__name__)
@@ -139,9 +135,7 @@ def test_a_copy_that_was_lost_cut_or_replaced_is_made_again(tmp_path: Path) -> N
 def test_a_disk_that_gives_back_other_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = part(tmp_path / "data", "a")
     monkeypatch.setattr(staging.os, "fsync", lambda number: os.pwrite(number, b"x", 10))
-    with pytest.raises(
-        UserError, match=r"the copy of .*data/a in .*node/train differs from the original: check the disk"
-    ):
+    with pytest.raises(UserError, match=r"the copy of .*data/a in .*node/train differs .*: check the disk"):
         stage([wanted], QUIET)
     assert contents(wanted.copy) == {}
 
@@ -163,7 +157,7 @@ def test_no_room_is_known_before_anything_is_copied(tmp_path: Path) -> None:
 
 def test_an_original_that_is_gone_ends_the_run_with_its_name(ddlbench, tmp_path: Path) -> None:
     words = folders(tmp_path)
-    assert ddlbench(*words)[0] == 0
+    configuration(*words).data.prepare()
     times = (tmp_path / "images/train/a").stat()
     (tmp_path / "images/train/a/002.JPEG").unlink()
     os.utime(tmp_path / "images/train/a", ns=(times.st_atime_ns, times.st_mtime_ns))  # the index does not notice
@@ -198,7 +192,7 @@ def test_texts_of_one_name_stay_apart(tmp_path: Path, tokenize: str) -> None:
 
 def test_incomplete_token_files_are_completed(ddlbench, tmp_path: Path) -> None:
     words = text(tmp_path)
-    assert ddlbench(*words)[0] == 0
+    configuration(*words).data.prepare()
     for path in (tmp_path / "text").glob("wiki.valid.raw-*"):
         path.unlink()
     code, said = ddlbench(*words, f"data.stage_to={tmp_path}/node")
@@ -248,9 +242,7 @@ def test_folder_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NOT_SET", raising=False)
     assert node_folder("$SCRATCH_HERE/x", "set", "0123456789abcdef0") == Path("/local/7/x/set-0123456789abcdef")
     for wrong in ("$NOT_SET/x", "", "relative"):
-        with pytest.raises(
-            UserError, match=rf"data.stage_to={re.escape(wrong)} is '.*' on this node, which is not an absolute path"
-        ):
+        with pytest.raises(UserError, match=rf"data.stage_to={re.escape(wrong)} is '.*' .* not an absolute path"):
             node_folder(wrong, "set", "0")
 
 

@@ -84,28 +84,11 @@ def test_what_is_no_index(file, text):
         index_of(file)
 
 
-@pytest.mark.parametrize("place", [21, 30])  # in the second record's length, and in that length's checksum
-def test_damaged_length_hides_what_follows(file, place):
-    packs.flip(file, place)
-    result = seen(file)
-    assert result[0] == b"first"
-    assert list(result) == [0, 21]
-    assert "its length" in result[21]
-    assert "does not match its checksum" in result[21]
-
-
-@pytest.mark.parametrize("place", [13, 18])  # in the first record's payload, and in its checksum
-def test_damaged_payload_is_one_bad_record(file, place):
-    packs.flip(file, place)
-    result = seen(file)
-    assert result[0] == "its payload does not match its checksum"
-    assert list(result.values())[1:] == PAYLOADS[1:]
-
-
 @pytest.mark.parametrize(
     ("bytes_left", "what"), [(100, "76753 of its 76816 bytes"), (40, "after 3 bytes of its header")]
 )
 def test_file_that_was_cut_short(file, bytes_left, what):
+    """Of flipped bits: test_verify.py."""
     file.write_bytes(file.read_bytes()[:bytes_left])
     assert what in seen(file)[37]
 

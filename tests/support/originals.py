@@ -3,8 +3,6 @@ modules have other names."""
 
 from __future__ import annotations
 
-import copy
-import pickle
 from collections.abc import Mapping
 from typing import Any
 
@@ -72,21 +70,6 @@ def assert_same_bits(state: dict[str, Tensor], expected: dict[str, Tensor]) -> N
     assert sorted(state) == sorted(expected)
     different = [name for name in state if not torch.equal(state[name], expected[name])]
     assert not different
-
-
-def assert_copies_train_alike(model: Model, copier: str) -> None:
-    """A deep copy, an unpickled or a compiled model gives the same output and gradients."""
-    network = model.build()
-    copied = {
-        "deepcopy": copy.deepcopy,
-        "pickle": lambda module: pickle.loads(pickle.dumps(module)),
-        "compile": lambda module: torch.compile(copy.deepcopy(module), backend="eager", fullgraph=True),
-    }[copier](network)
-    inputs, targets = samples(model)
-    output, gradients = train_once(copied, inputs, targets)
-    expected, expected_gradients = train_once(network, inputs, targets)
-    torch.testing.assert_close(output, expected)
-    torch.testing.assert_close([*gradients.values()], [*expected_gradients.values()])
 
 
 def to_original(model: Model, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

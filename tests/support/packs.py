@@ -7,11 +7,13 @@ import json
 import struct
 from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 
 from ddlbench.data.images.index import FolderLayout, prepare_index
 from ddlbench.data.tfrecord import decode
+from ddlbench.data.tools import pack
 
 
 def write_pack(layout: FolderLayout, root: Path, shards: int = 2) -> Path:
@@ -32,6 +34,13 @@ def write_pack(layout: FolderLayout, root: Path, shards: int = 2) -> Path:
         about["splits"][split] = {"samples": len(files), "shards": written}
     (root / "pack.json").write_text(json.dumps(about))
     return root
+
+
+def pack_here(layout: FolderLayout, target: Path, shard_bytes: int = 10**6) -> Path:
+    """A set that the program packs, in this process: to start another takes longer than the work."""
+    with patch("ddlbench.data.tools.in_processes", lambda work, jobs, _: map(work, jobs)):
+        pack(layout, target, shard_bytes, processes=1)
+    return target
 
 
 def flip(file: Path, place: int) -> None:

@@ -181,10 +181,6 @@ def test_crops_are_fused_where_the_cpu_decodes(folders, monkeypatch, device, fus
 FACTS = {"device": "cpu", "threads": 2, "prefetch": 2, "fused_crop": True, "ahead": 2, "cores": 3}
 
 
-def test_facts_and_defaults(folders):
-    assert dali(folders, cores=3).facts() == {**FACTS, "bad_samples": {}}
-
-
 SMALL = [
     "+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=8", "model.image_size=32", "loader=dali",
     "train.global_batch=4", "train.steps=3", "train.epochs=2", "data=imagenet", "progress=false",

@@ -79,17 +79,23 @@ def test_a_rank_that_does_not_read_gets_none_for_each_batch(folders: ImageFolder
 
 
 @EVERY
+def test_channels_last_is_the_layout_of_the_images(folders: ImageFolders, loader: Any) -> None:
+    feed = loader.open(folders, request(channels_last=True))
+    (batch, *_) = feed.train(0)
+    feed.close()
+    assert batch.inputs.is_contiguous(memory_format=torch.channels_last)
+
+
+@EVERY
 def test_fewer_samples_than_a_global_batch_are_refused(folders: ImageFolders, loader: Any) -> None:
     with pytest.raises(UserError, match="15 training samples, fewer than one global batch of 16"):
         loader.open(folders, request(replica_batch=16))
 
 
 STEP = 9  # levels of red between one plain image and the next
-READERS = pytest.mark.parametrize(
-    "loader",
-    [Native("native", workers=0), pytest.param(Dali("dali"), marks=needs_dali)],
-    ids=["native", "dali"],
-)
+FILE_READERS = [Native("native", workers=0), pytest.param(Dali("dali"), marks=needs_dali)]
+READER_NAMES = ["native", "dali"]
+READERS = pytest.mark.parametrize("loader", FILE_READERS, ids=READER_NAMES)
 
 
 @pytest.fixture(scope="module")
@@ -139,14 +145,16 @@ def test_each_validation_sample_counts_once(plain: ImageFolders, loader: Any, si
     assert sorted(index for each in batches for batch in indices(each) for index in batch) == list(range(7))
 
 
-@READERS
-def test_a_replica_without_validation_samples_gives_masked_batches(plain: ImageFolders, loader: Any) -> None:
-    feed = loader.open(replace(plain, val_limit=1), request(1, 2))
-    for _ in range(2):
-        (batch,) = feed.validation()
-        assert batch.inputs.shape == (4, 3, 32, 32)
-        assert batch.inputs.any().item() is False
-        assert batch.valid.tolist() == [False] * 4
+@pytest.mark.parametrize("loader", [*FILE_READERS, Native("native", workers=1)], ids=[*READER_NAMES, "worker"])
+def test_samples_that_a_replica_lacks_are_zeros_and_not_valid(plain: ImageFolders, loader: Any) -> None:
+    """One sample for two replicas of two."""
+    for rank, valid in enumerate(([True, False], [False, False])):
+        feed = loader.open(replace(plain, val_limit=1), request(rank, 2, replica_batch=2))
+        for _ in range(2):
+            (batch,) = feed.validation()
+            assert (batch.inputs.dtype, batch.inputs.shape) == (torch.float32, (2, 3, 32, 32))
+            assert [bool(image.any()) for image in batch.inputs] == batch.valid.tolist() == valid
+        feed.close()
 
 
 @READERS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import random
 import shutil
@@ -15,15 +16,16 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from ddlbench.data.feed import Request
 from ddlbench.data.loaders.native import Native
-from ddlbench.data.samples import SampleText, train_bpe
+from ddlbench.data.samples import train_bpe
 from ddlbench.data.text.dataset import TokenText
 from ddlbench.data.text.token_file import THREADS, TextTokenizer
 from ddlbench.errors import UserError
 from ddlbench.job import Place
 from tests.support.disk import largest_file
 from tests.support.pictures import empty
-from tests.support.processes import PYTHON, run
+from tests.support.ranks import Forked
 from tests.support.text import every_window, model
+from tests.support.waiting import WITHIN_S
 
 PIECES = [
     "the ", "and", " ", "\t", "\r", "\r\n", "\x85", "\u2028", "na\u00efve", "\u65e5\u672c", "\U0001f600", "\x00", "7",
@@ -68,7 +70,7 @@ def odd_line(draw):
     return "".join(draw.choice(PIECES) for _ in range(length))
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_random_texts_give_the_same_windows(tmp_path, tokenizer, seed):
     draw = random.Random(seed)
     train, valid = ("\n".join(odd_line(draw) for _ in range(draw.randint(1, 20))) + "the end" * 9 for _ in range(2))
@@ -106,16 +108,13 @@ def batches(text, rank, size, workers):
         feed.close()
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_ranks_and_workers_change_no_bit(tmp_path, tokenizer, size, workers):
+def test_workers_of_a_rank_change_no_bit(tmp_path, tokenizer):
     ahead, fly = written(tmp_path, tokenizer, PROSE * 12 + "\n\n" + "and " * 60, PROSE * 3)
-    for rank in range(size):
-        expected, got = batches(ahead, rank, size, 0), batches(fly, rank, size, workers)
-        assert len(got) == len(expected) > 2
-        for mine, theirs in zip(got, expected, strict=True):
-            for part in ("inputs", "targets", "valid"):
-                assert torch.equal(getattr(mine, part), getattr(theirs, part))
+    expected, got = batches(ahead, 1, 2, workers=0), batches(fly, 1, 2, workers=2)
+    assert len(got) == len(expected) > 2
+    for mine, theirs in zip(got, expected, strict=True):
+        for part in ("inputs", "targets", "valid"):
+            assert torch.equal(getattr(mine, part), getattr(theirs, part))
 
 
 def test_raw_text_is_read_and_the_token_file_is_not(tmp_path, tokenizer):
@@ -137,23 +136,6 @@ def test_no_line_is_tokenized_that_holds_none_of_the_window(tmp_path, tokenizer,
     assert seen == [["1 2\n"], ["1 2\n", "3 4\n"], ["7 8\n"]]
 
 
-def test_split_travels_without_tokenizer_and_table(tmp_path, tokenizer):
-    _, fly = written(tmp_path, tokenizer, PROSE * 300)
-    split = fly.split(True, model(9), 0)
-    expected = split.__getitems__([(0, 5)]).inputs
-    sent = pickle.dumps(split)
-    assert len(sent) < 3000
-    assert torch.equal(pickle.loads(sent).__getitems__([(0, 5)]).inputs, expected)
-
-
-def test_loader_takes_workers_where_there_is_work(tmp_path, tokenizer):
-    request = Request(model(7), Place(0, 1), torch.device("cpu"), seed=0, replica_batch=2, cores=3)
-    workers = [
-        Native("native").open(text, request).facts()["workers"] for text in written(tmp_path, tokenizer, PROSE * 9)
-    ]
-    assert workers == [0, 2]
-
-
 def test_table_holds_bytes_and_tokens_before_each_line(tmp_path, tokenizer):
     _, fly = written(tmp_path, tokenizer, "\u00e9\n\nno end")
     split = fly.split(True, model(2), 0)
@@ -162,6 +144,15 @@ def test_table_holds_bytes_and_tokens_before_each_line(tmp_path, tokenizer):
     assert table[:, 0].tolist() == [0, 3, 4, 10]
     counts = [len(fly.tokenizer_files().load().encode([line])[0]) for line in ("\u00e9\n", "\n", "no end")]
     assert table[:, 1].tolist() == [0, *np.cumsum(counts)]
+
+
+def test_split_travels_without_text_tokenizer_and_table(tmp_path, tokenizer):
+    for text in written(tmp_path, tokenizer, PROSE * 300):
+        split = text.split(True, model(9), 0)
+        expected = split.__getitems__([(0, 5)]).inputs
+        sent = pickle.dumps(split)
+        assert len(sent) < 3000
+        assert torch.equal(pickle.loads(sent).__getitems__([(0, 5)]).inputs, expected)
 
 
 @pytest.mark.parametrize("spoil", ["missing", "cut short", "of another text"])
@@ -191,9 +182,7 @@ def test_text_that_changes_is_tokenized_and_measured_again(tmp_path, tokenizer):
     split = fly.split(True, model(9), 0)
     before = every_window(fly, True, 9)[0]
     (tmp_path / "train.txt").write_bytes((PROSE * 3).replace("the", "x\ny").encode())  # as many bytes
-    with pytest.raises(
-        UserError, match=r"train\.txt has \d+ tokens in bytes 0 to 52, it had \d+: .* restart to index it again"
-    ):
+    with pytest.raises(UserError, match=r"train\.txt has \d+ tokens in bytes 0 to 52, it had \d+: .* restart"):
         split.__getitems__([(0, 0)])
     fly.prepare()
     assert not torch.equal(every_window(fly, True, 5)[0][: len(before)], before)
@@ -204,16 +193,15 @@ def not_utf8(text):
     text.write_bytes(b"\xff" * text.stat().st_size)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
-    ("spoil", "message"),
+    ("spoil", "workers", "message"),
     [
-        (not_utf8, r"train\.txt has 0 tokens in bytes \d+ to \d+, it had \d+"),
-        (empty, r"train\.txt has 0 tokens in bytes \d+ to \d+, it had \d+"),
-        (Path.unlink, r"cannot read .*train\.txt \(No such file or directory\): check whether it was moved"),
+        (not_utf8, 2, r"train\.txt has 0 tokens in bytes \d+ to \d+, it had \d+"),
+        (empty, 0, r"train\.txt has 0 tokens in bytes \d+ to \d+, it had \d+"),
+        (Path.unlink, 0, r"cannot read .*train\.txt \(No such file or directory\): check whether it was moved"),
     ],
 )
-def test_text_that_is_damaged_during_the_run_is_one_line(tmp_path, tokenizer, spoil, message, workers):
+def test_text_that_is_damaged_during_the_run_is_one_line(tmp_path, tokenizer, spoil, workers, message):
     _, fly = written(tmp_path, tokenizer, PROSE * 3)
     request = Request(model(7), Place(0, 1), torch.device("cpu"), seed=0, replica_batch=2)
     feed = Native("native", workers=workers).open(fly, request)
@@ -237,53 +225,39 @@ def test_full_disk_leaves_nothing_that_looks_whole(tmp_path, tokenizer, train):
 
 
 def test_what_does_not_go_together_is_refused():
-    with pytest.raises(
-        UserError, match=r"on_the_fly needs raw text, train\.bin is a token file: choose data\.tokenize=ahead, or give"
-    ):
+    with pytest.raises(UserError, match=r"train\.bin is a token file: choose data\.tokenize=ahead, or give"):
         TokenText("text", train="train.bin", valid="valid.txt", tokenize="on_the_fly")
-    for kind in (TokenText, SampleText):
-        with pytest.raises(UserError, match=r"data\.tokenize=never must be one of ahead, on_the_fly"):
-            kind("text", tokenize="never")
+    with pytest.raises(UserError, match=r"data\.tokenize=never must be one of ahead, on_the_fly"):
+        TokenText("text", tokenize="never")
 
 
-def test_sample_text_has_the_knob(tmp_path):
-    ahead = SampleText("sample_text", root=str(tmp_path), vocab_size=300)
-    fly = replace(ahead, tokenize="on_the_fly")
-    assert fly.describe() == ahead.describe()
-    indices = [(0, index) for index in (0, 3, 900)]
-    expected, got = (text.split(True, model(50), 0).__getitems__(indices) for text in (ahead, fly))
-    assert torch.equal(got.inputs, expected.inputs)
-    assert (fly.mapped, fly.costly, ahead.mapped, ahead.costly) == (False, True, True, False)
+def threads():
+    return len([*Path("/proc/self/task").iterdir()])
 
 
-THREADS_OF_A_WORKER = """
-import os, sys
-from ddlbench.data.text.dataset import TokenText
-from tests.support.text import every_window
-text = TokenText("text", root=sys.argv[1], tokenizer=sys.argv[2], tokenize="on_the_fly")
-if sys.argv[3] == "prepare":
-    text.prepare()
-started = len(os.listdir("/proc/self/task"))
-if not os.fork():
+def read_without_threads(text):
+    """A rank and the process of a worker start none. The exit code of the worker is its number of threads."""
+    before = threads()
+    if not (worker := os.fork()):
+        every_window(text, True, 4)
+        os._exit(threads())
+    assert os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) == 1
     every_window(text, True, 4)
-    print(len(os.listdir("/proc/self/task")), flush=True)
-    os._exit(0)
-os.wait()
-every_window(text, True, 4)
-print(len(os.listdir("/proc/self/task")) - started)
-"""
+    assert threads() == before
 
 
-@pytest.mark.parametrize("first", ["prepare", "nothing"])
-def test_one_thread_tokenizes_without_a_warning(tmp_path, tokenizer, first, monkeypatch):
-    """In a rank that made the token file on all threads, and in one that found it made; in its workers and itself."""
-    written(tmp_path, tokenizer, PROSE * 9)
-    if first == "prepare":
-        for path in tmp_path.glob("*.json"):
-            path.unlink()
+def tokenizing_rank(text):
+    """A rank that found the token file, and one that made it on all threads."""
+    read_without_threads(text)
+    text.paths()[True][1].with_suffix(".json").unlink()
+    text.prepare()
+    read_without_threads(text)
+    return 0
+
+
+def test_one_thread_tokenizes_without_a_warning(tmp_path, tokenizer, monkeypatch):
+    _, fly = written(tmp_path, tokenizer, PROSE * 9)
     monkeypatch.delenv(THREADS)
-    here = Path(__file__).parents[3]
-    done = run(PYTHON, "-c", THREADS_OF_A_WORKER, tmp_path, tokenizer, first, cwd=here)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["1", "0"]
-    assert done.stderr == ""
+    rank = Forked(tokenizing_rank, fly)
+    assert rank.communicate(timeout=WITHIN_S) == ("", "")
+    assert rank.poll() == 0
