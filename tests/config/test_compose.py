@@ -56,7 +56,7 @@ def test_every_yaml_composes_and_lists_every_key_of_its_class(group: str, choice
 
 def combination(number: int) -> dict[str, str]:
     """Options of all groups. The first combinations have each model with its own data and recipe."""
-    options = {group: choices(group) for group in GROUPS}
+    options = {group: list(choices(group)) for group in GROUPS}
     text = options["model"][number % 6].startswith("gpt2")
     options["data"] = [name for name in options["data"] if name.startswith(("wikitext", "sample_text")) == text]
     turns = dict.fromkeys(GROUPS, number) | {"data": number // 6}
