@@ -8,12 +8,11 @@ import sys
 import pytest
 
 import ddlbench
-from ddlbench.config.choices import LINE, choices, keys, meanings, targets, title
+from ddlbench.config.choices import LINE, keys, meanings, targets, title
 from ddlbench.config.command_line import help_text
 from ddlbench.config.schema import GROUPS
+from tests.config.test_compose import ALL
 from tests.support.waiting import WITHIN_S
-
-ALL = [(group, choice) for group in GROUPS for choice in choices(group)]
 
 
 def asked(*words: str) -> str:

@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ddlbench.config import schema as config
-from ddlbench.config.choices import choices, conf_dir
+from ddlbench.config.choices import choices
 from ddlbench.config.compose import hydra_line, make_job
 from ddlbench.config.keys import shown
 from ddlbench.config.schema import Config, resolve
@@ -26,7 +25,7 @@ from ddlbench.ranks.launch import Launch
 from ddlbench.record.run_json import planned_run
 from ddlbench.run.attempt import SCENARIOS, check
 from ddlbench.run.settings import check_machine
-from tests.config.test_schema import overrides_of
+from tests.config.test_compose import composed_by_hydra, overrides_of
 
 VALUES: list[Any] = [
     "", None, "abc", -1, 0, 1, 10**400, float("1e999"), float("nan"), float("-inf"), 1e-300, 0.5, True, [], {}, [0],
@@ -39,11 +38,6 @@ FAST = (
 )  # fmt: skip
 CPU = torch.device("cpu")
 LONGEST_S = 10.0  # of one case: a loop over a size would take hours
-
-
-def composed(*overrides: str) -> DictConfig:
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return compose("config", list(overrides))
 
 
 def keys(section: dict[str, Any], prefix: str = "") -> Iterator[str]:
@@ -62,7 +56,7 @@ class Base:
 
     @classmethod
     def of(cls, *overrides: str) -> Base:
-        result = composed(*overrides, "dryrun=true", "cluster=local")
+        result = composed_by_hydra(*overrides, "dryrun=true", "cluster=local")
         plain: Any = OmegaConf.to_container(result, resolve=True)
         return cls(plain, resolve(result))
 

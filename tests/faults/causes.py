@@ -12,14 +12,13 @@ link limits the rate of the loopback interface. Needs root and tc(8), or the kin
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,10 +26,11 @@ from tempfile import TemporaryDirectory
 from threading import Event, Thread
 
 from ddlbench.errors import RunError
-from ddlbench.ranks.launchers import free_port, rank_variables
 from ddlbench.report.explain import NO_CAUSE, Explanation, explain
 from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.tables.tables import make_tables
+from tests.support.faults import end, run_planted, variables
+from tests.support.ranks import Forked
 
 NAMES = {  # how the explanation has to begin
     "input": "input",
@@ -64,11 +64,6 @@ ALWAYS = (
     "train.steps=16", "train.epochs=2", "train.validate=false", "progress=false", "profile=true", "profile_steps=12",
     "train.timeout_s=200",
 )  # fmt: skip
-PRELOADED = [  # what most ranks import, imported once
-    "torch.distributed.pipelining", "transformers.models.gpt2.modeling_gpt2", "ddlbench.run.attempt",
-    "ddlbench.config.compose", "tests.support.failing",
-]  # fmt: skip
-WITHIN_S = 300.0
 REPEATS = 3  # of each run that the others are compared with: they show the spread of this machine
 
 
@@ -145,40 +140,16 @@ def healthy() -> list[Trial]:
 
 def run(trial: Trial, folder: Path) -> str:
     """Run the trial below `folder`; why it has no record, "" where it has one."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
     folder.mkdir(parents=True)
     words = [*trial.words, *ALWAYS, f"results_dir={folder}", f"train.repeat={trial.seed}"]
-    port, ranks = free_port(), list[multiprocessing.process.BaseProcess]()
     with limited(trial.rate):
-        for rank in range(trial.ranks):
-            variables = rank_variables(rank, trial.ranks, port)
-            log = str(folder / f"rank-{rank}.log")
-            ranks.append(context.Process(target=be_rank, args=(words, trial.planted, variables, log)))
-            ranks[-1].start()
-        with paused(ranks[-1].pid or 0, trial.paused, folder):
-            for rank in ranks:
-                rank.join(WITHIN_S)
-    codes = [rank.exitcode for rank in ranks]
-    for rank in ranks:
-        rank.kill()
-    return "" if codes == [0] * trial.ranks else f"exit codes {codes}: see {folder}/rank-*.log"
-
-
-def be_rank(words: Sequence[str], planted: Sequence[str], variables: dict[str, str], log: str) -> None:
-    """In a process of its own: `python -m ddlbench`, with a fault planted."""
-    file = os.open(log, os.O_WRONLY | os.O_CREAT)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
-    os.environ.update(variables, OMP_NUM_THREADS="1")
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a server that a loader started blocks signals
-    from ddlbench.__main__ import main
-    from tests.support.planted import plant
-
-    if planted:
-        plant(list(planted))
-    sys.argv[1:] = words
-    sys.exit(main())
+        ranks = [
+            Forked(run_planted, ["planted", *trial.planted, "--", *words], **own, OMP_NUM_THREADS="1")
+            for own in variables(trial.ranks)
+        ]
+        with paused(ranks[-1].pid, trial.paused, folder):
+            codes, said = end(ranks)
+    return "" if codes == [0] * trial.ranks else f"exit codes {codes}:\n" + "\n".join(said)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import pytest
 from tests.faults.chaos import FAMILIES, SIGNALS, Trial, judge, run, trial
 from tests.support.faults import patience_s
 from tests.support.killed import beat, ended_process
-from tests.support.records import write_run
+from tests.support.records import edited, write_run
 
 PLANNED = Trial(0, "ddp", 2, signal.SIGKILL, (0,), 1.0, False)
 
@@ -28,8 +28,8 @@ def test_a_trial_follows_from_the_seed_and_its_number() -> None:
 def left(folder: Path, **changes: object) -> Path:
     """A record as a killed run leaves it: no epoch, the status `error` and a reason."""
     path = write_run(folder, status="error", reason="rank 0 ended", gpus=2)
-    content = json.loads((path / "run.json").read_text()) | changes
-    (path / "run.json").write_text(json.dumps(content))
+    with edited(path) as content:
+        content.update(changes)
     return path
 
 

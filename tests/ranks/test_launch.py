@@ -13,17 +13,16 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from omegaconf import OmegaConf
 
 import ddlbench.ranks.launch as launch_module
 from ddlbench.errors import UserError
 from ddlbench.ranks.control import barrier
-from ddlbench.ranks.launch import Cluster, ConnectTimeout, connect, pick_device
+from ddlbench.ranks.launch import ConnectTimeout, connect, pick_device
 from ddlbench.ranks.launchers import SHARED_GPU, Launch, detect, first_host, hint, tasks_per_node
 from ddlbench.run.peers import Peers
 from tests.support.faults import end
 from tests.support.meet import main as meet
-from tests.support.processes import AS_ROOT, MEET, MPI, PYTHON, environment, met, need, run
+from tests.support.processes import AS_ROOT, MEET, MPI, PYTHON, met, need, run
 from tests.support.ranks import Forked, run_ranks
 
 
@@ -203,18 +202,6 @@ def test_the_first_two_ranks_that_share_a_gpu_are_named(monkeypatch):
         launch_module._refuse_shared_gpus(launch, device)
 
 
-def test_cluster_files_list_every_field(monkeypatch):
-    monkeypatch.setenv("SLURM_CLUSTER_NAME", "tiger")
-    read: dict[str, Any] = {
-        path.stem: OmegaConf.load(path) for path in (Path(__file__).parents[2] / "conf" / "cluster").glob("*.yaml")
-    }
-    built = {
-        name: Cluster(**{key: value for key, value in node.items() if key != "_target_"}) for name, node in read.items()
-    }
-    assert built == {"local": Cluster("local"), "slurm": Cluster("tiger")}
-    assert {node["_target_"] for node in read.values()} == {"ddlbench.ranks.launch.Cluster"}
-
-
 def assert_two(launcher, ranks):
     names = ("launcher", "rank", "local_rank", "nodes", "sum")
     assert [tuple(rank[name] for name in names) for rank in ranks] == [(launcher, 0, 0, 1, 3), (launcher, 1, 1, 1, 3)]
@@ -254,24 +241,17 @@ def test_mpirun_jobs_choose_ports_apart(mpirun, tmp_path):
     assert first != third
 
 
-def test_missing_ranks_end_in_one_line():
-    rank = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "28765"}
-    codes, (said,) = end([Forked(meet, 1.0, **rank)])
+@pytest.mark.parametrize(("rank", "address"), [(0, "127.0.0.1"), (1, "no.such.host.invalid"), (1, "127.0.0.9")])
+def test_a_rank_that_reaches_no_other_ends_in_one_line_that_names_the_network(rank, address):
+    """The other rank is missing, or the address is wrong: no process of this machine listens at 127.0.0.9."""
+    launch = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    place = {"MASTER_ADDR": address, "MASTER_PORT": "28765", "NCCL_SOCKET_IFNAME": "ib0"}
+    codes, (said,) = end([Forked(meet, 1.0, **launch, **place)])
     assert codes == [8]
-    assert re.search(
-        r"^rank 0 of 2 could not connect to the other ranks through 127\.0\.0\.1:28765 in \d+ s \(train\.timeout_s=1\)",
-        said.splitlines()[-1],
-    )
-
-
-@pytest.mark.parametrize("address", ["no.such.host.invalid", "127.0.0.9"])
-def test_a_wrong_master_address_ends_in_one_line_that_names_the_network(address):
-    """127.0.0.9 is this machine, and no process listens there."""
-    rank = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_PORT": "28766"}
-    codes, (said,) = end([Forked(meet, 2.0, MASTER_ADDR=address, NCCL_SOCKET_IFNAME="ib0", **rank)])
-    assert codes == [8]
-    named = f"MASTER_ADDR={address} and by the interfaces GLOO_SOCKET_IFNAME (not set), NCCL_SOCKET_IFNAME=ib0"
-    assert named in said.splitlines()[-1]
+    line = said.splitlines()[-1]
+    reached = rf"rank {rank} of 2 could not connect to the other ranks through {address}:28765 in \d+ s"
+    assert re.match(rf"{reached} \(train\.timeout_s=1\)", line)
+    assert f"MASTER_ADDR={address} and by the interfaces GLOO_SOCKET_IFNAME (not set), NCCL_SOCKET_IFNAME=ib0" in line
 
 
 def test_a_wrong_interface_of_one_rank_ends_both_in_one_line():
@@ -297,7 +277,6 @@ def test_connecting_selects_the_only_visible_gpu(monkeypatch):
     asked = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "set_device", asked.append)
-    monkeypatch.setattr(torch.distributed, "init_process_group", refuse)
     # On a GPU a group waits for a minute beyond its timeout; here rank 0 never comes.
     monkeypatch.setattr(launch_module, "group_timeout", lambda _, timeout_s: timedelta(seconds=timeout_s))
     launch = Launch("srun", 1, 2, 1, 2, 1, "localhost", 28768)
@@ -306,41 +285,39 @@ def test_connecting_selects_the_only_visible_gpu(monkeypatch):
     assert asked == [torch.device("cuda", 0)]
 
 
-def refuse(backend, **_):
-    raise RuntimeError(backend)
-
-
-def test_ranks_share_a_gpu_only_where_it_is_configured(monkeypatch):
-    """NCCL takes ranks with names of their own for ranks of different hosts."""
-    checked = []
+@pytest.fixture
+def connecting(monkeypatch):
+    """Ranks "connect" on a machine with two GPUs; which of them looked for shared GPUs, and on which devices a first
+    operation ran. The variables that `connect` sets go with the test."""
+    looked, operations = [], []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_, **__: None)
-    monkeypatch.setattr(launch_module, "_refuse_shared_gpus", lambda launch, _: checked.append(launch.rank))
+    monkeypatch.setattr(launch_module, "_refuse_shared_gpus", lambda launch, _: looked.append(launch.rank))
     monkeypatch.setattr(launch_module, "open_store", lambda *_: None)
-    monkeypatch.setattr(launch_module, "first_operation", lambda _: None)
-    monkeypatch.setenv("NCCL_HOSTID", "")  # so that what `connect` sets goes with the test
-    monkeypatch.delenv("NCCL_HOSTID")
+    monkeypatch.setattr(launch_module, "first_operation", lambda device: operations.append(device.type))
+    for name in ("NCCL_HOSTID", "TORCH_GLOO_LAZY_INIT"):
+        monkeypatch.delenv(name, raising=False)
+    return looked, operations
+
+
+def test_ranks_share_a_gpu_only_where_it_is_configured(connecting):
+    """NCCL takes ranks with names of their own for ranks of different hosts."""
+    looked, _ = connecting
     ranks = [Launch("srun", rank, 4, rank, 4, 1, "localhost", 28769) for rank in range(4)]
     connect(ranks[0], torch.device("cuda", 0), 1.0)
-    assert (checked, os.environ.get("NCCL_HOSTID")) == ([0], None)
+    assert (looked, os.environ.get("NCCL_HOSTID")) == ([0], None)
     assert [pick_device(launch, SHARED_GPU).index for launch in ranks] == [0, 1, 0, 1]
     names = []
     for launch in ranks:
         connect(launch, torch.device("cuda", 0), 1.0, SHARED_GPU)
         names.append(os.environ["NCCL_HOSTID"])
-    assert (checked, len(set(names))) == ([0], 4)
+    assert (looked, len(set(names))) == ([0], 4)
 
 
-def test_on_a_gpu_gloo_connects_what_is_used_and_nccl_nothing(monkeypatch):
-    devices = []
-    monkeypatch.delenv("TORCH_GLOO_LAZY_INIT", raising=False)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
-    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_, **__: None)
-    monkeypatch.setattr(launch_module, "_refuse_shared_gpus", lambda *_: None)
-    monkeypatch.setattr(launch_module, "first_operation", lambda device: devices.append(device.type))
+def test_on_a_gpu_gloo_connects_what_is_used_and_nccl_nothing(connecting):
     connect(Launch("alone"), torch.device("cuda", 0), 1.0)
-    assert (devices, os.environ["TORCH_GLOO_LAZY_INIT"]) == (["cpu"], "1")
+    assert (connecting[1], os.environ["TORCH_GLOO_LAZY_INIT"]) == (["cpu"], "1")
 
 
 def test_a_group_that_nccl_cannot_connect_names_the_network_interface(monkeypatch):
@@ -406,8 +383,3 @@ def test_ranks_that_share_a_gpu_are_refused():
     assert (
         "Traceback" not in re.split("torch.distributed.elastic", refused.stderr)[0]
     )  # torchrun's own has dots or slashes
-
-
-def test_environment_hides_an_outer_launcher(monkeypatch):
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
-    assert "SLURM_STEP_NUM_TASKS" not in environment()

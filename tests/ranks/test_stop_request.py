@@ -1,24 +1,33 @@
-"""What a rank has asked for, and until when it must have happened."""
+"""What a rank has asked for, and until when it must have happened. All ranks stop at one boundary, whenever one asks
+and however far apart they are."""
 
 from __future__ import annotations
 
 import json
+import random
+import re
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from ddlbench.config.schema import Config
 from ddlbench.errors import Failure, Stopped, failure_of
 from ddlbench.ranks import boundary
-from ddlbench.ranks.boundary import StopRequest
+from ddlbench.ranks.boundary import Boundary, StopRequest
 from ddlbench.ranks.launchers import Launch
 from ddlbench.record.record import Record
 from ddlbench.run.context import Attempt
+from ddlbench.run.peers import STOP, Peers
+from tests.support.ranks import run_ranks
 
 SIGNAL = Failure("killed", "rank 0 received SIGTERM", 143, 0, doubtful=True)
 CPU = torch.device("cpu")
@@ -122,3 +131,112 @@ def test_a_main_thread_that_comes_to_the_boundary_gets_some_time(monkeypatch: py
     monkeypatch.setattr(boundary, "BEHIND_S", -1.0)
     made.wait_until = float("inf")
     assert not made.main_thread_is_coming(other)
+
+
+ASK = Failure("timeout", "rank 1 reached the time limit", 8, 1)
+
+
+def test_a_rank_that_has_announced_passes_no_boundary_before_the_answer() -> None:
+    stop, passed = StopRequest(0), threading.Event()
+    assert stop.announce(ASK) == 0
+
+    def main_thread() -> None:
+        stop.pass_boundary("")
+        passed.set()
+
+    thread = threading.Thread(target=main_thread, daemon=True)
+    thread.start()
+    assert not passed.wait(0.2)
+    stop.decide(2)
+    assert passed.wait(60)
+    with pytest.raises(Stopped):
+        stop.pass_boundary("")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_ranks_that_wait_for_each_other_stop_at_one_boundary(seed: int) -> None:
+    """Rank r cannot be more than `lead` boundaries ahead of another, as where hosts run ahead of their devices; each
+    announces at a moment of its own."""
+    draw = random.Random(seed)
+    lead, ranks = draw.randint(1, 3), [StopRequest(0) for _ in range(4)]
+    moved, ended = threading.Condition(), dict[int, int]()
+
+    def train(own: StopRequest, rank: int) -> None:
+        try:
+            while own.passed < 10_000:
+                with moved:  # the collectives of a step
+                    done = moved.wait_for(lambda: own.passed < min(each.passed for each in ranks) + lead, timeout=60)
+                assert done, "deadlock"
+                own.pass_boundary("")
+                with moved:
+                    moved.notify_all()
+        except Stopped:
+            ended[rank] = own.passed
+
+    threads = [threading.Thread(target=train, args=(stop, rank), daemon=True) for rank, stop in enumerate(ranks)]
+    for thread in threads:
+        thread.start()
+    announced: list[int] = []
+    for stop in draw.sample(ranks, len(ranks)):
+        time.sleep(draw.random() / 200)
+        announced.append(stop.announce(ASK))
+    for stop in draw.sample(ranks, len(ranks)):
+        stop.decide(max(announced) + 1)
+        time.sleep(draw.random() / 500)
+    for thread in threads:
+        thread.join(60)
+    assert ended == dict.fromkeys(range(4), max(announced) + 1)
+
+
+PHASES: dict[str, Callable[[Boundary], None]] = {
+    "epoch": lambda passed: passed.pass_step(torch.tensor(1.0)),
+    "validation": lambda passed: passed.heartbeat(),
+    "between": lambda passed: passed.begin(0, 40),
+}
+
+
+@cache
+def two_ranks() -> list[dict[str, tuple[str, int]]]:
+    """Where a run stops that rank 1 asks to stop in each phase; one after another, as three runs."""
+    return run_ranks(2, in_each_phase)
+
+
+def in_each_phase() -> dict[str, tuple[str, int]]:
+    return {phase: stopped_in(phase) for phase in PHASES}
+
+
+def stopped_in(phase: str) -> tuple[str, int]:
+    store: Any = dist.distributed_c10d._get_default_store()
+    own: Any = dist.PrefixStore(phase, store)  # the keys are other ones each time
+    stop = StopRequest(0)
+    peers = Peers(own.clone(), dist.get_rank(), 2, stop)
+    passed = Boundary(CPU, stop=stop.pass_boundary, every=4)
+    try:
+        passed.begin(0, 40)
+        for step in range(100_000):
+            if step == 5 and dist.get_rank() == 1:
+                peers.first(STOP, ASK)
+            dist.all_reduce(torch.ones(1))  # ranks in step, as in training
+            PHASES[phase](passed)
+    except Stopped as error:
+        return str(error), stop.passed
+    finally:
+        dist.barrier()
+        peers.close()
+    raise AssertionError("the run was not stopped")
+
+
+@pytest.mark.parametrize(
+    ("phase", "where"),
+    [
+        ("epoch", r"after step \d+ of epoch 0"),
+        ("validation", "after the last step of epoch 0"),
+        ("between", "before epoch 0"),
+    ],
+)
+def test_one_rank_asks_and_both_stop_at_the_same_boundary(phase: str, where: str) -> None:
+    (first, passed), (second, other) = (result[phase] for result in two_ranks())
+    assert first == second
+    assert first.startswith("rank 1 reached the time limit; stopped ")
+    assert re.search(f"{where}$", first)
+    assert passed == other > 5

@@ -15,7 +15,6 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 
 from ddlbench.measure.clock import EpochTimes
 from ddlbench.measure.devices.memory import PEAKS
@@ -48,12 +47,7 @@ def test_every_step_of_every_rank_is_a_row() -> None:
         "warmup": [True, False, False] * 2,
         "complete": [True] * 6,
     }
-
-
-def test_every_step_of_a_warmup_epoch_is_one_of_the_warmup() -> None:
-    row = epoch_row(0, 2, [1.0])
-    table = step_table(row.epoch, REPORTING, row.warmup)
-    assert table["warmup"].to_pylist() == [True] * 3
+    assert step_table(0, REPORTING, warmup=True)["warmup"].to_pylist() == [True] * 3, "of a warm-up epoch all steps are"
 
 
 def test_steps_of_an_epoch_that_was_interrupted_count_nowhere() -> None:
@@ -171,8 +165,6 @@ def test_an_epoch_of_a_thousand_ranks_is_recorded_in_five_seconds_and_flat_memor
     assert json.loads((record.folder / "run.json").read_text())["status"] == "ok"
 
 
-@pytest.mark.parametrize("ranks", [1, 1024])
-def test_a_line_of_an_epoch_does_not_grow_with_the_ranks(ranks: int) -> None:
-    one = epoch_row(0, 1, [0.5, 0.5])
-    many = one.with_ranks(one.ranks * ranks)
-    assert len(json.dumps(many.line())) < 2000
+def test_a_line_of_an_epoch_does_not_grow_with_the_ranks() -> None:
+    row = epoch_row(0, 1, [0.5, 0.5])
+    assert len(json.dumps(row.with_ranks(row.ranks * 1024).line())) < 2000

@@ -3,8 +3,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pandas as pd
@@ -27,6 +27,11 @@ CONFIG = {group: {"name": f"my{group}"} for group in ("framework", "model", "loa
 @pytest.fixture
 def record(tmp_path: Path) -> Record:
     return Record.open(str(tmp_path), "run", {})
+
+
+def status(record: Record) -> tuple[str, str | None]:
+    content = json.loads((record.folder / "run.json").read_text())
+    return content["status"], content["reason"]
 
 
 def test_run_id_is_a_pure_function_of_what_is_measured() -> None:
@@ -80,12 +85,10 @@ def test_epochs_of_an_earlier_attempt_come_first_and_say_whose_they_are(tmp_path
 
 
 def test_of_two_threads_that_finish_one_is_recorded(record: Record) -> None:
-    threads = [threading.Thread(target=record.finish, args=(status,)) for status in ("killed", "error")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert json.loads((record.folder / "run.json").read_text())["status"] in ("killed", "error")
+    with ThreadPoolExecutor() as pool:
+        ended = list(pool.map(record.finish, ("killed", "error")))
+    assert sorted(ended) == [False, True]
+    assert status(record) == (("killed", "error")[ended.index(True)], None)
 
 
 def test_an_unwritable_place_is_the_users_mistake(tmp_path: Path) -> None:
@@ -101,11 +104,6 @@ def test_an_unwritable_place_is_the_users_mistake(tmp_path: Path) -> None:
 def test_numbers_that_are_not_finite_become_null(tmp_path: Path) -> None:
     write_json(tmp_path / "x.json", {"a": float("nan"), "b": [float("inf"), 1.5]})
     assert json.loads((tmp_path / "x.json").read_text()) == {"a": None, "b": [None, 1.5]}
-
-
-def status(record: Record) -> tuple[str, str | None]:
-    content = json.loads((record.folder / "run.json").read_text())
-    return content["status"], content["reason"]
 
 
 def test_after_an_end_that_is_not_final_a_better_reason_and_epochs_may_follow_but_no_success(record: Record) -> None:

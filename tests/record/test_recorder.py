@@ -1,5 +1,5 @@
-"""What rank 0 writes beside the epochs: the parts of the start, the hosts, the FLOPs that were reached, MFU and HFU,
-and the slow rank of a profiled window."""
+"""What rank 0 writes beside the epochs: marks, the FLOPs that were reached, MFU and HFU, the slow rank of a profiled
+window, and the steps of an epoch that did not end. Parts of the start and hosts: tests/test_hand_computed.py."""
 
 from __future__ import annotations
 
@@ -27,19 +27,12 @@ from ddlbench.record.record import Record
 from ddlbench.record.recorder import FileRecorder
 from ddlbench.record.run_json import model_section
 from ddlbench.results.reading.attempts import read_all
-from ddlbench.results.tables.tables import make_tables, records
+from ddlbench.results.tables.tables import make_tables
 from tests.support.epoch_rows import epoch_row
 from tests.support.simulated_run import job_of
 
 A100 = "NVIDIA A100-SXM4-80GB"  # 312 TFLOP/s in bf16, 19.5 in fp32 without TF32
 SAID: Any = SimpleNamespace(facts=dict[str, Any], ledger=lambda run, steps: {"samples": steps * 8})
-
-
-def recorded(results: Path, *words: str, **spans: Any) -> dict[str, Any]:
-    """The record of one epoch of 4 steps of 8 samples on 4 A100: 32 samples in 4 s."""
-    record, _, _ = one_epoch(results, *words, **spans)
-    assert record.finish("ok")
-    return json.loads((record.folder / "run.json").read_text())
 
 
 def one_epoch(
@@ -50,10 +43,13 @@ def one_epoch(
     visible: int = 2,
     first_epoch: int = 0,
     ahead: int = 0,
-    **spans: float,
 ) -> tuple[Record, FileRecorder, Run]:
-    """The record while the run goes on. computed: FLOPs with those of second runs; first_epoch: epochs that earlier
-    attempts trained; ahead: batches that the loader may have ready"""
+    """The record of one epoch of 4 steps of 8 samples on 4 A100: 32 samples in 4 s.
+
+    computed: FLOPs with those of second runs
+    first_epoch: epochs that earlier attempts trained
+    ahead: batches that the loader may have ready
+    """
     config, job = job_of(("+framework=ddp", "+model=resnet50", *words), 4)
     job = replace(job, device=torch.device(device, 0), world_size=4, global_batch=8)
     content = {
@@ -67,7 +63,7 @@ def one_epoch(
     model = {**model_section(config.model, None), "flops_per_sample": 3e12, "hardware_flops_per_sample": computed}
     files = FileRecorder(record, cast(Config, config), model, SAID, Progress(False))
     run = cast(Run, SimpleNamespace(job=job, place=Place(0, 4), feed=feed, first_epoch=first_epoch, clock=None))
-    seconds = {"imports_s": 1.0, "connecting_s": 0.5, "data_preparation_s": 64.0, "setup_s": 2.0, **spans}
+    seconds = {"imports_s": 1.0, "connecting_s": 0.5, "data_preparation_s": 64.0, "setup_s": 2.0}
     files.begin(run, seconds, ["node1", "node1", "node0", "node0"])
     run.clock = EpochClock(torch.device("cpu"), lambda: None)
     files.epoch(run, epoch_row(first_epoch, first_epoch + 1, [1.0] * 4))
@@ -115,42 +111,26 @@ def test_the_only_epoch_of_an_attempt_that_continues_another_one_is_cold(tmp_pat
     assert one_epoch(tmp_path / "single")[0].content["summary"]["marks"] is None
 
 
-def test_start_up_is_imports_connecting_and_setup(tmp_path: Path) -> None:
-    """Making a data set, which only the first run does, and staging are separate parts."""
-    content = recorded(tmp_path, staging_s=128.0)
-    assert content["summary"]["startup_s"] == 3.5
-    assert content["spans"]["data_preparation_s"] == 64.0
-    assert content["spans"]["staging_s"] == 128.0
-
-
-def test_each_host_of_any_rank_is_named_once(tmp_path: Path) -> None:
-    assert recorded(tmp_path)["launch"]["hosts"] == ["node0", "node1"]
-
-
-def test_model_flops_are_those_of_one_gpu(tmp_path: Path) -> None:
-    """8 samples/s, 2 on each of 4 GPUs, of 3 TFLOP: 6 TFLOP/s of 312."""
-    summary = recorded(tmp_path, "train.precision=bf16")["summary"]
+@pytest.mark.parametrize(
+    ("words", "computed", "peak", "hfu"),
+    [
+        ("train.precision=bf16", 3e12, 312e12, 6e12 / 312e12),
+        ("train.precision=bf16", 4e12, 312e12, 8e12 / 312e12),  # blocks run again
+        ("train.precision=bf16", None, 312e12, None),
+        ("train.precision=fp32", 3e12, 19.5e12, 6e12 / 19.5e12),  # the peak outside the tensor cores
+        ("train.precision=fp32 train.tf32=true", 3e12, None, None),  # its peak is not known
+    ],
+)
+def test_model_flops_are_those_of_one_gpu(
+    tmp_path: Path, words: str, computed: float | None, peak: float | None, hfu: float | None
+) -> None:
+    """8 samples/s, 2 on each of 4 GPUs, of 3 TFLOP: 6 TFLOP/s. HFU is of the FLOPs that were computed."""
+    record, _, _ = one_epoch(tmp_path, *words.split(), computed=computed)
+    summary = record.content["summary"]
     assert summary["throughput_samples_per_s"] == 8.0
     assert summary["throughput_samples_per_s_per_gpu"] == 2.0
     assert summary["model_flops_per_s_per_gpu"] == 6e12
-    assert summary["mfu"] == 6e12 / 312e12
-
-
-def test_fp32_is_compared_with_the_peak_outside_the_tensor_cores(tmp_path: Path) -> None:
-    assert recorded(tmp_path, "train.precision=fp32")["summary"]["mfu"] == 6e12 / 19.5e12
-
-
-def test_tf32_has_no_peak_here_and_so_no_mfu(tmp_path: Path) -> None:
-    summary = recorded(tmp_path, "train.precision=fp32", "train.tf32=true")["summary"]
-    assert summary["mfu"] is summary["hfu"] is None
-    assert summary["model_flops_per_s_per_gpu"] == 6e12
-
-
-def test_the_merged_row_has_the_runs_own_flops_and_share(tmp_path: Path) -> None:
-    recorded(tmp_path, "train.precision=bf16")
-    (row,) = records(make_tables(read_all([tmp_path])).scaling)
-    assert row["model_flops_per_s_per_gpu"] == pytest.approx(6e12, rel=1e-12)
-    assert row["mfu"] == pytest.approx(6e12 / 312e12, rel=1e-12)
+    assert (summary["mfu"], summary["hfu"]) == (peak and 6e12 / peak, hfu)
 
 
 def test_of_an_epoch_that_did_not_end_the_steps_of_rank_0_stay_and_count_nowhere(tmp_path: Path) -> None:
@@ -236,14 +216,6 @@ def test_steps_that_cannot_be_kept_change_no_end(tmp_path: Path) -> None:
     assert record.finish("killed", "rank 0 received SIGTERM")
     assert json.loads((record.folder / "run.json").read_text())["status"] == "killed"
     assert len(steps_of(record)) == 4
-
-
-@pytest.mark.parametrize(("computed", "hfu"), [(4e12, 8e12 / 312e12), (3e12, 6e12 / 312e12), (None, None)])
-def test_recomputed_flops_are_hfu_and_no_mfu(tmp_path: Path, computed: float | None, hfu: float | None) -> None:
-    """2 samples a second on each GPU of 3 TFLOP each, of 4 where blocks run again."""
-    record, _, _ = one_epoch(tmp_path, "train.precision=bf16", computed=computed)
-    assert record.content["summary"]["mfu"] == 6e12 / 312e12
-    assert record.content["summary"]["hfu"] == hfu
 
 
 def test_a_window_names_the_slow_rank(tmp_path: Path) -> None:

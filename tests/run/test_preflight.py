@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from ddlbench.errors import RunError, UserError
+from ddlbench.errors import RunError
 from ddlbench.record.record import Record
 from ddlbench.run import preflight as module
 from ddlbench.run.preflight import Check, preflight, require_sound, section, slow_ranks
 from tests.support.disk import no_space
 from tests.support.ranks import run_ranks
-from tests.support.runs import SMALL, composed, epochs, record
+from tests.support.runs import SMALL, epochs, record
 
 CPU = torch.device("cpu")
 GOOD = Check(0, "a", "cpu", None, True, 0.010, 0.002)
@@ -32,23 +30,20 @@ FOUR = [
 ]
 
 
-def test_a_rank_is_slow_against_the_median_of_all() -> None:
+def test_a_rank_is_slow_against_the_median_of_all_and_ends_the_run_beyond_the_limit() -> None:
     expected = "rank 2 on b computes 2.5 times as slowly as the median rank (25.0 ms, 10.0 ms)"
     assert slow_ranks(FOUR, 1.5) == slow_ranks(FOUR, 2.5) == [expected]
     assert slow_ranks(FOUR, 2.6) == slow_ranks([GOOD], 1.5) == []
+    for limit in (None, 3.0):
+        require_sound(FOUR, limit)
+    with pytest.raises(RunError, match=r"rank 2 on b computes 2\.5 times as slowly"):
+        require_sound(FOUR, 2.0)
 
 
 def test_the_slowest_of_many_comes_first_and_the_line_stays_short() -> None:
     many = [replace(GOOD, rank=rank, matmul_s=0.1 + rank / 1000) for rank in range(10)]
     with pytest.raises(RunError, match=r"pre-flight: rank 9 on a .*; rank 5 on a [^;]*; and 5 more: exclude its node"):
         require_sound([*many, *[replace(GOOD, rank=rank) for rank in range(10, 30)]], 4.0)
-
-
-def test_a_slow_rank_ends_the_run_only_beyond_the_limit() -> None:
-    require_sound(FOUR, None)
-    require_sound(FOUR, 3.0)
-    with pytest.raises(RunError, match=r"rank 2 on b computes 2\.5 times as slowly"):
-        require_sound(FOUR, 2.0)
 
 
 def test_a_rank_that_computes_wrongly_ends_the_run_in_any_case() -> None:
@@ -88,30 +83,16 @@ def checked(folder: str) -> list[Any]:
     return said
 
 
-@cache
-def two() -> tuple[list[Any], dict[str, Any]]:
-    with TemporaryDirectory() as folder:
-        said = run_ranks(2, checked, folder)
-        return said, json.loads((Path(folder) / "run/attempt-1/preflight.json").read_text())
-
-
-def test_a_slow_rank_is_named_in_the_record() -> None:
-    (first, _), (other, _) = two()[0]
+def test_a_slow_rank_is_named_in_the_record_and_every_rank_raises_the_same_beyond_the_limit(tmp_path: Path) -> None:
+    (first, one), (second, other) = run_ranks(2, checked, str(tmp_path))
     assert [line.partition(" on ")[0] for line in first["slow"]] == ["rank 1"]
     assert first["matmul_flops_per_s_min"] == 2 * 512**3
     assert first["all_reduce_s"] > 0
-    assert other == "no record"
-
-
-def test_beyond_the_limit_every_rank_raises_the_same() -> None:
-    (_, one), (_, other) = two()[0]
+    assert second == "no record"
     assert one == other
     assert one.startswith("pre-flight: rank 1 on ")
     assert one.endswith("or set preflight_stop=null to run with these ranks")
-
-
-def test_every_rank_has_a_row_beside_the_record() -> None:
-    rows = two()[1]["ranks"]
+    rows = json.loads((tmp_path / "run/attempt-1/preflight.json").read_text())["ranks"]
     assert [(row["rank"], row["correct"], row["device"]) for row in rows] == [(0, True, "cpu"), (1, True, "cpu")]
     assert rows[1]["matmul_s"] == 1.0 > rows[0]["matmul_s"] > 0
     assert {(row["torch_version"], row["dataset_hash"]) for row in rows} == {(str(torch.__version__), "abc")}
@@ -130,12 +111,6 @@ def test_a_run_records_its_check_and_trains_the_same(ddlbench, tmp_path: Path) -
     losses = [[line["train_loss"] for line in epochs(tmp_path / folder)] for folder in ("results", "without")]
     assert losses[0] == losses[1]
     assert "preflight" not in other
-
-
-@pytest.mark.parametrize("words", ["preflight_warn=1", "preflight_stop=0.5"])
-def test_a_factor_that_every_rank_reaches_is_refused(words: str) -> None:
-    with pytest.raises(UserError, match=r"preflight_\w+=\d\.\d must be greater than 1"):
-        composed("+framework=ddp", "+model=resnet50", words)
 
 
 def test_a_full_disk_is_one_line(ddlbench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,17 +17,6 @@ from tests.support.pictures import truncate, write_folders
 from tests.support.runs import GPT2, RESNET, record
 
 
-def test_image_folders(ddlbench, tmp_path: Path) -> None:
-    write_folders(tmp_path / "images", train=4, val=3)
-    code, said = ddlbench(*RESNET, "data=imagenet", f"data.root={tmp_path}/images", "loader.workers=1")
-    assert code == 0, said
-    content = record(tmp_path)
-    assert (content["dataset"]["train_samples"], content["dataset"]["val_samples"]) == (12, 9)
-    assert content["summary"]["val_samples"] == 9
-    assert content["ledger"]["samples"] == 8
-    assert 0 <= content["summary"]["val_top1"] <= content["summary"]["val_top5"] <= 1
-
-
 @pytest.mark.parametrize("decode", ["pil", "torchvision"])
 def test_a_truncated_image_is_fatal_or_skipped_and_counted(ddlbench, tmp_path: Path, decode: str) -> None:
     write_folders(tmp_path / "images", train=4, val=3)
@@ -43,9 +32,11 @@ def test_a_truncated_image_is_fatal_or_skipped_and_counted(ddlbench, tmp_path: P
     code, said = ddlbench(*RESNET, *images, "data.on_bad_sample=skip")
     assert code == 0, said
     content = record(tmp_path / "results")
-    assert content["ledger"]["bad_samples"] == 1
-    assert content["ledger"]["samples"] == 12
+    assert (content["dataset"]["train_samples"], content["dataset"]["val_samples"]) == (12, 9)
+    assert (content["ledger"]["bad_samples"], content["ledger"]["samples"]) == (1, 12)
     assert "001.JPEG" in json.dumps(content["loader"]["bad_samples"])
+    assert content["summary"]["val_samples"] == 9
+    assert 0 <= content["summary"]["val_top1"] <= content["summary"]["val_top5"] <= 1
     too_fast = ["recipe.optimizer.lr=1e30", "recipe.optimizer.lr_base_batch=null", "results_dir=diverged"]
     code, said = ddlbench(*RESNET, *images, "data.on_bad_sample=skip", *too_fast)
     assert code == 5, said
@@ -111,23 +102,19 @@ def test_knobs_run(ddlbench, tmp_path: Path, model: list[str], knobs: list[str])
     assert content["summary"].get("val_loss", 0) > 0 or model is RESNET  # on random samples
 
 
-@pytest.mark.parametrize(("classes", "warnings"), [(1000, 1), (10, 0)])
-def test_classes_that_the_data_does_not_have_draw_a_warning(ddlbench, classes: int, warnings: int) -> None:
-    code, said = ddlbench(*RESNET, "loader=synthetic", "data.val_limit=5", f"model.num_classes={classes}")
-    assert code == 0, said
-    line = f"warning: the data has 10 classes, the model {classes}: model.num_classes=10 fits"
-    assert said.count(line) == warnings
-
-
-def test_a_run_without_validation_needs_no_validation_folder(ddlbench, tmp_path: Path) -> None:
+@pytest.mark.parametrize("classes", [1000, 3])
+def test_classes_that_the_data_does_not_have_draw_a_warning(ddlbench, tmp_path: Path, classes: int) -> None:
+    """And a run without validation needs no folder for it."""
     data = write_folders(tmp_path / "set", train=4, val=1)
     shutil.rmtree(f"{data.root}/val")
-    words = [*RESNET, "data=imagenet", f"data.root={data.root}", "model.num_classes=3", "loader.workers=0"]
+    words = [*RESNET, "data=imagenet", f"data.root={data.root}", f"model.num_classes={classes}", "loader.workers=0"]
     code, said = ddlbench(*words)
     assert (code, "there is no folder" in said) == (2, True)
     code, said = ddlbench(*words, "train.validate=false")
     assert code == 0, said
     assert record(tmp_path)["dataset"]["val_samples"] == 0
+    line = f"warning: the data has 3 classes, the model {classes}: model.num_classes=3 fits"
+    assert said.count(line) == (classes == 1000)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ group returns.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from typing import Any, cast
 from unittest.mock import patch
@@ -21,15 +22,31 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_param
 
+from ddlbench.config.choices import choices
+from ddlbench.config.compose import configuration
 from ddlbench.errors import Unsupported
 from ddlbench.frameworks.shared import groups
-from ddlbench.job import Batch
+from ddlbench.job import Batch, Framework, Job
 from ddlbench.ranks.fake.fake import fake_world
-from tests.ranks.fake.frameworks import EVERY, FRAMEWORKS, JOB_CASE, NO_STEP, WORLD, framework, job_of
+from tests.equality.cases import MODELS, RATES
 from tests.support.equal import make_job
 from tests.support.libraries import needs_horovod
+from tests.support.reference import Case
 from tests.support.rehearsals import OF_IMAGES, OF_TEXT
 
+WORLD = 8
+LAYOUTS = {  # five blocks and four heads divide over at most five stages and four ranks
+    "tensor": ["framework.tp=4", "framework.dp=2"],
+    "megatron": ["framework.tp=4", "framework.dp=2"],
+    "channel": ["framework.tp=4", "framework.dp=2"],
+    "spatial": ["framework.sp=2", "framework.dp=4"],
+    "hybrid": ["framework.tp=2", "framework.pp=2", "framework.dp=2"],
+    **{name: ["framework.dp=2"] for name in ("gpipe", "1f1b", "zero_bubble", "pipedream_2bw")},
+    **{name: ["framework.dp=4"] for name in ("interleaved", "looped_bfs", "zbv", "dualpipev")},
+    "pipedream": ["framework.dp=8"],  # a tied embedding may not be on two stages
+}
+EVERY = choices("framework")
+FRAMEWORKS = sorted(set(EVERY) - {"single", "horovod"} - OF_IMAGES)  # that train GPT-2
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 ALONE = {"single": "runs in one process, this launch has 8"}
 REFUSED = {  # of a model
@@ -37,9 +54,18 @@ REFUSED = {  # of a model
     "resnet": ALONE | dict.fromkeys(OF_TEXT, "its layers are those of transformers"),
 }
 RANKS = {"cpu": 5, "cuda": 3}
-STEPPING = sorted(set(FRAMEWORKS) - NO_STEP)
+STEPPING = sorted(set(FRAMEWORKS) - {"ddp", "local_sgd", "tensor", "megatron"})
 # The frameworks that use a group of all ranks, in these layouts.
 ALL_RANKS = {"ddp", "fsdp", "local_sgd", "deepspeed", "zero0", "zero1", "zero2", "zero3", "pipedream"}
+
+
+def framework(name: str) -> Framework:
+    return configuration(f"+framework={name}", "+model=gpt2_small", *LAYOUTS.get(name, [])).framework
+
+
+def job_of(model: str, device: torch.device) -> Job:
+    """A small job, within a fake world."""
+    return replace(make_job(Case(model, MODELS[model], lr=RATES[model], global_batch=32)), device=device)
 
 
 def setups() -> Iterator[Any]:
@@ -87,7 +113,7 @@ def test_every_framework_sets_up_as_one_rank_of_eight(
 def test_steps_without_memory(name: str, rank: int) -> None:
     chosen = framework(name)
     with fake_world(rank, WORLD, CPU, chosen):
-        job = make_job(JOB_CASE)
+        job = job_of("gpt2", CPU)
         trainer = chosen.setup(job)
         check_weights(trainer, CPU)
         samples = job.replica_batch(trainer.place.data_size)
@@ -103,7 +129,7 @@ def test_stage_3_leaves_torch_as_it_was() -> None:
     """Its own `linear` keeps other tensors: it would change what other frameworks in this process compute."""
     chosen, linear = framework("zero3"), torch.nn.functional.linear
     with fake_world(0, WORLD, CPU, chosen):
-        trainer = chosen.setup(make_job(JOB_CASE))
+        trainer = chosen.setup(job_of("gpt2", CPU))
         assert torch.nn.functional.linear is not linear
         trainer.close()
     assert torch.nn.functional.linear is linear

@@ -57,46 +57,33 @@ def test_image_folders(ddlbench, tmp_path: Path, workers: int) -> None:
     assert all(epoch["read_bytes"] >= stored for epoch in (first, last))  # a starting worker reads more than images
     assert row["cpu_share"] == pytest.approx(last["cpu_time_s"] / last["epoch_time_s"])
     assert row["read_bytes_per_s"] == pytest.approx(last["read_bytes"] / last["epoch_time_s"])
+    assert 0 < row["data_wait_share"] <= 1
     assert "loss" not in said
     assert "no model" in said
-
-
-def test_a_step_is_waiting_for_its_batch(ddlbench, tmp_path: Path) -> None:
-    assert ddlbench(*images(tmp_path), "loader.workers=0", "mode=loader", "train.validate=false")[0] == 0
     (path,) = tmp_path.glob("results/*/attempt-1/steps.parquet")
     steps = pq.read_table(path).to_pylist()
-    assert len(steps) == 2
+    assert len(steps) == 2 * 3
     for step in steps:
-        assert step["loss"] is None
-        assert step["lr"] is None
-        assert 0 < step["data_wait_s"] <= step["step_time_s"] < step["data_wait_s"] + 0.5
-    (row,) = records(tables(tmp_path).runs)
-    assert 0 < row["data_wait_share"] <= 1
-    assert row["val_samples"] is None
+        assert (step["loss"], step["lr"]) == (None, None)
+        assert 0 < step["data_wait_s"] <= step["step_time_s"] < step["data_wait_s"] + 0.5, "a step waits for its batch"
 
 
-def test_bytes_of_mapped_tokens_are_not_counted(ddlbench, tmp_path: Path) -> None:
-    code, said = ddlbench(*GPT2, "model.seq_len=32", "data.val_limit=3", "mode=loader")
-    assert code == 0, said
-    (row,) = records(tables(tmp_path).runs)
-    assert row["tokens_per_s"] == pytest.approx(32 * row["throughput_samples_per_s"])
-    assert row["cpu_share"] >= 0
-    assert row["read_bytes_per_s"] is None
-    assert row["val_samples"] == 3
-
-
-def test_bytes_of_text_that_is_tokenized_on_the_fly_are_counted(
+def test_bytes_of_text_are_counted_where_it_is_tokenized_on_the_fly_and_not_where_tokens_are_mapped(
     ddlbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bytes of every window are asked for, and the comparison is another than that of mapped tokens."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})  # one core for the rank, the others for workers
+    text = [*GPT2, "model.seq_len=32", "data.val_limit=3", "train.steps=40", "train.epochs=2", "mode=loader"]
     for tokenize in ("ahead", "on_the_fly"):
-        text = ["model.seq_len=32", "train.steps=40", "train.epochs=2", f"data.tokenize={tokenize}", "mode=loader"]
-        code, said = ddlbench(*[word for word in GPT2 if "epochs" not in word and "steps" not in word], *text)
+        code, said = ddlbench(*text, f"data.tokenize={tokenize}")
         assert code == 0, said
     made = tables(tmp_path)
     rows = {json.loads(row["loader_facts"])["workers"]: row for row in records(made.runs)}
     assert sorted(rows) == [0, 2]
+    for row in rows.values():
+        assert row["tokens_per_s"] == pytest.approx(32 * row["throughput_samples_per_s"])
+        assert row["cpu_share"] >= 0
+        assert row["val_samples"] == 3
     assert rows[0]["read_bytes_per_s"] is None
     _, last = (epoch for epoch in records(made.epochs) if epoch["read_bytes"] is not None)
     windows = 40 * 2
@@ -115,6 +102,7 @@ def test_training_beside_it_is_another_comparison(ddlbench, tmp_path: Path) -> N
     rows = {row["mode"]: row for row in records(made.scaling)}
     assert len({row["comparison"] for row in rows.values()}) == 2
     assert rows["train"]["read_bytes_per_s"] is None
+    assert [row["val_samples"] for row in records(made.runs)] == [None, None]
     assert [row["speedup_vs_own_base"] for row in rows.values()] == [1, 1]
     assert comparisons(made.measurements) == []
     header, _, *lines = summary_text(made.measurements).splitlines()

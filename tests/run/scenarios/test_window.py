@@ -1,81 +1,54 @@
-"""profile=true: what a window says, and real windows of every framework on two ranks."""
+"""profile=true in whole runs, and real windows of every framework on two ranks."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 from ddlbench.config.choices import choices
-from ddlbench.config.schema import Config
-from ddlbench.errors import RunError
-from ddlbench.frameworks.ddp import DDP
-from ddlbench.frameworks.deepspeed.adapter import DeepSpeed
-from ddlbench.frameworks.fsdp import FSDP
-from ddlbench.frameworks.horovod.adapter import Horovod
-from ddlbench.frameworks.local_sgd import LocalSGD
-from ddlbench.frameworks.megatron.adapter import Megatron
-from ddlbench.frameworks.parameter_server.adapter import ParameterServer
-from ddlbench.frameworks.pipeline.adapter import Pipeline
-from ddlbench.frameworks.pipeline.pipedream import PipeDream
-from ddlbench.frameworks.tensor.adapter import TensorParallel
-from ddlbench.job import Batch, Framework, Place, Trainer
-from ddlbench.measure.profiling.profile import RankWindow, Seconds
+from ddlbench.config.compose import configuration
+from ddlbench.job import Batch, Framework, Trainer
 from ddlbench.measure.profiling.spans import BACKWARD, COMMUNICATE, DATA, FORWARD, UPDATE, profiling
 from ddlbench.ranks.launchers import free_port
-from ddlbench.recipe.recipe import Rates
 from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.tables.scaling import breakdown
 from ddlbench.results.tables.tables import make_tables
-from ddlbench.run.scenarios import Training, profile_section
 from tests.equality.cases import MODELS
-from tests.run.scenarios.windows import run_of, windows
-from tests.support.equal import Rows, make_job
+from tests.run.scenarios.windows import windows
 from tests.support.libraries import why_no_horovod
 from tests.support.pictures import write_folders
 from tests.support.processes import PYTHON, run
 from tests.support.ranks import run_ranks
 from tests.support.reference import Case
 from tests.support.rehearsals import OF_IMAGES
-from tests.support.runs import epochs, record
+from tests.support.runs import RESNET, epochs, record
 
 # PipeDream refuses tied weights.
 CASE = Case("window", replace(MODELS["gpt2"], tie_weights=False), global_batch=12, steps=9)  # pyright: ignore
 STEPS, SLEEP_S = 2, 3.0  # much longer than all else in a step, also on a busy machine
 
 
+OPTIONS = {
+    "local_sgd": ["framework.local_steps=1"],
+    "hybrid": ["framework.tp=2"],
+    **{f"zero{stage}": ["framework.persistence_threshold=0"] for stage in range(4)},
+}
+
+
 def frameworks() -> dict[str, Framework]:
-    """Every option on two ranks but `single`."""
-    result: dict[str, Framework] = {
-        "ddp": DDP(),
-        "horovod": Horovod(),
-        "local_sgd": LocalSGD(local_steps=1),
-        "parameter_server": ParameterServer(),
-        "fsdp": FSDP(),
-        **{f"zero{stage}": DeepSpeed(zero_stage=stage, persistence_threshold=0) for stage in range(4)},
-        "deepspeed": DeepSpeed(zero_stage=1),
-        "tensor": TensorParallel(),
-        "megatron": Megatron(),
-        **{name: Pipeline(schedule=name) for name in ("gpipe", "1f1b", "zero_bubble")},
-        **{
-            name: Pipeline(schedule=name, virtual_stages=2)
-            for name in ("interleaved", "looped_bfs", "zbv", "dualpipev")
-        },
-        "hybrid": Pipeline(tp=2),
-        "pipedream": PipeDream(),
-        "pipedream_2bw": PipeDream(double_buffered=True),
+    """Every option that trains text on two ranks. Those of images alone run as `tensor` and `ddp` do."""
+    left_out = {"single"} | OF_IMAGES | ({"horovod"} if why_no_horovod() else set())
+    return {
+        name: configuration(f"+framework={name}", "+model=gpt2_small", *OPTIONS.get(name, [])).framework
+        for name in choices("framework")
+        if name not in left_out
     }
-    if why_no_horovod():
-        del result["horovod"]
-    return result
 
 
 class LateOnRank1:
@@ -89,85 +62,9 @@ class LateOnRank1:
         return self.trainer.step(batch)
 
 
-@dataclass
-class Silent:
-    """A trainer of one number that never communicates."""
-
-    place: Place
-    updates: int = 0
-
-    def __post_init__(self) -> None:
-        self.weight = torch.ones((), requires_grad=True)
-        self.optimizer = torch.optim.SGD([self.weight], lr=0.1)
-
-    def step(self, batch: Batch | None) -> Tensor:
-        self.updates += 1
-        return (self.weight * 2).detach()
-
-    def flush(self) -> None: ...
-
-    def facts(self) -> dict[str, Any]:
-        return {"updates": self.updates}
-
-
-class WindowKept(Rows):
-    section: Mapping[str, Any]
-
-    def window(self, section: Mapping[str, Any], save_trace: object) -> None:
-        self.section = section
-
-
-def silent() -> tuple[str, Mapping[str, Any], dict[str, Any], int]:
-    """A scenario whose trainer does not communicate: its error, what was recorded, and its facts."""
-    job = make_job(CASE)
-    trainer = cast(Trainer, Silent(Place(job.rank, 2)))
-    run = run_of(trainer, CASE)
-    run.validate, run.recorder = False, WindowKept()
-    scenario = Training(cast(Config, SimpleNamespace(profile=True, profile_steps=3)), job)
-    scenario.trainer, scenario.rates = trainer, Rates(lambda step: 0.1)
-    with pytest.raises(RunError) as error:
-        scenario.run(run)
-    run.feed.close()
-    return str(error.value), run.recorder.section, scenario.facts(), len(run.recorder.rows)
-
-
-@pytest.mark.slow
-def test_no_communication_ends_the_attempt_with_an_error() -> None:
-    for rank in ranks():
-        error, section, facts, epochs = rank.silent
-        assert "no communication was seen on rank 0 of 2 in 3 steps" in error
-        assert (section["status"], section["reason"]) == ("error", error)
-        assert "comm_exposed_share" not in section
-        assert epochs == 1, "the measured epoch was recorded before"
-        assert facts == {"updates": 9}, "of the measured epoch alone"
-
-
-@dataclass
-class Seen:
-    """What two ranks showed, in one start of them."""
-
-    windows: dict[str, dict[str, Any]]
-    silent: tuple[str, Mapping[str, Any], dict[str, Any], int]
-
-
-def show() -> Seen:
-    return Seen(windows(CASE, frameworks(), STEPS, LateOnRank1), silent())
-
-
 @cache
-def ranks() -> list[Seen]:
-    return run_ranks(2, show)
-
-
 def seen() -> dict[str, dict[str, Any]]:
-    return ranks()[0].windows
-
-
-@pytest.mark.slow
-def test_every_option_is_tried() -> None:
-    missing = set(choices("framework")) - set(seen())
-    # Those of images alone run as `tensor` and `ddp` do, with other layers.
-    assert missing == {"single"} | OF_IMAGES | ({"horovod"} if why_no_horovod() else set())
+    return run_ranks(2, windows, CASE, frameworks(), STEPS, LateOnRank1)[0]
 
 
 @pytest.mark.slow
@@ -217,50 +114,13 @@ def test_the_late_rank_is_the_one_that_takes_longer_itself() -> None:
         assert late - prompt > sleeps(name) * SLEEP_S / 2, name
 
 
-def rank_window(rank: int, collectives: int) -> RankWindow:
-    seconds = Seconds(4.0, 1.0, 1.0, 0.0, 0.0, 1.5, 1.0, 0.5, 0.5)
-    return RankWindow(rank, "node7", 0, 2, seconds, collectives, (FORWARD,))
-
-
-def section_of(*collectives: int) -> dict[str, Any]:
-    return profile_section([rank_window(rank, count) for rank, count in enumerate(collectives)], 2, False, {})
-
-
-def test_a_rank_that_shows_no_communication_is_an_error() -> None:
-    section = section_of(3, 0)
-    assert section["status"] == "error"
-    assert "\n" not in section["reason"]
-    assert "no communication was seen on rank 1 of 2 in 2 steps" in section["reason"]
-    assert not any(name.endswith("_share") for name in section), "no share, rather than 0"
-    assert [rank["collectives"] for rank in section["ranks"]] == [3, 0]
-
-
-def test_one_rank_need_not_communicate() -> None:
-    section = section_of(0)
-    assert (section["status"], section["reason"], section["step_s"]) == ("ok", None, 2.0)
-
-
-def test_the_section_by_hand() -> None:
-    section = section_of(3, 5)
-    assert (section["window_s"], section["step_s"]) == (8.0, 2.0)  # two ranks, two steps each
-    assert section["compute_share"] == 0.5
-    assert section["comm_exposed_share"] == 0.25
-    assert section["ranks"][1] == {
-        "rank": 1, "host": "node7", "stage": 0, "collectives": 5, **asdict(rank_window(1, 5).seconds),
-        "compute_s": 2.0, "own_s": 2.5, "own_step_s": 1.25,
-    }  # fmt: skip
-
-
-RESNET = [
-    "+framework=single", "+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=8", "model.image_size=32",
-    "train.global_batch=4", "train.epochs=2", "data=imagenet", "loader.workers=0",
-]  # fmt: skip
+THREE_STEPS = [*RESNET[1:], "train.steps=null", "train.epochs=2", "data=imagenet", "loader.workers=0"]
 
 
 def test_the_measured_epochs_are_those_of_a_run_without_a_window(ddlbench, tmp_path: Path) -> None:
     """Bit-equal losses and metrics, the same ledger, and the same run_id: repeats of one measurement."""
     write_folders(tmp_path / "images", train=4, val=3)  # of three classes: three steps an epoch
-    words = [*RESNET, f"data.root={tmp_path}/images"]
+    words = ["+framework=single", *THREE_STEPS, f"data.root={tmp_path}/images"]
     code, said = ddlbench(*words, "results_dir=plain")
     assert code == 0, said
     code, said = ddlbench(*words, "results_dir=profiled", "profile=true", "profile_steps=2", "profile_trace=true")
@@ -287,7 +147,7 @@ def test_the_measured_epochs_are_those_of_a_run_without_a_window(ddlbench, tmp_p
 
 def test_a_run_whose_shares_are_unknown_is_valid_and_has_no_window_in_the_tables(ddlbench, tmp_path: Path) -> None:
     write_folders(tmp_path / "images", train=4, val=3)
-    words = ["+framework=local_sgd", *RESNET[1:], f"data.root={tmp_path}/images"]
+    words = ["+framework=local_sgd", *THREE_STEPS, f"data.root={tmp_path}/images"]
     code, said = ddlbench(*words, "framework.local_steps=4", "results_dir=results", "profile=true")
     assert code == 0, said
     assert "profile=true: the shares are unknown, because the window has 3 steps after 0 others, and needs 4" in said
@@ -306,7 +166,7 @@ def test_two_real_ranks_fill_the_columns(tmp_path: Path) -> None:
     """torchrun, the record, and the row of runs.csv."""
     command = [PYTHON, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
     write_folders(tmp_path / "images", train=4, val=3)
-    words = ["+framework=ddp", *RESNET[1:], f"data.root={tmp_path}/images", "profile=true"]
+    words = ["+framework=ddp", *THREE_STEPS, f"data.root={tmp_path}/images", "profile=true"]
     words.append(f"results_dir={tmp_path}/results")
     done = run(*command, "-m", "ddlbench", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

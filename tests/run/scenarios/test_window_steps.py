@@ -1,19 +1,25 @@
-"""The steps of a profiled window are those of a long epoch: real windows on four ranks, and their lengths by hand."""
+"""The steps of a profiled window are those of a long epoch, and they show a rank that sleeps: real windows on four
+ranks. The lengths of a window and its section of the record by hand."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from functools import cache
 from typing import Any
 
 import pytest
 
 from ddlbench.frameworks.ddp import DDP
+from ddlbench.frameworks.fsdp import FSDP
 from ddlbench.frameworks.local_sgd import LocalSGD
 from ddlbench.frameworks.pipeline.pipedream import PipeDream
 from ddlbench.job import Framework
 from ddlbench.measure.profiling.profile import RankWindow, Seconds
+from ddlbench.measure.profiling.spans import FORWARD
+from ddlbench.measure.summary import own_columns, own_steps_of_window
 from ddlbench.run.scenarios import lengths, profile_section
 from tests.equality.cases import MODELS
 from tests.run.scenarios.windows import windows
@@ -32,9 +38,27 @@ FRAMEWORKS: dict[str, Framework] = {
 }
 
 
+SLOW, SLOW_STEPS, SLEEP_S = 1, 2, 1.0
+
+
+def late(trainer: Any, rank: int) -> Any:
+    if rank == SLOW:
+        trainer.model.register_forward_pre_hook(lambda *_: time.sleep(SLEEP_S))
+    return trainer
+
+
+def show() -> list[dict[str, dict[str, Any]]]:
+    of_slow: dict[str, Framework] = {"ddp": DDP(), "fsdp": FSDP()}
+    return [windows(CASE, FRAMEWORKS, ASKED), windows(CASE, of_slow, SLOW_STEPS, late)]
+
+
 @cache
+def ranks() -> list[dict[str, dict[str, Any]]]:
+    return run_ranks(WORLD, show)[0]
+
+
 def seen() -> dict[str, dict[str, Any]]:
-    return run_ranks(WORLD, windows, CASE, FRAMEWORKS, ASKED)[0]
+    return ranks()[0]
 
 
 def test_a_window_has_as_many_averages_in_a_step_as_training() -> None:
@@ -68,6 +92,16 @@ def test_a_framework_that_sends_nothing_by_design_communicates_for_0_seconds() -
     assert [rank["collectives"] for rank in section["ranks"]] == [0] * WORLD
 
 
+def test_the_rank_that_sleeps_is_named_by_its_host() -> None:
+    """Its step without data wait and exposed communication is longer, though all ranks are equally late."""
+    for name, section in ranks()[1].items():
+        assert all(rank["window_s"] >= SLOW_STEPS * SLEEP_S for rank in section["ranks"])
+        placed = [rank | {"host": f"node{rank['rank']}"} for rank in section["ranks"]]
+        columns = own_columns(own_steps_of_window(section | {"ranks": placed}), "window")
+        assert (columns["straggler_rank"], columns["straggler_host"]) == (SLOW, f"node{SLOW}"), name
+        assert columns["own_step_s"] >= SLEEP_S, name
+
+
 @pytest.mark.parametrize(
     ("facts", "asked", "most", "expected"),
     [
@@ -88,22 +122,50 @@ def test_lengths_by_hand(facts: dict[str, Any], asked: int, most: int, expected:
     assert lengths(facts, asked, most) == expected
 
 
-def section_of(facts: dict[str, Any], lead_in: int = 2, *, on_device: bool = True) -> dict[str, Any]:
-    """Of two ranks, none of which shows communication."""
-    seconds = Seconds(4.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.5, 1.5)
-    ranks = [RankWindow(rank, "node7", 0, 2, seconds, 0, ()) for rank in range(2)]
+SECONDS = Seconds(4.0, 1.0, 1.0, 0.0, 0.0, 1.5, 1.0, 0.5, 0.5)
+
+
+def section_of(
+    *collectives: int, facts: Mapping[str, Any] = {}, lead_in: int = 2, on_device: bool = False
+) -> dict[str, Any]:
+    """collectives: how many each rank has seen"""
+    ranks = [RankWindow(rank, "node7", 0, 2, SECONDS, count, (FORWARD,)) for rank, count in enumerate(collectives)]
     return profile_section(ranks, lead_in, on_device, facts)
 
 
+def test_the_section_by_hand() -> None:
+    section = section_of(3, 5)
+    assert (section["window_s"], section["step_s"]) == (8.0, 2.0)  # two ranks, two steps each
+    assert (section["compute_share"], section["comm_exposed_share"]) == (0.5, 0.25)
+    assert section["ranks"][1] == {
+        "rank": 1, "host": "node7", "stage": 0, "collectives": 5, **asdict(SECONDS),
+        "compute_s": 2.0, "own_s": 2.5, "own_step_s": 1.25,
+    }  # fmt: skip
+
+
+def test_a_rank_that_shows_no_communication_is_an_error() -> None:
+    section = section_of(3, 0)
+    assert section["status"] == "error"
+    assert "\n" not in section["reason"]
+    assert "no communication was seen on rank 1 of 2 in 2 steps" in section["reason"]
+    assert not any(name.endswith("_share") for name in section), "no share, rather than 0"
+    assert [rank["collectives"] for rank in section["ranks"]] == [3, 0]
+
+
+def test_one_rank_need_not_communicate() -> None:
+    section = section_of(0)
+    assert (section["status"], section["reason"], section["step_s"]) == ("ok", None, 2.0)
+
+
 def test_communication_of_the_host_is_unknown_on_a_device_and_must_be_seen_on_the_host() -> None:
-    section = section_of({"communication": "host"})
+    section = section_of(0, 0, facts={"communication": "host"}, on_device=True)
     assert section["status"] == "unknown"
     assert "communicates from the host's memory" in section["reason"]
     assert not any(name.endswith("_share") or name in ("window_s", "step_s") for name in section)
-    assert section_of({"communication": "host"}, on_device=False)["status"] == "error"
+    assert section_of(0, 0, facts={"communication": "host"})["status"] == "error"
 
 
 def test_a_pipeline_that_is_not_full_is_unknown() -> None:
     facts = {"staleness_theoretical": [3, 2, 1, 0], "communication": "none"}
-    assert section_of(facts, lead_in=2)["status"] == "unknown"
-    assert section_of(facts, lead_in=3)["status"] == "ok"
+    assert section_of(0, 0, facts=facts, lead_in=2)["status"] == "unknown"
+    assert section_of(0, 0, facts=facts, lead_in=3)["status"] == "ok"

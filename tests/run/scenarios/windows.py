@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ddlbench.job import Framework, Trainer
+from ddlbench.job import Framework
 from ddlbench.loop import Run
 from ddlbench.progress import Progress
 from ddlbench.ranks.boundary import Boundary
@@ -15,12 +15,6 @@ from ddlbench.ranks.control import barrier
 from ddlbench.run.scenarios import profiled
 from tests.support.equal import Rows, feed_of, make_job
 from tests.support.reference import Case
-
-
-def run_of(trainer: Trainer, case: Case) -> Run:
-    job = make_job(case)
-    feed = feed_of(case, job, trainer.place)
-    return Run(job, trainer.place, feed, 1, 0, Rows(), Progress(False), Boundary(job.device))
 
 
 def windows(
@@ -32,9 +26,10 @@ def windows(
         job = make_job(case)
         framework.check(job)
         trainer = framework.setup(job)
-        run = run_of(trainer, case)
+        feed = feed_of(case, job, trainer.place)
+        run = Run(job, trainer.place, feed, 1, 0, Rows(), Progress(False), Boundary(job.device))
         sections[name], _ = profiled(run, change(trainer, job.rank), trainer.facts(), steps)
-        run.feed.close()
+        feed.close()
         barrier()
         trainer.close()
         torch.nn.functional.linear = linear  # DeepSpeed's stage 3 leaves its own there
