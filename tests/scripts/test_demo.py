@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 
 import pandas as pd
 import pytest
+
+from tests.support.processes import run
 
 ROOT = Path(__file__).parents[2]
 CHANCE = 0.1  # ten classes; a model that learned nothing stays near it
@@ -16,10 +16,7 @@ CHANCE = 0.1  # ten classes; a model that learned nothing stays near it
 
 @pytest.mark.slow
 def test_demo_learns_and_reports(tmp_path):
-    done = subprocess.run(
-        [ROOT / "scripts" / "demo.sh"],
-        env=os.environ | {"RESULTS": str(tmp_path)}, capture_output=True, text=True, timeout=1700,
-    )  # fmt: skip
+    done = run(ROOT / "scripts" / "demo.sh", RESULTS=str(tmp_path))
     assert done.returncode == 0, done.stderr
     runs = pd.read_csv(tmp_path / "report" / "tables" / "runs.csv")
     assert sorted(zip(runs.framework, runs.gpus, runs.status, strict=True)) == [("ddp", 2, "ok"), ("single", 1, "ok")]

@@ -112,19 +112,6 @@ def test_the_owner_on_another_host_is_alive_while_its_heartbeat_is(tmp_path: Pat
     held.release()
 
 
-def test_an_owner_sees_that_another_process_took_its_claim(tmp_path: Path) -> None:
-    held = taken(tmp_path)
-    (tmp_path / FOLDER / "cell.2").write_text("{}")
-    assert held.lost()
-    held.release()
-
-
-def test_a_claim_that_is_being_written_holds(tmp_path: Path) -> None:
-    (tmp_path / FOLDER).mkdir()
-    (tmp_path / FOLDER / "cell.1").touch()
-    assert claim(tmp_path, "cell") is None
-
-
 def test_a_process_number_given_anew_is_another_process(tmp_path: Path) -> None:
     foreign(tmp_path).write_text(json.dumps(asdict(replace(Owner.this(), started=1.0))))
     taken(tmp_path).release()

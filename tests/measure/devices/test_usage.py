@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -81,12 +80,6 @@ def test_a_connection_that_was_closed_makes_the_bytes_unknown() -> None:
         receiver.close()
         sender.close()
         assert SentBytes.now().since(before) is None
-
-
-def test_sleeping_is_not_counted() -> None:
-    cpu_s = process_tree_seconds()
-    time.sleep(0.3)
-    assert process_tree_seconds() - cpu_s < 0.25
 
 
 def test_the_bytes_of_the_reading_itself_are_not_counted() -> None:
@@ -200,8 +193,3 @@ def test_a_thread_that_ends_while_the_children_are_read_is_passed_over(
 
     monkeypatch.setattr(Path, "read_text", read)
     assert process_tree_seconds(tmp_path) == pytest.approx((154 + 1000) / HZ)
-
-
-def test_this_machine() -> None:
-    assert (load := Load.now().load) is not None
-    assert load >= 0
