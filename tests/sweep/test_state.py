@@ -184,11 +184,11 @@ def test_planning_and_the_status_cost_the_same_for_each_of_many_cells(tmp_path: 
         axes = {"framework": ["ddp"], "gpus": [1, 2, 4, 8, 16], "train.clip_norm": list(range(1, settings + 1))}
         study = load(str(write(tmp_path, axes=axes, exclude=[], repeats=10, keys=KEYS | {"batch": 64})))
         made, results = configuration(*study.words(next(study.points()))), tmp_path / f"{settings}"
+        resolved, later = made.resolved, made.added_later
         for repeat, point in itertools.product(range(10), study.points()):
-            train = made.resolved["train"] | {"clip_norm": float(point["train.clip_norm"]), "repeat": repeat}
+            train = resolved["train"] | {"clip_norm": float(point["train.clip_norm"]), "repeat": repeat}
             name = f"{point['gpus']}-{point['train.clip_norm']}-{repeat}/attempt-1"
-            later = made.added_later
-            write_record(results, made.resolved | {"train": train}, point["gpus"], name, config_added_later=later)
+            write_record(results, resolved | {"train": train}, point["gpus"], name, config_added_later=later)
         began = time.process_time()  # the load of the machine does not count
         cells, state = plan(study, CPU), State(results).refresh()
         lines = Overview(cells, state, Queue({})).status_lines()
