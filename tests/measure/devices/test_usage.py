@@ -102,8 +102,6 @@ def test_a_child_counts_while_it_runs_and_after_its_end(ended: bool) -> None:
     before, cpu_s = ReadBytes.now(), process_tree_seconds()
     wait = "" if ended else "input()"
     child = subprocess.Popen([sys.executable, "-c", BUSY + wait], stdin=-1, stdout=-1, text=True)
-    assert child.stdin is not None
-    assert child.stdout is not None
     child.stdout.readline()
     if ended:
         child.wait(20)
