@@ -22,16 +22,31 @@ from ddlbench.config.compose import configuration
 from ddlbench.measure.devices.memory import keep_freed_memory
 from ddlbench.models import gpt2
 from ddlbench.recipe.optimizers import make_optimizer
+from tests.support import processes
 from tests.support.waiting import WITHIN_S
 
-GPT2 = ("gpt2_small", "2", "16")
-SETTINGS = """
-import json
+BLOCK = 9 * 2**20  # bytes; as in tests/measure/devices/test_memory.py: more than glibc keeps by itself
+BARE = f"""
+import json, resource
 from benchmarks.bare import work
 
-def settings_of_work():
+class Enough(Exception): ...
+
+def faults():
+    counts = []
+    def step():
+        blocks = [bytearray({BLOCK}) for _ in range(6)]
+        counts.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+        if len(counts) == 13:
+            raise Enough
+    try:
+        work.timed(step)
+    except Enough:
+        return counts[-1] - counts[2]
+
+def settings():
     config, model = work.gpt2().config, work.build()
-    return {
+    return {{
         "cache": config.use_cache,
         "activation": config.activation_function,
         "attention": config._attn_implementation,
@@ -39,46 +54,36 @@ def settings_of_work():
         "lr": work.make_optimizer(model).param_groups[0]["lr"],
         "groups": [(len(group["params"]), group["weight_decay"]) for group in work.make_optimizer(model).param_groups],
         "parameters": sum(each.numel() for each in model.parameters()),
-    }
+    }}
 
-own = settings_of_work()
+freed = faults()
+work.settings["heap"] = "kept"
+kept, own = faults(), settings()
 work.settings.update(cache="on", activation="eager")
-print(json.dumps([own, settings_of_work()]))
-"""
-# As in tests/measure/devices/test_memory.py: more than glibc keeps by itself.
-FAULTS = """
-import resource
-from benchmarks.bare import work
-faults = []
-
-def step():
-    blocks = [bytearray(9 * 2**20) for _ in range(6)]
-    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
-    if len(faults) == 13:
-        print("faults", faults[-1] - faults[2])
-        raise SystemExit
-
-work.timed(step)
+print(json.dumps([freed, kept, own, settings()]))
 """
 
 
-def run(source: str, *arguments: str) -> str:
+@pytest.fixture(scope="module")
+def bare() -> tuple[int, int, dict[str, Any], dict[str, Any]]:
+    """What a process of the bare GPT-2 says: page faults of ten steps with a heap that is freed and with one that is
+    kept, and its settings: as in ddlbench, and with the library's cache and activation."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
     done = subprocess.run(
-        [sys.executable, "-c", source, *arguments],
+        [sys.executable, "-c", BARE, "gpt2_small", "2", "16", "heap=freed"],
         env=environment, cwd=ROOT, capture_output=True, text=True, timeout=WITHIN_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()[-1]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_bare_gpt2_has_the_settings_of_ddlbench():
+def test_bare_gpt2_has_the_settings_of_ddlbench(bare):
     sizes: dict[str, Any] = dict(each.removeprefix("model.").split("=") for each in SHAPES["gpt2_small"])
     dropout = float(sizes.pop("dropout"))
     model = gpt2.GPT2("gpt2", **{name: json.loads(size) for name, size in sizes.items()}, seq_len=16, dropout=dropout)
     built = model.build()
     config = built.h0.attn.config
-    own, library = json.loads(run(SETTINGS, *GPT2))
+    _, _, own, library = bare
     assert own["cache"] is False  # ddlbench calls the blocks without a cache
     assert (own["activation"], own["attention"]) == (config.activation_function, config._attn_implementation)
     recipe = configuration("+framework=ddp", "+model=gpt2_small").recipe.optimizer
@@ -90,9 +95,9 @@ def test_bare_gpt2_has_the_settings_of_ddlbench():
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
-def test_heap_of_the_bare_script_is_kept_or_freed_as_configured():
-    kept, freed = (int(run(FAULTS, *GPT2, f"heap={heap}").split()[1]) for heap in ("kept", "freed"))
-    assert freed > 10 * 9 * 2**20 / 4096 > 100 * kept
+def test_heap_of_the_bare_script_is_kept_or_freed_as_configured(bare):
+    freed, kept, *_ = bare
+    assert freed > 10 * BLOCK / 4096 > 100 * kept
 
 
 def test_variable_for_a_freed_heap_is_one_that_ddlbench_leaves_alone(monkeypatch: pytest.MonkeyPatch):
@@ -101,11 +106,13 @@ def test_variable_for_a_freed_heap_is_one_that_ddlbench_leaves_alone(monkeypatch
     assert keep_freed_memory() is False
 
 
-def test_every_comparison_has_its_own_name_and_script():
+def test_every_comparison_has_its_own_name_and_both_sides_are_scripts_that_take_their_cores():
     assert len({work.name for work in WORKS}) == len(WORKS)
     for work in WORKS:
-        (module,) = [part for part in work.bare() if part.startswith("benchmarks.bare.")]
-        assert (ROOT / f"{module.replace('.', '/')}.py").is_file()
+        for command in (work.bare(), work.ddlbench(Path("records"))):
+            module = command[command.index("benchmarks.cores") + 1]
+            assert module.startswith(("benchmarks.bare.", "benchmarks.harness"))
+            assert (ROOT / f"{module.replace('.', '/')}.py").is_file()
 
 
 def test_every_second_start_has_the_sides_in_the_other_order(monkeypatch: pytest.MonkeyPatch, capsys: Any):
@@ -138,7 +145,7 @@ def test_every_second_start_has_the_sides_in_the_other_order(monkeypatch: pytest
 def test_harness_prints_the_end_of_every_step(tmp_path: Path):
     command = [part for part in Work("single", "resnet50", 2, 32).ddlbench(tmp_path) if "steps=1000000" not in part]
     command += ["model.layers=[1,1,1,1]", "train.steps=4"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=WITHIN_S)
+    done = processes.run(*command, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     ends = [float(line) for line in done.stdout.split()]
     assert len(ends) == 4
@@ -150,18 +157,7 @@ def test_harness_prints_the_end_of_every_step(tmp_path: Path):
 @pytest.mark.parametrize("variable", LOCAL_RANKS)
 def test_each_rank_has_a_core_of_its_own(variable: str):
     cores = sorted(os.sched_getaffinity(0))
-    start = [sys.executable, "-m", "benchmarks.cores", "timeit", "-n1", "-r1"]
-    others = {name: value for name, value in os.environ.items() if name not in LOCAL_RANKS}
+    start = (sys.executable, "-m", "benchmarks.cores", "timeit", "-n1", "-r1")
     for rank in range(2):
-        done = subprocess.run(
-            [*start, "import os; print(os.sched_getaffinity(0))"],
-            env=others | {variable: str(rank)}, cwd=ROOT, capture_output=True, text=True, timeout=WITHIN_S, check=True,
-        )  # fmt: skip
+        done = processes.run(*start, "import os; print(os.sched_getaffinity(0))", cwd=ROOT, **{variable: str(rank)})
         assert done.stdout.startswith(f"{{{cores[rank % len(cores)]}}}\n")
-
-
-def test_both_sides_of_every_comparison_take_their_cores():
-    for work in WORKS:
-        for command in (work.bare(), work.ddlbench(Path("records"))):
-            programs = [part.startswith(("benchmarks.bare.", "benchmarks.harness")) for part in command]
-            assert command.index("benchmarks.cores") + 1 == programs.index(True)

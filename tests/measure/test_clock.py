@@ -24,8 +24,9 @@ def slow(items: int, wait_s: float):
         yield item
 
 
-def test_steps_waits_and_epoch_add_up() -> None:
-    clock = EpochClock(CPU, lambda: None)
+def test_warmup_steps_are_timed_but_not_measured() -> None:
+    """With the clock of this machine: steps of 0.05 s, waits of 0.02 s for each batch."""
+    clock = EpochClock(CPU, lambda: None, warmup_steps=1)
     for _ in clock.steps(slow(3, 0.02)):
         time.sleep(0.03)
     times = clock.stop()
@@ -33,25 +34,14 @@ def test_steps_waits_and_epoch_add_up() -> None:
     assert all(wait >= 0.02 for wait in times.wait_s)
     assert all(step - wait >= 0.03 for step, wait in zip(times.step_s, times.wait_s, strict=True))
     assert sum(times.step_s) <= times.epoch_s
-    assert times.measured_s == times.epoch_s
-    assert times.measured_steps == 3
-
-
-def test_warmup_steps_are_timed_but_not_measured() -> None:
-    clock = EpochClock(CPU, lambda: None, warmup_steps=1)
-    for step in clock.steps(range(3)):
-        time.sleep(0.1 if step == 0 else 0.01)
-    times = clock.stop()
-    assert times.step_s[0] > 0.1
     assert times.measured_steps == 2
-    assert times.measured_s >= 0.02
-    assert times.epoch_s - times.measured_s >= times.step_s[0] > 0.1
+    assert times.epoch_s - times.measured_s >= times.step_s[0]
+    assert sum(times.step_s[1:]) <= times.measured_s
 
 
-def test_ranks_that_are_equally_fast_hardly_wait_at_a_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_are_equally_fast_hardly_wait_at_a_barrier() -> None:
     """Six messages of 1/128 s among 64 ranks; around a ring 126 would follow each other, as long as the epoch."""
     world = World(64, message_s=2**-7)
-    world.install(monkeypatch)
 
     def epoch(_: int) -> EpochTimes:
         clock = EpochClock(CPU, control.barrier)
@@ -62,23 +52,12 @@ def test_ranks_that_are_equally_fast_hardly_wait_at_a_barrier(monkeypatch: pytes
     assert {(times.epoch_s, times.straggler_s) for times in world.run(epoch)} == {(1.0, 6 * 2**-7)}
 
 
-def test_waits_are_timed_by_the_clock_of_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the device is behind the host, its own stamps count: begin, batch ready and end of two steps."""
-    stamps = iter([0.0, 0.25, 1.0, 1.0, 1.5, 3.0, 3.0])
-    monkeypatch.setattr(clock_module, "stamp", lambda device: next(stamps))
-    clock = EpochClock(CPU, lambda: None)
-    for _ in clock.steps(slow(2, 0.01)):
-        pass
-    times = clock.stop()
-    assert times.wait_s == [0.25, 0.5]
-    assert times.step_s == [1.0, 2.0]
-
-
 def test_an_epoch_that_is_interrupted_has_its_steps_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two steps of 1 s and 2 s have ended, the third has begun."""
     stamps = iter([0.0, 0.25, 1.0, 1.0, 1.5, 3.0, 3.0, 3.5])
     monkeypatch.setattr(clock_module, "stamp", lambda device: next(stamps))
     clock = EpochClock(CPU, lambda: None)
+    assert clock.so_far().step_s == []
     for step in clock.steps(range(9)):
         if step == 2:
             break
@@ -90,20 +69,14 @@ def test_an_epoch_that_is_interrupted_has_its_steps_so_far(monkeypatch: pytest.M
     assert math.isnan(times.measured_s)
 
 
-def test_an_epoch_without_a_step_has_none_so_far() -> None:
-    clock = EpochClock(CPU, lambda: None)
-    assert clock.so_far().step_s == []
-
-
 def timed(times: EpochTimes) -> tuple[float, float, float, list[float], list[float]]:
     """Epoch, its measured part, wait at its end; of each step its time and its wait."""
     return times.epoch_s, times.measured_s, times.straggler_s, list(times.step_s), list(times.wait_s)
 
 
-def test_an_epoch_begins_with_the_last_rank_and_its_closing_wait_is_separate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_epoch_begins_with_the_last_rank_and_its_closing_wait_is_separate() -> None:
     """Rank 1 comes 10 s later and takes 8 s for two steps, rank 0 takes 5 s; nothing else moves a clock."""
     world = World(2)
-    world.install(monkeypatch)
 
     def epoch(rank: int) -> EpochTimes:
         world.spend(10.0 * rank)
@@ -118,10 +91,9 @@ def test_an_epoch_begins_with_the_last_rank_and_its_closing_wait_is_separate(mon
     ]
 
 
-def test_all_ranks_start_the_measured_steps_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_ranks_start_the_measured_steps_together() -> None:
     """The warm-up step takes 1 s on rank 0 and 9 s on rank 1; the measured one 2 s on both."""
     world = World(2)
-    world.install(monkeypatch)
 
     def epoch(rank: int) -> EpochTimes:
         clock = EpochClock(CPU, control.barrier, warmup_steps=1)
@@ -186,9 +158,10 @@ def test_on_a_gpu_the_steps_so_far_are_those_that_the_device_has_ended_and_the_h
     assert cuda.calls.count("synchronize") == waits
 
 
-def test_the_waits_of_host_and_device_are_both_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loader takes 3 s of the host's time for each batch, while the device is busy and waits 0.25 s."""
-    stamps, now = iter([0.0, 0.25, 5.0, 5.0, 5.25, 9.0, 9.0]), [100.0]
+def test_waits_are_timed_by_the_clock_of_the_steps_and_by_that_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loader takes 3 s of the host's time for each batch, while the device is busy and waits 0.25 and 0.5 s. Its
+    stamps are the begin, the arrival of the batch and the end of two steps."""
+    stamps, now = iter([0.0, 0.25, 5.0, 5.0, 5.5, 9.0, 9.0]), [100.0]
     monkeypatch.setattr(clock_module, "stamp", lambda device: next(stamps))
     monkeypatch.setattr(clock_module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 
@@ -202,7 +175,8 @@ def test_the_waits_of_host_and_device_are_both_kept(monkeypatch: pytest.MonkeyPa
     for _ in clock.steps(batches()):
         now[0] += 1
     times = clock.stop()
-    assert times.wait_s == [0.25, 0.25]
+    assert times.step_s == [5.0, 4.0]
+    assert times.wait_s == [0.25, 0.5]
     assert times.host_wait_s == [3.0, 3.0]
     assert times.samples == [4, 0]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,6 @@ from ddlbench.errors import RunError
 from ddlbench.measure.clock import EpochTimes
 from ddlbench.measure.devices.memory import PEAKS
 from ddlbench.measure.rows import EpochRow, RankEpoch, gather_epoch, require_samples, require_val_samples
-from tests.support.ranks import run_ranks
 from tests.support.simulated import World
 
 # Two replicas of two ranks; the middle of the times is neither their mean nor a rank's own. Rank 3 is the slowest, rank
@@ -61,10 +61,13 @@ def scaled(rank: RankEpoch, unit: float) -> RankEpoch:
 
 def gathered(of_rank: Callable[[int], RankEpoch] = rank_epoch, epochs: int = 1) -> list[EpochRow]:
     """The row as each rank has it. of_rank: its epoch"""
-    world = World(4)
-    with pytest.MonkeyPatch.context() as patch:
-        world.install(patch)
-        return world.run(lambda rank: gather_epoch(0, epochs, of_rank(rank), global_batch=8, updates=3))
+    return World(4).run(lambda rank: gather_epoch(0, epochs, of_rank(rank), global_batch=8, updates=3))
+
+
+def refusal(work: Callable[..., object], *arguments: Any) -> str:
+    with pytest.raises(RunError) as caught:
+        work(*arguments)
+    return str(caught.value)
 
 
 def test_times_are_those_of_the_slowest_rank() -> None:
@@ -163,28 +166,21 @@ def test_training_samples_of_the_reporting_ranks() -> None:
             require_samples(counted, 48)
 
 
+def test_a_sample_that_all_ranks_of_a_replica_report_is_refused_on_every_rank() -> None:
+    (said,) = set(World(4).run(lambda rank: refusal(gather_epoch, 0, 1, replace(rank_epoch(rank), samples=12), 8, 3)))
+    assert said.startswith("the batches of the 4 reporting ranks held 48 training samples in an epoch whose steps")
+
+
 def test_a_validation_set_is_counted_whole() -> None:
     require_val_samples(5, 5, 0)
     require_val_samples(4, 5, unread_here=1)
-    for counted, unread in ((6, 0), (4, 0), (5, 1), (3, 1)):
-        if counted == 5:  # nothing is missing: what could not be read is not asked
-            require_val_samples(counted, 5, unread)
-            continue
+    require_val_samples(5, 5, unread_here=1)  # nothing is missing: what could not be read is not asked
+    for counted, unread in ((6, 0), (4, 0), (3, 1)):
         with pytest.raises(RunError, match=rf"{counted} validation samples were counted and {unread} could not be"):
             require_val_samples(counted, 5, unread)
 
 
-def unread_on_two_ranks() -> str:
-    """Both ranks of a pipeline read the one bad sample of 5; only the second one reports."""
-    import torch.distributed as dist
-
-    unread = 1 if dist.get_rank() == 1 else 0
-    require_val_samples(4, 5, unread)
-    with pytest.raises(RunError) as caught:
-        require_val_samples(3, 5, unread)
-    return str(caught.value)
-
-
-def test_each_rank_reads_but_one_of_a_replica_counts() -> None:
-    (message,) = set(run_ranks(2, unread_on_two_ranks))
-    assert message.startswith("3 validation samples were counted and 1 could not be read, of 5: ")
+def test_a_validation_sample_that_both_ranks_of_a_pipeline_cannot_read_counts_on_the_one_that_reports() -> None:
+    assert World(2).run(lambda rank: require_val_samples(4, 5, unread_here=rank)) == [None, None]
+    (said,) = set(World(2).run(lambda rank: refusal(require_val_samples, 3, 5, rank)))
+    assert said.startswith("3 validation samples were counted and 1 could not be read, of 5: ")

@@ -32,7 +32,7 @@ from tests.support.libraries import needs_horovod, why_no_horovod
 from tests.support.ranks import run_ranks
 from tests.support.reference import Case
 
-WORLD, SLOW, STEPS = 3, 1, 4
+WORLD, SLOW, STEPS = 3, 1, 3
 STALL_S, BUSY_S = 0.1, 0.3
 MODEL = ResNet("resnet", layers=[1, 1, 1, 1], width_per_group=8, image_size=32, num_classes=5)
 CASE = Case("slow", MODEL, global_batch=6, steps=STEPS, val_samples=7)
@@ -114,9 +114,3 @@ def test_a_stall_of_the_loader_is_data_wait_and_no_slow_rank() -> None:
     measured = row.ranks[SLOW].times.measured_s
     assert summary["data_wait_share"] * measured >= STALL_S * (STEPS - 1) * 0.99
     assert row.host_wait_share * row.measured_time_s >= STALL_S * (STEPS - 1) * 0.99
-
-
-def test_samples_are_those_of_all_reporting_ranks() -> None:
-    for row, _ in of_rank_0().values():
-        assert [rank.samples for rank in row.ranks] == [2 * STEPS] * WORLD
-        assert row.samples == 6 * STEPS

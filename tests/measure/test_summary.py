@@ -21,7 +21,7 @@ from ddlbench.measure.summary import (
     straggler,
     summarize,
 )
-from tests.support.epoch_rows import epoch_row, rank_epoch
+from tests.support.epoch_rows import epoch_row
 
 QUIET = Load(load=0.1, pressure=0.02, ticks=(0, 0, 1000))
 
@@ -103,11 +103,6 @@ def test_step_times_are_those_after_the_warmup() -> None:
 
 def test_a_run_without_epochs_claims_nothing() -> None:
     assert summarize([], world_size=1, tokens_per_sample=None) == {"epochs_done": 0}
-
-
-def test_the_slowest_rank_counts_at_each_step() -> None:
-    row = epoch_row(0, 1, [1.0, 1.0]).with_ranks([rank_epoch([1.0, 4.0]), rank_epoch([2.0, 3.0], rank=1)])
-    assert summarize([row], 2, None)["step_time_median_s"] == 3.0  # of 2 and 4
 
 
 def test_a_loss_that_is_not_finite_names_its_step() -> None:

@@ -50,9 +50,9 @@ def ask(words: list[str], ranks: int) -> None:
         supports(config.framework, make_job(config, Launch("torchrun", world_size=ranks), CUDA))
 
 
-@pytest.mark.parametrize("script", [(FIRST, "--dry-run"), (CHECK, "--dry-run")], ids=["first_gpu", "gpu_check"])
-def test_every_run_on_one_gpu_can_be_composed(script: tuple[str, ...]) -> None:
-    lines = [words for words in commands(*script) if {"ddlbench", "tests.support.planted"} & set(words)]
+def test_every_run_on_one_gpu_can_be_composed() -> None:
+    """The runs of gpu_check.sh are among them."""
+    lines = [words for words in commands(FIRST, "--dry-run") if {"ddlbench", "tests.support.planted"} & set(words)]
     assert len(lines) > 10
     for words in lines:
         ranks = [word.removeprefix(RANKS) for word in words if word.startswith(RANKS)]  # those that share the GPU
@@ -93,7 +93,9 @@ def test_every_framework_runs_on_two_nodes() -> None:
     assert asked == known - {"single", "deepspeed"}  # one process; zero0 to zero3 under one name
 
 
-def test_overlap_is_compared_with_its_absence_by_the_losses_of_every_step(tmp_path: Path) -> None:
+def test_overlap_is_compared_with_its_absence_by_the_losses_of_every_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = [words for words in commands(FIRST, "--dry-run", "two-nodes", "overlap", str(tmp_path)) if COMPARE in words]
     names = ("zero1", "zero2", "zero3", "zero1-compiled", "zero2-compiled")
     compared = [[f"{tmp_path}/overlap/{name}-overlap-{choice}" for choice in ("true", "false")] for name in names]
@@ -110,24 +112,27 @@ def test_overlap_is_compared_with_its_absence_by_the_losses_of_every_step(tmp_pa
     race = "epoch 0, step 1: losses 9 and 9.1"
     expected = {"true": None, "false": None, "race": race, "nan": race.replace("9.1", "nan")}
     assert found == expected | {"short": "2 steps and 1 steps"}
-    done = run(sys.executable, COMPARE, "--same-losses", f"{tmp_path}/true", f"{tmp_path}/race")
-    assert (done.returncode, done.stderr) == (1, f"{race}\n")
+    monkeypatch.setattr(sys, "argv", [COMPARE, "--same-losses", f"{tmp_path}/true", f"{tmp_path}/race"])
+    with pytest.raises(SystemExit, match=re.escape(race)):
+        runpy.run_path(str(ROOT / COMPARE), run_name="__main__")
+
+
+def stand_in(folder: Path, sees_gpu: bool, then: str = "") -> str:
+    """A command in the place of Python: it says whether torch sees a GPU, with a warning, and then runs `then`."""
+    text = f"[ $1 = -c ] && echo FutureWarning >&2 && echo 'torch.cuda.is_available() is {sees_gpu}' && exit\n{then}\n"
+    return str(processes.program(folder / "python", f"#!/bin/bash\n{text}"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-@pytest.mark.parametrize("script", [FIRST, CHECK])
-def test_without_a_gpu_it_ends_in_one_line(script: str) -> None:
-    done = run(script)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.splitlines() == [f"{Path(script).stem}: no usable GPU: torch.cuda.is_available() is False"]
+def test_without_a_gpu_it_ends_in_one_line(tmp_path: Path) -> None:
+    for script, python in ((FIRST, stand_in(tmp_path, sees_gpu=False)), (CHECK, sys.executable)):
+        done = run(script, PYTHON=python)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.splitlines() == [f"{Path(script).stem}: no usable GPU: torch.cuda.is_available() is False"]
 
 
 def test_a_warning_of_torch_is_no_missing_gpu(tmp_path: Path) -> None:
-    """The stand-in for Python warns, says that there is a GPU, and fails at all else."""
-    text = "echo FutureWarning: deprecated >&2\n[ $1 = -c ] && echo 'torch.cuda.is_available() is True'\n"
-    python = processes.program(tmp_path / "python", f"#!/bin/bash\n{text}")
-    done = run(CHECK, "images", str(tmp_path / "results"), PYTHON=str(python))
+    done = run(CHECK, "images", str(tmp_path / "results"), PYTHON=stand_in(tmp_path, sees_gpu=True, then="exit 1"))
     assert "no usable GPU" not in done.stderr
     assert "images/native" in done.stdout
     assert done.returncode == 1
@@ -135,11 +140,9 @@ def test_a_warning_of_torch_is_no_missing_gpu(tmp_path: Path) -> None:
 
 def test_ctrl_c_ends_the_script_and_what_it_runs(tmp_path: Path) -> None:
     """A terminal signals the script's process group, and `timeout` makes another one for its command."""
-    text = "[ $1 = -c ] && echo 'torch.cuda.is_available() is True' && exit\n"
-    text += f"echo $$ > {tmp_path}/pid\nexec sleep 600\n"
-    python = processes.program(tmp_path / "python", f"#!/bin/bash\n{text}")
+    python = stand_in(tmp_path, sees_gpu=True, then=f"echo $$ > {tmp_path}/pid\nexec sleep 600")
     words = [str(ROOT / CHECK), "images", str(tmp_path / "results")]
-    variables = processes.environment(PYTHON=str(python), WHEELS="nowhere")
+    variables = processes.environment(PYTHON=python, WHEELS="nowhere")
     script = subprocess.Popen(words, env=variables, stdout=subprocess.DEVNULL, start_new_session=True)
     try:
         wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip())

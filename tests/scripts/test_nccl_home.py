@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.waiting import WITHIN_S
+from tests.support.processes import run
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "nccl_home.py"
 
@@ -21,7 +21,7 @@ sys.path.append({str(site)!r})
 sys.argv = ["nccl_home", {str(folder)!r}]
 runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
 """
-    return subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, timeout=WITHIN_S)
+    return run(sys.executable, "-I", "-S", "-c", program)
 
 
 @pytest.mark.parametrize("nccl", ["nvidia/nccl", "nvidia/cu13"])
@@ -50,7 +50,7 @@ def test_without_the_wheel_it_says_what_to_set(tmp_path: Path) -> None:
 
 
 def test_torchs_own_nccl_is_found(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, SCRIPT, tmp_path], capture_output=True, text=True, timeout=WITHIN_S)
+    done = run(sys.executable, SCRIPT, tmp_path)
     if done.returncode:
         pytest.skip(f"this torch has no NCCL wheel: {done.stderr.strip()}")
     assert (tmp_path / "lib" / "libnccl.so").is_file()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -58,21 +59,53 @@ def test_a_path_with_spaces_stays_one_word(slurm: Submitted, tmp_path: Path) -> 
     assert not (tmp_path / "two words").exists()
 
 
+def test_the_seed_gives_a_random_order_of_all_counts_and_repeats_and_a_dry_run_submits_nothing(
+    slurm: Submitted,
+) -> None:
+    def plan(seed: str) -> list[str]:
+        done = slurm.scaling(*options("1 2 4 8"), "--repeats", "3", "--dry-run", "--seed", seed, "--", *TINY)
+        return [line for line in done.stdout.splitlines() if line.startswith("sbatch ")]
+
+    lines = plan("1")
+    assert lines == plan("1")
+    assert lines != plan("2")
+    sizes = [re.findall(r"--nodes=(\d) --ntasks-per-node=(\d) .* train.repeat=(\d)", line)[0] for line in lines]
+    wanted = [(nodes, tasks, repeat) for nodes, tasks in ("11", "12", "14", "24") for repeat in "012"]
+    assert sorted(sizes) == sorted(wanted)
+    assert sizes != sorted(sizes)
+    assert slurm.jobs == []
+
+
+@pytest.mark.parametrize(("kind", "key"), [("weak", "train.batch_per_gpu"), ("strong", "train.global_batch")])
+def test_the_batch_is_that_of_each_gpu_or_of_all(slurm: Submitted, kind: str, key: str) -> None:
+    slurm.scaling(*options("1 2", kind), "--no-check", "--", *TINY)
+    assert [job[-2:] for job in slurm.jobs] == [[f"{key}=8", "train.repeat=0"]] * 2
+
+
 @pytest.mark.parametrize(
     ("words", "args", "message"),
     [
-        (options("2 3", "strong", 6), ("train.micro_batch=4",), "2 GPUs would not run, .*micro_batch=4"),
-        (options("1"), ("framework.bucket_cap_mb=0",), "1 GPUs would not run, .* framework.bucket_cap_mb=0.0 must be"),
-        (options("1 2"), ("+framework=single",), "--gpus 2: +framework=single is one process"),
-        (options("1 2 2"), (), "--gpus names 2 twice"),
+        (options("2 3", "strong", 6), ["train.micro_batch=4"], "2 GPUs would not run, .*micro_batch=4"),
+        (options("1 2"), ["+framework=single"], "--gpus 2: +framework=single is one process"),
+        (options("1 2"), ["train.global_batch=8"], "train.global_batch=... is what --scaling, --batch and --repeats"),
+        (options("1 2 2"), [], "--gpus names 2 twice"),
+        (options("6"), [], "--gpus 6 does not fill nodes of 4 GPUs"),
+        (options("one"), [], "--gpus one: a whole number"),
+        (options("3", "strong"), [], "--batch 8 does not divide over 3 GPUs"),
+        (options("1", "some"), [], "--scaling some: weak or strong"),
+        (["--gpus", "1"], [], "--gpus-per-node is missing"),
+        (["--gpu", "1"], [], "unknown option --gpu"),
+        (["--gpus"], None, "--gpus needs a value"),
     ],
 )
 def test_what_would_not_run_is_not_submitted(
-    slurm: Submitted, words: list[str], args: tuple[str, ...], message: str
+    slurm: Submitted, words: list[str], args: list[str] | None, message: str
 ) -> None:
-    given = [word for word in TINY if not any(arg.startswith(f"{word.partition('=')[0]}=") for arg in args)]
-    refused = slurm.scaling(*words, "--", *given, *args)
-    assert refused.returncode == 2
+    """args: for ddlbench, beside TINY; None: nothing for ddlbench"""
+    replaced = [arg.partition("=")[0] for arg in args or []]
+    given = [word for word in TINY if word.partition("=")[0] not in replaced]
+    refused = slurm.scaling(*words, *([] if args is None else ["--", *given, *args]))
+    assert (refused.returncode, refused.stdout) == (2, "")
     (line,) = refused.stderr.splitlines()
     assert all(part in line for part in message.split(".*")), line
     assert slurm.jobs == []
@@ -93,5 +126,5 @@ def test_a_machine_that_cannot_check_submits_and_says_so(slurm: Submitted) -> No
 
 
 def test_no_check_submits(slurm: Submitted) -> None:
-    done = slurm.scaling(*options("2"), "--no-check", "--", *TINY, "framework.bucket_cap_mb=0")
+    done = slurm.scaling(*options("2"), "--no-check", "--", *TINY, "train.micro_batch=5")
     assert (done.returncode, done.stderr, len(slurm.jobs)) == (0, "", 1)

@@ -21,17 +21,10 @@ def sourced(site: str, **env: Any) -> tuple[dict[str, str], str]:
     return dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line), done.stderr
 
 
-def test_the_sites_of_the_issue_are_there() -> None:
-    assert SITES == ["alps", "frontier", "jsc", "lumi", "perlmutter", "plain"]
-
-
 @pytest.mark.parametrize("site", SITES)
-def test_a_site_file_works_on_a_login_node_and_says_what_it_is(site: str) -> None:
+def test_a_site_file_works_on_a_login_node(site: str) -> None:
     """scaling.sh sources it there, where no variable of a job is set."""
-    env, _ = sourced(site)
-    assert "MASTER_ADDR" not in env
-    text = (FOLDER / f"{site}.sh").read_text()
-    assert site == "plain" or ("NOT RUN THERE" in text and "https://" in text)
+    assert "MASTER_ADDR" not in sourced(site)[0]
 
 
 @pytest.mark.parametrize("site", [site for site in SITES if site != "plain"])

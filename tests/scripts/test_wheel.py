@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tomllib
 import zipfile
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.waiting import WITHIN_S
+from tests.support import processes
 
 ROOT = Path(__file__).parents[2]
 WHERE = """import ddlbench.__main__ as m
@@ -21,8 +20,7 @@ print(m.__file__, m.conf_dir() / "config.yaml", slurm.SCRIPTS / "run.sbatch", sl
 
 
 def run(*command: str, **environment: str) -> str:
-    variables, home = {**os.environ, **environment}, environment["HOME"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN_S, env=variables, cwd=home)
+    done = processes.run(*command, cwd=Path(environment["HOME"]), **environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -28,7 +28,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.processes import environment, need, run
+from tests.support.processes import environment, need, program, run
 from tests.support.waiting import WITHIN_S, wait_until
 
 COMMANDS = {"slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client", "munged": "munge"}
@@ -89,6 +89,12 @@ class Slurm:
     def run(self, *command: object, **env: Any) -> subprocess.CompletedProcess[str]:
         variables: dict[str, Any] = env | self.env
         return run(*command, **variables)
+
+    def submit(self, output: Path, *words: object, **env: Any) -> str:
+        """Submit a job that prints to `output`; its number. words: options of sbatch, the script and its arguments"""
+        done = self.run("sbatch", "--parsable", f"--output={output}", *words, **env)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
 
     def wait(self, *jobs: str) -> list[str]:
         """The state of each job once it ended: COMPLETED, FAILED, ... (`sbatch --wait` looks after 2, 12, 42 s.)"""
@@ -226,10 +232,12 @@ def sweep(slurm: Slurm, study: Path, results: Path, *options: str, code: int = 0
 
 def stub(folder: Path, text: str) -> Path:
     """A shell script that stands for python."""
-    python = folder / "python"
-    python.write_text(f"#!/bin/sh\n{text}\n")
-    python.chmod(0o755)
-    return python
+    return program(folder / "python", f"#!/bin/sh\n{text}\n")
+
+
+def numbers(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """Of the jobs that a sweep or scaling.sh has submitted."""
+    return re.findall(r"^job (\d+):", done.stdout, re.MULTILINE)
 
 
 def records(folder: Path) -> list[dict[str, Any]]:

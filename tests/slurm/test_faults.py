@@ -12,10 +12,10 @@ import pytest
 
 from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.tables.tables import make_tables
-from tests.slurm.cluster import SCRIPTS, TINY, Slurm, records, started, sweep
+from tests.slurm.cluster import SCRIPTS, TINY, Slurm, numbers, records, started, sweep
 from tests.support.processes import PYTHON
 from tests.support.waiting import wait_until
-from tests.sweep.studies import KEYS, ranks, statuses, write
+from tests.sweep.studies import KEYS, SINGLE, ddp, ranks, statuses, write
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 GIB = 2**30
@@ -28,15 +28,6 @@ def cluster() -> Iterator[Slurm]:
         yield slurm
 
 
-def submit(slurm: Slurm, results: Path, *words: str) -> str:
-    options = ("--parsable", "-N2", "--ntasks-per-node=1", f"--output={results}.txt")
-    done = slurm.run(
-        "sbatch", *options, SCRIPTS / "run.sbatch", *words, f"results_dir={results}", DDLBENCH_PYTHON=PYTHON
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
 def measured(results: Path) -> int:
     """Epochs of the only record, 0 where there is none."""
     return sum(record.get("summary", {}).get("epochs_done", 0) for record in records(results))
@@ -44,7 +35,8 @@ def measured(results: Path) -> int:
 
 def test_scancel_leaves_a_killed_row_with_its_epochs_and_no_process(cluster: Slurm, tmp_path: Path) -> None:
     results = tmp_path / "results"
-    job = submit(cluster, results, *LONG)
+    options = ("-N2", "--ntasks-per-node=1", SCRIPTS / "run.sbatch")
+    job = cluster.submit(tmp_path / "out.txt", *options, *LONG, f"results_dir={results}", DDLBENCH_PYTHON=PYTHON)
     wait_until(lambda: measured(results) >= 2)
     cluster.run("scancel", job)
     assert cluster.wait(job) == ["CANCELLED"]
@@ -80,7 +72,7 @@ def two_nodes(folder: Path, **more: object) -> Path:
     """A study of one cell: ddp on two nodes, 20 epochs of 40 steps. more: its keys, with _ for the dot"""
     keys = KEYS | {"train.epochs": 20, "train.steps": 40, "batch": 8}
     keys |= {name.replace("_", "."): value for name, value in more.items()}
-    return write(folder, axes={"framework": ["ddp"], "gpus": [2]}, exclude=[], keys=keys, gpus_per_node=1)
+    return write(folder, **ddp(2), keys=keys, gpus_per_node=1)
 
 
 def test_a_lost_node_is_a_row_and_its_cell_runs_again_once_the_node_is_back(cluster: Slurm, tmp_path: Path) -> None:
@@ -108,8 +100,7 @@ def test_a_job_that_lost_a_node_waits_and_continues_from_its_checkpoint(tmp_path
     """On the same node once it is back, or on a spare one once the lost one is given up."""
     study, results = two_nodes(tmp_path, checkpoint_every=1), tmp_path / "results"
     with started(nodes=3 if spare else 2) as slurm:
-        (line,) = sweep(slurm, study, results, "--slurm", "--sbatch=--gpus-per-node=0 --requeue").stdout.splitlines()
-        job = line.split()[1].rstrip(":")
+        (job,) = numbers(sweep(slurm, study, results, "--slurm", "--sbatch=--gpus-per-node=0 --requeue"))
         wait_until(lambda: list(results.glob("*/checkpoints-1/epoch-*")))
         lose(slurm, "node2")
         wait_until(lambda: " Restarts=1 " in slurm.run("scontrol", "-o", "show", "job", job).stdout)
@@ -141,8 +132,7 @@ def test_the_node_that_runs_the_job_script_is_lost(tmp_path: Path, requeue: bool
     study, results = two_nodes(tmp_path, **{"checkpoint_every": 1} if requeue else {}), tmp_path / "results"
     with started(nodes=3) as slurm:
         options = "--sbatch=--gpus-per-node=0" + " --requeue" * requeue
-        (line,) = sweep(slurm, study, results, "--slurm", options).stdout.splitlines()
-        job = line.split()[1].rstrip(":")
+        (job,) = numbers(sweep(slurm, study, results, "--slurm", options))
         wait_until(lambda: measured(results) >= 1 and (not requeue or list(results.glob("*/checkpoints-1/epoch-*"))))
         lose(slurm, "node1")
         wait_until(lambda: statuses(results) == {"ddp 2 error": 1})
@@ -164,7 +154,7 @@ def test_the_node_that_runs_the_job_script_is_lost(tmp_path: Path, requeue: bool
 
 
 def test_a_controller_that_is_down_while_a_sweep_submits(cluster: Slurm, tmp_path: Path) -> None:
-    study, results = write(tmp_path, axes={"framework": ["single"]}, exclude=[], repeats=2), tmp_path / "results"
+    study, results = write(tmp_path, **SINGLE, repeats=2), tmp_path / "results"
     controller = cluster.daemons[1]
     controller.send_signal(signal.SIGKILL)
     controller.wait()

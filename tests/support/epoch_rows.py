@@ -11,10 +11,10 @@ from ddlbench.measure.rows import EpochRow, RankEpoch, gather_epoch
 MEMORY: dict[str, int | None] = dict.fromkeys(PEAKS) | {"memory_host_peak_bytes": 1000}
 
 
-def rank_epoch(step_s: list[float], warmup: int = 0, losses: list[float] | None = None, rank: int = 0) -> RankEpoch:
+def rank_epoch(step_s: list[float], warmup: int = 0, losses: list[float] | None = None) -> RankEpoch:
     measured = sum(step_s[warmup:])
     times = EpochTimes(sum(step_s), measured, 0.0, warmup, step_s, [seconds / 4 for seconds in step_s])
-    return RankEpoch(rank, rank, times, losses or [1.0] * len(step_s), [0.1] * len(step_s), MEMORY, 8 * len(step_s))
+    return RankEpoch(0, 0, times, losses or [1.0] * len(step_s), [0.1] * len(step_s), MEMORY, 8 * len(step_s))
 
 
 def epoch_row(epoch: int, epochs: int, step_s: list[float], **kwargs: Any) -> EpochRow:

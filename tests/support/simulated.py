@@ -21,8 +21,8 @@ HANG_S = 20.0  # of real time: a rank that waits longer for the others ends the 
 
 
 class World:
-    """`size` ranks. A collective sets the clocks of all ranks to the latest one. Replaces `torch.distributed` in
-    ranks/control.py and for `time` in measure/clock.py.
+    """`size` ranks. A collective sets the clocks of all ranks to the latest one. While they run, it replaces
+    `torch.distributed` in ranks/control.py and `time` in measure/clock.py.
 
     message_s: of one message; one after the other, a barrier has log2(size) of them, an all-reduce 2 (size - 1)
     """
@@ -100,10 +100,12 @@ class World:
                 self.meeting.abort()
 
         threads = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in range(self.size)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(2 * HANG_S)
+        with pytest.MonkeyPatch.context() as patch:
+            self.install(patch)
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(2 * HANG_S)
         if errors:
             raise errors[0]
         return results

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ddlbench.sweep import local
 from ddlbench.sweep.__main__ import main
 from tests.support.processes import program
 from tests.sweep.studies import SINGLE, write
@@ -28,6 +30,15 @@ def submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         program(tmp_path / name, script)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     return log
+
+
+@pytest.fixture
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
+    """For a local sweep within this process: it waits for no other one, and leaves the handler of SIGTERM as it was."""
+    monkeypatch.setattr(local, "TURN", tmp_path / "turn")
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture

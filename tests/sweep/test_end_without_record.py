@@ -40,10 +40,8 @@ def config(cell: Cell, folder: Path) -> Config:
     ("codes", "said", "status", "reason"),
     [
         ([2, 2], "ddlbench: warning: w\nddlbench: no folder /x: why\nddlbench (rank 1): no", "error", "no folder /x"),
-        ([6, 4], "ddlbench: unavailable: no library y\n", "unavailable", "no library y"),
         ([-signal.SIGKILL, 6], "Traceback\n", "error", "the run ended before it had a record: exit codes -9, 6"),
         ([143, 2], "ddlbench (rank 1): no folder /x on node2", "error", "no folder /x on node2"),
-        ([138, 138], "", "killed", "rank 0 received SIGUSR1"),
         ([-signal.SIGUSR1, 138], "", "killed", "rank 0 received SIGUSR1"),  # while it was still importing
         ([8, 6], "ddlbench: timeout: no connection", "timeout", "no connection"),
     ],

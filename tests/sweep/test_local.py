@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import pytest
 
 from ddlbench.sweep.local import run_cell
 from ddlbench.sweep.state import State
 from tests.support.faults import patience_s
-from tests.support.processes import environment, run
+from tests.support.processes import environment
 from tests.support.waiting import WITHIN_S, wait_until
 from tests.sweep.studies import KEYS, SINGLE, ddp, planned, ranks, statuses, write
 
 pytestmark = [pytest.mark.slow]
-
-
-def sweep(study: Path, results: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = (sys.executable, "-m", "ddlbench.sweep", study, f"results_dir={results}", "--local", *words)
-    return run(*command)
+Sweep: TypeAlias = Callable[..., tuple[int, str, str]]  # conftest.py
 
 
 def start(study: Path, results: Path) -> subprocess.Popen[str]:
@@ -31,38 +30,34 @@ def start(study: Path, results: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=-1, stderr=-1, text=True, env=environment(), start_new_session=True)
 
 
-def test_a_sweep_runs_every_cell_and_then_only_what_is_missing(tmp_path: Path) -> None:
+def test_a_sweep_runs_every_cell_and_then_only_what_is_missing(tmp_path: Path, sweep: Sweep, alone: None) -> None:
     """single on 2 ranks is unsupported: a row."""
-    study, results = write(tmp_path, exclude=[{"framework": "ddp", "gpus": 1}]), tmp_path / "results of mine"
-    done = sweep(study, results)
-    assert done.returncode == 0, done.stdout + done.stderr
+    results = tmp_path / "results of mine"
+    axes = {"framework": ["single", "ddp"], "gpus": [1, 2]}
+    study: dict[str, Any] = {"axes": axes, "exclude": [{"framework": "ddp", "gpus": 1}]}
+    code, out, err = sweep("--local", f"results_dir={results}", **study)
+    assert code == 0, out + err
     expected = Counter({"single 1 ok": 1, "ddp 2 ok": 1, "single 2 unsupported": 1})
     assert statuses(results) == expected
-    assert "3 cells: ok 2, unsupported 1" in done.stdout
+    assert "3 cells: ok 2, unsupported 1" in out
     (missing,) = results.glob("single-*-1x-*")
-    for path in missing.rglob("*"):
-        path.unlink() if path.is_file() else None
+    shutil.rmtree(missing)
     before = {path: path.stat().st_mtime for path in results.glob("*/attempt-*/run.json")}
-    again = sweep(study, results)
-    assert again.returncode == 0, again.stderr
-    assert again.stdout.count("repeat 0: ") == 1
+    code, out, err = sweep("--local", f"results_dir={results}", **study)
+    assert code == 0, err
+    assert out.count("repeat 0: ") == 1
     assert statuses(results) == expected
     assert all(path.stat().st_mtime == time_ for path, time_ in before.items())
 
 
-def test_a_failed_cell_is_a_row_and_runs_again_only_when_asked(tmp_path: Path) -> None:
-    """A folder of images that does not exist ends a run before it has a record; a learning rate of 1e30 diverges."""
-    keys = KEYS | {"recipe.optimizer.lr": 1e30, "train.steps": 8, "train.epochs": 2}
-    study, results = write(tmp_path, **SINGLE, keys=keys), tmp_path / "results"
-    done = sweep(study, results)
-    assert done.returncode == 1, done.stdout
-    assert statuses(results) == {"single 1 diverged": 1}
-    assert "diverged: " in done.stdout
-    assert sweep(study, results).returncode == 0
-    assert statuses(results) == {"single 1 diverged": 1}
-    assert sweep(study, results, "--retry", "oom").returncode == 0
-    assert sweep(study, results, "--retry", "failed").returncode == 1
-    assert statuses(results) == {"single 1 diverged": 2}
+def test_a_failed_cell_is_a_row_and_runs_again_only_when_asked(tmp_path: Path, sweep: Sweep, alone: None) -> None:
+    """A learning rate of 1e30 diverges."""
+    results, keys = tmp_path / "results", KEYS | {"recipe.optimizer.lr": 1e30, "train.steps": 8, "train.epochs": 2}
+    code, out, _ = sweep("--local", keys=keys)
+    assert (code, "diverged: " in out) == (1, True), out
+    for retry, code, attempts in (([], 0, 1), (["--retry", "oom"], 0, 1), (["--retry", "failed"], 1, 2)):
+        assert sweep("--local", *retry, keys=keys)[0] == code
+        assert statuses(results) == {"single 1 diverged": attempts}
 
 
 def test_two_sweeps_at_once_run_each_cell_once(tmp_path: Path) -> None:
@@ -74,17 +69,17 @@ def test_two_sweeps_at_once_run_each_cell_once(tmp_path: Path) -> None:
     assert sum(out.count(": ok (") for out, _ in outputs) == 3
 
 
-def test_after_a_kill_no_process_is_left_and_the_sweep_goes_on(tmp_path: Path) -> None:
-    keys = KEYS | {"train.steps": 40}
-    study, results = write(tmp_path, **ddp(2), keys=keys, repeats=3), tmp_path / "results"
+def test_after_a_kill_no_process_is_left_and_the_sweep_goes_on(tmp_path: Path, sweep: Sweep, alone: None) -> None:
+    content = {**ddp(2), "keys": KEYS | {"train.steps": 40}, "repeats": 3}
+    study, results = write(tmp_path, **content), tmp_path / "results"
     killed = start(study, results)
     wait_until(lambda: statuses(results)["ddp 2 ok"] == 1 and statuses(results)["ddp 2 running"] == 1)
     killed.kill()
     killed.communicate()
     wait_until(lambda: not ranks(results))
     assert statuses(results)["ddp 2 ok"] in (1, 2)  # the second may have ended just then
-    again = sweep(study, results)
-    assert again.returncode == 0, again.stderr
+    code, _, err = sweep("--local", **content)
+    assert code == 0, err
     assert statuses(results)["ddp 2 ok"] == 3
     state = State(results).refresh()
     assert [sum(one.status == "ok" for one in state.of(cell)) for cell in planned(study)] == [1, 1, 1]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -23,15 +22,6 @@ from tests.support.processes import program
 from tests.sweep.studies import CPU, KEYS, SINGLE, ddp, planned, record, write
 
 Sweep: TypeAlias = Callable[..., tuple[int, str, str]]  # conftest.py
-
-
-@pytest.fixture
-def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
-    """For a local sweep within this process: it waits for no other one, and leaves the handler of SIGTERM as it was."""
-    monkeypatch.setattr(local, "TURN", tmp_path / "turn")
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.parametrize("option", ["--slurm", "--local"])
@@ -74,45 +64,42 @@ def test_a_plan_for_slurm_lists_the_jobs_of_what_is_left(tmp_path: Path, submitt
 
 
 def test_a_plan_shows_the_options_of_the_site_and_those_given(tmp_path: Path, submitted: Path, sweep: Sweep) -> None:
-    (tmp_path / "mine.sh").write_text("#SBATCH --cpus-per-task=6\n")
-    given = ["--site", f"{tmp_path}/mine.sh", "--sbatch=--account=me --comment='two words'"]
+    """Those of the site are its lines for sbatch."""
+    lines = "#SBATCH --cpus-per-task=6 --comment='two words'\n# SBATCH --no\nexport A=1\n#SBATCH -C x\n"
+    (tmp_path / "mine.sh").write_text(lines)
+    given = ["--site", f"{tmp_path}/mine.sh", "--sbatch=--account=me --qos='q r'"]
     code, out, _ = sweep("--slurm", "--dry-run", *given, **ddp(2))
-    shown = " --gpus-per-node=2 --time=63 --cpus-per-task=6 --account=me '--comment=two words'"
+    shown = " --gpus-per-node=2 --time=63 --cpus-per-task=6 '--comment=two words' -C x --account=me '--qos=q r'"
     assert (code, out.splitlines()[-1].endswith(shown)) == (0, True)
 
 
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (["--site", "moon"], "--site moon: there is no file"),
+        (["--site", "moon"], "give a path, or one of alps, frontier, jsc, "),
         (["data=imagenet"], "no cell can run: data=imagenet needs data.root="),
         (["data=imagenet", "data.root=FILE"], "no cell can run: there is no folder FILE/train"),
         (["data.root=FILE"], "no cell can run: data.root=FILE is not a folder"),
         (["--pack", "0"], "--pack=0 must be 1 or more"),
         (["--throttle", "-1"], "--throttle=-1 must be 0 or more"),
-        (["gpus=[2,6]", "batch=12"], "gpus=6 does not fill nodes of 4 GPUs"),
         (["results_dir=FILE/results"], "FILE/results cannot be written (Not a directory)"),
     ],
 )
-@pytest.mark.parametrize("plan", [["--dry-run"], []], ids=["plan", "submission"])
-def test_a_plan_makes_the_checks_of_a_submission(
-    tmp_path: Path, submitted: Path, sweep: Sweep, plan: list[str], options: list[str], expected: str
+@pytest.mark.parametrize("start", ["--slurm --dry-run", "--slurm", "--local"])
+def test_a_plan_and_a_submission_and_a_local_sweep_make_the_same_checks(
+    tmp_path: Path, submitted: Path, sweep: Sweep, start: str, options: list[str], expected: str
 ) -> None:
+    """The options of Slurm are checked without it, too."""
     (file := tmp_path / "file").touch()
-    code, _, said = sweep("--slurm", *plan, *(word.replace("FILE", str(file)) for word in options), **ddp(2))
+    code, _, said = sweep(*start.split(), *(word.replace("FILE", str(file)) for word in options), **ddp(2))
     assert (code, said.count("\n"), expected.replace("FILE", str(file)) in said) == (2, 1, True), said
     assert not submitted.exists()
 
 
-def test_a_local_sweep_whose_results_folder_cannot_be_made_ends_with_one_line(tmp_path: Path, sweep: Sweep) -> None:
-    (tmp_path / "file").touch()
-    code, _, said = sweep("--local", f"results_dir={tmp_path}/file/results")
-    assert (code, said.count("\n"), "cannot be written (Not a directory)" in said) == (2, 1, True)
-
-
-@pytest.mark.parametrize("option", ["--site=moon", "--pack=0", "--throttle=-1"])
-def test_the_options_of_slurm_are_checked_also_without_it(sweep: Sweep, option: str) -> None:
-    assert sweep("--dry-run", option)[0] == 2
+@pytest.mark.parametrize("plan", [["--dry-run"], []], ids=["plan", "submission"])
+def test_a_gpu_count_that_does_not_fill_its_nodes_is_refused(submitted: Path, sweep: Sweep, plan: list[str]) -> None:
+    code, _, said = sweep("--slurm", *plan, "gpus=[2,6]", "batch=12", **ddp(2))
+    assert (code, "gpus=6 does not fill nodes of 4 GPUs" in said, submitted.exists()) == (2, True, False)
 
 
 def test_only_cells_that_validate_need_validation_data(tmp_path: Path) -> None:
@@ -142,13 +129,10 @@ def test_a_quotation_that_is_not_closed_is_no_traceback(tmp_path: Path, capsys: 
     assert 'argument --sbatch: --x ": no closing quotation' in capsys.readouterr().err
 
 
-def test_the_time_of_what_has_not_run_is_unknown_not_0(tmp_path: Path, sweep: Sweep) -> None:
+def test_the_time_of_what_has_not_run_is_unknown_not_0(sweep: Sweep) -> None:
     rest = "2 cells have no finished run to estimate from"
     code, out, _ = sweep(repeats=2)
     assert (code, out.splitlines()[-1]) == (0, f"remaining, one after another: unknown; {rest}")
-    record(tmp_path / "results", planned(tmp_path / "tiny.yaml")[0], seconds=90)
-    code, out, _ = sweep(repeats=2)
-    assert (code, out.splitlines()[-1]) == (0, "remaining, one after another: 1.5 minutes, 0.025 GPU-hours")
 
 
 @pytest.mark.parametrize("option", ["--slurm", "--local"])

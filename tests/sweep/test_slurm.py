@@ -78,16 +78,6 @@ def test_a_site_gives_its_file_to_the_job_and_its_options_to_sbatch(tmp_path: Pa
     assert (site.name, site.is_file()) == ("perlmutter.sh", True)
 
 
-def test_the_options_of_a_site_are_its_lines_for_sbatch(tmp_path: Path) -> None:
-    (tmp_path / "mine.sh").write_text(
-        "#SBATCH --partition=a --comment='two words'\n# SBATCH --no\nexport A=1\n#SBATCH -C x\n"
-    )
-    assert Options(site=str(tmp_path / "mine.sh")).words() == ["--partition=a", "--comment=two words", "-C", "x"]
-    assert Options().words() == []
-    with pytest.raises(UserError, match=r"--site moon: there is no file .*, or one of alps, frontier, jsc"):
-        Options(site="moon").words()
-
-
 def test_what_slurm_did_not_take_is_submitted_by_the_next_sweep_and_nothing_twice(
     tmp_path: Path, submitted: Path
 ) -> None:

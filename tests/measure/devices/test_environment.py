@@ -95,9 +95,6 @@ HIDDEN = {
 def test_variables_are_allow_listed_and_never_secrets():
     assert {"PASS", "PWD", "COOKIE", "SESSION", "SECRET", "TOKEN", "KEY", "LICENSE", "COMMENT"} <= set(SECRETS)
     assert variables(SEEN | HIDDEN) == SEEN
-
-
-def test_a_long_value_is_cut():
     assert variables({"NCCL_TOPO": "x" * 5000}) == {"NCCL_TOPO": "x" * 1000}
 
 

@@ -75,7 +75,7 @@ def test_without_proc_the_peak_since_the_start_counts(monkeypatch: pytest.Monkey
     reset_peaks(CPU)  # cannot, and does not fail
 
 
-def test_a_cpu_reports_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_reports_no_device() -> None:
     result = peaks(CPU)
     assert tuple(result) == PEAKS
     assert [name for name, value in result.items() if value is not None] == ["memory_host_peak_bytes"]

@@ -34,31 +34,35 @@ def set_energy(made: Path, joules: float) -> None:
     (made / "energy_uj").write_text(f"{int(joules * 1e6)}\n")
 
 
-class Recorded:
-    """A meter that keeps when it was read."""
+def test_the_meter_is_read_outside_the_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A minute in each reading is in no second of the epoch."""
+    events, now = list[str](), [0.0]
 
-    def __init__(self, events: list[str]) -> None:
-        self.events = events
+    class Slow:
+        """A meter that notes when it is read."""
 
-    def begin(self) -> None:
-        self.events.append("begin")
+        def begin(self) -> None:
+            events.append("begin")
+            now[0] += 60
 
-    def tick(self, now: float) -> None:
-        self.events.append("tick")
+        def tick(self, now: float) -> None:
+            events.append("tick")
 
-    def end(self) -> str:
-        self.events.append("end")
-        return "use"
+        def end(self) -> str:
+            events.append("end")
+            now[0] += 60
+            return "use"
 
-
-def test_the_meter_is_read_outside_the_times() -> None:
-    events: list[str] = []
-    clock = EpochClock(CPU, lambda: events.append("barrier"), 1, Recorded(events))  # type: ignore[arg-type]
+    monkeypatch.setattr(clock_module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    clock = EpochClock(CPU, lambda: events.append("barrier"), 1, Slow())  # type: ignore[arg-type]
     for _ in clock.steps(range(2)):
         events.append("step")
-    assert clock.stop().use == "use"  # type: ignore[comparison-overlap]
+        now[0] += 1
+    times = clock.stop()
+    assert times.use == "use"  # type: ignore[comparison-overlap]
     opening, warm = ["begin", "barrier"], ["tick", "step", "barrier"]
     assert events == [*opening, *warm, "tick", "step", "tick", "barrier", "end"]
+    assert (times.epoch_s, times.straggler_s, times.step_s) == (2.0, 0.0, [1.0, 1.0])
 
 
 def test_energy_of_the_packages_between_the_readings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,26 +187,6 @@ def test_a_nodes_load_knows_what_all_ranks_on_the_node_computed() -> None:
     assert second[0] == replace(load, own_s=3.0)
 
 
-def test_the_clock_sees_no_time_in_the_meter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A minute in each reading is in no second of the epoch."""
-    now = [0.0]
-
-    class Slow(Recorded):
-        def begin(self) -> None:
-            now[0] += 60
-
-        def end(self) -> str:
-            now[0] += 60
-            return "use"
-
-    monkeypatch.setattr(clock_module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    clock = EpochClock(CPU, lambda: None, 0, Slow([]))  # type: ignore[arg-type]
-    for _ in clock.steps(range(2)):
-        now[0] += 1
-    times = clock.stop()
-    assert (times.epoch_s, times.straggler_s, times.step_s) == (2.0, 0.0, [1.0, 1.0])
-
-
 def test_energy_is_the_sum_over_packages_without_parts_and_platform(tmp_path: Path) -> None:
     zones = [
         zone(tmp_path, "0", "package-0", 10),
@@ -218,16 +202,6 @@ def test_energy_is_the_sum_over_packages_without_parts_and_platform(tmp_path: Pa
         set_energy(each, joules)
     assert meter.joules() == 5 + 20
     assert meter.joules() == 25  # since it was opened
-
-
-def test_a_counter_that_begins_again_is_added_up(tmp_path: Path) -> None:
-    package = zone(tmp_path, "0", "package-0", 990, range_j=1000)
-    meter = Rapl.open(tmp_path)
-    assert meter
-    set_energy(package, 4)
-    assert meter.joules() == 14
-    set_energy(package, 3)  # the counter began again
-    assert meter.joules() == 14 + 999
 
 
 @pytest.mark.parametrize("broken", ["none", "unreadable", "garbled"])

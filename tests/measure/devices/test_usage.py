@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -83,12 +82,6 @@ def test_a_connection_that_was_closed_makes_the_bytes_unknown() -> None:
         assert SentBytes.now().since(before) is None
 
 
-def test_sleeping_is_not_counted() -> None:
-    cpu_s = process_tree_seconds()
-    time.sleep(0.3)
-    assert process_tree_seconds() - cpu_s < 0.25
-
-
 def test_the_bytes_of_the_reading_itself_are_not_counted() -> None:
     """It reads a little of every process: on a busy node more than a loader of text does. Other processes begin and end
     between two readings, so the least of several counts."""
@@ -109,8 +102,6 @@ def test_a_child_counts_while_it_runs_and_after_its_end(ended: bool) -> None:
     before, cpu_s = ReadBytes.now(), process_tree_seconds()
     wait = "" if ended else "input()"
     child = subprocess.Popen([sys.executable, "-c", BUSY + wait], stdin=-1, stdout=-1, text=True)
-    assert child.stdin is not None
-    assert child.stdout is not None
     child.stdout.readline()
     if ended:
         child.wait(20)
@@ -200,8 +191,3 @@ def test_a_thread_that_ends_while_the_children_are_read_is_passed_over(
 
     monkeypatch.setattr(Path, "read_text", read)
     assert process_tree_seconds(tmp_path) == pytest.approx((154 + 1000) / HZ)
-
-
-def test_this_machine() -> None:
-    assert (load := Load.now().load) is not None
-    assert load >= 0
