@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from functools import cache, partial
+from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import pytest
 
 from ddlbench.record.run_json import weights_hash
 from tests.equality.cases import CASES, at, plain_process
+from tests.equality.chosen import Chosen, for_each
 from tests.equality.distances import TOLERANCES, assert_equal
 from tests.support.equal import train_cases
 from tests.support.ranks import run_ranks
@@ -20,60 +22,49 @@ QUICK = {"resnet-fp32-whole", "vgg-fp32-whole", "gpt2-fp32-whole"}
 QUICK_OF_THE_BASES = {"gpt2-bf16-accumulated", "resnet-checkpointed-clipped"}
 BASES = {"single", "ddp"}
 
+Key = tuple[int, str, str]  # ranks, case, framework
+TRAININGS: dict[Key, tuple[Case, Strategy]] = {
+    (world, case.name, strategy.name): (at(world, case), strategy)
+    for world in (1, 2, 3, 4)
+    for case in CASES
+    for strategy in strategies(world, case)
+}
 
-def is_quick(world: int, case: Case, strategy: Strategy) -> bool:
-    quick = QUICK | (QUICK_OF_THE_BASES if strategy.name in BASES else set())
-    return world <= 2 and case.name in quick
+
+def is_quick(key: Key) -> bool:
+    world, case, strategy = key
+    return world <= 2 and case in (QUICK | QUICK_OF_THE_BASES if strategy in BASES else QUICK)
 
 
-def strategies_of(world: int, case: Case, quick: bool) -> list[Strategy]:
-    return [strategy for strategy in strategies(world, case) if is_quick(world, case, strategy) == quick]
+def set_of(key: Key) -> tuple[int, str]:
+    """The trainings that one set of processes makes: the quick ones of a number of ranks, or those of a slow case. All
+    slow cases of two ranks take half an hour, and more than a set may take on a busy machine."""
+    return key[0], "quick" if is_quick(key) else key[1]
+
+
+def train(keys: Sequence[Key]) -> dict[Key, Outcome]:
+    work = [(case, strategy.framework) for case, strategy in map(TRAININGS.__getitem__, keys)]
+    return dict(zip(keys, run_ranks(keys[0][0], train_cases, work)[0], strict=True))
+
+
+@pytest.fixture(scope="module")
+def outcomes(request: pytest.FixtureRequest) -> Chosen:
+    return Chosen(request, set_of, train)
 
 
 @cache
-def outcomes(world: int, slow_case: str | None) -> dict[tuple[str, str], Outcome]:
-    """The quick cases of every framework at one world size, or a slow one, trained in one set of processes. All slow
-    cases of two ranks take half an hour, and more than a set may take on a busy machine."""
-    work = {
-        (case.name, strategy.name): (at(world, case), strategy.framework)
-        for case in CASES
-        for strategy in strategies_of(world, case, slow_case is None)
-        if slow_case in (None, case.name)
-    }
-    result = run_ranks(world, train_cases, list(work.values()))[0]
-    return dict(zip(work, result, strict=True))
+def plain(world: int, case: str, replicas: int, micro_batch: int | None, policy: bool) -> Outcome:
+    (given,) = [each for each in CASES if each.name == case]
+    return plain_process(at(world, given), replicas, micro_batch, policy)
 
 
-TRAININGS = [
-    pytest.param(
-        world,
-        quick,
-        case,
-        id=f"{world}-ranks-{case.name}-{'quick' if quick else 'rest'}",
-        marks=[] if quick else [pytest.mark.slow],
-    )
-    for world in (1, 2, 3, 4)
-    for quick in (True, False)
-    for case in CASES
-    if strategies_of(world, case, quick)
-]
-
-
-@pytest.mark.parametrize(("world", "quick", "case"), TRAININGS)
-def test_equals_one_plain_process(world: int, quick: bool, case: Case) -> None:
-    result = outcomes(world, None if quick else case.name)
-    plain = cache(partial(plain_process, at(world, case)))
-    unequal: dict[str, str] = {}
-    for strategy in strategies_of(world, case, quick):
-        expected = plain(strategy.replicas, strategy.micro_batch, strategy.policy)
-        try:
-            outcome = result[case.name, strategy.name]
-            assert_equal(outcome, expected, TOLERANCES[case.model.name, case.precision])
-            written = expected_ledger(at(world, case), expected)
-            assert {name: outcome.ledger[name] for name in written} == written
-        except AssertionError as error:
-            unequal[strategy.name] = str(error)
-    assert not unequal, "\n".join(f"{name}: {text}" for name, text in unequal.items())
+@for_each(TRAININGS, lambda key: not is_quick(key))
+def test_equals_one_plain_process(key: Key, outcomes: Chosen) -> None:
+    (world, name, _), (case, strategy), outcome = key, TRAININGS[key], outcomes(key)[key]
+    expected = plain(world, name, strategy.replicas, strategy.micro_batch, strategy.policy)
+    assert_equal(outcome, expected, TOLERANCES[case.model.name, case.precision])
+    written = expected_ledger(case, expected)
+    assert {name: outcome.ledger[name] for name in written} == written
 
 
 def expected_ledger(case: Case, expected: Outcome) -> dict[str, Any]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -25,9 +25,9 @@ from ddlbench.frameworks.parameter_server.adapter import ParameterServer
 from ddlbench.frameworks.pipeline.pipedream import PipeDream
 from ddlbench.job import Framework
 from ddlbench.loop import Run, train
+from ddlbench.measure.rows import EpochRow
 from ddlbench.progress import Progress
 from ddlbench.ranks.boundary import Boundary
-from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 from ddlbench.recipe.recipe import Rates
 from ddlbench.run.attempt import seed_replica
 from ddlbench.run.checkpoints import check_checkpoints, open_checkpoints
@@ -47,30 +47,22 @@ QUICK = {"gpt2-ddp", "gpt2-ddp-powersgd", "resnet-ddp", "resnet-fsdp", "gpt2-gpi
 
 @dataclass(frozen=True)
 class Training:
-    """One training of a case. optimizer: its name; validate: after each epoch"""
+    """One training of a case. validate: after each epoch"""
 
     name: str
     case: Case
     framework: Framework
-    optimizer: str = "sgd"
     validate: bool = True
 
 
 @dataclass
 class Course:
-    """What a run and its continuation must share, epoch by epoch; weights on rank 0 alone.
+    """What a run and its continuation must share; weights on rank 0 alone, notes are what it would write."""
 
-    began_s, elapsed_s: before and after each epoch, as the record counts them
-    """
-
-    losses: dict[int, list[list[float]]] = field(default_factory=dict[int, list[list[float]]])
-    rates: dict[int, list[float]] = field(default_factory=dict[int, list[float]])
-    metrics: dict[int, dict[str, Any]] = field(default_factory=dict[int, dict[str, Any]])
-    weights: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
-    updates: int = 0
-    began_s: list[float] = field(default_factory=list[float])
-    elapsed_s: list[float] = field(default_factory=list[float])
-    notes: dict[str, Any] = field(default_factory=dict[str, Any])
+    rows: list[EpochRow]
+    weights: dict[str, Tensor]
+    updates: int
+    notes: dict[str, Any]
 
 
 class Notes:
@@ -102,9 +94,7 @@ def train_all(trainings: Sequence[Training], folder: str, attempt: int) -> dict[
 
 def train_one(training: Training, folder: Path, attempt: int) -> Course:
     case, rank, rows, notes = training.case, dist.get_rank(), Rows(), Notes()
-    options = OptimizerConfig(training.optimizer, lr=case.lr, momentum=0.9, weight_decay=1e-4)
     job = make_job(case)
-    object.__setattr__(job, "optimizer", partial(make_optimizer, options))
     own = Checkpoint(every=EVERY, resume=attempt > 1)
     config = cast(Config, SimpleNamespace(checkpoint=own, framework=training.framework, loader=loader()))
     check_checkpoints(config, job)
@@ -127,13 +117,7 @@ def train_one(training: Training, folder: Path, attempt: int) -> Course:
     rates = Rates(lambda step: case.lr / (step + 1))
     open_checkpoints(cast(Attempt, here), cast(Supervisor, supervisor), run, trainer, rates)
     train(run, trainer, rates)
-    course = Course(updates=trainer.updates, weights=trainer.state() or {}, notes=notes.sections)
-    for row in rows.rows:
-        course.losses[row.epoch] = [list(each.losses) for each in row.ranks]
-        course.rates[row.epoch] = [row.lr_last or 0.0]
-        course.metrics[row.epoch] = {k: v for k, v in row.metrics.items() if k != "validation_time_s"}
-        course.began_s.append(row.elapsed_s - row.epoch_time_s - row.metrics.get("validation_time_s", 0.0))
-        course.elapsed_s.append(row.elapsed_s)
+    course = Course(rows.rows, trainer.state() or {}, trainer.updates, notes.sections)
     feed.close()
     dist.barrier()
     trainer.close()
@@ -143,35 +127,34 @@ def train_one(training: Training, folder: Path, attempt: int) -> Course:
 def trainings(world: int) -> Iterator[Training]:
     """AdamW and dropout for text, momentum and BatchNorm for images; every framework of the equality tests that may
     continue: stages that are balanced by seconds may not."""
-    text = Case("gpt2-resumed-whole", GPT2, global_batch=6 * world, steps=3, lr=0.02)
+    text = Case("gpt2-resumed-whole", GPT2, global_batch=6 * world, steps=3, lr=0.02, optimizer="adamw")
     images = Case("resnet-resumed-whole", MODELS["resnet"], global_batch=6 * world, steps=3, lr=1e-3)
-    for strategy in filter(lambda one: not getattr(one.framework, "by_seconds", False), strategies(world, text)):
-        yield Training(f"gpt2-{strategy.name}", text, strategy.framework, "adamw")
-    for strategy in filter(lambda one: not getattr(one.framework, "by_seconds", False), strategies(world, images)):
-        yield Training(f"resnet-{strategy.name}", images, strategy.framework)
+    for case in (text, images):
+        for strategy in strategies(world, case):
+            if not getattr(strategy.framework, "by_seconds", False):
+                yield Training(f"{case.model.name}-{strategy.name}", case, strategy.framework)
     untied = replace(text, model=replace(GPT2, tie_weights=False))  # pyright: ignore
-    yield Training("gpt2-local_sgd", text, LocalSGD(local_steps=2), "adamw")
+    yield Training("gpt2-local_sgd", text, LocalSGD(local_steps=2))
     if world == 1:  # with several ranks the order of their gradients is not the same twice
-        yield Training("gpt2-parameter_server-bound", text, ParameterServer(bound=2), "adamw")
-    yield Training("gpt2-pipedream", untied, PipeDream(), "adamw")
-    corrected = {"prediction": PipeDream(correction="prediction"), "pipemare": PipeDream(correction="pipemare")}
-    for name, framework in corrected.items():
-        yield Training(f"gpt2-pipedream-{name}", untied, framework, "adamw")
-    yield Training("gpt2-pipedream_2bw", text, PipeDream(double_buffered=True), "adamw")
+        yield Training("gpt2-parameter_server-bound", text, ParameterServer(bound=2))
+    yield Training("gpt2-pipedream", untied, PipeDream())
+    for correction in ("prediction", "pipemare"):
+        yield Training(f"gpt2-pipedream-{correction}", untied, PipeDream(correction=correction))
+    yield Training("gpt2-pipedream_2bw", text, PipeDream(double_buffered=True))
     yield Training("resnet-local_sgd", images, LocalSGD(local_steps=2))
     # Without validation replicas keep their own running statistics from epoch to epoch.
     yield Training("resnet-ddp-without-validation", images, DDP(), validate=False)
-    wider = replace(text, model=WIDER, lr=0.001)
     for framework in (DDP(), FSDP()):
-        yield Training(f"gpt2-{framework.name}-8bit", wider, framework, "adamw8bit")
-    yield Training("gpt2-ddp-lamb", text, DDP(), "lamb")  # counts its updates outside the states of its parameters
+        wider = replace(text, model=WIDER, lr=0.001, optimizer="adamw8bit")
+        yield Training(f"gpt2-{framework.name}-8bit", wider, framework)
+    # It counts its updates outside the states of its parameters.
+    yield Training("gpt2-ddp-lamb", replace(text, optimizer="lamb"), DDP())
     # What hooks keep; PowerSGD begins before the checkpoint, and in the first step after it.
     for hook in ("topk", "sign", "int8", "powersgd"):
-        framework = DDP(comm_hook=hook, powersgd_start_step=2, bucket_cap_mb=0.01)
-        yield Training(f"gpt2-ddp-{hook}", text, framework, "adamw")
+        yield Training(f"gpt2-ddp-{hook}", text, DDP(comm_hook=hook, powersgd_start_step=2, bucket_cap_mb=0.01))
     late = DDP(comm_hook="powersgd", powersgd_start_step=3 * EVERY, bucket_cap_mb=0.01)
-    yield Training("gpt2-ddp-powersgd-late", text, late, "adamw")
-    yield Training("gpt2-ddp-fp16", replace(text, precision="fp16", clip_norm=0.5), DDP(), "adamw")
+    yield Training("gpt2-ddp-powersgd-late", text, late)
+    yield Training("gpt2-ddp-fp16", replace(text, precision="fp16", clip_norm=0.5), DDP())
 
 
 def wanted(world: int, quick: bool) -> list[Training]:
@@ -197,14 +180,16 @@ TRAININGS = [
 ]
 
 
+def comparable(row: EpochRow) -> tuple[object, ...]:
+    metrics = {name: value for name, value in row.metrics.items() if name != "validation_time_s"}
+    return row.epoch, [list(rank.losses) for rank in row.ranks], row.lr_last, metrics
+
+
 @pytest.mark.parametrize(("world", "quick", "name"), TRAININGS)
 def test_a_resumed_run_equals_an_uninterrupted_one(world: int, quick: bool, name: str) -> None:
     for whole, resumed in zip(*([each[name] for each in ranks] for ranks in courses(world, quick)), strict=True):
-        assert list(resumed.metrics) == list(range(EVERY, EPOCHS))  # no epoch is trained twice
-        for epoch in resumed.metrics:
-            assert resumed.losses[epoch] == whole.losses[epoch]
-            assert resumed.rates[epoch] == whole.rates[epoch]
-            assert resumed.metrics[epoch] == whole.metrics[epoch]
+        assert [row.epoch for row in resumed.rows] == list(range(EVERY, EPOCHS))  # no epoch is trained twice
+        assert list(map(comparable, resumed.rows)) == list(map(comparable, whole.rows[EVERY:]))
         assert resumed.updates == whole.updates == EPOCHS * 3
         assert resumed.weights.keys() == whole.weights.keys()
         assert all(torch.equal(tensor, whole.weights[key]) for key, tensor in resumed.weights.items())
@@ -227,6 +212,7 @@ def test_what_the_record_says_of_it() -> None:
 
 
 def test_seconds_go_on_where_they_were() -> None:
-    whole, resumed = (ranks[0]["gpt2-ddp"] for ranks in courses(2, True))
-    assert resumed.began_s[0] == pytest.approx(whole.elapsed_s[EVERY - 1])
-    assert resumed.began_s[1] == pytest.approx(resumed.elapsed_s[0])
+    whole, resumed = (ranks[0]["gpt2-ddp"].rows for ranks in courses(2, True))
+    began = [row.elapsed_s - row.epoch_time_s - row.metrics.get("validation_time_s", 0.0) for row in resumed]
+    assert began[0] == pytest.approx(whole[EVERY - 1].elapsed_s)
+    assert began[1] == pytest.approx(resumed[0].elapsed_s)

@@ -1,151 +1,125 @@
-"""Frameworks with planted faults: they train something else without saying so."""
+"""Planted faults: what a trainer is changed into trains something else without saying so."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
+from unittest.mock import patch
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
-from ddlbench.frameworks.ddp import DDP
-from ddlbench.frameworks.deepspeed.adapter import ZeroTrainer
-from ddlbench.frameworks.pipeline.adapter import Pipeline, PipelineTrainer
-from ddlbench.frameworks.pipeline.pipedream import PipeDream, PipeDreamTrainer
 from ddlbench.frameworks.shared.groups import clip_parts
-from ddlbench.frameworks.shared.replica import Replica
-from ddlbench.frameworks.tensor.adapter import TensorParallel, TensorReplica
-from ddlbench.job import Batch, Job
+from ddlbench.frameworks.spatial.layers import Halo
+from ddlbench.job import Batch, Framework, Job
+from tests.support.changed_job import with_setup
 
-Repeats = TypeVar("Repeats", Replica, ZeroTrainer)
+Kind = TypeVar("Kind", bound=Framework)
 
 
-@dataclass
-class Summed(DDP):
-    """Gradients summed over ranks where they should be averaged."""
+def broken(framework: Kind, fault: Callable[[Any], object]) -> Kind:
+    """The framework, whose trainers have the fault."""
 
-    def setup(self, job: Job) -> Replica:
-        trainer = super().setup(job)
-        apply = trainer.update.apply
-
-        def summed(parameters: Iterable[nn.Parameter]) -> None:
-            parameters = list(parameters)
-            for parameter in parameters:
-                assert parameter.grad is not None
-                parameter.grad *= job.world_size
-            apply(parameters)
-
-        trainer.update.apply = summed
+    def setup(job: Job) -> Any:
+        trainer = framework.setup(job)
+        fault(trainer)
         return trainer
 
-
-@dataclass
-class Dropping(DDP):
-    """The last micro batch is a copy of the one before."""
-
-    def setup(self, job: Job) -> Replica:
-        return repeating(super().setup(job))
+    return with_setup(framework, setup)
 
 
-def repeating(trainer: Repeats) -> Repeats:
-    """Its last micro batch becomes a copy of the one before."""
+def summed(trainer: Any) -> None:
+    """Gradients summed over ranks where they should be averaged."""
+    apply = trainer.update.apply
+
+    def apply_sum(parameters: Iterable[nn.Parameter]) -> None:
+        parameters = list(parameters)
+        for parameter in parameters:
+            assert parameter.grad is not None
+            parameter.grad *= dist.get_world_size()
+        apply(parameters)
+
+    trainer.update.apply = apply_sum
+
+
+def summed_shards(trainer: Any) -> None:
+    """The same of FSDP."""
+    for module in trainer.model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sums
+
+
+def summed_by_horovod(trainer: Any) -> None:
+    """The same of Horovod."""
+    from horovod.torch import Sum  # pyright: ignore[reportMissingImports]
+
+    trainer.optimizer.op = Sum
+
+
+def repeating(trainer: Any) -> None:
+    """The last micro batch becomes a copy of the one before."""
     own, count = trainer.step, trainer.micro_batches
 
-    def step(batch: Batch | None) -> Tensor | None:
-        assert batch is not None
+    def step(batch: Batch) -> Tensor | None:
         size = len(batch.inputs) // count
         inputs, targets = batch.inputs.clone(), batch.targets.clone()
         inputs[-size:], targets[-size:] = inputs[-2 * size : -size], targets[-2 * size : -size]
         return own(replace(batch, inputs=inputs, targets=targets))
 
     trainer.step = step
-    return trainer
 
 
-@dataclass
-class Clipping(DDP):
-    """Gradients clipped at a norm of 0.1 without being configured."""
-
-    def setup(self, job: Job) -> Replica:
-        return super().setup(replace(job, clip_norm=0.1))
-
-
-@dataclass
-class Untied(Pipeline):
+def untied(trainer: Any) -> None:
     """The tied embedding's two copies get their own gradients only."""
-
-    def setup(self, job: Job) -> PipelineTrainer:
-        trainer = super().setup(job)
-        trainer.blocks.shared = []
-        return trainer
+    trainer.blocks.shared = []
 
 
-@dataclass
-class CountedTwice(Pipeline):
+def counted_twice(trainer: Any) -> None:
     """Clipped by a norm in which what all parts of a layer have counts once a part."""
-
-    def setup(self, job: Job) -> PipelineTrainer:
-        trainer = super().setup(job)
-        counted = list(trainer.model.parameters())
-        trainer.update.clip = partial(clip_parts, counted=counted, group=trainer.groups.norm_group)
-        return trainer
+    counted = list(trainer.model.parameters())
+    trainer.update.clip = partial(clip_parts, counted=counted, group=trainer.groups.norm_group)
 
 
-@dataclass
-class OwnTokens(TensorParallel):
+def own_tokens(trainer: Any) -> None:
     """Sequence parallelism in which each rank trains the parameters that all have on its own tokens only."""
-
-    def setup(self, job: Job) -> TensorReplica:
-        trainer = super().setup(job)
-        trainer.complete_gradients = lambda: None
-        return trainer
+    trainer.complete_gradients = lambda: None
 
 
-@dataclass
-class Unstashed(PipeDream):
-    """Updates overwrite the weights that backward passes in flight still need."""
+def without_halo(trainer: Any) -> None:
+    """Gradients of the rows that other ranks lent are not given back."""
+    own = trainer.step
 
-    def setup(self, job: Job) -> PipeDreamTrainer:
-        trainer = super().setup(job)
-        trainer.weights.copy_newest = lambda: None
-        return trainer
+    def own_only(halo: Halo, gradient: Tensor, x: Tensor) -> Tensor:
+        _, *pieces, _ = gradient.split([halo.above, *halo.taken, halo.below], 2)
+        result = torch.zeros_like(x)
+        result[:, :, halo.lent[halo.part.rank]] = pieces[halo.part.rank]
+        return result
 
-
-@dataclass
-class Prompt(PipeDream):
-    """Updates at the loop's present learning rate instead of their minibatch's."""
-
-    def setup(self, job: Job) -> PipeDreamTrainer:
-        trainer = super().setup(job)
-        own = trainer.step
-
-        def step(batch: Batch | None) -> Tensor | None:
-            rate = trainer.optimizer.param_groups[0]["lr"]
-            for minibatch in {id(micro.minibatch): micro.minibatch for micro in trainer.in_flight}.values():
-                minibatch.rate = rate
+    def step(batch: Batch | None) -> Tensor | None:
+        with patch.object(Halo, "give_back", own_only):
             return own(batch)
 
-        trainer.step = step
-        return trainer
+    trainer.step = step
 
 
-@dataclass
-class Emptied(PipeDream):
-    """Not broken: an epoch ends after three minibatches."""
+def unstashed(trainer: Any) -> None:
+    """PipeDream's updates overwrite the weights that backward passes in flight still need."""
+    trainer.weights.copy_newest = lambda: None
 
-    steps: int = 0
 
-    def setup(self, job: Job) -> PipeDreamTrainer:
-        trainer = super().setup(job)
-        own = trainer.step
+def prompt(trainer: Any) -> None:
+    """PipeDream's updates at the loop's present learning rate instead of their minibatch's."""
+    own = trainer.step
 
-        def step(batch: Batch | None) -> Tensor | None:
-            loss = own(batch)
-            self.steps += 1
-            if self.steps == 3:
-                trainer.flush()
-            return loss
+    def step(batch: Batch | None) -> Tensor | None:
+        rate = trainer.optimizer.param_groups[0]["lr"]
+        for minibatch in {id(micro.minibatch): micro.minibatch for micro in trainer.in_flight}.values():
+            minibatch.rate = rate
+        return own(batch)
 
-        trainer.step = step
-        return trainer
+    trainer.step = step

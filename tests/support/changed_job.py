@@ -1,30 +1,37 @@
-"""Mixins: a framework with another job than that of the case. `class ChangedDDP(ChangedJob, DDP)`."""
+"""Copies of a framework that are set up in another way. Ranks make them themselves, because they cannot be pickled."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable
+from copy import copy
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import torch
 
-from ddlbench.job import Job, Trainer
+from ddlbench.job import Framework, Job
+
+Kind = TypeVar("Kind", bound=Framework)
 
 
-@dataclass
-class ChangedJob:
+def with_setup(framework: Kind, setup: Callable[[Job], Any]) -> Kind:
+    result = copy(framework)
+    result.setup = setup
+    return result
+
+
+def changed(framework: Kind, **changes: Any) -> Kind:
     """Set up with a job of which `changes` are replaced."""
-
-    changes: dict[str, Any] = field(default_factory=dict[str, Any], kw_only=True)
-
-    def setup(self, job: Job) -> Any:  # whatever the framework's own returns
-        return super().setup(replace(job, **self.changes))  # pyright: ignore
+    return with_setup(framework, lambda job: framework.setup(replace(job, **changes)))
 
 
-class Loaded:
+def loaded(framework: Kind) -> Kind:
     """Set up with weights of another seed; the case's own are loaded afterwards, and training must start from them."""
 
-    def setup(self, job: Job) -> Any:
-        trainer: Trainer = super().setup(replace(job, seed=99))  # pyright: ignore
+    def setup(job: Job) -> Any:
+        trainer = framework.setup(replace(job, seed=99))
         torch.manual_seed(job.seed)
         trainer.load(job.model.build().state_dict())
         return trainer
+
+    return with_setup(framework, setup)

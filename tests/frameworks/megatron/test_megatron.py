@@ -1,107 +1,38 @@
-"""megatron-core's layers train what one process trains, and what they cannot do is refused."""
+"""megatron-core's layers, and what they cannot do; that they train what one process trains is tested in
+tests/equality/."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cache, partial
-from typing import Any
-from unittest.mock import patch
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from ddlbench.config.compose import refusal
 from ddlbench.errors import Unavailable
-from ddlbench.frameworks.megatron import adapter
 from ddlbench.frameworks.megatron.adapter import Megatron, import_megatron
-from ddlbench.frameworks.megatron.layers import Attention, build_layers, from_original, to_original, transformer_config
+from ddlbench.frameworks.megatron.layers import Attention, from_original, to_original, transformer_config
 from ddlbench.frameworks.tensor.collectives import Part
 from ddlbench.job import Job
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.oracle.machine.machine import load
 from ddlbench.oracle.measured.inputs import from_roofline
 from ddlbench.oracle.predictor import Inputs, predict
-from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 from ddlbench.recipe.recipe import CrossEntropy
 from tests.equality.cases import MODELS
-from tests.equality.distances import TOLERANCES, assert_equal
-from tests.support.equal import assert_reloaded, facts_of, make_job, ready, reload, train_cases
+from tests.support.equal import facts_of
 from tests.support.jobs import ranks, refused, wrong_knob
-from tests.support.ranks import results, run_ranks
-from tests.support.reference import Case, Outcome, reference
+from tests.support.ranks import run_ranks
+from tests.support.reference import Case
 from tests.support.rehearsals import WORLD, config, rehearsed
 
-TEXT = GPT2("gpt2", n_layer=2, n_embd=32, n_head=4, vocab_size=61, seq_len=16, dropout=0.0)
+TEXT = cast(GPT2, MODELS["gpt2"])
 
 
-@dataclass
-class Fused(Megatron):
-    """With the kernels of GPUs, whose formulas run operation by operation in this test."""
-
-    def setup(self, job: Job) -> Any:
-        with patch.object(adapter, "build_layers", lambda *given, fused: build_layers(*given, fused=True)):
-            return super().setup(job)
-
-
-CASE = Case("gpt2", TEXT, lr=0.02, global_batch=8, steps=4)
-KNOBS: dict[str, Any] = {"micro_batch": 2, "clip_norm": 0.05, "checkpoint_activations": True}
-TRAININGS: dict[int, dict[str, tuple[Case, Megatron]]] = {
-    1: {"one rank": (CASE, Megatron())},
-    2: {
-        "tp": (CASE, Megatron()),
-        "dp": (CASE, Megatron(dp=2)),
-        "tp, knobs": (replace(CASE, **KNOBS), Megatron()),
-        "tp, fused": (CASE, Fused()),
-        "tp, untied": (replace(CASE, model=replace(TEXT, tie_weights=False)), Megatron()),
-    },
-    4: {"dp x tp, knobs": (replace(CASE, **KNOBS), Megatron(dp=2))},
-}
-
-
-def train_all() -> list[Outcome]:
-    with torch.compiler.set_stance("force_eager"):
-        return train_cases(list(TRAININGS[dist.get_world_size()].values()))
-
-
-def dropped() -> list[dict[str, Tensor]]:
-    """Parameters that every rank has whole, after two updates with dropout while one rank draws numbers in between; the
-    second time with blocks that run again."""
-    result: list[dict[str, Tensor]] = []
-    for again in (False, True):
-        case = replace(CASE, model=replace(TEXT, dropout=0.5), checkpoint_activations=again)
-        with ready(Megatron(), make_job(case)) as (trainer, batch):
-            for _ in range(2):
-                torch.rand(dist.get_rank() + 1)  # as a loader would on the rank that reads
-                trainer.step(batch)
-            named = trainer.model.named_parameters()
-            result.append({name: each.detach().clone() for name, each in named if name not in trainer.splits})
-    return result
-
-
-TRAIN: dict[str, Callable[[], Any]] = {"trained": train_all}
-MORE = {"dropped": dropped, "reloaded": partial(reload, CASE, Megatron()), "facts": partial(facts_of, CASE, Megatron())}
-
-
-@cache
-def outcomes(world: int) -> list[dict[str, Any]]:
-    """What each piece of work returned, by rank: one set of processes does it all."""
-    return run_ranks(world, results, TRAIN | MORE if world == 2 else TRAIN)
-
-
-@pytest.mark.parametrize("world", TRAININGS)
-def test_trains_what_one_process_trains(world: int) -> None:
-    for (case, framework), outcome in zip(TRAININGS[world].values(), outcomes(world)[0]["trained"], strict=True):
-        assert_equal(outcome, reference(case, framework.layout(world).dp), TOLERANCES["gpt2", "fp32"])
-
-
-def test_whole_activations_lose_the_same_units_on_every_rank() -> None:
-    (plain, again), (other, _) = (rank["dropped"] for rank in outcomes(2))
-    assert "h0.layer.input_layernorm.weight" in plain
-    assert all(torch.equal(plain[name], other[name]) for name in plain)
-    assert all(torch.equal(plain[name], again[name]) for name in plain)  # a block drops the same when it runs again
+CASE = Case("gpt2", TEXT, global_batch=8)
 
 
 def test_each_rank_drops_attention_of_its_own_heads() -> None:
@@ -127,10 +58,6 @@ def test_the_equations_send_what_it_sends_on_cuda(precision: str) -> None:
     assert [(one.count, one.bytes_) for one in sums] == [(layers["count"], layers["bytes_"])]
     assert layers["count"] == 7 + 7 + 3
     assert not traced.host_waits
-
-
-def test_a_loaded_state_is_what_it_computes_with_and_gives_back() -> None:
-    assert_reloaded((rank["reloaded"] for rank in outcomes(2)), TEXT)
 
 
 @pytest.mark.parametrize(
@@ -166,14 +93,13 @@ def test_facts_say_which_layers_they_are() -> None:
     vocabulary, positions, norms = 31 * 32, 16 * 32, 5 * 2 * 32
     attention = (32 * 48 + 48) + (16 * 32 + 32)  # qkv of two heads, projection
     mlp = (32 * 64 + 64) + (64 * 32 + 32)
-    assert outcomes(2)[0]["facts"] == {
+    assert run_ranks(2, facts_of, CASE, Megatron())[0] == {
         "staleness": 0, "dp": 1, "tp": 2, "layers": "local", "fused_kernels": False,
         "parameters_per_rank": vocabulary + positions + norms + 2 * (attention + mlp), "reduce_dtype": "fp32",
     }  # fmt: skip
 
 
 CUDA = torch.device("cuda")
-LAMB = partial(make_optimizer, OptimizerConfig("lamb", lr=0.02))
 REFUSED: list[tuple[Job, Megatron, str]] = [
     (ranks(2, MODELS["resnet"]), Megatron(), "megatron: its layers are those of transformers, not of resnet"),
     (ranks(8), Megatron(), r"8 ranks cannot share the 4 heads of h0\.attn: .*tp=4 framework\.dp=2"),
@@ -182,9 +108,6 @@ REFUSED: list[tuple[Job, Megatron, str]] = [
     (replace(ranks(2), loss=CrossEntropy(0.1)), Megatron(), r"recipe\.label_smoothing=0\.1: "),
     (ranks(1, checkpoint_activations="budget:1"), Megatron(), "a budget counts the blocks of transformers' GPT-2"),
     (ranks(1, checkpoint_activations="selective"), Megatron(), "adds up the outputs of its matrix products in place"),
-    (ranks(2, compile=True), Megatron(), r"set train\.compile=false"),
-    (ranks(2, optimizer=LAMB), Megatron(), "Lamb needs the norm of each full layer"),
-    (ranks(2, reduce_dtype="bf16"), Megatron(dp=2), "bf16 need NCCL"),
 ]
 
 

@@ -1,28 +1,13 @@
-"""Corrections of old weights: pipelines against one plain process that follows the papers' rules (support/corrections);
-what they are worth; refusals."""
+"""Old weights, kept, predicted or corrected; that pipelines train with them by the papers' rules is tested in
+tests/equality/test_old_weights.py."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from dataclasses import replace
-from functools import cache, partial
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from ddlbench.frameworks.pipeline.pipedream import PipeDream
 from ddlbench.frameworks.pipeline.weights import PredictedWeights, UnstashedWeights, Weights
-from ddlbench.job import Job
-from tests.equality.distances import assert_equal, assert_same_bits, distance
-from tests.frameworks.pipeline.old_weights import CHANGING, TIED, UNTIED, VGG, Trial, no_rule, of
-from tests.support.broken import Emptied
-from tests.support.corrections import PipeMare, SpecTrain, XPipe
-from tests.support.equal import make_job, ready, train_cases
-from tests.support.jobs import refused, wrong_knob
-from tests.support.ranks import run_ranks
-from tests.support.reference import Case, Outcome, reference, stale_reference
 
 
 class Doubled(nn.Module):
@@ -73,78 +58,6 @@ def test_memory_is_shared_until_the_newest_part() -> None:
     assert first.data_ptr() == second.data_ptr() == newest.data_ptr()
     weights.copy_newest()
     assert first.data_ptr() == second.data_ptr() != newest.data_ptr()
-
-
-TEXT = Case("gpt2", UNTIED, lr=0.02, rates=CHANGING)
-IMAGES = Case("vgg", VGG, lr=0.5)
-ADAMW = replace(TEXT, optimizer="adamw", rates=[rate / 10 for rate in CHANGING])
-
-
-def predicting(name: str = "pipedream", **knobs: Any) -> PipeDream:
-    return PipeDream(name, name == "pipedream_2bw", correction="prediction", **knobs)
-
-
-def pipemare(
-    balance: list[int], decay: float = 0.5, reschedule: int = 4, kind: type[PipeDream] = PipeDream
-) -> PipeDream:
-    return kind(balance=balance, correction="pipemare", discrepancy_decay=decay, reschedule_updates=reschedule)
-
-
-MARE = partial(PipeMare, decay=0.5, reschedule=4)
-TWO = {
-    "SpecTrain": Trial(TEXT, Emptied(balance=[2, 3], correction="prediction"), [1, 0], SpecTrain),
-    "SpecTrain, images": Trial(IMAGES, predicting(balance=[13, 3]), [1, 0], SpecTrain),
-    "SpecTrain, 2bw": Trial(
-        replace(TEXT, model=TIED, micro_batch=2), predicting("pipedream_2bw", balance=[2, 3]), [1, 1], SpecTrain
-    ),
-    "XPipe": Trial(ADAMW, predicting(balance=[2, 3]), [1, 0], XPipe),
-    "PipeMare": Trial(TEXT, pipemare([2, 3], kind=Emptied), [1, 0], MARE),
-}
-FOUR = {
-    "SpecTrain": Trial(TEXT, predicting(balance=[1, 1, 2, 1]), [3, 2, 1, 0], SpecTrain),
-    "XPipe": Trial(ADAMW, predicting(balance=[1, 1, 2, 1]), [3, 2, 1, 0], XPipe),
-    "XPipe, micro batches": Trial(replace(ADAMW, micro_batch=6), predicting(balance=[1, 1, 2, 1]), [2, 1, 1, 0], XPipe),
-    "PipeMare": Trial(TEXT, pipemare([1, 1, 2, 1]), [3, 2, 1, 0], MARE),
-    "PipeMare, AdamW": Trial(ADAMW, pipemare([1, 1, 2, 1]), [3, 2, 1, 0], MARE),
-}
-
-
-@cache
-def trained(ranks: int) -> dict[str, Outcome]:
-    trials = TWO if ranks == 2 else FOUR
-    work = [(each.case, each.framework) for each in trials.values()]
-    return dict(zip(trials, run_ranks(ranks, train_cases, work)[0], strict=True))
-
-
-TRIALS = [
-    *(pytest.param(2, name, id=f"2-{name}") for name in TWO),
-    *(pytest.param(4, name, id=f"4-{name}", marks=pytest.mark.slow) for name in FOUR),
-]
-
-
-@pytest.mark.parametrize(("ranks", "name"), TRIALS)
-def test_trains_by_the_rule(ranks: int, name: str) -> None:
-    each = (TWO if ranks == 2 else FOUR)[name]
-    assert_equal(trained(ranks)[name], each.expected(), each.tolerance)
-    each.assert_differs(trained(ranks)[name], each.expected(rules=no_rule))
-
-
-@pytest.mark.parametrize("correction", ["prediction", "pipemare"])
-def test_one_stage_is_never_corrected(correction: str) -> None:
-    case = replace(TEXT, optimizer="adamw")
-    plain, corrected = run_ranks(
-        1, train_cases, [(case, PipeDream()), (case, PipeDream(correction=correction, reschedule_updates=3))]
-    )[0]
-    assert_same_bits(corrected, plain)
-
-
-def test_predicted_weights_are_nearer_to_those_of_the_update() -> None:
-    """The weights that minibatch t sees, against those that its update finds: GPT-2, staleness 3 on all blocks."""
-    case = replace(TEXT, steps=12, rates=[], lr=0.01)
-    fresh, off = reference(case, 1), dict[str, float]()
-    for name, rules in {"none": no_rule, "prediction": SpecTrain}.items():
-        off[name] = distance(stale_reference(case, [5], [3], rules=rules).weights, fresh)
-    assert off["prediction"] < off["none"], off
 
 
 class Quadratic(nn.Module):
@@ -218,44 +131,3 @@ def test_a_backward_pass_sees_the_corrected_weights(layer: nn.Module, value: Ten
     assert given.grad is not None
     assert plain.grad is not None
     torch.testing.assert_close(given.grad, plain.grad)
-
-
-def test_pipemare_keeps_one_set_of_weights() -> None:
-    facts = run_ranks(2, look)[0]
-    assert facts["weight_versions"] == [1, 1]
-    assert facts["correction"] == "pipemare"
-
-
-def look() -> dict[str, Any]:
-    with ready(pipemare([2, 3]), make_job(TEXT)) as (trainer, _):
-        assert isinstance(trainer.weights, UnstashedWeights) == (trainer.job.rank == 0), "the last stage is never late"
-        assert any(name.startswith("velocity/") for name in trainer.live().rank_tensors) == (trainer.job.rank == 0)
-        return trainer.facts()
-
-
-def with_optimizer(given: Job, optimizer: Callable[..., torch.optim.Optimizer]) -> Job:
-    return replace(given, optimizer=lambda named: optimizer([weight for _, weight in named], lr=0.1))
-
-
-@pytest.mark.parametrize(
-    ("framework", "given", "says"),
-    [
-        (predicting(), with_optimizer(of(2), torch.optim.SGD), r"=prediction: without momentum .*choose sgd with mom"),
-        (predicting(), with_optimizer(of(2), torch.optim.RMSprop), r"=prediction: there is no rule for RMSprop"),
-        (pipemare([8, 8]), of(2, precision="bf16"), r"=pipemare: in bf16 .*set train\.precision=fp32"),
-        (pipemare([8, 8]), of(2, micro_batch=6), r"weights of several ages: set train\.micro_batch=null"),
-        (pipemare([8, 8]), of(2, checkpoint_activations=True), r"set train\.checkpoint_activations=false"),
-        (
-            PipeDream("pipedream_2bw", True, correction="pipemare"), of(2, micro_batch=6),
-            r"keeps the weights of the forward pass .*use framework=pipedream",
-        ),
-    ],
-)  # fmt: skip
-def test_unsupported_settings_are_refused_before_anything_starts(framework: PipeDream, given: Job, says: str) -> None:
-    refused(framework, given, says)
-
-
-def test_wrong_knobs_are_named() -> None:
-    wrong_knob(PipeDream, r"framework\.correction=guess", correction="guess")
-    wrong_knob(PipeDream, r"framework\.discrepancy_decay=1\.0", discrepancy_decay=1.0)
-    wrong_knob(PipeDream, r"framework\.reschedule_updates=-1", reschedule_updates=-1)

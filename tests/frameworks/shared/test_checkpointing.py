@@ -16,7 +16,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from ddlbench.errors import Unsupported
-from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.frameworks.pipeline.stages import Plan
 from ddlbench.frameworks.shared import checkpointing
@@ -33,13 +32,7 @@ from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.vgg import VGG
 from ddlbench.recomputation import Choice, Names, instants, named, plan_of, repeats
 from ddlbench.texts import GIB
-from tests.equality.cases import MODELS, RATES
-from tests.equality.distances import assert_same_bits
-from tests.support.equal import train_cases
 from tests.support.jobs import MODEL, job
-from tests.support.ranks import run_ranks
-from tests.support.reference import Case
-from tests.support.strategies import strategies
 
 TEXT = GPT2("gpt2", n_layer=3, n_embd=32, n_head=4, vocab_size=61, seq_len=16, dropout=0.3)
 IN_PLACE = VGG("vgg", channels=[8, 8, 16, 16, 16], hidden=32, image_size=32, num_classes=7)
@@ -191,50 +184,6 @@ def test_what_cannot_be_checkpointed_is_refused_before_anything_starts() -> None
         Single().check(replace(job(), checkpoint_activations=["h9"]))
     with pytest.raises(Unsupported, match=r"budget:1e-6: no set of blocks fits: the least for stem to .* is .* GiB"):
         Single().check(replace(job(), checkpoint_activations="budget:1e-6"))
-
-
-def trained(name: str, model: Model, world: int, forms: list[Choice]) -> list[Case]:
-    one = Case(name, model, micro_batch=3, steps=2, global_batch=6 * world)
-    return [replace(one, checkpoint_activations=form) for form in (False, True, "selective", "every:2", *forms)]
-
-
-@pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_every_form_trains_the_same_to_the_bit(world: int) -> None:
-    framework = Single() if world == 1 else DDP()
-    cases = [
-        *trained("resnet", MODELS["resnet"], world, [["stem"], "budget:0.013"]),
-        *trained("gpt2", replace(TEXT, n_layer=2), world, [["h0"], "budget:0.0002"]),
-    ]
-    result = run_ranks(world, train_cases, [(case, framework) for case in cases])[0]
-    plain = {case.name: outcome for case, outcome in zip(cases, result, strict=True) if not case.checkpoint_activations}
-    for case, outcome in zip(cases, result, strict=True):
-        assert_same_bits(outcome, plain[case.name], case)
-
-
-@pytest.mark.slow
-def test_stages_within_a_budget_train_the_same_to_the_bit() -> None:
-    """The first stage of 1F1B has two micro batches in memory, the last has one: only the first runs blocks again."""
-    framework, model, budget = Pipeline(schedule="1f1b", balance=[3, 4]), replace(TEXT, n_layer=4), "budget:0.0004"
-    this = replace(job(), model=model, checkpoint_activations=budget, global_batch=8, micro_batch=2, world_size=2)
-    first, last = Plan(this, [2, 1], 2, framework).segments
-    assert "h0" not in first
-    assert {"h2", "h3"} <= {item for item in last if isinstance(item, str)}
-    case = Case("gpt2", model, micro_batch=2, steps=2, global_batch=8)
-    cases = [replace(case, checkpoint_activations=form) for form in (False, budget)]
-    plain, within = run_ranks(2, train_cases, [(one, framework) for one in cases])[0]
-    assert_same_bits(within, plain)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("model", ["resnet", "gpt2"])
-def test_selective_trains_the_same_to_the_bit_in_every_framework(model: str) -> None:
-    given = TEXT if model == "gpt2" else MODELS[model]
-    case = Case(f"{model}-whole", given, checkpoint_activations="selective", steps=2, lr=RATES[model])
-    trained = strategies(2, case)
-    cases = [replace(case, checkpoint_activations=form) for form in (False, "selective")]
-    result = run_ranks(2, train_cases, [(one, strategy.framework) for strategy in trained for one in cases])[0]
-    for strategy, plain, selective in zip(trained, result[::2], result[1::2], strict=True):
-        assert_same_bits(selective, plain, strategy)
 
 
 def test_a_model_says_what_was_done_to_it() -> None:

@@ -5,11 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddlbench.errors import UserError
-from ddlbench.frameworks.shared.layout import Layout, divisors, fill, nearest_mesh
-
-
-def test_divisors() -> None:
-    assert divisors(12) == [1, 2, 3, 4, 6, 12]
+from ddlbench.frameworks.shared.layout import Layout, fill, nearest_mesh
 
 
 def test_the_free_dimension_takes_the_ranks_that_are_left() -> None:

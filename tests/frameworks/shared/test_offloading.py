@@ -18,15 +18,9 @@ from ddlbench.frameworks.shared.checkpointing import checkpoint_blocks, facts_of
 from ddlbench.frameworks.shared.offloading import Host, OffloadedBlock, Saved, offload_blocks
 from ddlbench.frameworks.single import Single
 from ddlbench.frameworks.tensor.adapter import TensorParallel
-from ddlbench.job import Framework, Model
+from ddlbench.job import Model
 from ddlbench.models.gpt2 import GPT2
-from ddlbench.recomputation import Choice
-from tests.equality.cases import MODELS
-from tests.equality.distances import assert_same_bits
-from tests.support.equal import train_cases
 from tests.support.jobs import CPU, MODEL, job, refused
-from tests.support.ranks import run_ranks
-from tests.support.reference import Case
 
 TEXT = GPT2("gpt2", n_layer=3, n_embd=32, n_head=4, vocab_size=61, seq_len=16, dropout=0.3)
 TRAINED: dict[str, Model] = {"batch norm": MODEL, "dropout": TEXT}
@@ -189,27 +183,6 @@ def test_a_wrong_copy_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ddlbench.frameworks.shared.offloading.OffloadedBlock", Wrong)
     plain, wrong = (passed(built(TEXT, chosen)[0], TEXT) for chosen in ([], ["h0"]))
     assert not all(map(torch.equal, plain, wrong))
-
-
-def forms(name: str, model: Model, world: int, more: list[tuple[Choice, Choice]]) -> list[Case]:
-    one = Case(name, model, micro_batch=3, steps=2, global_batch=6 * world)
-    result: list[tuple[Choice, Choice]] = [(False, False), (False, True), *more]
-    return [replace(one, checkpoint_activations=again, offload_activations=offload) for again, offload in result]
-
-
-SLOW = [pytest.param(2, framework, marks=pytest.mark.slow) for framework in (FSDP(), DeepSpeed(zero_stage=2))]
-
-
-@pytest.mark.parametrize(("world", "framework"), [(1, Single()), (2, DDP()), *SLOW])
-def test_every_form_trains_the_same_to_the_bit(world: int, framework: Framework) -> None:
-    cases = [
-        *forms("resnet", MODELS["resnet"], world, [(["layer1_0"], ["stem"]), ("budget:0.013", "budget:0.013")]),
-        *forms("gpt2", replace(TEXT, n_layer=2), world, [(False, "budget:0.00034"), (["h1"], True)]),
-    ]
-    result = run_ranks(world, train_cases, [(case, framework) for case in cases])[0]
-    plain = {case.name: each for case, each in zip(cases, result, strict=True) if not case.offload_activations}
-    for case, outcome in zip(cases, result, strict=True):
-        assert_same_bits(outcome, plain[case.name], case)
 
 
 def test_what_cannot_be_offloaded_is_refused_before_anything_starts() -> None:
