@@ -260,7 +260,8 @@ def predicted(seconds: dict[int, float], *options: str) -> list[Prediction]:
     """The rows of 4 GPUs. seconds: of a measured step, by tensor parallel ranks"""
     asked, attempts = configuration(*WORDS), list[Attempt]()
     for tp, step_s in seconds.items():
-        layout: Any = replace(asked.framework, dp=4 // tp, tp=tp)
+        framework: Any = asked.framework
+        layout = replace(framework, dp=4 // tp, tp=tp)
         ledger = {"global_batch": 32, "data_size": 4 // tp, "micro_batches": 1}
         attempts.append(record(replace(asked, framework=layout), 4, step_s, ledger=ledger))
     results = Results(Path("results"), attempts)
