@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import matplotlib.image
 import pytest
@@ -260,7 +260,8 @@ def predicted(seconds: dict[int, float], *options: str) -> list[Prediction]:
     """The rows of 4 GPUs. seconds: of a measured step, by tensor parallel ranks"""
     asked, attempts = configuration(*WORDS), list[Attempt]()
     for tp, step_s in seconds.items():
-        layout = replace(cast(Any, asked.framework), dp=4 // tp, tp=tp)
+        framework: Any = asked.framework
+        layout = replace(framework, dp=4 // tp, tp=tp)
         ledger = {"global_batch": 32, "data_size": 4 // tp, "micro_batches": 1}
         attempts.append(record(replace(asked, framework=layout), 4, step_s, ledger=ledger))
     results = Results(Path("results"), attempts)
