@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -174,6 +175,25 @@ esac""",
     assert (record["status"], record["reason"]) == ("unavailable", f"no library y; {ended}"), output.read_text()
     assert (record["launch"]["nodes"], record["config"]["cluster"]["name"]) == (2, "ddlbench")
     assert record["environment"]["variables"]["SLURM_JOB_ID"] == job
+
+
+@pytest.mark.slow
+def test_a_requeued_job_continues_its_run(slurm, tmp_path):
+    output = tmp_path / "out.txt"
+    words = (*TINY[:-2], "train.epochs=30", "train.steps=5", "train.global_batch=8", "checkpoint.every=1")
+    options = ("--requeue", "--ntasks=2", f"--chdir={tmp_path}", SCRIPTS / "run.sbatch")
+    env = {"DDLBENCH_PYTHON": PYTHON, "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+    job = slurm.submit(output, *options, *words, **env)
+    wait_until(lambda: list(tmp_path.glob("results/*/checkpoints-1/epoch-000003")))
+    slurm.requeue(job)
+    assert slurm.wait(job) == ["COMPLETED"], output.read_text()
+    first, second = records(tmp_path / "results")
+    assert first["status"] != "ok"
+    assert second["status"] == "ok"
+    assert second["resume"]["attempt"] == 1
+    assert second["resume"]["epoch"] >= 3
+    assert second["summary"]["epochs_done"] == 30
+    assert not list(tmp_path.glob("results/*/checkpoints-*"))
 
 
 @pytest.mark.slow
