@@ -55,7 +55,7 @@ bench-loaders: setup ## how fast data are read, beside scripts that use each lib
 bench-oracle: setup ## measured steps of 2 and 4 processes beside what the oracle predicts from one (about 25 minutes)
 	.venv/bin/python -m benchmarks.oracle
 
-oracle-published: setup ## published measurements beside the oracle, with constants chosen without their source (two minutes)
+oracle-published: setup ## published measurements beside the oracle, also with constants chosen without their source (10 to 20 minutes)
 	.venv/bin/python -m benchmarks.published benchmarks/measured/points.csv benchmarks/measured/gpt_layouts.csv
 
 docs: setup ## make the pages that come from the code: data dictionary, frameworks
