@@ -61,7 +61,8 @@ def shares_a_path(machine: Machine) -> bool:
 
 
 def with_constants(machine: Machine, constants: Constants) -> Machine:
-    hidden = machine.hidden_cost if shares_a_path(machine) else {1: constants.hidden_cost}
+    kept = shares_a_path(machine) or not machine.overlap  # nothing hides there
+    hidden = machine.hidden_cost if kept else {1: constants.hidden_cost}
     device = replace(machine.device, kernel_s=constants.kernel_s)
     return replace(machine, device=device, hidden_cost=hidden, spread=constants.spread)
 

@@ -120,7 +120,7 @@ def points(rows: Sequence[CsvRow], left_out: list[str]) -> Iterator[Point]:
     seen: dict[tuple[str, ...], int] = {}
     for row in rows:
         try:
-            first = seen.setdefault((*(row[column] for column in COLUMNS), row.cells.get("loader", "")), row.line)
+            first = seen.setdefault(tuple(row[column] for column in (*COLUMNS, "loader")), row.line)
             if first != row.line:
                 raise UserError(f"the same as line {first}")
             stated = row["base_gpus"] and row["base_value"]
@@ -161,7 +161,7 @@ def point(row: CsvRow, rows: Sequence[CsvRow]) -> Point:
     return Point(
         Words(row.line, *(row[column] for column in ("source", "model", "strategy", "gpu_type", "network"))),
         framework,
-        (*model, *words, *precision_words(row, framework)),
+        (*model, *words, *precision_words(row, framework, model[0])),
         machine,
         measured,
         base,
@@ -265,7 +265,7 @@ def strategy_of(row: CsvRow) -> tuple[str, list[str]]:
     raise UserError(f"the strategy {row['strategy']!r} is not known")
 
 
-def precision_words(row: CsvRow, framework: str) -> list[str]:
+def precision_words(row: CsvRow, framework: str, model: str) -> list[str]:
     """Gradients are sent in 16 bits where the source says so ("PURE" of llm-foundry, "fp16 gradients", "fp16
     all-reduce"), and where the weights of a model without BatchNorm have 16 bits, too: DeepSpeed's fp16 and bf16, and
     Megatron-LM's fp16. Else they are sent in fp32, as under amp and in TensorFlow, whose weights are in fp32."""
@@ -282,7 +282,7 @@ def precision_words(row: CsvRow, framework: str) -> list[str]:
         return ["train.precision=fp32", f"train.tf32={str(name == 'tf32').lower()}", *reduced, *checkpointed]
     sharded = framework in ("zero1", "zero2", "zero3")
     casts = sharded or "deepspeed" in library or ("megatron" in library and name == "fp16")
-    casts &= not any(re.search(pattern, row["model"], re.IGNORECASE) for pattern in IMAGES)
+    casts &= model.startswith("+model=gpt2")
     if casts or "(pure)" in strategy:
         reduced = [f"train.reduce_dtype={name}"]
     cast = ["framework.mixed_precision=weights"] if casts and sharded else []
