@@ -90,8 +90,11 @@ ABLATIONS: dict[str, Callable[[Machine], Machine]] = {
     "all ranks equally fast": lambda machine: with_constants(machine, CHOSEN._replace(spread=0.0)),
     "kernels take no time beside their work": lambda machine: with_constants(machine, CHOSEN._replace(kernel_s=0.0)),
     "hosts start kernels in no time": prompt_host,
+    "gradients are packed in no time": lambda machine: replace(machine, packing=0.0),
     "links as their data sheets": nominal,
-    "none of these": lambda machine: nominal(prompt_host(with_constants(machine, Constants(0.0, 0.0, 0.0)))),
+    "none of these": lambda machine: nominal(
+        prompt_host(with_constants(replace(machine, packing=0.0), Constants(0.0, 0.0, 0.0)))
+    ),
 }
 
 OF_LAYOUTS = {

@@ -100,4 +100,4 @@ def test_collectives(size: float, ranks: int, given_links: Any, more: float):
         assert took == 0 if ranks == 1 else took > 0
         assert took <= to.seconds(kind, more * size) <= more * took * (1 + 1e-9)
     if ranks > 1:
-        assert all(to.seconds("all_reduce", size) <= algorithm(size, to) for algorithm in ALGORITHMS.values())
+        assert all(to.seconds("all_reduce", size) <= ALGORITHMS[name](size, to) for name in ("ring", "tree"))

@@ -79,6 +79,18 @@ def test_what_is_hidden_costs_what_was_measured(cost: dict[int, float], exposed:
     assert never.exposed_s == pytest.approx(0.600006)
 
 
+@pytest.mark.parametrize(("framework", "moved"), [(DDP(), 16e9), (FSDP(reshard_after_forward=True), 2 * 12e9)])
+def test_a_device_packs_what_it_sends(framework: Framework, moved: float) -> None:
+    """4 GB of gradients, read and written twice at 900 GB/s; of shards 8 GB of gathered weights and 4 GB of gradients,
+    read and written once. No other seconds change."""
+    blocks = [block("a", 1, 2), block("b", 3, 4, numbers=10**9)]
+    packed, free = (
+        strategy(framework, made(4, blocks, 8, machine=replace(MACHINE, packing=packing))) for packing in (4.0, 0.0)
+    )
+    assert packed.step_s - free.step_s == pytest.approx(moved / 900e9)
+    assert packed.hidden_s == pytest.approx(free.hidden_s)
+
+
 @pytest.mark.parametrize(("framework", "times"), [(DDP(), 1), (DeepSpeedOptions(zero_stage=2), 2)], ids=str)
 def test_accumulation_sends_once_but_zero_2_reduces_after_every_micro_batch(framework: Framework, times: int) -> None:
     one, two = (strategy(framework, setting(4, 32, micro_batch=micro)) for micro in (8, 4))

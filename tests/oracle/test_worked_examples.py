@@ -270,6 +270,7 @@ EXAMPLES: dict[str, Callable[[], list[str]]] = {
     "measured blocks": calibrated,
     "split layers": lambda: [s(computing(with_work([4, 4], [0, 0], [0, 0], [True, False])).blocks(1, tp=4)[0].forward)],
     "shared cores": shared_cores,
+    "packing": lambda: [ms(made(4, [A, B], 8, replace(MACHINE, packing=4.0)).packing_s(4 * GB))],
     "hidden communication": lambda: [s(made(4, [A, B], 8, replace(MACHINE, hidden_cost={4: 0.5})).exposed(0.6, 0.1))],
     "waiting for data": lambda: [s(loaded().data_s or 0), s(loaded().step_s or 0)],
     "epoch": lambda: [s(loaded().epoch_s or 0), f"{loaded().samples_per_s:.3g} samples/s"],

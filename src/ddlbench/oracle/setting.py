@@ -83,6 +83,11 @@ class Setting:
         of the other seconds, because hidden communication slows computing on this machine."""
         return late + (seconds - late) * self.machine.hidden_cost_with(self.per_node)
 
+    def packing_s(self, bytes_: float) -> float:
+        """Seconds in which a device copies gradients into messages and back; 0 if its bandwidth is not known."""
+        rate = self.machine.device.bytes_per_s
+        return self.machine.packing * bytes_ / rate if rate else 0.0
+
     def path(self, ranks: int, stride: int = 1, groups: int | None = None) -> Path:
         """The connection of a group of ranks (`collectives.path`)."""
         return collectives.path(self.machine, ranks, stride, self.world, groups)

@@ -76,11 +76,12 @@ def test_a_measured_sweep_replaces_the_links() -> None:
 
 
 def test_a_sweep_is_of_one_node() -> None:
-    """Between nodes the links of the file hold: 14 steps of 1 GB at 1 GB/s, and 4 flows of 1 GB."""
+    """Between nodes the links of the file hold: 6 and 2 start-ups, 14 GB at 1 GB/s, and 4 flows of 1 GB."""
     sweeps = {(kind, 4): Sweep((0.0, 1e9), (0.0, 1.0)) for kind in ("all_reduce", "send")}
     machine = replace(MACHINE, sweeps=sweeps)
     assert path(machine, 4, world=8).seconds("all_reduce", 1e9) == pytest.approx(1.0)
-    assert path(replace(machine, algorithm="ring"), 8).seconds("all_reduce", M) == pytest.approx(14 * (10e-6 + 1.0))
+    ring = path(replace(machine, algorithm="ring"), 8)
+    assert ring.seconds("all_reduce", M) == pytest.approx(2 * (6e-6 + 10e-6) + 14.0)
     assert (send(1e9, machine, 1, 8), send(1e9, machine, 4, 8)) == (pytest.approx(1.0), pytest.approx(10e-6 + 4.0))
     assert machine.marks(8) == []
     assert machine.marks(2) == ["collectives measured with 4 ranks, not 2"]

@@ -56,6 +56,7 @@ def test_units(units: tuple[str, ...], measured: str, more: dict[str, str], seco
         ({"strategy": "DDP + PowerSGD"}, "'DDP + PowerSGD' has compressed gradients"),
         ({"strategy": "DDP, 1-bit"}, "has compressed gradients"),
         ({"strategy": "FSDP+DP"}, "does not state how many replicas"),
+        ({"strategy": "ZeRO-2 within groups of 8 GPUs"}, "shards gradients or weights within groups"),
         ({"strategy": "local SGD (data parallel)"}, "has updates of another kind"),
         ({"strategy": "ZeRO-3 with CPU offload"}, "has weights or states on the host"),
         ({"model": "Mask R-CNN (ResNet-50)"}, "is not known"),
@@ -111,7 +112,7 @@ STRATEGIES = {
     "FSDP FULL_SHARD (PURE)": "fsdp", "fully sharded": "fsdp", "FSDP (ZeRO-3)": "fsdp", "FSDP NO_SHARD": "ddp",
     "Horovod DP": "horovod", "ZeRO-2": "zero2", "ZeRO stage 3": "zero3", "DistributedDataParallel": "ddp",
     "MultiWorkerMirroredStrategy": "ddp", "synchronous SGD": "ddp", "replicated all-reduce (NCCL)": "ddp",
-    "DP (TP1 PP1)": "ddp", "DDP (async all-reduce)": "ddp",
+    "DP (TP1 PP1)": "ddp", "DDP (async all-reduce)": "ddp", "ZeRO-1 within groups of 8 GPUs": "ddp",
 }  # fmt: skip
 WHOLE_WEIGHTS = {"FSDP SHARD_GRAD_OP (DEFAULT)": "fsdp", "FSDP (ZeRO-2)": "fsdp"}
 
@@ -162,6 +163,9 @@ def test_types_of_weights_and_gradients(strategy: str, precision: str, model: st
         ("DeepSpeed", "ZeRO stage 0", "bf16", "bf16", False),
         ("DeepSpeed", "ZeRO stage 3", "bf16", "bf16", True),
         ("apex", "DDP", "fp16", "fp32", True),
+        ("MXNet", "Horovod", "fp16", "fp16", True),
+        ("MXNet", "Horovod", "amp fp16", "fp32", True),
+        ("InternEvo", "ZeRO-1 within groups of 8 GPUs", "bf16", "bf16", True),
     ],
 )
 def test_libraries_differ_in_the_type_of_gradients_and_in_their_overlap(
@@ -171,6 +175,22 @@ def test_libraries_differ_in_the_type_of_gradients_and_in_their_overlap(
     (point,) = points(rows({**POINT, **row}), [])
     assert f"train.reduce_dtype={sent}" in point.words
     assert point.machine.overlap == overlaps
+
+
+@pytest.mark.parametrize(
+    ("library", "model", "strategy", "size"),
+    [
+        ("PyTorch (DeepLearningExamples)", "BERT-base", "DDP", "954"),
+        ("PyTorch (DLE, DDP, LAMB)", "BERT-large", "DDP with accumulation", "954"),
+        ("PyTorch (DeepLearningExamples)", "ResNet-50", "DDP", None),
+        ("TensorFlow 1 + Horovod (DLE)", "BERT-base", "DP", None),
+        ("TensorFlow 2.3", "BERT-base", "DP (tf.distribute, mirrored)", "1000000"),
+    ],
+)
+def test_some_libraries_send_larger_messages(library: str, model: str, strategy: str, size: str | None) -> None:
+    row = {"framework": library, "strategy": strategy, "model": model, "seq_len": "128"}
+    (point,) = points(rows({**POINT, **row}), [])
+    assert [word for word in point.words if "bucket" in word] == ([f"framework.bucket_cap_mb={size}"] if size else [])
 
 
 @pytest.mark.parametrize(

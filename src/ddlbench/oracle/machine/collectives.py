@@ -1,8 +1,8 @@
 """Seconds of a collective by the alpha-beta model: alpha seconds to start a message, beta seconds a byte.
 
 The algorithms: ring (Patarasuk and Yuan 2009; equations of Kahira et al. 2021), double binary tree (Sanders et al.
-2009; NCCL uses it between nodes), hierarchical (first within the nodes, then between them). `m` is always the complete
-message in bytes: what each rank has after an all-reduce or an all-gather.
+2009; NCCL uses it between nodes), hierarchical (first within the nodes, then between them; Horovod has it as an
+option). `m` is always the complete message in bytes: what each rank has after an all-reduce or an all-gather.
 """
 
 from __future__ import annotations
@@ -90,9 +90,13 @@ def link(machine: Machine, level: int, ranks: int) -> Link:
 
 
 def ring_all_reduce(m: float, to: Path) -> float:
-    """2 (p - 1) (alpha + m / p beta), Patarasuk and Yuan 2009: in each of 2 (p - 1) steps every rank sends m / p bytes
-    to its neighbour, and the slowest link sets the time of the step."""
-    return 2 * (to.ranks - 1) * max(hop.alpha + m / to.ranks * hop.beta for hop in (to.inner, to.outer))
+    """Seconds of an all-reduce around a ring of p ranks on n nodes (Patarasuk and Yuan 2009). In 2 (p - 1) steps every
+    rank sends m / p bytes to its neighbour. A piece waits for the start-ups of the links that it crosses, 2 (n - 1) of
+    them between nodes, as in NCCL's estimate (`nInterSteps` of its tuning). The slowest link sets the time of the
+    bytes."""
+    inside, between = to.ranks - to.outer.ranks, to.outer.ranks - 1
+    start = 2 * (inside * to.inner.alpha + between * to.outer.alpha)
+    return start + 2 * (to.ranks - 1) / to.ranks * m * max(to.inner.beta, to.outer.beta)
 
 
 def tree_all_reduce(m: float, to: Path) -> float:
@@ -111,21 +115,21 @@ def hierarchical_all_reduce(m: float, to: Path) -> float:
     return 2 * (inner.ranks - 1) * (inner.alpha + m / inner.ranks * inner.beta) + between
 
 
-# Algorithms of all-reduces. auto: the fastest one, which NCCL chooses, too.
+# Algorithms of all-reduces. auto: the faster one of the two that NCCL has for all networks.
 ALGORITHMS: dict[str, Callable[[float, Path], float]] = {
-    "auto": lambda m, to: min(ring_all_reduce(m, to), tree_all_reduce(m, to), hierarchical_all_reduce(m, to)),
+    "auto": lambda m, to: min(ring_all_reduce(m, to), tree_all_reduce(m, to)),
     "ring": ring_all_reduce,
     "tree": tree_all_reduce,
     "hierarchical": hierarchical_all_reduce,
 }
 
 
-# Seconds of a collective of m bytes by equations. An all-gather takes (p - 1) (alpha + m / p beta) in a ring (Kahira et
-# al. 2021), or goes first between the nodes and then within them: half of the all-reduce. A reduce-scatter has as many
-# messages as an all-gather, in reverse order. A broadcast goes down a tree in small pieces: half of the all-reduce.
+# Seconds of a collective of m bytes by equations. An all-gather goes once around a ring: half of the all-reduce. A
+# reduce-scatter has as many messages as an all-gather, in reverse order. A broadcast goes down a tree in small pieces:
+# half of the all-reduce.
 FORMULAS: dict[str, Callable[[float, Path], float]] = {
     "all_reduce": lambda m, to: ALGORITHMS[to.algorithm](m, to),
-    "all_gather": lambda m, to: min(ring_all_reduce(m, to), hierarchical_all_reduce(m, to)) / 2,
+    "all_gather": lambda m, to: ring_all_reduce(m, to) / 2,
     "reduce_scatter": lambda m, to: to.seconds("all_gather", m),
     "broadcast": lambda m, to: tree_all_reduce(m, to) / 2,
 }

@@ -31,6 +31,8 @@ KEYS = {"name", "device", "devices_per_node", "links", "nccl", "overlap", "cores
 GPU_HIDDEN_COST, GPU_SPREAD, GPU_KERNEL_S = 0.4, 0.02, 2.0e-5
 # Seconds in which a host starts a kernel, as measured beside an H200 (docs/measurements/2026-11-26-h200.md).
 GPU_HOST_S = 3.3e-5
+# Bytes that a GPU's memory moves for each byte of reduced gradients: read and written into a message and back.
+GPU_PACKING = 4.0
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,7 @@ class Machine:
     contention: measured by number of ranks: factor by which computing is slower while so many ranks of a node compute
     sweeps: measured collectives by name and number of ranks: of --calibrate-network, or of the file's key `nccl`
     spread: standard deviation of a rank's seconds of computing in a step, as a share of their mean
+    packing: bytes that a device's memory moves for each byte of reduced gradients; 0 on CPUs
     algorithm: of all-reduces (collectives.ALGORITHMS)
     """
 
@@ -103,6 +106,7 @@ class Machine:
     contention: Mapping[int, float] = field(default_factory=dict[int, float], hash=False)
     sweeps: Mapping[tuple[str, int], Sweep] = field(default_factory=dict[tuple[str, int], "Sweep"], hash=False)
     spread: float = 0.0
+    packing: float = 0.0
     algorithm: str = "auto"
 
     def per_node(self, world: int) -> int:
@@ -197,7 +201,7 @@ def parse(plain: Any, path: str) -> Machine:
         machine = Machine(device=device, links=links, sweeps=nccl_sweeps(**nccl) if nccl else {}, **given)
         if device.type == "cuda":
             device = replace(device, kernel_s=device.kernel_s or GPU_KERNEL_S, host_s=device.host_s or GPU_HOST_S)
-            machine = replace(machine, device=device, spread=given.get("spread", GPU_SPREAD))
+            machine = replace(machine, device=device, spread=given.get("spread", GPU_SPREAD), packing=GPU_PACKING)
             machine = with_overlap(machine, machine.overlap)
     except (KeyError, TypeError) as error:
         raise UserError(f"{path} is no description of a cluster ({error}): see {FOLDER / 'abci.yaml'}") from error

@@ -14,7 +14,7 @@ from ddlbench.oracle.machine import machine as machines
 from ddlbench.oracle.machine.machine import Machine, Sweep
 from ddlbench.results.reading.published import gpu_family
 
-NETWORK_SHARE = 0.9  # of the nominal bandwidth between nodes; with 0.7 the error of published points is about the same
+NETWORK_SHARE = 0.9  # of the nominal bandwidth between nodes; with 0.8 and 0.7 the error of published points is larger
 NETWORK_ALPHA_S = 14e-6  # NCCL 2.x, its tuning table: latency of a step of a ring with the Simple protocol, network
 NAMES = {  # Gbit/s of an adapter
     "qdr": 40, "fdr": 56, "edr": 100, "hdr[- ]?100": 100, "hdr(200)?": 200, "ndr[- ]?200": 200, "ndr(400)?": 400,

@@ -71,6 +71,12 @@ PRECISIONS = {
 }  # fmt: skip
 # Libraries that reduce gradients after the backward pass unless they are told otherwise; DeepSpeed overlaps at stage 3.
 WAITING = re.compile("deepspeed|megatron", re.IGNORECASE)
+# MiB of gradients in a message, by patterns of framework, model and strategy: 250 million numbers (`message_size` of
+# apex's DDP in NVIDIA's BERT for PyTorch), or all (`num_packs=1`, the default of tf.distribute.NcclAllReduce).
+MESSAGES = (
+    (re.compile(r"pytorch.*(?:deeplearningexamples|\bdle\b).*bert", re.IGNORECASE), 954),
+    (re.compile(r"tf\.distribute.*mirrored", re.IGNORECASE), 1_000_000),
+)
 # Parts of a strategy that ddlbench's equations do not have.
 OTHERWISE = {
     "power.?sgd|top-?k|1-?bit|8-?bit|onebit|quantiz": "compressed gradients",
@@ -238,7 +244,7 @@ def strategy_of(row: CsvRow) -> tuple[str, list[str]]:
     strategy = re.sub(r"\b[cept]p[ =]?1\b", "", row["strategy"].lower())  # "DP (TP1 PP1)"
     text = f"{strategy} {row['framework'].lower()}"
     if "parameter" in text and "server" in text:
-        raise UserError("a parameter server has no equations")
+        raise UserError("a parameter server has no equations for GPUs")
     if re.search(r"\basync(?!hronous all|[- ]all)", text):
         raise UserError("asynchronous updates have no equations")
     if other := next((what for pattern, what in OTHERWISE.items() if re.search(pattern, strategy)), None):
@@ -254,12 +260,18 @@ def strategy_of(row: CsvRow) -> tuple[str, list[str]]:
     if "shard_grad_op" in text or re.search(sharded, strategy):
         kept = "shard_grad_op" in text or (stage and stage[1] == "2")  # weights stay gathered until the backward pass
         return "fsdp", ["framework.reshard_after_forward=false"] if kept else []
+    if stage and re.search("within (?:groups|a node|nodes)", strategy):
+        if stage[1] != "1":
+            raise UserError(f"{row['strategy']!r} shards gradients or weights within groups, without equations")
+        return "ddp", []  # all ranks reduce the gradients; the gather of weights within a node is left out
     if stage:
         return f"zero{stage[1]}", []
     if "horovod" in text:
         return "horovod", []
     if re.search(r"\bdd?p\b|data.?parallel|all[- ]?reduce|nccl|distributed|replicated|mirrored|\bsync", strategy):
-        return "ddp", []
+        one = " ".join((row["framework"], row["model"], row["strategy"]))
+        size = next((mib for pattern, mib in MESSAGES if pattern.search(one)), None)
+        return "ddp", [f"framework.bucket_cap_mb={size}"] if size else []
     if re.search(sharded, text):
         return "fsdp", []
     raise UserError(f"the strategy {row['strategy']!r} is not known")
@@ -267,8 +279,9 @@ def strategy_of(row: CsvRow) -> tuple[str, list[str]]:
 
 def precision_words(row: CsvRow, framework: str, model: str) -> list[str]:
     """Gradients are sent in 16 bits where the source says so ("PURE" of llm-foundry, "fp16 gradients", "fp16
-    all-reduce"), and where the weights of a model without BatchNorm have 16 bits, too: DeepSpeed's fp16 and bf16, and
-    Megatron-LM's fp16. Else they are sent in fp32, as under amp and in TensorFlow, whose weights are in fp32."""
+    all-reduce"), and where the weights have 16 bits, too: MXNet's fp16, and of a model without BatchNorm the fp16 and
+    bf16 of ZeRO and DeepSpeed and the fp16 of Megatron-LM. Else they are sent in fp32, as under amp and in TensorFlow,
+    whose weights are in fp32."""
     text, strategy, library = (row[column].lower() for column in ("precision", "strategy", "framework"))
     name = next((name for name, pattern in PRECISIONS.items() if re.search(pattern, text)), None)
     if name is None:
@@ -281,8 +294,8 @@ def precision_words(row: CsvRow, framework: str, model: str) -> list[str]:
     if name in ("fp32", "tf32"):
         return ["train.precision=fp32", f"train.tf32={str(name == 'tf32').lower()}", *reduced, *checkpointed]
     sharded = framework in ("zero1", "zero2", "zero3")
-    casts = sharded or "deepspeed" in library or ("megatron" in library and name == "fp16")
-    casts &= model.startswith("+model=gpt2")
+    casts = sharded or "zero" in strategy or "deepspeed" in library or ("megatron" in library and name == "fp16")
+    casts = (casts and model.startswith("+model=gpt2")) or ("mxnet" in library and "amp" not in text)
     if casts or "(pure)" in strategy:
         reduced = [f"train.reduce_dtype={name}"]
     cast = ["framework.mixed_precision=weights"] if casts and sharded else []
