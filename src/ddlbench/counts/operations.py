@@ -129,8 +129,7 @@ def name_of(func: Any) -> str:
 
 
 def bytes_of(func: Any, args: Any, kwargs: Any, out: Any) -> float:
-    """Bytes that an operation reads and writes. A view and memory without content count 0. An embedding counts the rows
-    that it reads."""
+    """Bytes read and written: 0 for a view and for memory without content, the rows that it reads for an embedding."""
     made, name = list(tensors(out)), name_of(func)
     if name in WITHOUT_WORK or func.is_view or not made:
         return 0.0
