@@ -100,7 +100,7 @@ class Observer(TorchDispatchMode):
         def after(layer: Any, given: Sequence[Any], out: Any) -> None:
             self.shared_depth -= shared
             entering, value = given[0], out[0] if isinstance(out, tuple) else out
-            # Under autocast the input is cast before it is sent (`computed` in frameworks/tensor).
+            # Under autocast the input is cast before it is sent (`in_autocast_type`).
             number_bytes = value.element_size() if entering.is_floating_point() else entering.element_size()
             bytes_in, first = entering.numel() * number_bytes, not entering.requires_grad
             if style is not None:
