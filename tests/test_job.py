@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from ddlbench.config.compose import configuration, make_job
 from ddlbench.data.feed import Request
@@ -33,17 +32,6 @@ def test_every_rank_builds_the_same_model() -> None:
     models = [job(Launch("torchrun", rank, 2, rank, 2)).build().state_dict() for rank in range(2)]
     for name, weight in models[0].items():
         assert torch.equal(weight, models[1][name]), name
-
-
-def test_another_builder_makes_the_model() -> None:
-    """A rehearsal sets a framework up with a model that has no weights."""
-
-    def without_weights(job: Job) -> nn.Sequential:
-        with torch.device("meta"):
-            return job.model.build()
-
-    rehearsed = replace(job(Launch("alone")), builder=without_weights).build()
-    assert {parameter.device.type for parameter in rehearsed.parameters()} == {"meta"}
 
 
 def test_an_example_batch_has_the_shapes_and_types_of_a_loaders_batch() -> None:

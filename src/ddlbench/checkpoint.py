@@ -85,8 +85,7 @@ class Checkpointable(Protocol):
 
 
 def named_tensors(live: Live, rank: int, device: torch.device) -> dict[str, Tensor]:
-    """All that is saved of a rank: parameters, optimizer states and buffers, none of them copied, and the states of the
-    random number generators."""
+    """Parameters, optimizer states and buffers of a rank, not copied, and its random number generators' states."""
     saved = {f"{live.part}/parameters/{name}": tensor.detach() for name, tensor in live.parameters.items()}
     for name, parameter in live.parameters.items():
         for key, value in live.optimizer.state.get(parameter, {}).items():
@@ -253,8 +252,7 @@ def read(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def damage(folder: Path, files: Files, rank: int, world_size: int) -> str | None:
-    """What is wrong with the files, the same on every rank; None if all are as they were written. Each rank reads its
-    share. Collective."""
+    """What is wrong with the files, the same on every rank; None: nothing. Each rank reads its share. Collective."""
     wrong: list[str] = []
     for name in sorted(files)[rank::world_size]:
         path, (written, checksum) = folder / name, files[name]

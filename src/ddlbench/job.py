@@ -86,13 +86,6 @@ class Model(Protocol):
         ...
 
 
-def build_model(job: Job) -> nn.Sequential:
-    """The whole model on this rank's device, the same bytes on every rank and in every framework."""
-    torch.manual_seed(job.seed)
-    model = job.model.build().to(job.device)
-    return model.to(memory_format=torch.channels_last) if job.channels_last else model
-
-
 def on_meta(job: Job) -> nn.Sequential:
     """The model without its weights. It is built once and shared: do not change it."""
     key = type(job.model), repr(job.model)  # a dataclass, so this says all of it
@@ -115,7 +108,6 @@ class Job:
     """The inputs of a framework, the same for every framework.
 
     local_rank: the number of this rank among the ranks of its node; not always the index of its device
-    builder: makes the model that `build` returns; another one may make a model without weights
     flops_per_host_byte: FLOPs that the device computes while it copies a byte to or from its host
     links: counts the blocks for a micro batch of this many samples; None: the job takes no budget of activations
     """
@@ -139,12 +131,13 @@ class Job:
     compile: bool = False
     channels_last: bool = False
     timeout_s: float = 600.0
-    builder: Callable[[Job], nn.Sequential] = build_model
     links: Callable[[Job, float], Sequence[Link]] | None = None
 
     def build(self) -> nn.Sequential:
-        """The whole model, as `builder` makes it."""
-        return self.builder(self)
+        """The whole model on this rank's device, the same bytes on every rank and in every framework."""
+        torch.manual_seed(self.seed)
+        model = self.model.build().to(self.device)
+        return model.to(memory_format=torch.channels_last) if self.channels_last else model
 
     def replica_batch(self, data_size: int) -> int:
         """Samples of one replica in one update. Raises WrongRankCount if the global batch does not divide."""

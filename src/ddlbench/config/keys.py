@@ -234,8 +234,7 @@ def written(value: object) -> str:
 
 
 def added_later(config: object, prefix: str = "") -> dict[str, Any]:
-    """The dotted keys of a dataclass, or of an object of it, that a later version added, with the value that keeps the
-    earlier behavior."""
+    """The dotted keys of a dataclass or its object that a later version added, with the value of earlier behavior."""
     added: dict[str, Any] = {}
     keys: tuple[Field[Any], ...] = fields(cast(Any, config))
     for key in keys:

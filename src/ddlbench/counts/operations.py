@@ -100,7 +100,7 @@ class Observer(TorchDispatchMode):
         def after(layer: Any, given: Sequence[Any], out: Any) -> None:
             self.shared_depth -= shared
             entering, value = given[0], out[0] if isinstance(out, tuple) else out
-            # Under autocast the input is cast before it is sent (`computed` in frameworks/tensor).
+            # Under autocast the input is cast before it is sent (`in_autocast_type`).
             number_bytes = value.element_size() if entering.is_floating_point() else entering.element_size()
             bytes_in, first = entering.numel() * number_bytes, not entering.requires_grad
             if style is not None:
@@ -129,8 +129,7 @@ def name_of(func: Any) -> str:
 
 
 def bytes_of(func: Any, args: Any, kwargs: Any, out: Any) -> float:
-    """Bytes that an operation reads and writes. A view and memory without content count 0. An embedding counts the rows
-    that it reads."""
+    """Bytes read and written: 0 for a view and for memory without content, the rows that it reads for an embedding."""
     made, name = list(tensors(out)), name_of(func)
     if name in WITHOUT_WORK or func.is_view or not made:
         return 0.0

@@ -231,8 +231,7 @@ def percent(value: float, _: Any = None) -> str:
 
 
 def family(framework: str) -> str:
-    """The family of a framework, or of compared factors that begin with one; "other frameworks" for names that this
-    version does not know."""
+    """The family of a framework, or of factors that begin with one; "other frameworks" for unknown names."""
     first = framework.partition(",")[0]
     return next((name for name, frameworks in FAMILIES.items() if first in frameworks), "other frameworks")
 

@@ -31,8 +31,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON can hold it: a number that is not finite becomes null. A text or a key that may have a
-    credential is left out."""
+    """The value for JSON, without texts and keys that may have a credential; a number that is not finite is null."""
     if isinstance(value, Mapping):
         return {plain(str(key)): plain(item) for key, item in cast(Mapping[Any, Any], value).items()}
     if isinstance(value, list | tuple):

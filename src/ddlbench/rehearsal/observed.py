@@ -264,8 +264,7 @@ def before_update(trainer: Any, act: Callable[[], None]) -> None:
 
 
 def memory(trainer: Trainer, gradient_bytes: int | None, peak: int) -> dict[str, int | None]:
-    """Bytes of parameters and optimizer; copies of the weights that the optimizer keeps count as its state, which the
-    first update creates."""
+    """Bytes of parameters and optimizer. Its state, which the first update creates, includes its copies of weights."""
     counted = set[int]()
     parameters, updated, _ = held(trainer)
     weights = stored(parameters, counted)

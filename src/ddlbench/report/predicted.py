@@ -121,8 +121,7 @@ def _from_its_base(row: Row, stated: Point) -> Row:
 
 
 def with_error(row: Row, predicted: Row) -> Row:
-    """The predicted_* columns with error and flag. The error leaves out the time that ranks wait for data, which is not
-    predicted."""
+    """The predicted_* columns with error and flag. The error excludes waiting for data, which is not predicted."""
     measured_s = without_data_wait(row["sample_time_s"], row[wait_column(row)])
     sample_s = predicted["predicted_step_s"] / row["global_batch"]
     error = {"predicted_sample_time_s": sample_s, "predicted_error": (sample_s - measured_s) / measured_s}

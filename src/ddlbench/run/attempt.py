@@ -50,8 +50,7 @@ NO_CONNECTION = (
 
 
 def run_attempt(config: Config, launch: Launch, started: float) -> int:
-    """Run what the configuration says; returns the exit code of this process. started: perf_counter when the program
-    began"""
+    """Run the configuration; the exit code of this process. started: perf_counter when the program began"""
     device = planned_device(config.dryrun)
     if device is None:
         check_machine(config.train.threads_per_rank, config.loader, machine_cores())

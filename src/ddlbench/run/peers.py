@@ -61,8 +61,7 @@ class Peers:
         return self.first(FAILURE, failure) or self.failure or failure  # which this rank may have read before
 
     def first(self, key: str, failure: Failure) -> Failure | None:
-        """The first failure that any rank has set under this key, this one if there is none. None: the store does not
-        answer."""
+        """The first failure that a rank set under this key, else this one. None: the store does not answer."""
         text = json.dumps(asdict(failure))
         first = self._ask(lambda store: store.compare_set(key, "", text))
         return Failure(**json.loads(first)) if first else None

@@ -104,8 +104,7 @@ def end(ranks: Sequence[subprocess.Popen[bytes]], first: signal.Signals = signal
 
 @contextlib.contextmanager
 def _turn(say: Say) -> Generator[None]:
-    """Hold this machine for one cell: sweeps of this user run their cells in turn, because two at once would disturb
-    each other."""
+    """Hold this machine for one cell: sweeps of this user run cells in turn, so that none disturbs another."""
     with TURN.open("a") as turn:
         try:
             fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -74,8 +74,7 @@ class Claim:
         return _next(self.path).exists()
 
     def release(self) -> None:
-        """Let the next claim follow. Never raises: without a release the next claim follows after this process has
-        ended."""
+        """Let the next claim follow. Never raises: without a release it follows after the end of this process."""
         if self._heartbeat is not None:
             self._heartbeat.stop()
         with contextlib.suppress(OSError), replacing(self.path, through=self.path.parent) as file:

@@ -128,8 +128,7 @@ def figure_of(name: Any, raw: Any, axes: Plain) -> Figure:
 
 
 def where_of(raw: Any, axes: Plain, place: str) -> list[dict[str, list[Any]]]:
-    """The cells that one entry or a list of entries names. axes: of the study; place: the name of the section in a
-    message"""
+    """The cells that entries name, one or a list. axes: of the study; place: the section's name in a message"""
     entries = list[dict[str, list[Any]]]()
     for entry in as_list(raw) or [raw]:
         where = section(entry, place)

@@ -142,8 +142,7 @@ def open_index(layout: FolderLayout, cache_dir: str | None) -> Index:
 
 
 def scan(layout: FolderLayout) -> Index:
-    """List every class folder. Memory is about twice the index's own size. Raises UserError where a folder holds no
-    image."""
+    """List every class folder, in about twice the index's size of memory. UserError for a folder without an image."""
     classes, hashed = layout.classes(), hashlib.sha256()
     splits: dict[str, Files] = {}
     dangling: list[str] = []

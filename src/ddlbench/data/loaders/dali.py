@@ -135,8 +135,7 @@ class DaliReader:
         self._pipeline = None
 
     def _file(self, i: int) -> NDArray[np.uint8]:
-        """A file's name or a view into a packed set: in both cases DALI's threads are the first that wait for the
-        disk."""
+        """A file's name or a view into a packed set: DALI's threads are the first that wait for the disk."""
         source = self.split.source
         content = os.fsencode(source.where / source.within(i)) if self.named else source.content(i)
         return np.frombuffer(content, np.uint8)

@@ -73,8 +73,7 @@ class SplitReader(Protocol):
     def split(self) -> Split: ...
 
     def read(self, epoch: int, batches: Iterable[Indices]) -> Iterator[Fetched]:
-        """The batches in their order; for an empty batch, no samples of the right shape. Random numbers depend on the
-        seed and the epoch alone."""
+        """The batches in order, an empty one with the right shape. Random numbers depend on seed and epoch alone."""
         ...
 
     def close(self) -> None:

@@ -77,8 +77,7 @@ class TokenSplit:
 
     @cached_property
     def tokens(self) -> NDArray[Any] | RawTokens:
-        """All of the text, mapped, or tokenized at each access: [tokens]. Raises UserError where raw text has no table
-        of lines."""
+        """The text, mapped, or tokenized at each access: [tokens]. UserError where raw text has no table of lines."""
         if self.raw is None:
             return self.file.read()
         text, tokenizer = self.raw

@@ -167,8 +167,7 @@ class PipelineTrainer(StagedTrainer):
         return stage
 
     def _loss(self, output: Tensor, targets: Tensor) -> Tensor:
-        """The loss of one micro batch, as its share of the replica's. torch's schedules ask for it in evaluations too,
-        which need none."""
+        """A micro batch's share of the replica's loss. torch's schedules ask for it in evaluations, too."""
         if not torch.is_grad_enabled():
             return torch.zeros((), device=output.device)
         with span(FORWARD), autocast(self.job):

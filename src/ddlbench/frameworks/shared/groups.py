@@ -89,8 +89,7 @@ def average_statistics(model: nn.Module, group: dist.ProcessGroup) -> None:
 
 
 def cpu_state(model: nn.Module, keep: bool = True) -> dict[str, Tensor]:
-    """A copy of the full tensors on the CPU by the module's names, empty without `keep`. All ranks that have shards of
-    them call it."""
+    """A copy of the full tensors on the CPU by name, empty without `keep`. All ranks that have shards call it."""
     state: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():
         full: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,13 @@ from ddlbench.job import Batch, Job, Model, on_meta
 from ddlbench.recomputation import KEY, budgeted
 
 CONVOLUTIONS = ("filters", "channels")
+# By style: what must divide over the ranks, and the attribute of the layer that counts it.
+SPLIT = {
+    "heads": ("heads", "num_heads"),
+    "column": ("features", "out_features"),
+    "filter": ("filters", "out_channels"),
+    "channel": ("channels", "in_channels"),
+}
 
 
 @dataclass
@@ -209,16 +216,8 @@ def split_numbers(model: nn.Sequential, plan: Mapping[str, str]) -> dict[str, in
     """What must divide over the ranks, and how many of it there are."""
     numbers: dict[str, int] = {}
     for name, style in plan.items():
-        module = cast(Any, model.get_submodule(name))
-        match style:
-            case "heads":
-                numbers[f"heads of {name}"] = module.num_heads
-            case "column":
-                numbers[f"features of {name}"] = module.nf if is_transposed(module) else module.out_features
-            case "filter":
-                numbers[f"filters of {name}"] = module.out_channels
-            case "channel":
-                numbers[f"channels of {name}"] = module.in_channels
-            case _:
-                pass
+        module = model.get_submodule(name)
+        if style in SPLIT:
+            parts, attribute = SPLIT[style]
+            numbers[f"{parts} of {name}"] = getattr(module, "nf" if is_transposed(module) else attribute)
     return numbers

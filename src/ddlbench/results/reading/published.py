@@ -125,8 +125,7 @@ class CsvRow:
 
 
 def read_csv(path: Path) -> tuple[set[str], list[CsvRow], list[str]]:
-    """The columns of a file, its rows, and a line for each row with other cells than the header. UserError where the
-    file cannot be read."""
+    """Columns, rows, and a line for each row with other cells than the header. UserError for an unreadable file."""
     try:
         text = read_bytes(path).decode("utf-8-sig")
         reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
