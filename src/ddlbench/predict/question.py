@@ -71,7 +71,7 @@ def parser() -> Parser:
     add("--check-volumes", action="store_true", help="print the bytes of every kind of message in a step")
     add("--exact-memory", action="store_true",
         help="rehearse every job (up to minutes each) and take its memory from there, instead of from the formula")
-    add("--algorithm", choices=ALGORITHMS, default="auto", help="of all-reduces (default: the fastest)")
+    add("--algorithm", choices=ALGORITHMS, default="auto", help="of all-reduces (default: ring or tree)")
     add("--samples-per-epoch", type=int, metavar="N", help="training samples, for the seconds of an epoch")
     add("--loader-samples-per-s", type=float, metavar="R", help="what the loader of one rank gives")
     add("--max-gpus", type=int, metavar="N", help="the best with so many GPUs or fewer")
