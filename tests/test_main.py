@@ -119,7 +119,7 @@ def test_a_torch_that_does_not_say_its_version_runs(ddlbench, monkeypatch: pytes
 
 
 MISTAKES = [
-    (["+framework=dpp", "+model=resnet50"], r"Could not find 'framework/dpp'.*ddp.*single"),
+    (["+framework=dpp", "+model=resnet50"], r"framework=dpp does not exist: choose one of .*ddp.*single"),
     (["framework=ddp", "+model=resnet50"], r"framework=ddp: write \+framework=ddp"),
     ([], r"no framework: give \+framework=NAME, one of 1f1b, channel, ddp, .*single.* \(see --help\)$"),
     ([*SMALL, "train.xyz=3"], r"train\.xyz does not exist: the keys of train are .*epochs"),

@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException  # noqa: E402
 from ddlbench import OLDEST_TORCH, __version__, too_old  # noqa: E402
 from ddlbench.config.choices import conf_dir, targets  # noqa: E402
 from ddlbench.config.command_line import check_command_line, help_text  # noqa: E402
-from ddlbench.config.compose import hydra_line  # noqa: E402
+from ddlbench.config.compose import configuration, hydra_line  # noqa: E402
 from ddlbench.config.keys import shown  # noqa: E402
 from ddlbench.config.schema import GROUPS, Config, resolve  # noqa: E402
 from ddlbench.errors import SIGNALS, RunError, UserError  # noqa: E402
@@ -28,8 +28,12 @@ LONGEST_LINE = 1500
 
 
 def compose() -> Config | None:
-    """The configuration of the command line; None where Hydra only had to print something (--cfg, --info, ...)."""
-    check_command_line(sys.argv[1:])
+    """The configuration of the command line; None where Hydra only had to print something (--cfg, --info, ...). Hydra
+    takes many times as long, so it is asked only where there is one of its options."""
+    words = sys.argv[1:]
+    if not any(word.startswith("-") for word in words):
+        return configuration(*words)
+    check_command_line(words)
     composed: list[DictConfig] = []
     # Hydra would print its own many-lined reports and exit; this makes it raise instead.
     os.environ["HYDRA_FULL_ERROR"] = "1"

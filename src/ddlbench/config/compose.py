@@ -1,8 +1,8 @@
 """Configurations, the jobs that they ask ranks for, and what a framework would do with them, without a command line and
 without starting anything. A configuration alone needs no torch.
 
-Hydra composes the configuration of a run, which takes about 0.4 s. Here its plain data are put together from the YAMLs
-in the same way, and a section is built once for each of its contents, so that thousands of configurations take seconds.
+Hydra takes about 0.4 s to compose a configuration. Here its plain data are put together from the YAMLs in the same way,
+and a section is built once for each of its contents, so that thousands of configurations take seconds.
 """
 
 from __future__ import annotations

@@ -38,12 +38,14 @@ def fake_world(rank: int, world_size: int, device: torch.device, framework: obje
     get_torch_obj_rule_map()  # made once, of torch's functions as they are at that moment
     more: Callable[..., Sequence[Answer]] = getattr(framework, "fake_answers", returning(()))
     asked = more(rank, world_size, device)
+    # Each operation of a fake tensor asks for it, and where DeepSpeed is imported NVML is loaded to answer.
+    once: Answer = (torch.cuda, "is_available", returning(torch.cuda.is_available()))
 
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
     cuda = device.type == "cuda"
     try:
         with ExitStack() as stack:
-            for target, name, value in (*ANSWERS, *asked):
+            for target, name, value in (*ANSWERS, once, *asked):
                 stack.enter_context(patch.object(target, name, value))
             stack.enter_context(fake_device(device) if cuda else FakeTensorMode(allow_non_fake_inputs=True))
             yield
