@@ -104,7 +104,8 @@ def test_every_framework_sets_up_as_one_rank_of_eight(
         assert 0 <= place.data_rank < place.data_size <= WORLD
         check_weights(trainer, device)
         trainer.close()
-    assert name not in FRAMEWORKS or (WORLD in made) == (name in ALL_RANKS)
+    averages = name == "parameter_server" and model == "resnet"  # the statistics of BatchNorm
+    assert name not in FRAMEWORKS or (WORLD in made) == (name in ALL_RANKS or averages)
 
 
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")  # DeepSpeed's
