@@ -170,7 +170,7 @@ def _messages(cut: Cut, layers: Sequence[Traffic], most: float, layers_s: float,
         yield Message("activations between stages", "pp", number, bytes_, seconds, sends_s)
     if cut.dp > 1:  # after the schedule, over the replicas of a stage
         size = setting.gradient_bytes * most
-        seconds = setting.path(cut.dp, cut.tp).seconds("all_reduce", size)
+        seconds = setting.path(cut.dp, cut.tp).seconds("all_reduce", size) + setting.packing_s(size)
         what, number = ("reduction and gathering of shards", 2) if cut.sharded else ("all-reduce of gradients", 1)
         yield Message(what, "dp", number, number * size, seconds, seconds)
     if cut.two_ends and counts.tied:  # over the first and the last stage
