@@ -11,6 +11,7 @@ from importlib import metadata
 STARTED = time.perf_counter()  # before the heavy imports: start-up time counts them
 
 import hydra  # noqa: E402
+from hydra.core.utils import setup_globals  # noqa: E402
 from hydra.errors import HydraException  # noqa: E402
 from omegaconf import DictConfig  # noqa: E402
 from omegaconf.errors import OmegaConfBaseException  # noqa: E402
@@ -32,6 +33,7 @@ def compose() -> Config | None:
     takes many times as long, so it is asked only where there is one of its options."""
     words = sys.argv[1:]
     if not any(word.startswith("-") for word in words):
+        setup_globals()  # ${now:...}
         return configuration(*words)
     check_command_line(words)
     composed: list[DictConfig] = []

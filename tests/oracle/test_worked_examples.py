@@ -306,7 +306,7 @@ EXAMPLES: dict[str, Callable[[], list[str]]] = {
     "tp": lambda: [limit_of(TENSOR, SMALL, "tp"), *(limit_of(item, RESNET, "tp") for item in (TENSOR, CHANNELS))],
     "sp": lambda: [limit_of(Spatial(sp=1), RESNET, "sp")],
     "pp": lambda: [limit_of(PIPE, RESNET, "pp"), limit_of(PIPE, SMALL, "pp")],
-    "data": lambda: [s(by.ring_all_reduce(M, EIGHT)), s(EIGHT.seconds("all_reduce", M))],
+    "data": lambda: [s(by.ring_all_reduce(M, EIGHT))],
     "pipeline, computing": lambda: [s(piped(Pipeline(schedule="gpipe", balance=[1, 1])).step_s)],
     "pipeline, sending": lambda: [s(schedule.seconds("gpipe", equal(4, 0.5), 4, 1) - 12)],
     "filter layer": lambda: [us(sum(layer(leaving=1e6)))],

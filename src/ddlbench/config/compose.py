@@ -86,7 +86,7 @@ def _set(plain: Plain, key: str, value: object) -> None:
         if part not in plain:
             raise UserError(schema.unknown_key(".".join(path[:depth]), plain))
         if not isinstance(plain := plain[part], dict):
-            raise UserError(schema.unknown_key(key, ()))
+            raise UserError(f"{key}: {'.'.join(path[:depth])} has no keys: give its complete value")
     before = plain.get(leaf)
     both = isinstance(value, dict) and isinstance(before, dict)
     plain[leaf] = cast(Plain, before) | cast(Plain, value) if both else value

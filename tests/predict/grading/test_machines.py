@@ -24,6 +24,7 @@ NETWORKS = {
     "ConnectX-5 EDR (PCIe 3 x16)": 12.5, "InfiniBand EDR 12.5 GB/s": 12.5, "dual-rail EDR InfiniBand (25 GB/s)": 25,
     "NVLink 600 GB/s within a node and 200 Gb/s HDR InfiniBand": 25,
     "NVLink (600 GB/s) / HDR InfiniBand (200 Gb/s)": 25, "Omni Path": 12.5, "10GigE": 1.25, "Slingshot-10": 12.5,
+    "Dual rail HDR100 with 200Gbps aggregate bandwidth": 25,
     "InfiniBand 100 Gb/sec (4X EDR), Mellanox MT27700": 12.5, "4 * 100Gb RoCE": 50,
 }  # fmt: skip
 

@@ -13,7 +13,8 @@ def test_a_point_has_the_seconds_of_its_step_and_of_its_base() -> None:
     assert point.measured.seconds == pytest.approx(8192 / 60_000)
     assert point.base.seconds == pytest.approx(2048 / 16_000)
     assert point.framework == "ddp"
-    assert point.words == ("+model=resnet50", "train.precision=fp16", "train.reduce_dtype=fp32")
+    copied = "framework.gradient_as_bucket_view=false"
+    assert point.words == ("+model=resnet50", copied, "train.precision=fp16", "train.reduce_dtype=fp32")
 
 
 def test_a_base_has_its_own_batch() -> None:
@@ -190,7 +191,9 @@ def test_libraries_differ_in_the_type_of_gradients_and_in_their_overlap(
 def test_some_libraries_send_larger_messages(library: str, model: str, strategy: str, size: str | None) -> None:
     row = {"framework": library, "strategy": strategy, "model": model, "seq_len": "128"}
     (point,) = points(rows({**POINT, **row}), [])
-    assert [word for word in point.words if "bucket" in word] == ([f"framework.bucket_cap_mb={size}"] if size else [])
+    assert [word for word in point.words if "bucket_cap" in word] == (
+        [f"framework.bucket_cap_mb={size}"] if size else []
+    )
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ KEYS = {"name", "device", "devices_per_node", "links", "nccl", "overlap", "cores
 GPU_HIDDEN_COST, GPU_SPREAD, GPU_KERNEL_S = 0.4, 0.02, 2.0e-5
 # Seconds in which a host starts a kernel, as measured beside an H200 (docs/measurements/2026-11-26-h200.md).
 GPU_HOST_S = 3.3e-5
-# Bytes that a GPU's memory moves for each byte of reduced gradients: read and written into a message and back.
+# Bytes that a GPU's memory moves for each byte of a gradient: read and written into a message, and back.
 GPU_PACKING = 4.0
 
 
@@ -92,7 +92,7 @@ class Machine:
     contention: measured by number of ranks: factor by which computing is slower while so many ranks of a node compute
     sweeps: measured collectives by name and number of ranks: of --calibrate-network, or of the file's key `nccl`
     spread: standard deviation of a rank's seconds of computing in a step, as a share of their mean
-    packing: bytes that a device's memory moves for each byte of reduced gradients; 0 on CPUs
+    packing: bytes that a device's memory moves to copy a byte into a message and back; 0 on CPUs
     algorithm: of all-reduces (collectives.ALGORITHMS)
     """
 

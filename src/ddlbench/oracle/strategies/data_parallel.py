@@ -45,8 +45,8 @@ def ddp(framework: DDP, setting: Setting) -> Outcome:
         return traced(framework, setting)
     cap = framework.bucket_cap_mb
     first, other = (FIRST_BUCKET, BUCKET) if cap is None else (cap * MIB, cap * MIB)
-    sent = averaged(setting, BYTES.get(hook, FP32_BYTES), first, other)
     views = framework.gradient_as_bucket_view
+    sent = averaged(setting, BYTES.get(hook, FP32_BYTES), first, other, views=views)
     peak = partial(memory.replica, setting, setting.counts, setting.world, bucketed=True, views=views)
     return replicas(setting, (sent,), peak)
 
@@ -64,7 +64,8 @@ def local_sgd(framework: LocalSGD, setting: Setting) -> Outcome:
     """The ranks average weights and BatchNorm's statistics once in `local_steps` updates. No computing hides it."""
     statistics = 2 * sum(norm.num_features for norm in batch_norms(on_meta(setting.job)))
     size = FP32_BYTES * (setting.counts.parameter_count + statistics)
-    seconds = setting.path(setting.world).seconds("all_reduce", size) / framework.local_steps
+    once = setting.path(setting.world).seconds("all_reduce", size) + setting.packing_s(size)
+    seconds = once / framework.local_steps
     share = 1 / framework.local_steps
     return replicas(setting, (Message("all-reduce of weights", "dp", share, size * share, seconds, seconds),))
 
@@ -182,6 +183,7 @@ def averaged(
     passes: Sequence[Pass] | None = None,
     dp: int | None = None,
     tp: int = 1,
+    views: bool = False,
 ) -> Message:
     """The all-reduce of gradients in buckets. Messages after the backward pass are exposed.
 
@@ -191,6 +193,7 @@ def averaged(
     passes: of each block for a micro batch, on one device alone; None: every rank is a replica
     dp: replicas that average, of `tp` neighbours each; None: all ranks. Every tensor of a block counts in proportion
         to the part of the block that a rank has
+    views: whether the gradients are views of the buckets, so that nothing is copied back
     """
     passes, contention = passes or setting.passes(setting.micro_batch(setting.world)[1]), setting.contention
     back = [block.backward * contention for block in passes]
@@ -203,7 +206,7 @@ def averaged(
     total = late = sum(map(seconds, sent))
     if overlaps:
         late = min(total, max(0.0, queue(full, lambda size: seconds(size * scale)) - sum(back)))
-    packing = setting.packing_s(sum(sent))
+    packing = setting.packing_s(sum(sent)) / (2 if views else 1)
     exposed = setting.exposed(total, late) + packing
     amounts = (times * amount for amount in (len(sent), sum(sent), total + packing, exposed))
     return Message("all-reduce of gradients", "dp", *amounts, largest=max(sent, default=0.0))

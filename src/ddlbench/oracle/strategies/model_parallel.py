@@ -78,10 +78,10 @@ def parts(setting: Setting, dp: int, tp: int, sequence: bool, loss: Sequence[int
         messages += layer_messages(setting, dp, tp, count, layers)
     if tp > 1 and sequence:  # each rank has the gradients of its tokens (TensorReplica.complete_gradients)
         size = FP32_BYTES * float(sum(block.parameter_count - block.split_parameters for block in blocks))
-        seconds = setting.path(tp).seconds("all_reduce", size)
+        seconds = setting.path(tp).seconds("all_reduce", size) + setting.packing_s(size)
         messages.append(Message("all-reduce of gradients that are not split", "tp", 1, size, seconds, seconds))
     if dp > 1:
-        messages.append(averaged(setting, setting.gradient_bytes, passes=passes, dp=dp, tp=tp))
+        messages.append(averaged(setting, setting.gradient_bytes, passes=passes, dp=dp, tp=tp, views=True))
     return Outcome(
         compute_s=setting.compute_s(passes, count, sum(block.parameters_of_part(tp) for block in blocks)),
         messages=tuple(messages),
@@ -195,7 +195,7 @@ def spatial(framework: Spatial, setting: Setting) -> Outcome:
         messages += [_halos(setting, samples, count, sp, forward), gathering, batch_message(setting, dp, sp, "dp")]
         messages += _statistics(setting, count, sp, forward)
     if setting.world > 1:
-        messages.append(averaged(setting, setting.gradient_bytes, passes=parts))
+        messages.append(averaged(setting, setting.gradient_bytes, passes=parts, views=True))
     return Outcome(
         compute_s=setting.compute_s(parts, count, setting.counts.parameter_count),
         messages=tuple(messages),

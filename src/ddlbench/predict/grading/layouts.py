@@ -118,7 +118,7 @@ def layouts(rows: Sequence[CsvRow], left_out: list[str]) -> Iterator[Layout]:
 def predicted_s(layout: Layout, kernels: Kernels = A100) -> float:
     """Seconds of an iteration."""
     config, machine = _configured(layout, 2, "train.reduce_dtype=fp16")
-    machine = replace(machine, overlap=False, packing=0.0)  # Megatron-LM sums gradients in the buffer that it sends
+    machine = replace(machine, overlap=False, packing=0.0)  # Megatron-LM sums gradients in what it sends
     job = job_of(config, layout.gpus, machine)
     counts = _counts(config.model, layout.layers, layout.tp > 1, kernels)
     device = replace(machine.device, kernel_s=kernels.kernel_s, host_s=kernels.host_s)

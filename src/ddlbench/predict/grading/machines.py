@@ -112,7 +112,9 @@ def _gbit(clause: str, text: str) -> float:
 
 
 def _adapters(clause: str) -> int:
-    """The number of adapters that a clause states; 1 if it states none, or a number of GPUs."""
+    """The number of adapters that a clause states; 1 if it states none, a number of GPUs, or the speed of all."""
+    if re.search(r"\b(?:aggregated?|in total)\b", clause, re.IGNORECASE):
+        return 1
     for pattern in ADAPTERS:
         if (match := pattern.search(clause)) and gpu_family(clause[match.end() :].split(" ")[0]) is None:
             return NUMBERS.get(match[1].lower()) or int(match[1])

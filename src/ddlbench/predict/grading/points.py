@@ -71,6 +71,7 @@ PRECISIONS = {
 }  # fmt: skip
 # Libraries that reduce gradients after the backward pass unless they are told otherwise; DeepSpeed overlaps at stage 3.
 WAITING = re.compile("deepspeed|megatron", re.IGNORECASE)
+COPIED = ["framework.gradient_as_bucket_view=false"]  # the default of torch, where ddlbench has true
 # MiB of gradients in a message, by patterns of framework, model and strategy: 250 million numbers (`message_size` of
 # apex's DDP in NVIDIA's BERT for PyTorch), or all (`num_packs=1`, the default of tf.distribute.NcclAllReduce).
 MESSAGES = (
@@ -255,7 +256,7 @@ def strategy_of(row: CsvRow) -> tuple[str, list[str]]:
         raise UserError(f"{row['strategy']!r} does not state how many replicas the shards have")
     sharded = r"fsdp|fully?[-_ ]shard"
     if "no_shard" in text:
-        return "ddp", []
+        return "ddp", COPIED
     stage = re.search(r"zero[-_ ]?(?:stage[-_ ]?)?([0-3])\b", text)
     if "shard_grad_op" in text or re.search(sharded, strategy):
         kept = "shard_grad_op" in text or (stage and stage[1] == "2")  # weights stay gathered until the backward pass
@@ -263,7 +264,7 @@ def strategy_of(row: CsvRow) -> tuple[str, list[str]]:
     if stage and re.search("within (?:groups|a node|nodes)", strategy):
         if stage[1] != "1":
             raise UserError(f"{row['strategy']!r} shards gradients or weights within groups, without equations")
-        return "ddp", []  # all ranks reduce the gradients; the gather of weights within a node is left out
+        return "ddp", COPIED  # all ranks reduce the gradients; the gather of weights within a node is left out
     if stage:
         return f"zero{stage[1]}", []
     if "horovod" in text:
@@ -271,7 +272,7 @@ def strategy_of(row: CsvRow) -> tuple[str, list[str]]:
     if re.search(r"\bdd?p\b|data.?parallel|all[- ]?reduce|nccl|distributed|replicated|mirrored|\bsync", strategy):
         one = " ".join((row["framework"], row["model"], row["strategy"]))
         size = next((mib for pattern, mib in MESSAGES if pattern.search(one)), None)
-        return "ddp", [f"framework.bucket_cap_mb={size}"] if size else []
+        return "ddp", [*COPIED, f"framework.bucket_cap_mb={size}"] if size else COPIED
     if re.search(sharded, text):
         return "fsdp", []
     raise UserError(f"the strategy {row['strategy']!r} is not known")
@@ -294,7 +295,8 @@ def precision_words(row: CsvRow, framework: str, model: str) -> list[str]:
     if name in ("fp32", "tf32"):
         return ["train.precision=fp32", f"train.tf32={str(name == 'tf32').lower()}", *reduced, *checkpointed]
     sharded = framework in ("zero1", "zero2", "zero3")
-    casts = sharded or "zero" in strategy or "deepspeed" in library or ("megatron" in library and name == "fp16")
+    zero = sharded or (framework == "ddp" and "zero" in strategy)  # ZeRO-1 within a node is predicted as DDP
+    casts = zero or "deepspeed" in library or ("megatron" in library and name == "fp16")
     casts = (casts and model.startswith("+model=gpt2")) or ("mxnet" in library and "amp" not in text)
     if casts or "(pure)" in strategy:
         reduced = [f"train.reduce_dtype={name}"]
