@@ -3,12 +3,15 @@ names its key. What a run measures is its identity."""
 
 from __future__ import annotations
 
+import re
+import sys
 from dataclasses import fields
 
 import pytest
 from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
+from ddlbench.__main__ import compose as compose_command_line
 from ddlbench.config.choices import choices, choose, conf_dir, keys
 from ddlbench.config.compose import configuration
 from ddlbench.config.keys import Checkpoint, Train
@@ -120,11 +123,20 @@ def test_gpt2_selects_its_data_and_recipe_unless_others_are_given() -> None:
     assert (config.data.name, config.recipe.name) == ("wikitext103", "lamb")
 
 
+def test_a_command_line_may_name_the_time_of_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    OmegaConf.clear_resolver("now")  # of Hydra, which other tests use
+    monkeypatch.setattr(sys, "argv", ["ddlbench", *WORDS, "results_dir=/r/${now:%Y}"])
+    config = compose_command_line()
+    assert config is not None
+    assert re.fullmatch(r"/r/20\d\d", str(config.results_dir))
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ("train.epoch=3", r"^train\.epoch does not exist: did you mean train\.epochs\?"),
         ("+hallo=3", r"^hallo does not exist: the keys are backend"),
+        ("model.layers.0=1", r"^model\.layers\.0: model\.layers has no keys: give its complete value"),
         ("train.seed=1,2", "gives several values"),
         ("framework.name=fsdp", r"framework\.name belongs to the option"),
         ("train.epochs=many", r"^train\.epochs: Value 'many'"),
