@@ -8,14 +8,14 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from functools import cache, partial
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ddlbench.data import __main__ as tools
+from ddlbench.data.__main__ import main
 from ddlbench.data.images.folders import ImageFolders
 from ddlbench.data.images.packed import PackedImages
 from ddlbench.data.text.dataset import TokenText
@@ -24,7 +24,6 @@ from tests.support.packs import pack_here
 from tests.support.pictures import Shape, write_folders
 from tests.support.text import model, write_text
 
-PARSER = cache(tools._parser)  # made once: it takes half of the time of a command
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]")
 ESCAPE, REMOVED = "\x1b[2J\u202e\nx", "the key is removed"
 VALUES: tuple[Any, ...] = (
@@ -53,9 +52,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def sets(base: Path, tmp_path: Path, in_process: None, monkeypatch: pytest.MonkeyPatch) -> Path:
+def sets(base: Path, tmp_path: Path, in_process: None) -> Path:
     """A copy to damage, with the times of its files."""
-    monkeypatch.setattr(tools, "_parser", PARSER)
     copy = tmp_path / "sets"
     shutil.copytree(base, copy)
     os.mkfifo(copy / "packed/train/pipe.tfrecord")
@@ -65,11 +63,11 @@ def sets(base: Path, tmp_path: Path, in_process: None, monkeypatch: pytest.Monke
 def uses(sets: Path) -> Iterator[tuple[str, Callable[[], object]]]:
     """Every command over every set, and every set as training and validation read it."""
     for name in ("packed", "half", "folders", "text"):
-        yield f"info {name}", partial(tools.main, ["info", str(sets / name)])
-        yield f"verify {name}", partial(tools.main, ["verify", str(sets / name)])
+        yield f"info {name}", partial(main, ["info", str(sets / name)])
+        yield f"verify {name}", partial(main, ["verify", str(sets / name)])
     for name in ("packed", "half"):
-        yield f"pack {name}", partial(tools.main, ["pack", str(sets / "folders"), str(sets / name), "--shard-mb", "1"])
-    yield "tokenize", partial(tools.main, ["tokenize", str(sets / "text/wiki.train.raw")])
+        yield f"pack {name}", partial(main, ["pack", str(sets / "folders"), str(sets / name), "--shard-mb", "1"])
+    yield "tokenize", partial(main, ["tokenize", str(sets / "text/wiki.train.raw")])
     yield "open packed", partial(read_images, PackedImages("packed", root=str(sets / "packed")))
     yield "open folders", partial(read_images, ImageFolders("folders", root=str(sets / "folders")))
     for tokenize in ("ahead", "on_the_fly"):

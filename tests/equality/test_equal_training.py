@@ -27,8 +27,7 @@ BASES = {"single", "ddp"}
 
 
 def short(world: int, case: Case) -> Case:
-    """Three updates in the quick case of all frameworks: they show momentum, too. Cases with more ranks make
-    five."""
+    """Three updates in the quick case of all frameworks: they show momentum, too. More ranks make five."""
     return replace(at(world, case), steps=3) if world <= 2 and case.name.endswith("-fp32-whole") else at(world, case)
 
 

@@ -7,6 +7,7 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from ddlbench.data.images.index import Files, FolderLayout, prepare_index
@@ -166,6 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
+@cache
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m ddlbench.data", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")

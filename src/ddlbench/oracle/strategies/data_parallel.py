@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 
-from ddlbench import offloading
 from ddlbench.errors import Unsupported
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.deepspeed.knobs import BUCKET_MB, DeepSpeedOptions
@@ -24,6 +23,7 @@ from ddlbench.frameworks.parameter_server.adapter import ParameterServer
 from ddlbench.frameworks.shared.groups import batch_norms
 from ddlbench.job import on_meta
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES
+from ddlbench.offloading import exposed, offloaded
 from ddlbench.oracle.memory import replicas as memory
 from ddlbench.oracle.memory.replicas import Scheme
 from ddlbench.oracle.setting import BYTES, Limit, Memory, Message, Outcome, Setting
@@ -157,7 +157,7 @@ def host_copies(setting: Setting) -> tuple[Message, ...]:
     next block, and the computing waits for the rest of them. A measured step contains this wait. Unsupported if the
     bandwidth is not known."""
     (count, samples), rate = setting.micro_batch(setting.world), setting.machine.device.host_bytes_per_s
-    blocks = offloading.offloaded(setting.plan(samples))
+    blocks = offloaded(setting.plan(samples))
     if not blocks:
         return ()
     if rate is None:
@@ -168,7 +168,7 @@ def host_copies(setting: Setting) -> tuple[Message, ...]:
     passes, links, late = setting.passes(samples), [block.link(samples) for block in setting.counts.blocks], 0.0
     for index in [] if setting.computation.samples else blocks:
         following = passes[index + 1].times(setting.contention)
-        late += offloading.exposed(links[index].offloaded / rate, following.forward, following.backward)
+        late += exposed(links[index].offloaded / rate, following.forward, following.backward)
     bytes_ = 2 * count * sum(links[index].offloaded for index in blocks)
     return (Message(HOST_COPIES, "host", 2 * count * len(blocks), bytes_, bytes_ / rate, count * late),)
 
@@ -207,8 +207,8 @@ def averaged(
     if overlaps:
         late = min(total, max(0.0, queue(full, lambda size: seconds(size * scale)) - sum(back)))
     packing = setting.packing_s(sum(sent)) / (2 if views else 1)
-    exposed = setting.exposed(total, late) + packing
-    amounts = (times * amount for amount in (len(sent), sum(sent), total + packing, exposed))
+    delay = setting.exposed(total, late) + packing
+    amounts = (times * amount for amount in (len(sent), sum(sent), total + packing, delay))
     return Message("all-reduce of gradients", "dp", *amounts, largest=max(sent, default=0.0))
 
 
@@ -251,8 +251,8 @@ def sharded(setting: Setting, scheme: Scheme, peak: Callable[[], Memory]) -> Out
     largest = float(max(*reductions, *(number * scheme.weight for number in scheme.gathered)))
     what = "gathering of weights and reduction of gradients"
     packing = setting.packing_s(bytes_) / 2  # copies of gathered weights out of a message, of gradients into one
-    exposed = setting.exposed(seconds, late) + packing
-    messages = [Message(what, "dp", sent, bytes_, seconds + packing, exposed, largest)]
+    delay = setting.exposed(seconds, late) + packing
+    messages = [Message(what, "dp", sent, bytes_, seconds + packing, delay, largest)]
     if scheme.persistent:
         size = float(scheme.persistent * scheme.weight)
         once = to.seconds("all_gather", size)

@@ -71,7 +71,7 @@ PRECISIONS = {
 }  # fmt: skip
 # Libraries that reduce gradients after the backward pass unless they are told otherwise; DeepSpeed overlaps at stage 3.
 WAITING = re.compile("deepspeed|megatron", re.IGNORECASE)
-COPIED = ["framework.gradient_as_bucket_view=false"]  # the default of torch, where ddlbench has true
+COPIED = "framework.gradient_as_bucket_view=false"  # the default of torch, where ddlbench has true
 # MiB of gradients in a message, by patterns of framework, model and strategy: 250 million numbers (`message_size` of
 # apex's DDP in NVIDIA's BERT for PyTorch), or all (`num_packs=1`, the default of tf.distribute.NcclAllReduce).
 MESSAGES = (
@@ -160,6 +160,7 @@ def point(row: CsvRow, rows: Sequence[CsvRow]) -> Point:
     base = _base(row, rows, measured)
     framework, words = strategy_of(row)
     model = model_words(row)
+    words += [COPIED] if framework == "ddp" else []
     per_node = row.count("gpus_per_node")
     nodes = math.ceil(max(measured.gpus, base.gpus) / per_node)
     machine = machine_of(row["gpu_type"], row["network"], per_node, nodes)
@@ -256,7 +257,7 @@ def strategy_of(row: CsvRow) -> tuple[str, list[str]]:
         raise UserError(f"{row['strategy']!r} does not state how many replicas the shards have")
     sharded = r"fsdp|fully?[-_ ]shard"
     if "no_shard" in text:
-        return "ddp", COPIED
+        return "ddp", []
     stage = re.search(r"zero[-_ ]?(?:stage[-_ ]?)?([0-3])\b", text)
     if "shard_grad_op" in text or re.search(sharded, strategy):
         kept = "shard_grad_op" in text or (stage and stage[1] == "2")  # weights stay gathered until the backward pass
@@ -264,15 +265,15 @@ def strategy_of(row: CsvRow) -> tuple[str, list[str]]:
     if stage and re.search("within (?:groups|a node|nodes)", strategy):
         if stage[1] != "1":
             raise UserError(f"{row['strategy']!r} shards gradients or weights within groups, without equations")
-        return "ddp", COPIED  # all ranks reduce the gradients; the gather of weights within a node is left out
+        return "ddp", []  # all ranks reduce the gradients; the gather of weights within a node is left out
     if stage:
         return f"zero{stage[1]}", []
     if "horovod" in text:
         return "horovod", []
     if re.search(r"\bdd?p\b|data.?parallel|all[- ]?reduce|nccl|distributed|replicated|mirrored|\bsync", strategy):
-        one = " ".join((row["framework"], row["model"], row["strategy"]))
-        size = next((mib for pattern, mib in MESSAGES if pattern.search(one)), None)
-        return "ddp", [*COPIED, f"framework.bucket_cap_mb={size}"] if size else COPIED
+        names = " ".join((row["framework"], row["model"], row["strategy"]))
+        size = next((mib for pattern, mib in MESSAGES if pattern.search(names)), None)
+        return "ddp", [f"framework.bucket_cap_mb={size}"] if size else []
     if re.search(sharded, text):
         return "fsdp", []
     raise UserError(f"the strategy {row['strategy']!r} is not known")
