@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from ddlbench.errors import UserError
+from ddlbench.measure.formulas.flops import peak_flops
 from ddlbench.oracle.machine.machine import Machine, load, parse
-from ddlbench.predict.grading.machines import machine_of, node_bytes_per_s
+from ddlbench.predict.grading.machines import GPUS, machine_of, node_bytes_per_s
 
 # Gigabytes a second of a node of eight.
 NETWORKS = {
@@ -26,6 +27,9 @@ NETWORKS = {
     "NVLink (600 GB/s) / HDR InfiniBand (200 Gb/s)": 25, "Omni Path": 12.5, "10GigE": 1.25, "Slingshot-10": 12.5,
     "Dual rail HDR100 with 200Gbps aggregate bandwidth": 25,
     "InfiniBand 100 Gb/sec (4X EDR), Mellanox MT27700": 12.5, "4 * 100Gb RoCE": 50,
+    "Infiniband, Mellanox Technologies MT27700 Family [ConnectX-4]": 12.5, "8x ConnectX-7": 400,
+    "2x DGX A100": 200, "DGX-1, NVLink 300 GB/s": 50, "DGX-1, 100 Gb/s InfiniBand": 12.5,
+    "AWS p3dn.24xlarge": 12.5, "EFA (p4d.24xlarge)": 50, "Azure ND96asr_v4": 200, "Standard_ND96isr_H100_v5": 400,
 }  # fmt: skip
 
 
@@ -36,7 +40,14 @@ def test_a_network_s_words_give_bytes_per_second_of_a_node(network: str, gigabyt
 
 @pytest.mark.parametrize(
     "network",
-    ["", "fast", "Management: 1x Ethernet 10GB/Sec", "NVLink 300 GB/s", "TCP sockets on InfiniBand 100 Gb/s"],
+    [
+        "",
+        "fast",
+        "Ethernet, ConnectX-4 Lx",
+        "Management: 1x Ethernet 10GB/Sec",
+        "NVLink 300 GB/s",
+        "TCP sockets on InfiniBand 100 Gb/s",
+    ],
 )
 def test_a_network_for_management_or_within_a_node_or_with_another_or_no_speed_is_refused(network: str) -> None:
     with pytest.raises(UserError, match="has no speed"):
@@ -55,6 +66,12 @@ def test_a_node_of_a100_has_nccl_s_measured_all_reduce() -> None:
     machine = machine_of("a100_80gb", "", 8, 1)
     assert seconds(machine, "all_reduce", 8, 134_217_728) == pytest.approx(1162e-6)
     assert seconds(machine, "all_gather", 8, 134_217_728) == pytest.approx(581e-6)
+
+
+def test_devices_have_the_names_of_the_table_of_peaks() -> None:
+    """That of one device of a K80 is not known."""
+    without = [entry["name"] for entry in GPUS if peak_flops(entry["name"], "fp16") is None]
+    assert without == ["Tesla K80"]
 
 
 def test_devices_without_peer_access_share_one_path() -> None:

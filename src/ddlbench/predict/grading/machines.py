@@ -19,6 +19,13 @@ NETWORK_ALPHA_S = 14e-6  # NCCL 2.x, its tuning table: latency of a step of a ri
 NAMES = {  # Gbit/s of an adapter
     "qdr": 40, "fdr": 56, "edr": 100, "hdr[- ]?100": 100, "hdr(200)?": 200, "ndr[- ]?200": 200, "ndr(400)?": 400,
     "omni[- ]?path|opa": 100, "slingshot[- ]?10": 100, "slingshot[- ]?11": 200,
+    "connectx[- ]?[45](?![- ]?lx)": 100, "connectx[- ]?6(?![- ]?lx)": 200, "connectx[- ]?7": 400,
+}  # fmt: skip
+NODES = {  # Gbit/s of a node for its GPUs, from the guides of NVIDIA (DGX), AWS, Azure and Google Cloud
+    r"dgx[- ]?1\b": 400, r"dgx[- ]?2\b": 800, r"dgx[- ]?a100\b": 1600, r"dgx[- ]?h[12]00\b": 3200,
+    r"\bp3\.16xlarge": 25, r"\bp3dn\.": 100, r"\bp4de?\.": 400, r"\bp5(?:e|en)?\.48xlarge": 3200,
+    "nd40rs": 100, "nd96[a-z]+_(?:a100_)?v4": 1600, "nd96[a-z]+_h[12]00_v5": 3200,
+    r"\ba2-[a-z]+gpu": 100, r"\ba3-highgpu-8g": 800, r"\ba3-megagpu": 1600,
 }  # fmt: skip
 BITS = (40, 56, 100, 200, 400, 800)  # speeds of InfiniBand in Gbit/s, also where a source writes GB/s
 SPEED = re.compile(r"(\d+(?:\.\d+)?) ?(g|t)(?:ig)?(?:b|e|bit|be|abit)?(?:ps|/s(?:ec)?)?\b", re.IGNORECASE)
@@ -78,7 +85,7 @@ def node_bytes_per_s(network: str, per_node: int) -> float:
     Several networks of one text have names ("Storage: ..., Management: ..., Compute: ..."): the one for computing
     counts, and a network for management does not. Links within a node do not count. The largest of several speeds
     ("400 Gb/s (4x HDR-100)") counts. GB/s of Ethernet are bits; those of InfiniBand are bits if InfiniBand has
-    such a speed.
+    such a speed. Without a stated speed, that of a named node counts ("AWS p4d.24xlarge").
     """
     network = re.sub(r"(?<=\d),(?=\d{3}\b)", "", network)  # "3,200 Gbps"
     parts = re.split(r"[,;] ?(?=[A-Z][a-z]+:)", network)
@@ -91,8 +98,11 @@ def node_bytes_per_s(network: str, per_node: int) -> float:
         for part in re.split("[()]", clause)
     ]
     rates = [(gbit, _adapters(clause)) for clause in clauses if (gbit := _gbit(clause, text))]
-    if not rates or re.search(r"\bsockets?\b.*infiniband", text, re.IGNORECASE):
+    node = next((gbit for name, gbit in NODES.items() if re.search(name, text, re.IGNORECASE)), None)
+    if not (rates or node) or re.search(r"\bsockets?\b.*infiniband", text, re.IGNORECASE):
         raise UserError(f"network {network!r} has no speed of the links between nodes")
+    if node and not rates:
+        return node / 8 * 1e9
     total = max(gbit * count for gbit, count in rates)
     if all(count == 1 for _, count in rates):  # a clause may have the number alone: "100 Gb/s (4 adapters)"
         total *= max(_adapters(clause) for clause in clauses)
