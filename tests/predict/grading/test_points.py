@@ -179,6 +179,20 @@ def test_libraries_differ_in_the_type_of_gradients_and_in_their_overlap(
 
 
 @pytest.mark.parametrize(
+    ("library", "algorithm"),
+    [
+        ("PyTorch 1.5.0a0", "ring"),
+        ("TensorFlow 1.15.2 + Horovod 0.19.0", "ring"),
+        ("PyTorch 1.11.0+cu115", "auto"),
+        ("PyTorch 2.2", "auto"),
+    ],
+)
+def test_the_software_of_2020_reduces_in_a_ring(library: str, algorithm: str) -> None:
+    (point,) = points(rows({**POINT, "framework": library}), [])
+    assert point.machine.algorithm == algorithm
+
+
+@pytest.mark.parametrize(
     ("library", "model", "strategy", "size"),
     [
         ("PyTorch (DeepLearningExamples)", "BERT-base", "DDP", "954"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ddlbench.errors import UserError
@@ -71,6 +71,11 @@ PRECISIONS = {
 }  # fmt: skip
 # Libraries that reduce gradients after the backward pass unless they are told otherwise; DeepSpeed overlaps at stage 3.
 WAITING = re.compile("deepspeed|megatron", re.IGNORECASE)
+# Software of 2020 and before, whose NCCL (2.7 and before) reduced large messages between two nodes in a ring: DLPerf's
+# BERT takes nearly as long as with a ring.
+RINGS = re.compile(
+    r"pytorch 1\.[0-7]\b|tensorflow (?:1|2\.[0-3])\b|mxnet 1|paddlepaddle 1|oneflow 0|deepspeed 0\.3", re.IGNORECASE
+)
 COPIED = "framework.gradient_as_bucket_view=false"  # the default of torch, where ddlbench has true
 # MiB of gradients in a message, by patterns of framework, model and strategy: 250 million numbers (`message_size` of
 # apex's DDP in NVIDIA's BERT for PyTorch), or all (`num_packs=1`, the default of tf.distribute.NcclAllReduce).
@@ -166,6 +171,8 @@ def point(row: CsvRow, rows: Sequence[CsvRow]) -> Point:
     machine = machine_of(row["gpu_type"], row["network"], per_node, nodes)
     if WAITING.search(row["framework"]) and framework not in ("fsdp", "zero3"):
         machine = with_overlap(machine, False)
+    if RINGS.search(row["framework"]):
+        machine = replace(machine, algorithm="ring")
     return Point(
         Words(row.line, *(row[column] for column in ("source", "model", "strategy", "gpu_type", "network"))),
         framework,
