@@ -40,12 +40,19 @@ def made() -> dict[str, int]:
             "fp16": groups_made(parts, job("fp16")),
             "stages": groups_made(stages, job()),
             "tied": groups_made(stages, replace(job(), model=TIED.model)),
+            "full": groups_made(stages, job(), stays_full=True),
+            "full and tied": groups_made(stages, replace(job(), model=TIED.model), stays_full=True),
         }
 
 
-def groups_made(layout: Layout, given: Job) -> int:
+def groups_made(layout: Layout, given: Job, stays_full: bool = False) -> int:
+    """stays_full: by a complete trainer of PipeDream-2BW"""
     before = len(dist.distributed_c10d._world.pg_map)
-    Groups(replace(given, rank=dist.get_rank(), world_size=dist.get_world_size()), layout)
+    given = replace(given, rank=dist.get_rank(), world_size=dist.get_world_size(), global_batch=16)
+    if stays_full:
+        PipeDream(double_buffered=True).setup(given)
+    else:
+        Groups(given, layout)
     return len(dist.distributed_c10d._world.pg_map) - before
 
 
@@ -55,6 +62,7 @@ def test_the_ranks_of_a_replica_have_a_group_only_where_an_update_asks_for_it(ma
 
 def test_both_ends_of_a_pipeline_have_a_group_only_where_they_share_a_weight(made: dict[str, int]) -> None:
     assert (made["stages"], made["tied"]) == (0, 1)  # the stages' own is that of all ranks
+    assert (made["full"], made["full and tied"]) == (0, 1)
 
 
 def clock_of(*steps: tuple[float, list[tuple[float, float]]]) -> BusyClock:

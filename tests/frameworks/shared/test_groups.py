@@ -1,14 +1,17 @@
-"""What ranks compute together: BatchNorm's statistics over replicas; the staleness that one rank counts.
+"""What ranks compute together: BatchNorm's statistics over replicas, the norm for clipping; the staleness that one rank
+counts.
 
 The staleness of two ranks' real steps is in pipeline/test_rank.py.
 """
 
 from __future__ import annotations
 
+import pytest
+import torch
 import torch.distributed as dist
 from torch import nn
 
-from ddlbench.frameworks.shared.groups import Staleness, average_statistics
+from ddlbench.frameworks.shared.groups import Staleness, average_statistics, clip_parts
 from tests.support.ranks import run_ranks
 
 
@@ -23,6 +26,16 @@ def averaged() -> tuple[float, float]:
 
 def test_statistics_are_averaged_over_ranks() -> None:
     assert run_ranks(2, averaged) == [(1.5, 5.0), (1.5, 5.0)]
+
+
+@pytest.mark.parametrize("max_norm", [0.5, 100.0])
+def test_one_rank_clips_as_torch_does(max_norm: float) -> None:
+    ours, torchs = ([nn.Parameter(torch.zeros(size)) for size in (3, 5)] for _ in range(2))
+    for parameter in (*ours, *torchs):
+        parameter.grad = torch.arange(1.0, 1 + len(parameter))
+    clip_parts(ours, max_norm, counted=ours, group=None)
+    nn.utils.clip_grad_norm_(torchs, max_norm)
+    torch.testing.assert_close([each.grad for each in ours], [each.grad for each in torchs], rtol=0, atol=0)
 
 
 def test_the_most_of_this_stage_is_known_after_an_epoch() -> None:

@@ -108,7 +108,7 @@ class PipeDream(Staged):
         layout = self.layout(job.world_size)
         count = self.micro_batches(job, layout)
         plan = self.plan(job, layout, count)
-        blocks = Blocks(job, Groups(job, layout), plan, sharded=False)
+        blocks = Blocks(job, Groups(job, layout, stays_full=True), plan, sharded=False)
         behind = [-(-(layout.pp - 1 - stage) // count) for stage in range(layout.pp)]  # minibatches in flight
         staleness = [1] * layout.pp if self.double_buffered else behind  # in updates, by stage
         delay = staleness[blocks.groups.stage_rank]

@@ -33,7 +33,7 @@ from torch import Tensor
 from ddlbench.checkpoint import Live
 from ddlbench.frameworks.pipeline.rank import Blocks, StagedTrainer
 from ddlbench.frameworks.pipeline.weights import Version, Weights
-from ddlbench.frameworks.shared.groups import Staleness, average, gradient, subgroup
+from ddlbench.frameworks.shared.groups import Staleness, average, gradient
 from ddlbench.frameworks.shared.replica import Update, autocast, micro_batches
 from ddlbench.job import Batch, Job
 from ddlbench.loop import set_learning_rate
@@ -98,8 +98,6 @@ class PipeDreamTrainer(StagedTrainer):
         self.returning: Tensor | None = None
         shared = {id(parameter) for parameter in blocks.shared}
         self.tied = [name for name, parameter in model.named_parameters() if id(parameter) in shared]
-        # The tied weights have a group for themselves: both ends send in it between other messages, in another order.
-        self.embedding_group = subgroup(groups.layout.embedding_groups(), job, separate=True) if pp > 1 else None
 
     def step(self, batch: Batch | None) -> Tensor | None:
         """Warm-up and steady state."""
@@ -195,9 +193,8 @@ class PipeDreamTrainer(StagedTrainer):
             if not minibatch.left and minibatch.sums is None:
                 with span(COMMUNICATE):
                     shares = [gradient(minibatch.weights[name]) for name in self.tied]
-                    minibatch.sums = [
-                        dist.all_reduce(share, group=self.embedding_group, async_op=True) for share in shares
-                    ]
+                    group = self.groups.embedding_group
+                    minibatch.sums = [dist.all_reduce(share, group=group, async_op=True) for share in shares]
 
     def _make_updates(self, keep: int) -> None:
         """Update the newest weights by each complete gradient, at the learning rate of its minibatch, but not by those

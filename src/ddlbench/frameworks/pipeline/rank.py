@@ -42,22 +42,25 @@ class Groups:
     part: this rank's part of every layer, with the tp_group
     pp_group: the ranks of this rank's pipeline, in order
     dp_group: the ranks with the same weights, None with one replica
-    embedding_group: first and last rank of this rank's pipeline, None between them; used where a weight is tied
+    embedding_group: first and last rank of this rank's pipeline, None between them; used where a weight is tied. A
+        pipeline that stays full has it for itself: both ends send in it between other messages, in another order
     norm_group: the ranks that together hold the gradients of one update: those of a replica, or all ranks if replicas
         are sharded; None if no update needs such a group
     first, last: whether this rank has the first, the last stage
     v_shaped: whether rank 0 of a pipeline has both (schedules.V_SHAPED)
     """
 
-    def __init__(self, job: Job, layout: Layout, sharded: bool = False, v_shaped: bool = False) -> None:
+    def __init__(
+        self, job: Job, layout: Layout, sharded: bool = False, v_shaped: bool = False, stays_full: bool = False
+    ) -> None:
         self.layout, self.v_shaped = layout, v_shaped
         self.data_rank, tp_rank, self.stage_rank = layout.position(job.rank)
         self.first = self.stage_rank == 0
         self.last = self.first if v_shaped else self.stage_rank == layout.pp - 1
         self.pp_group = subgroup(layout.groups("pp"), job)
         self.dp_group = subgroup(layout.groups("dp"), job) if layout.dp > 1 else None
-        ends = layout.pp > 2 and not v_shaped and tied_names(on_meta(job))
-        self.embedding_group = subgroup(layout.embedding_groups(), job) if ends else self.pp_group
+        ends = layout.pp > (1 if stays_full else 2) and not v_shaped and tied_names(on_meta(job))
+        self.embedding_group = subgroup(layout.embedding_groups(), job, stays_full) if ends else self.pp_group
         self.part = Part(subgroup(layout.groups("tp"), job) if layout.tp > 1 else None, tp_rank, layout.tp)
         self.norm_group = self.pp_group
         if sharded or layout.tp > 1:

@@ -49,8 +49,8 @@ def average(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> None:
     flat = torch.cat([tensor.flatten() for tensor in tensors])
     dist.all_reduce(flat, group=group)
     flat /= dist.get_world_size(group)
-    for tensor, mean in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
-        tensor.copy_(mean.view_as(tensor))
+    means = zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True)
+    torch._foreach_copy_(list(tensors), [mean.view_as(tensor) for tensor, mean in means])  # pyright: ignore
 
 
 def gradient(parameter: nn.Parameter) -> Tensor:
@@ -74,8 +74,7 @@ def clip_parts(
     if group is not None:
         dist.all_reduce(squared, group=group)
     shrink = (max_norm / (squared.sqrt() + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_
-    for tensor in gradients:
-        tensor *= shrink
+    torch._foreach_mul_(gradients, shrink)  # pyright: ignore
 
 
 def batch_norms(model: nn.Module) -> list[_BatchNorm]:

@@ -168,8 +168,7 @@ class TensorReplica(SharedReplica):
             gradients = [gradient(parameter) for parameter in self.unsplit]
             assert self.part.group is not None, "several ranks share the layers"
             average(gradients, self.part.group)
-            for tensor in gradients:
-                tensor *= self.part.size
+            torch._foreach_mul_(gradients, self.part.size)  # pyright: ignore
 
     def output(self, inputs: Tensor) -> Tensor:
         """The logits of all classes."""
