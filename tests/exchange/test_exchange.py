@@ -173,10 +173,9 @@ def test_what_is_exported_can_be_imported(tmp_path):
 
 
 def test_a_second_export_leaves_no_log_of_a_run_that_is_gone(tmp_path):
-    for repeat in range(2):
-        folder = write_run(tmp_path / "own", repeat=repeat, sections=GPU)
+    _, second = (write_run(tmp_path / "own", repeat=repeat, sections=GPU) for repeat in range(2))
     assert len(exported(tmp_path)) == 2
-    shutil.rmtree(folder)
+    shutil.rmtree(second)
     assert [log.name for log in exported(tmp_path)] == ["result_0.txt"]
 
 
