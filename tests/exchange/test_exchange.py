@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 from datetime import datetime
 
 import pytest
@@ -169,6 +170,13 @@ def test_what_is_exported_can_be_imported(tmp_path):
     assert [after[name] for name in names] == [before[name] for name in names]
     assert after["sample_time_s"] == pytest.approx(before["sample_time_s"], rel=1e-4)  # milliseconds of 10 s
     assert after["val_top1"] == before["val_top1"]
+
+
+def test_a_second_export_leaves_no_log_of_a_run_that_is_gone(tmp_path):
+    _, second = (write_run(tmp_path / "own", repeat=repeat, sections=GPU) for repeat in range(2))
+    assert len(exported(tmp_path)) == 2
+    shutil.rmtree(second)
+    assert [log.name for log in exported(tmp_path)] == ["result_0.txt"]
 
 
 def test_runs_without_a_log_are_named(tmp_path, capsys):

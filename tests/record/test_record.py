@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -99,6 +100,15 @@ def test_an_unwritable_place_is_the_users_mistake(tmp_path: Path) -> None:
         writable(str(tmp_path / ("long" * 100)))
     writable(str(tmp_path / "new" / "results"))
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("no_folder", [Path.touch, lambda path: path.symlink_to("nowhere")])
+def test_a_run_whose_folder_cannot_be_made_is_the_users_mistake(
+    tmp_path: Path, no_folder: Callable[[Path], None]
+) -> None:
+    no_folder(tmp_path / "run")
+    with pytest.raises(UserError, match=r"/run cannot be written \(File exists\): choose another results_dir="):
+        Record.open(str(tmp_path), "run", {})
 
 
 def test_numbers_that_are_not_finite_become_null(tmp_path: Path) -> None:

@@ -70,6 +70,16 @@ def test_what_no_longer_ends_ok_fails_the_gate_and_single_ones_are_named(tmp_pat
     assert "only in after: zero1, resnet50" in said
 
 
+def test_what_ends_ok_without_a_time_is_undecided(tmp_path, capsys):
+    """The summaries after contradict their epochs."""
+    repeats(tmp_path / "a", [100.0] * 6)
+    repeats(tmp_path / "b", [100.0] * 6, summary={"epochs_done": 9})
+    code, said = compare(tmp_path, capsys, "--fail-if-slower", "5%")
+    assert code == 3
+    assert "10.0 ms before, no time after (ok)" in said
+    assert "\nddp, resnet50, native, 1 GPU, batch 32: ended ok without a time\n" in said
+
+
 def test_two_environments_of_one_set_are_paired_with_their_own(tmp_path, capsys):
     for side in "ab":
         repeats(tmp_path / side, [100.0] * 6)

@@ -181,6 +181,17 @@ def test_the_next_run_fits_the_device_and_the_nodes_and_reads_the_same_data(tmp_
     assert {"data.root=/my data", "data.val_limit=700", "train.reduce_dtype=fp16"} <= set(shlex.split(command))
 
 
+def test_the_next_run_has_what_differs_from_the_defaults_in_the_run(tmp_path: Path) -> None:
+    changes = ["train.batch_per_gpu=64", "train.tf32=true", "loader.workers=3", "recipe.optimizer.lr=0.5"]
+    config = configuration("+framework=ddp", "+model=resnet50", *changes).resolved
+    sections = {**window((1, 1, 0, 0), (1, 1, 0, 0)), "config": config}
+    path = write_run(tmp_path, gpus=2, rate=100.0, summary={"data_wait_share": 0.1}, sections=sections)
+    commands = {bar.bar: shlex.split(bar.next_run)[4:] for bar in explanation_of(tmp_path, path).bars}
+    choice = ["+framework=ddp", "+model=resnet50", "loader=native", "data=sample_images", "recipe=sgd"]
+    assert sorted(commands["exposed communication"]) == sorted([*choice, *changes, "train.reduce_dtype=bf16"])
+    assert not any(word.startswith("loader.") for word in commands["input"]), "of another loader"
+
+
 @pytest.mark.parametrize("model", ["resnet50", "gpt2_small"])
 def test_every_next_run_can_be_composed(tmp_path: Path, model: str) -> None:
     config = configuration("+framework=gpipe", f"+model={model}", "train.micro_batch=2").resolved

@@ -131,6 +131,28 @@ def test_only_comparable_rows_are_compared(tmp_path):
     assert sentences(tmp_path) == []
 
 
+def test_a_comparison_in_strong_and_in_weak_scaling_counts_once(tmp_path):
+    """ddp and fsdp on 2 GPUs are in both; on 1 GPU in weak scaling and on 4 GPUs in strong scaling alone."""
+    for framework, rate in (("ddp", 100.0), ("fsdp", 80.0)):
+        for gpus, batch in ((1, 32), (2, 64), (4, 64)):
+            write_repeats(
+                tmp_path, *[rate * gpus] * 6, framework=framework, gpus=gpus, per_gpu=None, global_batch=batch
+            )
+    *said, count = sentences(tmp_path)
+    assert sum(", 2 GPUs: ddp is 1.25 times as fast as fsdp" in sentence for sentence in said) == 2
+    assert count.startswith("5 comparisons with intervals")  # of 3 GPU counts, and of 2 rows on 2 GPUs with their base
+
+
+def test_rows_with_equal_batches_are_judged_though_one_has_no_other_gpu_count(tmp_path):
+    """With --across scaling ddp has strong scaling, and fsdp one GPU count."""
+    for framework, gpus, rate in (("ddp", 2, 100.0), ("ddp", 4, 200.0), ("fsdp", 4, 100.0)):
+        write_repeats(tmp_path, *[rate] * 6, framework=framework, gpus=gpus, per_gpu=None, global_batch=64)
+    measurements = tables_of(tmp_path, across=["scaling"]).measurements
+    ((paragraph,), _) = best(measurements)
+    assert "On 4 GPUs: ddp (strong) is the fastest, 200 samples/s, 2 times as fast as fsdp (single)" in paragraph[1][1]
+    assert "ddp (strong) is 2 times as fast as fsdp (single)" in comparisons(measurements)[0]
+
+
 def on_nodes(results, rate, framework, nodes):
     launch = {"world_size": 8, "nodes": nodes, "device_type": "cuda"}
     for repeat in range(6):

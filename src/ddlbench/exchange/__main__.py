@@ -127,6 +127,8 @@ def export_mllog(given: argparse.Namespace) -> int:
         with reporting(f"{folder} cannot be written", "choose another --out"):
             folder.mkdir(parents=True, exist_ok=True)
             write_json(folder / "system.json", _system(row))
+            for log in folder.glob("result_*.txt"):  # of an earlier export, which may have had more runs
+                log.unlink()
             for number, (_, content) in enumerate(same):
                 with replacing(folder / f"result_{number}.txt") as file:
                     file.write(content)

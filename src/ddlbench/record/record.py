@@ -77,14 +77,15 @@ class Record:
     @classmethod
     def open(cls, results_dir: str, run: str, content: Mapping[str, Any]) -> Record:
         """The next free attempt of a run. Its run.json is written with status `running`."""
-        attempt = 1
-        while True:
-            folder = Path(results_dir) / run / f"attempt-{attempt}"
-            try:
-                folder.mkdir(parents=True)
-                break
-            except FileExistsError:
-                attempt += 1
+        attempts, attempt = Path(results_dir) / run, 1
+        with reporting(f"{attempts} cannot be written", "choose another results_dir="):
+            attempts.mkdir(parents=True, exist_ok=True)
+            while True:
+                try:
+                    (folder := attempts / f"attempt-{attempt}").mkdir()
+                    break
+                except FileExistsError:
+                    attempt += 1
         head = {
             "schema_version": SCHEMA_VERSION,
             "run_id": run,

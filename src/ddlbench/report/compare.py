@@ -37,7 +37,7 @@ class Versus:
     """The printed lines, and the measurements that decide the gate.
 
     slower:    shown to be slower by more than the limit, or no run ends ok any more
-    undecided: too few repeats, or no counterpart after
+    undecided: too few repeats, no counterpart after, or one without a time
     possible:  not shown to be slower, but the interval reaches beyond the limit; does not fail the gate
     """
 
@@ -131,7 +131,8 @@ def _judge(result: Versus, pair: Pair, limit: float | None) -> None:
         return
     if not two.sample_time_s:
         result.lines.append(f"  {name}: {duration(one.sample_time_s)} before, no time after ({new})")
-        result.slower.append(f"{name}: no run ended ok")
+        gate, why = (result.undecided, "ended ok without a time") if two.ok else (result.slower, "no run ended ok")
+        gate.append(f"{name}: {why}")
         return
     ratio = two.sample_time_s / one.sample_time_s
     interval = ratio_interval(two.interval, one.interval) if one.interval and two.interval else None

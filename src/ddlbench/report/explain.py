@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import shlex
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -28,6 +28,7 @@ import pandas as pd
 
 from ddlbench.config.choices import choices, published
 from ddlbench.config.command_line import LABELS
+from ddlbench.config.keys import Train, written
 from ddlbench.errors import UserError
 from ddlbench.figures.bars import draw_waterfall
 from ddlbench.figures.figures import save
@@ -38,6 +39,7 @@ from ddlbench.results.reading.attempts import Records
 from ddlbench.results.rows import OWN, Row, latest, wait_column, without_data_wait
 from ddlbench.results.tables.checks import straggler
 from ddlbench.results.tables.measurement import duration
+from ddlbench.results.tables.merge import flatten
 from ddlbench.results.tables.tables import Tables, write_csv
 from ddlbench.texts import aligned, first_few, percent
 
@@ -52,7 +54,6 @@ ALIKE = (
     "origin", "status", "mode", "framework", "model", "model_changed", "gpus", "nodes", "device_model", "global_batch",
     "precision",
 )  # fmt: skip
-KEPT = ("global_batch", "micro_batch", "precision", "epochs", "steps", "threads_per_rank")  # of `train`
 PARTS = ("compute_s", "exposed_s", "idle_s")  # of a rank in a profiled window
 RANKS_SHOWN = 8  # of a group that hung
 # The bars that may be a cause, and what the next run changes to decide.
@@ -271,8 +272,8 @@ def _cause(bars: Sequence[Bar], run: Row, alike: Sequence[Row], comparable: Sequ
 
 
 def _next_run(bar: Bar, config: Mapping[str, Any], run: Row) -> str:
-    """The command line of the run with the changes of NEXT, and with the keys that this version's defaults may not
-    give. Each key is there once, because Hydra refuses a choice that is given twice."""
+    """The command line of the run with the changes of NEXT: its choices, and the keys of these and of `train` that have
+    other values than by default. Each key is there once, because Hydra refuses a choice that is given twice."""
     if bar.bar not in NEXT or not bar.seconds:
         return ""
     changed = dict(change.split("=") for change in NEXT[bar.bar].split())
@@ -280,17 +281,13 @@ def _next_run(bar: Bar, config: Mapping[str, Any], run: Row) -> str:
         changed["train.reduce_dtype"] = "fp16"  # gloo cannot sum bf16
     groups = ("+framework", "+model", "loader", "data", "recipe")
     words = {group: name for group in groups if (name := section(config, group.strip("+")).get("name"))}
-    kept: dict[str, Collection[str]] = {"train": KEPT}
-    for group in ("framework", "model", "data"):  # a record also has what cannot be set, such as the kind of a model
-        option = section(config, group).get("name")
-        settable = published(group, option).keys() - {"_target_"} if option in choices(group) else ()
-        kept[group] = [key for key in settable if f"{group}.{key}" not in LABELS]
-    words |= {
-        f"{group}.{key}": str(value).replace(", ", ",")
-        for group, names in kept.items()
-        for key, value in section(config, group).items()
-        if key in names and isinstance(value, (int, float, str, list))
-    }
+    options = {group.strip("+"): name for group, name in words.items() if group not in changed}
+    usual = {group: published(group, name) for group, name in options.items() if name in choices(group)}
+    defaults = flatten({"train": vars(Train()), **usual})
+    given = flatten({name: section(config, name) for name in ("train", *usual)})
+    # A record also has what cannot be set, such as the kind of a model.
+    settable = {key: value for key, value in given.items() if key in defaults and key not in LABELS}
+    words |= {key: written(value) for key, value in settable.items() if value != defaults[key]}
     words = {key: value for key, value in words.items() if key not in changed} | changed
     gpus, nodes = run["gpus"], run["nodes"] or 1
     launcher = f"torchrun --nproc-per-node={gpus}" if gpus > 1 else "python"

@@ -81,8 +81,7 @@ def comparisons(measurements: Sequence[Measurement]) -> list[str]:
     ratios to the best single GPU; at the end the number of comparisons, because each may be wrong by chance."""
     rows = [row for row in measurements if row["sample_time_s"] and row["gpus"] and not row.is_reference]
     groups = group_by(rows, lambda row: (*row.series, row["gpus"], row["nodes"]))
-    sentences: list[str] = []
-    decided = 0
+    sentences, decided = list[str](), set[tuple[str, str]]()  # strong and weak scaling: two sentences, one comparison
     for group in groups.values():
         fastest, *others = sorted(group, key=lambda row: row["sample_time_s"])
         alone = ", loader alone" if fastest["mode"] == "loader" else ""
@@ -104,11 +103,13 @@ def comparisons(measurements: Sequence[Measurement]) -> list[str]:
                     result = f": speedup {digits(row['speedup'])} without a verdict, because they differ in more,"
                 texts.append(f"{row.name}{result} {ends}")
             sentences.append(f"{where}, against {base}: {'; '.join(texts)}")
-        decided += len(based) + sum(bool(fastest.interval and other.interval) for other in others)
-    if decided > 1:
+        decided |= {(row["measurement"], row.scaling) for row in based}
+        pairs = [(fastest, other) for other in others if fastest.interval and other.interval]
+        decided |= {(one["measurement"], other["measurement"]) for one, other in pairs}
+    if (count := len(decided)) > 1:
         sentences.append(
-            f"{decided} comparisons with intervals, not corrected for their number: each is wrong with probability "
-            f"{200 * (1 - LEVEL):.0f} % at most, so by chance up to about {2 * (1 - LEVEL) * decided:.1f} of them"
+            f"{count} comparisons with intervals, not corrected for their number: each is wrong with probability "
+            f"{200 * (1 - LEVEL):.0f} % at most, so by chance up to about {2 * (1 - LEVEL) * count:.1f} of them"
         )
     return sentences
 

@@ -8,7 +8,7 @@ attempts are stored as columns: a Python object for each cell would need too muc
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
@@ -23,7 +23,7 @@ from ddlbench.texts import shortened
 
 LONGEST_NAME = 120  # letters of a cell
 LONGEST_TEXT = 10_000  # letters of a cell with sentences, lists or JSON
-LARGEST_INT = 2**63 - 1
+LARGEST_INT, LARGEST_FLOAT = 2**63 - 1, sys.float_info.max
 
 EPOCH_COLUMNS = tuple(column for column in EPOCHS if column.source != "run")
 EPOCH_SCHEMA = schema_of(EPOCH_COLUMNS)
@@ -64,15 +64,12 @@ def cell(value: Any, kind: str) -> Any:
         return shortened(text, LONGEST_TEXT)
     if kind == "bool":
         return value if isinstance(value, bool) else None
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not abs(value) <= LARGEST_FLOAT:  # NaN is not
         return None
-    try:
-        number = float(value)
-    except OverflowError:  # an int beyond the largest float
-        return None
-    if kind == "float" or not math.isfinite(number):
-        return number if math.isfinite(number) else None
-    return int(value) if value == int(value) and abs(int(value)) <= LARGEST_INT else None
+    if kind == "float":
+        return float(value)
+    return int(value) if value == int(value) and abs(value) <= LARGEST_INT else None
 
 
 def frame(columns: Iterable[Column], rows: Sequence[Row]) -> pd.DataFrame:

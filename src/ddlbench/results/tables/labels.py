@@ -66,14 +66,12 @@ def variants(
     without: a setting that is left out"""
     fixed = () if "framework" in comparison.by else ("framework",)
     names = [name for name in ("model", "model_changed", "loader", "data", "recipe") if name not in comparison.by]
-    others = list[Row]()
+    hidden, others = {without, *_SHOWN, *LAYOUT}, list[Row]()
     for run in runs:
         options = {k: v for k, v in run.options.items() if not (k.startswith("cluster.") or k.endswith(".name"))}
         options |= {name: run.row[name] for name in _VERSIONS if run.row[name] is not None}
-        for key in list(options):
-            if key in (without, *_SHOWN, *LAYOUT) or comparison.is_compared(key) or comparison.is_across(key):
-                del options[key]
-        others.append(options)
+        shown = (k for k in options if not (k in hidden or comparison.is_compared(k) or comparison.is_across(k)))
+        others.append({key: options[key] for key in shown})
     return _differences([tuple(run.row[name] for name in (*fixed, *names)) for run in runs], others)
 
 

@@ -55,7 +55,7 @@ class Measurement:
                   settings, and the cluster where comparable rows have several
 
     With --across, rows of one panel may differ in more than the compared factors: `judged_with` is equal for rows
-    between which a verdict is given.
+    on equally many GPUs between which a verdict is given.
     """
 
     row: Row
@@ -103,7 +103,7 @@ class Measurement:
 
     @property
     def judged_with(self) -> tuple[Any, ...]:
-        return self["verdict_group"], self["scaling"], self.size, self["nodes"], self["cluster"]
+        return tuple(self[name] for name in ("verdict_group", "global_batch", "nodes", "cluster"))
 
     @property
     def name(self) -> str:
@@ -208,5 +208,6 @@ def duration(seconds: float) -> str:
     """Seconds with three significant digits in a fitting unit; 1,000 s and more as full seconds."""
     if seconds >= 999.5:
         return f"{seconds:,.0f} s"
-    unit, size = next(((unit, size) for unit, size in (("s", 1.0), ("ms", 1e-3)) if seconds >= size), ("µs", 1e-6))
+    units = ("s", 1.0), ("ms", 1e-3)
+    unit, size = next(((unit, size) for unit, size in units if seconds >= 0.9995 * size), ("µs", 1e-6))
     return f"{seconds / size:#.3g}".rstrip(".") + f" {unit}"

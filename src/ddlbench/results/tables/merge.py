@@ -178,15 +178,15 @@ def measured_options(config: Mapping[str, Any], before: Mapping[str, Any] | None
 
     before: keys that a later version added, with the values at which they are left out; the record says them
     """
-    return _flatten(measured_part(config, _ADDED_LATER | dict(before or {})))
+    return flatten(measured_part(config, _ADDED_LATER | dict(before or {})))
 
 
-def _flatten(config: Mapping[str, Any], prefix: str = "") -> Row:
+def flatten(config: Mapping[str, Any], prefix: str = "") -> Row:
     """{"train": {"seed": 0}} -> {"train.seed": 0}."""
     flat: Row = {}
     for key, value in config.items():
         if isinstance(value, dict) and value:
-            flat |= _flatten(cast(Row, value), f"{prefix}{key}.")
+            flat |= flatten(cast(Row, value), f"{prefix}{key}.")
         else:
             flat[intern(prefix + key)] = value
     return flat

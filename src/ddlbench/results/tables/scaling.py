@@ -27,13 +27,10 @@ from ddlbench.results.tables.stats import confidence, median_interval
 
 # A published measurement without a base has no ratio, not even to itself.
 _NO_RATIOS: Row = dict.fromkeys(("speedup", "efficiency", "speedup_vs_own_base", "efficiency_vs_own_base"))
-SHARES = (
-    "compute_share", "comm_exposed_share", "data_share", "idle_share", "comm_share",
-    "forward_share", "backward_share", "update_share", "other_compute_share",
-)  # fmt: skip
 # The parts of a step, in the order of a bar from bottom to top. The shares PART_share add up to 1, the seconds
 # PART_step_s add up to profile_step_time_s. Communication is the exposed part of it.
 PARTS = ("forward", "backward", "update", "other_compute", "comm_exposed", "data", "idle")
+SHARES = ("compute_share", "comm_share", *(f"{part}_share" for part in PARTS))
 
 
 def scaling_rows(groups: Sequence[list[AttemptRow]], how: Comparison = BY_FRAMEWORK) -> list[Measurement]:
