@@ -21,8 +21,10 @@ def with_setup(framework: Kind, setup: Callable[[Job], Any]) -> Kind:
 
 
 def changed(framework: Kind, **changes: Any) -> Kind:
-    """Set up with a job of which `changes` are replaced."""
-    return with_setup(framework, lambda job: framework.setup(replace(job, **changes)))
+    """Checked and set up with a job of which `changes` are replaced."""
+    result = with_setup(framework, lambda job: framework.setup(replace(job, **changes)))
+    result.check = lambda job: framework.check(replace(job, **changes))
+    return result
 
 
 def loaded(framework: Kind) -> Kind:
