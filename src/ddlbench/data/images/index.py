@@ -188,7 +188,7 @@ def kept_file(root: Path, cache_dir: str | None, kind: str, key: list[Any]) -> P
     """Where an index is kept: in `cache_dir`; by default in the data set's own folder, or with the program's files if
     that is read-only. key: of what it depends on"""
     usual = root / ".ddlbench" if os.access(root, os.W_OK) else home() / "indices"
-    return (usual if cache_dir is None else Path(cache_dir).expanduser()) / f"{kind}-{digest(key, 16)}.npz"
+    return (usual if cache_dir is None else Path(cache_dir)) / f"{kind}-{digest(key, 16)}.npz"
 
 
 def read_arrays(file: Path, names: Iterable[str]) -> dict[str, NDArray[Any]] | None:
