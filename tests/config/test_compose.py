@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from ddlbench.__main__ import compose as compose_command_line
 from ddlbench.config.choices import choices, choose, conf_dir, keys
-from ddlbench.config.compose import configuration
+from ddlbench.config.compose import configuration, recorded_configuration
 from ddlbench.config.keys import Checkpoint, Train
 from ddlbench.config.schema import GROUPS, SECTIONS, Config, resolve
 from ddlbench.errors import UserError
@@ -165,6 +165,14 @@ def test_a_command_line_may_name_the_time_of_its_start(monkeypatch: pytest.Monke
 def test_a_mistake_names_its_key(words: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         configuration(*WORDS, *words.split())
+
+
+def test_a_configuration_is_that_of_its_record_which_has_every_section() -> None:
+    recorded = configuration(*WORDS, "train.seed=3").resolved
+    assert recorded_configuration(recorded) == configuration(*WORDS, "train.seed=3")
+    for damaged in ({}, {"name": "adam"}, None):
+        with pytest.raises(UserError, match=r"^recipe=(None|adam) is no option of this version"):
+            recorded_configuration(recorded | {"recipe": damaged})
 
 
 def test_without_a_model_there_is_no_configuration() -> None:

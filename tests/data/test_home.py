@@ -21,6 +21,14 @@ def test_home_is_the_users_choice(monkeypatch, tmp_path):
     assert home() == Path.home() / ".cache" / "ddlbench"
 
 
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch):
+    for name in ("DDLBENCH_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # a number of a user that the container does not know
+    with pytest.raises(UserError, match=r"^the program needs a folder for its files.*: set DDLBENCH_HOME$"):
+        home()
+
+
 def test_folder_appears_whole(tmp_path):
     folder = tmp_path / "new" / "set"
 

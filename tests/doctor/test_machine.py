@@ -120,6 +120,12 @@ def test_answers_and_errors_of_slurm_are_reported(tmp_path: Path, monkeypatch: p
     assert slurm({}) == [("srun", "does not work", "no configuration")]
 
 
+def test_answers_that_are_not_utf_8_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    program(tmp_path / "srun", "#!/bin/sh\nprintf 'universit\\351 23.11\\n'\n")
+    assert slurm({}) == [("srun", r"universit\xe9 23.11", "")]
+
+
 def test_a_machine_without_slurm_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert slurm({}) == [("srun", "not found: Slurm cannot start ranks here", "")]

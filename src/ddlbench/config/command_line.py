@@ -161,11 +161,8 @@ def parsed(word: str) -> Override:
             raise UserError(f"{shown(word)} is no key=value: see --help") from error
         if value.startswith("~/"):
             raise UserError(f"{shown(word)}: ~ is not replaced here: write {key}=$HOME{shown(value[1:])}") from error
-        quoted = (
-            shlex.quote(f'{key}="{value}"')
-            if word.isprintable() and not set(value) & set('"\\')
-            else f"'{key}=\"...\"'"
-        )
+        repeated = word.isprintable() and not set(value) & set('"\\')
+        quoted = shlex.quote(f'{key}="{value if repeated else "..."}"')
         raise UserError(
             f"{shown(word)} has characters with a meaning of their own: put the value into double quotes and the whole "
             f"word into single quotes, {shown(quoted, 100)}"

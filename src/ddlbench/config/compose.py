@@ -26,6 +26,7 @@ from ddlbench.config.command_line import check_command_line, parsed
 from ddlbench.config.keys import Options
 from ddlbench.config.schema import GROUPS, SECTIONS, Config
 from ddlbench.errors import RunError, Unavailable, UserError
+from ddlbench.foreign import section
 from ddlbench.texts import first_line
 
 if TYPE_CHECKING:
@@ -156,10 +157,10 @@ def quiet() -> Generator[None]:
 
 def recorded_configuration(recorded: Mapping[str, Any]) -> Config:
     """The configuration of a record, built from the program's classes. UserError if this version has other keys or
-    lacks an option."""
-    plain: dict[str, Any] = {key: dict(recorded.get(key, {})) for key in SECTIONS}  # `checkpoint` came later
+    lacks an option, or the record a section."""
+    plain: dict[str, Any] = {key: dict(section(recorded, key)) for key in SECTIONS}  # `checkpoint` came later
     for group in GROUPS:
-        option = plain[group]["name"]
+        option = plain[group].get("name")
         if option not in choices(group):
             raise UserError(f"{group}={option} is no option of this version")
         plain[group]["_target_"] = published(group, option)["_target_"]

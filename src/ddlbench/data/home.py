@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from ddlbench.errors import reporting
+from ddlbench.errors import UserError, reporting
 from ddlbench.files import remove_leftovers, unfinished_path
 
 # Names of the training split (True) and the validation split in indices, packed sets and copies, whatever the names of
@@ -16,8 +16,11 @@ SPLITS = {True: "train", False: "val"}
 
 
 def home() -> Path:
-    """$DDLBENCH_HOME, else ~/.cache/ddlbench."""
-    return Path(os.environ.get("DDLBENCH_HOME") or "~/.cache/ddlbench").expanduser()
+    """$DDLBENCH_HOME, else ~/.cache/ddlbench. Raises UserError where the user has no home, as in some containers."""
+    try:
+        return Path(os.environ.get("DDLBENCH_HOME") or "~/.cache/ddlbench").expanduser()
+    except RuntimeError as error:
+        raise UserError(f"the program needs a folder for its files ({error}): set DDLBENCH_HOME") from error
 
 
 def make_folder(folder: Path, make: Callable[[Path], None]) -> None:

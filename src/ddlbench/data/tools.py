@@ -173,7 +173,7 @@ def verify_pack(folder: Path, processes: int) -> Iterator[Findings]:
     crc32c()  # a missing library is reported before the work begins
     pack = tfrecord.read_manifest(folder)
     present = {f"{split}/{path.name}" for split in SPLITS.values() for path in (folder / split).glob("*.tfrecord")}
-    odd = present - {shard.file for shard in pack.shards}
+    odd = sorted(present - {shard.file for shard in pack.shards})
     yield Findings(faults=[f"{folder / file}: not in the list of {tfrecord.MANIFEST}" for file in odd])
     jobs = (partial(verify_shard, folder, shard, pack.classes) for shard in pack.shards)
     findings = in_processes(call, jobs, processes)

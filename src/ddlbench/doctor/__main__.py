@@ -154,9 +154,8 @@ def _line(error: Exception) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the report, on rank 0 only. The exit code is 0 also for a machine that can run little."""
-    argparse.ArgumentParser(prog="python -m ddlbench.doctor", description=(__doc__ or "").split("\n")[0]).parse_args(
-        arguments
-    )
+    about = (__doc__ or "").split("\n")[0]
+    argparse.ArgumentParser(prog="python -m ddlbench.doctor", description=about).parse_args(arguments)
     launch = or_none(detect) or Launch("alone")
     if launch.rank == 0:
         print(report(launch))

@@ -164,7 +164,7 @@ def _program(name: str, what: str) -> Line:
 def run(*command: str) -> tuple[bool, str]:
     """Whether a command succeeded in time, and its output (stderr if stdout is empty)."""
     try:
-        process = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, stdin=subprocess.DEVNULL)
+        process = subprocess.run(command, capture_output=True, timeout=PATIENCE_S, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired) as error:
         return False, str(error)
-    return process.returncode == 0, process.stdout or process.stderr
+    return process.returncode == 0, (process.stdout or process.stderr).decode(errors="backslashreplace")

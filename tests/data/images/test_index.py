@@ -45,6 +45,14 @@ def test_files_in_order_of_class_then_name(layout):
     assert listing(index.splits["val"]) == [("v.jpeg", 4, 0), ("w.JPG", 5, 1)]
 
 
+def test_names_that_are_not_utf_8_lie_in_the_order_of_their_bytes(layout):
+    """As in a packed set. As texts "\\udcff", which Python makes of such a byte, is before "\\ue000"."""
+    for name in ("\udcff.jpg", "\ue000.jpg"):
+        (layout.root / "val/dog" / name).write_text("12")
+    files = prepare_index(layout, None).splits["val"]
+    assert files.names.tolist() == [b"v.jpeg", b"w.JPG", b"\xee\x80\x80.jpg", b"\xff.jpg"]
+
+
 def test_hash_covers_names_and_sizes_of_both_splits(layout):
     lines = ["train/cat/a.jpg\0001", "train/cat/b.JPEG\0002", "train/dog/é.png\0003", "val/cat/v.jpeg\0004"]
     text = "".join(f"{line}\n" for line in [*lines, "val/dog/w.JPG\0005"])

@@ -184,7 +184,7 @@ class ImageFolders:
                 f"data={self.name} needs data.root=...: a folder with "
                 f"{self.train_dir}/<class>/*.JPEG and {self.val_dir}/<class>/*.JPEG"
             )
-        return FolderLayout(Path(self.root).expanduser(), self.train_dir, self.val_dir, val_optional=True)
+        return FolderLayout(Path(self.root), self.train_dir, self.val_dir, val_optional=True)
 
     def check(self, model: Model, validate: bool = True) -> None:
         self.check_fits(len(replace(self.layout(), val_optional=not validate).classes()), model)

@@ -27,8 +27,8 @@ VERSION = 2  # of the file format
 
 @dataclass(frozen=True)
 class Files:
-    """The files of one split in order of class, then name. They are arrays, because a million Python strings would
-    take 100 MB in every worker.
+    """The files of one split in order of class, then of the bytes of the name. They are arrays, because a million
+    Python strings would take 100 MB in every worker.
 
     names: file names as bytes of equal length, padded with NUL; sizes: bytes of each file; labels: class of each file
     """
@@ -172,10 +172,10 @@ def list_images(folder: Path) -> tuple[NDArray[np.bytes_], NDArray[np.int64], li
         named = [entry for entry in entries if entry.name.lower().endswith(EXTENSIONS) and entry.name[0] != "."]
     dangling = {entry.name for entry in named if entry.is_symlink() and not Path(entry).exists()}
     files = (entry for entry in named if entry.name not in dangling and entry.is_file())
-    images = sorted((entry.name, entry.stat().st_size) for entry in files)
+    images = sorted((os.fsencode(entry.name), entry.stat().st_size) for entry in files)
     if not images and not dangling:
         raise UserError(f"{folder} holds no image ({', '.join(EXTENSIONS)}): fill or remove the folder")
-    names, sizes = [os.fsencode(name) for name, _ in images], [size for _, size in images]
+    names, sizes = [name for name, _ in images], [size for _, size in images]
     return np.array(names, np.bytes_), np.array(sizes, np.int64), sorted(dangling)
 
 
@@ -188,7 +188,7 @@ def kept_file(root: Path, cache_dir: str | None, kind: str, key: list[Any]) -> P
     """Where an index is kept: in `cache_dir`; by default in the data set's own folder, or with the program's files if
     that is read-only. key: of what it depends on"""
     usual = root / ".ddlbench" if os.access(root, os.W_OK) else home() / "indices"
-    return (usual if cache_dir is None else Path(cache_dir).expanduser()) / f"{kind}-{digest(key, 16)}.npz"
+    return (usual if cache_dir is None else Path(cache_dir)) / f"{kind}-{digest(key, 16)}.npz"
 
 
 def read_arrays(file: Path, names: Iterable[str]) -> dict[str, NDArray[Any]] | None:

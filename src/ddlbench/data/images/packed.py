@@ -96,7 +96,7 @@ class PackedImages(ImageFolders):
     def folder(self) -> Path:
         if self.root is None:
             raise UserError(f"data={self.name} needs data.root=...: the folder of a packed image set, with {MANIFEST}")
-        return Path(self.root).expanduser()
+        return Path(self.root)
 
     def prepare(self) -> None:
         """Reads every record once, where no index of these shards is kept. UserError for a damaged set."""

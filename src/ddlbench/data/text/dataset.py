@@ -192,7 +192,7 @@ class TokenText:
         layout = "; or ".join(" and ".join(pair) for pair in pairs)
         if self.root is None:
             raise UserError(f"data.root is not set: give data.root=FOLDER, a folder that holds {layout}")
-        folder = Path(self.root).expanduser()
+        folder = Path(self.root)
         if not folder.is_dir():
             raise UserError(f"data.root={self.root} is not a folder: it must hold {layout}")
         for pair in pairs:
@@ -208,7 +208,7 @@ class TokenText:
         """None where there are two token files and no tokenizer to compare them with."""
         raw = any(text.suffix != ".bin" for text in self.texts())
         place = self.tokenizer or str(self.root)
-        files = TokenizerFiles.find(Path(place).expanduser())
+        files = TokenizerFiles.find(Path(place))
         if files is None and (raw or self.tokenizer is not None):
             raise UserError(
                 f"no tokenizer in {place}: put GPT-2's vocab.json and merges.txt there (they come with the published "

@@ -125,7 +125,7 @@ def token_path(text: Path, tokenizer_hash: str, cache_dir: str | None) -> Path:
     # The size keeps texts of the same name apart in one cache.
     name = f"{text.name}-{text.stat().st_size}-{tokenizer_hash[:8]}.bin"
     if cache_dir is not None:
-        return Path(cache_dir).expanduser() / name
+        return Path(cache_dir) / name
     beside = text.with_name(name)
     return beside if beside.exists() or os.access(text.parent, os.W_OK) else home() / "tokens" / name
 
