@@ -78,11 +78,12 @@ check() { # name, command
 # A run of ddlbench, which passes with the status in its record. A library that is missing here is no failure.
 program=(-m ddlbench)
 bench() { # name, wanted status (a regular expression), arguments
-  local name=$1 wanted=$2 began=$SECONDS folder=$results/$part/$1 status
+  local name=$1 wanted=$2 began=$SECONDS folder=$results/$part/$1 start status
+  start=$(date -u +%FT%T.000+00:00) # in the format of a record's times
   shift 2
   limited ${launcher[@]+"${launcher[@]}"} "$python" "${program[@]}" "$@" "${smaller[@]}" "results_dir=$folder"
   [ -z "$dry" ] || return 0
-  status=$("$python" scripts/measurements.py --status "$folder")
+  status=$("$python" scripts/measurements.py --status "$folder" "$start")
   if [[ $status =~ ^($wanted)$ ]]; then
     note "$name" "passed: $status" "$began"
   elif [ "$status" = unavailable ]; then

@@ -1,7 +1,8 @@
 """A Markdown table of the records below a folder, for docs/measurements.
 
 python scripts/measurements.py RESULTS            the table; before it what came of each check, where there were any
-python scripts/measurements.py --status RESULTS   the status of the newest record, for scripts
+python scripts/measurements.py --status RESULTS [START]   the status of the newest record, for scripts: of those
+                                                          that began at START or later (a time as in a record)
 python scripts/measurements.py --same-losses A B  exit code 1 unless each step's loss is the same, but for 1 %
 """
 
@@ -56,9 +57,10 @@ def cells(check: str, record: dict[str, Any]) -> list[str]:
     ]
 
 
-def status(folder: Path) -> str:
+def status(folder: Path, start: str = "") -> str:
     records = [json.loads(path.read_text()) for path in folder.rglob("attempt-*/run.json")]
-    return max(records, key=lambda record: record["times"]["start"])["status"] if records else "no record"
+    statuses = {began: record["status"] for record in records if (began := record["times"]["start"]) >= start}
+    return statuses[max(statuses)] if statuses else "no record"
 
 
 def differing_losses(*folders: Path) -> str | None:
@@ -79,7 +81,7 @@ def differing_losses(*folders: Path) -> str | None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "--status":
-        print(status(Path(sys.argv[2])))
+        print(status(Path(sys.argv[2]), *sys.argv[3:]))
     elif sys.argv[1] == "--same-losses":
         sys.exit(differing_losses(*map(Path, sys.argv[2:])))
     else:

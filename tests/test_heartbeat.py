@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from ddlbench import heartbeat
@@ -29,6 +32,27 @@ def test_a_process_number_that_was_given_again_is_another_process() -> None:
 
 def test_nothing_is_known_of_a_process_on_another_host() -> None:
     assert replace(Process.this(), place="elsewhere").alive() is None
+
+
+def test_nothing_is_known_of_a_process_of_another_user_that_proc_hides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on login nodes, whose /proc is mounted with hidepid=2: only kill(2) says that there is such a process."""
+
+    def hidden(pid: int) -> float:
+        raise psutil.NoSuchProcess(pid)
+
+    def refused(pid: int, number: int) -> None:
+        raise PermissionError
+
+    this = Process.this()
+    monkeypatch.setattr(heartbeat, "_started", hidden)
+    monkeypatch.setattr(os, "kill", refused)
+    assert this.alive() is None
+
+
+@pytest.mark.parametrize("odd", [{"pid": 2**31}, {"pid": 0}, {"started": 10**400}, {"started": math.nan}])
+def test_numbers_that_no_process_has_are_refused(odd: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match="is no process"):
+        replace(Process.this(), **odd)
 
 
 def test_the_identity_does_not_move_with_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:

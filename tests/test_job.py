@@ -6,11 +6,13 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 
 from ddlbench.config.compose import configuration, make_job
 from ddlbench.data.feed import Request
 from ddlbench.data.loaders.synthetic import random_batch
+from ddlbench.errors import UserError
 from ddlbench.job import Job, Place, example_batch, on_meta
 from ddlbench.ranks.launchers import Launch
 from tests.support.jobs import MODEL
@@ -32,6 +34,11 @@ def test_every_rank_builds_the_same_model() -> None:
     models = [job(Launch("torchrun", rank, 2, rank, 2)).build().state_dict() for rank in range(2)]
     for name, weight in models[0].items():
         assert torch.equal(weight, models[1][name]), name
+
+
+def test_a_batch_below_the_number_of_replicas_has_one_remedy() -> None:
+    with pytest.raises(UserError, match=r"\(rest 3\): choose train\.global_batch=4$"):
+        replace(small_job(), global_batch=3).replica_batch(4)
 
 
 def test_an_example_batch_has_the_shapes_and_types_of_a_loaders_batch() -> None:

@@ -75,7 +75,6 @@ seen=' '
 for count in $gpus; do
   number --gpus "$count"
   ((count <= per_node || count % per_node == 0)) || die "--gpus $count does not fill nodes of $per_node GPUs"
-  [ "$scaling" = weak ] || ((batch % count == 0)) || die "--batch $batch does not divide over $count GPUs"
   [[ $seen != *" $count "* ]] || die "--gpus names $count twice: use --repeats for several runs of one count"
   seen+="$count "
   [[ " $* " != *" +framework=single "* ]] || ((count == 1)) ||

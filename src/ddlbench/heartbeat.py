@@ -33,7 +33,7 @@ class Process:
 
     def __post_init__(self) -> None:
         types = type(self.place) is str, type(self.pid) is int, type(self.started) in (int, float)  # True is no number
-        if not all(types) or self.pid < 1:
+        if not all(types) or not 0 < self.pid < 2**31 or not self.started < 2**63:
             raise TypeError(f"{self.pid} of {self.place}, started at {self.started}, is no process")
 
     @classmethod
@@ -41,13 +41,14 @@ class Process:
         return cls(this_place(), os.getpid(), _started(os.getpid()))
 
     def alive(self) -> bool | None:
-        """Whether it has not ended; None for a process of another host, of which only heartbeats are known."""
+        """Whether it has not ended; None where only heartbeats are known: for a process of another host, and for one of
+        another user that /proc does not show (hidepid, proc(5))."""
         if self.place != this_place():
             return None
         try:
             return abs(_started(self.pid) - self.started) < 1
         except (psutil.Error, ProcessLookupError):
-            return False
+            return None if _is_of_another_user(self.pid) else False
 
 
 class Heartbeat:
@@ -117,6 +118,14 @@ def _started(pid: int) -> float:
     if fields[0] in "ZX":
         raise ProcessLookupError(pid)
     return int(fields[19]) / os.sysconf("SC_CLK_TCK")
+
+
+def _is_of_another_user(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError as error:
+        return isinstance(error, PermissionError)
+    return False
 
 
 def this_place() -> str:

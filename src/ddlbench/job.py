@@ -143,10 +143,10 @@ class Job:
         """Samples of one replica in one update. Raises WrongRankCount if the global batch does not divide."""
         samples, rest = divmod(self.global_batch, data_size)
         if rest:
-            below, above = self.global_batch - rest or data_size, self.global_batch - rest + data_size
+            fitting = sorted({self.global_batch - rest, self.global_batch - rest + data_size} - {0})
             raise WrongRankCount(
                 f"train.global_batch={self.global_batch} does not divide over {data_size} replicas (rest {rest}): "
-                f"choose train.global_batch={below} or {above}"
+                f"choose train.global_batch={' or '.join(map(str, fitting))}"
             )
         return samples
 

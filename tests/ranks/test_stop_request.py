@@ -81,6 +81,13 @@ def test_the_time_limit_is_reached_once() -> None:
     assert made.limit_reached() is None
 
 
+def test_a_time_limit_does_not_cut_short_a_stop_that_was_requested_before() -> None:
+    made = StopRequest(0, 5, time.perf_counter() - 6)
+    made.passed = 3
+    made.send(SIGNAL, None)
+    assert made.limit_reached() is None
+
+
 @pytest.mark.parametrize("ended_by", ["time_limit", "signal", None])
 def test_what_ended_the_run_gets_into_the_record_of_a_rank_that_stopped(tmp_path: Path, ended_by: str | None) -> None:
     made = begun()

@@ -125,6 +125,14 @@ def test_one_process_has_nothing_to_compare():
     assert compare_environments(SAME) == []
 
 
+def test_ranks_with_a_third_value_are_not_counted_with_the_second(monkeypatch: pytest.MonkeyPatch):
+    drivers = ["1", "2", "3", "2", None]
+    answers = iter([range(5), [("n1", {"driver": driver} if driver else {}) for driver in drivers]])
+    monkeypatch.setattr(context, "all_gather", lambda _: next(answers))
+    line = "rank 1 on n1 (as 1 more) has driver 2, rank 0 on n1 has 1; 2 more have other values"
+    assert compare_environments(SAME) == [line]
+
+
 def test_many_differences_are_counted(monkeypatch: pytest.MonkeyPatch):
     """The answers of 3 ranks, as all_gather would return them."""
     other = {f"packages.p{n}": "2" for n in range(8)}

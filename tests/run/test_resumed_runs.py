@@ -91,6 +91,27 @@ def test_checkpoints_may_lie_elsewhere(tmp_path: Path, ddlbench, monkeypatch: py
     assert "checkpoint.dir=/proc/nowhere cannot be written" in said
 
 
+def test_checkpoints_of_an_attempt_whose_record_is_elsewhere_are_continued_or_refused(
+    tmp_path: Path, ddlbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both attempts have the number 1. The damaged checkpoint is written again."""
+    monkeypatch.setattr(Checkpoints, "_remove_all", lambda _: None)
+    words = [*SMALL, "train.epochs=3", "checkpoint.every=1", f"checkpoint.dir={tmp_path}/saved", "progress=false"]
+    assert ddlbench(*words)[0] == 0
+    shutil.rmtree(tmp_path / "results")
+    code, said = ddlbench(*words)
+    assert code == 2
+    assert "checkpoints-1 has checkpoints of an attempt whose record is elsewhere: continue it with" in said
+    shutil.rmtree(tmp_path / "results")
+    (damaged,) = tmp_path.glob("saved/*/checkpoints-1/epoch-000002/*.distcp")
+    size = damaged.stat().st_size
+    damaged.write_bytes(b"")
+    code, said = ddlbench(*words, "checkpoint.resume=true")
+    assert code == 0, said
+    assert record(tmp_path)["resume"]["epoch"] == 1
+    assert damaged.stat().st_size == size
+
+
 def test_there_may_be_nothing_to_continue(ddlbench) -> None:
     """As at the first start of a job that would be requeued."""
     code, said = ddlbench(*SMALL, "checkpoint.every=1", "checkpoint.resume=true")

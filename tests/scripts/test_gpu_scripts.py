@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -238,6 +239,25 @@ def test_a_check_that_fails_or_is_over_its_limit_is_counted(tmp_path: Path) -> N
         "part/late": "FAILED: over its limit",
     }
     assert done.stdout.splitlines()[-1] == "failed 3"
+
+
+BENCH = """
+source scripts/gpu_common.sh
+results={results} program=(-c 'raise SystemExit(1)')
+begin part 100
+bench again ok
+echo "failed $failed"
+"""
+
+
+def test_a_run_without_a_record_fails_whatever_an_earlier_one_has_left(tmp_path: Path) -> None:
+    attempt = tmp_path / "part/again/run/attempt-1"
+    attempt.mkdir(parents=True)
+    record = {"status": "ok", "times": {"start": "2026-01-01T00:00:00.000+00:00"}}
+    (attempt / "run.json").write_text(json.dumps(record))
+    done = run("bash", "-c", BENCH.format(results=tmp_path))
+    assert (tmp_path / "checks.tsv").read_text().split("\t")[:2] == ["part/again", "FAILED: no record"]
+    assert done.stdout.splitlines()[-1] == "failed 1"
 
 
 def carried(folder: Path, tag: str) -> None:

@@ -76,6 +76,13 @@ def test_the_seed_gives_a_random_order_of_all_counts_and_repeats_and_a_dry_run_s
     assert slurm.jobs == []
 
 
+def test_a_batch_need_not_divide_over_the_gpus_of_a_pipeline(slurm: Submitted) -> None:
+    """Its one replica has the whole batch."""
+    words = ["+framework=gpipe" if word == TINY[0] else word for word in TINY]
+    done = slurm.scaling(*options("3", "strong"), "--", *words, "train.micro_batch=2")
+    assert (done.returncode, done.stderr, len(slurm.jobs)) == (0, "", 1)
+
+
 @pytest.mark.parametrize(("kind", "key"), [("weak", "train.batch_per_gpu"), ("strong", "train.global_batch")])
 def test_the_batch_is_that_of_each_gpu_or_of_all(slurm: Submitted, kind: str, key: str) -> None:
     slurm.scaling(*options("1 2", kind), "--no-check", "--", *TINY)
@@ -91,7 +98,7 @@ def test_the_batch_is_that_of_each_gpu_or_of_all(slurm: Submitted, kind: str, ke
         (options("1 2 2"), [], "--gpus names 2 twice"),
         (options("6"), [], "--gpus 6 does not fill nodes of 4 GPUs"),
         (options("one"), [], "--gpus one: a whole number"),
-        (options("3", "strong"), [], "--batch 8 does not divide over 3 GPUs"),
+        (options("3", "strong"), [], "3 GPUs would not run, .*train.global_batch=8 does not divide over 3 replicas"),
         (options("1", "some"), [], "--scaling some: weak or strong"),
         (["--gpus", "1"], [], "--gpus-per-node is missing"),
         (["--gpu", "1"], [], "unknown option --gpu"),

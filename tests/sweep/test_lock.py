@@ -18,8 +18,8 @@ import pytest
 from ddlbench.heartbeat import SILENT_S
 from ddlbench.sweep import local
 from ddlbench.sweep.local import _turn
-from ddlbench.sweep.lock import FOLDER, Claim, Owner, claim, holder, last_claim
-from tests.support.processes import environment
+from ddlbench.sweep.lock import FOLDER, Claim, Owner, claim, holder, last_claim, queue
+from tests.support.processes import environment, program
 from tests.support.waiting import wait_until
 
 TAKE = """
@@ -145,6 +145,12 @@ def test_a_claim_of_a_slurm_job_holds_while_the_job_is_queued(tmp_path: Path) ->
     path.write_text(json.dumps(json.loads(path.read_text()) | {"pid": 2**22 + 1}))  # sbatch and its sweep have ended
     assert claim(tmp_path, "cell", queued=lambda job: job == "ddlbench-sweep-1") is None
     taken(tmp_path, queued=lambda job: False).release()
+
+
+def test_jobs_of_others_whose_names_are_not_utf_8_hide_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(tmp_path / "squeue", r"#!/bin/sh" "\n" r"printf 'M\344rz 11 0\nddlbench-sweep-1 12 2\n'" "\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert (queue().starts or {})["ddlbench-sweep-1"] == ("12", "2")
 
 
 def test_a_sweep_waits_for_another_one_on_this_machine_and_says_so(

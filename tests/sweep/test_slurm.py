@@ -78,6 +78,17 @@ def test_a_site_gives_its_file_to_the_job_and_its_options_to_sbatch(tmp_path: Pa
     assert (site.name, site.is_file()) == ("perlmutter.sh", True)
 
 
+def test_a_site_file_may_have_any_encoding(tmp_path: Path) -> None:
+    (tmp_path / "site.sh").write_bytes("# Jülich\n#SBATCH --exclusive\n".encode("latin-1"))
+    assert Options(site=str(tmp_path / "site.sh")).words() == ["--exclusive"]
+
+
+def test_a_quotation_without_an_end_in_a_site_file_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "site.sh").write_text("#SBATCH --comment='a run\n")
+    with pytest.raises(UserError, match=r"site\.sh: a line #SBATCH has no closing quotation: close it"):
+        Options(site=str(tmp_path / "site.sh")).words()
+
+
 def test_what_slurm_did_not_take_is_submitted_by_the_next_sweep_and_nothing_twice(
     tmp_path: Path, submitted: Path
 ) -> None:

@@ -204,8 +204,9 @@ class StopRequest:
         return self.request
 
     def limit_reached(self) -> Failure | None:
-        """The failure of a run that has reached its time limit; returned only once."""
-        if time.perf_counter() < self.limit_at:
+        """The failure of a run that has reached its time limit; returned only once. None once this rank has asked for a
+        stop: the ranks then stop within STOP_S."""
+        if self.sent is not None or time.perf_counter() < self.limit_at:
             return None
         self.limit_at = math.inf
         reason = f"rank {self.rank} reached the time limit of {self.limit_s:g} s (train.time_limit_s)"

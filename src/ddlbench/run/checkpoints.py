@@ -40,13 +40,19 @@ def check_checkpoints(config: Config, job: Job) -> None:
 
 def open_checkpoints(attempt: Attempt, supervisor: Supervisor, run: Run, trainer: Trainer, rates: Rates) -> None:
     """Continue an earlier attempt if that is asked for, and save this one if that is configured. Collective.
-    Unsupported if the framework cannot save what it trains."""
+    Unsupported if the framework cannot save what it trains; UserError, on every rank, for an attempt that continues
+    nothing and whose folder has checkpoints of another one with its number."""
     options = attempt.config.checkpoint
     if options.every is None:
         return
     checkpoints = Checkpoints(attempt, supervisor, trainer, rates)
     if options.resumes(os.environ):
         checkpoints.resume(run)
+    elif from_rank_0(len(complete(checkpoints.folder))):
+        raise UserError(
+            f"{checkpoints.folder} has checkpoints of an attempt whose record is elsewhere: continue it with "
+            "checkpoint.resume=true, remove the folder or choose another checkpoint.dir="
+        )
     run.after_epoch = partial(checkpoints.save, run)
 
 
@@ -143,7 +149,9 @@ class Checkpoints:
                 )  # fmt: skip
                 with reporting(f"the checkpoint in {growing} cannot be written", remedy, RunError):
                     saved.write()
-                    growing.rename(self.folder / f"epoch-{done:06}")
+                    target = self.folder / f"epoch-{done:06}"
+                    shutil.rmtree(target, ignore_errors=True)  # a damaged one, where the record before is elsewhere
+                    growing.rename(target)
                 for folder in complete(self.folder)[self.keep :]:
                     shutil.rmtree(folder, ignore_errors=True)
             barrier()

@@ -163,18 +163,20 @@ def compare_environments(environment: Mapping[str, Any]) -> list[str]:
     if len(set(all_gather(digest(environment_here, 64)))) == 1:  # usual: a few bytes a rank
         return []
     ranks = all_gather((socket.gethostname(), environment_here))
-    first_host, first = ranks[0]
+    hosts = [host for host, _ in ranks]
     lines: dict[str, str] = {}  # of the first rank that differs from rank 0
     for key in sorted({key for _, values in ranks for key in values}):
-        differing = [rank for rank, (_, values) in enumerate(ranks) if values.get(key) != first.get(key)]
+        values = ["none" if (value := values.get(key)) is None else value for _, values in ranks]
+        differing = [rank for rank, value in enumerate(values) if value != values[0]]
         if not differing:
             continue
-        host, values = ranks[differing[0]]
-        more = f" (as {len(differing) - 1} more)" if len(differing) > 1 else ""
-        name = key.removeprefix("packages.").removeprefix("variables.")
-        here, of_rank_0 = (shown("none" if value is None else value) for value in (values.get(key), first.get(key)))
-        rank = f"rank {differing[0]} on {host}{more}"
-        lines[key] = f"{rank} has {name} {here}, rank 0 on {first_host} has {of_rank_0}"
+        rank, name = differing[0], key.removeprefix("packages.").removeprefix("variables.")
+        equal = values.count(values[rank]) - 1
+        more = f" (as {equal} more)" if equal else ""
+        here, of_rank_0 = shown(values[rank]), shown(values[0])
+        lines[key] = f"rank {rank} on {hosts[rank]}{more} has {name} {here}, rank 0 on {hosts[0]} has {of_rank_0}"
+        if others := len(differing) - 1 - equal:
+            lines[key] += f"; {others} more have other values"
     conflicts = [line for key, line in lines.items() if is_version(key)]
     if conflicts:
         differences = "; ".join(first_few(conflicts, SHOWN, "more differences"))

@@ -55,7 +55,7 @@ class Queue:
 def queue() -> Queue:
     try:
         command = ["squeue", "--noheader", "--Format=Name:200,JobID:20,RestartCnt:20"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run(command, capture_output=True, errors="replace", timeout=60, check=True)
     except (OSError, subprocess.SubprocessError):
         return Queue(None)
     jobs = (line.rsplit(maxsplit=2) for line in done.stdout.splitlines())

@@ -43,9 +43,12 @@ class Options:
 
     def words(self) -> list[str]:
         """The options for sbatch: lines `#SBATCH ...` of the site's file, then the given ones, which win."""
-        lines = [] if self.site is None else _site_file(self.site).read_text(encoding="utf-8").splitlines()
-        options = [line.removeprefix(SBATCH) for line in lines if line.startswith(SBATCH)]
-        return [*(word for text in options for word in shlex.split(text)), *self.sbatch]
+        text = "" if self.site is None else _site_file(self.site).read_text(encoding="utf-8", errors="replace")
+        options = [line.removeprefix(SBATCH) for line in text.splitlines() if line.startswith(SBATCH)]
+        try:
+            return [*(word for line in options for word in shlex.split(line)), *self.sbatch]
+        except ValueError as error:
+            raise UserError(f"--site {self.site}: a line #SBATCH has {str(error).lower()}: close it") from error
 
 
 @dataclass(frozen=True)
@@ -138,9 +141,9 @@ def _sbatch(
         command += [NEXT] * (number > 0) + cell.command(results)
         if len(cells) > 1 and not any(word.startswith(LIMIT) for word in cell.words):
             command.append(f"{LIMIT}{cell.limit_s}")  # that of the job is the sum: one cell must not use up the others'
-    env = {"DDLBENCH_SITE": str(_site_file(options.site))} if options.site is not None else {}
+    env = os.environ | ({} if options.site is None else {"DDLBENCH_SITE": str(_site_file(options.site))})
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=os.environ | env)
+        done = subprocess.run(command, capture_output=True, errors="replace", timeout=120, check=True, env=env)
     except (OSError, subprocess.SubprocessError) as error:
         said = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else error
         raise UserError(
