@@ -69,9 +69,14 @@ def test_a_node_of_a100_has_nccl_s_measured_all_reduce() -> None:
 
 
 def test_devices_have_the_names_of_the_table_of_peaks() -> None:
-    """That of one device of a K80 is not known."""
+    """The peak of one device of a K80 is not known."""
     without = [entry["name"] for entry in GPUS if peak_flops(entry["name"], "fp16") is None]
     assert without == ["Tesla K80"]
+
+
+@pytest.mark.parametrize("name", ["NVIDIA L40", "NVIDIA L40S"])
+def test_l40_and_l40s_differ(name: str) -> None:
+    assert machine_of(name, "PCIe", 8, 1).device.name == name
 
 
 def test_devices_without_peer_access_share_one_path() -> None:

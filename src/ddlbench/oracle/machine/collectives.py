@@ -101,10 +101,10 @@ def ring_all_reduce(m: float, to: Path) -> float:
 
 def tree_all_reduce(m: float, to: Path) -> float:
     """Seconds of an all-reduce along a chain within each node and a double binary tree between the nodes (Sanders et
-    al. 2009), once up and once down. Small pieces follow each other. So only the start-ups of one piece add up, and
-    each byte crosses the slowest link twice. Between two nodes each of the two trees sends half of the bytes up in one
-    direction and down in the other: NCCL's all-reduce of 1 GB over 100 Gbit/s took 134 ms, its ring 268 ms
-    (github.com/NVIDIA/nccl-tests/issues/22)."""
+    al. 2009), once up and once down. Small pieces follow each other, so that only the start-ups of one piece add up.
+    Each byte crosses a link twice in a direction. It crosses the link between two nodes only once, because each of the
+    two trees sends half of the bytes up in one direction and down in the other: NCCL's all-reduce of 1 GB over 100
+    Gbit/s took 134 ms, its ring 268 ms (github.com/NVIDIA/nccl-tests/issues/22)."""
     between = 1 if to.outer.ranks == 2 else 2
     return 2 * tree_start(to) + m * max(2 * to.inner.beta, between * to.outer.beta)
 

@@ -71,8 +71,8 @@ PRECISIONS = {
 }  # fmt: skip
 # Libraries that reduce gradients after the backward pass unless they are told otherwise; DeepSpeed overlaps at stage 3.
 WAITING = re.compile("deepspeed|megatron", re.IGNORECASE)
-# Software of 2020 and before, whose NCCL (2.7 and before) reduced large messages between two nodes in a ring: DLPerf's
-# BERT takes nearly as long as with a ring.
+# Software of 2020 and before has NCCL 2.7 or older. Its all-reduces between two nodes take nearly as long as a ring's
+# (DLPerf's BERT), and not as long as a tree's.
 RINGS = re.compile(
     r"pytorch 1\.[0-7]\b|tensorflow (?:1|2\.[0-3])\b|mxnet 1|paddlepaddle 1|oneflow 0|deepspeed 0\.3", re.IGNORECASE
 )
