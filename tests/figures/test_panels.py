@@ -78,7 +78,7 @@ def test_by_model_a_panel_has_all_models_and_names_the_changed_sizes_that_they_s
 def test_durations_have_three_digits_and_devices_their_number():
     seconds = (1234.5, 12.34, 2.0, 0.1, 0.00971, 0.000123)
     assert [duration(each) for each in seconds] == ["1,234 s", "12.3 s", "2.00 s", "100 ms", "9.71 ms", "123 µs"]
-    assert [duration(each) for each in (0.9994, 0.9997, 0.0009997)] == ["999 ms", "1.00 s", "1.00 ms"]
+    assert [duration(time) for time in (0.9994, 0.9997, 0.0009997)] == ["999 ms", "1.00 s", "1.00 ms"]
     assert [devices(1, "cuda"), devices(4, "cuda"), devices(2, "cpu")] == ["1 GPU", "4 GPUs", "2 ranks"]
     assert devices(0, "cuda") == "an unknown number of GPUs"
 

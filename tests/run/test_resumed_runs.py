@@ -94,7 +94,8 @@ def test_checkpoints_may_lie_elsewhere(tmp_path: Path, ddlbench, monkeypatch: py
 def test_checkpoints_of_an_attempt_whose_record_is_elsewhere_are_continued_or_refused(
     tmp_path: Path, ddlbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both attempts have the number 1. The damaged checkpoint is written again."""
+    """Both attempts have the number 1. The damaged checkpoint is written again. A run that ends well removes its
+    checkpoints; these stay as after a crash."""
     monkeypatch.setattr(Checkpoints, "_remove_all", lambda _: None)
     words = [*SMALL, "train.epochs=3", "checkpoint.every=1", f"checkpoint.dir={tmp_path}/saved", "progress=false"]
     assert ddlbench(*words)[0] == 0

@@ -48,7 +48,7 @@ def open_checkpoints(attempt: Attempt, supervisor: Supervisor, run: Run, trainer
     checkpoints = Checkpoints(attempt, supervisor, trainer, rates)
     if options.resumes(os.environ):
         checkpoints.resume(run)
-    elif from_rank_0(len(complete(checkpoints.folder))):
+    elif from_rank_0(checkpoints.rank == 0 and bool(complete(checkpoints.folder))):
         raise UserError(
             f"{checkpoints.folder} has checkpoints of an attempt whose record is elsewhere: continue it with "
             "checkpoint.resume=true, remove the folder or choose another checkpoint.dir="

@@ -165,8 +165,8 @@ def compare_environments(environment: Mapping[str, Any]) -> list[str]:
     ranks = all_gather((socket.gethostname(), environment_here))
     hosts = [host for host, _ in ranks]
     lines: dict[str, str] = {}  # of the first rank that differs from rank 0
-    for key in sorted({key for _, values in ranks for key in values}):
-        values = ["none" if (value := values.get(key)) is None else value for _, values in ranks]
+    for key in sorted({key for _, given in ranks for key in given}):
+        values = ["none" if given.get(key) is None else given[key] for _, given in ranks]
         differing = [rank for rank, value in enumerate(values) if value != values[0]]
         if not differing:
             continue

@@ -35,7 +35,7 @@ def test_one_rank_clips_as_torch_does(max_norm: float) -> None:
         parameter.grad = torch.arange(1.0, 1 + len(parameter))
     clip_parts(ours, max_norm, counted=ours, group=None)
     nn.utils.clip_grad_norm_(torchs, max_norm)
-    torch.testing.assert_close([each.grad for each in ours], [each.grad for each in torchs], rtol=0, atol=0)
+    torch.testing.assert_close([weight.grad for weight in ours], [weight.grad for weight in torchs], rtol=0, atol=0)
 
 
 def test_the_most_of_this_stage_is_known_after_an_epoch() -> None:
