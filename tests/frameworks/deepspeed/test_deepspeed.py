@@ -45,6 +45,15 @@ def test_a_version_with_known_wrong_results_is_unavailable(monkeypatch: pytest.M
         import_deepspeed(torch.device("cpu"))
 
 
+def test_works_on_this_device_after_an_import_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeepSpeed keeps one accelerator for the process: a rehearsal of GPUs may come before a run on the CPU."""
+    accelerator = import_deepspeed(torch.device("cpu")).accelerator
+    monkeypatch.setattr(accelerator.real_accelerator, "ds_accelerator", accelerator.get_accelerator())
+    for device in ("cuda", "cpu", "cuda"):
+        import_deepspeed(torch.device(device, 0))
+        assert accelerator.get_accelerator().device_name() == device
+
+
 def test_equals_deepspeeds_own_documented_loop(found: dict[str, Any]) -> None:
     for stage, (ours, theirs) in enumerate(found["loops"]):
         assert torch.equal(ours, theirs), (stage, norm([ours - theirs]))

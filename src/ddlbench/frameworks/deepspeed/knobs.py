@@ -26,7 +26,8 @@ BUCKET_MB = 25.0  # DDP's. DeepSpeed's own, 5e8 elements, takes 2 GB also for a 
 
 
 def import_deepspeed(device: torch.device) -> Any:
-    """The module, quiet; Unavailable where it cannot be imported or is older than OLDEST."""
+    """The module, quiet, working on this kind of device; Unavailable where it cannot be imported or is older than
+    OLDEST."""
     remedy = "pip install 'ddlbench[deepspeed]'"
     os.environ.setdefault("DS_ACCELERATOR", device.type)  # else it prints which one it finds
     with importing("deepspeed", remedy), warnings.catch_warnings():
@@ -38,6 +39,10 @@ def import_deepspeed(device: torch.device) -> Any:
     if TorchVersion(deepspeed.__version__) < OLDEST:
         raise Unavailable(f"deepspeed {deepspeed.__version__} is older than {OLDEST}: {remedy}")
     warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)  # names that torch 2.14 changed, every step
+    if deepspeed.accelerator.get_accelerator().device_name() != device.type:
+        # It keeps the device of its first import in this process, which may have been for a rehearsal.
+        accelerator = import_module(f"deepspeed.accelerator.{device.type}_accelerator")
+        deepspeed.accelerator.set_accelerator(getattr(accelerator, f"{device.type.upper()}_Accelerator")())
     if device.type == "cpu":
         # Its shared-memory all-reduce serves inference only, and would be compiled at the first start.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
