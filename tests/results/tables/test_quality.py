@@ -117,6 +117,16 @@ def test_samples_after_an_epoch_that_is_missing_are_unknown(tmp_path):
     assert row["samples_to_target"] is None
 
 
+def test_a_run_whose_cost_is_unknown_leaves_the_median_empty(tmp_path):
+    for repeat in range(7):
+        write_course(tmp_path, [0.6], repeat=repeat)
+    path = next(tmp_path.glob("*/attempt-1/epochs.jsonl"))
+    path.write_text(path.read_text().replace('"samples": 100', '"samples": null'))
+    (row,) = rows_of(tmp_path, HALF)
+    assert (row["runs"], row["epochs_to_target"], row["interval"]) == (7, 1, "n=7, 98.4 % CI")
+    assert [row[f"samples_{end}"] for end in ("low", "to_target", "high")] == [None] * 3
+
+
 def test_only_runs_with_the_metric_have_a_row(tmp_path):
     write_course(tmp_path, [0.6])
     write_course(tmp_path, [60.0], metric="val_perplexity_token", model="gpt2_small")

@@ -144,6 +144,8 @@ def target_costs(
         row |= {"runs": len(repeats), "reached": sum(run["path"] in by_path for run in repeats)}
         for name in COSTS:
             values = [value for cost in taken if (value := cost[name]) is not None]
+            if len(values) < len(taken):  # a median over the other runs would not be that of `runs` runs
+                values = []
             interval = median_interval(values)
             ends = {"low": interval.low, "high": interval.high} if interval else {"low": inf, "high": inf}
             for column, value in {"to_target": median(values) if values else inf, **ends}.items():
