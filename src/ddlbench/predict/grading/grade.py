@@ -181,11 +181,14 @@ def _grade_runs(folder: Path, machine: Machine) -> Grade:
     timed = [row for row in rows if row["status"] == "ok" and row["sample_time_s"] and row["gpus"]]
     curves = group_by(timed, lambda row: (row.series, row.curve)).values()
     for number, curve in enumerate((curve for curve in curves if len({row["gpus"] for row in curve}) > 2), 1):
-        *smaller, last = sorted(curve, key=lambda row: row["gpus"])
+        *_, last = sorted(curve, key=lambda row: row["gpus"])
+        smaller = [row for row in curve if row["gpus"] < last["gpus"]]
         stated = Words(number, folder.name, str(last["model"]), last.curve, machine.device.name, "")
         paths = {run["path"] for row in smaller for run in row.runs}
         results, counts = Results(folder, [*records.named(paths).values()]), sorted({row["gpus"] for row in smaller})
         try:
+            if last["nodes"] not in (None, machine.nodes(last["gpus"])):
+                raise Unsupported(f"{last['nodes']} nodes of cluster {machine.name} have another number of devices")
             (attempt,) = records.named([last.runs[0]["path"]]).values()
             config = recorded_configuration(attempt.record["config"])
             pairs.append(_graded_run(stated, last, config, results, counts, machine))
