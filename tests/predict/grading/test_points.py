@@ -50,6 +50,7 @@ def test_units(units: tuple[str, ...], measured: str, more: dict[str, str], seco
     ("change", "reason"),
     [
         ({"model": "AlexNet"}, "the model 'AlexNet' is not known"),
+        ({"base_gpus": "32"}, "its base has as many GPUs"),
         ({"gpu_type": "TPU v3"}, "GPU type 'TPU v3'"),
         ({"network": "fast"}, "network 'fast' has no speed"),
         ({"model": "WideResNet-50"}, "the model 'WideResNet-50' is not known"),

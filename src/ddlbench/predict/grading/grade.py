@@ -263,8 +263,8 @@ def show(grade: Grade, as_json: bool) -> None:
         f"within 10 %: {summary['within_10']:.0%}, mean of signed errors {summary['mean_signed_error']:+.1%}"
     )
     if summary["slope_per_doubling"] is not None:
-        low, high = summary["slope_interval_95"] or (float("nan"), float("nan"))
-        print(f"error per doubling of the GPUs: {summary['slope_per_doubling']:+.2%} ({low:+.2%} to {high:+.2%})")
+        ends = " ({:+.2%} to {:+.2%})".format(*summary["slope_interval_95"]) if summary["slope_interval_95"] else ""
+        print(f"error per doubling of the GPUs: {summary['slope_per_doubling']:+.2%}{ends}")
     print(f"measured within the band of 80 %: {summary['coverage_80']:.0%}, of 95 %: {summary['coverage_95']:.0%}")
     if learned := summary["learned"]:
         print(

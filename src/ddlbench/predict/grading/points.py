@@ -138,6 +138,8 @@ def points(rows: Sequence[CsvRow], left_out: list[str]) -> Iterator[Point]:
             stated = row["base_gpus"] and row["base_value"]
             if stated and row.number("base_gpus") == row.number("gpus"):
                 _step(row)  # the first of a series: UserError where its numbers are broken
+                if row.number("base_value") != row.number("measured"):
+                    raise UserError("its base has as many GPUs")
             elif stated or not any(_is_base(row, other) for other in rows):
                 yield point(row, rows)
         except UserError as error:
