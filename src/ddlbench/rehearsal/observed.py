@@ -281,5 +281,4 @@ def memory(trainer: Trainer, gradient_bytes: Sequence[int], peak: int) -> dict[s
     weights = stored(parameters, counted)
     state = [value for state in trainer.optimizer.state.values() for value in state.values()]
     optimizer = stored([*updated, *state], counted) if gradient_bytes else None
-    gradients = max(gradient_bytes, default=None)
-    return {"parameters": weights, "gradients": gradients, "optimizer": optimizer, "peak": peak}
+    return {"parameters": weights, "gradients": max(gradient_bytes, default=None), "optimizer": optimizer, "peak": peak}

@@ -271,8 +271,6 @@ def show(grade: Grade, as_json: bool) -> None:
             f"largest GPU count of {learned['rows']} series, learned from all smaller ones: mean error "
             f"{learned['mean_error']:.1%}, median {learned['median_error']:.1%}"
         )
-    if summary["regret"] is not None:
-        print(f"regret of the recommended layout: {summary['regret']:.1%} (mean of {len(grade.regret)} cases)")
-    if summary["planned_regret"] is not None:
-        cases = len(grade.planned_regret)
-        print(f"regret of the layout that --plan recommends: {summary['planned_regret']:.1%} (mean of {cases} cases)")
+    for what, cases in (("recommended layout", grade.regret), ("layout that --plan recommends", grade.planned_regret)):
+        if cases:
+            print(f"regret of the {what}: {mean(cases):.1%} (mean of {len(cases)} cases)")
