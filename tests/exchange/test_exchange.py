@@ -15,7 +15,7 @@ from ddlbench.report.__main__ import main as report
 from ddlbench.results.reading.mlperf import Log
 from tests.support.processes import PYTHON, run
 from tests.support.published import URL, cells, events, write_csv, write_results
-from tests.support.records import tables_of, write_repeats, write_run
+from tests.support.records import edited, tables_of, write_repeats, write_run
 
 
 @pytest.fixture
@@ -145,6 +145,15 @@ def test_a_log_has_the_seconds_of_the_record(tmp_path):
     assert log.one("init_stop").ms - start == 30_000
     assert "not an MLPerf submission" in log.one("submission_org").value
     assert json.loads((path.parent / "system.json").read_text())["submitter"] == "none: not an MLPerf submission"
+
+
+def test_the_description_of_a_system_has_no_unknown_values(tmp_path):
+    with edited(write_run(tmp_path / "own", gpus=4)) as record:
+        del record["launch"]["nodes"], record["launch"]["ranks_per_node"]
+    (path,) = exported(tmp_path)
+    system = json.loads((path.parent / "system.json").read_text())
+    assert system.keys().isdisjoint({"number_of_nodes", "accelerators_per_node"})
+    assert all(type(value) is str and "None" not in value for value in system.values())
 
 
 def test_the_start_of_a_record_lies_after_the_preparation_of_the_data(tmp_path):

@@ -411,3 +411,9 @@ def test_a_figure_that_cannot_be_written_is_one_line(
 def test_a_figure(tmp_path: Path) -> None:
     assert main([*TINY, "+framework=ddp", "cluster=abci", "gpus=[4,8]", "--figure", str(tmp_path / "steps")]) == 0
     assert all((tmp_path / f"steps.{kind}").stat().st_size > 0 for kind in ("png", "svg"))
+
+
+@pytest.mark.parametrize("name", ["gpt_1.3b", "gpt_1.3b.png"])
+def test_the_name_of_a_figure_keeps_its_points(tmp_path: Path, name: str) -> None:
+    assert main([*TINY, "+framework=ddp", "cluster=abci", "gpus=4", "--figure", str(tmp_path / name)]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["gpt_1.3b.png", "gpt_1.3b.svg"]

@@ -212,6 +212,11 @@ def test_a_map_of_all_gpu_counts_and_batches_keeps_the_limit_of_memory(
         (["train.global_batch=16", "framework.tp=2"], 2, "framework.tp=2: --plan chooses the layout"),
         (["train.global_batch=16", "--timeline", "x.json"], 2, "leave --timeline out"),
         (["train.global_batch=16", "--exact-memory"], 2, "leave --exact-memory out"),
+        (
+            ["train.global_batch=16", "+framework=hybrid", "gpus=1", "--figure=x"],
+            2,
+            "framework=hybrid has no layout for gpus=1, 1 a node",
+        ),
         (["train.global_batch=[8,x]"], 2, "train.global_batch=[8,x] must be numbers"),
         (
             ["train.global_batch=3", "+framework=ddp"],
@@ -227,7 +232,8 @@ def test_a_map_of_all_gpu_counts_and_batches_keeps_the_limit_of_memory(
     ],
 )
 def test_without_a_plan_what_is_short_is_said(words: list[str], code: int, said: str, capsys: Capture) -> None:
-    assert main(["--plan", *GPT2, "gpus=4", *words]) == code
+    gpus = [] if "gpus=1" in words else ["gpus=4"]
+    assert main(["--plan", *GPT2, *gpus, *words]) == code
     captured = capsys.readouterr()
     assert said in captured.out + captured.err
     assert "Traceback" not in captured.err

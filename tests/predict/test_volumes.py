@@ -14,6 +14,7 @@ from ddlbench.frameworks.local_sgd import LocalSGD
 from ddlbench.oracle.predictor import Prediction, strategy
 from ddlbench.oracle.strategies.traced import traced as trace
 from ddlbench.oracle.timing.computation import ANY, Computation
+from ddlbench.predict import rows as command
 from ddlbench.predict.__main__ import block_lines, main
 from ddlbench.predict.traces import Volume, compared, dimension_of, distinct_ranks, volume_lines
 from ddlbench.recipe.optimizers import optimizers
@@ -157,3 +158,16 @@ def test_equal_blocks_are_one_line_for_each_pass(capsys: pytest.CaptureFixture[s
     assert len(names) == 2 * len(set(names))
     assert any(" to " in name for name in names)
     assert {row[-1] for row in table[3:-1] if len(row) > 3} >= {"memory"}
+
+
+def test_the_work_of_blocks_is_printed_beside_frameworks_that_lack_a_key(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without +framework. `single` has no framework.dp."""
+    monkeypatch.setattr(command, "choices", lambda _: ["single", "tensor"])
+    words = ["+model=gpt2_small", "model.n_layer=2", "model.n_embd=64", "model.n_head=4", "model.seq_len=64"]
+    words += ["model.vocab_size=512", "cluster=juwels_booster", "gpus=2", "framework.dp=1", "framework.tp=2"]
+    assert main([*words, "--blocks"]) == 0
+    said = capsys.readouterr().out
+    assert "refused: single at 2: framework.dp does not exist" in said
+    assert said.index("work of each block for ") < said.index("best: tensor")

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
 
 from ddlbench.frameworks.tensor.collectives import all_gather
 from ddlbench.ranks.fake.fake import fake_world
-from ddlbench.rehearsal.observed import TO_HOST, UNPINNED, Group, Observed
+from ddlbench.rehearsal.observed import PACKAGE, TO_HOST, UNPINNED, Group, Observed
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -58,6 +59,16 @@ def test_numbers_that_the_host_needs(call: Callable[[torch.Tensor], object], nam
             call(on_host)
             call(on_device)
     assert [waited for waited, _ in observed.waits] == [name]
+
+
+def test_a_library_in_a_folder_with_the_name_of_the_package_is_a_library() -> None:
+    """A clone of the repository is called ddlbench, and `make setup` puts the libraries into its .venv."""
+    observed = Observed(CPU)
+    outer: dict[str, Any] = {"note": partial(observed.note_wait, "item")}
+    library = "/home/me/ddlbench/.venv/lib/python3.12/site-packages/torch/optim/adam.py"
+    exec(compile("def step():\n    note()", library, "exec"), outer)
+    exec(compile("step()", f"{PACKAGE}frameworks/ddp.py", "exec"), outer)
+    assert observed.waits == {("item", "ddlbench/frameworks/ddp.py:1 (torch/optim/adam.py:2)"): 1}
 
 
 def test_the_group_and_the_bytes_of_a_collective() -> None:

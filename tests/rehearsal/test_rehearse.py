@@ -18,6 +18,7 @@ from ddlbench.frameworks.single import Single
 from ddlbench.job import Job
 from ddlbench.measure.formulas.flops import training_flops
 from ddlbench.ranks.launch import Launch
+from ddlbench.recipe.recipe import CrossEntropy
 from ddlbench.rehearsal.observed import UNPINNED
 from ddlbench.rehearsal.rehearse import Rehearsal, rehearse
 from tests.support.libraries import why_no_horovod
@@ -230,6 +231,14 @@ def test_shapes_that_do_not_fit_are_one_line(device: str) -> None:
     assert "\n" not in str(result.error)
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_an_error_names_the_line_of_the_framework(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the line below it that fakes the device."""
+    monkeypatch.setattr(CrossEntropy, "__call__", lambda _, logits, targets: torch.mm(logits, targets))
+    result = with_framework(Single("single"), device)
+    assert " at ddlbench/frameworks/shared/replica.py:" in str(result.error)
+
+
 @pytest.mark.parametrize(
     ("framework", "device", "call"), [(Reading, "cpu", "item"), (Reading, "cuda", "item"), (Copying, "cuda", UNPINNED)]
 )
@@ -263,6 +272,14 @@ def test_flops_of_gpt2_by_hand(device: str, dropout: float, products: int) -> No
     head, product = 2 * 16 * 32 * 64, 2 * 16 * 16 * 32
     assert result.flops == 4 * (3 * (3 * layers + head) + 3 * products * product)
     assert result.flops == 4 * (training_flops(config("single", "gpt2_small").model) + 3 * (products - 6) * product)
+
+
+def test_an_optimizer_without_a_state_holds_nothing() -> None:
+    """It is not unknown: SGD without momentum has made its updates."""
+    made = config("ddp", "gpt2_small", "recipe=sgd", "recipe.optimizer.momentum=0")
+    row = rehearse(made, Launch("torchrun", 0, 2, 0, 2), torch.device("cpu"))
+    assert (row.memory or {})["optimizer"] == 0
+    assert (row.memory or {})["gradients"] == gpt2_bytes()
 
 
 @pytest.mark.slow  # 15 s

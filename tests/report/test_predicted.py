@@ -136,6 +136,30 @@ def test_the_largest_own_run_is_graded_from_its_base_and_from_all_smaller_ones(
     assert alone["low_95_s"] < alone["predicted_s"] < alone["high_95_s"]
 
 
+def test_a_graded_run_is_not_predicted_from_others_on_as_many_gpus(
+    made: Made, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A curve has four GPUs of two clusters."""
+    for gpus, step_s in ((1, 0.25), (2, 0.25 + 0.2 / 3), (4, 0.35)):
+        made.write("ddp", gpus, step_s)
+    made.write("ddp", 4, 0.7, cluster="other", sections={"config": settings("ddp", "cluster.name=other")})
+    assert predict(["--grade", str(made.results), f"cluster={made.cluster}", "--json"]) == 0
+    (learned,) = json.loads(capsys.readouterr().out)["learned_points"]
+    assert (learned["gpus"], learned["base"]) == (4, "1 and 2 GPUs")
+
+
+def test_a_run_that_is_spread_over_the_nodes_in_another_way_is_not_graded(
+    made: Made, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Four GPUs of two nodes, where a node of the cluster has four."""
+    for gpus, step_s in ((1, 0.25), (2, 0.25 + 0.2 / 3)):
+        made.write("ddp", gpus, step_s)
+    launch = {"world_size": 4, "nodes": 2, "ranks_per_node": 2, "device_type": "cuda"}
+    made.write("ddp", 4, 0.7, sections={"launch": launch})
+    assert predict(["--grade", str(made.results), f"cluster={made.cluster}", "--json"]) == 2
+    assert "ddp, resnet50, 4 GPUs: 2 nodes of cluster made have another number of devices" in capsys.readouterr().err
+
+
 def test_copies_to_the_host_are_no_messages(made: Made) -> None:
     machine = OmegaConf.load(made.cluster)
     machine.device.host_bytes_per_s = 50e9

@@ -196,20 +196,22 @@ def _line(seconds: float, key: str, value: Any = None, event: str = "POINT_IN_TI
 
 
 def _system(row: Row) -> Row:
-    """The description of the system, with the keys of submissions. Ranks on CPUs have no accelerator."""
+    """The description of the system, with the keys of submissions and without unknown values. Ranks on CPUs have no
+    accelerator."""
     gpu = row["device"] == "cuda"
-    return {
+    values = {
         "submitter": NO_SUBMISSION,
         "division": "open",
         "status": "research",
         "system_name": row["cluster"],
-        "number_of_nodes": str(row["nodes"]),
-        "accelerators_per_node": str(row["ranks_per_node"] if gpu else 0),
+        "number_of_nodes": row["nodes"],
+        "accelerators_per_node": row["ranks_per_node"] if gpu else 0,
         "accelerator_model_name": row["device_model"] if gpu else "N/A",
         "host_processor_model_name": "N/A" if gpu else row["device_model"],
         "framework": row["framework_library"],
-        "sw_notes": f"written by ddlbench {row['ddlbench']} from a record of its own: {NO_SUBMISSION}",
+        "sw_notes": f"written by ddlbench {row['ddlbench'] or '(unknown)'} from a record of its own: {NO_SUBMISSION}",
     }
+    return {key: str(value) for key, value in values.items() if value is not None}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -14,7 +14,6 @@ from operator import itemgetter
 
 import torch
 
-from ddlbench.config.compose import configuration
 from ddlbench.errors import RunError
 from ddlbench.oracle.machine import machine as machines
 from ddlbench.oracle.machine.machine import Machine
@@ -150,7 +149,7 @@ def show(rows: Sequence[Prediction], question: Question, machine: Machine, memor
     for line in (*ranking.marks(rows), *ranking.notes(rows)):
         print(line)
     if question.options.blocks:
-        config = configuration(f"+framework={question.framework or 'single'}", *question.words)
+        config = next(row.config for row in rows if row.config)  # of any framework: the work is that of one device
         for line in block_lines(proportions(config, machine), config.train.samples_per_micro_batch()):
             print(line)
     if question.options.check_volumes:

@@ -33,11 +33,12 @@ def draw(rows: Sequence[Prediction], path: Path, plan: bool, memory: float | Non
     fine = [row for row in rows if row.status == "ok"]
     if not fine and not plan:
         raise UserError(f"--figure={path}: nothing was predicted")
+    name = path.name.removesuffix(".png").removesuffix(".svg")
     with plotting.style():
         figure = _map(rows, memory) if plan else _steps(fine)
         try:
             for kind in ("png", "svg"):
-                figure.savefig(path.with_suffix(f".{kind}"))
+                figure.savefig(path.with_name(f"{name}.{kind}"))
         except (OSError, ValueError) as error:  # a name that is empty or a folder's
             why = getattr(error, "strerror", None) or error
             raise UserError(f"--figure={path} cannot be written ({why}): choose another file") from error

@@ -108,6 +108,8 @@ def _predicted(question: Question, config: Config, gpus: int, inputs: Inputs) ->
         batches = [replace(config.train, global_batch=batch, batch_per_gpu=None) for batch in question.batches]
         of_batches = [replace(config, train=train) for train in batches or [config.train]]
         tried = [plan for one in of_batches for plan in plans(one, question.words, gpus, per_node)]
+        if not tried:
+            raise UserError(f"framework={framework.name} has no layout for gpus={gpus}, {per_node} a node")
     else:
         degrees = tuple(f"framework.{degree}=" for degree in DEGREES)
         given = framework.name not in SHARES or any(word.lstrip("+").startswith(degrees) for word in question.words)

@@ -4,6 +4,7 @@ the storages of parameters, gradients and optimizer."""
 from __future__ import annotations
 
 import inspect
+import traceback
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
@@ -45,6 +46,7 @@ BETWEEN = ("torch/utils/", "torch/_subclasses/", "torch/_dynamo/", "torch/_compi
            "torch/_tensor.py", "torch/overrides.py", "torch/_library/", "torch/library.py", "contextlib.py",
            "ddlbench/ranks/fake/", "ddlbench/rehearsal/")  # fmt: skip
 OUTERMOST = "rehearsal/rehearse.py"
+PACKAGE = f"{Path(__file__).parents[1]}/"  # not any folder with its name: a clone has its libraries in ddlbench/.venv
 
 
 class Group(NamedTuple):
@@ -205,11 +207,19 @@ def where() -> str:
     while frame is not None and not (file := frame.f_code.co_filename).endswith(OUTERMOST):
         if not any(part in file for part in BETWEEN):
             place = f"{short(file)}:{frame.f_lineno}"
-            if "/ddlbench/" in file:
+            if file.startswith(PACKAGE):
                 return place if first is None else f"{place} ({first})"
             first = first or place
         frame = frame.f_back
     return first or "unknown"
+
+
+def raised_at(error: Exception) -> str:
+    """The last line of ddlbench on the way to an error, as " at FILE:LINE"; empty if there is none."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if frame.filename.startswith(PACKAGE) and not any(part in frame.filename for part in BETWEEN):
+            return f" at {short(frame.filename)}:{frame.lineno}"
+    return ""
 
 
 def short(file: str) -> str:
@@ -263,11 +273,12 @@ def before_update(trainer: Any, act: Callable[[], None]) -> None:
     trainer.engine.step = first
 
 
-def memory(trainer: Trainer, gradient_bytes: int | None, peak: int) -> dict[str, int | None]:
-    """Bytes of parameters and optimizer. Its state, which the first update creates, includes its copies of weights."""
+def memory(trainer: Trainer, gradient_bytes: Sequence[int], peak: int) -> dict[str, int | None]:
+    """Bytes of parameters, gradients and optimizer. Its state, which the first update creates, includes its copies of
+    weights. gradient_bytes: before each update"""
     counted = set[int]()
     parameters, updated, _ = held(trainer)
     weights = stored(parameters, counted)
     state = [value for state in trainer.optimizer.state.values() for value in state.values()]
-    optimizer = stored([*updated, *state], counted) if state else None
-    return {"parameters": weights, "gradients": gradient_bytes, "optimizer": optimizer, "peak": peak}
+    optimizer = stored([*updated, *state], counted) if gradient_bytes else None
+    return {"parameters": weights, "gradients": max(gradient_bytes, default=None), "optimizer": optimizer, "peak": peak}

@@ -8,7 +8,6 @@ and fill a pipeline. mode=rehearsal prints the result; nothing is measured, so n
 from __future__ import annotations
 
 import json
-import traceback
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -29,7 +28,7 @@ from ddlbench.job import Batch, Job, Place, Trainer, example_batch
 from ddlbench.measure.clock import EpochClock
 from ddlbench.ranks.fake.fake import fake_world
 from ddlbench.ranks.launch import Launch
-from ddlbench.rehearsal.observed import Group, Observed, Operation, before_update, held, memory, short, stored
+from ddlbench.rehearsal.observed import Group, Observed, Operation, before_update, held, memory, raised_at, stored
 from ddlbench.texts import bytes_text
 
 WARM_UP = 2  # steps before the reported one
@@ -205,10 +204,7 @@ def rehearse_job(framework: Any, job: Job, pinned: bool | None = None) -> Rehear
         except RunError:
             raise
         except Exception as error:  # whatever a library raises is what does not fit together
-            files = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
-            ours = [(file, line) for file, line in files if "/ddlbench/" in file and "/ddlbench/rehearsal/" not in file]
-            place = f" at {short(ours[-1][0])}:{ours[-1][1]}" if ours else ""
-            return replace(row, error=" ".join(f"{type(error).__name__}: {error}".split())[:500] + place)
+            return replace(row, error=" ".join(f"{type(error).__name__}: {error}".split())[:500] + raised_at(error))
 
 
 def fed(job: Job, place: Place, pinned: bool | None) -> Iterator[Batch | None]:
@@ -238,7 +234,7 @@ def fed(job: Job, place: Place, pinned: bool | None) -> Iterator[Batch | None]:
 
 def stepped(row: Rehearsal, trainer: Trainer, batches: Iterator[Any], observed: Observed, period: int) -> Rehearsal:
     """The row with what a step holds, sends and waits for, averaged over `period` steps, after which they repeat."""
-    gradient_bytes = [0]
+    gradient_bytes = list[int]()
     before_update(trainer, lambda: gradient_bytes.append(stored(held(trainer)[2], set())))
     # Some pipelines keep so many minibatches in flight between two steps; until then they are not full.
     facts = trainer.facts()
@@ -254,7 +250,7 @@ def stepped(row: Rehearsal, trainer: Trainer, batches: Iterator[Any], observed: 
             sizes.setdefault(operation.group, []).append(operation.bytes_)
     sent = tuple(Sent(*group, len(bytes_) / period, sum(bytes_) / period) for group, bytes_ in sizes.items())
     waits = {f"{call} at {place}": count / period for (call, place), count in observed.waits.items()}
-    bytes_ = memory(trainer, max(gradient_bytes) or None, observed.alive.peak)
+    bytes_ = memory(trainer, gradient_bytes, observed.alive.peak)
     flops = sum(operation.flops for operation in observed.operations) / period
     operations = tuple(observed.operations)
     return replace(row, memory=bytes_, collectives=sent, host_waits=waits, flops=flops, operations=operations)

@@ -57,6 +57,11 @@ def test_the_summary_by_hand() -> None:
     )
 
 
+def test_two_points_have_a_slope_without_an_interval(capsys: Capture) -> None:
+    grade.show(Grade([graded(2, 1.0, 0.9), graded(4, 1.0, 1.0)], []), as_json=False)
+    assert "error per doubling of the GPUs: +10.00%\n" in capsys.readouterr().out
+
+
 def test_coverage_counts_measurements_between_the_ends_of_their_bands() -> None:
     (low_80, high_80), (low_95, high_95) = bands.band("ddp", 1)
     assert low_95 < low_80 < high_80 < high_95

@@ -50,6 +50,9 @@ def test_units(units: tuple[str, ...], measured: str, more: dict[str, str], seco
     ("change", "reason"),
     [
         ({"model": "AlexNet"}, "the model 'AlexNet' is not known"),
+        ({"base_gpus": "32"}, "its base has as many GPUs"),
+        ({"precision": "fp8 (mixed)"}, "the precision 'fp8 (mixed)' is not known"),
+        ({"model": "GPT 0B", "seq_len": "128"}, "the model 'GPT 0B' is not known"),
         ({"gpu_type": "TPU v3"}, "GPU type 'TPU v3'"),
         ({"network": "fast"}, "network 'fast' has no speed"),
         ({"model": "WideResNet-50"}, "the model 'WideResNet-50' is not known"),

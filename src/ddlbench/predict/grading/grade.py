@@ -181,11 +181,14 @@ def _grade_runs(folder: Path, machine: Machine) -> Grade:
     timed = [row for row in rows if row["status"] == "ok" and row["sample_time_s"] and row["gpus"]]
     curves = group_by(timed, lambda row: (row.series, row.curve)).values()
     for number, curve in enumerate((curve for curve in curves if len({row["gpus"] for row in curve}) > 2), 1):
-        *smaller, last = sorted(curve, key=lambda row: row["gpus"])
+        *_, last = sorted(curve, key=lambda row: row["gpus"])
+        smaller = [row for row in curve if row["gpus"] < last["gpus"]]
         stated = Words(number, folder.name, str(last["model"]), last.curve, machine.device.name, "")
         paths = {run["path"] for row in smaller for run in row.runs}
         results, counts = Results(folder, [*records.named(paths).values()]), sorted({row["gpus"] for row in smaller})
         try:
+            if last["nodes"] not in (None, machine.nodes(last["gpus"])):
+                raise Unsupported(f"{last['nodes']} nodes of cluster {machine.name} have another number of devices")
             (attempt,) = records.named([last.runs[0]["path"]]).values()
             config = recorded_configuration(attempt.record["config"])
             pairs.append(_graded_run(stated, last, config, results, counts, machine))
@@ -260,16 +263,14 @@ def show(grade: Grade, as_json: bool) -> None:
         f"within 10 %: {summary['within_10']:.0%}, mean of signed errors {summary['mean_signed_error']:+.1%}"
     )
     if summary["slope_per_doubling"] is not None:
-        low, high = summary["slope_interval_95"] or (float("nan"), float("nan"))
-        print(f"error per doubling of the GPUs: {summary['slope_per_doubling']:+.2%} ({low:+.2%} to {high:+.2%})")
+        ends = " ({:+.2%} to {:+.2%})".format(*summary["slope_interval_95"]) if summary["slope_interval_95"] else ""
+        print(f"error per doubling of the GPUs: {summary['slope_per_doubling']:+.2%}{ends}")
     print(f"measured within the band of 80 %: {summary['coverage_80']:.0%}, of 95 %: {summary['coverage_95']:.0%}")
     if learned := summary["learned"]:
         print(
             f"largest GPU count of {learned['rows']} series, learned from all smaller ones: mean error "
             f"{learned['mean_error']:.1%}, median {learned['median_error']:.1%}"
         )
-    if summary["regret"] is not None:
-        print(f"regret of the recommended layout: {summary['regret']:.1%} (mean of {len(grade.regret)} cases)")
-    if summary["planned_regret"] is not None:
-        cases = len(grade.planned_regret)
-        print(f"regret of the layout that --plan recommends: {summary['planned_regret']:.1%} (mean of {cases} cases)")
+    for what, cases in (("recommended layout", grade.regret), ("layout that --plan recommends", grade.planned_regret)):
+        if cases:
+            print(f"regret of the {what}: {mean(cases):.1%} (mean of {len(cases)} cases)")

@@ -138,6 +138,8 @@ def points(rows: Sequence[CsvRow], left_out: list[str]) -> Iterator[Point]:
             stated = row["base_gpus"] and row["base_value"]
             if stated and row.number("base_gpus") == row.number("gpus"):
                 _step(row)  # the first of a series: UserError where its numbers are broken
+                if row.number("base_value") != row.number("measured"):
+                    raise UserError("its base has as many GPUs")
             elif stated or not any(_is_base(row, other) for other in rows):
                 yield point(row, rows)
         except UserError as error:
@@ -222,9 +224,9 @@ def model_words(row: CsvRow) -> list[str]:
         exact, short = re.search(r"\((\d+) parameters\)", name), re.search(r"(\d+(?:\.\d+)?) ?([mbt])\b", name.lower())
         if EXPERTS.search(name):
             raise UserError(f"the model {name!r} has experts, and no model of ddlbench has")
-        if not DECODERS.search(name) or not (exact or short):
-            raise UserError(f"the model {name!r} is not known")
         count = float(exact[1]) if exact else 1e6 * float(short[1]) * MILLIONS[short[2]] if short else 0.0
+        if not (DECODERS.search(name) and count):
+            raise UserError(f"the model {name!r} is not known")
         near = min(SIZES, key=lambda size: abs(math.log(size / count)))
         sizes = (*SIZES[near], 50368)
     if not row["seq_len"]:
@@ -293,7 +295,7 @@ def precision_words(row: CsvRow, framework: str, model: str) -> list[str]:
     whose weights are in fp32."""
     text, strategy, library = (row[column].lower() for column in ("precision", "strategy", "framework"))
     name = next((name for name, pattern in PRECISIONS.items() if re.search(pattern, text)), None)
-    if name is None:
+    if name is None or "fp8" in text:
         raise UserError(f"the precision {row['precision']!r} is not known")
     checkpointed = ["train.checkpoint_activations=true"] if "ac=true" in row["layout"].lower() else []
     sent = re.search(
