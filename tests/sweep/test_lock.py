@@ -99,11 +99,6 @@ def test_the_owner_on_another_host_is_alive_while_its_heartbeat_is(tmp_path: Pat
     held.release()
 
 
-def test_a_process_number_given_anew_is_another_process(tmp_path: Path) -> None:
-    foreign(tmp_path).write_text(json.dumps(asdict(replace(Owner.this(), started=1.0))))
-    taken(tmp_path).release()
-
-
 @pytest.mark.parametrize(
     "wrong",
     [

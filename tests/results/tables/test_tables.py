@@ -121,16 +121,6 @@ def test_a_warning_names_the_first_values_that_are_left_out(tmp_path):
     assert warning.endswith("), and 8 more"), "with those of the epochs"
 
 
-def test_records_of_an_earlier_version_have_empty_cells(tmp_path):
-    write_run(tmp_path)
-    made = tables_of(tmp_path)
-    (run,), (row,) = records(made.runs), records(made.scaling)
-    for name in ("throughput_steady_samples_per_s", "energy_epoch_j", "hfu", "bubble", "own_step_s", "marks"):
-        assert (run[name], row[name]) == (None, None), name
-    assert (run["straggler_host"], row["energy_source"]) == (None, None)
-    assert made.warnings == []
-
-
 def test_unknown_is_an_empty_cell_never_zero(tmp_path):
     write_run(tmp_path / "results", device="cpu", summary={"tokens_per_s": None, "allocator_retries": 0})
     tables_of(tmp_path / "results").write(tmp_path)
