@@ -210,7 +210,7 @@ SINGLE = {
 TWO = {
     "scaling": "strong", "runs_ok": "3", "interval": "n=3, no 95 % CI", "epoch_time_s": "20.0", "sample_time_s": "1.25",
     "throughput_samples_per_s": "0.8", "throughput_samples_per_s_per_gpu": "0.4", "step_time_median_s": "10.0",
-    "speedup": "1.6", "efficiency": "0.8",
+    "speedup": "1.6", "efficiency": "0.8", "sample_time_low_s": "", "epoch_time_high_s": "", "speedup_low": "",
     "best_single_framework": "single", "best_single_sample_time_s": "2.0", "best_single_epoch_time_s": "32.0",
     "model_flops_per_s_per_gpu": "1600000000.0",
 }  # fmt: skip

@@ -37,14 +37,11 @@ def calibrated() -> Found:
     return result
 
 
-def megabytes() -> float:
-    return 4 * proportions(configuration(*words(DDP[0])), load("local")).counts.parameter_count / 2**20
-
-
 def test_a_row_has_the_measured_median_the_prediction_and_the_signed_error() -> None:
     result = calibrated() | {DDP[0]: [[0.9], [1.0, 1.1, 0.8], [1.3]]}
     two, four = rows(DDP, result)
-    expected = 0.5 * 0.6 / 0.5 + megabytes() * 1e-3
+    parameters = proportions(configuration(*words(DDP[0])), load("local")).counts.parameter_count
+    expected = 0.5 * 0.6 / 0.5 + 4 * parameters / 2**20 * 1e-3
     assert two.measured == pytest.approx(1.0)
     assert two.prediction is not None
     assert two.prediction.step_s == pytest.approx(expected)

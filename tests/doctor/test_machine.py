@@ -106,7 +106,11 @@ def test_how_this_process_was_started() -> None:
 
 
 def test_answers_and_errors_of_slurm_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    """Also of a machine without Slurm, and answers that are not UTF-8."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert slurm({}) == [("srun", "not found: Slurm cannot start ranks here", "")]
+    program(tmp_path / "srun", "#!/bin/sh\nprintf 'universit\\351 23.11\\n'\n")
+    assert slurm({}) == [("srun", r"universit\xe9 23.11", "")]
     program(tmp_path / "srun", "#!/bin/sh\necho slurm 23.11.4\n")
     program(tmp_path / "sinfo", "#!/bin/sh\necho 'debug: 2 nodes of 4 cores'\n")
     assert slurm({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "2"}) == [
@@ -118,17 +122,6 @@ def test_answers_and_errors_of_slurm_are_reported(tmp_path: Path, monkeypatch: p
     assert slurm({})[1:] == [("partition", "unknown", "sinfo failed: no controller")]
     program(tmp_path / "srun", "#!/bin/sh\necho no configuration >&2\nexit 1\n")
     assert slurm({}) == [("srun", "does not work", "no configuration")]
-
-
-def test_answers_that_are_not_utf_8_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    program(tmp_path / "srun", "#!/bin/sh\nprintf 'universit\\351 23.11\\n'\n")
-    assert slurm({}) == [("srun", r"universit\xe9 23.11", "")]
-
-
-def test_a_machine_without_slurm_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert slurm({}) == [("srun", "not found: Slurm cannot start ranks here", "")]
 
 
 def test_a_command_that_does_not_end_times_out(monkeypatch: pytest.MonkeyPatch) -> None:

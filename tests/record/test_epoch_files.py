@@ -20,8 +20,7 @@ from ddlbench.measure.clock import EpochTimes
 from ddlbench.measure.devices.memory import PEAKS
 from ddlbench.measure.devices.meter import Use
 from ddlbench.measure.rows import EpochRow, RankEpoch
-from ddlbench.measure.summary import summarize
-from ddlbench.record.record import STEP_SCHEMA, EpochFiles, Record, step_table
+from ddlbench.record.record import Record, step_table
 from tests.support.epoch_rows import MEMORY, epoch_row
 
 REPORTING = RankEpoch(
@@ -58,26 +57,23 @@ def test_steps_of_an_epoch_that_was_interrupted_count_nowhere() -> None:
 
 
 USE = Use(
-    9.0, True, 60.0, "nvml", None, clock_before_mhz=1980, clock_after_mhz=1410, throttled=("board limit", "power cap")
-)
+    9.0, True, 60.0, "nvml", 7.5, clock_before_mhz=1980, clock_after_mhz=1410, throttled=("board limit", "power cap"),
+    sent_bytes=640,
+)  # fmt: skip
 
 
-def rank_epoch(rank: int, steps: int = 2, use: Use | None = USE) -> RankEpoch:
+def rank_epoch(rank: int) -> RankEpoch:
     """1 s a step, rank milliseconds more in the first, a warm-up; a pipeline of two stages with two parts each."""
-    step_s = array("d", [1.0 + rank / 1000] + [1.0] * (steps - 1))
-    waits = array("d", [0.25] * steps)
-    host_waits = array("d", [0.75] * steps)
-    times = EpochTimes(sum(step_s), sum(step_s[1:]), 0.5, 1, step_s, waits, host_waits, 0.0, (), use)
+    step_s = array("d", [1.0 + rank / 1000, 1.0])
+    times = EpochTimes(sum(step_s), 1.0, 0.5, 1, step_s, [0.25] * 2, [0.75] * 2, 0.0, (), USE)
     place = {"dp": 0, "tp": rank % 2, "pp": rank // 2}
-    reports = steps * 8 if rank == 2 else None
-    return RankEpoch(rank, 0, times, (), array("d", [0.1] * steps), MEMORY, reports, f"node{rank // 2}", place)
+    return RankEpoch(rank, 0, times, (), [0.1] * 2, MEMORY, 16 if rank == 2 else None, f"node{rank // 2}", place)
 
 
 def test_each_rank_and_epoch_is_a_row(tmp_path: Path) -> None:
     record = Record.open(str(tmp_path), "run", {})
-    use = replace(USE, thread_s=7.5, sent_bytes=640)
     for epoch in range(2):
-        row = epoch_row(epoch, 2, [1.0, 1.0]).with_ranks([rank_epoch(rank, use=use) for rank in range(4)])
+        row = epoch_row(epoch, 2, [1.0, 1.0]).with_ranks([rank_epoch(rank) for rank in range(4)])
         record.epoch(row)
     assert len(pd.read_parquet(record.folder / "ranks.parquet")) == 8  # a folder while the run is on
     record.finish("ok")
@@ -94,33 +90,6 @@ def test_each_rank_and_epoch_is_a_row(tmp_path: Path) -> None:
         "device_clock_before_mhz": 1980, "device_clock_after_mhz": 1410, "throttle_reasons": "board limit, power cap",
     }  # fmt: skip
     assert rows[6]["samples"] == 16
-
-
-def many(ranks: int, steps: int) -> EpochRow:
-    return epoch_row(1, 2, [1.0] * steps).with_ranks([rank_epoch(rank, steps) for rank in range(ranks)])
-
-
-def most_memory(path: Path, row: EpochRow) -> int:
-    """Bytes of Python's own allocations while the steps are written and the summary is made."""
-    tracemalloc.start()
-    files = EpochFiles(path, STEP_SCHEMA)
-    files.append(row.epoch, (step_table(row.epoch, rank, row.warmup) for rank in row.ranks))
-    summary = summarize([row], len(row.ranks), None)
-    files.close()
-    _, most = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert summary["step_time_median_s"] == 1.0
-    assert summary["first_step_s"] == 1.0 + (pq.read_metadata(path).num_rows // row.steps - 1) / 1000
-    return most
-
-
-def test_a_thousand_ranks_need_no_more_memory_to_record_than_64(tmp_path: Path) -> None:
-    few, thousand = many(64, 400), many(1024, 400)
-    limit = most_memory(tmp_path / "few", few)
-    assert most_memory(tmp_path / "many", thousand) < 2 * limit
-    metadata = pq.read_metadata(tmp_path / "many")
-    assert metadata.num_rows == 1024 * 400
-    assert metadata.num_row_groups == 16
 
 
 RANKS, STEPS = 1024, 1000
@@ -154,7 +123,7 @@ def test_an_epoch_of_a_thousand_ranks_is_recorded_in_five_seconds_and_flat_memor
         record.epoch(row_of(messages, epoch))
         peaks.append(tracemalloc.get_traced_memory()[1])
     tracemalloc.stop()
-    assert peaks[1] < 3 * NUMBERS
+    assert peaks[1] < 1.2 * NUMBERS  # the numbers as they came, and never the tables of all ranks
     assert peaks[1] < 1.1 * peaks[0] + 2**20  # no epoch stays in memory
     assert record.finish("ok")
     file = pq.ParquetFile(record.folder / "steps.parquet")
@@ -163,8 +132,3 @@ def test_an_epoch_of_a_thousand_ranks_is_recorded_in_five_seconds_and_flat_memor
     assert len(ranks) == 64  # a part of the ranks at a time
     assert len((record.folder / "epochs.jsonl").read_text().splitlines()) == 3
     assert json.loads((record.folder / "run.json").read_text())["status"] == "ok"
-
-
-def test_a_line_of_an_epoch_does_not_grow_with_the_ranks() -> None:
-    row = epoch_row(0, 1, [0.5, 0.5])
-    assert len(json.dumps(row.with_ranks(row.ranks * 1024).line())) < 2000

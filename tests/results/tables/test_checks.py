@@ -27,16 +27,6 @@ def test_a_run_has_its_own_marks_those_of_its_ranks_and_its_straggler():
     assert marks_of(NOTHING | odd | {"straggler_host": "node2"})["straggler"] == "straggler rank 0 on node2"
 
 
-def marked_tables(results):
-    """ddp on 1, 2 and 4 GPUs: all three runs on 4 are marked, one on 2, none on 1."""
-    for repeat in range(3):
-        write_run(results, repeat=repeat)
-        write_run(results, gpus=2, repeat=repeat, summary={"marks": "load" if repeat else None})
-        slow = {"marks": "load; steal", "straggler_rank": 3, "straggler_host": "node2"}
-        write_run(results, gpus=4, repeat=repeat, summary=slow, sections={"ranks_differ": ["torch"]})
-    return tables_of(results)
-
-
 def test_a_mark_counts_the_runs_that_ended_ok(tmp_path):
     for repeat, marks in enumerate(("load", None, "load")):
         write_run(tmp_path, repeat=repeat, summary={"marks": marks})
@@ -54,7 +44,13 @@ LINES = (
 
 
 def test_terminal_and_page_mark_the_row_and_explain_below(tmp_path):
-    tables = marked_tables(tmp_path)
+    """All three runs on 4 GPUs are marked, two on 2, none on 1."""
+    for repeat in range(3):
+        write_run(tmp_path, repeat=repeat)
+        write_run(tmp_path, gpus=2, repeat=repeat, summary={"marks": "load" if repeat else None})
+        slow = {"marks": "load; steal", "straggler_rank": 3, "straggler_host": "node2"}
+        write_run(tmp_path, gpus=4, repeat=repeat, summary=slow, sections={"ranks_differ": ["torch"]})
+    tables = tables_of(tmp_path)
     text, page = summary_text(tables.measurements), html.unescape(render(tables, Drawing(), tmp_path))
     lines = [line.split() for line in text.splitlines()]
     n = lines[0].index("n")
