@@ -189,6 +189,7 @@ def killed_rank(told):
     (worker,) = multiprocessing.active_children()
     told.write_text(str(worker.pid))
     os.kill(os.getpid(), signal.SIGKILL)
+    return 0  # not reached
 
 
 def test_workers_die_with_a_killed_rank(tmp_path):
