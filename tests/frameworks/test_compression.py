@@ -257,10 +257,11 @@ QUICK = {*((hook, "vgg16") for hook in COUNTED), ("topk", "gpt2_small"), ("sign"
     ],
 )
 def test_a_rehearsal_counts_what_a_hook_sends(model: str, hook: str) -> None:
-    more = ("framework.powersgd_rank=2", f"framework.comm_hook={hook}")
+    more = ("framework.powersgd_rank=2", "framework.powersgd_start_step=4", f"framework.comm_hook={hook}")
+    more += ("model.n_layer=1",) * (model == "gpt2_small")
     row = rehearsed("ddp", model, *more)
     assert row.error is None
-    parameters = config("ddp", model).model.build().named_parameters()
+    parameters = config("ddp", model, *more).model.build().named_parameters()
     expected = sent_bytes(hook, {name: parameter.shape for name, parameter in parameters})
     padding = (WORLD - 1) * sum(sent.count for sent in row.collectives or ()) if hook == "sign" else 0
     assert expected - 0.5 <= (row.sent_bytes or 0) <= expected + padding + 0.5

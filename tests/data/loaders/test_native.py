@@ -24,7 +24,9 @@ from ddlbench.data.loaders.native import Native
 from ddlbench.data.loaders.replica_feed import epoch_order
 from ddlbench.errors import UserError
 from tests.support.dali_feeds import request
+from tests.support.faults import end
 from tests.support.pictures import Shape, truncate, write_folders
+from tests.support.ranks import Forked
 from tests.support.tiny import TinyData
 
 LOCK = threading.Lock()
@@ -181,21 +183,19 @@ def test_a_lock_that_a_thread_of_the_rank_holds_stops_no_worker():
         feed.close()
 
 
-def killed_rank(pipe):
+def killed_rank(told):
     feed = opened(KeyData(), workers=1)
     next(feed.train(0))
-    pipe.send([child.pid for child in multiprocessing.active_children()])
+    (worker,) = multiprocessing.active_children()
+    told.write_text(str(worker.pid))
     os.kill(os.getpid(), signal.SIGKILL)
+    return 0  # not reached
 
 
-def test_workers_die_with_a_killed_rank():
-    ours, theirs = multiprocessing.Pipe()
-    # A forked rank would take a forkserver that other tests started here for its own child.
-    rank = multiprocessing.get_context("spawn").Process(target=killed_rank, args=(theirs,))
-    rank.start()
-    theirs.close()  # so that a rank which fails ends the waiting
-    (worker,) = ours.recv()
-    rank.join()
+def test_workers_die_with_a_killed_rank(tmp_path):
+    (code,), said = end([Forked(killed_rank, tmp_path / "worker")])
+    assert code == -signal.SIGKILL, said
+    worker = int((tmp_path / "worker").read_text())
     deadline = time.monotonic() + 3  # a DataLoader worker by itself looks every 5 s
     while is_running(worker) and time.monotonic() < deadline:
         time.sleep(0.02)

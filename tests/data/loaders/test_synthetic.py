@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
-from ddlbench.data.feed import Request
 from ddlbench.data.loaders.native import Native
 from ddlbench.data.loaders.synthetic import Synthetic
-from ddlbench.job import Place
+from tests.support.dali_feeds import request
 from tests.support.pictures import Shape
 from tests.support.tiny import TinyData
 
@@ -25,19 +24,17 @@ class TextShape(Shape):
         return (5,)
 
 
-def request(rank=0, size=1, replica_batch=4, model=None, **fields):
-    model = model or Shape(size=8)
-    return Request(model, Place(rank, size), torch.device("cpu"), seed=0, replica_batch=replica_batch, **fields)
+IMAGES = Shape()
 
 
-def opened(*args, **fields):
-    return Synthetic("synthetic").open(DATA, request(*args, **fields))
+def opened(*args, model=IMAGES, **fields):
+    return Synthetic("synthetic").open(DATA, replace(request(*args, **fields), model=model))
 
 
-@pytest.mark.parametrize("model", [Shape(size=8), TextShape()])
+@pytest.mark.parametrize("model", [IMAGES, TextShape()])
 @pytest.mark.parametrize(("rank", "size"), [(0, 1), (0, 2), (1, 2), (2, 3)])
 def test_same_shapes_and_counts_as_the_native_loader(model, rank, size):
-    wanted = request(rank, size, replica_batch=3, model=model, steps=2)
+    wanted = replace(request(rank, size, replica_batch=3, steps=2), model=model)
     native, synthetic = (loader.open(DATA, wanted) for loader in (Native("native", workers=0), Synthetic("synthetic")))
     for name in ("steps_per_epoch", "dropped_samples", "val_samples"):
         assert getattr(native, name) == getattr(synthetic, name)

@@ -25,11 +25,12 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param
 from ddlbench.config.choices import choices
 from ddlbench.config.compose import configuration
 from ddlbench.errors import Unsupported
+from ddlbench.frameworks.pipeline import stages
 from ddlbench.frameworks.shared import groups
 from ddlbench.job import Batch, Framework, Job
 from ddlbench.ranks.fake.fake import fake_world
 from tests.equality.cases import MODELS, RATES
-from tests.support.equal import make_job
+from tests.support.equal import flops_per_block, make_job
 from tests.support.libraries import needs_horovod
 from tests.support.reference import Case
 from tests.support.rehearsals import OF_IMAGES, OF_TEXT
@@ -66,6 +67,12 @@ def framework(name: str) -> Framework:
 def job_of(model: str, device: torch.device) -> Job:
     """A small job, within a fake world."""
     return replace(make_job(Case(model, MODELS[model], lr=RATES[model], global_batch=32)), device=device)
+
+
+@pytest.fixture(autouse=True)
+def counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each pipeline would count the FLOPs of the same model again."""
+    monkeypatch.setattr(stages, "forward_flops_per_block", flops_per_block)
 
 
 def setups() -> Iterator[Any]:
