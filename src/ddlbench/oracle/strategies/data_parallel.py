@@ -92,7 +92,7 @@ def zero(framework: DeepSpeedOptions, setting: Setting) -> Outcome:
     weight = BYTES["fp16" if casts else "fp32"]
     bucket = (framework.reduce_bucket_mb or BUCKET_MB) * MIB if stage else float("inf")
     if stage == 3:
-        large = [[n for n in block.tensor_sizes if n >= framework.persistence_threshold] for block in counts.blocks]
+        large = [[n for n in block.tensor_sizes if n > framework.persistence_threshold] for block in counts.blocks]
         gathered, earlier = tuple(map(sum, large)), accumulate(block.parameter_count for block in counts.blocks)
         again = tuple(2 * (counts.parameter_count - before) >= REUSE for before in earlier)
         persistent = counts.parameter_count - sum(gathered)
