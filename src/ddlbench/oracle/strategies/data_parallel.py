@@ -65,8 +65,7 @@ def local_sgd(framework: LocalSGD, setting: Setting) -> Outcome:
     statistics = 2 * sum(norm.num_features for norm in batch_norms(on_meta(setting.job)))
     size = FP32_BYTES * (setting.counts.parameter_count + statistics)
     once = setting.path(setting.world).seconds("all_reduce", size) + setting.packing_s(size)
-    seconds = once / framework.local_steps
-    share = 1 / framework.local_steps
+    seconds, share = once / framework.local_steps, 1 / framework.local_steps
     return replicas(setting, (Message("all-reduce of weights", "dp", share, size * share, seconds, seconds),))
 
 
