@@ -160,6 +160,18 @@ def test_runs_that_are_faster_than_their_communication_are_refused(config: Confi
         results(record(config, 8, 1e-6)).computation(config, ABCI)
 
 
+def test_runs_that_do_not_show_how_long_they_compute_are_refused() -> None:
+    """Messages set the rate of PipeDream's stages, so that a step is as long whatever they compute."""
+    config = configuration("+framework=pipedream", *WORDS[1:], "framework.pp=4", "train.micro_batch=2")
+    slow = replace(ABCI, devices_per_node=1, links=(ABCI.links[0], replace(ABCI.links[1], bytes_per_s=1e6)))
+    four = by_one_step(config, 4, slow, OneStep(0.01, 8, 2))
+    assert four.step_s is not None
+    ledger = {"global_batch": 32, "data_size": 1, "micro_batches": 16}
+    there = results(record(config, 4, four.step_s, ledger=ledger))
+    with pytest.raises(UserError, match="hardly depends on computing: measure one device"):
+        there.computation(config, slow)
+
+
 @pytest.mark.parametrize(
     "changes",
     [

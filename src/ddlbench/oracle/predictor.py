@@ -182,8 +182,7 @@ def _filled(row: Prediction, outcome: Outcome, setting: Setting, inputs: Inputs,
     fitting = bands.fits(outcome.memory.total, row.memory_error or 0.0, capacity)
     epoch_steps = None if inputs.samples is None else inputs.samples // job.global_batch
     steps = min((count for count in (epoch_steps, most) if count is not None), default=None)
-    messages = tuple({**asdict(sent), "hidden": sent.seconds - sent.exposed} for sent in outcome.messages)
-    row = replace(row, messages=messages)
+    row = replace(row, messages=tuple({**asdict(sent), "hidden": sent.hidden} for sent in outcome.messages))
     largest = max((sent["largest"] or sent["bytes_"] / (sent["count"] or 1) for sent in row.sent), default=0.0)
     groups = [ranks for degree, ranks in outcome.layout.items() if degree != "pp"]
     marks = machine.marks(row.gpus, *groups, largest=largest)

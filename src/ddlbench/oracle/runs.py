@@ -28,7 +28,7 @@ ALIKE = (
     "precision", "tf32", "cudnn_benchmark", "deterministic", "checkpoint_activations", "offload_activations", "compile",
     "channels_last", "threads_per_rank",
 )  # fmt: skip
-ROUNDS = 30  # of solving for one device's seconds
+ROUNDS = 100  # of solving for one device's seconds
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,7 @@ def from_devices(
     config: Config, machine: Machine, step: OneStep, basis: str, blocks: Computation | None = None
 ) -> Computation:
     """The computation of one device with which the prediction for the devices of a measured step equals that step.
-    UserError if their communication alone takes longer."""
+    UserError if their communication alone takes longer, or if the step hardly depends on their computing."""
     assert step.samples is not None
     if step.gpus == 1:
         return from_one_step(config, machine, step, basis, blocks)
@@ -247,8 +247,11 @@ def from_devices(
         one = replace(one, seconds=one.seconds * factor)
         setting = replace(setting, computation=from_one_step(config, machine, one, basis, blocks))
         if abs(factor - 1) < 1e-9:
-            break
-    return setting.computation
+            return setting.computation
+    raise UserError(
+        f"{basis}: messages of {step.gpus} devices take so long that their step of {step.seconds:.4g} s hardly depends "
+        "on computing: measure one device"
+    )
 
 
 def _number(value: Any) -> float | None:

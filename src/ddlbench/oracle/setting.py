@@ -111,6 +111,11 @@ class Message:
     exposed: float
     largest: float = 0.0
 
+    @property
+    def hidden(self) -> float:
+        """The other seconds. Learned costs of hidden communication can be so high that none are gained."""
+        return max(0.0, self.seconds - self.exposed)
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -168,7 +173,7 @@ class Outcome:
 
     @property
     def hidden_s(self) -> float:
-        return sum(message.seconds - message.exposed for message in self.messages)
+        return sum(message.hidden for message in self.messages)
 
     @property
     def step_s(self) -> float:

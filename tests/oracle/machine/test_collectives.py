@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ddlbench.errors import UserError
-from ddlbench.oracle.machine.collectives import Hop, Path, path, send
+from ddlbench.oracle.machine.collectives import FORMULAS, Hop, Path, path, send
 from ddlbench.oracle.machine.machine import Sweep
 from tests.oracle.made import LINKS, MACHINE
 
@@ -47,7 +47,8 @@ def test_the_first_and_the_last_of_a_node_stay_within_it(groups: int | None) -> 
     """Four ranks on a node: there is one such pair, and no link between nodes is needed."""
     near = replace(MACHINE, links=LINKS[:1])
     assert path(near, 2, stride=3, world=4, groups=groups) == Path(Hop(2, 1e-6, 1e-10), Hop(1, 0.0, 0.0))
-    measured = replace(near, links=(), sweeps={("all_reduce", 2): Sweep((0.0, 1e9), (0.0, 1.0))})
+    sweeps = {(kind, 2): Sweep((0.0, 1e9), (0.0, 1.0)) for kind in FORMULAS}
+    measured = replace(near, links=(), sweeps=sweeps)
     assert path(measured, 2, stride=3, world=4, groups=groups).seconds("all_reduce", 1e9) == 1.0
 
 
@@ -60,6 +61,12 @@ def test_sending_to_the_next_node_shares_its_adapters() -> None:
 def test_an_unknown_link_is_an_error_of_one_line() -> None:
     with pytest.raises(UserError, match="the link between nodes is not known: run python"):
         path(replace(MACHINE, links=LINKS[:1]), 8)
+
+
+def test_a_collective_without_a_measurement_and_without_a_link_is_not_free() -> None:
+    sweeps = {("all_reduce", 2): Sweep((0.0, 1e9), (0.0, 1.0))}
+    with pytest.raises(UserError, match="the link within a node is not known: run python"):
+        path(replace(MACHINE, links=(), sweeps=sweeps), 2)
 
 
 def test_a_measured_sweep_replaces_the_links() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ddlbench.errors import UserError
-from ddlbench.oracle.machine.machine import FOLDER, load, machine_names
+from ddlbench.oracle.machine.machine import FOLDER, GPU_HOST_S, GPU_KERNEL_S, load, machine_names, parse
 from ddlbench.oracle.timing.computation import Speeds
 
 
@@ -34,6 +34,12 @@ def test_contention_is_a_line_between_what_was_measured() -> None:
     assert [replace(shared, contention={}).shared_cores(busy) for busy in (1, 2, 3)] == [1, 1, 1.5]
 
 
+def test_ranks_that_were_not_measured_slow_each_other_only_where_they_share_cores() -> None:
+    """1.2 with two ranks of 64 cores: also with 64 ranks, and twice that with 128."""
+    many = replace(load("local"), cores=64, contention={2: 1.2})
+    assert [many.shared_cores(busy) for busy in (2, 8, 64, 128)] == pytest.approx([1.2, 1.2, 1.2, 2.4])
+
+
 def test_tf32_has_its_own_peak() -> None:
     plain, rounded = (Speeds.of(load("juwels_booster").device, "fp32", tf32=tf32) for tf32 in (False, True))
     assert plain is not None
@@ -48,6 +54,24 @@ def test_a_file_of_one_s_own(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(H100.replace("name: h100", "name: mine"))
     assert load(str(path)).name == "mine"
+
+
+def test_a_gpu_has_its_own_seconds_where_the_file_has_none(tmp_path: Path) -> None:
+    """A 0 is a value: kernels that cost nothing beside their work."""
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        H100.replace("kernel_s: 8.0e-6", "kernel_s: 0.0\n  host_s: null").replace("cores:", "spread: 0\ncores:")
+    )
+    mine = load(str(path))
+    assert (mine.device.kernel_s, mine.device.host_s, mine.spread) == (0.0, GPU_HOST_S, 0)
+    assert load("gh200").device.kernel_s == GPU_KERNEL_S
+
+
+def test_both_of_two_links_with_one_name_are_checked() -> None:
+    links = [{"name": "Ethernet", "alpha_s": 1e-5, "bytes_per_s": rate} for rate in (-1e9, 1e9)]
+    device = {"name": "NVIDIA H200", "type": "cuda"}
+    with pytest.raises(UserError, match=r"Ethernet\.bytes_per_s=-1000000000\.0 must be a number above 0"):
+        parse({"name": "mine", "device": device, "devices_per_node": 4, "links": links}, "mine.yaml")
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,15 @@ def test_what_the_terms_do_not_explain_is_carried_on(config: Config) -> None:
     assert (base.step_s, base.unexplained_s) == (pytest.approx(steps[1]), 0)
 
 
+def test_no_network_is_learned_on_which_the_base_could_not_have_sent(config: Config) -> None:
+    """16 GPUs take twice as long as 8, the base. A network so slow would take the base longer than it took."""
+    steps = {8: 0.139, 16: 0.278, 32: 0.278}
+    results, terms = learned(config, steps)
+    assert terms.factors["links between nodes"] == pytest.approx(0.32, abs=0.01)
+    rows = [predicted(config, results, terms, gpus) for gpus in (8, 32)]
+    assert [row.step_s for row in rows] == pytest.approx([steps[8], steps[32]])
+
+
 def test_other_settings_and_single_counts_teach_nothing(config: Config) -> None:
     other = configuration("+framework=ddp", "+model=vgg16", "train.batch_per_gpu=8", "framework.bucket_cap_mb=1")
     runs = [record(config, 1, 0.1), record(other, 8, 0.3)]

@@ -95,6 +95,16 @@ def test_a_collective_takes_at_least_its_time_alone(monkeypatch: pytest.MonkeyPa
     assert sending(monkeypatch, [1, 2, 3, 4, 1], [1, 0, 0, 0, 2], others) == 3.5
 
 
+@pytest.mark.parametrize(("ranks", "numbers"), [(2, 256), (3, 258), (300, 300)])
+def test_all_ranks_have_equal_shares_of_a_message(monkeypatch: pytest.MonkeyPatch, ranks: int, numbers: int) -> None:
+    """1 KiB, or a few bytes more: gathering refuses unequal shares, and three ranks could not be measured."""
+    TwoRanks(monkeypatch, [0.0] * 15).computes(monkeypatch, iter(lambda: 0.0, None))
+    monkeypatch.setattr(dist, "get_world_size", lambda: ranks)
+    sent = list[int]()
+    network.slowest(lambda tensor: sent.append(tensor.numel()), 1024, CPU)
+    assert (set(sent), numbers % ranks) == ({numbers}, 0)
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_contention_is_the_mean_of_both_ranks_over_rank_0_alone(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
     """40 passes, the first one before them not counted, and 0.5 s until idle. Rank 0 alone: 40 passes of 1 s; together

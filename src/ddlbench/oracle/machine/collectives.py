@@ -66,7 +66,7 @@ def path(machine: Machine, ranks: int, stride: int = 1, world: int | None = None
     outside = ranks // within
     # Collectives are measured within one node. The equations of the link are for a kind that was not measured.
     sweeps = {kind: sweep for kind in FORMULAS if outside == 1 and (sweep := machine.sweep(kind, ranks)) is not None}
-    inner = NO_LINK if sweeps and not machine.links else link(machine, 0, within)
+    inner = NO_LINK if len(sweeps) == len(FORMULAS) and not machine.links else link(machine, 0, within)
     outer = link(machine, 1, outside)
     sharing = max(1, min(groups or world // ranks, per_node // within, stride))  # flows through the same adapters
     return Path(

@@ -148,13 +148,13 @@ class Machine:
 
     def shared_cores(self, busy: int) -> float:
         """Factor by which computing is slower while so many ranks of a node compute: linear interpolation between two
-        measured numbers of ranks. Above the largest number it grows in proportion to the ranks if they share cores."""
+        measured numbers of ranks. Above the largest number it grows in proportion to the ranks that share the cores."""
         if busy <= 1 or not self.contention:
             return 1.0 if self.cores is None else max(1.0, busy / self.cores)
         factors = sorted({1: 1.0, **self.contention}.items())
         most, slowest = factors[-1]
         if busy > most:
-            return slowest if self.cores is None else slowest * busy / most
+            return slowest if self.cores is None else slowest * max(1.0, busy / max(most, self.cores))
         return max(1.0, float(np.interp(busy, [ranks for ranks, _ in factors], [factor for _, factor in factors])))
 
 
@@ -196,13 +196,16 @@ def parse(plain: Any, path: str) -> Machine:
         given: dict[str, Any] = {**plain}
         if unknown := sorted(map(str, given.keys() - KEYS)):
             raise TypeError(f"it has no key {', '.join(unknown)}")
-        device, nccl = Device(**given.pop("device")), given.pop("nccl", None)
+        device: dict[str, Any] = {**given.pop("device")}
+        of_gpus: dict[str, Any] = {}
+        if device.get("type") == "cuda":
+            known = {key: value for key, value in device.items() if value is not None}
+            device = {"kernel_s": GPU_KERNEL_S, "host_s": GPU_HOST_S, **known}
+            of_gpus = {"spread": GPU_SPREAD, "packing": GPU_PACKING}
         links = tuple(Link(**link) for link in given.pop("links"))
-        machine = Machine(device=device, links=links, sweeps=nccl_sweeps(**nccl) if nccl else {}, **given)
-        if device.type == "cuda":
-            device = replace(device, kernel_s=device.kernel_s or GPU_KERNEL_S, host_s=device.host_s or GPU_HOST_S)
-            machine = replace(machine, device=device, spread=given.get("spread", GPU_SPREAD), packing=GPU_PACKING)
-            machine = with_overlap(machine, machine.overlap)
+        sweeps = nccl_sweeps(**nccl) if (nccl := given.pop("nccl", None)) else {}
+        machine = Machine(device=Device(**device), links=links, sweeps=sweeps, **of_gpus | given)
+        machine = with_overlap(machine, machine.overlap)
     except (KeyError, TypeError) as error:
         raise UserError(f"{path} is no description of a cluster ({error}): see {FOLDER / 'abci.yaml'}") from error
     _check(machine, path)
@@ -235,21 +238,21 @@ def all_reduce_sweeps(ranks: int, seconds: Mapping[float, float]) -> dict[tuple[
 
 def _check(machine: Machine, path: str) -> None:
     device, links = machine.device, machine.links
-    above_0 = {f"{link.name}.{key}": getattr(link, key) for link in links for key in ("alpha_s", "bytes_per_s")}
-    above_0 |= {f"device.{key}": value for key in OPTIONAL if (value := getattr(device, key)) is not None}
-    may_be_0 = {"device.kernel_s": device.kernel_s, "device.host_s": device.host_s, "spread": machine.spread}
-    counts = {key: value for key in ("devices_per_node", "cores") if (value := getattr(machine, key)) is not None}
-    rules: list[tuple[Mapping[str, Any], Callable[[Any], bool], str]] = [
+    above_0 = [(f"{link.name}.{key}", getattr(link, key)) for link in links for key in ("alpha_s", "bytes_per_s")]
+    above_0 += [(f"device.{key}", value) for key in OPTIONAL if (value := getattr(device, key)) is not None]
+    may_be_0 = [("device.kernel_s", device.kernel_s), ("device.host_s", device.host_s), ("spread", machine.spread)]
+    counts = [(key, value) for key in ("devices_per_node", "cores") if (value := getattr(machine, key)) is not None]
+    rules: list[tuple[list[tuple[str, Any]], Callable[[Any], bool], str]] = [
         (above_0, lambda value: type(value) in (int, float) and 0 < value < inf, "a number above 0"),
         (may_be_0, lambda value: type(value) in (int, float) and 0 <= value < inf, "a number of 0 or more"),
         (counts, lambda value: type(value) is int and value > 0, "a whole number above 0"),
-        ({"device.type": device.type}, lambda value: value in ("cpu", "cuda"), "cuda or cpu"),
-        ({"overlap": machine.overlap}, lambda value: type(value) is bool, "true or false"),
-        ({"name": machine.name, "device.name": device.name}, lambda value: type(value) is str, "a text"),
-        ({"links": len(links)}, lambda value: value <= 2, "two entries at most: within a node, between nodes"),
+        ([("device.type", device.type)], lambda value: value in ("cpu", "cuda"), "cuda or cpu"),
+        ([("overlap", machine.overlap)], lambda value: type(value) is bool, "true or false"),
+        ([("name", machine.name), ("device.name", device.name)], lambda value: type(value) is str, "a text"),
+        ([("links", len(links))], lambda value: value <= 2, "two entries at most: within a node, between nodes"),
     ]
     for values, fits, allowed in rules:
-        for key, value in values.items():
+        for key, value in values:
             if not fits(value):
                 raise UserError(f"{path}: {key}={value} must be {allowed}")
 

@@ -232,6 +232,7 @@ def learn(
     """The terms that bring predicted and measured seconds together.
 
     predicted: seconds of the measured steps on a machine, in ascending order of their GPU counts, as `measured`
+        UserError for a machine on which the communication of their base takes longer than the base
     gpus: the largest of these counts
     """
     deviations, logs = np.array(list(TERMS.values())), np.zeros(len(TERMS))
@@ -241,18 +242,25 @@ def learn(
     def at(logs: np.ndarray) -> np.ndarray:
         return np.log(predicted(_with_factors(machine, np.exp(logs))))
 
+    def reached(logs: np.ndarray, change: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """After the change, or after a half, a quarter, ... of it if the base does not allow all of it."""
+        try:
+            return logs + change, at(logs + change)
+        except UserError:
+            return reached(logs, change / 2)
+
+    now = at(logs)
     for _ in range(ROUNDS):
-        now = at(logs)
         slopes = np.stack([(at(logs + step) - now) / DIFFERENCE for step in steps], axis=1)
         precision = slopes.T @ slopes / NOISE**2 + np.diag(deviations**-2)
         change = np.linalg.solve(precision, slopes.T @ (wanted - now) / NOISE**2 - logs / deviations**2)
-        logs = logs + np.clip(change, -LARGEST, LARGEST)
+        logs, now = reached(logs, np.clip(change, -LARGEST, LARGEST))
         if np.abs(change).max() < DIFFERENCE:
             break
     left = np.sqrt(np.diag(np.linalg.inv(precision))) / deviations
     factors = np.exp(logs)
     learned = {name: float(factors[i]) if left[i] <= LEARNED else None for i, name in enumerate(TERMS)}
-    return Learned(_with_factors(machine, factors), gpus, float(np.exp(wanted[-1] - at(logs)[-1])), learned)
+    return Learned(_with_factors(machine, factors), gpus, float(np.exp(wanted[-1] - now[-1])), learned)
 
 
 def _with_factors(machine: Machine, factors: np.ndarray) -> Machine:

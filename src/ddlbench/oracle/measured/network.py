@@ -141,8 +141,9 @@ def sweep(device: torch.device, sizes: Sequence[int]) -> dict[str, list[float]]:
 
 def slowest(run: Callable[[Tensor], object], size: int, device: torch.device) -> float:
     """Seconds that a collective adds to computing: the median over repeats of the slowest rank, but at least its time
-    alone. Its memory was used before."""
-    tensor, compute = torch.ones(size // FP32_BYTES, device=device), computing(device, ROWS)
+    alone. Its memory was used before. All ranks have equal shares of the message, which may add some numbers to it."""
+    share = -(-size // FP32_BYTES // dist.get_world_size())
+    tensor, compute = torch.ones(share * dist.get_world_size(), device=device), computing(device, ROWS)
 
     def rounds(sends: bool) -> None:
         for _ in range(ROUNDS):

@@ -65,8 +65,7 @@ def local_sgd(framework: LocalSGD, setting: Setting) -> Outcome:
     statistics = 2 * sum(norm.num_features for norm in batch_norms(on_meta(setting.job)))
     size = FP32_BYTES * (setting.counts.parameter_count + statistics)
     once = setting.path(setting.world).seconds("all_reduce", size) + setting.packing_s(size)
-    seconds = once / framework.local_steps
-    share = 1 / framework.local_steps
+    seconds, share = once / framework.local_steps, 1 / framework.local_steps
     return replicas(setting, (Message("all-reduce of weights", "dp", share, size * share, seconds, seconds),))
 
 
@@ -92,7 +91,7 @@ def zero(framework: DeepSpeedOptions, setting: Setting) -> Outcome:
     weight = BYTES["fp16" if casts else "fp32"]
     bucket = (framework.reduce_bucket_mb or BUCKET_MB) * MIB if stage else float("inf")
     if stage == 3:
-        large = [[n for n in block.tensor_sizes if n >= framework.persistence_threshold] for block in counts.blocks]
+        large = [[n for n in block.tensor_sizes if n > framework.persistence_threshold] for block in counts.blocks]
         gathered, earlier = tuple(map(sum, large)), accumulate(block.parameter_count for block in counts.blocks)
         again = tuple(2 * (counts.parameter_count - before) >= REUSE for before in earlier)
         persistent = counts.parameter_count - sum(gathered)

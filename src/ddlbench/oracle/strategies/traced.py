@@ -33,8 +33,7 @@ def traced(framework: Any, setting: Setting) -> Outcome:
     rank = rehearsed(framework, job)
     samples = job.replica_batch(rank.replicas)
     one_device = rehearsed(Single(), replace(job, world_size=1, global_batch=samples))
-    count = job.micro_batches(rank.replicas)
-    micro = samples / count
+    count, micro = setting.micro_batch(rank.replicas)
     seconds = count * sum(block.forward + block.backward for block in setting.passes(micro))
     memory = memory_of(rank)
     update = setting.computation.update(memory.weights / FP32_BYTES)
