@@ -39,10 +39,11 @@ def import_deepspeed(device: torch.device) -> Any:
     if TorchVersion(deepspeed.__version__) < OLDEST:
         raise Unavailable(f"deepspeed {deepspeed.__version__} is older than {OLDEST}: {remedy}")
     warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)  # names that torch 2.14 changed, every step
-    if deepspeed.accelerator.get_accelerator().device_name() != device.type:
+    accelerator = import_module("deepspeed.accelerator")
+    if accelerator.get_accelerator().device_name() != device.type:
         # It keeps the device of its first import in this process, which may have been for a rehearsal.
-        accelerator = import_module(f"deepspeed.accelerator.{device.type}_accelerator")
-        deepspeed.accelerator.set_accelerator(getattr(accelerator, f"{device.type.upper()}_Accelerator")())
+        of_device = import_module(f"deepspeed.accelerator.{device.type}_accelerator")
+        accelerator.set_accelerator(getattr(of_device, f"{device.type.upper()}_Accelerator")())
     if device.type == "cpu":
         # Its shared-memory all-reduce serves inference only, and would be compiled at the first start.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
