@@ -30,6 +30,10 @@ def test_a_process_number_that_was_given_again_is_another_process() -> None:
     assert replace(Process.this(), started=Process.this().started + 60).alive() is False
 
 
+def test_nothing_is_known_of_a_process_on_another_host() -> None:
+    assert replace(Process.this(), place="elsewhere").alive() is None
+
+
 def test_nothing_is_known_of_a_process_of_another_user_that_proc_hides(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on login nodes, whose /proc is mounted with hidepid=2: only kill(2) says that there is such a process."""
 
@@ -84,6 +88,10 @@ def test_a_heartbeat_ends_with_its_file_and_does_not_make_it_again(
     file.unlink()
     wait_until(lambda: not beats.thread.is_alive())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_gives_this_hosts_time(tmp_path: Path) -> None:
+    assert server_time(tmp_path / "nowhere") > 1e9
 
 
 def test_a_file_that_is_no_heartbeat_says_nothing_of_a_process(tmp_path: Path) -> None:

@@ -36,10 +36,10 @@ def test_files_are_added_up(tmp_path: Path) -> None:
 
 def test_a_data_set_of_many_files_is_added_up_without_a_list_of_them() -> None:
     """A rank drops before each epoch whose peak of memory is measured."""
-    parts = (Dropped(1, 2, 0) for _ in range(10_000))
+    parts = (Dropped(1, 2, 0) for _ in range(100_000))
     tracemalloc.start()
     try:
-        assert Dropped.total(parts) == Dropped(10_000, 20_000, 0)
+        assert Dropped.total(parts) == Dropped(100_000, 200_000, 0)
         assert tracemalloc.get_traced_memory()[1] < 100_000
     finally:
         tracemalloc.stop()

@@ -249,8 +249,8 @@ def test_folder_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_files_are_taken_one_by_one(tmp_path: Path) -> None:
     """However many there are: neither their names nor their jobs are gathered."""
     (tmp_path / "file").write_bytes(b"1")
-    names = ("file" for _ in range(3_000))  # a job that waits has more than 500 bytes
-    wanted = StagedFiles(tmp_path, tmp_path / "node" / "train", names, 3_000, 3_000)
+    names = ("file" for _ in range(5_000))  # a job that waits has more than 500 bytes
+    wanted = StagedFiles(tmp_path, tmp_path / "node" / "train", names, 5_000, 5_000)
     stage([replace(wanted, names=["file"])], QUIET)
     tracemalloc.start()
     staged = stage([wanted], QUIET)

@@ -132,3 +132,8 @@ def test_an_epoch_of_a_thousand_ranks_is_recorded_in_five_seconds_and_flat_memor
     assert len(ranks) == 64  # a part of the ranks at a time
     assert len((record.folder / "epochs.jsonl").read_text().splitlines()) == 3
     assert json.loads((record.folder / "run.json").read_text())["status"] == "ok"
+
+
+def test_a_line_of_an_epoch_does_not_grow_with_the_ranks() -> None:
+    row = epoch_row(0, 1, [0.5, 0.5])
+    assert len(json.dumps(row.with_ranks(row.ranks * 1024).line())) < 2000

@@ -14,6 +14,7 @@ import pytest
 from ddlbench.errors import RunError, UserError
 from ddlbench.files import unfinished_path
 from ddlbench.heartbeat import Process
+from ddlbench.measure.summary import summarize
 from ddlbench.record.files import CLAIM, DEAD_CLAIM_S, HEARTBEAT, end_for_rank_0, write_json
 from ddlbench.record.record import Record, run_id, writable
 from tests.support.disk import fill_disk
@@ -201,3 +202,14 @@ def test_a_folder_that_is_gone_is_one_line(tmp_path: Path, record: Record, capsy
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"ddlbench: the end cannot be recorded in {record.folder} (No such file or directory)")
     assert line.endswith("error: why it ended")
+
+
+def test_the_rows_of_a_long_run_hold_no_ranks(record: Record) -> None:
+    """A thousand epochs of a thousand ranks would fill the memory; the summary stays what it was."""
+    kept = [epoch_row(epoch, 2, [1.0, 2.0 + epoch]) for epoch in range(2)]
+    expected = summarize(kept, world_size=1, tokens_per_sample=None)
+    for row in kept:
+        record.epoch(row)
+    assert [row.ranks for row in record.rows] == [[], []]
+    assert summarize(record.rows, world_size=1, tokens_per_sample=None) == expected
+    assert "slowest_s" not in record.rows[0].line()

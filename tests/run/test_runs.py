@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 from pathlib import Path
+from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from ddlbench.data.samples import train_bpe
@@ -14,10 +17,13 @@ from tests.support.pictures import truncate, write_folders
 from tests.support.runs import GPT2, RESNET, record
 
 
-def test_a_truncated_image_is_fatal_or_skipped_and_counted(ddlbench, tmp_path: Path) -> None:
+@pytest.mark.parametrize("decode", ["pil", "torchvision"])
+def test_a_truncated_image_is_fatal_or_skipped_and_counted(ddlbench, tmp_path: Path, decode: str) -> None:
     write_folders(tmp_path / "images", train=4, val=3)
     truncate(tmp_path / "images" / "train" / "a" / "001.JPEG")
-    images = ["data=imagenet", f"data.root={tmp_path}/images", "loader.workers=1", "train.steps=3"]
+    images = [
+        "data=imagenet", f"data.root={tmp_path}/images", "loader.workers=1", f"data.decode={decode}", "train.steps=3",
+    ]  # fmt: skip
     code, said = ddlbench(*RESNET, *images, "results_dir=fatal")
     assert code == 2
     assert "Traceback" not in said
@@ -52,6 +58,27 @@ def test_wikitext_folders(ddlbench, tmp_path: Path) -> None:
     assert summary["val_perplexity_token"] == pytest.approx(math.exp(summary["val_loss"]), rel=1e-6)
     assert summary["val_perplexity_word"] == pytest.approx(math.exp(summary["val_loss"] * 23 / 6), rel=1e-6)
     assert summary["tokens_per_s"] == pytest.approx(16 * summary["throughput_samples_per_s"])
+
+
+def test_tokenizing_on_the_fly_changes_no_bit(ddlbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})  # one core for the rank, the others for workers
+    words = [*GPT2, "model.seq_len=32", "data.val_limit=5", "train.steps=6"]
+    runs: list[dict[str, Any]] = []
+    for tokenize, workers in (("ahead", 0), ("on_the_fly", 2)):
+        code, said = ddlbench(*words, f"data.tokenize={tokenize}", f"results_dir={tokenize}", "progress=false")
+        assert (code, said) == (0, "")
+        content = record(tmp_path / tokenize)
+        assert (content["config"]["data"]["tokenize"], content["loader"]["workers"]) == (tokenize, workers)
+        (path,) = tmp_path.glob(f"{tokenize}/*/attempt-1/steps.parquet")
+        content["losses"] = [step["loss"] for step in pq.read_table(path).to_pylist()]
+        runs.append(content)
+    ahead, fly = runs
+    assert len(set(ahead["losses"])) == 6
+    assert fly["losses"] == ahead["losses"]
+    for name in ("train_loss", "val_loss", "val_perplexity_token"):
+        assert fly["summary"][name] == ahead["summary"][name]
+    assert fly["dataset"] == ahead["dataset"]
+    assert fly["run_id"] != ahead["run_id"]
 
 
 @pytest.mark.parametrize(

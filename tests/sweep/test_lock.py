@@ -77,20 +77,31 @@ def test_of_many_processes_one_gets_the_claim_also_after_its_owner_was_killed(tm
     assert sorted(path.name for path in (tmp_path / FOLDER).iterdir()) == ["cell.1", "cell.2"]
 
 
+def foreign(folder: Path) -> Path:
+    """A claim of another host."""
+    path = folder / FOLDER / "cell.1"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(asdict(replace(Owner.this(), place="elsewhere"))))
+    return path
+
+
 def silence(path: Path) -> None:
     past = time.time() - SILENT_S - 60
     os.utime(path, (past, past))
 
 
 def test_the_owner_on_another_host_is_alive_while_its_heartbeat_is(tmp_path: Path) -> None:
-    path = tmp_path / FOLDER / "cell.1"
-    path.parent.mkdir()
-    path.write_text(json.dumps(asdict(replace(Owner.this(), place="elsewhere"))))
+    path = foreign(tmp_path)
     assert claim(tmp_path, "cell") is None
     silence(path)
     held = taken(tmp_path)
     assert not held.lost()
     held.release()
+
+
+def test_a_process_number_given_anew_is_another_process(tmp_path: Path) -> None:
+    foreign(tmp_path).write_text(json.dumps(asdict(replace(Owner.this(), started=1.0))))
+    taken(tmp_path).release()
 
 
 @pytest.mark.parametrize(

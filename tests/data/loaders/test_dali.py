@@ -16,7 +16,7 @@ import torch
 
 from ddlbench.data.loaders.dali import Dali, DaliReader
 from ddlbench.errors import Unavailable, Unsupported, UserError
-from tests.support.dali_feeds import CPU, dali, native, picture, request, write
+from tests.support.dali_feeds import dali, native, picture, request, write
 from tests.support.libraries import needs_dali
 from tests.support.pictures import Shape, empty, jpeg, no_image, truncate, write_folders
 from tests.support.processes import PYTHON, run
@@ -24,6 +24,9 @@ from tests.support.runs import record
 from tests.support.tiny import TinyData
 
 pytestmark = needs_dali
+
+
+CPU = torch.device("cpu")
 
 
 def test_labels_types_and_layout_are_the_native_loaders(folders):
@@ -41,12 +44,13 @@ def test_labels_types_and_layout_are_the_native_loaders(folders):
                 assert got.inputs.stride() == expected.inputs.stride()
 
 
-def test_replicas_seeds_and_epochs_draw_their_own_crops(folders):
+def test_a_run_repeats_itself_and_replicas_draw_their_own(folders):
     def drawn(*args, **fields):
         feed = dali(folders, *args, replica_batch=3, **fields)
         return torch.cat([batch.inputs for epoch in (0, 1) for batch in feed.train(epoch)])
 
     first = drawn(0, 2)
+    assert torch.equal(first, drawn(0, 2))
     assert not torch.equal(first, drawn(1, 2))
     assert not torch.equal(first, drawn(0, 2, seed=1))
     half = len(first) // 2
@@ -174,6 +178,9 @@ def test_crops_are_fused_where_the_cpu_decodes(folders, monkeypatch, device, fus
         loaders.clear()
 
 
+FACTS = {"device": "cpu", "threads": 2, "prefetch": 2, "fused_crop": True, "ahead": 2, "cores": 3}
+
+
 SMALL = [
     "+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=8", "model.image_size=32", "loader=dali",
     "train.global_batch=4", "train.steps=3", "train.epochs=2", "data=imagenet", "progress=false",
@@ -186,17 +193,16 @@ def test_the_program_trains_on_it(ddlbench, tmp_path, folders, monkeypatch):
     assert code == 0, said
     content = record(tmp_path)
     assert content["config"]["loader"]["threads"] is None, "the same run on every machine"
-    assert content["loader"] == {
-        "device": "cpu", "threads": 2, "prefetch": 2, "fused_crop": True, "ahead": 2, "cores": 3, "bad_samples": [],
-    }  # fmt: skip
+    assert content["loader"] == {**FACTS, "bad_samples": []}
     assert (content["ledger"]["samples"], content["ledger"]["dropped_samples_per_epoch"]) == (24, 3)
     assert content["summary"]["val_samples"] == 9
 
 
 @pytest.mark.slow
-def test_two_ranks_of_the_program_train_on_it(tmp_path, folders):
+@pytest.mark.parametrize("framework", ["ddp", "zero1"])
+def test_two_ranks_of_the_program_train_on_it(tmp_path, folders, framework):
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "ddlbench"]
-    done = run(PYTHON, *torchrun, *SMALL, "+framework=zero1", f"data.root={folders.root}", cwd=tmp_path)
+    done = run(PYTHON, *torchrun, *SMALL, f"+framework={framework}", f"data.root={folders.root}", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     content = record(tmp_path)
     assert content["status"] == "ok"

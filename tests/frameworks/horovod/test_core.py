@@ -24,6 +24,7 @@ from ddlbench.frameworks.horovod.core import (
     started_by_mpi,
     trace_horovod,
 )
+from ddlbench.frameworks.shared.environment import environment
 from ddlbench.measure.devices.usage import thread_seconds
 from ddlbench.measure.profiling.profile import Profiler
 from tests.support.busy import compute, needs_thread_seconds
@@ -45,6 +46,15 @@ def test_places_of_five_ranks_on_three_hosts() -> None:
         ("3", "5", "0", "1", "2", "3", "c"),
         ("4", "5", "1", "2", "1", "2", "b"),
     ]
+
+
+def test_the_environment_is_as_before_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_CYCLE_TIME", "2")
+    monkeypatch.delenv("HOROVOD_RANK", raising=False)
+    with environment({"HOROVOD_CYCLE_TIME": "1", "HOROVOD_RANK": "0"}):
+        assert (os.environ["HOROVOD_CYCLE_TIME"], os.environ["HOROVOD_RANK"]) == ("1", "0")
+    assert os.environ["HOROVOD_CYCLE_TIME"] == "2"
+    assert "HOROVOD_RANK" not in os.environ
 
 
 def test_torchruns_ranks_are_not_mpis(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,6 +97,25 @@ def test_the_reason_of_the_last_attempt_is_shown_where_none_succeeded(tmp_path):
     assert (row["status"], row["reason"], row["attempts_failed"]) == ("oom", "second", 2)
 
 
+def test_three_repeats_have_a_median_and_no_interval(tmp_path):
+    write_repeats(tmp_path, 100.0, 50.0, 80.0)
+    (row,) = rows_of(tmp_path)
+    assert row["sample_time_s"] == pytest.approx(1 / 80)
+    assert row["epoch_time_s"] == pytest.approx(12.8)
+    assert row["interval"] == "n=3, no 95 % CI"
+    assert row["sample_time_low_s"] is None
+    assert row["epoch_time_high_s"] is None
+
+
+def test_the_median_is_of_seconds_not_of_rates(tmp_path):
+    write_repeats(tmp_path, 100.0, 50.0)
+    (row,) = rows_of(tmp_path)
+    # (10 ms + 20 ms) / 2 = 15 ms a sample; the mean of the rates would be 75
+    assert row["throughput_samples_per_s"] == pytest.approx(1 / 0.015)
+    assert row["model_flops_per_s_per_gpu"] == pytest.approx(2e9 / 0.015)
+    assert row["mfu"] == pytest.approx(2e9 / 0.015 / 1e12), "over a peak of 1e12, from merged seconds"
+
+
 def test_merged_rates_come_from_merged_seconds(tmp_path):
     model = {"flops_per_sample": 2e9, "hardware_flops_per_sample": 2.5e9}
     for repeat, (rate, steady) in enumerate(((100.0, 110.0), (50.0, 80.0), (90.0, 20.0), (80.0, 100.0))):
@@ -104,10 +123,7 @@ def test_merged_rates_come_from_merged_seconds(tmp_path):
         write_run(tmp_path, rate=rate, repeat=repeat, summary=summary, sections={"model": model})
     (row,) = rows_of(tmp_path)
     assert row["throughput_steady_samples_per_s"] == pytest.approx(1 / ((1 / 100 + 1 / 80) / 2))
-    seconds = (1 / 90 + 1 / 80) / 2  # the rates of the two in the middle have another mean
-    assert row["throughput_samples_per_s"] == pytest.approx(1 / seconds)
-    assert row["model_flops_per_s_per_gpu"] == pytest.approx(2e9 / seconds)
-    assert row["mfu"] == pytest.approx(2e9 / seconds / 1e12), "over a peak of 1e12, from merged seconds"
+    assert row["throughput_samples_per_s"] == pytest.approx(1 / ((1 / 90 + 1 / 80) / 2))
     assert row["hfu"] == pytest.approx(row["mfu"] * 2.5 / 2)
 
 

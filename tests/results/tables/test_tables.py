@@ -11,7 +11,6 @@ import pandas as pd
 import pytest
 
 from ddlbench.errors import UserError
-from ddlbench.figures.figures import Drawing
 from ddlbench.record.schema import DEVELOPER, EPOCHS, RUNS, SCALING
 from ddlbench.report.__main__ import main
 from ddlbench.results.tables.tables import only, records, write_csv
@@ -122,6 +121,16 @@ def test_a_warning_names_the_first_values_that_are_left_out(tmp_path):
     assert warning.endswith("), and 8 more"), "with those of the epochs"
 
 
+def test_records_of_an_earlier_version_have_empty_cells(tmp_path):
+    write_run(tmp_path)
+    made = tables_of(tmp_path)
+    (run,), (row,) = records(made.runs), records(made.scaling)
+    for name in ("throughput_steady_samples_per_s", "energy_epoch_j", "hfu", "bubble", "own_step_s", "marks"):
+        assert (run[name], row[name]) == (None, None), name
+    assert (run["straggler_host"], row["energy_source"]) == (None, None)
+    assert made.warnings == []
+
+
 def test_unknown_is_an_empty_cell_never_zero(tmp_path):
     write_run(tmp_path / "results", device="cpu", summary={"tokens_per_s": None, "allocator_retries": 0})
     tables_of(tmp_path / "results").write(tmp_path)
@@ -230,7 +239,7 @@ def test_a_filter_that_takes_a_part_of_the_repeats_says_so(tmp_path):
     assert len(only(tables, ["gpus=1"]).warnings) == 1
 
 
-def test_rows_and_figures_of_a_part_of_the_repeats_are_of_all(tmp_path, capsys, monkeypatch):
+def test_rows_and_figures_of_a_part_of_the_repeats_are_of_all(tmp_path, capsys):
     for gpus in (1, 2):
         for repeat, status in enumerate(("ok", "ok", "ok", "oom")):
             write_run(tmp_path / "results", gpus=gpus, repeat=repeat, status=status)
@@ -238,7 +247,6 @@ def test_rows_and_figures_of_a_part_of_the_repeats_are_of_all(tmp_path, capsys, 
     assert [len(row.runs) for row in part.measurements] == [3, 3]
     (axes,) = figures_of(part, "accuracy_by_batch")["accuracy_by_batch"].axes
     assert [len(line.get_xydata().tolist()) for line in axes.lines] == [2, 6], "two medians, six repeats"
-    monkeypatch.setattr("ddlbench.report.__main__.make_figures", lambda *_: Drawing())
     filters = ["--only", "gpus=2", "repeat=0", "--target", "val_top1=0.5"]
     assert main([str(tmp_path / "results"), "--out", str(tmp_path), *filters]) == 0
     assert "warning: only gpus=2 repeat=0: 1 of 8 attempts are reported" in capsys.readouterr().err

@@ -199,8 +199,8 @@ def parse(plain: Any, path: str) -> Machine:
         device: dict[str, Any] = {**given.pop("device")}
         of_gpus: dict[str, Any] = {}
         if device.get("type") == "cuda":
-            known = {key: value for key, value in device.items() if value is not None}
-            device = {"kernel_s": GPU_KERNEL_S, "host_s": GPU_HOST_S, **known}
+            stated = {key: value for key, value in device.items() if value is not None}
+            device = {"kernel_s": GPU_KERNEL_S, "host_s": GPU_HOST_S, **stated}
             of_gpus = {"spread": GPU_SPREAD, "packing": GPU_PACKING}
         links = tuple(Link(**link) for link in given.pop("links"))
         sweeps = nccl_sweeps(**nccl) if (nccl := given.pop("nccl", None)) else {}
