@@ -62,7 +62,8 @@ DIGIT = 0.084  # inches of one below an axis
 # What a figure has room for.
 SHARED_LABELS = 12  # more than these are below their own panels
 MOST_LABELS = 100
-LONGEST_LABEL = 100
+LONGEST_LABEL = 300
+LABEL_LINE = 100
 PATH = re.compile(r"(\w+\.)+(?=\w+=)")  # in front of a key: recipe.optimizer.
 LONGEST_LINE = 56  # letters that are as wide as a panel
 LONGEST_TEXT = 3 * LONGEST_LINE
@@ -150,9 +151,10 @@ def arrange(figure: Figure) -> None:
 
 def _legend(owner: Axes | Figure, labels: dict[str, Any], width: float, **place: Any) -> Legend:
     """Add a legend with as many columns as `width` inches hold."""
-    column = (max(map(len, labels), default=0) + 6) / LETTERS
+    texts = ["\n".join(wrap(text, LABEL_LINE, drop_whitespace=False)) for text in labels]
+    column = (max((len(line) for text in texts for line in text.split("\n")), default=0) + 6) / LETTERS
     return owner.legend(
-        list(labels.values()), list(labels), ncols=max(1, min(int(width // column), len(labels))),
+        list(labels.values()), texts, ncols=max(1, min(int(width // column), len(labels))),
         columnspacing=1.2, fontsize=8.5, borderaxespad=0.2, **place,
     )  # fmt: skip
 
@@ -210,7 +212,9 @@ def value_axis(
         low = min(values) / 1.15
         axes.set_yscale("log")
         axes.set_ylim(low, top * (top / low) ** (band / (1 - band)))
-        axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if top / low < 1000 else (1,)))
+        ticks = ticker.LogLocator(subs=(1, 2, 5) if top / low < 1000 else (1,))
+        few = sum(low <= tick <= top for tick in ticks.tick_values(low, top)) < 2
+        axes.yaxis.set_major_locator(ticker.MaxNLocator(4) if few else ticks)
         axes.yaxis.set_minor_formatter(ticker.NullFormatter())
     else:
         axes.set_ylim(0, top / (1 - band))

@@ -62,7 +62,8 @@ class Tables:
         """Write runs.csv, epochs.csv, scaling.csv, learning.csv, breakdown.csv, and targets.csv if there are targets.
         An unknown cell is empty."""
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "targets.csv").unlink(missing_ok=True)  # of an earlier report
+        for name in ("targets", "explain"):
+            (folder / f"{name}.csv").unlink(missing_ok=True)  # of an earlier report
         tables = {name: getattr(self, name) for name in ("runs", "epochs", "scaling", "learning")}
         tables["breakdown"] = breakdown(self.scaling)
         if rows := [row for target in targets for row in target.rows]:
@@ -219,4 +220,5 @@ def write_csv(table: pd.DataFrame, path: Path) -> None:
 
 def records(table: pd.DataFrame) -> list[Row]:
     """The rows of a table as plain objects, None for what is missing."""
-    return table.astype(object).where(table.notna(), None).to_dict("records")
+    columns = [table[name].array.to_numpy(object, na_value=None).tolist() for name in table]
+    return [dict(zip(table.columns, cells, strict=True)) for cells in zip(*columns, strict=True)]
