@@ -243,7 +243,7 @@ def _parts(run: Row, window: Sequence[Mapping[str, Any]]) -> tuple[str, tuple[fl
     took, (compute, idle) = compute + idle, (median(line[part] for line in others) for part in ("compute_s", "idle_s"))
     excess = took - compute - idle
     # A slow core is as slow where it communicates.
-    waits = exposed * excess / took if run["device"] == "cpu" else 0.0
+    waits = exposed * excess / took if took and run["device"] == "cpu" else 0.0
     return evidence, (compute, exposed - waits, idle, excess + waits)
 
 
