@@ -248,8 +248,7 @@ def _parts(run: Row, window: Sequence[Mapping[str, Any]]) -> tuple[str, tuple[fl
 
 
 def _cause(bars: Sequence[Bar], run: Row, alike: Sequence[Row], comparable: Sequence[Sequence[Bar]]) -> str:
-    """The bar that is largest above what is usual, if it exceeds what is unexplained, LEAST of the step, what other
-    processes may have taken of the cores, and the spread of the repeats.
+    """The cause by the rules above: a bar's name, or NO_CAUSE.
 
     alike: comparable runs, the repeats among them; comparable: the bars of those that have a profiled window
     """
