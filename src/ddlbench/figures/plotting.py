@@ -212,9 +212,7 @@ def value_axis(
         low = min(values) / 1.15
         axes.set_yscale("log")
         axes.set_ylim(low, top * (top / low) ** (band / (1 - band)))
-        ticks = ticker.LogLocator(subs=(1, 2, 5) if top / low < 1000 else (1,))
-        few = sum(low <= tick <= top for tick in ticks.tick_values(low, top)) < 2
-        axes.yaxis.set_major_locator(ticker.MaxNLocator(4) if few else ticks)
+        axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if top / low < 1000 else (1,)))
         axes.yaxis.set_minor_formatter(ticker.NullFormatter())
     else:
         axes.set_ylim(0, top / (1 - band))
