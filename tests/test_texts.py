@@ -63,7 +63,7 @@ def test_a_table_is_aligned_under_its_headers():
 def test_seconds_and_numbers_have_three_digits_or_more():
     written = {1234.56: "1,234.6 s", 12.34: "12.3 s", 1.234: "1.23 s", 0.01234: "0.0123 s", None: ""}
     assert {value: seconds(value) for value in written} == written
-    written = {12345.6: "12,346", 123.45: "123.5", 1.234: "1.23", None: ""}
+    written = {12345.6: "12,346", 999.96: "1,000", 999.94: "999.9", 123.45: "123.5", 1.234: "1.23", None: ""}
     assert {value: number(value) for value in written} == written
 
 

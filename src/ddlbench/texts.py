@@ -112,7 +112,7 @@ def seconds(value: float) -> str:
 @_or_empty
 def number(value: float) -> str:
     """A rate: "12,345", "123.4", "1.23"."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:#.3g}"
+    return f"{value:,.0f}" if value >= 999.95 else f"{value:.1f}" if value >= 10 else f"{value:#.3g}"
 
 
 percent = _or_empty(lambda share: f"{100 * share:.1f} %")

@@ -126,6 +126,14 @@ def test_predicted_parts_stand_beside_the_measured_ones_without_waiting_for_data
     assert [text.get_text() for text in axes.texts] == ["75 %", "90 %"]
 
 
+def test_a_window_that_only_waited_for_data_is_not_divided():
+    shares = dict.fromkeys(("compute_share", "comm_exposed_share", "idle_share"), 0.0)
+    predicted = {"predicted_compute_s": 0.3, "predicted_comm_exposed_s": 0.06, "predicted_bubble_s": 0.0}
+    times = {"sample_time_s": 0.01, "global_batch": 64, "data_wait_share": 0.0, "data_wait_mean_share": 0.0}
+    axes = drawn([row(2, **times, **shares, **predicted, predicted_error=0.0)], draw_predicted)
+    assert heights(axes) == [[pytest.approx(0.64)], [0.3], [0.06]]
+
+
 def test_a_bar_for_each_curve_with_its_repeats_and_the_status_of_a_failure():
     values = {"ddp": Values(2.0, [1.9, 2.1], (1.8, 2.2)), "zero2": Values(3.0, [3.0]), "tensor": None}
     rows = [row(4, compared=name, status="oom" if name == "tensor" else "ok") for name in values]

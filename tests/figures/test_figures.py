@@ -77,6 +77,36 @@ def test_labels_of_gpu_counts_do_not_touch(counts, labelled):
     assert all(later.x0 - box.x1 > 0.3 * digit for box, later in pairwise(boxes))
 
 
+@pytest.mark.parametrize("values", [(30.0, 55.0), (21.0, 48.0), (6.0, 9.0), (1.0, 5000.0)])
+def test_a_logarithmic_axis_of_values_has_two_ticks_or_more(values):
+    with plotting.style():
+        (axes,) = plotting.grid([("resnet50", [])]).axes
+        plotting.value_axis(axes, values, "samples/s", percents=False, log=True)
+        low, high = axes.get_ylim()
+        assert sum(low <= tick <= high for tick in axes.get_yticks()) >= 2
+
+
+def test_a_long_name_is_whole_in_a_legend_of_several_lines():
+    name = "ddp (" + " ".join(f"knob_{number}={number}" for number in range(20)) + ")"
+    figure = plotting.grid([("resnet50", [])])
+    figure.axes[0].plot([], [], label=plotting.label(name))
+    plotting.arrange(figure)
+    (text,) = (text.get_text() for text in figure.legends[0].get_texts())
+    assert text.replace("\n", "") == name
+    assert max(map(len, text.splitlines())) <= plotting.LABEL_LINE
+
+
+def test_no_line_joins_the_points_of_two_clusters(tmp_path):
+    rates = {("east", 1): 100.0, ("east", 4): 300.0, ("west", 2): 50.0, ("west", 8): 150.0}
+    for (cluster, gpus), rate in rates.items():
+        write_run(tmp_path, cluster=cluster, gpus=gpus, rate=rate)
+    (axes,) = drawn(tmp_path, "throughput")["throughput"].axes
+    assert sorted(lines(axes, "ddp")) == [
+        [[gpus, pytest.approx(rate)] for (where, gpus), rate in rates.items() if where == cluster]
+        for cluster in ("east", "west")
+    ]
+
+
 def test_ideal_lines_start_at_the_base(tmp_path):
     """Images from one GPU on, on a logarithmic axis, where an ideal line stays straight; text from two on."""
     weak_scaling(tmp_path)

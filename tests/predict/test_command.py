@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 from ddlbench.config.choices import choices
 from ddlbench.config.compose import configuration
@@ -411,6 +412,14 @@ def test_a_figure_that_cannot_be_written_is_one_line(
 def test_a_figure(tmp_path: Path) -> None:
     assert main([*TINY, "+framework=ddp", "cluster=abci", "gpus=[4,8]", "--figure", str(tmp_path / "steps")]) == 0
     assert all((tmp_path / f"steps.{kind}").stat().st_size > 0 for kind in ("png", "svg"))
+
+
+def test_a_figure_of_two_gpu_counts_has_two_ticks_or_more(tmp_path: Path, monkeypatch: Patch) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, _: drawn.append(figure))
+    assert main([*TINY, "+framework=ddp", "cluster=abci", "gpus=[8,12]", "--figure", str(tmp_path / "steps")]) == 0
+    low, high = drawn[0].axes[0].get_ylim()
+    assert sum(low <= tick <= high for tick in drawn[0].axes[0].get_yticks()) >= 2
 
 
 @pytest.mark.parametrize("name", ["gpt_1.3b", "gpt_1.3b.png"])

@@ -19,7 +19,7 @@ from ddlbench.config.keys import Train
 from ddlbench.config.schema import Config
 from ddlbench.cores import few_cores
 from ddlbench.job import Job
-from ddlbench.measure.devices.environment import environment, switches
+from ddlbench.measure.devices.environment import environment, machine
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.ranks.launch import Launch
 from ddlbench.record.run_json import advice, advice_on_waiting, model_section
@@ -152,7 +152,7 @@ def test_cudnn_benchmark_is_on_by_default_on_a_gpu_alone() -> None:
     for device, asked in ((CPU, None), (GPU, False), (GPU, True), (GPU, None)):
         torch.backends.cudnn.benchmark = False
         set_switches(Train(cudnn_benchmark=asked), device)
-        result.append(switches()["cudnn_benchmark"])
+        result.append(machine(CPU)["switches"]["cudnn_benchmark"])
     assert result == [False, False, True, True]
 
 

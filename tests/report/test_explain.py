@@ -96,6 +96,12 @@ def test_a_slow_core_is_as_slow_where_it_communicates(tmp_path: Path) -> None:
     assert explanation.cause == "slow rank 1 on node1"
 
 
+def test_a_slow_rank_whose_window_has_no_work_of_its_own_is_no_traceback(tmp_path: Path) -> None:
+    record = window((1, 2, 0, 0), (0, 1, 2, 0))
+    _, bars = explained(tmp_path, record, device="cpu", **SLOW_RANK)
+    assert (bars["exposed communication"], bars["slow rank"]) == (pytest.approx(0.64 / 3), pytest.approx(-0.64 / 3))
+
+
 def test_what_repeats_differ_by_is_no_cause(tmp_path: Path) -> None:
     """0.08 s of waiting for data in a step of 0.4 s, where the steps of two other repeats differ by 0.112 s."""
     for repeat, rate in ((1, 160.0), (2, 125.0)):

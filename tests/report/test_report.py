@@ -106,6 +106,19 @@ def test_the_page_has_failures_bases_and_how_it_was_measured(page):
     assert "no 95 % CI" in page
 
 
+def test_what_an_earlier_report_drew_of_other_options_is_gone(tmp_path):
+    write_run(tmp_path)
+    run_id = next(path.parent.name for path in tmp_path.rglob("attempt-1"))
+    assert main([str(tmp_path), "--target", "val_top1=0.5", "--explain", run_id, "--pdf"]) == 0
+    tables, figures = tmp_path / "report" / "tables", tmp_path / "report" / "figures"
+    made = {path.name for path in (*tables.iterdir(), *figures.iterdir())}
+    assert {"targets.csv", "explain.csv", "explain.pdf", "epochs_to_val_top1=0.5.svg", "memory.pdf"} <= made
+    (figures / "own.png").write_text("")
+    assert main([str(tmp_path)]) == 0
+    left = {name for name in made if not re.search(r"\.pdf$|^explain|^targets|_to_", name)}
+    assert {path.name for path in (*tables.iterdir(), *figures.iterdir())} == left | {"own.png"}
+
+
 def test_several_folders_and_an_out_of_choice(tmp_path):
     failed_run(tmp_path / "a")
     failed_run(tmp_path / "b", gpus=2)

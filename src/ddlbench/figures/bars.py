@@ -84,7 +84,7 @@ def draw_predicted(axes: Axes, panel: Panel) -> None:
     seconds: dict[PartLook, list[float]] = {COMPUTING: [], LOOKS["comm_exposed"]: [], UNDIVIDED: []}
     for row in panel.rows:
         shares = (row["compute_share"], row["comm_exposed_share"], row["idle_share"])
-        shares = (0.0, 0.0, 1.0) if None in shares else shares
+        shares = (0.0, 0.0, 1.0) if None in shares or not sum(shares) else shares
         for of_rows, share in zip(seconds.values(), shares, strict=True):
             of_rows.append(row.busy_step_s(row["sample_time_s"]) * share / sum(shares))
     parts = {COMPUTING: "compute", LOOKS["comm_exposed"]: "comm_exposed", BUBBLE: "bubble"}

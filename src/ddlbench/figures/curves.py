@@ -196,13 +196,17 @@ def draw(axes: Axes, panel: Panel, looks: Looks, quantity: Quantity, others: Seq
         look = looks[rows[0].curve_key]
         style = {"color": look.color, "transform": beside(axes, place, len(curves), counts)}
         slowest_first = sorted(rows, key=lambda row: -(row["sample_time_s"] or 0.0))
-        points = [(row["gpus"], point) for row in slowest_first if (point := quantity.values(panel, row))]
-        _spread(axes, points, style)
-        fastest = sorted(dict(points).items())  # a line joins the fastest row of each GPU count
-        for shown, more in ((points, {"linestyle": ""}), (fastest, {"label": plotting.label(name)})):
-            merged = [point.merged for _, point in shown]
-            axes.plot([gpus for gpus, _ in shown], merged, zorder=3, **cast(Any, style | look.shape | more))
-        for _, point in points:
+        points = {row: point for row in slowest_first if (point := quantity.values(panel, row))}
+        _spread(axes, [(row["gpus"], point) for row, point in points.items()], style)
+        style |= look.shape | {"zorder": 3}
+        merged = [point.merged for point in points.values()]
+        axes.plot([row["gpus"] for row in points], merged, **cast(Any, style | {"linestyle": ""}))
+        for same in group_by(slowest_first, lambda row: row.axes.get("cluster")).values():
+            # A line joins the fastest row of each GPU count, and no rows of two clusters.
+            fastest = sorted({row["gpus"]: points[row].merged for row in same if row in points}.items())
+            xs, ys = [gpus for gpus, _ in fastest], [value for _, value in fastest]
+            axes.plot(xs, ys, label=plotting.label(name), **cast(Any, style))
+        for point in points.values():
             values += [point.merged, *point.repeats, *point.interval]
     values += _theory_lines(axes, panel, looks, quantity)
     log_values = log and quantity.proportional and all(value > 0 for value in values)
@@ -237,7 +241,7 @@ def _theory_lines(axes: Axes, panel: Panel, looks: Looks, quantity: Quantity) ->
         return []
     style: dict[str, Any] = {"fillstyle": "none", "markersize": THEORY_SIZE, "linestyle": ":", "linewidth": 1}
     values: list[float] = []
-    for rows in panel.curves.values():
+    for rows in group_by(panel.rows, lambda row: (row.curve_key, row.axes.get("cluster"))).values():
         look = looks[rows[0].curve_key]
         points = sorted((row["gpus"], value) for row in rows if (value := theory(row)) is not None)
         xs, ys = [gpus for gpus, _ in points], [value for _, value in points]

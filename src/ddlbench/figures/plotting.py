@@ -62,7 +62,8 @@ DIGIT = 0.084  # inches of one below an axis
 # What a figure has room for.
 SHARED_LABELS = 12  # more than these are below their own panels
 MOST_LABELS = 100
-LONGEST_LABEL = 100
+LONGEST_LABEL = 300
+LABEL_LINE = 100
 PATH = re.compile(r"(\w+\.)+(?=\w+=)")  # in front of a key: recipe.optimizer.
 LONGEST_LINE = 56  # letters that are as wide as a panel
 LONGEST_TEXT = 3 * LONGEST_LINE
@@ -150,9 +151,10 @@ def arrange(figure: Figure) -> None:
 
 def _legend(owner: Axes | Figure, labels: dict[str, Any], width: float, **place: Any) -> Legend:
     """Add a legend with as many columns as `width` inches hold."""
-    column = (max(map(len, labels), default=0) + 6) / LETTERS
+    texts = ["\n".join(wrap(text, LABEL_LINE, drop_whitespace=False)) for text in labels]
+    column = (max((len(line) for text in texts for line in text.split("\n")), default=0) + 6) / LETTERS
     return owner.legend(
-        list(labels.values()), list(labels), ncols=max(1, min(int(width // column), len(labels))),
+        list(labels.values()), texts, ncols=max(1, min(int(width // column), len(labels))),
         columnspacing=1.2, fontsize=8.5, borderaxespad=0.2, **place,
     )  # fmt: skip
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import FuncFormatter
 
 from ddlbench.errors import UserError
 from ddlbench.figures import plotting
@@ -100,18 +99,18 @@ def _map(rows: Sequence[Prediction], memory: float | None) -> Figure:
 
 
 def _throughput(axes: Axes, rows: Sequence[Prediction], names: Sequence[str]) -> None:
-    looks = looks_of((name, name) for name in names)
+    looks, values = looks_of((name, name) for name in names), list[float]()
     for name in names:
         shown = [row for row in rows if row.framework == name]
         gpus, rates = [row.gpus for row in shown], [row.samples_per_s or 0.0 for row in shown]
         look = looks[name, name]
         axes.plot(gpus, rates, color=look.color, label=plotting.label(name), **look.shape)
+        values += rates
         bands = [(row.low_80_s, row.high_80_s) for row in shown if row.low_80_s and row.high_80_s]
         if len(bands) == len(shown):
             samples = [rate * (row.step_s or 0.0) for rate, row in zip(rates, shown, strict=True)]
             slow, fast = ([n / band[end] for n, band in zip(samples, bands, strict=True)] for end in (1, 0))
             axes.fill_between(gpus, slow, fast, color=look.color, alpha=0.12, linewidth=0)
+            values += slow + fast
     plotting.gpu_axis(axes, [row.gpus for row in rows], None, log=True)
-    axes.set_yscale("log", base=2)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    axes.set_ylabel("samples/s (predicted)")
+    plotting.value_axis(axes, values, "samples/s (predicted)", percents=False, log=True)

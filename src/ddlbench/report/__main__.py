@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -137,6 +138,10 @@ def write_report(
     `save` takes it"""
     figures, page = out / "figures", out / "report.html"
     with reporting(f"{out} cannot be written", "choose another folder with --out"):
+        earlier = page.read_text("utf-8", "replace") if page.is_file() else ""
+        for name in ("explain", *re.findall(r'href="figures/([^"/]+)\.png"', earlier)):  # of an earlier report
+            for kind in ("png", "svg", "pdf"):
+                (figures / f"{name}.{kind}").unlink(missing_ok=True)
         for name, figure in drawing.figures.items():
             save(figures, name, figure, pdf)
         tables.write(out / "tables", targets)

@@ -164,19 +164,17 @@ def markdown(headers: Sequence[str], lines: Sequence[Sequence[str]], below: Sequ
 def latex(headers: Sequence[str], lines: Sequence[Sequence[str]], below: Sequence[str]) -> str:
     r"""A tabular with the rules of the package booktabs, to \input into a document."""
     columns = "".join("l" if header in overview.LEFT else "r" for header in headers)
-    first, *rows = (" & ".join(map(_latex, line)) + r" \\" for line in (headers, *lines))
+    # LaTeX takes a [ or * at the start of a row for an argument of the \\ or \midrule before it.
+    table = [
+        ["{}" * cell.startswith(("[", "*")) + cell.translate(_LATEX) for cell in line] for line in (headers, *lines)
+    ]
+    first, *rows = (" & ".join(line) + r" \\" for line in table)
     head = [
         r"% needs \usepackage{booktabs,textcomp} and an input encoding of UTF-8",
-        *(f"% {_latex(n)}" for n in below),
+        *(f"% {note.translate(_LATEX)}" for note in below),
     ]
     begin = [f"\\begin{{tabular}}{{{columns}}}", r"\toprule", first, r"\midrule"]
     return "\n".join([*head, *begin, *rows, r"\bottomrule", r"\end{tabular}"]) + "\n"
-
-
-def _latex(text: str) -> str:
-    r"""A cell. LaTeX takes a [ or * at the start of a row for an argument of the \\ or \midrule before it."""
-    start = "{}" if text.startswith(("[", "*")) else ""
-    return start + text.translate(_LATEX)
 
 
 def write_metrics(file: Path, rows: Sequence[Row]) -> None:

@@ -243,13 +243,12 @@ def _parts(run: Row, window: Sequence[Mapping[str, Any]]) -> tuple[str, tuple[fl
     took, (compute, idle) = compute + idle, (median(line[part] for line in others) for part in ("compute_s", "idle_s"))
     excess = took - compute - idle
     # A slow core is as slow where it communicates.
-    waits = exposed * excess / took if run["device"] == "cpu" else 0.0
+    waits = exposed * excess / took if took and run["device"] == "cpu" else 0.0
     return evidence, (compute, exposed - waits, idle, excess + waits)
 
 
 def _cause(bars: Sequence[Bar], run: Row, alike: Sequence[Row], comparable: Sequence[Sequence[Bar]]) -> str:
-    """The bar that is largest above what is usual, if it exceeds what is unexplained, LEAST of the step, what other
-    processes may have taken of the cores, and the spread of the repeats.
+    """The cause by the rules above: a bar's name, or NO_CAUSE.
 
     alike: comparable runs, the repeats among them; comparable: the bars of those that have a profiled window
     """

@@ -47,7 +47,7 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """The environment without the commit: what ranks compare."""
+    """The environment without the commit: what ranks compare. switches: torch's, which change speed or numbers"""
     return {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
@@ -63,7 +63,14 @@ def machine(device: torch.device) -> dict[str, Any]:
         "cpu_count_total": machine_cores(),
         "memory_total_bytes": or_none(lambda: psutil.virtual_memory().total),
         "torch_threads": torch.get_num_threads(),
-        "switches": switches(),
+        "switches": {
+            "cudnn_benchmark": torch.backends.cudnn.benchmark,
+            "cudnn_deterministic": torch.backends.cudnn.deterministic,
+            "cudnn_allow_tf32": or_none(lambda: torch.backends.cudnn.allow_tf32),
+            "matmul_allow_tf32": or_none(lambda: torch.backends.cuda.matmul.allow_tf32),
+            "float32_matmul_precision": or_none(torch.get_float32_matmul_precision),
+            "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+        },
         "variables": variables(os.environ),
         "gpu_count": or_none(torch.cuda.device_count),
         **gpu(device),
@@ -105,16 +112,4 @@ def variables(names: Mapping[str, str]) -> dict[str, str]:
         if name.startswith(PREFIXES)
         and not any(word in name.upper() for word in SECRETS)
         and not may_hold_credential(value)
-    }
-
-
-def switches() -> dict[str, Any]:
-    """torch's global switches that change speed or numbers."""
-    return {
-        "cudnn_benchmark": torch.backends.cudnn.benchmark,
-        "cudnn_deterministic": torch.backends.cudnn.deterministic,
-        "cudnn_allow_tf32": or_none(lambda: torch.backends.cudnn.allow_tf32),
-        "matmul_allow_tf32": or_none(lambda: torch.backends.cuda.matmul.allow_tf32),
-        "float32_matmul_precision": or_none(torch.get_float32_matmul_precision),
-        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
     }

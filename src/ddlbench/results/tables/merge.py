@@ -148,11 +148,7 @@ class AttemptRow:
     @cached_property
     def asked(self) -> str:
         """The configuration and the GPUs that all repeats have in common, as a text."""
-        return self._asked(FREE)
-
-    def _asked(self, free: Sequence[str]) -> str:
-        """free: the keys that may have several values"""
-        options = {key: value for key, value in self.options.items() if key not in free}
+        options = {key: value for key, value in self.options.items() if key not in FREE}
         return json.dumps([options, self.row["gpus"], self.row["nodes"]], sort_keys=True, default=str)
 
     @cached_property
@@ -162,7 +158,8 @@ class AttemptRow:
 
     def measurement_id(self, *more: str) -> str:
         """The name of a group of repeats in both tables. more: other keys that may differ; SEED: repeats of any seed"""
-        return digest([self._asked((*FREE, *more)), self.seen])
+        options = {key: value for key, value in self.options.items() if key not in more}
+        return digest([replace(self, options=options).asked, self.seen])
 
     @cached_property
     def comparison(self) -> str:

@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from statistics import median
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -48,21 +47,16 @@ def learning_table(epochs: pd.DataFrame, runs: Sequence[AttemptRow]) -> pd.DataF
     ranges = [seeds.median(), seeds.min().add_suffix("_min"), seeds.max().add_suffix("_max")]
     merged = pd.concat([pd.DataFrame(counts), *ranges], axis=1)
     for metric in METRICS:
-        ends = _intervals(of_seeds[metric])
-        merged[f"{metric}_low"], merged[f"{metric}_high"] = ends["low"], ends["high"]
+        listed = of_seeds[metric].dropna().groupby(level=["learning", "epoch"], sort=False).agg(list)
+        intervals = listed.map(median_interval).dropna()  # None where there are too few seeds
+        for end in ("low", "high"):
+            merged[f"{metric}_{end}"] = intervals.map(attrgetter(end)).astype(float)
     table = merged.reset_index()
     samples = {row["learning"]: row for row in reversed(list(ended.values()))}
     for name in (column.name for column in LEARNING if column.source == "equal"):
         table[name] = np.array([samples[learning][name] for learning in table["learning"]], object)
     typed = pa.Table.from_pandas(table, schema_of(LEARNING), preserve_index=False)
     return typed.to_pandas(types_mapper=DTYPES.get)
-
-
-def _intervals(values: Any) -> pd.DataFrame:
-    """The interval of the median over seeds, where there are enough seeds. values: by curve, epoch and seed"""
-    listed = values.dropna().groupby(level=["learning", "epoch"], sort=False).agg(list)
-    intervals = {key: interval for key, of_seeds in listed.items() if (interval := median_interval(of_seeds))}
-    return pd.DataFrame({end: {key: getattr(one, end) for key, one in intervals.items()} for end in ("low", "high")})
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import pandas as pd
 
 from ddlbench.errors import UserError
 from ddlbench.foreign import read_bytes
+from ddlbench.measure.devices.unknown import or_none
 from ddlbench.record.schema import DEVELOPER, RUNS, SCALING, TARGETS
 from ddlbench.results.reading.attempts import LeftOut, Note, Records, left_out_line, read, read_published
 from ddlbench.results.reading.cells import epochs_table, frame
@@ -62,7 +63,8 @@ class Tables:
         """Write runs.csv, epochs.csv, scaling.csv, learning.csv, breakdown.csv, and targets.csv if there are targets.
         An unknown cell is empty."""
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "targets.csv").unlink(missing_ok=True)  # of an earlier report
+        for name in ("targets", "explain"):
+            (folder / f"{name}.csv").unlink(missing_ok=True)  # of an earlier report
         tables = {name: getattr(self, name) for name in ("runs", "epochs", "scaling", "learning")}
         tables["breakdown"] = breakdown(self.scaling)
         if rows := [row for target in targets for row in target.rows]:
@@ -117,20 +119,15 @@ def _without_copies(runs: Sequence[AttemptRow]) -> tuple[list[AttemptRow], list[
         counted = max(same, key=lambda run: (run.has_end, len(run.epochs)))
         for copy in (run.folder for run in same if run is not counted):
             left.add(copy)
-            files = ("run.json", "epochs.jsonl")
-            differs = any(_content(copy / name) != _content(counted.folder / name) for name in files)
-            but = ", though their content differs" if differs else ""
+            one, two = (
+                [or_none(partial(read_bytes, folder / name)) for name in ("run.json", "epochs.jsonl")]
+                for folder in (copy, counted.folder)
+            )
+            but = "" if one == two else ", though their content differs"
             names = " and ".join(printable(str(path)) for path in (copy, counted.folder))
             text = f"{names} hold the same attempt (run_id, attempt, start){but}: only the latter counts"
             notes.append(Note(text, LeftOut.COPY))
     return [run for run in runs if run.folder not in left], notes
-
-
-def _content(path: Path) -> bytes | None:
-    try:
-        return read_bytes(path)
-    except (OSError, ValueError):
-        return None
 
 
 def make_tables(records: Records, how: Comparison = BY_FRAMEWORK) -> Tables:
@@ -219,4 +216,5 @@ def write_csv(table: pd.DataFrame, path: Path) -> None:
 
 def records(table: pd.DataFrame) -> list[Row]:
     """The rows of a table as plain objects, None for what is missing."""
-    return table.astype(object).where(table.notna(), None).to_dict("records")
+    columns = [table[name].array.to_numpy(object, na_value=None).tolist() for name in table]
+    return [dict(zip(table.columns, cells, strict=True)) for cells in zip(*columns, strict=True)]
