@@ -28,7 +28,7 @@ from ddlbench.measure.devices.nvml import gpu
 from ddlbench.measure.devices.unknown import or_none
 from ddlbench.ranks.launch import pick_device
 from ddlbench.ranks.launchers import Launch, detect
-from ddlbench.texts import bytes_text, first_line
+from ddlbench.texts import bytes_text, first_line, say
 
 # A model that most degrees of parallelism divide: this checks the machine, not whether a model can be divided.
 PROBE = ("+model=gpt2_small", "model.n_layer=8", "model.n_embd=64", "model.n_head=8", "model.vocab_size=512",
@@ -158,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     argparse.ArgumentParser(prog="python -m ddlbench.doctor", description=about).parse_args(arguments)
     launch = or_none(detect) or Launch("alone")
     if launch.rank == 0:
-        print(report(launch))
+        say(*report(launch).splitlines())
     return 0
 
 

@@ -94,7 +94,7 @@ def links() -> list[Line]:
     rows: list[Line] = []
     if shutil.which("nvidia-smi") is not None:  # the matrix of `nvidia-smi topo -m`, without its legend
         matrix = re.sub(r"\x1b\[[\d;]*m", "", run("nvidia-smi", "topo", "-m")[1]).partition("Legend")[0]
-        lines = [line.rstrip() for line in matrix.splitlines() if line.strip()]
+        lines = [line.expandtabs().rstrip() for line in matrix.splitlines() if line.strip()]
         rows += [("" if number else "gpus", line, "") for number, line in enumerate(lines)]
     rows += [("infiniband", adapter, "") for adapter in or_none(adapters) or []]
     speeds = psutil.net_if_stats()
