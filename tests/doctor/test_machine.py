@@ -10,7 +10,6 @@ import pytest
 from ddlbench.doctor import machine
 from ddlbench.doctor.machine import (
     adapters,
-    host_name,
     locked_memory,
     memory_cgroup,
     memory_limit,
@@ -92,17 +91,19 @@ def test_a_host_name_with_a_loopback_address_is_reported(
         return address
 
     monkeypatch.setattr("socket.gethostbyname", look_up)
-    assert bool(host_name()[2]) == remarks
-    assert f"is {address or 'unknown'}" in host_name()[1]
+    name, value, remark = machine.links()[-1]
+    assert name == "host name"
+    assert bool(remark) == remarks
+    assert f"is {address or 'unknown'}" in value
 
 
 def test_how_this_process_was_started() -> None:
-    assert machine.this_process({}) == ("this process", "started alone", "")
+    assert machine.launchers({})[0] == ("this process", "started alone", "")
     torchrun = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "2",
                 "MASTER_ADDR": "a", "MASTER_PORT": "1"}  # fmt: skip
-    assert machine.this_process(torchrun)[1] == "started by torchrun: rank 1 of 4 on 2 nodes"
-    assert "put srun before python" in machine.this_process({"SLURM_NTASKS": "8"})[2]
-    assert "unset RANK" in machine.this_process({"RANK": "0"})[2]
+    assert machine.launchers(torchrun)[0][1] == "started by torchrun: rank 1 of 4 on 2 nodes"
+    assert "put srun before python" in machine.launchers({"SLURM_NTASKS": "8"})[0][2]
+    assert "unset RANK" in machine.launchers({"RANK": "0"})[0][2]
 
 
 def test_answers_and_errors_of_slurm_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

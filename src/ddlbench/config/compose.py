@@ -17,7 +17,6 @@ from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
@@ -75,23 +74,20 @@ def _plain(words: Sequence[str]) -> Plain:
     plain = copy.deepcopy(published(".", "config") | {group: published(group, options[group]) for group in GROUPS})
     for override in overrides:
         if override.key_or_group not in GROUPS:
-            _set(plain, override)
+            _set(plain, override.key_or_group, override.value())
     if NOT_LITERAL.search(str(plain)):
         return cast(Plain, OmegaConf.to_container(OmegaConf.create(plain), resolve=True, throw_on_missing=True))
     return plain
 
 
-def _set(plain: Plain, override: Override) -> None:
+def _set(plain: Plain, key: str, value: object) -> None:
     """Give a dotted key another value; a section keeps the keys that the value does not name."""
-    key, value = override.key_or_group, override.value()
     *path, leaf = key.split(".")
     for depth, part in enumerate(path, 1):
         if part not in plain:
             raise UserError(schema.unknown_key(".".join(path[:depth]), plain))
         if not isinstance(plain := plain[part], dict):
             raise UserError(f"{key}: {'.'.join(path[:depth])} has no keys: give its complete value")
-    if override.is_add() and leaf in plain:
-        raise UserError(f"+{key}: + adds a key, and this one exists: write {key}=VALUE")
     before = plain.get(leaf)
     both = isinstance(value, dict) and isinstance(before, dict)
     plain[leaf] = cast(Plain, before) | cast(Plain, value) if both else value

@@ -104,7 +104,11 @@ def links() -> list[Line]:
         if reachable and speeds[name].isup:
             speed = f", {speeds[name].speed:,} Mbit/s" if speeds[name].speed else ""
             rows.append(("network", f"{name}: {', '.join(reachable)}{speed}", ""))
-    return [*rows, host_name()]
+    host, remark = socket.gethostname(), ""  # gloo offers the address of this name to the other ranks
+    address = or_none(lambda: socket.gethostbyname(host))
+    if address is None or ip_address(address).is_loopback:
+        remark = "other nodes cannot reach it: export GLOO_SOCKET_IFNAME=<interface> for runs on several nodes"
+    return [*rows, ("host name", f"{host} is {address or 'unknown'}", remark)]
 
 
 def adapters(folder: Path = INFINIBAND) -> list[str]:
@@ -114,31 +118,21 @@ def adapters(folder: Path = INFINIBAND) -> list[str]:
     return [f"{port.parts[-3]}: {state[port]}, {(port / 'rate').read_text().strip()}" for port in ports]
 
 
-def host_name() -> Line:
-    """Gloo offers the address of the host's name to the other ranks."""
-    name = socket.gethostname()
-    address = or_none(lambda: socket.gethostbyname(name))
-    remark = ""
-    if address is None or ip_address(address).is_loopback:
-        remark = "other nodes cannot reach it: export GLOO_SOCKET_IFNAME=<interface> for runs on several nodes"
-    return "host name", f"{name} is {address or 'unknown'}", remark
-
-
 def launchers(env: Mapping[str, str] = os.environ) -> list[Line]:
     """How ranks can be started here, and how this process was."""
-    beside = Path(sys.executable).with_name("torchrun")
-    torchrun = str(beside) if beside.exists() else shutil.which("torchrun") or "python -m torch.distributed.run"
-    return [this_process(env), ("torchrun", torchrun, ""), _program("mpirun", "MPI"), *slurm(env)]
-
-
-def this_process(env: Mapping[str, str]) -> Line:
     try:
         launch = detect(env)
+        started, remark = "started alone", hint(launch, env) or ""
+        if launch.launcher != "alone":
+            nodes = f"{launch.nodes} node{'s' if launch.nodes > 1 else ''}"
+            started = f"started by {launch.launcher}: rank {launch.rank} of {launch.world_size} on {nodes}"
     except UserError as error:
-        return "this process", "started in a way that a run would refuse", str(error)
-    ranks = f"rank {launch.rank} of {launch.world_size} on {launch.nodes} node{'s' if launch.nodes > 1 else ''}"
-    started = "started alone" if launch.launcher == "alone" else f"started by {launch.launcher}: {ranks}"
-    return "this process", started, hint(launch, env) or ""
+        started, remark = "started in a way that a run would refuse", str(error)
+    beside = Path(sys.executable).with_name("torchrun")
+    torchrun = str(beside) if beside.exists() else shutil.which("torchrun") or "python -m torch.distributed.run"
+    return [
+        ("this process", started, remark), ("torchrun", torchrun, ""), _program("mpirun", "MPI"), *slurm(env)
+    ]  # fmt: skip
 
 
 def slurm(env: Mapping[str, str]) -> list[Line]:
