@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ddlbench.config.choices import choices, published
+from ddlbench.config.command_line import parsed
 from ddlbench.config.keys import Checkpoint
 from ddlbench.errors import UserError
 from ddlbench.sweep import study as study_module
@@ -158,10 +159,12 @@ def test_the_command_line_replaces_axes_and_numbers(tmp_path: Path) -> None:
         ("recipe.optimizer.lr", 1e-5, "recipe.optimizer.lr=1e-05"),
         ("cluster.notes", "a, b", 'cluster.notes="a, b"'),
         ("cluster.notes", "null", 'cluster.notes="null"'),
+        ("cluster.notes", "Jülich", 'cluster.notes="Jülich"'),
     ],
 )
 def test_a_value_as_a_word_of_the_command_line(key: str, value: Any, expected: str) -> None:
     assert word(key, value) == expected
+    assert parsed(expected).value() == value
 
 
 HOSTILE: list[tuple[dict[str, Any], str]] = [

@@ -23,7 +23,7 @@ Plain = Mapping[str, Any]
 
 LARGEST_BYTES = 2**18
 KEY = re.compile(r"[a-z_]\w*(\.[a-z_]\w*)*")
-PLAIN_TEXT = re.compile(r"[A-Za-z_][\w.-]*")
+PLAIN_TEXT = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)  # what Hydra's grammar takes without quotes
 KEYWORDS = {"null", "true", "false", "nan", "inf"}  # of Hydra's grammar, in upper and lower case
 Where = Sequence[Mapping[str, list[Any]]]  # cells: those whose values on the axes are all among those of one entry
 
