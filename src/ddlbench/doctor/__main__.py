@@ -38,7 +38,7 @@ MODELS = {"images": "resnet50", "text": "gpt2_small"}  # one of each kind, for l
 
 
 def report(launch: Launch) -> str:
-    """Sections of aligned lines; a section that fails has the reason."""
+    """Sections of lines, names and values in columns, a remark below its line; a section that fails has the reason."""
     device = or_none(lambda: pick_device(launch)) or torch.device("cpu")
     facts = environment(device)
     sections: dict[str, Callable[[], list[Line]]] = {
@@ -58,18 +58,12 @@ def report(launch: Launch) -> str:
                 rows = section()
         except Exception as error:
             rows = [("", "not available", _line(error))]
-        texts += [f"{name}\n{table(rows)}"] if rows else []
+        lines, width = [name], max((len(label) for label, _, _ in rows), default=0)
+        for label, value, remark in rows:
+            lines.append(f"  {label:{width}}  {value}".rstrip())
+            lines += [f"  {'':{width}}  ! {remark}"] if remark else []
+        texts += ["\n".join(lines)] if rows else []
     return "\n\n".join(texts)
-
-
-def table(rows: Sequence[Line]) -> str:
-    """A line for each row, with name and value in columns; a remark stands below its row."""
-    width = max(len(name) for name, _, _ in rows)
-    lines: list[str] = []
-    for name, value, remark in rows:
-        lines.append(f"  {name:{width}}  {value}".rstrip())
-        lines += [f"  {'':{width}}  ! {remark}"] if remark else []
-    return "\n".join(lines)
 
 
 def framework(name: str, launch: Launch, device: torch.device) -> Line:
