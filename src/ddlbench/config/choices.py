@@ -20,7 +20,6 @@ from omegaconf import OmegaConf
 from ddlbench.config.keys import shown, written
 from ddlbench.errors import UserError
 
-OF_SOME = ("framework", "loader")  # groups in which some options have keys that others lack
 ADDED = ("framework", "model")  # groups without a default: + adds them
 LINE = re.compile(r"(?P<indent> *)(?P<name>\w+):(?: (?P<value>.*?))??(?: *# (?P<comment>.*))?")
 
@@ -124,14 +123,6 @@ def changed(model: Mapping[str, Any]) -> dict[str, Any]:
         for key in sorted(defaults)
         if key in model and key != "_target_" and model[key] != defaults[key]
     }
-
-
-def is_key_of(option: Any, key: str) -> bool:
-    """Whether an option has a key, in a group in which some options lack keys of others: ddp has no framework.tp. True
-    in other groups, and for an option that the program does not have."""
-    group, _, name = key.partition(".")
-    checked = group in OF_SOME and bool(name) and option in choices(group)
-    return not checked or name.partition(".")[0] in published(group, option)
 
 
 @cache
