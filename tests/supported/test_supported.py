@@ -133,5 +133,5 @@ def test_a_knob_is_read_with_its_comment(survey: Survey) -> None:
     assert values == {"zero0": "0", "deepspeed": "1"}
     assert meaning.startswith("what is sharded: 0 nothing | 1")
     words = Knob("none | fp16 | all of it: what travels", {"ddp": "bf16"})
-    ddp = replace(survey, frameworks={"ddp": replace(survey.frameworks["ddp"], comm_hook="bf16")})
+    ddp = replace(survey, frameworks={"ddp": DDP("ddp", comm_hook="bf16")})
     assert list(ddp.tried({"comm_hook": words})) == ["comm_hook=none", "comm_hook=fp16"]
