@@ -141,6 +141,8 @@ MISTAKES = [
     (["+framework=../framework/ddp", "+model=resnet50"], r"is no choice of one framework: give \+framework=NAME"),
     ([*SMALL, "+framework=fsdp"], r"\+framework=single and \+framework=fsdp: one run has one framework"),
     ([*SMALL, "+recipe=sgd"], r"\+recipe=sgd: write recipe=sgd"),
+    ([*SMALL, "+train.repeat=1"], r"\+train\.repeat=1: write train\.repeat=VALUE \(\+ adds a key, and"),
+    ([*SMALL, "+train.clip_norm=1", "--cfg", "job"], r"\+train\.clip_norm=1: write train\.clip_norm=VALUE"),
     ([*SMALL, "drun=3"], r"drun does not exist: did you mean dryrun\?"),
     ([*SMALL, "results_dir="], r"results_dir= is empty: give a value, null where"),
     ([*SMALL, "results_dir=${oops}"], r"results_dir: Interpolation key 'oops' not found"),

@@ -18,6 +18,7 @@ import psutil
 from ddlbench.heartbeat import this_place
 from ddlbench.texts import digest
 
+LONGEST_NAME = 200  # bytes: a file name has 255, and that of a temporary file adds up to 30
 ABANDONED_S = 24 * 3600  # where the process cannot be checked: on another node, in another container
 
 
@@ -49,12 +50,17 @@ def replace_json(path: Path, content: Any, through: Path | None = None) -> None:
 
 def unfinished_path(path: Path, folder: Path) -> Path:
     """A new hidden name in `folder`, with the name of the target, a hash of this host and the process."""
-    return folder / f".{path.name}~{digest(this_place())}~{os.getpid()}~{secrets.token_hex(4)}"
+    return folder / f".{_stem(path)}~{digest(this_place())}~{os.getpid()}~{secrets.token_hex(4)}"
+
+
+def _stem(path: Path) -> str:
+    """The name of a target in that of its temporary file; a hash where both together would not fit into a file name."""
+    return path.name if len(os.fsencode(path.name)) <= LONGEST_NAME else digest(path.name, 64)
 
 
 def remove_leftovers(path: Path) -> None:
     """Remove temporary files that killed processes left beside `path`, never those of a running one."""
-    name = re.compile(rf"\.{re.escape(path.name)}~(.+)~(\d+)~[0-9a-f]{{8}}")
+    name = re.compile(rf"\.{re.escape(_stem(path))}~(.+)~(\d+)~[0-9a-f]{{8}}")
     with contextlib.suppress(OSError):  # another process may remove the same
         entries = [(entry, name.fullmatch(entry.name)) for entry in path.parent.iterdir()]
         for entry, by in entries:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -130,3 +131,11 @@ def test_only_rank_0_prints(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     )
     assert doctor.main([]) == 0
     assert capsys.readouterr().out == ""
+
+
+def test_a_terminal_of_ascii_gets_escapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding="ascii"))
+    monkeypatch.setattr(doctor, "report", lambda _: "Devices\n  cpu  Intel\u00ae Xeon\u00ae\n\nLinks")
+    assert doctor.main([]) == 0
+    assert written.getvalue() == b"Devices\n  cpu  Intel\\xae Xeon\\xae\n\nLinks\n"

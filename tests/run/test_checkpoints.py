@@ -13,7 +13,7 @@ from ddlbench.config.compose import make_job
 from ddlbench.config.keys import Checkpoint
 from ddlbench.errors import Unsupported
 from ddlbench.ranks.launch import Launch
-from ddlbench.run.checkpoints import check_checkpoints, open_checkpoints
+from ddlbench.run.checkpoints import Checkpoints, check_checkpoints, open_checkpoints
 from tests.support.runs import composed
 
 
@@ -56,3 +56,11 @@ def test_a_trainer_that_cannot_be_saved_is_refused() -> None:
     nothing: Any = object()
     with pytest.raises(Unsupported, match=r"^other does not save checkpoints: set checkpoint.every=null$"):
         open_checkpoints(attempt, nothing, nothing, nothing, nothing)
+
+
+def test_only_rank_0_looks_for_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand ranks would list the same folders at once."""
+    monkeypatch.setattr("ddlbench.run.checkpoints.from_rank_0", lambda here: here)
+    checkpoints: Any = object.__new__(Checkpoints)
+    checkpoints.rank, checkpoints.place = 1, SimpleNamespace(glob=lambda _: pytest.fail("looked for folders"))
+    assert checkpoints._newest_sound() is None

@@ -17,7 +17,7 @@ from ddlbench.errors import Unavailable, Unsupported, UserError
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.job import Job
 from ddlbench.supported.__main__ import Reasons, cell, page, scope
-from ddlbench.supported.survey import Case, Survey, choices_in, knobs
+from ddlbench.supported.survey import Case, Knob, Survey, knobs
 
 PAGE = Path(__file__).parents[2] / "docs" / "frameworks.md"
 ALL = [Case(*case) for case in product(("ResNet", "GPT2"), ("fp32", "bf16", "fp16"))]
@@ -128,8 +128,10 @@ def test_a_cell_shows_which_cases_run_and_why_others_do_not() -> None:
     assert list(reasons.messages.values()) == ["3 are too many", "too few"]
 
 
-def test_a_knob_is_read_with_its_comment() -> None:
+def test_a_knob_is_read_with_its_comment(survey: Survey) -> None:
     meaning, values = next(iter(knobs(["zero0", "deepspeed"]).values()))
     assert values == {"zero0": "0", "deepspeed": "1"}
     assert meaning.startswith("what is sharded: 0 nothing | 1")
-    assert choices_in("none | fp16 | all of it: what travels") == ["none", "fp16"]
+    words = Knob("none | fp16 | all of it: what travels", {"ddp": "bf16"})
+    ddp = replace(survey, frameworks={"ddp": DDP("ddp", comm_hook="bf16")})
+    assert list(ddp.tried({"comm_hook": words})) == ["comm_hook=none", "comm_hook=fp16"]

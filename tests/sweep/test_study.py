@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from ddlbench.config.choices import choices, published
+from ddlbench.config.command_line import parsed
 from ddlbench.config.keys import Checkpoint
 from ddlbench.errors import UserError
 from ddlbench.sweep import study as study_module
 from ddlbench.sweep.study import load
-from ddlbench.sweep.study_entries import PATHS, word
+from ddlbench.sweep.study_entries import PATHS, parse_word, word
 from tests.sweep.studies import KEYS, write
 
 
@@ -158,10 +159,12 @@ def test_the_command_line_replaces_axes_and_numbers(tmp_path: Path) -> None:
         ("recipe.optimizer.lr", 1e-5, "recipe.optimizer.lr=1e-05"),
         ("cluster.notes", "a, b", 'cluster.notes="a, b"'),
         ("cluster.notes", "null", 'cluster.notes="null"'),
+        ("cluster.notes", "Jülich", 'cluster.notes="Jülich"'),
     ],
 )
 def test_a_value_as_a_word_of_the_command_line(key: str, value: Any, expected: str) -> None:
     assert word(key, value) == expected
+    assert parsed(expected).value() == value
 
 
 HOSTILE: list[tuple[dict[str, Any], str]] = [
@@ -261,7 +264,8 @@ def test_every_path_of_the_configuration_belongs_to_the_command_line() -> None:
     ["model._target_=os.system", "framework=[../x]", "gpus=-1", "order=x", "train.seed=3", "dryrun=true", "nonsense",
      "cluster.notes=${oc.env:HOME}", "cluster.notes=!!python/name:os.system", "hydra.run.dir=/tmp", "x=*a",
      'results_dir=a"b', "results_dir=${oc.env:HOME}", "results_dir=", "results_dir= ", "results_dir=~/x", "seeds=[]",
-     "scaling=[[strong]]", "scaling=[none]", "scaling=none"],
+     "scaling=[[strong]]", "scaling=[none]", "scaling=none", "train.epochs=010", "train.epochs=[010,18]",
+     "train.epochs=1:30", "train.epochs=0x1f", "cluster.notes=run #3", "cluster.notes=#3"],
 )  # fmt: skip
 def test_words_of_the_command_line_are_checked_alike(tmp_path: Path, given: str) -> None:
     with pytest.raises(UserError):
@@ -272,6 +276,15 @@ def test_words_of_the_command_line_are_checked_alike(tmp_path: Path, given: str)
 def test_the_results_folder_is_the_text_that_was_given(tmp_path: Path, folder: str) -> None:
     """YAML takes some of them for numbers, truth values and dates."""
     assert load(str(write(tmp_path)), [f"results_dir={folder}"]).results_dir == folder
+
+
+@pytest.mark.parametrize(
+    ("given", "value"),
+    [("train.epochs=3", 3), ("train.steps=1_000", 1000), ("gpus=-1", -1), ("model.layers=[3,4,6]", [3, 4, 6]),
+     ("cluster.notes='run #3'", "run #3"), ('cluster.notes="#3"', "#3"), ("cluster.notes=a#3", "a#3")],
+)  # fmt: skip
+def test_a_value_is_what_was_written(given: str, value: object) -> None:
+    assert parse_word(given) == (given.partition("=")[0], value)
 
 
 def test_paths_come_from_the_command_line(tmp_path: Path) -> None:

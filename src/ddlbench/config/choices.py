@@ -20,7 +20,6 @@ from omegaconf import OmegaConf
 from ddlbench.config.keys import shown, written
 from ddlbench.errors import UserError
 
-OF_SOME = ("framework", "loader")  # groups in which some options have keys that others lack
 ADDED = ("framework", "model")  # groups without a default: + adds them
 LINE = re.compile(r"(?P<indent> *)(?P<name>\w+):(?: (?P<value>.*?))??(?: *# (?P<comment>.*))?")
 
@@ -71,16 +70,6 @@ def keys(group: str, choice: str) -> Iterator[Key]:
             yield Key(section + name, value, comment)
 
 
-def meanings(group: str) -> dict[str, str]:
-    """What each key of a group means. If several files have a key, one of them explains it."""
-    meaning: dict[str, str] = {}
-    for choice in choices(group):
-        for key in keys(group, choice):
-            if key.comment:
-                meaning.setdefault(key.name, key.comment)
-    return meaning
-
-
 def _lines(group: str, choice: str) -> list[str]:
     return (conf_dir() / group / f"{choice}.yaml").read_text(encoding="utf-8").splitlines()
 
@@ -101,11 +90,16 @@ def check_label(group: str, target: str, built: Any) -> None:
         raise UserError(
             f"{group}.name={option} is the name of {defaults['_target_']}, not of {shown(target)}: choose another name"
         )
+    others = (  # of the same class, read from their YAMLs when they are asked for
+        (other, published(group, other))
+        for other in choices(group)
+        if other != option and published(group, other)["_target_"] == target
+    )
     for field in fields(built):
         key, value, generic = field.name, getattr(built, field.name), field.metadata.get("defines", option)
         if generic == option or value == defaults[key]:
             continue
-        named = [other for other, theirs in _others(group, option) if other != generic and theirs[key] == value]
+        named = [other for other, theirs in others if other != generic and theirs[key] == value]
         remedy = choose(group, named[0]) if named else f"{choose(group, generic)} {group}.{key}={written(value)}"
         raise UserError(
             f"{group}.{key}={written(value)} is not {option}, which has {written(defaults[key])}: choose {remedy}"
@@ -113,7 +107,7 @@ def check_label(group: str, target: str, built: Any) -> None:
     if group != "model":
         return
     # Sizes are free, but not all of those in which another option differs.
-    for other, theirs in _others(group, option):
+    for other, theirs in others:
         sizes = {key: theirs[key] for key in defaults if key != "name" and theirs.get(key) != defaults[key]}
         if sizes and all(getattr(built, key, None) == size for key, size in sizes.items()):
             words = " ".join(f"model.{key}={written(size)}" for key, size in sizes.items())
@@ -129,14 +123,6 @@ def changed(model: Mapping[str, Any]) -> dict[str, Any]:
         for key in sorted(defaults)
         if key in model and key != "_target_" and model[key] != defaults[key]
     }
-
-
-def is_key_of(option: Any, key: str) -> bool:
-    """Whether an option has a key, in a group in which some options lack keys of others: ddp has no framework.tp. True
-    in other groups, and for an option that the program does not have."""
-    group, _, name = key.partition(".")
-    checked = group in OF_SOME and bool(name) and option in choices(group)
-    return not checked or name.partition(".")[0] in published(group, option)
 
 
 @cache
@@ -165,11 +151,3 @@ def published(group: str, option: str) -> dict[str, Any]:
 def _content(group: str, option: str) -> dict[str, Any]:
     content = OmegaConf.to_container(OmegaConf.load(conf_dir() / group / f"{option}.yaml"))
     return cast(dict[str, Any], content)
-
-
-def _others(group: str, option: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The other options of the same class, read from their YAMLs when they are asked for."""
-    target = published(group, option)["_target_"]
-    for other in choices(group):
-        if other != option and published(group, other)["_target_"] == target:
-            yield other, published(group, other)

@@ -16,7 +16,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 import ddlbench
-from ddlbench.config.choices import ADDED, choices, choose, defaults, keys, meanings, title
+from ddlbench.config.choices import ADDED, choices, choose, defaults, keys, title
 from ddlbench.config.keys import shown
 from ddlbench.config.schema import GROUPS
 from ddlbench.errors import UserError
@@ -65,7 +65,10 @@ def help_text(words: Sequence[str]) -> str:
 
 
 def _keys(prefix: str, group: str, choice: str) -> list[str]:
-    comments = meanings(group)
+    """The keys of an option. A comment that it lacks is that of the first option of the group that has one."""
+    comments = {
+        key.name: key.comment for other in reversed(choices(group)) for key in keys(group, other) if key.comment
+    }
     return [
         _row(f"{prefix}{key.name}={key.value}", key.comment or comments.get(key.name, ""))
         for key in keys(group, choice)
@@ -132,6 +135,11 @@ def check_words(words: Sequence[str]) -> dict[str, str]:
                 f"{shown(word)} gives several values: start one run each (scripts/slurm/scaling.sh starts many), "
                 "or write [a,b] for a list"
             )
+        if key not in GROUPS and override.is_add():
+            there = {entry.name for entry in keys(".", "config")}
+            there |= {f"{section}.{entry.name}" for option in choices(section) for entry in keys(section, option)}
+            if key in there:
+                raise UserError(f"{shown(word)}: write {key}=VALUE (+ adds a key, and this one exists)")
         if key not in GROUPS:
             continue
         value = override.value()

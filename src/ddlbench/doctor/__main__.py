@@ -28,7 +28,7 @@ from ddlbench.measure.devices.nvml import gpu
 from ddlbench.measure.devices.unknown import or_none
 from ddlbench.ranks.launch import pick_device
 from ddlbench.ranks.launchers import Launch, detect
-from ddlbench.texts import bytes_text, first_line
+from ddlbench.texts import bytes_text, first_line, say
 
 # A model that most degrees of parallelism divide: this checks the machine, not whether a model can be divided.
 PROBE = ("+model=gpt2_small", "model.n_layer=8", "model.n_embd=64", "model.n_head=8", "model.vocab_size=512",
@@ -38,7 +38,7 @@ MODELS = {"images": "resnet50", "text": "gpt2_small"}  # one of each kind, for l
 
 
 def report(launch: Launch) -> str:
-    """Sections of aligned lines; a section that fails has the reason."""
+    """Sections of lines, names and values in columns, a remark below its line; a section that fails has the reason."""
     device = or_none(lambda: pick_device(launch)) or torch.device("cpu")
     facts = environment(device)
     sections: dict[str, Callable[[], list[Line]]] = {
@@ -58,18 +58,12 @@ def report(launch: Launch) -> str:
                 rows = section()
         except Exception as error:
             rows = [("", "not available", _line(error))]
-        texts += [f"{name}\n{table(rows)}"] if rows else []
+        lines, width = [name], max((len(label) for label, _, _ in rows), default=0)
+        for label, value, remark in rows:
+            lines.append(f"  {label:{width}}  {value}".rstrip())
+            lines += [f"  {'':{width}}  ! {remark}"] if remark else []
+        texts += ["\n".join(lines)] if rows else []
     return "\n\n".join(texts)
-
-
-def table(rows: Sequence[Line]) -> str:
-    """A line for each row, with name and value in columns; a remark stands below its row."""
-    width = max(len(name) for name, _, _ in rows)
-    lines: list[str] = []
-    for name, value, remark in rows:
-        lines.append(f"  {name:{width}}  {value}".rstrip())
-        lines += [f"  {'':{width}}  ! {remark}"] if remark else []
-    return "\n".join(lines)
 
 
 def framework(name: str, launch: Launch, device: torch.device) -> Line:
@@ -158,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     argparse.ArgumentParser(prog="python -m ddlbench.doctor", description=about).parse_args(arguments)
     launch = or_none(detect) or Launch("alone")
     if launch.rank == 0:
-        print(report(launch))
+        say(*report(launch).splitlines())
     return 0
 
 

@@ -168,14 +168,6 @@ def advice_on_waiting(config: Config, device_type: str, wait_share: float | None
     ]
 
 
-def advice_on_classes(model: Model, dataset: Mapping[str, Any]) -> str | None:
-    """Advice if the model has more classes than the data. dataset: the section of that name in the record"""
-    classes, outputs = dataset.get("classes"), model.outputs()
-    if classes is None or classes >= outputs:
-        return None
-    return f"the data has {classes} classes, the model {outputs}: model.num_classes={classes} fits"
-
-
 def _settings(config: Config, job: Job) -> list[str]:
     """Advice on settings of training. channels_last, compile and the fused optimizer are named only if the framework
     accepts them.

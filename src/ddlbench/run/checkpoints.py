@@ -175,9 +175,11 @@ class Checkpoints:
                     growing.parent.rmdir()
 
     def _newest_sound(self) -> Saved | None:
-        folders = [folder for attempts in self.place.glob("checkpoints-*") for folder in complete(attempts)]
-        newest = sorted(folders, key=lambda folder: (folder.name, folder.stat().st_mtime), reverse=True)
-        candidates: list[Path] = from_rank_0(newest)  # a file system may show other ranks less
+        newest: list[Path] = []
+        if self.rank == 0:  # a file system may show other ranks less
+            newest = [folder for attempts in self.place.glob("checkpoints-*") for folder in complete(attempts)]
+            newest.sort(key=lambda folder: (folder.name, folder.stat().st_mtime), reverse=True)
+        candidates = from_rank_0(newest)
         for folder in candidates:
             try:
                 saved, wrong = Saved.read(folder), None

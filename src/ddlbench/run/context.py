@@ -32,7 +32,7 @@ from ddlbench.ranks.launch import Launch
 from ddlbench.record.files import COLLECTIVES, write_json
 from ddlbench.record.fingerprint import fingerprint, is_version
 from ddlbench.record.record import Record, run_id
-from ddlbench.record.run_json import advice_on_classes, opening
+from ddlbench.record.run_json import opening
 from ddlbench.texts import digest, first_few
 
 SHOWN = 5  # differences between environments that one line names
@@ -91,9 +91,9 @@ class Attempt:
             self.config.data.prepare()
             content = opening(self.config, self.launch, self.device, self.dataset)
             self.record = Record.open(self.config.results_dir, self.run_id, content)
-            advice = advice_on_classes(self.config.model, self.dataset) if self.config.mode == "train" else None
-            if advice:
-                tell(f"warning: {advice}")
+            classes, outputs = self.dataset.get("classes"), self.config.model.outputs()
+            if self.config.mode == "train" and classes is not None and classes < outputs:
+                tell(f"warning: the data has {classes} classes, the model {outputs}: model.num_classes={classes} fits")
 
     def agree(self) -> None:
         """UserError, on every rank, if one of them reads other data or has another configuration or other versions of

@@ -139,7 +139,10 @@ class Survey:
                 adapter = self.frameworks[name]
                 kind = get_type_hints(type(adapter))[key]
                 kinds = get_args(kind) or (kind,)
-                values: list[Any] = [False, True] if bool in kinds else choices_in(meaning) if str in kinds else []
+                # The words of a comment such as "none | fp16: what travels".
+                words = [part.partition(":")[0].strip() for part in meaning.split("|")]
+                named = [word for word in words if re.fullmatch(r"\w+", word)]
+                values: list[Any] = [False, True] if bool in kinds else named if str in kinds else []
                 values += [2] if int in kinds or float in kinds else []
                 for value in values:
                     if value != getattr(adapter, key):
@@ -162,9 +165,3 @@ def knobs(frameworks: Sequence[str]) -> dict[str, Knob]:
         comments = dict.fromkeys(key.comment for _, key in same if key.comment)
         result[name] = Knob("; ".join(comments), {framework: key.value for framework, key in same})
     return {name: key for name, key in result.items() if name not in ("_target_", "name")}
-
-
-def choices_in(meaning: str) -> list[str]:
-    """The words of a comment such as "none | fp16: what travels"."""
-    words = [part.partition(":")[0].strip() for part in meaning.split("|")]
-    return [word for word in words if re.fullmatch(r"\w+", word)]

@@ -134,17 +134,32 @@ def data_check(here: bool) -> Check:
 def _runs(
     study: Study, place: int, point: Mapping[str, Any], device: torch.device, checks: Iterable[Check]
 ) -> Iterator[Cell]:
-    """The seeds and repeats of one point, which are composed and checked once."""
+    """The seeds and repeats of one point, which are composed and checked once. A missing library is no reason to refuse
+    them, because the machine that runs the cells may have it."""
+    from ddlbench.ranks.launch import Launch
+    from ddlbench.run.checkpoints import check_checkpoints
+
     words, gpus = study.words(point), int(point["gpus"])
     identity: dict[str, Any] = {"words": words, "train": {}}
+    refused: tuple[str, str] | None = None
     try:
         config = configuration(*words)
         if config.mode == "rehearsal":
             raise UserError("mode=rehearsal records nothing: it is no cell of a study, run python -m ddlbench")
         identity = config.identity()
-        refused = _refusal(config, gpus, device, checks)
         if config.checkpoint.every is not None and config.checkpoint.resume is None:
             words = (*words, "checkpoint.resume=true")  # a cell is started again only if it did not end well
+        for check in checks:
+            check(config)
+        if config.mode == "train":
+            job = make_job(config, Launch("torchrun", world_size=gpus), device)
+            supports(config.framework, job)
+            check_checkpoints(config, job)
+        config.loader.check(config.data, config.model, device)
+    except Unavailable:
+        pass
+    except Unsupported as reason:
+        refused = (reason.status, str(reason))
     except UserError as error:
         refused = (INVALID, str(error))
     family = digest(identity, LETTERS)
@@ -154,23 +169,3 @@ def _runs(
             numbered = (*words, f"train.seed={seed}", f"train.repeat={repeat}")
             key, limit_s = key_of(measured, gpus), study.limits_s.get(gpus, study.limit_s)
             yield Cell(dict(point), numbered, gpus, seed, repeat, limit_s, key, family, place, refused)
-
-
-def _refusal(config: Config, gpus: int, device: torch.device, checks: Iterable[Check]) -> tuple[str, str] | None:
-    """Why a run would not start. A missing library is no reason, because the machine that runs the cell may have it."""
-    from ddlbench.ranks.launch import Launch
-    from ddlbench.run.checkpoints import check_checkpoints
-
-    try:
-        for check in checks:
-            check(config)
-        if config.mode == "train":
-            job = make_job(config, Launch("torchrun", world_size=gpus), device)
-            supports(config.framework, job)
-            check_checkpoints(config, job)
-        config.loader.check(config.data, config.model, device)
-    except Unavailable:
-        return None
-    except Unsupported as reason:
-        return reason.status, str(reason)
-    return None

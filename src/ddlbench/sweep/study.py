@@ -10,12 +10,13 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from ddlbench.config.choices import choices, conf_dir, defaults, holds_list, is_key_of
+from ddlbench.config.choices import choices, conf_dir, defaults, holds_list, published
 from ddlbench.config.keys import check_value, shown
 from ddlbench.errors import UserError
 from ddlbench.sweep import study_entries as entries
 from ddlbench.sweep.study_entries import Figure, Plain, Where, as_list, matches, number
 
+OF_SOME = ("framework", "loader")  # groups in which some options have keys that others lack
 FOLDERS = ("study", "experiment")  # of conf/
 LARGEST = 100_000  # cells
 NUMBERS = {"repeats": 1, "order": 0, "gpus_per_node": 1, "limit_s": 1}  # the smallest value of each
@@ -84,10 +85,15 @@ class Study:
         return {**keys, **self.overrides, **point}
 
     def keys_of(self, point: Plain) -> dict[str, Any]:
-        """The keys of a point that its framework and loader have."""
-        given = self._given(point)
-        options = {**defaults(), **given}
-        return {key: value for key, value in given.items() if is_key_of(options.get(key.partition(".")[0]), key)}
+        """The keys of a point that its framework and loader have: ddp has no framework.tp."""
+        keys = self._given(point)
+        options = {**defaults(), **keys}
+        for key in list(keys):
+            group, *path = key.split(".")
+            option = options.get(group)
+            if group in OF_SOME and path and option in choices(group) and path[0] not in published(group, option):
+                del keys[key]
+        return keys
 
     def words(self, point: Plain) -> tuple[str, ...]:
         """ddlbench's command line, without seed and repeat. GPU count and batch rule are taken out of the keys."""

@@ -23,7 +23,7 @@ Plain = Mapping[str, Any]
 
 LARGEST_BYTES = 2**18
 KEY = re.compile(r"[a-z_]\w*(\.[a-z_]\w*)*")
-PLAIN_TEXT = re.compile(r"[A-Za-z_][\w.-]*")
+PLAIN_TEXT = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)  # what Hydra's grammar takes without quotes
 KEYWORDS = {"null", "true", "false", "nan", "inf"}  # of Hydra's grammar, in upper and lower case
 Where = Sequence[Mapping[str, list[Any]]]  # cells: those whose values on the axes are all among those of one entry
 
@@ -172,7 +172,12 @@ def parse_word(word: str) -> tuple[str, Any]:
         raise UserError(f"{shown(word)} is no key=value: see python -m ddlbench.sweep --help")
     if key == "results_dir":
         return key, text  # as it is: YAML takes 010 for 8, and `no` for false
-    return key, _plain(text, shown(word))
+    value = _plain(text, shown(word))
+    digits = re.findall(r"\d+", text.replace("_", ""))
+    changed = any(type(item) is int and str(abs(item)) not in digits for item in as_list(value))  # 010 is 8, 1:30 is 90
+    if changed or re.search(r"(^|\s)#", re.sub(r"\"[^\"]*\"|'[^']*'", "text", text)):
+        raise UserError(f"{shown(word)} is {written(value)} in YAML: write digits without leading zeros, quote a text")
+    return key, value
 
 
 def _plain(text: str, place: str) -> Any:

@@ -15,6 +15,7 @@ import torch
 
 from ddlbench.data.images.packed import PackedImages, scan
 from ddlbench.data.loaders.dali import Dali
+from ddlbench.data.tfrecord import open_pack
 from ddlbench.errors import UserError
 from tests.support import packs
 from tests.support.dali_feeds import dali, native
@@ -111,6 +112,15 @@ def test_a_rank_does_not_look_at_the_shards(packed, monkeypatch):
     packed.prepare()
     monkeypatch.setattr("ddlbench.data.images.packed.open_pack", lambda _: pytest.fail("looked at the shards"))
     assert len(packed.split(True, Shape(), 0)) == packed.describe()["train_samples"] == 15
+
+
+def test_the_sizes_of_shards_are_checked_once(packed, monkeypatch):
+    checked = []
+    monkeypatch.setattr(
+        "ddlbench.data.images.packed.open_pack", lambda folder: checked.append(folder) or open_pack(folder)
+    )
+    packed.prepare()
+    assert checked == [Path(packed.root)]
 
 
 def test_split_can_be_sent_to_a_worker(packed):

@@ -114,7 +114,6 @@ class PackedImages(ImageFolders):
         arrays = read_arrays(file, COLUMNS)
         files = PackedFiles(**arrays) if arrays else None
         if files is None or not files.fits(len(pack.classes), len(shards)):
-            open_pack(self.folder())
             files = scan([self.folder() / shard.file for shard in shards], len(pack.classes))
             if len(files) != samples:
                 raise UserError(f"the indices of {split} have {len(files)} images, {MANIFEST} {samples}: {AGAIN}")
