@@ -60,8 +60,8 @@ class DeepSpeed(DeepSpeedOptions):
             # In this group the engine reduces: it would make a second one, with torch's default timeout, at its first
             # operation. An earlier engine of this process that ran under autocast does not decide the types of this
             # engine's buckets.
-            import_module("deepspeed.utils.groups")._WORLD_GROUP = group
-            import_module("deepspeed.runtime.torch_autocast").TORCH_AUTOCAST_INITIALIZED = False
+            deepspeed.utils.groups._WORLD_GROUP = group
+            deepspeed.runtime.torch_autocast.TORCH_AUTOCAST_INITIALIZED = False
             optimizer = job.optimizer(model.named_parameters())
             if self.cpu_adam:  # Ren et al. 2021, "ZeRO-Offload", section 5
                 keys = ("params", "lr", "betas", "eps", "weight_decay")
