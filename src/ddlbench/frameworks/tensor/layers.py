@@ -190,14 +190,6 @@ STYLES: dict[str, Callable[[Any, Forward, Part, Tensor], Any]] = {
 OF_TOKENS = ("token_dropout", "positions")  # change nothing without sequence parallelism
 
 
-def join_states(parts: Sequence[Mapping[str, Tensor]], splits: Splits) -> dict[str, Tensor]:
-    """The full model's state. parts: those of all ranks, in their order"""
-    return {
-        name: splits[name].join([part[name] for part in parts]) if name in splits else tensor
-        for name, tensor in parts[0].items()
-    }
-
-
 def splits_output(block: str, plan: Mapping[str, str]) -> bool:
     """Whether what leaves a named block is this rank's slice of the features, the last dimension."""
     styles = [style for name, style in plan.items() if name.split(".")[0] == block and "dropout" not in style]
@@ -210,7 +202,12 @@ def full_state(state: Mapping[str, Tensor], splits: Splits, part: Part) -> dict[
         return dict(state)
     parts: list[Any] | None = [None] * part.size if part.rank == 0 else None
     dist.gather_object(state, parts, group=part.group, group_dst=0)
-    return None if parts is None else join_states(parts, splits)
+    if parts is None:
+        return None
+    return {
+        name: splits[name].join([of_rank[name] for of_rank in parts]) if name in splits else tensor
+        for name, tensor in parts[0].items()
+    }
 
 
 def local_state(state: Mapping[str, Tensor], splits: Splits, part: Part) -> dict[str, Tensor]:
