@@ -22,6 +22,10 @@ STEPS = {
         {"deepspeed", "horovod", "megatron", "transformers", "timm", "pandas", "nvidia.dali",
          "torch.distributed.tensor"},
     ),
+    "frameworks that a rehearsal gives answers": (
+        "import ddlbench.frameworks.deepspeed.adapter, ddlbench.frameworks.horovod.adapter",
+        {"ddlbench.ranks.fake.cuda", "ddlbench.ranks.fake.kernels"},
+    ),
     "predictions without measured runs": ("import ddlbench.predict.__main__", {"pandas", "transformers"}),
 }  # fmt: skip
 

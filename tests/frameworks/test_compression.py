@@ -8,7 +8,7 @@ from functools import cache
 from itertools import product
 from math import ceil
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -56,13 +56,14 @@ class Trained:
 
     weights: dict[str, dict[str, Tensor]]  # by hook
     buckets: dict[str, list[Bucket]]
+    facts: dict[str, dict[str, Any]]
     ddp: dict[str, Tensor]
     every_number: dict[str, Tensor]
 
 
 def train_all() -> Trained:
-    weights, buckets = dict[str, dict[str, Tensor]](), dict[str, list[Bucket]]()
-    for name, framework in HOOKS.items():
+    weights, buckets, facts = dict[str, dict[str, Tensor]](), dict[str, list[Bucket]](), dict[str, dict[str, Any]]()
+    for name, framework in {"none": DDP(), **HOOKS}.items():
         job, seen = make_job(replace(CASE, micro_batch=3)), list[Bucket]()
         framework.check(job)
         noted = patch.object(ErrorFeedback, "__call__", noting(seen))
@@ -70,11 +71,12 @@ def train_all() -> Trained:
         with ready(framework, job) as (trainer, _), noted, factored:
             for step in range(4):
                 trainer.step(batch_for(job, trainer.place, seed=10 * step + dist.get_rank()))
+            facts[name] = trainer.facts()
             weights[name] = {key: one.detach().clone() for key, one in trainer.model.named_parameters()}
         buckets[name] = seen
     outcomes = train_cases([(CASE, framework) for framework in ALL.values()])
     ddp, every_number = (outcome.weights for outcome in outcomes)
-    return Trained(weights, buckets, ddp, every_number)
+    return Trained(weights, buckets, facts, ddp, every_number)
 
 
 def noting(seen: list[Bucket]) -> Any:
@@ -305,6 +307,6 @@ def test_what_cannot_be_trained_or_saved_is_refused() -> None:
 
 
 def test_a_run_whose_gradients_are_not_sent_says_so() -> None:
-    facts = cast(Any, DDP(comm_hook="noop"))._facts(two_ranks())
-    assert facts["reference"] == "gradients are not sent"
-    assert "reference" not in cast(Any, DDP())._facts(two_ranks())
+    facts = trained()[0].facts
+    assert facts["noop"]["reference"] == "gradients are not sent"
+    assert "reference" not in facts["none"]

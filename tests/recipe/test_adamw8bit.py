@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from ddlbench.models.gpt2 import GPT2
 from ddlbench.recipe import adamw8bit
 from ddlbench.recipe.optimizers import BLOCK, SMALLEST, OptimizerConfig, make_optimizer, optimizers
 from ddlbench.recipe.recipe import CrossEntropy
+from tests.support.processes import PYTHON, run
 
 OPTIONS: dict[str, Any] = {"lr": 1e-3, "betas": [0.9, 0.95], "weight_decay": 0.1}
 SHAPES = ((64, 128), (129, 67), (SMALLEST - 1,), (32, 16, 3, 3))  # the second one ends within a block
@@ -177,3 +179,13 @@ def test_losses_are_within_the_band_of_seeds() -> None:
     assert max(torchs) < 1.0, "it learns"
     assert all(abs(one - other) < band / 4 for one, other in zip(ours, torchs, strict=True))
     assert min(torchs) < sum(ours) / len(ours) < max(torchs)
+
+
+def test_the_library_prints_no_line_of_its_own(tmp_path: Path) -> None:
+    """It warns at its import, for example on a GPU with another version of CUDA than it is built for."""
+    (tmp_path / "bitsandbytes").mkdir()
+    (tmp_path / "bitsandbytes/__init__.py").write_text("import logging; logging.getLogger(__name__).warning('planted')")
+    (tmp_path / "bitsandbytes/functional.py").write_text("create_dynamic_map = None")
+    source = Path(adamw8bit.__file__).parents[2]
+    done = run(PYTHON, "-c", "import ddlbench.recipe.adamw8bit", PYTHONPATH=f"{tmp_path}:{source}")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

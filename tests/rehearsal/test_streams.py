@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddlbench.frameworks.deepspeed import adapter
-from ddlbench.frameworks.shared.offloading import Host
+from ddlbench.frameworks.shared.offloading import Saved
 from tests.support.streams import races
 
 SMALL = "framework.reduce_bucket_mb=0.01"  # 1,310 numbers: most matrices are larger
@@ -34,7 +34,7 @@ def test_memory_that_is_freed_too_early_is_noticed(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_stream_that_does_not_wait_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Host, "wait", lambda *_: None)
+    monkeypatch.setattr(Saved, "wait", lambda _: None)
     found, _ = races(*CASES["offloaded-activations"])
     assert any("does not wait for" in text for text in found)
     assert any("may read memory that was freed" in text for text in found)

@@ -86,32 +86,29 @@ class DDP:
             static_graph=self.static_graph,
         )
         parameters = dict(model.named_parameters())
-        update, facts = Update(job.optimizer(parameters.items()), job), self._facts(job)
+        update = Update(job.optimizer(parameters.items()), job)
+        rule = "torch's own: 1 MiB first, then 25 MiB"  # the first bucket holds the last layers, which are ready first
+        facts: dict[str, Any] = {
+            "bucket_cap_mb": self.bucket_cap_mb,
+            "bucket_rule": rule if self.bucket_cap_mb is None else f"{self.bucket_cap_mb:g} MiB, the first one too",
+            "gradient_as_bucket_view": self.gradient_as_bucket_view,
+            "static_graph": self.static_graph,
+            "comm_hook": name,
+            "reduce_dtype": name if name in ("fp16", "bf16") else "fp32",
+            **({"alike_after": self.powersgd_start_step} if name == "powersgd" else {}),
+            **({"reference": NOTHING_SENT, "communication": "none"} if name == "noop" else {}),
+        }
         if name not in COMPRESSED:
             return Replica(job, model, update, facts, trained=wrapped, dp_group=group)
-        replica = CompressedReplica(job, model, update, facts, trained=wrapped, dp_group=group)
         if name == "powersgd":
             hook = PowerSGD(parameters, self.powersgd_rank, self.powersgd_start_step)
         else:
             compressor = {"topk": TopK(self.topk_ratio), "sign": Sign(), "int8": Int8()}[name]
             hook = ErrorFeedback(compressor, parameters)
-        replica.hook = hook
         wrapped.register_comm_hook(None, lambda _, bucket: hook(bucket))
+        replica = CompressedReplica(job, model, update, facts, trained=wrapped, dp_group=group)
+        replica.hook = hook
         return replica
-
-    def _facts(self, job: Job) -> dict[str, Any]:
-        hook = self.hook(job)
-        rule = "torch's own: 1 MiB first, then 25 MiB"  # the first bucket holds the last layers, which are ready first
-        return {
-            "bucket_cap_mb": self.bucket_cap_mb,
-            "bucket_rule": rule if self.bucket_cap_mb is None else f"{self.bucket_cap_mb:g} MiB, the first one too",
-            "gradient_as_bucket_view": self.gradient_as_bucket_view,
-            "static_graph": self.static_graph,
-            "comm_hook": hook,
-            "reduce_dtype": hook if hook in ("fp16", "bf16") else "fp32",
-            **({"alike_after": self.powersgd_start_step} if hook == "powersgd" else {}),
-            **({"reference": NOTHING_SENT, "communication": "none"} if hook == "noop" else {}),
-        }
 
 
 class CompressedReplica(Replica):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from math import ceil, prod
 from typing import Any
 
 import torch
-from bitsandbytes.functional import create_dynamic_map
 from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.tensor import DTensor
@@ -15,6 +15,9 @@ from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
 from ddlbench.recipe.optimizers import BLOCK, SMALLEST
+
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # its import warns where it is built for another CUDA version
+from bitsandbytes.functional import create_dynamic_map  # noqa: E402
 
 CPU_PIECE = 2**20  # numbers that are updated at once on the CPU, where the kernel unpacks the moments into fp32
 MOMENTS, SCALES = ("exp_avg", "exp_avg_sq"), ("exp_avg_scale", "exp_avg_sq_scale")

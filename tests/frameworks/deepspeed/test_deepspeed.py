@@ -4,6 +4,7 @@ tested in tests/equality/."""
 from __future__ import annotations
 
 import os
+import re
 import sys
 from dataclasses import replace
 from functools import partial
@@ -20,7 +21,7 @@ from ddlbench.frameworks.shared.environment import environment
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 from tests.equality.cases import MODELS
 from tests.equality.distances import norm
-from tests.frameworks.deepspeed.zero import both_loops, norms, on_one_visible_gpu, overflow
+from tests.frameworks.deepspeed.zero import both_loops, no_disk, norms, on_one_visible_gpu, overflow
 from tests.support.jobs import CASE, job, refused, two_ranks
 from tests.support.processes import PYTHON, run
 from tests.support.ranks import results, run_ranks
@@ -36,7 +37,7 @@ def one_gpu() -> list[dict[str, Any]]:
 def found() -> dict[str, Any]:
     """What rank 0 of two found. The overflow is last: the library remembers in a global that a run was in fp16."""
     norm_of = {"norms": partial(norms, None), "norms when clipping": partial(norms, 0.5)}
-    return run_ranks(2, results, {"loops": both_loops, **norm_of, "overflow": overflow})[0]
+    return run_ranks(2, results, {"loops": both_loops, **norm_of, "disk": no_disk, "overflow": overflow})[0]
 
 
 def test_a_version_with_known_wrong_results_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +116,6 @@ def test_a_set_up_that_fails_leaves_the_launchers_variables(monkeypatch: pytest.
     zero = environment({"LOCAL_RANK": "0"})
     monkeypatch.setattr("ddlbench.frameworks.deepspeed.adapter.device_index", lambda *_: zero)
     monkeypatch.setattr("ddlbench.frameworks.deepspeed.adapter.all_ranks", lambda _: None)
-    monkeypatch.setattr("ddlbench.frameworks.deepspeed.adapter.prepare_modules", lambda _: None)
     seen: list[str] = []
 
     def fail(**_: object) -> None:
@@ -140,6 +140,11 @@ def test_an_overflow_in_fp16_is_no_update(found: dict[str, Any]) -> None:
     assert updates == [0, 0, 1]
     assert torch.equal(weights[0], weights[1])
     assert norm([weights[2] - weights[1]]) > 1e-3
+
+
+def test_a_folder_that_one_node_lacks_is_an_error_of_all_ranks(found: dict[str, Any]) -> None:
+    """The ranks of other nodes would wait for one that raised alone until their timeout."""
+    assert re.fullmatch(r"framework\.nvme_path=/planted is no folder of \S+: make it on every node, .*", found["disk"])
 
 
 def test_unsupported_settings_are_refused_before_anything_starts() -> None:

@@ -7,13 +7,16 @@ import pkgutil
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 from unittest.mock import patch
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ddlbench.errors import UserError
 from ddlbench.frameworks.deepspeed.adapter import DeepSpeed, device_index
 from ddlbench.frameworks.deepspeed.knobs import import_deepspeed
 from ddlbench.job import Batch, Job, Trainer
@@ -29,6 +32,14 @@ def samples(job: Job, seed: int = 0) -> Batch:
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(61, (job.global_batch, 17), generator=generator).chunk(job.world_size)[job.rank]
     return Batch(tokens[:, :-1], tokens[:, 1:], torch.ones(len(tokens), dtype=torch.bool))
+
+
+def no_disk() -> str:
+    """What rank 0 says of a folder that rank 1 alone lacks."""
+    asked = DeepSpeed(zero_stage=3, offload_optimizer=True, offload_to="nvme", nvme_path="/planted")
+    with patch.object(Path, "is_dir", lambda _: dist.get_rank() == 0), pytest.raises(UserError) as error:
+        asked.setup(make_job(CASE))
+    return str(error.value)
 
 
 def weights_of(trainer: Trainer) -> Tensor:

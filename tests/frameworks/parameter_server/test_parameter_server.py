@@ -3,6 +3,7 @@ as old as each rank counted; a slow rank that the other does not wait for; refus
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -17,6 +18,7 @@ from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.parameter_server.adapter import ParameterServer, ServedReplica, shares
 from ddlbench.job import Batch, Framework, Job
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
+from ddlbench.rehearsal.observed import UNPINNED
 from tests.equality.cases import MODELS, RATES
 from tests.equality.distances import TOLERANCES, assert_equal, assert_same_bits, distance
 from tests.support.changed_job import changed
@@ -24,6 +26,7 @@ from tests.support.equal import make_job, ready, train_case, train_cases
 from tests.support.jobs import refused, two_ranks, wrong_knob
 from tests.support.ranks import results, run_ranks
 from tests.support.reference import Case, Outcome, begin, cross_entropy, order, reference, snapshot, validate
+from tests.support.rehearsals import rehearsed
 
 CASES = {
     "gpt2": Case("gpt2", MODELS["gpt2"], lr=0.02, rates=[0.02, 0.03, 0.005, 0.04, 0.01]),
@@ -176,6 +179,12 @@ def test_facts_say_how_old_gradients_were_and_who_holds_how_much() -> None:
         assert len(facts["staleness"]) == 2
         assert max(facts["staleness"]) <= 1
         assert sum(facts["parameters_held"]) == sum(weight.numel() for weight in MODELS["gpt2"].build().parameters())
+
+
+def test_gradients_reach_pinned_memory_of_the_host_with_one_wait() -> None:
+    waits = rehearsed("parameter_server", "gpt2_small", device="cuda").host_waits or {}
+    names = Counter({call.partition(" at ")[0]: number for call, number in waits.items()})
+    assert names == {"Stream.synchronize": 1, UNPINNED: 1}  # the other one is for the weights that this rank holds
 
 
 def in_channels_last() -> tuple[Outcome, bool]:

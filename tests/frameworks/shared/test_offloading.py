@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -153,7 +154,7 @@ def test_a_copy_that_nothing_asks_for_ends_before_its_memory_is_free(monkeypatch
     """Autograd may free what it saved without using it, while the copy stream still writes it."""
     calls: list[object] = []
     monkeypatch.setattr(Host, "copy", lambda *_: len(calls) + 1)  # the end of a copy
-    monkeypatch.setattr(Host, "wait", lambda _, copied: calls.append(copied))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(wait_event=calls.append))
     host = Host(CPU)
     saved = Saved(host, (0, 0, torch.float32), torch.ones(4))
     saved.leave()

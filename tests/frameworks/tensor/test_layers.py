@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ddlbench.frameworks.tensor.collectives import Part
-from ddlbench.frameworks.tensor.layers import Split, Splits, join_states, local_state, split_model, splits_output
+from ddlbench.frameworks.tensor.layers import Split, Splits, full_state, local_state, split_model, splits_output
 from ddlbench.job import Model
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.resnet import ResNet
@@ -41,12 +41,20 @@ def test_an_uneven_split_joins_to_the_whole() -> None:
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
-def test_parts_make_the_whole_model_again(model: Model) -> None:
+def test_parts_make_the_whole_model_again(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     whole = model.build().state_dict()
     parts = [own_part(model, rank) for rank in (0, 1)]
-    splits = parts[0][1]
-    joined = join_states([part.state_dict() for part, _ in parts], splits)
+    splits, states = parts[0][1], [part.state_dict() for part, _ in parts]
+
+    def gather(_: object, gathered: list[object] | None, **__: object) -> None:
+        if gathered is not None:
+            gathered[:] = states
+
+    monkeypatch.setattr(torch.distributed, "gather_object", gather)
+    joined = full_state(states[0], splits, Part(None, 0, 2))
+    assert full_state(states[1], splits, Part(None, 1, 2)) is None
+    assert joined is not None
     assert list(joined) == list(whole)
     assert all(torch.equal(joined[name], whole[name]) for name in whole)
     for rank, (part, _) in enumerate(parts):
@@ -65,6 +73,14 @@ def test_one_rank_keeps_the_model_as_it_is() -> None:
     built = MODELS[1].build()
     assert split_model(built, MODELS[1].tensor_plan(), Part(None, 0, 1)) == {}
     assert "forward" not in vars(built.get_submodule("fc6.linear"))
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+def test_layers_of_single_tokens_change_with_sequence_parallelism_only(sequence: bool) -> None:
+    built = MODELS[2].build()
+    split_model(built, MODELS[2].tensor_plan(), Part(None, 0, 2, sequence))
+    for name in ("embed.wpe", "embed.drop", "h0.mlp.dropout"):
+        assert ("forward" in vars(built.get_submodule(name))) == sequence
 
 
 def test_only_some_blocks_give_a_slice_of_the_features() -> None:

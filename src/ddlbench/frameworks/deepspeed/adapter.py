@@ -7,29 +7,35 @@ library's engine owns backward and step; the optimizer is torch's, as in every f
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.optim import Optimizer
 
 from ddlbench.checkpoint import Live
+from ddlbench.errors import UserError
 from ddlbench.frameworks.deepspeed.knobs import DeepSpeedOptions, import_deepspeed
 from ddlbench.frameworks.shared.environment import environment
 from ddlbench.frameworks.shared.groups import all_ranks
 from ddlbench.frameworks.shared.replica import RankTrainer, Update, build, evaluate, micro_batches
 from ddlbench.job import Batch, Job, type_of_dtype
 from ddlbench.measure.profiling.spans import BACKWARD, FORWARD, UPDATE, span
-from ddlbench.ranks.fake.cuda import Answer, returning
+from ddlbench.ranks.control import all_gather
+from ddlbench.ranks.launch import is_fake
 from ddlbench.ranks.launchers import OPEN_MPI
+
+if TYPE_CHECKING:
+    from ddlbench.ranks.fake.cuda import Answer
 
 RECORDED = ("zero_stage", "offload_optimizer", "offload_parameters", "offload_to", "cpu_adam", "gather_bucket_mb")
 
@@ -40,17 +46,31 @@ class DeepSpeed(DeepSpeedOptions):
 
     def setup(self, job: Job) -> ZeroTrainer:
         deepspeed = import_deepspeed(job.device)
+        if self.nvme_path is not None:  # all ranks raise: the others would wait for one that raised alone
+            here = None if Path(self.nvme_path).is_dir() else socket.gethostname()
+            if node := next(filter(None, [here] if is_fake() else all_gather(here)), None):
+                path = f"framework.nvme_path={self.nvme_path}"
+                raise UserError(f"{path} is no folder of {node}: make it on every node, or give another")
         model = build(job)
         if job.channels_last:  # DeepSpeed needs contiguous weights; the input decides how a convolution runs
             model.to(memory_format=torch.contiguous_format)
         with ExitStack() as until_close:
             until_close.enter_context(device_index(job.device, job.local_rank))
             group = all_ranks(job)
-            prepare_modules(group)
+            # In this group the engine reduces: it would make a second one, with torch's default timeout, at its first
+            # operation. An earlier engine of this process that ran under autocast does not decide the types of this
+            # engine's buckets.
+            deepspeed.utils.groups._WORLD_GROUP = group
+            deepspeed.runtime.torch_autocast.TORCH_AUTOCAST_INITIALIZED = False
+            optimizer = job.optimizer(model.named_parameters())
+            if self.cpu_adam:  # Ren et al. 2021, "ZeRO-Offload", section 5
+                keys = ("params", "lr", "betas", "eps", "weight_decay")
+                groups = [{key: group[key] for key in keys} for group in optimizer.param_groups]
+                optimizer = deepspeed.ops.adam.DeepSpeedCPUAdam(groups, adamw_mode=True)
             engine, *_ = deepspeed.initialize(
                 args=SimpleNamespace(device_rank=job.device.index or 0),
                 model=model,
-                optimizer=self.on_host(job.optimizer(model.named_parameters())),
+                optimizer=optimizer,
                 config=self.config(job),
                 dist_init_required=False,
             )
@@ -64,23 +84,14 @@ class DeepSpeed(DeepSpeedOptions):
                 engine.compile()
             return ZeroTrainer(job, self, engine, group, until_close.pop_all())
 
-    def on_host(self, optimizer: Optimizer) -> Optimizer:
-        """DeepSpeed's CPU Adam (Ren et al. 2021, "ZeRO-Offload", section 5) for the optimizer, if it is asked for."""
-        if not self.cpu_adam:
-            return optimizer
-        from deepspeed.ops.adam import DeepSpeedCPUAdam
-
-        keys = ("params", "lr", "betas", "eps", "weight_decay")
-        return DeepSpeedCPUAdam(
-            [{key: group[key] for key in keys} for group in optimizer.param_groups], adamw_mode=True
-        )
-
     def fake_answers(self, rank: int, world_size: int, device: torch.device) -> Sequence[Answer]:
         """A GPU without a driver, and ranks that agree (ranks/fake/fake.py).
 
         Only DeepSpeed's accelerator object, which it asks everything about devices, and the comparison of numbers with
         those of rank 0 are replaced. torch.cuda.is_available stays as it is, because other libraries choose kernels by
         it."""
+        from ddlbench.ranks.fake.cuda import returning
+
         # Without a GPU its import for "cuda" looks for CUDA's compiler.
         import_deepspeed(device if torch.cuda.is_available() else torch.device("cpu"))
         utils = import_module("deepspeed.runtime.zero.utils")
@@ -101,17 +112,6 @@ class DeepSpeed(DeepSpeedOptions):
                 setattr(gpu, name, returning(value))
             given.append((import_module("deepspeed.accelerator.real_accelerator"), "ds_accelerator", gpu))
         return given
-
-
-def prepare_modules(group: dist.ProcessGroup) -> None:
-    """Set what DeepSpeed keeps in its modules. group: of all ranks, in which the engine reduces: it would make a second
-    one, with torch's default timeout, at its first operation. An earlier engine of this process that ran under autocast
-    does not decide the types of this engine's buckets."""
-    from deepspeed.runtime import torch_autocast
-    from deepspeed.utils import groups
-
-    groups._WORLD_GROUP = group  # pyright: ignore[reportPrivateUsage]
-    torch_autocast.TORCH_AUTOCAST_INITIALIZED = False
 
 
 def keep_until_reduced(zero: Any) -> None:

@@ -7,7 +7,6 @@ import sys
 import warnings
 from dataclasses import dataclass, field
 from importlib import import_module
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -108,10 +107,6 @@ class DeepSpeedOptions:
             )
         if self.offload_to == "nvme":
             check_op("AsyncIOBuilder", "framework.offload_to=nvme", "install libaio with its headers (libaio-dev)")
-            if not Path(str(self.nvme_path)).is_dir():
-                raise UserError(
-                    f"framework.nvme_path={self.nvme_path} is no folder of this node: make it, or give another"
-                )
 
     def check_checkpoint(self, job: Job) -> None:
         offload = next((name for name in ("offload_optimizer", "offload_parameters") if getattr(self, name)), None)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import count
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -22,8 +22,10 @@ from ddlbench.frameworks.shared.replica import Replica, Update, build
 from ddlbench.job import Job
 from ddlbench.measure.profiling.spans import COMMUNICATE, span
 from ddlbench.ranks.control import all_gather
-from ddlbench.ranks.fake.cuda import Answer, returning
 from ddlbench.ranks.launch import is_fake
+
+if TYPE_CHECKING:
+    from ddlbench.ranks.fake.cuda import Answer
 
 COMPRESSIONS = ("none", "fp16")
 ALL_REDUCE = "horovod_torch_allreduce_async_"
@@ -141,6 +143,8 @@ class Horovod:
         """Horovod's compiled part answers from here (ranks/fake/fake.py); its Python part stays: the optimizer, the
         hooks on gradients, compression. One of Horovod's all-reduces becomes one of torch's fake process group, for
         each gradient: which of them Horovod's core would send in one message depends on time."""
+        from ddlbench.ranks.fake.cuda import returning
+
         horovod_torch()
         operations: Any = import_module("horovod.torch.mpi_ops")
         everyone = import_module("horovod.common.process_sets").global_process_set
@@ -198,11 +202,10 @@ def stall_seconds(job: Job) -> int:
 class FakeOperations:
     """Horovod's all-reduces, for the types of tensors that the library has one for."""
 
-    # An all-reduce has ended when it begins.
-    horovod_torch_wait_and_clear, horovod_torch_poll = returning(None), returning(1)
-
     def __init__(self, library: Any) -> None:
         self.library, self.handles = library, count(1)
+        # An all-reduce has ended when it begins.
+        self.horovod_torch_wait_and_clear, self.horovod_torch_poll = lambda _: None, lambda _: 1
 
     def __getattr__(self, name: str) -> Callable[..., int]:
         # A library built for the CPU has no others. A fake tensor on "cuda" is on "meta" where C++ names its type.

@@ -132,7 +132,14 @@ class Exchange(Update):
             else:
                 self.staleness.count(max(self.ages))
                 more = torch.zeros(1, device=self.job.device)
-                messages = [flat([*map(gradient, held), more]).cpu() for held in self.parameters]
+                messages = list[Tensor]()
+                for held in self.parameters:
+                    message = flat([*map(gradient, held), more])
+                    if message.device.type == "cuda":
+                        message = torch.empty(len(message), pin_memory=True).copy_(message, non_blocking=True)
+                    messages.append(message)
+                if self.job.device.type == "cuda":  # one wait for all copies
+                    torch.cuda.current_stream(self.job.device).synchronize()
             group = self.server.group
             works = [(group.recv([weights], rank, WEIGHTS), weights) for rank, weights in self.weights.items()]
             works += [(group.send([messages[rank]], rank, GRADIENT), messages[rank]) for rank in self.weights]

@@ -77,7 +77,12 @@ class Server:
                 self._update(self.gradients.pop(self.version))
             for waiting in [waiting for waiting, version in self.wanted.items() if version <= self.version]:
                 del self.wanted[waiting]
-                self._send(waiting)
+                age = torch.full((1,), float(self.clocks[waiting] - self.version))  # for this rank's next gradient
+                answer = flat([*self.weights.values(), age])
+                if waiting == self.rank:
+                    self.answer = answer
+                else:
+                    self.sending[waiting] = self.group.send([answer], waiting, WEIGHTS), answer
             self.changed.notify_all()
 
     def take_answer(self) -> Tensor:
@@ -115,15 +120,6 @@ class Server:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.version += 1
-
-    def _send(self, rank: int) -> None:
-        """The newest weights and how old they are for the next gradient of this rank."""
-        age = torch.full((1,), float(self.clocks[rank] - self.version))
-        answer = flat([*self.weights.values(), age])
-        if rank == self.rank:
-            self.answer = answer
-        else:
-            self.sending[rank] = self.group.send([answer], rank, WEIGHTS), answer
 
 
 def flat(tensors: Sequence[Tensor]) -> Tensor:

@@ -55,10 +55,6 @@ class Host:
         copied.record(self.stream)
         return copied
 
-    def wait(self, copied: torch.cuda.Event | None) -> None:
-        if copied is not None:
-            torch.cuda.current_stream(self.device).wait_event(copied)
-
 
 class Saved:
     """A complete storage that autograd saves: all its views are copied at once.
@@ -93,8 +89,9 @@ class Saved:
 
     def wait(self) -> None:
         """Let the operations that are queued next wait for the last copy."""
-        self.host.wait(self.copied)
-        self.copied = None
+        if self.copied is not None:
+            torch.cuda.current_stream(self.host.device).wait_event(self.copied)
+            self.copied = None
 
     def __del__(self) -> None:
         """Autograd has freed all tensors of this storage, even if it never asked for a copy in flight."""

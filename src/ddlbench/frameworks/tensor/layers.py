@@ -80,7 +80,7 @@ def split_model(model: nn.Sequential, plan: Mapping[str, str], part: Part) -> Sp
     cut: dict[Tensor, Tensor] = {}  # a tied parameter is cut once and stays tied
     splits: Splits = {}
     for name, style in plan.items():
-        if (module := modules.get(name)) is None:
+        if (module := modules.get(name)) is None or (style in OF_TOKENS and not part.sequence):
             continue
         for attribute, split in _splits(module, style).items():
             full: Tensor = getattr(module, attribute)
@@ -168,12 +168,8 @@ def dropout(module: Any, inner: Forward, part: Part, x: Tensor) -> Tensor:
         return inner(x)
 
 
-def token_dropout(module: Any, inner: Forward, part: Part, x: Tensor) -> Tensor:
-    return dropout(module, inner, part, x) if part.sequence else inner(x)
-
-
 def positions(module: Any, inner: Forward, part: Part, indices: Tensor) -> Tensor:
-    return inner(indices.narrow(-1, *part.span(indices.shape[-1])) if part.sequence else indices)
+    return inner(indices.narrow(-1, *part.span(indices.shape[-1])))
 
 
 STYLES: dict[str, Callable[[Any, Forward, Part, Tensor], Any]] = {
@@ -188,17 +184,10 @@ STYLES: dict[str, Callable[[Any, Forward, Part, Tensor], Any]] = {
     "norm": channels,
     "channels": channels,
     "dropout": dropout,
-    "token_dropout": token_dropout,
+    "token_dropout": dropout,
     "positions": positions,
 }
-
-
-def join_states(parts: Sequence[Mapping[str, Tensor]], splits: Splits) -> dict[str, Tensor]:
-    """The full model's state. parts: those of all ranks, in their order"""
-    return {
-        name: splits[name].join([part[name] for part in parts]) if name in splits else tensor
-        for name, tensor in parts[0].items()
-    }
+OF_TOKENS = ("token_dropout", "positions")  # change nothing without sequence parallelism
 
 
 def splits_output(block: str, plan: Mapping[str, str]) -> bool:
@@ -213,7 +202,12 @@ def full_state(state: Mapping[str, Tensor], splits: Splits, part: Part) -> dict[
         return dict(state)
     parts: list[Any] | None = [None] * part.size if part.rank == 0 else None
     dist.gather_object(state, parts, group=part.group, group_dst=0)
-    return None if parts is None else join_states(parts, splits)
+    if parts is None:
+        return None
+    return {
+        name: splits[name].join([of_rank[name] for of_rank in parts]) if name in splits else tensor
+        for name, tensor in parts[0].items()
+    }
 
 
 def local_state(state: Mapping[str, Tensor], splits: Splits, part: Part) -> dict[str, Tensor]:
