@@ -50,7 +50,7 @@ class Traffic(NamedTuple):
 
 
 def tensor(framework: TensorParallel, setting: Setting) -> Outcome:
-    layout, model = framework.layout(setting.world), framework.model(setting.job.model)
+    layout, model = framework.layout(setting.job.world_size), framework.model(setting.job.model)
     if model is not setting.job.model:  # the same work, which is shared by another plan
         setting = replace(setting, job=replace(setting.job, model=model))
         computation = replace(setting.computation, counts=count_job(setting.job, setting.machine.device.type))
@@ -60,7 +60,7 @@ def tensor(framework: TensorParallel, setting: Setting) -> Outcome:
 
 def megatron(framework: Megatron, setting: Setting) -> Outcome:
     """The library's layers compute and send the same as the layers of `tensor`, but save less for the backward pass."""
-    layout = framework.layout(setting.world)
+    layout = framework.layout(setting.job.world_size)
     return parts(setting, layout.dp, layout.tp, sequence=False, loss=LOSS_OF_MEGATRON)
 
 
@@ -170,7 +170,7 @@ def limit(setting: Setting) -> Limit:
 
 
 def spatial(framework: Spatial, setting: Setting) -> Outcome:
-    job, blocks, layout = setting.job, setting.counts.blocks, framework.layout(setting.world)
+    job, blocks, layout = setting.job, setting.counts.blocks, framework.layout(setting.job.world_size)
     dp, sp = layout.dp, layout.tp
     fewest = min((layer for block in blocks for layer in block.rows), key=lambda layer: layer.window.output)
     count, samples = setting.micro_batch(dp)
@@ -194,12 +194,12 @@ def spatial(framework: Spatial, setting: Setting) -> Outcome:
         gathering = Message("all-gather of the last images", "dp", number, number * size, seconds, seconds)
         messages += [_halos(setting, samples, count, sp, forward), gathering, batch_message(setting, dp, sp, "dp")]
         messages += _statistics(setting, count, sp, forward)
-    if setting.world > 1:
+    if setting.job.world_size > 1:
         messages.append(averaged(setting, setting.gradient_bytes, passes=parts, views=True))
     return Outcome(
         compute_s=setting.compute_s(parts, count, setting.counts.parameter_count),
         messages=tuple(messages),
-        peak=lambda: replica(setting, counts_of_rank(setting, Share(sp=sp)), dp, bucketed=setting.world > 1),
+        peak=lambda: replica(setting, counts_of_rank(setting, Share(sp=sp)), dp, bucketed=setting.job.world_size > 1),
         limits=(
             Limit("sp", fewest.window.output, fewest.name),
             Limit("dp", job.global_batch, "one sample of the global batch a replica"),
@@ -212,7 +212,7 @@ def spatial(framework: Spatial, setting: Setting) -> Outcome:
 def _halos(setting: Setting, samples: float, count: int, sp: int, forward: int) -> Message:
     """The exchange of halos. The bytes are those of the rank that sends most. All neighbours exchange at the same time.
     If some neighbours are on different nodes, all wait for them. The gradients of a halo are as large as the halo."""
-    machine, world = setting.machine, setting.world
+    machine, world = setting.machine, setting.job.world_size
     crosses = bool(setting.per_node % sp)
     number, seconds, bytes_ = 0, 0.0, np.zeros(sp)
     for layer in (layer for block in setting.counts.blocks for layer in block.rows):

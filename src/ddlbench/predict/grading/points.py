@@ -164,7 +164,13 @@ def point(row: CsvRow, rows: Sequence[CsvRow]) -> Point:
     if not (row["base_gpus"] and row["base_value"]):
         raise UserError("no base in its series")
     measured = _step(row)
-    base = _base(row, rows, measured)
+    stated = next((other for other in rows if other is not row and _is_base(other, row)), row)
+    if stated is row:  # only its value is known; its batch of one GPU is in `layout`, or that of the row
+        batch = re.search(r"base batch per gpu (\d+)", row["layout"], re.IGNORECASE)
+        samples = int(batch[1]) if batch else (measured.samples or 0) // measured.gpus
+        cells = {"gpus": row["base_gpus"], "measured": row["base_value"], "batch_per_gpu": str(samples)}
+        stated = CsvRow(row.line, {**row.cells, **cells, "step_ms": "", "global_batch": ""})
+    base = _step(stated)
     framework, words = strategy_of(row)
     model = model_words(row)
     words += [COPIED] if framework == "ddp" else []
@@ -183,17 +189,6 @@ def point(row: CsvRow, rows: Sequence[CsvRow]) -> Point:
         measured,
         base,
     )
-
-
-def _base(row: CsvRow, rows: Sequence[CsvRow], measured: OneStep) -> OneStep:
-    """The step of a row's base. If only its value is known, its batch of one GPU is in `layout`, or that of the
-    row."""
-    if (stated := next((other for other in rows if other is not row and _is_base(other, row)), None)) is not None:
-        return _step(stated)
-    batch = re.search(r"base batch per gpu (\d+)", row["layout"], re.IGNORECASE)
-    samples = int(batch[1]) if batch else (measured.samples or 0) // measured.gpus
-    base = {"gpus": row["base_gpus"], "measured": row["base_value"], "batch_per_gpu": str(samples)}
-    return _step(CsvRow(row.line, {**row.cells, **base, "step_ms": "", "global_batch": ""}))
 
 
 def _step(row: CsvRow) -> OneStep:
