@@ -299,6 +299,18 @@ def test_the_largest_message_carries_a_mark(rows: Rows, monkeypatch: Patch, fram
     assert float(number) > 2e6
 
 
+def test_the_largest_message_of_shared_layers_carries_a_mark(rows: Rows, monkeypatch: Patch) -> None:
+    """16 samples of 16 tokens of 64 numbers have 65,536 bytes; those of the loss less, so the mean is 62,009."""
+    kinds = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send")
+    machine = replace(load("h100"), sweeps={(kind, 8): Sweep((1e3, 64e3), (1e-3, 2e-3)) for kind in kinds})
+    monkeypatch.setattr(command_line, "machine_of", lambda *_: machine)
+    sizes = ("n_layer=8", "n_embd=64", "n_head=8", "vocab_size=8000", "seq_len=16")
+    text = ("+model=gpt2_small", *(f"model.{size}" for size in sizes), "train.batch_per_gpu=2")
+    (row,) = rows(*text, "+framework=tensor", "framework.tp=8", "framework.dp=1", "cluster=h100", "gpus=8")
+    assert row["messages"][0]["bytes_"] / row["messages"][0]["count"] < 64e3
+    assert row["marks"] == ["messages of up to 64000 bytes measured, not 65536"]
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [

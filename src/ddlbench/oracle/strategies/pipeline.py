@@ -168,7 +168,7 @@ def _messages(cut: Cut, layers: Sequence[Traffic], most: float, layers_s: float,
         sent = max(sizes, key=sum)
         seconds = max(sends_s, 2 * cut.count * max(_sending(cut)))
         number, bytes_ = cut.count * len(sent), cut.count * sum(sent)
-        yield Message("activations between stages", "pp", number, bytes_, seconds, sends_s)
+        yield Message("activations between stages", "pp", number, bytes_, seconds, sends_s, max(sent, default=0.0))
     if cut.dp > 1:  # after the schedule, over the replicas of a stage
         size = setting.gradient_bytes * most
         seconds = setting.path(cut.dp, cut.tp).seconds("all_reduce", size) + setting.packing_s(size)
