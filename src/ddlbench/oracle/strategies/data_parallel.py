@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
+from typing import NamedTuple
 
 from ddlbench.errors import Unsupported
 from ddlbench.frameworks.ddp import DDP
@@ -229,14 +230,14 @@ def sharded(setting: Setting, scheme: Scheme, peak: Callable[[], Memory]) -> Out
         gather, reduce = to.seconds("all_gather", number * scheme.weight), to.seconds("reduce_scatter", size)
         passes = seconds.forward * rate, seconds.backward * rate
         last.append(Sharded(*passes, gather, gather if again else 0.0, reduce))
-    plain = last if scheme.always else [replace(block, reduce=0.0) for block in last]
+    plain = last if scheme.always else [block._replace(reduce=0.0) for block in last]
 
     def total(part: Callable[[Sharded], float]) -> float:
         """The sum over the blocks in all micro batches."""
         return (count - 1) * sum(map(part, plain)) + sum(map(part, last))
 
     compute = total(lambda block: block.forward + block.backward)
-    seconds, sent = total(lambda block: sum(block.sent)), total(lambda block: sum(map(bool, block.sent)))
+    seconds, sent = total(lambda block: sum(block[2:])), total(lambda block: sum(map(bool, block[2:])))
     if setting.job.device.type == "cpu":
         # The host itself computes, and waits for each collective: FSDP calls them with async_op=False, which returns at
         # once only on a device's stream, and DeepSpeed waits explicitly.
@@ -296,20 +297,15 @@ def queue(messages: Iterable[Gradient], seconds: Callable[[float], float]) -> fl
     return free
 
 
-@dataclass(frozen=True)
-class Sharded:
-    """Seconds of one block whose weights are in shards: it is gathered before each pass and reduced after the backward
-    pass (0: it is not)."""
+class Sharded(NamedTuple):
+    """Seconds of one block whose weights are in shards: its two passes, then its three messages. It is gathered before
+    each pass and reduced after the backward pass (0: it is not)."""
 
     forward: float
     backward: float
     gather: float
     gather_again: float
     reduce: float
-
-    @property
-    def sent(self) -> tuple[float, float, float]:
-        return self.gather, self.gather_again, self.reduce
 
 
 def sharded_step(blocks: Sequence[Sharded]) -> float:

@@ -65,7 +65,7 @@ def megatron(framework: Megatron, setting: Setting) -> Outcome:
     return parts(setting, layout.dp, layout.tp, sequence=False, loss=LOSS_OF_MEGATRON)
 
 
-def parts(setting: Setting, dp: int, tp: int, sequence: bool, loss: Sequence[int] = LOSS) -> Outcome:
+def parts(setting: Setting, dp: int, tp: int, sequence: bool, loss: Sequence[int]) -> Outcome:
     """tp ranks share a replica. The ranks with the same part in each of dp replicas (tp ranks apart) average gradients.
 
     loss: how many numbers each all-reduce of the loss has for a position; empty: every rank gathers the logits

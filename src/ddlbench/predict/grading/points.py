@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -101,11 +101,11 @@ class Words(NamedTuple):
     gpu: str
     network: str
 
-    def graded(self, gpus: int, base: str, measured: float, predicted: float, band: bands.Ends) -> Row:
+    def graded(self, gpus: int, base: str, measured: float, predicted: float, band: Mapping[str, float]) -> Row:
         """The measurement, its base, its prediction in seconds and the ends of its bands, by the keys of the JSON."""
         error = predicted / measured - 1
         values = {"gpus": gpus, "base": base, "measured_s": measured, "predicted_s": predicted, "error": error}
-        return {**self._asdict(), **values, **bands.around(predicted, band)}
+        return {**self._asdict(), **values, **band}
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Point:
     def graded(self, base: str, predicted: float, learned: bool = False) -> Row:
         """`Words.graded`. learned: whether the prediction uses several GPU counts"""
         gpus = self.measured.gpus
-        band = bands.band(self.framework, self.machine.nodes(gpus), learned=learned)
+        band = bands.band(predicted, self.framework, self.machine.nodes(gpus), learned=learned)
         return self.stated.graded(gpus, base, self.measured.seconds, predicted, band)
 
 
