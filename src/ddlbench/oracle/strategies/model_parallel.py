@@ -246,4 +246,4 @@ def _statistics(setting: Setting, count: int, sp: int, forward: int) -> list[Mes
     if not number:
         return []
     amounts = (count * amount for amount in (number, bytes_, seconds, seconds))
-    return [Message("statistics of BatchNorm", "dp", *amounts, float(largest))]
+    return [Message("statistics of BatchNorm", "dp", *amounts, largest=float(largest))]
