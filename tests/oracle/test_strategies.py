@@ -108,6 +108,21 @@ def test_a_device_packs_what_it_sends(framework: Framework, moved: float) -> Non
     assert packed.hidden_s == pytest.approx(free.hidden_s)
 
 
+def test_the_largest_message_of_each_kind_is_known() -> None:
+    """Of layers 8 samples x 8 tokens x 32 numbers in fp32, beside those of the loss. Of stages with outputs of 3, 5 and
+    1 bytes a sample 8 x 5 bytes. Of BatchNorm the statistics of 2,048 channels of two parts."""
+    blocks = [replace(block("made", 1, 2), output=output) for output in (3, 5, 1, 0)]
+    stages = strategy(Pipeline(schedule="gpipe", pp=4), made(4, blocks, 8, micro_batch=8))
+    tensor = strategy(TensorParallel(dp=1, tp=4), setting(4))
+    spatial = strategy(Spatial(dp=1, sp=2), setting(2, model=RESNET))
+    outcomes = stages, tensor, spatial
+    sent = {message.what: message for outcome in outcomes for message in outcome.messages}
+    assert sent["collectives of layers"].largest == 8 * 8 * 32 * 4
+    assert sent["activations between stages"].largest == 8 * 5
+    assert sent["statistics of BatchNorm"].largest == 4 * 2 * (2 * 2048 + 1)
+    assert sent["halo exchange"].largest > sent["halo exchange"].bytes_ / sent["halo exchange"].count
+
+
 @pytest.mark.parametrize(("framework", "times"), [(DDP(), 1), (DeepSpeedOptions(zero_stage=2), 2)], ids=str)
 def test_accumulation_sends_once_but_zero_2_reduces_after_every_micro_batch(framework: Framework, times: int) -> None:
     one, two = (strategy(framework, setting(4, 32, micro_batch=micro)) for micro in (8, 4))

@@ -273,12 +273,15 @@ def test_the_ranks_of_a_node_share_its_memory_on_cpus(rows: Rows, tmp_path: Path
 
 
 def test_an_epoch_ends_after_the_steps_that_are_asked_for(rows: Rows) -> None:
-    """10 steps of 32 samples in 320, or 4 of them; without samples the 4 alone."""
+    """10 steps of 32 samples in 320, or 4 of them; without samples the 4 alone. The loader can set the samples, too."""
     words = (*TINY, "+framework=ddp", "cluster=abci", "gpus=4", "train.batch_per_gpu=8", "--one-gpu-step-s", "1")
     every = ((), ("train.steps=4",), ("train.steps=40",))
     result = [rows(*words, *more, "--samples-per-epoch", "320")[0] for more in every]
     (alone,) = rows(*words, "train.steps=4")
     assert [row["epoch_s"] / row["step_s"] for row in (*result, alone)] == pytest.approx([10, 4, 10, 4])
+    several = (("--samples-per-epoch", "640"), (), ("data=imagenet",))
+    set_there = [rows(*words, "loader=synthetic", "loader.train_samples=320", *more)[0] for more in several]
+    assert [row["epoch_s"] / row["step_s"] for row in set_there] == pytest.approx([20, 10, 10])
 
 
 @pytest.mark.parametrize("framework", ["ddp", "fsdp"])
@@ -295,6 +298,18 @@ def test_the_largest_message_carries_a_mark(rows: Rows, monkeypatch: Patch, fram
     said, _, number = mark.rpartition(" ")
     assert said == "messages of up to 1e+06 bytes measured, not"
     assert float(number) > 2e6
+
+
+def test_the_largest_message_of_shared_layers_carries_a_mark(rows: Rows, monkeypatch: Patch) -> None:
+    """16 samples of 16 tokens of 64 numbers have 65,536 bytes; those of the loss less, so the mean is 62,009."""
+    kinds = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send")
+    machine = replace(load("h100"), sweeps={(kind, 8): Sweep((1e3, 64e3), (1e-3, 2e-3)) for kind in kinds})
+    monkeypatch.setattr(command_line, "machine_of", lambda *_: machine)
+    sizes = ("n_layer=8", "n_embd=64", "n_head=8", "vocab_size=8000", "seq_len=16")
+    text = ("+model=gpt2_small", *(f"model.{size}" for size in sizes), "train.batch_per_gpu=2")
+    (row,) = rows(*text, "+framework=tensor", "framework.tp=8", "framework.dp=1", "cluster=h100", "gpus=8")
+    assert row["messages"][0]["bytes_"] / row["messages"][0]["count"] < 64e3
+    assert row["marks"] == ["messages of up to 64000 bytes measured, not 65536"]
 
 
 @pytest.mark.parametrize(

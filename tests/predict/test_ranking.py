@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 
 import pytest
 
+from ddlbench.config.compose import configuration
 from ddlbench.oracle.predictor import Prediction
-from ddlbench.predict.ranking import conclusion, fitting, regret, separated
+from ddlbench.predict.ranking import command, conclusion, fitting, regret, separated
 
 
 def predicted(framework: str, gpus: int, rate: float, fits: bool = True) -> Prediction:
@@ -54,6 +56,15 @@ def test_equal_plans_of_one_framework_are_named_and_count_once() -> None:
     assert tie.endswith(f"do not separate it from {named}")
     assert cost.startswith(f"choosing ddp now costs {regret([plans[0], other]):.1%} of a step")
     assert runs.startswith("to decide, run 100 steps of ddp, fsdp at 36 GPUs: ")
+
+
+@pytest.mark.parametrize("recompute", [True, False, ["h.0", "h.1"], "every:2"])
+def test_a_shell_runs_the_command_of_a_plan(recompute: object) -> None:
+    """A list is one word for it."""
+    settings = {"train.micro_batch": 4, "train.checkpoint_activations": recompute}
+    words = shlex.split(command(replace(predicted("ddp", 4, 1.0), settings=settings)))
+    train = configuration(*words, "+model=gpt2_small", "model.n_layer=2").train
+    assert (train.micro_batch, train.checkpoint_activations) == (4, recompute)
 
 
 def test_separate_bands_end_with_the_best() -> None:

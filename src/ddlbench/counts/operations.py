@@ -66,16 +66,22 @@ class Observer(TorchDispatchMode):
             if func is not torch.ops.aten._local_scalar_dense.default:
                 raise
             return unknown(args[0].dtype)  # ranks that share layers draw their seeds
-        for tensor in tensors(out):
+        name, made = str(func._overloadpacket).removeprefix("aten."), list(tensors(out))
+        for tensor in made:
             if identity(tensor) not in self.alive.sizes:
                 self.made_at[identity(tensor)] = len(self.operations)
             self.alive.made(tensor)
             if self.keep and is_costly(func):
                 self.keep(tensor)
-        moved = bytes_of(func, args, kwargs, out)
+        moved = 0.0
+        if made and not func.is_view and name not in WITHOUT_WORK:
+            # Each tensor once, with the memory behind it: it may be expanded. Of an embedding, the rows of its result.
+            used = made if name == "embedding" else [*tensors((args, kwargs or {})), *made]
+            bytes_ = {id(tensor): min(size(tensor), tensor.untyped_storage().nbytes()) for tensor in used}
+            moved = float(sum(bytes_.values())) * (2 if name == "embedding" else 1)
         flops = operation_flops(func, args, kwargs, out) if moved else 0.0
         live = float(self.alive.bytes_ - self.start)
-        self.operations.append(Operation(name_of(func), flops, moved, self.shared_depth > 0, live))
+        self.operations.append(Operation(name, flops, moved, self.shared_depth > 0, live))
         return out
 
     @contextmanager
@@ -122,21 +128,6 @@ class Observer(TorchDispatchMode):
                 for index in range(self.made_at[identity(gradient)] - begin + 1, len(live)):
                     live[index] -= size(gradient)
         return live
-
-
-def name_of(func: Any) -> str:
-    return str(func._overloadpacket).removeprefix("aten.")
-
-
-def bytes_of(func: Any, args: Any, kwargs: Any, out: Any) -> float:
-    """Bytes read and written: 0 for a view and for memory without content, the rows that it reads for an embedding."""
-    made, name = list(tensors(out)), name_of(func)
-    if name in WITHOUT_WORK or func.is_view or not made:
-        return 0.0
-    used = made if name == "embedding" else [*tensors((args, kwargs or {})), *made]
-    # Each tensor once, with the memory behind it: it may be expanded.
-    bytes_ = {id(tensor): min(size(tensor), tensor.untyped_storage().nbytes()) for tensor in used}
-    return float(sum(bytes_.values())) * (2 if name == "embedding" else 1)
 
 
 @contextmanager

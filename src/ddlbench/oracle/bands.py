@@ -48,20 +48,17 @@ WORST_ERRORS = {
 CAST_ERROR = 0.18
 
 
-def band(framework: str, nodes: int, device: str = "cuda", learned: bool = False) -> Ends:
-    """The ends of both bands, as factors of the predicted seconds. device: cuda | cpu; learned: whether the prediction
-    uses runs with several GPU counts"""
+def band(seconds: float, framework: str, nodes: int, device: str = "cuda", learned: bool = False) -> dict[str, float]:
+    """The ends of both bands around predicted seconds, by the names of the columns. device: cuda | cpu; learned:
+    whether the prediction uses runs with several GPU counts"""
     if device == "cpu":
-        return BANDS["horovod on cpu" if framework == "horovod" else "cpu"]
-    if framework in LAYOUTS:
-        return BANDS["layout on several nodes" if nodes > 1 else "layout"]
-    return BANDS["learned" if learned else "replicas"]
-
-
-def around(seconds: float, band: Ends) -> dict[str, float]:
-    """The ends of a band around predicted seconds, by the names of the columns."""
+        kind = "horovod on cpu" if framework == "horovod" else "cpu"
+    elif framework in LAYOUTS:
+        kind = "layout on several nodes" if nodes > 1 else "layout"
+    else:
+        kind = "learned" if learned else "replicas"
     names = ("low_80_s", "high_80_s", "low_95_s", "high_95_s")
-    return {name: seconds * end for name, end in zip(names, chain(*band), strict=True)}
+    return {name: seconds * end for name, end in zip(names, chain(*BANDS[kind]), strict=True)}
 
 
 def worst_error(framework: str) -> float:

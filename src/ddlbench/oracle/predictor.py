@@ -189,7 +189,7 @@ def _filled(row: Prediction, outcome: Outcome, setting: Setting, inputs: Inputs,
     band: dict[str, float] = {}
     if setting.computation.basis != ROOFLINE:  # whose error is not known
         nodes, kind = machine.nodes(row.gpus), machine.device.type
-        band = bands.around(step, bands.band(row.framework, nodes, kind, learned is not None))
+        band = bands.band(step, row.framework, nodes, kind, learned is not None)
     return replace(
         row,
         setting=setting,

@@ -76,10 +76,14 @@ class Results:
         framework: Any = config.framework
         base = _chosen(self._bases(config, machine), config)
         if base is None:
+            records = (attempt.record for attempt in self.attempts if _same_device(attempt.record, machine))
+            settings = (section(record, "config") for record in records)
+            same = (run for run in settings if section(run, "model").get("name") == config.model.name)
+            nearest = min(filter(None, (_differences(run, config) for run in same)), key=len, default=())
+            hint = f" (the nearest has {'; '.join(nearest)})" if nearest else ""
             raise UserError(
                 f"{self.folder} has no complete run of {config.model.name} on one {machine.device.name} that computes "
-                f"the same{self._nearest(config, machine)}: measure one with +framework=single, or give "
-                "--one-gpu-step-s SECONDS"
+                f"the same{hint}: measure one with +framework=single, or give --one-gpu-step-s SECONDS"
             )
         where = "one device" if base.ranks == 1 else f"{base.ranks} devices"
         basis = f"{base.framework} on {where} ({base.path.parent.name})"
@@ -121,15 +125,6 @@ class Results:
         runs = [base for attempt in self.attempts if (base := _base(attempt, config, machine)) is not None]
         last = [run for index, run in enumerate(runs) if run not in runs[index + 1 :]]
         return [replace(run, seconds=median(repeat.seconds for repeat in runs if repeat == run)) for run in last]
-
-    def _nearest(self, config: Config, machine: Machine) -> str:
-        """The run of the same model and device with the fewest differences, as a text; empty if there is none."""
-        settings = [
-            section(attempt.record, "config") for attempt in self.attempts if _same_device(attempt.record, machine)
-        ]
-        same = [config_ for config_ in settings if section(config_, "model").get("name") == config.model.name]
-        differing = [names for config_ in same if (names := _differences(config_, config))]
-        return f" (the nearest has {'; '.join(min(differing, key=len))})" if differing else ""
 
     def loader_rate(self, config: Config) -> float | None:
         """Samples a second that one rank loads: the median of complete mode=loader runs of the same data with the same

@@ -14,7 +14,6 @@ from ddlbench.oracle.machine import collectives
 from ddlbench.oracle.machine.collectives import Path
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.timing.computation import Computation, Pass
-from ddlbench.recipe.optimizers import Costs
 from ddlbench.recomputation import Plan
 
 BYTES = {"fp32": FP32_BYTES, "bf16": 2, "fp16": 2}  # of one number
@@ -33,17 +32,9 @@ class Setting:
         return self.computation.counts
 
     @property
-    def optimizer(self) -> Costs:
-        return self.computation.optimizer
-
-    @property
-    def world(self) -> int:
-        return self.job.world_size
-
-    @property
     def per_node(self) -> int:
         """Ranks of a node."""
-        return self.machine.per_node(self.world)
+        return self.machine.per_node(self.job.world_size)
 
     @property
     def gradient_bytes(self) -> int:
@@ -70,7 +61,7 @@ class Setting:
     @property
     def contention(self) -> float:
         """Factor by which the slowest rank computes slower than one rank alone."""
-        return self.machine.shared_cores(self.per_node) * self.machine.slowest(self.world)
+        return self.machine.shared_cores(self.per_node) * self.machine.slowest(self.job.world_size)
 
     def compute_s(self, passes: Iterable[Pass], count: int, parameters: float) -> float:
         """Seconds in which the slowest rank computes in a step: `count` micro batches and the update of its
@@ -90,7 +81,7 @@ class Setting:
 
     def path(self, ranks: int, stride: int = 1, groups: int | None = None) -> Path:
         """The connection of a group of ranks (`collectives.path`)."""
-        return collectives.path(self.machine, ranks, stride, self.world, groups)
+        return collectives.path(self.machine, ranks, stride, self.job.world_size, groups)
 
 
 @dataclass(frozen=True)

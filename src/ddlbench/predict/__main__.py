@@ -49,7 +49,7 @@ def answer(question: Question) -> int:
     if options.grade:
         from ddlbench.predict.grading import grade
 
-        machine = machine_of(question.machine, question.overlap)
+        machine = replace(machine_of(question.machine, question.overlap), algorithm=options.algorithm)
         grade.show(grade.grade(options.grade, machine), options.json)
         return 0
     if options.calibrate_network:

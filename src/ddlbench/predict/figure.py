@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
@@ -49,8 +48,23 @@ def _steps(rows: Sequence[Prediction]) -> Figure:
     bands = ["with the bands of 80 %"] if rows[0].low_80_s else []
     first = (f"{rows[0].model} on {rows[0].cluster}", [f"from: {rows[0].basis}", *bands])
     figure = plotting.grid([first, *((name, []) for name in names[:MOST])])
-    _throughput(figure.axes[0], rows, names)
-    for panel, name in zip(figure.axes[1:], names, strict=False):
+    axes, *panels = figure.axes
+    looks, values = looks_of((name, name) for name in names), list[float]()
+    for name in names:
+        steps = [row for row in rows if row.framework == name]
+        gpus, rates = [row.gpus for row in steps], [row.samples_per_s or 0.0 for row in steps]
+        look = looks[name, name]
+        axes.plot(gpus, rates, color=look.color, label=plotting.label(name), **look.shape)
+        values += rates
+        ends = [(row.low_80_s, row.high_80_s) for row in steps if row.low_80_s and row.high_80_s]
+        if len(ends) == len(steps):
+            samples = [rate * (row.step_s or 0.0) for rate, row in zip(rates, steps, strict=True)]
+            slow, fast = ([n / band[end] for n, band in zip(samples, ends, strict=True)] for end in (1, 0))
+            axes.fill_between(gpus, slow, fast, color=look.color, alpha=0.12, linewidth=0)
+            values += slow + fast
+    plotting.gpu_axis(axes, [row.gpus for row in rows], None, log=True)
+    plotting.value_axis(axes, values, "samples/s (predicted)", percents=False, log=True)
+    for panel, name in zip(panels, names, strict=False):
         steps = [row for row in rows if row.framework == name]
         places, below = [str(row.gpus) for row in steps], [0.0] * len(steps)
         for color, (part, key) in zip(PALETTE, PARTS.items(), strict=False):
@@ -96,21 +110,3 @@ def _map(rows: Sequence[Prediction], memory: float | None) -> Figure:
     width, height = figure.get_size_inches()  # a cell needs so much
     figure.set_size_inches(max(width, 1.5 + 1.1 * len(gpus)), max(height, 1.7 + 0.6 * len(batches)))
     return figure
-
-
-def _throughput(axes: Axes, rows: Sequence[Prediction], names: Sequence[str]) -> None:
-    looks, values = looks_of((name, name) for name in names), list[float]()
-    for name in names:
-        shown = [row for row in rows if row.framework == name]
-        gpus, rates = [row.gpus for row in shown], [row.samples_per_s or 0.0 for row in shown]
-        look = looks[name, name]
-        axes.plot(gpus, rates, color=look.color, label=plotting.label(name), **look.shape)
-        values += rates
-        bands = [(row.low_80_s, row.high_80_s) for row in shown if row.low_80_s and row.high_80_s]
-        if len(bands) == len(shown):
-            samples = [rate * (row.step_s or 0.0) for rate, row in zip(rates, shown, strict=True)]
-            slow, fast = ([n / band[end] for n, band in zip(samples, bands, strict=True)] for end in (1, 0))
-            axes.fill_between(gpus, slow, fast, color=look.color, alpha=0.12, linewidth=0)
-            values += slow + fast
-    plotting.gpu_axis(axes, [row.gpus for row in rows], None, log=True)
-    plotting.value_axis(axes, values, "samples/s (predicted)", percents=False, log=True)

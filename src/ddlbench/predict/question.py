@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from ddlbench.errors import UserError
 from ddlbench.oracle.machine.collectives import ALGORITHMS
-from ddlbench.oracle.machine.machine import described, load, machine_names
+from ddlbench.oracle.machine.machine import CLUSTERS, described, load
 
 LARGEST_WORLD, MOST = 2**20, 5000
 EXAMPLE = "gpus=[4,8,16] or gpus=[4,8,...,1024]"
@@ -52,7 +52,7 @@ def parser() -> Parser:
         usage="%(prog)s +model=NAME [+framework=NAME] cluster=NAME gpus=[4,8,...,1024] [key=value ...] [options]",
         description="Predicts step time and memory of every framework, without running it.",
         epilog="cluster= is the description of a machine's devices and links (not the label cluster.name of a run): a "
-        "YAML file or one of " + "; ".join(described(load(name)) for name in machine_names()),
+        "YAML file or one of " + "; ".join(described(load(name)) for name in CLUSTERS),
         allow_abbrev=False,
     )
     add = made.add_argument

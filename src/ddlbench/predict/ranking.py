@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ddlbench.config.keys import written
 from ddlbench.oracle.predictor import Prediction
 from ddlbench.results.rows import group_by
 from ddlbench.texts import GIB, aligned, first_few
@@ -133,5 +134,5 @@ def regret(equal: Sequence[Prediction]) -> float:
 
 def command(row: Prediction) -> str:
     """The words of ddlbench for a plan."""
-    words = [f"{key}={str(value).lower()}" for key, value in row.settings.items()]
+    words = [f"{key}={written(value)}" for key, value in row.settings.items()]
     return " ".join([f"+framework={row.framework}", *words])

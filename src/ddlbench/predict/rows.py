@@ -1,10 +1,5 @@
 """The rows of ddlbench-predict: one for each framework at each number of GPUs, or with `--plan` for each of its plans:
-which framework, layout, micro batch and recomputation to train with, by the predicted step and memory.
-
-For a plan every framework whose updates are those of one device is tried, in every layout: tensor parallelism within a
-node, any number of stages, replicas on the other GPUs (those of pipelines with and without framework.sharded); with
-micro batches of 1, 2, 4, ... samples and of all, and with and without train.checkpoint_activations. A layout
-that does not fit the memory, or that the check of its framework refuses, is no plan.
+which framework, layout, micro batch and recomputation to train with (docs/oracle.md, "Plans").
 """
 
 from __future__ import annotations
@@ -45,7 +40,8 @@ def inputs_of(question: Question, config: Config, machine: Machine, results: Res
     source that is given. results: the runs of --from; None without it"""
     options, learned = question.options, None
     blocks = from_calibration(config, machine) if options.calibrate else None
-    samples, loader = options.samples_per_epoch, options.loader_samples_per_s
+    samples = options.samples_per_epoch or getattr(config.loader, "train_samples", None)
+    loader = options.loader_samples_per_s
     if results is not None:
         samples, loader = samples or results.samples(config), loader or results.loader_rate(config)
         learned = results.learned(config, machine, blocks)
@@ -128,8 +124,9 @@ def _predicted(question: Question, config: Config, gpus: int, inputs: Inputs) ->
 
 
 def plans(config: Config, words: Sequence[str], gpus: int, per_node: int) -> Iterator[Config]:
-    """Every configuration of a framework that is tried; replicas of a pipeline with and without shards. words: a key
-    that they give keeps its value"""
+    """Every configuration of a framework that is tried: in every layout, with micro batches of 1, 2, 4, ... samples and
+    of all samples of a replica, with and without recomputation, replicas of a pipeline with and without shards. words:
+    a key that they give keeps its value"""
     given = {word.lstrip("+").partition("=")[0] for word in words}
     for layout in layouts(config.framework, gpus, per_node):
         replicas = gpus // prod(getattr(layout, name, None) or 1 for name in DEGREES[1:])

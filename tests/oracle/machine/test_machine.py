@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from ddlbench.errors import UserError
-from ddlbench.oracle.machine.machine import FOLDER, GPU_HOST_S, GPU_KERNEL_S, load, machine_names, parse
+from ddlbench.oracle.machine.machine import CLUSTERS, FOLDER, GPU_HOST_S, GPU_KERNEL_S, load, parse
 from ddlbench.oracle.timing.computation import Speeds
 
 
-@pytest.mark.parametrize("name", [name for name in machine_names() if name != "local"])
+@pytest.mark.parametrize("name", [name for name in CLUSTERS if name != "local"])
 def test_every_cluster_is_complete_and_each_number_has_its_source(name: str) -> None:
     machine = load(name)
     assert machine.name == name
@@ -88,6 +88,17 @@ def test_both_of_two_links_with_one_name_are_checked() -> None:
         ("overlap: true", "overlap: perhaps", "overlap=perhaps must be true or false"),
         ("overlap: true", "overlaps: true", "is no description of a cluster"),
         ("overlap: true", "contention: 3", r"is no description of a cluster \(it has no key contention\)"),
+        (
+            "kernel_s: 8.0e-6",
+            "kernel: 8.0e-6",
+            r"mine\.yaml is no description of a cluster \(it has no key device\.kernel\): give device\.name, dev",
+        ),
+        (
+            "alpha_s: 3.4e-6",
+            "alpha: 3.4e-6",
+            r"it has no key links\.alpha\): give links\.name, links\.alpha_s, links\.bytes_per_s",
+        ),
+        ("gpu: A100", "device: A100", r"\(it has no key nccl\.device\): give nccl\.gpu, nccl\.scale$"),
         ("devices_per_node: 8", "", "is no description of a cluster"),
         ("kernel_s: 8.0e-6", "kernel_s: fast", "device.kernel_s=fast must be a number of 0 or more"),
         ("overlap: true", "overlap: true\nspread: -0.02", "spread=-0.02 must be a number of 0 or more"),

@@ -158,7 +158,16 @@ def test_what_nccl_was_measured_to_take_is_used_on_that_gpu_alone(
     assert path(machine, 4).seconds("all_reduce", 1e6) == 1.0
     two_nodes = [path(item, 8).seconds("all_reduce", 1e6) for item in (machine, ABCI)]
     assert two_nodes[0] == two_nodes[1]
-    assert machine.hidden_cost_with(4) == 0.5
+
+
+def test_what_hiding_costs_on_a_gpu_counts_only_where_its_cluster_hides(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file of abci has `overlap: false`, that of h100 has true."""
+    write(own_home, "cuda", kept("cuda"))
+    for cluster, cost in (("abci", 1.0), ("h100", 0.5)):
+        monkeypatch.setattr(inputs, "local_gpu", lambda cluster=cluster: machines.load(cluster).device.name)
+        assert inputs.machine_of(cluster).hidden_cost_with(4) == cost
 
 
 def test_overlap_on_the_command_line_goes_before_what_was_measured(own_home: Path) -> None:

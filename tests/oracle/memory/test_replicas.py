@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddlbench.counts.counts import Block, Counts, Line, most
+from ddlbench.counts.counts import Block, Counts, Line
 from ddlbench.measure.formulas.memory_formula import Bytes
 from ddlbench.oracle.memory.replicas import (
     Moment,
@@ -96,16 +96,17 @@ def test_copies_of_the_update_are_of_the_largest_tensor() -> None:
 
 
 def test_weights_gathered_in_16_bits_are_not_copied_again() -> None:
-    less = replace(A, tensor_sizes=(2,)).with_16_bit_weights()
-    assert (less.saved.at(1), most(less.live_forward, 1), most(less.live_backward, 1)) == (6, 7, 8)
+    less = replace(A, tensor_sizes=(2,)).with_16_bit_weights().link(1, accumulating=False)
+    assert (less.saved, less.forward, less.backward) == (6, 7, 8)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_block_has_at_least_what_it_saves(precision: str) -> None:
     """With 3 samples, which were not counted."""
     for item in setting(1, precision=precision).counts.blocks:
-        assert most(item.live_forward, 3) >= item.saved.at(3)
-        assert most(item.live_backward, 3) >= most(item.live_accumulating, 3) > 0
+        plain, accumulating = (item.link(3, accumulating) for accumulating in (False, True))
+        assert plain.forward >= plain.saved
+        assert plain.backward >= accumulating.backward > 0
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ LAYOUT = {
 
 def graded(gpus: int, measured: float, predicted: float, strategy: str = "ddp") -> Row:
     words = Words(2, "source", "model", strategy, "gpu", "network")
-    return words.graded(gpus, "base", measured, predicted, bands.band("ddp", 1))
+    return words.graded(gpus, "base", measured, predicted, bands.band(predicted, "ddp", 1))
 
 
 def written(path: Path, rows: Sequence[Mapping[str, str]]) -> Path:
@@ -63,7 +63,7 @@ def test_two_points_have_a_slope_without_an_interval(capsys: Capture) -> None:
 
 
 def test_coverage_counts_measurements_between_the_ends_of_their_bands() -> None:
-    (low_80, high_80), (low_95, high_95) = bands.band("ddp", 1)
+    low_80, high_80, low_95, high_95 = bands.band(1.0, "ddp", 1).values()
     assert low_95 < low_80 < high_80 < high_95
     inside, between, outside = (high_80 + low_80) / 2, (high_80 + high_95) / 2, high_95 * 1.01
     summary = Grade([graded(8, factor, 1.0) for factor in (inside, between, outside)], [], []).summary()

@@ -14,6 +14,7 @@ NETWORKS = {
     "8x HDR 200 Gb/s a node": 200, "1600 Gbps a node RoCE": 200, "1,600 Gbps RoCE": 200, "400 Gb/s a GPU RDMA": 400,
     "1x ConnectX-5 IB EDR 100Gb/Sec": 12.5,
     "Storage: 2x ConnectX-6 IB HDR 200Gb/sec, Management: 1x Ethernet 100Gb/Sec, Compute: 8x IB HDR 200Gb/Sec": 200,
+    "InfiniBand, Rate: 100": 12.5, "InfiniBand, Rate: 200 Gb/s": 25,
     "InfiniBand EDR": 12.5, "4 x HDR": 100, "3.2 Tb/s": 400, "8x200Gb/s": 200, "4 HDR adapters": 100,
     "dual-rail EDR": 25, "HDR-100": 12.5, "10 GbE": 1.25, "40 gigabit Ethernet": 5, "100G": 12.5, "Slingshot 11": 25,
     "Cray Aries 10 GB/s": 10, "Ethernet 10GB/Sec": 1.25, "NVLink 300 GB/s, InfiniBand EDR 100 Gb/s": 12.5,
@@ -66,6 +67,14 @@ def test_a_node_of_a100_has_nccl_s_measured_all_reduce() -> None:
     machine = machine_of("a100_80gb", "", 8, 1)
     assert seconds(machine, "all_reduce", 8, 134_217_728) == pytest.approx(1162e-6)
     assert seconds(machine, "all_gather", 8, 134_217_728) == pytest.approx(581e-6)
+
+
+def test_an_unknown_gpu_is_refused_with_the_names_of_the_others() -> None:
+    """Each once, although two entries can be of one device."""
+    with pytest.raises(UserError, match="GPU type 'TPU v3' is not one of ") as caught:
+        machine_of("TPU v3", "", 8, 1)
+    names = str(caught.value).partition(" is not one of ")[2].split(", ")
+    assert sorted(names) == sorted({entry["name"] for entry in GPUS})
 
 
 def test_devices_have_the_names_of_the_table_of_peaks() -> None:

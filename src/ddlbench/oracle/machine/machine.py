@@ -23,8 +23,9 @@ from yaml import YAMLError
 from ddlbench.errors import UserError
 
 FOLDER = Path(__file__).parents[1] / "clusters"
+CLUSTERS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 OPTIONAL = ("memory_bytes", "bytes_per_s", "host_bytes_per_s", "tf32_flops_per_s")  # of a device
-KEYS = {"name", "device", "devices_per_node", "links", "nccl", "overlap", "cores", "spread"}  # of a cluster's file
+KEYS = ("name", "device", "devices_per_node", "links", "nccl", "overlap", "cores", "spread")  # of a cluster's file
 # For GPUs without another measurement, chosen on the published measurements
 # (docs/measurements/2026-11-24-published.md): extra seconds of computing per second of communication that runs beside
 # it; standard deviation of a rank's computing in a step; seconds of a kernel beside its work.
@@ -162,10 +163,6 @@ def nearest(counts: Iterable[int], ranks: float) -> int:
     return min(counts, key=lambda count: abs(count - ranks))
 
 
-def machine_names() -> list[str]:
-    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
-
-
 def described(machine: Machine) -> str:
     """The cluster's name, device, memory of a device and devices per node, as text."""
     device, inside = machine.device, machine.devices_per_node
@@ -180,7 +177,7 @@ def load(name: str) -> Machine:
     path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
     if not path.is_file():
         raise UserError(
-            f"cluster={name} is not known: choose one of {', '.join(machine_names())}, or give a YAML file with the "
+            f"cluster={name} is not known: choose one of {', '.join(CLUSTERS)}, or give a YAML file with the "
             "keys of these (docs/oracle.md)"
         )
     try:
@@ -191,20 +188,25 @@ def load(name: str) -> Machine:
 
 
 def parse(plain: Any, path: str) -> Machine:
-    """The machine that a file's content describes. UserError for a missing or impossible value."""
+    """The machine that a file's content describes. UserError for a missing or impossible value, and an unknown key."""
     try:
         given: dict[str, Any] = {**plain}
-        if unknown := sorted(map(str, given.keys() - KEYS)):
-            raise TypeError(f"it has no key {', '.join(unknown)}")
-        device: dict[str, Any] = {**given.pop("device")}
+        device: dict[str, Any] = {**given["device"]}
+        links: list[dict[str, Any]] = [{**link} for link in given["links"]]
+        nccl: dict[str, Any] = {**(given.get("nccl") or {})}
+        parts = [("", given, KEYS), ("device.", device, Device.__annotations__), ("nccl.", nccl, ("gpu", "scale"))]
+        for part, values, keys in [*parts, *(("links.", link, Link.__annotations__) for link in links)]:
+            if unknown := ", ".join(f"{part}{key}" for key in values if key not in keys):
+                allowed = ", ".join(f"{part}{key}" for key in keys)
+                raise UserError(f"{path} is no description of a cluster (it has no key {unknown}): give {allowed}")
         of_gpus: dict[str, Any] = {}
         if device.get("type") == "cuda":
             stated = {key: value for key, value in device.items() if value is not None}
             device = {"kernel_s": GPU_KERNEL_S, "host_s": GPU_HOST_S, **stated}
             of_gpus = {"spread": GPU_SPREAD, "packing": GPU_PACKING}
-        links = tuple(Link(**link) for link in given.pop("links"))
-        sweeps = nccl_sweeps(**nccl) if (nccl := given.pop("nccl", None)) else {}
-        machine = Machine(device=Device(**device), links=links, sweeps=sweeps, **of_gpus | given)
+        others = {key: value for key, value in given.items() if key not in ("device", "links", "nccl")}
+        sweeps, lines = nccl_sweeps(**nccl) if nccl else {}, tuple(Link(**link) for link in links)
+        machine = Machine(device=Device(**device), links=lines, sweeps=sweeps, **of_gpus | others)
         machine = with_overlap(machine, machine.overlap)
     except (KeyError, TypeError) as error:
         raise UserError(f"{path} is no description of a cluster ({error}): see {FOLDER / 'abci.yaml'}") from error
@@ -257,9 +259,7 @@ def _check(machine: Machine, path: str) -> None:
                 raise UserError(f"{path}: {key}={value} must be {allowed}")
 
 
-def with_overlap(machine: Machine, overlap: bool | None) -> Machine:
-    """The machine with or without overlap; None: as the file says, or as it was measured"""
-    if overlap is None:
-        return machine
+def with_overlap(machine: Machine, overlap: bool) -> Machine:
+    """The machine with or without overlap. What a hidden message costs on it is no longer the measured value."""
     hidden = {1: GPU_HIDDEN_COST} if overlap and machine.device.type == "cuda" else {}
     return replace(machine, overlap=overlap, hidden_cost=hidden)

@@ -201,8 +201,9 @@ def machine_of(name: str, overlap: bool | None = None) -> Machine:
         device = replace(device, memory_bytes=memory)
         machine = replace(network.calibrated(machine), device=device, cores=machine.cores or len(allowed_cores()))
     elif device.type == "cuda" and device.name == local_gpu():
-        machine = network.calibrated(machine)
-    return machines.with_overlap(machine, overlap)
+        measured = network.calibrated(machine)
+        machine = measured if machine.overlap else replace(measured, hidden_cost={})  # nothing is hidden there
+    return machine if overlap is None else machines.with_overlap(machine, overlap)
 
 
 @dataclass(frozen=True)

@@ -92,30 +92,24 @@ def counts_of_rank(setting: Setting, share: Share) -> Counts:
     return count_job(setting.job, setting.machine.device.type, share)
 
 
-@dataclass(frozen=True)
 class Rank:
-    """One rank of a job with dp replicas. counts: of the rank's part of the model; number_bytes: of a weight and of a
-    gradient"""
+    """One rank of a job with dp replicas.
 
-    setting: Setting
-    counts: Counts
-    dp: int
-    number_bytes: int = FP32_BYTES
+    counts: of the rank's part of the model; gradients: bytes of all its gradients; number_bytes: of a weight and of a
+        gradient
+    accumulates: whether it adds up the gradients of several micro batches; samples: of a micro batch
+    """
 
-    @property
-    def accumulates(self) -> bool:
-        """Whether the rank adds up the gradients of several micro batches."""
-        return self.setting.micro_batch(self.dp)[0] > 1
-
-    @property
-    def gradients(self) -> float:
-        """Bytes of all gradients of the model part."""
-        return self.number_bytes * float(self.counts.parameter_count)
+    def __init__(self, setting: Setting, counts: Counts, dp: int, number_bytes: int = FP32_BYTES) -> None:
+        self.setting, self.counts, self.dp, self.number_bytes = setting, counts, dp, number_bytes
+        micro_batches, self.samples = setting.micro_batch(dp)
+        self.accumulates = micro_batches > 1
+        self.gradients = number_bytes * float(counts.parameter_count)
 
     def states(self, stage: int, shards: int, own_copy: bool = False) -> Bytes:
         """Weights, gradients and optimizer state at a stage of ZeRO."""
         sizes = [ceil(size / shards) for block in self.counts.blocks for size in block.tensor_sizes]  # of a rank
-        of_parameter = bytes_of_parameter(self.setting.optimizer, own_copy, self.number_bytes, sizes)
+        of_parameter = bytes_of_parameter(self.setting.computation.optimizer, own_copy, self.number_bytes, sizes)
         return data_parallel(self.counts.parameter_count, of_parameter, stage, shards)
 
     def passes(
@@ -126,8 +120,7 @@ class Rank:
         blocks = self.counts.blocks
         blocks = blocks if casts else [block.with_16_bit_weights() for block in blocks]
         arrived = arriving(self.counts, accumulating, shards, self.number_bytes)
-        _, samples = self.setting.micro_batch(self.dp)
-        return passes(blocks, samples, self.setting.plan(samples), arrived, accumulating, gathered)
+        return passes(blocks, self.samples, self.setting.plan(self.samples), arrived, accumulating, gathered)
 
     def peak(self, states: Bytes, moments: Iterable[Moment], buffers: float) -> Memory:
         """buffers: permanent bytes of the library, beside the model's buffers (BatchNorm's statistics) and the batch"""
@@ -150,7 +143,7 @@ def replica(
     buckets = rank.gradients if bucketed and (rank.accumulates or not views) else 0.0
     moments = (
         rank.passes(accumulating).plus(rank.gradients if accumulating else 0.0),
-        Moment(rank.gradients, max(reduced, update_copies(setting.optimizer, counts.blocks))),
+        Moment(rank.gradients, max(reduced, update_copies(setting.computation.optimizer, counts.blocks))),
     )
     return rank.peak(rank.states(0, 1), moments, buckets)
 
@@ -164,10 +157,10 @@ def zero(setting: Setting, stage: int, bucket: float, overlaps: bool, casts: boo
     casts: weights and gradients are in 16 bits; the update casts the rank's share of the gradients to fp32
     """
     number_bytes = BYTES[setting.job.precision] if casts else FP32_BYTES
-    rank = Rank(setting, counts_of_rank(setting, Share(cast=casts)), setting.world, number_bytes)
-    share, bucket = rank.gradients / setting.world, bucket * number_bytes
+    rank = Rank(setting, counts_of_rank(setting, Share(cast=casts)), setting.job.world_size, number_bytes)
+    share, bucket = rank.gradients / setting.job.world_size, bucket * number_bytes
     largest = largest_tensor(rank.counts.blocks, number_bytes)
-    update = Moment(share, share * FP32_BYTES / number_bytes * (setting.optimizer.copies + casts))
+    update = Moment(share, share * FP32_BYTES / number_bytes * (setting.computation.optimizer.copies + casts))
     if stage == 1 and not overlaps:
         during = rank.passes(rank.accumulates).plus(rank.gradients if rank.accumulates else 0.0)
         reduction = Moment(rank.gradients, share + (largest if largest > bucket else 0.0))
@@ -176,7 +169,7 @@ def zero(setting: Setting, stage: int, bucket: float, overlaps: bool, casts: boo
         during = rank.passes(accumulating=True).plus(kept, max(bucket, largest) if rank.gradients > bucket else 0.0)
         reduction = Moment(kept, min(bucket, rank.gradients))
     buckets = bucket * (2 if overlaps else 1)
-    return rank.peak(rank.states(stage, setting.world, own_copy=True), (during, reduction, update), buckets)
+    return rank.peak(rank.states(stage, setting.job.world_size, own_copy=True), (during, reduction, update), buckets)
 
 
 @dataclass(frozen=True)
@@ -197,43 +190,42 @@ class Scheme:
     persistent: int = 0
 
     @property
-    def temporary(self) -> list[float]:
-        """Bytes of each block's weights that are gathered for each of its passes."""
-        return [float(self.weight * n * again) for n, again in zip(self.gathered, self.again, strict=True)]
-
-    @property
-    def stay(self) -> float:
-        """Bytes of the weights that stay gathered from the forward to the backward pass."""
-        return float(self.weight * sum(self.gathered)) - sum(self.temporary)
+    def gathered_bytes(self) -> tuple[list[float], float]:
+        """Bytes of each block's weights that are gathered for each of its passes, and of all weights that stay gathered
+        from the forward to the backward pass."""
+        temporary = [float(self.weight * n * again) for n, again in zip(self.gathered, self.again, strict=True)]
+        return temporary, float(self.weight * sum(self.gathered)) - sum(temporary)
 
 
 def fsdp(setting: Setting, scheme: Scheme) -> Memory:
     """In the forward pass a rank has the weights of the block and the buffer of their all-gather. In the backward pass
     it has the weights of the block and of the next block, and the gradients of the last block, which are being reduced.
     With several micro batches it adds up complete gradients."""
-    rank, shards, weights = Rank(setting, setting.counts, setting.world), scheme.shards, scheme.temporary
+    rank, shards = Rank(setting, setting.counts, setting.job.world_size), scheme.shards
+    weights, stay = scheme.gathered_bytes
     sent = [FP32_BYTES * float(block.parameter_count) for block in setting.counts.blocks]
     backward = map(sum, zip(weights, [0.0, *weights[:-1]], [*sent[1:], 0.0], strict=True))
     in_passes = list(zip((2 * bytes_ for bytes_ in weights), backward, strict=True))
     during = rank.passes(rank.accumulates, shards, scheme.weight == FP32_BYTES, in_passes)
-    states, copies = rank.states(3, shards), update_copies(setting.optimizer, setting.counts.blocks, 1 / shards)
+    copies = update_copies(setting.computation.optimizer, setting.counts.blocks, 1 / shards)
+    states = rank.states(3, shards)
     moments = during.plus(rank.gradients if rank.accumulates else 0.0), Moment(states.gradients, copies)
-    return rank.peak(states, moments, scheme.stay)
+    return rank.peak(states, moments, stay)
 
 
 def zero3(setting: Setting, scheme: Scheme, bucket: float) -> Memory:
     """DeepSpeed's ZeRO 3. The rank's share of the gradients and a bucket of so many bytes are permanent. While a block
     runs, the rank also has all weights that stay gathered, those of the block, and a copy of the bucket, or of a larger
     gradient, for its reduction. The update is of all shards at once."""
-    number_bytes, stay = scheme.weight, scheme.stay
-    rank = Rank(setting, setting.counts, setting.world, number_bytes)
-    states = rank.states(3, setting.world, own_copy=True)
+    number_bytes, (weights, stay) = scheme.weight, scheme.gathered_bytes
+    rank = Rank(setting, setting.counts, setting.job.world_size, number_bytes)
+    states = rank.states(3, setting.job.world_size, own_copy=True)
     copy = max(bucket, largest_tensor(setting.counts.blocks)) if rank.gradients > bucket else 0.0
-    in_passes = [(stay + bytes_, stay + bytes_) for bytes_ in scheme.temporary]
+    in_passes = [(stay + bytes_, stay + bytes_) for bytes_ in weights]
     moments = (
         rank.passes(True, 1, number_bytes == FP32_BYTES, in_passes).plus(states.gradients, copy),
         Moment(states.gradients, stay + min(bucket, rank.gradients)),
-        Moment(states.gradients, FP32_BYTES / number_bytes * states.gradients * setting.optimizer.copies),
+        Moment(states.gradients, FP32_BYTES / number_bytes * states.gradients * setting.computation.optimizer.copies),
     )
-    weights = states.parameters + scheme.persistent * scheme.weight
-    return rank.peak(replace(states, parameters=weights), moments, bucket)
+    kept = states.parameters + scheme.persistent * scheme.weight
+    return rank.peak(replace(states, parameters=kept), moments, bucket)

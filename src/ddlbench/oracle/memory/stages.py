@@ -201,9 +201,10 @@ def _of_rank(cut: Cut, counts: Counts, rank: int, parameters: float) -> Memory:
     tied = [counts.tied] if cut.two_ends and rank == cut.pp - 1 else []
     shards = cut.dp if cut.sharded else 1
     sizes = [*(ceil(size / shards) for block in blocks for size in block.tensor_sizes), *tied]
-    of_parameter = bytes_of_parameter(setting.optimizer, sizes=sizes)
+    of_parameter = bytes_of_parameter(setting.computation.optimizer, sizes=sizes)
     states = data_parallel(int(parameters), of_parameter, 3 if cut.sharded else 0, cut.dp)
-    copies, permanent = update_copies(setting.optimizer, blocks), float(sum(block.buffers for block in blocks))
+    copies = update_copies(setting.computation.optimizer, blocks)
+    permanent = float(sum(block.buffers for block in blocks))
     if cut.dp > 1:
         copies = max(copies, states.gradients)  # replicas average a copy of all gradients
     if rank in (0, cut.rank_of(len(edges) - 1)):  # the first and the last stage have the batch

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
+from typing import NamedTuple
 
 from ddlbench.errors import Unsupported
 from ddlbench.frameworks.ddp import DDP
@@ -47,7 +48,7 @@ def ddp(framework: DDP, setting: Setting) -> Outcome:
     first, other = (FIRST_BUCKET, BUCKET) if cap is None else (cap * MIB, cap * MIB)
     views = framework.gradient_as_bucket_view
     sent = averaged(setting, BYTES.get(hook, FP32_BYTES), first, other, views=views)
-    peak = partial(memory.replica, setting, setting.counts, setting.world, bucketed=True, views=views)
+    peak = partial(memory.replica, setting, setting.counts, setting.job.world_size, bucketed=True, views=views)
     return replicas(setting, (sent,), peak)
 
 
@@ -64,7 +65,7 @@ def local_sgd(framework: LocalSGD, setting: Setting) -> Outcome:
     """The ranks average weights and BatchNorm's statistics once in `local_steps` updates. No computing hides it."""
     statistics = 2 * sum(norm.num_features for norm in batch_norms(on_meta(setting.job)))
     size = FP32_BYTES * (setting.counts.parameter_count + statistics)
-    once = setting.path(setting.world).seconds("all_reduce", size) + setting.packing_s(size)
+    once = setting.path(setting.job.world_size).seconds("all_reduce", size) + setting.packing_s(size)
     seconds, share = once / framework.local_steps, 1 / framework.local_steps
     return replicas(setting, (Message("all-reduce of weights", "dp", share, size * share, seconds, seconds),))
 
@@ -86,7 +87,7 @@ def zero(framework: DeepSpeedOptions, setting: Setting) -> Outcome:
         raise Unsupported(
             "the oracle has no model of offloading: set framework.offload_optimizer and offload_parameters to false"
         )
-    stage, ranks, counts = framework.zero_stage, setting.world, setting.counts
+    stage, ranks, counts = framework.zero_stage, setting.job.world_size, setting.counts
     casts, overlaps = framework.casts(setting.job), framework.overlaps(setting.job)
     weight = BYTES["fp16" if casts else "fp32"]
     bucket = (framework.reduce_bucket_mb or BUCKET_MB) * MIB if stage else float("inf")
@@ -115,7 +116,7 @@ def fsdp(framework: FSDP, setting: Setting) -> Outcome:
     gradients are all-reduced between the replicas."""
     if framework.offload_parameters:
         raise Unsupported("the oracle has no model of offloading: set framework.offload_parameters=false")
-    job, shards = setting.job, setting.world // framework.replicate
+    job, shards = setting.job, setting.job.world_size // framework.replicate
     weight = BYTES[job.precision] if framework.scheme(job) == "policy" else FP32_BYTES
     blocks, names, reshard = setting.counts.blocks, root_group(on_meta(job)), framework.reshard_after_forward
     again = tuple(block.name not in names if reshard is None else reshard for block in blocks)
@@ -139,14 +140,14 @@ def replicas(
 
     peak: None: without buckets; shards: ranks that share the update
     """
-    count, samples = setting.micro_batch(setting.world)
+    count, samples = setting.micro_batch(setting.job.world_size)
     parameters = setting.counts.parameter_count
     return Outcome(
         compute_s=setting.compute_s(setting.passes(samples), count, parameters / shards),
-        messages=(*(messages if setting.world > 1 else ()), *host_copies(setting)),
-        peak=peak or partial(memory.replica, setting, setting.counts, setting.world),
+        messages=(*(messages if setting.job.world_size > 1 else ()), *host_copies(setting)),
+        peak=peak or partial(memory.replica, setting, setting.counts, setting.job.world_size),
         limits=(Limit("dp", setting.job.global_batch, "one sample of the global batch a rank"),),
-        layout={"dp": setting.world},
+        layout={"dp": setting.job.world_size},
         micro_samples=samples,
     )
 
@@ -155,7 +156,7 @@ def host_copies(setting: Setting) -> tuple[Message, ...]:
     """The copies of offloaded activations, to the host and back. The copies of a block run beside the passes of the
     next block, and the computing waits for the rest of them. A measured step contains this wait. Unsupported if the
     bandwidth is not known."""
-    (count, samples), rate = setting.micro_batch(setting.world), setting.machine.device.host_bytes_per_s
+    (count, samples), rate = setting.micro_batch(setting.job.world_size), setting.machine.device.host_bytes_per_s
     blocks = offloaded(setting.plan(samples))
     if not blocks:
         return ()
@@ -194,14 +195,14 @@ def averaged(
         to the part of the block that a rank has
     views: whether the gradients are views of the buckets, so that nothing is copied back
     """
-    passes, contention = passes or setting.passes(setting.micro_batch(setting.world)[1]), setting.contention
+    passes, contention = passes or setting.passes(setting.micro_batch(setting.job.world_size)[1]), setting.contention
     back = [block.backward * contention for block in passes]
     blocks, scale = setting.counts.blocks, number_bytes / FP32_BYTES
     parts = [FP32_BYTES * block.parameters_of_part(tp) / (block.parameter_count or 1) for block in blocks]
     sizes = [[size * part for size in block.tensor_sizes] for block, part in zip(blocks, parts, strict=True)]
     full = buckets(sizes, back, first, cap)
     sent = [bucket.size * scale for bucket in full]
-    seconds = partial(setting.path(dp or setting.world, tp).seconds, "all_reduce")
+    seconds = partial(setting.path(dp or setting.job.world_size, tp).seconds, "all_reduce")
     total = late = sum(map(seconds, sent))
     if overlaps:
         late = min(total, max(0.0, queue(full, lambda size: seconds(size * scale)) - sum(back)))
@@ -213,7 +214,7 @@ def averaged(
 
 def sharded(setting: Setting, scheme: Scheme, peak: Callable[[], Memory]) -> Outcome:
     """The step of a strategy that keeps weights in shards."""
-    count, samples = setting.micro_batch(setting.world)
+    count, samples = setting.micro_batch(setting.job.world_size)
     parameters, plan = setting.counts.parameter_count, setting.plan(samples)
     if scheme.shards > 1 and any(not isinstance(item, int) and len(item) > 1 for item in plan):
         raise Unsupported(
@@ -229,14 +230,14 @@ def sharded(setting: Setting, scheme: Scheme, peak: Callable[[], Memory]) -> Out
         gather, reduce = to.seconds("all_gather", number * scheme.weight), to.seconds("reduce_scatter", size)
         passes = seconds.forward * rate, seconds.backward * rate
         last.append(Sharded(*passes, gather, gather if again else 0.0, reduce))
-    plain = last if scheme.always else [replace(block, reduce=0.0) for block in last]
+    plain = last if scheme.always else [block._replace(reduce=0.0) for block in last]
 
     def total(part: Callable[[Sharded], float]) -> float:
         """The sum over the blocks in all micro batches."""
         return (count - 1) * sum(map(part, plain)) + sum(map(part, last))
 
     compute = total(lambda block: block.forward + block.backward)
-    seconds, sent = total(lambda block: sum(block.sent)), total(lambda block: sum(map(bool, block.sent)))
+    seconds, sent = total(lambda block: sum(block[2:])), total(lambda block: sum(map(bool, block[2:])))
     if setting.job.device.type == "cpu":
         # The host itself computes, and waits for each collective: FSDP calls them with async_op=False, which returns at
         # once only on a device's stream, and DeepSpeed waits explicitly.
@@ -257,7 +258,7 @@ def sharded(setting: Setting, scheme: Scheme, peak: Callable[[], Memory]) -> Out
         once = to.seconds("all_gather", size)
         messages.append(Message("gathering of small weights after the update", "dp", 1, size, once, once))
     outcome = replicas(setting, tuple(messages) if scheme.shards > 1 else (), peak, scheme.shards)
-    return replace(outcome, layout={"dp": setting.world, "shards": scheme.shards})
+    return replace(outcome, layout={"dp": setting.job.world_size, "shards": scheme.shards})
 
 
 @dataclass(frozen=True)
@@ -296,20 +297,15 @@ def queue(messages: Iterable[Gradient], seconds: Callable[[float], float]) -> fl
     return free
 
 
-@dataclass(frozen=True)
-class Sharded:
-    """Seconds of one block whose weights are in shards: it is gathered before each pass and reduced after the backward
-    pass (0: it is not)."""
+class Sharded(NamedTuple):
+    """Seconds of one block whose weights are in shards: its two passes, then its three messages. It is gathered before
+    each pass and reduced after the backward pass (0: it is not)."""
 
     forward: float
     backward: float
     gather: float
     gather_again: float
     reduce: float
-
-    @property
-    def sent(self) -> tuple[float, float, float]:
-        return self.gather, self.gather_again, self.reduce
 
 
 def sharded_step(blocks: Sequence[Sharded]) -> float:

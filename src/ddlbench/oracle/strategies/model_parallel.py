@@ -41,16 +41,17 @@ LOSS, LOSS_OF_MEGATRON = (1, 3), (1, 1, 1)
 
 
 class Traffic(NamedTuple):
-    """Collectives of one block for one micro batch: seconds of each direction, bytes, and their number."""
+    """Collectives of one block for one micro batch: seconds of each direction, bytes of all, of the largest, number."""
 
     forward: float = 0.0
     backward: float = 0.0
     bytes_: float = 0.0
+    largest: float = 0.0
     number: float = 0
 
 
 def tensor(framework: TensorParallel, setting: Setting) -> Outcome:
-    layout, model = framework.layout(setting.world), framework.model(setting.job.model)
+    layout, model = framework.layout(setting.job.world_size), framework.model(setting.job.model)
     if model is not setting.job.model:  # the same work, which is shared by another plan
         setting = replace(setting, job=replace(setting.job, model=model))
         computation = replace(setting.computation, counts=count_job(setting.job, setting.machine.device.type))
@@ -60,11 +61,11 @@ def tensor(framework: TensorParallel, setting: Setting) -> Outcome:
 
 def megatron(framework: Megatron, setting: Setting) -> Outcome:
     """The library's layers compute and send the same as the layers of `tensor`, but save less for the backward pass."""
-    layout = framework.layout(setting.world)
+    layout = framework.layout(setting.job.world_size)
     return parts(setting, layout.dp, layout.tp, sequence=False, loss=LOSS_OF_MEGATRON)
 
 
-def parts(setting: Setting, dp: int, tp: int, sequence: bool, loss: Sequence[int] = LOSS) -> Outcome:
+def parts(setting: Setting, dp: int, tp: int, sequence: bool, loss: Sequence[int]) -> Outcome:
     """tp ranks share a replica. The ranks with the same part in each of dp replicas (tp ranks apart) average gradients.
 
     loss: how many numbers each all-reduce of the loss has for a position; empty: every rank gathers the logits
@@ -118,7 +119,8 @@ def traffics(
             logits = [("all_gather", block.output * samples)]
             ahead += [("all_reduce", number * positions) for number in loss] or logits
         forward, backward = (sum(to.seconds(*collective) for collective in part) for part in (ahead, back))
-        result.append(Traffic(forward, backward, sum(bytes_ for _, bytes_ in (*ahead, *back)), len(ahead) + len(back)))
+        sizes = [bytes_ for _, bytes_ in (*ahead, *back)]
+        result.append(Traffic(forward, backward, sum(sizes), max(sizes, default=0.0), len(sizes)))
     return result
 
 
@@ -148,7 +150,8 @@ def layer_messages(setting: Setting, dp: int, tp: int, count: int, traffics: Seq
     Computing waits for all of them."""
     seconds = count * sum(layer.forward + layer.backward for layer in traffics)
     bytes_, number = sum(layer.bytes_ for layer in traffics), sum(layer.number for layer in traffics)
-    layers = Message("collectives of layers", "tp", count * number, count * bytes_, seconds, seconds)
+    largest = max(layer.largest for layer in traffics)
+    layers = Message("collectives of layers", "tp", count * number, count * bytes_, seconds, seconds, largest)
     return [layers, batch_message(setting, dp, tp)]
 
 
@@ -157,7 +160,7 @@ def batch_message(setting: Setting, dp: int, tp: int, along: str = "tp") -> Mess
     one, samples = example_batch(setting.job.model, 1), setting.job.replica_batch(dp)
     sizes = samples * one.inputs.nbytes, samples * one.targets.nbytes
     seconds = sum(setting.path(tp).seconds("broadcast", size) for size in sizes)
-    return Message("broadcast of the batch", along, 2, sum(sizes), seconds, seconds)
+    return Message("broadcast of the batch", along, 2, sum(sizes), seconds, seconds, max(sizes))
 
 
 def limit(setting: Setting) -> Limit:
@@ -170,7 +173,7 @@ def limit(setting: Setting) -> Limit:
 
 
 def spatial(framework: Spatial, setting: Setting) -> Outcome:
-    job, blocks, layout = setting.job, setting.counts.blocks, framework.layout(setting.world)
+    job, blocks, layout = setting.job, setting.counts.blocks, framework.layout(setting.job.world_size)
     dp, sp = layout.dp, layout.tp
     fewest = min((layer for block in blocks for layer in block.rows), key=lambda layer: layer.window.output)
     count, samples = setting.micro_batch(dp)
@@ -194,12 +197,12 @@ def spatial(framework: Spatial, setting: Setting) -> Outcome:
         gathering = Message("all-gather of the last images", "dp", number, number * size, seconds, seconds)
         messages += [_halos(setting, samples, count, sp, forward), gathering, batch_message(setting, dp, sp, "dp")]
         messages += _statistics(setting, count, sp, forward)
-    if setting.world > 1:
+    if setting.job.world_size > 1:
         messages.append(averaged(setting, setting.gradient_bytes, passes=parts, views=True))
     return Outcome(
         compute_s=setting.compute_s(parts, count, setting.counts.parameter_count),
         messages=tuple(messages),
-        peak=lambda: replica(setting, counts_of_rank(setting, Share(sp=sp)), dp, bucketed=setting.world > 1),
+        peak=lambda: replica(setting, counts_of_rank(setting, Share(sp=sp)), dp, bucketed=setting.job.world_size > 1),
         limits=(
             Limit("sp", fewest.window.output, fewest.name),
             Limit("dp", job.global_batch, "one sample of the global batch a replica"),
@@ -212,32 +215,35 @@ def spatial(framework: Spatial, setting: Setting) -> Outcome:
 def _halos(setting: Setting, samples: float, count: int, sp: int, forward: int) -> Message:
     """The exchange of halos. The bytes are those of the rank that sends most. All neighbours exchange at the same time.
     If some neighbours are on different nodes, all wait for them. The gradients of a halo are as large as the halo."""
-    machine, world = setting.machine, setting.world
+    machine, world = setting.machine, setting.job.world_size
     crosses = bool(setting.per_node % sp)
-    number, seconds, bytes_ = 0, 0.0, np.zeros(sp)
+    number, seconds, largest, bytes_ = 0, 0.0, 0.0, np.zeros(sp)
     for layer in (layer for block in setting.counts.blocks for layer in block.rows):
         taken = np.array([layer.window.taken(Part(None, rank, sp)) for rank in range(sp)], dtype=float)  # [user, owner]
         np.fill_diagonal(taken, 0.0)  # own rows are not sent
         ahead, back = (samples * layer.row * taken.sum(axis) for axis in (0, 1))
         passes = [sent for sent in [ahead] * forward + [back] * (not layer.first) if sent.any()]
         number += len(passes)
-        seconds += sum(collectives.send(float(sent.max()), machine, 1, world, crosses) for sent in passes)
+        sizes = [float(sent.max()) for sent in passes]
+        seconds += sum(collectives.send(size, machine, 1, world, crosses) for size in sizes)
+        largest = max([largest, *sizes])
         bytes_ += sum(passes)
     total = count * float(bytes_.max())
-    return Message("halo exchange", "sp", count * number, total, count * seconds, count * seconds)
+    return Message("halo exchange", "sp", count * number, total, count * seconds, count * seconds, largest)
 
 
 def _statistics(setting: Setting, count: int, sp: int, forward: int) -> list[Message]:
     """BatchNorm over all parts: mean, variance and number of the pixels of each part are gathered forward, two sums for
     each channel are added backward."""
-    to, number, bytes_, seconds = setting.path(sp), 0, 0.0, 0.0
+    to, number, largest, bytes_, seconds = setting.path(sp), 0, 0.0, 0.0, 0.0
     for norm in batch_norms(on_meta(setting.job)):
         gathered, summed = FP32_BYTES * sp * (2 * norm.num_features + 1), FP32_BYTES * 2 * norm.num_features
         number += forward + 1
+        largest = max(largest, gathered, summed)
         bytes_ += forward * gathered + summed
         seconds += forward * to.seconds("all_gather", gathered)
         seconds += to.seconds("all_reduce", summed)
     if not number:
         return []
     amounts = (count * amount for amount in (number, bytes_, seconds, seconds))
-    return [Message("statistics of BatchNorm", "dp", *amounts)]
+    return [Message("statistics of BatchNorm", "dp", *amounts, largest=float(largest))]

@@ -25,7 +25,7 @@ from ddlbench.oracle.timing.schedule import Stages, Timed
 def cut_of(framework: Pipeline | PipeDream, setting: Setting) -> Cut:
     """The stages as `Plan` in frameworks/pipeline/stages.py divides them. If a run would measure the seconds of the
     blocks, they are divided by the predicted seconds."""
-    job, blocks, layout = setting.job, setting.counts.blocks, framework.layout(setting.world)
+    job, blocks, layout = setting.job, setting.counts.blocks, framework.layout(setting.job.world_size)
     if isinstance(framework, PipeDream):
         if framework.correction != "none":
             raise Unsupported("the oracle has no model of framework.correction: set it to none")
@@ -78,7 +78,7 @@ def _stages(cut: Cut, layers: Sequence[Traffic], sends: bool) -> Stages:
     """Seconds of each stage's passes for one micro batch, and of sending it to the next stage. layers: the collectives
     of each block"""
     setting, machine = cut.setting, cut.setting.machine
-    slowest, passes = machine.slowest(setting.world), setting.computation.blocks(cut.samples, cut.tp)
+    slowest, passes = machine.slowest(setting.job.world_size), setting.computation.blocks(cut.samples, cut.tp)
     # Collectives were measured while the ranks of their group share the cores. The schedule multiplies all seconds by
     # the contention of these ranks, so the collectives are divided by it here.
     contention = 1.0 if machine.cores is None else machine.shared_cores(cut.tp)
@@ -90,7 +90,7 @@ def _stages(cut: Cut, layers: Sequence[Traffic], sends: bool) -> Stages:
     forward, backward = ([sum(seconds[first:end]) for first, end in cut.spans] for seconds in (ahead, back))
     sending = _sending(cut) if sends else [0.0] * (len(cut.sizes) - 1)
     if setting.job.device.type == "cpu":  # gloo sends when the receiver asks, and the receiver waits
-        measured = machine.sweep("send", setting.world) is not None  # with all ranks of a node
+        measured = machine.sweep("send", setting.job.world_size) is not None  # with all ranks of a node
         contention = machine.shared_cores(setting.per_node) if measured else 1.0
         for stage, seconds in enumerate(sending):
             forward[stage + 1] += seconds / contention
@@ -102,6 +102,7 @@ def _stages(cut: Cut, layers: Sequence[Traffic], sends: bool) -> Stages:
 def _sending(cut: Cut) -> list[float]:
     """Seconds of a message from each stage to the next stage, on the same rank, in the same node or in another node."""
     setting, stride, node, seconds = cut.setting, cut.stage_ranks, cut.setting.per_node, list[float]()
+    machine, world = setting.machine, setting.job.world_size
     for stage, (_, end) in enumerate(cut.spans[:-1]):
         here, there = cut.rank_of(stage) * stride, cut.rank_of(stage + 1) * stride
         if here == there:
@@ -110,7 +111,7 @@ def _sending(cut: Cut) -> list[float]:
         crosses = any((here + peer) // node != (there + peer) // node for peer in (0, stride - 1))
         size = setting.counts.blocks[end - 1].output * cut.samples
         gather_s, parts = (setting.path(cut.tp).seconds("all_reduce", size) / 2, cut.tp) if cut.scattered else (0.0, 1)
-        seconds.append(gather_s + collectives.send(size / parts, setting.machine, stride, setting.world, crosses))
+        seconds.append(gather_s + collectives.send(size / parts, machine, stride, world, crosses))
     return seconds
 
 
@@ -140,7 +141,7 @@ def _passes(cut: Cut, stages: Stages) -> list[Timed]:
     setting, machine = cut.setting, cut.setting.machine
 
     def slower(busy: int) -> float:
-        ranks = busy * cut.stage_ranks * setting.per_node / setting.world  # that compute on a node
+        ranks = busy * cut.stage_ranks * setting.per_node / setting.job.world_size  # that compute on a node
         return machine.shared_cores(ceil(ranks)) if machine.cores is not None else 1.0
 
     return schedule.simulate(cut.schedule, stages, cut.pp, cut.count, slower)
@@ -167,7 +168,7 @@ def _messages(cut: Cut, layers: Sequence[Traffic], most: float, layers_s: float,
         sent = max(sizes, key=sum)
         seconds = max(sends_s, 2 * cut.count * max(_sending(cut)))
         number, bytes_ = cut.count * len(sent), cut.count * sum(sent)
-        yield Message("activations between stages", "pp", number, bytes_, seconds, sends_s)
+        yield Message("activations between stages", "pp", number, bytes_, seconds, sends_s, max(sent, default=0.0))
     if cut.dp > 1:  # after the schedule, over the replicas of a stage
         size = setting.gradient_bytes * most
         seconds = setting.path(cut.dp, cut.tp).seconds("all_reduce", size) + setting.packing_s(size)

@@ -210,7 +210,7 @@ def _graded_run(
         row = predict(config, gpus, Inputs(on, partial(results.computation, machine=on), learned=terms))
         if row.step_s is None:
             raise Unsupported(row.reason)
-        band = bands.band(row.framework, on.nodes(gpus), on.device.type, terms is not None)
+        band = bands.band(row.step_s, row.framework, on.nodes(gpus), on.device.type, terms is not None)
         graded.append(stated.graded(gpus, base, last.busy_step_s(last["sample_time_s"]), row.step_s, band))
     return graded
 
@@ -223,7 +223,7 @@ def _grade_layouts(rows: Sequence[CsvRow], left_out: list[str]) -> Grade:
         nodes, model = -(-layout.gpus // layouts.PER_NODE), f"GPT {layout.layers} layers, width {layout.hidden}"
         network = layouts.NETWORK if nodes > 1 else ""
         stated = Words(layout.line, "GPT layouts", model, layout.name, "A100", network)
-        band = bands.band("hybrid", nodes)
+        band = bands.band(seconds, "hybrid", nodes)
         graded.append(stated.graded(layout.gpus, "kernels of an A100", layout.measured_s, seconds, band))
     return Grade(graded, left_out, _regret(tried, predicted), _regret(tried, list(map(layouts.planned_s, tried))))
 

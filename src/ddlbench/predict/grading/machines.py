@@ -61,7 +61,7 @@ def machine_of(gpu: str, network: str, per_node: int, nodes: int) -> Machine:
     same = [entry for entry in GPUS if gpu_family(gpu) in entry["families"]]
     entry = next((entry for entry in same if re.search(entry.get("form", ""), gpu, re.IGNORECASE)), None)
     if entry is None:
-        raise UserError(f"GPU type {gpu!r} is not one of {', '.join(entry['name'] for entry in GPUS)}")
+        raise UserError(f"GPU type {gpu!r} is not one of {', '.join(dict.fromkeys(entry['name'] for entry in GPUS))}")
     device = {"name": entry["name"], "type": "cuda", **{key: entry.get(key) for key in PEAKS}}
     links = [entry["link"]]
     if nodes > 1:
@@ -88,6 +88,7 @@ def node_bytes_per_s(network: str, per_node: int) -> float:
     such a speed. Without a stated speed, that of a named node counts ("AWS p4d.24xlarge").
     """
     network = re.sub(r"(?<=\d),(?=\d{3}\b)", "", network)  # "3,200 Gbps"
+    network = re.sub(r"\brate: (\d+)(?!\.?\d| ?[a-z])", r"\1 Gb/s", network, flags=re.IGNORECASE)  # as ibstat writes it
     parts = re.split(r"[,;] ?(?=[A-Z][a-z]+:)", network)
     named = {part.partition(":")[0].lower(): part for part in parts if ":" in part}
     text = named.get("compute", "" if "management" in named else network)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -101,11 +101,11 @@ class Words(NamedTuple):
     gpu: str
     network: str
 
-    def graded(self, gpus: int, base: str, measured: float, predicted: float, band: bands.Ends) -> Row:
+    def graded(self, gpus: int, base: str, measured: float, predicted: float, band: Mapping[str, float]) -> Row:
         """The measurement, its base, its prediction in seconds and the ends of its bands, by the keys of the JSON."""
         error = predicted / measured - 1
         values = {"gpus": gpus, "base": base, "measured_s": measured, "predicted_s": predicted, "error": error}
-        return {**self._asdict(), **values, **bands.around(predicted, band)}
+        return {**self._asdict(), **values, **band}
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Point:
     def graded(self, base: str, predicted: float, learned: bool = False) -> Row:
         """`Words.graded`. learned: whether the prediction uses several GPU counts"""
         gpus = self.measured.gpus
-        band = bands.band(self.framework, self.machine.nodes(gpus), learned=learned)
+        band = bands.band(predicted, self.framework, self.machine.nodes(gpus), learned=learned)
         return self.stated.graded(gpus, base, self.measured.seconds, predicted, band)
 
 
@@ -164,7 +164,13 @@ def point(row: CsvRow, rows: Sequence[CsvRow]) -> Point:
     if not (row["base_gpus"] and row["base_value"]):
         raise UserError("no base in its series")
     measured = _step(row)
-    base = _base(row, rows, measured)
+    stated = next((other for other in rows if other is not row and _is_base(other, row)), row)
+    if stated is row:  # only its value is known; its batch of one GPU is in `layout`, or that of the row
+        batch = re.search(r"base batch per gpu (\d+)", row["layout"], re.IGNORECASE)
+        samples = int(batch[1]) if batch else (measured.samples or 0) // measured.gpus
+        cells = {"gpus": row["base_gpus"], "measured": row["base_value"], "batch_per_gpu": str(samples)}
+        stated = CsvRow(row.line, {**row.cells, **cells, "step_ms": "", "global_batch": ""})
+    base = _step(stated)
     framework, words = strategy_of(row)
     model = model_words(row)
     words += [COPIED] if framework == "ddp" else []
@@ -183,17 +189,6 @@ def point(row: CsvRow, rows: Sequence[CsvRow]) -> Point:
         measured,
         base,
     )
-
-
-def _base(row: CsvRow, rows: Sequence[CsvRow], measured: OneStep) -> OneStep:
-    """The step of a row's base. If only its value is known, its batch of one GPU is in `layout`, or that of the
-    row."""
-    if (stated := next((other for other in rows if other is not row and _is_base(other, row)), None)) is not None:
-        return _step(stated)
-    batch = re.search(r"base batch per gpu (\d+)", row["layout"], re.IGNORECASE)
-    samples = int(batch[1]) if batch else (measured.samples or 0) // measured.gpus
-    base = {"gpus": row["base_gpus"], "measured": row["base_value"], "batch_per_gpu": str(samples)}
-    return _step(CsvRow(row.line, {**row.cells, **base, "step_ms": "", "global_batch": ""}))
 
 
 def _step(row: CsvRow) -> OneStep:
