@@ -138,6 +138,11 @@ def _check(question: Question) -> None:
             raise UserError(
                 f"--{name.replace('_', '-')} adds lines to the table, and --json has rows only: leave one out"
             )
+    if options.grade and not options.grade.is_dir() and options.algorithm != "auto":
+        raise UserError(
+            f"--algorithm={options.algorithm}: the points of {options.grade} have the all-reduces of their libraries: "
+            "leave it out"
+        )
     if not options.plan:
         return
     for name in ("blocks", "timeline", "chakra", "check_volumes", "max_gpus", "calibrate_network", "exact_memory"):
