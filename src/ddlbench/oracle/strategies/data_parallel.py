@@ -237,7 +237,7 @@ def sharded(setting: Setting, scheme: Scheme, peak: Callable[[], Memory]) -> Out
         return (count - 1) * sum(map(part, plain)) + sum(map(part, last))
 
     compute = total(lambda block: block.forward + block.backward)
-    seconds, sent = total(lambda block: sum(block[2:])), total(lambda block: sum(map(bool, block[2:])))
+    seconds, sent = total(lambda block: sum(block.sent)), total(lambda block: sum(map(bool, block.sent)))
     if setting.job.device.type == "cpu":
         # The host itself computes, and waits for each collective: FSDP calls them with async_op=False, which returns at
         # once only on a device's stream, and DeepSpeed waits explicitly.
@@ -298,14 +298,18 @@ def queue(messages: Iterable[Gradient], seconds: Callable[[float], float]) -> fl
 
 
 class Sharded(NamedTuple):
-    """Seconds of one block whose weights are in shards: its two passes, then its three messages. It is gathered before
-    each pass and reduced after the backward pass (0: it is not)."""
+    """Seconds of one block whose weights are in shards: it is gathered before each pass and reduced after the backward
+    pass (0: it is not)."""
 
     forward: float
     backward: float
     gather: float
     gather_again: float
     reduce: float
+
+    @property
+    def sent(self) -> tuple[float, float, float]:
+        return self.gather, self.gather_again, self.reduce
 
 
 def sharded_step(blocks: Sequence[Sharded]) -> float:
