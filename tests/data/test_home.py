@@ -29,11 +29,14 @@ def test_a_user_without_a_home_is_told_what_to_set(monkeypatch):
         home()
 
 
-def test_folder_appears_whole(tmp_path):
+@pytest.mark.parametrize("empty", [False, True])
+def test_folder_appears_whole(tmp_path, empty):
     folder = tmp_path / "new" / "set"
+    if empty:
+        folder.mkdir(parents=True)
 
     def make(temporary):
-        assert not folder.exists()
+        assert not (folder.is_dir() and any(folder.iterdir()))
         (temporary / "a").write_text("1")
 
     make_folder(folder, make)

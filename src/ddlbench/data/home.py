@@ -24,10 +24,10 @@ def home() -> Path:
 
 
 def make_folder(folder: Path, make: Callable[[Path], None]) -> None:
-    """If there is no `folder`, let `make` fill a temporary one beside it, then rename it. An interrupted process leaves
-    nothing that looks complete. If two processes do this at once, the slower one deletes its own folder. Raises
-    UserError where the folder cannot be written."""
-    if folder.is_dir():
+    """If `folder` is missing or empty, let `make` fill a temporary one beside it, then rename it. An interrupted
+    process leaves nothing that looks complete. If two processes do this at once, the slower one deletes its own folder.
+    Raises UserError where the folder cannot be written."""
+    if folder.is_dir() and any(folder.iterdir()):
         return
     temporary = unfinished_path(folder, folder.parent)
     try:
