@@ -9,7 +9,7 @@ import pytest
 
 from ddlbench.config.compose import configuration
 from ddlbench.oracle.predictor import Prediction
-from ddlbench.predict.ranking import command, conclusion, fitting, regret, separated
+from ddlbench.predict.ranking import command, conclusion, fitting, regret, separated, table
 
 
 def predicted(framework: str, gpus: int, rate: float, fits: bool = True) -> Prediction:
@@ -32,6 +32,14 @@ def test_without_bands_the_conclusion_names_what_is_within_3_percent() -> None:
     assert conclusion(fitting(result), "") == ["best: fsdp () at 4 GPUs, 100 samples/s: why; within 3% of it: ddp"]
     assert conclusion(fitting(result[:1]), "") == ["best: ddp () at 4 GPUs, 97 samples/s: why"]
     assert conclusion(fitting(result, max_gpus=2), " with 2") == ["nothing that fits with 2"]
+
+
+def test_what_rounding_leaves_of_equal_seconds_is_0_in_the_table() -> None:
+    row = replace(banded("zbv", 1.0, 0.9, 1.2), compute_s=0.9, bubble_s=1.1e-16, data_s=2.5e-6)
+    assert " 900 ms " in table([row])
+    assert " 0 ms " in table([row])
+    assert " 0.0025 ms " in table([row])
+    assert "e-" not in table([row])
 
 
 def test_bands_that_overlap_do_not_separate() -> None:

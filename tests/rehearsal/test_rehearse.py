@@ -20,7 +20,7 @@ from ddlbench.measure.formulas.flops import training_flops
 from ddlbench.ranks.launch import Launch
 from ddlbench.recipe.recipe import CrossEntropy
 from ddlbench.rehearsal.observed import UNPINNED
-from ddlbench.rehearsal.rehearse import Rehearsal, rehearse
+from ddlbench.rehearsal.rehearse import Rehearsal, Sent, rehearse
 from tests.support.libraries import why_no_horovod
 from tests.support.rehearsals import MODELS, OF_IMAGES, OF_TEXT, WORLD, apart, config, rehearsed
 
@@ -294,3 +294,11 @@ def test_one_of_1024_ranks_answers_in_under_a_minute(device: torch.device) -> No
     assert results.coordinates == {"dp": 0, "pp": 0, "tp": 0}
     assert memory_of(results)["parameters"] == memory_of(results)["gradients"]
     assert sent(results, "send")[0] == sent(results, "recv")[0] > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "on_the_wire"),
+    [("all_reduce", 150.0), ("all_gather", 75.0), ("reduce_scatter", 75.0), ("send", 100.0), ("recv", 0.0)],
+)
+def test_what_a_rank_puts_on_the_wire_of_a_complete_message_of_100_bytes(kind: str, on_the_wire: float) -> None:
+    assert Sent(kind, ranks=4, stride=1, count=1.0, bytes_=100.0).sent_bytes == on_the_wire

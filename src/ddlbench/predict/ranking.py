@@ -44,7 +44,8 @@ def table(rows: Sequence[Prediction]) -> str:
     lines = list[tuple[str, ...]]()
     for row in (row for row in rows if row.status == "ok"):
         seconds = (row.compute_s, row.comm_exposed_s, row.comm_hidden_s, row.bubble_s, row.data_s)
-        times = ("" if took is None else f"{took * 1e3:.4g} ms" for took in seconds)
+        # Rounding may leave 1e-16 s of equal seconds.
+        times = ("" if took is None else f"{round(took * 1e3, 6):.4g} ms" for took in seconds)
         step_ms, low_ms, high_ms = (1e3 * (end or 0.0) for end in (row.step_s, row.low_80_s, row.high_80_s))
         band = f"{low_ms:.4g} to {high_ms:.4g} ms" if row.low_80_s else "none"
         fits = {True: "yes", False: "no", None: "?"}[row.fits]
