@@ -3,11 +3,7 @@
 #
 #   python -m ddlbench.sweep STUDY --slurm --site frontier --sbatch="--account=PROJECT" gpus_per_node=8
 #
-# AMD GPUs: PyTorch for ROCm calls them "cuda" and RCCL "nccl", so the same configurations run. What differs:
-# - An MI250X is two GPUs (GCDs): 8 ranks a node; "a GPU" in the tables is one GCD.
-# - loader=dali needs CUDA (status `unavailable`), Horovod and DeepSpeed must be built for ROCm.
-# - The columns that come from NVML (device memory, clocks, power, throttling) are empty; MFU uses AMD's data sheets.
-# - train.tf32 has no effect on an MI250X.
+# docs/clusters.md says what differs on AMD GPUs. An MI250X is two GPUs (GCDs): 8 ranks a node.
 #
 # Sources: https://docs.olcf.ornl.gov/systems/frontier_user_guide.html (nodes, core 0 of each L3 region is reserved) and
 # https://docs.olcf.ornl.gov/software/analytics/pytorch_frontier.html (modules, plugin, interfaces, master address).

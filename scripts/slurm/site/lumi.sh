@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# LUMI-G: four AMD MI250X (eight GCDs) a node, Slingshot network. NOT RUN THERE. What AMD GPUs mean for ddlbench:
-# frontier.sh.
+# LUMI-G: four AMD MI250X (eight GCDs) a node, Slingshot network. NOT RUN THERE. docs/clusters.md says
+# what differs on AMD GPUs.
 #
 #   export DDLBENCH_IMAGE=/scratch/PROJECT/ddlbench-rocm.sif    # scripts/container; a ROCm image as base
 #   python -m ddlbench.sweep STUDY --slurm --site lumi --sbatch="--account=PROJECT" gpus_per_node=8
