@@ -164,8 +164,8 @@ def point(row: CsvRow, rows: Sequence[CsvRow]) -> Point:
     if not (row["base_gpus"] and row["base_value"]):
         raise UserError("no base in its series")
     measured = _step(row)
-    stated = next((other for other in rows if other is not row and _is_base(other, row)), row)
-    if stated is row:  # only its value is known; its batch of one GPU is in `layout`, or that of the row
+    stated = next((other for other in rows if other is not row and _is_base(other, row)), None)
+    if stated is None:  # only its value is known; its batch of one GPU is in `layout`, or that of the row
         batch = re.search(r"base batch per gpu (\d+)", row["layout"], re.IGNORECASE)
         samples = int(batch[1]) if batch else (measured.samples or 0) // measured.gpus
         cells = {"gpus": row["base_gpus"], "measured": row["base_value"], "batch_per_gpu": str(samples)}
