@@ -72,3 +72,10 @@ def test_what_is_said_has_escapes_for_what_the_terminal_lacks():
     terminal = TextIOWrapper(content, encoding="ascii")
     say("a\nb", Path("µ"), stream=terminal)
     assert content.getvalue() == b"a\\nb\n\\xb5\n"
+
+
+def test_lines_are_one_write_because_a_reader_may_close_its_pipe_after_the_first(monkeypatch):
+    terminal, written = TextIOWrapper(BytesIO(), encoding="utf-8"), list[str]()
+    monkeypatch.setattr(terminal, "write", written.append)
+    say("a", "b", stream=terminal)
+    assert list(filter(None, written)) == ["a\nb\n"]

@@ -25,12 +25,12 @@ def printable(text: str) -> str:
 
 
 def say(*lines: object, stream: TextIO | None = None) -> None:
-    """Print lines at once. Characters that do not print, or that the encoding of the terminal lacks, become escapes.
-    stream: None: stdout"""
+    """Print lines at once, all in one write, because a reader such as `head` may close its pipe after the first.
+    Characters that do not print, or that the encoding of the terminal lacks, become escapes. stream: None: stdout"""
     terminal = stream or sys.stdout
     encoding = terminal.encoding or "utf-8"
-    for line in lines:
-        print(printable(str(line)).encode(encoding, "backslashreplace").decode(encoding), file=terminal, flush=True)
+    text = "".join(f"{printable(str(line))}\n" for line in lines)
+    print(text.encode(encoding, "backslashreplace").decode(encoding), end="", file=terminal, flush=True)
 
 
 def clipped(text: str, longest: int, ellipsis: str = "…") -> str:
