@@ -48,14 +48,7 @@ class Process:
         try:
             return abs(_started(self.pid) - self.started) < 1
         except (psutil.Error, ProcessLookupError):
-            pass
-        try:
-            os.kill(self.pid, 0)
-        except PermissionError:  # of another user
-            return None
-        except OSError:
-            pass
-        return False
+            return None if _is_of_another_user(self.pid) else False
 
 
 class Heartbeat:
@@ -125,6 +118,14 @@ def _started(pid: int) -> float:
     if fields[0] in "ZX":
         raise ProcessLookupError(pid)
     return int(fields[19]) / os.sysconf("SC_CLK_TCK")
+
+
+def _is_of_another_user(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError as error:
+        return isinstance(error, PermissionError)
+    return False
 
 
 def this_place() -> str:

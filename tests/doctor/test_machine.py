@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import resource
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from ddlbench.doctor import machine
-from ddlbench.doctor.machine import adapters, memory_limit, run, slurm
+from ddlbench.doctor.machine import (
+    adapters,
+    host_name,
+    locked_memory,
+    memory_cgroup,
+    memory_limit,
+    open_files,
+    run,
+    slurm,
+)
 from ddlbench.texts import GIB, MIB, first_line
 from tests.support.processes import program
 
@@ -18,42 +25,30 @@ UNLIMITED = resource.RLIM_INFINITY
 
 
 FEW_RANKS = "enough for about 337 ranks (sockets of rank 0): ask the administrator for a higher hard limit"
-FILES, LOCKED, SHARED, CGROUP = range(4)  # the lines
 
 
 @pytest.mark.parametrize(
-    ("line", "given", "value", "remark"),
+    ("line", "value", "remark"),
     [
-        (FILES, {"files": (1024, 524_288)}, "524,288, of which 524,276 are left", ""),  # a run raises the soft limit
-        (FILES, {"files": (1024, 1024)}, "1,024, of which 1,012 are left", FEW_RANKS),
-        (FILES, {"files": (1024, UNLIMITED)}, "unlimited", ""),
-        (LOCKED, {"locked": (8 * MIB, UNLIMITED)}, "8 MiB, can be raised to unlimited", ""),
-        (LOCKED, {"locked": (8 * MIB, 8 * MIB), "ports": ["mlx5_0: ACTIVE"]}, "8 MiB", "ulimit -l unlimited"),
-        (LOCKED, {"locked": (UNLIMITED, UNLIMITED), "ports": ["mlx5_0: ACTIVE"]}, "unlimited", ""),
-        (SHARED, {"shared": 64 * MIB}, "64 MiB", "--shm-size=1g"),
-        (SHARED, {"shared": 24 * GIB}, "24 GiB", ""),
-        (CGROUP, {"limit": None}, "no limit", ""),
-        (CGROUP, {"limit": 24 * GIB}, "no limit", ""),
-        (CGROUP, {"limit": 3 * GIB // 2}, "1.5 GiB", "less than the machine's 24 GiB"),
+        (open_files((1024, 524_288), 12), "524,288, of which 524,276 are left", ""),  # a run raises the soft limit
+        (open_files((1024, 1024), 12), "1,024, of which 1,012 are left", FEW_RANKS),
+        (open_files((1024, UNLIMITED), 12), "unlimited", ""),
+        (locked_memory((8 * MIB, UNLIMITED), []), "8 MiB, can be raised to unlimited", ""),
+        (locked_memory((8 * MIB, 8 * MIB), ["mlx5_0: ACTIVE"]), "8 MiB", "ulimit -l unlimited"),
+        (locked_memory((UNLIMITED, UNLIMITED), ["mlx5_0: ACTIVE"]), "unlimited", ""),
+        (machine.shared_memory(64 * MIB), "64 MiB", "--shm-size=1g"),
+        (machine.shared_memory(24 * GIB), "24 GiB", ""),
+        (memory_cgroup(None, 24 * GIB), "no limit", ""),
+        (memory_cgroup(24 * GIB, 24 * GIB), "no limit", ""),
+        (memory_cgroup(3 * GIB // 2, 24 * GIB), "1.5 GiB", "less than the machine's 24 GiB"),
     ],
 )
 def test_each_limit_is_reported_with_a_remark_where_it_would_stop_a_run(
-    monkeypatch: pytest.MonkeyPatch, line: int, given: dict[str, Any], value: str, remark: str
+    line: machine.Line, value: str, remark: str
 ) -> None:
-    limits = {
-        resource.RLIMIT_NOFILE: given.get("files", (1024, 524_288)),
-        resource.RLIMIT_MEMLOCK: given.get("locked", (UNLIMITED, UNLIMITED)),
-    }
-    monkeypatch.setattr("resource.getrlimit", limits.__getitem__)
-    monkeypatch.setattr("psutil.Process", lambda: SimpleNamespace(num_fds=lambda: 12))
-    monkeypatch.setattr(machine, "adapters", lambda: given.get("ports", []))
-    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(total=given.get("shared", 24 * GIB)))
-    monkeypatch.setattr(machine, "memory_limit", lambda: given.get("limit"))
-    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=24 * GIB))
-    reported = machine.limits()
-    assert reported[line][1] == value
-    assert remark in reported[line][2]
-    assert bool(remark) == bool(reported[line][2])
+    assert line[1] == value
+    assert remark in line[2]
+    assert bool(remark) == bool(line[2])
 
 
 def write(path: Path, text: str) -> Path:
@@ -97,19 +92,17 @@ def test_a_host_name_with_a_loopback_address_is_reported(
         return address
 
     monkeypatch.setattr("socket.gethostbyname", look_up)
-    name, value, remark = machine.links()[-1]
-    assert name == "host name"
-    assert bool(remark) == remarks
-    assert f"is {address or 'unknown'}" in value
+    assert bool(host_name()[2]) == remarks
+    assert f"is {address or 'unknown'}" in host_name()[1]
 
 
 def test_how_this_process_was_started() -> None:
-    assert machine.launchers({})[0] == ("this process", "started alone", "")
+    assert machine.this_process({}) == ("this process", "started alone", "")
     torchrun = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "2",
                 "MASTER_ADDR": "a", "MASTER_PORT": "1"}  # fmt: skip
-    assert machine.launchers(torchrun)[0][1] == "started by torchrun: rank 1 of 4 on 2 nodes"
-    assert "put srun before python" in machine.launchers({"SLURM_NTASKS": "8"})[0][2]
-    assert "unset RANK" in machine.launchers({"RANK": "0"})[0][2]
+    assert machine.this_process(torchrun)[1] == "started by torchrun: rank 1 of 4 on 2 nodes"
+    assert "put srun before python" in machine.this_process({"SLURM_NTASKS": "8"})[2]
+    assert "unset RANK" in machine.this_process({"RANK": "0"})[2]
 
 
 def test_answers_and_errors_of_slurm_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

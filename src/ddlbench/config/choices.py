@@ -90,16 +90,11 @@ def check_label(group: str, target: str, built: Any) -> None:
         raise UserError(
             f"{group}.name={option} is the name of {defaults['_target_']}, not of {shown(target)}: choose another name"
         )
-    others = (  # of the same class, read from their YAMLs when they are asked for
-        (other, published(group, other))
-        for other in choices(group)
-        if other != option and published(group, other)["_target_"] == target
-    )
     for field in fields(built):
         key, value, generic = field.name, getattr(built, field.name), field.metadata.get("defines", option)
         if generic == option or value == defaults[key]:
             continue
-        named = [other for other, theirs in others if other != generic and theirs[key] == value]
+        named = [other for other, theirs in _others(group, option) if other != generic and theirs[key] == value]
         remedy = choose(group, named[0]) if named else f"{choose(group, generic)} {group}.{key}={written(value)}"
         raise UserError(
             f"{group}.{key}={written(value)} is not {option}, which has {written(defaults[key])}: choose {remedy}"
@@ -107,7 +102,7 @@ def check_label(group: str, target: str, built: Any) -> None:
     if group != "model":
         return
     # Sizes are free, but not all of those in which another option differs.
-    for other, theirs in others:
+    for other, theirs in _others(group, option):
         sizes = {key: theirs[key] for key in defaults if key != "name" and theirs.get(key) != defaults[key]}
         if sizes and all(getattr(built, key, None) == size for key, size in sizes.items()):
             words = " ".join(f"model.{key}={written(size)}" for key, size in sizes.items())
@@ -151,3 +146,11 @@ def published(group: str, option: str) -> dict[str, Any]:
 def _content(group: str, option: str) -> dict[str, Any]:
     content = OmegaConf.to_container(OmegaConf.load(conf_dir() / group / f"{option}.yaml"))
     return cast(dict[str, Any], content)
+
+
+def _others(group: str, option: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The other options of the same class, read from their YAMLs when they are asked for."""
+    target = published(group, option)["_target_"]
+    for other in choices(group):
+        if other != option and published(group, other)["_target_"] == target:
+            yield other, published(group, other)

@@ -31,6 +31,11 @@ class Line(Generic[Amount]):
 NOTHING = Line(np.zeros(1), np.zeros(1))
 
 
+def most(live: Line[Floats], samples: float) -> float:
+    """The largest number at this batch size, at least 0."""
+    return float(np.max(live.at(samples), initial=0.0))
+
+
 @dataclass(frozen=True)
 class Work:
     """The operations of one direction of one block.
@@ -125,8 +130,8 @@ class Block:
             self.saved.at(samples),
             self.output * samples,
             self.unsaved_output * samples,
-            float(np.max(self.live_forward.at(samples), initial=0.0)),
-            float(np.max(backward.at(samples), initial=0.0)),
+            most(self.live_forward, samples),
+            most(backward, samples),
             self.saved.fixed,
         )
 

@@ -13,7 +13,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -37,32 +37,42 @@ INFINIBAND = Path("/sys/class/infiniband")
 
 def limits() -> list[Line]:
     """Limits that end or slow down a correct run."""
-    rows: list[Line] = []
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # the hard limit, to which each rank raises the soft one
-    text, remark = "unlimited", ""
-    if most != resource.RLIM_INFINITY:
-        left = most - psutil.Process().num_fds()
-        text, ranks = f"{most:,}, of which {left:,} are left", left // FILES_PER_RANK
-        enough = f"enough for about {ranks:,} ranks (sockets of rank 0): ask the administrator for a higher hard limit"
-        remark = enough if ranks < MANY_RANKS else ""
-    rows.append(("open files (ulimit -Hn)", text, remark))
+    return [
+        open_files(resource.getrlimit(resource.RLIMIT_NOFILE), psutil.Process().num_fds()),
+        locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK), or_none(adapters) or []),
+        shared_memory(shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0),
+        memory_cgroup(or_none(memory_limit), psutil.virtual_memory().total),
+    ]
 
-    locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    soft, hard = ("unlimited" if number == resource.RLIM_INFINITY else bytes_text(number) for number in locked)
-    text = soft if soft == hard else f"{soft}, can be raised to {hard}"
-    fails = locked[0] != resource.RLIM_INFINITY and or_none(adapters)
+
+def open_files(limit: tuple[int, int], used: int) -> Line:
+    """The hard limit, to which each rank raises the soft one as it connects. used: open files of this process."""
+    name, most = "open files (ulimit -Hn)", limit[1]
+    if most == resource.RLIM_INFINITY:
+        return name, "unlimited", ""
+    ranks = (most - used) // FILES_PER_RANK
+    remark = f"enough for about {ranks:,} ranks (sockets of rank 0): ask the administrator for a higher hard limit"
+    return name, f"{most:,}, of which {most - used:,} are left", remark if ranks < MANY_RANKS else ""
+
+
+def locked_memory(limit: tuple[int, int], infiniband: Sequence[str]) -> Line:
+    fails = limit[0] != resource.RLIM_INFINITY and bool(infiniband)
     remark = "InfiniBand locks its buffers in memory and will fail: ulimit -l unlimited" if fails else ""
-    rows.append(("locked memory (ulimit -l)", text, remark))
+    # The soft limit, and the hard one where it can be raised.
+    soft, hard = ("unlimited" if number == resource.RLIM_INFINITY else bytes_text(number) for number in limit)
+    return "locked memory (ulimit -l)", soft if soft == hard else f"{soft}, can be raised to {hard}", remark
 
-    shared = shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0
+
+def shared_memory(total: int) -> Line:
     remark = "NCCL and loader workers pass data through it: start the container with --ipc=host or --shm-size=1g"
-    rows.append(("shared memory (/dev/shm)", bytes_text(shared), remark if shared < SMALL_SHARED_MEMORY else ""))
+    return "shared memory (/dev/shm)", bytes_text(total), remark if total < SMALL_SHARED_MEMORY else ""
 
-    limit, total = or_none(memory_limit), psutil.virtual_memory().total
+
+def memory_cgroup(limit: int | None, total: int) -> Line:
     if limit is None or limit >= total:
-        return [*rows, ("memory cgroup", "no limit", "")]
+        return "memory cgroup", "no limit", ""
     remark = f"less than the machine's {bytes_text(total)}: the kernel kills processes above it, also loader workers"
-    return [*rows, ("memory cgroup", bytes_text(limit), remark)]
+    return "memory cgroup", bytes_text(limit), remark
 
 
 def memory_limit(root: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc/self/cgroup")) -> int | None:
@@ -94,11 +104,7 @@ def links() -> list[Line]:
         if reachable and speeds[name].isup:
             speed = f", {speeds[name].speed:,} Mbit/s" if speeds[name].speed else ""
             rows.append(("network", f"{name}: {', '.join(reachable)}{speed}", ""))
-    host, remark = socket.gethostname(), ""  # gloo offers the address of this name to the other ranks
-    address = or_none(lambda: socket.gethostbyname(host))
-    if address is None or ip_address(address).is_loopback:
-        remark = "other nodes cannot reach it: export GLOO_SOCKET_IFNAME=<interface> for runs on several nodes"
-    return [*rows, ("host name", f"{host} is {address or 'unknown'}", remark)]
+    return [*rows, host_name()]
 
 
 def adapters(folder: Path = INFINIBAND) -> list[str]:
@@ -108,21 +114,31 @@ def adapters(folder: Path = INFINIBAND) -> list[str]:
     return [f"{port.parts[-3]}: {state[port]}, {(port / 'rate').read_text().strip()}" for port in ports]
 
 
+def host_name() -> Line:
+    """Gloo offers the address of the host's name to the other ranks."""
+    name = socket.gethostname()
+    address = or_none(lambda: socket.gethostbyname(name))
+    remark = ""
+    if address is None or ip_address(address).is_loopback:
+        remark = "other nodes cannot reach it: export GLOO_SOCKET_IFNAME=<interface> for runs on several nodes"
+    return "host name", f"{name} is {address or 'unknown'}", remark
+
+
 def launchers(env: Mapping[str, str] = os.environ) -> list[Line]:
     """How ranks can be started here, and how this process was."""
-    try:
-        launch = detect(env)
-        started, remark = "started alone", hint(launch, env) or ""
-        if launch.launcher != "alone":
-            nodes = f"{launch.nodes} node{'s' if launch.nodes > 1 else ''}"
-            started = f"started by {launch.launcher}: rank {launch.rank} of {launch.world_size} on {nodes}"
-    except UserError as error:
-        started, remark = "started in a way that a run would refuse", str(error)
     beside = Path(sys.executable).with_name("torchrun")
     torchrun = str(beside) if beside.exists() else shutil.which("torchrun") or "python -m torch.distributed.run"
-    return [
-        ("this process", started, remark), ("torchrun", torchrun, ""), _program("mpirun", "MPI"), *slurm(env)
-    ]  # fmt: skip
+    return [this_process(env), ("torchrun", torchrun, ""), _program("mpirun", "MPI"), *slurm(env)]
+
+
+def this_process(env: Mapping[str, str]) -> Line:
+    try:
+        launch = detect(env)
+    except UserError as error:
+        return "this process", "started in a way that a run would refuse", str(error)
+    ranks = f"rank {launch.rank} of {launch.world_size} on {launch.nodes} node{'s' if launch.nodes > 1 else ''}"
+    started = "started alone" if launch.launcher == "alone" else f"started by {launch.launcher}: {ranks}"
+    return "this process", started, hint(launch, env) or ""
 
 
 def slurm(env: Mapping[str, str]) -> list[Line]:

@@ -201,7 +201,7 @@ def draw(axes: Axes, panel: Panel, looks: Looks, quantity: Quantity, others: Seq
         style |= look.shape | {"zorder": 3}
         merged = [point.merged for point in points.values()]
         axes.plot([row["gpus"] for row in points], merged, **cast(Any, style | {"linestyle": ""}))
-        for same in group_by(slowest_first, lambda row: row.axes.get("cluster")).values():
+        for same in group_by(slowest_first, lambda row: row.cluster).values():
             # A line joins the fastest row of each GPU count, and no rows of two clusters.
             fastest = sorted({row["gpus"]: points[row].merged for row in same if row in points}.items())
             xs, ys = [gpus for gpus, _ in fastest], [value for _, value in fastest]
@@ -241,7 +241,7 @@ def _theory_lines(axes: Axes, panel: Panel, looks: Looks, quantity: Quantity) ->
         return []
     style: dict[str, Any] = {"fillstyle": "none", "markersize": THEORY_SIZE, "linestyle": ":", "linewidth": 1}
     values: list[float] = []
-    for rows in group_by(panel.rows, lambda row: (row.curve_key, row.axes.get("cluster"))).values():
+    for rows in group_by(panel.rows, lambda row: (row.curve_key, row.cluster)).values():
         look = looks[rows[0].curve_key]
         points = sorted((row["gpus"], value) for row in rows if (value := theory(row)) is not None)
         xs, ys = [gpus for gpus, _ in points], [value for _, value in points]

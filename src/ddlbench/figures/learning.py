@@ -83,7 +83,7 @@ def _by_batch(name: str, metric: Metric, measurements: Sequence[Measurement], lo
         values = list[float]()
         one = len({row["compared"] for row in panel.rows}) == 1
         look_of = numbered(panel.curves) if one else {row.curve: looks[row.curve_key] for row in panel.rows}
-        for (curve, _), rows in group_by(panel.rows, lambda row: (row.curve, row.axes.get("cluster"))).items():
+        for (curve, _), rows in group_by(panel.rows, lambda row: (row.curve, row.cluster)).items():
             look = look_of[curve]
             points = sorted((row["global_batch"], row[metric.column]) for row in rows)
             repeats = [(row["global_batch"], run[metric.column]) for row in rows for run in row.runs]

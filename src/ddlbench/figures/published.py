@@ -129,7 +129,7 @@ def draw_communication(axes: Axes, panel: Panel, looks: Looks) -> None:
     profiled = [row for row in panel.rows if row["comm_share"] is not None]
     counts = [row["gpus"] for row in profiled] + [row[0] for rows in printed.values() for row in rows]
     plotting.gpu_axis(axes, counts, panel.device, log=True)
-    for (name, _), rows in group_by(profiled, lambda row: (row.curve, row.axes.get("cluster"))).items():
+    for (name, _), rows in group_by(profiled, lambda row: (row.curve, row.cluster)).items():
         points = sorted((row["gpus"], row["comm_share"]) for row in rows)
         look = looks[rows[0].curve_key]
         axes.plot(*zip(*points, strict=True), color=look.color, label=plotting.label(name), **look.shape)

@@ -158,13 +158,7 @@ class Record:
             self.finished = final
             self.content.update(status=status, reason=reason, ended_by=ended_by)
             self.content["times"]["end"] = now()
-            try:
-                self.reserve.unlink(missing_ok=True)
-                self.saved = self.write()
-            except Exception as error:
-                self.saved, why_not = False, why(error) if isinstance(error, OSError) else repr(error)
-                end = ": ".join(str(self.content[key]) for key in ("status", "reason") if self.content[key])
-                tell(f"the end cannot be recorded in {self.folder} ({why_not}): {end}")
+            self.saved = self._save_at_last()
             if final:
                 if self.heartbeat is not None:
                     self.heartbeat.stop()
@@ -180,6 +174,16 @@ class Record:
                     with contextlib.suppress(OSError):  # the folder can be read as well
                         files.close()
             return self.saved
+
+    def _save_at_last(self) -> bool:
+        try:
+            self.reserve.unlink(missing_ok=True)
+            return self.write()
+        except Exception as error:
+            reason = why(error) if isinstance(error, OSError) else repr(error)
+            end = ": ".join(str(self.content[key]) for key in ("status", "reason") if self.content[key])
+            tell(f"the end cannot be recorded in {self.folder} ({reason}): {end}")
+            return False
 
     def write(self) -> bool:
         """Replace run.json; returns whether it did. It does not if this process was stopped, so that another one wrote

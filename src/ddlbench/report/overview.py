@@ -66,6 +66,13 @@ def base(row: Measurement, own: bool) -> str:
     return f"{start.name}@{start.gpus}" if start else ""
 
 
+def quality(row: Measurement) -> str:
+    """Top-1 of images or perplexity per token of text."""
+    if row["val_perplexity_token"] is not None:
+        return f"ppl {number(row['val_perplexity_token'])}"
+    return percent(row["val_top1"])
+
+
 Columns = dict[str, Callable[[Measurement], str]]
 MEASURED: Columns = {
     "framework": lambda row: row["framework"] or "",
@@ -81,7 +88,7 @@ MEASURED: Columns = {
     "range": spread,
     "samples/s": lambda row: number(row["throughput_samples_per_s"]),
     "peak memory": lambda row: gib(row[memory_column(row["device"])]),
-    "top-1/ppl": lambda row: f"ppl {ppl}" if (ppl := number(row["val_perplexity_token"])) else percent(row["val_top1"]),
+    "top-1/ppl": quality,
     "source": lambda row: row["source"] or "",
 }
 VS_SINGLE: Columns = {

@@ -152,17 +152,18 @@ class Overview:
     def statuses(self) -> dict[str, str]:
         """The status of each cell by its key: `running` only if a process holds its claim, `queued` until its Slurm job
         has begun it, also after an attempt that failed."""
-        statuses: dict[str, str] = {}
-        for cell in self.cells:
-            status = INVALID if cell.invalid else self.state.status(cell)
-            owner = None if status in (*FINAL, INVALID) else holder(self.state.results, cell.key, self.queued)
-            if status in (MISSING, RUNNING):
-                status = MISSING if owner is None else QUEUED if owner.job and status == MISSING else RUNNING
-            elif owner and (start := (self.queued.starts or {}).get(owner.job or "")):
-                begun = any((attempt.job, attempt.restarts) == start for attempt in self.state.of(cell))
-                status = status if begun else QUEUED
-            statuses[cell.key] = status
-        return statuses
+        return {cell.key: INVALID if cell.invalid else self._status(cell) for cell in self.cells}
+
+    def _status(self, cell: Cell) -> str:
+        recorded = self.state.status(cell)
+        if recorded in FINAL:
+            return recorded
+        owner = holder(self.state.results, cell.key, self.queued)
+        if recorded in (MISSING, RUNNING):
+            return MISSING if owner is None else QUEUED if owner.job and recorded == MISSING else RUNNING
+        start = (self.queued.starts or {}).get(owner.job or "") if owner else None
+        begun = any((attempt.job, attempt.restarts) == start for attempt in self.state.of(cell))
+        return QUEUED if start and not begun else recorded
 
     @cached_property
     def groups(self) -> list[Group]:

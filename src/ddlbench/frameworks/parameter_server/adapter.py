@@ -132,14 +132,11 @@ class Exchange(Update):
             else:
                 self.staleness.count(max(self.ages))
                 more = torch.zeros(1, device=self.job.device)
-                messages = list[Tensor]()
-                for held in self.parameters:
-                    message = flat([*map(gradient, held), more])
-                    if message.device.type == "cuda":
-                        message = torch.empty(len(message), pin_memory=True).copy_(message, non_blocking=True)
-                    messages.append(message)
+                made = (flat([*map(gradient, held), more]) for held in self.parameters)
                 if self.job.device.type == "cuda":  # one wait for all copies
+                    made = [torch.empty(len(row), pin_memory=True).copy_(row, non_blocking=True) for row in made]
                     torch.cuda.current_stream(self.job.device).synchronize()
+                messages = list(made)
             group = self.server.group
             works = [(group.recv([weights], rank, WEIGHTS), weights) for rank, weights in self.weights.items()]
             works += [(group.send([messages[rank]], rank, GRADIENT), messages[rank]) for rank in self.weights]

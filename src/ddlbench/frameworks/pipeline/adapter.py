@@ -24,10 +24,10 @@ from ddlbench.frameworks.pipeline.rank import Blocks, Groups, StagedTrainer
 from ddlbench.frameworks.pipeline.schedules import (
     LOOPED,
     SCHEDULES,
-    SPLIT_BACKWARD,
     STAGES_OF_A_RANK,
     V_SHAPED,
     bubble,
+    check_split_backward,
     check_stages,
     in_flight,
     micro_batch_count,
@@ -80,14 +80,7 @@ class Pipeline(Staged):
                 self.sharded and self.schedule in V_SHAPED and bool(tied_names(on_meta(job))),
         }  # fmt: skip
         refuse(self.name, reasons)
-        halves = {
-            "train.checkpoint_activations": job.checkpoint_activations,  # each half would recompute the block
-            "train.compile": job.compile,  # torch cannot split a compiled backward pass
-            "train.channels_last": job.channels_last,  # inputs' gradients come in that layout, which cannot be sent
-        }
-        reason = "a backward pass in two halves does not support {}={}: set it to false, or use framework=interleaved"
-        asked = {reason.format(key, str(value).lower()): value for key, value in halves.items()}
-        refuse(self.schedule, asked if self.schedule in SPLIT_BACKWARD else {})
+        check_split_backward(self.schedule, job)
         if self.tp > 1:
             check_parts(self.name, job, self.tp, ranks)
             check_compile(self.name, job)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddlbench.errors import Unsupported, WrongRankCount
+from ddlbench.errors import Unsupported, WrongRankCount, refuse
 from ddlbench.frameworks.shared.layout import divisors
 from ddlbench.job import Job
 
@@ -59,6 +59,20 @@ def check_stages(ranks: int, virtual_stages: int, blocks: int, balance: list[int
             f"framework.balance={balance} gives {sum(balance)} blocks to {len(balance)} stages: the model has {blocks} "
             f"blocks and the pipeline {stages} stages, each needs 1 block or more; null balances by FLOPs"
         )
+
+
+def check_split_backward(schedule: str, job: Job) -> None:
+    """Raise Unsupported for what does not go with a backward pass in two halves, gradients of inputs first and of
+    weights later."""
+    if schedule not in SPLIT_BACKWARD:
+        return
+    keys = {
+        "train.checkpoint_activations": job.checkpoint_activations,  # each half would recompute the block
+        "train.compile": job.compile,  # torch cannot split a compiled backward pass
+        "train.channels_last": job.channels_last,  # inputs' gradients come in that layout, which cannot be sent
+    }
+    reason = "a backward pass in two halves does not support {}={}: set it to false, or use framework=interleaved"
+    refuse(schedule, {reason.format(key, str(value).lower()): value for key, value in keys.items()})
 
 
 def micro_batch_count(schedule: str, job: Job, ranks: int, replicas: int) -> int:

@@ -218,6 +218,11 @@ def computing(device: torch.device, rows: int) -> Callable[[], None]:
     return lambda: conv2d(images, weight, padding=1).sum().backward()
 
 
+def _share(tensor: Tensor) -> Tensor:
+    """A copy of one rank's share."""
+    return tensor.chunk(dist.get_world_size())[0].clone()
+
+
 def _send(tensor: Tensor) -> None:
     """Send from rank 0 to rank 1."""
     if dist.get_rank() == 0:
@@ -228,8 +233,8 @@ def _send(tensor: Tensor) -> None:
 
 COLLECTIVES: dict[str, Callable[[Tensor], object]] = {
     "all_reduce": dist.all_reduce,
-    "all_gather": lambda tensor: all_gather(tensor, tensor.chunk(dist.get_world_size())[0].clone()),
-    "reduce_scatter": lambda tensor: reduce_scatter(tensor.chunk(dist.get_world_size())[0].clone(), tensor),
+    "all_gather": lambda tensor: all_gather(tensor, _share(tensor)),
+    "reduce_scatter": lambda tensor: reduce_scatter(_share(tensor), tensor),
     "broadcast": lambda tensor: dist.broadcast(tensor, 0),
     "send": _send,
 }

@@ -84,6 +84,11 @@ class Measurement:
         return str(self["compared"]), self.curve
 
     @property
+    def cluster(self) -> str | None:
+        """The cluster, if comparable measurements have several: a line joins the points of one. Else None."""
+        return self.axes.get("cluster")
+
+    @property
     def series(self) -> tuple[Any, ...]:
         """Equal for measurements of one panel. They share a kind of scaling, unless --across takes all kinds."""
         return (self["comparison"],) if self.any_scaling else (self["comparison"], self["scaling"], self.size)
@@ -109,8 +114,8 @@ class Measurement:
     def name(self) -> str:
         """The name of its curve, the layout of its ranks if the configuration sets it, and its cluster if comparable
         rows have several."""
-        cluster = self.axes.get("cluster")
-        return self.curve + (f" [{self['layout']}]" if self["layout"] else "") + (f" at {cluster}" if cluster else "")
+        layout = f" [{self['layout']}]" if self["layout"] else ""
+        return self.curve + layout + (f" at {self.cluster}" if self.cluster else "")
 
     @property
     def other_settings(self) -> str:

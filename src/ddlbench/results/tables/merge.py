@@ -148,7 +148,11 @@ class AttemptRow:
     @cached_property
     def asked(self) -> str:
         """The configuration and the GPUs that all repeats have in common, as a text."""
-        options = {key: value for key, value in self.options.items() if key not in FREE}
+        return self._asked(FREE)
+
+    def _asked(self, free: Sequence[str]) -> str:
+        """free: the keys that may have several values"""
+        options = {key: value for key, value in self.options.items() if key not in free}
         return json.dumps([options, self.row["gpus"], self.row["nodes"]], sort_keys=True, default=str)
 
     @cached_property
@@ -158,8 +162,7 @@ class AttemptRow:
 
     def measurement_id(self, *more: str) -> str:
         """The name of a group of repeats in both tables. more: other keys that may differ; SEED: repeats of any seed"""
-        options = {key: value for key, value in self.options.items() if key not in more}
-        return digest([replace(self, options=options).asked, self.seen])
+        return digest([self._asked((*FREE, *more)), self.seen])
 
     @cached_property
     def comparison(self) -> str:
