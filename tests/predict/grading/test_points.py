@@ -164,6 +164,8 @@ def test_types_of_weights_and_gradients(strategy: str, precision: str, model: st
     [
         ("Megatron-LM", "DDP", "fp16", "fp16", False),
         ("Megatron-LM", "DDP", "bf16", "fp32", False),
+        ("ChainerMN 7", "DP", "fp16", "fp16", False),
+        ("ChainerMN 7, double buffering", "DP", "fp16", "fp16", True),
         ("DeepSpeed", "ZeRO stage 0", "bf16", "bf16", False),
         ("DeepSpeed", "ZeRO stage 3", "bf16", "bf16", True),
         ("apex", "DDP", "fp16", "fp32", True),
@@ -186,6 +188,7 @@ def test_libraries_differ_in_the_type_of_gradients_and_in_their_overlap(
     [
         ("PyTorch 1.5.0a0", "ring"),
         ("TensorFlow 1.15.2 + Horovod 0.19.0", "ring"),
+        ("ChainerMN 7", "ring"),
         ("PyTorch 1.11.0+cu115", "auto"),
         ("PyTorch 2.2", "auto"),
     ],
@@ -203,6 +206,7 @@ def test_the_software_of_2020_reduces_in_a_ring(library: str, algorithm: str) ->
         ("PyTorch (DeepLearningExamples)", "ResNet-50", "DDP", None),
         ("TensorFlow 1 + Horovod (DLE)", "BERT-base", "DP", None),
         ("TensorFlow 2.3", "BERT-base", "DP (tf.distribute, mirrored)", "1000000"),
+        ("ChainerMN 7", "VGG-16", "DP", "1000000"),
     ],
 )
 def test_some_libraries_send_larger_messages(library: str, model: str, strategy: str, size: str | None) -> None:

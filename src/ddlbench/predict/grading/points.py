@@ -69,19 +69,22 @@ PRECISIONS = {
     "bf16": "bf(loat)?16", "fp16": r"fp16|float16|\bhalf\b|\bamp\b|mixed|\bo[12]\b", "tf32": "tf32",
     "fp32": r"fp32|float32|\bsingle\b",
 }  # fmt: skip
-# Libraries that reduce gradients after the backward pass unless they are told otherwise; DeepSpeed overlaps at stage 3.
-WAITING = re.compile("deepspeed|megatron", re.IGNORECASE)
+# Libraries that reduce gradients after the backward pass unless they are told otherwise; DeepSpeed overlaps at stage 3,
+# ChainerMN with double buffering.
+WAITING = re.compile("deepspeed|megatron|chainer(?!.*double)", re.IGNORECASE)
 # Software of 2020 and before has NCCL 2.7 or older. Its all-reduces between two nodes take nearly as long as a ring's
 # (DLPerf's BERT), and not as long as a tree's.
 RINGS = re.compile(
-    r"pytorch 1\.[0-7]\b|tensorflow (?:1|2\.[0-3])\b|mxnet 1|paddlepaddle 1|oneflow 0|deepspeed 0\.3", re.IGNORECASE
+    r"pytorch 1\.[0-7]\b|tensorflow (?:1|2\.[0-3])\b|mxnet 1|paddlepaddle 1|oneflow 0|deepspeed 0\.3|chainer",
+    re.IGNORECASE,
 )
 COPIED = "framework.gradient_as_bucket_view=false"  # the default of torch, where ddlbench has true
 # MiB of gradients in a message, by patterns of framework, model and strategy: 250 million numbers (`message_size` of
-# apex's DDP in NVIDIA's BERT for PyTorch), or all (`num_packs=1`, the default of tf.distribute.NcclAllReduce).
+# apex's DDP in NVIDIA's BERT for PyTorch), or all (`num_packs=1`, the default of tf.distribute.NcclAllReduce, and
+# ChainerMN's pure_nccl communicator).
 MESSAGES = (
     (re.compile(r"pytorch.*(?:deeplearningexamples|\bdle\b).*bert", re.IGNORECASE), 954),
-    (re.compile(r"tf\.distribute.*mirrored", re.IGNORECASE), 1_000_000),
+    (re.compile(r"tf\.distribute.*mirrored|chainer", re.IGNORECASE), 1_000_000),
 )
 # Parts of a strategy that ddlbench's equations do not have.
 OTHERWISE = {
@@ -285,9 +288,9 @@ def strategy_of(row: CsvRow) -> tuple[str, list[str]]:
 
 def precision_words(row: CsvRow, framework: str, model: str) -> list[str]:
     """Gradients are sent in 16 bits where the source says so ("PURE" of llm-foundry, "fp16 gradients", "fp16
-    all-reduce"), and where the weights have 16 bits, too: MXNet's fp16, and of a model without BatchNorm the fp16 and
-    bf16 of ZeRO and DeepSpeed and the fp16 of Megatron-LM. Else they are sent in fp32, as under amp and in TensorFlow,
-    whose weights are in fp32."""
+    all-reduce"), in ChainerMN, and where the weights have 16 bits, too: MXNet's fp16, and of a model without BatchNorm
+    the fp16 and bf16 of ZeRO and DeepSpeed and the fp16 of Megatron-LM. Else they are sent in fp32, as under amp and in
+    TensorFlow, whose weights are in fp32."""
     text, strategy, library = (row[column].lower() for column in ("precision", "strategy", "framework"))
     name = next((name for name, pattern in PRECISIONS.items() if re.search(pattern, text)), None)
     if name is None or "fp8" in text:
@@ -303,7 +306,7 @@ def precision_words(row: CsvRow, framework: str, model: str) -> list[str]:
     zero = sharded or (framework == "ddp" and "zero" in strategy)  # ZeRO-1 within a node is predicted as DDP
     casts = zero or "deepspeed" in library or ("megatron" in library and name == "fp16")
     casts = (casts and model.startswith("+model=gpt2")) or ("mxnet" in library and "amp" not in text)
-    if casts or "(pure)" in strategy:
+    if casts or "chainer" in library or "(pure)" in strategy:
         reduced = [f"train.reduce_dtype={name}"]
     cast = ["framework.mixed_precision=weights"] if casts and sharded else []
     return [f"train.precision={name}", *(reduced or ["train.reduce_dtype=fp32"]), *cast, *checkpointed]
