@@ -97,6 +97,16 @@ def test_a_rank_is_stopped(tmp_path: Path, framework: str) -> None:
     require_first_epoch(tmp_path, ranks=2)
 
 
+def test_what_all_ranks_refuse_is_one_line_without_stacks(tmp_path: Path) -> None:
+    """Rank 0 holds the store, and torch prints a stack for each request to a store whose process has ended."""
+    codes, said = end(
+        start(tmp_path, "none", "train.global_batch=12", "train.reduce_dtype=bf16", ranks=3, framework="local_sgd")
+    )
+    assert codes == [3, 3, 3], said
+    assert "averages weights in fp32 and sends no gradients in bf16" in "".join(said)
+    assert not any("TCPStore" in text for text in said), said
+
+
 def test_an_allocator_that_has_no_memory_is_oom(tmp_path: Path) -> None:
     """torch's own allocator on the CPU, not a planted exception."""
     codes, said = end(start(tmp_path, "allocate", *TWO_EPOCHS))

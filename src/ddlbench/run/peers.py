@@ -71,7 +71,8 @@ class Peers:
         self._ask(lambda store: store.set(RECORDED, ""))
 
     def readers(self, more: int = 0) -> int:
-        """How many ranks know the first failure, after `more` of them: the store's process need not stay for these."""
+        """How many ranks know that the end is recorded, after `more` of them: the store's process need not stay for
+        these."""
         return self._ask(lambda store: store.add(READERS, more)) or 0
 
     def lost_contact(self, timeout_s: float) -> Failure | None:
@@ -168,7 +169,8 @@ class Peers:
             try:
                 if request is not None and answer is not None:
                     answer.set_result(request(self.store))
-                self._round()
+                if not self.recorded:  # else the store's process may end, and torch prints a stack for each request
+                    self._round()
             except RuntimeError as error:
                 self.lost = True
                 if answer is not None and not answer.done():

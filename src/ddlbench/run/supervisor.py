@@ -179,7 +179,7 @@ class Supervisor:
         return failure
 
     def wait_for_readers(self, failure: Failure) -> None:
-        """Rank 0 stays until the others know the reason, because it may hold the store; they stay until it is recorded.
+        """Rank 0 stays until the others know that the reason is recorded, because it may hold the store.
         While the ranks connect it stays longer, for those that still import torch."""
         with self.waiting:
             peers = self.peers
@@ -192,9 +192,9 @@ class Supervisor:
                 while peers.readers() < peers.world_size - 1 and time.perf_counter() < deadline and not peers.lost:
                     time.sleep(peers.period_s / 2)
                 return
-            peers.readers(more=1)
             while not (peers.recorded or (peers.lost and peers.holder == "rank 0")) and time.perf_counter() < deadline:
                 time.sleep(peers.period_s / 2)
+            peers.readers(more=1)
             if not peers.recorded:  # record the end in the place of rank 0
                 time.sleep(0.2 * min(self.rank, 50))  # the lowest rank first
                 folder, status, reason = self.attempt.folder, failure.status, failure.reason
