@@ -211,6 +211,8 @@ def failure_of(error: BaseException, rank: int) -> Failure:
             "out of memory (see its system log), lower loader.workers or loader.prefetch, or ask for more memory"
         )
         return Failure.with_status("error", reason, rank)
+    if "more than 1 value per channel" in message:
+        text += ": BatchNorm needs more samples in a micro batch (train.micro_batch), or a larger model.image_size"
     if any(word in words for word in OUT_OF_MEMORY):
         return Failure.with_status("oom", f"rank {rank}: {text}", rank)
     if any(word in words for word in TIMEOUT):

@@ -282,6 +282,7 @@ TRACEBACK = """Traceback (most recent call last):
 OSError: [Errno 116] Stale file handle
 """
 OF_WORKER = "Caught OSError in DataLoader worker process 0. OSError: [Errno 116] Stale file handle"
+ONE_VALUE = "Expected more than 1 value per channel when training"
 TIMED_OUT = "Timed out waiting 5000ms for recv"
 
 
@@ -300,6 +301,12 @@ TIMED_OUT = "Timed out waiting 5000ms for recv"
         (OSError(f"Caught OSError in DataLoader worker process 0.\nOriginal {TRACEBACK}"), "error", OF_WORKER, 1),
         (RuntimeError("compiler raised:\n\nbecause of this"), "error", "compiler raised: because of this", 1),
         (RuntimeError(TIMED_OUT), "timeout", f"{TIMED_OUT} (the limit is train.timeout_s)", 8),
+        (
+            ValueError(f"{ONE_VALUE}, got"),
+            "error",
+            f"{ONE_VALUE}, got: BatchNorm needs more samples in a micro batch",
+            1,
+        ),
         (KeyError("lost"), "error", "'lost'", 1),
     ],
 )
