@@ -65,10 +65,18 @@ def test_the_equations_send_what_the_adapters_send(case: tuple[str, ...]) -> Non
         (("tensor", "gpt2_small"), ["tp", "dp"]),
         (("spatial", "resnet50"), ["sp", "dp"]),
         (("1f1b", "gpt2_small", "framework.pp=2", "framework.dp=4", "framework.sharded=true"), ["pp", "dp", "ends"]),
+        (("fsdp", "resnet50", "train.micro_batch=2"), ["dp"]),
         pytest.param(("spatial", "resnet50", SELECTIVE), ["sp", "dp"], marks=pytest.mark.slow),
         pytest.param(("tensor", "gpt2_small", SELECTIVE, SEQUENCE), ["tp", "dp"], marks=pytest.mark.slow),
     ],
-    ids=["layers", "parts-of-images", "shards-of-a-pipeline", "images-again", "layers-again"],
+    ids=[
+        "layers",
+        "parts-of-images",
+        "shards-of-a-pipeline",
+        "micro-batches-of-shards",
+        "images-again",
+        "layers-again",
+    ],
 )
 def test_every_byte_is_in_the_equations(case: tuple[str, ...], dimensions: list[str]) -> None:
     """Of parts of images: halos of the rank that sends most, statistics of BatchNorm, the last images, the batch and

@@ -139,7 +139,5 @@ def no_sync(model: nn.Module) -> Generator[None]:
     """Backward passes within it add up full gradients on this rank; a later pass sends them."""
     root = cast(FSDPModule, model)
     root.set_requires_gradient_sync(False)
-    root.set_is_last_backward(False)
     yield
     root.set_requires_gradient_sync(True)
-    root.set_is_last_backward(True)
