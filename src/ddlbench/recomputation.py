@@ -138,10 +138,14 @@ def flat(items: Plan | Names) -> list[Any]:
     return [block for item in items for block in (flat(item) if isinstance(item, tuple | list) else [item])]
 
 
-def repeats(plan: Plan, depth: int = 0) -> list[int]:
-    """How often each block runs again: the number of segments around it."""
-    nested = ([depth] if isinstance(item, int) else repeats(item, depth + 1) for item in plan)
-    return [count for counts in nested for count in counts]
+def repeats(plan: Plan, complete: bool = False, depth: int = 0) -> list[int]:
+    """How often each block runs again: the number of segments around it. complete: to the end of the block; the second
+    run of a segment stops in its last block, at the last tensor that the backward pass needs"""
+    nested = ([depth] if isinstance(item, int) else repeats(item, complete, depth + 1) for item in plan)
+    times = [count for counts in nested for count in counts]
+    if complete and depth:
+        times[-1] -= 1
+    return times
 
 
 def fastest(links: tuple[Link, ...], bytes_: float) -> Plan | None:

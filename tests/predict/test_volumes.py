@@ -33,12 +33,16 @@ PLAIN = [
     if framework not in LEFT_OUT | (OF_IMAGES if model == "gpt2_small" else OF_TEXT)
 ]
 SEQUENCE, SELECTIVE = "framework.sequence_parallel=true", "train.checkpoint_activations=selective"
+BF16 = "train.precision=bf16"
 AGAIN = ("train.checkpoint_activations=blocks", SELECTIVE)
 KNOBS = [
     ("tensor", "gpt2_small", SEQUENCE),
     ("tensor", "gpt2_small", "framework.parallel_loss=false"),
     *(("tensor", model, word) for model in ("gpt2_small", "resnet50", "vgg16") for word in AGAIN),
     *(("hybrid", "gpt2_small", word) for word in AGAIN),
+    ("tensor", "gpt2_small", SEQUENCE, BF16),
+    *((framework, "resnet50", BF16) for framework in ("tensor", "channel", "spatial")),
+    ("hybrid", "gpt2_small", BF16),
 ]
 
 
@@ -66,6 +70,7 @@ def test_the_equations_send_what_the_adapters_send(case: tuple[str, ...]) -> Non
         (("spatial", "resnet50"), ["sp", "dp"]),
         (("1f1b", "gpt2_small", "framework.pp=2", "framework.dp=4", "framework.sharded=true"), ["pp", "dp", "ends"]),
         (("fsdp", "resnet50", "train.micro_batch=2"), ["dp"]),
+        (("tensor", "gpt2_small", BF16), ["tp", "dp"]),
         pytest.param(("spatial", "resnet50", SELECTIVE), ["sp", "dp"], marks=pytest.mark.slow),
         pytest.param(("tensor", "gpt2_small", SELECTIVE, SEQUENCE), ["tp", "dp"], marks=pytest.mark.slow),
     ],
@@ -74,6 +79,7 @@ def test_the_equations_send_what_the_adapters_send(case: tuple[str, ...]) -> Non
         "parts-of-images",
         "shards-of-a-pipeline",
         "micro-batches-of-shards",
+        "bf16-added-in-fp32",
         "images-again",
         "layers-again",
     ],

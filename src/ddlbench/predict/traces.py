@@ -16,8 +16,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ddlbench.errors import RunError, Unsupported, importing, reporting
 from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.oracle.predictor import Prediction
@@ -95,8 +93,7 @@ def distinct_ranks(row: Prediction) -> list[Rehearsal]:
     cannot be rehearsed."""
     assert row.config is not None
     assert row.setting is not None
-    job = replace(row.setting.job, device=torch.device("cpu"))
-    ranks = traced.distinct_ranks(row.gpus, row.layout)
+    job, ranks = row.setting.job, traced.distinct_ranks(row.gpus, row.layout)
     return [traced.rehearsed(row.config.framework, replace(job, rank=rank, local_rank=rank)) for rank in ranks]
 
 

@@ -33,7 +33,7 @@ from ddlbench.oracle.machine import collectives
 from ddlbench.oracle.memory.replicas import counts_of_rank, replica
 from ddlbench.oracle.setting import Limit, Message, Outcome, Setting
 from ddlbench.oracle.strategies.data_parallel import averaged
-from ddlbench.recomputation import repeats
+from ddlbench.recomputation import Plan, repeats
 
 SUMMED_AHEAD, SUMMED_BACK, GATHERED = ("row", "vocab"), ("column", "qkv", "filter", "logits"), ("norm", "channels")
 # How many numbers each all-reduce of the loss has for a position: the largest logit, then sums.
@@ -75,7 +75,7 @@ def parts(setting: Setting, dp: int, tp: int, sequence: bool, loss: Sequence[int
     passes, share = setting.passes(samples, tp), Share(tp, sequence, gathered=not loss)
     messages: list[Message] = []
     if tp > 1:
-        layers = traffics(setting, samples, tp, repeats(setting.plan(samples)), sequence, loss)
+        layers = traffics(setting, samples, tp, [setting.plan(samples)], sequence, loss)
         messages += layer_messages(setting, dp, tp, count, layers)
     if tp > 1 and sequence:  # each rank has the gradients of its tokens (TensorReplica.complete_gradients)
         size = FP32_BYTES * float(sum(block.parameter_count - block.split_parameters for block in blocks))
@@ -97,22 +97,24 @@ def traffics(
     setting: Setting,
     samples: float,
     tp: int,
-    again: Sequence[int],
+    plans: Sequence[Plan],
     sequence: bool = False,
     loss: Sequence[int] = LOSS,
 ) -> list[Traffic]:
     """The collectives that frameworks/tensor/layers.py makes for each block; none if tp is 1.
 
     With sequence parallelism a reduce-scatter in one direction and an all-gather in the other direction replace each
-    all-reduce. again: how often the forward pass of each block runs again, with its collectives, in the backward pass
+    all-reduce. plans: of the stages; blocks whose forward pass runs again send again, in the backward pass
     """
     model, blocks, result = setting.job.model, setting.counts.blocks, list[Traffic]()
     if tp == 1:
         return [Traffic()] * len(blocks)
     to = setting.path(tp)
-    for block, times in zip(blocks, again, strict=True):
-        ahead, back, last = _collectives(block, samples, sequence)
-        back += (times + block.selective) * ahead
+    wide = 2 if setting.job.precision == "bf16" and setting.job.device.type == "cpu" else 1  # gloo adds them in fp32
+    again, complete = ([times for plan in plans for times in repeats(plan, whole)] for whole in (False, True))
+    for block, times, complete_times in zip(blocks, again, complete, strict=True):
+        ahead, back, last = _collectives(block, samples, sequence, wide)
+        back += (times + block.selective) * ahead + complete_times * last
         ahead += last
         if block is blocks[-1]:
             positions = FP32_BYTES * samples * (prod(model.input_shape()) if model.kind == "text" else 1)
@@ -124,24 +126,25 @@ def traffics(
     return result
 
 
-def _collectives(block: Block, samples: float, sequence: bool) -> Sequence[list[tuple[str, float]]]:
+def _collectives(block: Block, samples: float, sequence: bool, wide: float) -> Sequence[list[tuple[str, float]]]:
     """Kind and bytes of each collective between the layers of a block: those of the forward pass, of the backward pass,
-    and at the end of the forward pass. A second run ends before the last ones: they follow the last saved tensor."""
+    and at the end of the forward pass. A second run ends before the last ones: they follow the last saved tensor.
+
+    wide: bytes that are sent for one byte where ranks add up
+    """
     ahead, back, last = (list[tuple[str, float]]() for _ in range(3))
     for exchange in block.exchanges:
         style, entering, leaving = exchange.style, exchange.input_bytes * samples, exchange.output_bytes * samples
         if style == "channel":
-            ahead.append(("all_reduce", leaving))
+            ahead.append(("all_reduce", wide * leaving))
             back.append(("all_gather", entering))
         elif style in GATHERED:
             (last if style == "channels" else ahead).append(("all_gather", leaving))
         elif style in SUMMED_AHEAD or (style in SUMMED_BACK and (sequence or not exchange.first)):
-            size = leaving if style in SUMMED_AHEAD else entering
+            size, added, other = (leaving, ahead, back) if style in SUMMED_AHEAD else (entering, back, ahead)
+            added.append(("reduce_scatter" if sequence else "all_reduce", wide * size))
             if sequence:
-                ahead.append(("all_gather", size))
-                back.append(("all_gather", size))
-            else:
-                (ahead if style in SUMMED_AHEAD else back).append(("all_reduce", size))
+                other.append(("all_gather", size))
     return ahead, back, last
 
 

@@ -46,12 +46,12 @@ def cut_of(framework: Pipeline | PipeDream, setting: Setting) -> Cut:
 def timeline(framework: Pipeline, setting: Setting) -> tuple[list[Timed], Sequence[float]]:
     """The simulated passes of a step with all messages, and the seconds of a message from each stage to the next."""
     cut = cut_of(framework, setting)
-    stages = _stages(cut, traffics(setting, cut.samples, cut.tp, cut.again), sends=True)
+    stages = _stages(cut, traffics(setting, cut.samples, cut.tp, cut.plans), sends=True)
     return _passes(cut, stages), stages.send
 
 
 def predict(cut: Cut) -> Outcome:
-    setting, layers = cut.setting, traffics(cut.setting, cut.samples, cut.tp, cut.again)
+    setting, layers = cut.setting, traffics(cut.setting, cut.samples, cut.tp, cut.plans)
     compute_s, busy_s = _time(cut, _stages(cut, [Traffic()] * len(layers), sends=False))
     with_layers_s = _time(cut, _stages(cut, layers, sends=False))[0] if cut.tp > 1 else compute_s
     with_sends_s, _ = _time(cut, _stages(cut, layers, sends=True))

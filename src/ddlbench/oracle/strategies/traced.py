@@ -51,6 +51,8 @@ def traced(framework: Any, setting: Setting) -> Outcome:
 
 def rehearsed(framework: Any, job: Job, pinned: bool | None = None) -> Rehearsal:
     """Rehearse a step of the job. Unsupported with the reason if that fails."""
+    if job.device.type == "cuda":
+        job = replace(job, device=torch.device("cuda", 0), local_rank=0)
     rank = rehearse_job(framework, job, pinned)
     if rank.collectives is None:
         name, reason = type(framework).__name__, rank.error
@@ -75,9 +77,7 @@ def rehearsed_memory(framework: Any, job: Job, layout: Mapping[str, int], pinned
     if isinstance(framework, DeepSpeedOptions) and framework.zero_stage in (1, 2):
         sizes = [parameter.numel() for parameter in on_meta(job).parameters()]
         ranks |= {world - 1, max(range(world), key=lambda rank: touched(sizes, world, rank))}
-    device = torch.device("cuda", 0) if job.device.type == "cuda" else job.device
-    jobs = [replace(job, device=device, rank=rank, local_rank=0) for rank in ranks]
-    memories = [memory_of(rehearsed(framework, job, pinned)) for job in jobs]
+    memories = [memory_of(rehearsed(framework, replace(job, rank=rank, local_rank=rank), pinned)) for rank in ranks]
     return max(memories, key=lambda memory: memory.total)
 
 
