@@ -92,6 +92,25 @@ def test_predicted_bytes_of_the_grid(case: Case) -> None:
     compare(case)
 
 
+def test_zero_2_adds_up_beside_complete_gradients_of_the_tensors_of_which_a_rank_has_a_part() -> None:
+    """Most weights are in one layer, as in VGG-16."""
+    words = Case("zero2", "vgg16", 4, "plain").words
+    require_stated_error(configuration(*words, "model.hidden=2048", "train.micro_batch=1"))
+
+
+def test_zero_3_reduces_a_large_gradient_alone_and_after_its_block() -> None:
+    """Tensors, bucket and prefetch as with a width of 2,048, 64 times as small."""
+    buckets = ("framework.reduce_bucket_mb=0.4", "framework.gather_bucket_mb=3")
+    sizes = ("n_layer=4", "n_embd=256", "n_head=4", "vocab_size=6000", "seq_len=32")
+    keys = ("+framework=zero3", "+model=gpt2_small", *(f"model.{size}" for size in sizes), "train.batch_per_gpu=1")
+    require_stated_error(configuration(*keys, *buckets))
+
+
+def require_stated_error(config: Config) -> None:
+    row = predicted(config, 4)
+    assert row.memory_bytes == pytest.approx(rehearsed_ranks(config, row)[0]["peak"], rel=row.memory_error)
+
+
 @pytest.mark.parametrize(("framework", "more", "shards"), [("ddp", (), 1), ("fsdp", (), 4), ("fsdp", REPLICATED, 2)])
 def test_states_in_8_bits(framework: str, more: tuple[str, ...], shards: int) -> None:
     """A rehearsal counts codes, scales and, for each parameter, 4 bytes of its number of updates: the oracle leaves

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ddlbench.counts.counting import count_job
 from ddlbench.counts.counts import Block, Counts, Share
 from ddlbench.job import Job, example_batch
-from ddlbench.measure.formulas.memory_formula import FP32_BYTES, Bytes, bytes_of_parameter, data_parallel
+from ddlbench.measure.formulas.memory_formula import FP32_BYTES, Bytes, bytes_of_parameter, data_parallel, touched
 from ddlbench.oracle.setting import BYTES, Memory, Setting
 from ddlbench.recipe.optimizers import Costs
 from ddlbench.recomputation import Plan, instants
@@ -165,7 +165,11 @@ def zero(setting: Setting, stage: int, bucket: float, overlaps: bool, casts: boo
         during = rank.passes(rank.accumulates).plus(rank.gradients if rank.accumulates else 0.0)
         reduction = Moment(rank.gradients, share + (largest if largest > bucket else 0.0))
     else:
-        kept = share * (2 if rank.accumulates else 1)
+        kept = share
+        if rank.accumulates:  # beside the sum: complete gradients of the tensors of which the rank has a part
+            sizes = [size for block in rank.counts.blocks for size in block.tensor_sizes]
+            world = setting.job.world_size
+            kept += number_bytes * float(max(touched(sizes, world, number) for number in range(world)))
         during = rank.passes(accumulating=True).plus(kept, max(bucket, largest) if rank.gradients > bucket else 0.0)
         reduction = Moment(kept, min(bucket, rank.gradients))
     buckets = bucket * (2 if overlaps else 1)
@@ -215,16 +219,27 @@ def fsdp(setting: Setting, scheme: Scheme) -> Memory:
 
 def zero3(setting: Setting, scheme: Scheme, bucket: float) -> Memory:
     """DeepSpeed's ZeRO 3. The rank's share of the gradients and a bucket of so many bytes are permanent. While a block
-    runs, the rank also has all weights that stay gathered, those of the block, and a copy of the bucket, or of a larger
-    gradient, for its reduction. The update is of all shards at once."""
+    runs, the rank also has all weights that stay gathered and those of the block, and in the backward pass a copy of
+    the bucket for its reduction. The update is of all shards at once.
+
+    A gradient that is larger than the bucket is reduced when the next one arrives: before the block before it has its
+    own gradients. Alone it is copied only if its type changes or if it needs padding (coalesced_collectives.py).
+    """
     number_bytes, (weights, stay) = scheme.weight, scheme.gathered_bytes
     rank = Rank(setting, setting.counts, setting.job.world_size, number_bytes)
     states = rank.states(3, setting.job.world_size, own_copy=True)
-    copy = max(bucket, largest_tensor(setting.counts.blocks)) if rank.gradients > bucket else 0.0
-    in_passes = [(stay + bytes_, stay + bytes_) for bytes_ in weights]
+    copy, waiting = bucket if rank.gradients > bucket else 0.0, list[float]()
+    for block in setting.counts.blocks:
+        size = max(block.tensor_sizes, default=0)
+        copied = FP32_BYTES if number_bytes < FP32_BYTES or size % scheme.shards else 0
+        waiting.append(float((number_bytes + copied) * size) if FP32_BYTES * size > bucket else 0.0)
+    in_passes = [
+        (stay + bytes_, stay + bytes_ + max(copy, later - number_bytes * block.parameter_count))
+        for bytes_, block, later in zip(weights, setting.counts.blocks, [*waiting[1:], 0.0], strict=True)
+    ]
     moments = (
-        rank.passes(True, 1, number_bytes == FP32_BYTES, in_passes).plus(states.gradients, copy),
-        Moment(states.gradients, stay + min(bucket, rank.gradients)),
+        rank.passes(True, 1, number_bytes == FP32_BYTES, in_passes).plus(states.gradients),
+        Moment(states.gradients, stay + max(min(bucket, rank.gradients), waiting[0])),
         Moment(states.gradients, FP32_BYTES / number_bytes * states.gradients * setting.computation.optimizer.copies),
     )
     kept = states.parameters + scheme.persistent * scheme.weight
