@@ -193,7 +193,7 @@ def layer(leaving: float = 2e6, by_channels: bool = False) -> tuple[float, float
     if by_channels:
         shares = (Exchange("channel", 1e6, leaving),)
     given = made(4, [replace(A, exchanges=shares), B], 1)
-    first, _ = traffics(given, 1, 4, [[0, 1]])
+    first, _ = traffics(given, 1, 4, [(0, 1)])
     return first.forward, first.backward
 
 
