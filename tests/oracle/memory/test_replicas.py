@@ -133,10 +133,11 @@ def test_zero_1_reduces_after_the_backward_pass() -> None:
 
 
 def test_zero_2_reduces_during_the_backward_pass() -> None:
-    """Its share of 3 bytes, and a copy of 8 for the tensor that is larger than the bucket; with two micro batches the
-    sum and the newest gradients. A bucket that is never full is copied at the end."""
+    """Its share of 3 bytes, and a copy of 8 for the tensor that is larger than the bucket; with two micro batches also
+    the complete gradients, 8 + 4 bytes, of the rank whose share is cut from both tensors. A bucket that is never full
+    is copied at the end."""
     assert zero(SETTING, 2, 1.5, overlaps=False, casts=False) == Memory(12, 3, 6, 36 + 8, 6 + BATCH)
-    assert zero(TWO, 2, 1.5, overlaps=False, casts=False) == Memory(12, 6, 6, 36 + 8, 6 + 2 * BATCH)
+    assert zero(TWO, 2, 1.5, overlaps=False, casts=False) == Memory(12, 3 + 12, 6, 36 + 8, 6 + 2 * BATCH)
     assert zero(SETTING, 2, 3, overlaps=True, casts=False) == Memory(12, 3, 6, 36, 24 + BATCH)
 
 
@@ -150,9 +151,9 @@ def test_fsdp_has_the_weights_of_the_block_that_runs() -> None:
 
 
 def test_zero_3_keeps_gathered_weights_and_a_bucket() -> None:
-    """12 bytes stay gathered while B runs, and every rank has 4 more of small weights; a copy of 8 bytes is reduced
-    where the bucket is smaller than the gradients."""
+    """12 bytes stay gathered while B runs, and every rank has 4 more of small weights; a full bucket of 6 bytes is
+    copied."""
     scheme = Scheme(4, 4, (2, 1), (False, False), always=True)
     small = replace(scheme, persistent=1)
     assert zero3(SETTING, small, bucket=100) == Memory(3 + 4, 3, 6, 36 + 12, 100 + BATCH)
-    assert zero3(SETTING, scheme, bucket=6) == Memory(3, 3, 6, 36 + 12 + 8, 6 + BATCH)
+    assert zero3(SETTING, scheme, bucket=6) == Memory(3, 3, 6, 36 + 12 + 6, 6 + BATCH)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+
+import numpy as np
+import numpy.typing as npt
 
 from ddlbench.recipe.optimizers import Costs
 
@@ -52,8 +54,10 @@ def data_parallel(count: int, of_parameter: Bytes, stage: int, ranks: int) -> By
     return Bytes(total.parameters / parameters, total.gradients / gradients, total.optimizer / optimizer)
 
 
-def touched(sizes: Sequence[int], ranks: int, rank: int) -> int:
-    """Numbers in all parameters of which a rank has a part, when they are laid end to end and cut into equal shards:
+def touched(sizes: Sequence[int], ranks: int) -> npt.NDArray[np.float64]:
+    """Numbers in all parameters of which each rank has a part, when they are laid end to end and cut into equal shards:
     the gradients of a library that keeps a gradient whole where a shard's boundary cuts it."""
-    start, end = (sum(sizes) * edge / ranks for edge in (rank, rank + 1))
-    return sum(size for size, last in zip(sizes, accumulate(sizes), strict=True) if last > start and last - size < end)
+    ends = np.cumsum(sizes)
+    edges = ends[-1] * np.arange(ranks + 1) / ranks
+    first, last = np.searchsorted(ends, edges[:-1], "right"), np.searchsorted(ends, edges[1:], "left")
+    return ends[last] - (ends - sizes)[first]

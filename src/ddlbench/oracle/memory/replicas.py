@@ -168,8 +168,7 @@ def zero(setting: Setting, stage: int, bucket: float, overlaps: bool, casts: boo
         kept = share
         if rank.accumulates:  # beside the sum: complete gradients of the tensors of which the rank has a part
             sizes = [size for block in rank.counts.blocks for size in block.tensor_sizes]
-            world = setting.job.world_size
-            kept += number_bytes * float(max(touched(sizes, world, number) for number in range(world)))
+            kept += number_bytes * float(touched(sizes, setting.job.world_size).max())
         during = rank.passes(accumulating=True).plus(kept, max(bucket, largest) if rank.gradients > bucket else 0.0)
         reduction = Moment(kept, min(bucket, rank.gradients))
     buckets = bucket * (2 if overlaps else 1)

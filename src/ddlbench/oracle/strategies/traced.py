@@ -76,7 +76,7 @@ def rehearsed_memory(framework: Any, job: Job, layout: Mapping[str, int], pinned
     ranks = set(distinct_ranks(world, layout))
     if isinstance(framework, DeepSpeedOptions) and framework.zero_stage in (1, 2):
         sizes = [parameter.numel() for parameter in on_meta(job).parameters()]
-        ranks |= {world - 1, max(range(world), key=lambda rank: touched(sizes, world, rank))}
+        ranks |= {world - 1, int(touched(sizes, world).argmax())}
     memories = [memory_of(rehearsed(framework, replace(job, rank=rank, local_rank=rank), pinned)) for rank in ranks]
     return max(memories, key=lambda memory: memory.total)
 
