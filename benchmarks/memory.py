@@ -180,7 +180,7 @@ def expected_of_zero(stage: int, sizes: Sequence[int], kind: str, job: Job) -> E
     per_parameter = bytes_of_parameter(OPTIMIZERS[kind].costs, own_copy=True)
     held = data_parallel(sum(sizes), per_parameter, stage, job.world_size)
     if stage < 3:
-        held = replace(held, gradients=per_parameter.gradients * touched(sizes, job.world_size, job.rank))
+        held = replace(held, gradients=per_parameter.gradients * float(touched(sizes, job.world_size)[job.rank]))
     return Expected(held, per_parameter.gradients * sum(sizes) if stage == 1 else None)
 
 
