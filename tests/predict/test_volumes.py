@@ -11,6 +11,7 @@ from ddlbench.config.choices import choices
 from ddlbench.counts.counting import count
 from ddlbench.counts.counts import Line, Work
 from ddlbench.frameworks.local_sgd import LocalSGD
+from ddlbench.oracle.measured.inputs import OneStep
 from ddlbench.oracle.predictor import Prediction, strategy
 from ddlbench.oracle.strategies.traced import traced as trace
 from ddlbench.oracle.timing.computation import ANY, Computation
@@ -19,8 +20,9 @@ from ddlbench.predict.__main__ import block_lines, main
 from ddlbench.predict.traces import Volume, compared, dimension_of, distinct_ranks, volume_lines
 from ddlbench.recipe.optimizers import optimizers
 from ddlbench.rehearsal.rehearse import Rehearsal, Sent
-from tests.oracle.made import GPT, by_roofline
+from tests.oracle.made import GPT, by_one_step, by_roofline
 from tests.oracle.made import setting as made_setting
+from tests.oracle.memory_grid import MACHINE
 from tests.support.libraries import why_no_horovod
 from tests.support.rehearsals import OF_IMAGES, OF_TEXT, WORLD, config
 
@@ -79,7 +81,7 @@ def test_the_equations_send_what_the_adapters_send(case: tuple[str, ...]) -> Non
         "parts-of-images",
         "shards-of-a-pipeline",
         "micro-batches-of-shards",
-        "bf16-added-in-fp32",
+        "layers-in-bf16",
         "images-again",
         "layers-again",
     ],
@@ -91,6 +93,15 @@ def test_every_byte_is_in_the_equations(case: tuple[str, ...], dimensions: list[
     result = volumes(*case)
     assert set(result) == set(dimensions)
     assert all(item.expected == pytest.approx(item.traced, rel=1e-9) for item in result.values())
+
+
+@pytest.mark.parametrize("more", [(), (SEQUENCE,)], ids=["all-reduce", "reduce-scatter"])
+def test_ranks_on_the_cpu_add_bf16_in_fp32(more: tuple[str, ...]) -> None:
+    row = by_one_step(config("tensor", "gpt2_small", BF16, *more), WORLD, MACHINE, OneStep(1.0))
+    assert row.status == "ok", row.reason
+    result = compared(row, distinct_ranks(row))
+    assert {item.dimension for item in result} == {"tp", "dp"}
+    assert all(item.expected == pytest.approx(item.traced, rel=1e-9) for item in result)
 
 
 @pytest.mark.slow

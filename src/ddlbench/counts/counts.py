@@ -54,12 +54,14 @@ class Exchange:
     """A module that tensor parallelism splits, with the bytes of its input and its output for one sample.
 
     first: nothing before it needs a gradient, so the gradient of its input is not summed
+    added_on_cpu: how many bytes ranks on CPUs send to add up one byte (`sum_type`)
     """
 
     style: str
     input_bytes: float
     output_bytes: float
     first: bool = False
+    added_on_cpu: float = 1.0
 
 
 @dataclass(frozen=True)

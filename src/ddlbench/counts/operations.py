@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ddlbench.counts.counts import Exchange, Rows
 from ddlbench.frameworks.spatial.layers import window_of
+from ddlbench.frameworks.tensor.collectives import sum_type
 from ddlbench.measure.formulas.flops import is_costly, operation_flops
 from ddlbench.ranks.fake.storages import Alive, identity, size, tensors, unknown
 
@@ -111,7 +112,8 @@ class Observer(TorchDispatchMode):
             bytes_in, first = entering.numel() * number_bytes, not entering.requires_grad
             if style is not None:
                 sizes = bytes_in / self.samples, size(value) / self.samples
-                self.exchanges.append(Exchange(style, *sizes, first))
+                added_on_cpu = sum_type(value).itemsize / value.element_size()  # the observed model is on the CPU
+                self.exchanges.append(Exchange(style, *sizes, first, added_on_cpu))
             if next(layer.parameters(recurse=False), None) is not None:
                 self.weighted_outputs += size(value)
             if isinstance(layer, nn.Conv2d | nn.MaxPool2d) and (window := window_of(layer, entering.shape[-2])):

@@ -136,7 +136,8 @@ def root_group(model: nn.Sequential) -> list[str]:
 
 @contextmanager
 def no_sync(model: nn.Module) -> Generator[None]:
-    """Backward passes within it add up full gradients on this rank; a later pass sends them."""
+    """Backward passes within it add up full gradients on this rank; a later pass sends them. Torch takes each for the
+    last one of a step. Otherwise it keeps the order of its prefetch, and the next pass gathers a block in vain."""
     root = cast(FSDPModule, model)
     root.set_requires_gradient_sync(False)
     yield

@@ -114,14 +114,14 @@ def reduce_scatter_to_sequence(partial: Tensor, dim: int, part: Part) -> Tensor:
 
 def total(tensor: Tensor, part: Part) -> Tensor:
     """A new tensor: the sum over ranks."""
-    result = tensor.to(_sum_type(tensor), copy=True, memory_format=layout_of(tensor))
+    result = tensor.to(sum_type(tensor), copy=True, memory_format=layout_of(tensor))
     dist.all_reduce(dense(result), group=part.group)
     return result.to(tensor.dtype)
 
 
 def sum_slices(tensor: Tensor, dim: int, part: Part) -> Tensor:
     """This rank's slice along `dim`, which all ranks divide evenly, of the sum over ranks."""
-    slices = torch.stack(tensor.chunk(part.size, dim)).to(_sum_type(tensor))
+    slices = torch.stack(tensor.chunk(part.size, dim)).to(sum_type(tensor))
     result = slices.new_empty(slices.shape[1:])
     reduce_scatter(dense(result), slices.flatten(), group=part.group)
     return result.to(tensor.dtype)
@@ -175,8 +175,8 @@ def rank_random(part: Part, device: torch.device) -> Generator[None]:
         yield
 
 
-def _sum_type(tensor: Tensor) -> torch.dtype:
-    """gloo cannot add bf16."""
+def sum_type(tensor: Tensor) -> torch.dtype:
+    """The type in which ranks add up such tensors: gloo cannot add bf16."""
     wide = tensor.dtype == torch.bfloat16 and tensor.device.type == "cpu"
     return torch.float32 if wide else tensor.dtype
 

@@ -54,10 +54,11 @@ def data_parallel(count: int, of_parameter: Bytes, stage: int, ranks: int) -> By
     return Bytes(total.parameters / parameters, total.gradients / gradients, total.optimizer / optimizer)
 
 
-def touched(sizes: Sequence[int], ranks: int) -> npt.NDArray[np.float64]:
+def touched(sizes: Sequence[int], ranks: int) -> npt.NDArray[np.int64]:
     """Numbers in all parameters of which each rank has a part, when they are laid end to end and cut into equal shards:
     the gradients of a library that keeps a gradient whole where a shard's boundary cuts it."""
-    ends = np.cumsum(sizes)
+    numbers = np.array(sizes)
+    ends = np.cumsum(numbers)
     edges = ends[-1] * np.arange(ranks + 1) / ranks
     first, last = np.searchsorted(ends, edges[:-1], "right"), np.searchsorted(ends, edges[1:], "left")
-    return ends[last] - (ends - sizes)[first]
+    return ends[last] - (ends - numbers)[first]

@@ -222,7 +222,8 @@ def zero3(setting: Setting, scheme: Scheme, bucket: float) -> Memory:
     the bucket for its reduction. The update is of all shards at once.
 
     A gradient that is larger than the bucket is reduced when the next one arrives: before the block before it has its
-    own gradients. Alone it is copied only if its type changes or if it needs padding (coalesced_collectives.py).
+    own gradients. Alone it is copied only if its type changes or if it needs padding
+    (deepspeed/runtime/comm/coalesced_collectives.py).
     """
     number_bytes, (weights, stay) = scheme.weight, scheme.gathered_bytes
     rank = Rank(setting, setting.counts, setting.job.world_size, number_bytes)

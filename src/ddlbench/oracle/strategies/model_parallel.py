@@ -110,10 +110,10 @@ def traffics(
     if tp == 1:
         return [Traffic()] * len(blocks)
     to = setting.path(tp)
-    wide = 2 if setting.job.precision == "bf16" and setting.job.device.type == "cpu" else 1  # gloo adds them in fp32
-    again, complete = ([times for plan in plans for times in repeats(plan, whole)] for whole in (False, True))
+    again = [times for plan in plans for times in repeats(plan)]
+    complete = [times for plan in plans for times in repeats(plan, complete=True)]
     for block, times, complete_times in zip(blocks, again, complete, strict=True):
-        ahead, back, last = _collectives(block, samples, sequence, wide)
+        ahead, back, last = _collectives(block, samples, sequence, setting.job.device.type == "cpu")
         back += (times + block.selective) * ahead + complete_times * last
         ahead += last
         if block is blocks[-1]:
@@ -126,23 +126,21 @@ def traffics(
     return result
 
 
-def _collectives(block: Block, samples: float, sequence: bool, wide: float) -> Sequence[list[tuple[str, float]]]:
+def _collectives(block: Block, samples: float, sequence: bool, on_cpu: bool) -> Sequence[list[tuple[str, float]]]:
     """Kind and bytes of each collective between the layers of a block: those of the forward pass, of the backward pass,
-    and at the end of the forward pass. A second run ends before the last ones: they follow the last saved tensor.
-
-    wide: bytes that are sent for one byte where ranks add up
-    """
+    and at the end of the forward pass. A second run ends before the last ones: they follow the last saved tensor."""
     ahead, back, last = (list[tuple[str, float]]() for _ in range(3))
     for exchange in block.exchanges:
         style, entering, leaving = exchange.style, exchange.input_bytes * samples, exchange.output_bytes * samples
+        wide = exchange.added_on_cpu if on_cpu else 1.0
         if style == "channel":
             ahead.append(("all_reduce", wide * leaving))
             back.append(("all_gather", entering))
         elif style in GATHERED:
             (last if style == "channels" else ahead).append(("all_gather", leaving))
         elif style in SUMMED_AHEAD or (style in SUMMED_BACK and (sequence or not exchange.first)):
-            size, added, other = (leaving, ahead, back) if style in SUMMED_AHEAD else (entering, back, ahead)
-            added.append(("reduce_scatter" if sequence else "all_reduce", wide * size))
+            size, sums, other = (leaving, ahead, back) if style in SUMMED_AHEAD else (entering, back, ahead)
+            sums.append(("reduce_scatter" if sequence else "all_reduce", wide * size))
             if sequence:
                 other.append(("all_gather", size))
     return ahead, back, last
