@@ -248,6 +248,10 @@ def test_a_plan_of_a_layout_is_predicted_as_the_command_does(capsys: Capture) ->
         ("", "missing columns: base_gpus"),
         (None, "cannot be read"),
         (f"{','.join(POINT)}\n{','.join((POINT | {'model': 'AlexNet'}).values())}\n", "no row can be graded: line 2"),
+        (
+            f"{','.join(POINT)}\n{','.join((POINT | {'gpus': '8', 'measured': '16000'}).values())}\n",
+            "none has another number of GPUs than its base",
+        ),
     ],
 )
 def test_a_file_that_cannot_be_graded_is_one_line(

@@ -58,7 +58,8 @@ class Grade:
     def summary(self) -> dict[str, Any]:
         """docs/oracle.md explains the keys. UserError without a point."""
         if not self.points:
-            raise UserError(f"no row can be graded: {'; '.join(self.left_out[:3]) or 'the file has no rows'}")
+            reasons = "; ".join(self.left_out[:3]) or "none has another number of GPUs than its base"
+            raise UserError(f"no row can be graded: {reasons}")
         x, y = [log2(point["gpus"]) for point in self.points], [point["error"] for point in self.points]
         slope, interval = None, None  # of a straight line by least squares
         if len(set(x)) > 1:
