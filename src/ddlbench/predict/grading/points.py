@@ -69,9 +69,8 @@ PRECISIONS = {
     "bf16": "bf(loat)?16", "fp16": r"fp16|float16|\bhalf\b|\bamp\b|mixed|\bo[12]\b", "tf32": "tf32",
     "fp32": r"fp32|float32|\bsingle\b",
 }  # fmt: skip
-# Libraries that reduce gradients after the backward pass unless they are told otherwise; DeepSpeed overlaps at stage 3,
-# ChainerMN with double buffering.
-WAITING = re.compile("deepspeed|megatron|chainer(?!.*double)", re.IGNORECASE)
+# Libraries that reduce gradients after the backward pass unless they are told otherwise; DeepSpeed overlaps at stage 3.
+WAITING = re.compile("deepspeed|megatron|chainer", re.IGNORECASE)
 # Software of 2020 and before has NCCL 2.7 or older. Its all-reduces between two nodes take nearly as long as a ring's
 # (DLPerf's BERT), and not as long as a tree's.
 RINGS = re.compile(
@@ -90,6 +89,7 @@ MESSAGES = (
 OTHERWISE = {
     "power.?sgd|top-?k|1-?bit|8-?bit|onebit|quantiz": "compressed gradients",
     "local.?sgd|model averaging|adasum": "updates of another kind",
+    "double.?buffer": "gradients of the step before",  # ChainerMN
     "offload|infinity": "weights or states on the host",
 }
 
@@ -256,8 +256,8 @@ def strategy_of(row: CsvRow) -> tuple[str, list[str]]:
         raise UserError("a parameter server has no equations for GPUs")
     if re.search(r"\basync(?!hronous all|[- ]all)", text):
         raise UserError("asynchronous updates have no equations")
-    if other := next((what for pattern, what in OTHERWISE.items() if re.search(pattern, strategy)), None):
-        raise UserError(f"the strategy {row['strategy']!r} has {other}, without equations")
+    if other := next((what for pattern, what in OTHERWISE.items() if re.search(pattern, text)), None):
+        raise UserError(f"{row['framework']}, {row['strategy']!r} has {other}, without equations")
     if re.search(r"(tensor|model).parallel|pipeline|gpipe|\b[cept]p[-_ =]?[0-9]*\b", text):
         raise UserError(f"a row of this form does not state the layout of {row['strategy']!r}")
     if re.search(r"hybrid.?shard|hsdp|fsdp ?\+ ?dp", text):
