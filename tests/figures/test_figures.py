@@ -101,10 +101,9 @@ def test_no_line_joins_the_points_of_two_clusters(tmp_path):
     for (cluster, gpus), rate in rates.items():
         write_run(tmp_path, cluster=cluster, gpus=gpus, rate=rate)
     (axes,) = drawn(tmp_path, "throughput")["throughput"].axes
-    assert sorted(lines(axes, "ddp")) == [
-        [[gpus, pytest.approx(rate)] for (where, gpus), rate in rates.items() if where == cluster]
-        for cluster in ("east", "west")
-    ]
+    for cluster in ("east", "west"):
+        points = [[gpus, pytest.approx(rate)] for (where, gpus), rate in rates.items() if where == cluster]
+        assert lines(axes, f"ddp at {cluster}") == [points]
 
 
 def test_ideal_lines_start_at_the_base(tmp_path):
@@ -391,6 +390,20 @@ def test_theory_is_seen_where_it_is_equal_to_what_was_measured(tmp_path):
     others = [line for line in at_value if line is not dotted]
     assert dotted.get_fillstyle() == "none"
     assert dotted.get_markersize() > 1.5 * max(line.get_markersize() for line in others)
+
+
+def test_the_line_of_a_theory_joins_the_fastest_layouts_as_that_of_the_measured_values_does(tmp_path):
+    """Four GPUs of two layouts: the one with the smaller bubble is faster."""
+    for layout, gpus, bubble in ((("1", "2"), 2, 0.2), (("2", "2"), 4, 0.2), (("1", "4"), 4, 0.43)):
+        sections = {"framework": {"bubble": bubble + 0.05, "bubble_theoretical": bubble}}
+        knobs = dict(zip(("dp", "pp"), layout, strict=True))
+        write_run(
+            tmp_path, framework="gpipe", gpus=gpus, rate=100 * gpus * (1 - bubble), knobs=knobs, sections=sections
+        )
+    (axes,) = drawn(tmp_path, "bubble")["bubble"].axes
+    theory = [line for line in axes.lines if line.get_fillstyle() == "none" and len(line.get_xydata())]
+    drawn_lines = {line.get_linestyle(): line.get_xydata().tolist() for line in theory}
+    assert drawn_lines == {":": [[2, 0.2], [4, 0.2]], "None": [[4, 0.43]]}
 
 
 def test_by_loader_curves_have_a_color_of_their_own_and_name_the_base(tmp_path):

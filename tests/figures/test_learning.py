@@ -136,3 +136,32 @@ def test_quality_over_the_batch(tmp_path):
     merged, repeats = values(axes)
     assert merged == [[batch, pytest.approx(top1)] for batch, top1 in ((32, 0.755), (64, 0.745), (128, 0.605))]
     assert len(repeats) == 6
+
+
+def test_quality_over_the_batch_is_the_median_of_the_seeds(tmp_path):
+    """Three seeds with each batch; the strong and the weak scaling of two GPU counts add no points."""
+    for gpus in (1, 2):
+        for batch, middle in ((64, 0.70), (128, 0.65)):
+            for seed, change in enumerate((-0.03, 0.0, 0.02)):
+                summary = {"val_top1": middle + change}
+                write_run(tmp_path, gpus=gpus, per_gpu=None, global_batch=batch, train={"seed": seed}, summary=summary)
+    (axes,) = drawn(tmp_path, "accuracy_by_batch")
+    merged, repeats = values(axes)
+    assert merged == [[64, pytest.approx(0.70)], [128, pytest.approx(0.65)]]
+    assert len(repeats) == 2 * 2 * 3
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "names"),
+    [
+        ({"knobs": {"dp": 4, "tp": 1}}, {"knobs": {"dp": 1, "tp": 4}}, {"tensor [dp=4 tp=1]", "tensor [dp=1 tp=4]"}),
+        ({"cluster": "east"}, {"cluster": "west"}, {"tensor at east", "tensor at west"}),
+    ],
+)
+def test_curves_of_several_layouts_and_clusters_have_names_of_their_own(first, second, names, tmp_path):
+    for options in (first, second):
+        write_run(tmp_path, framework="tensor", gpus=4, **options)
+    (axes,) = drawn(tmp_path)
+    looks = {line.get_label(): (line.get_color(), line.get_marker()) for line in axes.lines}
+    assert {label for label in looks if not label.startswith("_")} == names
+    assert len({looks[name] for name in names}) == 2

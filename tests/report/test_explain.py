@@ -225,6 +225,16 @@ def test_a_run_on_one_device_is_no_base_of_itself(tmp_path: Path) -> None:
     assert explanation.cause == NO_CAUSE
 
 
+def test_a_failed_run_on_one_device_is_no_base(tmp_path: Path) -> None:
+    """Neither has a name of a framework or a time: the failed run, and the base of a run that sends no gradients."""
+    path = write_run(tmp_path, gpus=2, summary=NO_WAIT, sections=window((9, 0, 0, 1), (9, 0, 0, 1)))
+    failed = write_run(tmp_path, gpus=1, status="oom")
+    with edited(path) as reference, edited(failed) as record:
+        reference["config"]["framework"]["comm_hook"] = "noop"
+        del record["config"]["framework"]["name"]
+    assert explanation_of(tmp_path, path).bars[0].seconds is None
+
+
 def test_the_input_bar_is_the_wait_of_all_epochs_and_not_of_the_worst_one(tmp_path: Path) -> None:
     waits: dict[str, Any] = {"data_wait_share": 0.4, "data_wait_mean_share": 0.05}
     explanation, seconds = explained(tmp_path, window((19, 0, 1, 0), (19, 0, 1, 0)), **waits)

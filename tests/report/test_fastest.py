@@ -153,6 +153,16 @@ def test_rows_with_equal_batches_are_judged_though_one_has_no_other_gpu_count(tm
     assert "ddp (strong) is 2 times as fast as fsdp (single)" in comparisons(measurements)[0]
 
 
+def test_with_any_scaling_a_measurement_is_not_compared_with_itself(tmp_path):
+    """Two GPUs are a point of strong scaling with 64 samples, and of weak scaling with 32 a GPU."""
+    for gpus, batch, rate in ((1, 64, 100.0), (2, 64, 180.0), (1, 32, 95.0)):
+        rates = [rate * (1 + repeat / 100) for repeat in range(6)]
+        write_repeats(tmp_path, *rates, gpus=gpus, per_gpu=None, global_batch=batch)
+    of_one, of_two = comparisons(tables_of(tmp_path, across=["scaling"]).measurements)
+    assert "no verdict" in of_one
+    assert of_two.endswith("2 GPUs, against ddp on 1 GPU: ddp (strong 64) is 1.8 times as fast (1.71 to 1.89)")
+
+
 def on_nodes(results, rate, framework, nodes):
     launch = {"world_size": 8, "nodes": nodes, "device_type": "cuda"}
     for repeat in range(6):

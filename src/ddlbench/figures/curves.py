@@ -3,10 +3,10 @@ panel of their curves, with ideal lines and failures."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import nan
+from math import inf, nan
 from typing import Any, NamedTuple, cast
 
 from matplotlib.axes import Axes
@@ -195,23 +195,33 @@ def draw(axes: Axes, panel: Panel, looks: Looks, quantity: Quantity, others: Seq
     for (name, rows), place in zip(curves.items(), places(list(curves.values())), strict=True):
         look = looks[rows[0].curve_key]
         style = {"color": look.color, "transform": beside(axes, place, len(curves), counts)}
-        slowest_first = sorted(rows, key=lambda row: -(row["sample_time_s"] or 0.0))
-        points = {row: point for row in slowest_first if (point := quantity.values(panel, row))}
+        points = {row: point for row in rows if (point := quantity.values(panel, row))}
         _spread(axes, [(row["gpus"], point) for row, point in points.items()], style)
         style |= look.shape | {"zorder": 3}
         merged = [point.merged for point in points.values()]
         axes.plot([row["gpus"] for row in points], merged, **cast(Any, style | {"linestyle": ""}))
-        for same in group_by(slowest_first, lambda row: row.cluster).values():
-            # A line joins the fastest row of each GPU count, and no rows of two clusters.
-            fastest = sorted({row["gpus"]: points[row].merged for row in same if row in points}.items())
-            xs, ys = [gpus for gpus, _ in fastest], [value for _, value in fastest]
-            axes.plot(xs, ys, label=plotting.label(name), **cast(Any, style))
+        fastest = fastest_rows(points)
+        xs, ys = [row["gpus"] for row in fastest], [points[row].merged for row in fastest]
+        axes.plot(xs, ys, label=plotting.label(name), **cast(Any, style))
         for point in points.values():
             values += [point.merged, *point.repeats, *point.interval]
     values += _theory_lines(axes, panel, looks, quantity)
     log_values = log and quantity.proportional and all(value > 0 for value in values)
     band = _mark_failures(axes, panel, looks)
     plotting.value_axis(axes, values, quantity.name(panel), quantity.percent, log_values, band, quantity.integers)
+
+
+def fastest_rows(rows: Iterable[Measurement]) -> list[Measurement]:
+    """The fastest row of each GPU count, which a line joins: the others have other layouts."""
+    slowest_first = sorted(rows, key=lambda row: -(row["sample_time_s"] or inf))
+    return sorted({row["gpus"]: row for row in slowest_first}.values(), key=lambda row: row["gpus"])
+
+
+def by_line(rows: Collection[Measurement]) -> list[tuple[list[Measurement], dict[str, str]]]:
+    """The rows that a line joins, and those that are markers alone, with the options of matplotlib for each."""
+    joined = fastest_rows(rows)
+    alone = [row for row in rows if row not in joined]
+    return [(joined, {}), *([(alone, {"linestyle": "", "label": ""})] if alone else [])]
 
 
 def places(drawn: Sequence[Sequence[Measurement]]) -> list[float]:
@@ -241,12 +251,14 @@ def _theory_lines(axes: Axes, panel: Panel, looks: Looks, quantity: Quantity) ->
         return []
     style: dict[str, Any] = {"fillstyle": "none", "markersize": THEORY_SIZE, "linestyle": ":", "linewidth": 1}
     values: list[float] = []
-    for rows in group_by(panel.rows, lambda row: (row.curve_key, row.cluster)).values():
+    for rows in panel.curves.values():
         look = looks[rows[0].curve_key]
-        points = sorted((row["gpus"], value) for row in rows if (value := theory(row)) is not None)
-        xs, ys = [gpus for gpus, _ in points], [value for _, value in points]
-        values += ys
-        axes.plot(xs, ys, color=look.color, marker=look.marker, zorder=1, **style)
+        points = {row: value for row in rows if (value := theory(row)) is not None}
+        values += points.values()
+        of_look: dict[str, Any] = style | {"color": look.color, "marker": look.marker, "zorder": 1}
+        for joined, line in by_line(points):
+            xs, ys = [row["gpus"] for row in joined], [points[row] for row in joined]
+            axes.plot(xs, ys, **(of_look | line))
         for row in rows:
             if ends := quantity.theory_band(row):
                 axes.plot((row["gpus"],) * 2, ends, color=look.color, linewidth=1, alpha=0.6, zorder=1)

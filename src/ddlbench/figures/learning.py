@@ -8,7 +8,7 @@ A run that did not end ok is a thin line of its own with a cross at its end.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from operator import attrgetter
+from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from ddlbench.figures import plotting
-from ddlbench.figures.panels import Naming, Panel, Plot, head, panel_texts, small_multiples
+from ddlbench.figures.panels import Panel, Plot, head, panel_texts, small_multiples
 from ddlbench.figures.plotting import Looks, looks_of, numbered
 from ddlbench.results.reading.cells import plain
 from ddlbench.results.rows import group_by
@@ -77,15 +77,17 @@ def learning(
 
 def _by_batch(name: str, metric: Metric, measurements: Sequence[Measurement], looks: Looks) -> Plot:
     """The last value of a metric over the samples of an update, in comparable measurements of one model that were
-    trained with several batches; small dots are the repeats (Aach et al. 2023, figure 8b)."""
+    trained with several batches: the median of those with a batch, such as several seeds. Small dots are the repeats
+    (Aach et al. 2023, figure 8b)."""
 
     def draw(axes: Axes, panel: Panel) -> None:
         values = list[float]()
         one = len({row["compared"] for row in panel.rows}) == 1
         look_of = numbered(panel.curves) if one else {row.curve: looks[row.curve_key] for row in panel.rows}
-        for (curve, _), rows in group_by(panel.rows, lambda row: (row.curve, row.cluster)).items():
-            look = look_of[curve]
-            points = sorted((row["global_batch"], row[metric.column]) for row in rows)
+        for curve, of_curve in panel.curves.items():
+            look, rows = look_of[curve], {row["measurement"]: row for row in of_curve}.values()  # any kind of scaling
+            by_batch = group_by(rows, lambda row: row["global_batch"])
+            points = [(batch, median(row[metric.column] for row in same)) for batch, same in sorted(by_batch.items())]
             repeats = [(row["global_batch"], run[metric.column]) for row in rows for run in row.runs]
             measured = [point for point in repeats if point[1] is not None]
             axes.plot(*zip(*points, strict=True), color=look.color, label=plotting.label(curve), **look.shape)
@@ -138,7 +140,7 @@ def _panels(measurements: Sequence[Measurement], measured: set[str], seeds: Mapp
     for group in group_by(rows, lambda row: (row["model"], row["learning_comparison"])).values():
         sizes = {f"{row.devices}, {row['global_batch'] or 'unknown'} samples an update" for row in group}
         title, lines = head(group, texts)
-        curve_of: Naming = attrgetter("curve")
+        names = {row: row.curve for row in group}
         if len(sizes) == 1:
             lines += sizes
         else:  # names with the GPU count, and with the batch where that does not follow from it
@@ -146,12 +148,13 @@ def _panels(measurements: Sequence[Measurement], measured: set[str], seeds: Mapp
             names = {row: f"{row.curve}, {row.devices}" for row in group}
             if len({gpus for gpus, _ in batches}) < len(batches):
                 names = {row: f"{name}, batch {row['global_batch'] or 'unknown'}" for row, name in names.items()}
-            curve_of = names.__getitem__
+        if len(set(names.values())) < len(names):
+            names = {row: f"{name} [{row['layout']}]" if row["layout"] else name for row, name in names.items()}
         counts = sorted({seeds[row["learning"]] for row in group if row["learning"] in seeds})
         if counts and counts[-1] > 1:
             fewest = f"{counts[0]} to " if counts[0] < counts[-1] else ""
             lines.append(f"median and range of {fewest}{counts[-1]} seeds")
-        shown += small_multiples(Panel(title, lines, "", group, curve_of=curve_of))
+        shown += small_multiples(Panel(title, lines, "", group, curve_of=names.__getitem__))
     return shown
 
 

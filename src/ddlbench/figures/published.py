@@ -15,7 +15,7 @@ from typing import Any, cast
 from matplotlib.axes import Axes
 
 from ddlbench.figures import plotting
-from ddlbench.figures.curves import EFFICIENCY, draw
+from ddlbench.figures.curves import EFFICIENCY, by_line, draw
 from ddlbench.figures.panels import Panel, Plot, measured
 from ddlbench.figures.plotting import MARKERS, Looks, looks_of
 from ddlbench.results.reading.published import gpu_family
@@ -129,10 +129,12 @@ def draw_communication(axes: Axes, panel: Panel, looks: Looks) -> None:
     profiled = [row for row in panel.rows if row["comm_share"] is not None]
     counts = [row["gpus"] for row in profiled] + [row[0] for rows in printed.values() for row in rows]
     plotting.gpu_axis(axes, counts, panel.device, log=True)
-    for (name, _), rows in group_by(profiled, lambda row: (row.curve, row.cluster)).items():
-        points = sorted((row["gpus"], row["comm_share"]) for row in rows)
+    for name, rows in group_by(profiled, panel.curve_of).items():
         look = looks[rows[0].curve_key]
-        axes.plot(*zip(*points, strict=True), color=look.color, label=plotting.label(name), **look.shape)
+        style: dict[str, Any] = {"color": look.color, "label": plotting.label(name), **look.shape}
+        for joined, line in by_line(rows):
+            xs, ys = [row["gpus"] for row in joined], [row["comm_share"] for row in joined]
+            axes.plot(xs, ys, **(style | line))
     table = PRINTED["kernel_time"]
     where = f"{AUTHORS[table['source']]}, {table['place']}: {table['framework']}"
     for number, (loader, rows) in enumerate(printed.items()):

@@ -182,7 +182,8 @@ def _window(record: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _ideal(tables: Tables, run: Row) -> Bar:
     """Computing of the base on one device for one rank's part of the batch, else the roofline. A run on one device is
     no base of itself."""
-    bases = {(row["framework"], row["sample_time_s"]): row for row in tables.scaling_rows if row["gpus"] == 1}
+    timed = [row for row in tables.scaling_rows if row["gpus"] == 1 and row["sample_time_s"]]
+    bases = {(row["framework"], row["sample_time_s"]): row for row in timed}
     for row in tables.scaling_rows if run["gpus"] > 1 else []:
         for name in ("own_base", "best_single"):
             base = bases.get((row[f"{name}_framework"], row[f"{name}_sample_time_s"]))

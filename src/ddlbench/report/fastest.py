@@ -79,7 +79,11 @@ def _sentence(rows: Sequence[Measurement], several: bool) -> str:
 def comparisons(measurements: Sequence[Measurement]) -> list[str]:
     """A sentence for each model, batch and GPU count: the fastest measurement against the others; a sentence for the
     ratios to the best single GPU; at the end the number of comparisons, because each may be wrong by chance."""
-    rows = [row for row in measurements if row["sample_time_s"] and row["gpus"] and not row.is_reference]
+    timed = [row for row in measurements if row["sample_time_s"] and row["gpus"] and not row.is_reference]
+    # With scaling in --across a measurement has a row for each kind in one group: the row with a verdict counts.
+    by_verdict = sorted(timed, key=lambda row: bool(row["speedup_verdict"]))
+    counted = set({(row["measurement"], *row.series): row for row in by_verdict}.values())
+    rows = [row for row in timed if row in counted]
     groups = group_by(rows, lambda row: (*row.series, row["gpus"], row["nodes"]))
     sentences, decided = list[str](), set[tuple[str, str]]()  # strong and weak scaling: two sentences, one comparison
     for group in groups.values():
@@ -104,7 +108,8 @@ def comparisons(measurements: Sequence[Measurement]) -> list[str]:
                 texts.append(f"{row.name}{result} {ends}")
             sentences.append(f"{where}, against {base}: {'; '.join(texts)}")
         decided |= {(row["measurement"], row.scaling) for row in based}
-        pairs = [(fastest, other) for other in others if fastest.interval and other.interval]
+        judged = [other for other in others if other.judged_with == fastest.judged_with]
+        pairs = [(fastest, other) for other in judged if fastest.interval and other.interval]
         decided |= {(one["measurement"], other["measurement"]) for one, other in pairs}
     if (count := len(decided)) > 1:
         sentences.append(

@@ -40,6 +40,18 @@ def test_epochs_are_read_without_blocks():
     assert [epoch["epoch_time_s"] for epoch in epochs] == [104.0, 100.0, 100.0, 100.0]
 
 
+def test_an_evaluation_within_an_epoch_is_no_part_of_its_time():
+    """Each of the two epochs of 100 s ends with an evaluation of 10 s."""
+    listed = [event(0, "run_start")]
+    for number in (1, 2):
+        numbered, begin = {"epoch_num": number}, 100_000 * (number - 1)
+        times = {"epoch_start": 0, "eval_start": 90_000, "eval_stop": 100_000, "epoch_stop": 100_000}
+        listed += [event(begin + ms, key, **numbered) for key, ms in times.items()]
+    epochs = log([*listed, event(200_000, "run_stop", status="success")]).epochs()
+    assert [(epoch["epoch_time_s"], epoch["validation_time_s"]) for epoch in epochs] == [(90.0, 10.0)] * 2
+    assert [epoch["elapsed_s"] for epoch in epochs] == [100.0, 200.0]
+
+
 def test_output_of_another_process_in_front_of_a_line_is_left_out():
     text = log_text(events()).replace(':::MLLOG {"time_ms": 16', 'step 3 loss 2.1:::MLLOG {"time_ms": 16') + "done\n"
     assert len(Log(text.encode()).epochs()) == 4

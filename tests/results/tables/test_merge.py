@@ -92,6 +92,10 @@ GROUPS = {
     "a failure joins the one group it fits": ([{}, EARLY], [[("error", 1), ("ok", 0)]]),
     "a failure that fits two is alone": ([{}, OTHER, EARLY], [[("error", 1)], [("ok", 0)], [("ok", 0)]]),
     "a failure of other data is alone": ([{}, OTHER | {"status": "oom"}], [[("ok", 0)], [("oom", 0)]]),
+    "a failure with the default batch of 32 a GPU is none of another batch": (
+        [{"global_batch": 512, "per_gpu": None}, {"global_batch": None, "per_gpu": None, "status": "oom", "repeat": 1}],
+        [[("ok", 0)], [("oom", 1)]],
+    ),
     "failures alone": ([{"status": "oom"}, EARLY], [[("error", 1), ("oom", 0)]]),
 }
 

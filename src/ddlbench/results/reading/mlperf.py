@@ -186,20 +186,23 @@ class Log:
         return value
 
     def epochs(self, of_images: bool = True) -> list[Object]:
-        """The epochs in order, as lines of epochs.jsonl. Without events of epochs each has an equal part of its block.
+        """The epochs in order, as lines of epochs.jsonl, without the evaluations within them. Without events of epochs
+        each has an equal part of its block.
         of_images: whether the accuracy is a share of right first guesses"""
         stated, blocks = self._intervals("epoch", "epoch_num"), self._intervals("block", "first_epoch_num")
         evaluations = self._intervals("eval", "epoch_num")
-        epochs = list(stated)
+
+        def trained_ms(interval: Interval) -> int:
+            return interval.ms - sum(evaluation.ms for evaluation in evaluations if interval.holds(evaluation))
+
+        epochs = [(epoch.number, trained_ms(epoch)) for epoch in stated]
         for block in blocks:
-            trained = block.ms - sum(evaluation.ms for evaluation in evaluations if block.holds(evaluation))
+            trained = trained_ms(block)
             if not stated:
                 ms = trained // block.epochs if block.epochs else 0
-                if ms <= 0:
-                    raise ValueError(f"broken time stamps: the block of epoch {block.number} trained for no time")
-                epochs += [Interval(block.number + n, block.start, block.start + ms) for n in range(block.epochs)]
+                epochs += [(block.number + n, ms) for n in range(max(1, block.epochs))]
                 continue
-            of_epochs = sum(epoch.ms for epoch in stated if block.holds(epoch))
+            of_epochs = sum(trained_ms(epoch) for epoch in stated if block.holds(epoch))
             if abs(trained - of_epochs) > TOLERANCE * trained:
                 raise ValueError(
                     f"epochs and blocks disagree by more than 1 %: the block of epoch {block.number} trained for "
@@ -207,16 +210,18 @@ class Log:
                 )
         if not epochs:
             raise ValueError("it has neither epochs nor blocks")
+        if untrained := [number for number, ms in epochs if ms <= 0]:
+            raise ValueError(f"broken time stamps: epoch {untrained[0]} trained for no time")
         after = {evaluation.number: evaluation.ms / 1e3 for evaluation in evaluations}
         reached = {_number(event, "epoch_num"): event.value for event in self.events.get("eval_accuracy", [])}
         lines, elapsed_s = list[Object](), 0.0
-        for number, epoch in enumerate(epochs):
-            validation_s, accuracy = after.get(epoch.number), reached.get(epoch.number)
-            elapsed_s += epoch.ms / 1e3 + (validation_s or 0.0)
+        for number, (of_log, ms) in enumerate(epochs):
+            validation_s, accuracy = after.get(of_log), reached.get(of_log)
+            elapsed_s += ms / 1e3 + (validation_s or 0.0)
             line = {
                 "epoch": number,
                 "warmup": number == 0 and len(epochs) > 1,
-                "epoch_time_s": epoch.ms / 1e3,
+                "epoch_time_s": ms / 1e3,
                 "elapsed_s": round(elapsed_s, 3),
                 "validation_time_s": validation_s,
                 "val_top1": float(accuracy)

@@ -74,19 +74,15 @@ class Measurement:
 
     @property
     def curve(self) -> str:
-        """The name of its curve: the values of the compared factors, its knobs, and the settings in which rows of its
-        panel differ."""
-        return named(self["compared"], self.settings["knobs"], self.settings["across"])
+        """The name of its curve: the values of the compared factors, its knobs, the settings in which rows of its panel
+        differ, and its cluster if comparable measurements have several."""
+        name = named(self["compared"], self.settings["knobs"], self.settings["across"])
+        return f"{name} at {self.axes['cluster']}" if "cluster" in self.axes else name
 
     @property
     def curve_key(self) -> tuple[str, str]:
         """The value of the compared factor, which has one color in all figures, and the name of the curve."""
         return str(self["compared"]), self.curve
-
-    @property
-    def cluster(self) -> str | None:
-        """The cluster, if comparable measurements have several: a line joins the points of one. Else None."""
-        return self.axes.get("cluster")
 
     @property
     def series(self) -> tuple[Any, ...]:
@@ -112,10 +108,8 @@ class Measurement:
 
     @property
     def name(self) -> str:
-        """The name of its curve, the layout of its ranks if the configuration sets it, and its cluster if comparable
-        rows have several."""
-        layout = f" [{self['layout']}]" if self["layout"] else ""
-        return self.curve + layout + (f" at {self.cluster}" if self.cluster else "")
+        """The name of its curve, and the layout of its ranks if the configuration sets it."""
+        return self.curve + (f" [{self['layout']}]" if self["layout"] else "")
 
     @property
     def other_settings(self) -> str:

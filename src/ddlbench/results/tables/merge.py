@@ -15,7 +15,7 @@ from ddlbench.config.keys import Options, added_later, measured_part
 from ddlbench.errors import UserError
 from ddlbench.record.fingerprint import of_the_launch
 from ddlbench.results.reading.attempts import Note
-from ddlbench.results.rows import Row, Settings, group_by
+from ddlbench.results.rows import PUBLISHED, Row, Settings, group_by
 from ddlbench.results.tables.stats import median_interval
 from ddlbench.texts import digest, printable
 
@@ -221,6 +221,7 @@ class Point:
     ok:            the runs that ended ok
     sample:        a run with the values that all repeats have in common, if possible one whose summary is used
     sample_times:  seconds a sample of each run; sample_time_s: their median; interval: that of the median
+    cluster:       that of an own measurement
     compared:      the values of the compared factors, in words
     comparison, curve: as `comparison_id` and `curve_id`
     verdict_group: equal for points between which a verdict is given: they differ only in the compared factors
@@ -233,6 +234,7 @@ class Point:
         self.ok = [run for run in runs if run.ok]
         self.sample = next((run for run in self.ok if run.row["throughput_samples_per_s"]), runs[0])
         self.gpus: int | None = self.sample.row["gpus"]
+        self.cluster: str | None = None if self.sample.row["origin"] == PUBLISHED else self.sample.row["cluster"]
         self.sample_times = [1 / rate for rate in self.values("throughput_samples_per_s") if rate > 0]
         self.sample_time_s = median(self.sample_times) if self.sample_times else None
         self.interval = median_interval(self.sample_times)

@@ -21,6 +21,7 @@ from typing import Any, cast
 from pyarrow.parquet import read_metadata
 
 from ddlbench.config import choices
+from ddlbench.config.keys import BATCH_PER_GPU
 from ddlbench.foreign import open_regular, section
 from ddlbench.record.fingerprint import fingerprint, noted
 from ddlbench.record.schema import RUNS
@@ -128,7 +129,8 @@ def run_row(attempt: Attempt, left_out: list[str]) -> Row:
             values = (fit(_dig(attempt.record, keys), column, left_out) for keys in column.source.split("|"))
             row[column.name] = next((value for value in values if value is not None), None)
     if not row["global_batch"] and row["gpus"]:  # it failed before it wrote its ledger: take what is configured
-        batch = cell(_dig(attempt.record, "config.train.batch_per_gpu"), "int")
+        configured = section(section(attempt.record, "config"), "train").get("batch_per_gpu", 0)
+        batch = BATCH_PER_GPU if configured is None else cell(configured, "int")
         row["global_batch"] = fit(batch * row["gpus"], _GLOBAL_BATCH, left_out) if batch else None
     row["batch_per_gpu"] = row["global_batch"] / row["gpus"] if row["global_batch"] and row["gpus"] else None
     if _dig(attempt.record, "config.framework.comm_hook") == "noop":

@@ -59,7 +59,8 @@ def scaling_rows(groups: Sequence[list[AttemptRow]], how: Comparison = BY_FRAMEW
         for kind in scaled:
             along = peers.get(kind, peers["strong"])  # the points with its size
             compared = tables[point.comparison] if any_scaling else along
-            rows.append(_measurement(point, kind, compared, [peer for peer in along if peer.curve == point.curve]))
+            curve = [peer for peer in along if (peer.curve, peer.cluster) == (point.curve, point.cluster)]
+            rows.append(_measurement(point, kind, compared, curve))
     if any_scaling:
         rows = _with_scaling(rows)
     curves = group_by(sorted(rows, key=lambda row: (row["gpus"] or 0, str(row["layout"]))), _curve)
@@ -89,7 +90,7 @@ def _curve(row: Measurement) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _measurement(point: Point, kind: str, compared: list[Point], curve: list[Point]) -> Measurement:
-    """compared: the points with which it is compared; curve: those of its own curve"""
+    """compared: the points with which it is compared; curve: those of its own curve and cluster"""
     timed, curve = (
         [peer for peer in peers if peer.sample_time_s and peer.gpus and not peer.sample.row["reference"]]
         for peers in (compared, curve)
@@ -98,8 +99,8 @@ def _measurement(point: Point, kind: str, compared: list[Point], curve: list[Poi
     single = min((peer for peer in timed if peer.gpus == 1), key=lambda peer: peer.sample_time_s or 0.0, default=None)
     published = point.sample.row["origin"] == PUBLISHED
     of_single = dict(single.settings["across"]) if single else {}
-    if single and not published and single.sample.row["cluster"] != point.sample.row["cluster"]:
-        of_single["cluster"] = str(single.sample.row["cluster"])
+    if single and single.cluster != point.cluster:
+        of_single["cluster"] = str(single.cluster)
     settings = {
         **point.settings,
         "layout": layout(point.sample),
