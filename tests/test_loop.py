@@ -18,7 +18,9 @@ from ddlbench.loop import Run, train
 from ddlbench.progress import Progress
 from ddlbench.ranks.boundary import Boundary, StopRequest
 from ddlbench.recipe.recipe import Rates
+from ddlbench.run import scenarios
 from tests.support.equal import Rows
+from tests.support.runs import RESNET, composed
 
 
 @dataclass
@@ -147,3 +149,16 @@ def test_an_epoch_whose_validation_is_stopped_is_recorded_without_it(monkeypatch
     with pytest.raises(Stopped):
         train(run, cast(Trainer, trainer), Rates(lambda _: 0.1))
     assert [(row.epoch, row.metrics) for row in rows.rows] == [(0, {})]
+
+
+def test_so_is_one_of_the_loader_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, rows = run_of(epochs=2, steps=2)
+    run.validate = True
+
+    def stopped(_: object) -> dict[str, float]:
+        raise Stopped(Failure("killed", "rank 0 received SIGTERM", 143, 0), "between two epochs")
+
+    monkeypatch.setattr(scenarios, "read_validation", stopped)
+    with pytest.raises(Stopped):
+        scenarios.Loading(composed(*RESNET, "loader=synthetic", "mode=loader"), run.job).run(run)
+    assert [(row.epoch, [*row.metrics]) for row in rows.rows] == [(0, ["read_bytes"])]

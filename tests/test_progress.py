@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
+from contextlib import suppress
 
 import pytest
 
@@ -11,6 +13,17 @@ from ddlbench.progress import Progress, tell
 def test_a_text_of_a_library_is_one_line_and_moves_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
     tell("error: rank 1: no file \x1b[2J\nin /tmp")
     assert capsys.readouterr().err == "ddlbench: error: rank 1: no file \\x1b[2J\\nin /tmp\n"
+
+
+def test_without_a_reader_a_line_is_lost_and_the_program_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as stream:  # noqa: PTH123
+        monkeypatch.setattr(sys, "stderr", stream)
+        tell("the record is in results")
+        monkeypatch.undo()
+        with suppress(OSError):
+            stream.close()
 
 
 def test_plain_lines_in_a_log(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -16,7 +17,8 @@ Item = TypeVar("Item")
 
 def tell(text: str) -> None:
     """One line of the program itself on stderr, from any rank, whatever characters the text has."""
-    say(f"ddlbench: {text}", stream=sys.stderr)
+    with contextlib.suppress(OSError):  # nobody reads: the terminal or `tee` has ended
+        say(f"ddlbench: {text}", stream=sys.stderr)
 
 
 class Progress:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -159,6 +160,9 @@ def test_a_command_line_may_name_the_time_of_its_start(monkeypatch: pytest.Monke
         ("train.time_limit_s=0", r"train\.time_limit_s=0.0 must be greater than 0"),
         ("train.global_batch=64 train.batch_per_gpu=16", r"=64 and train\.batch_per_gpu=16 say the same thing twice"),
         ("train.deterministic=true train.cudnn_benchmark=true", r"exclude.*leave train\.cudnn_benchmark out"),
+        ("results_dir=2026_11_27", r"^results_dir=2026_11_27 is the number 20261127: quote a text, 'results_dir="),
+        ("checkpoint.dir=2.10", r"^checkpoint\.dir=2\.10 is the number 2\.1"),
+        ("recipe.optimizer={1:2}", r"^recipe\.optimizer\.1 does not exist"),
         ("backend=nccl", r"backend=nccl must be one of cuda:nccl, or null"),
     ],
 )
@@ -178,6 +182,14 @@ def test_a_configuration_is_that_of_its_record_which_has_every_section() -> None
 def test_without_a_model_there_is_no_configuration() -> None:
     with pytest.raises(UserError, match=r"^no model: give \+model=NAME"):
         configuration("+framework=ddp", "train.seed=1")
+
+
+def test_a_folder_of_checkpoints_may_not_name_an_unknown_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = configuration(*WORDS, "checkpoint.dir=$MINE/saved").checkpoint
+    with pytest.raises(UserError, match=r"^checkpoint\.dir=\$MINE/saved is '\$MINE/saved' on this node"):
+        _ = checkpoint.folder
+    monkeypatch.setenv("MINE", "/mine")
+    assert checkpoint.folder == Path("/mine/saved")
 
 
 def test_the_global_batch() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import resource
+import socket
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -80,6 +82,14 @@ def test_the_report_lists_the_ports_of_adapters(tmp_path: Path) -> None:
     write(tmp_path / "mlx5_0/ports/1/rate", "400 Gb/sec (4X NDR)\n")
     assert adapters(tmp_path) == ["mlx5_0: ACTIVE, 400 Gb/sec (4X NDR)"]
     assert adapters(tmp_path / "none") == []
+
+
+def test_an_alias_of_an_interface_has_no_speed_and_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    address = SimpleNamespace(family=socket.AF_INET, address="10.0.0.3")
+    monkeypatch.setattr("psutil.net_if_addrs", lambda: {"eth0": [address], "eth0:1": [address]})
+    monkeypatch.setattr("psutil.net_if_stats", lambda: {"eth0": SimpleNamespace(isup=True, speed=100)})
+    networks = [text for name, text, _ in machine.links() if name == "network"]
+    assert networks == ["eth0: 10.0.0.3, 100 Mbit/s"]
 
 
 @pytest.mark.parametrize(("address", "remarks"), [("127.0.1.1", True), (None, True), ("10.0.0.3", False)])

@@ -58,6 +58,8 @@ HOROVODRUN = env(
     "HOROVOD_RANK=3 HOROVOD_SIZE=4 HOROVOD_LOCAL_RANK=1 HOROVOD_LOCAL_SIZE=2 HOROVOD_CROSS_RANK=1 "
     "HOROVOD_CROSS_SIZE=2 HOROVOD_GLOO_RENDEZVOUS_ADDR=10.0.0.1 HOROVOD_GLOO_RENDEZVOUS_PORT=13005"
 )
+# What a shell, or NVIDIA's hook for enroot in a step of one task, sets around mpirun.
+ALONE = {"RANK": "0", "WORLD_SIZE": "1"}
 # What mpirun's daemon on node2, itself a task of srun, passes to its ranks.
 DAEMON = SRUN | env(
     "SLURM_STEP_NUM_TASKS=1 SLURM_PROCID=0 SLURM_NODEID=0 SLURM_STEP_TASKS_PER_NODE=1 SLURM_STEP_NODELIST=node2"
@@ -98,6 +100,10 @@ DAEMON = SRUN | env(
         ),
         (HOROVODRUN | SRUN | {"MASTER_ADDR": "ib1"}, Launch("horovodrun", 3, 4, 1, 2, 2, "ib1", 21_005)),
         (OPEN_MPI | {"MASTER_PORT": "9"}, Launch("mpirun", 1, 2, 1, 2, 1, "localhost", 9)),
+        (OPEN_MPI | ALONE | {"MASTER_PORT": "9"}, Launch("mpirun", 1, 2, 1, 2, 1, "localhost", 9)),
+        (HOROVODRUN | ALONE, detect(HOROVODRUN)),
+        (DAEMON | HYDRA | ALONE | env("MASTER_ADDR=a MASTER_PORT=9"), Launch("mpirun", 3, 4, 1, 2, 2, "a", 9)),
+        (OPEN_MPI | ALONE | {"TORCHELASTIC_RUN_ID": "none"}, Launch("torchrun")),
     ],
 )
 def test_every_launcher_is_known_by_its_variables(variables, expected):

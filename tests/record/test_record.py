@@ -116,6 +116,12 @@ def test_numbers_that_are_not_finite_become_null(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "x.json").read_text()) == {"a": None, "b": [None, 1.5]}
 
 
+def test_a_request_to_stop_that_comes_after_the_last_step_does_not_undo_a_complete_run(record: Record) -> None:
+    assert record.finish("killed", "rank 0 received SIGTERM", final=False, ended_by="signal")
+    assert record.finish("ok")
+    assert status(record) == ("ok", None)
+
+
 def test_after_an_end_that_is_not_final_a_better_reason_and_epochs_may_follow_but_no_success(record: Record) -> None:
     record.epoch(epoch_row(0, 2, [1.0, 2.0]))
     assert record.finish("killed", "a signal", final=False)

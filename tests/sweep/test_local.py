@@ -14,12 +14,12 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from ddlbench.sweep.local import run_cell
+from ddlbench.sweep.local import run_cell, run_cells
 from ddlbench.sweep.state import State
 from tests.support.faults import patience_s
 from tests.support.processes import environment
 from tests.support.waiting import WITHIN_S, wait_until
-from tests.sweep.studies import KEYS, SINGLE, ddp, planned, ranks, statuses, write
+from tests.sweep.studies import KEYS, SINGLE, ddp, planned, ranks, record, statuses, write
 
 pytestmark = [pytest.mark.slow]
 Sweep: TypeAlias = Callable[..., tuple[int, str, str]]  # conftest.py
@@ -67,6 +67,16 @@ def test_two_sweeps_at_once_run_each_cell_once(tmp_path: Path) -> None:
     assert [process.returncode for process in racing] == [0, 0], outputs
     assert statuses(results) == {"single 1 ok": 3}
     assert sum(out.count(": ok (") for out, _ in outputs) == 3
+
+
+def test_what_another_sweep_has_tried_again_is_not_tried_once_more(tmp_path: Path, alone: None) -> None:
+    cells, results, said = planned(write(tmp_path, **SINGLE)), tmp_path / "results", list[str]()
+    record(results, cells[0], "error")
+    state = State(results).refresh()
+    record(results, cells[0], "error", attempt=2)  # by the other one, meanwhile
+    assert run_cells(cells, state, "failed", said.append) == 0
+    assert not said
+    assert statuses(results) == {"single 1 error": 2}
 
 
 def test_after_a_kill_no_process_is_left_and_the_sweep_goes_on(tmp_path: Path, sweep: Sweep, alone: None) -> None:

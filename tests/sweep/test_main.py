@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -208,12 +209,12 @@ def test_cancel_says_what_it_could_not_end(
         (results / ".sweep" / f"{cell.key}.1").write_text(json.dumps(asdict(owner)))
     (tmp_path / "squeue").write_text(f"#!/bin/bash\necho {mine} 1 0\necho {theirs} 2 0\n")
     program(tmp_path / "scancel", f"#!/bin/bash\necho $* >> {tmp_path}/cancelled\n[ $1 = --name={mine} ]\n")
-    signalled = list[int]()
+    signalled = list[tuple[int, int]]()
 
     def kill(pid: int, number: int) -> None:
         if pid == 1:
             raise PermissionError
-        signalled.append(pid)
+        signalled.append((pid, number))
 
     monkeypatch.setattr(os, "kill", kill)
     assert sweep("--cancel", "--dry-run", repeats=5)[0] == 0
@@ -222,5 +223,5 @@ def test_cancel_says_what_it_could_not_end(
     code, said, _ = sweep("--cancel", repeats=5)
     assert code == 1
     assert said.startswith("cancelled: 1 Slurm jobs, 1 local sweeps\n3 of other users or machines still hold")
-    assert signalled == [os.getpid()]
+    assert signalled == [(os.getpid(), signal.SIGTERM)]  # a shell's background processes ignore SIGINT
     assert sorted((tmp_path / "cancelled").read_text().split()) == [f"--name={mine}", f"--name={theirs}"]

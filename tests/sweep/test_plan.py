@@ -109,6 +109,15 @@ def test_unsupported_cells_have_their_reason_and_one_run(tmp_path: Path) -> None
     assert "framework=single runs in one process, this launch has 2" in refused[1]
 
 
+def test_a_layout_whose_loader_cannot_run_alone_is_one_unsupported_cell(tmp_path: Path) -> None:
+    axes = {"framework": ["ddp", "fsdp"], "gpus": [1]}
+    cells = planned(write(tmp_path, axes=axes, exclude=[], repeats=2), "mode=loader")
+    assert Counter((cell.values["framework"], bool(cell.refused)) for cell in cells) == {
+        ("ddp", False): 2,
+        ("fsdp", True): 1,
+    }
+
+
 def test_a_combination_that_cannot_be_composed_is_one_invalid_cell(tmp_path: Path) -> None:
     cells = planned(write(tmp_path, axes={"framework": ["ddp"], "model.image_size": [16, 32]}, exclude=[]))
     refused = [cell.refused and cell.refused[0] for cell in sorted(cells, key=lambda cell: cell.place)]

@@ -15,6 +15,7 @@ from ddlbench.sweep.lock import Owner, claim
 from ddlbench.sweep.slurm import Options, jobs, submit
 from ddlbench.sweep.state import State
 from ddlbench.sweep.study import load
+from tests.support.processes import program
 from tests.sweep.studies import KEYS, SINGLE, ddp, planned, record, write
 
 
@@ -76,6 +77,32 @@ def test_a_site_gives_its_file_to_the_job_and_its_options_to_sbatch(tmp_path: Pa
     assert " --constraint=gpu --qos=regular --cpus-per-task=32 --qos=debug " in submitted.read_text()
     site = Path(submitted.with_name(submitted.name + ".site").read_text().strip())
     assert (site.name, site.is_file()) == ("perlmutter.sh", True)
+
+
+def test_lines_of_a_site_file_are_read_as_sbatch_reads_them(tmp_path: Path) -> None:
+    (tmp_path / "site.sh").write_text(
+        "#SBATCH --comment='two words' # whole nodes\n#SBATCH\t--exclusive\n#SBATCHES -x\n"
+    )
+    assert Options(site=str(tmp_path / "site.sh")).words() == ["--comment=two words", "--exclusive"]
+
+
+@pytest.mark.parametrize("option", ["-Jmine", "--job-name=mine", "-d", "--dependency=singleton", "--export=NONE"])
+def test_options_by_which_a_sweep_knows_its_jobs_are_refused(option: str) -> None:
+    with pytest.raises(UserError, match=f"^{option}: jobs of a sweep have"):
+        Options(sbatch=("--qos=debug", option)).words()
+    assert Options(sbatch=("--export=ALL,A=1",)).words() == ["--export=ALL,A=1"]
+
+
+def test_a_job_gets_the_environment_and_a_file_for_its_output(
+    tmp_path: Path, submitted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm replaces %a, and SBATCH_EXPORT=NONE would keep the site's file from the job."""
+    monkeypatch.setenv("SBATCH_EXPORT", "NONE")
+    program(tmp_path / "sbatch", f'#!/bin/bash\nprintf "%s\\n" "${{SBATCH_EXPORT-unset}}" "$*" > {submitted}\necho 1\n')
+    assert main([str(write(tmp_path, **SINGLE)), "--slurm", f"results_dir={tmp_path}/100%a"]) == 0
+    exported, command = submitted.read_text().splitlines()
+    assert exported == "unset"
+    assert f"--output={tmp_path}/100%%a/.sweep/logs/%x-%j.out " in command
 
 
 def test_a_site_file_may_have_any_encoding(tmp_path: Path) -> None:

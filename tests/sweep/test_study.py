@@ -265,7 +265,8 @@ def test_every_path_of_the_configuration_belongs_to_the_command_line() -> None:
      "cluster.notes=${oc.env:HOME}", "cluster.notes=!!python/name:os.system", "hydra.run.dir=/tmp", "x=*a",
      'results_dir=a"b', "results_dir=${oc.env:HOME}", "results_dir=", "results_dir= ", "results_dir=~/x", "seeds=[]",
      "scaling=[[strong]]", "scaling=[none]", "scaling=none", "train.epochs=010", "train.epochs=[010,18]",
-     "train.epochs=1:30", "train.epochs=0x1f", "cluster.notes=run #3", "cluster.notes=#3"],
+     "train.epochs=1:30", "train.epochs=0x1f", "cluster.notes=run #3", "cluster.notes=#3", "train.steps=",
+     "data.root= "],
 )  # fmt: skip
 def test_words_of_the_command_line_are_checked_alike(tmp_path: Path, given: str) -> None:
     with pytest.raises(UserError):

@@ -38,6 +38,7 @@ ddlbench {version}: one training loop, many frameworks for parallel training, on
   A value with spaces, commas, brackets or ~ needs both kinds of quotes: 'data.root="/a path/images"'
 """
 WIDTH, COLUMN = 120, 34
+PATHS = ("results_dir", "checkpoint.dir")
 PARSER = OverridesParser.create()
 KEY = r"(\+\+?|~)?[A-Za-z_][\w@:-]*([./][\w@:-]+)*"
 # Names and kinds of the chosen options: users cannot set them. cluster.name says where a run was made.
@@ -140,9 +141,11 @@ def check_words(words: Sequence[str]) -> dict[str, str]:
             there |= {f"{section}.{entry.name}" for option in choices(section) for entry in keys(section, option)}
             if key in there:
                 raise UserError(f"{shown(word)}: write {key}=VALUE (+ adds a key, and this one exists)")
+        value = override.value()
+        if key in PATHS and isinstance(value, int | float) and str(value) != (text := word.partition("=")[2]):
+            raise UserError(f"{shown(word)} is the number {value}: quote a text, '{key}=\"{text}\"'")
         if key not in GROUPS:
             continue
-        value = override.value()
         if not isinstance(value, str | int) or not re.fullmatch(r"\w[\w.-]*", name := str(value)) or ".." in name:
             raise UserError(
                 f"{shown(word)} is no choice of one {key}: give {choose(key, 'NAME')}, one of {', '.join(choices(key))}"

@@ -163,8 +163,12 @@ class Checkpoint:
 
     @property
     def folder(self) -> Path | None:
-        """`dir`, its variables expanded on this node."""
-        return None if self.dir is None else Path(os.path.expandvars(self.dir))
+        """`dir`, its variables expanded on this node. UserError for one that is not set."""
+        if self.dir is None:
+            return None
+        if "$" in (expanded := os.path.expandvars(self.dir)):
+            raise UserError(f"checkpoint.dir={self.dir} is {expanded!r} on this node: set the variable, or give a path")
+        return Path(expanded)
 
     def resumes(self, env: Mapping[str, str]) -> bool:
         """Whether to begin where an earlier attempt saved: as `resume` says; if it is None, in a requeued Slurm job."""

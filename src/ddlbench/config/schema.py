@@ -136,7 +136,7 @@ def build(plain: dict[str, Any]) -> Config:
         raise UserError(unknown_key(key, plain.keys() - {key}))
     sections[""] = others
     # A copy of each object, because a caller may change it.
-    built = {name: copy.deepcopy(_made(name, json.dumps(raw, sort_keys=True))) for name, raw in sections.items()}
+    built = {name: copy.deepcopy(_made(name, json.dumps(raw))) for name, raw in sections.items()}
     for group in GROUPS:
         choices.check_label(group, str(sections[group]["_target_"]), built[group])
     return Config(**vars(built.pop("")), **built)

@@ -101,7 +101,7 @@ def links() -> list[Line]:
     for name, addresses in psutil.net_if_addrs().items():  # interfaces with an address that other nodes could reach
         of_ipv4 = [address.address for address in addresses if address.family == socket.AF_INET]
         reachable = [address for address in of_ipv4 if not ip_address(address).is_loopback]
-        if reachable and speeds[name].isup:
+        if reachable and name in speeds and speeds[name].isup:  # an alias (eth0:1) has none
             speed = f", {speeds[name].speed:,} Mbit/s" if speeds[name].speed else ""
             rows.append(("network", f"{name}: {', '.join(reachable)}{speed}", ""))
     return [*rows, host_name()]

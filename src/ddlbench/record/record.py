@@ -149,11 +149,12 @@ class Record:
 
     def finish(self, status: str, reason: str | None = None, final: bool = True, ended_by: str | None = None) -> bool:
         """Close the attempt with its status; returns whether that is on disk. It raises no error: if the disk is full
-        or the folder is gone, stderr says so. The first final call counts. After a call that is not final, only another
-        failure may follow. ended_by: of errors.py"""
+        or the folder is gone, stderr says so. The first final call counts. After a failure that is not final, only
+        another failure may follow; after a request to stop, which may come too late, also `ok`. ended_by: of errors.py
+        """
         with self.lock:
-            ended = self.content["status"] != "running"
-            if self.finished or (ended and status == "ok"):
+            failed = self.content["status"] != "running" and self.content["ended_by"] is None
+            if self.finished or (failed and status == "ok"):
                 return self.saved and status == self.content["status"]
             self.finished = final
             self.content.update(status=status, reason=reason, ended_by=ended_by)
@@ -178,7 +179,10 @@ class Record:
     def _save_at_last(self) -> bool:
         try:
             self.reserve.unlink(missing_ok=True)
-            return self.write()
+            if written := self.write():
+                return written
+            tell(f"another process has recorded the end in {self.folder}, because this one was stopped for long")
+            return False
         except Exception as error:
             reason = why(error) if isinstance(error, OSError) else repr(error)
             end = ": ".join(str(self.content[key]) for key in ("status", "reason") if self.content[key])

@@ -111,7 +111,7 @@ def _cancel(cells: Sequence[Cell], state: State) -> int:
     for place, pid in sweeps:
         if place == Owner.this().place:
             with contextlib.suppress(OSError):  # of another user, or it has just ended
-                os.kill(pid, signal.SIGINT)
+                os.kill(pid, signal.SIGTERM)  # a shell's background processes ignore SIGINT
                 ended.add((place, pid))
     say(f"cancelled: {len(cancelled)} Slurm jobs, {len(ended)} local sweeps")
     if left := len(jobs - cancelled) + len(sweeps - ended):

@@ -44,13 +44,16 @@ def run_cells(cells: Sequence[Cell], state: State, retry: str | None, say: Say) 
     failed = 0
     most = most_ranks()
     todo = [cell for cell in cells if cell.gpus <= most and not cell.invalid and due(state.status(cell), retry)]
+    seen = {cell.key: len(state.of(cell)) for cell in todo}
     for number, cell in enumerate(todo, 1):
         with _turn(say), contextlib.ExitStack() as at_end:
             held = claim(state.results, cell.key, queued=lambda name: queue()(name))
             if held is None:
                 continue
             at_end.callback(held.release)
-            if not due(state.refresh().status(cell), retry):  # another sweep has run it since this one began
+            # What another sweep has run since this one began is not tried again.
+            again = retry if len(state.refresh().of(cell)) == seen[cell.key] else None
+            if not due(state.status(cell), again):
                 continue
             started, began = time.monotonic(), now()
             codes, output = run_cell(cell, state.results, held)

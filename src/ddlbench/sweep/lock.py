@@ -55,7 +55,9 @@ class Queue:
 def queue() -> Queue:
     try:
         command = ["squeue", "--noheader", "--Format=Name:200,JobID:20,RestartCnt:20"]
-        done = subprocess.run(command, capture_output=True, errors="replace", timeout=60, check=True)
+        # Without the user's filters, which hide jobs.
+        env = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
+        done = subprocess.run(command, capture_output=True, errors="replace", timeout=60, check=True, env=env)
     except (OSError, subprocess.SubprocessError):
         return Queue(None)
     jobs = (line.rsplit(maxsplit=2) for line in done.stdout.splitlines())

@@ -138,6 +138,7 @@ def _runs(
     them, because the machine that runs the cells may have it."""
     from ddlbench.ranks.launch import Launch
     from ddlbench.run.checkpoints import check_checkpoints
+    from ddlbench.run.scenarios import Loading
 
     words, gpus = study.words(point), int(point["gpus"])
     identity: dict[str, Any] = {"words": words, "train": {}}
@@ -151,8 +152,10 @@ def _runs(
             words = (*words, "checkpoint.resume=true")  # a cell is started again only if it did not end well
         for check in checks:
             check(config)
-        if config.mode == "train":
-            job = make_job(config, Launch("torchrun", world_size=gpus), device)
+        job = make_job(config, Launch("torchrun", world_size=gpus), device)
+        if config.mode == "loader":
+            Loading(config, job).check()
+        else:
             supports(config.framework, job)
             check_checkpoints(config, job)
         config.loader.check(config.data, config.model, device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import uuid
@@ -21,7 +22,9 @@ from ddlbench.sweep.study import Study
 
 PACKED = Path(__file__).parents[1] / "slurm_scripts"  # the wheel has its own copy
 SCRIPTS = PACKED if PACKED.is_dir() else Path(__file__).parents[3] / "scripts" / "slurm"
-SBATCH = "#SBATCH "  # begins the lines of a site's file that are options of sbatch
+SBATCH = re.compile(r"#SBATCH\s+(.*)")  # lines of a site's file that are options of sbatch
+# Options by which the sweep knows its jobs and their order, and gives them the site's file.
+SET_HERE = re.compile("-J|--job-name|-d|--dependency|--export=(?!ALL)")
 NEXT = "--next"  # between the cells of a job, for run.sbatch
 LIMIT = "train.time_limit_s="
 CORES = ("--cpus-per-task", "-c", "--cpus-per-gpu", "--exclusive")  # options that say how many cores a task gets
@@ -44,11 +47,15 @@ class Options:
     def words(self) -> list[str]:
         """The options for sbatch: lines `#SBATCH ...` of the site's file, then the given ones, which win."""
         text = "" if self.site is None else _site_file(self.site).read_text(encoding="utf-8", errors="replace")
-        options = [line.removeprefix(SBATCH) for line in text.splitlines() if line.startswith(SBATCH)]
+        lines = filter(None, map(SBATCH.match, text.splitlines()))
         try:
-            return [*(word for line in options for word in shlex.split(line)), *self.sbatch]
+            words = [word for line in lines for word in shlex.split(line[1], comments=True)]
         except ValueError as error:
             raise UserError(f"--site {self.site}: a line #SBATCH has {str(error).lower()}: close it") from error
+        words += self.sbatch
+        if refused := next(filter(SET_HERE.match, words), None):
+            raise UserError(f"{refused}: jobs of a sweep have its names, dependencies and environment: leave it out")
+        return words
 
 
 @dataclass(frozen=True)
@@ -135,13 +142,15 @@ def _sbatch(
     """Submit one job; its number."""
     logs = results / FOLDER / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    command = ["sbatch", "--parsable", f"--job-name={name}", f"--output={logs}/%x-%j.out", *_size(study, cells), *more]
+    output = f"{str(logs).replace('%', '%%')}/%x-%j.out"
+    command = ["sbatch", "--parsable", f"--job-name={name}", f"--output={output}", *_size(study, cells), *more]
     command.append(str(SCRIPTS / "run.sbatch"))
     for number, cell in enumerate(cells):
         command += [NEXT] * (number > 0) + cell.command(results)
         if len(cells) > 1 and not any(word.startswith(LIMIT) for word in cell.words):
             command.append(f"{LIMIT}{cell.limit_s}")  # that of the job is the sum: one cell must not use up the others'
-    env = os.environ | ({} if options.site is None else {"DDLBENCH_SITE": str(_site_file(options.site))})
+    env = {name: value for name, value in os.environ.items() if name != "SBATCH_EXPORT"}  # the job needs the next one
+    env |= {} if options.site is None else {"DDLBENCH_SITE": str(_site_file(options.site))}
     try:
         done = subprocess.run(command, capture_output=True, errors="replace", timeout=120, check=True, env=env)
     except (OSError, subprocess.SubprocessError) as error:

@@ -172,6 +172,8 @@ def parse_word(word: str) -> tuple[str, Any]:
         raise UserError(f"{shown(word)} is no key=value: see python -m ddlbench.sweep --help")
     if key == "results_dir":
         return key, text  # as it is: YAML takes 010 for 8, and `no` for false
+    if not text.strip():
+        raise UserError(f"{shown(word)} is empty: give a value, or null")
     value = _plain(text, shown(word))
     digits = re.findall(r"\d+", text.replace("_", ""))
     changed = any(type(item) is int and str(abs(item)) not in digits for item in as_list(value))  # 010 is 8, 1:30 is 90
