@@ -154,6 +154,7 @@ def test_mistakes_are_refused_in_one_line(data, packed, text, tmp_path):
         (("tokenize", tmp_path / "no.txt"), "no.txt is not a text file"),
         (("tokenize", text, "--tokenizer", tmp_path / "empty"), "empty: give --tokenizer a folder with vocab.json"),
         (("tokenize", text, "--out", text), "some.txt does not end in .bin"),
+        (("tokenize", text, "--out", text.parent / "vocab.bin"), "vocab.json, which would be a part of it"),
         (("tokenize", text, "--out", text / "x/a.bin"), "a.bin (Not a directory): choose another --out"),
     ]:
         code, out, err = data(*arguments)

@@ -241,7 +241,7 @@ def test_folder_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCRATCH_HERE", "/local/7")
     monkeypatch.delenv("NOT_SET", raising=False)
     assert node_folder("$SCRATCH_HERE/x", "set", "0123456789abcdef0") == Path("/local/7/x/set-0123456789abcdef")
-    for wrong in ("$NOT_SET/x", "", "relative"):
+    for wrong in ("$NOT_SET/x", "", "relative", "/scratch/$NOT_SET", "~no one/x"):
         with pytest.raises(UserError, match=rf"data.stage_to={re.escape(wrong)} is '.*' .* not an absolute path"):
             node_folder(wrong, "set", "0")
 

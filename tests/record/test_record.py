@@ -79,6 +79,7 @@ def test_epochs_of_an_earlier_attempt_come_first_and_say_whose_they_are(tmp_path
     second.epoch(epoch_row(1, 2, [1.0, 2.0]))
     third = Record.open(str(tmp_path), "run", {})
     third.resume({"attempt": 2, "epoch": 2}, second.lines())
+    assert third.content["loader"] == {"bad_samples": []}  # no attempt has any
     assert [(line["epoch"], line.get("measured_in_attempt")) for line in second.lines()] == [(0, 1), (1, None)]
     assert [(line["epoch"], line.get("measured_in_attempt")) for line in third.lines()] == [(0, 1), (1, 2)]
     assert json.loads((third.folder / "run.json").read_text())["resume"] == {"attempt": 2, "epoch": 2}

@@ -177,6 +177,12 @@ def test_samples_that_could_not_be_read_are_named_in_a_run_that_does_not_end_wel
     assert content["ledger"]["bad_samples"] == 2
     assert content["loader"]["bad_samples"] == ["train/a/1.JPEG", "val/b/2.JPEG"]
 
+    continued = Record.open(str(tmp_path), record.content["run_id"], dict(record.content, loader={}))
+    continued.resume({"attempt": 1, "epoch": 3}, record.lines())
+    replace(files, record=continued, bad_samples=set()).epoch(run, epoch_row(3, 4, [1.0] * 4))
+    assert continued.content["ledger"]["bad_samples"] == 2
+    assert continued.content["loader"]["bad_samples"] == ["train/a/1.JPEG", "val/b/2.JPEG"]
+
 
 def test_a_trace_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     def full(path: Path) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import weakref
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
@@ -15,18 +16,26 @@ import torch
 from torch import nn
 
 from ddlbench.config.keys import MODES
-from ddlbench.errors import Unsupported
+from ddlbench.errors import Unsupported, UserError
 from ddlbench.job import Place
 from ddlbench.ranks.boundary import StopRequest
 from ddlbench.ranks.launch import Launch, group_timeout
 from ddlbench.run import attempt as attempt_module
-from ddlbench.run.attempt import close, make_run, seed_replica
+from ddlbench.run.attempt import check, close, make_run, seed_replica
 from ddlbench.run.settings import check_precision
 from tests.support.simulated_run import job_of
 
 
 def test_every_mode_that_measures_has_a_scenario() -> None:
     assert (*attempt_module.SCENARIOS, "rehearsal") == MODES
+
+
+def test_data_that_the_system_does_not_let_a_user_read_are_one_line(tmp_path: Path) -> None:
+    """A name that is too long; a folder of another user raises the same kind of error."""
+    words = ("+framework=ddp", "+model=resnet50", "data=imagenet", f"data.root={tmp_path}", f"results_dir={tmp_path}")
+    config, _ = job_of((*words, f"data.train_dir={'x' * 300}"), 1)
+    with pytest.raises(UserError, match=r"^the data cannot be read \(.*x: File name too long\): check permissions"):
+        check(config, MagicMock(), torch.device("cpu"))
 
 
 @pytest.mark.parametrize(("rank", "local_rank", "leads"), [(0, 0, True), (1, 1, False), (2, 0, True), (3, 1, False)])

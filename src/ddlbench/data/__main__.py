@@ -95,6 +95,11 @@ def tokenize(given: argparse.Namespace) -> int:
     target: Path = given.out or token_path(text, files.hash(), None)
     if target.suffix != ".bin":
         raise UserError(f"--out {target} does not end in .bin: its index is the same name with .json")
+    for beside in (target.with_suffix(".json"), target.with_suffix(".lines")):
+        if beside.exists() and not target.exists():
+            raise UserError(
+                f"--out {target}: {beside}, which would be a part of it, is another file: choose another name"
+            )
     if given.out or not is_current(text, target):
         with reporting(f"cannot write {target}", "choose another --out"):
             tokenize_file(text, files.load(), target)

@@ -53,13 +53,13 @@ class Staged:
 
 def node_storage(stage_to: str) -> Path:
     """`data.stage_to` on this node, whose variables it may name: '$TMPDIR'. Raises UserError for a relative path."""
-    path = Path(os.path.expandvars(stage_to)).expanduser()
-    if not path.is_absolute():
+    path = os.path.expanduser(os.path.expandvars(stage_to))  # noqa: PTH111  # unlike Path's, raises for no user
+    if "$" in path or not os.path.isabs(path):  # noqa: PTH117
         raise UserError(
-            f"data.stage_to={stage_to} is {str(path)!r} on this node, which is not an absolute path: give a folder on "
-            f"each node; write a variable of the node in quotes and without braces, data.stage_to='$TMPDIR'"
+            f"data.stage_to={stage_to} is {path!r} on this node, which is not an absolute path: give a folder on each "
+            f"node; write a variable of the node in quotes and without braces, data.stage_to='$TMPDIR'"
         )
-    return path
+    return Path(path)
 
 
 def node_folder(stage_to: str, name: str, digest: str) -> Path:

@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 
 from ddlbench.errors import RunError, UserError, reporting, why
 from ddlbench.files import replacing
+from ddlbench.foreign import parse, read_bytes, section
 from ddlbench.heartbeat import Heartbeat, Process
 from ddlbench.measure.devices.meter import Use
 from ddlbench.measure.rows import EpochRow, RankEpoch
@@ -129,8 +130,14 @@ class Record:
                 os.fsync(lines.fileno())
 
     def resume(self, resumed: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]]) -> None:
-        """Note that this attempt continues an earlier one. resumed: the section `resume`; epochs: the lines of
-        epochs.jsonl that earlier attempts measured; each line says which attempt did"""
+        """Note that this attempt continues an earlier one, whose bad samples count. resumed: the section `resume`;
+        epochs: the lines of epochs.jsonl that earlier attempts measured; each line says which attempt did"""
+        with contextlib.suppress(
+            OSError, ValueError
+        ):  # the attempt's record is gone, and its bad samples are not known
+            earlier = parse(read_bytes(self.folder.with_name(f"attempt-{resumed['attempt']}") / "run.json"))
+            bad = section(earlier, "loader").get("bad_samples")
+            self.content["loader"] = {**section(self.content, "loader"), "bad_samples": bad or []}
         with self.lock, self.saving():
             self.content["resume"] = dict(resumed)
             with (self.folder / EPOCHS).open("a") as lines:

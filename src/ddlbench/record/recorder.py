@@ -108,7 +108,7 @@ class FileRecorder(Recorder):
 
     def _add_bad_samples(self, run: Run, names: Sequence[str]) -> None:
         """names: those of samples that a rank could not read"""
-        self.bad_samples.update(names)
+        self.bad_samples.update(names, self.record.content["loader"].get("bad_samples", ()))
         self.record.add(
             loader={**run.feed.facts(), "bad_samples": sorted(self.bad_samples)},
             ledger={**self.record.content["ledger"], "bad_samples": len(self.bad_samples)},

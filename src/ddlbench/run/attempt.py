@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import socket
 import traceback
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
 import torch
@@ -15,7 +15,7 @@ from ddlbench.config.schema import Config
 from ddlbench.cores import allowed_cores, fewest_cores, machine_cores
 from ddlbench.data.feed import Feed, Request
 from ddlbench.data.staging import node_storage
-from ddlbench.errors import PeerFailed, RunError, Unavailable, Unsupported, UserError, failure_of
+from ddlbench.errors import PeerFailed, RunError, Unavailable, Unsupported, UserError, failure_of, why
 from ddlbench.job import Job, Place
 from ddlbench.loop import Recorder, Run, Scenario
 from ddlbench.measure.devices.memory import keep_freed_memory
@@ -75,13 +75,15 @@ def run_attempt(config: Config, launch: Launch, started: float) -> int:
             supervisor.connect()  # from now on every rank watches for failures of the others
             attempt.count_nodes()
             attempt.end_span("connecting_s")
-            attempt.open_record()
+            with reading_data():
+                attempt.open_record()
             wait_for([0], "ddlbench/data")
             attempt.end_span("data_preparation_s")
             if refusal:
                 raise refusal
             attempt.agree()
-            attempt.stage_data()
+            with reading_data():
+                attempt.stage_data()
             if config.preflight:
                 supervisor.expect("the pre-flight check did not end")
                 preflight(attempt)
@@ -101,13 +103,26 @@ def run_attempt(config: Config, launch: Launch, started: float) -> int:
     return code
 
 
+@contextmanager
+def reading_data(kind: type[RunError] = UserError) -> Generator[None]:
+    """Make an OSError of the data one line for the user."""
+    try:
+        yield
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        raise kind(
+            f"the data cannot be read ({place}{why(error)}): check permissions and names of its files"
+        ) from error
+
+
 def check(config: Config, scenario: Scenario, device: torch.device) -> Unsupported | Unavailable | None:
     """Everything that can be known before anything starts, the same on every rank. A UserError ends the program;
     what the framework or the loader cannot do is returned, because it becomes a row."""
     writable(config.results_dir)
     if config.checkpoint.every is not None and config.checkpoint.folder is not None:
         writable(str(config.checkpoint.folder), "checkpoint.dir")
-    config.data.check(config.model, config.train.validate)
+    with reading_data():
+        config.data.check(config.model, config.train.validate)
     if config.data.stage_to is not None:
         node_storage(config.data.stage_to)
     try:
@@ -138,7 +153,8 @@ def work(attempt: Attempt, scenario: Scenario, supervisor: Supervisor, opened: E
         channels_last=job.channels_last,
         cores=fewest_cores(all_gather((socket.gethostname(), allowed_cores()))),
     )
-    feed = config.loader.open(config.data, request)
+    with reading_data(RunError):
+        feed = config.loader.open(config.data, request)
     opened.callback(feed.close)
     attempt.end_span("setup_s")
     run = make_run(attempt, scenario, place, feed, supervisor)

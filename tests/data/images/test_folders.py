@@ -89,6 +89,15 @@ def test_of_16_bits_the_upper_8_count(folders, decode):
     assert image.unique().tolist() == [0x81]
 
 
+@pytest.mark.parametrize("decode", DECODERS)
+def test_of_an_animation_the_first_picture_counts(folders, decode):
+    first, second = (Image.new("P", (40, 40), color) for color in (7, 9))
+    first.putpalette([0] * 21 + [204, 102, 51] + [0] * 744)
+    first.save(Path(folders.root) / "val/a/000.JPEG", "GIF", save_all=True, append_images=[second])
+    image = pixels(take(replace(folders, decode=decode), False, [(0, 0)]).inputs[0])
+    torch.testing.assert_close(image[:, 16, 16], torch.tensor([204.0, 102.0, 51.0]), atol=1, rtol=0)
+
+
 def test_val_resize_is_the_shorter_side(folders):
     ramp(folders, 40, 80)
     image = pixels(take(replace(folders, val_resize=40), False, [(0, 0)]).inputs[0])

@@ -174,6 +174,13 @@ def test_links_that_lead_nowhere_are_counted_and_named(layout):
     assert len(prepare_index(layout, None).splits["train"]) == 4
 
 
+def test_a_class_folder_that_is_a_link_to_nothing_is_no_class_less(layout):
+    for split in layout.splits:
+        (split / "emu").symlink_to(layout.root / "moved")
+    with pytest.raises(UserError, match=r"emu cannot be read \(No such file or directory\): restore"):
+        layout.classes()
+
+
 def test_a_class_folder_that_is_a_link_in_a_circle_is_one_line(layout):
     for split in layout.splits:
         (split / "owl").symlink_to(split / "owl")

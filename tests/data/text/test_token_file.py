@@ -249,10 +249,15 @@ def test_token_file_is_named_by_text_and_tokenizer(tmp_path, monkeypatch):
     text.write_text("12345")
     name = "wiki.train.raw-5-abcdefab.bin"
     assert token_path(text, "abcdefabc", None) == tmp_path / name
-    assert token_path(text, "abcdefabc", "/cache") == Path("/cache") / name
+    other = tmp_path / "valid" / "wiki.train.raw"  # another text of the same name and size
+    other.parent.mkdir()
+    other.write_text("54321")
+    cached, others = (token_path(one, "abcdefabc", "/cache") for one in (text, other))
+    assert (cached.parent, cached.name[:24], cached.suffix) == (Path("/cache"), "wiki.train.raw-5-abcdefa", ".bin")
+    assert cached != others
     assert token_path(tmp_path / "made.bin", "", "/cache") == tmp_path / "made.bin"
     monkeypatch.setenv("DDLBENCH_HOME", "/home")
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere, so permissions cannot be set
-    assert token_path(text, "abcdefabc", None) == Path("/home/tokens") / name
+    assert token_path(text, "abcdefabc", None) == Path("/home/tokens") / cached.name
     (tmp_path / name).touch()  # an administrator's, in a folder that users only read
     assert token_path(text, "abcdefabc", None) == tmp_path / name

@@ -40,6 +40,7 @@ def decode_image(content: bytes | memoryview, decoder: str) -> Image.Image | Ten
             warnings.simplefilter("ignore", DeprecationWarning)
             raw = torch.frombuffer(bytearray(content), dtype=torch.uint8)
             image = images.decode_image(raw, images.ImageReadMode.RGB)
+            image = image[0] if image.ndim == 4 else image  # an animation: its first frame, as Pillow reads it
             return image if image.dtype == torch.uint8 else (image.int() >> 8).byte()
     except (ImportError, MemoryError):  # the file is not the cause
         raise

@@ -97,10 +97,13 @@ class FolderLayout:
         for folder in self.present:
             if not folder.is_dir():
                 raise UserError(f"there is no folder {folder}: put the images into {folder}/<class>/*.JPEG")
-            with os.scandir(folder) as entries:
+            with os.scandir(folder) as listed:
+                entries = [entry for entry in listed if not entry.name.startswith(".")]
                 try:
-                    names = sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
-                except OSError as error:  # links in a loop
+                    for entry in entries:
+                        entry.stat()  # FileNotFoundError for a link to nothing, which may have been a class
+                    names = sorted(entry.name for entry in entries if entry.is_dir())
+                except OSError as error:  # links in a loop, too
                     raise UserError(
                         f"{error.filename} cannot be read ({error.strerror}): restore or remove the link"
                     ) from error

@@ -21,6 +21,7 @@ from ddlbench.data.feed import Fetched, Loader, Request, Split
 from ddlbench.data.images.folders import batch_memory
 from ddlbench.errors import UserError
 from ddlbench.job import Batch
+from ddlbench.texts import printable
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +129,7 @@ class ReplicaFeed:
         for fetched in reader.read(epoch, batches):
             for name in fetched.bad:
                 if name not in self._bad:
-                    log.warning("bad sample: %s cannot be decoded", name)
+                    log.warning("bad sample: %s cannot be decoded", printable(name))
                 self._bad[name] += 1
             self.val_unread += len(fetched.bad) if reader is self._validation else 0
             parts = (fetched.inputs, fetched.targets, fetched.valid)

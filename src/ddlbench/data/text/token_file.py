@@ -35,7 +35,7 @@ from ddlbench.errors import UserError, reporting
 from ddlbench.files import replace_json, replacing
 from ddlbench.foreign import from_json, read_format, regular_size, sha256_of
 from ddlbench.progress import Progress
-from ddlbench.texts import first_line
+from ddlbench.texts import digest, first_line
 
 FORMAT = 1
 DTYPES = ("uint16", "uint32")
@@ -122,12 +122,11 @@ def token_path(text: Path, tokenizer_hash: str, cache_dir: str | None) -> Path:
     `cache_dir`, or beside the text, or in the program's own folder where the text's cannot be written."""
     if text.suffix == ".bin":
         return text
-    # The size keeps texts of the same name apart in one cache.
-    name = f"{text.name}-{text.stat().st_size}-{tokenizer_hash[:8]}.bin"
-    if cache_dir is not None:
-        return Path(cache_dir) / name
-    beside = text.with_name(name)
-    return beside if beside.exists() or os.access(text.parent, os.W_OK) else home() / "tokens" / name
+    beside = text.with_name(f"{text.name}-{text.stat().st_size}-{tokenizer_hash[:8]}.bin")
+    if cache_dir is None and (beside.exists() or os.access(text.parent, os.W_OK)):
+        return beside
+    # Texts of several folders may have the same name and size.
+    return Path(cache_dir or home() / "tokens") / f"{beside.stem}-{digest(str(text.resolve()))}.bin"
 
 
 def is_made(text: Path, target: Path) -> bool:
