@@ -228,7 +228,7 @@ if [ $list = two_nodes ] && [ -z "$dry${SLURM_JOB_ID:-}" ]; then
   read -r -a options <<<"${SBATCH_OPTIONS:-}"
   # --wrap: Slurm would run a copy of this script from a folder of its own.
   exec sbatch --job-name=first-gpu --nodes=2 "--ntasks-per-node=$gpus" "--gpus-per-node=$gpus" "--cpus-per-task=$cpus" \
-    --no-requeue --time=2:15:00 ${options[@]+"${options[@]}"} --wrap "scripts/first_gpu.sh two-nodes ${1:-all} $results"
+    --no-requeue --time=2:15:00 ${options[@]+"${options[@]}"} --wrap "scripts/first_gpu.sh two-nodes ${1:-all} ${results@Q}"
 fi
 [ $list = two_nodes ] || need_gpu
 carry

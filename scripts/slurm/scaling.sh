@@ -49,7 +49,7 @@ while [ $# -gt 0 ]; do
     --batch) batch=$2 ;;
     --repeats) repeats=$2 ;;
     --seed) seed=$2 ;;
-    --sbatch) read -r -a extra <<<"$2" ;;
+    --sbatch) mapfile -t extra < <(xargs -r -n 1 printf '%s\n' <<<"$2") ;; # quoted words stay whole
     *) die "unknown option $1 (--help shows all; what is for ddlbench comes after --)" ;;
   esac
   shift 2

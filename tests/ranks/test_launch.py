@@ -307,6 +307,11 @@ def connecting(monkeypatch):
     return looked, operations
 
 
+def test_a_port_that_the_system_would_choose_is_none_for_several_ranks(connecting):
+    with pytest.raises(UserError, match="MASTER_PORT=0 is no port that several ranks can agree on"):
+        connect(Launch("torchrun", 0, 2, 0, 2), torch.device("cpu"), 1.0)
+
+
 def test_ranks_share_a_gpu_only_where_it_is_configured(connecting):
     """NCCL takes ranks with names of their own for ranks of different hosts."""
     looked, _ = connecting

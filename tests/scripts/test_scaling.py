@@ -51,9 +51,10 @@ def options(gpus: str, kind: str = "weak", batch: int = 8) -> list[str]:
 def test_a_path_with_spaces_stays_one_word(slurm: Submitted, tmp_path: Path) -> None:
     """bf16 on the wire needs NCCL: the plan is for the GPUs of the nodes, whatever this machine has."""
     words = (*TINY, BF16, f"results_dir={tmp_path}/two words")
-    done = slurm.scaling(*options("8"), "--", *words)
+    done = slurm.scaling(*options("8"), "--sbatch", "--comment='two words' --qos=debug", "--", *words)
     assert done.returncode == 0, done.stderr
     (job,) = slurm.jobs
+    assert {"--comment=two words", "--qos=debug"} <= {*job}
     assert job[-len(words) - 2 :][: len(words)] == [*words]
     assert rf"ddlbench.report {tmp_path}/two\ words --out {tmp_path}/two\ words/report" in done.stdout
     assert not (tmp_path / "two words").exists()

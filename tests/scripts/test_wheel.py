@@ -42,7 +42,9 @@ def test_a_build_asks_for_hatchling_alone() -> None:
 
 
 def test_the_wheel_has_every_file_of_the_package(wheel: Path) -> None:
+    python = "container/python.sh"  # which site files start
     places = {"src/": "", "conf": "ddlbench/conf", "scripts/slurm": "ddlbench/slurm_scripts"}
+    places[f"scripts/{python}"] = f"ddlbench/{python}"
     tracked = {
         place: run("git", "-C", str(ROOT), "ls-files", place, HOME=str(wheel.parent)).splitlines() for place in places
     }

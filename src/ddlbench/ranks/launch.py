@@ -88,6 +88,8 @@ def connect(
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):  # a hard limit above the kernel's own fs.nr_open
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    if launch.world_size > 1 and launch.master_port == 0:
+        raise UserError("MASTER_PORT=0 is no port that several ranks can agree on: choose one, or unset it")
     if backend == SHARED_GPU:
         os.environ["NCCL_HOSTID"] = f"rank {launch.rank}"
     if device.type == "cuda":
