@@ -394,14 +394,14 @@ def test_theory_is_seen_where_it_is_equal_to_what_was_measured(tmp_path):
 
 def test_the_line_of_a_theory_joins_the_fastest_layouts_as_that_of_the_measured_values_does(tmp_path):
     """Four GPUs of two layouts: the one with the smaller bubble is faster."""
-    for layout, gpus, bubble in ((("1", "2"), 2, 0.2), (("2", "2"), 4, 0.2), (("1", "4"), 4, 0.43)):
+    for dp, pp, gpus, bubble in ((1, 2, 2, 0.2), (2, 2, 4, 0.2), (1, 4, 4, 0.43)):
         sections = {"framework": {"bubble": bubble + 0.05, "bubble_theoretical": bubble}}
-        knobs = dict(zip(("dp", "pp"), layout, strict=True))
+        knobs = {"dp": dp, "pp": pp}
         write_run(
             tmp_path, framework="gpipe", gpus=gpus, rate=100 * gpus * (1 - bubble), knobs=knobs, sections=sections
         )
     (axes,) = drawn(tmp_path, "bubble")["bubble"].axes
-    theory = [line for line in axes.lines if line.get_fillstyle() == "none" and len(line.get_xydata())]
+    theory = [line for line in axes.lines if line.get_fillstyle() == "none" and np.size(line.get_xydata())]
     drawn_lines = {line.get_linestyle(): line.get_xydata().tolist() for line in theory}
     assert drawn_lines == {":": [[2, 0.2], [4, 0.2]], "None": [[4, 0.43]]}
 

@@ -217,7 +217,7 @@ def fastest_rows(rows: Iterable[Measurement]) -> list[Measurement]:
     return sorted({row["gpus"]: row for row in slowest_first}.values(), key=lambda row: row["gpus"])
 
 
-def by_line(rows: Collection[Measurement]) -> list[tuple[list[Measurement], dict[str, str]]]:
+def by_line(rows: Collection[Measurement]) -> list[tuple[list[Measurement], dict[str, Any]]]:
     """The rows that a line joins, and those that are markers alone, with the options of matplotlib for each."""
     joined = fastest_rows(rows)
     alone = [row for row in rows if row not in joined]
