@@ -170,13 +170,13 @@ def compared_with_others(scaling: Sequence[Measurement], runs: Sequence[Row]) ->
     numbers = {text: f"!{number}" for number, text in enumerate(marks, 1)}
     names = model_names(runs)
     axes: dict[Measurement, Settings] = {}
-    tables = group_by((row for row in scaling if row["origin"] == OWN), lambda row: row["comparison"])
+    tables = group_by((row for row in scaling if row["origin"] == OWN), lambda row: row["learning_comparison"])
     on_several = {table for table, rows in tables.items() if len({row["cluster"] for row in rows} - {None}) > 1}
     alike = ("framework", "model", "model_changed", "loader", "mode", "gpus", *SETTINGS)
     for group in group_by(scaling, lambda row: tuple(row[name] for name in alike)).values():
         differing = [axis for axis, column in AXES.items() if len({row[column] for row in group} - {None}) > 1]
         for row in group:
-            shown = {*differing, "cluster"} if row["comparison"] in on_several else differing
+            shown = {*differing, "cluster"} if row["learning_comparison"] in on_several else differing
             values = {axis: row[column] for axis, column in AXES.items() if axis in shown}
             axes[row] = {axis: value_text(value) for axis, value in values.items() if value is not None}
     measurements: list[Measurement] = []
