@@ -441,3 +441,37 @@ def test_a_figure_of_two_gpu_counts_has_two_ticks_or_more(tmp_path: Path, monkey
 def test_the_name_of_a_figure_keeps_its_points(tmp_path: Path, name: str) -> None:
     assert main([*TINY, "+framework=ddp", "cluster=abci", "gpus=4", "--figure", str(tmp_path / name)]) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["gpt_1.3b.png", "gpt_1.3b.svg"]
+
+
+H100 = ("cluster=h100", "train.precision=bf16", "+model=gpt2_small")
+
+
+def test_each_rank_of_a_pipeline_waits_for_its_own_host(rows: Rows) -> None:
+    """Its host starts the same kernels for one sample as for four: four times the samples take as long."""
+    words = (*H100, "+framework=1f1b", "gpus=2")
+    (one,) = rows(*words, "train.global_batch=16", "train.micro_batch=1")
+    (four,) = rows(*words, "train.global_batch=64", "train.micro_batch=4")
+    assert one["compute_s"] == pytest.approx(four["compute_s"], rel=1e-3)
+    assert one["step_s"] <= four["step_s"]
+
+
+def test_collectives_of_layers_use_the_waits_for_the_host_in_every_framework(rows: Rows) -> None:
+    """Four ranks share the layers of two replicas, without stages."""
+    job = (*H100, "gpus=8", "train.global_batch=16", "framework.tp=4", "framework.dp=2")
+    (tensor,) = rows(*job, "+framework=tensor")
+    (hybrid,) = rows(*job, "+framework=hybrid", "framework.pp=1", "train.micro_batch=8")
+    assert tensor["step_s"] == pytest.approx(hybrid["step_s"], rel=0.01)
+    assert tensor["comm_exposed_s"] < 0.2 * tensor["comm_hidden_s"]
+
+
+def test_what_runs_again_waits_for_the_host_too(rows: Rows) -> None:
+    words = ("cluster=h100", "gpus=1", "+model=resnet50", "+framework=single", "train.checkpoint_activations=blocks")
+    (small,), (large,) = (rows(*words, f"train.global_batch={samples}") for samples in (8, 16))
+    assert small["step_s"] == pytest.approx(large["step_s"])  # of which the host takes all
+
+
+def test_a_limit_of_memory_chooses_among_the_layouts(capsys: Capture) -> None:
+    """The fastest one has the most replicas, which need the most memory."""
+    words = ("cluster=h100", "gpus=8", "+model=gpt2_medium", "+framework=tensor", "train.global_batch=8")
+    assert main([*words, "--max-memory-gib=5"]) == 0
+    assert "best in 5 GiB: tensor (dp=2 tp=4)" in capsys.readouterr().out

@@ -131,7 +131,11 @@ def predict(config: Config, gpus: int, inputs: Inputs) -> Prediction:
     except RunError as error:
         return replace(row, status="unsupported", reason=str(error))
     try:
-        setting = Setting(job, inputs.machine, inputs.computation(config))
+        alone = config  # on one device, whose micro batch a measurement should have
+        if config.train.global_batch is not None:
+            samples = max(1, config.train.global_batch // gpus)
+            alone = replace(config, train=replace(config.train, global_batch=None, batch_per_gpu=samples))
+        setting = Setting(job, inputs.machine, inputs.computation(alone))
         outcome = strategy(framework, setting)
     except RunError as error:
         if isinstance(error, UserError) and not isinstance(error, WrongRankCount):

@@ -25,6 +25,7 @@ from ddlbench.oracle.timing.computation import Computation
 from ddlbench.predict import ranking
 from ddlbench.predict.question import DEGREES, SHARES, Question
 from ddlbench.progress import Progress
+from ddlbench.texts import GIB
 
 if TYPE_CHECKING:  # pandas comes with it
     from ddlbench.oracle.runs import Results
@@ -51,10 +52,13 @@ def inputs_of(question: Question, config: Config, machine: Machine, results: Res
 
     def computation(layout: Config) -> Computation:
         """What was measured has the micro batch and the recomputation of the command line, not those of a plan."""
-        key = "" if results is None else repr(layout.framework)  # each layout may have a run
+        batch = layout.train.batch_per_gpu
+        key = "" if results is None else repr((layout.framework, batch))  # each layout and batch may have a run
         if key not in made:
             if results is not None:
-                made[key] = results.computation(replace(config, framework=layout.framework), machine, blocks)
+                train = replace(config.train, global_batch=None, batch_per_gpu=batch)
+                of_layout = replace(config, framework=layout.framework, train=train)
+                made[key] = results.computation(of_layout, machine, blocks)
             elif options.one_gpu_step_s is not None:
                 step = OneStep(options.one_gpu_step_s, options.one_gpu_batch)
                 made[key] = from_one_step(config, machine, step, blocks=blocks)
@@ -120,7 +124,11 @@ def _predicted(question: Question, config: Config, gpus: int, inputs: Inputs) ->
             errors.append(error)
     if errors and not rows:
         raise errors[0]
-    return rows if question.options.plan else ranking.ranked(rows)[:1]
+    if question.options.plan:
+        return rows
+    memory = question.options.max_memory_gib
+    within = ranking.fitting(rows, max_memory=memory * GIB) if memory else []
+    return (within or ranking.ranked(rows))[:1]
 
 
 def plans(config: Config, words: Sequence[str], gpus: int, per_node: int) -> Iterator[Config]:

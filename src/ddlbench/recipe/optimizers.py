@@ -155,8 +155,8 @@ optimizers = {
     # this one has all of them at the rate of the step, as torch's SGD, so that lars and sgd differ in the ratio alone,
     # and no momentum correction is needed (Goyal et al. 2017, section 3).
     "lars": Entry(
-        "timm.optim.lars.Lars", ("momentum", "nesterov", "trust_coefficient", "eps"), Costs(1, 28, 2),
-        plain=Costs(0, 20, 2), needs=NORM, fixed={"always_adapt": True}, install=TIMM,
+        "timm.optim.lars.Lars", ("momentum", "nesterov", "trust_coefficient", "eps"), Costs(1, 28, 1),
+        plain=Costs(0, 20, 1), needs=NORM, fixed={"always_adapt": True}, install=TIMM,
     ),
     # LAMB (You et al. 2020, algorithm 2) with phi(z) = z, and ratio 1 where weight or update is zero. With Adam's
     # bias-corrected r = m^ / (sqrt(v^) + eps) and weight decay b:
@@ -164,7 +164,7 @@ optimizers = {
     # timm follows NVIDIA's variant, which clips gradients to norm 1 first: off here, because clipping is the same for
     # every optimizer (`train.clip_norm`).
     "lamb": Entry(
-        "timm.optim.lamb.Lamb", ADAM, Costs(2, 36, 3), needs=NORM,
+        "timm.optim.lamb.Lamb", ADAM, Costs(2, 36, 2), needs=NORM,
         fixed={"max_grad_norm": None, "always_adapt": True}, install=TIMM,
     ),
 }  # fmt: skip

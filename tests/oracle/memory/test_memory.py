@@ -106,8 +106,23 @@ def test_zero_3_reduces_a_large_gradient_alone_and_after_its_block() -> None:
     require_stated_error(configuration(*keys, *buckets))
 
 
-def require_stated_error(config: Config) -> None:
-    row = predicted(config, 4)
+@pytest.mark.parametrize("framework", ["single", "fsdp"])
+def test_the_gradients_of_a_tied_parameter_and_their_sum_are_there_at_once(framework: str) -> None:
+    """Short sequences and a large vocabulary: no activations hide it."""
+    sizes = ("n_layer=2", "n_embd=128", "n_head=2", "vocab_size=8000", "seq_len=16")
+    keys = (f"+framework={framework}", "+model=gpt2_small", *(f"model.{size}" for size in sizes))
+    require_stated_error(configuration(*keys, "train.batch_per_gpu=1"), 1 if framework == "single" else 4)
+
+
+@pytest.mark.parametrize("key", ["train.reduce_dtype=fp16", "recipe=lars"])
+def test_a_bucket_in_16_bits_and_the_temporary_tensors_of_an_optimizer(key: str) -> None:
+    sizes = ("channels=[8,8,8,8,8]", "hidden=1024", "image_size=32")
+    keys = ("+framework=ddp", "+model=vgg16", *(f"model.{size}" for size in sizes), "train.batch_per_gpu=1")
+    require_stated_error(configuration(*keys, key), 4)
+
+
+def require_stated_error(config: Config, ranks: int = 4) -> None:
+    row = predicted(config, ranks)
     assert row.memory_bytes == pytest.approx(rehearsed_ranks(config, row)[0]["peak"], rel=row.memory_error)
 
 

@@ -113,14 +113,21 @@ class Rank:
         return data_parallel(self.counts.parameter_count, of_parameter, stage, shards)
 
     def passes(
-        self, accumulating: bool, shards: int = 1, casts: bool = True, gathered: Sequence[tuple[float, float]] = ()
+        self,
+        accumulating: bool,
+        shards: int = 1,
+        casts: bool = True,
+        gathered: Sequence[tuple[float, float]] = (),
+        sums: bool = True,
     ) -> Moment:
         """The peak of one micro batch. shards: of the gradients that stay; casts: autograd saves 16-bit copies of the
-        weights"""
+        weights; sums: the two gradients of a tied parameter and their sum are in memory at the same time"""
         blocks = self.counts.blocks
         blocks = blocks if casts else [block.with_16_bit_weights() for block in blocks]
         arrived = arriving(self.counts, accumulating, shards, self.number_bytes)
-        return passes(blocks, self.samples, self.setting.plan(self.samples), arrived, accumulating, gathered)
+        (ahead, back), *others = gathered or [(0.0, 0.0)] * len(blocks)
+        first = ahead, back + sums * self.number_bytes * self.counts.tied
+        return passes(blocks, self.samples, self.setting.plan(self.samples), arrived, accumulating, [first, *others])
 
     def peak(self, states: Bytes, moments: Iterable[Moment], buffers: float) -> Memory:
         """buffers: permanent bytes of the library, beside the model's buffers (BatchNorm's statistics) and the batch"""
@@ -129,7 +136,13 @@ class Rank:
 
 
 def replica(
-    setting: Setting, counts: Counts, dp: int, bucketed: bool = False, reduced: float = 0.0, views: bool = True
+    setting: Setting,
+    counts: Counts,
+    dp: int,
+    bucketed: bool = False,
+    reduced: float = 0.0,
+    views: bool = True,
+    sent: Sequence[float] = (),
 ) -> Memory:
     """All weights on each rank: data parallelism and tensor parallelism. The peak is in the passes or in the update.
 
@@ -137,12 +150,16 @@ def replica(
         beside the buckets
     reduced: bytes of gradients that are copied to be reduced after the backward pass
     views: False: the gradients have memory beside the buckets (framework.gradient_as_bucket_view)
+    sent: bytes of the copy of a bucket that is sent in another type, in the backward pass of each block; of the first
+        block after it
     """
     rank = Rank(setting, counts, dp)
     accumulating = rank.accumulates or (bucketed and views)
     buckets = rank.gradients if bucketed and (rank.accumulates or not views) else 0.0
+    beside = [(0.0, copy) for copy in (0.0, *sent[1:])] if sent else []
+    reduced = max([reduced, *sent[:1]])
     moments = (
-        rank.passes(accumulating).plus(rank.gradients if accumulating else 0.0),
+        rank.passes(accumulating, gathered=beside).plus(rank.gradients if accumulating else 0.0),
         Moment(rank.gradients, max(reduced, update_copies(setting.computation.optimizer, counts.blocks))),
     )
     return rank.peak(rank.states(0, 1), moments, buckets)
@@ -238,7 +255,7 @@ def zero3(setting: Setting, scheme: Scheme, bucket: float) -> Memory:
         for bytes_, block, later in zip(weights, setting.counts.blocks, [*waiting[1:], 0.0], strict=True)
     ]
     moments = (
-        rank.passes(True, 1, number_bytes == FP32_BYTES, in_passes).plus(states.gradients),
+        rank.passes(True, 1, number_bytes == FP32_BYTES, in_passes, sums=False).plus(states.gradients),
         Moment(states.gradients, stay + max(min(bucket, rank.gradients), waiting[0])),
         Moment(states.gradients, FP32_BYTES / number_bytes * states.gradients * setting.computation.optimizer.copies),
     )

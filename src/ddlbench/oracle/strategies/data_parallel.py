@@ -48,7 +48,14 @@ def ddp(framework: DDP, setting: Setting) -> Outcome:
     first, other = (FIRST_BUCKET, BUCKET) if cap is None else (cap * MIB, cap * MIB)
     views = framework.gradient_as_bucket_view
     sent = averaged(setting, BYTES.get(hook, FP32_BYTES), first, other, views=views)
-    peak = partial(memory.replica, setting, setting.counts, setting.job.world_size, bucketed=True, views=views)
+    copied = list[float]()
+    if hook != "none":  # a tensor that is larger than a bucket is one by itself; the last bucket has the first block
+        large = ([n for n in block.tensor_sizes if FP32_BYTES * n > other] for block in setting.counts.blocks)
+        first_block, *others = (BYTES[hook] * float(max(sizes, default=0)) for sizes in large)
+        last = min(FP32_BYTES * float(setting.counts.parameter_count), other) * BYTES[hook] / FP32_BYTES
+        copied = [max(first_block, last), *others]
+    ranks = setting.job.world_size
+    peak = partial(memory.replica, setting, setting.counts, ranks, bucketed=True, views=views, sent=copied)
     return replicas(setting, (sent,), peak)
 
 

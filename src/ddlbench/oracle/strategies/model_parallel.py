@@ -76,7 +76,12 @@ def parts(setting: Setting, dp: int, tp: int, sequence: bool, loss: Sequence[int
     messages: list[Message] = []
     if tp > 1:
         layers = traffics(setting, samples, tp, [setting.plan(samples)], sequence, loss)
-        messages += layer_messages(setting, dp, tp, count, layers)
+        summed, batch = layer_messages(setting, dp, tp, count, layers)
+        waits = (  # of the device for the host that starts the kernels of a block
+            min(sent.forward, block.host_forward) + min(sent.backward, block.host_backward)
+            for sent, block in zip(layers, passes, strict=True)
+        )
+        messages += [replace(summed, exposed=summed.exposed - count * sum(waits)), batch]
     if tp > 1 and sequence:  # each rank has the gradients of its tokens (TensorReplica.complete_gradients)
         size = FP32_BYTES * float(sum(block.parameter_count - block.split_parameters for block in blocks))
         seconds = setting.path(tp).seconds("all_reduce", size) + setting.packing_s(size)

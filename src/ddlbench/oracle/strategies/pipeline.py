@@ -78,13 +78,19 @@ def _stages(cut: Cut, layers: Sequence[Traffic], sends: bool) -> Stages:
     """Seconds of each stage's passes for one micro batch, and of sending it to the next stage. layers: the collectives
     of each block"""
     setting, machine = cut.setting, cut.setting.machine
-    slowest, passes = machine.slowest(setting.job.world_size), setting.computation.blocks(cut.samples, cut.tp)
+    slowest, alone = machine.slowest(setting.job.world_size), setting.computation.alone(cut.samples, cut.tp)
+    passes, blocks = [*alone], setting.counts.blocks
+    for rank in range(cut.pp):  # each has a host
+        spans = [span for stage, span in enumerate(cut.spans) if cut.rank_of(stage) == rank]
+        places = [place for span in spans for place in range(*span)]
+        of_rank = ([values[place] for place in places] for values in (alone, blocks, cut.again))
+        for place, one in zip(places, setting.computation.queued(*of_rank), strict=True):
+            passes[place] = one.times(slowest)
     # Collectives were measured while the ranks of their group share the cores. The schedule multiplies all seconds by
     # the contention of these ranks, so the collectives are divided by it here.
     contention = 1.0 if machine.cores is None else machine.shared_cores(cut.tp)
     ahead, back = list[float](), list[float]()  # seconds of each block
-    for alone, again, sent in zip(passes, cut.again, layers, strict=True):
-        block = alone.times(slowest).rerun(again)
+    for block, sent in zip(passes, layers, strict=True):
         ahead.append(block.forward + max(0.0, sent.forward / contention - block.host_forward))
         back.append(block.backward + max(0.0, sent.backward / contention - block.host_backward))
     forward, backward = ([sum(seconds[first:end]) for first, end in cut.spans] for seconds in (ahead, back))

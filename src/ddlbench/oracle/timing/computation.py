@@ -116,8 +116,13 @@ class Computation:
     _cache: dict[tuple[float, int], list[Pass]] = field(default_factory=dict[tuple[float, int], list[Pass]], init=False)
 
     def blocks(self, samples: float, tp: int = 1, plan: Plan | None = None) -> list[Pass]:
-        """Seconds of each block for a micro batch. tp: ranks that share each block as far as it can be shared; plan:
-        which blocks run again in their backward pass; None: no block"""
+        """Seconds of each block for a micro batch, on a rank that has all blocks. tp: ranks that share each block as
+        far as it can be shared; plan: which blocks run again in their backward pass; None: no block"""
+        again = repeats(plan) if plan else [0] * len(self.counts.blocks)
+        return self.queued(self.alone(samples, tp), self.counts.blocks, again)
+
+    def alone(self, samples: float, tp: int = 1) -> list[Pass]:
+        """Seconds of each block for a micro batch by itself: its host starts the kernels of no other block."""
         size = max(1, min(int(samples), self.largest))  # of a part of an image: of the complete image
         if self.measure is not None and size not in self.measured:
             self.measured[size], update_s = self.measure(size)
@@ -134,18 +139,25 @@ class Computation:
                     )
                     for took, base, there in zip(passes, bases, self.measured[near], strict=True)
                 ]
-            self._cache[samples, tp] = self._queued([one.times(self.factor) for one in passes])
-        passes = self._cache[samples, tp]
-        return [one.rerun(count) for one, count in zip(passes, repeats(plan), strict=True)] if plan else passes
+            self._cache[samples, tp] = [one.times(self.factor) for one in passes]
+        return self._cache[samples, tp]
 
-    def _queued(self, passes: list[Pass]) -> list[Pass]:
-        """Kernels wait in a queue: while one block keeps the device busy, the host starts the kernels of the next
-        blocks. So all blocks together wait only for the time of the host that is longer than the device's time."""
+    def queued(self, alone: Sequence[Pass], blocks: Sequence[Block], again: Sequence[int]) -> list[Pass]:
+        """Seconds of the blocks of one rank. Kernels wait in a queue: while one block keeps the device busy, the host
+        starts the kernels of the next blocks. So all blocks together wait only for the time of the host that is longer
+        than the device's time.
+
+        alone: seconds of each block by itself; again: how often each one runs again in its backward pass
+        """
+        passes = [one.rerun(count) for one, count in zip(alone, again, strict=True)]
         waiting = sum(one.host_forward + one.host_backward for one in passes)
         if not waiting:
             return passes
         on_device = sum(one.forward + one.backward for one in passes) - waiting
-        kernels = sum(len(block.forward.flops) + len(block.backward.flops) for block in self.counts.blocks)
+        kernels = sum(
+            (1 + count) * len(block.forward.flops) + len(block.backward.flops)
+            for block, count in zip(blocks, again, strict=True)
+        )
         share = max(0.0, self.factor * kernels * self.speeds.host_s - on_device) / waiting
         return [
             Pass(

@@ -52,9 +52,9 @@ class Kernels(NamedTuple):
     """
 
     flops_share: float = 0.859
-    kernel_s: float = 2.85e-5
-    host_s: float = 7.55e-5
-    scores: float = 4.7
+    kernel_s: float = 2.82e-5
+    host_s: float = 7.65e-5
+    scores: float = 4.8
     head_factor: float = 2.3
 
 
