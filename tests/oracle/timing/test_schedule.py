@@ -114,6 +114,16 @@ def test_halves_of_backward_passes_are_where_the_library_places_them(ranks: int,
         assert [f"{stage}{kind}{micro}" for kind, stage, micro in ours] == theirs
 
 
+@pytest.mark.parametrize(("ranks", "within"), [(3, 1e-9), (5, 1e-9), (8, 3e-3)])
+def test_a_long_schedule_of_unequal_stages_and_messages_too(ranks: int, within: float) -> None:
+    """The period is not the number of ranks."""
+    ahead, back = ([1 + stage * 0.37 % 1 for stage in range(ranks)], [2 + stage * 1.3 % 2 for stage in range(ranks)])
+    stages = Stages((*ahead,), (*back,), (*(0.2 + stage * 0.71 % 1.3 for stage in range(ranks - 1)), 0.0))
+    for count in range(190, 196):
+        simulated = simulate("1f1b", stages, ranks, count)[-1].end
+        assert seconds("1f1b", stages, ranks, count) == pytest.approx(simulated, rel=within), count
+
+
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
 @pytest.mark.parametrize("send", [0.0, 0.3, 1.5, None])
 def test_a_long_schedule_takes_as_long_as_its_simulation(name: str, send: float | None) -> None:
