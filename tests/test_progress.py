@@ -18,7 +18,7 @@ def test_a_text_of_a_library_is_one_line_and_moves_no_cursor(capsys: pytest.Capt
 def test_without_a_reader_a_line_is_lost_and_the_program_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    with open(writing, "w") as stream:  # noqa: PTH123
+    with os.fdopen(writing, "w") as stream:
         monkeypatch.setattr(sys, "stderr", stream)
         tell("the record is in results")
         monkeypatch.undo()

@@ -53,13 +53,13 @@ class Staged:
 
 def node_storage(stage_to: str) -> Path:
     """`data.stage_to` on this node, whose variables it may name: '$TMPDIR'. Raises UserError for a relative path."""
-    path = os.path.expanduser(os.path.expandvars(stage_to))  # noqa: PTH111  # unlike Path's, raises for no user
-    if "$" in path or not os.path.isabs(path):  # noqa: PTH117
+    path = Path(os.path.expanduser(os.path.expandvars(stage_to)))  # noqa: PTH111  # Path's raises for unknown users
+    if "$" in str(path) or not path.is_absolute():
         raise UserError(
-            f"data.stage_to={stage_to} is {path!r} on this node, which is not an absolute path: give a folder on each "
-            f"node; write a variable of the node in quotes and without braces, data.stage_to='$TMPDIR'"
+            f"data.stage_to={stage_to} is {str(path)!r} on this node, which is not an absolute path: give a folder on "
+            f"each node; write a variable of the node in quotes and without braces, data.stage_to='$TMPDIR'"
         )
-    return Path(path)
+    return path
 
 
 def node_folder(stage_to: str, name: str, digest: str) -> Path:

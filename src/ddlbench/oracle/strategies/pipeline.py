@@ -83,8 +83,8 @@ def _stages(cut: Cut, layers: Sequence[Traffic], sends: bool) -> Stages:
     for rank in range(cut.pp):  # each has a host
         spans = [span for stage, span in enumerate(cut.spans) if cut.rank_of(stage) == rank]
         places = [place for span in spans for place in range(*span)]
-        own, again = [alone[place] for place in places], [cut.again[place] for place in places]
-        queued = setting.computation.queued(own, [blocks[place] for place in places], again)
+        of_rank, again = [alone[place] for place in places], [cut.again[place] for place in places]
+        queued = setting.computation.queued(of_rank, [blocks[place] for place in places], again)
         for place, one in zip(places, queued, strict=True):
             passes[place] = one.times(slowest)
     # Collectives were measured while the ranks of their group share the cores. The schedule multiplies all seconds by
