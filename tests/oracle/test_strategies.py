@@ -274,6 +274,15 @@ def test_a_pipeline_over_two_nodes_sends_once_between_them() -> None:
     assert message.exposed == pytest.approx(2 * (6 * (1e-6 + 0.1) + 10e-6 + 1.0))
 
 
+def test_a_node_that_cuts_a_stage_sends_with_one_of_its_ranks() -> None:
+    """3 stages of two replicas on nodes of 3: ranks 1 and 2 send to the other node, one of each stage."""
+    blocks, machine = [block(name, 1, 2, output=1e9 / 8) for name in "abc"], replace(MACHINE, devices_per_node=3)
+    given = made(6, blocks, 16, machine=machine, micro_batch=8)
+    outcome = strategy(Pipeline(schedule="gpipe", dp=2, balance=[1] * 3), given)
+    (message,) = [item for item in outcome.messages if "between stages" in item.what]
+    assert message.exposed == pytest.approx(2 * 2 * (10e-6 + 1.0))
+
+
 @pytest.mark.parametrize(("kind", "exposed"), [("cuda", 1.0), ("cpu", 2.0)])
 def test_gloo_sends_when_the_receiver_asks(kind: str, exposed: float) -> None:
     """Two stages of 1 + 2 s, two micro batches, 0.5 s a message: 9 s without sending. Sent while the receiver computes,

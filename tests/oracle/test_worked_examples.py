@@ -257,7 +257,7 @@ EXAMPLES: dict[str, Callable[[], list[str]]] = {
     "all-reduce": lambda: [s(EIGHT.seconds("all_reduce", M))],
     "all-gather, reduce-scatter": lambda: [s(EIGHT.seconds("all_gather", M)), s(FOUR.seconds("reduce_scatter", M))],
     "broadcast": lambda: [s(EIGHT.seconds("broadcast", M))],
-    "point to point": lambda: [s(by.send(M, MACHINE, 1, 8)), s(by.send(M, MACHINE, 4, 8))],
+    "point to point": lambda: [s(by.send(M, MACHINE, 8, 0)), s(by.send(M, MACHINE, 8, 4))],
     "concurrent groups": lambda: [s(path(MACHINE, 2, stride=4, world=8).seconds("all_reduce", GB))],
     "measured collective": lambda: [s(Sweep((1e9, 2e9), (1.0, 3.0)).at(size)) for size in (1.5e9, 3e9)],
     "roofline": roofline,

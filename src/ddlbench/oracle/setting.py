@@ -79,9 +79,9 @@ class Setting:
         rate = self.machine.device.bytes_per_s
         return self.machine.packing * bytes_ / rate if rate else 0.0
 
-    def path(self, ranks: int, stride: int = 1, groups: int | None = None) -> Path:
+    def path(self, ranks: int, stride: int = 1) -> Path:
         """The connection of a group of ranks (`collectives.path`)."""
-        return collectives.path(self.machine, ranks, stride, self.job.world_size, groups)
+        return collectives.path(self.machine, ranks, stride, self.job.world_size)
 
 
 @dataclass(frozen=True)

@@ -5,28 +5,39 @@ from dataclasses import replace
 import pytest
 
 from ddlbench.errors import UserError
-from ddlbench.oracle.machine.collectives import FORMULAS, Hop, Path, path, send
+from ddlbench.oracle.machine.collectives import FORMULAS, Hop, Path, path, ring_all_reduce, send
 from ddlbench.oracle.machine.machine import Sweep
 from tests.oracle.made import LINKS, MACHINE
 
 M = 8e9  # bytes
+NEAR = Hop(2, 1e-6, 1e-10)  # two ranks of a node
 
 
 def test_strided_groups_share_the_adapters_of_their_node() -> None:
     """8 ranks in 4 groups of 2, one rank on each node: each flow has a quarter of 1 GB/s. Neighbours stay within their
     node. 5 ranks on nodes of 4 are all ranks: in a ring one flow leaves each node."""
-    assert path(MACHINE, 2, stride=4, world=8) == Path(Hop(1, 0.0, 0.0), Hop(2, 10e-6, 4e-9))
-    assert path(MACHINE, 2, stride=2, world=8) == Path(Hop(2, 1e-6, 1e-10), Hop(1, 0.0, 0.0))
-    assert path(MACHINE, 5) == Path(Hop(1, 0.0, 0.0), Hop(5, 10e-6, 1e-9))
+    assert path(MACHINE, 2, stride=4, world=8) == Path(2, Hop(1, 0.0, 0.0), Hop(2, 10e-6, 4e-9))
+    assert path(MACHINE, 2, stride=2, world=8) == Path(2, NEAR, Hop(1, 0.0, 0.0))
+    assert path(MACHINE, 5) == Path(5, Hop(4, 1e-6, 1e-10), Hop(2, 10e-6, 1e-9))
+
+
+def test_nodes_may_cut_a_group_into_unequal_parts() -> None:
+    """6 ranks on nodes of 4: 4 and 2. A ring has 2 (4 + 1) + 2 (1) start-ups. Groups of every eighth of 24 ranks:
+    four groups send from each node. Groups of 12 with every second rank: two."""
+    assert path(MACHINE, 6) == Path(6, Hop(4, 1e-6, 1e-10), Hop(2, 10e-6, 1e-9))
+    assert ring_all_reduce(6.0, path(MACHINE, 6)) == pytest.approx(2 * (4e-6 + 10e-6) + 10e-9)
+    assert path(MACHINE, 3, stride=8, world=24) == Path(3, Hop(1, 0.0, 0.0), Hop(3, 10e-6, 4e-9))
+    assert path(MACHINE, 12, stride=2, world=24) == Path(12, Hop(2, 1e-6, 1e-10), Hop(6, 10e-6, 2e-9))
+    assert path(MACHINE, 2, stride=3, world=6) == Path(2, Hop(1, 0.0, 0.0), Hop(2, 10e-6, 2e-9)), "0 and 3 stay"
 
 
 def test_a_group_that_begins_within_a_node_and_ends_in_the_next_crosses_the_network() -> None:
     """Of two groups of 3 on nodes of 4 the second has ranks 3, 4 and 5; of groups of 2 none crosses."""
-    assert path(MACHINE, 3, world=6) == Path(Hop(1, 0.0, 0.0), Hop(3, 10e-6, 1e-9))
+    assert path(MACHINE, 3, world=6) == Path(3, NEAR, Hop(2, 10e-6, 1e-9))
     sweeps = {("all_reduce", 3): Sweep((0.0, 1e9), (0.0, 1.0))}
     assert path(replace(MACHINE, sweeps=sweeps), 3, world=6).seconds("all_reduce", 1e9) > 1.0
     assert path(replace(MACHINE, sweeps=sweeps), 3, world=3).seconds("all_reduce", 1e9) == 1.0
-    assert path(MACHINE, 2, world=6) == Path(Hop(2, 1e-6, 1e-10), Hop(1, 0.0, 0.0))
+    assert path(MACHINE, 2, world=6) == Path(2, NEAR, Hop(1, 0.0, 0.0))
 
 
 def test_a_collective_that_was_not_measured_has_the_equations_of_the_link() -> None:
@@ -38,24 +49,22 @@ def test_a_collective_that_was_not_measured_has_the_equations_of_the_link() -> N
 
 def test_the_ends_of_one_pipeline_have_the_adapters_for_themselves() -> None:
     """Ranks 0 and 7, and no other pair; of two pipelines two pairs."""
-    beta = [path(MACHINE, 2, stride=7, world=8, groups=groups).outer.beta for groups in (1, 2)]
-    assert beta == [1e-9, 2e-9]
+    assert path(MACHINE, 2, stride=7, world=8).outer.beta == 1e-9
+    assert path(MACHINE, 2, stride=6, world=8).outer.beta == 2e-9
 
 
-@pytest.mark.parametrize("groups", [1, None])
-def test_the_first_and_the_last_of_a_node_stay_within_it(groups: int | None) -> None:
+def test_the_first_and_the_last_of_a_node_stay_within_it() -> None:
     """Four ranks on a node: there is one such pair, and no link between nodes is needed."""
     near = replace(MACHINE, links=LINKS[:1])
-    assert path(near, 2, stride=3, world=4, groups=groups) == Path(Hop(2, 1e-6, 1e-10), Hop(1, 0.0, 0.0))
+    assert path(near, 2, stride=3, world=4) == Path(2, NEAR, Hop(1, 0.0, 0.0))
     sweeps = {(kind, 2): Sweep((0.0, 1e9), (0.0, 1.0)) for kind in FORMULAS}
     measured = replace(near, links=(), sweeps=sweeps)
-    assert path(measured, 2, stride=3, world=4, groups=groups).seconds("all_reduce", 1e9) == 1.0
+    assert path(measured, 2, stride=3, world=4).seconds("all_reduce", 1e9) == 1.0
 
 
 def test_sending_to_the_next_node_shares_its_adapters() -> None:
-    assert send(1e9, MACHINE, 1, 8) == pytest.approx(1e-6 + 0.1)
-    assert send(1e9, MACHINE, 4, 8) == pytest.approx(10e-6 + 4.0)
-    assert send(1e9, MACHINE, 2, 8, crosses=True) == pytest.approx(10e-6 + 2.0), "two ranks of a stage send at once"
+    assert send(1e9, MACHINE, 8, flows=0) == pytest.approx(1e-6 + 0.1)
+    assert send(1e9, MACHINE, 8, flows=4) == pytest.approx(10e-6 + 4.0)
 
 
 def test_an_unknown_link_is_an_error_of_one_line() -> None:
@@ -89,6 +98,6 @@ def test_a_sweep_is_of_one_node() -> None:
     assert path(machine, 4, world=8).seconds("all_reduce", 1e9) == pytest.approx(1.0)
     ring = path(replace(machine, algorithm="ring"), 8)
     assert ring.seconds("all_reduce", M) == pytest.approx(2 * (6e-6 + 10e-6) + 14.0)
-    assert (send(1e9, machine, 1, 8), send(1e9, machine, 4, 8)) == (pytest.approx(1.0), pytest.approx(10e-6 + 4.0))
+    assert (send(1e9, machine, 8, 0), send(1e9, machine, 8, 4)) == (pytest.approx(1.0), pytest.approx(10e-6 + 4.0))
     assert machine.marks(8) == []
     assert machine.marks(2) == ["collectives measured with 4 ranks, not 2"]

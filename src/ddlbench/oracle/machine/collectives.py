@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from math import ceil, log2
+
+import numpy as np
 
 from ddlbench.errors import UserError
 from ddlbench.oracle.machine.machine import Link, Machine, Sweep
@@ -30,19 +33,17 @@ class Hop:
 @dataclass(frozen=True)
 class Path:
     """The connection of the ranks of a group: `inner` within a node, `outer` between nodes; or measured collectives.
+    A node may have fewer ranks of the group than `inner`.
 
     The beta of `outer` is that of one flow into and out of a node while the other groups of its devices send, too.
     algorithm: of all-reduces, a key of ALGORITHMS
     """
 
+    ranks: int
     inner: Hop
     outer: Hop
     measured: Mapping[str, Sweep] = field(default_factory=dict[str, Sweep])
     algorithm: str = "auto"
-
-    @property
-    def ranks(self) -> int:
-        return self.inner.ranks * self.outer.ranks
 
     def seconds(self, kind: str, m: float) -> float:
         """Seconds of a collective (a key of FORMULAS) of m bytes: as measured, else by its formula."""
@@ -51,30 +52,37 @@ class Path:
         return self.measured[kind].at(m) if kind in self.measured else FORMULAS[kind](m, self)
 
 
-def path(machine: Machine, ranks: int, stride: int = 1, world: int | None = None, groups: int | None = None) -> Path:
+def path(machine: Machine, ranks: int, stride: int = 1, world: int | None = None) -> Path:
     """The connection of a group of `ranks` among `world` ranks; neighbours in the group are `stride` ranks apart.
-    UserError if the machine's file has no such link.
-
-    groups: the number of such groups; None: as many as cover all ranks
-    """
-    world, length = world or ranks * stride, (ranks - 1) * stride
-    per_node, beside = machine.per_node(world), groups or max(1, min(stride, world - length))
-    within = max(1, min(ranks, (per_node - beside) // stride + 1))
-    # If the nodes cut a group unevenly, or if a group begins within a node and ends in the next: the largest even cut.
-    while within > 1 and (ranks % within or (world > per_node and per_node % (within * stride))):
-        within -= 1
-    outside = ranks // within
+    UserError if the machine's file has no such link."""
+    world = world or ranks * stride
+    within, outside, sharing = spread(ranks, stride, world, machine.per_node(world))
     # Collectives are measured within one node. The equations of the link are for a kind that was not measured.
     sweeps = {kind: sweep for kind in FORMULAS if outside == 1 and (sweep := machine.sweep(kind, ranks)) is not None}
     inner = NO_LINK if len(sweeps) == len(FORMULAS) and not machine.links else link(machine, 0, within)
     outer = link(machine, 1, outside)
-    sharing = max(1, min(groups or world // ranks, per_node // within, stride))  # flows through the same adapters
     return Path(
+        ranks,
         Hop(within, inner.alpha_s, 1 / inner.bytes_per_s),
         Hop(outside, outer.alpha_s, sharing / outer.bytes_per_s),
         sweeps,
         machine.algorithm,
     )
+
+
+@cache
+def spread(ranks: int, stride: int, world: int, per_node: int) -> tuple[int, int, int]:
+    """The slowest of all such groups (as for `path`) on nodes of `per_node` ranks: its ranks in one node, its nodes,
+    and the groups that send through the adapters of one node. Nodes may cut a group into unequal parts."""
+    first = np.arange(world - (ranks - 1) * stride)
+    first = first[first // stride % ranks == 0]
+    nodes = (first[:, None] + stride * np.arange(ranks)) // per_node  # of each group's ranks, in ascending order
+    enters = np.diff(nodes, axis=1, prepend=-1) != 0  # the first rank of the group in a node
+    outside = enters.sum(1)
+    slowest = int(outside.argmax())
+    crossing = nodes[enters & (outside > 1)[:, None]]
+    within = int(np.bincount(nodes[slowest]).max())
+    return within, int(outside[slowest]), int(np.bincount(crossing, minlength=1).max()) or 1
 
 
 def link(machine: Machine, level: int, ranks: int) -> Link:
@@ -141,18 +149,15 @@ FORMULAS: dict[str, Callable[[float, Path], float]] = {
 }
 
 
-def send(m: float, machine: Machine, stride: int, world: int, crosses: bool | None = None) -> float:
-    """Seconds of a message of m bytes from each rank to the rank `stride` ranks after it: alpha + m beta. Between nodes
-    the `stride` ranks send at the same time, and those of them on one node share its adapters.
+def send(m: float, machine: Machine, world: int, flows: int) -> float:
+    """Seconds of a message of m bytes from a rank to another: alpha + m beta.
 
-    crosses: whether the message goes to another node; None: derived from `stride`
+    flows: messages that leave one node at the same time and share its adapters; 0: none leaves a node
     """
     if not m:
         return 0.0
-    per_node = machine.per_node(world)
-    crosses = stride >= per_node if crosses is None else crosses
     measured = machine.sweep("send", world)
-    if measured is not None and not crosses:
+    if measured is not None and not flows:
         return measured.at(m)
-    via = link(machine, int(crosses), 2)
-    return via.alpha_s + m * (min(stride, per_node) if crosses else 1) / via.bytes_per_s
+    via = link(machine, int(flows > 0), 2)
+    return via.alpha_s + m * max(1, flows) / via.bytes_per_s

@@ -222,7 +222,7 @@ def _halos(setting: Setting, samples: float, count: int, sp: int, forward: int) 
     """The exchange of halos. The bytes are those of the rank that sends most. All neighbours exchange at the same time.
     If some neighbours are on different nodes, all wait for them. The gradients of a halo are as large as the halo."""
     machine, world = setting.machine, setting.job.world_size
-    crosses = bool(setting.per_node % sp)
+    flows = int(setting.per_node % sp > 0)
     number, seconds, largest, bytes_ = 0, 0.0, 0.0, np.zeros(sp)
     for layer in (layer for block in setting.counts.blocks for layer in block.rows):
         taken = np.array([layer.window.taken(Part(None, rank, sp)) for rank in range(sp)], dtype=float)  # [user, owner]
@@ -231,7 +231,7 @@ def _halos(setting: Setting, samples: float, count: int, sp: int, forward: int) 
         passes = [sent for sent in [ahead] * forward + [back] * (not layer.first) if sent.any()]
         number += len(passes)
         sizes = [float(sent.max()) for sent in passes]
-        seconds += sum(collectives.send(size, machine, 1, world, crosses) for size in sizes)
+        seconds += sum(collectives.send(size, machine, world, flows) for size in sizes)
         largest = max([largest, *sizes])
         bytes_ += sum(passes)
     total = count * float(bytes_.max())

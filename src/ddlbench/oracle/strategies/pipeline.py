@@ -6,6 +6,7 @@ the messages between stages. The differences are the exposed seconds of each kin
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import ceil
@@ -115,10 +116,10 @@ def _sending(cut: Cut) -> list[float]:
         if here == there:
             seconds.append(0.0)
             continue
-        crosses = any((here + peer) // node != (there + peer) // node for peer in (0, stride - 1))
+        leaving = Counter((here + i) // node for i in range(stride) if (here + i) // node != (there + i) // node)
         size = setting.counts.blocks[end - 1].output * cut.samples
         gather_s, parts = (setting.path(cut.tp).seconds("all_reduce", size) / 2, cut.tp) if cut.scattered else (0.0, 1)
-        seconds.append(gather_s + collectives.send(size / parts, machine, stride, world, crosses))
+        seconds.append(gather_s + collectives.send(size / parts, machine, world, max(leaving.values(), default=0)))
     return seconds
 
 
@@ -183,5 +184,5 @@ def _messages(cut: Cut, layers: Sequence[Traffic], most: float, layers_s: float,
         yield Message(what, "dp", number, number * size, seconds, seconds)
     if cut.two_ends and counts.tied:  # over the first and the last stage
         size = setting.gradient_bytes * counts.tied / cut.tp / (cut.dp if cut.sharded else 1)
-        seconds = setting.path(2, cut.stage_ranks * (cut.pp - 1), cut.stage_ranks).seconds("all_reduce", size)
+        seconds = setting.path(2, cut.stage_ranks * (cut.pp - 1)).seconds("all_reduce", size)
         yield Message("all-reduce of the tied embedding", "ends", 1, size, seconds, seconds)

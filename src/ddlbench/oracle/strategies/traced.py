@@ -85,7 +85,8 @@ def message(sent: Sent, setting: Setting) -> Message:
     """The communication of one kind in a step, all exposed."""
     size = sent.bytes_ / sent.count
     if sent.kind == "send":
-        one = collectives.send(size, setting.machine, sent.stride, setting.job.world_size)
+        flows = setting.per_node if sent.stride >= setting.per_node else 0
+        one = collectives.send(size, setting.machine, setting.job.world_size, flows)
     elif sent.kind in collectives.FORMULAS:
         one = setting.path(sent.ranks, sent.stride).seconds(sent.kind, size)
     else:
