@@ -17,6 +17,7 @@ from omegaconf import DictConfig  # noqa: E402
 from omegaconf.errors import OmegaConfBaseException  # noqa: E402
 
 from ddlbench import OLDEST_TORCH, __version__, too_old  # noqa: E402
+from ddlbench.command import ended  # noqa: E402
 from ddlbench.config.choices import conf_dir, targets  # noqa: E402
 from ddlbench.config.command_line import check_command_line, help_text  # noqa: E402
 from ddlbench.config.compose import configuration, hydra_line  # noqa: E402
@@ -75,8 +76,7 @@ def check_torch() -> None:
 
 def main() -> int:
     if {"-h", "--help"} & set(sys.argv[1:]):
-        print(help_text(sys.argv[1:]))
-        return 0
+        return ended("ddlbench", lambda: print(help_text(sys.argv[1:])))
     if "--version" in sys.argv[1:]:
         print(f"ddlbench {__version__}")
         return 0

@@ -10,15 +10,16 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from ddlbench.command import ended
 from ddlbench.data.images.index import Files, FolderLayout, prepare_index
 from ddlbench.data.processes import usual_processes
 from ddlbench.data.text.token_file import TokenFile, TokenizerFiles, is_current, token_files, token_path, tokenize_file
 from ddlbench.data.tfrecord import MANIFEST, UNFINISHED, Pack, read_manifest
 from ddlbench.data.tools import pack, verify_folders, verify_pack, verify_tokens
-from ddlbench.errors import RunError, UserError, reporting
+from ddlbench.errors import UserError, reporting
 from ddlbench.texts import first_few, printable, say
 
-DAMAGED, INTERRUPTED = 1, 130  # exit codes
+DAMAGED = 1  # exit code
 KINDS = "image folders (train/<class>/*.JPEG, val/<class>/*.JPEG), a packed image set (pack.json), a token file (.bin)"
 
 
@@ -159,17 +160,7 @@ def _layout(given: argparse.Namespace) -> FolderLayout:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 2 for errors of the user, 1 for damaged data."""
     given = _parser().parse_args(arguments)
-    try:
-        return given.run(given)
-    except RunError as error:
-        reason, code = str(error), error.exit_code
-    except OSError as error:  # a folder that may not be read, a disk that fails
-        reason = f"{error.filename or 'a file'} cannot be read or written ({error.strerror or error})"
-        code = UserError.exit_code
-    except KeyboardInterrupt:
-        reason, code = "interrupted; run the same command again to resume", INTERRUPTED
-    say(f"ddlbench.data: {reason}", stream=sys.stderr)
-    return code
+    return ended("ddlbench.data", lambda: given.run(given), "interrupted; run the same command again to resume")
 
 
 @cache

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from ddlbench import OLDEST_TORCH, __version__, too_old
+from ddlbench.command import ended
 from ddlbench.config.choices import choices
 from ddlbench.config.compose import configuration, make_job, quiet, refusal
 from ddlbench.doctor.machine import Line, launchers, limits, links
@@ -151,9 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     about = (__doc__ or "").split("\n")[0]
     argparse.ArgumentParser(prog="python -m ddlbench.doctor", description=about).parse_args(arguments)
     launch = or_none(detect) or Launch("alone")
-    if launch.rank == 0:
-        say(*report(launch).splitlines())
-    return 0
+    return 0 if launch.rank else ended("ddlbench.doctor", lambda: say(*report(launch).splitlines()))
 
 
 if __name__ == "__main__":

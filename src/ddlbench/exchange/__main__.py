@@ -15,7 +15,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ddlbench.errors import RunError, UserError, reporting
+from ddlbench.command import ended
+from ddlbench.errors import UserError, reporting
 from ddlbench.files import replacing
 from ddlbench.foreign import Object, section
 from ddlbench.record.files import plain, write_json
@@ -236,11 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.add_argument("results", type=Path, metavar="RESULTS", help="results_dir of runs")
     command.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the logs")
     given = parser.parse_args(arguments)
-    try:
-        return given.run(given)
-    except RunError as error:
-        say(f"ddlbench.exchange: {error}", stream=sys.stderr)
-        return error.exit_code
+    return ended("ddlbench.exchange", lambda: given.run(given))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,7 +13,7 @@ from operator import itemgetter
 
 import torch
 
-from ddlbench.errors import RunError
+from ddlbench.command import ended
 from ddlbench.oracle.machine import machine as machines
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured import network
@@ -33,15 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code. An error of the user is printed in one line."""
     if arguments is None:
         gc.disable()  # the process ends soon, and collections take a tenth of its time
-    try:
-        question = ask(sys.argv[1:] if arguments is None else arguments)
-        return answer(question)
-    except RunError as error:
-        print(f"ddlbench.predict: {' '.join(str(error).split())}", file=sys.stderr)
-        return error.exit_code
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    return ended("ddlbench.predict", lambda: answer(ask(sys.argv[1:] if arguments is None else arguments)))
 
 
 def answer(question: Question) -> int:

@@ -11,7 +11,8 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from ddlbench.errors import RunError, UserError, reporting
+from ddlbench.command import ended
+from ddlbench.errors import UserError, reporting
 from ddlbench.figures.figures import Drawing, make_figures, save
 from ddlbench.report.compare import SLOWER, UNDECIDED, versus
 from ddlbench.report.documents import render, write_documents, write_metrics
@@ -32,54 +33,52 @@ WARNINGS_SHOWN = 50
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the summary and the path of the page. Exit code 2 for errors of the user."""
     given = _parser().parse_args(arguments)
-    try:
-        if given.compare:
-            return _compare(given)
-        results: list[Path] = given.results
-        if not results or given.fail_if_slower is not None:
-            raise UserError("give RESULTS for a report, or --compare BEFORE AFTER (--help shows all options)")
-        if len(results) > 1 and not given.out:  # it would replace the first one's report
-            raise UserError(f"a report of {len(results)} results folders needs a folder of its own: give --out DIR")
-        out = given.out or results[0] / "report"
-        targets = [target(text) for text in given.target]
-        study, how = None, Comparison(given.by, given.across)
-        if given.study:
-            if how != BY_FRAMEWORK:
-                raise UserError("--study has its own --by and --across: leave them out")
-            if given.baseline or targets:
-                raise UserError("--study draws the figures of its paper alone: leave --baseline and --target out")
-            study = load(given.study)
-            how = Comparison(study.by, study.across)
-        records = read_all(results)
+    return ended("ddlbench.report", lambda: (_compare if given.compare else _report)(given))
 
-        @cache
-        def compared(how: Comparison) -> Tables:
-            tables = make_tables(records, how)
-            if given.predict is None:
-                return tables
-            from ddlbench.report.predicted import with_predictions  # torch comes with it
 
-            return with_predictions(tables, records, given.predict)
+def _report(given: argparse.Namespace) -> int:
+    results: list[Path] = given.results
+    if not results or given.fail_if_slower is not None:
+        raise UserError("give RESULTS for a report, or --compare BEFORE AFTER (--help shows all options)")
+    if len(results) > 1 and not given.out:  # it would replace the first one's report
+        raise UserError(f"a report of {len(results)} results folders needs a folder of its own: give --out DIR")
+    out = given.out or results[0] / "report"
+    targets = [target(text) for text in given.target]
+    study, how = None, Comparison(given.by, given.across)
+    if given.study:
+        if how != BY_FRAMEWORK:
+            raise UserError("--study has its own --by and --across: leave them out")
+        if given.baseline or targets:
+            raise UserError("--study draws the figures of its paper alone: leave --baseline and --target out")
+        study = load(given.study)
+        how = Comparison(study.by, study.across)
+    records = read_all(results)
 
-        explanation = explain(compared(how), records, given.explain) if given.explain else None
-        complete = compared(how)
-        tables = only(complete, given.only)
-        costs = [target_costs(wanted, complete.epochs, complete.run_rows, tables.run_rows) for wanted in targets]
-        unknown = [cost.target for cost in costs if not cost.rows]
-        lines = [f"--target {wanted.text}: no reported run that ended ok has {wanted.metric}" for wanted in unknown]
-        tables = replace(tables, warnings=[*lines, *tables.warnings])
-        if study:
-            drawing = draw_study(study, lambda how: only(compared(how), given.only))
-        else:
-            drawing = make_figures(tables, costs, given.baseline == "published")
-        page = write_report(tables, out, drawing, costs, given.pdf)
-        if explanation:
-            explanation.write(out, given.pdf)
-        if given.openmetrics is not None:
-            write_metrics(given.openmetrics, tables.run_rows)
-    except RunError as error:
-        say(f"ddlbench.report: {error}", stream=sys.stderr)
-        return error.exit_code
+    @cache
+    def compared(how: Comparison) -> Tables:
+        tables = make_tables(records, how)
+        if given.predict is None:
+            return tables
+        from ddlbench.report.predicted import with_predictions  # torch comes with it
+
+        return with_predictions(tables, records, given.predict)
+
+    explanation = explain(compared(how), records, given.explain) if given.explain else None
+    complete = compared(how)
+    tables = only(complete, given.only)
+    costs = [target_costs(wanted, complete.epochs, complete.run_rows, tables.run_rows) for wanted in targets]
+    unknown = [cost.target for cost in costs if not cost.rows]
+    lines = [f"--target {wanted.text}: no reported run that ended ok has {wanted.metric}" for wanted in unknown]
+    tables = replace(tables, warnings=[*lines, *tables.warnings])
+    if study:
+        drawing = draw_study(study, lambda how: only(compared(how), given.only))
+    else:
+        drawing = make_figures(tables, costs, given.baseline == "published")
+    page = write_report(tables, out, drawing, costs, given.pdf)
+    if explanation:
+        explanation.write(out, given.pdf)
+    if given.openmetrics is not None:
+        write_metrics(given.openmetrics, tables.run_rows)
     _warn(tables.warnings, "the report (tables/warnings.txt)")
     say(*summary_text(tables.measurements).split("\n"), *filter(None, (tables.drift, tables.left_out)))
     say(*(drawing.notes if study else ()), *(explanation.lines() if explanation else ()))

@@ -12,37 +12,31 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddlbench.errors import RunError, UserError
+from ddlbench.command import ended
 from ddlbench.oracle.machine import machine as machines
 from ddlbench.sweep import slurm
 from ddlbench.sweep.lock import Owner, holder, last_claim, queue
 from ddlbench.sweep.plan import Cell, Check, data_check, plan
 from ddlbench.sweep.state import HELD, RETRIES, Overview, State, due
-from ddlbench.sweep.study import Study, load, names
+from ddlbench.sweep.study import load, names
 from ddlbench.texts import say
-
-INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0 if nothing is left to do or to repair, 1 if cells failed, 2 for errors of the user, 130 after
     Ctrl-C."""
     given = _parser().parse_intermixed_args(arguments)
-    try:
-        if given.study is None:
-            say(*(f"{name:24} {title}" for name, title in names().items()))
-            return 0
-        return _run(given, load(given.study, given.words))
-    except (RunError, OSError) as error:  # OSError: the results folder, mostly: full, of another user, gone
-        say(f"ddlbench.sweep: {error}", stream=sys.stderr)
-        return error.exit_code if isinstance(error, RunError) else UserError.exit_code
-    except KeyboardInterrupt:
-        again = f"python -m ddlbench.sweep {shlex.join(sys.argv[1:] if arguments is None else arguments)}"
-        say(f"ddlbench.sweep: interrupted; cells that have ended are kept; to continue: {again}", stream=sys.stderr)
-        return INTERRUPTED
+    again = f"python -m ddlbench.sweep {shlex.join(sys.argv[1:] if arguments is None else arguments)}"
+    interrupted = f"interrupted; cells that have ended are kept; to continue: {again}"
+    return ended("ddlbench.sweep", lambda: _run(given), interrupted)
 
 
-def _run(given: argparse.Namespace, study: Study) -> int:
+def _run(given: argparse.Namespace) -> int:
+    if given.study is None:
+        say(*(f"{name:24} {title}" for name, title in names().items()))
+        return 0
+    study = load(given.study, given.words)
+
     import torch  # not above: a mistake in the study is reported before
 
     from ddlbench.measure.formulas.flops import check_precision

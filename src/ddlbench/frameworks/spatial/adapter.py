@@ -6,10 +6,14 @@ Dryden et al. 2019; Kahira et al. 2021. Every rank has all weights; frameworks/s
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
 
 from ddlbench.errors import Unsupported, check_values, refuse
 from ddlbench.frameworks.shared.checkpointing import apply_plan
-from ddlbench.frameworks.shared.groups import all_ranks
+from ddlbench.frameworks.shared.groups import all_ranks, gradient
 from ddlbench.frameworks.shared.layout import Layout, fill
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction
 from ddlbench.frameworks.shared.replica import Update, in_ddp
@@ -55,18 +59,28 @@ class Spatial:
         # A separate group, because DDP sends gradients among all ranks at the same time.
         part, place, _ = mesh = connect_parts(job, layout, "sp", separate=True)
         model, several = job.build(), job.world_size > 1
-        if part.size > 1:
-            share_rows(model, windows(job.model), part)
+        shared = share_rows(model, windows(job.model), part) if part.size > 1 else []
         apply_plan(model, job, place.data_size)
-        # DDP's mean over all ranks is that over the parts of a replica, too (`share_rows`).
+        # DDP's mean over all ranks is right for complete gradients, and `complete_gradients` makes sums of the others.
         wrapped = in_ddp(model, job.reduce_dtype, all_ranks(job), gradient_as_bucket_view=True) if several else None
         update = Update(job.optimizer(model.named_parameters()), job)
         facts = {"dp": layout.dp, "sp": layout.tp, "reduce_dtype": job.reduce_dtype if several else "fp32"}
-        return SpatialReplica(mesh, job, model, update, facts, trained=wrapped)
+        return SpatialReplica(shared, mesh, job, model, update, facts, trained=wrapped)
 
 
 class SpatialReplica(SharedReplica):
     """One rank's part of the images of a live replica."""
+
+    def __init__(self, shared: list[nn.Parameter], *args: Any, **options: Any) -> None:
+        """shared: as `share_rows` returns them; args, options: of `SharedReplica`"""
+        self.shared_parameters = shared
+        super().__init__(*args, **options)
+
+    def complete_gradients(self) -> None:
+        """Not a factor of the loss: gradients of fp16 would overflow earlier than with complete images."""
+        if self.shared_parameters:
+            gradients = [gradient(parameter) for parameter in self.shared_parameters]
+            torch._foreach_mul_(gradients, self.part.size)  # pyright: ignore
 
     def shared(self, batch: Batch | None) -> Batch:
         """This rank's rows of all images of the replica."""

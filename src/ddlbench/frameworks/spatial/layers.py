@@ -116,22 +116,25 @@ def _pair(by: int | Sequence[int]) -> Sequence[int]:
     return (by, by) if isinstance(by, int) else by
 
 
-def share_rows(model: nn.Sequential, by_name: dict[str, Window], part: Part) -> None:
+def share_rows(model: nn.Sequential, by_name: dict[str, Window], part: Part) -> list[nn.Parameter]:
     """Turn a model, in place, into one that computes this rank's rows of the images; the output is that of complete
     images on every rank. by_name: as `windows` returns them.
 
-    The gradients of a layer before the gathering are `part.size` times those of this rank's rows, and the others are
-    complete on every rank: their mean over the ranks of a replica is the gradient of the replica.
+    Returns the parameters of the layers before the gathering: their gradients are those of this rank's rows, of which
+    the replica's gradient is the sum over its ranks. The other gradients are complete on every rank.
     """
+    shared = list[nn.Parameter]()
     for name, window in by_name.items():
         module: Any = model.get_submodule(name)
         kind = type(module)
+        shared += module.parameters()
         if issubclass(kind, nn.BatchNorm2d):
             module.forward = partial(_sync_batch_norm, module, module.forward, part)
         elif issubclass(kind, nn.AdaptiveAvgPool2d):
             module.forward = partial(_gather_rows, module.forward, window.height, part)
         elif window.kernel > 1 or window.stride > 1 or window.padding:  # a row needs more than the same row
             module.forward = partial(_with_halo, module, Halo(window, part))
+    return shared
 
 
 def rows_of(images: Tensor, part: Part) -> Tensor:
@@ -141,7 +144,7 @@ def rows_of(images: Tensor, part: Part) -> Tensor:
 
 
 def _gather_rows(inner: Any, height: int, part: Part, x: Tensor) -> Tensor:
-    return inner(gather_from(x, ROWS, height, part, factor=part.size))
+    return inner(gather_from(x, ROWS, height, part))
 
 
 def _with_halo(layer: Any, halo: Halo, x: Tensor) -> Tensor:

@@ -83,15 +83,10 @@ def scatter_to(full: Tensor, dim: int, part: Part) -> Tensor:
     return _collective(full, lambda x: x.narrow(dim, *part.span(length)), lambda x: join(x, dim, length, part))
 
 
-def gather_from(slice_: Tensor, dim: int, length: int, part: Part, factor: int = 1) -> Tensor:
-    """All ranks' slices joined along `dim` to `length`, for what every rank computes in the same way from there on.
-    factor: of the gradient"""
-
-    def narrowed(gradient: Tensor) -> Tensor:
-        slice_ = gradient.narrow(dim, *part.span(length))
-        return slice_ if factor == 1 else slice_ * factor
-
-    return _collective(slice_, lambda x: join(x, dim, length, part), narrowed)
+def gather_from(slice_: Tensor, dim: int, length: int, part: Part) -> Tensor:
+    """All ranks' slices joined along `dim` to `length`, for what every rank computes in the same way from there on."""
+    span = part.span(length)
+    return _collective(slice_, lambda x: join(x, dim, length, part), lambda gradient: gradient.narrow(dim, *span))
 
 
 def in_autocast_type(value: Tensor) -> Tensor:

@@ -1,0 +1,36 @@
+"""How a command ends: an exit code, and one line where it could not do what it was asked."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+
+from ddlbench.errors import RunError, UserError, why
+from ddlbench.texts import say
+
+INTERRUPTED = 130  # exit code after Ctrl-C
+
+
+def ended(name: str, work: Callable[[], int | None], interrupted: str = "interrupted") -> int:
+    """The exit code of `work`, or of what ended it: of the error, INTERRUPTED, or 0 if the reader of the output had
+    enough of it (`head`).
+
+    name: of the command, for its messages; interrupted: the message after Ctrl-C
+    """
+    try:
+        code = work() or 0
+        sys.stdout.flush()
+        return code
+    except RunError as error:
+        reason, code = " ".join(str(error).split()), error.exit_code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+        return 0
+    except OSError as error:  # a folder that may not be read, a full disk
+        reason = f"{error.filename or 'a file'} cannot be read or written ({why(error)})"
+        code = UserError.exit_code
+    except KeyboardInterrupt:
+        reason, code = interrupted, INTERRUPTED
+    say(f"{name}: {reason}", stream=sys.stderr)
+    return code

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from ddlbench.command import ended
+from ddlbench.errors import Unsupported, UserError
+
+
+def raising(error: BaseException) -> Callable[[], int]:
+    def work() -> int:
+        raise error
+
+    return work
+
+
+@pytest.mark.parametrize(
+    ("work", "code", "said"),
+    [
+        (lambda: 5, 5, ""),
+        (lambda: None, 0, ""),
+        (raising(UserError("a\nb \x1b")), 2, "it: a b \\x1b\n"),
+        (raising(Unsupported("no")), 3, "it: no\n"),
+        (raising(OSError(errno.EIO, "x", "here")), 2, "it: here cannot be read or written (Input/output error)\n"),
+        (raising(KeyboardInterrupt()), 130, "it: start again\n"),
+    ],
+)  # fmt: skip
+def test_what_ends_a_command_is_its_exit_code_and_one_line(
+    work: Callable[[], int | None], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ended("it", work, "start again") == code
+    assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize("module", ["ddlbench", "ddlbench.sweep"])
+def test_a_reader_that_has_enough_is_no_error(module: str) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    words = [sys.executable, "-m", module, *(["--help"] if module == "ddlbench" else [])]
+    with os.fdopen(write, "w") as pipe:
+        process = subprocess.run(words, stdout=pipe, stderr=subprocess.PIPE, text=True, timeout=300, check=False)
+    assert (process.returncode, process.stderr) == (0, "")
