@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 
-from ddlbench.config.choices import changed, check_label, choices
+from ddlbench.config.choices import changed, check_label, choices, published
 from ddlbench.config.command_line import LABELS, check_words
 from ddlbench.config.compose import configuration
 from ddlbench.errors import UserError
@@ -73,6 +73,22 @@ def test_where_no_option_has_the_value_the_generic_one_is_named(monkeypatch: pyt
     monkeypatch.setattr("ddlbench.config.choices.choices", lambda group: result.get(group, []))
     with pytest.raises(UserError, match=r"choose \+framework=deepspeed framework\.zero_stage=3$"):
         configuration("+framework=zero1", "framework.zero_stage=3", "+model=resnet50")
+
+
+def test_a_copied_model_needs_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    model: Any = replace(configuration("+framework=ddp", IMAGES).model, layers=[1, 1, 1, 1])  # pyright: ignore
+    target = published("model", "resnet50")["_target_"]
+    def copied(group: str, option: str) -> dict[str, Any]:
+        return (
+            {**published(group, "resnet50"), "layers": [1, 1, 1, 1]} if option == "mine" else published(group, option)
+        )
+
+    monkeypatch.setattr("ddlbench.config.choices.published", copied)
+    monkeypatch.setattr("ddlbench.config.choices.choices", lambda group: [*choices(group), "mine"])
+    with pytest.raises(
+        UserError, match=r"conf/model/mine\.yaml is a model of the name resnet50: write name: mine there"
+    ):
+        check_label("model", target, model)
 
 
 def test_the_report_shows_what_defines_a_generic_option() -> None:

@@ -148,6 +148,11 @@ def test_a_disk_that_fills_up_leaves_whole_copies_alone(tmp_path: Path) -> None:
     assert stage([wanted], QUIET).copied_bytes == 10_000
 
 
+def test_no_files_to_copy_is_an_error_of_one_line() -> None:
+    with pytest.raises(UserError, match=r"the data set has no files to copy: set data\.stage_to=null"):
+        stage([], QUIET)
+
+
 def test_no_room_is_known_before_anything_is_copied(tmp_path: Path) -> None:
     wanted = StagedFiles(tmp_path, tmp_path / "node" / "set" / "train", ["a"], 1, bytes=10**18)
     with pytest.raises(UserError, match=r"the data are 1000000000.00 GB, .* has .* GB free: choose a larger"):

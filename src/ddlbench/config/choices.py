@@ -103,6 +103,10 @@ def check_label(group: str, target: str, built: Any) -> None:
         return
     # Sizes are free, but not all of those in which another option differs.
     for other, theirs in _others(group, option):
+        if theirs["name"] != other:
+            raise UserError(
+                f"conf/model/{other}.yaml is a model of the name {theirs['name']}: write name: {other} there"
+            )
         sizes = {key: theirs[key] for key in defaults if key != "name" and theirs.get(key) != defaults[key]}
         if sizes and all(getattr(built, key, None) == size for key, size in sizes.items()):
             words = " ".join(f"model.{key}={written(size)}" for key, size in sizes.items())

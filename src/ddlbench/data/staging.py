@@ -68,7 +68,10 @@ def node_folder(stage_to: str, name: str, digest: str) -> Path:
 
 
 def stage(sets: Sequence[StagedFiles], progress: Progress) -> Staged:
-    """Make all copies. Raises UserError where one cannot be made, or differs from its original."""
+    """Make all copies. Raises UserError where there is nothing to copy, one cannot be made, or differs from its
+    original."""
+    if not sets:
+        raise UserError("data.stage_to: the data set has no files to copy: set data.stage_to=null")
     files, size = sum(part.count for part in sets), sum(part.bytes for part in sets)
     folder = Path(os.path.commonpath([part.copy.parent for part in sets]))
     require_room(folder, size)

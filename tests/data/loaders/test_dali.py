@@ -139,7 +139,10 @@ def test_damage_below_a_fused_crop_is_not_found(tmp_path):
 def test_what_it_cannot_read_is_unsupported(folders):
     Dali("dali").check(folders, Shape(), CPU)
     for data, message in (
-        (TinyData(26, 7), "loader=dali reads only images, and data=tiny has none: choose loader=native"),
+        (
+            TinyData(26, 7),
+            "loader=dali reads image folders and packed images, and data=tiny is neither: choose loader=native",
+        ),
         (replace(folders, on_bad_sample="skip"), "cannot skip images that cannot be decoded .*choose loader=native"),
         (replace(folders, decode="torchvision"), "remove data.decode=torchvision"),
     ):

@@ -209,6 +209,7 @@ def test_layers_and_shards_that_cannot_be_shared_are_refused() -> None:
     refused(Pipeline(tp=2), ranks(2, compile=True), r"train\.compile=false")
     fused = partial(make_optimizer, OptimizerConfig("sgd", lr=0.1, fused=True))
     refused(Pipeline(dp=2, sharded=True), ranks(2, optimizer=fused), "fused SGD does not support shards")
+    Pipeline(dp=1, sharded=True).check(ranks(2, optimizer=fused))
 
 
 def test_shards_on_a_v_need_untied_weights() -> None:

@@ -119,6 +119,7 @@ def test_what_cannot_be_shared_is_refused() -> None:
     refused(Spatial(), ranks(8, RESNET), r"8 ranks cannot share the 4 rows of layer4_0\.conv2: choose framework\.sp=4")
     refused(Spatial(), ranks(4, VGG16), r"4 ranks cannot share the 2 rows of conv5_3\.pool: choose framework\.sp=2")
     refused(Spatial(), ranks(2, MODELS["gpt2"]), "gpt2 has no image to split: choose framework=tensor")
+    refused(Spatial(), ranks(6, RESNET), r"6 ranks cannot share the 4 rows .* choose framework\.sp=3 framework\.dp=2")
     Spatial(dp=2, sp=4).check(ranks(8, RESNET))
 
 

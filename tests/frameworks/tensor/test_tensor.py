@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor.debug import CommDebugMode
 
+from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.frameworks.tensor.adapter import TensorParallel
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.vgg import VGG
@@ -92,6 +93,13 @@ def test_facts_count_this_ranks_parameters(outcomes: list[dict[str, Any]]) -> No
     assert outcomes[1]["facts"]["parameters_per_rank"] == outcomes[0]["facts"]["parameters_per_rank"] - 32
 
 
+class Plain(VGG):
+    """A model of which no layer can be shared."""
+
+    def tensor_plan(self) -> dict[str, str]:
+        return {}
+
+
 def test_degrees_that_do_not_divide_are_refused_with_both_numbers() -> None:
     refused(TensorParallel(), ranks(8), r"8 ranks cannot share the 4 heads of h0\.attn: .*tp=4 framework\.dp=2")
     refused(
@@ -105,6 +113,14 @@ def test_degrees_that_do_not_divide_are_refused_with_both_numbers() -> None:
     refused(BY_CHANNELS, ranks(16, wide), r"16 ranks cannot share the 8 channels of conv1_2\.conv: .*tp=8 .*dp=2")
     odd = replace(TEXT, seq_len=15)
     refused(TensorParallel(sequence_parallel=True), ranks(2, odd), r"2 ranks cannot share the 15 tokens .*seq_len=14")
+
+
+@pytest.mark.parametrize(
+    "framework", [TensorParallel(), BY_CHANNELS, Pipeline("hybrid", tp=2)], ids=["filters", "channels", "hybrid"]
+)
+def test_a_model_without_shared_classes_is_refused(framework: Any) -> None:
+    """Each rank would count complete logits as its part of them."""
+    refused(framework, ranks(2, Plain(**vars(IMAGES))), r"vgg names no layer .* framework\.tp=1 framework\.dp=2")
 
 
 def test_unsupported_settings_are_refused_before_anything_starts() -> None:

@@ -65,7 +65,10 @@ class Dali(Loader):
 
     def check(self, dataset: Dataset, model: Model, device: torch.device) -> None:
         if not isinstance(dataset, ImageFolders):
-            raise Unsupported(f"loader=dali reads only images, and data={dataset.name} has none: choose loader=native")
+            raise Unsupported(
+                f"loader=dali reads image folders and packed images, and data={dataset.name} is neither: "
+                "choose loader=native"
+            )
         reasons = {
             "it cannot skip images that cannot be decoded (data.on_bad_sample=skip): repair the data set and set "
             "data.on_bad_sample=fatal, or choose loader=native":

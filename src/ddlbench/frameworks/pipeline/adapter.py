@@ -67,7 +67,7 @@ class Pipeline(Staged):
 
     def check(self, job: Job) -> None:
         layout = self.layout(job.world_size)
-        ranks = layout.pp
+        ranks, sharded = layout.pp, self.sharded and layout.dp > 1
         count = micro_batch_count(self.schedule, job, ranks, layout.dp)
         check_stages(ranks, self.virtual_stages, len(on_meta(job)), self.balance)
         reasons = {
@@ -77,14 +77,14 @@ class Pipeline(Staged):
                 ranks == 1 and self.schedule in STAGES_OF_A_RANK,
             "shards cannot hold a weight that is tied between two stages of one rank: "
             "set framework.sharded=false or model.tie_weights=false":
-                self.sharded and self.schedule in V_SHAPED and bool(tied_names(on_meta(job))),
+                sharded and self.schedule in V_SHAPED and bool(tied_names(on_meta(job))),
         }  # fmt: skip
         refuse(self.name, reasons)
         check_split_backward(self.schedule, job)
         if self.tp > 1:
             check_parts(self.name, job, self.tp, ranks)
             check_compile(self.name, job)
-        if self.sharded:
+        if sharded:
             check_shards(self.name, job)
         check_alike(job, layout.dp, stages=True)
         self.check_budget(job, layout, count)

@@ -14,7 +14,7 @@ from torch import nn
 from ddlbench.errors import Unsupported, check_values, refuse
 from ddlbench.frameworks.shared.checkpointing import apply_plan
 from ddlbench.frameworks.shared.groups import all_ranks, gradient
-from ddlbench.frameworks.shared.layout import Layout, fill
+from ddlbench.frameworks.shared.layout import Layout, divisors, fill
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction
 from ddlbench.frameworks.shared.replica import Update, in_ddp
 from ddlbench.frameworks.spatial.layers import rows_of, share_rows, windows
@@ -47,7 +47,11 @@ class Spatial:
         rows = {name: window.output for name, window in windows(job.model).items()}
         layer = min(rows, key=rows.__getitem__)
         most = rows[layer]
-        reason = f"{layout.tp} ranks cannot share the {most} rows of {layer}: choose framework.sp={most} or fewer"
+        fits = max(number for number in divisors(job.world_size) if number <= most)
+        reason = (
+            f"{layout.tp} ranks cannot share the {most} rows of {layer}: "
+            f"choose framework.sp={fits} framework.dp={job.world_size // fits}"
+        )
         budget = f"a budget counts complete images, which {layout.tp} ranks share: set {KEY}=every:2, for example"
         refuse("spatial", {reason: layout.tp > most, budget: layout.tp > 1 and budgeted(job.checkpoint_activations)})
         check_compile("spatial", job)

@@ -50,9 +50,9 @@ class ByChannels:
 
     def tensor_plan(self) -> dict[str, str]:
         plan = {name: style for name, style in self.model.tensor_plan().items() if style not in ("norm", "channels")}
-        _, *others = (name for name, style in plan.items() if style == "filter")
+        filters = [name for name, style in plan.items() if style == "filter"]
         rest = {name: style for name, style in plan.items() if style != "filter"}
-        return dict.fromkeys(others, "channel") | rest
+        return dict.fromkeys(filters[1:], "channel") | rest
 
 
 @dataclass
@@ -186,7 +186,13 @@ class TensorReplica(SharedReplica):
 def check_parts(name: str, job: Job, tp: int, pp: int = 1) -> None:
     """Raise Unsupported for what `tp` ranks cannot share in each of `pp` stages of a pipeline: heads, features and
     channels must be shared evenly."""
-    numbers = split_numbers(on_meta(job), job.model.tensor_plan())
+    plan = job.model.tensor_plan()
+    if "logits" not in plan.values():
+        raise Unsupported(
+            f"{name}: {job.model.name} names no layer whose classes ranks share (tensor_plan has no logits): "
+            f"choose framework.tp=1 framework.dp={job.world_size // pp}"
+        )
+    numbers = split_numbers(on_meta(job), plan)
     uneven = next((what for what, number in numbers.items() if number % tp), None)
     if uneven is not None:
         replica = divisors(job.world_size // pp)
