@@ -78,6 +78,7 @@ def test_where_no_option_has_the_value_the_generic_one_is_named(monkeypatch: pyt
 def test_a_copied_model_needs_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
     model: Any = replace(configuration("+framework=ddp", IMAGES).model, layers=[1, 1, 1, 1])  # pyright: ignore
     target = published("model", "resnet50")["_target_"]
+
     def copied(group: str, option: str) -> dict[str, Any]:
         return (
             {**published(group, "resnet50"), "layers": [1, 1, 1, 1]} if option == "mine" else published(group, option)

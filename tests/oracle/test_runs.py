@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import platform
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -192,6 +193,8 @@ def test_a_run_whose_summary_the_tables_leave_out_is_no_base(tmp_path: Path) -> 
     kept, changed = (write_run(tmp_path, repeat=number) for number in range(2))
     (changed / "epochs.jsonl").unlink()
     assert [attempt.path for attempt in Results.read(tmp_path).attempts] == [kept]
+    shutil.copytree(kept.parent, tmp_path / "backup")
+    assert len(Results.read(tmp_path).attempts) == 1, "a copy is no repeat"
 
 
 @pytest.mark.parametrize(("key", "value"), [("precision", "fp16"), ("deterministic", True), ("cudnn_benchmark", True)])

@@ -54,6 +54,16 @@ def test_bands_that_overlap_do_not_separate() -> None:
     assert runs == "to decide, run 100 steps of ddp, zero3 at 36 GPUs: 2 GPU-hours beside start and warm-up"
 
 
+def test_frameworks_of_the_same_equations_count_once() -> None:
+    """deepspeed is zero1; between these two alone no run decides."""
+    best, same, other = (banded(name, s, 0.9, 1.2) for name, s in (("zero1", 1.0), ("deepspeed", 1.0), ("ddp", 1.05)))
+    _, tie, cost, runs = conclusion(fitting([best, same, other]), "")
+    assert tie.endswith("do not separate it from deepspeed, ddp")
+    assert cost.startswith(f"choosing zero1 now costs {regret([best, other]):.1%} of a step")
+    assert runs.startswith("to decide, run 100 steps of zero1, ddp at 36 GPUs: ")
+    assert conclusion(fitting([best, same]), "")[1:] == [tie.replace("deepspeed, ddp", "deepspeed")]
+
+
 def test_equal_plans_of_one_framework_are_named_and_count_once() -> None:
     """The best plan is ddp's with micro batches of 16; of its four others three are named."""
     sizes = {16: 1.0, 8: 1.01, 4: 1.02, 2: 1.03, 1: 1.04}

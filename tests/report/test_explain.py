@@ -110,6 +110,15 @@ def test_what_repeats_differ_by_is_no_cause(tmp_path: Path) -> None:
     assert explained(tmp_path, sections, rate=160.0, data_wait_share=0.2)[0].cause == NO_CAUSE
 
 
+def test_what_all_runs_without_a_window_have_is_no_cause(tmp_path: Path) -> None:
+    """Two ranks on shared cores compute for the double time of one, in every repeat."""
+    own: dict[str, Any] = {"own_step_s": 0.6, "own_step_median_rank_s": 0.6, "own_step_source": "thread"}
+    assert explained(tmp_path / "alone", device="cpu", **own)[0].cause == "kernels"
+    for repeat in (1, 2):
+        write_run(tmp_path / "all", gpus=2, device="cpu", summary=NO_WAIT | own, repeat=repeat)
+    assert explained(tmp_path / "all", device="cpu", **own)[0].cause == NO_CAUSE
+
+
 def test_a_healthy_run_has_no_cause(tmp_path: Path) -> None:
     """4 % of communication with one run."""
     assert explained(tmp_path, window((96, 4, 0, 0), (96, 4, 0, 0), step_s=64 / 192), rate=192.0)[0].cause == NO_CAUSE

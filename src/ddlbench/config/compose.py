@@ -160,7 +160,7 @@ def recorded_configuration(recorded: Mapping[str, Any]) -> Config:
     lacks an option, or the record a section."""
     plain: dict[str, Any] = {key: dict(section(recorded, key)) for key in SECTIONS}  # `checkpoint` came later
     for group in GROUPS:
-        option = plain[group].get("name")
+        option = "local" if group == "cluster" else plain[group].get("name")  # a cluster's name is free
         if option not in choices(group):
             raise UserError(f"{group}={option} is no option of this version")
         plain[group]["_target_"] = published(group, option)["_target_"]

@@ -210,7 +210,7 @@ def _filled(row: Prediction, outcome: Outcome, setting: Setting, inputs: Inputs,
         memory_bytes=outcome.memory.total,
         memory=asdict(outcome.memory),
         fits=fitting,
-        reason=reason(row.gpus, outcome, step, wait or 0.0, capacity, fitting),
+        reason=reason(row.gpus, outcome, wait or 0.0, capacity, fitting),
         layout=outcome.layout,
         limits=tuple(map(asdict, outcome.limits)),
         basis=setting.computation.basis,
@@ -219,10 +219,9 @@ def _filled(row: Prediction, outcome: Outcome, setting: Setting, inputs: Inputs,
     )
 
 
-def reason(
-    gpus: int, outcome: Outcome, step_s: float, wait_s: float, capacity: float | None, fitting: bool | None
-) -> str:
-    """One sentence: what takes the largest part of the step beside computing, or why the job does not fit.
+def reason(gpus: int, outcome: Outcome, wait_s: float, capacity: float | None, fitting: bool | None) -> str:
+    """One sentence: what takes the largest part of the step beside computing, or why the job does not fit. The shares
+    are of the step without what only runs on several GPU counts show.
 
     wait_s: seconds of waiting for data; capacity: bytes of the device's memory, None: unknown
     """
@@ -230,6 +229,7 @@ def reason(
     if fitting is False:
         part, bytes_ = max(asdict(outcome.memory).items(), key=lambda item: item[1])
         return f"does not fit: it needs {needed}, of which {part} {bytes_ / GIB:.1f} GiB"
+    step_s = outcome.step_s + wait_s
     computing, hidden = f"computing takes {outcome.compute_s / step_s:.0%}", ""
     if outcome.hidden_s >= 0.01 * outcome.step_s:
         share = outcome.hidden_s / (outcome.hidden_s + outcome.exposed_s)

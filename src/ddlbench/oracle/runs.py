@@ -33,7 +33,8 @@ ROUNDS = 100  # of solving for one device's seconds
 
 @dataclass(frozen=True)
 class Base:
-    """The measured step of a run. samples: of the global batch; micro: of a micro batch; torch: its version"""
+    """The measured step of a run. samples: of the global batch; micro: of a micro batch; torch: its version; cluster:
+    its label"""
 
     framework: str
     settings: Mapping[str, Any]  # that change what several devices send
@@ -43,6 +44,7 @@ class Base:
     seconds: float = field(compare=False)  # so that repeats are equal
     path: Path = field(compare=False)
     torch: str
+    cluster: str
     hosts: tuple[str, ...]  # of a run on CPUs
 
     @property
@@ -61,9 +63,10 @@ class Results:
     @classmethod
     def read(cls, folder: Path, torch: str | None = None) -> Results:
         """All attempts except those that ended ok without a rate that the tables use."""
+        attempts = {attempt.identity: attempt for attempt in read_all([folder]).attempts}  # copies count once
         usable = [
             attempt
-            for attempt in read_all([folder]).attempts
+            for attempt in attempts.values()
             if attempt.record.get("status") != "ok" or attempt_row(attempt).row["throughput_samples_per_s"]
         ]
         return cls(folder, usable, torch)
@@ -74,7 +77,8 @@ class Results:
         blocks: measured blocks; a step is divided in their proportions. None: in the proportions of the roofline
         """
         framework: Any = config.framework
-        base = _chosen(self._bases(config, machine), config)
+        bases = self._bases(config, machine)
+        base = _chosen(bases, config)
         if base is None:
             records = (attempt.record for attempt in self.attempts if _same_device(attempt.record, machine))
             settings = (section(record, "config") for record in records)
@@ -88,6 +92,8 @@ class Results:
         where = "one device" if base.ranks == 1 else f"{base.ranks} devices"
         basis = f"{base.framework} on {where} ({base.path.parent.name})"
         remarks: list[str] = []
+        if len(labels := sorted({run.cluster for run in bases})) > 1:
+            remarks.append(f"a run of cluster {base.cluster} among those of {', '.join(labels)}")
         computation = from_devices(config, machine, base.step, basis, blocks)
         if base.ranks == 1 and base.framework not in (framework.name, "single"):  # `single` adds no work
             remarks.append(f"{framework.name} from a run of {base.framework}, with what {base.framework} itself takes")
@@ -105,7 +111,11 @@ class Results:
             return None
         wanted = _settings(config.resolved, config)
         same = [run for run in bases if run.settings == wanted and run.torch == base.torch]
-        steps = sorted((run.step for run in same if run.ranks > base.ranks), key=lambda step: step.gpus)
+        more = [run for run in same if run.ranks > base.ranks and run.cluster == base.cluster]
+        # Another batch of a device would be learned as another link. Strong scaling has no two equal ones.
+        weak = [run for run in more if run.samples * base.ranks == base.samples * run.ranks]
+        strong = [run for run in more if run.samples == base.samples]
+        steps = sorted((run.step for run in weak or strong), key=lambda step: step.gpus)
         if not steps:
             return None
 
@@ -120,9 +130,10 @@ class Results:
             return None
 
     def _bases(self, config: Config, machine: Machine) -> list[Base]:
-        """The runs that a prediction can start from. Repeats become one run with the median of their seconds, in the
-        place of the last repeat."""
+        """The runs that a prediction can start from, those with the label of this cluster alone if there are any.
+        Repeats become one run with the median of their seconds, in the place of the last repeat."""
         runs = [base for attempt in self.attempts if (base := _base(attempt, config, machine)) is not None]
+        runs = [run for run in runs if run.cluster == machine.name] or runs
         last = [run for index, run in enumerate(runs) if run not in runs[index + 1 :]]
         return [replace(run, seconds=median(repeat.seconds for repeat in runs if repeat == run)) for run in last]
 
@@ -176,9 +187,11 @@ def _base(attempt: Attempt, config: Config, machine: Machine) -> Base | None:
     micro = max(1, int(batch / replicas / count))
     keys = _settings(settings, config)
     version = str(section(record, "environment").get("torch", ""))
+    label = str(section(settings, "cluster").get("name", ""))
     names = launch.get("hosts") if machine.device.type == "cpu" else None
     hosts = tuple(sorted(map(str, names))) if isinstance(names, list) else ()
-    return Base(str(keys.get("name", "")), keys, int(ranks), int(batch), micro, seconds, attempt.path, version, hosts)
+    name = str(keys.get("name", ""))
+    return Base(name, keys, int(ranks), int(batch), micro, seconds, attempt.path, version, label, hosts)
 
 
 def _settings(settings: Mapping[str, Any], config: Config) -> dict[str, Any]:

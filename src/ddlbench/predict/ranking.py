@@ -102,14 +102,19 @@ def conclusion(rows: Sequence[Prediction], caps: str) -> list[str]:
     names = ", ".join(others)
     if best.high_80_s is None:
         return [f"{head}; within {TIE:.0%} of it: {names}"]
-    # One plan of each framework, because the errors of one framework's plans are not independent.
+    # The errors of one framework's plans are not independent, and those of the same equations are the same: `deepspeed`
+    # and its stage.
     fastest = [row for row, *_ in group_by([best, *equal], lambda row: row.framework).values()]
+    fastest = [row for row, *_ in group_by(fastest, lambda row: row.step_s).values()]
+    unsure = f"their bands of 80 % overlap, so the predictions do not separate it from {names}"
+    if len(fastest) == 1:
+        return [head, unsure]
     # The smallest set of runs that decides, if the best row takes as long as predicted.
     runs = [best, *(row for row in fastest[1:] if (row.low_80_s or 0.0) < (best.step_s or 0.0))]
     hours = sum(row.gpus * DECIDING_STEPS * (row.step_s or 0.0) / 3600 for row in runs)
     return [
         head,
-        f"their bands of 80 % overlap, so the predictions do not separate it from {names}",
+        unsure,
         f"choosing {best.framework} now costs {regret(fastest):.1%} of a step in the mean, against the fastest of them",
         f"to decide, run {DECIDING_STEPS} steps of {', '.join(row.framework for row in runs)} at {best.gpus} GPUs: "
         f"{hours:.2g} GPU-hours beside start and warm-up",

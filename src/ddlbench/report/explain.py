@@ -125,8 +125,11 @@ def explain(tables: Tables, records: Records, name: str) -> Explanation:
         raise UserError(f"--explain {name}: no training step is measured (status {run['status']}): choose another run")
     ideal = _ideal(tables, run)
     windows = {row["path"]: _window(attempts[row["path"]].record) for row in alike}
-    bars = _bars(run, windows.pop(run["path"]), ideal)
-    comparable = [_bars(row, window, ideal) for row in alike if (window := windows.get(row["path"]))]
+    window = windows[run["path"]]
+    bars = _bars(run, window, ideal)
+    # A window divides a step in another way than the ranks' own steps do.
+    others = [row for row in alike if row is not run and bool(windows[row["path"]]) == bool(window)]
+    comparable = [_bars(row, windows[row["path"]], ideal) for row in others]
     step_s, config = _step_s(run), section(attempts[run["path"]].record, "config")
     shown = [
         replace(bar, share=bar.seconds and bar.seconds / step_s, next_run=_next_run(bar, config, run)) for bar in bars
@@ -251,7 +254,8 @@ def _parts(run: Row, window: Sequence[Mapping[str, Any]]) -> tuple[str, tuple[fl
 def _cause(bars: Sequence[Bar], run: Row, alike: Sequence[Row], comparable: Sequence[Sequence[Bar]]) -> str:
     """The cause by the rules above: a bar's name, or NO_CAUSE.
 
-    alike: comparable runs, the repeats among them; comparable: the bars of those that have a profiled window
+    alike: comparable runs, the repeats among them; comparable: the bars of those that have a profiled window, if the
+        run has one, else of those that have none
     """
     step_s = _step_s(run)
     usual: dict[str, float] = dict.fromkeys(ALWAYS, (ALONE - LEAST) * step_s)

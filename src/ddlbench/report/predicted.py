@@ -35,7 +35,7 @@ def with_predictions(tables: Tables, records: Records, cluster: str) -> Tables:
     """The tables with predicted_* columns, and a warning for each row that is outside its band or cannot be predicted.
     UserError for an unknown cluster. cluster: "published" for published measurements alone"""
     machine = None if cluster == PUBLISHED else machine_of(cluster)
-    single = [run for run in tables.run_rows if run["gpus"] == 1]
+    single = [run for run in tables.run_rows if run["gpus"] == 1 and run["throughput_samples_per_s"]]
     several = [
         row
         for row in tables.measurements

@@ -103,6 +103,25 @@ def test_no_network_is_learned_on_which_the_base_could_not_have_sent(config: Con
     assert [row.step_s for row in rows] == pytest.approx([steps[8], steps[32]])
 
 
+def test_other_batches_and_clusters_teach_nothing(config: Config) -> None:
+    """A smaller batch takes less time a step, and ABCI's links say nothing of another cluster with the same GPU."""
+    steps = {gpus: on(ABCI, config, gpus) for gpus in COUNTS}
+    runs = [record(config, gpus, seconds) for gpus, seconds in steps.items()]
+    small = {"global_batch": 2 * 64, "data_size": 64, "micro_batches": 1}
+    runs.append(record(config, 64, 0.03, ledger=small, summary={"throughput_samples_per_s": 2 * 64 / 0.03}))
+    elsewhere = {**config.resolved, "cluster": {**config.resolved["cluster"], "name": "elsewhere"}}
+    runs += [record(config, gpus, 2 * seconds, config=elsewhere) for gpus, seconds in steps.items()]
+    labelled = {**config.resolved, "cluster": {**config.resolved["cluster"], "name": "abci"}}
+    here = [record(config, gpus, seconds, config=labelled) for gpus, seconds in steps.items()]
+    for others in (runs[: len(steps) + 1], [*here, *runs[len(steps) + 1 :]]):
+        terms = Results(Path("results"), others).learned(config, ABCI)
+        assert terms is not None
+        assert terms.factors["links between nodes"] == pytest.approx(1.0, rel=0.05)
+        assert terms.rest == pytest.approx(1.0, rel=0.01)
+    mixed = Results(Path("results"), [*runs[: len(steps)], *runs[len(steps) + 1 :]]).computation(config, ABCI)
+    assert mixed.remarks == ("a run of cluster elsewhere among those of elsewhere, local",)
+
+
 def test_other_settings_and_single_counts_teach_nothing(config: Config) -> None:
     other = configuration("+framework=ddp", "+model=vgg16", "train.batch_per_gpu=8", "framework.bucket_cap_mb=1")
     runs = [record(config, 1, 0.1), record(other, 8, 0.3)]

@@ -83,6 +83,7 @@ def test_rows_without_a_base_are_named(tmp_path):
         ({"gpus": "1.5"}, "gpus = '1.5' is no whole number"),
         ({"measured": "nan"}, "measured = 'nan' is no number above 0"),
         ({"measured": "-3"}, "measured = '-3' is no number above 0"),
+        ({"base_value": "1e-320"}, "base_value = '1e-320' is no number above 0"),
         ({"base_value": ""}, "base_value = '' is no number above 0"),
         ({"global_batch": 500, "step_ms": ""}, "8 GPUs with 64 samples each are not global_batch = 500"),
         ({"unit": "tokens/s/GPU"}, "seq_len = '' is no number above 0"),

@@ -77,7 +77,7 @@ def _facts(path: Path, system: Object, source: str | None, url: str, strategy: s
     measured = lines[1:] or lines
     times = [line["epoch_time_s"] for line in measured]
     evaluations = [line["validation_time_s"] for line in measured if "validation_time_s" in line]
-    accuracies = [line["val_top1"] for line in lines if "val_top1" in line]
+    accuracies = [event.value for event in log.events.get("eval_accuracy", [])] if benchmark == "resnet" else []
     year = datetime.fromtimestamp(log.run.start / 1e3, UTC).year
     seeds = [event.value for event in log.events.get("seed", [])]
     optimizers = [str(event.value) for event in log.events.get("opt_name", [])]
@@ -108,7 +108,7 @@ def _facts(path: Path, system: Object, source: str | None, url: str, strategy: s
             "epoch_time_min_s": min(times),
             "epoch_time_max_s": max(times),
             "validation_time_s": median(evaluations) if evaluations else None,
-            "val_top1": accuracies[-1] if accuracies else None,
+            "val_top1": _share(accuracies[-1]) if accuracies else None,
         },
         "epochs": lines,
         "more": {
@@ -126,6 +126,11 @@ def _count(system: Object, key: str) -> int:
     if not re.fullmatch("[0-9]{1,6}", text) or int(text) < 1:
         raise ValueError(f"{key} of its system is {text!r}: unknown number of GPUs")
     return int(text)
+
+
+def _share(value: object) -> float | None:
+    """A number between 0 and 1; None where it is something else."""
+    return float(value) if isinstance(value, int | float) and 0 <= value <= 1 else None
 
 
 def _text(system: Object, key: str) -> str | None:
@@ -224,9 +229,7 @@ class Log:
                 "epoch_time_s": ms / 1e3,
                 "elapsed_s": round(elapsed_s, 3),
                 "validation_time_s": validation_s,
-                "val_top1": float(accuracy)
-                if of_images and isinstance(accuracy, int | float) and 0 <= accuracy <= 1
-                else None,
+                "val_top1": _share(accuracy) if of_images else None,
             }
             lines.append({key: value for key, value in line.items() if value is not None})
         return lines

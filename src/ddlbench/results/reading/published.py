@@ -61,12 +61,12 @@ class CsvRow:
         return self.cells.get(column, "")
 
     def number(self, column: str) -> float:
-        """Finite and above 0."""
+        """Above 0, and no number that only an error of its writer makes."""
         try:
             number = float(self[column])
         except ValueError:
             number = 0.0
-        if not 0 < number < 1e15:  # false for nan
+        if not 1e-9 < number < 1e15:  # false for nan
             raise UserError(f"{column} = {shortened(self[column], 40)!r} is no number above 0")
         return number
 
