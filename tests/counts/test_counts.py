@@ -141,3 +141,10 @@ def test_windows_of_convolutions_and_poolings() -> None:
     assert rows["conv1_1.conv"].row == 3 * 64 * 4
     assert [name for name, item in rows.items() if item.first] == ["conv1_1.conv"]
     assert (rows["conv1_2.pool"].window, rows["conv5_1.conv"].window.height) == (Window(64, 2, 2), 4)
+
+
+def test_ranks_on_gpus_add_bf16_without_a_copy_in_fp32() -> None:
+    """gloo cannot: on CPUs also the gradient of a block's input, which all ranks have, is there in fp32."""
+    cuda, cpu = (count(MODELS[0], "bf16", kind, 0.0, Share(tp=2)).blocks for kind in ("cuda", "cpu"))
+    there, here = (float(blocks[2].live_backward.at(8).max()) for blocks in (cuda, cpu))
+    assert here - there == pytest.approx(2 * 8 * cuda[1].output, rel=0.01)

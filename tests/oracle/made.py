@@ -13,6 +13,7 @@ import torch
 from ddlbench.config.schema import Config
 from ddlbench.counts.counting import count
 from ddlbench.counts.counts import Block, Counts, Floats, Line, Work
+from ddlbench.foreign import section
 from ddlbench.job import Job, Model
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.resnet import ResNet
@@ -26,6 +27,8 @@ from ddlbench.oracle.timing.schedule import Stages
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer, optimizers
 from ddlbench.recipe.recipe import CrossEntropy
 from ddlbench.results.reading.attempts import Attempt
+from ddlbench.results.tables.merge import AttemptRow, measured_options
+from ddlbench.results.tables.run_rows import run_row
 
 # Two nodes of four: 1 us and 10 GB/s within, 10 us and 1 GB/s between.
 LINKS = (Link("near", 1e-6, 10e9), Link("far", 10e-6, 1e9))
@@ -57,7 +60,7 @@ def setting(world: int = 1, batch: int = 8, machine: Machine = MACHINE, model: M
     return Setting(given, machine, Computation(counts, Speeds(15.7e12, 900e9), optimizers["sgd"].costs, "roofline"))
 
 
-def record(asked: Config, ranks: int, step_s: float, **changes: Any) -> Attempt:
+def record(asked: Config, ranks: int, step_s: float, **changes: Any) -> AttemptRow:
     """A complete run on V100s, as far as the oracle reads it; `changes` replace sections."""
     batch = 8 * ranks
     content = {
@@ -68,7 +71,9 @@ def record(asked: Config, ranks: int, step_s: float, **changes: Any) -> Attempt:
         "ledger": {"global_batch": batch, "data_size": ranks, "micro_batches": 1},
         "summary": {"throughput_samples_per_s": batch / step_s, "data_wait_share": 0.0},
     }
-    return Attempt(Path(f"results/run-{ranks}/attempt-1"), {**content, **changes})
+    attempt = Attempt(Path(f"results/run-{ranks}/attempt-1"), {**content, **changes})
+    given = section(attempt.record, "config")
+    return AttemptRow(run_row(attempt, []), measured_options(given, asked.added_later), folder=attempt.path)
 
 
 def by_roofline(asked: Config, gpus: int, cluster: str = "h100", **more: Any) -> Prediction:

@@ -389,7 +389,7 @@ def test_measured_runs_are_the_base(rows: Rows, error: Error) -> None:
     sizes = [f"model.{name}={model[name]}".replace(" ", "") for name in names]
     words = ("+model=resnet50", *sizes, f"train.global_batch={batch}", "+framework=single", "gpus=1", "cluster=local")
     line = error(*words, "--from", str(EXAMPLE))
-    assert "(the nearest has recipe.optimizer=adamw, not sgd): measure one" in line
+    assert "(the nearest has recipe.optimizer.name=adamw, not sgd): measure one" in line
     (row,) = rows(*words, "recipe=adamw", "--from", str(EXAMPLE))
     summaries = [record["summary"] for record in records]
     steps = [batch / item["throughput_samples_per_s"] * (1 - item["data_wait_share"]) for item in summaries]

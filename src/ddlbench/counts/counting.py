@@ -98,7 +98,7 @@ class FakeModel:
         finally:
             torch.set_default_dtype(default)
         if share.tp > 1:
-            part = Part(dist.group.WORLD, 0, share.tp, share.sequence)
+            part = Part(dist.group.WORLD, 0, share.tp, share.sequence, adds_bf16=device_type == "cuda")
             split_model(self.model, self.plan, part)
             if share.gathered:
                 self.loss = lambda logits, targets: loss(gather_from(logits, -1, model.outputs(), part), targets)

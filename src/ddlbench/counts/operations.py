@@ -112,7 +112,7 @@ class Observer(TorchDispatchMode):
             bytes_in, first = entering.numel() * number_bytes, not entering.requires_grad
             if style is not None:
                 sizes = bytes_in / self.samples, size(value) / self.samples
-                added_on_cpu = sum_type(value).itemsize / value.element_size()  # the observed model is on the CPU
+                added_on_cpu = sum_type(value.dtype, adds_bf16=False).itemsize / value.element_size()
                 self.exchanges.append(Exchange(style, *sizes, first, added_on_cpu))
             if next(layer.parameters(recurse=False), None) is not None:
                 self.weighted_outputs += size(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -13,15 +13,16 @@ from typing import Any
 from ddlbench.config.keys import shown
 from ddlbench.config.schema import Config
 from ddlbench.errors import Unsupported, UserError
-from ddlbench.foreign import section
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured.inputs import Learned, OneStep, from_one_step, learn
 from ddlbench.oracle.predictor import job_of, strategy
 from ddlbench.oracle.setting import Setting
 from ddlbench.oracle.timing.computation import Computation
-from ddlbench.results.reading.attempts import Attempt, read_all
-from ddlbench.results.rows import wait_column, without_data_wait
-from ddlbench.results.tables.run_rows import attempt_row
+from ddlbench.record.schema import DEVELOPER
+from ddlbench.results.reading.attempts import read_all
+from ddlbench.results.rows import OWN, Row, wait_column, without_data_wait
+from ddlbench.results.tables.merge import AttemptRow, measured_options
+from ddlbench.results.tables.tables import merge
 
 # Keys of a run's `train` section that change how fast one process computes.
 ALIKE = (
@@ -37,7 +38,7 @@ class Base:
     its label"""
 
     framework: str
-    settings: Mapping[str, Any]  # that change what several devices send
+    settings: Row  # that change what several devices send
     ranks: int
     samples: int
     micro: int
@@ -54,22 +55,15 @@ class Base:
 
 @dataclass
 class Results:
-    """The records of a folder. torch: the version of the predictions; None: that of the runs"""
+    """The runs of a folder. torch: the version of the predictions; None: that of the runs"""
 
     folder: Path
-    attempts: list[Attempt]
+    runs: Sequence[AttemptRow]
     torch: str | None = None
 
     @classmethod
     def read(cls, folder: Path, torch: str | None = None) -> Results:
-        """All attempts except those that ended ok without a rate that the tables use."""
-        attempts = {attempt.identity: attempt for attempt in read_all([folder]).attempts}  # copies count once
-        usable = [
-            attempt
-            for attempt in attempts.values()
-            if attempt.record.get("status") != "ok" or attempt_row(attempt).row["throughput_samples_per_s"]
-        ]
-        return cls(folder, usable, torch)
+        return cls(folder, [run for run in merge(read_all([folder])).runs if run.row["origin"] == OWN], torch)
 
     def computation(self, config: Config, machine: Machine, blocks: Computation | None = None) -> Computation:
         """The computation, from the run that `_chosen` takes. UserError without a run.
@@ -80,10 +74,8 @@ class Results:
         bases = self._bases(config, machine)
         base = _chosen(bases, config)
         if base is None:
-            records = (attempt.record for attempt in self.attempts if _same_device(attempt.record, machine))
-            settings = (section(record, "config") for record in records)
-            same = (run for run in settings if section(run, "model").get("name") == config.model.name)
-            nearest = min(filter(None, (_differences(run, config) for run in same)), key=len, default=())
+            there = (run for run in self.runs if run.row["model"] == config.model.name and _on(machine, run.row))
+            nearest = min(filter(None, (_differences(run, config) for run in there)), key=len, default=())
             hint = f" (the nearest has {'; '.join(nearest)})" if nearest else ""
             raise UserError(
                 f"{self.folder} has no complete run of {config.model.name} on one {machine.device.name} that computes "
@@ -109,7 +101,7 @@ class Results:
         base = _chosen(bases, config)
         if base is None:
             return None
-        wanted = _settings(config.resolved, config)
+        wanted = _settings(_options(config))
         same = [run for run in bases if run.settings == wanted and run.torch == base.torch]
         more = [run for run in same if run.ranks > base.ranks and run.cluster == base.cluster]
         # Another batch of a device would be learned as another link. Strong scaling has no two equal ones.
@@ -132,7 +124,7 @@ class Results:
     def _bases(self, config: Config, machine: Machine) -> list[Base]:
         """The runs that a prediction can start from, those with the label of this cluster alone if there are any.
         Repeats become one run with the median of their seconds, in the place of the last repeat."""
-        runs = [base for attempt in self.attempts if (base := _base(attempt, config, machine)) is not None]
+        runs = [base for run in self.runs if (base := _base(run, config, machine)) is not None]
         runs = [run for run in runs if run.cluster == machine.name] or runs
         last = [run for index, run in enumerate(runs) if run not in runs[index + 1 :]]
         return [replace(run, seconds=median(repeat.seconds for repeat in runs if repeat == run)) for run in last]
@@ -140,69 +132,55 @@ class Results:
     def loader_rate(self, config: Config) -> float | None:
         """Samples a second that one rank loads: the median of complete mode=loader runs of the same data with the same
         loader, its settings and the same size of a sample."""
-        wanted, rates = _loading(config.resolved), list[float]()
-        for record in (attempt.record for attempt in self.attempts):
-            settings = section(record, "config")
-            rate = _number(section(record, "summary").get("throughput_samples_per_s"))
-            ranks = _number(section(record, "launch").get("world_size"))
-            complete = record.get("status") == "ok" and settings.get("mode") == "loader"
-            if complete and _loading(settings) == wanted and rate and ranks:
-                rates.append(rate / ranks)
+        wanted = _loading(_options(config))
+        loaders = (run for run in self.runs if run.ok and run.row["mode"] == "loader")
+        rows = [run.row for run in loaders if _loading(_options(config, run)) == wanted]
+        rates = [rate / row["gpus"] for row in rows if (rate := row["throughput_samples_per_s"]) and row["gpus"]]
         return median(rates) if rates else None
 
     def samples(self, config: Config) -> int | None:
         """Training samples of this data; for text, with sequences of this length."""
-        wanted = config.resolved["model"].get("seq_len")
-        for record in (attempt.record for attempt in reversed(self.attempts)):
-            dataset, model = section(record, "dataset"), section(section(record, "config"), "model")
-            count = _number(dataset.get("train_samples"))
-            if count and dataset.get("name") == config.data.name and model.get("seq_len") == wanted:
-                return int(count)
+        wanted = config.data.name, config.resolved["model"].get("seq_len")
+        for run in reversed(self.runs):
+            count = run.row["dataset_train_samples"]
+            if count and (run.row["data"], run.options.get("model.seq_len")) == wanted:
+                return count
         return None
 
 
-def _loading(settings: Mapping[str, Any]) -> tuple[Any, ...]:
+def _options(config: Config, run: AttemptRow | None = None) -> Row:
+    """The configuration of a run, or the asked one. The tables leave out keys that were added later, where they keep
+    the earlier behavior, and an older record lacks them."""
+    return config.added_later | (run.options if run else measured_options(config.resolved, config.added_later))
+
+
+def _loading(options: Row) -> Row:
     """The parts of a configuration that change the work of a loader."""
-    model = section(settings, "model")
-    loader = {key: value for key, value in section(settings, "loader").items() if key != "_target_"}
-    return section(settings, "data").get("name"), loader, model.get("image_size"), model.get("seq_len")
+    keys = ("data.name", "model.image_size", "model.seq_len")
+    return {key: value for key, value in options.items() if key in keys or key.startswith("loader.")}
 
 
-def _base(attempt: Attempt, config: Config, machine: Machine) -> Base | None:
-    """The base in a record. None for an incomplete run, for another model, device or precision, and for ranks that
+def _base(run: AttemptRow, config: Config, machine: Machine) -> Base | None:
+    """The base in a run. None for an incomplete run, for another model, device or precision, and for ranks that
     share a device, or that are spread over the nodes in another way than in the oracle."""
-    record = attempt.record
-    launch, summary, settings = section(record, "launch"), section(record, "summary"), section(record, "config")
-    ledger = section(record, "ledger")
-    rate, batch = _number(summary.get("throughput_samples_per_s")), _number(ledger.get("global_batch"))
-    ranks, count = _number(launch.get("world_size")), _number(ledger.get("micro_batches")) or 1
-    if record.get("status") != "ok" or settings.get("mode", "train") != "train" or not rate or not batch or not ranks:
+    row, keys = run.row, _settings(_options(config, run))
+    rate, batch, ranks = row["throughput_samples_per_s"], row["global_batch"], row["gpus"]
+    if not (run.ok and row["mode"] in ("train", None) and rate and batch and ranks) or row["backend"] == DEVELOPER:
         return None
-    if _differences(settings, config) or not _same_device(record, machine) or launch.get("developer"):
+    if not _on(machine, row) or row["nodes"] not in (None, machine.nodes(ranks)) or _differences(run, config):
         return None
-    if _number(launch.get("nodes")) not in (None, machine.nodes(int(ranks))):
-        return None
-    seconds = without_data_wait(batch / rate, _number(summary.get(wait_column(summary))))
-    replicas = _number(ledger.get("data_size")) or 1
-    micro = max(1, int(batch / replicas / count))
-    keys = _settings(settings, config)
-    version = str(section(record, "environment").get("torch", ""))
-    label = str(section(settings, "cluster").get("name", ""))
-    names = launch.get("hosts") if machine.device.type == "cpu" else None
-    hosts = tuple(sorted(map(str, names))) if isinstance(names, list) else ()
-    name = str(keys.get("name", ""))
-    return Base(name, keys, int(ranks), int(batch), micro, seconds, attempt.path, version, label, hosts)
+    seconds = without_data_wait(batch / rate, row[wait_column(row)])
+    micro = max(1, batch // (row["data_size"] or 1) // (row["micro_batches"] or 1))
+    hosts = tuple(sorted((row["hosts"] or "").split())) if machine.device.type == "cpu" else ()
+    framework, version, cluster = (row[name] or "" for name in ("framework", "torch", "cluster"))
+    return Base(framework, keys, ranks, batch, micro, seconds, run.folder, version, cluster, hosts)
 
 
-def _settings(settings: Mapping[str, Any], config: Config) -> dict[str, Any]:
+def _settings(options: Row) -> Row:
     """The keys of a configuration that change what several devices send: the keys of the framework, and the type of
-    sums. An older record may lack a key that `config` has."""
-    keys = {key.removeprefix("framework."): value for key, value in config.added_later.items() if "framework." in key}
-    keys |= {
-        **section(settings, "framework"),
-        "train.reduce_dtype": section(settings, "train").get("reduce_dtype", "fp32"),
-    }
-    return {key: value for key, value in keys.items() if key != "_target_"}
+    sums."""
+    sent = {key: value for key, value in options.items() if key.startswith(("framework.", "train.reduce_dtype"))}
+    return {"train.reduce_dtype": "fp32"} | sent
 
 
 def _chosen(bases: Sequence[Base], config: Config) -> Base | None:
@@ -211,7 +189,7 @@ def _chosen(bases: Sequence[Base], config: Config) -> Base | None:
     nearest micro batch count, then those with the asked settings of the framework, then the last run."""
     framework: Any = config.framework
     micro = config.train.samples_per_micro_batch()
-    wanted = _settings(config.resolved, config)
+    wanted = _settings(_options(config))
     bases = sorted(bases, key=lambda base: (-abs(math.log(base.micro / micro)), base.settings == wanted))
     one_device = [base for base in bases if base.ranks == 1]
     same_settings = [base for base in bases if base.settings == wanted]
@@ -262,29 +240,19 @@ def from_devices(
     )
 
 
-def _number(value: Any) -> float | None:
-    """A finite number above 0."""
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) and value > 0 else None
-
-
-def _differences(settings: Mapping[str, Any], config: Config) -> list[str]:
+def _differences(run: AttemptRow, config: Config) -> list[str]:
     """Keys with different values that change the computing time of a sample, with both values."""
-    train = section(settings, "train")
-    asked = {f"model.{key}": value for key, value in vars(config.model).items()}
-    asked |= {f"train.{key}": getattr(config.train, key) for key in ALIKE}
-    asked["recipe.optimizer"] = config.recipe.optimizer.name
-    recorded = {f"model.{key}": value for key, value in section(settings, "model").items()}
-    before = asked | config.added_later  # an older record may lack a key
-    recorded |= {f"train.{key}": train.get(key, before[f"train.{key}"]) for key in ALIKE}
-    recorded["recipe.optimizer"] = section(section(settings, "recipe"), "optimizer").get("name")
-    names = [
-        name for name in asked | recorded if not name.endswith("._target_") and asked.get(name) != recorded.get(name)
-    ]
-    return [f"{name}={shown(recorded.get(name))}, not {shown(asked.get(name))}" for name in names]
+    names = {"recipe.optimizer.name", *(f"train.{key}" for key in ALIKE)}
+    asked, recorded = (
+        {key: value for key, value in given.items() if key in names or key.startswith("model.")}
+        for given in (_options(config), _options(config, run))
+    )
+    recorded = {key: value for key, value in asked.items() if key.startswith("train.")} | recorded  # an older record
+    values = {key: (recorded.get(key), asked.get(key)) for key in asked | recorded}
+    return [f"{key}={shown(was)}, not {shown(now)}" for key, (was, now) in values.items() if was != now]
 
 
-def _same_device(record: Mapping[str, Any], machine: Machine) -> bool:
-    launch, environment = section(record, "launch"), section(record, "environment")
-    if launch.get("device_type") != machine.device.type:
-        return False
-    return machine.device.type == "cpu" or environment.get("gpu_model") == machine.device.name
+def _on(machine: Machine, row: Row) -> bool:
+    """Whether a run was on this device."""
+    kind = machine.device.type
+    return row["device"] == kind and (kind == "cpu" or row["device_model"] == machine.device.name)

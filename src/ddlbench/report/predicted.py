@@ -23,6 +23,8 @@ from ddlbench.results.reading.attempts import Attempt, Records, read_published, 
 from ddlbench.results.reading.published import csv_row
 from ddlbench.results.rows import OWN, PUBLISHED, Row, group_by, wait_column, without_data_wait
 from ddlbench.results.tables.measurement import Measurement, devices, duration
+from ddlbench.results.tables.merge import AttemptRow
+from ddlbench.results.tables.run_rows import attempt_row
 from ddlbench.results.tables.tables import Tables
 from ddlbench.texts import first_few
 
@@ -43,6 +45,7 @@ def with_predictions(tables: Tables, records: Records, cluster: str) -> Tables:
     ]
     needed = (*single, *(measurement.runs[0] for measurement in several))
     attempts = records.named({run["path"] for run in needed}) if machine else {}
+    runs = {run["path"]: attempt_row(attempts[run["path"]]) for run in single if machine}
     published = [attempt for file in records.published for attempt in read_published(file)]
     stated = {attempt.name: csv_row(attempt.record, line) for line, attempt in enumerate(published, 1)}
     columns, missing = dict[Measurement, Row](), list[tuple[str, str]]()
@@ -52,7 +55,7 @@ def with_predictions(tables: Tables, records: Records, cluster: str) -> Tables:
             if row["origin"] == PUBLISHED and row["own_base_gpus"] != row["gpus"]:
                 predicted = _from_its_base(row, point(stated[run["path"]], list(stated.values())))
             elif row["origin"] == OWN and machine:
-                bases = [attempts[base["path"]] for base in single if all(base[name] == run[name] for name in ALIKE)]
+                bases = [runs[base["path"]] for base in single if all(base[name] == run[name] for name in ALIKE)]
                 predicted = _of_own(row, attempts[run["path"]], bases, machine)
             else:
                 continue
@@ -70,7 +73,7 @@ def with_predictions(tables: Tables, records: Records, cluster: str) -> Tables:
     return replace(tables, scaling_rows=rows, warnings=warnings)
 
 
-def _of_own(row: Row, attempt: Attempt, bases: list[Attempt], machine: Machine) -> Row:
+def _of_own(row: Row, attempt: Attempt, bases: list[AttemptRow], machine: Machine) -> Row:
     """The predicted_* columns of an own measurement. Unsupported if the run was not on such a cluster, or its ranks
     were not spread over the nodes as the oracle spreads them; Unsupported or UserError if an input is missing.
 
@@ -84,7 +87,10 @@ def _of_own(row: Row, attempt: Attempt, bases: list[Attempt], machine: Machine) 
         raise Unsupported(f"it ran on {', '.join(sorted(hosts))}, of which this machine knows nothing")
     if row["gpus"] != machine.per_node(row["gpus"]) * row["nodes"]:
         raise Unsupported(f"{row['nodes']} nodes of cluster {machine.name} have another number of devices")
-    config, results = recorded_configuration(attempt.record["config"]), Results(attempt.path.parents[1], bases)
+    config, results = (
+        recorded_configuration(attempt.record["config"]),
+        Results(attempt.path.parents[1], bases),
+    )
     inputs = Inputs(machine, lambda asked: results.computation(asked, machine))
     prediction = predict(config, row["gpus"], inputs)
     if prediction.status != "ok":

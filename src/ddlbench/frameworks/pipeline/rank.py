@@ -61,7 +61,8 @@ class Groups:
         self.dp_group = subgroup(layout.groups("dp"), job) if layout.dp > 1 else None
         ends = layout.pp > (1 if stays_full else 2) and not v_shaped and tied_names(on_meta(job))
         self.embedding_group = subgroup(layout.embedding_groups(), job, stays_full) if ends else self.pp_group
-        self.part = Part(subgroup(layout.groups("tp"), job) if layout.tp > 1 else None, tp_rank, layout.tp)
+        group = subgroup(layout.groups("tp"), job) if layout.tp > 1 else None
+        self.part = Part(group, tp_rank, layout.tp, adds_bf16=job.device.type == "cuda")
         self.norm_group = self.pp_group
         if sharded or layout.tp > 1:
             needed = job.clip_norm is not None or job.precision == "fp16"  # all skip an update that overflows in one

@@ -37,12 +37,14 @@ class Part:
     """This rank's part among `size` ranks that share every layer.
 
     sequence: between the parallel layers each rank has its slice of the tokens [B, T / size, E], not all of them
+    adds_bf16: whether the backend adds up bf16: gloo cannot, so ranks on CPUs add in fp32
     """
 
     group: dist.ProcessGroup | None
     rank: int
     size: int
     sequence: bool = False
+    adds_bf16: bool = False
 
     def span(self, length: int, rank: int | None = None) -> tuple[int, int]:
         """First index and count of a rank's slice of `length`; slices differ by one at most, the first are longer."""
@@ -64,7 +66,7 @@ def connect_parts(job: Job, layout: Layout, axis: str = "tp", separate: bool = F
     group = subgroup(layout.groups("tp"), job, separate) if layout.tp > 1 else None
     dp_group = subgroup(layout.groups("dp"), job) if layout.dp > 1 else None
     place = Place(data_rank, layout.dp, rank == 0, rank == 0, {"dp": data_rank, axis: rank})
-    return Part(group, rank, layout.tp), place, dp_group
+    return Part(group, rank, layout.tp, adds_bf16=job.device.type == "cuda"), place, dp_group
 
 
 def copy_to(tensor: Tensor, part: Part) -> Tensor:
@@ -109,14 +111,14 @@ def reduce_scatter_to_sequence(partial: Tensor, dim: int, part: Part) -> Tensor:
 
 def total(tensor: Tensor, part: Part) -> Tensor:
     """A new tensor: the sum over ranks."""
-    result = tensor.to(sum_type(tensor), copy=True, memory_format=layout_of(tensor))
+    result = tensor.to(sum_type(tensor.dtype, part.adds_bf16), copy=True, memory_format=layout_of(tensor))
     dist.all_reduce(dense(result), group=part.group)
     return result.to(tensor.dtype)
 
 
 def sum_slices(tensor: Tensor, dim: int, part: Part) -> Tensor:
     """This rank's slice along `dim`, which all ranks divide evenly, of the sum over ranks."""
-    slices = torch.stack(tensor.chunk(part.size, dim)).to(sum_type(tensor))
+    slices = torch.stack(tensor.chunk(part.size, dim)).to(sum_type(tensor.dtype, part.adds_bf16))
     result = slices.new_empty(slices.shape[1:])
     reduce_scatter(dense(result), slices.flatten(), group=part.group)
     return result.to(tensor.dtype)
@@ -170,10 +172,9 @@ def rank_random(part: Part, device: torch.device) -> Generator[None]:
         yield
 
 
-def sum_type(tensor: Tensor) -> torch.dtype:
-    """The type in which ranks add up such tensors: gloo cannot add bf16."""
-    wide = tensor.dtype == torch.bfloat16 and tensor.device.type == "cpu"
-    return torch.float32 if wide else tensor.dtype
+def sum_type(dtype: torch.dtype, adds_bf16: bool) -> torch.dtype:
+    """The type in which ranks add up tensors of this type."""
+    return torch.float32 if dtype == torch.bfloat16 and not adds_bf16 else dtype
 
 
 class _Collective(torch.autograd.Function):

@@ -32,6 +32,7 @@ from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.reading.published import CsvRow, read_csv
 from ddlbench.results.rows import OWN, Row, group_by
 from ddlbench.results.tables.measurement import Measurement, devices
+from ddlbench.results.tables.run_rows import attempt_row
 from ddlbench.results.tables.tables import make_tables
 from ddlbench.texts import aligned
 
@@ -186,7 +187,8 @@ def _grade_runs(folder: Path, machine: Machine) -> Grade:
         smaller = [row for row in curve if row["gpus"] < last["gpus"]]
         stated = Words(number, folder.name, str(last["model"]), last.curve, machine.device.name, "")
         paths = {run["path"] for row in smaller for run in row.runs}
-        results, counts = Results(folder, [*records.named(paths).values()]), sorted({row["gpus"] for row in smaller})
+        results = Results(folder, [*map(attempt_row, records.named(paths).values())])
+        counts = sorted({row["gpus"] for row in smaller})
         try:
             if last["nodes"] not in (None, machine.nodes(last["gpus"])):
                 raise Unsupported(f"{last['nodes']} nodes of cluster {machine.name} have another number of devices")
