@@ -162,6 +162,7 @@ def test_a_command_line_may_name_the_time_of_its_start(monkeypatch: pytest.Monke
         ("train.deterministic=true train.cudnn_benchmark=true", r"exclude.*leave train\.cudnn_benchmark out"),
         ("results_dir=2026_11_27", r"^results_dir=2026_11_27 is the number 20261127: quote a text, 'results_dir="),
         ("checkpoint.dir=2.10", r"^checkpoint\.dir=2\.10 is the number 2\.1"),
+        ("data.root=1_000", r"^data\.root=1_000 is the number 1000"),
         ("recipe.optimizer={1:2}", r"^recipe\.optimizer\.1 does not exist"),
         ("backend=nccl", r"backend=nccl must be one of cuda:nccl, or null"),
     ],

@@ -17,7 +17,7 @@ from hydra.errors import HydraException
 
 import ddlbench
 from ddlbench.config.choices import ADDED, choices, choose, defaults, keys, title
-from ddlbench.config.keys import shown
+from ddlbench.config.keys import PATHS, shown
 from ddlbench.config.schema import GROUPS
 from ddlbench.errors import UserError
 
@@ -38,7 +38,6 @@ ddlbench {version}: one training loop, many frameworks for parallel training, on
   A value with spaces, commas, brackets or ~ needs both kinds of quotes: 'data.root="/a path/images"'
 """
 WIDTH, COLUMN = 120, 34
-PATHS = ("results_dir", "checkpoint.dir")
 PARSER = OverridesParser.create()
 KEY = r"(\+\+?|~)?[A-Za-z_][\w@:-]*([./][\w@:-]+)*"
 # Names and kinds of the chosen options: users cannot set them. cluster.name says where a run was made.

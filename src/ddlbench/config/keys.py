@@ -46,6 +46,11 @@ LARGEST = {
 }
 MAY_BE_EMPTY = "cluster.notes"
 STAGE_TO = "data.stage_to"  # its ~ is replaced on the node that copies
+# Files and folders, which depend on the machine.
+PATHS = (
+    "results_dir", "checkpoint.dir", "data.root", "data.cache_dir", STAGE_TO, "data.tokenizer", "data.train",
+    "data.valid", "data.train_dir", "data.val_dir", "framework.nvme_path",
+)  # fmt: skip
 # Keys that say where a run happens or how it is shown, not what it measures. The data are covered by their hash.
 UNMEASURED = (
     "results_dir", "dryrun", "progress", "train.timeout_s", "train.time_limit_s",

@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ddlbench.config.choices import choose
 from ddlbench.config.command_line import check_words
-from ddlbench.config.keys import check_value, shown, written
+from ddlbench.config.keys import PATHS, check_value, shown, written
 from ddlbench.config.schema import GROUPS
 from ddlbench.errors import UserError
 from ddlbench.foreign import TooLargeError, read_bytes
@@ -30,11 +30,6 @@ Where = Sequence[Mapping[str, list[Any]]]  # cells: those whose values on the ax
 MOST_GPUS = 2**20
 SCALING = {"strong": "train.global_batch", "weak": "train.batch_per_gpu"}
 NAME = re.compile(r"\w[\w. -]*")  # of a file or figure: it becomes that of a folder, and of jobs
-# Folders depend on the machine: they belong to the command line, not to a study's file.
-PATHS = (
-    "results_dir", "checkpoint.dir", "data.root", "data.cache_dir", "data.stage_to", "data.tokenizer", "data.train",
-    "data.valid", "data.train_dir", "data.val_dir", "framework.nvme_path",
-)  # fmt: skip
 # Set by the sweep in each cell, and how to ask it for them.
 OF_SWEEP = {
     "train.repeat": "repeats=N",
