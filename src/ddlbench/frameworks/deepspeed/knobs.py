@@ -125,13 +125,13 @@ class DeepSpeedOptions:
         check_reduction("deepspeed", job)
         (optimizer, needs, others), casts, precision = layerwise(job), self.casts(job), job.precision
         here = f"with framework.zero_stage={self.zero_stage}"
+        weights = ", framework.mixed_precision=weights" if job.device.type == "cuda" else ""
         reasons = {
             f"{optimizer} {here}: it needs {needs}, but ZeRO gives the optimizer flat shards: use "
             f"framework.zero_stage=0, or recipe.optimizer.name={others}":
                 needs,
             f"train.precision=fp16 {here}: under autocast DeepSpeed does not lower the loss scale after an overflow, "
-            "and clips gradients before it unscales them: use bf16, framework.mixed_precision=weights or "
-            "framework.zero_stage=0":
+            f"and clips gradients before it unscales them: use bf16{weights} or framework.zero_stage=0":
                 precision == "fp16" and not casts,
             f"train.reduce_dtype={job.reduce_dtype} {here}: under autocast (train.precision={precision}) gradients are "
             "reduced in the weights' type: use train.reduce_dtype=fp32 or framework.mixed_precision=weights":
