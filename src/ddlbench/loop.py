@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -105,10 +106,18 @@ class Run:
         require_val_samples(metrics["val_samples"], self.feed.val_samples, unread)
         return metrics if self.scored else without_scores(metrics)
 
-    def record(self, row: EpochRow) -> None:
-        """Hand over the row of an epoch with its validation."""
+    def record(self, row: EpochRow, validated: Callable[[], dict[str, Any]]) -> None:
+        """Hand over the row of an epoch with the metrics that `validated` returns, or without them if the run is
+        stopped meanwhile."""
+        stopped: Stopped | None = None
+        try:
+            row.metrics |= validated()
+        except Stopped as error:
+            stopped = error
         row.elapsed_s = self.elapsed_s = self.elapsed_s + row.epoch_time_s + row.metrics.get("validation_time_s", 0.0)
         self.recorder.epoch(self, row)
+        if stopped:
+            raise stopped
 
 
 def train(run: Run, trainer: Trainer, rates: Rates) -> None:
@@ -132,12 +141,7 @@ def train(run: Run, trainer: Trainer, rates: Rates) -> None:
             run.job, run.place, times, run.boundary.losses.tolist(), used, run.feed.facts()["bad_samples"]
         )
         row = gather_epoch(epoch, run.epochs, rank, run.job.global_batch, trainer.updates, run.first_epoch)
-        try:
-            row.metrics = validate(run, trainer) if run.validate and row.finite else {}
-        except Stopped:  # the row is recorded without a validation
-            run.record(row)
-            raise
-        run.record(row)
+        run.record(row, partial(validate, run, trainer) if run.validate and row.finite else dict)
         row.require_finite()
         run.after_epoch(epoch)
 

@@ -155,7 +155,7 @@ def _stack(axes: Axes, places: Sequence[float], width: float, parts: Mapping[Par
 def _name_bars(axes: Axes, panel: Panel) -> None:
     """Name each row's place by what differs and its GPU count; number them where a name is too long, with the names
     below."""
-    rows, device = panel.rows, "ranks (CPU)" if panel.device == "cpu" else "GPUs"
+    rows, device = panel.rows, plotting.counted(panel.device)
     names = short_names(rows)
     if len(set(names)) == 1:
         names, below = [str(gpus) for gpus in panel.gpus], f"{device}, {plotting.label(rows[0].curve)}"

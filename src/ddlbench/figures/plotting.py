@@ -184,7 +184,12 @@ def gpu_axis(axes: Axes, counts: Sequence[int], device: str | None, log: bool) -
     axes.xaxis.set_major_locator(ticker.FixedLocator(labelled))
     axes.xaxis.set_minor_locator(ticker.NullLocator())
     axes.xaxis.set_major_formatter(ticker.StrMethodFormatter("{x:.0f}"))
-    axes.set_xlabel("ranks (CPU)" if device == "cpu" else "GPUs")
+    axes.set_xlabel(counted(device))
+
+
+def counted(device: str | None) -> str:
+    """What a GPU count of this kind of device counts."""
+    return "ranks (CPU)" if device == "cpu" else "GPUs"
 
 
 def value_name(axes: Axes, name: str) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from ddlbench.config.schema import Config
 from ddlbench.data.feed import Feed
-from ddlbench.errors import RunError, Stopped, Unsupported
+from ddlbench.errors import RunError, Unsupported
 from ddlbench.frameworks.shared.checkpointing import checkpoint_blocks
 from ddlbench.job import Batch, Job, Place, Trainer
 from ddlbench.loop import Run, Scenario, train
@@ -221,12 +221,7 @@ class Loading(Scenario):
             row = gather_epoch(epoch, run.epochs, rank, run.job.global_batch, updates=0)
             counted = self.config.loader.counts_reads and not self.config.data.mapped
             row.metrics = {"read_bytes": total(all_gather(read if counted else None))}
-            try:
-                row.metrics |= read_validation(run) if run.validate else {}
-            except Stopped:  # the row is recorded without a validation
-                run.record(row)
-                raise
-            run.record(row)
+            run.record(row, partial(read_validation, run) if run.validate else dict)
 
     def ledger(self, run: Run, steps: int) -> dict[str, Any]:
         return ledger(run, steps)
