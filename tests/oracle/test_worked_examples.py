@@ -105,10 +105,12 @@ def one_step_beside_a_host() -> list[str]:
     plain = computing(block("a", 1, 1), speeds=Speeds(1, float("inf"), kernel_s=1, host_s=4))
     result = plain.scaled_to(34, 8, 1, "one GPU's step")
     waited = plain.scaled_to(10, 1, 1, "one GPU's step")
+    fast = plain.scaled_to(6, 1, 1, "one GPU's step")
     slow = plain.scaled_to(68, 8, 1, "one GPU's step")
     return [
         *(s(plain.step(8)), *(s(result.step(size)) for size in (8, 2, 1))),
         *(s(waited.step(1)), f"h = {s(waited.speeds.host_s)}", s(waited.step(8))),
+        *(s(fast.step(1)), f"h = {s(fast.speeds.host_s)}"),
         *(s(slow.step(8)), s(slow.step(1))),
     ]
 

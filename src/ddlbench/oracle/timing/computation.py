@@ -3,8 +3,8 @@
 By the roofline (Williams et al. 2009) an operation takes the longer of FLOPs / peak FLOP/s and bytes / bandwidth of the
 memory. On GPUs each kernel also takes a fixed time, and all blocks together take at least the time in which the host
 starts their kernels. A measured step shows by which factor the operations are slower than the roofline. If the factor
-is above SLOWEST, the step shows how fast the host is. The remaining factor scales all seconds. Measured blocks replace
-these seconds.
+is above SLOWEST, or if the host would take longer than the step, the step shows how fast the host is. The remaining
+factor scales all seconds. Measured blocks replace these seconds.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ class Computation:
             slower = times if times <= SLOWEST else USUAL  # of all operations
             speeds = replace(speeds, flops_per_s=speeds.flops_per_s / slower, bytes_per_s=speeds.bytes_per_s / slower)
             host_limits = step(speeds) > step(replace(speeds, host_s=0.0))
-            if times > SLOWEST and host_limits:
+            if host_limits and (times > SLOWEST or step(speeds) > step_s):
                 speeds = replace(speeds, host_s=speeds.host_s * step_s / step(speeds))
         else:
             self.blocks(samples)  # measures the update, too, for the copies of this object
