@@ -133,6 +133,7 @@ MISTAKES = [
     ([*SMALL, "data=imagenet", "data.root=/nowhere"], r"/nowhere"),
     ([*SMALL, "results_dir=/dev/null/results"], r"results_dir=/dev/null/results cannot be written"),
     ([*SMALL, "--multirun"], r"--multirun is not available"),
+    ([*SMALL, "--resolve"], r"--resolve changes what --cfg prints: give --cfg job, too"),
     ([*SMALL, "mode=fly"], r"mode=fly"),
     ([*SMALL, "~recipe"], r"~recipe: nothing can be taken away: recipe=NAME chooses another one"),
     ([*SMALL, "~train.seed"], r"~train\.seed: nothing can be taken away"),

@@ -106,6 +106,8 @@ def check_command_line(arguments: Sequence[str]) -> None:
     options = HydraOptions().parse_args(list(arguments))
     if options.shell_completion:
         return  # its word is install=SHELL
+    if options.resolve and not options.cfg:
+        raise UserError("--resolve changes what --cfg prints: give --cfg job, too")
     chosen = check_words(options.overrides)
     for group in ADDED:
         if group not in chosen and not (options.info or options.hydra_help):
