@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddlbench.predict.grading.points import COLUMNS, model_words, points
+from ddlbench.predict.grading.points import COLUMNS, model_words, points, strategy_of
 from tests.predict.grading.rows import BASE, POINT, rows
 
 
@@ -119,6 +119,22 @@ STRATEGIES = {
     "MultiWorkerMirroredStrategy": "ddp", "synchronous SGD": "ddp", "replicated all-reduce (NCCL)": "ddp",
     "DP (TP1 PP1)": "ddp", "DDP (async all-reduce)": "ddp", "ZeRO-1 within groups of 8 GPUs": "ddp",
 }  # fmt: skip
+KAHIRA = {  # of 32 GPUs, 8 in a node
+    "data": ("ddp", []),
+    "spatial (s)": ("spatial", ["framework.dp=1", "framework.sp=32"]),
+    "data + spatial (ds)": ("spatial", ["framework.dp=4", "framework.sp=8"]),
+    "filter parallelism": ("tensor", ["framework.dp=1", "framework.tp=32"]),
+    "data+filter": ("tensor", ["framework.dp=4", "framework.tp=8"]),
+    "channel": ("channel", ["framework.dp=1", "framework.tp=32"]),
+}
+
+
+@pytest.mark.parametrize("strategy", KAHIRA)
+def test_the_strategies_of_kahira_et_al(strategy: str) -> None:
+    (row,) = rows({**POINT, "strategy": strategy})
+    assert strategy_of(row) == KAHIRA[strategy]
+
+
 WHOLE_WEIGHTS = {"FSDP SHARD_GRAD_OP (DEFAULT)": "fsdp", "FSDP (ZeRO-2)": "fsdp"}
 
 

@@ -85,6 +85,8 @@ MESSAGES = (
     (re.compile(r"pytorch.*(?:deeplearningexamples|\bdle\b).*bert", re.IGNORECASE), 954),
     (re.compile(r"tf\.distribute.*mirrored|chainer", re.IGNORECASE), 1_000_000),
 )
+# Ways of sharing images or convolutions over all GPUs, or over those of a node (Kahira et al. 2021).
+SHARED = {"spatial": ("spatial", "sp"), "filter": ("tensor", "tp"), "channel": ("channel", "tp")}
 # Parts of a strategy that ddlbench's equations do not have.
 OTHERWISE = {
     "power.?sgd|top-?k|1-?bit|8-?bit|onebit|quantiz": "compressed gradients",
@@ -258,6 +260,11 @@ def strategy_of(row: CsvRow) -> tuple[str, list[str]]:
         raise UserError("asynchronous updates have no equations")
     if other := next((what for pattern, what in OTHERWISE.items() if re.search(pattern, text)), None):
         raise UserError(f"{row['framework']}, {row['strategy']!r} has {other}, without equations")
+    if shared := next((name for name in SHARED if re.search(rf"\b{name}", strategy)), None):
+        replicated = re.search(r"\bdata\b|\bd[sfc]\b", strategy)  # between nodes
+        degree = row.count("gpus_per_node" if replicated else "gpus")
+        framework, key = SHARED[shared]
+        return framework, [f"framework.dp={row.count('gpus') // degree}", f"framework.{key}={degree}"]
     if re.search(r"(tensor|model).parallel|pipeline|gpipe|\b[cept]p[-_ =]?[0-9]*\b", text):
         raise UserError(f"a row of this form does not state the layout of {row['strategy']!r}")
     if re.search(r"hybrid.?shard|hsdp|fsdp ?\+ ?dp", text):
@@ -277,7 +284,9 @@ def strategy_of(row: CsvRow) -> tuple[str, list[str]]:
         return f"zero{stage[1]}", []
     if "horovod" in text:
         return "horovod", []
-    if re.search(r"\bdd?p\b|data.?parallel|all[- ]?reduce|nccl|distributed|replicated|mirrored|\bsync", strategy):
+    if re.search(
+        r"\bdd?p\b|^data$|data.?parallel|all[- ]?reduce|nccl|distributed|replicated|mirrored|\bsync", strategy
+    ):
         names = " ".join((row["framework"], row["model"], row["strategy"]))
         size = next((mib for pattern, mib in MESSAGES if pattern.search(names)), None)
         return "ddp", [f"framework.bucket_cap_mb={size}"] if size else []
