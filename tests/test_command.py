@@ -37,11 +37,19 @@ def test_what_ends_a_command_is_its_exit_code_and_one_line(
     assert capsys.readouterr().err == said
 
 
-@pytest.mark.parametrize("module", ["ddlbench", "ddlbench.sweep"])
-def test_a_reader_that_has_enough_is_no_error(module: str) -> None:
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["ddlbench", "--help"], 141),
+        (["ddlbench", "--version"], 141),
+        (["ddlbench", "+framework=ddp", "+model=resnet50", "--cfg", "job"], 141),
+        (["ddlbench.sweep"], 0),
+    ],
+)
+def test_a_reader_that_has_enough_ends_what_only_prints_and_no_work(words: list[str], code: int) -> None:
     read, write = os.pipe()
     os.close(read)
-    words = [sys.executable, "-m", module, *(["--help"] if module == "ddlbench" else [])]
+    words = [sys.executable, "-m", *words]
     with os.fdopen(write, "w") as pipe:
         process = subprocess.run(words, stdout=pipe, stderr=subprocess.PIPE, text=True, timeout=300, check=False)
-    assert (process.returncode, process.stderr) == (0, "")
+    assert (process.returncode, process.stderr) == (code, "")

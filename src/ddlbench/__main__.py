@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import time
 from importlib import metadata
+from multiprocessing.util import get_temp_dir
 
 STARTED = time.perf_counter()  # before the heavy imports: start-up time counts them
 
@@ -17,7 +19,7 @@ from omegaconf import DictConfig  # noqa: E402
 from omegaconf.errors import OmegaConfBaseException  # noqa: E402
 
 from ddlbench import OLDEST_TORCH, __version__, too_old  # noqa: E402
-from ddlbench.command import ended  # noqa: E402
+from ddlbench.command import NO_READER, ended  # noqa: E402
 from ddlbench.config.choices import conf_dir, targets  # noqa: E402
 from ddlbench.config.command_line import check_command_line, help_text  # noqa: E402
 from ddlbench.config.compose import configuration, hydra_line  # noqa: E402
@@ -25,6 +27,7 @@ from ddlbench.config.keys import shown  # noqa: E402
 from ddlbench.config.schema import GROUPS, Config, resolve  # noqa: E402
 from ddlbench.errors import SIGNALS, RunError, UserError  # noqa: E402
 from ddlbench.ranks.launchers import Launch, detect, hint  # noqa: E402
+from ddlbench.texts import discard  # noqa: E402
 
 LONGEST_LINE = 1500
 
@@ -78,8 +81,7 @@ def main() -> int:
     if {"-h", "--help"} & set(sys.argv[1:]):
         return ended("ddlbench", lambda: print(help_text(sys.argv[1:])))
     if "--version" in sys.argv[1:]:
-        print(f"ddlbench {__version__}")
-        return 0
+        return ended("ddlbench", lambda: print(f"ddlbench {__version__}"))
     launch: Launch | None = None
     try:
         launch = detect()
@@ -100,6 +102,7 @@ def main() -> int:
             # Other ranks may be stuck: waiting for threads of the communication library would only hold them up.
             sys.stdout.flush()
             sys.stderr.flush()
+            shutil.rmtree(get_temp_dir(), ignore_errors=True)  # of the workers' server
             os._exit(code)
         return code
     except RunError as error:
@@ -108,6 +111,9 @@ def main() -> int:
     except (HydraException, OmegaConfBaseException) as error:
         complain(UserError(hydra_line(error)), launch)
         return 2
+    except BrokenPipeError:  # of --cfg, for example
+        discard(sys.stdout)
+        return NO_READER
     except KeyboardInterrupt:  # while nothing takes signals: the configuration is read, a dry run, a rehearsal
         sys.excepthook = lambda *_: None  # no traceback; Python ends by the signal, so that a shell's script ends too
         raise

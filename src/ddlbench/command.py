@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 
 from ddlbench.errors import RunError, UserError, why
-from ddlbench.texts import say
+from ddlbench.texts import discard, say
 
-INTERRUPTED = 130  # exit code after Ctrl-C
+INTERRUPTED, NO_READER = 130, 141  # exit codes after Ctrl-C, and of what printed to a closed pipe: 128 + the signal
 
 
 def ended(name: str, work: Callable[[], int | None], interrupted: str = "interrupted") -> int:
-    """The exit code of `work`, or of what ended it: of the error, INTERRUPTED, or 0 if the reader of the output had
-    enough of it (`head`).
+    """The exit code of `work`, or of the error that ended it.
 
     name: of the command, for its messages; interrupted: the message after Ctrl-C
     """
@@ -25,8 +23,8 @@ def ended(name: str, work: Callable[[], int | None], interrupted: str = "interru
     except RunError as error:
         reason, code = " ".join(str(error).split()), error.exit_code
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
-        return 0
+        discard(sys.stdout)  # Python flushes once more at its end
+        return NO_READER
     except OSError as error:  # a folder that may not be read, a full disk
         reason = f"{error.filename or 'a file'} cannot be read or written ({why(error)})"
         code = UserError.exit_code

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -25,12 +26,20 @@ def printable(text: str) -> str:
 
 
 def say(*lines: object, stream: TextIO | None = None) -> None:
-    """Print lines at once, all in one write, because a reader such as `head` may close its pipe after the first.
-    Characters that do not print, or that the encoding of the terminal lacks, become escapes. stream: None: stdout"""
+    """Print lines at once. Characters that do not print, or that the encoding of the terminal lacks, become escapes. If
+    a reader such as `head` has closed its pipe, the work goes on. stream: None: stdout"""
     terminal = stream or sys.stdout
     encoding = terminal.encoding or "utf-8"
     text = "".join(f"{printable(str(line))}\n" for line in lines)
-    print(text.encode(encoding, "backslashreplace").decode(encoding), end="", file=terminal, flush=True)
+    try:
+        print(text.encode(encoding, "backslashreplace").decode(encoding), end="", file=terminal, flush=True)
+    except BrokenPipeError:
+        discard(terminal)
+
+
+def discard(stream: TextIO) -> None:
+    """From now on nothing reads what is written to a stream."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def clipped(text: str, longest: int, ellipsis: str = "…") -> str:

@@ -69,4 +69,5 @@ def test_kinds_of_keys():
     assert not is_version("driver")
     assert of_the_launch("variables.NCCL_ALGO")
     assert of_the_launch("cpu_count")
+    assert of_the_launch("topology"), "of the GPUs that a job sees"
     assert not of_the_launch("cpu_count_total")

@@ -191,6 +191,21 @@ def test_a_damaged_checkpoint_is_one_line_and_the_one_before_is_used(
     assert "Traceback" not in said
 
 
+def test_an_attempt_with_enough_checkpoints_removes_those_that_it_continued(
+    tmp_path: Path, ddlbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that is requeued many times does not fill the disk."""
+    monkeypatch.setattr(Checkpoints, "_remove_all", lambda _: None)  # as if the run had been killed at its end
+    words = [*SMALL, "train.epochs=4", "checkpoint.every=1", "progress=false"]
+    assert ddlbench(*words)[0] == 0
+    (run,) = tmp_path.glob("results/*")
+    shutil.rmtree(run / "checkpoints-1" / "epoch-000003")
+    assert ddlbench(*words, "checkpoint.resume=true", "checkpoint.keep=1")[0] == 0
+    assert record(tmp_path, 2)["resume"]["epoch"] == 2
+    left = [str(path.relative_to(run)) for path in run.glob("checkpoints-*/*")]
+    assert left == ["checkpoints-2/epoch-000003"]
+
+
 def test_no_checkpoint_has_a_secret_of_the_environment(
     tmp_path: Path, ddlbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

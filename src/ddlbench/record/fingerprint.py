@@ -18,7 +18,8 @@ HOST = (
     "cpu_model", "cpu_count_total", "gpu_model", "gpu_power_limit_w", "gpu_clock_max_mhz", "gpu_ecc", "topology",
 )  # fmt: skip
 # These also differ with the number of ranks on a host: they separate repeats, but not the points of a curve.
-OF_THE_LAUNCH = ("cpu_count", "variables")
+# Slurm and containers show a process the GPUs of its job alone, so their links, too.
+OF_THE_LAUNCH = ("cpu_count", "topology", "variables")
 # A warning names these where repeats that are merged differ in them.
 NOTED = ("kernel", "git_commit", "git_dirty", "gpu_persistence", "gpu_memory_clock_max_mhz", "cuda_module_loading")
 # Packages that read the configuration or write the record: they cannot change a measurement.

@@ -152,7 +152,9 @@ class Checkpoints:
                     target = self.folder / f"epoch-{done:06}"
                     shutil.rmtree(target, ignore_errors=True)  # a damaged one, where the record before is elsewhere
                     growing.rename(target)
-                for folder in complete(self.folder)[self.keep :]:
+                kept = complete(self.folder)
+                earlier = [self.place / f"checkpoints-{attempt}" for attempt in self.lineage if attempt != self.number]
+                for folder in [*kept[self.keep :], *(earlier if len(kept) >= self.keep else [])]:
                     shutil.rmtree(folder, ignore_errors=True)
             barrier()
             self.seconds.append(time.perf_counter() - began)

@@ -125,16 +125,18 @@ class DeepSpeedOptions:
         check_reduction("deepspeed", job)
         (optimizer, needs, others), casts, precision = layerwise(job), self.casts(job), job.precision
         here = f"with framework.zero_stage={self.zero_stage}"
-        weights = ", framework.mixed_precision=weights" if job.device.type == "cuda" else ""
+        norms = batch_norms(on_meta(job))
+        weights = "" if norms else " or framework.mixed_precision=weights"
+        weights_in_fp16 = weights if job.device.type == "cuda" else ""
         reasons = {
             f"{optimizer} {here}: it needs {needs}, but ZeRO gives the optimizer flat shards: use "
             f"framework.zero_stage=0, or recipe.optimizer.name={others}":
                 needs,
             f"train.precision=fp16 {here}: under autocast DeepSpeed does not lower the loss scale after an overflow, "
-            f"and clips gradients before it unscales them: use bf16{weights} or framework.zero_stage=0":
+            f"and clips gradients before it unscales them: use bf16 or framework.zero_stage=0{weights_in_fp16}":
                 precision == "fp16" and not casts,
             f"train.reduce_dtype={job.reduce_dtype} {here}: under autocast (train.precision={precision}) gradients are "
-            "reduced in the weights' type: use train.reduce_dtype=fp32 or framework.mixed_precision=weights":
+            f"reduced in the weights' type: use train.reduce_dtype=fp32{weights}":
                 job.reduce_dtype != "fp32" != precision and not casts,
             f"train.precision=fp16 and framework.mixed_precision=weights {here}: DeepSpeed has no weights in fp16 on "
             "CPU: use bf16":
@@ -142,7 +144,7 @@ class DeepSpeedOptions:
             f"train.precision={precision} and framework.mixed_precision=weights {here}: BatchNorm's weights would be "
             "cast, its running statistics would not, and its kernels refuse mixed types: use "
             "framework.mixed_precision=autocast":
-                casts and batch_norms(on_meta(job)),
+                casts and norms,
             f"train.compile {here}: hooks gather the parameters, and torch.compile breaks the graph at each hook: use "
             "framework.zero_stage=2":
                 job.compile and self.zero_stage == 3,
