@@ -24,7 +24,7 @@ def raising(error: BaseException) -> Callable[[], int]:
     [
         (lambda: 5, 5, ""),
         (lambda: None, 0, ""),
-        (raising(UserError("a\nb \x1b")), 2, "it: a b \\x1b\n"),
+        (raising(UserError("a\nb \x1b")), 2, "it: a\\nb \\x1b\n"),
         (raising(Unsupported("no")), 3, "it: no\n"),
         (raising(OSError(errno.EIO, "x", "here")), 2, "it: here cannot be read or written (Input/output error)\n"),
         (raising(KeyboardInterrupt()), 130, "it: start again\n"),

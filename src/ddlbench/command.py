@@ -21,7 +21,7 @@ def ended(name: str, work: Callable[[], int | None], interrupted: str = "interru
         sys.stdout.flush()
         return code
     except RunError as error:
-        reason, code = " ".join(str(error).split()), error.exit_code
+        reason, code = str(error), error.exit_code
     except BrokenPipeError:
         discard(sys.stdout)  # Python flushes once more at its end
         return NO_READER

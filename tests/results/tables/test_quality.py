@@ -143,7 +143,7 @@ def test_columns_are_those_of_the_data_dictionary_and_every_row_has_all_of_them(
     assert [list(row) for cost in costs for row in cost.rows] == [names, names]
     tables.write(tmp_path, costs)
     reached, not_reached = (tmp_path / "targets.csv").read_text().splitlines()[1:]
-    assert reached.startswith("val_top1=0.5,ddp,resnet50,native,sgd,1,32,")
+    assert reached.startswith("val_top1=0.5,ddp,resnet50,native,sgd,1,32,0,")
     assert ",6,6,2.0,2.0,2.0,20.0,20.0,20.0,200.0,200.0,200.0,14.0,14.0,14.0," in reached
     assert f",6,0{',' * 13}" in not_reached
     tables.write(tmp_path)

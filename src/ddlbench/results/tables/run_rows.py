@@ -101,6 +101,8 @@ def damaged_parquet(attempt: Path) -> list[str]:
             try:
                 with open_regular(file) as opened:
                     read_metadata(opened)
+            except NotADirectoryError:  # the run has just ended, and the folder is a file
+                break
             except (OSError, ValueError) as error:
                 reason = getattr(error, "strerror", None) or shortened(printable(str(error).strip()), PARQUET_REASON)
                 warnings.append(f"{printable(str(file))} cannot be read ({reason})")
