@@ -47,11 +47,11 @@ def test_an_environment_of_another_shape_is_an_unknown_one(odd):
 def test_variables_that_name_a_process_or_a_place_do_not_count():
     counted = (
         "NCCL_PROTO", "OMP_NUM_THREADS", "HOROVOD_FUSION_THRESHOLD", "OMPI_MCA_btl_tcp_if_include",
-        "HSA_FORCE_FINE_GRAIN_PCIE", "LD_PRELOAD",
+        "HSA_FORCE_FINE_GRAIN_PCIE", "LD_PRELOAD", "NCCL_TOPO_FILE",
     )  # fmt: skip
     others = (
         "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "MIOPEN_USER_DB_PATH",
-        "TRITON_CACHE_DIR",
+        "TRITON_CACHE_DIR", "CUDA_MPS_PIPE_DIRECTORY", "NCCL_TOPO_DUMP_FILE", "UCX_LOG_FILE",
     )  # fmt: skip
     result = fingerprint({"variables": dict.fromkeys((*counted, *others), "1")})
     assert result == {f"variables.{name}": "1" for name in counted}

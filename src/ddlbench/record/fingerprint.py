@@ -30,7 +30,10 @@ IDENTITY = (
     "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "DDLBENCH_", *PLACE_VARIABLES,
 )  # fmt: skip
 SETTINGS = ("OMPI_MCA_btl", "OMPI_MCA_coll", "OMPI_MCA_mtl", "OMPI_MCA_pml")  # settings with such a name
-PLACES = ("_CACHE_DIR", "_CACHE_PATH", "_HOME", "_DEBUG_FILE", "_EXTENSIONS_DIR", "_DB_PATH", "CUDA_PATH", "HIP_PATH")
+PLACES = (
+    "_DIRECTORY", "_DUMP_DIR", "_DUMP_FILE", "_TEMP_FILE", "_LOG_FILE", "_CACHE_DIR", "_CACHE_PATH", "_HOME",
+    "_DEBUG_FILE", "_EXTENSIONS_DIR", "_DB_PATH", "CUDA_PATH", "HIP_PATH",
+)  # fmt: skip
 
 
 def fingerprint(environment: Mapping[str, Any]) -> dict[str, Any]:

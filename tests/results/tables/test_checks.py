@@ -180,14 +180,27 @@ def runs(rates):
 
 
 def test_drift_is_the_last_third_over_the_first():
-    # two measurements of 3: seconds a sample over the median of each, in order of start
-    slow = runs([(1, 10.0), (3, 8.0), (5, 5.0)])  # 0.1, 0.125, 0.2: 0.8, 1, 1.6
-    fast = runs([(2, 100.0), (4, 80.0), (6, 50.0)])
-    # first third: 0.8, 0.8; last third: 1.6, 1.6
-    assert drift([slow, fast]) == (
-        "drift: the last third of 6 repeated runs took 2.000 times the first third's time "
-        "(n=2 each, too few for an interval)"
+    slow = runs([(1, 10.0), (3, 8.0), (5, 5.0)])
+    fast = runs([(2, 100.0), (4, 80.0), (6, 40.0)])
+    assert drift([slow, fast]) == (  # 2 and 2.5
+        "drift: the last third of 6 repeated runs took 2.250 times the first third's time "
+        "(2 measurements in both, too few runs for an interval)"
     )
+
+
+def test_drift_is_that_of_the_machine_and_not_half_of_it():
+    """Nine measurements of three repeats in turn, on a machine that becomes slower: each takes 1.5 times as long."""
+    order = [(number, third, number + 9 * third) for third in range(3) for number in range(9)]
+    measured = [[(day, 1 / (1 + third / 4)) for n, third, day in order if n == number] for number in range(9)]
+    assert drift([runs(repeats) for repeats in measured]) == (
+        "drift: the last third of 27 repeated runs took 1.500 times the first third's time "
+        "(1.500 to 1.500, 9 measurements in both: slower)"
+    )
+
+
+def test_drift_cannot_be_seen_in_repeats_that_lie_side_by_side():
+    beside = [runs([(3 * number + n, 10.0 - number) for n in range(3)]) for number in range(3)]
+    assert drift(beside) == ("drift: no measurement has repeats in the first and in the last third of 9 repeated runs")
 
 
 def test_drift_is_a_ratio_of_medians_of_the_runs_that_ended_ok():
@@ -197,7 +210,7 @@ def test_drift_is_a_ratio_of_medians_of_the_runs_that_ended_ok():
     failed = [AttemptRow(run.row | {"status": "killed"}, {}) for run in runs([(n, 1e-3) for n in range(20, 26)])]
     result = drift([[*group, *failed]])
     assert result is not None
-    assert result.startswith("drift: the last third of 11 repeated runs took 2.500 times the first third's time (n=3")
+    assert result.startswith("drift: the last third of 11 repeated runs took 2.500 times the first third's time (1 m")
 
 
 def test_drift_has_an_interval_from_18_runs_on():
@@ -205,7 +218,7 @@ def test_drift_has_an_interval_from_18_runs_on():
     # seconds relative to each other: first third 1/100 to 1/95, last 1/88 to 1/83
     low, high = (1 / 88) / (1 / 95), (1 / 83) / (1 / 100)
     assert result is not None
-    assert f"({low:.3f} to {high:.3f}, n=6 each: slower)" in result
+    assert f"({low:.3f} to {high:.3f}, 1 measurement in both: slower)" in result
     steady = drift([runs([(n, 100.0 + n % 3) for n in range(18)])])
     assert steady is not None
     assert "no drift shown" in steady

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
+from operator import itemgetter
 from statistics import median
 
 from ddlbench.record.fingerprint import of_the_launch
@@ -163,26 +164,33 @@ def above_ideal(scaling: Iterable[Measurement]) -> list[str]:
 def drift(groups: Sequence[Sequence[AttemptRow]]) -> str | None:
     """Compare the last third of a campaign's runs, by start, with the first third. None below 6 runs with repeats.
 
-    The seconds a sample of each run are divided by the median of its repeats, so that a third may mix any measurements.
-    Nothing is dropped or corrected.
+    Only measurements with runs in both thirds are compared, each by its medians in them: the median of all repeats
+    drifts, too. Nothing is dropped or corrected.
     """
-    timed = list[tuple[str, float]]()  # start, and seconds a sample over the median of the repeats
-    for group in groups:
+    timed = list[tuple[str, int, float]]()  # start, number of the measurement, seconds a sample
+    for number, group in enumerate(groups):
         rows = [run.row for run in group if run.ok and run.row["start"] and run.row["throughput_samples_per_s"]]
-        times = [1 / row["throughput_samples_per_s"] for row in rows]
         if len(rows) > 1:
-            middle = median(times)
-            timed += [(str(row["start"]), time / middle) for row, time in zip(rows, times, strict=True)]
+            timed += [(str(row["start"]), number, 1 / row["throughput_samples_per_s"]) for row in rows]
     timed.sort()
     if len(timed) < FEWEST:
         return None
     size = len(timed) // 3
-    first, last = ([ratio for _, ratio in third] for third in (timed[:size], timed[-size:]))
-    change = median(last) / median(first)
-    text = f"drift: the last third of {len(timed)} repeated runs took {change:.3f} times the first third's time"
-    bounds = f"n={size} each, too few for an interval"
-    if (before := median_interval(first)) and (after := median_interval(last)):
-        ratio = ratio_interval(after, before)
-        decision = verdict(ratio, "slower", "faster", "no drift shown")
-        bounds = f"{ratio.low:.3f} to {ratio.high:.3f}, n={size} each: {decision}"
-    return f"{text} ({bounds})"
+    first, last = (group_by(third, itemgetter(1)) for third in (timed[:size], timed[-size:]))
+    both = [(first[number], last[number]) for number in first if number in last]
+    pairs = [([seconds for *_, seconds in before], [seconds for *_, seconds in after]) for before, after in both]
+    if not pairs:
+        return f"drift: no measurement has repeats in the first and in the last third of {len(timed)} repeated runs"
+    changes = [median(after) / median(before) for before, after in pairs]
+    text = (
+        f"drift: the last third of {len(timed)} repeated runs took {median(changes):.3f} times the first third's time"
+    )
+    interval = median_interval(changes)
+    if len(pairs) == 1:
+        ends = [median_interval(third) for third in pairs[0]]
+        interval = ratio_interval(ends[1], ends[0]) if ends[0] and ends[1] else None
+    count = f"{len(pairs)} measurement{'s' * (len(pairs) > 1)} in both"
+    if interval is None:
+        return f"{text} ({count}, too few runs for an interval)"
+    decision = verdict(interval, "slower", "faster", "no drift shown")
+    return f"{text} ({interval.low:.3f} to {interval.high:.3f}, {count}: {decision})"
