@@ -43,11 +43,13 @@ def test_the_scaling_notebook_draws_speedup_and_efficiency(tmp_path, monkeypatch
 
 def test_the_notebook_of_statistical_efficiency_shows_the_cost_of_a_target(tmp_path, monkeypatch):
     records.weak_scaling(tmp_path / "results")  # top-1 of 0.3, 0.55 and 0.63; epochs of 1024 / rate + 2 s
-    for seed in (1, 2):  # three times as slow, and other settings
-        records.write_run(tmp_path / "results", framework="single", rate=33.0, train={"seed": seed, "tf32": True})
+    for seed, setting in ((1, {"tf32": True}), (2, {"precision": "bf16"})):  # three times as slow
+        records.write_run(tmp_path / "results", framework="single", rate=33.0, train={"seed": seed, **setting})
     make_tables(read_all([tmp_path / "results"])).write(tmp_path / "tables")
     monkeypatch.setenv("DDLBENCH_TARGET", "val_top1=0.5")
     images, texts = executed("statistical_efficiency.ipynb", tmp_path / "tables", monkeypatch)
     assert len(images) == 2
     assert f"{2 * (1024 / 100 + 2):.2f}" in texts, "single: two epochs and validations"
-    assert f"{2 * (1024 / 33 + 2):.2f}" in texts, "not a repeat of the others"
+    assert texts.count(f"{2 * (1024 / 33 + 2):.2f}") == 2, "no repeats of the others"
+    assert " fp32, train.tf32=true " in texts
+    assert " bf16 " in texts

@@ -51,8 +51,8 @@ def parser() -> Parser:
         prog="python -m ddlbench.predict",
         usage="%(prog)s +model=NAME [+framework=NAME] cluster=NAME gpus=[4,8,...,1024] [key=value ...] [options]",
         description="Predicts step time and memory of every framework, without running it.",
-        epilog="cluster= is the description of a machine's devices and links (not the label cluster.name of a run): a "
-        "YAML file or one of " + "; ".join(described(load(name)) for name in CLUSTERS),
+        epilog="cluster= is the description of a machine's devices and links (--from takes runs with this label "
+        "cluster.name first): a YAML file or one of " + "; ".join(described(load(name)) for name in CLUSTERS),
         allow_abbrev=False,
     )
     add = made.add_argument

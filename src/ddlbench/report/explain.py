@@ -47,8 +47,8 @@ NO_CAUSE = "no single cause"
 LEAST = 0.1  # share of a step
 ALWAYS: tuple[str, ...] = ("exposed communication", "bubble", "host and launch")  # bars that runs without a defect have
 ALONE = 1 / 3  # share of a step that these have to exceed where no comparable run says what is usual
-# Bars that are compared with those of comparable runs, which also have the time of the profiler. The other bars are a
-# defect even if all runs have them.
+# Bars that are compared with those of comparable runs; in a window these have the time of the profiler, too. The other
+# bars are a defect even if all runs have them.
 COMPARED = (*ALWAYS, "kernels", "unexplained")
 ALIKE = (
     "origin", "status", "mode", "framework", "model", "model_changed", "gpus", "nodes", "device_model", "global_batch",

@@ -170,6 +170,8 @@ def parse_word(word: str) -> tuple[str, Any]:
     if not text.strip():
         raise UserError(f"{shown(word)} is empty: give a value, or null")
     value = _plain(text, shown(word))
+    if key in PATHS and isinstance(value, int | float):
+        return key, text
     digits = re.findall(r"\d+", text.replace("_", ""))
     changed = any(type(item) is int and str(abs(item)) not in digits for item in as_list(value))  # 010 is 8, 1:30 is 90
     if changed or re.search(r"(^|\s)#", re.sub(r"\"[^\"]*\"|'[^']*'", "text", text)):

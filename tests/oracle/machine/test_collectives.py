@@ -28,6 +28,9 @@ def test_nodes_may_cut_a_group_into_unequal_parts() -> None:
     assert ring_all_reduce(6.0, path(MACHINE, 6)) == pytest.approx(2 * (4e-6 + 10e-6) + 10e-9)
     assert path(MACHINE, 3, stride=8, world=24) == Path(3, Hop(1, 0.0, 0.0), Hop(3, 10e-6, 4e-9))
     assert path(MACHINE, 12, stride=2, world=24) == Path(12, Hop(2, 1e-6, 1e-10), Hop(6, 10e-6, 2e-9))
+    assert path(replace(MACHINE, devices_per_node=8), 5, world=20).inner.ranks == 4, (
+        "ranks 5 to 9 are 3 and 2, 12 to 16 4 and 1"
+    )
     assert path(MACHINE, 2, stride=3, world=6) == Path(2, Hop(1, 0.0, 0.0), Hop(2, 10e-6, 2e-9)), "0 and 3 stay"
 
 

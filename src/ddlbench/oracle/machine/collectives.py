@@ -78,11 +78,11 @@ def spread(ranks: int, stride: int, world: int, per_node: int) -> tuple[int, int
     first = first[first // stride % ranks == 0]
     nodes = (first[:, None] + stride * np.arange(ranks)) // per_node  # of each group's ranks, in ascending order
     enters = np.diff(nodes, axis=1, prepend=-1) != 0  # the first rank of the group in a node
-    outside = enters.sum(1)
-    slowest = int(outside.argmax())
+    outside, begins = enters.sum(1), np.flatnonzero(enters)
+    together = np.diff(begins, append=enters.size)  # the ranks of a group in a node
+    within = together[outside[begins // ranks] == outside.max()].max()
     crossing = nodes[enters & (outside > 1)[:, None]]
-    within = int(np.bincount(nodes[slowest]).max())
-    return within, int(outside[slowest]), int(np.bincount(crossing, minlength=1).max()) or 1
+    return int(within), int(outside.max()), int(np.bincount(crossing, minlength=1).max()) or 1
 
 
 def link(machine: Machine, level: int, ranks: int) -> Link:
