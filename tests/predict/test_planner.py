@@ -23,8 +23,8 @@ from ddlbench.predict.__main__ import main
 from ddlbench.predict.question import ask
 from ddlbench.predict.ranking import SHOWN, command
 from ddlbench.predict.rows import inputs_of, plans, predictions
-from ddlbench.results.reading.attempts import Attempt
 from ddlbench.results.rows import group_by
+from ddlbench.results.tables.merge import AttemptRow
 from tests.oracle.made import ABCI, record
 from tests.support.rehearsals import MODELS
 
@@ -264,7 +264,7 @@ WORDS = ("+framework=tensor", "+model=gpt2_small", "model.n_layer=2", "model.n_e
 
 def predicted(seconds: dict[int, float], *options: str) -> list[Prediction]:
     """The rows of 4 GPUs. seconds: of a measured step, by tensor parallel ranks"""
-    asked, attempts = configuration(*WORDS), list[Attempt]()
+    asked, attempts = configuration(*WORDS), list[AttemptRow]()
     for tp, step_s in seconds.items():
         framework: Any = asked.framework
         layout = replace(framework, dp=4 // tp, tp=tp)

@@ -281,7 +281,8 @@ def test_the_results_folder_is_the_text_that_was_given(tmp_path: Path, folder: s
 
 @pytest.mark.parametrize(
     ("given", "value"),
-    [("train.epochs=3", 3), ("train.steps=1_000", 1000), ("gpus=-1", -1), ("model.layers=[3,4,6]", [3, 4, 6]),
+    [("train.epochs=3", 3), ("data.root=1_000", "1_000"), ("train.steps=1_000", 1000),
+     ("gpus=-1", -1), ("model.layers=[3,4,6]", [3, 4, 6]),
      ("cluster.notes='run #3'", "run #3"), ('cluster.notes="#3"', "#3"), ("cluster.notes=a#3", "a#3")],
 )  # fmt: skip
 def test_a_value_is_what_was_written(given: str, value: object) -> None:
