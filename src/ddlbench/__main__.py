@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
 import time
 from importlib import metadata
-from multiprocessing.util import get_temp_dir
 
 STARTED = time.perf_counter()  # before the heavy imports: start-up time counts them
 
@@ -102,7 +100,6 @@ def main() -> int:
             # Other ranks may be stuck: waiting for threads of the communication library would only hold them up.
             sys.stdout.flush()
             sys.stderr.flush()
-            shutil.rmtree(get_temp_dir(), ignore_errors=True)  # of the workers' server
             os._exit(code)
         return code
     except RunError as error:
