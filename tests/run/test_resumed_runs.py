@@ -166,12 +166,18 @@ def test_what_a_killed_attempt_was_writing_goes_with_the_run_that_ends_well(tmp_
     assert list(run.glob("checkpoints-4/.epoch-000001/*"))
 
 
+@pytest.fixture
+def words(ddlbench, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Of a run of four epochs whose checkpoints are there, as if it had been killed at its end."""
+    monkeypatch.setattr(Checkpoints, "_remove_all", lambda _: None)
+    given = [*SMALL, "train.epochs=4", "checkpoint.every=1", "progress=false"]
+    assert ddlbench(*given)[0] == 0
+    return given
+
+
 def test_a_damaged_checkpoint_is_one_line_and_the_one_before_is_used(
-    tmp_path: Path, ddlbench, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, ddlbench, words: list[str]
 ) -> None:
-    monkeypatch.setattr(Checkpoints, "_remove_all", lambda _: None)  # as if the run had been killed at its end
-    words = [*SMALL, "train.epochs=4", "checkpoint.every=1", "progress=false"]
-    assert ddlbench(*words)[0] == 0
     (place,) = tmp_path.glob("results/*/checkpoints-1")
     assert sorted(path.name for path in place.iterdir()) == ["epoch-000002", "epoch-000003"]  # keep: 2
     assert ddlbench(*words, "checkpoint.resume=true")[0] == 0
@@ -192,12 +198,9 @@ def test_a_damaged_checkpoint_is_one_line_and_the_one_before_is_used(
 
 
 def test_an_attempt_with_enough_checkpoints_removes_those_that_it_continued(
-    tmp_path: Path, ddlbench, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, ddlbench, words: list[str]
 ) -> None:
     """A job that is requeued many times does not fill the disk."""
-    monkeypatch.setattr(Checkpoints, "_remove_all", lambda _: None)  # as if the run had been killed at its end
-    words = [*SMALL, "train.epochs=4", "checkpoint.every=1", "progress=false"]
-    assert ddlbench(*words)[0] == 0
     (run,) = tmp_path.glob("results/*")
     shutil.rmtree(run / "checkpoints-1" / "epoch-000003")
     assert ddlbench(*words, "checkpoint.resume=true", "checkpoint.keep=1")[0] == 0

@@ -87,10 +87,8 @@ def _of_own(row: Row, attempt: Attempt, bases: list[AttemptRow], machine: Machin
         raise Unsupported(f"it ran on {', '.join(sorted(hosts))}, of which this machine knows nothing")
     if row["gpus"] != machine.per_node(row["gpus"]) * row["nodes"]:
         raise Unsupported(f"{row['nodes']} nodes of cluster {machine.name} have another number of devices")
-    config, results = (
-        recorded_configuration(attempt.record["config"]),
-        Results(attempt.path.parents[1], bases),
-    )
+    config = recorded_configuration(attempt.record["config"])
+    results = Results(attempt.path.parents[1], bases)
     inputs = Inputs(machine, lambda asked: results.computation(asked, machine))
     prediction = predict(config, row["gpus"], inputs)
     if prediction.status != "ok":

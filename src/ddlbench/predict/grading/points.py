@@ -284,9 +284,8 @@ def strategy_of(row: CsvRow) -> tuple[str, list[str]]:
         return f"zero{stage[1]}", []
     if "horovod" in text:
         return "horovod", []
-    if re.search(
-        r"\bdd?p\b|^data$|data.?parallel|all[- ]?reduce|nccl|distributed|replicated|mirrored|\bsync", strategy
-    ):
+    replicas = r"\bdd?p\b|^data$|data.?parallel|all[- ]?reduce|nccl|distributed|replicated|mirrored|\bsync"
+    if re.search(replicas, strategy):
         names = " ".join((row["framework"], row["model"], row["strategy"]))
         size = next((mib for pattern, mib in MESSAGES if pattern.search(names)), None)
         return "ddp", [f"framework.bucket_cap_mb={size}"] if size else []

@@ -61,7 +61,7 @@ class CsvRow:
         return self.cells.get(column, "")
 
     def number(self, column: str) -> float:
-        """Above 0, and no number that only an error of its writer makes."""
+        """Between 1e-9 and 1e15: any other number is a mistake."""
         try:
             number = float(self[column])
         except ValueError:

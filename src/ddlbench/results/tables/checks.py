@@ -182,13 +182,11 @@ def drift(groups: Sequence[Sequence[AttemptRow]]) -> str | None:
     if not pairs:
         return f"drift: no measurement has repeats in the first and in the last third of {len(timed)} repeated runs"
     changes = [median(after) / median(before) for before, after in pairs]
-    text = (
-        f"drift: the last third of {len(timed)} repeated runs took {median(changes):.3f} times the first third's time"
-    )
-    interval = median_interval(changes)
+    change, interval = median(changes), median_interval(changes)
+    text = f"drift: the last third of {len(timed)} repeated runs took {change:.3f} times the first third's time"
     if len(pairs) == 1:
-        ends = [median_interval(third) for third in pairs[0]]
-        interval = ratio_interval(ends[1], ends[0]) if ends[0] and ends[1] else None
+        before, after = map(median_interval, pairs[0])
+        interval = ratio_interval(after, before) if before and after else None
     count = f"{len(pairs)} measurement{'s' * (len(pairs) > 1)} in both"
     if interval is None:
         return f"{text} ({count}, too few runs for an interval)"
