@@ -59,8 +59,8 @@ oracle-published: setup ## published measurements beside the oracle, also with c
 	.venv/bin/python -m benchmarks.published benchmarks/measured/points.csv benchmarks/measured/gpt_layouts.csv
 
 docs: setup ## make the pages that come from the code: data dictionary, frameworks
-	.venv/bin/python -m ddlbench.record.schema > docs/data-dictionary.md
-	.venv/bin/python -m ddlbench.supported > docs/frameworks.md
+	.venv/bin/python -m scripts.pages.data_dictionary > docs/data-dictionary.md
+	.venv/bin/python -m scripts.pages.frameworks > docs/frameworks.md
 
 docs-site: setup ## the documents as a site in build/site
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build

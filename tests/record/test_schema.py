@@ -9,7 +9,8 @@ import pytest
 
 from ddlbench.measure.rows import NOT_IN_LINE, EpochRow
 from ddlbench.record import schema
-from ddlbench.record.schema import CLOCKS, EPOCHS, KINDS, RANKS, RUNS, SCALING, markdown
+from ddlbench.record.schema import CLOCKS, EPOCHS, KINDS, RANKS, RUNS, SCALING
+from scripts.pages.data_dictionary import markdown
 
 PAGE = Path(__file__).parents[2] / "docs" / "data-dictionary.md"
 TABLES = {

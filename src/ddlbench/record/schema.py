@@ -1,19 +1,17 @@
-"""The data dictionary: what each column of the tables means. `python -m ddlbench.record.schema` prints it as Markdown.
+"""The data dictionary: what each column of the tables means.
 
-columns.toml, beside this file, holds the text of the page and the columns themselves, one line each.
+columns.toml, beside this file, holds the columns, one line each, and the text of docs/data-dictionary.md.
 """
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
 import pyarrow as pa
-
-from ddlbench.texts import markdown_table
 
 DEVELOPER = "nccl (shared GPU)"  # the column `backend` where ranks shared a GPU: no measurement
 # The version of run.json and the tables. It is raised when a key or a column changes its meaning; new keys do not raise
@@ -57,7 +55,7 @@ CLOCKS: dict[str, str] = DICTIONARY["clock"]
 RANGES: dict[str, list[float]] = DICTIONARY["range"]
 
 
-def _columns(table: str) -> tuple[Column, ...]:
+def columns_of(table: str) -> tuple[Column, ...]:
     """The columns of a table. The range of a column replaces that of its unit. Columns without a source have none."""
     columns: list[Column] = []
     for name, line in DICTIONARY[table].items():
@@ -67,33 +65,11 @@ def _columns(table: str) -> tuple[Column, ...]:
     return tuple(columns)
 
 
-RUNS = _columns("runs")
-EPOCHS = _columns("epochs")
-STEPS = _columns("steps")
-RANK_EPOCHS = _columns("rank_epochs")
-SCALING = _columns("scaling")
-BREAKDOWN = _columns("breakdown")
-LEARNING = _columns("learning")
-TARGETS = _columns("targets")
-
-
-def markdown() -> str:
-    """The whole dictionary as one Markdown page."""
-    page, units = DICTIONARY["page"], {f"`{unit}`": f"{low:g} to {high:g}" for unit, (low, high) in RANGES.items()}
-    words = (("over ranks", "meaning", RANKS), ("clock", "meaning", CLOCKS), ("unit", "values", units))
-    parts = [page["head"], *("\n" + markdown_table(head, texts.items()) for *head, texts in words)]
-    head = ("column", "kind", "unit", "meaning", "over ranks", "clock", "source")
-    for name, table in page["tables"].items():
-        rows = list[Sequence[str]]()
-        for column in _columns(name):
-            source = " or ".join(f"`{key}`" for key in column.source.split("|") if key)
-            meaning = column.meaning
-            if column.range and list(column.range) != RANGES.get(column.unit):
-                meaning += "; {:g} to {:g}".format(*column.range)
-            rows.append((f"`{column.name}`", column.kind, column.unit, meaning, column.ranks, column.clock, source))
-        parts.append(f"\n## {table['file']}\n\n{table['rows']}\n\n{markdown_table(head, rows)}")
-    return "".join(parts)
-
-
-if __name__ == "__main__":
-    print(markdown(), end="")
+RUNS = columns_of("runs")
+EPOCHS = columns_of("epochs")
+STEPS = columns_of("steps")
+RANK_EPOCHS = columns_of("rank_epochs")
+SCALING = columns_of("scaling")
+BREAKDOWN = columns_of("breakdown")
+LEARNING = columns_of("learning")
+TARGETS = columns_of("targets")

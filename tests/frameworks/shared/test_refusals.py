@@ -1,5 +1,5 @@
 """What several frameworks refuse for the same reason. docs/frameworks.md lists what each refuses on four GPUs, and
-tests/supported/ compares it with them; here is what depends on sizes, on the layout of ranks and on the CPU."""
+tests/scripts/pages/ compares it with them; here is what depends on sizes, on the layout of ranks and on the CPU."""
 
 from __future__ import annotations
 

@@ -16,10 +16,10 @@ from ddlbench.config.choices import choices, conf_dir
 from ddlbench.errors import Unavailable, Unsupported, UserError
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.job import Job
-from ddlbench.supported.__main__ import Reasons, cell, page, scope
-from ddlbench.supported.survey import Case, Knob, Survey, knobs
+from scripts.pages.frameworks import Reasons, cell, page, scope
+from scripts.pages.survey import Case, Knob, Survey, knobs
 
-PAGE = Path(__file__).parents[2] / "docs" / "frameworks.md"
+PAGE = Path(__file__).parents[3] / "docs" / "frameworks.md"
 ALL = [Case(*case) for case in product(("ResNet", "GPT2"), ("fp32", "bf16", "fp16"))]
 
 
@@ -59,8 +59,8 @@ def test_the_page_is_what_the_frameworks_answer(
     survey: Survey, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Survey, "compose", lambda: survey)
-    monkeypatch.delitem(sys.modules, "ddlbench.supported.__main__")  # runpy warns of a module that is there
-    runpy.run_module("ddlbench.supported", run_name="__main__")
+    monkeypatch.delitem(sys.modules, "scripts.pages.frameworks")  # runpy warns of a module that is there
+    runpy.run_module("scripts.pages.frameworks", run_name="__main__")
     assert PAGE.read_text() == capsys.readouterr().out, "run `make docs`"
     assert not torch.cuda.is_initialized()
 

@@ -1,7 +1,7 @@
-"""docs/frameworks.md: what runs with what, and the reason where it does not. `python -m ddlbench.supported` prints it.
+"""docs/frameworks.md: what runs with what, or why not. `python -m scripts.pages.frameworks` prints it.
 
 Every cell is the result of a framework's own `check`, which needs no weights and starts nothing. The options of a
-framework and their meanings are read from its YAML; page.md, beside this file, has the text of the page.
+framework and their meanings are read from its YAML; frameworks.md, beside this file, has the text of the page.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from importlib.resources import files
+from pathlib import Path
 
 from ddlbench.config.choices import title
 from ddlbench.config.compose import quiet
 from ddlbench.config.keys import BATCH_PER_GPU, PRECISIONS
 from ddlbench.results.rows import group_by
-from ddlbench.supported.survey import COMPUTING, CPU, RANKS, UNCHANGED, Answers, Case, Change, Questions, Survey, knobs
 from ddlbench.texts import markdown_table
+from scripts.pages.survey import COMPUTING, CPU, RANKS, UNCHANGED, Answers, Case, Change, Questions, Survey, knobs
 
-PAGE = files("ddlbench.supported").joinpath("page.md").read_text(encoding="utf-8")
+PAGE = Path(__file__).with_suffix(".md").read_text(encoding="utf-8")
 
 
 @dataclass
