@@ -23,7 +23,15 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn import functional as F
 
 from ddlbench.errors import Unsupported
-from ddlbench.frameworks.tensor.collectives import Part, all_gather, gather_from, in_autocast_type, layout_of, total
+from ddlbench.frameworks.tensor.collectives import (
+    Part,
+    all_gather,
+    dense,
+    gather_from,
+    in_autocast_type,
+    layout_of,
+    total,
+)
 from ddlbench.job import Model
 
 ROWS = 2  # dimension of [B, C, H, W]
@@ -185,32 +193,36 @@ class Halo:
             result[:, :, rows] += piece
         return result
 
-    def joined(self, fetched: Sequence[Tensor], fill: float) -> Tensor:
-        """The rows of all ranks as one tensor, with padding rows of `fill`."""
-        here = fetched[self.part.rank]
-        shapes = ((*here.shape[:ROWS], rows, here.shape[-1]) for rows in (self.above, self.below))
-        above, below = (here.new_full(shape, fill) for shape in shapes)
+    def joined(self, fetched: Sequence[Tensor], fill: float, like: Tensor) -> Tensor:
+        """The rows of all ranks as one tensor, with padding rows of `fill`, in the memory format of `like`."""
+        above, below = (_empty_rows(like, rows).fill_(fill) for rows in (self.above, self.below))
         pieces = [piece for piece in (above, *fetched, below) if piece.shape[ROWS]]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, ROWS)
 
     def swap(self, pieces: Sequence[Tensor], counts: Sequence[int], like: Tensor) -> list[Tensor]:
         """Send each rank its piece, and receive `counts` rows from each: [B, C, n, W] of each rank in their order. This
         rank's piece stays."""
-        batch, channels, _, width = like.shape
         received, group = list(pieces), self.part.group
         operations: list[dist.P2POp] = []
         for rank in range(self.part.size):
             if rank == self.part.rank:
                 continue
             if pieces[rank].shape[ROWS]:
-                rows = pieces[rank].contiguous(memory_format=torch.contiguous_format)
-                operations.append(dist.P2POp(dist.isend, rows, group=group, group_peer=rank))
-            received[rank] = like.new_empty((batch, channels, counts[rank], width))
+                rows = pieces[rank].contiguous(memory_format=layout_of(like))
+                operations.append(dist.P2POp(dist.isend, dense(rows), group=group, group_peer=rank))
+            received[rank] = _empty_rows(like, counts[rank])
             if counts[rank]:
-                operations.append(dist.P2POp(dist.irecv, received[rank], group=group, group_peer=rank))
+                operations.append(dist.P2POp(dist.irecv, dense(received[rank]), group=group, group_peer=rank))
         for work in dist.batch_isend_irecv(operations) if operations else []:
             work.wait()
         return received
+
+
+def _empty_rows(like: Tensor, rows: int) -> Tensor:
+    """Memory for `rows` rows [B, C, rows, W] in the memory format of `like`: torch.cat of two formats would give
+    contiguous rows on the ranks that add some, and other rows on the ranks that do not."""
+    shape = (*like.shape[:ROWS], rows, like.shape[-1])
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=layout_of(like))
 
 
 class _WithHalo(torch.autograd.Function):
@@ -222,10 +234,13 @@ class _WithHalo(torch.autograd.Function):
         fetched = halo.swap([x[:, :, rows] for rows in halo.lent], halo.taken, x)  # what this rank's output needs
         padding = (0, _pair(layer.padding)[1])
         if weight is None:
-            rows, options = halo.joined(fetched, -torch.inf), (layer.kernel_size, layer.stride, padding, layer.dilation)
+            rows, options = (
+                halo.joined(fetched, -torch.inf, x),
+                (layer.kernel_size, layer.stride, padding, layer.dilation),
+            )
             output, kept = F.max_pool2d(rows, *options, return_indices=True)
         else:
-            rows, options = halo.joined(fetched, 0.0), (layer.stride, padding, layer.dilation, layer.groups)
+            rows, options = halo.joined(fetched, 0.0, x), (layer.stride, padding, layer.dilation, layer.groups)
             output, kept = F.conv2d(rows, weight, bias, *options), weight
         ctx.save_for_backward(x, kept, *fetched)
         ctx.layer, ctx.halo, ctx.padding, ctx.bias = layer, halo, padding, None if bias is None else bias.shape
@@ -234,7 +249,7 @@ class _WithHalo(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
         (gradient,), (x, kept, *fetched) = gradients, ctx.saved_tensors
-        layer, halo, rows = ctx.layer, ctx.halo, ctx.halo.joined(fetched, 0.0)
+        layer, halo, rows = ctx.layer, ctx.halo, ctx.halo.joined(fetched, 0.0, x)
         of_weight = of_bias = None
         if isinstance(layer, nn.MaxPool2d):
             options = map(_pair, (layer.kernel_size, layer.stride, ctx.padding, layer.dilation))
@@ -275,11 +290,13 @@ class _SyncBatchNorm(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         x, weight, mean, variance, number = ctx.saved_tensors
         # As if the statistics were constants: w / std dy, sum(dy z), sum(dy).
+        # CUDA's kernel for channels_last asserts that it is given the saved statistics, which it does not read here.
+        deviation = (variance + ctx.eps).rsqrt()
         of_x, of_weight, of_bias = aten.native_batch_norm_backward(
-            gradients[0], x, weight, mean, variance, None, None, False, ctx.eps, [True] * 3
+            gradients[0], x, weight, mean, variance, mean, deviation, False, ctx.eps, [True] * 3
         )
         both = total(torch.stack([of_weight, of_bias]), ctx.part) / number
-        slope = weight * (variance + ctx.eps).rsqrt() * both
+        slope = weight * deviation * both
         by_z, constant = (row[:, None, None] for row in slope)
-        z = (x - mean[:, None, None]).mul_((variance + ctx.eps).rsqrt()[:, None, None])
+        z = (x - mean[:, None, None]).mul_(deviation[:, None, None])
         return (of_x - z.mul_(by_z).add_(constant)).to(x.dtype), of_weight, of_bias, None, None
