@@ -141,3 +141,19 @@ def test_the_cost_of_hiding_is_between_free_and_no_gain(
     monkeypatch: pytest.MonkeyPatch, both: float, cost: float
 ) -> None:
     assert hidden_cost(monkeypatch, *[(4.0, 10.0, both)] * 8) == cost
+
+
+def test_computing_beside_an_all_reduce_does_not_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU `idle` waits for all streams: computing would begin after the all-reduce."""
+    events, ranks = list[str](), TwoRanks(monkeypatch, iter(lambda: 1.0, None))
+    monkeypatch.setattr(network, "computing", lambda *_: lambda: events.append("pass"))
+    monkeypatch.setattr(network, "idle", lambda _: events.append("idle"))
+
+    def all_reduce(*given: Any, async_op: bool = False) -> Any:
+        events.append("started" if async_op else "done")
+        return SimpleNamespace(wait=lambda: events.append("done")) if async_op else ranks.all_reduce(*given)
+
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    network.hidden_cost(CPU)
+    between = [text.split(" done")[0] for text in " ".join(events).split("started ")[1:]]
+    assert between == [" ".join(["pass"] * network.PASSES)] * network.HIDDEN_REPEATS

@@ -172,16 +172,21 @@ def contention(rank: int, device: torch.device) -> float:
 def hidden_cost(device: torch.device) -> float:
     """The seconds that an all-reduce adds to computing that runs beside it, on the slowest rank, as a share of the
     all-reduce's time alone. 0: it is free; 1: sending during the backward pass gains nothing."""
-    message = torch.ones(HIDDEN // FP32_BYTES, device=device)
+    message, compute = torch.ones(HIDDEN // FP32_BYTES, device=device), computing(device, 8)
+
+    def passes() -> None:
+        """Without waiting for the device, which on a GPU would wait for the all-reduce, too."""
+        for _ in range(PASSES):
+            compute()
 
     def beside() -> None:
         work = dist.all_reduce(message, async_op=True)
-        _convolve(device, PASSES)
+        passes()
         assert work is not None
         work.wait()
 
     repeats = [
-        [_timed(run, device) for run in (lambda: dist.all_reduce(message), lambda: _convolve(device, PASSES), beside)]
+        [_timed(run, device) for run in (lambda: dist.all_reduce(message), passes, beside)]
         for _ in range(HIDDEN_REPEATS)
     ]
     alone, plain, both = (median(seconds) for seconds in zip(*repeats[1:], strict=True))
@@ -199,13 +204,13 @@ def _timed(run: Callable[[], object], device: torch.device) -> float:
     return float(took)
 
 
-def _convolve(device: torch.device, passes: int = 40) -> float:
+def _convolve(device: torch.device) -> float:
     """Seconds of some forward and backward passes, which take long enough for a fair share of the cores."""
     compute = computing(device, 8)
     compute()
     idle(device)
     began = time.perf_counter()
-    for _ in range(passes):
+    for _ in range(40):
         compute()
     idle(device)
     return time.perf_counter() - began
