@@ -55,13 +55,16 @@ def run_of(epochs: int, steps: int) -> tuple[Run, Rows]:
     return run, rows
 
 
-def test_memory_peaks_start_anew_before_the_first_step_of_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_peaks_start_anew_before_the_first_step_of_every_epoch_and_after_the_warm_up_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     (run, _), trainer, calls = run_of(epochs=2, steps=2), Weight(), list[str]()
+    run.warmup_steps = 1
     monkeypatch.setattr(ddlbench.loop, "reset_peaks", lambda device: calls.append("reset"))
     step = trainer.step
     monkeypatch.setattr(trainer, "step", lambda batch: calls.append("step") or step(batch))
     train(run, cast(Trainer, trainer), Rates(lambda step: 0.1))
-    assert calls == ["reset", "step", "step"] * 2
+    assert calls == ["reset", "step", "reset", "step", "reset", "step", "step"]
 
 
 @pytest.mark.parametrize("first", [0, 30])

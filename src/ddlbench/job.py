@@ -46,6 +46,9 @@ class Batch:
         )
 
 
+Score = Callable[[Tensor, Batch], object]  # outputs [B, ...] of the model, and their samples
+
+
 @dataclass(frozen=True)
 class Place:
     """The position of one rank: all that the loop may act on.
@@ -197,8 +200,9 @@ class Trainer(Protocol):
         """Forward, backward, update. The replica's mean loss (on device, not waited for) where place.reports."""
         ...
 
-    def evaluate(self, batch: Batch | None) -> Tensor | None:
-        """The model's output in evaluation mode where place.reports; the loop computes the metrics."""
+    def evaluate(self, batch: Batch | None, score: Score) -> None:
+        """Run the model in evaluation mode, and where place.reports give its outputs to `score` in small parts: the
+        outputs of a replica batch would need more memory than training."""
         ...
 
     def flush(self) -> None:

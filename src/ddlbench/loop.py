@@ -125,9 +125,8 @@ def train(run: Run, trainer: Trainer, rates: Rates) -> None:
     device = run.job.device
     for epoch in range(run.first_epoch, run.epochs):
         run.boundary.begin(epoch, run.feed.steps_per_epoch)
-        clock = run.clock = EpochClock(device, barrier, run.warmup(epoch), run.meter)
+        clock = run.clock = EpochClock(device, barrier, run.warmup(epoch), run.meter, partial(reset_peaks, device))
         used = list[float]()
-        reset_peaks(device)
         batches = run.progress.steps(run.feed.train(epoch), run.feed.steps_per_epoch, f"epoch {epoch}")
         for batch in clock.steps(batches):
             set_learning_rate(trainer.optimizer, rates.next)
@@ -151,10 +150,7 @@ def validate(run: Run, trainer: Trainer) -> dict[str, Any]:
     clock = EpochClock(run.job.device, barrier)
     sums = empty_sums(run.job.device)
     for batch in clock.steps(run.feed.validation()):
-        output = trainer.evaluate(batch)
-        if output is not None:
-            assert batch is not None
-            sums += batch_sums(output, batch)
+        trainer.evaluate(batch, lambda output, samples: sums.add_(batch_sums(output, samples)))
         run.boundary.heartbeat()
     times = clock.stop()
     metrics = finish(sum_over_ranks(sums), run.job.model.kind, run.val_words)

@@ -21,7 +21,7 @@ from ddlbench.record.run_json import weights_hash
 from tests.equality.cases import CASES
 from tests.equality.distances import TOLERANCES, assert_equal, distance
 from tests.support.broken import broken
-from tests.support.equal import make_job, ready, train_case, train_cases
+from tests.support.equal import make_job, outputs, ready, train_case, train_cases
 from tests.support.jobs import two_ranks, wrong_knob
 from tests.support.ranks import results, run_ranks
 from tests.support.reference import Case, Outcome, apart, reference
@@ -136,7 +136,7 @@ def meetings() -> tuple[list[bool], dict[str, object]]:
         trainer.state()
         same.append(alike(trainer))
         trainer.step(batch)
-        trainer.evaluate(batch)
+        outputs(trainer, batch)
         same.append(alike(trainer))
         return same, trainer.facts()
 

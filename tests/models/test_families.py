@@ -23,7 +23,7 @@ from ddlbench.errors import UserError
 from ddlbench.job import Model
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.resnet import ResNet
-from ddlbench.models.vgg import VGG
+from ddlbench.models.vgg import VGG, Pool
 from tests.support.originals import (
     PARAMETERS,
     assert_same_bits,
@@ -80,6 +80,13 @@ def test_outputs_gradients_and_statistics_equal_the_original(name: str, precisio
     ours = model.build().train()
     theirs.load_state_dict(to_original(model, ours.state_dict()), strict=True)
     assert_trains_as(model, ours, theirs, precision)
+
+
+@pytest.mark.parametrize("size", [2, 7, 14])
+def test_the_pool_is_torch_s_and_runs_no_kernel_on_its_own_size(size: int) -> None:
+    images = torch.rand(2, 3, size, size)
+    assert torch.equal(Pool(7)(images), nn.AdaptiveAvgPool2d(7)(images))
+    assert (Pool(7)(images) is images) == (size == 7)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "untied gpt2", "resnet", "vgg16"])

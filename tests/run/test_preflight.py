@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from ddlbench.errors import RunError
 from ddlbench.record.record import Record
@@ -63,23 +64,27 @@ def test_the_figures_of_the_record() -> None:
 
 def checked(folder: str) -> list[Any]:
     """What two ranks say, of which the second is slow: first with a warning alone, then beyond the limit."""
-    import torch.distributed as dist
-
     rank = dist.get_rank()
     fastest = module.fastest
     if rank == 1:
         module.fastest = lambda work, device: 1.0 + 0 * fastest(work, device)
+    groups, make = list[Any](), dist.new_group
+    dist.new_group = lambda **given: groups.append(make(**given)) or groups[-1]
     record = Record.open(folder, "run", {}) if rank == 0 else None
     launch = SimpleNamespace(rank=rank)
     said: list[Any] = []
+    train = SimpleNamespace(timeout_s=60.0)
     for stop in (None, 1.5):
-        config = SimpleNamespace(preflight_warn=1.5, preflight_stop=stop)
+        config = SimpleNamespace(preflight_warn=1.5, preflight_stop=stop, train=train)
         attempt: Any = SimpleNamespace(config=config, launch=launch, device=CPU, record=record, dataset={"hash": "abc"})
         try:
             preflight(attempt)
             said.append(record.content["preflight"] if record else "no record")
         except RunError as error:
             said.append(str(error))
+    alive = dist.distributed_c10d._world.pg_map
+    assert len(groups) == 2
+    assert not any(group in alive for group in groups), "NCCL's communicator would keep its memory"
     return said
 
 

@@ -20,7 +20,7 @@ from ddlbench.data.feed import Feed, Request
 from ddlbench.data.loaders.native import Native
 from ddlbench.frameworks.pipeline import stages
 from ddlbench.frameworks.shared.groups import gradient
-from ddlbench.job import Batch, Framework, Job, Model, Place
+from ddlbench.job import Batch, Framework, Job, Model, Place, Trainer
 from ddlbench.loop import Recorder, Run, train
 from ddlbench.measure.formulas.flops import forward_flops_per_block
 from ddlbench.measure.rows import EpochRow
@@ -130,20 +130,27 @@ def facts_of(case: Case, framework: Framework) -> dict[str, Any]:
         return trainer.facts()
 
 
+def outputs(trainer: Trainer, batch: Batch | None) -> Tensor | None:
+    """The model's outputs [B, ...] for all samples in evaluation mode; None where a rank does not report."""
+    parts = list[Tensor]()
+    trainer.evaluate(batch, lambda output, _: parts.append(output.clone()))
+    return torch.cat(parts) if parts else None
+
+
 def reload(case: Case, framework: Framework) -> tuple[dict[str, Tensor], dict[str, Tensor], float]:
     """Load another state into a trainer that has made a step and an evaluation: the state given back, the state loaded,
     and how far outputs are from the plain model's with that state."""
     with ready(framework, make_job(case), 1 + dist.get_rank()) as (trainer, batch):
         trainer.step(batch)
         trainer.flush()
-        trainer.evaluate(batch)
+        outputs(trainer, batch)
         shared = [trainer.state()]
         dist.broadcast_object_list(shared)
         doubled = {name: tensor * 2 for name, tensor in (shared[0] or {}).items()}
         trainer.load(doubled)
         plain = case.model.build()
         plain.load_state_dict(doubled)
-        output = trainer.evaluate(batch)
+        output = outputs(trainer, batch)
         assert (output is not None) == trainer.place.reports
         off = (output - plain(batch.inputs)).abs().max().item() if output is not None and batch is not None else 0.0
         return trainer.state() or {}, doubled, off

@@ -23,7 +23,7 @@ from ddlbench.data.feed import Fetched
 from ddlbench.data.samples import SampleImages, SampleText
 from ddlbench.data.text.dataset import TokenSplit
 from ddlbench.errors import Unavailable, UserError
-from ddlbench.job import Batch, Job, Model, Trainer
+from ddlbench.job import Batch, Job, Model, Score, Trainer
 from ddlbench.run.peers import FAILURE
 from tests.support.busy import compute
 
@@ -95,9 +95,9 @@ class Failing:
             raise RuntimeError("planted fault")
         return loss(output, targets)
 
-    def _evaluate(self, evaluate: OnBatch, batch: Batch | None) -> Tensor | None:
-        output = evaluate(batch)
-        return output.fill_(float("nan")) if self.how == "validation" and output is not None else output
+    def _evaluate(self, evaluate: Callable[[Batch | None, Score], None], batch: Batch | None, score: Score) -> None:
+        broken = self.how == "validation"
+        evaluate(batch, lambda output, samples: score(output.fill_(float("nan")) if broken else output, samples))
 
 
 def failing(framework: type) -> type:

@@ -83,15 +83,22 @@ class EpochClock:
     """Times one epoch on one rank: iterate over `steps`, then `stop`.
 
     meter: read before the opening barrier and after the closing one, outside the times
+    reset: called before the first step, and again when the warm-up steps have ended, as memory's peaks start anew
     """
 
     def __init__(
-        self, device: torch.device, barrier: Callable[[], None], warmup_steps: int = 0, meter: Meter | None = None
+        self,
+        device: torch.device,
+        barrier: Callable[[], None],
+        warmup_steps: int = 0,
+        meter: Meter | None = None,
+        reset: Callable[[], None] = lambda: None,
     ) -> None:
         self.device = device
         self.barrier = barrier
         self.warmup_steps = warmup_steps
         self.meter = meter
+        self.reset = reset
         self.host_wait_s: list[float] = []
         self.loading_s = 0.0
         self.samples: list[int] = []
@@ -104,6 +111,7 @@ class EpochClock:
         source = iter(batches)
         if self.meter:
             self.meter.begin()
+        self.reset()
         self.began = self.measured_from = self._together()
         while True:
             begin, asked, used = stamp(self.device), time.perf_counter(), thread_time()
@@ -122,6 +130,7 @@ class EpochClock:
             yield batch
             self.ends.append(stamp(self.device))
             if len(self.ends) == self.warmup_steps:
+                self.reset()
                 self.measured_from = self._together()
 
     def stop(self) -> EpochTimes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from torch import nn
+from torch import Tensor, nn
 
 from ddlbench.errors import check_values
 
@@ -57,7 +57,7 @@ class VGG:
                     block["pool"] = nn.MaxPool2d(2)
                 blocks[f"conv{stage}_{i}"] = nn.Sequential(block)
                 width = channels
-        pool = OrderedDict[str, nn.Module](pool=nn.AdaptiveAvgPool2d(POOLED), flatten=nn.Flatten())
+        pool = OrderedDict[str, nn.Module](pool=Pool(POOLED), flatten=nn.Flatten())
         blocks["fc6"] = nn.Sequential(pool | self._hidden(width * POOLED**2))
         blocks["fc7"] = nn.Sequential(self._hidden(self.hidden))
         blocks["fc8"] = nn.Linear(self.hidden, self.num_classes)
@@ -78,6 +78,14 @@ class VGG:
 
     def _hidden(self, width: int) -> OrderedDict[str, nn.Module]:
         return OrderedDict(linear=nn.Linear(width, self.hidden), relu=nn.ReLU(True), dropout=nn.Dropout(self.dropout))
+
+
+class Pool(nn.AdaptiveAvgPool2d):
+    """torchvision's pool, without the kernels where its input has the size of its output already, as at 224 x 224. On
+    GPUs the backward pass has no deterministic kernel."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return input if input.shape[-2:] == (self.output_size,) * 2 else super().forward(input)
 
 
 def _initialize(module: nn.Module) -> None:

@@ -18,7 +18,7 @@ from ddlbench.data.staging import node_storage
 from ddlbench.errors import PeerFailed, RunError, Unavailable, Unsupported, UserError, failure_of, why
 from ddlbench.job import Job, Place
 from ddlbench.loop import Recorder, Run, Scenario
-from ddlbench.measure.devices.memory import keep_freed_memory
+from ddlbench.measure.devices.memory import give_back_freed
 from ddlbench.measure.devices.meter import Meter
 from ddlbench.progress import Progress, tell
 from ddlbench.ranks.boundary import Boundary
@@ -160,8 +160,7 @@ def work(attempt: Attempt, scenario: Scenario, supervisor: Supervisor, opened: E
     run = make_run(attempt, scenario, place, feed, supervisor)
     supervisor.expect("training did not begin")
     run.recorder.begin(run, attempt.spans, attempt.hosts)
-    if attempt.device.type == "cpu":
-        keep_freed_memory()
+    give_back_freed(attempt.device)
     supervisor.expect(NO_STEP)
     scenario.run(run)
     run.recorder.end(run, all_gather(feed.facts()))

@@ -24,6 +24,7 @@ from ddlbench.measure.devices.nvml import gpu, gpu_state_reader
 from ddlbench.measure.devices.unknown import or_none
 from ddlbench.progress import tell
 from ddlbench.ranks.control import all_gather, single_process
+from ddlbench.ranks.launch import group_timeout
 from ddlbench.record.files import write_json
 from ddlbench.run.context import Attempt
 from ddlbench.texts import first_few
@@ -53,6 +54,16 @@ class Check:
 def fastest(work: Callable[[], object], device: torch.device) -> float:
     seconds = timeit.repeat(lambda: (work(), idle(device)), number=1, repeat=WARMUP + REPEATS)
     return min(seconds[WARMUP:])
+
+
+def _all_reduce_s(device: torch.device, timeout_s: float) -> float:
+    """In a group of its own: NCCL's communicator of all ranks would stay in the device's memory during the run."""
+    group = dist.new_group(timeout=group_timeout(device, timeout_s))
+    assert isinstance(group, dist.ProcessGroup)
+    buffer = torch.zeros(REDUCED_BYTES[device.type] // 4, device=device)
+    seconds = fastest(lambda: dist.all_reduce(buffer, group=group), device)
+    dist.destroy_process_group(group)
+    return seconds
 
 
 def slow_ranks(checks: Sequence[Check], factor: float) -> list[str]:
@@ -105,8 +116,7 @@ def preflight(attempt: Attempt) -> None:
     correct = bool((product == side).all().item())
     reader = gpu_state_reader(device)
     clock = or_none(lambda: reader().clock_mhz) if reader else None
-    buffer = None if single_process() else torch.zeros(REDUCED_BYTES[device.type] // 4, device=device)
-    reduced = None if buffer is None else fastest(lambda: dist.all_reduce(buffer), device)
+    reduced = None if single_process() else _all_reduce_s(device, config.train.timeout_s)
     model = str(gpu(device)["gpu_model"]) if device.type == "cuda" else "cpu"
     if device.type == "cuda":
         torch.cuda.empty_cache()  # the measured run begins with an empty allocator

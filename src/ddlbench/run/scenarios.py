@@ -208,8 +208,8 @@ class Loading(Scenario):
         """Every epoch: take its batches against the clock, reduce over ranks, read the validation samples, record."""
         for epoch in range(run.epochs):
             run.boundary.begin(epoch, run.feed.steps_per_epoch)
-            clock = run.clock = EpochClock(run.job.device, barrier, run.warmup(epoch), run.meter)
-            reset_peaks(run.job.device)
+            reset = partial(reset_peaks, run.job.device)
+            clock = run.clock = EpochClock(run.job.device, barrier, run.warmup(epoch), run.meter, reset)
             before = ReadBytes.now()
             batches = run.progress.steps(run.feed.train(epoch), run.feed.steps_per_epoch, f"epoch {epoch}")
             for _ in clock.steps(batches):

@@ -87,10 +87,14 @@ def test_on_a_gpu_it_is_torchs_current_stream_that_waits(folders, monkeypatch, o
         def reset(self): ...
 
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: "side stream")
-    monkeypatch.setattr(DaliReader, "pipeline", lambda reader, _: Pipeline(reader))
+    built = list[DaliReader]()
+    monkeypatch.setattr(DaliReader, "pipeline", lambda reader, _: built.append(reader) or Pipeline(reader))
     reader = DaliReader(folders, folders.split(True, Shape(), 0), Dali("dali"), request())
     reader.to_gpu = on_gpu
-    (fetched,) = reader.read(0, [np.array([1, 6])])
+    batches = reader.read(0, [np.array([1, 6])])
+    assert not asked, "no sample is read outside of the epoch's time"
+    assert built == [reader], "the pipeline is built outside of it"
+    (fetched,) = batches
     assert (fetched.inputs.tolist(), fetched.targets.tolist()) == ([1, 1], [0, 1])
     assert asked == [("side stream" if on_gpu else None)] * 2
 

@@ -10,9 +10,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
+from torch import nn
 
 from ddlbench.errors import Unavailable, UserError
 from ddlbench.frameworks.deepspeed.adapter import DeepSpeed, device_index
@@ -210,3 +212,28 @@ def test_the_program_runs_it_under_torchrun(tmp_path: Path) -> None:
     assert content["status"] == "ok"
     assert content["ledger"]["updates"] == 2
     assert content["framework"] | {"zero_stage": 3, "precision_scheme": "autocast"} == content["framework"]
+
+
+@pytest.mark.parametrize("largest", [2**13, 2**15])
+def test_the_library_s_loss_scale_leaves_out_the_updates_that_torch_s_does(largest: int) -> None:
+    """Gradients overflow at every scale above `largest`. Weights in fp16 train on GPUs alone."""
+    import deepspeed.comm
+    from deepspeed.runtime.fp16.loss_scaler import CreateLossScaler
+    from deepspeed.runtime.precision_config import DeepSpeedFP16Config
+
+    own = DeepSpeed(zero_stage=2, mixed_precision="weights").config(two_ranks(precision="fp16"))["fp16"]
+    given = DeepSpeedFP16Config(**own).dynamic_loss_scale_args()
+    library = CreateLossScaler(torch.half, 1, True, given)
+    scaler, weight = torch.amp.GradScaler("cpu"), nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    scaler.scale(torch.zeros(()))
+    skipped: list[tuple[bool, bool]] = []
+    with patch.object(deepspeed.comm, "get_rank", lambda: 1):  # rank 0 would log each overflow
+        for _ in range(4100):
+            skipped.append((library.loss_scale > largest, scaler.get_scale() > largest))
+            library.update_scale(skipped[-1][0])
+            weight.grad = torch.full((1,), float("inf") if skipped[-1][1] else 0.0)
+            scaler.step(optimizer)
+            scaler.update()
+    assert all(one == other for one, other in skipped)
+    assert sum(one for one, _ in skipped) > 2

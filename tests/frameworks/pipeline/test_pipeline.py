@@ -20,7 +20,7 @@ from ddlbench.job import Place
 from ddlbench.ranks.fake.fake import fake_world
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 from tests.equality.cases import MODELS
-from tests.support.equal import make_job, overflow, ready
+from tests.support.equal import make_job, outputs, overflow, ready
 from tests.support.jobs import CPU, job, ranks, refused, two_ranks, wrong_knob
 from tests.support.ranks import results, run_ranks
 from tests.support.reference import Case
@@ -50,7 +50,7 @@ def v_shaped() -> tuple[Place, list[str], int, bool]:
     framework.check(here)
     with ready(framework, here) as (trainer, batch):
         place, names = trainer.place, [name for name, _ in trainer.model.named_children()]
-        result, plain = [trainer.evaluate(batch) for _ in range(2)], here.build().eval()
+        result, plain = [outputs(trainer, batch) for _ in range(2)], here.build().eval()
         equal = batch is None or all(
             logits is not None and torch.allclose(logits, plain(batch.inputs), atol=1e-5) for logits in result
         )
@@ -94,7 +94,7 @@ def shares() -> tuple[int, int]:
     for sharded in (True, False):
         with ready(Pipeline(dp=2, sharded=sharded), make_job(MESH)) as (trainer, batch):
             trainer.step(batch)
-            trainer.evaluate(batch)
+            outputs(trainer, batch)
             assert all(isinstance(weight, DTensor) == sharded for weight in trainer.model.parameters())
             momenta = [state["momentum_buffer"] for state in trainer.optimizer.state.values()]
             result.append(sum((each.to_local() if isinstance(each, DTensor) else each).numel() for each in momenta))
@@ -186,7 +186,7 @@ def test_what_a_stage_raises_is_not_wrapped() -> None:
 
     with fake_world(0, 1, CPU), ready(Pipeline(), make_job(CASE)) as (trainer, batch):
         trainer.model[1].register_forward_pre_hook(fail)
-        for run in (trainer.step, trainer.evaluate):
+        for run in (trainer.step, partial(outputs, trainer)):
             with pytest.raises(torch.OutOfMemoryError):
                 run(batch)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ddlbench.frameworks.shared.replica import Update, accumulate, evaluate, micro_batches
+from ddlbench.job import Batch
 from tests.support.jobs import batch, job
 
 
@@ -68,7 +69,9 @@ def test_an_overflow_in_fp16_is_no_update(fused: bool) -> None:
 
 def test_evaluation_leaves_the_model_training() -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5))
-    output = evaluate(model, model, batch(), job(), 2)
+    parts = list[tuple[Tensor, Batch]]()
+    evaluate(model, model, batch(), job(), 2, lambda *part: parts.append(part))
     assert model.training
-    assert output.shape == (4, 2)
-    assert torch.equal(output, model[0](batch().inputs).detach())
+    assert [output.shape for output, _ in parts] == [(2, 2)] * 2
+    assert torch.equal(torch.cat([output for output, _ in parts]), model[0](batch().inputs).detach())
+    assert torch.equal(torch.cat([micro.targets for _, micro in parts]), batch().targets)

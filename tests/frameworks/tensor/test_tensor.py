@@ -10,6 +10,8 @@ from typing import Any, cast
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor.debug import CommDebugMode
 
@@ -56,8 +58,36 @@ def sent() -> dict[str, int]:
     return {str(name): n for name, n in watched.get_comm_counts().items()}
 
 
+def copies() -> list[bool]:
+    """Whether what every rank has is equal on both, in bits, after each of some steps. The first convolution of rank 1
+    adds in another order, as an algorithm of cuDNN may."""
+    job, equal = make_job(Case("resnet", RESNET, global_batch=8)), list[bool]()
+    with ready(BY_CHANNELS, job) as (trainer, batch):
+        conv: Any = trainer.model.get_submodule("stem.conv1")
+        if dist.get_rank() == 1:
+            conv._conv_forward = lambda x, weight, bias: F.conv2d(
+                x.flip(1), weight.flip(1), bias, conv.stride, conv.padding
+            )
+        for _ in range(3):
+            trainer.step(batch)
+            unsplit = torch.cat([parameter.detach().flatten() for parameter in trainer.unsplit])
+            both = [torch.empty_like(unsplit) for _ in range(2)]
+            dist.all_gather(both, unsplit)
+            equal.append(torch.equal(*both))
+    return equal
+
+
+def scored() -> list[tuple[int, ...]]:
+    """Shapes of what an evaluation scores."""
+    shapes = list[tuple[int, ...]]()
+    for framework, job in ((TensorParallel(), make_job(CASE)), (Pipeline(), make_job(CASE))):
+        with ready(framework, job) as (trainer, batch):
+            trainer.evaluate(batch, lambda output, samples: shapes.append((*output.shape, len(samples.valid))))
+    return shapes
+
+
 WORK: dict[str, Callable[[], Any]] = {
-    "zeros_of_dropout": zeros_of_dropout, "sent": sent,
+    "zeros_of_dropout": zeros_of_dropout, "sent": sent, "copies": copies, "scored": scored,
     "facts": partial(facts_of, CASE, TensorParallel(sequence_parallel=True)),
 }  # fmt: skip
 
@@ -80,6 +110,17 @@ def test_what_an_update_sends(outcomes: list[dict[str, Any]]) -> None:
     # Forward the embedding's and the block's two sums, backward the block's two and the head's, the loss two. Rank 0
     # sends its samples as two tensors.
     assert outcomes[0]["sent"] == {"c10d.broadcast_": 2, "c10d.allreduce_": 8}
+
+
+def test_copies_of_unsplit_parameters_stay_equal_if_kernels_round_differently(
+    outcomes: list[dict[str, Any]],
+) -> None:
+    assert outcomes[0]["copies"] == [True] * 3
+
+
+def test_an_evaluation_has_all_classes_of_one_sample_at_a_time(outcomes: list[dict[str, Any]]) -> None:
+    """Rank 0 scores for tensor parallelism, the last stage for a pipeline."""
+    assert [each["scored"] for each in outcomes] == [[(1, 16, 61, 1)] * 6] * 2
 
 
 def test_facts_count_this_ranks_parameters(outcomes: list[dict[str, Any]]) -> None:

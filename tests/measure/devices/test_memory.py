@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from ddlbench.measure.devices import environment, memory
-from ddlbench.measure.devices.memory import PEAKS, keep_freed_memory, peaks, reset_peaks
+from ddlbench.measure.devices.memory import PEAKS, give_back_freed, keep_freed_memory, peaks, reset_peaks
 from tests.support.fake_cuda import DEVICE, FakeMemory
 from tests.support.waiting import WITHIN_S
 
@@ -97,6 +97,13 @@ def test_a_reset_on_a_gpu_resets_the_allocators_peaks(monkeypatch: pytest.Monkey
     fake = FakeMemory(monkeypatch)
     reset_peaks(DEVICE)
     assert fake.calls == ["reset_peak_memory_stats"]
+
+
+def test_what_set_up_has_freed_on_a_gpu_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = list[str]()
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("empty_cache"))
+    give_back_freed(DEVICE)
+    assert calls == ["empty_cache"]
 
 
 # Page faults of ten steps, before freed memory is kept and after. Six blocks of 9 MiB are freed together: more than

@@ -113,12 +113,16 @@ class DaliReader:
         self._in_flight = deque[list[int]]()  # positions in the split, batch by batch
 
     def read(self, epoch: int, batches: Iterable[Indices]) -> Iterator[Fetched]:
-        """Raises UserError where an image cannot be decoded; with `fused_crop` damage below a crop is not seen."""
+        """The pipeline of the epoch is built at once. Its batches raise UserError where an image cannot be decoded;
+        with `fused_crop` damage below a crop is not seen."""
         self._batches = batches
         self._in_flight.clear()
         if epoch != self._epoch:
             self._pipeline = None  # its memory is free before the next one takes some
         pipeline, self._pipeline, self._epoch = self._pipeline or self.pipeline(epoch), None, epoch
+        return self._read(pipeline)
+
+    def _read(self, pipeline: Any) -> Iterator[Fetched]:
         while (images := self._next(pipeline)) is not None:
             yield self._fetched(images)
         while self._in_flight:  # an empty batch, which DALI has not seen

@@ -74,7 +74,8 @@ class SplitReader(Protocol):
     def split(self) -> Split: ...
 
     def read(self, epoch: int, batches: Iterable[Indices]) -> Iterator[Fetched]:
-        """The batches in order, an empty one with the right shape. Random numbers depend on seed and epoch alone."""
+        """The batches in order, an empty one with the right shape. Random numbers depend on seed and epoch alone. The
+        call itself is outside of the epoch's time: no sample is read before the first batch is asked for."""
         ...
 
     def close(self) -> None:
@@ -105,7 +106,7 @@ class ReplicaFeed:
             return repeat(None, self.steps_per_epoch)
         order = epoch_order(len(self._train.split), self._request.seed, epoch)
         batches = training_batches(order, size, place.data_rank, place.data_size)
-        return self._to_device(self._read(self._train, epoch, batches[: self.steps_per_epoch]))
+        return self._to_device(self._filled(self._train.read(epoch, batches[: self.steps_per_epoch])))
 
     def validation(self) -> Iterator[Batch | None]:
         place, size = self._request.place, self._request.replica_batch
@@ -113,7 +114,7 @@ class ReplicaFeed:
         self.val_unread = 0
         if not place.reads_data:
             return repeat(None, len(batches))
-        return self._to_device(self._read(self._validation, 0, batches))
+        return self._to_device(self._filled(self._validation.read(0, batches), validation=True))
 
     def facts(self) -> dict[str, Any]:
         """cores: of each rank; bad_samples: name of each sample that could not be read -> how often this rank met it"""
@@ -124,14 +125,14 @@ class ReplicaFeed:
         self._train.close()
         self._validation.close()
 
-    def _read(self, reader: SplitReader, epoch: int, batches: Iterable[Indices]) -> Iterator[Batch]:
+    def _filled(self, batches: Iterator[Fetched], validation: bool = False) -> Iterator[Batch]:
         """Batches of equal size: missing samples are zeros and not valid."""
-        for fetched in reader.read(epoch, batches):
+        for fetched in batches:
             for name in fetched.bad:
                 if name not in self._bad:
                     log.warning("bad sample: %s cannot be decoded", printable(name))
                 self._bad[name] += 1
-            self.val_unread += len(fetched.bad) if reader is self._validation else 0
+            self.val_unread += len(fetched.bad) if validation else 0
             parts = (fetched.inputs, fetched.targets, fetched.valid)
             if missing := self._request.replica_batch - len(fetched.valid):
                 parts = (F.pad(part, (0, 0) * (part.dim() - 1) + (0, missing)) for part in parts)

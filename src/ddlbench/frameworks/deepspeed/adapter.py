@@ -28,7 +28,7 @@ from ddlbench.frameworks.deepspeed.knobs import DeepSpeedOptions, import_deepspe
 from ddlbench.frameworks.shared.environment import environment
 from ddlbench.frameworks.shared.groups import all_ranks
 from ddlbench.frameworks.shared.replica import RankTrainer, Update, build, evaluate, micro_batches
-from ddlbench.job import Batch, Job, type_of_dtype
+from ddlbench.job import Batch, Job, Score, type_of_dtype
 from ddlbench.measure.profiling.spans import BACKWARD, FORWARD, UPDATE, span
 from ddlbench.ranks.control import all_gather
 from ddlbench.ranks.launch import is_fake
@@ -80,6 +80,9 @@ class DeepSpeed(DeepSpeedOptions):
                 engine.optimizer._get_norm_groups = lambda: [0.0]
             if self.zero_stage == 2 and job.device.type == "cuda" and engine.zero_overlap_comm():
                 keep_until_reduced(engine.optimizer)
+            if job.precision == "fp16" and self.casts(job):
+                # A run whose loss is not finite ends with the status diverged, as with torch's scaler.
+                engine.optimizer.loss_scaler.raise_error_at_min_scale = False
             if job.compile:
                 engine.compile()
             return ZeroTrainer(job, self, engine, group, until_close.pop_all())
@@ -187,11 +190,11 @@ class ZeroTrainer(RankTrainer):
         casts = self.knobs.casts(self.job) and inputs.is_floating_point()
         return inputs.to(type_of_dtype[self.job.precision]) if casts else inputs
 
-    def evaluate(self, batch: Batch | None) -> Tensor | None:
+    def evaluate(self, batch: Batch | None, score: Score) -> None:
         assert batch is not None
         self.synchronize()
         job = replace(self.job, precision="fp32") if self.knobs.casts(self.job) else self.job  # then without autocast
-        return evaluate(self.model, lambda inputs: self.model(self._cast(inputs)), batch, job, self.micro_batches)
+        evaluate(self.model, lambda inputs: self.model(self._cast(inputs)), batch, job, self.micro_batches, score)
 
     def state(self) -> dict[str, Tensor] | None:
         """Tensor by tensor, so that no device holds the full model; in fp32, also where the model is in 16 bits."""

@@ -147,11 +147,11 @@ class MegatronReplica(TensorReplica):
         for name, tensor in local_state(full, self.splits, self.part).items():
             tensors[name].copy_(tensor)
 
-    def output(self, inputs: Tensor) -> Tensor:
-        logits: Tensor = self.model(inputs)
+    def complete_output(self, output: Tensor) -> Tensor:
+        """Without the classes that the library adds, so that every rank has as many."""
         if self.part.size > 1:
-            logits = gather_from(logits, -1, logits.shape[-1] * self.part.size, self.part)
-        return logits[..., : self._gpt2.outputs()]
+            output = gather_from(output, -1, output.shape[-1] * self.part.size, self.part)
+        return output[..., : self._gpt2.outputs()]
 
     @property
     def _gpt2(self) -> GPT2:

@@ -13,6 +13,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -36,10 +37,10 @@ from ddlbench.frameworks.pipeline.stages import Staged, tied_names
 from ddlbench.frameworks.shared.groups import average, clip_parts, gradient
 from ddlbench.frameworks.shared.layout import Layout, fill
 from ddlbench.frameworks.shared.refusals import check_alike, check_shards
-from ddlbench.frameworks.shared.replica import Update, autocast
+from ddlbench.frameworks.shared.replica import Update, autocast, micro_batches
 from ddlbench.frameworks.tensor.adapter import check_compile, check_parts
-from ddlbench.frameworks.tensor.collectives import full_logits, loss_of_parts, share
-from ddlbench.job import Batch, Job, on_meta
+from ddlbench.frameworks.tensor.collectives import full_logits, loss_of_parts, score_complete, share
+from ddlbench.job import Batch, Job, Score, on_meta
 from ddlbench.measure.profiling.spans import BACKWARD, COMMUNICATE, FORWARD, span, spanned
 
 
@@ -167,8 +168,10 @@ class PipelineTrainer(StagedTrainer):
         return stage
 
     def _loss(self, output: Tensor, targets: Tensor) -> Tensor:
-        """A micro batch's share of the replica's loss. torch's schedules ask for it in evaluations, too."""
+        """A micro batch's share of the replica's loss. torch's schedules ask for it in evaluations, too, in the order
+        of the micro batches."""
         if not torch.is_grad_enabled():
+            self.score(output)
             return torch.zeros((), device=output.device)
         with span(FORWARD), autocast(self.job):
             loss = self.job.loss(output, targets) / self.micro_batches
@@ -200,17 +203,17 @@ class PipelineTrainer(StagedTrainer):
         shared = share(batch, self.job, self.job.replica_batch(self.place.data_size), self.groups.part)
         return (shared.inputs,) if first else (), shared.targets if last else None
 
-    def evaluate(self, batch: Batch | None) -> Tensor | None:
+    def evaluate(self, batch: Batch | None, score: Score) -> None:
         self.synchronize()
         inputs, targets = self._ends_of(batch)
+        micros = repeat(None) if batch is None else micro_batches(batch, self.micro_batches)
+        complete = partial(full_logits, job=self.job, part=self.groups.part)
+        self.score = lambda output: score_complete(output, next(micros), score, complete)
         self.model.eval()
         with as_raised(), torch.no_grad():
-            output = self.schedule.eval(*inputs, target=targets)
+            self.schedule.eval(*inputs, target=targets, return_outputs=False)
         self.model.train()
-        if not self.groups.last:
-            return None
-        logits = full_logits(output, self.job, self.groups.part)
-        return logits if batch is not None else None
+        del self.score  # which keeps the batch
 
     def flush(self) -> None:
         """The schedules end with an empty pipeline: only its clock is read."""

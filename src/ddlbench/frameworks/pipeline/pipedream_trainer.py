@@ -35,7 +35,7 @@ from ddlbench.frameworks.pipeline.rank import Blocks, StagedTrainer
 from ddlbench.frameworks.pipeline.weights import Version, Weights
 from ddlbench.frameworks.shared.groups import Staleness, average, gradient
 from ddlbench.frameworks.shared.replica import Update, autocast, micro_batches
-from ddlbench.job import Batch, Job
+from ddlbench.job import Batch, Job, Score
 from ddlbench.loop import set_learning_rate
 from ddlbench.measure.profiling.spans import BACKWARD, COMMUNICATE, FORWARD, span
 
@@ -219,21 +219,22 @@ class PipeDreamTrainer(StagedTrainer):
             self.before.exchange(self.returning, receive=False)
         self.returning = None
 
-    def evaluate(self, batch: Batch | None) -> Tensor | None:
-        """The newest weights' outputs, on the last stage."""
+    def evaluate(self, batch: Batch | None, score: Score) -> None:
+        """Score the newest weights' outputs, on the last stage."""
         assert not self.in_flight, "flush first"
         self.synchronize()
         self.model.eval()
-        outputs: list[Tensor] = []
         with torch.no_grad():
             for micro in self._slices(batch):
-                outputs.append(self.stage(self._receive(micro)))
+                output = self.stage(self._receive(micro))
                 if self.after is not None:
-                    self.after.exchange(outputs.pop(), receive=False)
+                    self.after.exchange(output, receive=False)
+                elif micro is not None:
+                    score(output, micro)
+                del output
         self.model.train()
         for link in self.links:
             link.wait_for_send()
-        return torch.cat(outputs) if outputs else None
 
     def state(self) -> dict[str, Tensor] | None:
         assert not self.in_flight, "flush first"

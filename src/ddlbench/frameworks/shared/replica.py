@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from ddlbench.checkpoint import Live
 from ddlbench.frameworks.shared.checkpointing import apply_plan, facts_of_model
 from ddlbench.frameworks.shared.groups import average_statistics, cpu_state, load_full_state
-from ddlbench.job import Batch, Job, Place, type_of_dtype
+from ddlbench.job import Batch, Job, Place, Score, type_of_dtype
 from ddlbench.measure.profiling.spans import BACKWARD, FORWARD, UPDATE, span
 
 Clip = Callable[[Iterable[nn.Parameter], float], object]  # (parameters, largest norm), gradients in place
@@ -135,16 +135,18 @@ class Update:
             self.optimizer.zero_grad()
 
 
-def evaluate(model: nn.Module, forward: Callable[[Tensor], Tensor], batch: Batch, job: Job, count: int) -> Tensor:
-    """Outputs [B, ...] in evaluation mode, computed micro batch by micro batch as in training."""
+def evaluate(
+    model: nn.Module, forward: Callable[[Tensor], Tensor], batch: Batch, job: Job, count: int, score: Score
+) -> None:
+    """Score the outputs [B / count, ...] in evaluation mode, micro batch by micro batch as in training."""
     model.eval()
     with torch.no_grad():
-        outputs: list[Tensor] = []
         for micro in micro_batches(batch, count):
             with autocast(job):
-                outputs.append(forward(micro.inputs))
+                output = forward(micro.inputs)
+            score(output, micro)
+            del output  # its memory is free before the next forward pass
     model.train()
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
 class RankTrainer:
@@ -242,14 +244,10 @@ class Replica(RankTrainer):
     def complete_gradients(self) -> None:
         """Before an update: nothing is left to do where the wrapper reduces the gradients."""
 
-    def output(self, inputs: Tensor) -> Tensor:
-        """The model's output for a micro batch, complete on every rank."""
-        return self.trained(inputs)
-
-    def evaluate(self, batch: Batch | None) -> Tensor | None:
+    def evaluate(self, batch: Batch | None, score: Score) -> None:
         assert batch is not None
         self.synchronize()
-        return evaluate(self.trained, self.output, batch, self.job, self.micro_batches)
+        evaluate(self.trained, self.trained, batch, self.job, self.micro_batches, score)
 
     def state(self) -> dict[str, Tensor] | None:
         self.synchronize()

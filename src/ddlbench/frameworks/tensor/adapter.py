@@ -21,9 +21,16 @@ from ddlbench.frameworks.shared.groups import average, clip_parts, cpu_state, gr
 from ddlbench.frameworks.shared.layout import Layout, divisors, fill
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction, layerwise
 from ddlbench.frameworks.shared.replica import Replica, Update, in_ddp
-from ddlbench.frameworks.tensor.collectives import Mesh, connect_parts, full_logits, loss_of_parts, share
+from ddlbench.frameworks.tensor.collectives import (
+    Mesh,
+    connect_parts,
+    full_logits,
+    loss_of_parts,
+    score_complete,
+    share,
+)
 from ddlbench.frameworks.tensor.layers import Splits, full_state, is_transposed, local_state, split_model
-from ddlbench.job import Batch, Job, Model, on_meta
+from ddlbench.job import Batch, Job, Model, Score, on_meta
 from ddlbench.recomputation import KEY, budgeted
 
 CONVOLUTIONS = ("filters", "channels")
@@ -110,7 +117,8 @@ class TensorParallel:
             "convolutions": self.convolutions,
             "parallel_loss": self.parallel_loss and part.size > 1,
         }
-        return TensorReplica(job, model, (part, place, dp_group), splits, facts)
+        averages = self.convolutions == "channels"
+        return TensorReplica(job, model, (part, place, dp_group), splits, facts, averages)
 
 
 class SharedReplica(Replica):
@@ -127,9 +135,16 @@ class SharedReplica(Replica):
         loss = super().step(self.shared(batch))
         return loss if batch is not None else None
 
-    def evaluate(self, batch: Batch | None) -> Tensor | None:
-        output = super().evaluate(self.shared(batch))
-        return output if batch is not None else None
+    def evaluate(self, batch: Batch | None, score: Score) -> None:
+        reads = batch is not None
+        super().evaluate(
+            self.shared(batch),
+            lambda output, micro: score_complete(output, micro if reads else None, score, self.complete_output),
+        )
+
+    def complete_output(self, output: Tensor) -> Tensor:
+        """The outputs of all ranks of the part, on each of them."""
+        return output
 
     def shared(self, batch: Batch | None) -> Batch:
         """The batch on every rank of the replica."""
@@ -140,10 +155,20 @@ class TensorReplica(SharedReplica):
     """One rank's part of a live replica.
 
     splits: how the split parameters are cut, by name; unsplit: the other parameters, which every rank has
+    averages: whether ranks average the gradients of unsplit parameters, which are equal up to rounding
     """
 
-    def __init__(self, job: Job, model: nn.Sequential, mesh: Mesh, splits: Splits, facts: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        job: Job,
+        model: nn.Sequential,
+        mesh: Mesh,
+        splits: Splits,
+        facts: Mapping[str, Any],
+        averages: bool = False,
+    ) -> None:
         self.splits, (part, place, dp_group) = splits, mesh
+        self.averages = averages and part.size > 1
         named = dict(model.named_parameters())
         self.unsplit = [parameter for name, parameter in named.items() if name not in splits]
         # The norm for clipping counts each number once: part 0 counts what every rank has.
@@ -163,16 +188,18 @@ class TensorReplica(SharedReplica):
         super().__init__(mesh, job, model, update, facts, trained=wrapped, saved_part=f"tensor{part.rank}")
 
     def complete_gradients(self) -> None:
-        """With sequence parallelism each rank has the gradients of its tokens; split parameters see all of them."""
-        if self.part.sequence:
+        """With sequence parallelism each rank has the gradients of its tokens; split parameters see all of them. Where
+        channels are split, every rank computes the first convolution and BatchNorm: on GPUs its kernels may round
+        differently, and the copies would drift apart."""
+        if self.part.sequence or self.averages:
             gradients = [gradient(parameter) for parameter in self.unsplit]
             assert self.part.group is not None, "several ranks share the layers"
             average(gradients, self.part.group)
+        if self.part.sequence:
             torch._foreach_mul_(gradients, self.part.size)  # pyright: ignore
 
-    def output(self, inputs: Tensor) -> Tensor:
-        """The logits of all classes."""
-        return full_logits(self.model(inputs), self.job, self.part)
+    def complete_output(self, output: Tensor) -> Tensor:
+        return full_logits(output, self.job, self.part)
 
     def state(self) -> dict[str, Tensor] | None:
         self.synchronize()

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import Any, cast
 
 import torch
@@ -20,7 +21,8 @@ from torch.nn import functional as F
 
 from ddlbench.frameworks.shared.groups import subgroup
 from ddlbench.frameworks.shared.layout import Layout
-from ddlbench.job import Batch, Job, Place, example_batch
+from ddlbench.frameworks.shared.replica import micro_batches
+from ddlbench.job import Batch, Job, Place, Score, example_batch
 from ddlbench.recipe.recipe import IGNORED, CrossEntropy
 
 Change = Callable[[Tensor], Tensor]
@@ -206,6 +208,17 @@ def loss_of_parts(job: Job, part: Part, parallel: bool) -> Callable[[Tensor, Ten
 def full_logits(logits: Tensor, job: Job, part: Part) -> Tensor:
     """[..., classes], of this rank's slice of them."""
     return gather_from(logits, -1, job.model.outputs(), part) if part.size > 1 else logits
+
+
+def score_complete(output: Tensor, batch: Batch | None, score: Score, complete: Callable[[Tensor], Tensor]) -> None:
+    """Score outputs that `complete` gathers from all ranks, text sample by sample: the logits of all classes of several
+    samples may be the largest tensor of a run. batch: the samples; None where this rank does not report"""
+    count = len(output) if output.ndim == 3 else 1
+    parts = repeat(None) if batch is None else micro_batches(batch, count)
+    for part, samples in zip(output.chunk(count), parts, strict=False):
+        gathered = complete(part)
+        if samples is not None:
+            score(gathered, samples)
 
 
 def parallel_cross_entropy(logits: Tensor, targets: Tensor, classes: int, smoothing: float, part: Part) -> Tensor:

@@ -28,7 +28,8 @@ LARGEST_ON_THE_HEAP = 32 * 2**20  # glibc takes no larger threshold on 64 bits: 
 
 
 def reset_peaks(device: torch.device) -> None:
-    """Reset the peaks, so that building the model does not count. The host's peak needs /proc (Linux)."""
+    """Reset the peaks, so that building the model and searching for algorithms do not count. The host's peak needs
+    /proc (Linux)."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     # proc(5): 5 resets VmHWM to the current resident set. Without that, the peak since the start is an upper bound.
@@ -53,6 +54,14 @@ def peaks(device: torch.device) -> dict[str, int | None]:
         "memory_host_peak_bytes": host,
         "allocator_retries": torch.cuda.memory_stats(device)["num_alloc_retries"],
     }
+
+
+def give_back_freed(device: torch.device) -> None:
+    """Before the first step: give back the memory that set-up has freed, so that no peak counts it."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    else:
+        keep_freed_memory()
 
 
 def keep_freed_memory() -> bool:

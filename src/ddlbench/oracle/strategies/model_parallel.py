@@ -56,7 +56,8 @@ def tensor(framework: TensorParallel, setting: Setting) -> Outcome:
         setting = replace(setting, job=replace(setting.job, model=model))
         computation = replace(setting.computation, counts=count_job(setting.job, setting.machine.device.type))
         setting = replace(setting, computation=computation)
-    return parts(setting, layout.dp, layout.tp, framework.sequence_parallel, LOSS if framework.parallel_loss else ())
+    loss, channels = LOSS if framework.parallel_loss else (), framework.convolutions == "channels"
+    return parts(setting, layout.dp, layout.tp, framework.sequence_parallel, loss, averages=channels)
 
 
 def megatron(framework: Megatron, setting: Setting) -> Outcome:
@@ -65,10 +66,11 @@ def megatron(framework: Megatron, setting: Setting) -> Outcome:
     return parts(setting, layout.dp, layout.tp, sequence=False, loss=LOSS_OF_MEGATRON)
 
 
-def parts(setting: Setting, dp: int, tp: int, sequence: bool, loss: Sequence[int]) -> Outcome:
+def parts(setting: Setting, dp: int, tp: int, sequence: bool, loss: Sequence[int], averages: bool = False) -> Outcome:
     """tp ranks share a replica. The ranks with the same part in each of dp replicas (tp ranks apart) average gradients.
 
     loss: how many numbers each all-reduce of the loss has for a position; empty: every rank gathers the logits
+    averages: whether ranks average the gradients of parameters that are not split
     """
     job, blocks = setting.job, setting.counts.blocks
     count, samples = setting.micro_batch(dp)
@@ -82,7 +84,7 @@ def parts(setting: Setting, dp: int, tp: int, sequence: bool, loss: Sequence[int
             for sent, block in zip(layers, passes, strict=True)
         )
         messages += [replace(summed, exposed=summed.exposed - count * sum(waits)), batch]
-    if tp > 1 and sequence:  # each rank has the gradients of its tokens (TensorReplica.complete_gradients)
+    if tp > 1 and (sequence or averages):  # TensorReplica.complete_gradients
         size = FP32_BYTES * float(sum(block.parameter_count - block.split_parameters for block in blocks))
         seconds = setting.path(tp).seconds("all_reduce", size) + setting.packing_s(size)
         messages.append(Message("all-reduce of gradients that are not split", "tp", 1, size, seconds, seconds))
