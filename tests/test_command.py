@@ -37,6 +37,15 @@ def test_what_ends_a_command_is_its_exit_code_and_one_line(
     assert capsys.readouterr().err == said
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-"])
+@pytest.mark.parametrize("words", ["ddlbench --version", "ddlbench.sweep", "ddlbench +framework=ddp"])
+def test_a_stream_that_was_closed_before_the_start_is_one_that_nobody_reads(words: str, closed: str) -> None:
+    command = f"exec {sys.executable} -m {words} {closed}"
+    process = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=300, check=False)
+    assert process.returncode == (2 if "ddp" in words else 0)
+    assert "Traceback" not in process.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "code"),
     [

@@ -31,5 +31,5 @@ def test_a_name_may_be_as_long_as_a_file_system_allows(tmp_path: Path, name: str
     left = unfinished.with_name(unfinished.name.replace(f"~{os.getpid()}~", "~2147483646~"))  # of a process that ended
     for file in (left, unfinished):
         file.touch()
-    remove_leftovers(path)
+    remove_leftovers(path.parent, path.name)
     assert sorted(tmp_path.iterdir()) == sorted([path, unfinished])

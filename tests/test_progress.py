@@ -21,6 +21,7 @@ def test_without_a_reader_a_line_is_lost_and_the_program_goes_on(monkeypatch: py
     with os.fdopen(writing, "w") as stream:
         monkeypatch.setattr(sys, "stderr", stream)
         tell("the record is in results")
+        Progress(True).say("epoch 0")
         monkeypatch.undo()
         with suppress(OSError):
             stream.close()

@@ -17,7 +17,7 @@ from omegaconf import DictConfig  # noqa: E402
 from omegaconf.errors import OmegaConfBaseException  # noqa: E402
 
 from ddlbench import OLDEST_TORCH, __version__, too_old  # noqa: E402
-from ddlbench.command import NO_READER, ended  # noqa: E402
+from ddlbench.command import NO_READER, ended, open_streams  # noqa: E402
 from ddlbench.config.choices import conf_dir, targets  # noqa: E402
 from ddlbench.config.command_line import check_command_line, help_text  # noqa: E402
 from ddlbench.config.compose import configuration, hydra_line  # noqa: E402
@@ -76,6 +76,7 @@ def check_torch() -> None:
 
 
 def main() -> int:
+    open_streams()
     if {"-h", "--help"} & set(sys.argv[1:]):
         return ended("ddlbench", lambda: print(help_text(sys.argv[1:])))
     if "--version" in sys.argv[1:]:

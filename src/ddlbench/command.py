@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from ddlbench.errors import RunError, UserError, why
 from ddlbench.texts import discard, say
@@ -11,11 +13,17 @@ from ddlbench.texts import discard, say
 INTERRUPTED, NO_READER = 130, 141  # exit codes after Ctrl-C, and of what printed to a closed pipe: 128 + the signal
 
 
+def open_streams() -> None:
+    """Give Python a stdout and a stderr that nobody reads where the shell or a daemon has closed them."""
+    sys.stdout, sys.stderr = (stream or Path(os.devnull).open("w") for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
+
+
 def ended(name: str, work: Callable[[], int | None], interrupted: str = "interrupted") -> int:
     """The exit code of `work`, or of the error that ended it.
 
     name: of the command, for its messages; interrupted: the message after Ctrl-C
     """
+    open_streams()
     try:
         code = work() or 0
         sys.stdout.flush()

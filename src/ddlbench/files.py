@@ -30,7 +30,7 @@ def replacing(path: Path, through: Path | None = None) -> Generator[BinaryIO]:
         from it first, which takes too long if it is done often
     """
     if through is None:
-        remove_leftovers(path)
+        remove_leftovers(path.parent, path.name)
     temporary = unfinished_path(path, through or path.parent)
     try:
         with temporary.open("xb") as file:
@@ -50,19 +50,24 @@ def replace_json(path: Path, content: Any, through: Path | None = None) -> None:
 
 def unfinished_path(path: Path, folder: Path) -> Path:
     """A new hidden name in `folder`, with the name of the target, a hash of this host and the process."""
-    return folder / f".{_stem(path)}~{digest(this_place())}~{os.getpid()}~{secrets.token_hex(4)}"
+    return folder / f".{_stem(path.name)}~{digest(this_place())}~{os.getpid()}~{secrets.token_hex(4)}"
 
 
-def _stem(path: Path) -> str:
+def _stem(name: str) -> str:
     """The name of a target in that of its temporary file; a hash where both together would not fit into a file name."""
-    return path.name if len(os.fsencode(path.name)) <= LONGEST_NAME else digest(path.name, 64)
+    return name if len(os.fsencode(name)) <= LONGEST_NAME else digest(name, 64)
 
 
-def remove_leftovers(path: Path) -> None:
-    """Remove temporary files that killed processes left beside `path`, never those of a running one."""
-    name = re.compile(rf"\.{re.escape(_stem(path))}~(.+)~(\d+)~[0-9a-f]{{8}}")
+def remove_leftovers(folder: Path, target: str = "", abandoned_s: float = ABANDONED_S) -> None:
+    """Remove temporary files that killed processes left in a folder, never those of a running one.
+
+    target: the name of what they would have become; "": whatever it is
+    abandoned_s: since they were written to, where the process cannot be checked
+    """
+    stem = re.escape(_stem(target)) if target else ".+"
+    name = re.compile(rf"\.{stem}~(.+)~(\d+)~[0-9a-f]{{8}}", re.DOTALL)
     with contextlib.suppress(OSError):  # another process may remove the same
-        entries = [(entry, name.fullmatch(entry.name)) for entry in path.parent.iterdir()]
+        entries = [(entry, name.fullmatch(entry.name)) for entry in folder.iterdir()]
         for entry, by in entries:
             if by is None:
                 continue
@@ -70,6 +75,6 @@ def remove_leftovers(path: Path) -> None:
                 abandoned = not psutil.pid_exists(int(by[2]))
             else:
                 written = max(path.stat().st_mtime for path in (entry, *entry.rglob("*")))
-                abandoned = time.time() - written > ABANDONED_S
+                abandoned = time.time() - written > abandoned_s
             if abandoned:
                 shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink(missing_ok=True)

@@ -17,7 +17,7 @@ Item = TypeVar("Item")
 
 def tell(text: str) -> None:
     """One line of the program itself on stderr, from any rank, whatever characters the text has."""
-    with contextlib.suppress(OSError):  # nobody reads: the terminal or `tee` has ended
+    with contextlib.suppress(OSError):  # as below
         say(f"ddlbench: {text}", stream=sys.stderr)
 
 
@@ -31,7 +31,8 @@ class Progress:
 
     def say(self, text: str) -> None:
         if self.enabled:
-            tqdm.write(text, file=sys.stderr) if self.bar else print(text, file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError):  # nobody reads: the terminal or `tee` has ended
+                tqdm.write(text, file=sys.stderr) if self.bar else say(text, stream=sys.stderr)
 
     def steps(self, items: Iterable[Item], total: int, what: str, unit: str = "steps") -> Iterator[Item]:
         """Yield the items and show how many have passed."""

@@ -72,7 +72,7 @@ def test_slower_of_two_makers_discards_its_folder(tmp_path):
 
 def test_unwritable_place_is_one_clear_line(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"cannot make .*set .*DDLBENCH_HOME or data.root"):
+    with pytest.raises(UserError, match=r"cannot make .*set DDLBENCH_HOME, or choose another folder"):
         make_folder(tmp_path / "file" / "set", lambda _: None)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ddlbench.data.images.index import prepare_index
-from ddlbench.data.tfrecord import open_pack, order, read_manifest, walk
+from ddlbench.data.tfrecord import UNFINISHED, open_pack, order, read_manifest, walk
 from ddlbench.data.tools import make_shard, pack
 from ddlbench.errors import UserError
 from ddlbench.files import unfinished_path
@@ -102,6 +102,8 @@ def test_interrupted_pack_is_resumed(layout, packed, tmp_path, in_process, monke
             raise KeyboardInterrupt
         return whole(target, file, *job)
 
+    target.mkdir()
+    (other := unfinished_path(target / UNFINISHED, target)).touch()  # another process has begun to pack the same
     monkeypatch.setattr("ddlbench.data.tools.make_shard", interrupted)
     with pytest.raises(KeyboardInterrupt):
         pack(layout, target, SHARD_BYTES, processes=1)
@@ -115,7 +117,12 @@ def test_interrupted_pack_is_resumed(layout, packed, tmp_path, in_process, monke
     (target / "train/00002-of-00004.idx").unlink()
     before = written(target)
 
-    monkeypatch.setattr("ddlbench.data.tools.make_shard", whole)
+    def twice(*job):
+        (target / UNFINISHED).unlink(missing_ok=True)  # the other process is faster
+        other.unlink(missing_ok=True)
+        return whole(*job)
+
+    monkeypatch.setattr("ddlbench.data.tools.make_shard", twice)
     pack(layout, target, SHARD_BYTES, processes=1)
     after = written(target)
     assert sorted((name for name in after if after[name] != before.get(name)), key=lambda name: after[name]) == [

@@ -20,6 +20,7 @@ from ddlbench.data.samples import train_bpe
 from ddlbench.data.staging import StagedFiles, node_folder, stage
 from ddlbench.data.text.dataset import TokenText
 from ddlbench.errors import UserError
+from ddlbench.files import unfinished_path
 from ddlbench.models import gpt2
 from ddlbench.progress import Progress
 from ddlbench.results.reading.attempts import read_all
@@ -27,6 +28,7 @@ from ddlbench.results.tables.merge import measured_options
 from ddlbench.results.tables.tables import make_tables, records
 from tests.support import packs
 from tests.support.disk import largest_file
+from tests.support.killed import ended_process
 from tests.support.pictures import truncate, write_folders
 from tests.support.processes import PYTHON, run
 from tests.support.runs import GPT2, RESNET
@@ -217,12 +219,13 @@ def test_files_of_killed_copiers_are_removed(tmp_path: Path) -> None:
     wanted = part(tmp_path / "data", "a")
     unfinished = tmp_path / "node" / ".unfinished"
     unfinished.mkdir(parents=True)
-    for name, age_s in (("old", 7200), ("another's", 10)):
-        (unfinished / name).write_text("half")
-        then = time.time() - age_s
-        os.utime(unfinished / name, (then, then))
+    name, here, _, mark = unfinished_path(wanted.copy / "a", unfinished).name.split("~")
+    left = {"dead": (here, ended_process().pid, 10), "old": ("node7", 1, 7200), "another's": ("node7", 2, 10)}
+    for who, (place, process, age_s) in left.items():
+        (path := unfinished / f"{name}~{place}~{process}~{mark}").write_text(who)
+        os.utime(path, (time.time() - age_s, time.time() - age_s))
     stage([wanted], QUIET)
-    assert [path.name for path in unfinished.iterdir()] == ["another's"]
+    assert [path.read_text() for path in unfinished.iterdir()] == ["another's"]
 
 
 def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

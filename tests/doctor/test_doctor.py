@@ -77,6 +77,11 @@ def test_frameworks_are_checked_for_the_ranks_of_the_launch(monkeypatch: pytest.
     assert framework("ddp", launch, CPU)[2] == "not on 8 ranks"
 
 
+@pytest.mark.parametrize("name", ["channel", "spatial"])
+def test_a_framework_of_images_runs_here(name: str) -> None:
+    assert framework(name, ALONE, CPU)[1] == f"runs, torch {torch.__version__}"
+
+
 def test_a_choice_that_cannot_be_composed_is_broken() -> None:
     _, value, remark = framework("nobody", ALONE, CPU)
     assert (value, "nobody" in remark) == ("broken", True)

@@ -102,6 +102,7 @@ DAEMON = SRUN | env(
         (OPEN_MPI | {"MASTER_PORT": "9"}, Launch("mpirun", 1, 2, 1, 2, 1, "localhost", 9)),
         (OPEN_MPI | ALONE | {"MASTER_PORT": "9"}, Launch("mpirun", 1, 2, 1, 2, 1, "localhost", 9)),
         (HOROVODRUN | ALONE, detect(HOROVODRUN)),
+        (SRUN | ALONE, detect(SRUN)),
         (DAEMON | HYDRA | ALONE | env("MASTER_ADDR=a MASTER_PORT=9"), Launch("mpirun", 3, 4, 1, 2, 2, "a", 9)),
         (OPEN_MPI | ALONE | {"TORCHELASTIC_RUN_ID": "none"}, Launch("torchrun")),
     ],

@@ -31,9 +31,9 @@ def make_folder(folder: Path, make: Callable[[Path], None]) -> None:
         return
     temporary = unfinished_path(folder, folder.parent)
     try:
-        with reporting(f"cannot make {folder}", "set DDLBENCH_HOME or data.root"):
+        with reporting(f"cannot make {folder}", "set DDLBENCH_HOME, or choose another folder"):
             folder.parent.mkdir(parents=True, exist_ok=True)
-            remove_leftovers(folder)
+            remove_leftovers(folder.parent, folder.name)
             temporary.mkdir(mode=0o700)
             make(temporary)
             temporary.chmod(0o755)

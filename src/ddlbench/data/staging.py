@@ -11,7 +11,6 @@ import hashlib
 import os
 import shutil
 import sys
-import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from pathlib import Path
 
 from ddlbench.data.processes import SCANNERS, in_threads
 from ddlbench.errors import UserError, reporting
-from ddlbench.files import replacing
+from ddlbench.files import remove_leftovers, replacing
 from ddlbench.foreign import sha256_of
 from ddlbench.progress import Progress
 
@@ -76,12 +75,9 @@ def stage(sets: Sequence[StagedFiles], progress: Progress) -> Staged:
     folder = Path(os.path.commonpath([part.copy.parent for part in sets]))
     require_room(folder, size)
     unfinished = folder / UNFINISHED
-    removed = suppress(FileNotFoundError)  # by another job, which may be copying into the folder at the same time
-    with reporting(f"cannot make {unfinished}", "choose another data.stage_to"), removed:
+    with reporting(f"cannot make {unfinished}", "choose another data.stage_to"):
         unfinished.mkdir(parents=True, exist_ok=True)
-        for path in unfinished.iterdir():  # files of killed runs
-            if time.time() - path.stat().st_mtime > ABANDONED_S:
-                path.unlink(missing_ok=True)
+    remove_leftovers(unfinished, abandoned_s=ABANDONED_S)
     progress.say(f"staging {files} files ({size / 1e9:.2f} GB) in {folder}")
     pairs = ((part.original / name, part.copy / name) for part in sets for name in part.names)
     copies = in_threads(lambda pair: copy_file(*pair, unfinished), pairs, SCANNERS)

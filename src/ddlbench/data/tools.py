@@ -54,10 +54,11 @@ def pack(layout: FolderLayout, target: Path, shard_bytes: int, processes: int) -
     processes = min(processes, total)
     with reporting(f"cannot write {target}", WRITE_AGAIN):
         check_target(target, plan)
-        for split in counts:
-            (target / split).mkdir(parents=True, exist_ok=True)
+        target.mkdir(parents=True, exist_ok=True)
         with replacing(target / tfrecord.UNFINISHED) as file:
             file.write(json.dumps(plan).encode())
+        for split in counts:
+            (target / split).mkdir(exist_ok=True)
         present = sum(len(list((target / split).glob("*.tfrecord"))) for split in counts)
         again = f"; {present} exist already and are checked" if present else ""
         progress.say(f"packing {total} shards into {target}, {processes} at a time{again}")
@@ -67,7 +68,7 @@ def pack(layout: FolderLayout, target: Path, shard_bytes: int, processes: int) -
         splits = {split: tfrecord.PackedSplit.of(shards) for split, shards in parts.items()}
         result = Pack(tfrecord.FORMAT, index.hash, index.classes, splits)
         replace_json(target / tfrecord.MANIFEST, asdict(result))
-        (target / tfrecord.UNFINISHED).unlink()
+        (target / tfrecord.UNFINISHED).unlink(missing_ok=True)  # another process may pack the same
     return result
 
 
@@ -88,7 +89,7 @@ def check_target(target: Path, plan: dict[str, Any]) -> None:
             raise UserError(
                 f"{path} is not what an earlier attempt leaves ({error}): delete it and pack again"
             ) from error
-    elif target.exists() and any(target.iterdir()):
+    elif target.exists() and any(not path.name.startswith(".") for path in target.iterdir()):
         raise UserError(f"{target} holds other files: give an empty or a new folder for the packed set")
     else:
         return

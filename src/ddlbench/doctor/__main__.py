@@ -31,9 +31,10 @@ from ddlbench.ranks.launch import pick_device
 from ddlbench.ranks.launchers import Launch, detect
 from ddlbench.texts import bytes_text, first_line, say
 
-# A model that most degrees of parallelism divide: this checks the machine, not whether a model can be divided.
-PROBE = ("+model=gpt2_small", "model.n_layer=8", "model.n_embd=64", "model.n_head=8", "model.vocab_size=512",
-         "model.seq_len=32")  # fmt: skip
+# Models that most degrees of parallelism divide: this checks the machine, not whether a model can be divided.
+TEXT = ("+model=gpt2_small", "model.n_layer=8", "model.n_embd=64", "model.n_head=8", "model.vocab_size=512",
+        "model.seq_len=32")  # fmt: skip
+PROBES = (TEXT, ("+model=resnet50",))
 RANKS = (1, 2, 4)  # tried one after another in a single process
 MODELS = {"images": "resnet50", "text": "gpt2_small"}  # one of each kind, for loaders
 
@@ -68,15 +69,18 @@ def report(launch: Launch) -> str:
 
 
 def framework(name: str, launch: Launch, device: torch.device) -> Line:
-    """Whether its check accepts the probe at the ranks of this launch, or in a single process at one of RANKS."""
+    """Whether its check accepts a probe at the ranks of this launch, or in a single process at one of RANKS."""
     try:
-        config = configuration(f"+framework={name}", *PROBE)
-        worlds = RANKS if launch.world_size == 1 else (launch.world_size,)
-        jobs = [make_job(config, replace(launch, world_size=ranks), device) for ranks in worlds]
-        refusals = [refusal(partial(config.framework.check, job)) for job in jobs]
-        if None not in refusals:
-            return name, "unsupported here", str(refusals[0])
-        return name, f"runs, {version(config.framework)}" + (", on more ranks than one" if refusals[0] else ""), ""
+        configs = [configuration(f"+framework={name}", *probe) for probe in PROBES]
+        refusals = list[list[str | None]]()  # of all probes, for each number of ranks
+        for ranks in RANKS if launch.world_size == 1 else (launch.world_size,):
+            here = replace(launch, world_size=ranks)
+            checks = [partial(config.framework.check, make_job(config, here, device)) for config in configs]
+            refusals.append([refusal(check) for check in checks])
+        if not any(None in of_probes for of_probes in refusals):
+            return name, "unsupported here", str(refusals[0][0])
+        several = "" if None in refusals[0] else ", on more ranks than one"
+        return name, f"runs, {version(configs[0].framework)}{several}", ""
     except Unavailable as error:
         return name, "unavailable", str(error)
     except Exception as error:

@@ -90,8 +90,10 @@ def detect(env: Mapping[str, str] = os.environ) -> Launch:
     The order matters: inside a Slurm job torchrun's agents and mpirun's daemons are themselves started by srun, and
     their ranks inherit the step's variables, which count agents and daemons.
     """
-    # A shell or a container's hook around mpirun may have set RANK=0 WORLD_SIZE=1: each of its ranks would run alone.
+    # A shell or a container's hook around mpirun or srun may have set RANK=0 WORLD_SIZE=1: each of its ranks would run
+    # alone.
     several = any(names[2] in env and env.get(names[1]) != "1" for names in (HOROVOD, OPEN_MPI, HYDRA))
+    several = several or env.get("SLURM_STEP_NUM_TASKS", "1") != "1"
     around = several and env.get("WORLD_SIZE") == "1" and "TORCHELASTIC_RUN_ID" not in env
     if "RANK" in env and "WORLD_SIZE" in env and not around:
         # NVIDIA's hook for enroot sets them in PyTorch images, to those of the Slurm step and without LOCAL_WORLD_SIZE.

@@ -61,7 +61,7 @@ def end_for_rank_0(
         content |= {"status": status, "reason": reason, "ended_by": ended_by}
         content["times"]["end"] = ended or now()
         write_json(folder / "run.json", content)
-        remove_leftovers(folder / "run.json")
+        remove_leftovers(folder, "run.json")
         for name in (RESERVE, HEARTBEAT):
             (folder / name).unlink(missing_ok=True)
         return True

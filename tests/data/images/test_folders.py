@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from ddlbench.data.images.folders import ImageFolders, augmentation_seed, evenly_spaced
+from ddlbench.data.images.folders import ImageFolders, augmentation_seed, batch_memory, evenly_spaced
 from ddlbench.data.loaders.replica_feed import MEAN, STD, normalized
 from ddlbench.errors import UserError
 from tests.support.pictures import Shape, empty, no_image, truncate, write_folders
@@ -157,8 +157,16 @@ def test_every_color_mode_becomes_rgb(folders, decode, mode, form):
     torch.testing.assert_close(image[:, 16, 16], expected, atol=4, rtol=0)
 
 
+def damaged_png(file: Path) -> None:
+    """One byte of the compressed pixels is another."""
+    Image.fromarray(np.random.RandomState(0).randint(0, 256, (40, 40, 3)).astype(np.uint8)).save(file, "PNG")
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    file.write_bytes(content)
+
+
 @pytest.mark.parametrize("decode", DECODERS)
-@pytest.mark.parametrize("spoil", [truncate, no_image, empty])
+@pytest.mark.parametrize("spoil", [truncate, no_image, empty, damaged_png])
 def test_bad_file_is_fatal_and_named(folders, decode, spoil):
     file = Path(folders.root) / "train/b/001.JPEG"
     spoil(file)
@@ -190,6 +198,28 @@ def test_a_file_skipped_in_validation_does_not_count(folders, decode):
     assert fetched.valid.tolist() == [True, False, True]
     assert fetched.bad == ("val/a/001.JPEG",)
     assert fetched.inputs.shape == (3, 3, 32, 32)
+
+
+def test_bad_files_of_both_splits_have_their_own_names(folders, tmp_path):
+    """Also where the folders of both splits have the same last name."""
+    root = Path(folders.root)
+    for split, name in (("train", "one/images"), ("val", "two/images")):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).symlink_to(root / split)
+    truncate(root / "train/a/001.JPEG")
+    truncate(root / "val/a/001.JPEG")
+    data = replace(folders, root=str(tmp_path), train_dir="one/images", val_dir="two/images", on_bad_sample="skip")
+    assert [take(data, train, [(0, 1)]).bad for train in (True, False)] == [("train/a/001.JPEG",), ("val/a/001.JPEG",)]
+
+
+def test_full_shared_memory_names_the_remedy(monkeypatch):
+    def full(_: int) -> None:
+        raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)")
+
+    monkeypatch.setattr("ddlbench.data.images.folders.get_worker_info", lambda: 1)
+    monkeypatch.setattr(torch.UntypedStorage, "_new_shared", full)
+    with pytest.raises(UserError, match=r"of 1 MiB \(.*No space left.*\): lower loader\.workers .*--shm-size=1g"):
+        batch_memory(torch.uint8, 2**20)
 
 
 def test_a_set_without_a_readable_image_is_refused(folders):

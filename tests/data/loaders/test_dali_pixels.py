@@ -61,6 +61,8 @@ SQUARE = {"crop_scale": [1.0, 1.0], "crop_ratio": [1.0, 1.0]}
         # No crop fits, so both take the centre. By default 8 % of the area at an aspect of 4/3 are above 40 pixels.
         ((680, 40), {}),
         ((40, 680), {}),
+        ((680, 41), {}),  # 54.67 pixels at an aspect of 4/3: both round to 55
+        ((41, 680), {}),
         ((48, 40), SQUARE),
         ((40, 49), SQUARE),
     ],

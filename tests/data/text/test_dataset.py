@@ -196,6 +196,16 @@ def test_limit_takes_the_first_windows(root, text):
         TokenText("text", val_limit=0)
 
 
+def test_a_token_beyond_the_vocabulary_of_its_index_is_named(text):
+    split = text.split(True, model(5), seed=0)
+    words = split.file.index.vocab_size
+    changed = split.file.read().copy()
+    changed[12] = words
+    split.__dict__["tokens"] = changed
+    with pytest.raises(UserError, match=rf"has token {words}, its index says {words} words: check it with .* verify"):
+        all_of(split)
+
+
 def test_index_outside_the_split_is_a_programming_error(text):
     for index in (-1, 7):
         with pytest.raises(AssertionError, match=r"window outside \[0, 7\)"):

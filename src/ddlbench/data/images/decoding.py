@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 DECODERS = ("pil", "torchvision")
+PNG = b"\x89PNG"
 
 
 class BadImage(Exception):
@@ -38,6 +39,8 @@ def decode_image(content: bytes | memoryview, decoder: str) -> Image.Image | Ten
 
         with warnings.catch_warnings():  # deprecated since torchvision 0.29, still the decoder that many use
             warnings.simplefilter("ignore", DeprecationWarning)
+            if content[:4] == PNG:
+                Image.open(io.BytesIO(content)).verify()  # torchvision's decoder ends the process at a damaged one
             raw = torch.frombuffer(bytearray(content), dtype=torch.uint8)
             image = images.decode_image(raw, images.ImageReadMode.RGB)
             image = image[0] if image.ndim == 4 else image  # an animation: its first frame, as Pillow reads it

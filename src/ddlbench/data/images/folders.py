@@ -25,6 +25,7 @@ from ddlbench.data.images.index import Files, FolderLayout, open_index, prepare_
 from ddlbench.data.staging import StagedFiles, node_folder
 from ddlbench.errors import UserError, check_values, reporting
 from ddlbench.job import Model
+from ddlbench.texts import bytes_text, first_line
 
 BAD_SAMPLE = ("fatal", "skip")
 
@@ -109,7 +110,7 @@ class ImageSplit:
                         f"{self.source.place(image)} cannot be decoded ({error}): replace or remove the file, "
                         f"or leave such samples out with data.on_bad_sample=skip"
                     ) from error
-                bad.append(f"{self.source.where.name}/{self.source.within(image)}")
+                bad.append(f"{SPLITS[self.train]}/{self.source.within(image)}")
             else:
                 return int(self.source.files.labels[image]), True
         if self.train:
@@ -125,7 +126,13 @@ def batch_memory(dtype: torch.dtype, *shape: int) -> Tensor:
     if get_worker_info() is None:
         return torch.empty(shape, dtype=dtype)
     size = math.prod(shape) * dtype.itemsize
-    memory = torch.UntypedStorage._new_shared(size)  # pyright: ignore[reportPrivateUsage]
+    try:
+        memory = torch.UntypedStorage._new_shared(size)  # pyright: ignore[reportPrivateUsage]
+    except RuntimeError as error:
+        raise UserError(
+            f"no shared memory for a batch of {bytes_text(size)} ({first_line(error)}): lower loader.workers or "
+            "loader.prefetch, or start the container with --shm-size=1g"
+        ) from error
     return torch.empty(0, dtype=dtype).set_(memory, 0, shape)  # pyright: ignore[reportCallIssue]  # torch's own storage
 
 

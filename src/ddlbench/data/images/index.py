@@ -205,7 +205,7 @@ def read_arrays(file: Path, names: Iterable[str]) -> dict[str, NDArray[Any]] | N
 
 def write_arrays(file: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     """The file appears when it is complete: no process reads half an index. UserError where it cannot be written."""
-    with reporting(f"cannot keep the index {file}", "choose data.cache_dir"):
+    with reporting(f"cannot keep the index {file}", "set DDLBENCH_HOME, or data.cache_dir of a run"):
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as stream:
             np.savez(stream, allow_pickle=False, **arrays)

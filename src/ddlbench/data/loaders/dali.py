@@ -224,8 +224,8 @@ class DaliReader:
 
     def _train(self, encoded: Any) -> Any:
         """Random crops and mirrors. Where no attempt fits, DALI takes the largest crop with the smallest or largest
-        aspect ratio at a random place, torchvision takes it in the center. A crop that fits by chance and is as large
-        is moved to the center, too."""
+        aspect ratio at a random place and rounds its other side down, torchvision takes it in the center and rounds to
+        the nearest number. A crop that fits by chance and is as large is moved to the center, too."""
         dali, fn, (low, high) = self.dali, self.dali.fn, self.data.crop_ratio
         image = fn.peek_image_shape(encoded, adjust_orientation=False)
         start, shape = fn.random_crop_generator(
@@ -233,6 +233,8 @@ class DaliReader:
         )
         wide = (shape[0] == image[0]) & (dali.math.abs(shape[1] - high * image[0]) < 1)
         tall = (shape[1] == image[1]) & (dali.math.abs(shape[0] - image[1] / low) < 1)
+        width, height = dali.math.floor(high * image[0] + 0.5), dali.math.floor(image[1] / low + 0.5)
+        shape += fn.cast(fn.stack(tall * (height - shape[0]), wide * (width - shape[1])), dtype=dali.types.INT32)
         center = (image[:2] - shape) // 2
         start = start + (wide | tall) * (center - start)
         window = {"start": fn.cast(start, dtype=dali.types.INT32), "shape": shape, "axes": (0, 1)}

@@ -67,7 +67,13 @@ class TokenSplit:
         assert ((indices >= 0) & (indices < self.windows)).all(), f"window outside [0, {self.windows}): {indices}"
         positions = indices[:, None] * self.seq_len + np.arange(self.seq_len + 1)
         last = self.file.index.tokens - 1
-        window = torch.from_numpy(self.tokens[np.minimum(positions, last)].astype(np.int64))
+        tokens = self.tokens[np.minimum(positions, last)].astype(np.int64)
+        if (largest := int(tokens.max(initial=0))) >= (known := self.file.index.vocab_size):
+            raise UserError(
+                f"{self.file.path} has token {largest}, its index says {known} words: check it with python -m "
+                "ddlbench.data verify, and make it again"
+            )
+        window = torch.from_numpy(tokens)
         beyond = torch.from_numpy(positions[:, 1:] > last)
         return Fetched(
             inputs=window[:, :-1].contiguous(),
