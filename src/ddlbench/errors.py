@@ -7,7 +7,7 @@ import re
 import signal
 from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
@@ -88,7 +88,13 @@ class UserError(RunError, ValueError):
     exit_code = 2
 
 
+ADDED = "added"  # in the metadata of a key of the configuration that a later version added
 NONE: Mapping[str, Any] = {}
+
+
+def added(default: Any) -> Any:
+    """The field of a key that a later version added. default: the value that keeps the earlier behavior"""
+    return field(default=default, metadata={ADDED: True})
 
 
 def check_values(

@@ -13,6 +13,7 @@ import pytest
 from ddlbench.config import schema
 from ddlbench.config.keys import added_later, measured_part
 from ddlbench.config.schema import Config
+from ddlbench.errors import added
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.record.record import run_id
 from ddlbench.results.tables.merge import SEEN, AttemptRow, measured_options, measurements
@@ -44,7 +45,7 @@ def moved(cls: type, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Config:
 class Later(DDP):
     """DDP of a later version, which has one more key."""
 
-    overlap: int | None = field(default=None, metadata={"before": None})
+    overlap: int | None = added(None)
 
 
 def test_a_class_may_move(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +82,7 @@ def test_an_old_record_merges_with_one_that_has_the_key(monkeypatch: pytest.Monk
 def test_keys_of_nested_sections_are_found_too() -> None:
     @dataclass
     class Part:
-        speed: int = field(default=1, metadata={"before": 1})
+        speed: int = added(1)
 
     @dataclass
     class Whole:

@@ -2,7 +2,7 @@
 measured: `run_id` is the hash of these, reports merge and compare by them.
 
 A field that a later version adds is declared with the value that keeps the earlier behavior, so that new records are
-repeats of old ones that lack it: `field(default=None, metadata={"before": None})`.
+repeats of old ones that lack it: `added(None)`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, field, fields, is_dataclass
+from dataclasses import Field, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from ddlbench import offloading, recomputation
-from ddlbench.errors import UserError, check_values
+from ddlbench.errors import ADDED, UserError, added, check_values
 from ddlbench.ranks.launchers import SHARED_GPU
 from ddlbench.texts import printable, shortened
 
@@ -79,8 +79,8 @@ class Train:
     reduce_dtype: str = "fp32"
     clip_norm: float | None = None
     checkpoint_activations: Any = False  # recomputation.Choice
-    offload_activations: Any = field(default=False, metadata={"before": False})  # the same
-    flops_per_host_byte: float = field(default=10_000.0, metadata={"before": 10_000.0})
+    offload_activations: Any = added(False)  # the same
+    flops_per_host_byte: float = added(10_000.0)
     compile: bool = False
     channels_last: bool = False
     seed: int = 0
@@ -88,9 +88,9 @@ class Train:
     threads_per_rank: int = 1
     validate: bool = True
     timeout_s: float = 600.0
-    deterministic: bool = field(default=False, metadata={"before": False})
-    cold_cache: bool = field(default=False, metadata={"before": False})
-    time_limit_s: float | None = field(default=None, metadata={"before": None})
+    deterministic: bool = added(False)
+    cold_cache: bool = added(False)
+    time_limit_s: float | None = added(None)
 
     def __post_init__(self) -> None:
         self.checkpoint_activations = recomputation.choice(self.checkpoint_activations)
@@ -135,7 +135,7 @@ class Options:
     profile_trace: bool = False
     dryrun: bool = False
     progress: bool = True
-    backend: str | None = field(default=None, metadata={"before": None})
+    backend: str | None = added(None)
     preflight: bool = False
     preflight_warn: float = 1.5
     preflight_stop: float | None = 4.0
@@ -156,10 +156,10 @@ class Options:
 class Checkpoint:
     """`checkpoint.`: when a run saves what it needs to continue, and where."""
 
-    every: int | None = field(default=None, metadata={"before": None})
-    dir: str | None = field(default=None, metadata={"before": None})
-    keep: int = field(default=2, metadata={"before": 2})
-    resume: bool | None = field(default=None, metadata={"before": None})
+    every: int | None = added(None)
+    dir: str | None = added(None)
+    keep: int = added(2)
+    resume: bool | None = added(None)
 
     def __post_init__(self) -> None:
         check_values("checkpoint.", self, least={"every": 1, "keep": 1})
@@ -244,14 +244,14 @@ def written(value: object) -> str:
 
 def added_later(config: object, prefix: str = "") -> dict[str, Any]:
     """The dotted keys of a dataclass or its object that a later version added, with the value of earlier behavior."""
-    added: dict[str, Any] = {}
+    later: dict[str, Any] = {}
     keys: tuple[Field[Any], ...] = fields(cast(Any, config))
     for key in keys:
-        if "before" in key.metadata:
-            added[prefix + key.name] = key.metadata["before"]
+        if ADDED in key.metadata:
+            later[prefix + key.name] = key.default
         elif is_dataclass(part := getattr(config, key.name, None)):
-            added |= added_later(part, f"{prefix}{key.name}.")
-    return added
+            later |= added_later(part, f"{prefix}{key.name}.")
+    return later
 
 
 def measured_part(plain: Plain, before: Plain, prefix: str = "") -> dict[str, Any]:

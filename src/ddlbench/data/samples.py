@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from ddlbench.data.images.index import FolderLayout
 from ddlbench.data.processes import in_threads, usual_processes
 from ddlbench.data.text.dataset import TokenText
 from ddlbench.data.text.token_file import TokenizerFiles
-from ddlbench.errors import UserError, check_values
+from ddlbench.errors import UserError, added, check_values
 from ddlbench.job import Model
 from ddlbench.progress import Progress
 
@@ -89,8 +89,8 @@ class SampleImages(ImageFolders):
     """
 
     # Of the folder that this class draws: no keys of its YAML, and not in older records.
-    train_dir: str = field(default="train", metadata={"before": "train"})
-    val_dir: str = field(default="val", metadata={"before": "val"})
+    train_dir: str = added("train")
+    val_dir: str = added("val")
     sample_train: int = 3000
     sample_val: int = 1000
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ddlbench.checkpoint import OFF, Live
-from ddlbench.errors import UserError, check_values, refuse
+from ddlbench.errors import UserError, added, check_values, refuse
 from ddlbench.frameworks.compression import ErrorFeedback, Hook, Int8, PowerSGD, Sign, TopK
 from ddlbench.frameworks.shared.groups import all_ranks
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction
@@ -30,7 +30,7 @@ class DDP:
     comm_hook: str = "none"
     powersgd_rank: int = 1
     powersgd_start_step: int = 10
-    topk_ratio: float = field(default=0.01, metadata={"before": 0.01})
+    topk_ratio: float = added(0.01)
 
     def __post_init__(self) -> None:
         if self.comm_hook == "onebit_adam":

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
@@ -21,7 +21,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-from ddlbench.errors import WrongRankCount, check_values, refuse
+from ddlbench.errors import WrongRankCount, added, check_values, refuse
 from ddlbench.frameworks.shared.groups import all_ranks, batch_norms, subgroup
 from ddlbench.frameworks.shared.layout import Layout, divisors
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction, check_shards
@@ -39,7 +39,7 @@ class FSDP:
     reshard_after_forward: bool | None = None
     replicate: int = 1
     mixed_precision: str | None = None
-    offload_parameters: bool = field(default=False, metadata={"before": False})
+    offload_parameters: bool = added(False)
 
     def __post_init__(self) -> None:
         check_values("framework.", self, least={"replicate": 1}, choices={"mixed_precision": SCHEMES})

@@ -13,7 +13,7 @@ import torch
 from torch.torch_version import TorchVersion
 
 from ddlbench.checkpoint import OFF
-from ddlbench.errors import Unavailable, UserError, check_values, importing, refuse
+from ddlbench.errors import Unavailable, UserError, added, check_values, importing, refuse
 from ddlbench.frameworks.shared.groups import batch_norms
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction, layerwise
 from ddlbench.job import Job, on_meta
@@ -62,9 +62,9 @@ class DeepSpeedOptions:
     zero_stage: int = field(default=1, metadata={"defines": "deepspeed"})
     offload_optimizer: bool = False
     offload_parameters: bool = False
-    offload_to: str = field(default="cpu", metadata={"before": "cpu"})
-    nvme_path: str | None = field(default=None, metadata={"before": None})
-    cpu_adam: bool = field(default=False, metadata={"before": False})
+    offload_to: str = added("cpu")
+    nvme_path: str | None = added(None)
+    cpu_adam: bool = added(False)
     mixed_precision: str = "autocast"
     reduce_bucket_mb: float | None = None
     gather_bucket_mb: float | None = None

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from torch.optim import SGD, Adam
 
-from ddlbench.errors import check_values, refuse
+from ddlbench.errors import added, check_values, refuse
 from ddlbench.frameworks.pipeline.pipedream_trainer import PipeDreamTrainer
 from ddlbench.frameworks.pipeline.rank import Blocks, Groups
 from ddlbench.frameworks.pipeline.schedules import check_stages, in_flight, micro_batch_count
@@ -34,9 +34,9 @@ class PipeDream(Staged):
 
     name: str = "pipedream"
     double_buffered: bool = field(default=False, metadata={"defines": None})
-    correction: str = field(default="none", metadata={"before": "none"})
-    discrepancy_decay: float = field(default=0.135, metadata={"before": 0.135})
-    reschedule_updates: int = field(default=1000, metadata={"before": 1000})
+    correction: str = added("none")
+    discrepancy_decay: float = added(0.135)
+    reschedule_updates: int = added(1000)
 
     def __post_init__(self) -> None:
         super().__post_init__()

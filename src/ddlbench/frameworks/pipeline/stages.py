@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate, pairwise
 from typing import Any
@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ddlbench.checkpoint import OFF
 from ddlbench.data.feed import Request
 from ddlbench.data.loaders.synthetic import random_batch
-from ddlbench.errors import Unsupported, check_values, refuse
+from ddlbench.errors import Unsupported, added, check_values, refuse
 from ddlbench.frameworks.shared.checkpointing import blocks_plan, keep_costly_outputs_of, segment_facts, selective_names
 from ddlbench.frameworks.shared.layout import Layout
 from ddlbench.frameworks.shared.replica import autocast
@@ -67,7 +67,7 @@ class Staged:
     dp: int | None = 1
     pp: int | None = None
     balance: list[int] | None = None
-    balance_by: str = field(default="flops", metadata={"before": "flops"})
+    balance_by: str = added("flops")
     flops_per_byte: float = 1000.0
 
     def __post_init__(self) -> None:

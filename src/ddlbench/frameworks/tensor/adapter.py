@@ -8,14 +8,14 @@ is split, and how, stands beside each model; the parts are made in frameworks/te
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ddlbench.errors import Unsupported, check_values, refuse
+from ddlbench.errors import Unsupported, added, check_values, refuse
 from ddlbench.frameworks.shared.checkpointing import apply_plan
 from ddlbench.frameworks.shared.groups import average, clip_parts, cpu_state, gradient
 from ddlbench.frameworks.shared.layout import Layout, divisors, fill
@@ -71,7 +71,7 @@ class TensorParallel:
     tp: int | None = None
     sequence_parallel: bool = False
     parallel_loss: bool = True
-    convolutions: str = field(default="filters", metadata={"before": "filters"})
+    convolutions: str = added("filters")
 
     def __post_init__(self) -> None:
         check_values("framework.", self, least={"dp": 1, "tp": 1}, choices={"convolutions": CONVOLUTIONS})
