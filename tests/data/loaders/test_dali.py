@@ -99,6 +99,18 @@ def test_on_a_gpu_it_is_torchs_current_stream_that_waits(folders, monkeypatch, o
     assert asked == [("side stream" if on_gpu else None)] * 2
 
 
+def test_the_pipeline_is_built_before_the_first_batch_is_asked_for(folders, monkeypatch):
+    reader, built = DaliReader(folders, folders.split(True, Shape(), 0), Dali("dali"), request()), list[bool]()
+    build = reader.dali.Pipeline.build
+    monkeypatch.setattr(
+        reader.dali.Pipeline, "build", lambda pipeline: built.append(pipeline._built) or build(pipeline)
+    )
+    batches = reader.read(0, [np.array([1, 6])])
+    assert built == [False]
+    assert not reader._in_flight, "no sample is read outside of the epoch's time"
+    assert len(list(batches)) == 1
+
+
 def graphic(file):
     file.write_bytes(picture(np.zeros((40, 48)), format="GIF"))
 

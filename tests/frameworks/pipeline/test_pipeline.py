@@ -191,6 +191,17 @@ def test_what_a_stage_raises_is_not_wrapped() -> None:
                 run(batch)
 
 
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_an_evaluation_keeps_the_outputs_of_one_micro_batch(schedule: str) -> None:
+    """torch keeps what each micro batch has sent, and on the last stage its outputs, until the next step."""
+    with fake_world(0, 1, CPU), ready(Pipeline(schedule=schedule), make_job(MESH)) as (trainer, batch):
+        (stage,), kept = trainer.stages, list[int]()
+        trainer.step(batch)
+        trainer.evaluate(batch, lambda *_: kept.append(len(stage.fwd_cache)))
+        assert kept == [1] * 24  # samples, 2 in each micro batch
+        assert not stage.fwd_cache
+
+
 def test_unsupported_settings_are_refused_before_anything_starts() -> None:
     Pipeline().check(two_ranks())
     seven = replace(two_ranks(global_batch=7), world_size=7)

@@ -211,6 +211,7 @@ class DaliReader:
         with pipeline:
             source = dali.fn.external_source(source=files, **how)
             pipeline.set_outputs(output(dali.fn.io.file.read(source) if self.named else source))
+        pipeline.build()  # else the first batch would wait for it
         return pipeline
 
     def _decoded(self, encoded: Any, **window: Any) -> Any:

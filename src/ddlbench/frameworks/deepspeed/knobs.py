@@ -22,7 +22,8 @@ OLDEST = "0.19.8"  # before, ZeRO 1 and 2 with overlap_comm and torch.compile ga
 SCHEMES = ("autocast", "weights")
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 # torch's GradScaler grows after 2,000 good steps and shrinks at every overflow. DeepSpeed counts the steps after the
-# first good one, and has grown after 2,000 with a window of 1,999; its hysteresis of 2 would leave out another update.
+# first good one, and has grown after 2,000 with a window of 1,999 (if the next step does not overflow either, it grows
+# again one step earlier than torch); its hysteresis of 2 would leave out another update.
 AS_TORCH_SCALES = {"initial_scale_power": 16, "loss_scale_window": 1999, "hysteresis": 1}
 BUCKET_MB = 25.0  # DDP's. DeepSpeed's own, 5e8 elements, takes 2 GB also for a small model
 

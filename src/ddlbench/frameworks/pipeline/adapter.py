@@ -118,7 +118,7 @@ class Pipeline(Staged):
 class PipelineTrainer(StagedTrainer):
     """One rank's live stages: a `Trainer` (ddlbench/job.py).
 
-    schedule: torch's, over this rank's stages
+    stages, schedule: torch's, of this rank and over them
     losses: of the micro batches of the last step, on the last stage
     """
 
@@ -143,7 +143,7 @@ class PipelineTrainer(StagedTrainer):
         from torch.distributed.pipelining.schedules import get_schedule_class
 
         edges, count, group = blocks.edges(job), len(blocks.plan.sizes), groups.pp_group
-        stages: list[Any] = []
+        self.stages = stages = list[Any]()
         for index, module in blocks.stages.items():
             if job.compile:
                 module.blocks.compile()
@@ -156,8 +156,16 @@ class PipelineTrainer(StagedTrainer):
 
     def _timed(self, stage: Any) -> Any:
         """A stage of torch's whose passes count as computing, and whose backward passes have a span."""
-        computing = self.clock.computing()
-        stage.forward_one_chunk = computing(stage.forward_one_chunk)
+        computing, forward = self.clock.computing(), stage.forward_one_chunk
+
+        def forward_one_chunk(*args: Any, **options: Any) -> Any:
+            """Evaluations keep all outputs until the next step; those of the last stage are logits, which it sends to
+            no other stage."""
+            if stage.is_last and not stage.has_backward:
+                stage.fwd_cache.clear()
+            return forward(*args, **options)
+
+        stage.forward_one_chunk = computing(forward_one_chunk)
         stage.backward_one_chunk = computing(spanned(BACKWARD, stage.backward_one_chunk))
         stage.backward_weight_one_chunk = computing(spanned(BACKWARD, stage.backward_weight_one_chunk))
         # Between two stages of one rank torch 2.14 asks for the gradient in an evaluation too, and raises that there is
@@ -213,6 +221,8 @@ class PipelineTrainer(StagedTrainer):
         with as_raised(), torch.no_grad():
             self.schedule.eval(*inputs, target=targets, return_outputs=False)
         self.model.train()
+        for stage in self.stages:
+            stage.clear_runtime_states()
         del self.score  # which keeps the batch
 
     def flush(self) -> None:
