@@ -84,6 +84,8 @@ def test_on_a_gpu_it_is_torchs_current_stream_that_waits(folders, monkeypatch, o
         def as_tensor(self):
             return np.ones(len(self.files), np.float32)
 
+        def build(self): ...
+
         def reset(self): ...
 
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: "side stream")
@@ -100,7 +102,8 @@ def test_on_a_gpu_it_is_torchs_current_stream_that_waits(folders, monkeypatch, o
 
 
 def test_the_pipeline_is_built_before_the_first_batch_is_asked_for(folders, monkeypatch):
-    reader, built = DaliReader(folders, folders.split(True, Shape(), 0), Dali("dali"), request()), list[bool]()
+    loader, built = Dali("dali", device="cpu", threads=1), list[bool]()
+    reader = DaliReader(folders, folders.split(True, Shape(), 0), loader, request())
     build = reader.dali.Pipeline.build
     monkeypatch.setattr(
         reader.dali.Pipeline, "build", lambda pipeline: built.append(pipeline._built) or build(pipeline)

@@ -120,6 +120,7 @@ class DaliReader:
         if epoch != self._epoch:
             self._pipeline = None  # its memory is free before the next one takes some
         pipeline, self._pipeline, self._epoch = self._pipeline or self.pipeline(epoch), None, epoch
+        pipeline.build()  # else the first batch would wait for it
         return self._read(pipeline)
 
     def _read(self, pipeline: Any) -> Iterator[Fetched]:
@@ -211,7 +212,6 @@ class DaliReader:
         with pipeline:
             source = dali.fn.external_source(source=files, **how)
             pipeline.set_outputs(output(dali.fn.io.file.read(source) if self.named else source))
-        pipeline.build()  # else the first batch would wait for it
         return pipeline
 
     def _decoded(self, encoded: Any, **window: Any) -> Any:
