@@ -29,7 +29,7 @@ carry() {
   export PYTHONPATH=$root/src:$root${PYTHONPATH:+:$PYTHONPATH}
   local wheels=${WHEELS:-.whl}
   [ -z "$dry${DDLBENCH_CARRIED:-}" ] && compgen -G "$wheels/*.whl" >/dev/null || return 0
-  DDLBENCH_CARRIED=$(mktemp -d)
+  DDLBENCH_CARRIED=$(mktemp -d -p "$root" .carried.XXXXXX) # where all nodes see it
   export DDLBENCH_CARRIED
   # shellcheck disable=SC2064 # the folder of now
   trap "rm -rf '$DDLBENCH_CARRIED'" EXIT

@@ -24,6 +24,7 @@ from ddlbench.config.compose import configuration, hydra_line  # noqa: E402
 from ddlbench.config.keys import shown  # noqa: E402
 from ddlbench.config.schema import GROUPS, Config, resolve  # noqa: E402
 from ddlbench.errors import SIGNALS, RunError, UserError  # noqa: E402
+from ddlbench.progress import tell  # noqa: E402
 from ddlbench.ranks.launchers import Launch, detect, hint  # noqa: E402
 from ddlbench.texts import discard  # noqa: E402
 
@@ -60,7 +61,7 @@ def complain(error: RunError, launch: Launch | None) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # the launcher's SIGTERM
         time.sleep(3)
     message = " ".join(str(error).split())
-    print(f"ddlbench{f' (rank {rank})' if rank else ''}: {shown(message, LONGEST_LINE)}", file=sys.stderr, flush=True)
+    tell(shown(message, LONGEST_LINE), f"ddlbench (rank {rank})" if rank else "ddlbench")
 
 
 def check_torch() -> None:
@@ -89,7 +90,7 @@ def main() -> int:
             # threads would take the signal unless they inherit this mask.
             signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         if (forgotten := hint(launch)) is not None:
-            print(f"ddlbench: {forgotten}", file=sys.stderr, flush=True)
+            tell(forgotten)
         check_torch()
         config = compose()
         if config is None:

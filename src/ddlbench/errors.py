@@ -42,6 +42,8 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)  # each
 SIGNAL, TIME_LIMIT = "signal", "time_limit"
 # Words of errors, in lower case. Memory: of CUDA and NCCL, torch's CPU, the system, cuBLAS, and names of exceptions.
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "alloc_failed", "memoryerror")
+# Of cuDNN's algorithms none fits into what is left, or there is none for this GPU: torch's message does not say which.
+NO_ALGORITHM = ("unable to find an engine", "unable to find a valid cudnn algorithm")
 TIMEOUT = ("timed out", "timeout")
 # A peer is gone: of gloo, NCCL, the rendezvous store, Horovod.
 BROKEN = ("connection", "broken pipe", "gloo", "nccl", "socket", "store", "horovod")
@@ -219,9 +221,16 @@ def failure_of(error: BaseException, rank: int) -> Failure:
         return Failure.with_status("error", reason, rank)
     if "more than 1 value per channel" in message:
         text += ": BatchNorm needs more samples in a micro batch (train.micro_batch), or a larger model.image_size"
-    if any(word in words for word in OUT_OF_MEMORY):
+    if any(word in words for word in OUT_OF_MEMORY) or (any(word in words for word in NO_ALGORITHM) and _ran_out()):
         return Failure.with_status("oom", f"rank {rank}: {text}", rank)
     if any(word in words for word in TIMEOUT):
         reason = f"rank {rank}: {text} (the limit is train.timeout_s)"
         return Failure.with_status("timeout", reason, rank, doubtful=True)
     return Failure.with_status("error", f"rank {rank}: {text}", rank, any(word in words for word in BROKEN))
+
+
+def _ran_out() -> bool:
+    """Whether the allocator of this process's GPU has run out of memory."""
+    import torch
+
+    return torch.cuda.is_initialized() and torch.cuda.memory_stats()["num_ooms"] > 0

@@ -201,8 +201,8 @@ class Trainer(Protocol):
         ...
 
     def evaluate(self, batch: Batch | None, score: Score) -> None:
-        """Run the model in evaluation mode, and where place.reports give its outputs to `score` in small parts: the
-        outputs of a replica batch would need more memory than training."""
+        """Run the model in evaluation mode, and where place.reports give its outputs to `score`, every sample once, in
+        small parts: the outputs of a replica batch would need more memory than training."""
         ...
 
     def flush(self) -> None:

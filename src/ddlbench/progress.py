@@ -15,10 +15,10 @@ from ddlbench.texts import say
 Item = TypeVar("Item")
 
 
-def tell(text: str) -> None:
+def tell(text: str, who: str = "ddlbench") -> None:
     """One line of the program itself on stderr, from any rank, whatever characters the text has."""
-    with contextlib.suppress(OSError):  # as below
-        say(f"ddlbench: {text}", stream=sys.stderr)
+    with contextlib.suppress(OSError):  # nobody reads: the terminal or `tee` has ended
+        say(f"{who}: {text}", stream=sys.stderr)
 
 
 class Progress:
@@ -31,7 +31,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         if self.enabled:
-            with contextlib.suppress(OSError):  # nobody reads: the terminal or `tee` has ended
+            with contextlib.suppress(OSError):
                 tqdm.write(text, file=sys.stderr) if self.bar else say(text, stream=sys.stderr)
 
     def steps(self, items: Iterable[Item], total: int, what: str, unit: str = "steps") -> Iterator[Item]:

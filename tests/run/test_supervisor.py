@@ -317,6 +317,16 @@ def test_what_exceptions_are_called(error: Exception, status: str, reason: str, 
     assert failure.reason.startswith(prefix + reason)
 
 
+@pytest.mark.parametrize(("ran_out", "status"), [(1, "oom"), (0, "error")])
+@pytest.mark.parametrize("says", ["FIND was unable to find an engine", "Unable to find a valid cuDNN algorithm"])
+def test_no_algorithm_for_a_convolution_is_out_of_memory_where_the_allocator_ran_out(
+    monkeypatch: pytest.MonkeyPatch, says: str, ran_out: int, status: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda: {"num_ooms": ran_out})
+    assert failure_of(RuntimeError(f"{says} to execute this computation"), rank=0).status == status
+
+
 def test_which_exceptions_another_rank_may_have_caused() -> None:
     for text in ("[gloo/transport/tcp/pair.cc] Connection closed by peer", "NCCL error: remote process exited"):
         assert failure_of(RuntimeError(text), rank=0).doubtful

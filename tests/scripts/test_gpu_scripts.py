@@ -283,6 +283,7 @@ def test_carried_wheels_come_before_what_is_installed_and_leave_nothing(tmp_path
     thing, own = map(Path, done.stdout.split())
     assert own == ROOT / "src" / "ddlbench" / "__init__.py"
     assert thing.name == "carried_thing.py"
+    assert thing.parent.parent == ROOT, "a second node sees no folder of this node's /tmp"
     assert not thing.parent.exists()  # removed when the script ended
 
 

@@ -68,7 +68,7 @@ class FakeCuda:
 
 MEMORY: dict[str, Any] = {
     "max_memory_allocated": 300, "max_memory_reserved": 500, "memory_allocated": 200, "memory_reserved": 400,
-    "device_memory_used": 900, "reset_peak_memory_stats": None,
+    "device_memory_used": 900, "reset_peak_memory_stats": None, "reset_accumulated_memory_stats": None,
     "memory_stats": {
         "num_alloc_retries": 3, "num_ooms": 1, "allocation.all.peak": 70, "allocated_bytes.all.peak": 300,
         "reserved_bytes.all.peak": 500, "allocated_bytes.all.current": 200, "reserved_bytes.all.current": 400,

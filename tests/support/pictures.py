@@ -46,10 +46,10 @@ def write_folders(root: Path, train: int, val: int, classes: int = 3) -> ImageFo
 
 
 def jpeg(seed: list[int], size: tuple[int, int] = (48, 40)) -> bytes:
-    """Random patches of 8 x 8 pixels."""
-    patches = np.random.RandomState(seed).randint(0, 256, (size[1] // 8, size[0] // 8, 3)).astype(np.uint8)
+    """Random patches of 8 x 8 pixels. size: width, height"""
+    patches = np.random.RandomState(seed).randint(0, 256, (-(-size[1] // 8), -(-size[0] // 8), 3)).astype(np.uint8)
     stream = io.BytesIO()
-    Image.fromarray(patches.repeat(8, 0).repeat(8, 1)).save(stream, "JPEG", quality=90)
+    Image.fromarray(patches.repeat(8, 0).repeat(8, 1)[: size[1], : size[0]]).save(stream, "JPEG", quality=90)
     return stream.getvalue()
 
 

@@ -83,7 +83,7 @@ class EpochClock:
     """Times one epoch on one rank: iterate over `steps`, then `stop`.
 
     meter: read before the opening barrier and after the closing one, outside the times
-    reset: called before the first step, and again when the warm-up steps have ended, as memory's peaks start anew
+    reset: called before the first step, and again after the warm-up steps; it resets the peaks of memory
     """
 
     def __init__(

@@ -70,7 +70,7 @@ def summarize(
         **{name: largest(row.memory[name] for row in counted) for name in rows[0].memory},
         **{name.replace("peak", "by_stage"): _by_stage(counted, name) for name in rows[0].stage_memory},
         **_energy(counted),
-        **_state(rows, more_marks),
+        **_state(rows, counted, more_marks),
         **own_columns(_own_steps(counted), "thread"),
     }
 
@@ -89,12 +89,12 @@ def _energy(rows: Sequence[EpochRow]) -> dict[str, Any]:
     }
 
 
-def _state(rows: Sequence[EpochRow], more_marks: Sequence[str]) -> dict[str, Any]:
+def _state(rows: Sequence[EpochRow], counted: Sequence[EpochRow], more_marks: Sequence[str]) -> dict[str, Any]:
     """Clock, throttling and load from the run's begin to its end, warm-up epochs included, and the marks."""
     first, last = rows[0], rows[-1]
     reasons = sorted({reason for row in rows for reason in row.throttled})
     loads = load_columns([before for before, _ in first.loads], [after for _, after in last.loads])
-    retries = largest(row.memory.get("allocator_retries") for row in rows) or 0
+    retries = largest(row.memory.get("allocator_retries") for row in counted) or 0
     return {
         "device_clock_start_mhz": first.device_clock_before_mhz,
         "device_clock_end_mhz": last.device_clock_after_mhz,

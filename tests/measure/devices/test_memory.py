@@ -93,10 +93,10 @@ def test_a_gpus_peaks_are_the_allocators_own_in_their_places(monkeypatch: pytest
     }
 
 
-def test_a_reset_on_a_gpu_resets_the_allocators_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reset_on_a_gpu_resets_the_allocators_peaks_and_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeMemory(monkeypatch)
     reset_peaks(DEVICE)
-    assert fake.calls == ["reset_peak_memory_stats"]
+    assert fake.calls == ["reset_peak_memory_stats", "reset_accumulated_memory_stats"]
 
 
 def test_what_set_up_has_freed_on_a_gpu_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:

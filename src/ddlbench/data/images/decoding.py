@@ -36,16 +36,19 @@ def decode_image(content: bytes | memoryview, decoder: str) -> Image.Image | Ten
                 return image
         import torch
         from torchvision import io as images
+        from torchvision.transforms.functional import pil_to_tensor
 
+        if content[:4] == PNG:  # torchvision's decoder ends the process at a damaged one; both decode the same pixels
+            return pil_to_tensor(decode_image(content, "pil"))
         with warnings.catch_warnings():  # deprecated since torchvision 0.29, still the decoder that many use
             warnings.simplefilter("ignore", DeprecationWarning)
-            if content[:4] == PNG:
-                Image.open(io.BytesIO(content)).verify()  # torchvision's decoder ends the process at a damaged one
             raw = torch.frombuffer(bytearray(content), dtype=torch.uint8)
             image = images.decode_image(raw, images.ImageReadMode.RGB)
             image = image[0] if image.ndim == 4 else image  # an animation: its first frame, as Pillow reads it
             return image if image.dtype == torch.uint8 else (image.int() >> 8).byte()
     except (ImportError, MemoryError):  # the file is not the cause
+        raise
+    except BadImage:
         raise
     except Exception as error:  # decoders raise many kinds, OSError, SyntaxError and RuntimeError among them
         what = first_line(error).partition(" <_io")[0]  # without the address of a buffer

@@ -234,7 +234,8 @@ class DaliReader:
         )
         wide = (shape[0] == image[0]) & (dali.math.abs(shape[1] - high * image[0]) < 1)
         tall = (shape[1] == image[1]) & (dali.math.abs(shape[0] - image[1] / low) < 1)
-        width, height = dali.math.floor(high * image[0] + 0.5), dali.math.floor(image[1] / low + 0.5)
+        height = dali.math.min(image[0], dali.math.floor(image[1] / low + 0.5))
+        width = dali.math.min(image[1], dali.math.floor(high * image[0] + 0.5))
         shape += fn.cast(fn.stack(tall * (height - shape[0]), wide * (width - shape[1])), dtype=dali.types.INT32)
         center = (image[:2] - shape) // 2
         start = start + (wide | tall) * (center - start)

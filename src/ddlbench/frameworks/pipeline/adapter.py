@@ -9,7 +9,7 @@ stage: all together the hybrid of Narayanan et al. 2021 (docs/adr/0010).
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -138,6 +138,7 @@ class PipelineTrainer(StagedTrainer):
         part = f"tensor{groups.part.rank}"  # names differ between stages
         super().__init__(job, blocks, update, micro_batches, facts, part)
         self.losses = list[Tensor]()
+        self.score: Callable[[Tensor], None] | None = None  # outputs, during an evaluation
 
         from torch.distributed.pipelining import PipelineStage  # half a second to import
         from torch.distributed.pipelining.schedules import get_schedule_class
@@ -178,7 +179,7 @@ class PipelineTrainer(StagedTrainer):
     def _loss(self, output: Tensor, targets: Tensor) -> Tensor:
         """A micro batch's share of the replica's loss. torch's schedules ask for it in evaluations, too, in the order
         of the micro batches."""
-        if not torch.is_grad_enabled():
+        if self.score is not None:
             self.score(output)
             return torch.zeros((), device=output.device)
         with span(FORWARD), autocast(self.job):
@@ -215,15 +216,16 @@ class PipelineTrainer(StagedTrainer):
         self.synchronize()
         inputs, targets = self._ends_of(batch)
         micros = repeat(None) if batch is None else micro_batches(batch, self.micro_batches)
-        complete = partial(full_logits, job=self.job, part=self.groups.part)
-        self.score = lambda output: score_complete(output, next(micros), score, complete)
+        part = self.groups.part
+        complete = partial(full_logits, job=self.job, part=part)
+        self.score = lambda output: score_complete(output, next(micros), score, complete, part)
         self.model.eval()
         with as_raised(), torch.no_grad():
             self.schedule.eval(*inputs, target=targets, return_outputs=False)
         self.model.train()
         for stage in self.stages:
             stage.clear_runtime_states()
-        del self.score  # which keeps the batch
+        self.score = None  # which keeps the batch
 
     def flush(self) -> None:
         """The schedules end with an empty pipeline: only its clock is read."""

@@ -139,7 +139,9 @@ class SharedReplica(Replica):
         reads = batch is not None
         super().evaluate(
             self.shared(batch),
-            lambda output, micro: score_complete(output, micro if reads else None, score, self.complete_output),
+            lambda output, micro: score_complete(
+                output, micro if reads else None, score, self.complete_output, self.part
+            ),
         )
 
     def complete_output(self, output: Tensor) -> Tensor:
@@ -195,8 +197,8 @@ class TensorReplica(SharedReplica):
             gradients = [gradient(parameter) for parameter in self.unsplit]
             assert self.part.group is not None, "several ranks share the layers"
             average(gradients, self.part.group)
-        if self.part.sequence:
-            torch._foreach_mul_(gradients, self.part.size)  # pyright: ignore
+            if self.part.sequence:
+                torch._foreach_mul_(gradients, self.part.size)  # pyright: ignore
 
     def complete_output(self, output: Tensor) -> Tensor:
         return full_logits(output, self.job, self.part)

@@ -210,15 +210,18 @@ def full_logits(logits: Tensor, job: Job, part: Part) -> Tensor:
     return gather_from(logits, -1, job.model.outputs(), part) if part.size > 1 else logits
 
 
-def score_complete(output: Tensor, batch: Batch | None, score: Score, complete: Callable[[Tensor], Tensor]) -> None:
+def score_complete(
+    output: Tensor, batch: Batch | None, score: Score, complete: Callable[[Tensor], Tensor], part: Part
+) -> None:
     """Score outputs that `complete` gathers from all ranks, text sample by sample: the logits of all classes of several
     samples may be the largest tensor of a run. batch: the samples; None where this rank does not report"""
-    count = len(output) if output.ndim == 3 else 1
+    count = len(output) if output.ndim == 3 and part.size > 1 else 1
     parts = repeat(None) if batch is None else micro_batches(batch, count)
-    for part, samples in zip(output.chunk(count), parts, strict=False):
-        gathered = complete(part)
-        if samples is not None:
-            score(gathered, samples)
+    for slice_, samples in zip(output.chunk(count), parts, strict=False):
+        if samples is None:
+            complete(slice_)
+        else:
+            score(complete(slice_), samples)
 
 
 def parallel_cross_entropy(logits: Tensor, targets: Tensor, classes: int, smoothing: float, part: Part) -> Tensor:

@@ -32,6 +32,7 @@ def reset_peaks(device: torch.device) -> None:
     /proc (Linux)."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
+        torch.cuda.reset_accumulated_memory_stats(device)  # retries
     # proc(5): 5 resets VmHWM to the current resident set. Without that, the peak since the start is an upper bound.
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
