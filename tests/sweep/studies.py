@@ -29,10 +29,11 @@ def ddp(*gpus: int) -> dict[str, Any]:
 
 def write(folder: Path, name: str = "tiny", **content: Any) -> Path:
     """A study's file: one and two ranks of single and ddp, where `content` says nothing else."""
+    axes = {"framework": ["single", "ddp"], "gpus": [1, 2]}
     study: dict[str, Any] = {
-        "axes": {"framework": ["single", "ddp"], "gpus": [1, 2]},
+        "axes": axes,
         "exclude": [{"framework": "single", "gpus": 2}],
-        "keys": KEYS,
+        "keys": {key: value for key, value in KEYS.items() if key not in content.get("axes", axes)},
     }
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump(study | content, sort_keys=False))

@@ -88,6 +88,16 @@ def test_a_cell_that_saves_continues_when_it_is_started_again(tmp_path: Path) ->
     assert not any("checkpoint.resume=true" in cell.words for cell in planned(write(tmp_path)))
 
 
+@pytest.mark.parametrize(
+    ("key", "one", "other"), [("train.timeout_s", 3, 4), ("cluster.name", "a", "b"), ("train.clip_norm", 1, 1.0)]
+)
+def test_two_values_that_measure_the_same_are_refused(tmp_path: Path, key: str, one: object, other: object) -> None:
+    """The cells of one of them would be lost."""
+    said = f"tiny: single gpus=1 {key}={one} measures the same as single gpus=1 {key}={other}: give one of these values"
+    with pytest.raises(UserError, match=f"^{re.escape(said)}$"):
+        planned(write(tmp_path), f"{key}=[{one},{other}]")
+
+
 def test_the_order_is_random_within_each_repeat_and_the_same_for_a_seed(tmp_path: Path) -> None:
     axes = {"framework": ["ddp", "fsdp", "zero1"], "gpus": [1, 2], "train.micro_batch": [1, 2]}
     study = write(tmp_path, axes=axes, exclude=[], repeats=4)

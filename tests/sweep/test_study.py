@@ -108,30 +108,33 @@ def test_a_study_changes_another_one(tmp_path: Path) -> None:
 
 
 def test_a_study_has_the_time_limits_of_its_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of single GPU counts too. A limit of the same count is replaced."""
+    """Those of single GPU counts too. A limit of the same count is replaced, and all by that of the command line."""
     base = write(tmp_path, "base", limit_s=600, limits_s={2: 7200, 4: 900})
     read = study_module._of_file
     monkeypatch.setattr(study_module, "_of_file", lambda name: read(str(base) if name == "laptop" else name))
     for name, content in {"same": "", "other": "limits_s: {4: 60}\n"}.items():
         (tmp_path / f"{name}.yaml").write_text(f"base: laptop\n{content}")
     same, other = (load(str(tmp_path / f"{name}.yaml")) for name in ("same", "other"))
+    short = load(str(tmp_path / "same.yaml"), ["limit_s=60"])
     assert (same.limit_s, same.limits_s) == (600, {2: 7200, 4: 900})
+    assert (short.limit_s, short.limits_s) == (60, {})
     assert other.limits_s == {2: 7200, 4: 60}
 
 
 def test_keys_settings_axes_and_command_line_win_in_this_order(tmp_path: Path) -> None:
     path = write(
         tmp_path,
-        axes={"framework": ["single", "ddp"], "train.steps": [3]},
+        axes={"framework": ["single", "ddp"]},
         exclude=[],
         keys=KEYS | {"train.epochs": 1, "train.warmup_steps": 0},
-        settings=[{"where": {"framework": "ddp"}, "keys": {"train.epochs": 2, "train.steps": 7, "batch": 8}}],
+        settings=[{"where": {"framework": "ddp"}, "keys": {"train.epochs": 2, "batch": 8}}],
     )
     single, ddp = load(str(path)).points()
-    study = load(str(path), ["train.epochs=5"])
+    study = load(str(path), ["train.epochs=5", "train.steps=[3]"])
     assert "train.epochs=1" in load(str(path)).words(single)
-    assert {"train.epochs=2", "train.steps=3", "train.global_batch=8"} <= set(load(str(path)).words(ddp))
-    assert {"train.epochs=5", "train.warmup_steps=0"} <= set(study.words(ddp))
+    assert {"train.epochs=2", "train.steps=2", "train.global_batch=8"} <= set(load(str(path)).words(ddp))
+    (_, ddp) = study.points()
+    assert {"train.epochs=5", "train.warmup_steps=0", "train.steps=3"} <= set(study.words(ddp))
 
 
 @pytest.mark.parametrize(
@@ -172,6 +175,8 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
     ({"keys": KEYS | {"_target_": "os.system"}}, "_target_ cannot be set"),
     ({"keys": KEYS | {"results_dir": "/etc"}}, "results_dir cannot be set in a study's file"),
     ({"axes": {"framework": ["ddp"], "checkpoint.dir": ["../a"]}}, "checkpoint.dir cannot be set in a study's file"),
+    ({"keys": KEYS | {"framework": "ddp"}}, "keys: framework=ddp, but framework is an axis"),
+    ({"settings": [{"where": {"gpus": 2}, "keys": {"gpus": 1}}]}, "settings: gpus=1, but gpus is an axis"),
     ({"keys": KEYS | {"hydra.run.dir": "/etc"}}, "Hydra's own settings are fixed"),
     ({"keys": KEYS | {"cluster.notes": "${oc.env:HOME}"}}, "which have a meaning of their own"),
     ({"keys": KEYS | {"framework": "../../../etc/passwd"}}, "is no choice of one framework"),
@@ -191,12 +196,13 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
     ({"exclude": [{"framework": "ddp"}], "axes": {"framework": ["ddp"]}}, "exclude leaves no cell"),
     ({"settings": [{"where": {}, "keys": {"train.epochs": 2}}]}, "settings: {} names no cells"),
     ({"seeds": []}, "seeds=[] has no values"),
+    ({"seeds": [0, 0]}, "seeds=[0, 0] names a value twice"),
     ({"repeats": 10**9}, "3,000,000,000 cells"),
     ({"repeats": "6"}, "repeats=6 must be a whole number"),
     ({"nothing": 1}, "nothing is no key of a study"),
     ({"base": "../../etc/passwd"}, "base=../../etc/passwd is no ready study: choose one of"),
     ({"base": ["laptop"]}, "base=['laptop'] is no ready study"),
-    ({"base": "lin2022", "exclude": [{"gpus": 64}], "axes": {"gpus": [1]}}, "gpus=64 is on no axis"),
+    ({"base": "lin2022", "keys": {}, "exclude": [{"gpus": 64}], "axes": {"gpus": [1]}}, "gpus=64 is on no axis"),
 ]
 
 
@@ -289,6 +295,8 @@ def test_a_value_is_what_was_written(given: str, value: object) -> None:
     assert parse_word(given) == (given.partition("=")[0], value)
 
 
-def test_paths_come_from_the_command_line(tmp_path: Path) -> None:
+def test_a_path_comes_from_the_command_line_and_is_no_axis(tmp_path: Path) -> None:
     study = load(str(write(tmp_path)), ["data.root=/data/my images"])
     assert 'data.root="/data/my images"' in study.words(next(study.points()))
+    with pytest.raises(UserError, match=r"or be an axis: give data\.root=PATH on the command line$"):
+        load(str(write(tmp_path)), ["data.root=[/a,/b]"])

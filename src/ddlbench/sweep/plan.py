@@ -76,7 +76,9 @@ def plan(study: Study, device: torch.device, *checks: Check) -> list[Cell]:
     """
     cells: dict[str, Cell] = {}
     for place, point in enumerate(study.points()):
-        cells |= {cell.key: cell for cell in _runs(study, place, point, device, checks)}
+        for cell in _runs(study, place, point, device, checks):
+            if (same := cells.setdefault(cell.key, cell)) is not cell:
+                raise UserError(f"{study.name}: {same.name} measures the same as {cell.name}: give one of these values")
     shuffled = sorted(cells.values(), key=lambda cell: cell.key)  # independent of the order of the axes
     random.Random(study.order).shuffle(shuffled)
     ordered = sorted(shuffled, key=lambda cell: (cell.repeat, study.seeds.index(cell.seed)))

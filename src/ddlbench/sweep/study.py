@@ -117,6 +117,8 @@ def load(name: str, words: Sequence[str] = ()) -> Study:
     for key, value in map(entries.parse_word, words):
         if key in (*NUMBERS, "seeds"):
             study = replace(study, **_numbers({key: value}))
+            if key == "limit_s":
+                study = replace(study, limits_s={})  # of the file
         elif key == "results_dir":
             check_value(key, value)
             study = replace(study, results_dir=value)
@@ -170,7 +172,7 @@ def _study(name: str, raw: dict[str, Any]) -> Study:
         base,
         name=name,
         axes=axes,
-        keys={**base.keys, **entries.settable(raw.get("keys"), "keys")},
+        keys={**base.keys, **entries.settable(raw.get("keys"), axes, "keys")},
         settings=[*base.settings, *(entries.setting_of(item, axes) for item in as_list(raw.get("settings", [])))],
         exclude=[*base.exclude, *(entries.where_of(exclude, axes, "exclude") if exclude != [] else [])],
         by=entries.names_of("by", raw["by"]) if "by" in raw else base.by,
@@ -186,10 +188,11 @@ def _study(name: str, raw: dict[str, Any]) -> Study:
 
 def _numbers(raw: Plain) -> dict[str, Any]:
     """The whole numbers of a study among keys of its file or of the command line: one or several seeds, and NUMBERS."""
-    if raw.get("seeds") == []:
-        raise UserError("seeds=[] has no values: give at least one")
-    seeds = {"seeds": [number("seeds", seed, 0) for seed in as_list(raw["seeds"])]} if "seeds" in raw else {}
-    return seeds | {key: number(key, raw[key], least) for key, least in NUMBERS.items() if key in raw}
+    numbers: dict[str, Any] = {key: number(key, raw[key], least) for key, least in NUMBERS.items() if key in raw}
+    if "seeds" in raw:
+        numbers["seeds"] = [number("seeds", seed, 0) for seed in as_list(raw["seeds"])]
+        entries.check_distinct("seeds", numbers["seeds"])
+    return numbers
 
 
 def _checked(study: Study, of_file: Study) -> Study:

@@ -60,13 +60,17 @@ class Figure(NamedTuple):
 
 def check_axis(key: Any, values: list[Any]) -> None:
     """UserError for an axis without values, with a value twice, or with one that its key cannot have."""
-    if not values:
-        raise UserError(f"axis {shown(key)} has no values: give at least one")
     for value in values:
         check_key(key, value)
-    texts = [str(value) for value in values]
-    if len(set(texts)) < len(texts):
-        raise UserError(f"axis {shown(key)} names a value twice: use repeats for several runs of one cell")
+    check_distinct(f"axis {shown(key)}", values)
+
+
+def check_distinct(name: str, values: list[Any]) -> None:
+    """UserError for a list that is empty or has a value twice."""
+    if not values:
+        raise UserError(f"{name}=[] has no values: give at least one")
+    if len(set(map(str, values))) < len(values):
+        raise UserError(f"{name}={shown(values)} names a value twice: use repeats for several runs of one cell")
 
 
 def check_key(key: Any, value: Any, of_file: bool = True) -> None:
@@ -83,17 +87,19 @@ def check_key(key: Any, value: Any, of_file: bool = True) -> None:
     elif key in OF_SWEEP:
         raise UserError(f"{key} cannot be set in a study: use {OF_SWEEP[key]}")
     elif of_file and key in PATHS:
-        raise UserError(f"{key} cannot be set in a study's file: paths belong to the command line, {key}=PATH")
+        raise UserError(f"{key} cannot be set in a study's file or be an axis: give {key}=PATH on the command line")
     else:
         check_value(key, value)
         check_words([word(key, value)])
 
 
-def settable(raw: Any, place: str) -> dict[str, Any]:
-    """A section of keys that a study may set."""
+def settable(raw: Any, axes: Plain, place: str) -> dict[str, Any]:
+    """A section of keys that a study may set. axes: of the study, whose values count instead of such keys"""
     keys = section(raw, place)
     for key, value in keys.items():
         check_key(key, value)
+        if key in axes:
+            raise UserError(f"{place}: {key}={shown(value)}, but {key} is an axis: leave it out, or exclude cells")
     return keys
 
 
@@ -102,7 +108,7 @@ def setting_of(raw: Any, axes: Plain) -> tuple[Where, Plain]:
     content = section(raw, "settings")
     if set(content) != {"where", "keys"}:
         raise UserError("each of settings has `where` (values on axes) and `keys`")
-    keys = settable(content["keys"], "settings")
+    keys = settable(content["keys"], axes, "settings")
     if "gpus" in keys:
         raise UserError("settings cannot set gpus: make it an axis")
     return where_of(content["where"], axes, "settings"), keys
