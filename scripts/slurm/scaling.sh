@@ -94,6 +94,8 @@ results=${results#[\"\']} results=${results%[\"\']} # Hydra's own quotes around 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # run.sbatch would look for a site's NAME below the folder of submission, which may be any.
 case ${DDLBENCH_SITE:-} in '' | */*) ;; *) export DDLBENCH_SITE=$here/site/$DDLBENCH_SITE.sh ;; esac
+# Of a job in which this script runs: srun of the new jobs refuses it beside their own.
+unset SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU SLURM_MEM_PER_NODE
 
 kind=cuda
 [[ " ${extra[*]-} " != *" --gpus-per-node=0 "* ]] || kind=cpu

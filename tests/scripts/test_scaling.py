@@ -18,7 +18,8 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "slurm" / "scaling.sh"
 TINY = ("+framework=ddp", *SMALL[1:6])
 BF16 = "framework.comm_hook=bf16"
 STUB = f"""#!{PYTHON}
-import json, sys
+import json, os, sys
+sys.stderr.write("".join(name for name in os.environ if name.startswith("SLURM_MEM_PER_")))
 with open(sys.argv[0] + ".jobs", "a") as jobs:
     jobs.write(json.dumps(sys.argv[1:]) + "\\n")
 print(7)
@@ -134,5 +135,6 @@ def test_a_machine_that_cannot_check_submits_and_says_so(slurm: Submitted) -> No
 
 
 def test_no_check_submits(slurm: Submitted) -> None:
-    done = slurm.scaling(*options("2"), "--no-check", "--", *TINY, "train.micro_batch=5")
+    """Also from within a job, whose memory is not that of the new job."""
+    done = slurm.scaling(*options("2"), "--no-check", "--", *TINY, "train.micro_batch=5", SLURM_MEM_PER_CPU="100")
     assert (done.returncode, done.stderr, len(slurm.jobs)) == (0, "", 1)

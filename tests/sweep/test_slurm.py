@@ -86,22 +86,30 @@ def test_lines_of_a_site_file_are_read_as_sbatch_reads_them(tmp_path: Path) -> N
     assert Options(site=str(tmp_path / "site.sh")).words() == ["--comment=two words", "--exclusive"]
 
 
-@pytest.mark.parametrize("option", ["-Jmine", "--job-name=mine", "-d", "--dependency=singleton", "--export=NONE"])
+@pytest.mark.parametrize(
+    "option",
+    ["-Jmine", "--job-name=mine", "--job", "-d", "--dependency=singleton", "--dep=singleton", "--export=NONE",
+     "--export", "-a0-1", "--array=0-1", "--arr", "--wrap=true", "-D/tmp", "--chdir=/tmp", "--ch"],
+)  # fmt: skip
 def test_options_by_which_a_sweep_knows_its_jobs_are_refused(option: str) -> None:
     with pytest.raises(UserError, match=f"^{option}: jobs of a sweep have"):
         Options(sbatch=("--qos=debug", option)).words()
-    assert Options(sbatch=("--export=ALL,A=1",)).words() == ["--export=ALL,A=1"]
+    allowed = ("--export=ALL,A=1", "--account", "me", "--distribution=block", "--deadline=now", "--wait-all-nodes=1")
+    assert Options(sbatch=allowed).words() == [*allowed]
 
 
 def test_a_job_gets_the_environment_and_a_file_for_its_output(
     tmp_path: Path, submitted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Slurm replaces %a, and SBATCH_EXPORT=NONE would keep the site's file from the job."""
-    monkeypatch.setenv("SBATCH_EXPORT", "NONE")
-    program(tmp_path / "sbatch", f'#!/bin/bash\nprintf "%s\\n" "${{SBATCH_EXPORT-unset}}" "$*" > {submitted}\necho 1\n')
+    """Slurm replaces %a, SBATCH_EXPORT=NONE would keep the site's file from the job, and srun would refuse the memory
+    of the job in which the sweep runs beside that of the new one."""
+    for name, value in {"SBATCH_EXPORT": "NONE", "SLURM_MEM_PER_CPU": "100"}.items():
+        monkeypatch.setenv(name, value)
+    unset = "${SBATCH_EXPORT-unset}${SLURM_MEM_PER_CPU-unset}"
+    program(tmp_path / "sbatch", f'#!/bin/bash\nprintf "%s\\n" "{unset}" "$*" > {submitted}\necho 1\n')
     assert main([str(write(tmp_path, **SINGLE)), "--slurm", f"results_dir={tmp_path}/100%a"]) == 0
     exported, command = submitted.read_text().splitlines()
-    assert exported == "unset"
+    assert exported == "unsetunset"
     assert f"--output={tmp_path}/100%%a/.sweep/logs/%x-%j.out " in command
 
 

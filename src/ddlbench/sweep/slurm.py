@@ -23,8 +23,9 @@ from ddlbench.sweep.study import Study
 PACKED = Path(__file__).parents[1] / "slurm_scripts"  # the wheel has its own copy
 SCRIPTS = PACKED if PACKED.is_dir() else Path(__file__).parents[3] / "scripts" / "slurm"
 SBATCH = re.compile(r"#SBATCH\s+(.*)")  # lines of a site's file that are options of sbatch
-# Options by which the sweep knows its jobs and their order, and gives them the site's file.
-SET_HERE = re.compile("-J|--job-name|-d|--dependency|--export=(?!ALL)")
+# Options by which the sweep knows its jobs and their order, and gives them the site's file and the folder of relative
+# paths: --job-name, --dependency, --array, --wrap, --chdir and --export, which sbatch also takes abbreviated.
+SET_HERE = re.compile("-[JdaD]|--(j|dep|ar|wr|ch|exp(?!ort=ALL))")
 NEXT = "--next"  # between the cells of a job, for run.sbatch
 LIMIT = "train.time_limit_s="
 CORES = ("--cpus-per-task", "-c", "--cpus-per-gpu", "--exclusive")  # options that say how many cores a task gets
@@ -54,7 +55,10 @@ class Options:
             raise UserError(f"--site {self.site}: a line #SBATCH has {str(error).lower()}: close it") from error
         words += self.sbatch
         if refused := next(filter(SET_HERE.match, words), None):
-            raise UserError(f"{refused}: jobs of a sweep have its names, dependencies and environment: leave it out")
+            raise UserError(
+                f"{refused}: jobs of a sweep have its names, order, folder and environment: leave it out (allowed: "
+                "--export=ALL,NAME=VALUE)"
+            )
         return words
 
 
@@ -149,7 +153,8 @@ def _sbatch(
         command += [NEXT] * (number > 0) + cell.command(results)
         if len(cells) > 1 and not any(word.startswith(LIMIT) for word in cell.words):
             command.append(f"{LIMIT}{cell.limit_s}")  # that of the job is the sum: one cell must not use up the others'
-    env = {name: value for name, value in os.environ.items() if name != "SBATCH_EXPORT"}  # the job needs the next one
+    # The job needs the site's file; and its srun refuses the memory of a job in which this sweep runs, beside its own.
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("SBATCH_EXPORT", "SLURM_MEM_PER_"))}
     env |= {} if options.site is None else {"DDLBENCH_SITE": str(_site_file(options.site))}
     try:
         done = subprocess.run(command, capture_output=True, errors="replace", timeout=120, check=True, env=env)
