@@ -15,10 +15,12 @@ from typing import Any
 
 import pytest
 
+from ddlbench.errors import UserError
 from ddlbench.heartbeat import SILENT_S
 from ddlbench.sweep import local
 from ddlbench.sweep.local import _turn
 from ddlbench.sweep.lock import FOLDER, Claim, Owner, claim, holder, last_claim, queue
+from tests.support.disk import largest_file
 from tests.support.processes import environment, program
 from tests.support.waiting import wait_until
 
@@ -47,6 +49,17 @@ def test_a_second_claim_waits_for_the_release_of_the_one_before(tmp_path: Path) 
     taken(tmp_path, "other").release()
     held.release()
     assert holder(tmp_path, "cell") is None
+    taken(tmp_path).release()
+
+
+def test_a_claim_that_a_full_disk_does_not_take_holds_no_cell(tmp_path: Path) -> None:
+    taken(tmp_path).release()
+    with (
+        largest_file(0),
+        pytest.raises(UserError, match=r"/cell\.2 cannot be written \(File too large\): free space or"),
+    ):
+        claim(tmp_path, "cell")
+    assert last_claim(tmp_path, "cell") == (None, None)
     taken(tmp_path).release()
 
 

@@ -1,9 +1,9 @@
 """Claims: two sweeps at once never run a cell twice, on one machine or on several that share a file system.
 
 A claim is the file .sweep/<cell>.<n> in the results folder. It is created with O_EXCL, which is atomic on NFS (version
-3 and later) and Lustre, and it is never removed: the claim after one that was released, or whose owner has ended, has
-the number n + 1. So only one of two processes that find the same dead owner takes its place, and no process needs the
-listing of a folder, which NFS may give from a cache.
+3 and later) and Lustre, and once written it is never removed: the claim after one that was released, or whose owner has
+ended, has the number n + 1. So only one of two processes that find the same dead owner takes its place, and no process
+needs the listing of a folder, which NFS may give from a cache.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ddlbench.errors import UserError, why
 from ddlbench.files import replacing
 from ddlbench.foreign import parse, read_bytes
 from ddlbench.heartbeat import SILENT_S, Heartbeat, Process, age, lives, server_time
@@ -101,15 +102,21 @@ def claim(
     owner, path = Owner.this(job), folder / f"{cell}.1"
     while True:
         try:
-            with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666), "w") as file:
-                json.dump(asdict(owner), file)
-            return Claim(path, owner)
+            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
         except FileExistsError:
             # A claim that changed in the future comes from a clock that was set back.
             changed = path.stat().st_mtime
             if _held(path, queued) or read_at < changed <= server_time(folder):
                 return None
             path = _next(path)
+            continue
+        try:
+            with os.fdopen(descriptor, "w") as file:
+                json.dump(asdict(owner), file)
+        except OSError as error:
+            path.unlink()  # it would hold the cell
+            raise UserError(f"{path} cannot be written ({why(error)}): free space or choose results_dir=") from error
+        return Claim(path, owner)
 
 
 def holder(results: Path, cell: str, queued: Callable[[str], bool] = lambda _: True) -> Owner | None:
