@@ -171,6 +171,26 @@ def test_a_sweep_whose_claim_was_taken_over_ends_its_ranks_with_one_line(
     assert started[0].returncode is not None
 
 
+@pytest.mark.parametrize(("status", "expected"), [("ok", 0), ("unsupported", 0), ("diverged", 1), ("oom", 1)])
+def test_a_local_sweep_that_finds_a_failed_cell_exits_with_1(
+    tmp_path: Path, sweep: Sweep, alone: None, status: str, expected: int
+) -> None:
+    """It runs nothing. Else a loop until all is well would end with the second call."""
+    record(tmp_path / "results", planned(write(tmp_path, **SINGLE))[0], status)
+    code, out, _ = sweep("--local")
+    assert (code, out.startswith(f"1 cells: {status}\n")) == (expected, True)
+
+
+@pytest.mark.parametrize("show", [[], ["--dry-run"]], ids=["start", "plan"])
+def test_cells_of_more_ranks_than_this_machine_may_start_are_named(
+    monkeypatch: pytest.MonkeyPatch, sweep: Sweep, alone: None, show: list[str]
+) -> None:
+    monkeypatch.setattr(local, "most_ranks", lambda: 1)
+    code, out, _ = sweep("--local", *show, **ddp(2, 4))
+    named = "2 cells need up to 4 ranks, this machine may start 1 (one for each GPU, without GPUs two for" in out
+    assert (code, named, "--dry-run" in out) == (0, True, False)
+
+
 def test_a_status_says_that_slurm_does_not_answer(tmp_path: Path, submitted: Path, sweep: Sweep) -> None:
     """Where it does, and where no cell was submitted, there is nothing to say."""
     results = tmp_path / "results"

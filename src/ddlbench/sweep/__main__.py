@@ -16,15 +16,15 @@ from ddlbench.command import ended
 from ddlbench.oracle.machine import machine as machines
 from ddlbench.sweep import slurm
 from ddlbench.sweep.lock import Owner, holder, last_claim, queue
-from ddlbench.sweep.plan import Cell, Check, data_check, plan
-from ddlbench.sweep.state import HELD, RETRIES, Overview, State, due
+from ddlbench.sweep.plan import INVALID, Cell, Check, data_check, plan
+from ddlbench.sweep.state import FINAL, HELD, RETRIES, Overview, State, due
 from ddlbench.sweep.study import load, names
 from ddlbench.texts import say
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0 if nothing is left to do or to repair, 1 if cells failed, 2 for errors of the user, 130 after
-    Ctrl-C."""
+    """Exit code 0; 1 if --local leaves cells that this machine may run failed or missing, or if cells are held that
+    --cancel or a start cannot have; 2 for errors of the user, 130 after Ctrl-C."""
     given = _parser().parse_intermixed_args(arguments)
     again = f"python -m ddlbench.sweep {shlex.join(sys.argv[1:] if arguments is None else arguments)}"
     interrupted = f"interrupted; cells that have ended are kept; to continue: {again}"
@@ -68,20 +68,23 @@ def _run(given: argparse.Namespace) -> int:
             statuses = [(cell, overview.statuses[cell.key]) for cell in cells if not cell.invalid]
             left = [cell for cell, status in statuses if due(status, given.retry) and status not in HELD]
             lines += slurm.job_lines(study, left, options)
+        elif mode == "plan" and given.local:
+            lines += local.too_large(cells)
         say(*lines)
         return 0
-    left_out = [cell for cell in cells if cell.invalid]
+    failed = False
     if given.slurm:
-        failed = 0
         say(*slurm.submit(study, cells, state, options, given.retry) or ["nothing to submit"])
     else:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        left_out += [cell for cell in cells if cell.gpus > local.most_ranks() and not cell.invalid]
-        failed = local.run_cells(cells, state, given.retry, say)
-        say(*Overview(cells, state, queue()).status_lines())
+        local.run_cells(cells, state, given.retry, say)
+        overview = Overview(cells, state.refresh(), queue())
+        startable = [overview.statuses[cell.key] for cell in cells if cell.gpus <= local.most_ranks()]
+        failed = any(status not in (*FINAL, *HELD, INVALID) for status in startable)
+        say(*overview.status_lines(), *local.too_large(cells))
         say(f"report: python -m ddlbench.report {shlex.quote(study.results_dir)}")
-    if left_out:
-        say(f"{len(left_out)} cells cannot run: --dry-run shows why")
+    if left_out := sum(cell.invalid for cell in cells):
+        say(f"{left_out} cells cannot run: --dry-run shows why")
     still_due = (cell for cell in cells if due(state.status(cell), given.retry) and not cell.invalid)
     claims = [last_claim(state.results, cell.key) for cell in still_due]
     unreadable = [path for path, owner in claims if path and owner is None]

@@ -24,7 +24,7 @@ from ddlbench.record.files import end_for_rank_0, keeper_alive, now
 from ddlbench.sweep.end_without_record import record_end
 from ddlbench.sweep.lock import FOLDER, Claim, claim, queue
 from ddlbench.sweep.plan import Cell
-from ddlbench.sweep.state import FINAL, RUNNING, State, due
+from ddlbench.sweep.state import RUNNING, State, due
 from ddlbench.texts import MIB
 
 RANKS_PER_CORE = 2  # at most, where there is no GPU
@@ -38,10 +38,8 @@ TURN = Path(f"/dev/shm/ddlbench-sweep-{os.getuid()}")
 Say = Callable[[str], None]
 
 
-def run_cells(cells: Sequence[Cell], state: State, retry: str | None, say: Say) -> int:
-    """Run all due cells in this order; the number of cells that did not end well. KeyboardInterrupt after the ranks of
-    an interrupted cell have ended."""
-    failed = 0
+def run_cells(cells: Sequence[Cell], state: State, retry: str | None, say: Say) -> None:
+    """Run all due cells in this order. KeyboardInterrupt after the ranks of an interrupted cell have ended."""
     most = most_ranks()
     todo = [cell for cell in cells if cell.gpus <= most and not cell.invalid and due(state.status(cell), retry)]
     seen = {cell.key: len(state.of(cell)) for cell in todo}
@@ -58,14 +56,23 @@ def run_cells(cells: Sequence[Cell], state: State, retry: str | None, say: Say) 
             started, began = time.monotonic(), now()
             codes, output = run_cell(cell, state.results, held)
             status = _ended(cell, state, codes, began, output)
-        failed += status not in FINAL
         say(f"[{number}/{len(todo)}] {cell.name} repeat {cell.repeat}: {status} ({time.monotonic() - started:.1f} s)")
-    return failed
 
 
 def most_ranks() -> int:
     """The most ranks that a cell may have here: one per GPU; without GPUs two per core."""
     return torch.cuda.device_count() or RANKS_PER_CORE * len(allowed_cores())
+
+
+def too_large(cells: Sequence[Cell]) -> list[str]:
+    """A line on the cells that have more, if there are any."""
+    most = most_ranks()
+    if not (ranks := [cell.gpus for cell in cells if cell.gpus > most and not cell.invalid]):
+        return []
+    return [
+        f"{len(ranks)} cells need up to {max(ranks)} ranks, this machine may start {most} (one for each GPU, without "
+        "GPUs two for each core): use --slurm, or leave them out with gpus=[...]"
+    ]
 
 
 def run_cell(cell: Cell, results: Path, held: Claim | None = None) -> tuple[list[int], str]:
