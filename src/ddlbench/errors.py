@@ -40,8 +40,9 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)  # each
 # run.json's `ended_by`, null where the run ended by itself. A time limit is train.time_limit_s, or SIGUSR1, which a
 # sweep and Slurm (run.sbatch) send at theirs.
 SIGNAL, TIME_LIMIT = "signal", "time_limit"
-# Words of errors, in lower case. Memory: of CUDA and NCCL, torch's CPU, the system, cuBLAS, and names of exceptions.
-OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "alloc_failed", "memoryerror")
+# Words of errors, in lower case. Memory: of CUDA and NCCL, torch's CPU and DALI, the system, cuBLAS, DALI, exceptions.
+OUT_OF_MEMORY = ("out of memory", "can't allocate", "cannot allocate memory", "alloc_failed", "cuda allocation failed",
+                 "memoryerror")  # fmt: skip
 # Of cuDNN's algorithms none fits into what is left, or there is none for this GPU: torch's message does not say which.
 NO_ALGORITHM = ("unable to find an engine", "unable to find a valid cudnn algorithm")
 TIMEOUT = ("timed out", "timeout")

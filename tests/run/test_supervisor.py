@@ -298,6 +298,12 @@ TIMED_OUT = "Timed out waiting 5000ms for recv"
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "oom", "[Errno 12] Cannot allocate", 7),
         (RuntimeError("CUDA error: out of memory"), "oom", "CUDA error", 7),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), "oom", "CUDA error", 7),
+        (
+            RuntimeError("Error in GPU operator\n\nCan't allocate 8 bytes on device 0."),
+            "oom",
+            "Error in GPU operator",
+            7,
+        ),
         (OSError(f"Caught OSError in DataLoader worker process 0.\nOriginal {TRACEBACK}"), "error", OF_WORKER, 1),
         (RuntimeError("compiler raised:\n\nbecause of this"), "error", "compiler raised: because of this", 1),
         (RuntimeError(TIMED_OUT), "timeout", f"{TIMED_OUT} (the limit is train.timeout_s)", 8),

@@ -114,6 +114,14 @@ def test_the_pipeline_is_built_before_the_first_batch_is_asked_for(folders, monk
     assert len(list(batches)) == 1
 
 
+@pytest.mark.parametrize("says", ["Can't allocate 268435456 bytes on device 0.", "CUDA runtime API error (700)"])
+def test_an_error_of_the_gpu_names_no_file(folders, says):
+    reader = DaliReader(folders, folders.split(True, Shape(), 0), Dali("dali", device="cpu", threads=1), request())
+    reader._in_flight.append([0])
+    error = RuntimeError(f"Critical error in pipeline:\n{says}")
+    assert reader._explained(error) is error
+
+
 def graphic(file):
     file.write_bytes(picture(np.zeros((40, 48)), format="GIF"))
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils import cpp_extension
 
 from ddlbench.errors import Unavailable
 from ddlbench.frameworks.deepspeed.adapter import DeepSpeed
@@ -100,3 +101,6 @@ def test_an_operation_that_does_not_work_here_is_unavailable(monkeypatch: pytest
     refused(asked, two_ranks(), r"offload_to=nvme: DeepSpeed's async_io does not work .* libaio", Unavailable)
     monkeypatch.setattr(AsyncIOBuilder, "is_compatible", lambda _: True)
     check_op("AsyncIOBuilder", "framework.offload_to=nvme", "install libaio")
+    monkeypatch.setattr(cpp_extension, "CUDA_HOME", None)
+    on_gpus = replace(two_ranks(), device=torch.device("cuda"))
+    refused(asked, on_gpus, r"offload_to=nvme: .* there is no CUDA toolkit: load .* or set CUDA_HOME", Unavailable)

@@ -154,6 +154,19 @@ def test_the_parts_of_a_step_on_a_device() -> None:
     }  # fmt: skip
 
 
+def test_decoding_on_the_device_hides_neither_communication_nor_idle_time() -> None:
+    """DALI's threads launch the kernels of the next batch, outside of any span."""
+    events = [
+        Event(WINDOW, 0, 100),
+        Event(FORWARD, 0, 20),
+        Event("sgemm", 0, 40, device=True, launched=1),
+        Event("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 40, 80, device=True, launched=15),
+        Event("void dali::kernels::resize<1>()", 30, 90, device=True, launched=None),
+    ]
+    counted = units(divide(events, on_device=True))
+    assert [counted[part] for part in ("forward", "exposed", "data", "idle")] == [40, 40, 10, 10]
+
+
 def test_copies_of_offloaded_activations_count_where_no_kernel_runs() -> None:
     """The forward pass ends before the copy to the host, and the backward pass waits for the copy back."""
     events = [

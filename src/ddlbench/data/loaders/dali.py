@@ -26,10 +26,11 @@ from ddlbench.data.images.decoding import BadImage, decode_image
 from ddlbench.data.images.folders import ImageFolders, ImageSplit, augmentation_seed
 from ddlbench.data.images.packed import PackedSource
 from ddlbench.data.loaders.replica_feed import MEAN, STD, Indices, ReplicaFeed
-from ddlbench.errors import Unsupported, UserError, check_values, importing, refuse
+from ddlbench.errors import OUT_OF_MEMORY, Unsupported, UserError, check_values, importing, refuse
 from ddlbench.job import Model
 
 DEVICES = ("cpu", "gpu", "mixed")
+CUDA_ERRORS = ("cuda runtime api error", "cuda driver api error")  # in lower case
 ATTEMPTS = 10  # at a crop that fits, as torchvision
 
 
@@ -167,7 +168,9 @@ class DaliReader:
 
     def _explained(self, error: RuntimeError) -> Exception:
         """DALI says neither which of the files in its queue it could not decode nor what is wrong: a pipeline that
-        decodes one by one says the first, Pillow the second."""
+        decodes one by one says the first, Pillow the second. An error of the GPU or its memory is no file's."""
+        if any(word in str(error).lower() for word in (*OUT_OF_MEMORY, *CUDA_ERRORS)):
+            return error
         images = [int(self.split.chosen[position]) for position in chain.from_iterable(self._in_flight)]
         files = [[self._file(image)] for image in images]
         pipeline = self._built(files, self._decoded, batch_size=1, prefetch_queue_depth=1)

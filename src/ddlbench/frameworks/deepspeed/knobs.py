@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch.torch_version import TorchVersion
+from torch.utils import cpp_extension
 
 from ddlbench.checkpoint import OFF
 from ddlbench.errors import Unavailable, UserError, added, check_values, importing, refuse
@@ -111,6 +112,11 @@ class DeepSpeedOptions:
             )
         if self.offload_to == "nvme":
             check_op("AsyncIOBuilder", "framework.offload_to=nvme", "install libaio with its headers (libaio-dev)")
+            if job.device.type == "cuda" and cpp_extension.CUDA_HOME is None:
+                raise Unavailable(
+                    "framework.offload_to=nvme: DeepSpeed compiles its reader at the first use, and there is no CUDA "
+                    "toolkit: load your site's CUDA module (nvcc), or set CUDA_HOME"
+                )
 
     def check_checkpoint(self, job: Job) -> None:
         offload = next((name for name in ("offload_optimizer", "offload_parameters") if getattr(self, name)), None)

@@ -33,7 +33,7 @@ from ddlbench.ranks.launch import is_fake
 
 Span = tuple[Stamp, Stamp]
 
-RECENT_STEPS = 100  # enough for a median, few enough to keep their events
+RECENT_STEPS = 20  # enough for a median, few enough to read their events within the epoch's time
 
 
 class Groups:

@@ -16,6 +16,7 @@ communication.
 from __future__ import annotations
 
 import math
+import re
 import socket
 import warnings
 from bisect import bisect_left, bisect_right
@@ -46,6 +47,7 @@ SEND = "gloo:send"
 OPERATORS = (
     "aten::", "fsdp::", "torchvision::", "mkldnn::", "bitsandbytes::", "inductor::", "## Call CompiledFxGraph",
 )  # fmt: skip
+LOADERS = re.compile("dali|nvjpeg|nvimgcodec", re.IGNORECASE)  # kernels of DALI, which decodes on the GPU
 HOST_COPIES = ("Memcpy DtoH", "Memcpy HtoD")  # on CUDA: of offloaded tensors, beside the kernels of the passes
 DRIVER_CALLS = ("cu", "hip")  # cudaEventRecord, cuLaunchKernel, hipLaunchKernel; names of operators have their library
 PASSES = {FORWARD: "forward", BACKWARD: "backward", UPDATE: "update"}
@@ -250,6 +252,8 @@ def divide(events: Sequence[Event], on_device: bool) -> Seconds:
             spent[COMMUNICATE].append(time)
         elif event.device == on_device and not sent and (on_device or event.name.startswith(OPERATORS)):
             part = part_at(event.launched if on_device else event.begin, spans)
+            if on_device and LOADERS.search(event.name):  # its threads launch them ahead of a step
+                part = DATA
             spent[OTHER if part != DATA and event.name.startswith(HOST_COPIES) else part].append(time)
     edges = np.unique([edge for times in spent.values() for time in times for edge in time])
     window = covered(edges, spent[WINDOW])
