@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 
 import pandas as pd
@@ -10,6 +11,7 @@ import pytest
 from benchmarks.published import ends
 from ddlbench.config.choices import choices
 from ddlbench.oracle.bands import BANDS, LAYOUTS, WORST_ERRORS, band, fits, worst_error
+from ddlbench.results.rows import FAMILIES
 
 PAGE = Path(__file__).parents[2] / "docs" / "oracle.md"
 
@@ -92,3 +94,7 @@ def test_the_page_states_the_errors() -> None:
     rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.endswith(" % |")]
     stated = {name: row[-1] for row in rows for name in row[0].replace("`", "").split(", ")}
     assert stated == {name: f"{100 * error:.0f} %" for name, error in WORST_ERRORS.items()}
+
+
+def test_every_framework_is_in_one_family() -> None:
+    assert sorted(chain.from_iterable(FAMILIES.values())) == sorted(choices("framework"))

@@ -23,6 +23,7 @@ from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.transforms import Bbox, offset_copy
 
+from ddlbench.results.rows import FAMILIES
 from ddlbench.texts import first_few, shortened
 
 STYLE = {
@@ -73,16 +74,6 @@ SMALL, LINE = 8, 12  # points: letters of the lines below a title, and from one 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1.6)), (0, (1, 1.3)), (0, (7, 1.5, 1, 1.5)))
-# Where a panel has too many curves, each family of frameworks gets a panel of its own.
-FAMILIES = {
-    "data parallel": ("single", "ddp", "horovod", "local_sgd", "parameter_server", "zero0"),
-    "sharded": ("fsdp", "zero1", "zero2", "zero3", "deepspeed"),
-    "tensor": ("tensor", "megatron", "channel", "spatial"),
-    "pipeline": (
-        "gpipe", "1f1b", "interleaved", "zero_bubble", "looped_bfs", "zbv", "dualpipev", "pipedream", "pipedream_2bw",
-    ),
-    "hybrid": ("hybrid",),
-}  # fmt: skip
 SHAPES = tuple((marker, filled) for filled in (True, False) for marker in MARKERS)
 
 

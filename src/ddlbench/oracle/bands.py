@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from itertools import chain
 
+from ddlbench.results.rows import FAMILIES
+
 # measured / predicted at the lower and the upper end of the band of 80 % and of the band of 95 %
 Ends = tuple[tuple[float, float], tuple[float, float]]
 BANDS: dict[str, Ends] = {
@@ -21,10 +23,7 @@ BANDS: dict[str, Ends] = {
     "cpu": ((1.01, 1.56), (0.53, 1.72)),  # 60 of results/papers, without Horovod
     "horovod on cpu": ((1.56, 14.18), (1.56, 14.18)),  # 6 of results/papers: its waits have no equations
 }
-LAYOUTS = (
-    "tensor", "gpipe", "1f1b", "interleaved", "zero_bubble", "looped_bfs", "zbv", "dualpipev", "pipedream",
-    "pipedream_2bw", "hybrid", "spatial", "channel", "megatron",
-)  # fmt: skip
+LAYOUTS = FAMILIES["tensor"] + FAMILIES["pipeline"] + FAMILIES["hybrid"]
 
 # The largest |formula / rehearsal - 1| of each framework, rounded up: in the grid of tests/oracle/memory_grid.py, and
 # for the plans of tests/predict/test_planner.py, which have large micro batches. These numbers were set after the

@@ -12,12 +12,13 @@ from typing import NoReturn
 from ddlbench.errors import UserError
 from ddlbench.oracle.machine.collectives import ALGORITHMS
 from ddlbench.oracle.machine.machine import CLUSTERS, described, load
+from ddlbench.results.rows import FAMILIES
 
 LARGEST_WORLD, MOST = 2**20, 5000
 EXAMPLE = "gpus=[4,8,16] or gpus=[4,8,...,1024]"
 OPTION_KEYS = ("cluster", "gpus", "+framework", "overlap")  # of words that are not for Hydra
 DEGREES = ("dp", "tp", "pp", "sp")  # of a layout
-SHARES = ("tensor", "megatron", "channel", "spatial", "hybrid")  # whose ranks share layers or images
+SHARES = FAMILIES["tensor"] + FAMILIES["hybrid"]  # whose ranks share layers or images
 IN_TEXT = ("blocks", "check_volumes", "max_gpus", "max_memory_gib")  # add lines to the table; JSON has rows only
 
 

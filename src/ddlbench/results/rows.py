@@ -10,6 +10,17 @@ Settings = dict[str, str]  # values as texts, by key
 Item = TypeVar("Item")
 
 OWN, PUBLISHED = "own", "published"  # values of the column `origin`
+# Frameworks by what their ranks share. Figures with many curves have a panel for each family, and errors of predictions
+# are alike within some of them.
+FAMILIES = {
+    "data parallel": ("single", "ddp", "horovod", "local_sgd", "parameter_server", "zero0"),
+    "sharded": ("fsdp", "zero1", "zero2", "zero3", "deepspeed"),
+    "tensor": ("tensor", "megatron", "channel", "spatial"),
+    "pipeline": (
+        "gpipe", "1f1b", "interleaved", "zero_bubble", "looped_bfs", "zbv", "dualpipev", "pipedream", "pipedream_2bw",
+    ),
+    "hybrid": ("hybrid",),
+}  # fmt: skip
 
 
 def wait_column(row: Mapping[str, Any]) -> str:

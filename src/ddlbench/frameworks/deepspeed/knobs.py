@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch.torch_version import TorchVersion
-from torch.utils import cpp_extension
 
 from ddlbench.checkpoint import OFF
 from ddlbench.errors import Unavailable, UserError, added, check_values, importing, refuse
@@ -112,7 +111,8 @@ class DeepSpeedOptions:
             )
         if self.offload_to == "nvme":
             check_op("AsyncIOBuilder", "framework.offload_to=nvme", "install libaio with its headers (libaio-dev)")
-            if job.device.type == "cuda" and cpp_extension.CUDA_HOME is None:
+            # Imported late: it asks for GPUs, and says so on a node that has CUDA's compiler and none.
+            if job.device.type == "cuda" and import_module("torch.utils.cpp_extension").CUDA_HOME is None:
                 raise Unavailable(
                     "framework.offload_to=nvme: DeepSpeed compiles its reader at the first use, and there is no CUDA "
                     "toolkit: load your site's CUDA module (nvcc), or set CUDA_HOME"
