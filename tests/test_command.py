@@ -46,6 +46,23 @@ def test_a_stream_that_was_closed_before_the_start_is_one_that_nobody_reads(word
     assert "Traceback" not in process.stderr
 
 
+@pytest.mark.parametrize(("key", "code"), [("dryrun=true", 0), ("train.epochs=none", 2)])
+def test_remarks_and_errors_that_nobody_reads_change_no_exit_code(key: str, code: int) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    words = [sys.executable, "-m", "ddlbench", "+framework=single", "+model=resnet50", key]
+    with os.fdopen(write, "w") as pipe:
+        process = subprocess.run(
+            words,
+            stdout=subprocess.DEVNULL,
+            stderr=pipe,
+            env=os.environ | {"SLURM_NTASKS": "2"},
+            timeout=300,
+            check=False,
+        )
+    assert process.returncode == code
+
+
 @pytest.mark.parametrize(
     ("words", "code"),
     [

@@ -96,7 +96,8 @@ def test_memory_is_that_of_the_index(many):
         tracemalloc.stop()
     assert (len(index.splits["train"]), len(index.splits["val"])) == (19_800, 200)
     size = sum(array.nbytes for files in index.splits.values() for array in vars(files).values())
-    assert most < 3.5 * size  # a tuple, a string and a number for every file would be 8 times as much
+    # Threads that wait hold more at the same time; a tuple, a string and a number for every file would be 28 times it.
+    assert most < 5 * size
 
 
 def test_kept_index_is_used_until_a_folder_changes(layout, monkeypatch):

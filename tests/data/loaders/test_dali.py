@@ -115,10 +115,11 @@ def test_the_pipeline_is_built_before_the_first_batch_is_asked_for(folders, monk
 
 
 @pytest.mark.parametrize("says", ["Can't allocate 268435456 bytes on device 0.", "CUDA runtime API error (700)"])
-def test_an_error_of_the_gpu_names_no_file(folders, says):
+def test_an_error_of_the_gpu_names_no_file(folders, monkeypatch, says):
     reader = DaliReader(folders, folders.split(True, Shape(), 0), Dali("dali", device="cpu", threads=1), request())
     reader._in_flight.append([0])
     error = RuntimeError(f"Critical error in pipeline:\n{says}")
+    monkeypatch.setattr(reader, "_built", lambda *_, **__: pytest.fail("a second pipeline on a GPU without memory"))
     assert reader._explained(error) is error
 
 

@@ -102,5 +102,6 @@ def test_an_operation_that_does_not_work_here_is_unavailable(monkeypatch: pytest
     monkeypatch.setattr(AsyncIOBuilder, "is_compatible", lambda _: True)
     check_op("AsyncIOBuilder", "framework.offload_to=nvme", "install libaio")
     monkeypatch.setattr(cpp_extension, "CUDA_HOME", None)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     on_gpus = replace(two_ranks(), device=torch.device("cuda"))
     refused(asked, on_gpus, r"offload_to=nvme: .* there is no CUDA toolkit: load .* or set CUDA_HOME", Unavailable)

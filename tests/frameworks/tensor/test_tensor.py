@@ -118,9 +118,9 @@ def test_copies_of_unsplit_parameters_stay_equal_if_kernels_round_differently(
     assert outcomes[0]["copies"] == [True] * 3
 
 
-def test_an_evaluation_has_all_classes_of_one_sample_at_a_time(outcomes: list[dict[str, Any]]) -> None:
-    """Rank 0 scores for tensor parallelism, the last stage for a pipeline."""
-    assert [each["scored"] for each in outcomes] == [[(1, 16, 61, 1)] * 6] * 2
+def test_an_evaluation_has_all_classes_of_few_samples_at_a_time(outcomes: list[dict[str, Any]]) -> None:
+    """Rank 0 scores sample by sample where ranks share classes, the last stage of a pipeline a micro batch of two."""
+    assert [each["scored"] for each in outcomes] == [[(1, 16, 61, 1)] * 6, [(2, 16, 61, 2)] * 3]
 
 
 def test_facts_count_this_ranks_parameters(outcomes: list[dict[str, Any]]) -> None:

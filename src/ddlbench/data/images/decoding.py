@@ -25,6 +25,11 @@ class BadImage(Exception):
 def decode_image(content: bytes | memoryview, decoder: str) -> Image.Image | Tensor:
     """An RGB image: PIL's own, or [3, H, W] uint8; gray, CMYK, palette and 16-bit images are converted. Raises BadImage
     for content that cannot be decoded completely."""
+    if decoder == "torchvision" and content[:4] == PNG:
+        from torchvision.transforms.functional import pil_to_tensor
+
+        # torchvision's decoder ends the process at a damaged one; both decode the same pixels.
+        return pil_to_tensor(decode_image(content, "pil"))
     try:
         if decoder == "pil":
             with Image.open(io.BytesIO(content)) as image:
@@ -36,10 +41,7 @@ def decode_image(content: bytes | memoryview, decoder: str) -> Image.Image | Ten
                 return image
         import torch
         from torchvision import io as images
-        from torchvision.transforms.functional import pil_to_tensor
 
-        if content[:4] == PNG:  # torchvision's decoder ends the process at a damaged one; both decode the same pixels
-            return pil_to_tensor(decode_image(content, "pil"))
         with warnings.catch_warnings():  # deprecated since torchvision 0.29, still the decoder that many use
             warnings.simplefilter("ignore", DeprecationWarning)
             raw = torch.frombuffer(bytearray(content), dtype=torch.uint8)
@@ -47,8 +49,6 @@ def decode_image(content: bytes | memoryview, decoder: str) -> Image.Image | Ten
             image = image[0] if image.ndim == 4 else image  # an animation: its first frame, as Pillow reads it
             return image if image.dtype == torch.uint8 else (image.int() >> 8).byte()
     except (ImportError, MemoryError):  # the file is not the cause
-        raise
-    except BadImage:
         raise
     except Exception as error:  # decoders raise many kinds, OSError, SyntaxError and RuntimeError among them
         what = first_line(error).partition(" <_io")[0]  # without the address of a buffer

@@ -111,8 +111,10 @@ class DeepSpeedOptions:
             )
         if self.offload_to == "nvme":
             check_op("AsyncIOBuilder", "framework.offload_to=nvme", "install libaio with its headers (libaio-dev)")
+            built = import_module("deepspeed.git_version_info").installed_ops.get("async_io")
+            on_nvidia = job.device.type == "cuda" and torch.version.cuda is not None
             # Imported late: it asks for GPUs, and says so on a node that has CUDA's compiler and none.
-            if job.device.type == "cuda" and import_module("torch.utils.cpp_extension").CUDA_HOME is None:
+            if on_nvidia and not built and import_module("torch.utils.cpp_extension").CUDA_HOME is None:
                 raise Unavailable(
                     "framework.offload_to=nvme: DeepSpeed compiles its reader at the first use, and there is no CUDA "
                     "toolkit: load your site's CUDA module (nvcc), or set CUDA_HOME"
