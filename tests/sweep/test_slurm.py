@@ -89,7 +89,7 @@ def test_lines_of_a_site_file_are_read_as_sbatch_reads_them(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "option",
     ["-Jmine", "--job-name=mine", "--job", "-d", "--dependency=singleton", "--dep=singleton", "--export=NONE",
-     "--export", "-a0-1", "--array=0-1", "--arr", "--wrap=true", "-D/tmp", "--chdir=/tmp", "--ch"],
+     "--export", "-a0-1", "--array=0-1", "--arr", "--wrap=true", "-D/tmp", "--chdir=/tmp", "--ch", "-W", "--wait"],
 )  # fmt: skip
 def test_options_by_which_a_sweep_knows_its_jobs_are_refused(option: str) -> None:
     with pytest.raises(UserError, match=f"^{option}: jobs of a sweep have"):

@@ -24,8 +24,10 @@ PACKED = Path(__file__).parents[1] / "slurm_scripts"  # the wheel has its own co
 SCRIPTS = PACKED if PACKED.is_dir() else Path(__file__).parents[3] / "scripts" / "slurm"
 SBATCH = re.compile(r"#SBATCH\s+(.*)")  # lines of a site's file that are options of sbatch
 # Options by which the sweep knows its jobs and their order, and gives them the site's file and the folder of relative
-# paths: --job-name, --dependency, --array, --wrap, --chdir and --export, which sbatch also takes abbreviated.
-SET_HERE = re.compile("-[JdaD]|--(j|dep|ar|wr|ch|exp(?!ort=ALL))")
+# paths: --job-name, --dependency, --array, --wrap, --chdir, --wait and --export, which sbatch also takes abbreviated.
+SET_HERE = re.compile("-[JdaDW]|--(j|dep|ar|wr|ch|wait$|exp(?!ort=ALL))")
+# Variables of sbatch that say the same, and those of a job around this sweep.
+NOT_OURS = re.compile("SBATCH_(EXPORT|WAIT$|ARRAY)|SLURM_MEM_PER_")
 NEXT = "--next"  # between the cells of a job, for run.sbatch
 LIMIT = "train.time_limit_s="
 CORES = ("--cpus-per-task", "-c", "--cpus-per-gpu", "--exclusive")  # options that say how many cores a task gets
@@ -153,8 +155,8 @@ def _sbatch(
         command += [NEXT] * (number > 0) + cell.command(results)
         if len(cells) > 1 and not any(word.startswith(LIMIT) for word in cell.words):
             command.append(f"{LIMIT}{cell.limit_s}")  # that of the job is the sum: one cell must not use up the others'
-    # The job needs the site's file; and its srun refuses the memory of a job in which this sweep runs, beside its own.
-    env = {key: value for key, value in os.environ.items() if not key.startswith(("SBATCH_EXPORT", "SLURM_MEM_PER_"))}
+    # The job needs the site's file, and its srun refuses the memory of a job in which this sweep runs, beside its own.
+    env = {key: value for key, value in os.environ.items() if not NOT_OURS.match(key)}
     env |= {} if options.site is None else {"DDLBENCH_SITE": str(_site_file(options.site))}
     try:
         done = subprocess.run(command, capture_output=True, errors="replace", timeout=120, check=True, env=env)

@@ -8,9 +8,9 @@ host and the device that nothing else overlaps are other.
 On the CPU the events are torch's operators, the collectives of gloo's threads ("gloo:all_reduce"), the host's calls of
 torch.distributed and its waits for messages, and what frameworks/horovod/core.py reports. On CUDA they are the
 kernels and copies of the device: kernels named nccl* communicate, whichever library launched them, and what was
-launched while the rank took its batch is data. It has run on one GPU; kernels of NCCL have not been recorded yet. A
-collective or a receive lasts until all data are there: waiting for a slower rank, and so the bubble of a pipeline, is
-communication.
+launched while the rank took its batch, or by DALI, is data. It has run on one GPU; kernels of NCCL have not been
+recorded yet. A collective or a receive lasts until all data are there: waiting for a slower rank, and so the bubble of
+a pipeline, is communication.
 """
 
 from __future__ import annotations
