@@ -100,6 +100,13 @@ class Run:
         """How many steps at the beginning of this epoch are left out of its rate; never all of them."""
         return min(self.warmup_steps, self.feed.steps_per_epoch - 1) if epoch == self.first_epoch else 0
 
+    def begin(self, epoch: int) -> EpochClock:
+        """The clock of an epoch, which starts with its first step; the peaks of memory start anew with it."""
+        self.boundary.begin(epoch, self.feed.steps_per_epoch)
+        device = self.job.device
+        self.clock = EpochClock(device, barrier, self.warmup(epoch), self.meter, partial(reset_peaks, device))
+        return self.clock
+
     def validated(self, metrics: dict[str, Any]) -> dict[str, Any]:
         """What may be reported of a validation. RunError, on every rank, if samples are missing or counted twice."""
         unread = self.feed.val_unread if self.place.reports else 0
@@ -122,10 +129,8 @@ class Run:
 
 def train(run: Run, trainer: Trainer, rates: Rates) -> None:
     """Every epoch: train against the clock, reduce over ranks, validate once it has stopped, record."""
-    device = run.job.device
     for epoch in range(run.first_epoch, run.epochs):
-        run.boundary.begin(epoch, run.feed.steps_per_epoch)
-        clock = run.clock = EpochClock(device, barrier, run.warmup(epoch), run.meter, partial(reset_peaks, device))
+        clock = run.begin(epoch)
         used = list[float]()
         batches = run.progress.steps(run.feed.train(epoch), run.feed.steps_per_epoch, f"epoch {epoch}")
         for batch in clock.steps(batches):

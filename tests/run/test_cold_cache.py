@@ -20,7 +20,7 @@ from ddlbench.ranks import control
 from ddlbench.record.record import run_id
 from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.tables.run_rows import run_row
-from ddlbench.run import scenarios, settings
+from ddlbench.run import settings
 from ddlbench.run.settings import check_cold_cache, drop_data
 from ddlbench.run.supervisor import Supervisor
 from tests.support.disk import SIZE, written
@@ -136,7 +136,7 @@ def test_a_run_reads_each_training_epoch_from_the_disk(
             seen.append(sum(cached_bytes(image) or 0 for image in images))
             super().__init__(*given)
 
-    monkeypatch.setattr(loop if mode == "train" else scenarios, "EpochClock", Clock)
+    monkeypatch.setattr(loop, "EpochClock", Clock)
     words = [*RESNET, "data=imagenet", f"data.root={folder}/images", "loader.workers=0", f"mode={mode}"]
     epochs = ["train.epochs=2", "train.steps=null", "train.validate=false"]
     code, said = ddlbench(*words, *epochs, f"train.cold_cache={str(cold).lower()}")

@@ -20,7 +20,6 @@ from ddlbench.frameworks.shared.checkpointing import checkpoint_blocks
 from ddlbench.job import Batch, Job, Place, Trainer
 from ddlbench.loop import Run, Scenario, train
 from ddlbench.measure.clock import EpochClock, idle
-from ddlbench.measure.devices.memory import reset_peaks
 from ddlbench.measure.devices.unknown import total
 from ddlbench.measure.devices.usage import ReadBytes
 from ddlbench.measure.profiling.profile import Profiler, RankWindow, Seconds
@@ -207,9 +206,7 @@ class Loading(Scenario):
     def run(self, run: Run) -> None:
         """Every epoch: take its batches against the clock, reduce over ranks, read the validation samples, record."""
         for epoch in range(run.epochs):
-            run.boundary.begin(epoch, run.feed.steps_per_epoch)
-            reset = partial(reset_peaks, run.job.device)
-            clock = run.clock = EpochClock(run.job.device, barrier, run.warmup(epoch), run.meter, reset)
+            clock = run.begin(epoch)
             before = ReadBytes.now()
             batches = run.progress.steps(run.feed.train(epoch), run.feed.steps_per_epoch, f"epoch {epoch}")
             for _ in clock.steps(batches):

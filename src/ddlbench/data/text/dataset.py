@@ -68,9 +68,9 @@ class TokenSplit:
         positions = indices[:, None] * self.seq_len + np.arange(self.seq_len + 1)
         last = self.file.index.tokens - 1
         tokens = self.tokens[np.minimum(positions, last)].astype(np.int64)
-        if (largest := int(tokens.max(initial=0))) >= (known := self.file.index.vocab_size):
+        if (largest := int(tokens.max(initial=0))) >= (words := self.file.index.vocab_size):
             raise UserError(
-                f"{self.file.path} has token {largest}, its index says {known} words: check it with python -m "
+                f"{self.file.path} has token {largest}, its index says {words} words: check it with python -m "
                 "ddlbench.data verify, and make it again"
             )
         window = torch.from_numpy(tokens)

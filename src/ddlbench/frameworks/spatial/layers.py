@@ -234,10 +234,8 @@ class _WithHalo(torch.autograd.Function):
         fetched = halo.swap([x[:, :, rows] for rows in halo.lent], halo.taken, x)  # what this rank's output needs
         padding = (0, _pair(layer.padding)[1])
         if weight is None:
-            rows, options = (
-                halo.joined(fetched, -torch.inf, x),
-                (layer.kernel_size, layer.stride, padding, layer.dilation),
-            )
+            rows = halo.joined(fetched, -torch.inf, x)
+            options = layer.kernel_size, layer.stride, padding, layer.dilation
             output, kept = F.max_pool2d(rows, *options, return_indices=True)
         else:
             rows, options = halo.joined(fetched, 0.0, x), (layer.stride, padding, layer.dilation, layer.groups)
