@@ -20,6 +20,7 @@ from torch.futures import Future
 from ddlbench.errors import Unsupported, UserError
 from ddlbench.frameworks.compression import Compressor, ErrorFeedback, Int8, Message, PowerSGD, Sign, TopK
 from ddlbench.frameworks.ddp import DDP
+from ddlbench.ranks.fake import cuda as fake_cuda
 from tests.support.equal import batch_for, make_job, ready, train_cases
 from tests.support.jobs import CASE, refused, two_ranks, wrong_knob
 from tests.support.ranks import run_ranks
@@ -269,9 +270,10 @@ def test_a_rehearsal_counts_what_a_hook_sends(model: str, hook: str) -> None:
     assert expected - 0.5 <= (row.sent_bytes or 0) <= expected + padding + 0.5
 
 
-def test_memory_of_the_messages_waits_for_the_stream_that_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU, where torch runs what follows a collective on a stream of its own."""
-    recorded = list[str]()
+def test_all_buckets_are_added_up_on_one_stream_for_which_the_messages_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU torch calls what follows a collective on another stream for each bucket, and the allocator keeps the
+    memory of each stream for itself."""
+    recorded, added = list[Any](), list[Any]()
     done = Future[None]()
     done.set_result(None)
 
@@ -280,16 +282,26 @@ def test_memory_of_the_messages_waits_for_the_stream_that_reads_them(monkeypatch
             received.copy_(message)
         return SimpleNamespace(get_future=lambda: done)
 
+    class Noting(TopK):
+        def add(self, message: Message, total: Tensor, sizes: Sequence[int]) -> None:
+            added.append(fake_cuda.current_stream())
+            super().add(message, total, sizes)
+
     monkeypatch.setattr(dist, "all_gather", all_gather)
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "side stream")
+    for name in ("Stream", "stream", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, getattr(fake_cuda, name))
     monkeypatch.setattr(Tensor, "record_stream", lambda _, stream: recorded.append(stream))
+    monkeypatch.setattr(Tensor, "is_cuda", True)
     parameter = nn.Parameter(torch.zeros(4))
     bucket: Any = SimpleNamespace(buffer=lambda: TENSORS[0].clone(), parameters=lambda: [parameter])
-    monkeypatch.setattr(Tensor, "is_cuda", True)
-    result = ErrorFeedback(TopK(1.0), {"weight": parameter})(bucket).wait()
-    assert torch.equal(result, TENSORS[0])
-    assert recorded == ["side stream"] * 2
+    hook = ErrorFeedback(Noting(1.0), {"weight": parameter})
+    for _ in range(2):
+        with fake_cuda.stream(fake_cuda.Stream()):
+            assert torch.equal(hook(bucket).wait(), TENSORS[0])
+    assert hook.stream is not None
+    assert recorded == [hook.stream] * 4
+    assert added[1:3] == added[4:] == [hook.stream] * 2  # the first one of each bucket says what is sent
 
 
 def test_what_cannot_be_trained_or_saved_is_refused() -> None:

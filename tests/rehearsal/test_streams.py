@@ -16,6 +16,7 @@ CASES = {
     "zero2-small-buckets": ("zero2", "gpt2_small", SMALL),
     "zero3": ("zero3", "gpt2_small", "framework.persistence_threshold=0"),
     "zero3-small-buckets": ("zero3", "gpt2_small", "framework.persistence_threshold=0", SMALL),
+    "compressed-gradients": ("ddp", "gpt2_small", "framework.comm_hook=sign"),
     "offloaded-activations": ("ddp", "gpt2_small", "train.offload_activations=true"),
 }
 
