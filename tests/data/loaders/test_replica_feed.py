@@ -3,6 +3,7 @@ memory alive, and the pixels that arrive."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -190,6 +191,22 @@ def test_a_copy_runs_on_the_side_stream_one_batch_ahead(recorded: Recorded) -> N
     for batch, got in zip(batches, (first, second, third), strict=True):
         assert torch.equal(got.inputs, TO_FLOAT(batch.inputs))
         assert torch.equal(got.targets, batch.targets)
+
+
+def test_what_was_sent_is_free_when_the_next_copy_begins(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    pixels_sent = list[weakref.ref[torch.Tensor]]()
+
+    def noting_normalize(pixels: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        pixels_sent.append(weakref.ref(pixels))
+        return normalize(pixels, out)
+
+    def fetched() -> Iterator[Batch]:
+        for number in range(3):
+            assert [pixels() for pixels in pixels_sent] == [None] * number
+            yield images(number)
+
+    monkeypatch.setattr(replica_feed, "normalize", noting_normalize)
+    assert len(list(ToDevice(CUDA, channels_last=False)(fetched()))) == 3
 
 
 def test_tokens_are_copied_ahead_and_left_as_they_are(recorded: Recorded) -> None:

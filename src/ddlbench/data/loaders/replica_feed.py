@@ -171,7 +171,7 @@ class ToDevice:
             return
         coming = self._send(batches, self._side)
         while coming is not None:
-            batch, full, copied = coming
+            (batch, full, copied), coming = coming, None
             compute = torch.cuda.current_stream(self.device)
             compute.wait_event(copied)
             for part in (batch.inputs, batch.targets, batch.valid):
