@@ -117,6 +117,8 @@ def test_ideal_lines_start_at_the_base(tmp_path):
     assert lines(images, "ideal") == [[[1, 1], [8, 8]]]
     assert lines(text, "ideal") == [[[2, 1], [8, 4]]]
     assert lines(throughput, "ideal") == [[[2, pytest.approx(10)], [8, pytest.approx(40)]]]
+    for axes in (throughput, text):
+        assert "base: ddp on 2 GPUs, 100 ms a sample" in axes.texts[0].get_text()
     assert (images.get_xscale(), images.get_yscale(), images.get_xlabel()) == ("log", "log", "GPUs")
     assert [axes.get_ylabel() for axes in (images, own)] == ["speedup", "speedup over own base"]
     assert lines(own, "ddp") == [[[1, pytest.approx(1.0)], [2, pytest.approx(1.875)], [4, pytest.approx(3.5)]]]

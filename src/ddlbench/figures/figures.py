@@ -147,13 +147,14 @@ def _over_gpus(shared: Sequence[Panel]) -> list[tuple[str, Sequence[Panel], curv
     ]
     ratios = [panel for panel in shared if any(row.has_ratios(panel.on_own_bases) for row in panel.rows)]
     plain = [replace(panel, base="") for panel in shared]  # for quantities that are no ratios
+    throughput = [panel if panel in ratios else bare for panel, bare in zip(shared, plain, strict=True)]  # ideal lines
     # Without the panels of published measurements whose source does not state the column.
     epoch_time, memory = (
         [panel for panel in plain if panel.rows[0]["origin"] == OWN or measured([panel], column)]
         for column in ("epoch_time_s", "memory_allocated_peak_bytes")
     )
     return [
-        ("throughput", plain, curves.THROUGHPUT),
+        ("throughput", throughput, curves.THROUGHPUT),
         ("speedup", ratios, curves.SPEEDUP),
         ("efficiency", ratios, curves.EFFICIENCY),
         ("speedup_own_base", own_bases, curves.SPEEDUP),
