@@ -231,3 +231,9 @@ def test_n_counts_the_runs_that_have_a_time(tmp_path):
     assert (row["runs_ok"], row["runs_timed"], row["interval"]) == (6, 5, "n=5, no 95 % CI")
     assert re.search(r"(?m)^fsdp +resnet50 +native +1 +single +ok +5 ", text := summary_text(tables.measurements))
     assert "n < 6: no 95 % CI" in text
+
+
+def test_ranks_on_the_cpu_are_no_gpus(tmp_path):
+    for framework in ("single", "ddp"):
+        write_run(tmp_path, framework=framework, device="cpu")
+    assert sentences(tmp_path)[0].startswith("resnet50, one rank count, 32 samples an update, 1 rank: ")

@@ -139,8 +139,9 @@ class Measurement:
     @property
     def scaling(self) -> str:
         """ "weak scaling, 32 samples a GPU"."""
-        kind = {"weak": "weak scaling", "strong": "strong scaling", "single": "one GPU count"}[self["scaling"]]
-        per = f"a {devices(1, self['device']).split()[1]}" if self["scaling"] == "weak" else "an update"
+        device = devices(1, self["device"]).split()[1]
+        kind = {"weak": "weak scaling", "strong": "strong scaling", "single": f"one {device} count"}[self["scaling"]]
+        per = f"a {device}" if self["scaling"] == "weak" else "an update"
         return f"{kind}, {self.size:g} samples {per}" if self.size is not None else kind
 
     def has_ratios(self, own: bool) -> bool:
