@@ -16,6 +16,8 @@ import pytest
 
 from ddlbench.config.compose import configuration
 from ddlbench.errors import UserError
+from ddlbench.figures.bars import draw_waterfall
+from ddlbench.figures.plotting import grid
 from ddlbench.report.__main__ import main
 from ddlbench.report.explain import NO_CAUSE, Explanation, behind, explain
 from ddlbench.results.reading.attempts import read_all
@@ -343,3 +345,9 @@ def test_without_files_nothing_is_said_and_a_broken_file_is_named(tmp_path: Path
     (tmp_path / "collectives/rank-0.json").write_text("[]")
     with pytest.raises(UserError, match=r"rank-0\.json holds no last collectives .*: remove it"):
         behind(tmp_path)
+
+
+def test_a_bar_that_runs_backwards_says_so() -> None:
+    (axes,) = grid([("cause: input", [])]).axes
+    draw_waterfall(axes, {"ideal": 0.45, "kernels": -0.2, "input": 0.25, "bubble": None}, step_s=0.5)
+    assert [text.get_text() for text in axes.texts if text.get_text()] == ["+90 %", "-40 %", "+50 %"]
