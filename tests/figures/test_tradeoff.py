@@ -41,6 +41,9 @@ def test_markers_are_memory_and_throughput_and_a_line_joins_those_that_none_beat
         "ddp": [(8, 100)], "zero1": [(6, 50)], "zero3": [(4, 50)], "not beaten in both": [(4, 50), (8, 100)],
     }  # fmt: skip
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("peak allocated memory (GiB)", "throughput (samples/s)")
+    assert (axes.get_xlim()[0], axes.get_ylim()[0]) == (0, 0)
+    assert axes.get_xlim()[1] > 8
+    assert axes.get_ylim()[1] > 100
 
 
 def test_a_gpu_and_a_cpu_in_one_panel_have_their_own_memory() -> None:

@@ -182,6 +182,8 @@ def tradeoff(shown: Sequence[Panel], looks: Looks) -> Plot:
             axes.plot(*zip(*of_curve, strict=True), color=look.color, label=plotting.label(name), zorder=3, **shape)
         axes.plot(*zip(*front(points), strict=True), color="#999999", linewidth=1, label="not beaten in both", zorder=2)
         axes.margins(0.08)
+        axes.set_xlim(0)
+        axes.set_ylim(0)
         axes.set_xlabel(curves.MEMORY.name(panel))
         plotting.value_name(axes, curves.THROUGHPUT.name(panel))
 
