@@ -21,10 +21,11 @@ from ddlbench.config.schema import Config
 from ddlbench.errors import UserError
 from ddlbench.oracle.bands import worst_error
 from ddlbench.oracle.machine.machine import Sweep, load
-from ddlbench.oracle.predictor import Inputs
+from ddlbench.oracle.predictor import Inputs, Prediction
 from ddlbench.predict import __main__ as command_line
 from ddlbench.predict import rows as command
 from ddlbench.predict.__main__ import main
+from ddlbench.predict.figure import draw
 from ddlbench.predict.question import Question, parser
 from ddlbench.ranks.launch import Launch
 from ddlbench.recipe.optimizers import Costs, Entry, optimizers
@@ -435,6 +436,17 @@ def test_a_figure_of_two_gpu_counts_has_two_ticks_or_more(tmp_path: Path, monkey
     assert main([*TINY, "+framework=ddp", "cluster=abci", "gpus=[8,12]", "--figure", str(tmp_path / "steps")]) == 0
     low, high = drawn[0].axes[0].get_ylim()
     assert sum(low <= tick <= high for tick in drawn[0].axes[0].get_yticks()) >= 2
+
+
+def test_a_figure_says_how_many_frameworks_have_no_panel(tmp_path: Path, monkeypatch: Patch) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, _: drawn.append(figure))
+    row = Prediction("ddp", "resnet50", "abci", 4, "ok", "", step_s=0.1, compute_s=0.1, samples_per_s=640.0)
+    for count in (6, 8):
+        draw([replace(row, framework=f"framework {n}") for n in range(count)], tmp_path / "steps", False, None)
+    few, many = ("\n".join(text.get_text() for text in figure.axes[0].texts) for figure in drawn[::2])
+    assert "steps of 6 of 8 frameworks are drawn" in many
+    assert "frameworks" not in few
 
 
 @pytest.mark.parametrize("name", ["gpt_1.3b", "gpt_1.3b.png"])

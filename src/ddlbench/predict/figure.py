@@ -46,7 +46,8 @@ def _steps(rows: Sequence[Prediction]) -> Figure:
     """Samples a second over GPUs, and the parts of the steps of each framework. rows: with status ok"""
     names = list(dict.fromkeys(row.framework for row in rows))
     bands = ["with the bands of 80 %"] if rows[0].low_80_s else []
-    first = (f"{rows[0].model} on {rows[0].cluster}", [f"from: {rows[0].basis}", *bands])
+    shown = [f"steps of {MOST} of {len(names)} frameworks are drawn"] if len(names) > MOST else []
+    first = (f"{rows[0].model} on {rows[0].cluster}", [f"from: {rows[0].basis}", *bands, *shown])
     figure = plotting.grid([first, *((name, []) for name in names[:MOST])])
     axes, *panels = figure.axes
     looks, values = looks_of((name, name) for name in names), list[float]()
