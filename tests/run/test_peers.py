@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -127,6 +128,29 @@ def test_in_a_run_that_hangs_rank_0_alone_asks_for_all_ranks(store: TCPStore, mo
     for rank in (1, 2, 3, 4, 5, 6, 8, 9, 10, 11):
         assert stores[rank].asked == {(rank + 1) % 12}
     assert stores[0].asked == set(range(1, 12))
+
+
+def test_in_a_large_run_a_rank_waits_until_it_can_have_read_what_rank_0_found(
+    store: TCPStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With slower heartbeats the cause is found and read later, and no rank may ask for all heartbeats before."""
+    one = Peers(store.clone(), 500, 1024)
+    one.close()
+    clock, asked = [0.0], list[list[int]]()
+
+    def wait(seconds: float) -> None:
+        clock[0] += seconds
+        if clock[0] > one.silence_s + 1.9 * one.period_s:  # one to find it, one to read it
+            one.failure = Failure("error", "rank 700 ended without a message", 1, rank=0)
+
+    def beats(ranks: list[int]) -> dict[int, str]:
+        asked.append(ranks)
+        return dict.fromkeys(ranks, f"{clock[0]}")
+
+    monkeypatch.setattr(peers, "time", SimpleNamespace(perf_counter=lambda: clock[0], sleep=wait))
+    monkeypatch.setattr(one, "_beats", beats)
+    assert one.find_cause() is None
+    assert {tuple(ranks) for ranks in asked} <= {(501,), ()}
 
 
 def test_a_rank_whose_peers_find_nothing_asks_for_all_ranks(store: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ FAILURE, RECORDED, READERS, BEAT = (f"ddlbench/{name}" for name in ("failure", "
 STOP, STOP_AT = "ddlbench/stop", "ddlbench/stop_at"
 ANSWER_S = 3.0  # longest wait for one answer of the store
 SILENCE_S = 4.0  # without a heartbeat, after which a rank is named as the cause of a failure
-REPORT_S = 2.0  # longer than that a rank waits for the cause that another rank finds
+REPORT_S = 2.0  # longer than silence_s a rank waits for the cause that another rank finds
 
 
 class Peers:
@@ -44,6 +44,7 @@ class Peers:
         self.announced = False
         self.period_s = max(0.25, world_size / 500)
         self.silence_s = max(SILENCE_S, 3 * self.period_s)
+        self.report_s = max(REPORT_S, 2 * self.period_s)  # one to find the cause, one to read it
         self.holder = "torchrun" if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else "rank 0"
         self.failure: Failure | None = None
         self.recorded = self.lost = self.closed = False
@@ -97,13 +98,13 @@ class Peers:
 
         All ranks of a run that hangs call this at the same time, and one store answers them: rank 0 looks at every
         rank, another rank at its next one. It then waits for what rank 0 or the neighbour of the lost rank posts, and
-        looks at every rank only if neither posts anything. Takes up to SILENCE_S on rank 0, and up to
-        2 SILENCE_S + REPORT_S on the other ranks.
+        looks at every rank only if neither posts anything. Takes up to silence_s on rank 0, and up to
+        2 silence_s + report_s on the other ranks.
         """
         others = [rank for rank in range(self.world_size) if rank != self.rank]
         if self.rank == 0 or self.world_size == 2:
             return self._look(others)
-        reported_by = time.perf_counter() + self.silence_s + REPORT_S
+        reported_by = time.perf_counter() + self.silence_s + self.report_s
         if (cause := self._look([self.next_rank])) is not None:
             return cause
         while self.failure is None and time.perf_counter() < reported_by:
