@@ -6,6 +6,7 @@ import hashlib
 import os
 import tempfile
 import tracemalloc
+from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
 
@@ -180,6 +181,28 @@ def test_a_class_folder_that_is_a_link_to_nothing_is_no_class_less(layout):
         (split / "emu").symlink_to(layout.root / "moved")
     with pytest.raises(UserError, match=r"emu cannot be read \(No such file or directory\): restore"):
         layout.classes()
+
+
+def test_a_class_folder_costs_no_request_of_its_own(layout, monkeypatch):
+    """Every rank lists the classes before the start: the file server has to answer a thousand of them."""
+    listed, asked = os.scandir, list[str]()
+
+    class Entry:
+        def __init__(self, entry):
+            self.entry = entry
+
+        def __getattr__(self, name):
+            return getattr(self.entry, name)
+
+        def stat(self):
+            asked.append(self.entry.name)
+            return self.entry.stat()
+
+    (layout.splits[1] / "emu").symlink_to(layout.splits[1] / "cat")
+    (layout.splits[0] / "emu").mkdir()
+    monkeypatch.setattr(os, "scandir", lambda folder: nullcontext([Entry(entry) for entry in listed(folder)]))
+    assert layout.classes() == ["cat", "dog", "emu"]
+    assert asked == ["emu"]
 
 
 def test_a_class_folder_that_is_a_link_in_a_circle_is_one_line(layout):

@@ -101,7 +101,10 @@ class FolderLayout:
                 entries = [entry for entry in listed if not entry.name.startswith(".")]
                 try:
                     for entry in entries:
-                        entry.stat()  # FileNotFoundError for a link to nothing, which may have been a class
+                        if (
+                            entry.is_symlink()
+                        ):  # a thousand ranks list a thousand classes at once: no other is asked for
+                            entry.stat()  # FileNotFoundError for a link to nothing, which may have been a class
                     names = sorted(entry.name for entry in entries if entry.is_dir())
                 except OSError as error:  # links in a loop, too
                     raise UserError(
