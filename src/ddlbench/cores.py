@@ -28,7 +28,8 @@ def fewest_cores(ranks: Sequence[tuple[str, Collection[int]]]) -> int:
     four ranks that may run on the same 8 cores have 2 each. ranks: of each its host and the cores that it may run on
     """
     users = Counter((host, core) for host, cores in ranks for core in cores)
-    shares = [sum(Fraction(1, users[host, core]) for core in cores) for host, cores in ranks]
+    shared = (Counter(users[host, core] for core in cores) for host, cores in ranks)  # cores by how many share one
+    shares = [sum(Fraction(count, by) for by, count in of_rank.items()) for of_rank in shared]
     return max(1, int(min(shares)))
 
 
