@@ -48,6 +48,16 @@ def replace_json(path: Path, content: Any, through: Path | None = None) -> None:
         file.write(json.dumps(content, indent=1).encode() + b"\n")
 
 
+def appeared(path: Path) -> bool:
+    """Whether a file exists that another node may have made since this one looked. An NFS client remembers for up to a
+    minute that a name was missing (nfs(5), lookupcache); when a folder is opened again, it asks the server."""
+    if not path.exists():
+        for folder in reversed(path.parents):
+            with contextlib.suppress(OSError):
+                os.scandir(folder).close()
+    return path.exists()
+
+
 def unfinished_path(path: Path, folder: Path) -> Path:
     """A new hidden name in `folder`, with the name of the target, a hash of this host and the process."""
     return folder / f".{_stem(path.name)}~{digest(this_place())}~{os.getpid()}~{secrets.token_hex(4)}"

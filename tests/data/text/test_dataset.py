@@ -112,6 +112,30 @@ def test_token_file_that_another_node_made_is_missed(root):
         TokenText("text", root=str(root)).split(True, model(4), 0)
 
 
+def test_token_file_that_rank_0_has_made_since_the_check_is_seen_over_nfs(root, monkeypatch):
+    """A client of NFS remembers which names were missing, until their folder is opened again."""
+    missing, exists, scandir = set[Path](), Path.exists, os.scandir
+
+    def remembered(path):
+        if path not in missing and not exists(path):
+            missing.add(path)
+        return path not in missing
+
+    def opened(folder):
+        missing.difference_update([path for path in missing if path.parent == folder])
+        return scandir(folder)
+
+    text = TokenText("text", root=str(root))
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "exists", remembered)
+        patch.setattr(os, "scandir", opened)
+        text.check(model(4))  # every rank
+        with monkeypatch.context() as rank_0:
+            rank_0.setattr(Path, "exists", exists)
+            TokenText("text", root=str(root)).prepare()
+        assert len(text.split(True, model(4), 0)) > 0
+
+
 def fill(folder, *names):
     for name in names:
         (folder / name).write_text(name)

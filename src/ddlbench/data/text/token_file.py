@@ -32,7 +32,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from ddlbench.data.home import home
 from ddlbench.errors import UserError, reporting
-from ddlbench.files import replace_json, replacing
+from ddlbench.files import appeared, replace_json, replacing
 from ddlbench.foreign import from_json, read_format, regular_size, sha256_of
 from ddlbench.progress import Progress
 from ddlbench.texts import digest, first_line
@@ -131,7 +131,7 @@ def token_path(text: Path, tokenizer_hash: str, cache_dir: str | None) -> Path:
 
 def is_made(text: Path, target: Path) -> bool:
     """Whether there is a token file to open. One without an index is incomplete and does not count."""
-    return text == target or target.with_suffix(".json").exists()
+    return text == target or appeared(target.with_suffix(".json"))
 
 
 def is_current(text: Path, target: Path) -> bool:
