@@ -158,6 +158,15 @@ def test_a_process_that_was_killed_while_it_wrote_the_end_does_not_keep_others_f
     assert content["times"]["end"] == "2026-01-01T10:00:00.000+00:00"
 
 
+def test_a_node_whose_clock_is_wrong_does_not_end_a_record_twice(
+    record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (record.folder / CLAIM).touch()  # another rank writes the end at this moment
+    ahead = time.time() + 10 * DEAD_CLAIM_S
+    monkeypatch.setattr(time, "time", lambda: ahead)
+    assert not end_for_rank_0(record.folder, "killed", "by the clock of this node nobody is left")
+
+
 def test_what_a_killed_run_was_writing_is_removed_with_its_end_and_not_looked_for_before(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     here = unfinished_path(path, tmp_path).name.split("~")
@@ -187,7 +196,7 @@ def test_an_ended_record_is_not_ended_again(tmp_path: Path, record: Record) -> N
 
 
 def test_a_full_disk_has_room_for_the_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with small_disk(tmp_path, 2**20) as disk:
+    with small_disk(tmp_path, 2**21) as disk:
         record = Record.open(str(disk), "run", {})
         record.epoch(epoch_row(0, 3, [1.0, 2.0]))
         fill_disk(disk)

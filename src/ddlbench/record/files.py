@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -56,7 +55,7 @@ def end_for_rank_0(
         try:
             claim.touch(exist_ok=False)
         except FileExistsError:  # another process writes it, unless it was killed before it could
-            if abs(time.time() - claim.stat().st_mtime) <= DEAD_CLAIM_S:
+            if abs(server_time(folder) - claim.stat().st_mtime) <= DEAD_CLAIM_S:
                 return False
         content |= {"status": status, "reason": reason, "ended_by": ended_by}
         content["times"]["end"] = ended or now()
