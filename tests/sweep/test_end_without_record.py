@@ -41,6 +41,7 @@ def config(cell: Cell, folder: Path) -> Config:
     [
         ([2, 2], "ddlbench: warning: w\nddlbench: no folder /x: why\nddlbench (rank 1): no", "error", "no folder /x"),
         ([-signal.SIGKILL, 6], "Traceback\n", "error", "the run ended before it had a record: exit codes -9, 6"),
+        ([6] * 1023 + [-9], "Traceback\n", "error", "the run ended before it had a record: exit codes 6, -9"),
         ([143, 2], "ddlbench (rank 1): no folder /x on node2", "error", "no folder /x on node2"),
         ([-signal.SIGUSR1, 138], "", "killed", "rank 0 received SIGUSR1"),  # while it was still importing
         ([8, 6], "ddlbench: timeout: no connection", "timeout", "no connection"),
@@ -49,7 +50,7 @@ def config(cell: Cell, folder: Path) -> Config:
 def test_a_run_without_a_record_gets_a_row(
     tmp_path: Path, cell: Cell, codes: list[int], said: str, status: str, reason: str
 ) -> None:
-    assert record_end(config(cell, tmp_path), codes, BEGAN, said, [2])
+    assert record_end(config(cell, tmp_path), dict(enumerate(codes)), BEGAN, said, [2])
     (attempt,) = read_all([tmp_path / "results"]).attempts
     assert attempt.record["status"] == status
     assert attempt.record["reason"].startswith(reason)
@@ -60,7 +61,7 @@ def test_a_run_without_a_record_gets_a_row(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_interrupted_run_without_a_record_is_still_to_be_run(tmp_path: Path, cell: Cell, number: int) -> None:
-    assert not record_end(config(cell, tmp_path), [128 + number, -number], BEGAN, "", [2])
+    assert not record_end(config(cell, tmp_path), {0: 128 + number, 1: -number}, BEGAN, "", [2])
     assert State(tmp_path / "results").refresh().status(cell) == "missing"
 
 
@@ -83,8 +84,8 @@ def srun_says(first: str) -> str:
         (143, f"ddlbench: unavailable: no y\n{srun_says('Exited with exit code 4')}", "unavailable", "no y; the run"),
         (143, srun_says("Killed"), "error", "srun: error: node2: task 1: Killed; the run"),
         (143, srun_says("Out Of Memory"), "oom", "srun: error: node2: task 1: Out Of Memory; the run"),
-        (138, srun_says("User defined signal 1"), "killed", "rank 0 received SIGUSR1"),
-        (143, srun_says("Exited with exit code 138"), "killed", "rank 0 received SIGUSR1"),
+        (138, srun_says("User defined signal 1"), "killed", "rank 1 received SIGUSR1"),
+        (143, srun_says("Exited with exit code 138"), "killed", "rank 1 received SIGUSR1"),
         (143, srun_says("Segmentation fault (core dumped)"), "error", "srun: error: node2: task 1: Segmentation"),
         (143, srun_says("Exited with exit code 6"), "missing", ""),
         (143, srun_says("Terminated"), "missing", ""),

@@ -136,7 +136,7 @@ def _ended(cell: Cell, state: State, codes: list[int], began: str, output: str) 
                     continue
             end_for_rank_0(attempt.folder, "error", reason)
     if any(codes) and not any(attempt.start >= began for attempt in attempts):
-        record_end(configuration(*cell.command(state.results)), codes, began, output, [cell.gpus])
+        record_end(configuration(*cell.command(state.results)), dict(enumerate(codes)), began, output, [cell.gpus])
     return state.refresh().status(cell)
 
 
