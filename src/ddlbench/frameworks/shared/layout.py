@@ -69,9 +69,12 @@ def fill(world_size: int, **asked: int | None) -> dict[str, int]:
 
 
 def nearest_mesh(world_size: int, asked: Sequence[int | None]) -> tuple[int, ...]:
-    """The sizes that fill the ranks with the least change of those asked for, in factors."""
+    """The sizes that fill the ranks with the least change of those asked for, in factors. Of several, that with the
+    most of the first dimension, the replicas, because layers and stages cannot be cut as often."""
+
+    def change(mesh: tuple[int, ...]) -> tuple[float, int]:
+        factors = (abs(log2(size / wanted)) for size, wanted in zip(mesh, asked, strict=True) if wanted)
+        return sum(factors), -mesh[0] if asked[0] else 0
+
     meshes = product(divisors(world_size), repeat=len(asked))
-    return min(
-        (mesh for mesh in meshes if prod(mesh) == world_size),
-        key=lambda mesh: sum(abs(log2(size / wanted)) for size, wanted in zip(mesh, asked, strict=True) if wanted),
-    )
+    return min((mesh for mesh in meshes if prod(mesh) == world_size), key=change)
