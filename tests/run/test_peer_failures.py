@@ -153,7 +153,7 @@ def ended_by(fault: Callable[[], object], folder: Path, epochs: int = 0) -> str:
 
 
 def test_a_disk_that_fills_up_ends_the_run_with_a_record_and_a_line(tmp_path: Path) -> None:
-    with small_disk(tmp_path, 2**20) as disk:
+    with small_disk(tmp_path, 2**21) as disk:
         said = ended_by(lambda: fill_disk(disk), disk)
         content = record(disk)
     assert content["status"] == "error"

@@ -33,7 +33,7 @@ from ddlbench.record.files import CLAIM, HEARTBEAT, RESERVE, now, plain, write_j
 from ddlbench.record.schema import RANK_EPOCHS, SCHEMA_VERSION, STEPS, schema_of
 from ddlbench.texts import digest
 
-RESERVE_BYTES = 2**18  # a few times the size of run.json: removed on a full disk, so that the last one fits
+RESERVE_BYTES = 2**20  # twice a run.json with the window of 1,024 ranks: removed on a full disk, so that the last fits
 EPOCHS = "epochs.jsonl"
 TABLES_IN_A_GROUP = 64  # ranks in a row group: with a group for each rank the index would be larger than the rows
 STEP_SCHEMA, RANK_SCHEMA = schema_of(STEPS), schema_of(RANK_EPOCHS)

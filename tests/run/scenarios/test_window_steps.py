@@ -3,6 +3,7 @@ ranks. The lengths of a window and its section of the record by hand."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ from ddlbench.job import Framework
 from ddlbench.measure.profiling.profile import RankWindow, Seconds
 from ddlbench.measure.profiling.spans import FORWARD
 from ddlbench.measure.summary import own_columns, own_steps_of_window
+from ddlbench.record.record import RESERVE_BYTES
 from ddlbench.run.scenarios import lengths, profile_section
 from tests.equality.cases import MODELS
 from tests.run.scenarios.windows import windows
@@ -141,6 +143,11 @@ def test_the_section_by_hand() -> None:
         "rank": 1, "host": "node7", "stage": 0, "collectives": 5, **asdict(SECONDS),
         "compute_s": 2.0, "own_s": 2.5, "own_step_s": 1.25,
     }  # fmt: skip
+
+
+def test_the_reserved_space_holds_the_section_of_a_thousand_ranks() -> None:
+    """On a full disk the last run.json has no other space."""
+    assert len(json.dumps(section_of(*[300] * 1024), indent=1)) < RESERVE_BYTES / 2
 
 
 def test_a_rank_that_shows_no_communication_is_an_error() -> None:
