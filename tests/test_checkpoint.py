@@ -231,6 +231,22 @@ def test_a_new_optimizer_gets_the_states_of_the_saved_one(count: torch.Tensor | 
     assert live.optimizer.param_groups[0]["step"] == 7
 
 
+def test_the_tensors_of_all_ranks_are_looked_through_once() -> None:
+    """Not for each parameter: a ResNet-152 has 467, and 1,024 of its ranks have saved 478,118 tensors."""
+
+    class Counted(dict[str, tuple[torch.Size, torch.dtype]]):
+        asked = 0
+
+        def items(self) -> Any:
+            self.asked += 1
+            return super().items()
+
+    _, before = trained()
+    saved = Counted(shapes(named_tensors(before, 0, CPU)))
+    make_optimizer_states(new()[1], saved)
+    assert saved.asked == 1
+
+
 @pytest.mark.parametrize("fused", [True, False])
 def test_the_states_of_a_fused_optimizer_are_on_its_device(fused: bool) -> None:
     """Also where the groups alone know that it is fused, as in the optimizer that Horovod makes."""

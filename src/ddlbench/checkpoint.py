@@ -114,9 +114,11 @@ def make_optimizer_states(live: Live, shapes: Mapping[str, tuple[torch.Size, tor
             shape, dtype = saved_step
             group["step"] = torch.zeros(shape, dtype=dtype)
     new_state = getattr(live.optimizer, "new_state", None)  # of an optimizer whose states have shapes of their own
+    # Looked for once: a thousand ranks have also saved tensors of their own.
+    states = {key: kind for key, kind in shapes.items() if key.startswith(f"{live.part}/optimizer/")}
     for name, parameter in live.parameters.items():
         prefix = f"{live.part}/optimizer/{name}/"
-        saved = {key.removeprefix(prefix): kind for key, kind in shapes.items() if key.startswith(prefix)}
+        saved = {key.removeprefix(prefix): kind for key, kind in states.items() if key.startswith(prefix)}
         if new_state and saved:
             live.optimizer.state[parameter] = new_state(parameter)
             continue
