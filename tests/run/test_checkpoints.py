@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import nullcontext
+from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from ddlbench.checkpoint import Live, complete
 from ddlbench.config.choices import choices
 from ddlbench.config.compose import make_job
 from ddlbench.config.keys import Checkpoint
 from ddlbench.errors import Unsupported
+from ddlbench.ranks.control import barrier, without_timeout
 from ddlbench.ranks.launch import Launch
 from ddlbench.run.checkpoints import Checkpoints, check_checkpoints, open_checkpoints
+from tests.support.ranks import run_ranks
 from tests.support.runs import composed
 
 
@@ -56,6 +64,32 @@ def test_a_trainer_that_cannot_be_saved_is_refused() -> None:
     nothing: Any = object()
     with pytest.raises(Unsupported, match=r"^other does not save checkpoints: set checkpoint.every=null$"):
         open_checkpoints(attempt, nothing, nothing, nothing, nothing)
+
+
+def save_slowly(folder: Path) -> bool:
+    """Rank 1 needs three times the timeout of collectives to write its part."""
+    rank, weight = dist.get_rank(), torch.nn.Parameter(torch.ones(3))
+
+    def live() -> Live:
+        time.sleep(3 * rank)
+        return Live({"weight": weight}, torch.optim.SGD([weight]))
+
+    trainer = SimpleNamespace(live=live, numbers=dict, updates=1)
+    checkpoints: Any = object.__new__(Checkpoints)
+    vars(checkpoints).update(
+        attempt=SimpleNamespace(record=None, run_id="run"), supervisor=SimpleNamespace(unlimited=nullcontext),
+        trainer=trainer, rates=SimpleNamespace(state=lambda: {"step": 0, "first": None, "last": None}), every=1, keep=2,
+        number=1, lineage=[1], rank=rank, place=folder, folder=folder / "checkpoints-1", seconds=[],
+    )  # fmt: skip
+    run: Any = SimpleNamespace(job=SimpleNamespace(device=torch.device("cpu"), timeout_s=1.0), epochs=9, elapsed_s=0.0)
+    with without_timeout(timedelta(seconds=1)):
+        barrier()
+    checkpoints.save(run, 0)
+    return bool(complete(checkpoints.folder))
+
+
+def test_a_rank_that_writes_longer_than_the_timeout_does_not_end_the_run(tmp_path: Path) -> None:
+    assert run_ranks(2, save_slowly, tmp_path) == [True, True]
 
 
 def test_only_rank_0_looks_for_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 T = TypeVar("T")
+NO_LIMIT = timedelta(days=7)
 
 
 def single_process() -> bool:
@@ -31,7 +33,21 @@ def wait_for(ranks: Sequence[int], what: str) -> None:
     store = dist.distributed_c10d._get_default_store()  # pyright: ignore[reportPrivateUsage]
     if dist.get_rank() in ranks:
         store.set(f"{what}/{dist.get_rank()}", "done")
-    store.wait([f"{what}/{rank}" for rank in ranks], timedelta(days=7))
+    store.wait([f"{what}/{rank}" for rank in ranks], NO_LIMIT)
+
+
+@contextmanager
+def without_timeout(usual: timedelta) -> Generator[None]:
+    """Within it a collective of all ranks waits for days, as `wait_for`, and the end of a rank ends the run. usual: the
+    timeout after it"""
+    # The function's name in newer versions of torch, and in older ones.
+    change = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout  # pyright: ignore
+    if single_process():
+        yield
+    else:
+        change(NO_LIMIT)
+        yield
+        change(usual)
 
 
 def sum_over_ranks(values: Tensor) -> Tensor:
