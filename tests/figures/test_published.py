@@ -150,3 +150,12 @@ def test_lines_start_at_their_bases(figure):
     assert {(name, tuple((gpus, round(100 * share)) for gpus, share in points)) for name, points in drawn} == expected
     looks = {(str(line.get_label()), line.get_color(), line.get_marker()) for line in lines}
     assert len(looks) == 2
+
+
+def test_a_prediction_above_all_measured_points_is_within_the_axis(figure):
+    (panel,) = figure.panels
+    panel.rows[0].row["predicted_error"] = -0.5
+    with plotting.style():
+        (axes,) = plotting.grid([(panel.model, panel.lines)]).axes
+        figure.draw(axes, panel)
+    assert axes.get_ylim()[1] > max(line.get_ydata().max() for line in axes.lines if line.get_linestyle() == "None")

@@ -443,10 +443,22 @@ def test_a_figure_says_how_many_frameworks_have_no_panel(tmp_path: Path, monkeyp
     monkeypatch.setattr(Figure, "savefig", lambda figure, _: drawn.append(figure))
     row = Prediction("ddp", "resnet50", "abci", 4, "ok", "", step_s=0.1, compute_s=0.1, samples_per_s=640.0)
     for count in (6, 8):
-        draw([replace(row, framework=f"framework {n}") for n in range(count)], tmp_path / "steps", False, None)
+        draw([replace(row, framework=f"framework {n}") for n in range(count)], tmp_path / "steps", False, None, "cuda")
     few, many = ("\n".join(text.get_text() for text in figure.axes[0].texts) for figure in drawn[::2])
     assert "steps of 6 of 8 frameworks are drawn" in many
     assert "frameworks" not in few
+
+
+@pytest.mark.parametrize(("device", "counted"), [("cpu", "ranks (CPU)"), ("cuda", "GPUs")])
+def test_the_axes_of_a_figure_count_what_the_cluster_has(
+    tmp_path: Path, monkeypatch: Patch, device: str, counted: str
+) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, _: drawn.append(figure))
+    row = Prediction("ddp", "resnet50", "abci", 4, "ok", "", step_s=0.1, samples_per_s=640.0)
+    for plan in (False, True):
+        draw([replace(row, settings={"train.global_batch": 64})], tmp_path / "steps", plan, None, device)
+    assert {axes.get_xlabel() for figure in drawn for axes in figure.axes} == {counted}
 
 
 @pytest.mark.parametrize("name", ["gpt_1.3b", "gpt_1.3b.png"])

@@ -172,11 +172,12 @@ def _draw_by_source(axes: Axes, panel: Panel, looks: Looks) -> None:
             points = sorted(ends | {(row["gpus"], row["efficiency_vs_own_base"]) for row in series})
             style: dict[str, Any] = {"color": look.color, "label": name, **look.shape, **THIN}
             axes.plot([gpus for gpus, _ in points], [value for _, value in points], **style)
-    if predicted := [row for row in panel.rows if row["predicted_error"] is not None]:
-        values = [row["efficiency_vs_own_base"] / (1 + row["predicted_error"]) for row in predicted]
-        axes.plot([row["gpus"] for row in predicted], values, **PREDICTED)
-    axes.axhline(1.0, **cast(Any, plotting.IDEAL))
     values = [1.0, *(row["efficiency_vs_own_base"] for row in panel.rows)]
+    if rows := [row for row in panel.rows if row["predicted_error"] is not None]:
+        predicted = [row["efficiency_vs_own_base"] / (1 + row["predicted_error"]) for row in rows]
+        axes.plot([row["gpus"] for row in rows], predicted, **PREDICTED)
+        values += predicted
+    axes.axhline(1.0, **cast(Any, plotting.IDEAL))
     plotting.value_axis(axes, values, BY_SOURCE, percents=True, log=False)
 
 

@@ -62,7 +62,7 @@ def answer(question: Question) -> int:
     if options.figure:
         from ddlbench.predict import figure  # matplotlib comes with it
 
-        figure.draw(rows, options.figure, options.plan, memory)
+        figure.draw(rows, options.figure, options.plan, memory, machine.device.type)
     if options.timeline:
         write_trace(options.timeline, chain.from_iterable(map(traces.timeline, predicted)))
     if options.chakra:

@@ -25,15 +25,16 @@ PARTS = {
 MOST = 6  # frameworks whose steps are drawn
 
 
-def draw(rows: Sequence[Prediction], path: Path, plan: bool, memory: float | None) -> None:
+def draw(rows: Sequence[Prediction], path: Path, plan: bool, memory: float | None, device: str) -> None:
     """Write the figure as PNG and SVG: with `plan` the map of the best plans, else the steps of each framework.
-    UserError if they cannot be written or nothing was predicted. memory: a limit in bytes; None: the device's"""
+    UserError if they cannot be written or nothing was predicted. memory: a limit in bytes; None: the device's;
+    device: its type"""
     fine = [row for row in rows if row.status == "ok"]
     if not fine and not plan:
         raise UserError(f"--figure={path}: nothing was predicted")
     name = path.name.removesuffix(".png").removesuffix(".svg")
     with plotting.style():
-        figure = _map(rows, memory) if plan else _steps(fine)
+        figure = _map(rows, memory, device) if plan else _steps(fine, device)
         try:
             for kind in ("png", "svg"):
                 figure.savefig(path.with_name(f"{name}.{kind}"))
@@ -42,7 +43,7 @@ def draw(rows: Sequence[Prediction], path: Path, plan: bool, memory: float | Non
             raise UserError(f"--figure={path} cannot be written ({why}): choose another file") from error
 
 
-def _steps(rows: Sequence[Prediction]) -> Figure:
+def _steps(rows: Sequence[Prediction], device: str) -> Figure:
     """Samples a second over GPUs, and the parts of the steps of each framework. rows: with status ok"""
     names = list(dict.fromkeys(row.framework for row in rows))
     bands = ["with the bands of 80 %"] if rows[0].low_80_s else []
@@ -63,7 +64,7 @@ def _steps(rows: Sequence[Prediction]) -> Figure:
             slow, fast = ([n / band[end] for n, band in zip(samples, ends, strict=True)] for end in (1, 0))
             axes.fill_between(gpus, slow, fast, color=look.color, alpha=0.12, linewidth=0)
             values += slow + fast
-    plotting.gpu_axis(axes, [row.gpus for row in rows], None, log=True)
+    plotting.gpu_axis(axes, [row.gpus for row in rows], device, log=True)
     plotting.value_axis(axes, values, "samples/s (predicted)", percents=False, log=True)
     for panel, name in zip(panels, names, strict=False):
         steps = [row for row in rows if row.framework == name]
@@ -75,13 +76,13 @@ def _steps(rows: Sequence[Prediction]) -> Figure:
         for place, row in zip(places, steps, strict=True):
             if row.low_80_s and row.high_80_s:
                 panel.vlines(place, row.low_80_s, row.high_80_s, color="black")
-        panel.set(xlabel="GPUs", ylabel="s a step (predicted)")
+        panel.set(xlabel=plotting.counted(device), ylabel="s a step (predicted)")
     plotting.arrange(figure)
     return figure
 
 
-def _map(rows: Sequence[Prediction], memory: float | None) -> Figure:
-    """The best plan over the number of GPUs and the samples of an update. memory: as for `draw`"""
+def _map(rows: Sequence[Prediction], memory: float | None, device: str) -> Figure:
+    """The best plan over the number of GPUs and the samples of an update. memory, device: as for `draw`"""
     plans = (row for row in rows if row.settings)  # a framework that has none is a row without them
     cells = group_by(plans, lambda row: (row.gpus, row.settings.get("train.global_batch") or 0))
     best, tied = dict[tuple[int, int], Prediction | None](), set[tuple[int, int]]()
@@ -105,7 +106,7 @@ def _map(rows: Sequence[Prediction], memory: float | None) -> Figure:
     axes.set_xticks(range(len(gpus)), list(map(str, gpus)))
     axes.set_yticks(range(len(batches)), [str(batch) if batch else "" for batch in batches])
     limits = {"xlim": (-0.5, len(gpus) - 0.5), "ylim": (-0.5, len(batches) - 0.5)}
-    axes.set(**limits, xlabel="GPUs", ylabel="samples an update")
+    axes.set(**limits, xlabel=plotting.counted(device), ylabel="samples an update")
     axes.grid(visible=False)
     plotting.arrange(figure)
     width, height = figure.get_size_inches()  # a cell needs so much

@@ -100,11 +100,10 @@ class FolderLayout:
             with os.scandir(folder) as listed:
                 entries = [entry for entry in listed if not entry.name.startswith(".")]
                 try:
-                    for entry in entries:
-                        if (
-                            entry.is_symlink()
-                        ):  # a thousand ranks list a thousand classes at once: no other is asked for
-                            entry.stat()  # FileNotFoundError for a link to nothing, which may have been a class
+                    # Links alone: a thousand ranks list a thousand classes at once. FileNotFoundError for a link to
+                    # nothing, which may have been a class.
+                    for link in (entry for entry in entries if entry.is_symlink()):
+                        link.stat()
                     names = sorted(entry.name for entry in entries if entry.is_dir())
                 except OSError as error:  # links in a loop, too
                     raise UserError(
