@@ -129,11 +129,6 @@ def test_a_record_of_an_earlier_version_is_read(tmp_path, version):
     assert (attempt.record["status"], attempt.record["schema_version"], len(attempt.epochs)) == ("ok", version, 3)
 
 
-def test_an_unfinished_attempt_says_so(tmp_path):
-    record = read(write_run(tmp_path, status="running")).record
-    assert (record["status"], "no end was recorded" in record["reason"]) == ("running", True)
-
-
 def test_the_line_of_what_is_left_out_has_none_one_or_several():
     assert left_out_line([]) is None
     assert left_out_line(["copy", "unreadable", "copy"]) == "left out: 1 unreadable, 2 copies"

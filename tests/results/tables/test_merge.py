@@ -134,15 +134,6 @@ def test_a_copy_in_any_folder_counts_once(tmp_path, place):
     assert len(tables.warnings) == 1
 
 
-def test_six_real_repeats_stay_six(tmp_path):
-    for repeat in range(3):
-        write_run(tmp_path, repeat=repeat)
-        write_run(tmp_path, repeat=repeat, attempt=2)
-    tables = tables_of(tmp_path)
-    assert list(tables.scaling["runs_ok"]) == [6]
-    assert tables.warnings == []
-
-
 def test_the_same_command_at_another_time_is_a_repeat(tmp_path):
     """Two results_dir, each with a first attempt at the same run."""
     write_run(tmp_path / "a")
@@ -171,12 +162,6 @@ def test_without_a_start_only_equal_records_are_copies(tmp_path):
     for place, rate in (("a", 100.0), ("b", 100.0), ("c", 101.0)):
         write_run(tmp_path / place, rate=rate, sections={"times": {"start": None}})
     assert list(tables_of(tmp_path).scaling["runs_ok"]) == [2]
-
-
-def test_unreadable_records_are_all_there(tmp_path):
-    for place in ("a", "b"):
-        (write_run(tmp_path / place) / "run.json").write_text("{")
-    assert list(tables_of(tmp_path).runs["status"]) == ["unreadable", "unreadable"]
 
 
 ENVIRONMENT = {

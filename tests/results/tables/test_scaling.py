@@ -97,16 +97,6 @@ def test_the_reason_of_the_last_attempt_is_shown_where_none_succeeded(tmp_path):
     assert (row["status"], row["reason"], row["attempts_failed"]) == ("oom", "second", 2)
 
 
-def test_three_repeats_have_a_median_and_no_interval(tmp_path):
-    write_repeats(tmp_path, 100.0, 50.0, 80.0)
-    (row,) = rows_of(tmp_path)
-    assert row["sample_time_s"] == pytest.approx(1 / 80)
-    assert row["epoch_time_s"] == pytest.approx(12.8)
-    assert row["interval"] == "n=3, no 95 % CI"
-    assert row["sample_time_low_s"] is None
-    assert row["epoch_time_high_s"] is None
-
-
 def test_the_median_is_of_seconds_not_of_rates(tmp_path):
     write_repeats(tmp_path, 100.0, 50.0)
     (row,) = rows_of(tmp_path)
