@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ddlbench.config.compose import configuration
-from ddlbench.oracle.machine.collectives import hierarchical_all_reduce, path, ring_all_reduce, tree_all_reduce
+from ddlbench.oracle.machine.collectives import path, ring_all_reduce, tree_all_reduce
 from ddlbench.oracle.measured.inputs import OneStep
 from ddlbench.oracle.predictor import Prediction
 from tests.oracle.made import ABCI, by_one_step
@@ -63,13 +63,6 @@ def test_between_two_nodes_a_tree_sends_each_byte_once() -> None:
     assert path(ABCI, 8).seconds("all_reduce", 1e9) == pytest.approx(2 * (3 * 20e-6 + 0.5e-6) + 1e9 / 12.5e9)
     assert ring_all_reduce(1e9, path(ABCI, 8)) > 1.7 * tree_all_reduce(1e9, path(ABCI, 8))
     assert path(ABCI, 8).seconds("broadcast", 1e9) == pytest.approx(3 * 20e-6 + 0.5e-6 + 1e9 / 12.5e9)
-
-
-def test_the_hierarchical_one_by_hand() -> None:
-    """6 steps of a quarter within a node, 510 of 1/256 between nodes."""
-    size = BYTES["resnet50"]
-    within, between = 6 * (20e-6 + size / 4 / 50e9), 510 * (0.5e-6 + size / 256 / 12.5e9)
-    assert hierarchical_all_reduce(size, path(ABCI, 1024)) == pytest.approx(within + between)
 
 
 def milliseconds(label: str) -> list[str]:

@@ -39,13 +39,6 @@ def volume(outcome: Outcome, word: str) -> float:
     return sum(message.bytes_ for message in outcome.messages if word in message.what)
 
 
-def test_serial_by_hand() -> None:
-    """Kahira et al. 2021, table 1: B sum(FW + BW); 8 samples, 1 + 2 and 3 + 4 s each, in one micro batch or four."""
-    blocks = [block("a", 1, 2), block("b", 3, 4)]
-    for micro_batch in (None, 2):
-        assert strategy(DDP(), made(1, blocks, 8, micro_batch=micro_batch)).step_s == 80
-
-
 def test_buckets_close_when_they_are_full() -> None:
     """First bucket from 2 bytes on, then from 4; gradients in reverse order of blocks."""
     sizes, backward = [[1], [9, 3], [], [1, 1]], [7.0, 2.0, 0.5, 1.0]

@@ -65,11 +65,6 @@ def test_the_first_and_the_last_of_a_node_stay_within_it() -> None:
     assert path(measured, 2, stride=3, world=4).seconds("all_reduce", 1e9) == 1.0
 
 
-def test_sending_to_the_next_node_shares_its_adapters() -> None:
-    assert send(1e9, MACHINE, 8, flows=0) == pytest.approx(1e-6 + 0.1)
-    assert send(1e9, MACHINE, 8, flows=4) == pytest.approx(10e-6 + 4.0)
-
-
 def test_an_unknown_link_is_an_error_of_one_line() -> None:
     with pytest.raises(UserError, match="the link between nodes is not known: run python"):
         path(replace(MACHINE, links=LINKS[:1]), 8)
