@@ -120,12 +120,15 @@ def test_an_allocator_that_has_no_memory_is_oom(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_timeout_shows_where_rank_and_loader_worker_wait(tmp_path: Path) -> None:
     words = ["loader=native", "loader.workers=1", "data.sample_train=40", "data.sample_val=20"]
-    codes, said = end(start_programs(tmp_path, "hang", *words, f"train.timeout_s={patience_s()}", ranks=1))
+    limit = f"{patience_s():g}"
+    codes, said = end(start_programs(tmp_path, "hang", *words, f"train.timeout_s={limit}", ranks=1))
     assert codes == [8], said
     rank, _, worker = said[0].partition(", pid ")
-    assert "failing.py" in rank
+    assert re.search(r"most recent call first.*failing\.py", rank, re.DOTALL)
     assert "_worker_loop" in worker
-    assert record(tmp_path)["status"] == "timeout"
+    content = record(tmp_path)
+    reason = f"rank 0: no step ended within {limit} s (train.timeout_s)"
+    assert (content["status"], content["reason"]) == ("timeout", reason)
 
 
 @pytest.mark.slow

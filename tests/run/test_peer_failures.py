@@ -41,17 +41,6 @@ def test_the_rank_that_was_killed_is_named_not_the_signal_of_the_launcher(tmp_pa
     assert content["times"]["end"] is not None
 
 
-@pytest.mark.slow
-def test_rank_0_is_killed_and_the_store_with_it(tmp_path: Path) -> None:
-    codes, said = end(start(tmp_path, "kill", "+framework.on=0"))
-    assert codes[0] == -signal.SIGKILL
-    assert codes[1] > 0
-    content = record(tmp_path)
-    assert content["status"] == "error", said
-    assert content["reason"].startswith("rank 0, which held the rendezvous store, ended without a message; rank 1")
-    assert content["reason"] in said[1]
-
-
 def test_a_launcher_that_dies_is_named(tmp_path: Path) -> None:
     end([torchrun(tmp_path, "launcher", "+framework.on=0", "train.steps=10000")])
     wait_until(lambda: begun(tmp_path) and record(tmp_path)["status"] != "running")

@@ -141,17 +141,6 @@ def test_a_rank_that_hangs_is_behind_the_rank_that_waits_for_it(waited: dict[str
         explain(make_tables(records), records, records.attempts[0].name)
 
 
-@pytest.mark.slow
-def test_a_main_thread_that_is_silent_for_too_long_is_a_timeout(tmp_path: Path) -> None:
-    limit = f"{patience_s():g}"
-    processes = start(tmp_path, "hang", f"train.timeout_s={limit}", ranks=1)
-    codes, said = end(processes)
-    assert codes == [8], said
-    assert re.search(r"most recent call first.*failing\.py", said[0], re.DOTALL)
-    assert record(tmp_path)["status"] == "timeout"
-    assert record(tmp_path)["reason"] == f"rank 0: no step ended within {limit} s (train.timeout_s)"
-
-
 def hold_the_gil(limit_s: float, seconds: int, library: type[ctypes.CDLL] = ctypes.PyDLL) -> int:
     """library: PyDLL holds the lock of the interpreter during a call, CDLL releases it"""
     supervisor.FROZEN_S = limit_s
