@@ -54,16 +54,6 @@ def test_lars_by_hand():
     assert step(lars, weight, 0.6, 0.8, lr=1.0) == pytest.approx([2.94 - 0.0564, 3.92 - 0.0752])
 
 
-def test_lars_multiplies_the_whole_momentum_by_the_rate_of_the_step():
-    """Without a gradient only the momentum moves: by m lr v, where algorithm 1 of You et al. moves by m (old lr) v."""
-    weight = matrix(3.0, 4.0)
-    config = OptimizerConfig("lars", lr=0.1, momentum=0.9, eps=0.0, trust_coefficient=0.01)
-    lars = make_optimizer(config, [("w", weight)])
-    assert step(lars, weight, 0.6, 0.8) == pytest.approx([3 - 0.1 * 0.03, 4 - 0.1 * 0.04])  # v = 0.05 (0.6, 0.8)
-    moved = step(lars, weight, 0.0, 0.0, lr=0.5)
-    assert moved == pytest.approx([2.997 - 0.9 * 0.5 * 0.03, 3.996 - 0.9 * 0.5 * 0.04])
-
-
 def test_lars_takes_a_plain_step_from_zero():
     weight = matrix(0.0, 0.0)
     lars = make_optimizer(OptimizerConfig("lars", lr=0.5, weight_decay=0.1), [("w", weight)])

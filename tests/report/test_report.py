@@ -163,7 +163,3 @@ def test_doubtful_timings_have_a_warning(tmp_path):
     page = render(tables_of(tmp_path), Drawing(), tmp_path)
     assert "3 allocator retries made the timing unreliable" in page
     assert "1 attempt(s) ran with uncommitted changes" in page
-
-
-def test_an_error_names_a_folder_without_its_control_characters(tmp_path, capsys):
-    assert "\\x1b[31m\\n is not a folder" in refusal(capsys, tmp_path / "\x1b[31m\n")
