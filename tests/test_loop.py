@@ -141,27 +141,19 @@ def test_what_follows_an_epoch_comes_once_it_is_recorded_and_no_clock_runs(monke
     assert [row.warmup for row in rows.rows] == [True, False]
 
 
-def test_an_epoch_whose_validation_is_stopped_is_recorded_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    (run, rows), trainer = run_of(epochs=2, steps=2), Weight()
+@pytest.mark.parametrize(("mode", "metrics"), [("train", []), ("loader", ["read_bytes"])])
+def test_an_epoch_whose_validation_is_stopped_is_recorded_without_it(
+    monkeypatch: pytest.MonkeyPatch, mode: str, metrics: list[str]
+) -> None:
+    (run, rows), trainer = run_of(epochs=2, steps=2), cast(Trainer, Weight())
     run.validate = True
 
     def stopped(*_: object) -> dict[str, float]:
         raise Stopped(Failure("killed", "rank 0 received SIGTERM", 143, 0), "between two epochs")
 
     monkeypatch.setattr(ddlbench.loop, "validate", stopped)
-    with pytest.raises(Stopped):
-        train(run, cast(Trainer, trainer), Rates(lambda _: 0.1))
-    assert [(row.epoch, row.metrics) for row in rows.rows] == [(0, {})]
-
-
-def test_so_is_one_of_the_loader_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    run, rows = run_of(epochs=2, steps=2)
-    run.validate = True
-
-    def stopped(_: object) -> dict[str, float]:
-        raise Stopped(Failure("killed", "rank 0 received SIGTERM", 143, 0), "between two epochs")
-
     monkeypatch.setattr(scenarios, "read_validation", stopped)
+    loading = scenarios.Loading(composed(*RESNET, "loader=synthetic", "mode=loader"), run.job)
     with pytest.raises(Stopped):
-        scenarios.Loading(composed(*RESNET, "loader=synthetic", "mode=loader"), run.job).run(run)
-    assert [(row.epoch, [*row.metrics]) for row in rows.rows] == [(0, ["read_bytes"])]
+        train(run, trainer, Rates(lambda _: 0.1)) if mode == "train" else loading.run(run)
+    assert [(row.epoch, [*row.metrics]) for row in rows.rows] == [(0, metrics)]

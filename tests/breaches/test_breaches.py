@@ -41,7 +41,7 @@ new = "epoch_time_s=ranks[10**6].times.epoch_s,"
 """.replace(
     'new = "',
     'fear = ""\nquick = true\nfile = "measure/rows.py"\n'
-    'tests = ["tests/measure/test_rows.py::test_times_are_those_of_the_slowest_rank"]\nnew = "',
+    'tests = ["tests/measure/test_rows.py::test_a_row_by_hand"]\nnew = "',
 )
 
 
@@ -90,7 +90,7 @@ def test_ten_breaches_are_noticed(output: str) -> None:
 
 
 def test_what_does_not_count_as_noticed_is_listed_with_its_reason(output: str) -> None:
-    test = "tests/measure/test_rows.py::test_times_are_those_of_the_slowest_rank"
+    test = "tests/measure/test_rows.py::test_a_row_by_hand"
     assert line(output, "nothing is changed").endswith(f"{test} passes")
     assert "its old text is not in measure/rows.py: write the patch anew" in line(
         output, "another version of the sources"

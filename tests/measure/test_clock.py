@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -74,34 +75,29 @@ def timed(times: EpochTimes) -> tuple[float, float, float, list[float], list[flo
     return times.epoch_s, times.measured_s, times.straggler_s, list(times.step_s), list(times.wait_s)
 
 
-def test_an_epoch_begins_with_the_last_rank_and_its_closing_wait_is_separate() -> None:
-    """Rank 1 comes 10 s later and takes 8 s for two steps, rank 0 takes 5 s; nothing else moves a clock."""
+def two_ranks(*step_s: tuple[float, float], late_s: float = 0.0, warmup_steps: int = 0) -> list[Any]:
+    """What was timed on each rank, whose steps take so long; rank 1 comes later. Nothing else moves a clock."""
     world = World(2)
 
-    def epoch(rank: int) -> EpochTimes:
-        world.spend(10.0 * rank)
-        clock = EpochClock(CPU, control.barrier)
+    def epoch(rank: int) -> Any:
+        world.spend(late_s * rank)
+        clock = EpochClock(CPU, control.barrier, warmup_steps)
         for step in clock.steps(range(2)):
-            world.spend(4.0 if rank else 2.0 + step)
-        return clock.stop()
+            world.spend(step_s[rank][step])
+        return timed(clock.stop())
 
-    assert [timed(times) for times in world.run(epoch)] == [
+    return world.run(epoch)
+
+
+def test_an_epoch_begins_with_the_last_rank_and_its_closing_wait_is_separate() -> None:
+    assert two_ranks((2.0, 3.0), (4.0, 4.0), late_s=10.0) == [
         (5.0, 5.0, 3.0, [2.0, 3.0], [0.0, 0.0]),
         (8.0, 8.0, 0.0, [4.0, 4.0], [0.0, 0.0]),
     ]
 
 
 def test_all_ranks_start_the_measured_steps_together() -> None:
-    """The warm-up step takes 1 s on rank 0 and 9 s on rank 1; the measured one 2 s on both."""
-    world = World(2)
-
-    def epoch(rank: int) -> EpochTimes:
-        clock = EpochClock(CPU, control.barrier, warmup_steps=1)
-        for step in clock.steps(range(2)):
-            world.spend(2.0 if step else 1.0 + 8.0 * rank)
-        return clock.stop()
-
-    assert [timed(times) for times in world.run(epoch)] == [
+    assert two_ranks((1.0, 2.0), (9.0, 2.0), warmup_steps=1) == [
         (11.0, 2.0, 0.0, [1.0, 2.0], [0.0, 0.0]),
         (11.0, 2.0, 0.0, [9.0, 2.0], [0.0, 0.0]),
     ]

@@ -70,28 +70,26 @@ def refusal(work: Callable[..., object], *arguments: Any) -> str:
     return str(caught.value)
 
 
-def test_times_are_those_of_the_slowest_rank() -> None:
+def test_a_row_by_hand() -> None:
+    """Times are those of the slowest rank, also in each step; memory is that of the fullest one, and unknown where no
+    rank knows it. Samples count once however many ranks share a replica, and ranks that do not report have no weight in
+    the loss. Rank 1 has the longest first step, which the warm-up has left out of the steady time already."""
+    memory = {
+        "memory_allocated_peak_bytes": 700, "memory_reserved_peak_bytes": 1400, "memory_device_peak_bytes": None,
+        "memory_host_peak_bytes": 999, "allocator_retries": 3,
+    }  # fmt: skip
+    expected = {
+        "epoch_time_s": 18.5, "epoch_time_fastest_rank_s": 4.5, "measured_time_s": 15.0, "straggler_wait_s": 12.5,
+        "epoch_time_median_rank_s": 12.0,  # of 7.5 and 16.5; the mean is 11.75
+        "data_wait_share": 0.375,  # of the measured steps: 0.75 of 3.125, 1.5 of 4, 1.75 of 15, 3.5 of 14
+        "host_wait_share": 0.5,  # 0.75 of 3.125, 2 of 4, 1.5 of 15, 4 of 14
+        "first_step_s": 3.0, "slowest_s": [3.0, 4.0, 10.0], "steady_samples": 16, "steady_time_s": 15.0,
+        "steps": 3, "samples": 24, "measured_steps": 2, "measured_samples": 16, "train_loss": 3.0, "lr_last": 0.125,
+        "memory": memory,
+    }  # fmt: skip
     row = gathered()[0]
-    assert row.epoch_time_s == 18.5
-    assert row.epoch_time_fastest_rank_s == 4.5
-    assert row.epoch_time_median_rank_s == 12.0  # of 7.5 and 16.5; the mean is 11.75
-    assert row.measured_time_s == 15.0
-    assert row.straggler_wait_s == 12.5
-    # Waits of the measured steps: 0.75 of 3.125, 1.5 of 4, 1.75 of 15, 3.5 of 14.
-    assert row.data_wait_share == 0.375
-    assert row.host_wait_share == 0.5  # 0.75 of 3.125, 2 of 4, 1.5 of 15, 4 of 14
-    assert row.lr_last == 0.125
-
-
-def test_a_warmup_leaves_nothing_of_the_first_step_to_be_left_out() -> None:
-    """Rank 1 has the longest first step, which the warm-up has left out of the steady time already."""
-    row = gathered()[0]
-    assert row.first_step_s == 3.0
-    assert (row.steady_samples, row.steady_time_s) == (16, 15.0)
-
-
-def test_the_slowest_rank_of_each_step_counts() -> None:
-    assert gathered()[0].slowest_s == [3.0, 4.0, 10.0]
+    assert {name: getattr(row, name) for name in expected} == expected
+    assert set(row.memory) == set(PEAKS)
 
 
 def test_every_step_of_every_rank_is_kept_on_rank_0_and_none_elsewhere() -> None:
@@ -105,28 +103,6 @@ def test_every_step_of_every_rank_is_kept_on_rank_0_and_none_elsewhere() -> None
 def test_all_ranks_have_the_same_row() -> None:
     first, *others = (row.line() for row in gathered())
     assert others == [first] * 3
-
-
-def test_samples_count_once_however_many_ranks_share_a_replica() -> None:
-    row = gathered()[0]
-    assert (row.steps, row.samples) == (3, 24)
-    assert (row.measured_steps, row.measured_samples) == (2, 16)
-
-
-def test_memory_is_that_of_the_fullest_rank_and_unknown_where_no_rank_knows_it() -> None:
-    row = gathered()[0]
-    assert set(row.memory) == set(PEAKS)
-    assert row.memory == {
-        "memory_allocated_peak_bytes": 700,
-        "memory_reserved_peak_bytes": 1400,
-        "memory_device_peak_bytes": None,
-        "memory_host_peak_bytes": 999,
-        "allocator_retries": 3,
-    }
-
-
-def test_the_loss_is_the_mean_over_replicas_and_ranks_that_do_not_report_have_no_weight() -> None:
-    assert gathered()[0].train_loss == 3.0
 
 
 @settings(max_examples=20)

@@ -152,18 +152,12 @@ def test_energy_is_the_sum_of_all_counters_or_unknown() -> None:
     assert set(over_ranks([None, None], ["a", "b"]).values()) == {None, ()}
 
 
-def test_cpu_time_is_the_sum_of_all_ranks_or_unknown() -> None:
-    ranks = [replace(use(), cpu_before_s=before, cpu_after_s=after) for before, after in ((1.0, 3.5), (2.0, 7.0))]
-    assert over_ranks(ranks, ["a", "b"])["cpu_time_s"] == 7.5
-    assert over_ranks([*ranks, replace(use(), cpu_after_s=1.0)], ["a", "b", "b"])["cpu_time_s"] is None
-    assert over_ranks([*ranks, None], ["a", "b", "b"])["cpu_time_s"] is None
-
-
-def test_sent_bytes_are_the_sum_of_all_ranks_or_unknown() -> None:
-    ranks = [replace(use(), sent_bytes=3_000), replace(use(), sent_bytes=500)]
-    assert over_ranks(ranks, ["a", "b"])["sent_bytes"] == 3_500
-    assert over_ranks([*ranks, use()], ["a", "b", "b"])["sent_bytes"] is None
-    assert over_ranks([*ranks, None], ["a", "b", "b"])["sent_bytes"] is None
+def test_cpu_time_and_sent_bytes_are_the_sums_of_all_ranks_or_unknown() -> None:
+    figures = ((1.0, 3.5, 3_000), (2.0, 7.0, 500))
+    ranks = [replace(use(), cpu_before_s=one, cpu_after_s=other, sent_bytes=sent) for one, other, sent in figures]
+    for more, expected in ([], (7.5, 3_500)), ([replace(use(), cpu_after_s=1.0)], (None, None)), ([None], (None, None)):
+        line = over_ranks([*ranks, *more], ["a", "b", "b"][: 2 + len(more)])
+        assert (line["cpu_time_s"], line["sent_bytes"]) == expected
 
 
 def test_clocks_are_the_lowest_and_reasons_those_of_all() -> None:
