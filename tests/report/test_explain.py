@@ -121,24 +121,24 @@ def test_what_all_runs_without_a_window_have_is_no_cause(tmp_path: Path) -> None
     assert explained(tmp_path / "all", device="cpu", **own)[0].cause == NO_CAUSE
 
 
-def test_a_healthy_run_has_no_cause(tmp_path: Path) -> None:
-    """4 % of communication with one run."""
-    assert explained(tmp_path, window((96, 4, 0, 0), (96, 4, 0, 0), step_s=64 / 192), rate=192.0)[0].cause == NO_CAUSE
-
-
-def test_what_the_window_does_not_have_is_unexplained(tmp_path: Path) -> None:
-    """The window's step took 0.4 s of communication and computing, the measured one 0.64 s."""
-    explanation, seconds = explained(tmp_path, window((1, 1, 0, 0), (1, 1, 0, 0), step_s=0.4))
-    assert seconds["exposed communication"] == pytest.approx(0.2)
-    assert seconds["unexplained"] == pytest.approx(0.64 - 0.4 + 0.12 - 0.12)
+@pytest.mark.parametrize(
+    ("parts", "step_s", "how", "bars"),
+    [
+        ((96, 4, 0, 0), 64 / 192, {"rate": 192.0}, {}),  # 4 % of communication with one run
+        # The window's step took 0.4 s of communication and computing, the measured one 0.64 s.
+        ((1, 1, 0, 0), 0.4, {}, {"exposed communication": 0.2, "unexplained": 0.64 - 0.4}),
+        # 0.128 s of waiting for data, beside 0.192 s of the step that the window does not have.
+        ((1, 0, 0, 0), 0.32, {"data_wait_share": 0.2}, {"input": 0.128, "unexplained": 0.192}),
+        # The ideal of 0.32 s contains the base's idle time; the run computes 0.29 s of its 0.32 s.
+        ((9, 0, 0, 1), 0.32, {"rate": 200.0}, {"kernels": 0, "host and launch": 0}),
+        ((2, 0, 0, 0), 0.64, {"device": "cpu", "cpu_others_share": 0.6}, {}),
+    ],
+    ids=["healthy", "not in the window", "less than what is unexplained", "the base's idle time", "other processes"],
+)
+def test_what_is_no_cause(tmp_path: Path, parts: Any, step_s: float, how: Any, bars: dict[str, float]) -> None:
+    explanation, seconds = explained(tmp_path, window(parts, parts, step_s=step_s), **how)
     assert explanation.cause == NO_CAUSE
-
-
-def test_less_than_what_is_unexplained_is_no_cause(tmp_path: Path) -> None:
-    """0.128 s of waiting for data, beside 0.192 s of the step that the window does not have."""
-    explanation, seconds = explained(tmp_path, window((1, 0, 0, 0), (1, 0, 0, 0), step_s=0.32), data_wait_share=0.2)
-    assert [seconds["input"], seconds["unexplained"]] == pytest.approx([0.128, 0.192])
-    assert explanation.cause == NO_CAUSE
+    assert {name: seconds[name] for name in bars} == pytest.approx(bars)
 
 
 def test_what_the_profiler_adds_to_all_comparable_runs_hides_no_cause(tmp_path: Path) -> None:
@@ -163,11 +163,6 @@ def test_communication_that_other_runs_of_the_framework_have_is_no_cause(tmp_pat
     sections = window((1, 1, 0, 0), (1, 1, 0, 0))
     write_run(tmp_path, gpus=2, rate=100.0, summary=NO_WAIT, sections=sections, train={"seed": 1})
     assert explained(tmp_path, sections)[0].cause == NO_CAUSE
-
-
-def test_what_other_processes_may_have_taken_of_the_cores_is_no_cause(tmp_path: Path) -> None:
-    sections = window((2, 0, 0, 0), (2, 0, 0, 0))
-    assert explained(tmp_path, sections, device="cpu", cpu_others_share=0.6)[0].cause == NO_CAUSE
 
 
 def test_without_a_window_the_rest_is_unexplained_and_no_cause_is_invented(tmp_path: Path) -> None:
@@ -220,13 +215,6 @@ def test_every_next_run_can_be_composed(tmp_path: Path, model: str) -> None:
     assert len(commands) > 3
     for command in commands:
         configuration(*command[command.index("ddlbench") + 1 :])
-
-
-def test_idle_time_of_the_base_is_no_cause(tmp_path: Path) -> None:
-    """The ideal of 0.32 s contains the base's idle time; the run computes 0.29 s of its 0.32 s."""
-    explanation, seconds = explained(tmp_path, window((9, 0, 0, 1), (9, 0, 0, 1), step_s=0.32), rate=200.0)
-    assert explanation.cause == NO_CAUSE
-    assert [seconds["kernels"], seconds["host and launch"]] == pytest.approx([0, 0])
 
 
 def test_a_run_on_one_device_is_no_base_of_itself(tmp_path: Path) -> None:

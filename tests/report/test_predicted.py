@@ -30,6 +30,7 @@ from ddlbench.results.tables.tables import Tables, make_tables, records
 from tests.support.figures import figures_of
 from tests.support.records import GPU, write_run
 
+Capture = pytest.CaptureFixture[str]
 GIB = 2**30
 WORDS = ("+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=16", "model.image_size=64",
          "train.batch_per_gpu=8")  # fmt: skip
@@ -62,6 +63,16 @@ class Made:
         """One device at 0.25 s a step, and ddp on four."""
         self.write("single", 1, 0.25)
         self.write("ddp", 4, step_s, **others)
+
+    def write_curve(self) -> None:
+        """ddp on one, two and four devices, on a link of half of the speed in the cluster's file: the all-reduce of two
+        takes 0.067 s instead of 0.033, that of four 0.1 s instead of 0.05."""
+        for gpus, step_s in ((1, 0.25), (2, 0.25 + 0.2 / 3), (4, 0.35)):
+            self.write("ddp", gpus, step_s)
+
+    def graded(self, capsys: Capture, *words: str) -> dict[str, Any]:
+        assert predict(["--grade", str(self.results), f"cluster={self.cluster}", "--json", *words]) == 0
+        return json.loads(capsys.readouterr().out)
 
     def tables(self) -> Tables:
         result = read_all([self.results])
@@ -116,17 +127,12 @@ def test_four_devices_from_one_by_hand(made: Made) -> None:
     assert not any("predict" in line for line in tables.warnings)
 
 
-def test_the_largest_own_run_is_graded_from_its_base_and_from_all_smaller_ones(
-    made: Made, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The link has half of the speed in the cluster's file: the all-reduce of two takes 0.067 s instead of 0.033, that
-    of four 0.1 s instead of 0.05. Two GPU counts are no series, and a base alone is none either."""
-    for gpus, step_s in ((1, 0.25), (2, 0.25 + 0.2 / 3), (4, 0.35)):
-        made.write("ddp", gpus, step_s)
+def test_the_largest_own_run_is_graded_from_its_base_and_from_all_smaller_ones(made: Made, capsys: Capture) -> None:
+    """Two GPU counts are no series, and a base alone is none either."""
+    made.write_curve()
     made.write("zero2", 1, 0.25)
     made.write("zero2", 4, 0.5)
-    assert predict(["--grade", str(made.results), f"cluster={made.cluster}", "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
+    result = made.graded(capsys)
     (alone,), (learned,) = result["points"], result["learned_points"]
     assert (alone["strategy"], alone["gpus"], alone["base"]) == ("ddp", 4, "1 GPU")
     assert alone["measured_s"] == pytest.approx(0.35)
@@ -136,31 +142,22 @@ def test_the_largest_own_run_is_graded_from_its_base_and_from_all_smaller_ones(
     assert alone["low_95_s"] < alone["predicted_s"] < alone["high_95_s"]
 
 
-def test_own_runs_are_graded_with_the_algorithm_of_the_command(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+def test_own_runs_are_graded_with_the_algorithm_of_the_command(made: Made, capsys: Capture) -> None:
     """A tree sends 2 m bytes where a ring of four sends 1.5 m: 0.067 s instead of 0.05."""
-    for gpus, step_s in ((1, 0.25), (2, 0.25 + 0.2 / 3), (4, 0.35)):
-        made.write("ddp", gpus, step_s)
-    words = ["--grade", str(made.results), f"cluster={made.cluster}", "--algorithm", "tree", "--json"]
-    assert predict(words) == 0
-    (alone,) = json.loads(capsys.readouterr().out)["points"]
+    made.write_curve()
+    (alone,) = made.graded(capsys, "--algorithm", "tree")["points"]
     assert alone["predicted_s"] == pytest.approx(0.25 + 0.05 * 2 / 1.5)
 
 
-def test_a_graded_run_is_not_predicted_from_others_on_as_many_gpus(
-    made: Made, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_graded_run_is_not_predicted_from_others_on_as_many_gpus(made: Made, capsys: Capture) -> None:
     """A curve has four GPUs of two clusters."""
-    for gpus, step_s in ((1, 0.25), (2, 0.25 + 0.2 / 3), (4, 0.35)):
-        made.write("ddp", gpus, step_s)
+    made.write_curve()
     made.write("ddp", 4, 0.7, cluster="other", sections={"config": settings("ddp", "cluster.name=other")})
-    assert predict(["--grade", str(made.results), f"cluster={made.cluster}", "--json"]) == 0
-    (learned,) = json.loads(capsys.readouterr().out)["learned_points"]
+    (learned,) = made.graded(capsys)["learned_points"]
     assert (learned["gpus"], learned["base"]) == (4, "1 and 2 GPUs")
 
 
-def test_a_run_that_is_spread_over_the_nodes_in_another_way_is_not_graded(
-    made: Made, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_is_spread_over_the_nodes_in_another_way_is_not_graded(made: Made, capsys: Capture) -> None:
     """Four GPUs of two nodes, where a node of the cluster has four."""
     for gpus, step_s in ((1, 0.25), (2, 0.25 + 0.2 / 3)):
         made.write("ddp", gpus, step_s)
@@ -279,7 +276,7 @@ def test_an_unknown_cluster_is_refused(made: Made) -> None:
         replace(made, cluster="nowhere").tables()
 
 
-def test_the_report_shows_both(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_shows_both(made: Made, capsys: Capture) -> None:
     made.write_pair(0.60)
     assert main([str(made.results), "--predict", made.cluster]) == 0
     told = capsys.readouterr()
