@@ -259,21 +259,22 @@ def test_neighbours_in_two_nodes_set_the_pace_of_halos(per_node: int, alpha: flo
     assert halos.seconds == pytest.approx(halos.count * alpha + halos.bytes_ / rate)
 
 
-def test_a_pipeline_over_two_nodes_sends_once_between_them() -> None:
-    """8 stages of one micro batch, 1 GB each time: 6 messages within a node and one between, forward and backward."""
-    blocks = [block(name, 1, 2, output=1e9 / 8) for name in "abcdefgh"]
-    outcome = strategy(Pipeline(schedule="gpipe", balance=[1] * 8), made(8, blocks, 8, micro_batch=8))
+@pytest.mark.parametrize(
+    ("stages", "dp", "per_node", "exposed_s"),
+    [
+        (8, 1, 4, 2 * (6 * (1e-6 + 0.1) + 10e-6 + 1.0)),  # 6 messages within a node and one between, both ways
+        (3, 2, 3, 2 * 2 * (10e-6 + 1.0)),  # a node cuts a stage: ranks 1 and 2 send to the other, one of each stage
+    ],
+)
+def test_a_pipeline_over_two_nodes_sends_once_between_them(
+    stages: int, dp: int, per_node: int, exposed_s: float
+) -> None:
+    """One micro batch of 8 samples in each replica, 1 GB each time."""
+    blocks, machine = [block("a", 1, 2, output=1e9 / 8)] * stages, replace(MACHINE, devices_per_node=per_node)
+    given = made(stages * dp, blocks, 8 * dp, machine, micro_batch=8)
+    outcome = strategy(Pipeline(schedule="gpipe", dp=dp, balance=[1] * stages), given)
     (message,) = [item for item in outcome.messages if "between stages" in item.what]
-    assert message.exposed == pytest.approx(2 * (6 * (1e-6 + 0.1) + 10e-6 + 1.0))
-
-
-def test_a_node_that_cuts_a_stage_sends_with_one_of_its_ranks() -> None:
-    """3 stages of two replicas on nodes of 3: ranks 1 and 2 send to the other node, one of each stage."""
-    blocks, machine = [block(name, 1, 2, output=1e9 / 8) for name in "abc"], replace(MACHINE, devices_per_node=3)
-    given = made(6, blocks, 16, machine=machine, micro_batch=8)
-    outcome = strategy(Pipeline(schedule="gpipe", dp=2, balance=[1] * 3), given)
-    (message,) = [item for item in outcome.messages if "between stages" in item.what]
-    assert message.exposed == pytest.approx(2 * 2 * (10e-6 + 1.0))
+    assert message.exposed == pytest.approx(exposed_s)
 
 
 @pytest.mark.parametrize(("kind", "exposed"), [("cuda", 1.0), ("cpu", 2.0)])

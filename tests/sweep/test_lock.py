@@ -160,16 +160,13 @@ def test_a_claim_of_a_slurm_job_holds_while_the_job_is_queued(tmp_path: Path) ->
     taken(tmp_path, queued=lambda job: False).release()
 
 
-def test_filters_of_the_user_hide_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program(tmp_path / "squeue", '#!/bin/sh\n[ -z "$SQUEUE_STATES" ] && echo ddlbench-sweep-1 12 2\n')
+def test_neither_filters_of_the_user_nor_names_of_others_that_are_not_utf_8_hide_a_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = r"printf 'M\344rz 11 0\nddlbench-sweep-1 12 2\n'"
+    program(tmp_path / "squeue", f'#!/bin/sh\n[ -z "$SQUEUE_STATES" ] && {said}\n')
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("SQUEUE_STATES", "R")
-    assert queue().starts == {"ddlbench-sweep-1": ("12", "2")}
-
-
-def test_jobs_of_others_whose_names_are_not_utf_8_hide_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program(tmp_path / "squeue", r"#!/bin/sh" "\n" r"printf 'M\344rz 11 0\nddlbench-sweep-1 12 2\n'" "\n")
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert (queue().starts or {})["ddlbench-sweep-1"] == ("12", "2")
 
 

@@ -79,10 +79,9 @@ def test_a_site_gives_its_file_to_the_job_and_its_options_to_sbatch(tmp_path: Pa
     assert (site.name, site.is_file()) == ("perlmutter.sh", True)
 
 
-def test_lines_of_a_site_file_are_read_as_sbatch_reads_them(tmp_path: Path) -> None:
-    (tmp_path / "site.sh").write_text(
-        "#SBATCH --comment='two words' # whole nodes\n#SBATCH\t--exclusive\n#SBATCHES -x\n"
-    )
+def test_lines_of_a_site_file_are_read_as_sbatch_reads_them_in_any_encoding(tmp_path: Path) -> None:
+    lines = "# Jülich\n#SBATCH --comment='two words' # whole nodes\n#SBATCH\t--exclusive\n#SBATCHES -x\n"
+    (tmp_path / "site.sh").write_bytes(lines.encode("latin-1"))
     assert Options(site=str(tmp_path / "site.sh")).words() == ["--comment=two words", "--exclusive"]
 
 
@@ -111,11 +110,6 @@ def test_a_job_gets_the_environment_and_a_file_for_its_output(
     exported, command = submitted.read_text().splitlines()
     assert exported == "unsetunset"
     assert f"--output={tmp_path}/100%%a/.sweep/logs/%x-%j.out " in command
-
-
-def test_a_site_file_may_have_any_encoding(tmp_path: Path) -> None:
-    (tmp_path / "site.sh").write_bytes("# Jülich\n#SBATCH --exclusive\n".encode("latin-1"))
-    assert Options(site=str(tmp_path / "site.sh")).words() == ["--exclusive"]
 
 
 def test_a_quotation_without_an_end_in_a_site_file_is_one_line(tmp_path: Path) -> None:
