@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -46,21 +47,19 @@ def test_a_stream_that_was_closed_before_the_start_is_one_that_nobody_reads(word
     assert "Traceback" not in process.stderr
 
 
-@pytest.mark.parametrize(("key", "code"), [("dryrun=true", 0), ("train.epochs=none", 2)])
-def test_remarks_and_errors_that_nobody_reads_change_no_exit_code(key: str, code: int) -> None:
+def unread(stream: str, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    """Run a program of which nobody reads stdout or stderr."""
     read, write = os.pipe()
     os.close(read)
-    words = [sys.executable, "-m", "ddlbench", "+framework=single", "+model=resnet50", key]
     with os.fdopen(write, "w") as pipe:
-        process = subprocess.run(
-            words,
-            stdout=subprocess.DEVNULL,
-            stderr=pipe,
-            env=os.environ | {"SLURM_NTASKS": "2"},
-            timeout=300,
-            check=False,
-        )
-    assert process.returncode == code
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, stream: pipe}
+        return subprocess.run([sys.executable, "-m", *words], text=True, timeout=300, check=False, **streams, **more)
+
+
+@pytest.mark.parametrize(("key", "code"), [("dryrun=true", 0), ("train.epochs=none", 2)])
+def test_remarks_and_errors_that_nobody_reads_change_no_exit_code(key: str, code: int) -> None:
+    words, variables = ("ddlbench", "+framework=single", "+model=resnet50", key), os.environ | {"SLURM_NTASKS": "2"}
+    assert unread("stderr", *words, env=variables).returncode == code
 
 
 @pytest.mark.parametrize(
@@ -73,9 +72,5 @@ def test_remarks_and_errors_that_nobody_reads_change_no_exit_code(key: str, code
     ],
 )
 def test_a_reader_that_has_enough_ends_what_only_prints_and_no_work(words: list[str], code: int) -> None:
-    read, write = os.pipe()
-    os.close(read)
-    words = [sys.executable, "-m", *words]
-    with os.fdopen(write, "w") as pipe:
-        process = subprocess.run(words, stdout=pipe, stderr=subprocess.PIPE, text=True, timeout=300, check=False)
+    process = unread("stdout", *words)
     assert (process.returncode, process.stderr) == (code, "")

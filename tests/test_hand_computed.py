@@ -154,19 +154,6 @@ def test_steps_parquet_holds_every_step_of_every_rank(results: Path) -> None:
         assert result["warmup"].tolist() == [epoch == 0] * 3
 
 
-def test_ranks_parquet_holds_every_rank_and_epoch(results: Path) -> None:
-    (path,) = results.glob("*/attempt-1/ranks.parquet")
-    table = pd.read_parquet(path)
-    assert table[["epoch", "rank"]].values.tolist() == [[epoch, rank] for epoch in range(3) for rank in range(4)]
-    second = table[table["epoch"] == 1]
-    assert second[["dp", "tp", "pp"]].values.tolist() == [[0, 0, 0], [0, 1, 0], [1, 0, 0], [1, 1, 0]]
-    assert second["epoch_time_s"].tolist() == [3.75, 6.0, 5.5, 10.0]
-    assert second["straggler_wait_s"].tolist() == [6.25, 4.0, 4.5, 0.0]
-    assert second["data_wait_s"].tolist() == second["host_wait_s"].tolist() == [0.75, 1.5, 0.5, 0.5]
-    assert second["memory_host_peak_bytes"].tolist() == [1000, 3000, 2000, 1500]
-    assert second["samples"].fillna(-1).tolist() == [12, -1, 12, -1], "of the ranks that report"
-
-
 def test_the_record_names_the_hosts_of_all_ranks(results: Path) -> None:
     (path,) = results.glob("*/attempt-1/run.json")
     assert json.loads(path.read_text())["launch"]["hosts"] == ["node0", "node1"]

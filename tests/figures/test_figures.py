@@ -120,7 +120,7 @@ def test_ideal_lines_start_at_the_base(tmp_path):
     for axes in (throughput, text):
         assert "base: ddp on 2 GPUs, 100 ms a sample" in axes.texts[0].get_text()
     assert (images.get_xscale(), images.get_yscale(), images.get_xlabel()) == ("log", "log", "GPUs")
-    assert [axes.get_ylabel() for axes in (images, own)] == ["speedup", "speedup over own base"]
+    assert [axes.get_ylabel() for axes in (images, text, own)] == ["speedup", *["speedup over own base"] * 2]
     assert lines(own, "ddp") == [[[1, pytest.approx(1.0)], [2, pytest.approx(1.875)], [4, pytest.approx(3.5)]]]
 
 
@@ -406,16 +406,6 @@ def test_the_line_of_a_theory_joins_the_fastest_layouts_as_that_of_the_measured_
     theory = [line for line in axes.lines if line.get_fillstyle() == "none" and np.size(line.get_xydata())]
     drawn_lines = {line.get_linestyle(): line.get_xydata().tolist() for line in theory}
     assert drawn_lines == {":": [[2, 0.2], [4, 0.2]], "None": [[4, 0.43]]}
-
-
-def test_by_loader_curves_have_a_color_of_their_own_and_name_the_base(tmp_path):
-    for loader in ("native", "dali"):
-        for gpus in (2, 4):
-            write_run(tmp_path, loader=loader, gpus=gpus, rate=100.0 * gpus)
-    (axes,) = figures_of(tables_of(tmp_path, by="loader"), "speedup")["speedup"].axes
-    colors = {line.get_label(): line.get_color() for line in axes.lines if line.get_label() in ("native", "dali")}
-    assert len(set(colors.values())) == 2
-    assert axes.get_ylabel() == "speedup over own base"
 
 
 @pytest.mark.parametrize(("values", "top"), [([98.0, 100.0], 108), ([0.0], 1)])

@@ -95,16 +95,6 @@ def test_a_failed_attempt_is_a_row_with_what_it_reached(tmp_path):
     assert tables.epochs.empty
 
 
-@pytest.mark.parametrize("config", [None, {}, "text", {"train": None, "framework": "ddp"}])
-def test_odd_sections_do_not_crash(tmp_path, config):
-    sections = {"config": config, "summary": [], "launch": None, "environment": 3, "ledger": "x"}
-    write_run(tmp_path, sections=sections)
-    row = single_row(tables_of(tmp_path).runs)
-    assert row["status"] == "ok"
-    assert row["gpus"] is None
-    assert row["throughput_samples_per_s"] is None
-
-
 @pytest.mark.parametrize("batch", [2**62, -1])
 def test_an_impossible_batch_is_left_out(tmp_path, batch):
     folder = write_run(tmp_path, gpus=8, per_gpu=batch, status="error", reason="boom")

@@ -19,7 +19,6 @@ from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.tables.tables import Tables, make_tables, records
 from tests.support.faults import end, start
 from tests.support.pictures import write_folders
-from tests.support.records import write_run
 from tests.support.runs import GPT2, RESNET, composed, record
 
 NEW = ("cpu_share", "read_bytes_per_s")
@@ -111,11 +110,6 @@ def test_training_beside_it_is_another_comparison(ddlbench, tmp_path: Path) -> N
     modes = {panel.lines[1].rpartition(", ")[2] for panel in panels(made.measurements)}
     assert modes == {"train", "loader"}
     assert report([str(tmp_path / "results")]) == 0
-
-
-def test_the_table_of_training_has_no_column_for_it(tmp_path: Path) -> None:
-    write_run(tmp_path / "results")
-    assert "mode" not in summary_text(tables(tmp_path).measurements).splitlines()[0].split()
 
 
 def test_several_ranks_read_each_their_share(tmp_path: Path) -> None:
