@@ -281,4 +281,8 @@ def test_a_run_may_have_several_marks_and_its_own_load_is_none() -> None:
     assert set(unknown.values()) == {None}
     # Load averages have the run before in them.
     assert marks([], 0, unknown | {"load_start": 8.0, "load_end": 8.0}) == []
-    assert marks(["power cap"], 3, unknown, ["read ahead"]) == ["throttled", "allocator retries", "read ahead"]
+    assert marks(["power cap"], 3, unknown, {"read ahead": True, "cold epoch": False}) == [
+        "throttled",
+        "allocator retries",
+        "read ahead",
+    ]

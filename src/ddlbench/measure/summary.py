@@ -24,12 +24,28 @@ from ddlbench.measure.rows import EpochRow, OwnStep
 LAST = ("val_loss", "val_top1", "val_top5", "val_perplexity_token", "val_perplexity_word", "val_samples")
 EXCESS = 0.1  # of the other ranks' median own step: ranks of equal work on one machine differ by less
 MOST_OTHERS, MOST_PRESSURE, MOST_STEAL = 0.1, 0.1, 0.01
+# The meaning of each mark, by its name. The last three are those of tables (results/tables/checks.py).
+MARKS = {
+    "throttled": "the driver lowered the clock of a GPU",
+    "allocator retries": "the allocator ran out of memory and freed its cache",
+    "load": "programs that are not of the run computed on the host",
+    "cpu pressure": "processes waited for a core",
+    "steal": "the hypervisor gave the cores to other machines",
+    "one visible GPU": "each rank sees one GPU of its node: NCCL may not have used NVLink (docs/clusters.md)",
+    "read ahead": "the loader may have read the batches before the measured time: neither its rate nor the data wait "
+    "is that of a long epoch (more train.steps, or fewer loader.workers)",
+    "cold epoch": "the attempt continued another one and had one epoch left, in which workers start and memory is "
+    "allocated: that of other repeats is a later epoch",
+    "ranks differ": "the ranks' environments are not the same: see ranks_differ in runs.csv",
+    "reference": "not a result: it leaves out a part of the training (reference in runs.csv), and has no ratios",
+    "straggler": "its own step takes over a tenth longer than that of the other ranks of its stage",
+}
 
 
 def summarize(
-    rows: Sequence[EpochRow], world_size: int, tokens_per_sample: int | None, more_marks: Sequence[str] = ()
+    rows: Sequence[EpochRow], world_size: int, tokens_per_sample: int | None, more_doubts: Mapping[str, bool] = {}
 ) -> dict[str, Any]:
-    """Flat metrics named as the table's columns; only what is known. more_marks: as `marks` takes them."""
+    """Flat metrics named as the table's columns; only what is known. more_doubts: as of `marks`."""
     if not rows:
         return {"epochs_done": 0}
     counted = [row for row in rows if not row.warmup] or list(rows)
@@ -70,7 +86,7 @@ def summarize(
         **{name: largest(row.memory[name] for row in counted) for name in rows[0].memory},
         **{name.replace("peak", "by_stage"): _by_stage(counted, name) for name in rows[0].stage_memory},
         **_energy(counted),
-        **_state(rows, counted, more_marks),
+        **_state(rows, counted, more_doubts),
         **own_columns(_own_steps(counted), "thread"),
     }
 
@@ -89,7 +105,7 @@ def _energy(rows: Sequence[EpochRow]) -> dict[str, Any]:
     }
 
 
-def _state(rows: Sequence[EpochRow], counted: Sequence[EpochRow], more_marks: Sequence[str]) -> dict[str, Any]:
+def _state(rows: Sequence[EpochRow], counted: Sequence[EpochRow], more_doubts: Mapping[str, bool]) -> dict[str, Any]:
     """Clock, throttling and load from the run's begin to its end, warm-up epochs included, and the marks."""
     first, last = rows[0], rows[-1]
     reasons = sorted({reason for row in rows for reason in row.throttled})
@@ -100,7 +116,7 @@ def _state(rows: Sequence[EpochRow], counted: Sequence[EpochRow], more_marks: Se
         "device_clock_end_mhz": last.device_clock_after_mhz,
         "throttle_reasons": ", ".join(reasons) or None,
         **loads,
-        "marks": "; ".join(marks(reasons, retries, loads, more_marks)) or None,
+        "marks": "; ".join(marks(reasons, retries, loads, more_doubts)) or None,
     }
 
 
@@ -176,7 +192,7 @@ def load_columns(before: Sequence[Load], after: Sequence[Load]) -> dict[str, flo
 
 
 def marks(
-    throttled: Sequence[str], retries: int, loads: Mapping[str, float | None], more: Sequence[str] = ()
+    throttled: Sequence[str], retries: int, loads: Mapping[str, float | None], more: Mapping[str, bool] = {}
 ) -> list[str]:
     """What makes the timing of a run doubtful, in words. A marked run stays in every table; the reader judges.
 
@@ -188,7 +204,7 @@ def marks(
     - steal: the hypervisor gave more than a hundredth of the cores' time to others.
 
     throttled: why a GPU's clock had been lowered; retries: of the allocator; loads: as `load_columns`
-    more: marks that do not come from measured values
+    more: marks that do not come from measured values, and whether they hold
     """
     pressure = max(loads["cpu_pressure_start"] or 0.0, loads["cpu_pressure_end"] or 0.0)
     doubts = {
@@ -197,8 +213,10 @@ def marks(
         "load": (loads["cpu_others_share"] or 0.0) > MOST_OTHERS,
         "cpu pressure": pressure > MOST_PRESSURE,
         "steal": (loads["cpu_steal_share"] or 0.0) > MOST_STEAL,
+        **more,
     }
-    return [*(name for name, holds in doubts.items() if holds), *more]
+    assert doubts.keys() <= MARKS.keys(), "a report explains every mark"
+    return [name for name, holds in doubts.items() if holds]
 
 
 def sees_one_gpu(launch: Mapping[str, Any], visible: int | None) -> bool:

@@ -136,8 +136,7 @@ class FileRecorder(Recorder):
             "read ahead": bool(rows) and rows[-1].measured_steps <= ahead,
             "cold epoch": run.first_epoch > 0 and len(rows) == 1,
         }
-        marks = [name for name, holds in doubts.items() if holds]
-        summary = summarize(rows, run.job.world_size, self.model["tokens_per_sample"], marks)
+        summary = summarize(rows, run.job.world_size, self.model["tokens_per_sample"], doubts)
         summary["epochs_done"] += run.first_epoch
         summary["startup_s"] = self.startup_s
         rate, flops = summary.get("throughput_samples_per_s_per_gpu"), self.model.get("flops_per_sample")

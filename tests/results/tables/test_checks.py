@@ -8,6 +8,7 @@ import html
 import pytest
 
 from ddlbench.figures.figures import Drawing
+from ddlbench.measure.summary import MARKS
 from ddlbench.report.documents import render
 from ddlbench.report.overview import summary_text
 from ddlbench.results.tables.checks import drift, marks_explained, marks_of
@@ -23,6 +24,7 @@ def test_a_run_has_its_own_marks_those_of_its_ranks_and_its_straggler():
     assert marks_of(NOTHING) == {}
     odd = {"marks": "throttled; steal", "ranks_differ": "torch (2.13: rank 1)", "straggler_rank": 0}
     texts = {name: name for name in ("throttled", "steal", "ranks differ")}
+    assert marks_of(NOTHING | odd | {"reference": "noop"}).keys() <= MARKS.keys(), "a report explains every mark"
     assert marks_of(NOTHING | odd) == texts | {"straggler": "straggler rank 0"}
     assert marks_of(NOTHING | odd | {"straggler_host": "node2"})["straggler"] == "straggler rank 0 on node2"
 

@@ -10,6 +10,7 @@ from itertools import product
 from operator import itemgetter
 from statistics import median
 
+from ddlbench.measure.summary import MARKS
 from ddlbench.record.fingerprint import of_the_launch
 from ddlbench.results.rows import OWN, PUBLISHED, Row, group_by
 from ddlbench.results.tables.measurement import Measurement
@@ -31,22 +32,6 @@ RATIOS = (
 )
 MARKS_SHOWN = 20
 LONGEST_MARKS = 400
-# The meaning of each mark, by its name.
-MEANINGS = {
-    "throttled": "the driver lowered the clock of a GPU",
-    "allocator retries": "the allocator ran out of memory and freed its cache",
-    "load": "programs that are not of the run computed on the host",
-    "cpu pressure": "processes waited for a core",
-    "steal": "the hypervisor gave the cores to other machines",
-    "one visible GPU": "each rank sees one GPU of its node: NCCL may not have used NVLink (docs/clusters.md)",
-    "read ahead": "the loader may have read the batches before the measured time: neither its rate nor the data wait "
-    "is that of a long epoch (more train.steps, or fewer loader.workers)",
-    "cold epoch": "the attempt continued another one and had one epoch left, in which workers start and memory is "
-    "allocated: that of other repeats is a later epoch",
-    "ranks differ": "the ranks' environments are not the same: see ranks_differ in runs.csv",
-    "reference": "not a result: it leaves out a part of the training (reference in runs.csv), and has no ratios",
-    "straggler": "its own step takes over a tenth longer than that of the other ranks of its stage",
-}
 
 
 def marks_of(run: Row) -> dict[str, str]:
@@ -74,7 +59,7 @@ def marks_explained(rows: Sequence[Measurement]) -> list[str]:
     names = {name for row in rows for name in row.mark_names}
     return [
         *first_few(lines, MARKS_SHOWN, "more: see marks in scaling.csv"),
-        *(f"{name}: {meaning}" for name, meaning in MEANINGS.items() if name in names),
+        *(f"{name}: {meaning}" for name, meaning in MARKS.items() if name in names),
     ]
 
 
