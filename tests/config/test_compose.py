@@ -172,6 +172,12 @@ def test_a_mistake_names_its_key(words: str, message: str) -> None:
 def test_a_configuration_is_that_of_its_record_which_has_every_section() -> None:
     recorded = configuration(*WORDS, "train.seed=3").resolved
     assert recorded_configuration(recorded) == configuration(*WORDS, "train.seed=3")
+    earlier = recorded | {"loader": recorded["loader"] | {"start_method": None}}
+    assert recorded_configuration(earlier) == configuration(*WORDS, "train.seed=3"), (
+        "a key that was removed and not set"
+    )
+    with pytest.raises(UserError, match=r"^loader\.start_method does not exist"):
+        recorded_configuration(recorded | {"loader": recorded["loader"] | {"start_method": "fork"}})
     for damaged in ({}, {"name": "adam"}, None):
         with pytest.raises(UserError, match=r"^recipe=(None|adam) is no option of this version"):
             recorded_configuration(recorded | {"recipe": damaged})

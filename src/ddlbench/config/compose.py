@@ -164,5 +164,9 @@ def recorded_configuration(recorded: Mapping[str, Any]) -> Config:
         if option not in choices(group):
             raise UserError(f"{group}={option} is no option of this version")
         plain[group]["_target_"] = published(group, option)["_target_"]
+    for name, values in plain.items():  # a key without a value that was removed since then changed nothing
+        for key in values.keys() - {field.name for field in fields(schema.class_of(name, values))}:
+            if values[key] is None:
+                del values[key]
     keys = {field.name for field in fields(Options)}
     return schema.build(plain | {key: value for key, value in recorded.items() if key in keys})

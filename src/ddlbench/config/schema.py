@@ -87,15 +87,20 @@ CLASSES: dict[str, type] = {"": Options, "train": Train, "checkpoint": Checkpoin
 KEY_OF = {"train": "train.epochs=3", "checkpoint": "checkpoint.every=1", "rehearsal": "rehearsal.gpus=8"}
 
 
+def class_of(name: str, raw: dict[str, Any]) -> type:
+    """The class of a section, "" for the keys that belong to none; a group's `_target_` names it."""
+    if name in CLASSES:
+        return CLASSES[name]
+    module, _, class_name = str(raw["_target_"]).rpartition(".")
+    return getattr(importlib.import_module(module), class_name)
+
+
 def section(name: str, raw: dict[str, Any]) -> Any:
-    """The object of a section, "" for the keys that belong to none: of the class that a group's `_target_` names, its
-    fields filled from the other keys, in the types of the fields: a `1` given for a float is 1.0."""
-    cls = CLASSES.get(name)
-    if cls is None:
-        module, _, class_name = str(raw["_target_"]).rpartition(".")
-        cls = getattr(importlib.import_module(module), class_name)
-        raw = {key: value for key, value in raw.items() if key != "_target_"}
+    """The object of a section, its fields filled from the keys, in the types of the fields: a `1` given for a float is
+    1.0."""
+    cls = class_of(name, raw)
     keys = {key.name for key in fields(cls)}
+    raw = {key: value for key, value in raw.items() if key != "_target_"}
     if unknown := sorted(str(key) for key in set(raw) - keys):
         raise UserError(unknown_key(f"{name}.{unknown[0]}" if name else unknown[0], keys))
     check_value(name, raw)
