@@ -121,7 +121,7 @@ class Exchange(Update):
         """Give all ranks the weights after all their updates, and end the servers' threads."""
         self.pull()
         if self.server.thread is not None or self.job.world_size == 1:
-            self._push(ends=True)
+            self._push(ends=True)  # the copies of the first `pull` may still read this memory; the second copies it all
             self.pull()
             self.server.join()
 
