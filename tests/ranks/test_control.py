@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 from functools import cache
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from ddlbench.ranks import control
 from ddlbench.ranks.control import (
+    NO_LIMIT,
     AsyncReduction,
     all_gather,
     barrier,
@@ -17,6 +20,7 @@ from ddlbench.ranks.control import (
     gather_to_rank0,
     single_process,
     sum_over_ranks,
+    without_timeout,
 )
 from tests.support.ranks import run_ranks
 
@@ -78,3 +82,12 @@ def test_a_single_process_does_not_wait() -> None:
     assert single_process()
     assert all_gather(5) == gather_to_rank0(5) == [from_rank_0(5)] == [5]
     assert sum_over_ranks(torch.tensor([2.0])).tolist() == AsyncReduction(torch.tensor([2.0])).result() == [2.0]
+
+
+def test_collectives_have_their_timeout_again_after_a_part_without_one(monkeypatch):
+    limits = []
+    monkeypatch.setattr(control, "single_process", lambda: False)
+    monkeypatch.setattr(dist, "set_timeout", limits.append, raising=False)
+    with without_timeout(timedelta(seconds=5)):
+        assert limits == [NO_LIMIT]
+    assert limits == [NO_LIMIT, timedelta(seconds=5)]

@@ -25,6 +25,7 @@ def test_a_mesh_that_does_not_fill_the_ranks_is_refused_with_the_nearest_one() -
     assert nearest_mesh(8, [2, 3, 3]) == (2, 2, 2)
     assert nearest_mesh(6, [2, None]) == (2, 3)
     assert nearest_mesh(1024, [1, 8, 8]) == (16, 8, 8)  # not 128 stages, which is as near
+    assert nearest_mesh(12, [1, 3]) == (4, 3)  # in floating point (3, 4) is nearer by one digit
 
 
 def test_every_rank_is_in_one_group_of_each_kind() -> None:

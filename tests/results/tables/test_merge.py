@@ -164,6 +164,12 @@ def test_without_a_start_only_equal_records_are_copies(tmp_path):
     assert list(tables_of(tmp_path).scaling["runs_ok"]) == [2]
 
 
+def test_unreadable_records_are_all_there(tmp_path):
+    for place in ("a", "b"):
+        (write_run(tmp_path / place) / "run.json").write_text("{")
+    assert list(tables_of(tmp_path).runs["status"]) == ["unreadable", "unreadable"]
+
+
 ENVIRONMENT = {
     "torch": "2.14.1", "cuda": "13.0", "gpu_model": GPU, "driver": "550.54", "nccl": "2.27.3", "kernel": "6.1",
     "gpu_power_limit_w": 400.0, "cpu_model": CPU, "switches": {"cudnn.benchmark": False},

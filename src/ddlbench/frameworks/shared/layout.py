@@ -74,7 +74,7 @@ def nearest_mesh(world_size: int, asked: Sequence[int | None]) -> tuple[int, ...
 
     def change(mesh: tuple[int, ...]) -> tuple[float, int]:
         factors = (abs(log2(size / wanted)) for size, wanted in zip(mesh, asked, strict=True) if wanted)
-        return sum(factors), -mesh[0] if asked[0] else 0
+        return round(sum(factors), 9), -mesh[0] if asked[0] else 0  # equal sums may differ in the last digit
 
     meshes = product(divisors(world_size), repeat=len(asked))
     return min((mesh for mesh in meshes if prod(mesh) == world_size), key=change)
