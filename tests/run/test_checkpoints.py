@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +20,7 @@ from ddlbench.errors import Unsupported
 from ddlbench.ranks.control import barrier, without_timeout
 from ddlbench.ranks.launch import Launch
 from ddlbench.run.checkpoints import Checkpoints, check_checkpoints, open_checkpoints
+from ddlbench.run.supervisor import Supervisor
 from tests.support.ranks import run_ranks
 from tests.support.runs import composed
 
@@ -75,13 +75,15 @@ def save_slowly(folder: Path) -> bool:
         return Live({"weight": weight}, torch.optim.SGD([weight]))
 
     trainer = SimpleNamespace(live=live, numbers=dict, updates=1)
+    supervisor: Any = object.__new__(Supervisor)
+    vars(supervisor).update(attempt=SimpleNamespace(device=torch.device("cpu")), timeout_s=1.0, rank=rank)
     checkpoints: Any = object.__new__(Checkpoints)
     vars(checkpoints).update(
-        attempt=SimpleNamespace(record=None, run_id="run"), supervisor=SimpleNamespace(unlimited=nullcontext),
-        trainer=trainer, rates=SimpleNamespace(state=lambda: {"step": 0, "first": None, "last": None}), every=1, keep=2,
+        attempt=SimpleNamespace(record=None, run_id="run"), supervisor=supervisor, trainer=trainer,
+        rates=SimpleNamespace(state=lambda: {"step": 0, "first": None, "last": None}), every=1, keep=2,
         number=1, lineage=[1], rank=rank, place=folder, folder=folder / "checkpoints-1", seconds=[],
     )  # fmt: skip
-    run: Any = SimpleNamespace(job=SimpleNamespace(device=torch.device("cpu"), timeout_s=1.0), epochs=9, elapsed_s=0.0)
+    run: Any = SimpleNamespace(job=SimpleNamespace(device=torch.device("cpu")), epochs=9, elapsed_s=0.0)
     with without_timeout(timedelta(seconds=1)):
         barrier()
     checkpoints.save(run, 0)

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 
 from ddlbench import loop
 from ddlbench.data.page_cache import Dropped, cached_bytes
@@ -42,6 +43,7 @@ class Kept:
         self.record = self if has_record else None
         self.content: dict[str, Any] = {}
         self.expected: list[str] = []
+        self.attempt, self.device, self.timeout_s = self, torch.device("cpu"), 60.0  # what `unlimited` needs
 
     def add(self, **sections: Any) -> None:
         self.content |= sections

@@ -176,14 +176,14 @@ def _name_bars(axes: Axes, panel: Panel) -> None:
 
 
 def draw_waterfall(axes: Axes, seconds: Mapping[str, float | None], step_s: float) -> None:
-    """One bar below the other, each from the end of the one before it to the left where it is negative, with its share
-    of the step. seconds: by name, None: no bar"""
+    """One bar below the other, with its share of the step. A bar begins where the one before it ends, and goes to the
+    left if it is negative. seconds: by name, None: no bar"""
     shown = {name: value for name, value in seconds.items() if value is not None}
     ends = list(accumulate(shown.values()))
     for (name, value), start in zip(shown.items(), [0.0, *ends], strict=False):
         _, color, hatch = WATERFALL.get(name, COMPUTING)
         bar = axes.barh(name, value, left=start, color=color, hatch=hatch, **EDGE)
-        axes.bar_label(bar, [f"{100 * value / step_s:+.0f} %"], padding=2, fontsize=7)  # a bar may run backwards
+        axes.bar_label(bar, [f"{100 * value / step_s:+.0f} %"], padding=2, fontsize=7)
     axes.axvline(step_s, color="black", linewidth=0.8)
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")

@@ -25,8 +25,7 @@ from ddlbench.heartbeat import has_ended
 from ddlbench.job import Job, Trainer
 from ddlbench.loop import Run
 from ddlbench.progress import tell
-from ddlbench.ranks.control import all_gather, barrier, from_rank_0, without_timeout
-from ddlbench.ranks.launch import group_timeout
+from ddlbench.ranks.control import all_gather, barrier, from_rank_0
 from ddlbench.recipe.recipe import Rates
 from ddlbench.record.files import HEARTBEAT
 from ddlbench.run.context import Attempt
@@ -100,7 +99,7 @@ class Checkpoints:
     def resume(self, run: Run) -> None:
         """Continue from the newest checkpoint that is not damaged, or from the beginning if there is none. Collective.
         UserError, on every rank, if all are damaged."""
-        with self.supervisor.unlimited(), without_timeout(group_timeout(run.job.device, run.job.timeout_s)):
+        with self.supervisor.unlimited():
             began = time.perf_counter()
             saved = self._newest_sound()
             if saved is None:
@@ -131,7 +130,7 @@ class Checkpoints:
         done, record = epoch + 1, self.attempt.record
         if done % self.every or done == run.epochs:
             return
-        with self.supervisor.unlimited(), without_timeout(group_timeout(run.job.device, run.job.timeout_s)):
+        with self.supervisor.unlimited():
             barrier()
             began = time.perf_counter()
             growing = self.folder / f".epoch-{done:06}"

@@ -26,6 +26,8 @@ from torch._C._distributed_c10d import Store
 from ddlbench.errors import SIGNAL, SIGNALS, TIME_LIMIT, Failure, PeerFailed, Stopped
 from ddlbench.progress import tell
 from ddlbench.ranks.boundary import REACH_S, StopRequest
+from ddlbench.ranks.control import without_timeout
+from ddlbench.ranks.launch import group_timeout
 from ddlbench.record.files import end_for_rank_0
 from ddlbench.run.context import Attempt
 from ddlbench.run.peers import STOP, Peers
@@ -150,9 +152,11 @@ class Supervisor:
 
     @contextmanager
     def unlimited(self) -> Generator[None]:
-        """Between two steps the main thread may take the time it needs, as after `expect_nothing`."""
+        """Between two steps the main thread and its collectives may take the time they need, while every other rank
+        sends heartbeats."""
         self.expect_nothing()
-        yield
+        with without_timeout(group_timeout(self.attempt.device, self.timeout_s)):
+            yield
         self.expect(NO_STEP)
 
     def progressed(self) -> None:
