@@ -169,9 +169,8 @@ def to_target(costs: TargetCosts, cost: str) -> Quantity:
     merged = {row["measurement"]: row[f"{cost}_to_target"] for row in costs.rows}
 
     def values(panel: Panel, row: Measurement) -> Values | None:
-        repeats = (costs.by_path.get(run["path"], {}).get(cost) for run in row.runs)
-        value = merged.get(row["measurement"])
-        return None if value is None else Values(value, [value for value in repeats if value is not None])
+        value, paths = merged.get(row["measurement"]), [run["path"] for run in row.runs]
+        return None if value is None else Values(value, costs.by_path[cost].reindex(paths).dropna().tolist())
 
     name = "time since the first step (s)" if cost == "seconds" else cost
     return Quantity(f"{name} to {costs.target.text}", values)

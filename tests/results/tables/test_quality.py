@@ -127,6 +127,23 @@ def test_a_run_whose_cost_is_unknown_leaves_the_median_empty(tmp_path):
     assert [row[f"samples_{end}"] for end in ("low", "to_target", "high")] == [None] * 3
 
 
+def test_a_row_over_seeds_has_the_median_of_the_medians_of_the_seeds(tmp_path):
+    """Seed 0 reaches it in epoch 1, 1 and 2, seed 1 in epoch 3, seed 2 never; the samples of seed 1 are not known."""
+    for repeat, epochs in enumerate((1, 1, 2)):
+        write_course(tmp_path, [0.1] * (epochs - 1) + [0.6], repeat=repeat)
+    for seed, values in enumerate(([0.1, 0.1, 0.6], [0.1]), start=1):
+        write_course(tmp_path, values, train={"seed": seed})
+    write_course(tmp_path, [0.6], gpus=2)
+    (path,) = (file for file in tmp_path.glob("*/attempt-1/epochs.jsonl") if len(file.read_text().splitlines()) == 3)
+    path.write_text(path.read_text().replace('"samples": 100', '"samples": null'))
+    *of_one, over, alone = rows_of(tmp_path, HALF)
+    facts = [(row["seed"], row["seeds"], row["runs"], row["reached"]) for row in (*of_one, over, alone)]
+    assert facts == [(0, 1, 3, 3), (1, 1, 1, 1), (2, 1, 1, 0), (None, 3, 5, 4), (0, 1, 1, 1)]
+    assert (over["measurement"], over["interval"]) == (None, "n=3, no 95 % CI")
+    values = [over[f"{name}_to_target"] for name in ("epochs", "updates", "samples", "seconds")]
+    assert values == [3, 30, None, 21.0], "of 1, 3 and never; the median of the five runs is 2"
+
+
 def test_only_runs_with_the_metric_have_a_row(tmp_path):
     write_course(tmp_path, [0.6])
     write_course(tmp_path, [60.0], metric="val_perplexity_token", model="gpt2_small")

@@ -12,11 +12,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
 from operator import attrgetter, itemgetter
-from statistics import median
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from ddlbench.errors import UserError
 from ddlbench.record.schema import LEARNING, TARGETS, schema_of
@@ -86,8 +87,8 @@ def target(text: str) -> Target:
     return Target(metric, value)
 
 
-def costs(epochs: pd.DataFrame, wanted: Target) -> dict[str, dict[str, float | None]]:
-    """For each attempt that reaches the target, by its path, what it took; None for what its record does not say."""
+def costs(epochs: pd.DataFrame, wanted: Target) -> pd.DataFrame:
+    """What each attempt that reaches the target took: COSTS by its path, NaN where its record does not say it."""
     table = plain(epochs, ["path"], ["epoch", "updates", "samples", "elapsed_s", wanted.metric])
     table = table.rename(columns={"elapsed_s": "seconds"}).sort_values(["path", "epoch"], kind="stable")
     attempts = table.groupby("path")
@@ -96,54 +97,63 @@ def costs(epochs: pd.DataFrame, wanted: Target) -> dict[str, dict[str, float | N
     table["samples"] = attempts["samples"].cumsum(skipna=False).where(complete)
     course = table[wanted.metric].to_numpy()
     reached = course >= wanted.value if wanted.metric in RISING else course <= wanted.value
-    by_path: dict[str, dict[str, float | None]] = {}
-    for path, *cells in table.loc[reached, ["path", *COSTS]].itertuples(index=False, name=None):
-        values = [None if np.isnan(cell) else float(cell) for cell in cells]
-        by_path.setdefault(str(path), dict(zip(COSTS, values, strict=True)))
-    return by_path
+    return table[reached].drop_duplicates("path").set_index("path")[[*COSTS]].astype(float)
 
 
 @dataclass(frozen=True)
 class TargetCosts:
     """What it took to reach a target.
 
-    rows:    of targets.csv, one for each measurement
-    by_path: what each attempt took that reached it, by its path; None for what its record does not say
+    rows:    of targets.csv: one for each measurement, and one for those that differ only in the seed
+    by_path: what each attempt took that reached it: COSTS by its path, NaN where its record does not say it
     """
 
     target: Target
     rows: list[Row]
-    by_path: dict[str, dict[str, float | None]]
+    by_path: pd.DataFrame
 
 
 def target_costs(
     wanted: Target, epochs: pd.DataFrame, run_rows: Sequence[Row], reported: Iterable[Row] | None = None
 ) -> TargetCosts:
-    """A row for each measurement with runs that ended ok and have the metric: medians over those runs.
+    """A row for each measurement with runs that ended ok and have the metric: medians over those runs. A row also for
+    several measurements that differ only in the seed: medians over the seeds of these medians.
 
     run_rows: of runs.csv; reported: runs whose measurements get a row; None: all
 
-    A run that never reaches the target counts as infinitely long. So the median is empty where fewer than half of the
-    runs reach the target.
+    A run that never reaches the target counts as infinitely long. So a median is empty where fewer than half of its
+    values reach the target.
     """
     by_path = costs(epochs, wanted)
     measured = set(epochs.dropna(subset=[wanted.metric])["path"])
-    runs = [run for run in run_rows if run["status"] == "ok" and run["path"] in measured]
     shown = {run["measurement"] for run in (run_rows if reported is None else reported)} - {None}
+    ended = (run for run in run_rows if run["status"] == "ok" and run["path"] in measured)
     equal = [column.name for column in TARGETS if column.source == "equal"]
+
+    def merged(runs: Sequence[Row], taken: NDArray[np.float64], **others: Any) -> Row:
+        reached = sum(run["path"] in by_path.index for run in runs)
+        facts = {"target": wanted.text, **{name: runs[0][name] for name in equal}, **others}
+        return {**facts, "runs": len(runs), "reached": reached, **_medians(taken)}
+
     rows = list[Row]()
-    for repeats in group_by((run for run in runs if run["measurement"] in shown), itemgetter("measurement")).values():
-        taken = [by_path.get(run["path"], dict.fromkeys(COSTS, inf)) for run in repeats]
-        row: Row = {"target": wanted.text, **{name: repeats[0][name] for name in equal}}
-        row |= {"runs": len(repeats), "reached": sum(run["path"] in by_path for run in repeats)}
-        for name in COSTS:
-            values = [value for cost in taken if (value := cost[name]) is not None]
-            if len(values) < len(taken):  # a median over the other runs would not be that of `runs` runs
-                values = []
-            interval = median_interval(values)
-            ends = {"low": interval.low, "high": interval.high} if interval else {"low": inf, "high": inf}
-            for column, value in {"to_target": median(values) if values else inf, **ends}.items():
-                row[f"{name}_{column}"] = value if isfinite(value) else None
-        interval = median_interval([cost["epochs"] or inf for cost in taken])
-        rows.append(row | {"interval": confidence(len(repeats), interval)})
+    for runs in group_by((run for run in ended if run["measurement"] in shown), itemgetter("learning")).values():
+        of_seeds = list[NDArray[np.float64]]()
+        for repeats in group_by(runs, itemgetter("measurement")).values():
+            taken = by_path.reindex([run["path"] for run in repeats], fill_value=inf).to_numpy()
+            rows.append(merged(repeats, taken, seeds=1))
+            of_seeds.append(np.median(taken, axis=0))
+        if len(of_seeds) > 1:
+            rows.append(merged(runs, np.array(of_seeds), seeds=len(of_seeds), seed=None, measurement=None))
     return TargetCosts(wanted, rows, by_path)
+
+
+def _medians(taken: NDArray[np.float64]) -> Row:
+    """The columns of the medians of [values, costs] and of their intervals. A median of which a value is not known is
+    empty: that of the others would be a median of fewer."""
+    row = Row()
+    for name, values in zip(COSTS, taken.T, strict=True):
+        interval = None if np.isnan(values).any() else median_interval(values.tolist())
+        low, high = (interval.low, interval.high) if interval else (inf, inf)
+        for column, value in {"to_target": np.median(values), "low": low, "high": high}.items():
+            row[f"{name}_{column}"] = float(value) if isfinite(value) else None
+    return row | {"interval": confidence(len(taken), median_interval(taken[:, 0].tolist()))}  # epochs are known
