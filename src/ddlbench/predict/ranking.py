@@ -17,6 +17,7 @@ COLUMNS = (*WHICH, "step", "80 %", *TIMES, "memory", "error", "fits", "samples/s
 TIE = 0.03  # without a band: the oracle cannot distinguish smaller differences
 DECIDING_STEPS = 100  # of a run that decides between two frameworks
 Z80 = 1.2816  # normal quantile of a band of 80 %
+OTHER_UPDATES = ("local_sgd", "pipedream", "pipedream_2bw")  # late or averaged ones; parameter_server with a bound too
 SHOWN, EQUAL = 10, 3  # of the best plans; plans of a framework that are named
 DRAWS = 10_000  # of the steps of frameworks within their bands
 
@@ -73,13 +74,17 @@ def marks(rows: Sequence[Prediction]) -> list[str]:
 
 def notes(rows: Sequence[Prediction]) -> list[str]:
     """The terms of the cluster that runs with several GPU counts determine, and those that they do not; the largest
-    degree of each strategy and the layer that sets it; each reason of a refusal, with the GPU counts."""
+    degree of each strategy and the layer that sets it; each reason of a refusal, with the GPU counts; which frameworks
+    train something else."""
     lines = [f"{row.framework}: {line}" for row in rows for line in row.learned]
     largest = (limit for row in rows for limit in row.limits if limit["degree"] != "dp")
     lines += [f"limit: {limit['degree']} <= {limit['largest']} ({limit['layer']})" for limit in largest]
     refused = group_by((row for row in rows if row.status != "ok"), lambda row: (row.framework, row.reason))
     for (name, reason), same in refused.items():
         lines.append(f"refused: {name} at {', '.join(str(row.gpus) for row in same)}: {reason}")
+    others = ", ".join(sorted({row.framework for row in rows if row.status == "ok"} & set(OTHER_UPDATES)))
+    if others:
+        lines.append(f"late or averaged updates: {others}: a faster step may train worse: compare the quality")
     return list(dict.fromkeys(lines))
 
 

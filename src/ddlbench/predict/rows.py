@@ -31,9 +31,8 @@ if TYPE_CHECKING:  # pandas comes with it
     from ddlbench.oracle.runs import Results
 
 STAGES = 2  # at most, of the layouts that are compared without --plan
-# Their updates are late or averaged, so that a faster step may train worse; `deepspeed` is zero0 to zero3,
-# and `megatron` has the equations of `tensor`.
-NO_PLANS = ("local_sgd", "parameter_server", "pipedream", "pipedream_2bw", "deepspeed", "megatron")
+# A faster step of the first may train worse; `deepspeed` is zero0 to zero3, `megatron` has the equations of `tensor`.
+NO_PLANS = (*ranking.OTHER_UPDATES, "parameter_server", "deepspeed", "megatron")
 
 
 def inputs_of(question: Question, config: Config, machine: Machine, results: Results | None = None) -> Inputs:
