@@ -17,7 +17,9 @@ from ddlbench.results.tables.merge import AttemptRow
 from ddlbench.results.tables.tables import records
 from tests.support.records import tables_of, write_repeats, write_run
 
-NOTHING = {"marks": None, "reference": None, "ranks_differ": None, "straggler_rank": None, "straggler_host": None}
+NAMES = ("marks", "reference", "ranks_differ", "straggler_rank", "straggler_host")
+UPDATES = ("staleness_max", "staleness_theoretical_max", "framework_facts")
+NOTHING = dict.fromkeys((*NAMES, *UPDATES))
 
 
 def test_a_run_has_its_own_marks_those_of_its_ranks_and_its_straggler():
@@ -27,6 +29,16 @@ def test_a_run_has_its_own_marks_those_of_its_ranks_and_its_straggler():
     assert marks_of(NOTHING | odd | {"reference": "noop"}).keys() <= MARKS.keys(), "a report explains every mark"
     assert marks_of(NOTHING | odd) == texts | {"straggler": "straggler rank 0"}
     assert marks_of(NOTHING | odd | {"straggler_host": "node2"})["straggler"] == "straggler rank 0 on node2"
+
+
+LATE = [({"staleness": [0, 2]}, True), ({"staleness_theoretical": [1, 0]}, True), ({"local_steps": 8}, True)]
+
+
+@pytest.mark.parametrize(("facts", "other"), [*LATE, ({"staleness": 0}, False), ({"tp": 2}, False)], ids=str)
+def test_a_framework_with_late_or_averaged_updates_has_a_mark(tmp_path, facts, other):
+    write_run(tmp_path, sections={"framework": {"name": "ddp", **facts}})
+    (row,) = records(tables_of(tmp_path).scaling)
+    assert row["marks"] == ("other updates (1 of 1)" if other else None)
 
 
 def test_a_mark_counts_the_runs_that_ended_ok(tmp_path):

@@ -35,11 +35,14 @@ LONGEST_MARKS = 400
 
 
 def marks_of(run: Row) -> dict[str, str]:
-    """The marks of a row of runs.csv, their texts by their names: those of the record, and those for a reference, ranks
-    that differ and a straggler. The text on a straggler says which rank it is."""
+    """The marks of a row of runs.csv, their texts by their names: those of the record, and those for a reference, other
+    updates, ranks that differ and a straggler. The text on a straggler says which rank it is."""
     marks = {name: name for name in (run["marks"] or "").split("; ") if name}
     if run["reference"]:
         marks["reference"] = f"reference: {run['reference']}"
+    late = run["staleness_max"] or run["staleness_theoretical_max"]
+    if late or '"local_steps"' in (run["framework_facts"] or ""):
+        marks["other updates"] = "other updates"
     if run["ranks_differ"]:
         marks["ranks differ"] = "ranks differ"
     if run["straggler_rank"] is not None:
