@@ -4,6 +4,7 @@ efficiencies above 100 %, drift."""
 from __future__ import annotations
 
 import html
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from tests.support.records import tables_of, write_repeats, write_run
 
 NAMES = ("marks", "reference", "ranks_differ", "straggler_rank", "straggler_host")
 UPDATES = ("staleness_max", "staleness_theoretical_max", "framework_facts")
-NOTHING = dict.fromkeys((*NAMES, *UPDATES))
+NOTHING: dict[str, Any] = dict.fromkeys((*NAMES, *UPDATES))
 
 
 def test_a_run_has_its_own_marks_those_of_its_ranks_and_its_straggler():
