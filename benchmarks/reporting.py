@@ -28,7 +28,7 @@ from itertools import count, islice, product
 from pathlib import Path
 from typing import Any
 
-from ddlbench.results.tables.run_rows import following
+from ddlbench.measure.formulas.summary_formulas import from_epochs
 
 PHASES = ("read_all", "make_tables", "make_figures", "write_documents", "render")
 ROOT = Path(__file__).parents[1]
@@ -135,7 +135,7 @@ def record_of(run: Made, template: dict[str, Any], place: int, epochs: int, fail
 def summary_of(lines: list[dict[str, Any]], record: dict[str, Any]) -> dict[str, Any]:
     """The columns of the summary that follow from the lines; those that the record's summary has."""
     run = {"gpus": record["launch"]["world_size"], **record["model"], **record["summary"]}
-    return {column: value for column, value, _ in following(run, lines)}
+    return {column: value for column, value in from_epochs(run, lines).items() if run.get(column) is not None}
 
 
 def lines_of(run: Made, template: dict[str, Any], epochs: int) -> Iterator[dict[str, Any]]:

@@ -1,7 +1,4 @@
-"""The summary of a run, from its epochs and steps: the columns of the tables.
-
-The first epoch is left out where there are two or more; with one, its warm-up steps are left out of the rate. Times are
-medians of seconds; rates come from summed samples over summed seconds, never from averaged rates.
+"""The summary of a run: what follows from its epochs (formulas/summary_formulas.py), its steps and its ranks.
 
 The times of steps do not show which rank is slow by its own work, because synchronous ranks end a step together. A
 rank's own step is the step without the wait for data and without the exposed communication, in which it waits for
@@ -17,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ddlbench.measure.devices.unknown import largest, total
+from ddlbench.measure.devices.unknown import largest
 from ddlbench.measure.devices.usage import Load
+from ddlbench.measure.formulas.summary_formulas import from_epochs
 from ddlbench.measure.rows import EpochRow, OwnStep
 
-LAST = ("val_loss", "val_top1", "val_top5", "val_perplexity_token", "val_perplexity_word", "val_samples")
 EXCESS = 0.1  # of the other ranks' median own step: ranks of equal work on one machine differ by less
 MOST_OTHERS, MOST_PRESSURE, MOST_STEAL = 0.1, 0.1, 0.01
 # The meaning of each mark, by its name. The last three are those of tables (results/tables/checks.py).
@@ -50,59 +47,16 @@ def summarize(
     if not rows:
         return {"epochs_done": 0}
     counted = [row for row in rows if not row.warmup] or list(rows)
-    seconds = [row.epoch_time_s for row in counted]
-    rate = sum(row.measured_samples for row in counted) / sum(row.measured_time_s for row in counted)
     steps = sorted(second for row in counted for second in row.slowest_s[row.steps - row.measured_steps :])
-    steady_s = [row.steady_time_s for row in counted if row.steady_time_s is not None]
-    steady_samples = sum(row.steady_samples for row in counted)
-    validation_s = [row.metrics["validation_time_s"] for row in counted if "validation_time_s" in row.metrics]
-    sent = total(row.sent_bytes for row in counted)
     return {
         "epochs_done": len(rows),
-        "epochs_measured": len(counted),
-        "warmup_steps": rows[0].steps - rows[0].measured_steps,
-        "epoch_time_s": statistics.median(seconds),
-        "epoch_time_min_s": min(seconds),
-        "epoch_time_max_s": max(seconds),
-        "throughput_samples_per_s": rate,
-        "throughput_samples_per_s_per_gpu": rate / world_size,
-        "tokens_per_s": rate * tokens_per_sample if tokens_per_sample else None,
+        **from_epochs({"gpus": world_size, "tokens_per_sample": tokens_per_sample}, [row.line() for row in rows]),
         "step_time_median_s": statistics.median(steps),
         "step_time_p95_s": steps[math.ceil(0.95 * len(steps)) - 1],
-        "first_step_s": rows[0].slowest_s[0],
-        "epoch_first_step_s": statistics.median(row.first_step_s for row in counted),
-        "throughput_steady_samples_per_s": steady_samples / sum(steady_s) if len(steady_s) == len(counted) else None,
-        "data_wait_share": max(row.data_wait_share for row in counted),
-        "data_wait_mean_share": statistics.fmean(
-            (row.data_wait_share for row in counted), [row.measured_time_s for row in counted]
-        ),
-        "host_wait_share": max(row.host_wait_share for row in counted),
-        "straggler_wait_s": max(row.straggler_wait_s for row in counted),
-        "validation_time_s": statistics.median(validation_s) if validation_s else None,
-        "cpu_share": _a_second(counted, [row.cpu_time_s for row in counted], ranks=world_size),
-        "read_bytes_per_s": _a_second(counted, [row.metrics.get("read_bytes") for row in counted]),
-        "sent_step_bytes": None if sent is None else sent / sum(row.steps for row in counted),
-        "train_loss": rows[-1].line()["train_loss"],
-        **{name: rows[-1].metrics[name] for name in LAST if name in rows[-1].metrics},
-        **{name: largest(row.memory[name] for row in counted) for name in rows[0].memory},
+        "energy_source": rows[0].energy_source,
         **{name.replace("peak", "by_stage"): _by_stage(counted, name) for name in rows[0].stage_memory},
-        **_energy(counted),
         **_state(rows, counted, more_doubts),
         **own_columns(_own_steps(counted), "thread"),
-    }
-
-
-def _energy(rows: Sequence[EpochRow]) -> dict[str, Any]:
-    """Energy and power; nothing if the energy of an epoch is not known."""
-    joules = [row.energy_j for row in rows if row.energy_j is not None]
-    seconds = [row.energy_time_s for row in rows if row.energy_time_s is not None]
-    if len(joules) < len(rows) or len(seconds) < len(rows):
-        return {}
-    return {
-        "energy_source": rows[0].energy_source,
-        "energy_epoch_j": statistics.median(joules),
-        "energy_sample_j": sum(joules) / sum(row.samples for row in rows),
-        "power_mean_w": sum(joules) / sum(seconds),
     }
 
 
@@ -171,12 +125,6 @@ def _by_stage(rows: Sequence[EpochRow], name: str) -> str | None:
     by_stage = zip(*(row.stage_memory[name] for row in rows), strict=True)
     stages = [[value for value in values if value is not None] for values in by_stage]
     return " ".join(str(max(values)) for values in stages) if len(stages) > 1 and all(stages) else None
-
-
-def _a_second(rows: Sequence[EpochRow], amounts: Sequence[float | None], ranks: int = 1) -> float | None:
-    """A ratio of sums over complete epochs, their warm-up steps included; None if an epoch's amount is missing."""
-    amount = total(amounts)
-    return None if amount is None else amount / sum(row.epoch_time_s for row in rows) / ranks
 
 
 def load_columns(before: Sequence[Load], after: Sequence[Load]) -> dict[str, float | None]:

@@ -14,12 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from ddlbench.measure.formulas.summary_formulas import ALL, MEASURED
 from ddlbench.measure.rows import EpochRow
 from ddlbench.measure.summary import summarize
 from ddlbench.record.record import EpochFiles
 from ddlbench.record.schema import RUNS
 from ddlbench.results.reading.cells import epochs_of
-from ddlbench.results.tables.run_rows import ALL, MEASURED, PARQUET, contradiction, damaged_parquet
+from ddlbench.results.tables.run_rows import PARQUET, contradiction, damaged_parquet
 from ddlbench.results.tables.tables import records
 from tests.support.epoch_rows import epoch_row
 from tests.support.records import edit_epochs, edited, tables_of, write_repeats, write_run
