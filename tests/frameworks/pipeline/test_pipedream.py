@@ -18,6 +18,7 @@ from ddlbench.frameworks.pipeline.pipedream_trainer import Link
 from ddlbench.frameworks.pipeline.weights import UnstashedWeights
 from ddlbench.job import Job, Place
 from tests.equality.cases import MODELS
+from tests.equality.knobs import with_optimizer
 from tests.support.equal import make_job, ready
 from tests.support.jobs import ranks, refused, wrong_knob
 from tests.support.ranks import results, run_ranks
@@ -108,10 +109,6 @@ def test_pipemare_keeps_one_set_of_weights(on_two: list[dict[str, Any]]) -> None
     assert (facts["weight_versions"], facts["correction"]) == ([1, 1], "pipemare")
 
 
-def with_optimizer(optimizer: Callable[..., torch.optim.Optimizer]) -> Callable[..., torch.optim.Optimizer]:
-    return lambda named: optimizer([weight for _, weight in named], lr=0.1)
-
-
 def of(world_size: int, **keys: Any) -> Job:
     return ranks(world_size, MODELS["vgg"], **{"global_batch": 12, **keys})
 
@@ -124,8 +121,8 @@ pipemare = partial(PipeDream, correction="pipemare")
     ("framework", "given", "says"),
     [
         (PipeDream(), of(24, global_batch=24), r"24 stages \(24 ranks in a pipeline\) but the model has 16 blocks"),
-        (predicting(), of(2, optimizer=with_optimizer(torch.optim.SGD)), r"without momentum .*choose sgd with mom"),
-        (predicting(), of(2, optimizer=with_optimizer(torch.optim.RMSprop)), "there is no rule for RMSprop"),
+        (predicting(), of(2, **with_optimizer("sgd")), r"without momentum .*choose sgd with mom"),
+        (predicting(), of(2, **with_optimizer("lars")), "there is no rule for Lars"),
         (pipemare(), of(2, precision="bf16"), r"=pipemare: in bf16 .*set train\.precision=fp32"),
         (pipemare(), of(2, micro_batch=6), r"weights of several ages: set train\.micro_batch=null"),
         (pipemare(), of(2, checkpoint_activations=True), r"set train\.checkpoint_activations=false"),

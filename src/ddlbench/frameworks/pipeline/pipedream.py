@@ -15,8 +15,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from torch.optim import SGD, Adam
-
 from ddlbench.errors import added, check_values, refuse
 from ddlbench.frameworks.pipeline.pipedream_trainer import PipeDreamTrainer
 from ddlbench.frameworks.pipeline.rank import Blocks, Groups
@@ -24,7 +22,7 @@ from ddlbench.frameworks.pipeline.schedules import check_stages, in_flight, micr
 from ddlbench.frameworks.pipeline.stages import Staged, tied_names
 from ddlbench.frameworks.pipeline.weights import CORRECTIONS, PredictedWeights, UnstashedWeights, Weights
 from ddlbench.frameworks.shared.layout import Layout, fill
-from ddlbench.frameworks.shared.refusals import check_alike, optimizer_of
+from ddlbench.frameworks.shared.refusals import check_alike, layerwise, optimizer_of
 from ddlbench.job import Job, on_meta
 
 
@@ -77,12 +75,11 @@ class PipeDream(Staged):
 
     def _against_correction(self, job: Job, count: int) -> dict[str, object]:
         if self.correction == "prediction":
-            optimizer, choose = optimizer_of(job), "choose sgd with momentum, adam or adamw (recipe.optimizer.name)"
+            (name, needs, _), choose = layerwise(job), "choose sgd with momentum, adam or adamw (recipe.optimizer.name)"
             return {
+                f"there is no rule for {name}: {choose}": needs,
                 f"without momentum there is no mean gradient to predict with: {choose}":
-                    type(optimizer) is SGD and not optimizer.defaults["momentum"],
-                f"there is no rule for {type(optimizer).__name__}: {choose}":
-                    type(optimizer) is not SGD and not isinstance(optimizer, Adam),
+                    not optimizer_of(job).defaults.get("momentum", True),
             }  # fmt: skip
         return {
             "PipeDream-2BW keeps the weights of the forward pass for the backward pass: use framework=pipedream":
