@@ -10,11 +10,11 @@ import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median
 from typing import Any, NamedTuple
 
 from ddlbench.errors import UserError
 from ddlbench.foreign import Object, parse, read_bytes, section
+from ddlbench.measure.formulas.summary_formulas import from_epochs
 from ddlbench.results.reading.attempts import reason_of
 from ddlbench.results.reading.published import gpu_family
 from ddlbench.results.rows import Row, group_by
@@ -74,9 +74,7 @@ def _facts(path: Path, system: Object, source: str | None, url: str, strategy: s
     if benchmark not in BY_EPOCH:
         raise ValueError(f"an epoch of benchmark {benchmark!r} is no pass over its training samples")
     lines = log.epochs(of_images=benchmark == "resnet")
-    measured = lines[1:] or lines
-    times = [line["epoch_time_s"] for line in measured]
-    evaluations = [line["validation_time_s"] for line in measured if "validation_time_s" in line]
+    times = [line["epoch_time_s"] for line in lines[1:] or lines]
     accuracies = [event.value for event in log.events.get("eval_accuracy", [])] if benchmark == "resnet" else []
     year = datetime.fromtimestamp(log.run.start / 1e3, UTC).year
     seeds = [event.value for event in log.events.get("seed", [])]
@@ -103,11 +101,7 @@ def _facts(path: Path, system: Object, source: str | None, url: str, strategy: s
         },
         "summary": {
             "epochs_done": len(lines),
-            "epochs_measured": len(measured),
-            "epoch_time_s": median(times),
-            "epoch_time_min_s": min(times),
-            "epoch_time_max_s": max(times),
-            "validation_time_s": median(evaluations) if evaluations else None,
+            **from_epochs({}, lines),
             "val_top1": _share(accuracies[-1]) if accuracies else None,
         },
         "epochs": lines,
