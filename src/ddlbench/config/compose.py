@@ -100,6 +100,9 @@ def make_job(config: Config, launch: Launch, device: torch.device) -> Job:
     from ddlbench.recipe.recipe import CrossEntropy
 
     train, recipe = config.train, config.recipe
+    # A job has the keys of `train.` that frameworks see, under their names.
+    shared = {key: value for key, value in vars(train).items() if key in Job.__dataclass_fields__}
+    shared["global_batch"] = train.samples_per_update(launch.world_size)
     return Job(
         model=config.model,
         loss=CrossEntropy(recipe.label_smoothing),
@@ -108,19 +111,8 @@ def make_job(config: Config, launch: Launch, device: torch.device) -> Job:
         rank=launch.rank,
         local_rank=launch.local_rank,
         world_size=launch.world_size,
-        seed=train.seed,
-        global_batch=train.samples_per_update(launch.world_size),
-        micro_batch=train.micro_batch,
-        precision=train.precision,
-        reduce_dtype=train.reduce_dtype,
-        clip_norm=train.clip_norm,
-        checkpoint_activations=train.checkpoint_activations,
-        offload_activations=train.offload_activations,
-        flops_per_host_byte=train.flops_per_host_byte,
-        compile=train.compile,
-        channels_last=train.channels_last,
-        timeout_s=train.timeout_s,
         links=counted_links,
+        **shared,
     )
 
 
