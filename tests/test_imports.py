@@ -43,3 +43,8 @@ def imported() -> dict[str, list[str]]:
 @pytest.mark.parametrize("step", STEPS)
 def test_slow_libraries_are_not_imported(imported: dict[str, list[str]], step: str) -> None:
     assert not STEPS[step][1] & set(imported[step])
+
+
+def test_a_report_needs_no_torch() -> None:
+    done = run(PYTHON, "-c", "import sys, ddlbench.report.__main__; print('torch' in sys.modules)")
+    assert done.stdout == "False\n", done.stderr

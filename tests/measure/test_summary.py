@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from ddlbench.errors import Diverged
 from ddlbench.measure.devices.usage import Load
+from ddlbench.measure.marks import marks
 from ddlbench.measure.profiling.profile import RankWindow, Seconds
 from ddlbench.measure.rows import OwnStep
 from ddlbench.measure.summary import (
     load_columns,
-    marks,
     own_columns,
     own_steps_of_window,
     sees_one_gpu,

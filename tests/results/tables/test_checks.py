@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ddlbench.figures.figures import Drawing
-from ddlbench.measure.summary import MARKS
+from ddlbench.measure.marks import MARKS
 from ddlbench.report.documents import render
 from ddlbench.report.overview import summary_text
 from ddlbench.results.tables.checks import drift, marks_explained, marks_of

@@ -10,7 +10,7 @@ from itertools import product
 from operator import itemgetter
 from statistics import median
 
-from ddlbench.measure.summary import MARKS
+from ddlbench.measure.marks import MARKS
 from ddlbench.record.fingerprint import of_the_launch
 from ddlbench.results.rows import OWN, PUBLISHED, Row, group_by
 from ddlbench.results.tables.measurement import Measurement
