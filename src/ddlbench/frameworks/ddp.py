@@ -13,10 +13,10 @@ from ddlbench.frameworks.shared.groups import all_ranks
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction
 from ddlbench.frameworks.shared.replica import Replica, Update, build, in_ddp
 from ddlbench.job import Job
+from ddlbench.measure.marks import NOTHING_SENT
 
 COMPRESSED = ("powersgd", "topk", "sign", "int8")  # with error feedback
 HOOKS = ("none", "fp16", "bf16", *COMPRESSED, "noop")
-NOTHING_SENT = "gradients are not sent"
 
 
 @dataclass

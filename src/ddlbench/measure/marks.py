@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+NOTHING_SENT = "gradients are not sent"  # why a run with comm_hook=noop is a reference
 MOST_OTHERS, MOST_PRESSURE, MOST_STEAL = 0.1, 0.1, 0.01
 # The meaning of each mark, by its name. The last four are those of tables (results/tables/checks.py).
 MARKS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddlbench.frameworks.ddp import NOTHING_SENT
+from ddlbench.measure.marks import NOTHING_SENT
 from ddlbench.record.schema import SCALING
 from ddlbench.results.tables.tables import records
 from tests.support.records import edited, strong_scaling, tables_of, weak_scaling, write_repeats, write_run

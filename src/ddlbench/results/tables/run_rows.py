@@ -22,6 +22,7 @@ from ddlbench.config import choices
 from ddlbench.config.keys import BATCH_PER_GPU
 from ddlbench.foreign import open_regular, section
 from ddlbench.measure.formulas.summary_formulas import ALL, MEASURED, OF_RUN, from_epochs
+from ddlbench.measure.marks import NOTHING_SENT
 from ddlbench.record.fingerprint import fingerprint, noted
 from ddlbench.record.schema import RUNS
 from ddlbench.results.reading.attempts import Attempt, LeftOut, Note, reason_of, unreadable
@@ -34,8 +35,6 @@ from ddlbench.texts import digest, first_few, printable, shortened
 VALUES_SHOWN = 3  # of those that are left out, in one warning
 PARQUET = ("steps.parquet", "ranks.parquet")
 PARQUET_REASON = 200  # letters
-# frameworks/ddp.py writes this after the setup of the framework; a run may fail before.
-NOTHING_SENT = "gradients are not sent"
 _NO_SUMMARY = {column.name: None for column in RUNS if column.source.startswith("summary.")}
 _GLOBAL_BATCH = next(column for column in RUNS if column.name == "global_batch")
 
@@ -134,7 +133,7 @@ def run_row(attempt: Attempt, left_out: list[str]) -> Row:
         batch = BATCH_PER_GPU if configured is None else cell(configured, "int")
         row["global_batch"] = fit(batch * row["gpus"], _GLOBAL_BATCH, left_out) if batch else None
     row["batch_per_gpu"] = row["global_batch"] / row["gpus"] if row["global_batch"] and row["gpus"] else None
-    if _dig(attempt.record, "config.framework.comm_hook") == "noop":
+    if _dig(attempt.record, "config.framework.comm_hook") == "noop":  # also of a run that failed in its setup
         row["reference"] = NOTHING_SENT
     if not row["micro_batch"] and row["replica_batch"] and row["micro_batches"]:
         row["micro_batch"] = cell(row["replica_batch"] / row["micro_batches"], "int")
