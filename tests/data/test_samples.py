@@ -171,6 +171,22 @@ def test_text_that_cannot_be_made_is_refused(tmp_path):
         SampleText("sample_text", root=str(tmp_path / "file"))
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "option"),
+    [
+        (SampleImages, "train", "imagenet"),
+        (SampleImages, "pack.json", "imagenet_tfrecord"),
+        (SampleText, "wiki.train.raw", "wikitext2 or wikitext103"),
+        (SampleText, "train.txt", "wikitext2 or wikitext103"),
+    ],
+)
+def test_a_folder_with_data_of_the_users_own_is_refused(kind, name, option, tmp_path):
+    """Who forgets the option `data` would train on the sample set and believe that it is the folder's."""
+    (tmp_path / name).touch()
+    with pytest.raises(UserError, match=f"data.root=.* holds {name}, .*: choose data={option}, or another data.root"):
+        kind("sample", root=str(tmp_path)).folder()
+
+
 def test_python_without_its_help_texts_is_refused(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "pydoc_data", None)
     monkeypatch.delitem(sys.modules, "pydoc_data.topics", raising=False)

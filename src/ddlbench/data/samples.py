@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,14 +26,17 @@ from ddlbench.data.home import home, make_folder
 from ddlbench.data.images.folders import ImageFolders
 from ddlbench.data.images.index import FolderLayout
 from ddlbench.data.processes import in_threads, usual_processes
-from ddlbench.data.text.dataset import TokenText
+from ddlbench.data.text.dataset import PAIRS, TokenText
 from ddlbench.data.text.token_file import TokenizerFiles
+from ddlbench.data.tfrecord import MANIFEST
 from ddlbench.errors import UserError, added, check_values
 from ddlbench.job import Model
 from ddlbench.progress import Progress
 
 IMAGES_VERSION = 1  # of the pictures: part of the seed and of the folder's name
 TEXT_VERSION = "v1"  # raised when the set is made in another way
+OWN_IMAGES = {"train": "imagenet", MANIFEST: "imagenet_tfrecord"}
+OWN_TEXTS = {train: "wikitext2 or wikitext103" for train, _ in PAIRS}
 QUALITY = 87  # gives 30 to 155 KB, 89 on average
 Plane = NDArray[np.int32]  # [height, width]
 # [3, height, width], not yet clipped to 0 ... 255; channels first, because they are drawn one by one
@@ -44,11 +47,21 @@ Figure = Callable[[Plane, Plane], NDArray[Any]]  # (u, v), 256 = its radius -> 0
 SIZES = ((500, 375), (500, 375), (500, 333), (375, 500), (333, 500), (500, 500), (400, 300), (640, 480))
 
 
-def sample_home(root: str | None) -> Path:
-    """Where a sample set is made: data.root, else the program's own folder. UserError if that is not a folder."""
+def sample_home(root: str | None, own: Mapping[str, str]) -> Path:
+    """Where a sample set is made: data.root, else the program's own folder. UserError if that is not a folder, or if it
+    holds a data set of the user's own: the run would not read it.
+
+    own: the first file or folder of such a set -> the option that reads it
+    """
     place = Path(root).expanduser() if root else home()
     if place.exists() and not place.is_dir():
         raise UserError(f"data.root={place} is not a folder: give one, which may be missing, or leave data.root out")
+    for name, option in own.items():
+        if root and (place / name).exists():
+            raise UserError(
+                f"data.root={place} holds {name}, which a sample set does not read: choose data={option}, or another "
+                "data.root for the sample set"
+            )
     return place
 
 
@@ -100,7 +113,8 @@ class SampleImages(ImageFolders):
 
     def folder(self) -> Path:
         """Where the set is."""
-        return sample_home(self.root) / f"sample_images-v{IMAGES_VERSION}-{self.sample_train}-{self.sample_val}"
+        place = sample_home(self.root, OWN_IMAGES)
+        return place / f"sample_images-v{IMAGES_VERSION}-{self.sample_train}-{self.sample_val}"
 
     def layout(self) -> FolderLayout:
         """The set is made at the first use, in half a minute on two cores, also on a node that does not share the
@@ -235,7 +249,8 @@ class SampleText(TokenText):
 
     def folder(self) -> Path:
         """Where the set is, e.g. ~/.cache/ddlbench/sample_text-v1-py3.11.7-bpe2048."""
-        return sample_home(self.root) / f"sample_text-{TEXT_VERSION}-py{platform.python_version()}-bpe{self.vocab_size}"
+        place = sample_home(self.root, OWN_TEXTS)
+        return place / f"sample_text-{TEXT_VERSION}-py{platform.python_version()}-bpe{self.vocab_size}"
 
     def _make(self, folder: Path) -> None:
         train, valid = split_paragraphs(topics())
