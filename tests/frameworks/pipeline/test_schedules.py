@@ -82,6 +82,10 @@ def test_stages_need_blocks() -> None:
         Unsupported, match=r"8 stages \(4 ranks .*virtual_stages=2\) but the model has 6 blocks: use at most 3 "
     ):
         check_stages(4, 2, 6, None)
+    with pytest.raises(Unsupported, match=r"16 stages .* has 6 blocks: set framework.virtual_stages=3$"):
+        check_stages(2, 8, 6, None)  # a pipeline of 0 ranks, or of 1, is none
+    with pytest.raises(Unsupported, match=r"24 stages .* has 6 blocks: set framework.virtual_stages=1$"):
+        check_stages(8, 3, 6, None)
     with pytest.raises(UserError, match=r"balance=\[2, 3\] gives 5 blocks to 2 stages: the model has 6 .* 2 stages"):
         check_stages(2, 1, 6, [2, 3])
     with pytest.raises(UserError, match=r"balance=\[6, 0\]"):

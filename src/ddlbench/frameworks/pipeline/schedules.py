@@ -49,10 +49,11 @@ def check_stages(ranks: int, virtual_stages: int, blocks: int, balance: list[int
     stages = ranks * virtual_stages
     if stages > blocks:
         looped = f" x framework.virtual_stages={virtual_stages}" if virtual_stages > 1 else ""
+        fewer = f"use at most {blocks // virtual_stages} ranks per pipeline, and more pipelines (framework.dp)"
+        if virtual_stages > 2:  # on a V a rank always has 2
+            fewer = f"set framework.virtual_stages={max(1, blocks // ranks)}"
         raise Unsupported(
-            f"{stages} stages ({ranks} ranks in a pipeline{looped}) but the model "
-            f"has {blocks} blocks: use at most {blocks // virtual_stages} ranks per pipeline, and more "
-            "pipelines (framework.dp)"
+            f"{stages} stages ({ranks} ranks in a pipeline{looped}) but the model has {blocks} blocks: {fewer}"
         )
     if balance is not None and (len(balance) != stages or sum(balance) != blocks or min(balance) < 1):
         raise WrongRankCount(
