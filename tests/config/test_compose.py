@@ -145,6 +145,8 @@ def test_a_command_line_may_name_the_time_of_its_start(monkeypatch: pytest.Monke
         ("framework.comm_hook=zip", r"framework\.comm_hook=zip must be one of none, fp16, bf16, powersgd, topk"),
         ("train.clip_norm=-1", r"train\.clip_norm=-1.0 must be greater than 0, or null"),
         ("model.image_size=big", r"model\.image_size: Value 'big'"),
+        ("model.layers=5", r"^model\.layers must be a list, such as \[1,2\]$"),
+        ("recipe.schedule=step", r"^recipe\.schedule is a section of keys: .* such as recipe\.schedule\.name="),
         ("recipe.optimizer.name=sdg", r"recipe\.optimizer\.name=sdg"),
         ("profile_steps=0", r"profile_steps=0 must be greater than 0"),
         ("profile_trace=true", r"set profile=true too"),

@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from ddlbench.recomputation import Link
 
 Plain = dict[str, Any]
+MEANINGS = {  # of OmegaConf's words, which name its own classes
+    "is not a ListConfig": "{} must be a list, such as [1,2]",
+    "is not a subclass of": "{} is a section of keys: give single keys, such as {}.name=NAME (see --help)",
+}
 NOT_LITERAL = re.compile(r"\$\{|\?\?\?")  # what OmegaConf does not take literally
 
 
@@ -55,8 +59,11 @@ def hydra_line(error: BaseException) -> str:
         if isinstance(cause, ConfigAttributeError | ConfigKeyError) and isinstance(cause.parent_node, DictConfig):
             return schema.unknown_key(str(cause.full_key), [str(key) for key in cause.parent_node])
     if isinstance(error, OmegaConfBaseException):
-        key = re.search(r"^ *full_key: \.*(\S+)", str(error), re.MULTILINE)
-        return f"{key[1]}: {first_line(error)}" if key else first_line(error)
+        key, line = re.search(r"^ *full_key: \.*(\S+)", str(error), re.MULTILINE), first_line(error)
+        if key is None:
+            return line
+        meaning = next((meaning for words, meaning in MEANINGS.items() if words in line), None)
+        return meaning.replace("{}", key[1]) if meaning else f"{key[1]}: {line}"
     text = " ".join(str(error).split())
     return text.partition(" Config search path:")[0].partition(" Set the env")[0]
 
