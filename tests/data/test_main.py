@@ -139,6 +139,15 @@ def test_token_files_are_described_and_checked(data, text):
         1,
         [f"{target}: its sha256 is not the one in some.json", f"{target}: 1 fault"],
     )
+    data("tokenize", text, "--out", cut := target.with_name("cut.bin"))
+    cut.write_bytes(cut.read_bytes()[:-2])
+    code, out, err = data("verify", text.parent)  # also the other file
+    assert (code, out[1:], err) == (
+        1,
+        [f"{target}: its sha256 is not the one in some.json", f"{text.parent}: 2 faults"],
+        [],
+    )
+    assert out[0].startswith(f"token file {cut} has ")
 
 
 def test_mistakes_are_refused_in_one_line(data, packed, text, tmp_path):

@@ -124,8 +124,9 @@ def read_manifest(folder: Path) -> Pack:
     path = folder / MANIFEST
     begun = (folder / UNFINISHED).is_file()
     remedy = "it was not packed completely: pack it again" if begun else "give the folder of a packed image set"
+    again = f"if the set is a copy, copy it again; else delete {folder} and pack again"
     with reporting(f"{path} cannot be read", remedy):
-        content = read_format(path, FORMAT, AGAIN)
+        content = read_format(path, FORMAT, again)
     try:
         splits = dict[str, PackedSplit]()
         for split in SPLITS.values():
@@ -140,7 +141,7 @@ def read_manifest(folder: Path) -> Pack:
         classes = tuple(_checked(name, str, "text") for name in _checked(content["classes"], list, "list"))
         return Pack(FORMAT, _checked(content["hash"], str, "text"), classes, splits)
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path} does not describe a packed image set ({error!r}): {AGAIN}") from error
+        raise UserError(f"{path} does not describe a packed image set ({error!r}): {again}") from error
 
 
 def _checked(content: object, kind: type[Kind], name: str) -> Kind:

@@ -278,9 +278,14 @@ def image_fault(content: bytes | memoryview) -> str | None:
 
 
 def verify_tokens(place: Path) -> Iterator[Findings]:
-    """The bytes of every token file against its index. Raises UserError where an index or a size is wrong."""
+    """The size and the bytes of every token file against its index."""
     for path in token_files(place):
-        tokens, index = TokenFile.open(path), path.with_suffix(".json").name
+        index = path.with_suffix(".json").name
+        try:
+            tokens = TokenFile.open(path)
+        except UserError as error:
+            yield Findings(faults=[str(error)])
+            continue
         faults = [] if sha256_of(path) == tokens.index.sha256 else [f"{path}: its sha256 is not the one in {index}"]
         if not faults and tokens.index.tokens and (largest := int(tokens.read().max())) >= tokens.index.vocab_size:
             faults.append(f"{path}: it has token {largest}, the vocabulary in {index} {tokens.index.vocab_size}")
