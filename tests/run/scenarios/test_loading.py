@@ -91,6 +91,15 @@ def test_bytes_of_text_are_counted_where_it_is_tokenized_on_the_fly_and_not_wher
     assert len({row["comparison"] for row in records(made.scaling)}) == 2
 
 
+def test_the_synthetic_loader_reads_nothing(ddlbench, tmp_path: Path) -> None:
+    """What the measurement itself reads, divided by its short epochs, would be megabytes a second."""
+    code, said = ddlbench(*images(tmp_path), "loader=synthetic", "mode=loader", "train.epochs=2")
+    assert code == 0, said
+    made = tables(tmp_path)
+    assert [row["read_bytes"] for row in records(made.epochs)] == [None, None]
+    assert records(made.runs)[0]["read_bytes_per_s"] is None
+
+
 def test_training_beside_it_is_another_comparison(ddlbench, tmp_path: Path) -> None:
     """Its columns stay empty, and neither is the other's base."""
     both = [*images(tmp_path), "loader.workers=0", "train.validate=false"]

@@ -24,6 +24,7 @@ class Synthetic(Loader):
     """
 
     scored: ClassVar[bool] = False  # random numbers, in validation those of training: nothing is learned from them
+    counts_reads: ClassVar[bool] = False  # it reads nothing; what the measurement reads would look like data
 
     name: str
     train_samples: int | None = None
