@@ -36,6 +36,20 @@ def test_a_plan_and_a_status_start_nothing_whatever_else_is_asked_for(
     assert not (tmp_path / "results").exists()
 
 
+@pytest.mark.parametrize("option", ["--resume", "--retry=failed"])
+def test_what_is_to_run_again_needs_a_place_to_run(sweep: Sweep, option: str) -> None:
+    code, out, _ = sweep(option, keys=KEYS | {"gpus": 1})
+    assert (code, out.splitlines()[-1]) == (0, "nothing was started: give --local or --slurm, too")
+    for more in ("--status", "--dry-run"):
+        assert "nothing was started" not in sweep(option, more, keys=KEYS | {"gpus": 1})[1]
+
+
+def test_a_sweep_runs_here_or_on_slurm(sweep: Sweep, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        sweep("--local", "--slurm", keys=KEYS | {"gpus": 1})
+    assert "not allowed with argument --local" in capsys.readouterr().err
+
+
 def test_a_plan_for_slurm_is_that_of_its_gpus(tmp_path: Path, submitted: Path, sweep: Sweep) -> None:
     """gloo cannot sum bf16, NCCL can. The option for CPUs may be in the file of the site."""
     keys = KEYS | {"train.precision": "bf16", "train.reduce_dtype": "bf16"}

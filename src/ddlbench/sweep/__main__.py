@@ -54,7 +54,7 @@ def _run(given: argparse.Namespace) -> int:
         device, name = machine.device.type, machine.device.name
         checks.append(lambda config: check_precision(config.train.precision, name))
     if mode == "start" or (mode == "plan" and given.dry_run):
-        checks.append(data_check(here=given.local and not given.slurm))
+        checks.append(data_check(here=given.local))
     cells = plan(study, torch.device(device), *checks)
     state = State(Path(study.results_dir)).refresh()
     if mode == "cancel":
@@ -70,6 +70,8 @@ def _run(given: argparse.Namespace) -> int:
             lines += slurm.job_lines(study, left, options)
         elif mode == "plan" and given.local:
             lines += local.too_large(cells)
+        if mode == "plan" and (given.resume or given.retry) and not given.dry_run:
+            lines.append("nothing was started: give --local or --slurm, too")
         say(*lines)
         return 0
     failed = False
@@ -133,8 +135,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="--dry-run: seconds of what has not run, predicted for a machine that cluster= of ddlbench.predict names",
     )
-    parser.add_argument("--local", action="store_true", help="run what is missing on this machine, one after another")
-    parser.add_argument("--slurm", action="store_true", help="submit what is missing, the smallest cells first")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--local", action="store_true", help="run what is missing on this machine, one after another")
+    where.add_argument("--slurm", action="store_true", help="submit what is missing, the smallest cells first")
     parser.add_argument("--site", help="--slurm: file to source first, or NAME of scripts/slurm/site/NAME.sh")
     parser.add_argument(
         "--sbatch", type=_words, default=(), metavar="OPTIONS", help="--slurm: further options, in one word"
