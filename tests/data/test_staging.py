@@ -29,7 +29,7 @@ from ddlbench.results.tables.tables import make_tables, records
 from tests.support import packs
 from tests.support.disk import largest_file
 from tests.support.killed import ended_process
-from tests.support.pictures import truncate, write_folders
+from tests.support.pictures import write_folders
 from tests.support.processes import PYTHON, run
 from tests.support.runs import GPT2, RESNET
 
@@ -236,13 +236,19 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest
         stage([wanted], QUIET)
 
 
-def test_a_bad_image_is_the_originals(ddlbench, tmp_path: Path) -> None:
-    """The next staging would overwrite a repaired copy."""
-    words = folders(tmp_path)
-    truncate(tmp_path / "images/train/a/001.JPEG")
-    code, said = ddlbench(*words, f"data.stage_to={tmp_path}/node", "train.steps=3")
+@pytest.mark.parametrize(("data", "within"), [(folders, "a/001.JPEG"), (shards, "00000-of-00002.tfrecord")])
+def test_a_bad_image_is_named_with_its_copy(ddlbench, tmp_path: Path, data: Any, within: str) -> None:
+    """The next staging would overwrite a repaired copy, and keep one that was damaged later."""
+    words = [*data(tmp_path), f"data.stage_to={tmp_path}/node", "train.steps=3"]
+    assert ddlbench(*words)[0] == 0
+    (copy,) = tmp_path.glob(f"node/*/train/{within}")
+    before, size = copy.stat(), copy.stat().st_size
+    copy.write_bytes(copy.read_bytes()[:300].ljust(size, b"\0"))
+    os.utime(copy, ns=(before.st_atime_ns, before.st_mtime_ns))
+    code, said = ddlbench(*words)
     assert code == 2
-    assert f"{tmp_path}/images/train/a/001.JPEG cannot be decoded" in said.splitlines()[-1]
+    original = tmp_path / ("images" if data is folders else "packed") / "train" / within
+    assert f"{original} (read from its copy {copy})" in said.splitlines()[-1]
 
 
 def test_folder_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:

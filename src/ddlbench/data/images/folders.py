@@ -56,8 +56,13 @@ class FolderSource:
             return path.read_bytes()
 
     def place(self, i: int) -> str:
-        """For error messages: where the user has the image."""
-        return str(self.original / self.within(i))
+        """For error messages: where the image is."""
+        return self.named(self.within(i))
+
+    def named(self, file: str) -> str:
+        """A file of the user, with this node's copy where that is read: either may be the damaged one."""
+        copy = "" if self.where == self.original else f" (read from its copy {self.where / file})"
+        return f"{self.original / file}{copy}"
 
     def files_to_stage(self) -> StagedFiles:
         """All files of the split, to be copied from `original` to `where`."""

@@ -62,7 +62,7 @@ class PackedSource(FolderSource):
         return mapped(self.where / self.shards[self.files.holders[i]])[start : start + int(self.files.sizes[i])]
 
     def place(self, i: int) -> str:
-        shard = self.original / self.shards[self.files.holders[i]]
+        shard = self.named(self.shards[self.files.holders[i]])
         return f"{self.where.name}/{self.within(i)}, at byte {self.files.starts[i]} of {shard},"
 
     def files_to_stage(self) -> StagedFiles:
