@@ -435,6 +435,18 @@ def test_a_figure_of_two_gpu_counts_has_two_ticks_or_more(tmp_path: Path, monkey
     assert sum(low <= tick <= high for tick in drawn[0].axes[0].get_yticks()) >= 2
 
 
+def test_a_figure_has_the_bands_of_the_rows_that_have_one(tmp_path: Path, monkeypatch: Patch) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, _: drawn.append(figure))
+    one = Prediction("ddp", "resnet50", "abci", 1, "ok", "", step_s=0.1, compute_s=0.1, samples_per_s=640.0)
+    others = [replace(one, gpus=gpus, low_80_s=0.08, high_80_s=0.16) for gpus in (2, 4)]
+    draw([one, *others], tmp_path / "steps", False, None, "cuda")
+    axes = drawn[0].axes[0]
+    (band,) = axes.collections
+    assert {(x, y) for x, y in band.get_paths()[0].vertices.tolist()} == {(x, y) for x in (2, 4) for y in (400, 800)}  # pyright: ignore
+    assert any("with the bands of 80 %" in text.get_text() for text in axes.texts)
+
+
 def test_a_figure_says_how_many_frameworks_have_no_panel(tmp_path: Path, monkeypatch: Patch) -> None:
     drawn: list[Figure] = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, _: drawn.append(figure))

@@ -191,7 +191,7 @@ def _filled(row: Prediction, outcome: Outcome, setting: Setting, inputs: Inputs,
     groups = [ranks for degree, ranks in outcome.layout.items() if degree != "pp"]
     marks = machine.marks(row.gpus, *groups, largest=largest)
     band: dict[str, float] = {}
-    if setting.computation.basis != ROOFLINE:  # whose error is not known
+    if setting.computation.basis != ROOFLINE and row.gpus > 1:  # the errors of other predictions are not known
         nodes, kind = machine.nodes(row.gpus), machine.device.type
         band = bands.band(step, row.framework, nodes, kind, learned is not None)
     return replace(

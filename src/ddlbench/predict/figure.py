@@ -46,7 +46,7 @@ def draw(rows: Sequence[Prediction], path: Path, plan: bool, memory: float | Non
 def _steps(rows: Sequence[Prediction], device: str) -> Figure:
     """Samples a second over GPUs, and the parts of the steps of each framework. rows: with status ok"""
     names = list(dict.fromkeys(row.framework for row in rows))
-    bands = ["with the bands of 80 %"] if rows[0].low_80_s else []
+    bands = ["with the bands of 80 %"] if any(row.low_80_s for row in rows) else []
     shown = [f"steps of {MOST} of {len(names)} frameworks are drawn"] if len(names) > MOST else []
     first = (f"{rows[0].model} on {rows[0].cluster}", [f"from: {rows[0].basis}", *bands, *shown])
     figure = plotting.grid([first, *((name, []) for name in names[:MOST])])
@@ -58,11 +58,14 @@ def _steps(rows: Sequence[Prediction], device: str) -> Figure:
         look = looks[name, name]
         axes.plot(gpus, rates, color=look.color, label=plotting.label(name), **look.shape)
         values += rates
-        ends = [(row.low_80_s, row.high_80_s) for row in steps if row.low_80_s and row.high_80_s]
-        if len(ends) == len(steps):
-            samples = [rate * (row.step_s or 0.0) for rate, row in zip(rates, steps, strict=True)]
-            slow, fast = ([n / band[end] for n, band in zip(samples, ends, strict=True)] for end in (1, 0))
-            axes.fill_between(gpus, slow, fast, color=look.color, alpha=0.12, linewidth=0)
+        ends = [
+            (row.gpus, samples / row.high_80_s, samples / row.low_80_s)
+            for row, rate in zip(steps, rates, strict=True)
+            if row.low_80_s and row.high_80_s and (samples := rate * (row.step_s or 0.0))
+        ]
+        if ends:
+            places, slow, fast = zip(*ends, strict=True)
+            axes.fill_between(places, slow, fast, color=look.color, alpha=0.12, linewidth=0)
             values += slow + fast
     plotting.gpu_axis(axes, [row.gpus for row in rows], device, log=True)
     plotting.value_axis(axes, values, "samples/s (predicted)", percents=False, log=True)

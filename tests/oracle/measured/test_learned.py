@@ -135,3 +135,13 @@ def test_a_learned_prediction_has_the_band_of_its_class(config: Config) -> None:
     assert row.step_s is not None
     (low, _), (_, high) = BANDS["learned"]
     assert (row.low_80_s, row.high_95_s) == (pytest.approx(low * row.step_s), pytest.approx(high * row.step_s))
+
+
+def test_a_row_on_one_device_has_no_band(config: Config) -> None:
+    """Bands are made from predictions of more devices than their base. The run on one device may lie outside of them:
+    its step is 0.1 s, and the band of CPUs would begin at 0.101 s."""
+    cpu = replace(ABCI, device=replace(ABCI.device, name="cpu", type="cpu"), cores=4)
+    one, two = (by_one_step(config, gpus, cpu, OneStep(0.1)) for gpus in (1, 2))
+    assert one.step_s == pytest.approx(0.1)
+    assert (one.low_80_s, one.high_80_s, one.low_95_s, one.high_95_s) == (None, None, None, None)
+    assert two.low_80_s is not None
