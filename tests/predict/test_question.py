@@ -50,6 +50,7 @@ def test_a_degree_of_spatial_is_no_word_of_others() -> None:
         (["--json", "--max-gpus", "8"], "--max-gpus adds lines to the table, and --json has rows only"),
         (["--json", "--blocks"], "--blocks adds lines to the table, and --json has rows only"),
         (["--grade", "points.csv", "--algorithm", "tree"], "--algorithm=tree: the points of points.csv have"),
+        (["--grade", "points.csv", "--figure", "f", "--from", "r"], "leave --from, --figure, +model=vgg16 out"),
         (["--one-gpu-step-s", "fast"], "invalid float value: 'fast': see python -m ddlbench.predict --help"),
         (["--plan", "train.batch_per_gpu=8", "train.global_batch=[32,64]"], "train.batch_per_gpu=8 and several"),
         (["--plan", "--one-gpu-step-s", "1", "train.global_batch=[32,64]"], "give its samples with --one-gpu-batch"),

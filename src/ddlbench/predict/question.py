@@ -19,6 +19,7 @@ EXAMPLE = "gpus=[4,8,16] or gpus=[4,8,...,1024]"
 OPTION_KEYS = ("cluster", "gpus", "+framework", "overlap")  # of words that are not for Hydra
 DEGREES = ("dp", "tp", "pp", "sp")  # of a layout
 SHARES = FAMILIES["tensor"] + FAMILIES["hybrid"]  # whose ranks share layers or images
+GRADED = ("grade", "json", "algorithm", "words")  # what --grade uses, beside the words cluster= and overlap=
 IN_TEXT = ("blocks", "check_volumes", "max_gpus", "max_memory_gib")  # add lines to the table; JSON has rows only
 
 
@@ -144,6 +145,12 @@ def _check(question: Question) -> None:
             f"--algorithm={options.algorithm}: the points of {options.grade} have the all-reduces of their libraries: "
             "leave it out"
         )
+    if options.grade:
+        given = ["from" if name == "results" else name for name, value in vars(options).items() if value]
+        useless = [f"--{name.replace('_', '-')}" for name in given if name not in GRADED]
+        useless += [*question.words, *([f"+framework={question.framework}"] if question.framework else [])]
+        if useless:
+            raise UserError(f"--grade predicts what was measured, and nothing else: leave {', '.join(useless)} out")
     if not options.plan:
         return
     for name in ("blocks", "timeline", "chakra", "check_volumes", "max_gpus", "calibrate_network", "exact_memory"):
