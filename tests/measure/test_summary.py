@@ -66,6 +66,9 @@ def test_sent_bytes_are_those_of_the_measured_epochs_a_step() -> None:
     assert summarize(rows, world_size=2, tokens_per_sample=None)["sent_step_bytes"] == pytest.approx(70 / 3)
     rows[2].sent_bytes = None
     assert summarize(rows, world_size=2, tokens_per_sample=None)["sent_step_bytes"] is None
+    alone = epoch_row(0, 4, [1.0] * 4, warmup=2)  # whose bytes are those of its warm-up steps too
+    alone.sent_bytes = 80
+    assert summarize([alone], world_size=2, tokens_per_sample=None)["sent_step_bytes"] == 20
 
 
 def test_cpu_time_and_bytes_are_those_of_the_measured_epochs_a_second() -> None:
@@ -128,12 +131,12 @@ def test_clocks_are_those_of_both_ends_and_whatever_slowed_any_epoch_marks_the_r
     rows = [epoch_row(epoch, 3, [1.0]) for epoch in range(3)]
     for row, (before, after, reasons) in zip(rows, clocks, strict=True):
         row.device_clock_before_mhz, row.device_clock_after_mhz, row.throttled = before, after, reasons
-    rows[0].memory["allocator_retries"] = rows[1].memory["allocator_retries"] = 2
+    rows[0].memory["allocator_retries"] = rows[2].memory["allocator_retries"] = 2
     summary = summarize(rows, world_size=1, tokens_per_sample=None)
     assert (summary["device_clock_start_mhz"], summary["device_clock_end_mhz"]) == (1980, 1410)
     assert summary["throttle_reasons"] == "board limit, power cap"
     assert summary["marks"] == "throttled; allocator retries"
-    rows[1].memory["allocator_retries"] = 0
+    rows[2].memory["allocator_retries"] = 0
     summary = summarize(rows, world_size=1, tokens_per_sample=None)
     assert (summary["marks"], summary["allocator_retries"]) == ("throttled", 0), "those of the warm-up slow no number"
 
