@@ -276,10 +276,10 @@ def test_the_ranks_of_a_node_share_its_memory_on_cpus(rows: Rows, tmp_path: Path
 
 
 def test_an_epoch_ends_after_the_steps_that_are_asked_for(rows: Rows) -> None:
-    """10 steps of 32 samples in 320, or 4 of them; without samples the 4 alone. The loader can set the samples, too."""
+    """10 full steps of 32 samples in 341, or 4 of them; without samples the 4 alone. The loader can set them, too."""
     words = (*TINY, "+framework=ddp", "cluster=abci", "gpus=4", "train.batch_per_gpu=8", "--one-gpu-step-s", "1")
     every = ((), ("train.steps=4",), ("train.steps=40",))
-    result = [rows(*words, *more, "--samples-per-epoch", "320")[0] for more in every]
+    result = [rows(*words, *more, "--samples-per-epoch", "341")[0] for more in every]
     (alone,) = rows(*words, "train.steps=4")
     assert [row["epoch_s"] / row["step_s"] for row in (*result, alone)] == pytest.approx([10, 4, 10, 4])
     several = (("--samples-per-epoch", "640"), (), ("data=imagenet",))

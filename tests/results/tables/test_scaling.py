@@ -242,8 +242,10 @@ def test_no_verdict_over_a_base_on_another_cluster(tmp_path):
     two = row_of(rows_of(tmp_path), gpus=2)
     assert [two[f"speedup{end}"] for end in ("", "_low", "_verdict")] == [pytest.approx(1.5), pytest.approx(1.5), None]
     assert (two["own_base_gpus"], two["speedup_vs_own_base"]) == (2, 1.0)
+    assert two["best_single_across"] == "cluster=east"
     write_repeats(tmp_path, *[110.0] * 6, cluster="west")
     two = row_of(rows_of(tmp_path), gpus=2)
+    assert two["best_single_across"] is None
     assert (two["speedup_verdict"], two["own_base_gpus"]) == ("speedup", 1)
     assert two["speedup_vs_own_base"] == pytest.approx(150 / 110)
 
