@@ -84,6 +84,8 @@ CREDENTIALS = {
     "export pwd in a name": "ALL,DBPWD=hunter2",
     "url short token": "https://example.org/x?token=abc",
     "url in a url": "https://login.example/?next=https%3A%2F%2Fme%3Ahunter2%40git.example%2Fx",
+    "without a scheme": "me:hunter2@proxy.example:8080",
+    "export sshpass": "ALL,SSHPASS=hunter2",
     "curl -u": "curl -u me:hunter2 example.org",
     "sshpass": "sshpass -p hunter2 ssh node1",
     "mysql": "mysql --host=db -phunter2 x",
@@ -110,6 +112,7 @@ INNOCENT = [
     "tokens: 50,257; token 12", "loss of token: 3.2", "docker run -u 1000:1000 image", "unk_token=x",
     "OLDPWD=/home/me", "PATH=/usr/bin:/bin", "x_path=3", "https%3A%2F%2Fexample.org%2Fa%40b", "python -u train.py a:b",
     "model.pattern=x", "mysqlclient 2.2.4", "key-value-store", "STOKEN_COUNT=3",
+    "ubuntu:24.04@sha256:" + HEX, "10.0.0.1:29500",
 ]  # fmt: skip
 
 

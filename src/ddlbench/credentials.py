@@ -11,7 +11,7 @@ LEFT_OUT = "(left out: it may hold a credential)"
 # What the name of a value ends with: HF_TOKEN=..., "password": "...", X-Amz-Signature=..., --api-key ...
 _LONG = r"authorization|cookie|credentials?|jwt|passphrase|passw(?:or)?d|secrets?|signature"
 _KEYS = r"(?:access|account|api|auth|client|encryption|license|master|private|secret|signing|ssh|subscription)[_-]?key"
-_SHORT = r"(?<![a-z])(?:auth|pass|sig)|pwd(?!\s*=\s*/)|_pat"  # PWD=/home/me is a folder
+_SHORT = r"(?<![a-z])(?:auth|pass|sig)|sshpass|pwd(?!\s*=\s*/)|_pat"  # PWD=/home/me is a folder
 _NAME = rf"(?:{_LONG}|{_KEYS}|{_SHORT}|(?:session|token)(?=\W+\S{{8}})|(?-i:TOKEN))"
 # How the tokens of services begin that machine learning and clusters use.
 _TOKENS = (
@@ -28,6 +28,7 @@ _CREDENTIAL = re.compile(
     "|".join(
         [
             r"://[^/\s]*@",  # scheme://user:password@host, scheme://token@host
+            r"(?<![\w@/.+:-])[\w.+-]{1,64}:[^\s:@/,]{1,100}@(?!sha)\w",  # user:password@host, no image:tag@sha256
             rf"""{_NAME}["']?\s*[=:]\s*["']?[^\s"',;&]""",
             rf"--[a-z-]{{0,20}}(?:{_LONG}|{_KEYS}|token)\s+\S",
             r"%3a%2f%2f(?:(?!%2f)\S){1,500}%40",
