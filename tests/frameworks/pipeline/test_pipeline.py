@@ -241,6 +241,7 @@ def test_a_cut_that_is_measured_again_saves_no_checkpoint() -> None:
 def test_wrong_knobs_are_named() -> None:
     wrong_knob(Pipeline, r"framework\.schedule=chimera must be one of gpipe, 1f1b", schedule="chimera")
     wrong_knob(Pipeline, r"virtual_stages=1 must be 2 with framework\.schedule=zbv", schedule="zbv")
+    wrong_knob(Pipeline, r"must be 2 or more with framework\.schedule=looped_bfs$", schedule="looped_bfs")
     wrong_knob(Pipeline, r"framework\.dp=0", dp=0)
     wrong_knob(Pipeline, r"framework\.tp=0", tp=0)
     wrong_knob(Pipeline, r"framework\.flops_per_byte=-1 must be 0 or more", flops_per_byte=-1)

@@ -56,9 +56,11 @@ class Pipeline(Staged):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        stages = 2 if self.schedule in V_SHAPED else 1
-        valid = f"{stages} with framework.schedule={self.schedule}, or choose framework.schedule={' or '.join(LOOPED)}"
-        fits = self.virtual_stages == stages or self.schedule in LOOPED
+        looped = self.schedule in LOOPED
+        stages = 2 if self.schedule in ("looped_bfs", *V_SHAPED) else 1  # looped_bfs with one is gpipe
+        others = "" if looped else f", or choose framework.schedule={' or '.join(LOOPED)}"
+        valid = f"{stages}{' or more' * looped} with framework.schedule={self.schedule}{others}"
+        fits = self.virtual_stages >= stages if looped else self.virtual_stages == stages
         check_values("framework.", self, least={"tp": 1, "virtual_stages": 1}, choices={"schedule": SCHEDULES})
         check_values("framework.", self, rules={"virtual_stages": (fits, valid)})
 
