@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from ddlbench.command import ended
+from ddlbench.data import __main__ as data
 from ddlbench.errors import Unsupported, UserError
+from ddlbench.report import __main__ as report
 
 
 def raising(error: BaseException) -> Callable[[], int]:
@@ -36,6 +38,23 @@ def test_what_ends_a_command_is_its_exit_code_and_one_line(
 ) -> None:
     assert ended("it", work, "start again") == code
     assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize(
+    ("parser", "words"),
+    [
+        (report.main, [""]),
+        (report.main, ["none", "--out", ""]),
+        (report.main, ["--compare", "", "none"]),
+        (data.main, ["info", ""]),
+    ],
+)
+def test_an_empty_path_is_not_the_current_folder(
+    parser: Callable[[list[str]], int], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        parser(words)
+    assert "the path is empty" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-"])

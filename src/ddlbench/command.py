@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from argparse import ArgumentTypeError
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,13 @@ INTERRUPTED, NO_READER = 130, 141  # exit codes after Ctrl-C, and of what printe
 def open_streams() -> None:
     """Give Python a stdout and a stderr that nobody reads where the shell or a daemon has closed them."""
     sys.stdout, sys.stderr = (stream or Path(os.devnull).open("w") for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
+
+
+def given_path(text: str) -> Path:
+    """A path of the command line. ArgumentTypeError for an empty one, which would be the current folder."""
+    if not text:
+        raise ArgumentTypeError("the path is empty (a shell variable that is not set?): give one, . for this folder")
+    return Path(text)
 
 
 def ended(name: str, work: Callable[[], int | None], interrupted: str = "interrupted") -> int:

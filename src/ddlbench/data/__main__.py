@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from ddlbench.command import ended
+from ddlbench.command import ended, given_path
 from ddlbench.data.images.index import Files, FolderLayout, prepare_index
 from ddlbench.data.processes import usual_processes
 from ddlbench.data.text.token_file import TokenFile, TokenizerFiles, is_current, token_files, token_path, tokenize_file
@@ -175,7 +175,9 @@ def _parser() -> argparse.ArgumentParser:
         return subparser
 
     sample = command("make-sample", make_sample)
-    sample.add_argument("--root", type=Path, metavar="DIR", help="folder (default: $DDLBENCH_HOME, ~/.cache/ddlbench)")
+    sample.add_argument(
+        "--root", type=given_path, metavar="DIR", help="folder (default: $DDLBENCH_HOME, ~/.cache/ddlbench)"
+    )
     sample.add_argument("--train", type=int, default=3000, metavar="N", help="training images (default: 3000)")
     sample.add_argument("--val", type=int, default=1000, metavar="N", help="validation images (default: 1000)")
     sample.add_argument("--text", action="store_true", help="text and a tokenizer instead of images")
@@ -185,13 +187,13 @@ def _parser() -> argparse.ArgumentParser:
     packing, choosing = command("pack", pack_folders), command("subset", subset)
     checking, describing = command("verify", verify), command("info", describe)
     for subparser, text in ((packing, images), (choosing, images), (checking, every), (describing, every)):
-        subparser.add_argument("place", type=Path, metavar="IMAGES" if text is images else "PLACE", help=text)
+        subparser.add_argument("place", type=given_path, metavar="IMAGES" if text is images else "PLACE", help=text)
         for split in ("train", "val"):
             text = f"name of the folder of {split} images (default: {split})"
             subparser.add_argument(f"--{split}-dir", default=split, metavar="NAME", help=text)
-    packing.add_argument("target", type=Path, metavar="TARGET", help="folder of the packed set")
+    packing.add_argument("target", type=given_path, metavar="TARGET", help="folder of the packed set")
     packing.add_argument("--shard-mb", type=positive, default=128, metavar="MB", help="size of a shard (default: 128)")
-    choosing.add_argument("target", type=Path, metavar="TARGET", help="new folder of the subset")
+    choosing.add_argument("target", type=given_path, metavar="TARGET", help="new folder of the subset")
     choosing.add_argument("--classes", type=positive, default=100, metavar="N", help="number (default: 100)")
     choosing.add_argument("--seed", type=int, default=0, metavar="N", help="of the choice (default: 0)")
     usual = usual_processes()
@@ -200,12 +202,14 @@ def _parser() -> argparse.ArgumentParser:
         subparser.add_argument("--processes", type=positive, default=usual, metavar="N", help=text)
 
     tokenizing = command("tokenize", tokenize)
-    tokenizing.add_argument("text", type=Path, metavar="TEXT", help="text file, UTF-8")
+    tokenizing.add_argument("text", type=given_path, metavar="TEXT", help="text file, UTF-8")
     tokenizing.add_argument(
-        "--tokenizer", type=Path, metavar="DIR",
+        "--tokenizer", type=given_path, metavar="DIR",
         help="folder of vocab.json and merges.txt, or a tokenizer.json (default: the text's folder)",
     )  # fmt: skip
-    tokenizing.add_argument("--out", type=Path, metavar="FILE", help="token file, NAME.bin (default: beside the text)")
+    tokenizing.add_argument(
+        "--out", type=given_path, metavar="FILE", help="token file, NAME.bin (default: beside the text)"
+    )
 
     return parser
 

@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ddlbench.command import ended
+from ddlbench.command import ended, given_path
 from ddlbench.errors import UserError, reporting
 from ddlbench.files import replacing
 from ddlbench.foreign import Object, section
@@ -223,9 +223,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.set_defaults(run=import_published)
     add = command.add_argument
     # fmt: off
-    add("places", nargs="+", type=Path, metavar="PLACE",
+    add("places", nargs="+", type=given_path, metavar="PLACE",
         help="a CSV file (docs/published.md), or a folder with result_N.txt of MLPerf Training in it or below")
-    add("--into", type=Path, default=Path("results/published"), metavar="RESULTS",
+    add("--into", type=given_path, default=Path("results/published"), metavar="RESULTS",
         help="folder of results (default: results/published)")
     add("--url", help="address at which a folder of MLPerf results is published")
     add("--source", metavar="NAME", help="name of its publication (default: by year and submitter)")
@@ -234,8 +234,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # fmt: on
     command = commands.add_parser("export", help=export_mllog.__doc__, description=export_mllog.__doc__)
     command.set_defaults(run=export_mllog)
-    command.add_argument("results", type=Path, metavar="RESULTS", help="results_dir of runs")
-    command.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the logs")
+    command.add_argument("results", type=given_path, metavar="RESULTS", help="results_dir of runs")
+    command.add_argument("--out", type=given_path, required=True, metavar="DIR", help="folder of the logs")
     given = parser.parse_args(arguments)
     return ended("ddlbench.exchange", lambda: given.run(given))
 

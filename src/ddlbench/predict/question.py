@@ -6,9 +6,9 @@ import argparse
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NoReturn
 
+from ddlbench.command import given_path
 from ddlbench.errors import UserError
 from ddlbench.oracle.machine.collectives import ALGORITHMS
 from ddlbench.oracle.machine.machine import CLUSTERS, described, load
@@ -60,7 +60,7 @@ def parser() -> Parser:
     add = made.add_argument
     # fmt: off
     add("--json", action="store_true", help="print JSON; docs/oracle.md explains its keys")
-    add("--from", dest="results", type=Path, metavar="RESULTS",
+    add("--from", dest="results", type=given_path, metavar="RESULTS",
         help="start from the runs in RESULTS: those on one device, and what those on several numbers of GPUs say of "
         "the links")
     add("--one-gpu-step-s", type=float, metavar="S", help="start from the seconds of one device's step")
@@ -78,12 +78,14 @@ def parser() -> Parser:
     add("--loader-samples-per-s", type=float, metavar="R", help="what the loader of one rank gives")
     add("--max-gpus", type=int, metavar="N", help="the best with so many GPUs or fewer")
     add("--max-memory-gib", type=float, metavar="M", help="the best with so much memory or less")
-    add("--grade", type=Path, metavar="POINTS.csv|RESULTS",
+    add("--grade", type=given_path, metavar="POINTS.csv|RESULTS",
         help="predict the published measurements of a CSV file, or the largest runs of a folder of records from the "
         "smaller ones, and print their errors (docs/oracle.md)")
-    add("--figure", type=Path, metavar="FILE", help="draw the predictions into FILE.png and FILE.svg")
-    add("--timeline", type=Path, metavar="FILE", help="write the steps as a Chrome trace, which ui.perfetto.dev opens")
-    add("--chakra", type=Path, metavar="FOLDER", help="write the steps as Chakra execution traces, one of each rank")
+    add("--figure", type=given_path, metavar="FILE", help="draw the predictions into FILE.png and FILE.svg")
+    add("--timeline", type=given_path, metavar="FILE",
+        help="write the steps as a Chrome trace, which ui.perfetto.dev opens")
+    add("--chakra", type=given_path, metavar="FOLDER",
+        help="write the steps as Chakra execution traces, one of each rank")
     add("--plan", action="store_true",
         help="the best framework, layout, micro batch and recomputation for each number of GPUs; "
         "train.global_batch=[64,128] takes several values; --figure FILE draws a map of the best over both")

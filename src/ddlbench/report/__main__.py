@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from ddlbench.command import ended
+from ddlbench.command import ended, given_path
 from ddlbench.errors import UserError, reporting
 from ddlbench.figures.figures import Drawing, make_figures, save
 from ddlbench.report.compare import SLOWER, UNDECIDED, versus
@@ -45,7 +45,7 @@ def _report(given: argparse.Namespace) -> int:
     out = given.out or results[0] / "report"
     targets = [target(text) for text in given.target]
     study, how = None, Comparison(given.by, given.across)
-    if given.study:
+    if given.study is not None:
         if how != BY_FRAMEWORK:
             raise UserError("--study has its own --by and --across: leave them out")
         if given.baseline or targets:
@@ -63,7 +63,7 @@ def _report(given: argparse.Namespace) -> int:
 
         return with_predictions(tables, records, given.predict)
 
-    explanation = explain(compared(how), records, given.explain) if given.explain else None
+    explanation = explain(compared(how), records, given.explain) if given.explain is not None else None
     complete = compared(how)
     tables = only(complete, given.only)
     costs = [target_costs(wanted, complete.epochs, complete.run_rows, tables.run_rows) for wanted in targets]
@@ -153,8 +153,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m ddlbench.report", description=__doc__)
     add = parser.add_argument
     # fmt: off
-    add("results", nargs="*", type=Path, metavar="RESULTS", help="results_dir of runs")
-    add("--out", type=Path, metavar="DIR",
+    add("results", nargs="*", type=given_path, metavar="RESULTS", help="results_dir of runs")
+    add("--out", type=given_path, metavar="DIR",
         help="folder of the report (default: RESULTS/report; several RESULTS need it)")
     add("--by", type=names, default=BY_FRAMEWORK.by, metavar="FACTOR[,FACTOR]",
         help=f"what the curves of a figure differ in, of {', '.join(FACTORS)} (default: framework)")
@@ -176,9 +176,9 @@ def _parser() -> argparse.ArgumentParser:
         "for published ones alone")
     add("--explain", metavar="RUN",
         help="why is it slow: a waterfall from the ideal to the measured step of the run with this run_id or path")
-    add("--openmetrics", type=Path, metavar="FILE",
+    add("--openmetrics", type=given_path, metavar="FILE",
         help="also write the numbers of the last run as OpenMetrics text, for node_exporter's textfile collector")
-    add("--compare", nargs=2, type=Path, metavar=("BEFORE", "AFTER"),
+    add("--compare", nargs=2, type=given_path, metavar=("BEFORE", "AFTER"),
         help="instead of a report: what changed between two sets of results, in configuration, environment and time")
     add("--fail-if-slower", type=share, metavar="5%",
         help=f"with --compare: exit code {SLOWER} where a measurement is shown to be slower by more than this (5%% or "
