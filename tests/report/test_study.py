@@ -216,6 +216,18 @@ def test_results_of_other_cells_alone_are_an_error(study: Path, tmp_path: Path, 
     assert "no figure can be drawn: paper_1: 4 of 4 cells have no run" in capsys.readouterr().err
 
 
+def test_what_cannot_be_predicted_is_said_where_no_figure_can_be_drawn(
+    study: Path, results: Path, capsys: Capture
+) -> None:
+    figures = STUDY.index("  1:"), STUDY.index("axes:")
+    study.write_text(f"{STUDY[: figures[0]]}  1: {{kind: predicted_parts}}\n{STUDY[figures[1] :]}")
+    assert main([str(results), "--study", str(study), "--predict", "abci"]) == 2
+    message = capsys.readouterr().err
+    assert "warning: no prediction of ddp, resnet50, 2 GPUs" in message
+    assert "of cluster abci is Tesla V100-SXM2-16GB" in message
+    assert "no figure can be drawn" in message
+
+
 def test_a_study_has_its_own_comparison(study: Path, results: Path, capsys: Capture) -> None:
     assert main([str(results), "--study", str(study), "--by", "model"]) == 2
     assert "--study has its own --by and --across" in capsys.readouterr().err

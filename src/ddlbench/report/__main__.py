@@ -70,6 +70,7 @@ def _report(given: argparse.Namespace) -> int:
     unknown = [cost.target for cost in costs if not cost.rows]
     lines = [f"--target {wanted.text}: no reported run that ended ok has {wanted.metric}" for wanted in unknown]
     tables = replace(tables, warnings=[*lines, *tables.warnings])
+    _warn(tables.warnings, "the report (tables/warnings.txt)")  # before figures: why one cannot be drawn
     if study:
         drawing = draw_study(study, lambda how: only(compared(how), given.only))
     else:
@@ -79,7 +80,6 @@ def _report(given: argparse.Namespace) -> int:
         explanation.write(out, given.pdf)
     if given.openmetrics is not None:
         write_metrics(given.openmetrics, tables.run_rows)
-    _warn(tables.warnings, "the report (tables/warnings.txt)")
     say(*summary_text(tables.measurements).split("\n"), *filter(None, (tables.drift, tables.left_out)))
     say(*(drawing.notes if study else ()), *(explanation.lines() if explanation else ()))
     say("", f"report: {page}")
