@@ -214,6 +214,15 @@ def test_results_of_other_cells_alone_are_an_error(study: Path, tmp_path: Path, 
     write_run(tmp_path, gpus=8, recipe={"name": "adamw"})
     assert main([str(tmp_path), "--study", str(study)]) == 2
     assert "no figure can be drawn: paper_1: 4 of 4 cells have no run" in capsys.readouterr().err
+    assert main([str(tmp_path), "--study", "levers_gpu"]) == 2
+    assert "single model.pad_vocab_to_multiple=1 train.checkpoint_activations=false" in capsys.readouterr().err
+
+
+def test_runs_of_some_cells_may_lack_a_setting_of_the_others(results: Path, capsys: Capture) -> None:
+    """lin2022 compares across model.tie_weights, which no ResNet has."""
+    assert main([str(results), "--study", "lin2022"]) == 0
+    assert "lin2022_4: 18 of 20 cells have no run" in capsys.readouterr().out
+    assert (results / "report" / "figures" / "lin2022_4.png").exists()
 
 
 def test_what_cannot_be_predicted_is_said_where_no_figure_can_be_drawn(

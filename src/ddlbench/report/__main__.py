@@ -18,7 +18,7 @@ from ddlbench.report.compare import SLOWER, UNDECIDED, versus
 from ddlbench.report.documents import render, write_documents, write_metrics
 from ddlbench.report.explain import explain
 from ddlbench.report.overview import summary_text
-from ddlbench.report.study import draw_study
+from ddlbench.report.study import comparison, draw_study
 from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.rows import OWN
 from ddlbench.results.tables.merge import BY_FRAMEWORK, FACTORS, AttemptRow, Comparison
@@ -51,7 +51,7 @@ def _report(given: argparse.Namespace) -> int:
         if given.baseline or targets:
             raise UserError("--study draws the figures of its paper alone: leave --baseline and --target out")
         study = load(given.study)
-        how = Comparison(study.by, study.across)
+        how = comparison(study)
     records = read_all(results)
 
     @cache

@@ -8,7 +8,7 @@ from math import inf
 from typing import Any
 
 from ddlbench.config.choices import choices, published
-from ddlbench.config.keys import Train, added_later
+from ddlbench.config.keys import Train, added_later, written
 from ddlbench.errors import UserError
 from ddlbench.figures.figures import Drawing, drawing_of, plots_of
 from ddlbench.figures.panels import Plot
@@ -30,6 +30,13 @@ FIXED = ("framework", "model", "loader")  # choices of a study that its cells ha
 OF_DATA = ("num_classes", "vocab_size")  # sizes of a model that follow from the data
 
 
+def comparison(study: Study, by: tuple[str, ...] = ()) -> Comparison:
+    """How the rows of a study are compared. A setting of some cells may be missing where only others have run: VGG has
+    no tied weights. by: of a figure; (): those of the study"""
+    given = {*study.axes, *study.keys, *(key for _, keys in study.settings for key in keys)}
+    return Comparison(by or study.by, study.across, tuple(name for name in study.across if name in given))
+
+
 def draw_study(study: Study, tables_of: Callable[[Comparison], Tables]) -> Drawing:
     """The figures by STUDY_NUMBER, with a note for each that lacks cells, and one for measurements of other models.
     UserError if none can be drawn, or for a kind of figure that does not exist. tables_of: the results, compared in a
@@ -37,7 +44,7 @@ def draw_study(study: Study, tables_of: Callable[[Comparison], Tables]) -> Drawi
     points = list(study.points())
     plots, notes, others = list[Plot](), list[str](), dict[str, str]()
     for number, figure in study.figures.items():
-        tables, name = tables_of(Comparison(figure.by or study.by, study.across)), f"{study.name}_{number}"
+        tables, name = tables_of(comparison(study, figure.by)), f"{study.name}_{number}"
         trained = {row: _point(study, row) for row in tables.measurements if row["mode"] == "train"}
         wanted = [point for point in points if matches(figure.where, point)]
         placed = [row for row, point in trained.items() if point in wanted]
@@ -107,4 +114,4 @@ def _cells(points: Iterable[Plain]) -> Iterator[str]:
     """All cells, those that differ only in the number of GPUs as one: "ddp resnet50 gpus=2,4"."""
     for same in group_by(points, lambda point: tuple((key, point[key]) for key in point if key != "gpus")).values():
         values = {**same[0], "gpus": ",".join(str(point["gpus"]) for point in same)}
-        yield " ".join(str(value) if key in GROUPS else f"{key}={value}" for key, value in values.items())
+        yield " ".join(str(value) if key in GROUPS else f"{key}={written(value)}" for key, value in values.items())

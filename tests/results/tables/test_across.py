@@ -133,6 +133,12 @@ def test_several_factors_are_compared_at_once(tmp_path: Path) -> None:
     assert len(panels(tables_of(tmp_path).measurements)) == 2
 
 
+def test_a_key_that_all_runs_have_with_the_value_of_earlier_behavior_is_a_setting(tmp_path: Path) -> None:
+    write_run(tmp_path, sections={"config_added_later": {"train.offload_activations": False}})
+    (row,) = tables_of(tmp_path, across=["train.offload_activations"]).scaling_rows
+    assert not row["across"]
+
+
 @pytest.mark.parametrize("name", ["", "recip", "framework", "loader"])
 def test_a_setting_that_no_run_has_is_named(tmp_path: Path, name: str) -> None:
     write_run(tmp_path)

@@ -48,10 +48,12 @@ class Comparison:
     by:     the compared factors, of FACTORS
     across: other settings: groups of the configuration (recipe), keys (train.tf32, or without `train.`), columns of
             SEEN, and ANY_SCALING for rows of weak and of strong scaling, with any batch
+    lacking: those of `across` that all runs may lack
     """
 
     by: tuple[str, ...] = FACTORS[:1]
     across: tuple[str, ...] = ()
+    lacking: tuple[str, ...] = ()
 
     def is_compared(self, key: str) -> bool:
         """Whether a key of the configuration belongs to a compared factor; the micro batch goes with the framework."""
@@ -71,11 +73,11 @@ class Comparison:
         for name in self.by:
             if name not in FACTORS:
                 raise UserError(f"--by {printable(name)}: choose of {', '.join(FACTORS)}")
-        keys = {*SEEN, *(key for run in runs for key in run.options)}
+        keys = {*SEEN, *(key for run in runs for key in (*run.options, *run.added_later))}
         for name in self.across:
             if name in FACTORS:
                 raise UserError(f"--across {name}: it is a factor that is compared: give it with --by")
-            if name != ANY_SCALING and not any(map(replace(self, across=(name,)).is_across, keys)):
+            if name not in (ANY_SCALING, *self.lacking) and not any(map(replace(self, across=(name,)).is_across, keys)):
                 raise UserError(
                     f"--across {printable(name)}: no run has this setting; give recipe, precision, data, scaling, or a "
                     "key of the configuration such as train.tf32"
