@@ -90,6 +90,9 @@ def test_values_that_exclude_each_other_are_one_line_with_the_remedy():
         load("adamw", **{"optimizer.lr": 1e-5})
     with pytest.raises(UserError, match=r"set recipe\.schedule\.warmup_start_factor"):
         load("lin2022_vgg", **{"schedule.warmup_epochs": 5})
+    with pytest.raises(UserError, match=r"fused=True must be false with recipe\.optimizer\.name=lamb"):
+        load("lamb", **{"optimizer.fused": True})
+    assert load("lamb", **{"optimizer.fused": False}).optimizer.fused is False
     with pytest.raises(UserError, match=r"recipe\.label_smoothing=1\.0 must be"):
         load("sgd", label_smoothing=1.0)
 

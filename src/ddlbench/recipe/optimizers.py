@@ -47,6 +47,7 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         betas = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
+        fusible = self.name not in optimizers or "fused" in optimizers[self.name].keys
         check_values(
             "recipe.optimizer.", self,
             above={"lr": 0, "lr_base_batch": 0, "trust_coefficient": 0},
@@ -56,6 +57,7 @@ class OptimizerConfig:
                 "momentum": (0 <= self.momentum < 1, "at least 0 and below 1"),
                 "nesterov": (not self.nesterov or self.momentum > 0, "false where recipe.optimizer.momentum is 0"),
                 "betas": (betas, "two numbers from [0, 1)"),
+                "fused": (fusible or not self.fused, f"false with recipe.optimizer.name={self.name}"),
             },
         )  # fmt: skip
 
