@@ -63,7 +63,7 @@ def fill(world_size: int, **asked: int | None) -> dict[str, int]:
         mesh = " x ".join(f"framework.{dim}={size or 'null'}" for dim, size in asked.items())
         near = zip(asked, nearest_mesh(world_size, list(asked.values())), strict=True)
         fits = " ".join(f"framework.{dim}={size}" for dim, size in near)
-        wrong = "can be filled in several ways" if len(open_ones) > 1 else "does not fill"
+        wrong = "has more than one free dimension for" if len(open_ones) > 1 else "does not fill"
         raise WrongRankCount(f"{mesh} {wrong} {world_size} ranks: choose {fits}")
     return {dim: size or size_free for dim, size in asked.items()}
 
