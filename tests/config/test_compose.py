@@ -163,6 +163,9 @@ def test_a_command_line_may_name_the_time_of_its_start(monkeypatch: pytest.Monke
         ("checkpoint.dir=2.10", r"^checkpoint\.dir=2\.10 is the number 2\.1"),
         ("data.root=1_000", r"^data\.root=1_000 is the number 1000"),
         ("recipe.optimizer={1:2}", r"^recipe\.optimizer\.1 does not exist"),
+        ("recipe.schedule.milestones=30", r"^recipe\.schedule\.milestones must be a list, such as \[1,2\]$"),
+        ("recipe.optimizer=[1]", r"^recipe has a list where keys belong"),
+        ("model.layers={a:1}", r"^model has .* keys where a list belongs"),
         ("backend=nccl", r"backend=nccl must be one of cuda:nccl, or null"),
     ],
 )

@@ -12,6 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from ddlbench.config import choices
 from ddlbench.config.keys import (
@@ -104,7 +105,12 @@ def section(name: str, raw: dict[str, Any]) -> Any:
     if unknown := sorted(str(key) for key in set(raw) - keys):
         raise UserError(unknown_key(f"{name}.{unknown[0]}" if name else unknown[0], keys))
     check_value(name, raw)
-    merged = cast(DictConfig, OmegaConf.merge(_typed(name, cls), {name: raw}))
+    try:
+        merged = cast(DictConfig, OmegaConf.merge(_typed(name, cls), {name: raw}))
+    except OmegaConfBaseException as error:
+        if error.full_key:
+            raise
+        raise UserError(f"{name} has a list where keys belong, or keys where a list belongs: see --help") from error
     check_value(name, OmegaConf.to_container(merged[name]))  # once more: texts such as 'nan' have become numbers
     return OmegaConf.to_object(merged[name])
 
