@@ -127,6 +127,18 @@ def test_a_run_whose_cost_is_unknown_leaves_the_median_empty(tmp_path):
     assert [row[f"samples_{end}"] for end in ("low", "to_target", "high")] == [None] * 3
 
 
+def test_a_run_that_diverges_never_reaches_the_target(tmp_path):
+    """Seed 0 reaches it in epoch 1, its second run diverges after that epoch; seed 1 diverges; seed 2: epoch 2."""
+    write_course(tmp_path, [0.6])
+    write_course(tmp_path, [0.6], repeat=1, status="diverged")
+    write_course(tmp_path, [0.6], train={"seed": 1}, status="diverged")
+    write_course(tmp_path, [0.1, 0.6], train={"seed": 2})
+    write_course(tmp_path, [0.6], gpus=2, status="diverged")
+    rows = rows_of(tmp_path, HALF)
+    facts = [(row["seed"], row["runs"], row["reached"], row["epochs_to_target"]) for row in rows]
+    assert sorted(facts, key=str) == [(0, 2, 1, None), (1, 1, 0, None), (2, 1, 1, 2), (None, 4, 2, None)]
+
+
 def test_a_row_over_seeds_has_the_median_of_the_medians_of_the_seeds(tmp_path):
     """Seed 0 reaches it in epoch 1, 1 and 2, seed 1 in epoch 3, seed 2 never; the samples of seed 1 are not known."""
     for repeat, epochs in enumerate((1, 1, 2)):

@@ -116,18 +116,20 @@ class TargetCosts:
 def target_costs(
     wanted: Target, epochs: pd.DataFrame, run_rows: Sequence[Row], reported: Iterable[Row] | None = None
 ) -> TargetCosts:
-    """A row for each measurement with runs that ended ok and have the metric: medians over those runs. A row also for
-    several measurements that differ only in the seed: medians over the seeds of these medians.
+    """A row for each measurement with runs that ended ok and have the metric: medians over those runs and the ones that
+    diverged. A row also for several measurements that differ only in the seed: medians over the seeds of these medians.
 
     run_rows: of runs.csv; reported: runs whose measurements get a row; None: all
 
-    A run that never reaches the target counts as infinitely long. So a median is empty where fewer than half of its
-    values reach the target.
+    A run that never reaches the target or diverges counts as infinitely long. So a median is empty where fewer than
+    half of its values reach the target.
     """
-    by_path = costs(epochs, wanted)
-    measured = set(epochs.dropna(subset=[wanted.metric])["path"])
+    epochs = epochs.loc[epochs["path"].isin([run["path"] for run in run_rows if run["status"] == "ok"])]
+    by_path, measured = costs(epochs, wanted), set(epochs.dropna(subset=[wanted.metric])["path"])
     shown = {run["measurement"] for run in (run_rows if reported is None else reported)} - {None}
-    ended = (run for run in run_rows if run["status"] == "ok" and run["path"] in measured)
+    counted = (run for run in run_rows if run["path"] in measured or run["status"] == "diverged")
+    ended = [run for run in counted if run["measurement"] in shown]
+    curves = {run["measurement"]: run["learning"] for run in ended if run["status"] == "ok"}
     equal = [column.name for column in TARGETS if column.source == "equal"]
 
     def merged(runs: Sequence[Row], taken: NDArray[np.float64], **others: Any) -> Row:
@@ -136,7 +138,8 @@ def target_costs(
         return {**facts, "runs": len(runs), "reached": reached, **_medians(taken)}
 
     rows = list[Row]()
-    for runs in group_by((run for run in ended if run["measurement"] in shown), itemgetter("learning")).values():
+    groups = group_by(ended, lambda run: curves.get(run["measurement"], run["learning"]))
+    for runs in (groups[curve] for curve in dict.fromkeys(curves.values())):
         of_seeds = list[NDArray[np.float64]]()
         for repeats in group_by(runs, itemgetter("measurement")).values():
             taken = by_path.reindex([run["path"] for run in repeats], fill_value=inf).to_numpy()
