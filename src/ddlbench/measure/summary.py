@@ -33,6 +33,7 @@ def summarize(
     steps = sorted(second for row in counted for second in row.slowest_s[row.steps - row.measured_steps :])
     return {
         "epochs_done": len(rows),
+        "train_loss": None,  # of a run that diverged
         **from_epochs({"gpus": world_size, "tokens_per_sample": tokens_per_sample}, [row.line() for row in rows]),
         "step_time_median_s": statistics.median(steps),
         "step_time_p95_s": steps[math.ceil(0.95 * len(steps)) - 1],

@@ -176,11 +176,13 @@ def _settings(config: Config, job: Job) -> list[str]:
     """
     train, framework = config.train, config.framework
     text, rows, dropout = job.model.kind == "text", job.model.outputs(), getattr(job.model, "dropout", 0.0)
-    fused = partial(make_optimizer, replace(config.recipe.optimizer, fused=True))
     unfused = optimizer_of(job).defaults.get("fused", False) is None
 
     def accepts(new: Job) -> bool:
         return refusal(partial(supports, framework, new)) is None
+
+    def fused() -> Job:
+        return replace(job, optimizer=partial(make_optimizer, replace(config.recipe.optimizer, fused=True)))
 
     helps = {
         "fp32 without TF32 does not use the tensor cores: train.tf32=true (10 bits of mantissa in matrix products and "
@@ -208,7 +210,7 @@ def _settings(config: Config, job: Job) -> list[str]:
             not job.compile and accepts(replace(job, compile=True))
         ),
         "recipe.optimizer.fused=true updates all weights with one kernel; results differ by rounding": (
-            unfused and accepts(replace(job, optimizer=fused))
+            unfused and accepts(fused())
         ),
     }
     return [line for line, holds in helps.items() if holds]

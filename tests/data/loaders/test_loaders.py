@@ -29,7 +29,7 @@ from tests.support.libraries import needs_dali
 ANSWERS = {
     "dali": (False, False, False, None, "threads", True),
     "native": (True, True, True, True, "workers", True),
-    "synthetic": (True, False, False, None, None, False),
+    "synthetic": (False, False, False, None, None, False),
 }
 
 
