@@ -44,10 +44,13 @@ def test_what_is_to_run_again_needs_a_place_to_run(sweep: Sweep, option: str) ->
         assert "nothing was started" not in sweep(option, more, keys=KEYS | {"gpus": 1})[1]
 
 
-def test_a_sweep_runs_here_or_on_slurm(sweep: Sweep, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("first", "second"), [("--local", "--slurm"), ("--cancel", "--status")])
+def test_options_that_exclude_each_other(
+    sweep: Sweep, capsys: pytest.CaptureFixture[str], first: str, second: str
+) -> None:
     with pytest.raises(SystemExit, match="2"):
-        sweep("--local", "--slurm", keys=KEYS | {"gpus": 1})
-    assert "not allowed with argument --local" in capsys.readouterr().err
+        sweep(first, second, keys=KEYS | {"gpus": 1})
+    assert f"not allowed with argument {first}" in capsys.readouterr().err
 
 
 def test_a_plan_for_slurm_is_that_of_its_gpus(tmp_path: Path, submitted: Path, sweep: Sweep) -> None:

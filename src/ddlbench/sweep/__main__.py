@@ -144,8 +144,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--throttle", type=int, default=0, metavar="N", help="--slurm: at most N jobs at a time")
     parser.add_argument("--pack", type=int, default=1, metavar="N", help="--slurm: up to N cells of one size in a job")
-    parser.add_argument("--cancel", action="store_true", help="end the jobs and the local sweeps of this study")
-    parser.add_argument("--status", action="store_true", help="how many cells are done, failed, running: starts none")
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--cancel", action="store_true", help="end the jobs and the local sweeps of this study")
+    instead.add_argument("--status", action="store_true", help="how many cells are done, failed, running: starts none")
     parser.add_argument("--resume", action="store_true", help="run only what is missing: always so")
     parser.add_argument("--retry", choices=list(RETRIES), help="run cells again that failed; those that are ok never")
     return parser
