@@ -57,6 +57,14 @@ def test_overlapping_intervals_show_no_difference(tmp_path):
     assert ", 1 GPU: no difference shown between ddp and fsdp: " in sentences(tmp_path)[0]
 
 
+def test_a_framework_with_other_updates_is_named_so(tmp_path):
+    repeats(tmp_path, 101.0, framework="pipedream", sections={"framework": {"name": "pipedream", "staleness": [1, 0]}})
+    repeats(tmp_path, 100.0, framework="ddp")
+    (sentence,) = said_of(tmp_path)
+    assert sentence.startswith("On 1 GPU: pipedream (other updates) has the shortest median time")
+    assert "no difference is shown between pipedream (other updates) and ddp (95 %" in sentence
+
+
 def test_one_of_three_without_an_interval_is_not_said_to_be_slower(tmp_path):
     repeats(tmp_path, 200.0, framework="ddp")
     repeats(tmp_path, 100.0, framework="fsdp")

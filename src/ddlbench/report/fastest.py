@@ -4,7 +4,6 @@ on all comparisons, each as certain as the repeats allow (Hoefler and Belli)."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import attrgetter
 
 from ddlbench.figures.panels import head, panel_texts
 from ddlbench.results.rows import group_by
@@ -53,13 +52,14 @@ def _sentence(rows: Sequence[Measurement], several: bool) -> str:
     batch = f", {first['global_batch']} samples an update" if one_batch else ""
     where = f"On {first.place}{batch}"
     fastest, *others = timed
+    name = _named(fastest)
     rate = f"{digits(1 / fastest['sample_time_s'], 4)} samples/s"
     if not others:
-        return f"{where}: {fastest.name} is the only one with a result, {rate} (n={fastest['runs_timed']})."
+        return f"{where}: {name} is the only one with a result, {rate} (n={fastest['runs_timed']})."
     second = others[0]
-    factor = f"{digits(second['sample_time_s'] / fastest['sample_time_s'])} times as fast as {second.name}"
+    factor = f"{digits(second['sample_time_s'] / fastest['sample_time_s'])} times as fast as {_named(second)}"
     time = f"{duration(fastest['sample_time_s'])} a sample ({rate})"
-    lead = f"{where}: {fastest.name} has the shortest median time, {time}, {factor}"
+    lead = f"{where}: {name} has the shortest median time, {time}, {factor}"
     if second.judged_with != fastest.judged_with:
         return f"{lead}; no verdict, because they differ in more than the {fastest['compared_by']}."
     interval, counts = fastest.interval, f"n={fastest['runs_timed']} and n={second['runs_timed']}"
@@ -68,12 +68,16 @@ def _sentence(rows: Sequence[Measurement], several: bool) -> str:
     judged = [row for row in others if row.judged_with == fastest.judged_with]
     equal = [row for row in judged if row.interval is None or ratio_interval(row.interval, interval).low <= 1]
     if equal:
-        names = ", ".join(first_few(equal, NAMED, text=attrgetter("name")))
+        names = ", ".join(first_few(equal, NAMED, text=_named))
         range_ = " to ".join(duration(fastest[f"sample_time_{end}_s"]) for end in ("low", "high"))
-        return f"{lead}; no difference is shown between {fastest.name} and {names} (95 % interval {range_} a sample)."
+        return f"{lead}; no difference is shown between {name} and {names} (95 % interval {range_} a sample)."
     among = "" if len(judged) == len(others) else f" of those that differ in the {fastest['compared_by']} alone"
     certain = f"the 95 % intervals do not overlap ({counts})"
-    return f"{where}: {fastest.name} is the fastest{among}, {rate}, {factor}; {certain}."
+    return f"{where}: {name} is the fastest{among}, {rate}, {factor}; {certain}."
+
+
+def _named(row: Measurement) -> str:
+    return f"{row.name} (other updates)" if "other updates" in row.mark_names else row.name
 
 
 def comparisons(measurements: Sequence[Measurement]) -> list[str]:
