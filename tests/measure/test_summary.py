@@ -125,6 +125,18 @@ def test_quality_is_that_of_the_last_epoch_and_the_warmup_s_validation_is_left_o
     assert summary["validation_time_s"] == 2.0
 
 
+@pytest.mark.parametrize(("perplexities", "expected"), [((None, 5.0), 5.0), ((5.0, None), None)])
+def test_quality_of_the_last_epoch_needs_no_earlier_one(
+    perplexities: tuple[float | None, ...], expected: float | None
+) -> None:
+    """A perplexity of the first epoch may be beyond all floats."""
+    rows = [epoch_row(n, 2, [1.0]) for n in range(2)]
+    for row, value in zip(rows, perplexities, strict=True):
+        row.metrics = {"val_perplexity_token": value}
+    summary = summarize(rows, world_size=1, tokens_per_sample=None)
+    assert summary.get("val_perplexity_token") == expected
+
+
 def test_clocks_are_those_of_both_ends_and_whatever_slowed_any_epoch_marks_the_run() -> None:
     """The warm-up epoch too: a GPU that was hot before is hot after it."""
     clocks = ((1980, 1900, ("power cap",)), (1800, 1300, ("board limit",)), (1600, 1410, ()))

@@ -35,8 +35,8 @@ from ddlbench.progress import Progress
 
 IMAGES_VERSION = 1  # of the pictures: part of the seed and of the folder's name
 TEXT_VERSION = "v1"  # raised when the set is made in another way
-OWN_IMAGES = {"train": "imagenet", MANIFEST: "imagenet_tfrecord"}
-OWN_TEXTS = {train: "wikitext2 or wikitext103" for train, _ in PAIRS}
+OTHER_IMAGES = {"train": "imagenet", MANIFEST: "imagenet_tfrecord"}
+OTHER_TEXTS = {train: "wikitext2 or wikitext103" for train, _ in PAIRS}
 QUALITY = 87  # gives 30 to 155 KB, 89 on average
 Plane = NDArray[np.int32]  # [height, width]
 # [3, height, width], not yet clipped to 0 ... 255; channels first, because they are drawn one by one
@@ -47,16 +47,16 @@ Figure = Callable[[Plane, Plane], NDArray[Any]]  # (u, v), 256 = its radius -> 0
 SIZES = ((500, 375), (500, 375), (500, 333), (375, 500), (333, 500), (500, 500), (400, 300), (640, 480))
 
 
-def sample_home(root: str | None, own: Mapping[str, str]) -> Path:
+def sample_home(root: str | None, others: Mapping[str, str]) -> Path:
     """Where a sample set is made: data.root, else the program's own folder. UserError if that is not a folder, or if it
-    holds a data set of the user's own: the run would not read it.
+    holds a data set of the user: the run would not read it.
 
-    own: the first file or folder of such a set -> the option that reads it
+    others: a file or folder of such a set -> the option that reads it
     """
     place = Path(root).expanduser() if root else home()
     if place.exists() and not place.is_dir():
         raise UserError(f"data.root={place} is not a folder: give one, which may be missing, or leave data.root out")
-    for name, option in own.items():
+    for name, option in others.items():
         if root and (place / name).exists():
             raise UserError(
                 f"data.root={place} holds {name}, which a sample set does not read: choose data={option}, or another "
@@ -113,7 +113,7 @@ class SampleImages(ImageFolders):
 
     def folder(self) -> Path:
         """Where the set is."""
-        place = sample_home(self.root, OWN_IMAGES)
+        place = sample_home(self.root, OTHER_IMAGES)
         return place / f"sample_images-v{IMAGES_VERSION}-{self.sample_train}-{self.sample_val}"
 
     def layout(self) -> FolderLayout:
@@ -249,7 +249,7 @@ class SampleText(TokenText):
 
     def folder(self) -> Path:
         """Where the set is, e.g. ~/.cache/ddlbench/sample_text-v1-py3.11.7-bpe2048."""
-        place = sample_home(self.root, OWN_TEXTS)
+        place = sample_home(self.root, OTHER_TEXTS)
         return place / f"sample_text-{TEXT_VERSION}-py{platform.python_version()}-bpe{self.vocab_size}"
 
     def _make(self, folder: Path) -> None:

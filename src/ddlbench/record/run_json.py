@@ -181,9 +181,6 @@ def _settings(config: Config, job: Job) -> list[str]:
     def accepts(new: Job) -> bool:
         return refusal(partial(supports, framework, new)) is None
 
-    def fused() -> Job:
-        return replace(job, optimizer=partial(make_optimizer, replace(config.recipe.optimizer, fused=True)))
-
     helps = {
         "fp32 without TF32 does not use the tensor cores: train.tf32=true (10 bits of mantissa in matrix products and "
         "convolutions, from NVIDIA's Ampere on) and train.precision=bf16 (7 bits, over fp32 weights) are faster": (
@@ -210,7 +207,8 @@ def _settings(config: Config, job: Job) -> list[str]:
             not job.compile and accepts(replace(job, compile=True))
         ),
         "recipe.optimizer.fused=true updates all weights with one kernel; results differ by rounding": (
-            unfused and accepts(fused())
+            unfused
+            and accepts(replace(job, optimizer=partial(make_optimizer, replace(config.recipe.optimizer, fused=True))))
         ),
     }
     return [line for line, holds in helps.items() if holds]

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ddlbench.measure.formulas.summary_formulas import ALL, MEASURED
+from ddlbench.measure.formulas.summary_formulas import ALL, LAST, MEASURED
 from ddlbench.measure.rows import EpochRow
 from ddlbench.measure.summary import summarize
 from ddlbench.record.record import EpochFiles
@@ -68,7 +68,7 @@ def test_what_a_run_writes_agrees_with_itself() -> None:
     assert contradiction(summary(rows[:1]), table(rows[:1])) is None  # a single epoch is measured, warm-up or not
 
 
-@pytest.mark.parametrize("column", [*MEASURED, *ALL])
+@pytest.mark.parametrize("column", [*MEASURED, *ALL, *LAST])
 @pytest.mark.parametrize("factor", [0.99, 1.01, 1e9])
 def test_each_column_is_compared(column: str, factor: float) -> None:
     rows = epochs()

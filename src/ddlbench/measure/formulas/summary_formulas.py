@@ -54,17 +54,20 @@ MEASURED: dict[str, tuple[Rule, tuple[str, ...]]] = {
     "data_wait_mean_share": (statistics.fmean, ("data_wait_share", "measured_time_s")),
     **{name: (max, (name,)) for name in LARGEST},
 }
-LAST = ("train_loss", "val_loss", "val_top1", "val_top5", "val_perplexity_token", "val_perplexity_word", "val_samples")
 # From all epochs of the attempt, or from the run alone:
 ALL: dict[str, tuple[Rule, tuple[str, ...]]] = {
     "warmup_steps": (lambda steps, measured: steps[0] - measured[0], ("steps", "measured_steps")),
     "first_step_s": (itemgetter(0), ("first_step_s",)),
-    **{name: (itemgetter(-1), (name,)) for name in LAST},
     "hfu": (
         lambda mfu, computed, flops: mfu[0] * computed[0] / flops[0],
         ("mfu", "hardware_flops_per_sample", "flops_per_sample"),
     ),
 }
+QUALITY = (
+    "train_loss", "val_loss", "val_top1", "val_top5", "val_perplexity_token", "val_perplexity_word", "val_samples",
+)  # fmt: skip
+# From the last epoch, whether or not earlier ones know it:
+LAST: dict[str, tuple[Rule, tuple[str, ...]]] = {name: (itemgetter(0), (name,)) for name in QUALITY}
 
 
 def from_epochs(run: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -75,7 +78,7 @@ def from_epochs(run: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]]) -> 
     lines = [{**{name: run.get(name) for name in OF_RUN}, **epoch} for epoch in epochs]
     measured = [line for line in lines if not line["warmup"]] or lines
     summary: dict[str, Any] = {}
-    for rules, counted in ((MEASURED, measured), (ALL, lines)):
+    for rules, counted in ((MEASURED, measured), (ALL, lines), (LAST, lines[-1:])):
         for column, (rule, names) in rules.items():
             inputs = [values for line in counted if None not in (values := [line.get(name) for name in names])]
             if inputs:

@@ -21,7 +21,7 @@ from pyarrow.parquet import read_metadata
 from ddlbench.config import choices
 from ddlbench.config.keys import BATCH_PER_GPU
 from ddlbench.foreign import open_regular, section
-from ddlbench.measure.formulas.summary_formulas import ALL, MEASURED, OF_RUN, from_epochs
+from ddlbench.measure.formulas.summary_formulas import ALL, LAST, MEASURED, OF_RUN, from_epochs
 from ddlbench.measure.marks import NOTHING_SENT
 from ddlbench.record.fingerprint import fingerprint, noted
 from ddlbench.record.schema import RUNS
@@ -174,7 +174,7 @@ def _list(value: Any) -> list[Any]:
 
 
 ROUNDING = 1e-6
-TAKEN = {name for _, names in (MEASURED | ALL).values() for name in names}
+TAKEN = {name for _, names in (MEASURED | ALL | LAST).values() for name in names}
 READ = sorted({"measured_in_attempt", "warmup", *TAKEN} - {*OF_RUN})
 
 
