@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -44,6 +45,16 @@ def large_blocks() -> int:
     mallinfo = ctypes.CDLL(None).mallinfo2
     mallinfo.restype = Info
     return mallinfo().hblkhd
+
+
+def settled_blocks() -> int:
+    """large_blocks once they stay the same: threads of a library free what a closed framework sent some time later."""
+    blocks = large_blocks()
+    while True:
+        time.sleep(0.1)
+        earlier, blocks = blocks, large_blocks()
+        if earlier == blocks:
+            return blocks
 
 
 def live_tensors() -> Iterator[Tensor]:

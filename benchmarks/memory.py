@@ -40,6 +40,7 @@ from benchmarks.held import (
     model_of,
     optimizer,
     parameters,
+    settled_blocks,
     storages,
     total,
     watch_gradients,
@@ -111,7 +112,7 @@ def measure(framework: Framework, job: Job, kind: str) -> tuple[Held, Expected]:
     """One framework on this rank, set up, trained for three updates and closed."""
     framework.check(job)
     batch = samples(job)
-    before, allocated = storages(live_tensors()), large_blocks()
+    before, allocated = storages(live_tensors()), settled_blocks()
     trainer = framework.setup(job)
     share = part(batch, trainer.place) if trainer.place.reads_data else None
     for _ in range(2):
