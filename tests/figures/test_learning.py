@@ -88,6 +88,16 @@ def test_a_failed_run_of_another_seed_is_a_line_with_a_cross_in_the_color_of_the
     assert len({line.get_color() for line in axes.lines}) == 1
 
 
+def test_equal_curves_of_several_frameworks_are_all_visible(tmp_path):
+    for framework in ("ddp", "horovod", "local_sgd"):
+        run(tmp_path, 0, 0.3 if framework == "local_sgd" else 0.5, framework=framework, gpus=2)
+    (axes,) = drawn(tmp_path)
+    covered, above, other = (line for line in axes.lines if np.size(line.get_xdata()))
+    assert covered.get_ydata() == above.get_ydata() != other.get_ydata()
+    assert covered.get_linewidth() > above.get_linewidth() == other.get_linewidth()
+    assert covered.get_markersize() > above.get_markersize() == other.get_markersize()
+
+
 def test_panels_of_one_comparison_share_axes_and_no_two_names_of_a_legend_have_one_look(tmp_path):
     """Ten curves in panels by family: that of the pipelines has gpipe alone, whose looks are its own all the same. The
     shared axes hold the failed runs of every panel."""

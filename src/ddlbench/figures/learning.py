@@ -176,14 +176,20 @@ def _plot(name: str, metric: Metric, shown: Sequence[Panel], courses: Courses, l
         alone = own_legends and len({compared for compared, _ in panel.curve_keys}) == 1 < len(panel.curves)
         look_of = numbered(panel.curves) if alone else {key[1]: looks[key] for key in panel.curve_keys}
         places_of = _place_axis(axes, name.endswith("_by_time"), values[panel.model])
-        for row in panel.rows:
-            if (course := merged.get(row["learning"])) is not None:
-                look, places = look_of[panel.curve_of(row)], places_of(course)
-                every = len(places) // MARKERS + 1
-                axes.plot(places, course["middle"], color=look.color, markevery=every, **(look.shape | SMALL))
-                for low, high, alpha in (("low", "high", 0.15), ("inner_low", "inner_high", 0.25)):
-                    if (course[high] > course[low]).any():
-                        axes.fill_between(places, course[low], course[high], color=look.color, alpha=alpha, linewidth=0)
+        ended = [(row, merged[row["learning"]]) for row in panel.rows if row["learning"] in merged]
+        for number, (row, course) in enumerate(ended):
+            look, places = look_of[panel.curve_of(row)], places_of(course)
+            every = len(places) // MARKERS + 1
+            # Frameworks that train equally have one curve: those drawn first are wider, so that each can be seen.
+            above = sum(
+                np.array_equal(places_of(later), places) and np.allclose(later["middle"], course["middle"], rtol=1e-3)
+                for _, later in ended[number + 1 :]
+            )
+            size = {"linewidth": SMALL["linewidth"] + 2 * above, "markersize": SMALL["markersize"] + 4 * above}
+            axes.plot(places, course["middle"], color=look.color, markevery=every, **(look.shape | SMALL | size))
+            for low, high, alpha in (("low", "high", 0.15), ("inner_low", "inner_high", 0.25)):
+                if (course[high] > course[low]).any():
+                    axes.fill_between(places, course[low], course[high], color=look.color, alpha=alpha, linewidth=0)
         unended = [(row, run) for row in panel.rows for run in failed.get(row["learning"], [])]
         for row, course in unended[:FAILED_SHOWN]:
             color, places = look_of[panel.curve_of(row)].color, places_of(course)
