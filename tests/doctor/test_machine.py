@@ -6,51 +6,58 @@ import resource
 import socket
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from ddlbench.doctor import machine
-from ddlbench.doctor.machine import (
-    adapters,
-    host_name,
-    locked_memory,
-    memory_cgroup,
-    memory_limit,
-    open_files,
-    run,
-    slurm,
-)
+from ddlbench.doctor.machine import adapters, launchers, limits, links, memory_limit, run, slurm
 from ddlbench.texts import GIB, MIB, first_line
 from tests.support.processes import program
 
 UNLIMITED = resource.RLIM_INFINITY
 
 
+MOST, TOTAL = (1024, 524_288), 24 * GIB
 FEW_RANKS = "enough for about 337 ranks (sockets of rank 0): ask the administrator for a higher hard limit"
+FILES, LOCKED, SHARED, CGROUP = (
+    "open files (ulimit -Hn)", "locked memory (ulimit -l)", "shared memory (/dev/shm)", "memory cgroup",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("line", "value", "remark"),
+    ("name", "found", "ports", "value", "remark"),
     [
-        (open_files((1024, 524_288), 12), "524,288, of which 524,276 are left", ""),  # a run raises the soft limit
-        (open_files((1024, 1024), 12), "1,024, of which 1,012 are left", FEW_RANKS),
-        (open_files((1024, UNLIMITED), 12), "unlimited", ""),
-        (locked_memory((8 * MIB, UNLIMITED), []), "8 MiB, can be raised to unlimited", ""),
-        (locked_memory((8 * MIB, 8 * MIB), ["mlx5_0: ACTIVE"]), "8 MiB", "ulimit -l unlimited"),
-        (locked_memory((UNLIMITED, UNLIMITED), ["mlx5_0: ACTIVE"]), "unlimited", ""),
-        (machine.shared_memory(64 * MIB), "64 MiB", "--shm-size=1g"),
-        (machine.shared_memory(24 * GIB), "24 GiB", ""),
-        (memory_cgroup(None, 24 * GIB), "no limit", ""),
-        (memory_cgroup(24 * GIB, 24 * GIB), "no limit", ""),
-        (memory_cgroup(3 * GIB // 2, 24 * GIB), "1.5 GiB", "less than the machine's 24 GiB"),
+        (FILES, MOST, [], "524,288, of which 524,276 are left", ""),  # a run raises the soft limit
+        (FILES, (1024, 1024), [], "1,024, of which 1,012 are left", FEW_RANKS),
+        (FILES, (1024, UNLIMITED), [], "unlimited", ""),
+        (LOCKED, (8 * MIB, UNLIMITED), [], "8 MiB, can be raised to unlimited", ""),
+        (LOCKED, (8 * MIB, 8 * MIB), ["mlx5_0: ACTIVE"], "8 MiB", "ulimit -l unlimited"),
+        (LOCKED, (UNLIMITED, UNLIMITED), ["mlx5_0: ACTIVE"], "unlimited", ""),
+        (SHARED, 64 * MIB, [], "64 MiB", "--shm-size=1g"),
+        (SHARED, 24 * GIB, [], "24 GiB", ""),
+        (CGROUP, None, [], "no limit", ""),
+        (CGROUP, TOTAL, [], "no limit", ""),
+        (CGROUP, 3 * GIB // 2, [], "1.5 GiB", "less than the machine's 24 GiB"),
     ],
 )
 def test_each_limit_is_reported_with_a_remark_where_it_would_stop_a_run(
-    line: machine.Line, value: str, remark: str
+    monkeypatch: pytest.MonkeyPatch, name: str, found: Any, ports: list[str], value: str, remark: str
 ) -> None:
-    assert line[1] == value
-    assert remark in line[2]
-    assert bool(remark) == bool(line[2])
+    """found: the limit of this name; the others stop no run."""
+    here = {FILES: MOST, LOCKED: (UNLIMITED, UNLIMITED), SHARED: TOTAL, CGROUP: None} | {name: found}
+    ends = {resource.RLIMIT_NOFILE: here[FILES], resource.RLIMIT_MEMLOCK: here[LOCKED]}
+    monkeypatch.setattr("resource.getrlimit", ends.__getitem__)
+    monkeypatch.setattr("psutil.Process", lambda: SimpleNamespace(num_fds=lambda: 12))
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=TOTAL))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(total=here[SHARED]))
+    monkeypatch.setattr(machine, "adapters", lambda: ports)
+    monkeypatch.setattr(machine, "memory_limit", lambda: here[CGROUP])
+    lines = {line: (shown, said) for line, shown, said in limits()}
+    assert list(lines) == [FILES, LOCKED, SHARED, CGROUP]
+    assert lines[name][0] == value
+    assert remark in lines[name][1]
+    assert [line for line, (_, said) in lines.items() if said] == ([name] if remark else [])
 
 
 def write(path: Path, text: str) -> Path:
@@ -88,7 +95,7 @@ def test_an_alias_of_an_interface_has_no_speed_and_is_left_out(monkeypatch: pyte
     address = SimpleNamespace(family=socket.AF_INET, address="10.0.0.3")
     monkeypatch.setattr("psutil.net_if_addrs", lambda: {"eth0": [address], "eth0:1": [address]})
     monkeypatch.setattr("psutil.net_if_stats", lambda: {"eth0": SimpleNamespace(isup=True, speed=100)})
-    networks = [text for name, text, _ in machine.links() if name == "network"]
+    networks = [text for name, text, _ in links() if name == "network"]
     assert networks == ["eth0: 10.0.0.3, 100 Mbit/s"]
 
 
@@ -102,17 +109,19 @@ def test_a_host_name_with_a_loopback_address_is_reported(
         return address
 
     monkeypatch.setattr("socket.gethostbyname", look_up)
-    assert bool(host_name()[2]) == remarks
-    assert f"is {address or 'unknown'}" in host_name()[1]
+    name, value, remark = links()[-1]
+    assert name == "host name"
+    assert bool(remark) == remarks
+    assert f"is {address or 'unknown'}" in value
 
 
 def test_how_this_process_was_started() -> None:
-    assert machine.this_process({}) == ("this process", "started alone", "")
+    assert launchers({})[0] == ("this process", "started alone", "")
     torchrun = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "2",
                 "MASTER_ADDR": "a", "MASTER_PORT": "1"}  # fmt: skip
-    assert machine.this_process(torchrun)[1] == "started by torchrun: rank 1 of 4 on 2 nodes"
-    assert "put srun before python" in machine.this_process({"SLURM_NTASKS": "8"})[2]
-    assert "unset RANK" in machine.this_process({"RANK": "0"})[2]
+    assert launchers(torchrun)[0][1] == "started by torchrun: rank 1 of 4 on 2 nodes"
+    assert "put srun before python" in launchers({"SLURM_NTASKS": "8"})[0][2]
+    assert "unset RANK" in launchers({"RANK": "0"})[0][2]
 
 
 def test_answers_and_errors_of_slurm_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

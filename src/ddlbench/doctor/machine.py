@@ -6,6 +6,7 @@ locked memory the troubleshooting page of NCCL's user guide.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import resource
@@ -13,7 +14,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -37,42 +38,29 @@ INFINIBAND = Path("/sys/class/infiniband")
 
 def limits() -> list[Line]:
     """Limits that end or slow down a correct run."""
+    # The hard limit of open files, to which each rank raises the soft one as it connects.
+    unlimited, (_, most) = resource.RLIM_INFINITY, resource.getrlimit(resource.RLIMIT_NOFILE)
+    left = most - psutil.Process().num_fds()
+    files = "unlimited" if most == unlimited else f"{most:,}, of which {left:,} are left"
+    ranks = math.inf if most == unlimited else left // FILES_PER_RANK
+    few = f"enough for about {ranks:,} ranks (sockets of rank 0): ask the administrator for a higher hard limit"
+    # Of locked memory the soft limit, and the hard one where it can be raised.
+    ends = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    soft, hard = ("unlimited" if number == unlimited else bytes_text(number) for number in ends)
+    locked = soft if soft == hard else f"{soft}, can be raised to {hard}"
+    fails = ends[0] != unlimited and bool(or_none(adapters))
+    locks = "InfiniBand locks its buffers in memory and will fail: ulimit -l unlimited"
+    shared = shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0
+    small = "NCCL and loader workers pass data through it: start the container with --ipc=host or --shm-size=1g"
+    total = psutil.virtual_memory().total
+    allowed = min(or_none(memory_limit) or total, total)
+    kills = f"less than the machine's {bytes_text(total)}: the kernel kills processes above it, also loader workers"
     return [
-        open_files(resource.getrlimit(resource.RLIMIT_NOFILE), psutil.Process().num_fds()),
-        locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK), or_none(adapters) or []),
-        shared_memory(shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0),
-        memory_cgroup(or_none(memory_limit), psutil.virtual_memory().total),
+        ("open files (ulimit -Hn)", files, few if ranks < MANY_RANKS else ""),
+        ("locked memory (ulimit -l)", locked, locks if fails else ""),
+        ("shared memory (/dev/shm)", bytes_text(shared), small if shared < SMALL_SHARED_MEMORY else ""),
+        ("memory cgroup", bytes_text(allowed), kills) if allowed < total else ("memory cgroup", "no limit", ""),
     ]
-
-
-def open_files(limit: tuple[int, int], used: int) -> Line:
-    """The hard limit, to which each rank raises the soft one as it connects. used: open files of this process."""
-    name, most = "open files (ulimit -Hn)", limit[1]
-    if most == resource.RLIM_INFINITY:
-        return name, "unlimited", ""
-    ranks = (most - used) // FILES_PER_RANK
-    remark = f"enough for about {ranks:,} ranks (sockets of rank 0): ask the administrator for a higher hard limit"
-    return name, f"{most:,}, of which {most - used:,} are left", remark if ranks < MANY_RANKS else ""
-
-
-def locked_memory(limit: tuple[int, int], infiniband: Sequence[str]) -> Line:
-    fails = limit[0] != resource.RLIM_INFINITY and bool(infiniband)
-    remark = "InfiniBand locks its buffers in memory and will fail: ulimit -l unlimited" if fails else ""
-    # The soft limit, and the hard one where it can be raised.
-    soft, hard = ("unlimited" if number == resource.RLIM_INFINITY else bytes_text(number) for number in limit)
-    return "locked memory (ulimit -l)", soft if soft == hard else f"{soft}, can be raised to {hard}", remark
-
-
-def shared_memory(total: int) -> Line:
-    remark = "NCCL and loader workers pass data through it: start the container with --ipc=host or --shm-size=1g"
-    return "shared memory (/dev/shm)", bytes_text(total), remark if total < SMALL_SHARED_MEMORY else ""
-
-
-def memory_cgroup(limit: int | None, total: int) -> Line:
-    if limit is None or limit >= total:
-        return "memory cgroup", "no limit", ""
-    remark = f"less than the machine's {bytes_text(total)}: the kernel kills processes above it, also loader workers"
-    return "memory cgroup", bytes_text(limit), remark
 
 
 def memory_limit(root: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc/self/cgroup")) -> int | None:
@@ -104,7 +92,11 @@ def links() -> list[Line]:
         if reachable and name in speeds and speeds[name].isup:  # an alias (eth0:1) has none
             speed = f", {speeds[name].speed:,} Mbit/s" if speeds[name].speed else ""
             rows.append(("network", f"{name}: {', '.join(reachable)}{speed}", ""))
-    return [*rows, host_name()]
+    host = socket.gethostname()
+    address = or_none(lambda: socket.gethostbyname(host))  # gloo offers it to the other ranks
+    local = address is None or ip_address(address).is_loopback
+    remark = "other nodes cannot reach it: export GLOO_SOCKET_IFNAME=<interface> for runs on several nodes"
+    return [*rows, ("host name", f"{host} is {address or 'unknown'}", remark if local else "")]
 
 
 def adapters(folder: Path = INFINIBAND) -> list[str]:
@@ -114,31 +106,20 @@ def adapters(folder: Path = INFINIBAND) -> list[str]:
     return [f"{port.parts[-3]}: {state[port]}, {(port / 'rate').read_text().strip()}" for port in ports]
 
 
-def host_name() -> Line:
-    """Gloo offers the address of the host's name to the other ranks."""
-    name = socket.gethostname()
-    address = or_none(lambda: socket.gethostbyname(name))
-    remark = ""
-    if address is None or ip_address(address).is_loopback:
-        remark = "other nodes cannot reach it: export GLOO_SOCKET_IFNAME=<interface> for runs on several nodes"
-    return "host name", f"{name} is {address or 'unknown'}", remark
-
-
 def launchers(env: Mapping[str, str] = os.environ) -> list[Line]:
-    """How ranks can be started here, and how this process was."""
-    beside = Path(sys.executable).with_name("torchrun")
-    torchrun = str(beside) if beside.exists() else shutil.which("torchrun") or "python -m torch.distributed.run"
-    return [this_process(env), ("torchrun", torchrun, ""), _program("mpirun", "MPI"), *slurm(env)]
-
-
-def this_process(env: Mapping[str, str]) -> Line:
+    """How this process was started, and how ranks can be started here."""
     try:
         launch = detect(env)
+        nodes = f"{launch.nodes} node{'s' if launch.nodes > 1 else ''}"
+        ranks = f"started by {launch.launcher}: rank {launch.rank} of {launch.world_size} on {nodes}"
+        started = "started alone" if launch.launcher == "alone" else ranks
+        remark = hint(launch, env) or ""
     except UserError as error:
-        return "this process", "started in a way that a run would refuse", str(error)
-    ranks = f"rank {launch.rank} of {launch.world_size} on {launch.nodes} node{'s' if launch.nodes > 1 else ''}"
-    started = "started alone" if launch.launcher == "alone" else f"started by {launch.launcher}: {ranks}"
-    return "this process", started, hint(launch, env) or ""
+        started, remark = "started in a way that a run would refuse", str(error)
+    beside = Path(sys.executable).with_name("torchrun")
+    torchrun = str(beside) if beside.exists() else shutil.which("torchrun") or "python -m torch.distributed.run"
+    rows = [("this process", started, remark), ("torchrun", torchrun, ""), _program("mpirun", "MPI")]
+    return [*rows, *slurm(env)]
 
 
 def slurm(env: Mapping[str, str]) -> list[Line]:
