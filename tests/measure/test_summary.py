@@ -17,7 +17,6 @@ from ddlbench.measure.summary import (
     load_columns,
     own_columns,
     own_steps_of_window,
-    sees_one_gpu,
     straggler,
     summarize,
 )
@@ -181,6 +180,8 @@ def test_a_rank_s_own_step_is_the_median_over_the_measured_epochs() -> None:
     summary = summarize(rows, world_size=2, tokens_per_sample=None)
     assert (summary["own_step_s"], summary["own_step_source"]) == (0.104, "thread")
     assert summary["straggler_rank"] is None
+    rows[-1].own_steps = []
+    assert "own_step_s" not in summarize(rows, world_size=2, tokens_per_sample=None), "an epoch does not know them"
 
 
 def ranks(*seconds: float, stages: tuple[int, ...] = ()) -> list[OwnStep]:
@@ -273,22 +274,6 @@ def test_each_figure_above_its_limit_is_a_mark(figure: str, most: float) -> None
     name = {"cpu_others_share": "load", "cpu_steal_share": "steal"}.get(figure, "cpu pressure")
     assert marks([], 0, quiet | {figure: most}) == []
     assert marks([], 0, quiet | {figure: most + 0.001}) == [name]
-
-
-@pytest.mark.parametrize(
-    ("ranks_per_node", "visible", "backend", "marked"),
-    [
-        (4, 1, "nccl", True),
-        (4, 4, "nccl", False),
-        (1, 1, "nccl", False),
-        (4, 1, "nccl (shared GPU)", False),
-        (4, 0, "gloo", False),
-    ],
-)
-def test_several_ranks_of_a_node_that_see_one_gpu_each_are_a_mark(
-    ranks_per_node: int, visible: int, backend: str, marked: bool
-) -> None:
-    assert sees_one_gpu({"ranks_per_node": ranks_per_node, "backend": backend}, visible) == marked
 
 
 def test_a_run_may_have_several_marks_and_its_own_load_is_none() -> None:

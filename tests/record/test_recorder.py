@@ -41,6 +41,8 @@ def one_epoch(
     computed: float | None = 3e12,
     device: str = "cuda",
     visible: int = 2,
+    backend: str = "nccl",
+    ranks_per_node: int = 2,
     first_epoch: int = 0,
     ahead: int = 0,
 ) -> tuple[Record, FileRecorder, Run]:
@@ -52,9 +54,10 @@ def one_epoch(
     """
     config, job = job_of(("+framework=ddp", "+model=resnet50", *words), 4)
     job = replace(job, device=torch.device(device, 0), world_size=4, global_batch=8)
+    launch = {"world_size": 4, "nodes": 2, "ranks_per_node": ranks_per_node, "device_type": "cuda", "backend": backend}
     content = {
         "config": config.resolved,
-        "launch": {"world_size": 4, "nodes": 2, "ranks_per_node": 2, "device_type": "cuda", "backend": "nccl"},
+        "launch": launch,
         "environment": {"gpu_model": A100, "torch": "2.14.1", "gpu_count": visible},
         "dataset": {"hash": "a" * 64},
     }
@@ -82,13 +85,24 @@ def steps_of(record: Record) -> pd.DataFrame:
     return pd.read_parquet(record.folder / "steps.parquet")
 
 
+@pytest.mark.parametrize(
+    ("ranks_per_node", "visible", "backend", "marked"),
+    [
+        (4, 1, "nccl", True),
+        (4, 4, "nccl", False),
+        (1, 1, "nccl", False),
+        (4, 1, "nccl (shared GPU)", False),
+        (4, 0, "gloo", False),
+    ],
+)
 def test_ranks_of_a_node_that_see_one_gpu_each_are_a_mark_and_a_warning(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], ranks_per_node: int, visible: int, backend: str, marked: bool
 ) -> None:
     """NCCL may not find NVLink then."""
-    records = [one_epoch(tmp_path / str(visible), visible=visible)[0] for visible in (2, 1)]
-    assert [record.content["summary"]["marks"] for record in records] == [None, "one visible GPU"]
-    assert capsys.readouterr().err.count("ddlbench: warning: each rank sees one GPU of its node") == 1
+    record, _, _ = one_epoch(tmp_path, visible=visible, backend=backend, ranks_per_node=ranks_per_node)
+    assert record.content["summary"]["marks"] == ("one visible GPU" if marked else None)
+    said = capsys.readouterr().err.count("ddlbench: warning: each rank sees one GPU of its node")
+    assert said == marked
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,11 @@ def summarize(
         return {"epochs_done": 0}
     counted = [row for row in rows if not row.warmup] or list(rows)
     steps = sorted(second for row in counted for second in row.slowest_s[row.steps - row.measured_steps :])
+    # Each rank's own step, the median over the epochs; none where an epoch does not know them: its list is empty.
+    own = [
+        replace(epochs[0], seconds=statistics.median(step.seconds for step in epochs))
+        for epochs in zip(*(row.own_steps for row in counted), strict=False)
+    ]
     return {
         "epochs_done": len(rows),
         "train_loss": None,  # of a run that diverged
@@ -40,7 +45,7 @@ def summarize(
         "energy_source": rows[0].energy_source,
         **{name.replace("peak", "by_stage"): _by_stage(counted, name) for name in rows[0].stage_memory},
         **_state(rows, counted, more_doubts),
-        **own_columns(_own_steps(counted), "thread"),
+        **own_columns(own, "thread"),
     }
 
 
@@ -57,16 +62,6 @@ def _state(rows: Sequence[EpochRow], counted: Sequence[EpochRow], more_doubts: M
         **loads,
         "marks": "; ".join(marks(reasons, retries, loads, more_doubts)) or None,
     }
-
-
-def _own_steps(rows: Sequence[EpochRow]) -> list[OwnStep]:
-    """Each rank's own seconds of a step: median over the epochs; empty where an epoch does not know them."""
-    if not all(row.own_steps for row in rows):
-        return []
-    return [
-        replace(ranks[0], seconds=statistics.median(step.seconds for step in ranks))
-        for ranks in zip(*(row.own_steps for row in rows), strict=True)
-    ]
 
 
 def own_steps_of_window(window: Mapping[str, Any]) -> list[OwnStep]:
@@ -122,10 +117,3 @@ def load_columns(before: Sequence[Load], after: Sequence[Load]) -> dict[str, flo
         "cpu_steal_share": largest(steal for steal, _ in shares),
         "cpu_others_share": largest(others for _, others in shares),
     }
-
-
-def sees_one_gpu(launch: Mapping[str, Any], visible: int | None) -> bool:
-    """Whether ranks of one node see one GPU each. NCCL must see all GPUs of a node to find NVLink, else it uses PCIe or
-    the host's memory without a message (NVIDIA/nccl#1066). launch: that section of run.json; visible: GPUs that rank 0
-    sees."""
-    return launch.get("backend") == "nccl" and launch.get("ranks_per_node", 1) > 1 and visible == 1

@@ -13,7 +13,7 @@ from ddlbench.loop import Recorder, Run, Scenario
 from ddlbench.measure.clock import EpochClock
 from ddlbench.measure.formulas.flops import mfu
 from ddlbench.measure.rows import EpochRow, RankEpoch
-from ddlbench.measure.summary import own_columns, own_steps_of_window, sees_one_gpu, summarize
+from ddlbench.measure.summary import own_columns, own_steps_of_window, summarize
 from ddlbench.progress import Progress, tell
 from ddlbench.record.record import Record, step_table
 from ddlbench.record.run_json import advice, advice_on_waiting
@@ -46,12 +46,15 @@ class FileRecorder(Recorder):
     def begin(self, run: Run, spans: Mapping[str, float], hosts: Sequence[str]) -> None:
         """spans: seconds of each part of the start, in their order; hosts: that of each rank."""
         self.startup_s = sum(spans[name] for name in STARTUP)
-        launch = {**self.record.content["launch"], "hosts": sorted(set(hosts))}
+        launch: dict[str, Any] = {**self.record.content["launch"], "hosts": sorted(set(hosts))}
         self.record.add(
             model=self.model, framework=self.scenario.facts(), loader=run.feed.facts(), spans=dict(spans), launch=launch
         )
         self.record.add(advice=advice(self.config, run.job, run.feed.facts()))
-        self.one_gpu = sees_one_gpu(launch, self.record.content["environment"].get("gpu_count"))
+        # NCCL must see all GPUs of a node to find NVLink, else it uses PCIe or the host's memory without a message
+        # (NVIDIA/nccl#1066).
+        visible = self.record.content["environment"].get("gpu_count")
+        self.one_gpu = launch["backend"] == "nccl" and launch["ranks_per_node"] > 1 and visible == 1
         self._update(run)
         self.record.save()
         self.record.interrupted = lambda: self._interrupted(run)

@@ -24,7 +24,7 @@ from ddlbench.job import Job, Model, Trainer
 from ddlbench.loop import Run
 from ddlbench.measure.devices.environment import environment
 from ddlbench.measure.devices.unknown import or_none
-from ddlbench.measure.formulas.flops import hardware_flops, training_flops
+from ddlbench.measure.formulas.flops import training_flops
 from ddlbench.ranks.launch import Launch
 from ddlbench.recipe.optimizers import make_optimizer
 from ddlbench.recipe.recipe import Rates, Recipe
@@ -78,7 +78,7 @@ def model_section(
         **named,
         "parameters": parameter_count(model),
         "flops_per_sample": (flops := training_flops(model)),
-        "hardware_flops_per_sample": hardware_flops(model, checkpoint) if checkpoint else flops,
+        "hardware_flops_per_sample": training_flops(model, checkpoint) if checkpoint else flops,
         "weights_hash_start": weights_hash(start),
     }
 

@@ -27,7 +27,7 @@ from ddlbench.frameworks.shared.checkpointing import (
 )
 from ddlbench.frameworks.single import Single
 from ddlbench.job import Job, Model
-from ddlbench.measure.formulas.flops import hardware_flops, is_costly, training_flops
+from ddlbench.measure.formulas.flops import is_costly, training_flops
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.vgg import VGG
 from ddlbench.recomputation import Choice, Names, instants, named, plan_of, repeats
@@ -120,7 +120,7 @@ def test_no_costly_operator_runs_again(model: Model) -> None:
     first, times = (aten.native_layer_norm.default, 6) if model is not MODEL else (aten.convolution.default, 0)
     assert (more - cheap)[first] == times
     assert sum((more - cheap).values()) > 0
-    assert hardware_flops(model, keep_costly_outputs) == training_flops(model)
+    assert training_flops(model, keep_costly_outputs) == training_flops(model)
 
 
 class Noise(nn.Sequential):
@@ -154,12 +154,12 @@ def test_flops_of_the_second_runs_are_as_counted(form: Choice) -> None:
     the last one of a segment."""
     this = given("dropout", form)
     segments = segments_of(this)
-    assert hardware_flops(TEXT, lambda _: None) == training_flops(TEXT)
+    assert training_flops(TEXT, lambda _: None) == training_flops(TEXT)
     network = TEXT.build()
     checkpoint_blocks(network, segments)
     with FlopCounterMode(display=False) as counter:
         network(torch.zeros(2, 16, dtype=torch.int64)).sum().backward()
-    counted = hardware_flops(TEXT, partial(checkpoint_blocks, segments=segments))
+    counted = training_flops(TEXT, partial(checkpoint_blocks, segments=segments))
     assert counter.get_total_flops() in (2 * counted, pytest.approx(2 * counted, rel=0.06))  # attention of the CPU
     assert this.links is not None
     links = this.links(this, 4)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ddlbench.job import Model
-from ddlbench.measure.formulas.flops import forward_flops_per_block, hardware_flops, mfu, peak_flops, training_flops
+from ddlbench.measure.formulas.flops import forward_flops_per_block, mfu, peak_flops, training_flops
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.resnet import ResNet
 from ddlbench.models.vgg import VGG
@@ -52,17 +52,17 @@ def test_what_checkpointed_blocks_compute_again_is_counted() -> None:
     """A block runs again up to the last tensor that its backward pass needs. The output of a matrix product is none."""
     down, head = 2 * 4 * 4 * 8 * 8, 2 * 4 * 8 * 11
     again = forward_flops(TINY) - head  # dropout after the block's last product keeps a mask
-    assert hardware_flops(TINY, checkpoint_all) == training_flops(TINY) + again
-    assert hardware_flops(replace(TINY, dropout=0.0), checkpoint_all) == training_flops(TINY) + again - down
+    assert training_flops(TINY, checkpoint_all) == training_flops(TINY) + again
+    assert training_flops(replace(TINY, dropout=0.0), checkpoint_all) == training_flops(TINY) + again - down
     net = ResNet("tiny", layers=[1, 1, 1, 1], width_per_group=8, image_size=32, num_classes=5)
     classifier = 2 * 2048 * 5
-    assert hardware_flops(net, checkpoint_all) == training_flops(net) + forward_flops(net) - classifier
+    assert training_flops(net, checkpoint_all) == training_flops(net) + forward_flops(net) - classifier
 
 
 def test_counting_leaves_no_trace() -> None:
     before = torch.get_rng_state()
     training_flops(TINY)
-    hardware_flops(TINY, checkpoint_all)
+    training_flops(TINY, checkpoint_all)
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.isfinite(TINY.build()(torch.zeros(1, 4, dtype=torch.int64))).all()
 

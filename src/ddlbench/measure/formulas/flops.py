@@ -71,18 +71,16 @@ PEAKS = {
 SAMPLES = 2  # of a checkpointed model
 
 
-def training_flops(model: Model) -> int:
-    """Model FLOPs of one sample's forward and backward pass; the input needs no gradient."""
-    counter, _ = _count(model, backward=True)
-    return counter.get_total_flops()
+def training_flops(model: Model, checkpoint: Callable[[nn.Sequential], None] | None = None) -> int:
+    """Model FLOPs of one sample's forward and backward pass; the input needs no gradient.
 
-
-def hardware_flops(model: Model, checkpoint: Callable[[nn.Sequential], None]) -> int:
-    """FLOPs that are computed for one training sample where `checkpoint` lets blocks run again in the backward pass:
-    counted on the blocks as it changes them, because torch ends a second run at the last tensor that is needed. Dropout
-    keeps what comes before it, so the count needs training mode, and two samples because of BatchNorm."""
+    checkpoint: lets blocks run again in the backward pass. Then the result is the hardware FLOPs: those that are
+        computed, counted on the blocks as it changes them, because torch ends a second run at the last tensor that is
+        needed. Dropout keeps what comes before it, so the count needs training mode, and two samples because of
+        BatchNorm
+    """
     counter, _ = _count(model, backward=True, checkpoint=checkpoint)
-    return counter.get_total_flops() // SAMPLES
+    return counter.get_total_flops() // (SAMPLES if checkpoint else 1)
 
 
 def forward_flops_per_block(model: Model) -> dict[str, int]:
