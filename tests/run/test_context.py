@@ -80,10 +80,13 @@ def test_a_folder_that_is_gone_is_no_second_failure(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-SAME: dict[str, Any] = {"driver": "550.54", "packages": {"deepspeed": "0.19.8", "torch": "2.14.1"}, "variables": {}}
+SAME: dict[str, Any] = {
+    "driver": "550.54", "nccl": "2.28.9", "packages": {"deepspeed": "0.19.8", "torch": "2.14.1"}, "variables": {},
+}  # fmt: skip
 CASES: dict[str, dict[str, Any]] = {  # what rank 1 has instead
     "same": {},
     "a version": {"packages": {"deepspeed": "0.18.1", "torch": "2.14.1"}},
+    "a library of torch": {"nccl": "2.27.5"},
     "not installed": {"packages": {"torch": "2.14.1"}},
     "a setting": {"variables": {"NCCL_ALGO": "Ring"}, "driver": "560.1"},
     "its own job": {"variables": {"SLURM_PROCID": "1", "CUDA_VISIBLE_DEVICES": "1"}, "hostname": "other"},
@@ -110,6 +113,9 @@ def test_ranks_that_differ_are_named_on_every_rank():
         "error",
         f"rank 1 on {host} has deepspeed 0.18.1, rank 0 on {host} has 0.19.8: install the same versions on every host",
     )
+    kind, library = one["a library of torch"]
+    assert kind == "error"
+    assert f"rank 1 on {host} has nccl 2.27.5, rank 0 on {host} has 2.28.9: install the same versions" in library
     assert "rank 1 on" in one["not installed"][1]
     assert "has deepspeed none, rank 0" in one["not installed"][1]
     assert one["a setting"] == (

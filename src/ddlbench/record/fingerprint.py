@@ -61,8 +61,3 @@ def noted(environment: Mapping[str, Any]) -> dict[str, Any]:
 def of_the_launch(key: str) -> bool:
     """Whether a key of a fingerprint may differ along a curve over GPU counts."""
     return key.partition(".")[0] in OF_THE_LAUNCH
-
-
-def is_version(key: str) -> bool:
-    """Whether a key of a fingerprint is a version of a library that all ranks must share."""
-    return key.startswith("packages.") or key in ("torch", "cuda", "cudnn", "nccl")

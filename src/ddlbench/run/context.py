@@ -30,7 +30,7 @@ from ddlbench.progress import Progress, tell
 from ddlbench.ranks.control import all_gather, once_per_node, sum_over_ranks
 from ddlbench.ranks.launch import Launch
 from ddlbench.record.files import COLLECTIVES, write_json
-from ddlbench.record.fingerprint import fingerprint, is_version
+from ddlbench.record.fingerprint import fingerprint
 from ddlbench.record.record import Record, run_id
 from ddlbench.record.run_json import opening
 from ddlbench.texts import digest, first_few
@@ -38,6 +38,7 @@ from ddlbench.texts import digest, first_few
 SHOWN = 5  # differences between environments that one line names
 # Ranks may have different cores, of which the record has the fewest; the other names ranks that share a GPU.
 PER_RANK = ("cpu_count", "variables.NCCL_HOSTID")
+LIBRARIES = ("torch", "cuda", "cudnn", "nccl")  # with the packages: all ranks must have the same versions
 DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")  # of gloo, and of NCCL where torch has it
 KEPT = 4  # newest collectives of each group
 ASK_S = 3.0  # longest wait for the recorder: it asks the driver of a device that may hang
@@ -177,7 +178,7 @@ def compare_environments(environment: Mapping[str, Any]) -> list[str]:
         lines[key] = f"rank {rank} on {hosts[rank]}{more} has {name} {here}, rank 0 on {hosts[0]} has {of_rank_0}"
         if others := len(differing) - 1 - equal:
             lines[key] += f"; {others} more have other values"
-    conflicts = [line for key, line in lines.items() if is_version(key)]
+    conflicts = [line for key, line in lines.items() if key.startswith("packages.") or key in LIBRARIES]
     if conflicts:
         differences = "; ".join(first_few(conflicts, SHOWN, "more differences"))
         raise UserError(f"{differences}: install the same versions on every host")
