@@ -75,7 +75,7 @@ def test_an_old_record_merges_with_one_that_has_the_key(monkeypatch: pytest.Monk
     del old["backend"], old["checkpoint"], old["framework"]["topk_ratio"]  # a record of the first version
     del old["data"]["train_dir"], old["data"]["val_dir"], old["train"]["deterministic"], old["train"]["cold_cache"]
     del old["train"]["offload_activations"], old["train"]["flops_per_host_byte"], old["train"]["time_limit_s"]
-    runs = [run_of(old, None), *(run_of(config.resolved, config.added_later) for config in (plain, later, used))]
+    runs = [run_of(old, None), *(run_of(config.resolved, added_later(config)) for config in (plain, later, used))]
     assert [len(group) for group in measurements(runs)] == [3, 1]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ddlbench.config.keys import added_later
 from ddlbench.config.schema import Config
 from ddlbench.counts.counting import count
 from ddlbench.counts.counts import Block, Counts, Floats, Line, Work
@@ -73,7 +74,7 @@ def record(asked: Config, ranks: int, step_s: float, **changes: Any) -> AttemptR
     }
     attempt = Attempt(Path(f"results/run-{ranks}/attempt-1"), {**content, **changes})
     given = section(attempt.record, "config")
-    return AttemptRow(run_row(attempt, []), measured_options(given, asked.added_later), folder=attempt.path)
+    return AttemptRow(run_row(attempt, []), measured_options(given, added_later(asked)), folder=attempt.path)
 
 
 def by_roofline(asked: Config, gpus: int, cluster: str = "h100", **more: Any) -> Prediction:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from ddlbench.config.compose import configuration, make_job
+from ddlbench.config.keys import added_later
 from ddlbench.config.schema import Config
 from ddlbench.job import Batch, Job, Place
 from ddlbench.loop import Recorder, Run, train
@@ -105,7 +106,7 @@ def _content(config: Config, world_size: int) -> dict[str, Any]:
     """What run_json.opening returns, for a machine whose values are fixed."""
     return {
         "config": config.resolved,
-        "config_added_later": config.added_later,
+        "config_added_later": added_later(config),
         "model": {"changed": {}},
         "launch": {
             "launcher": "torchrun", "world_size": world_size, "nodes": 1, "ranks_per_node": world_size,

@@ -12,6 +12,7 @@ import torch
 import yaml
 
 from ddlbench.config.compose import configuration
+from ddlbench.config.keys import added_later
 from ddlbench.sweep.plan import Cell, plan
 from ddlbench.sweep.study import load
 
@@ -48,7 +49,7 @@ def planned(study: Path, *words: str) -> list[Cell]:
 def record(results: Path, cell: Cell, status: str = "ok", attempt: int = 1, seconds: int = 36, **more: Any) -> Path:
     """The record of a cell that ran from 10:00:00."""
     config = configuration(*cell.words)
-    more = {"config_added_later": config.added_later} | more
+    more = {"config_added_later": added_later(config)} | more
     return write_record(
         results, config.resolved, cell.gpus, f"{cell.key}/attempt-{attempt}", status, attempt, seconds, **more
     )

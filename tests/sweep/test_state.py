@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ddlbench.config.compose import configuration
-from ddlbench.config.keys import measured_part
+from ddlbench.config.keys import added_later, measured_part
 from ddlbench.heartbeat import Process
 from ddlbench.record.files import HEARTBEAT
 from ddlbench.sweep.lock import Queue
@@ -37,7 +37,7 @@ def test_a_record_of_what_a_cell_measures_is_its_record(tmp_path: Path, cells: l
 def test_renamed_code_and_moved_results_are_still_the_same_cells(tmp_path: Path, cells: list[Cell]) -> None:
     """Older records name classes, and lack keys that were added later."""
     made = configuration(*cells[0].words)
-    old = measured_part(made.resolved, made.added_later)
+    old = measured_part(made.resolved, added_later(made))
     old["framework"]["_target_"] = "ddlbench.frameworks.single.Before"
     write_record(tmp_path / "before", old, cells[0].gpus, "any-name/attempt-1")
     shutil.move(tmp_path / "before", tmp_path / "results")
@@ -184,7 +184,7 @@ def test_planning_and_the_status_cost_the_same_for_each_of_many_cells(tmp_path: 
         axes = {"framework": ["ddp"], "gpus": [1, 2, 4, 8, 16], "train.clip_norm": list(range(1, settings + 1))}
         study = load(str(write(tmp_path, axes=axes, exclude=[], repeats=10, keys=KEYS | {"batch": 64})))
         made, results = configuration(*study.words(next(study.points()))), tmp_path / f"{settings}"
-        resolved, later = made.resolved, made.added_later
+        resolved, later = made.resolved, added_later(made)
         for repeat, point in itertools.product(range(10), study.points()):
             train = resolved["train"] | {"clip_norm": float(point["train.clip_norm"]), "repeat": repeat}
             name = f"{point['gpus']}-{point['train.clip_norm']}-{repeat}/attempt-1"

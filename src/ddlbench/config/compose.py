@@ -11,7 +11,7 @@ import copy
 import io
 import re
 import warnings
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import fields
 from functools import partial
@@ -47,8 +47,23 @@ NOT_LITERAL = re.compile(r"\$\{|\?\?\?")  # what OmegaConf does not take literal
 def configuration(*words: str) -> Config:
     """What a command line of these words would run. UserError as the command line has it."""
     check_command_line(words)
+    overrides = [parsed(word) for word in words]
+    chosen = {override.key_or_group: str(override.value()) for override in overrides if override.key_or_group in GROUPS}
+    options = defaults()
+    for group, option in chosen.items():
+        if option not in choices(group):
+            raise UserError(f"{choose(group, option)} does not exist: choose one of {', '.join(choices(group))}")
+        options |= defaults(group, option)
+    options |= chosen
+    # The plain data that Hydra would compose: the YAML of each chosen option, then the values of the words.
+    plain = copy.deepcopy(published(".", "config") | {group: published(group, options[group]) for group in GROUPS})
+    for override in overrides:
+        if override.key_or_group not in GROUPS:
+            _set(plain, override.key_or_group, override.value())
     try:
-        return schema.build(_plain(words))
+        if NOT_LITERAL.search(str(plain)):
+            plain = cast(Plain, OmegaConf.to_container(OmegaConf.create(plain), resolve=True, throw_on_missing=True))
+        return schema.build(plain)
     except OmegaConfBaseException as error:
         raise UserError(hydra_line(error)) from error
 
@@ -66,25 +81,6 @@ def hydra_line(error: BaseException) -> str:
         return meaning.replace("{}", key[1]) if meaning else f"{key[1]}: {line}"
     text = " ".join(str(error).split())
     return text.partition(" Config search path:")[0].partition(" Set the env")[0]
-
-
-def _plain(words: Sequence[str]) -> Plain:
-    """The plain data that Hydra would compose: the YAML of each chosen option, then the values of the words."""
-    overrides = [parsed(word) for word in words]
-    chosen = {override.key_or_group: str(override.value()) for override in overrides if override.key_or_group in GROUPS}
-    options = defaults()
-    for group, option in chosen.items():
-        if option not in choices(group):
-            raise UserError(f"{choose(group, option)} does not exist: choose one of {', '.join(choices(group))}")
-        options |= defaults(group, option)
-    options |= chosen
-    plain = copy.deepcopy(published(".", "config") | {group: published(group, options[group]) for group in GROUPS})
-    for override in overrides:
-        if override.key_or_group not in GROUPS:
-            _set(plain, override.key_or_group, override.value())
-    if NOT_LITERAL.search(str(plain)):
-        return cast(Plain, OmegaConf.to_container(OmegaConf.create(plain), resolve=True, throw_on_missing=True))
-    return plain
 
 
 def _set(plain: Plain, key: str, value: object) -> None:

@@ -73,14 +73,9 @@ class Config(Options):
         settings = {key.name: getattr(self, key.name) for key in fields(Options)}
         return settings | {name: asdict(getattr(self, name)) for name in SECTIONS}
 
-    @property
-    def added_later(self) -> dict[str, Any]:
-        """The keys that were added after the first version, with the value that keeps the earlier behavior."""
-        return added_later(self)
-
     def identity(self) -> dict[str, Any]:
         """What was to be measured: the configuration without what does not change a measurement."""
-        return measured_part(self.resolved, self.added_later)
+        return measured_part(self.resolved, added_later(self))
 
 
 # The sections that are no group, with their classes; "": the keys of no section.

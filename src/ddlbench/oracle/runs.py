@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ddlbench.config.keys import shown
+from ddlbench.config.keys import added_later, shown
 from ddlbench.config.schema import Config
 from ddlbench.errors import Unsupported, UserError
 from ddlbench.oracle.machine.machine import Machine
@@ -151,7 +151,7 @@ class Results:
 def _options(config: Config, run: AttemptRow | None = None) -> Row:
     """The configuration of a run, or the asked one. The tables leave out keys that were added later, where they keep
     the earlier behavior, and an older record lacks them."""
-    return config.added_later | (run.options if run else measured_options(config.resolved, config.added_later))
+    return added_later(config) | (run.options if run else measured_options(config.resolved, added_later(config)))
 
 
 def _loading(options: Row) -> Row:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ddlbench.config.choices import changed
 from ddlbench.config.compose import refusal, supports
+from ddlbench.config.keys import added_later
 from ddlbench.config.schema import Config
 from ddlbench.cores import few_cores
 from ddlbench.errors import RunError
@@ -40,7 +41,7 @@ def opening(config: Config, launch: Launch, device: torch.device, dataset: Mappi
     version = str(torch.__version__) if library == "torch" else or_none(lambda: metadata.version(library))
     return {
         "config": config.resolved,
-        "config_added_later": config.added_later,
+        "config_added_later": added_later(config),
         "model": {"changed": changed(vars(config.model))},
         "launch": {
             "launcher": launch.launcher,

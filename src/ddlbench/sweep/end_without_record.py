@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ddlbench.config.compose import configuration
+from ddlbench.config.keys import added_later
 from ddlbench.config.schema import Config
 from ddlbench.errors import STATUSES, TIME_LIMIT, PeerFailed, RunError
 from ddlbench.ranks.launchers import tasks_per_node
@@ -78,7 +79,7 @@ def record_end(config: Config, codes: Mapping[int, int], began: str, output: str
     content: dict[str, Any] = {
         "times": {"start": began, "end": None},
         "config": config.resolved,
-        "config_added_later": config.added_later,
+        "config_added_later": added_later(config),
         "launch": {"world_size": sum(tasks), "nodes": len(tasks), "ranks_per_node": tasks[0]},
         "environment": {"variables": job},
         "dataset": {"name": config.data.name, "kind": config.data.kind},
