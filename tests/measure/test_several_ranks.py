@@ -12,7 +12,7 @@ from ddlbench.measure.clock import EpochTimes
 from ddlbench.measure.devices.memory import PEAKS
 from ddlbench.measure.devices.meter import Use
 from ddlbench.measure.devices.usage import HZ, Load
-from ddlbench.measure.rows import EpochRow, RankEpoch, gather_epoch
+from ddlbench.measure.rows import EpochRow, OwnStep, RankEpoch, gather_epoch
 from ddlbench.measure.summary import summarize
 from tests.support.simulated import World
 
@@ -144,8 +144,8 @@ def test_the_slow_rank_is_the_one_of_its_stage(rows: str) -> None:
 def test_a_rank_that_only_loads_has_no_step_of_its_own() -> None:
     """mode=loader: the loop's own microseconds would name one rank or another as slow."""
     trained = rank_epoch(1, 0, None)
-    assert trained.own_step_s == 2.0
+    assert one().with_ranks([trained]).own_steps == [OwnStep(1, trained.host, trained.stage, 2.0)]
     loading = replace(trained, losses=[], rates=[])
-    assert loading.own_step_s is None
+    assert one().with_ranks([loading]).own_steps == []
     row = one().with_ranks([rank_epoch(0, 0, None), loading, rank_epoch(2, 0, 12)])
     assert row.own_steps == [], "the ranks that are known say nothing of the others"

@@ -47,15 +47,6 @@ class RankEpoch:
     def stage(self) -> int:
         return self.coordinates.get("pp", 0)
 
-    @property
-    def own_step_s(self) -> float | None:
-        """The training thread's own seconds in a step, without what it read itself: a mean over the epoch. None where
-        nothing was trained (mode=loader), because only the loop's own work is left of such a step."""
-        use, times = self.times.use, self.times
-        if use is None or use.thread_s is None or not self.rates:
-            return None
-        return (use.thread_s - times.loading_s) / len(times.step_s)
-
     @classmethod
     def of(
         cls, job: Job, place: Place, times: EpochTimes, losses: list[float], rates: list[float], bad: Iterable[str]
@@ -159,8 +150,15 @@ class EpochRow:
     def with_ranks(self, ranks: list[RankEpoch]) -> EpochRow:
         """The row as rank 0 has it: with every rank's epoch, and what stays of them when the epoch is recorded."""
         step_s = (np.asarray(rank.times.step_s) for rank in ranks)
-        steps = [OwnStep(rank.rank, rank.host, rank.stage, seconds) for rank in ranks if (seconds := rank.own_step_s)]
-        complete = steps if len(steps) == len(ranks) else []
+        own_steps: list[OwnStep] = []
+        for rank in ranks:
+            use, times = rank.times.use, rank.times
+            # Where nothing was trained (mode=loader) only the loop's own work is left of a step.
+            if use is not None and use.thread_s is not None and rank.rates:
+                # The training thread's own seconds, without what it read itself: a mean over the epoch.
+                own_s = (use.thread_s - times.loading_s) / len(times.step_s)
+                own_steps.append(OwnStep(rank.rank, rank.host, rank.stage, own_s))
+        complete = own_steps if len(own_steps) == len(ranks) else []
         return replace(self, ranks=ranks, slowest_s=reduce(np.maximum, step_s).tolist(), own_steps=complete)
 
     def line(self) -> dict[str, Any]:

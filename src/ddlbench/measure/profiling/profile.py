@@ -147,12 +147,6 @@ class Seconds:
     def compute_s(self) -> float:
         return self.forward_s + self.backward_s + self.update_s + self.other_s
 
-    @property
-    def own_s(self) -> float:
-        """What the rank itself took: its window without waiting for data and without exposed communication, in which
-        it may wait for a slower rank."""
-        return self.window_s - self.data_s - self.exposed_s
-
     def shares(self) -> dict[str, float]:
         """Shares of the window's time, by the names of the tables' columns."""
         seconds = asdict(self) | {"compute_s": self.compute_s}
@@ -206,15 +200,18 @@ class RankWindow:
 
     def line(self) -> dict[str, Any]:
         """The rank's entry in run.json."""
+        seconds = self.seconds
+        # What the rank itself took: without exposed communication, in which it may wait for a slower rank.
+        own_s = seconds.window_s - seconds.data_s - seconds.exposed_s
         return {
             "rank": self.rank,
             "host": self.host,
             "stage": self.stage,
             "collectives": self.collectives,
-            **asdict(self.seconds),
-            "compute_s": self.seconds.compute_s,
-            "own_s": self.seconds.own_s,
-            "own_step_s": self.seconds.own_s / self.steps,
+            **asdict(seconds),
+            "compute_s": seconds.compute_s,
+            "own_s": own_s,
+            "own_step_s": own_s / self.steps,
             **({"passes": self.passes} if self.passes else {}),
         }
 
