@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from ddlbench.data.loaders.dali import Dali, DaliReader, half_even
+from ddlbench.data.loaders.dali import Dali, DaliReader
 from tests.support.dali_feeds import dali, levels, native, picture, request, write
 from tests.support.libraries import needs_dali
 from tests.support.pictures import Shape, jpeg
@@ -42,10 +42,6 @@ def test_validation_pixels_are_the_native_loaders(tmp_path, pixels):
     error = (levels(got) - levels(expected)).abs()
     assert error.amax((1, 2, 3)).tolist() == pytest.approx([0] * 11, abs=MOST)
     assert error.mean() < MEAN_ERROR
-
-
-def test_starts_are_rounded_as_python_rounds():
-    assert [half_even(number) for number in range(9)] == [round(number / 2) for number in range(9)]
 
 
 WHOLE = {"crop_scale": [1.0, 1.0], "crop_ratio": [1.2, 1.2]}

@@ -256,7 +256,8 @@ class DaliReader:
         shape = fn.peek_image_shape(encoded, adjust_orientation=False)
         shorter = self.data.shorter_side(size)
         sides = [shape[axis] * shorter // dali.math.min(shape[0], shape[1]) for axis in (0, 1)]
-        starts = [half_even(side - crop) for side, crop in zip(sides, size, strict=True)]
+        spare = [side - crop for side, crop in zip(sides, size, strict=True)]
+        starts = [number // 2 + ((number & 3) == 3) for number in spare]  # round(number / 2): 2.5 is 2, 3.5 is 4
         wanted = fn.cast(fn.stack(*sides), dtype=dali.types.FLOAT)
         resized = fn.resize(self._decoded(encoded), size=wanted, interp_type=dali.types.INTERP_TRIANGULAR)
         start = fn.cast(fn.stack(*starts), dtype=dali.types.INT32)
@@ -272,8 +273,3 @@ class DaliReader:
             mean=[255 * mean for mean in MEAN],
             std=[255 * std for std in STD],
         )
-
-
-def half_even(number: Any) -> Any:
-    """round(number / 2) as Python does it, of whole numbers or of DALI's: 2.5 is 2, 3.5 is 4."""
-    return number // 2 + ((number & 3) == 3)
