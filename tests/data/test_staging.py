@@ -31,6 +31,7 @@ from tests.support.disk import largest_file
 from tests.support.killed import ended_process
 from tests.support.pictures import write_folders
 from tests.support.processes import PYTHON, run
+from tests.support.records import attempts_of
 from tests.support.runs import GPT2, RESNET
 
 QUIET = Progress(enabled=False)
@@ -92,9 +93,7 @@ def test_staged_data_train_the_same(ddlbench, tmp_path: Path, data: Any) -> None
         for name in ("train_loss", "val_loss", "dataset_hash", "samples", "val_samples"):
             assert row[name] == plain[name], name
     assert first["run_id"] == second["run_id"] != plain["run_id"]
-    (record,) = (
-        attempt.record for attempt in read_all([tmp_path / "results"]).attempts if attempt.record["attempt"] == 2
-    )
+    (record,) = (attempt.record for attempt in attempts_of(tmp_path / "results") if attempt.record["attempt"] == 2)
     assert record["staging"]["files"] == STAGED_FILES[data]
     assert record["staging"]["nodes"] == 1
     assert "data.staged=true" in " ".join(str(row["variant"]) for row in records(tables.scaling))
@@ -173,7 +172,7 @@ def test_an_original_that_is_gone_ends_the_run_with_its_name(ddlbench, tmp_path:
     assert "Traceback" not in said
     assert "cannot stage" in said.splitlines()[-1]
     assert "images/train/a/002.JPEG" in said.splitlines()[-1]
-    attempts = [attempt.record for attempt in read_all([tmp_path / "results"]).attempts]
+    attempts = [attempt.record for attempt in attempts_of(tmp_path / "results")]
     assert ["002.JPEG" in record["reason"] for record in attempts if record["status"] == "error"] == [True]
 
 
@@ -282,6 +281,6 @@ def test_a_node_that_cannot_stage_ends_the_others(tmp_path: Path) -> None:
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "ddlbench")
     done = run(PYTHON, *torchrun, *words, "+framework=ddp", stage_to, "mode=loader", cwd=tmp_path)
     assert done.returncode != 0
-    (attempt,) = read_all([tmp_path / "results"]).attempts
+    (attempt,) = attempts_of(tmp_path / "results")
     assert attempt.record["status"] == "error"
     assert f"{tmp_path}/images/train/a/000.JPEG/imagenet-" in attempt.record["reason"]

@@ -194,8 +194,7 @@ def explained(folder: Path, beside: Path) -> Explanation:
     """The explanation of the run below `folder`, compared with the reference runs below `beside`."""
     records = read_all([beside, folder])
     (path,) = folder.glob("*/attempt-*")
-    name = next(attempt.name for attempt in records.attempts if attempt.path == path)
-    return explain(make_tables(records), records, name)
+    return explain(make_tables(records), records, str(path))
 
 
 def campaign(kept: Path, only: str | None, again: bool, count: int | None) -> int:

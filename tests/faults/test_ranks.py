@@ -18,6 +18,7 @@ from ddlbench.results.tables.tables import make_tables
 from tests.support.faults import end, patience_s, start, start_programs
 from tests.support.libraries import needs_horovod
 from tests.support.processes import run
+from tests.support.records import attempts_of
 from tests.support.runs import record
 from tests.support.waiting import WITHIN_S, wait_until
 
@@ -34,7 +35,7 @@ def options(framework: str) -> list[str]:
 
 def require_first_epoch(folder: Path, ranks: int) -> None:
     """What was measured before the fault can be read: the epoch's line, every step of every rank, the summary."""
-    (attempt,) = read_all([folder]).attempts
+    (attempt,) = attempts_of(folder)
     assert attempt.notes == ()
     assert [row["epoch"] for row in attempt.epochs] == [0]
     assert attempt.record["summary"]["epochs_done"] == 1
@@ -179,7 +180,7 @@ def test_what_a_killed_run_left_half_written_harms_no_reader(tmp_path: Path) -> 
     with (folder / "epochs.jsonl").open("a") as lines:
         lines.write('{"epoch": 1, "tra')
     (folder / ".run.json.4711").write_text('{"status": "ru')
-    (attempt,) = read_all([tmp_path]).attempts
+    (attempt,) = attempts_of(tmp_path)
     assert [row["epoch"] for row in attempt.epochs] == [0]
     assert "1 line(s) of epochs.jsonl cannot be read" in " ".join(make_tables(read_all([tmp_path])).warnings)
     assert attempt.record["status"] == json.loads((folder / "run.json").read_text())["status"] == "error"

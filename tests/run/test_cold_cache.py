@@ -19,7 +19,6 @@ from ddlbench.errors import Unsupported
 from ddlbench.measure.clock import EpochClock
 from ddlbench.ranks import control
 from ddlbench.record.record import run_id
-from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.tables.run_rows import run_row
 from ddlbench.run import settings
 from ddlbench.run.settings import check_cold_cache, drop_data
@@ -27,6 +26,7 @@ from ddlbench.run.supervisor import Supervisor
 from tests.support.disk import SIZE, written
 from tests.support.pictures import write_folders
 from tests.support.ranks import run_ranks
+from tests.support.records import attempts_of
 from tests.support.runs import RESNET, composed, record
 from tests.support.simulated import World
 
@@ -144,7 +144,7 @@ def test_a_run_reads_each_training_epoch_from_the_disk(
     code, said = ddlbench(*words, *epochs, f"train.cold_cache={str(cold).lower()}")
     assert code == 0, said
     assert seen == ([0, 0] if cold else [stored, stored])
-    (attempt,) = read_all([folder / "results"]).attempts
+    (attempt,) = attempts_of(folder / "results")
     row = run_row(attempt, [])
     expected = (stored, 0) if cold else (None, None)
     assert (row["cold_cache_bytes"], row["cold_cache_left_bytes"]) == expected

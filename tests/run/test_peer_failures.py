@@ -14,11 +14,11 @@ import pandas as pd
 import pytest
 
 from ddlbench.ranks.launchers import free_port
-from ddlbench.results.reading.attempts import read_all
 from tests.support.disk import fill_disk
 from tests.support.faults import ROOT, begun, command, end, patience_s, start
 from tests.support.killed import beaten
 from tests.support.processes import environment, run, small_disk
+from tests.support.records import attempts_of
 from tests.support.runs import epochs, record
 from tests.support.waiting import WITHIN_S, wait_until
 
@@ -112,7 +112,7 @@ def test_what_was_measured_survives_kill_9(tmp_path: Path) -> None:
     steps = pd.read_parquet(folder / "steps.parquet").groupby("epoch").size()
     assert steps[:done].tolist() == [2 * 3] * done
     beaten(folder, 60)
-    (attempt,) = read_all([tmp_path]).attempts
+    (attempt,) = attempts_of(tmp_path)
     assert attempt.record["status"] == "killed"
     assert len(attempt.epochs) >= done
 

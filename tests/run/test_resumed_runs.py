@@ -14,11 +14,11 @@ from ddlbench.checkpoint import Saved
 from ddlbench.errors import Failure
 from ddlbench.heartbeat import Process
 from ddlbench.ranks.boundary import Boundary, StopRequest
-from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.tables.run_rows import run_row
 from ddlbench.run.checkpoints import Checkpoints
 from tests.support.disk import no_space
 from tests.support.faults import end, start
+from tests.support.records import attempts_of
 from tests.support.runs import SMALL, epochs, record
 from tests.support.waiting import wait_until
 
@@ -68,7 +68,7 @@ def test_an_attempt_continues_one_that_was_killed(tmp_path: Path) -> None:
 def test_the_columns_say_what_saving_took_and_where_a_run_continued(tmp_path: Path, ddlbench) -> None:
     words = [*SMALL, "train.epochs=3", "checkpoint.every=1", "progress=false", f"results_dir={tmp_path}/results"]
     assert ddlbench(*words)[0] == 0
-    (attempt,) = read_all([tmp_path / "results"]).attempts
+    (attempt,) = attempts_of(tmp_path / "results")
     row = run_row(attempt, [])
     seconds = attempt.record["checkpoints"]["seconds"]
     assert row["checkpoints"] == len(seconds) == 2

@@ -30,6 +30,7 @@ from tests.support.faults import begun, end, patience_s, start
 from tests.support.killed import beaten
 from tests.support.libraries import needs_horovod
 from tests.support.ranks import Forked
+from tests.support.records import attempts_of
 from tests.support.runs import record
 from tests.support.waiting import wait_until
 
@@ -138,7 +139,7 @@ def test_a_rank_that_hangs_is_behind_the_rank_that_waits_for_it(waited: dict[str
     records = read_all([attempt])
     named = r"1 of 2 ranks behind in group .*: rank 1 on .* last began .*; rank 0 on .* last began gloo:all_reduce"
     with pytest.raises(UserError, match=named):
-        explain(make_tables(records), records, records.attempts[0].name)
+        explain(make_tables(records), records, str(records.folders[0]))
 
 
 def hold_the_gil(limit_s: float, seconds: int, library: type[ctypes.CDLL] = ctypes.PyDLL) -> int:
@@ -179,7 +180,7 @@ def test_the_next_reader_sees_that_a_frozen_rank_alone_has_ended(tmp_path: Path)
     assert codes == [1], said
     assert record(tmp_path)["status"] == "running"
     beaten(next(tmp_path.glob("*/attempt-1")), 60)
-    (attempt,) = read_all([tmp_path]).attempts
+    (attempt,) = attempts_of(tmp_path)
     assert attempt.record["status"] == "killed"
 
 

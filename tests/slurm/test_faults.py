@@ -14,6 +14,7 @@ from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.tables.tables import make_tables
 from tests.slurm.cluster import SCRIPTS, TINY, Slurm, numbers, records, started, sweep
 from tests.support.processes import PYTHON
+from tests.support.records import attempts_of
 from tests.support.waiting import wait_until
 from tests.sweep.studies import KEYS, SINGLE, ddp, ranks, statuses, write
 
@@ -41,7 +42,7 @@ def test_scancel_leaves_a_killed_row_with_its_epochs_and_no_process(cluster: Slu
     cluster.run("scancel", job)
     assert cluster.wait(job) == ["CANCELLED"]
     wait_until(lambda: not ranks(results))
-    (attempt,) = read_all([results]).attempts
+    (attempt,) = attempts_of(results)
     assert attempt.record["status"] == "killed"
     assert "SIGTERM" in attempt.record["reason"]
     assert len(attempt.epochs) >= 2
@@ -179,7 +180,7 @@ def test_thirty_two_ranks_on_eight_nodes_complete_a_run(tmp_path: Path) -> None:
     with started(nodes=8, cpus=4) as slurm:
         done = slurm.run("srun", "-N8", "-n32", "--ntasks-per-node=4", *command)
     assert done.returncode == 0, done.stderr[-3000:]
-    (attempt,) = read_all([tmp_path / "runs"]).attempts
+    (attempt,) = attempts_of(tmp_path / "runs")
     content = attempt.record
     assert content["status"] == "ok"
     assert (content["launch"]["world_size"], content["launch"]["nodes"]) == (32, 8)

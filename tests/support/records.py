@@ -10,7 +10,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from ddlbench.results.reading.attempts import read_all
+from ddlbench.results.reading.attempts import Attempt, read, read_all
 from ddlbench.results.tables.merge import Comparison
 from ddlbench.results.tables.tables import Tables, make_tables
 
@@ -133,6 +133,11 @@ def strong_scaling(results: Path, **others: Any) -> None:
     """Text: ddp on 2, 4 and 8 GPUs at 64 samples an update; 10, 19 and 32 samples/s."""
     for gpus, rate in ((2, 10.0), (4, 19.0), (8, 32.0)):
         write_run(results, model="gpt2_small", gpus=gpus, rate=rate, per_gpu=None, global_batch=64, **others)
+
+
+def attempts_of(*results: Path) -> list[Attempt]:
+    """All attempts below the folders."""
+    return list(map(read, read_all(results).folders))
 
 
 def tables_of(*results: Path, by: str = "framework", across: Sequence[str] = ()) -> Tables:

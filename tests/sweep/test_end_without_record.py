@@ -15,12 +15,12 @@ import pytest
 from ddlbench.config.compose import configuration
 from ddlbench.config.schema import Config
 from ddlbench.heartbeat import Process
-from ddlbench.results.reading.attempts import read_all
 from ddlbench.sweep.end_without_record import main, record_end
 from ddlbench.sweep.local import _ended, run_cells
 from ddlbench.sweep.plan import Cell
 from ddlbench.sweep.state import State
 from tests.support.killed import beat, ended_process
+from tests.support.records import attempts_of
 from tests.sweep.studies import SINGLE, ddp, planned, record, write
 
 BEGAN = "2026-01-01T10:00:00.000+00:00"
@@ -51,7 +51,7 @@ def test_a_run_without_a_record_gets_a_row(
     tmp_path: Path, cell: Cell, codes: list[int], said: str, status: str, reason: str
 ) -> None:
     assert record_end(config(cell, tmp_path), dict(enumerate(codes)), BEGAN, said, [2])
-    (attempt,) = read_all([tmp_path / "results"]).attempts
+    (attempt,) = attempts_of(tmp_path / "results")
     assert attempt.record["status"] == status
     assert attempt.record["reason"].startswith(reason)
     assert attempt.record["times"]["start"] == BEGAN
@@ -104,7 +104,7 @@ def test_a_job_writes_the_row_of_its_run_once(
     assert state.status(cell) == status
     if status == "missing":
         return
-    ((attempt,), (read,)) = state.of(cell), read_all([results]).attempts
+    ((attempt,), (read,)) = state.of(cell), attempts_of(results)
     assert attempt.reason.startswith(reason)
     assert attempt.ended_by == ("time_limit" if status == "killed" else None)
     assert (attempt.job, read.record["launch"]) == ("7", {"world_size": 2, "nodes": 2, "ranks_per_node": 1})

@@ -11,8 +11,8 @@ import pytest
 
 from ddlbench.foreign import LARGEST_BYTES
 from ddlbench.record.schema import READ_VERSIONS
-from ddlbench.results.reading.attempts import left_out_line, read, read_all, search
-from tests.support.records import tables_of, write_run
+from ddlbench.results.reading.attempts import left_out_line, read, search
+from tests.support.records import attempts_of, tables_of, write_run
 
 
 def attempt(*parts):
@@ -86,7 +86,7 @@ def test_every_attempt_once_however_it_is_reached(tmp_path):
     first = write_run(tmp_path / "a", repeat=0)
     write_run(tmp_path / "a", repeat=1, attempt=2)
     write_run(tmp_path / "b", repeat=2)
-    result = read_all([tmp_path / "a", tmp_path / "b", tmp_path / "a", first.parent, first]).attempts
+    result = attempts_of(tmp_path / "a", tmp_path / "b", tmp_path / "a", first.parent, first)
     assert len(result) == 3
     assert [len(attempt.epochs) for attempt in result] == [3, 3, 3]
 
@@ -94,7 +94,7 @@ def test_every_attempt_once_however_it_is_reached(tmp_path):
 def test_paths_stay_as_they_were_given(tmp_path, monkeypatch):
     write_run(tmp_path / "results")
     monkeypatch.chdir(tmp_path)
-    assert not read_all([Path("results")]).attempts[0].path.is_absolute()
+    assert not attempts_of(Path("results"))[0].path.is_absolute()
 
 
 @pytest.mark.parametrize("content", [None, "", "[1, 2]", "\x00"])

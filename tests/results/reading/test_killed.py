@@ -14,9 +14,9 @@ import pytest
 
 from ddlbench.heartbeat import Process
 from ddlbench.record.files import HEARTBEAT, find_killed, keeper_alive
-from ddlbench.results.reading.attempts import read, read_all
+from ddlbench.results.reading.attempts import read
 from tests.support.killed import beat, ended_process
-from tests.support.records import edited, tables_of, write_run
+from tests.support.records import attempts_of, edited, tables_of, write_run
 
 ELSEWHERE = replace(Process.this(), place="another host")
 
@@ -88,7 +88,7 @@ def test_a_heartbeat_of_any_year_can_be_read(tmp_path: Path, monkeypatch: pytest
 def test_the_report_calls_it_killed_and_changes_no_file(tmp_path: Path) -> None:
     folder = running(tmp_path, ended_process(), 60)
     before = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-    (attempt,) = read_all([tmp_path]).attempts
+    (attempt,) = attempts_of(tmp_path)
     assert attempt.record["status"] == "killed"
     assert attempt.record["reason"].startswith("no end was recorded and its process has ended: all ranks were killed")
     assert {path: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
@@ -122,5 +122,5 @@ def test_an_end_that_was_recorded_counts_more_than_a_copy_from_before(tmp_path: 
     with edited(early) as content:
         content["status"] = "running"
     beat(early, ELSEWHERE, 300)
-    assert [read_all([tmp_path / name]).attempts[0].record["status"] for name in "ab"] == ["killed", "ok"]
+    assert [attempts_of(tmp_path / name)[0].record["status"] for name in "ab"] == ["killed", "ok"]
     assert list(tables_of(tmp_path).runs["status"]) == ["ok"]

@@ -7,16 +7,15 @@ from typing import Any
 
 import pytest
 
-from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.tables.merge import AttemptRow, measured_options, measurements
 from ddlbench.results.tables.run_rows import run_row
 from ddlbench.results.tables.tables import records
-from tests.support.records import CPU, GPU, edited, tables_of, write_run
+from tests.support.records import CPU, GPU, attempts_of, edited, tables_of, write_run
 
 
 def groups(results):
     """(status, repeat) of the attempts, group by group."""
-    attempts = read_all([results]).attempts
+    attempts = attempts_of(results)
     runs = [AttemptRow(run_row(attempt, []), measured_options(attempt.record["config"])) for attempt in attempts]
     return sorted(sorted((run.row["status"], run.row["repeat"]) for run in group) for group in measurements(runs))
 

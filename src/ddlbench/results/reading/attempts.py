@@ -16,7 +16,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from errno import ELOOP, ENOTDIR
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -155,11 +154,6 @@ class Records:
     folders: list[Path]
     published: list[Path]
     notes: list[Note]
-
-    @cached_property
-    def attempts(self) -> list[Attempt]:
-        """All attempts in memory."""
-        return list(map(read, self.folders))
 
     def named(self, names: Collection[str]) -> dict[str, Attempt]:
         """The attempts of some rows of runs.csv, by their column `path`."""
