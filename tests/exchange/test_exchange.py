@@ -43,6 +43,13 @@ def test_importing_twice_adds_nothing(tmp_path, csv_file, capsys):
     assert "0 published measurements added, 2 were there" in capsys.readouterr().out
 
 
+def test_rows_without_a_base_are_named(tmp_path, capsys):
+    without = [cells(model=name, base_gpus="", base_value="") for name in ("VGG-16", "VGG-19")]
+    file = write_csv(tmp_path / "points.csv", cells(), *without)
+    assert imported(tmp_path / "results", file) == 0
+    assert capsys.readouterr().err == f"{file}: row 3, 4: without a base: efficiency stays empty\n"
+
+
 def test_logs_and_the_row_that_was_made_of_them(tmp_path, capsys):
     logs = write_results(tmp_path / "logs" / "2xExample", events(), events(top1=0.4))
     assert imported(tmp_path / "results", logs.parent, "--url", URL, "--strategy", "horovod") == 0

@@ -22,11 +22,11 @@ from ddlbench.foreign import Object, section
 from ddlbench.record.files import plain, write_json
 from ddlbench.results.reading.attempts import PUBLISHED_FILE, read_all, read_published
 from ddlbench.results.reading.mlperf import TOKEN, read_results
-from ddlbench.results.reading.published import read_points, record_of, without_base
+from ddlbench.results.reading.published import read_points, record_of
 from ddlbench.results.rows import OWN, Row, group_by
 from ddlbench.results.tables.merge import AttemptRow
 from ddlbench.results.tables.tables import merge
-from ddlbench.texts import digest, say
+from ddlbench.texts import digest, first_few, say
 
 NOTHING = 1  # exit code
 NO_SUBMISSION = "none: not an MLPerf submission"
@@ -42,7 +42,9 @@ def import_published(given: argparse.Namespace) -> int:
     for place in given.places:
         if not place.is_dir():
             points, unusable = read_points(place)
-            say(*(f"{place}: {line}" for line in without_base(points)), stream=sys.stderr)
+            if alone := [str(point["line"]) for point in points if "base_gpus" not in point["more"]]:
+                rows = ", ".join(first_few(alone, 20))
+                say(f"{place}: row {rows}: without a base: efficiency stays empty", stream=sys.stderr)
             facts += points
             left_out += [f"{place}: {line}" for line in unusable]
         elif given.url:

@@ -20,7 +20,7 @@ from ddlbench.oracle.setting import Setting
 from ddlbench.oracle.timing.computation import Computation
 from ddlbench.record.schema import DEVELOPER
 from ddlbench.results.reading.attempts import read_all
-from ddlbench.results.rows import OWN, Row, wait_column, without_data_wait
+from ddlbench.results.rows import OWN, Row, without_data_wait
 from ddlbench.results.tables.merge import AttemptRow, measured_options
 from ddlbench.results.tables.tables import merge
 
@@ -169,7 +169,7 @@ def _base(run: AttemptRow, config: Config, machine: Machine) -> Base | None:
         return None
     if not _on(machine, row) or row["nodes"] not in (None, machine.nodes(ranks)) or _differences(run, config):
         return None
-    seconds = without_data_wait(batch / rate, row[wait_column(row)])
+    seconds = without_data_wait(batch / rate, row)
     micro = max(1, batch // (row["data_size"] or 1) // (row["micro_batches"] or 1))
     hosts = tuple(sorted((row["hosts"] or "").split())) if machine.device.type == "cpu" else ()
     framework, version, cluster = (row[name] or "" for name in ("framework", "torch", "cluster"))

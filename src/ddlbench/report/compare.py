@@ -93,7 +93,7 @@ def _paired(before: Sequence[Group], after: Sequence[Group]) -> tuple[list[Pair]
 
 
 def _key(names: Sequence[str], group: Group) -> tuple[Any, ...]:
-    return tuple(group[0].asked if name == "asked" else group[0].row[name] for name in names)
+    return tuple(group[0].asked() if name == "asked" else group[0].row[name] for name in names)
 
 
 def _changes(pairs: Sequence[Pair]) -> list[str]:

@@ -191,9 +191,8 @@ def _ideal(tables: Tables, run: Row) -> Bar:
         for name in ("own_base", "best_single"):
             base = bases.get((row[f"{name}_framework"], row[f"{name}_sample_time_s"]))
             if base and row["measurement"] == run["measurement"]:
-                column = wait_column(base.row)
-                sample_s = without_data_wait(base["sample_time_s"], base[column])
-                evidence = f"sample_time_s of {base['framework']} on one device less its {column}"
+                sample_s = without_data_wait(base["sample_time_s"], base.row)
+                evidence = f"sample_time_s of {base['framework']} on one device less its {wait_column(base.row)}"
                 return Bar("ideal", sample_s * run["global_batch"] / run["gpus"], evidence)
     if run["mfu"]:
         return Bar("ideal", run["mfu"] * _step_s(run), "roofline: mfu x step")
@@ -204,7 +203,7 @@ def _bars(run: Row, window: Sequence[Mapping[str, Any]], ideal: Bar) -> list[Bar
     """All bars; their seconds sum to the step."""
     step_s, wait, retries = _step_s(run), run[wait_column(run)], run["allocator_retries"]
     evidence, (compute, exposed, idle, excess) = _parts(run, window)
-    bubble = None if run["bubble"] is None else without_data_wait(run["bubble"] * step_s, wait)
+    bubble = None if run["bubble"] is None else without_data_wait(run["bubble"] * step_s, run)
     if exposed is not None and bubble is not None:  # a stage that waits for another waits in communication
         bubble = min(bubble, exposed)
         exposed -= bubble

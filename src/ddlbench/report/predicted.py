@@ -21,7 +21,7 @@ from ddlbench.predict.grading.grade import predicted_s
 from ddlbench.predict.grading.points import Point, point
 from ddlbench.results.reading.attempts import Attempt, Records, read_published, reason_of
 from ddlbench.results.reading.published import csv_row
-from ddlbench.results.rows import OWN, PUBLISHED, Row, group_by, wait_column, without_data_wait
+from ddlbench.results.rows import OWN, PUBLISHED, Row, group_by, without_data_wait
 from ddlbench.results.tables.measurement import Measurement, devices, duration
 from ddlbench.results.tables.merge import AttemptRow
 from ddlbench.results.tables.run_rows import attempt_row
@@ -126,7 +126,7 @@ def _from_its_base(row: Row, stated: Point) -> Row:
 
 def with_error(row: Row, predicted: Row) -> Row:
     """The predicted_* columns with error and flag. The error excludes waiting for data, which is not predicted."""
-    measured_s = without_data_wait(row["sample_time_s"], row[wait_column(row)])
+    measured_s = without_data_wait(row["sample_time_s"], row)
     sample_s = predicted["predicted_step_s"] / row["global_batch"]
     error = {"predicted_sample_time_s": sample_s, "predicted_error": (sample_s - measured_s) / measured_s}
     flag = _flag(row | predicted | error, measured_s * row["global_batch"])

@@ -29,9 +29,9 @@ def wait_column(row: Mapping[str, Any]) -> str:
     return "data_wait_share" if row.get("data_wait_mean_share") is None else "data_wait_mean_share"
 
 
-def without_data_wait(seconds: float, share: float | None) -> float:
-    """The seconds in which ranks do not wait for data: the oracle predicts no waiting. share: of waiting; None: none"""
-    return seconds * (1 - (share or 0.0))
+def without_data_wait(seconds: float, row: Mapping[str, Any]) -> float:
+    """The part of a row's seconds in which its ranks do not wait for data: the oracle predicts no waiting."""
+    return seconds * (1 - (row[wait_column(row)] or 0.0))
 
 
 def latest(runs: Iterable[Row]) -> Row:

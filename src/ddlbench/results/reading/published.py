@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -160,7 +160,8 @@ def read_points(path: Path) -> tuple[list[Row], list[str]]:
         if len(units := sorted({point["unit"] for point in group})) == 1:
             kept += group
         else:
-            left_out.append(f"{_rows(group)}: {source}, {model}: mixed units ({', '.join(units)})")
+            lines = ", ".join(first_few([str(point["line"]) for point in group], 20))
+            left_out.append(f"row {lines}: {source}, {model}: mixed units ({', '.join(units)})")
     return sorted(kept, key=itemgetter("line")), left_out
 
 
@@ -203,16 +204,6 @@ def _sample_time_s(row: CsvRow, value: float, gpus: int, batch: int | None) -> f
     if seconds is None:
         raise UserError(f"unknown unit {row['unit']!r}, or its batch is not stated: known are {', '.join(UNITS)}")
     return seconds
-
-
-def _rows(points: Sequence[Row]) -> str:
-    return f"row {', '.join(first_few([str(point['line']) for point in points], 20))}"
-
-
-def without_base(points: Sequence[Row]) -> list[str]:
-    """A line that names the rows without a base; their efficiency stays empty."""
-    alone = [point for point in points if "base_gpus" not in point["more"]]
-    return [f"{_rows(alone)}: without a base: efficiency stays empty"] if alone else []
 
 
 def record_of(facts: Row) -> Object:

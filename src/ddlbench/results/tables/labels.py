@@ -49,7 +49,7 @@ def knobs(runs: Sequence[AttemptRow], comparison: Comparison = BY_FRAMEWORK) -> 
     parts = zip(
         _differences([compared_of(run.row) for run in runs], compared, always),
         _differences([(name_of(run.row), not run.environment) for run in runs], [_around(run, False) for run in runs]),
-        _differences([(run.asked, not run.environment) for run in runs], [_around(run, True) for run in runs]),
+        _differences([(run.asked(), not run.environment) for run in runs], [_around(run, True) for run in runs]),
         strict=True,
     )
     schemes = (run.row["precision_scheme"] for run in runs)

@@ -147,13 +147,9 @@ class AttemptRow:
     def ok(self) -> bool:
         return self.row["status"] == "ok"
 
-    @cached_property
-    def asked(self) -> str:
-        """The configuration and the GPUs that all repeats have in common, as a text."""
-        return self._asked(FREE)
-
-    def _asked(self, free: Sequence[str]) -> str:
-        """free: the keys that may have several values"""
+    def asked(self, *more: str) -> str:
+        """The configuration and GPUs that all repeats have in common, as a text. more: other keys that may differ"""
+        free = (*FREE, *more)
         options = {key: value for key, value in self.options.items() if key not in free}
         return json.dumps([options, self.row["gpus"], self.row["nodes"]], sort_keys=True, default=str)
 
@@ -163,8 +159,8 @@ class AttemptRow:
         return tuple(self.row[name] for name in SEEN)
 
     def measurement_id(self, *more: str) -> str:
-        """The name of a group of repeats in both tables. more: other keys that may differ; SEED: repeats of any seed"""
-        return digest([self._asked((*FREE, *more)), self.seen])
+        """The name of a group of repeats in both tables. more: as for `asked`; SEED: repeats of any seed"""
+        return digest([self.asked(*more), self.seen])
 
     @cached_property
     def comparison(self) -> str:
@@ -199,7 +195,7 @@ def measurements(runs: Iterable[AttemptRow]) -> list[list[AttemptRow]]:
     that failed joins the only group with which its recorded columns agree, else it is a group by itself. So the first
     of a group ended ok if any of it did."""
     measured: list[list[AttemptRow]] = []
-    for alike in group_by(runs, lambda run: run.asked).values():
+    for alike in group_by(runs, AttemptRow.asked).values():
         groups = list(group_by((run for run in alike if run.ok), lambda run: run.seen).values())
         for run in sorted((run for run in alike if not run.ok), key=lambda run: run.seen.count(None)):
             fitting = [

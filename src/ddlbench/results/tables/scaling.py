@@ -175,8 +175,10 @@ def _against(point: Point, base: Point | None, kind: str, prefix: str, suffix: s
     }
     if not point.sample_time_s or not point.gpus:
         return row
-    row[f"speedup{suffix}"] = stats.speedup(base.sample_time_s, point.sample_time_s)
-    row[f"efficiency{suffix}"] = stats.efficiency(base.sample_time_s, base.gpus, point.sample_time_s, point.gpus)
+    # Aach et al. 2023, equations 3 and 4: T_p0 / T_p, and T_p0 p0 / (T_p p), the reached share of the ideal p / p0. The
+    # time of a sample serves strong scaling, weak scaling over a fixed data set and shortened epochs.
+    row[f"speedup{suffix}"] = base.sample_time_s / point.sample_time_s
+    row[f"efficiency{suffix}"] = base.sample_time_s * base.gpus / (point.sample_time_s * point.gpus)
     if point is base or point.interval is None or base.interval is None:
         return row  # the ratio of a base to itself is 1 by definition
     ratio, share = stats.ratio_interval(base.interval, point.interval), base.gpus / point.gpus

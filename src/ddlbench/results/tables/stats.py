@@ -1,8 +1,6 @@
-"""Medians with distribution-free intervals, speedup and efficiency (Hoefler and Belli, SC'15, rules 1 to 8).
+"""Medians with distribution-free intervals, and intervals of their ratios (Hoefler and Belli, SC'15, rules 1 to 8).
 
-Everything here takes seconds. Ratios are formed once, from merged seconds, and never averaged. They follow Aach et al.
-2023, equations 3 and 4: T_p0 / T_p and T_p0 p0 / (T_p p). The time is that of a sample, which serves strong scaling,
-weak scaling over a fixed data set and shortened epochs.
+Everything here takes seconds. Ratios are formed once, from merged seconds, and never averaged.
 """
 
 from __future__ import annotations
@@ -57,13 +55,3 @@ def ratio_interval(over: Interval, under: Interval) -> Interval:
 def verdict(ratio: Interval, above: str, below: str, none: str) -> str:
     """`above` or `below` where the whole interval lies above or below 1, else `none`."""
     return above if ratio.low > 1 else below if ratio.high < 1 else none
-
-
-def speedup(base_s: float, time_s: float) -> float:
-    """T_p0 / T_p for the same work (Aach et al. 2023, equation 3)."""
-    return base_s / time_s
-
-
-def efficiency(base_s: float, base_gpus: int, time_s: float, gpus: int) -> float:
-    """T_p0 p0 / (T_p p): the share of the ideal speedup p / p0 that is reached (Aach et al. 2023, equation 4)."""
-    return base_s * base_gpus / (time_s * gpus)
