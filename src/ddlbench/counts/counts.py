@@ -31,11 +31,6 @@ class Line(Generic[Amount]):
 NOTHING = Line(np.zeros(1), np.zeros(1))
 
 
-def most(live: Line[Floats], samples: float) -> float:
-    """The largest number at this batch size, at least 0."""
-    return float(np.max(live.at(samples), initial=0.0))
-
-
 @dataclass(frozen=True)
 class Work:
     """The operations of one direction of one block.
@@ -126,14 +121,15 @@ class Block:
 
     def link(self, samples: float, accumulating: bool = True) -> Link:
         """For a micro batch. accumulating: gradients are added to existing ones"""
-        backward = self.live_accumulating if accumulating else self.live_backward
+        lives = self.live_forward, self.live_accumulating if accumulating else self.live_backward
+        ahead, back = (float(np.max(live.at(samples), initial=0.0)) for live in lives)
         return Link(
             self.flops * samples,
             self.saved.at(samples),
             self.output * samples,
             self.unsaved_output * samples,
-            most(self.live_forward, samples),
-            most(backward, samples),
+            ahead,
+            back,
             self.saved.fixed,
         )
 
