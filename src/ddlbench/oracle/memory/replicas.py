@@ -62,15 +62,11 @@ def arriving(counts: Counts, accumulating: bool, shards: int = 1, number_bytes: 
     return [number_bytes * count for count in parameters]
 
 
-def largest_tensor(blocks: Sequence[Block], number_bytes: int = FP32_BYTES) -> float:
-    """Bytes of the largest gradient."""
-    return number_bytes * float(max((size for block in blocks for size in block.tensor_sizes), default=0))
-
-
 def update_copies(optimizer: Costs, blocks: Sequence[Block], part: float = 1.0) -> float:
     """Bytes of temporary results of the update, which handles one tensor at a time. part: the share of each tensor on
     this rank"""
-    return optimizer.copies * largest_tensor(blocks) * part
+    largest = max((size for block in blocks for size in block.tensor_sizes), default=0)
+    return optimizer.copies * FP32_BYTES * float(largest) * part
 
 
 def batch_bytes(job: Job, samples: float) -> float:
@@ -176,7 +172,8 @@ def zero(setting: Setting, stage: int, bucket: float, overlaps: bool, casts: boo
     number_bytes = BYTES[setting.job.precision] if casts else FP32_BYTES
     rank = Rank(setting, counts_of_rank(setting, Share(cast=casts)), setting.job.world_size, number_bytes)
     share, bucket = rank.gradients / setting.job.world_size, bucket * number_bytes
-    largest = largest_tensor(rank.counts.blocks, number_bytes)
+    sizes = [size for block in rank.counts.blocks for size in block.tensor_sizes]
+    largest = number_bytes * float(max(sizes))
     update = Moment(share, share * FP32_BYTES / number_bytes * (setting.computation.optimizer.copies + casts))
     if stage == 1 and not overlaps:
         during = rank.passes(rank.accumulates).plus(rank.gradients if rank.accumulates else 0.0)
@@ -184,7 +181,6 @@ def zero(setting: Setting, stage: int, bucket: float, overlaps: bool, casts: boo
     else:
         kept = share
         if rank.accumulates:  # beside the sum: complete gradients of the tensors of which the rank has a part
-            sizes = [size for block in rank.counts.blocks for size in block.tensor_sizes]
             kept += number_bytes * float(touched(sizes, setting.job.world_size).max())
         during = rank.passes(accumulating=True).plus(kept, max(bucket, largest) if rank.gradients > bucket else 0.0)
         reduction = Moment(kept, min(bucket, rank.gradients))

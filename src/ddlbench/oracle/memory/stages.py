@@ -16,7 +16,7 @@ from ddlbench.oracle.memory.replicas import Moment, at_peak, batch_bytes, counts
 from ddlbench.oracle.setting import Memory, Setting
 from ddlbench.oracle.timing import schedule
 from ddlbench.oracle.timing.schedule import INPUTS, OVERLAPPED, WEIGHTS, F, Op
-from ddlbench.recomputation import Plan, kept, repeats
+from ddlbench.recomputation import Plan, kept
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,6 @@ class Cut:
             waiting = in_flight(self.schedule, self.rank_of(stage), self.pp, self.count, of_a_rank)
             plans.append(self.setting.plan(self.samples, *span, waiting))
         return plans
-
-    @cached_property
-    def again(self) -> list[int]:
-        """How often each block runs again."""
-        return [times for plan in self.plans for times in repeats(plan)]
 
     def of_ranks(self, stages: Sequence[float]) -> list[float]:
         """The sum over the stages of each rank."""

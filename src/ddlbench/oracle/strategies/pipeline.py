@@ -21,6 +21,7 @@ from ddlbench.oracle.setting import Limit, Message, Outcome, Setting
 from ddlbench.oracle.strategies.model_parallel import Traffic, layer_messages, limit, traffics
 from ddlbench.oracle.timing import schedule
 from ddlbench.oracle.timing.schedule import Stages, Timed
+from ddlbench.recomputation import repeats
 
 
 def cut_of(framework: Pipeline | PipeDream, setting: Setting) -> Cut:
@@ -81,10 +82,11 @@ def _stages(cut: Cut, layers: Sequence[Traffic], sends: bool) -> Stages:
     setting, machine = cut.setting, cut.setting.machine
     slowest, alone = machine.slowest(setting.job.world_size), setting.computation.alone(cut.samples, cut.tp)
     passes, blocks = [*alone], setting.counts.blocks
+    times = [number for plan in cut.plans for number in repeats(plan)]  # that each block runs again
     for rank in range(cut.pp):  # each has a host
         spans = [span for stage, span in enumerate(cut.spans) if cut.rank_of(stage) == rank]
         places = [place for span in spans for place in range(*span)]
-        of_rank, again = [alone[place] for place in places], [cut.again[place] for place in places]
+        of_rank, again = [alone[place] for place in places], [times[place] for place in places]
         queued = setting.computation.queued(of_rank, [blocks[place] for place in places], again)
         for place, one in zip(places, queued, strict=True):
             passes[place] = one.times(slowest)

@@ -42,11 +42,6 @@ class Pass(NamedTuple):
     def times(self, factor: float) -> Pass:
         return Pass(*(factor * seconds for seconds in self))
 
-    def rerun(self, count: int) -> Pass:
-        """With a backward pass before which the forward pass runs `count` times again."""
-        backward, host = self.backward + count * self.forward, self.host_backward + count * self.host_forward
-        return Pass(self.forward, backward, self.host_forward, host)
-
 
 @dataclass(frozen=True)
 class Speeds:
@@ -149,7 +144,10 @@ class Computation:
 
         alone: seconds of each block by itself; again: how often each one runs again in its backward pass
         """
-        passes = [one.rerun(count) for one, count in zip(alone, again, strict=True)]
+        passes = list[Pass]()
+        for one, count in zip(alone, again, strict=True):  # the forward pass runs again before the backward pass
+            backward, host = one.backward + count * one.forward, one.host_backward + count * one.host_forward
+            passes.append(one._replace(backward=backward, host_backward=host))
         waiting = sum(one.host_forward + one.host_backward for one in passes)
         if not waiting:
             return passes
