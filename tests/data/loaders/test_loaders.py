@@ -128,8 +128,11 @@ def test_an_epoch_holds_every_sample_once_and_batches_stay_as_they_were_delivere
 
 
 @READERS
-@pytest.mark.parametrize("size", [2, 3])
-def test_replicas_share_each_global_batch(plain: ImageFolders, loader: Any, size: int) -> None:
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_replicas_take_contiguous_slices_of_each_global_batch_in_the_order_of_the_epoch(
+    plain: ImageFolders, loader: Any, size: int
+) -> None:
+    """Of 26 samples those after the last complete global batch are dropped."""
     feeds = [loader.open(plain, request(rank, size, replica_batch=12 // size)) for rank in range(size)]
     shares = [indices(feed.train(1)) for feed in feeds]
     assert [list(chain(*parts)) for parts in zip(*shares, strict=True)] == ordered(0, 1, size=12)

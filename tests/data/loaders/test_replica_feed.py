@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torchvision.transforms import v2
@@ -21,7 +20,6 @@ from ddlbench.data.loaders.replica_feed import (
     epoch_order,
     normalize,
     normalized,
-    training_batches,
     training_steps,
     validation_batches,
 )
@@ -43,16 +41,6 @@ def test_epoch_order_is_a_pinned_permutation():
 def test_epochs_and_seeds_give_different_orders():
     orders = [epoch_order(50, seed, epoch).tolist() for seed in (0, 1, 2**32, 2**32 + 1) for epoch in (0, 1)]
     assert len({tuple(order) for order in orders}) == 8
-
-
-@pytest.mark.parametrize("data_size", [1, 2, 3, 4])
-def test_replicas_take_contiguous_slices_of_each_global_batch_in_the_order_of_the_epoch(data_size):
-    """Of 53 samples those after the last complete global batch are dropped."""
-    order = epoch_order(53, seed=1, epoch=2)
-    slices = [training_batches(order, 4, rank, data_size) for rank in range(data_size)]
-    together = np.concatenate(slices, axis=1)  # [steps, global batch]: global batches in their order
-    steps = 53 // (4 * data_size)
-    assert together.ravel().tolist() == order[: steps * 4 * data_size].tolist()
 
 
 def test_training_steps():

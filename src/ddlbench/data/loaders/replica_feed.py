@@ -47,15 +47,6 @@ def training_steps(samples: int, global_batch: int, cap: int | None = None) -> i
     return full if cap is None else min(full, cap)
 
 
-def training_batches(order: Indices, replica_batch: int, data_rank: int, data_size: int) -> Indices:
-    """Row i is this replica's slice of global batch i: [full global batches, replica_batch].
-
-    A global batch is a contiguous cut of `order`, and data rank r takes the r-th contiguous slice of it.
-    """
-    steps = len(order) // (replica_batch * data_size)
-    return order[: steps * replica_batch * data_size].reshape(steps, data_size, replica_batch)[:, data_rank]
-
-
 def validation_batches(samples: int, replica_batch: int, data_rank: int, data_size: int) -> list[Indices]:
     """This replica's strided shard in batches of at most `replica_batch`, without padding.
 
@@ -104,9 +95,11 @@ class ReplicaFeed:
         place, size = self._request.place, self._request.replica_batch
         if not place.reads_data:
             return repeat(None, self.steps_per_epoch)
+        # A global batch is a contiguous cut of the epoch's order, and data rank r takes the r-th slice of it.
         order = epoch_order(len(self._train.split), self._request.seed, epoch)
-        batches = training_batches(order, size, place.data_rank, place.data_size)
-        return self._to_device(self._filled(self._train.read(epoch, batches[: self.steps_per_epoch])))
+        read = order[: self.steps_per_epoch * self._request.global_batch]
+        batches = read.reshape(self.steps_per_epoch, place.data_size, size)[:, place.data_rank]
+        return self._to_device(self._filled(self._train.read(epoch, batches)))
 
     def validation(self) -> Iterator[Batch | None]:
         place, size = self._request.place, self._request.replica_batch
