@@ -81,9 +81,9 @@ def test_steps_are_counted_over_epochs_from_where_the_run_begins(first: int) -> 
 def test_warmup_steps_begin_the_attempt_s_first_epoch_and_are_never_all_of_it() -> None:
     run, _ = run_of(epochs=5, steps=3)
     run.warmup_steps, run.first_epoch = 1, 3
-    assert [run.warmup(epoch) for epoch in (3, 4)] == [1, 0]
+    assert [run.begin(epoch).warmup_steps for epoch in (3, 4)] == [1, 0]
     run.warmup_steps = 9
-    assert run.warmup(3) == 2
+    assert run.begin(3).warmup_steps == 2
 
 
 def test_no_tensor_of_a_step_outlives_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:

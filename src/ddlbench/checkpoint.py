@@ -6,7 +6,7 @@
 
 The folder has the tensors of all ranks, written once by torch.distributed.checkpoint, and a file that describes them,
 with checksums. It is read safely: torch unpickles the folder's metadata, which could run any code, and so could a value
-that is no tensor. `SafeReader` lets the metadata name only the few classes that describe tensors; values that are no
+that is no tensor. `MetadataUnpickler` makes objects of the few classes that describe tensors only; values that are no
 tensors do not exist here. The tensors themselves are read by torch.load with weights_only=True.
 """
 
@@ -224,13 +224,10 @@ def write(folder: Path, tensors: Mapping[str, Tensor], rank: int) -> Files:
     from torch.distributed.checkpoint.metadata import StorageMeta
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    class Writer(FileSystemWriter):
-        def storage_meta(self) -> StorageMeta:
-            """Without the folder's name, which changes."""
-            return StorageMeta()
-
+    writer = FileSystemWriter(str(folder))
+    writer.storage_meta = StorageMeta  # without the folder's name, which changes
     with _as_run_error(f"the checkpoint in {folder} cannot be written", "free space or choose another checkpoint.dir="):
-        save(dict(tensors), storage_writer=Writer(str(folder)), no_dist=single_process())
+        save(dict(tensors), storage_writer=writer, no_dist=single_process())
     written = [*folder.glob(f"__{rank}_*"), *([folder / METADATA] if rank == 0 else [])]
     files: Files = {}
     for of_rank in all_gather({path.name: (path.stat().st_size, sha256_of(path)) for path in written}):
@@ -243,14 +240,10 @@ def read(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    metadata = read_metadata(folder)
-
-    class SafeReader(FileSystemReader):
-        def read_metadata(self, *_: Any, **__: Any) -> Any:
-            return metadata
-
+    reader, metadata = FileSystemReader(str(folder)), read_metadata(folder)
+    reader.read_metadata = lambda *_, **__: metadata  # torch's own unpickles any class
     with _as_run_error(f"the checkpoint in {folder} cannot be read", "remove it to continue from an earlier one"):
-        load(dict(tensors), storage_reader=SafeReader(str(folder)), no_dist=single_process())
+        load(dict(tensors), storage_reader=reader, no_dist=single_process())
 
 
 def damage(folder: Path, files: Files, rank: int, world_size: int) -> str | None:

@@ -222,16 +222,14 @@ def failure_of(error: BaseException, rank: int) -> Failure:
         return Failure.with_status("error", reason, rank)
     if "more than 1 value per channel" in message:
         text += ": BatchNorm needs more samples in a micro batch (train.micro_batch), or a larger model.image_size"
-    if any(word in words for word in OUT_OF_MEMORY) or (any(word in words for word in NO_ALGORITHM) and _ran_out()):
+    ran_out = any(word in words for word in OUT_OF_MEMORY)
+    if any(word in words for word in NO_ALGORITHM):  # the allocator of this process's GPU knows
+        import torch
+
+        ran_out = ran_out or (torch.cuda.is_initialized() and torch.cuda.memory_stats()["num_ooms"] > 0)
+    if ran_out:
         return Failure.with_status("oom", f"rank {rank}: {text}", rank)
     if any(word in words for word in TIMEOUT):
         reason = f"rank {rank}: {text} (the limit is train.timeout_s)"
         return Failure.with_status("timeout", reason, rank, doubtful=True)
     return Failure.with_status("error", f"rank {rank}: {text}", rank, any(word in words for word in BROKEN))
-
-
-def _ran_out() -> bool:
-    """Whether the allocator of this process's GPU has run out of memory."""
-    import torch
-
-    return torch.cuda.is_initialized() and torch.cuda.memory_stats()["num_ooms"] > 0

@@ -48,7 +48,11 @@ class Process:
         try:
             return abs(_started(self.pid) - self.started) < 1
         except (psutil.Error, ProcessLookupError):
-            return None if _is_of_another_user(self.pid) else False
+            try:
+                os.kill(self.pid, 0)
+            except OSError as error:
+                return None if isinstance(error, PermissionError) else False  # None: of another user
+            return False
 
 
 class Heartbeat:
@@ -118,14 +122,6 @@ def _started(pid: int) -> float:
     if fields[0] in "ZX":
         raise ProcessLookupError(pid)
     return int(fields[19]) / os.sysconf("SC_CLK_TCK")
-
-
-def _is_of_another_user(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except OSError as error:
-        return isinstance(error, PermissionError)
-    return False
 
 
 def this_place() -> str:

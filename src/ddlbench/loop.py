@@ -96,15 +96,13 @@ class Run:
     first_epoch: int = 0
     clock: EpochClock | None = None  # of the last epoch that has begun
 
-    def warmup(self, epoch: int) -> int:
-        """How many steps at the beginning of this epoch are left out of its rate; never all of them."""
-        return min(self.warmup_steps, self.feed.steps_per_epoch - 1) if epoch == self.first_epoch else 0
-
     def begin(self, epoch: int) -> EpochClock:
         """The clock of an epoch, which starts with its first step; the peaks of memory start anew with it."""
-        self.boundary.begin(epoch, self.feed.steps_per_epoch)
-        device = self.job.device
-        self.clock = EpochClock(device, barrier, self.warmup(epoch), self.meter, partial(reset_peaks, device))
+        device, steps = self.job.device, self.feed.steps_per_epoch
+        self.boundary.begin(epoch, steps)
+        # The steps that are left out of the rate; never all of them.
+        warmup = min(self.warmup_steps, steps - 1) if epoch == self.first_epoch else 0
+        self.clock = EpochClock(device, barrier, warmup, self.meter, partial(reset_peaks, device))
         return self.clock
 
     def validated(self, metrics: dict[str, Any]) -> dict[str, Any]:
