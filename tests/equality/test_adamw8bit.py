@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.deepspeed.adapter import DeepSpeed
@@ -19,7 +20,6 @@ from ddlbench.frameworks.parameter_server.adapter import ParameterServer
 from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.measure.formulas.memory_formula import bytes_of_parameter, data_parallel
 from ddlbench.models.gpt2 import GPT2
-from ddlbench.recipe.adamw8bit import local
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer, optimizers
 from tests.support.changed_job import changed
 from tests.support.equal import make_job, ready, train_case
@@ -57,7 +57,8 @@ def held() -> dict[str, int]:
             trainer.step(batch)
             states = trainer.optimizer.state.values()
             values = [value for state in states for name, value in state.items() if name != "step"]
-            result[framework.name] = sum(local(value).nbytes for value in values)
+            local = [value.to_local() if isinstance(value, DTensor) else value for value in values]
+            result[framework.name] = sum(value.nbytes for value in local)
     return result
 
 

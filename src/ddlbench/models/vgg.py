@@ -61,7 +61,16 @@ class VGG:
         blocks["fc6"] = nn.Sequential(pool | self._hidden(width * POOLED**2))
         blocks["fc7"] = nn.Sequential(self._hidden(self.hidden))
         blocks["fc8"] = nn.Linear(self.hidden, self.num_classes)
-        return nn.Sequential(blocks).apply(_initialize)
+        model = nn.Sequential(blocks)
+        # He et al. 2015 by fan-out for convolutions, N(0, 0.01²) for the classifier, biases 0: torchvision's choice.
+        for module in model.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            elif isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=0.01)
+            if isinstance(module, nn.Conv2d | nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+        return model
 
     def input_shape(self) -> tuple[int, ...]:
         return (3, self.image_size, self.image_size)
@@ -86,13 +95,3 @@ class Pool(nn.AdaptiveAvgPool2d):
 
     def forward(self, input: Tensor) -> Tensor:
         return input if input.shape[-2:] == (self.output_size,) * 2 else super().forward(input)
-
-
-def _initialize(module: nn.Module) -> None:
-    """He et al. 2015 by fan-out for convolutions, N(0, 0.01²) for the classifier, biases 0: torchvision's choice."""
-    if isinstance(module, nn.Conv2d):
-        nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-    elif isinstance(module, nn.Linear):
-        nn.init.normal_(module.weight, std=0.01)
-    if isinstance(module, nn.Conv2d | nn.Linear) and module.bias is not None:
-        nn.init.zeros_(module.bias)

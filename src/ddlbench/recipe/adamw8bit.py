@@ -47,7 +47,10 @@ class AdamW8bit(Optimizer):
                     self.state[parameter] = self.new_state(parameter)
                 state = self.state[parameter]
                 moments = [state[name] for name in (*MOMENTS, *SCALES) if name in state]
-                tensors = [local(tensor) for tensor in (parameter, parameter.grad, *moments)]
+                tensors = [
+                    tensor.to_local() if isinstance(tensor, DTensor) else tensor
+                    for tensor in (parameter, parameter.grad, *moments)
+                ]
                 if len(moments) == len(MOMENTS):
                     small.append([*tensors, state["step"]])
                 else:
@@ -94,7 +97,3 @@ class AdamW8bit(Optimizer):
                 scale = DTensor.from_local(scale, parameter.device_mesh, parameter.placements, run_check=False)
             state[name] = scale
         return {"step": torch.tensor(0.0), **state}
-
-
-def local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
