@@ -162,7 +162,7 @@ def test_lent_rows_are_what_the_windows_of_all_parts_reach(name: str) -> None:
             }
             got: list[int] = []
             for owner in parts:
-                begin, rows = owner.span(height)[0], window.lent(owner)[user.rank]
+                begin, rows = owner.span(height)[0], window.shared(owner, owner.rank, user.rank)
                 assert window.taken(user)[owner.rank] == rows.stop - rows.start <= owner.span(height)[1]
                 got += range(begin + rows.start, begin + rows.stop)
             # With a stride windows may skip rows between two that they reach.

@@ -31,7 +31,7 @@ from ddlbench.frameworks.shared.checkpointing import apply_plan
 from ddlbench.frameworks.shared.groups import subgroup
 from ddlbench.frameworks.shared.layout import Layout, fill
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction
-from ddlbench.frameworks.tensor.adapter import TensorReplica, check_compile, check_parts
+from ddlbench.frameworks.tensor.adapter import NO_COMPILE, TensorReplica, check_parts
 from ddlbench.frameworks.tensor.collectives import connect_parts, gather_from
 from ddlbench.frameworks.tensor.layers import full_state, local_state
 from ddlbench.job import Job, on_meta
@@ -82,10 +82,10 @@ class Megatron:
             raise Unsupported(f"megatron: its layers are those of transformers, not of {model.name}: choose GPT-2")
         if layout.tp > 1:
             check_parts(self.name, job, layout.tp)
-        check_compile(self.name, job)
         on_cpu = job.device.type == "cpu"
         smoothing = isinstance(job.loss, CrossEntropy) and job.loss.label_smoothing
         reasons = {
+            NO_COMPILE: job.compile,
             f"train.precision={job.precision} on the CPU: the library's layers know autocast on CUDA only, and gloo "
             "cannot sum bf16: use train.precision=fp32":
                 on_cpu and job.precision != "fp32",

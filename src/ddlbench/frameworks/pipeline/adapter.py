@@ -38,7 +38,7 @@ from ddlbench.frameworks.shared.groups import average, clip_parts, gradient
 from ddlbench.frameworks.shared.layout import Layout, fill
 from ddlbench.frameworks.shared.refusals import check_alike, check_shards
 from ddlbench.frameworks.shared.replica import Update, autocast, micro_batches
-from ddlbench.frameworks.tensor.adapter import check_compile, check_parts
+from ddlbench.frameworks.tensor.adapter import NO_COMPILE, check_parts
 from ddlbench.frameworks.tensor.collectives import full_logits, loss_of_parts, score_complete, share
 from ddlbench.job import Batch, Job, Score, on_meta
 from ddlbench.measure.profiling.spans import BACKWARD, COMMUNICATE, FORWARD, span, spanned
@@ -86,7 +86,7 @@ class Pipeline(Staged):
         check_split_backward(self.schedule, job)
         if self.tp > 1:
             check_parts(self.name, job, self.tp, ranks)
-            check_compile(self.name, job)
+            refuse(self.name, {NO_COMPILE: job.compile})
         if sharded:
             check_shards(self.name, job)
         check_alike(job, layout.dp, stages=True)

@@ -18,7 +18,7 @@ from ddlbench.frameworks.shared.layout import Layout, divisors, fill
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction
 from ddlbench.frameworks.shared.replica import Update, in_ddp
 from ddlbench.frameworks.spatial.layers import rows_of, share_rows, windows
-from ddlbench.frameworks.tensor.adapter import SharedReplica, check_compile
+from ddlbench.frameworks.tensor.adapter import NO_COMPILE, SharedReplica
 from ddlbench.frameworks.tensor.collectives import connect_parts
 from ddlbench.job import Batch, Job
 from ddlbench.recomputation import KEY, budgeted
@@ -48,13 +48,15 @@ class Spatial:
         layer = min(rows, key=rows.__getitem__)
         most = rows[layer]
         fits = max(number for number in divisors(job.world_size) if number <= most)
-        reason = (
-            f"{layout.tp} ranks cannot share the {most} rows of {layer}: "
-            f"choose framework.sp={fits} framework.dp={job.world_size // fits}"
-        )
-        budget = f"a budget counts complete images, which {layout.tp} ranks share: set {KEY}=every:2, for example"
-        refuse("spatial", {reason: layout.tp > most, budget: layout.tp > 1 and budgeted(job.checkpoint_activations)})
-        check_compile("spatial", job)
+        reasons = {
+            f"{layout.tp} ranks cannot share the {most} rows of {layer}: choose framework.sp={fits} "
+            f"framework.dp={job.world_size // fits}":
+                layout.tp > most,
+            f"a budget counts complete images, which {layout.tp} ranks share: set {KEY}=every:2, for example":
+                layout.tp > 1 and budgeted(job.checkpoint_activations),
+            NO_COMPILE: job.compile,
+        }  # fmt: skip
+        refuse("spatial", reasons)
         check_reduction("spatial", job)
         check_alike(job, layout.dp)
 

@@ -70,10 +70,6 @@ class Window:
         first, end = max(first - begin, 0), min(end - begin, count)
         return slice(first, max(first, end))
 
-    def lent(self, part: Part) -> list[slice]:
-        """This part's rows that each part needs, itself included."""
-        return [self.shared(part, part.rank, user) for user in range(part.size)]
-
     def taken(self, part: Part) -> list[int]:
         """How many rows this part needs of each part's, itself included."""
         shared = (self.shared(part, owner, part.rank) for owner in range(part.size))
@@ -177,11 +173,13 @@ def _sync_batch_norm(norm: Any, inner: Any, part: Part, x: Tensor) -> Tensor:
 class Halo:
     """The exchange of rows before one layer, and of their gradients after it.
 
-    lent, taken: as `Window` has them; above, below: rows of padding outside of the image
+    lent: this part's rows that each part needs, itself included; taken: as `Window` has it
+    above, below: rows of padding outside of the image
     """
 
     def __init__(self, window: Window, part: Part) -> None:
-        self.part, self.lent, self.taken = part, window.lent(part), window.taken(part)
+        self.part, self.taken = part, window.taken(part)
+        self.lent = [window.shared(part, part.rank, user) for user in range(part.size)]
         first, end = window.needed(part, part.rank)
         self.above, self.below = max(0, -first), max(0, end - window.height)
 

@@ -34,6 +34,7 @@ from ddlbench.job import Batch, Job, Model, Score, on_meta
 from ddlbench.recomputation import KEY, budgeted
 
 CONVOLUTIONS = ("filters", "channels")
+NO_COMPILE = "torch.compile breaks the graph at the collectives of every layer: set train.compile=false"
 # By style: what must divide over the ranks, and the attribute of the layer that counts it.
 SPLIT = {
     "heads": ("heads", "num_heads"),
@@ -89,9 +90,9 @@ class TensorParallel:
         refuse("channel", {f"{job.model.name} has no convolutions to split: choose framework=tensor": no_images})
         if (tp := layout.tp) > 1:
             check_parts(self.name, job, tp)
-        check_compile(self.name, job)
         length, *more = job.model.input_shape()
         reasons = {
+            NO_COMPILE: job.compile,
             f"{job.model.name} has no sequence to split: set framework.sequence_parallel=false":
                 self.sequence_parallel and more,
             f"{tp} ranks cannot share the {length} tokens of a sequence: choose "
@@ -239,11 +240,6 @@ def check_parts(name: str, job: Job, tp: int, pp: int = 1) -> None:
             needs,
     }  # fmt: skip
     refuse(name, reasons)
-
-
-def check_compile(name: str, job: Job) -> None:
-    reason = "torch.compile breaks the graph at the collectives of every layer: set train.compile=false"
-    refuse(name, {reason: job.compile})
 
 
 def split_numbers(model: nn.Sequential, plan: Mapping[str, str]) -> dict[str, int]:
