@@ -118,7 +118,7 @@ def prompt(trainer: Any) -> None:
 
     def step(batch: Batch | None) -> Tensor | None:
         rate = trainer.optimizer.param_groups[0]["lr"]
-        for minibatch in {id(micro.minibatch): micro.minibatch for micro in trainer.in_flight}.values():
+        for minibatch in {id(minibatch): minibatch for minibatch, _, _ in trainer.in_flight}.values():
             minibatch.rate = rate
         return own(batch)
 

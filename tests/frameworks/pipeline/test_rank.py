@@ -65,6 +65,14 @@ def test_both_ends_of_a_pipeline_have_a_group_only_where_they_share_a_weight(mad
     assert (made["full"], made["full and tied"]) == (0, 1)
 
 
+@pytest.mark.parametrize(("rank", "ends"), [(0, [0, 8]), (3, [3, 11]), (10, [2, 10]), (5, None)])
+def test_first_and_last_stage_of_a_pipeline_share_the_group_of_a_tied_weight(rank: int, ends: list[int] | None) -> None:
+    with fake_world(rank, 12, CPU):
+        given = replace(job(), model=TIED.model, rank=rank, world_size=12, global_batch=16)
+        group = Groups(given, Layout(dp=2, tp=2, pp=3)).embedding_group
+        assert (None if group is None else dist.get_process_group_ranks(group)) == ends
+
+
 def clock_of(*steps: tuple[float, list[tuple[float, float]]]) -> BusyClock:
     clock = BusyClock(CPU)
     clock.steps.extend(((0.0, end), list(spans)) for end, spans in steps)

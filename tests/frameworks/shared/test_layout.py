@@ -44,5 +44,4 @@ def test_parts_are_neighbours_and_stages_are_furthest_apart() -> None:
     assert layout.groups("tp") == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11]]
     assert layout.groups("dp") == [[0, 2], [1, 3], [4, 6], [5, 7], [8, 10], [9, 11]]
     assert layout.groups("pp") == [[0, 4, 8], [1, 5, 9], [2, 6, 10], [3, 7, 11]]
-    assert layout.embedding_groups() == [[0, 8], [1, 9], [2, 10], [3, 11]]
     assert layout.groups("pp", "tp") == [[0, 1, 4, 5, 8, 9], [2, 3, 6, 7, 10, 11]]

@@ -58,21 +58,12 @@ class Minibatch:
     sums: Sequence[dist.Work] | None = None
 
 
-@dataclass(eq=False)
-class MicroBatch:
-    """A micro batch between its forward and its backward pass on this stage."""
-
-    minibatch: Minibatch
-    value: Tensor
-    output: Tensor  # on the last stage the loss
-
-
 class PipeDreamTrainer(StagedTrainer):
     """One rank's live stage: a `Trainer` (ddlbench/job.py).
 
     before, after: links to the neighbouring stages; links: those that there are
     ahead: forward passes that run ahead of the backward passes
-    in_flight: micro batches that wait for their backward pass
+    in_flight: micro batches that wait for their backward pass: input and output (on the last stage the loss) of each
     pending: minibatches whose update is not made yet on this stage, in their order; the last one is at its forward pass
     returning: the gradient that the stage before waits for
     tied: names of weights of which the other end of the pipeline has a copy
@@ -90,11 +81,12 @@ class PipeDreamTrainer(StagedTrainer):
         (self.stage,) = blocks.stages.values()
         here, dp, pp = groups.stage_rank, groups.layout.dp, groups.layout.pp
         self.staleness = Staleness(here, pp)
+        self.latest_facts["staleness"] = self.staleness.by_stage
         self.before = None if groups.first else Link(job.rank - dp, groups.pp_group, boundaries[here - 1], job.device)
         self.after = None if groups.last else Link(job.rank + dp, groups.pp_group, boundaries[here], job.device)
         self.links = [link for link in (self.before, self.after) if link is not None]
         self.ahead = pp - 1 - here
-        self.in_flight, self.pending = deque[MicroBatch](), deque[Minibatch]()
+        self.in_flight, self.pending = deque[tuple[Minibatch, Tensor, Tensor]](), deque[Minibatch]()
         self.returning: Tensor | None = None
         shared = {id(parameter) for parameter in blocks.shared}
         self.tied = [name for name, parameter in model.named_parameters() if id(parameter) in shared]
@@ -160,19 +152,18 @@ class PipeDreamTrainer(StagedTrainer):
             assert micro is not None
             with self.clock.computing(), span(FORWARD), autocast(self.job):
                 output = self.job.loss(output, micro.targets) / self.micro_batches
-        self.in_flight.append(MicroBatch(minibatch, value, output))
+        self.in_flight.append((minibatch, value, output))
         return output.detach()
 
     def _backward(self, upstream: Tensor | None) -> None:
         """The backward pass of the oldest micro batch, with the weights of its forward pass. upstream: the gradient of
         its output."""
-        oldest = self.in_flight.popleft()
-        minibatch = oldest.minibatch
+        minibatch, value, output = self.in_flight.popleft()
         self.weights.use(minibatch.weights)  # checkpointed blocks run again
         age = self.updates - minibatch.updates_when_admitted
         with span(BACKWARD), self.clock.computing(), self.weights.backward(age):
-            torch.autograd.backward(oldest.output, upstream)
-        self.returning = oldest.value.grad
+            torch.autograd.backward(output, upstream)
+        self.returning = value.grad
         minibatch.left -= 1
         if minibatch.left:
             return
@@ -243,9 +234,6 @@ class PipeDreamTrainer(StagedTrainer):
     def live(self) -> Live:
         live = super().live()
         return replace(live, rank_tensors={**live.rank_tensors, **self.weights.state()})
-
-    def facts(self) -> dict[str, Any]:
-        return {**super().facts(), "staleness": self.staleness.by_stage()}
 
 
 class Link:

@@ -60,7 +60,8 @@ class Groups:
         self.pp_group = subgroup(layout.groups("pp"), job)
         self.dp_group = subgroup(layout.groups("dp"), job) if layout.dp > 1 else None
         ends = layout.pp > (1 if stays_full else 2) and not v_shaped and tied_names(on_meta(job))
-        self.embedding_group = subgroup(layout.embedding_groups(), job, stays_full) if ends else self.pp_group
+        pairs = [[ranks[0], ranks[-1]] for ranks in layout.groups("pp")]
+        self.embedding_group = subgroup(pairs, job, stays_full) if ends else self.pp_group
         group = subgroup(layout.groups("tp"), job) if layout.tp > 1 else None
         self.part = Part(group, tp_rank, layout.tp, adds_bf16=job.device.type == "cuda")
         self.norm_group = self.pp_group
@@ -200,6 +201,7 @@ class StagedTrainer(RankTrainer):
         super().__init__(job, blocks.model, update, facts, dp_group=dp_group, place=place, saved_part=part)
         self.blocks, self.groups, self.micro_batches = blocks, blocks.groups, micro_batches
         self.clock = BusyClock(job.device)
+        self.latest_facts["bubble"] = self.clock.bubble
 
     def state(self) -> dict[str, Tensor] | None:
         """The full model's state on rank 0, from the stages of the first pipeline in their order; None elsewhere."""
@@ -216,6 +218,3 @@ class StagedTrainer(RankTrainer):
     def load(self, state: Mapping[str, Tensor]) -> None:
         named = {name: state[name] for name in self.model.state_dict()}
         load_full_state(self.model, local_state(named, self.blocks.splits, self.groups.part))
-
-    def facts(self) -> dict[str, Any]:
-        return {**super().facts(), "bubble": self.clock.bubble()}

@@ -41,10 +41,6 @@ class Layout:
         last = np.moveaxis(mesh, [axes.index(dim) for dim in dims], range(-len(dims), 0))
         return last.reshape(-1, prod(getattr(self, dim) for dim in dims)).tolist()
 
-    def embedding_groups(self) -> list[Ranks]:
-        """First and last stage, which both have a tied embedding. Only they are in a group."""
-        return [[ranks[0], ranks[-1]] for ranks in self.groups("pp")]
-
 
 def divisors(number: int) -> list[int]:
     """All divisors, in ascending order."""
