@@ -29,7 +29,7 @@ from ddlbench.job import Job, Model, example_batch, type_of_dtype
 from ddlbench.measure.formulas.memory_formula import SPLIT
 from ddlbench.ranks.fake.fake import fake_world
 from ddlbench.ranks.fake.kernels import dropout
-from ddlbench.ranks.fake.storages import identity, size
+from ddlbench.ranks.fake.storages import identity
 from ddlbench.recipe.recipe import CrossEntropy
 from ddlbench.recomputation import SELECTIVE
 
@@ -166,7 +166,7 @@ class FakeModel:
             with self.autocast, observer.modules(name, module, self.plan), saving as saved:
                 output = module(value)
                 result = self.loss(output, self.targets) if is_last else output
-            ahead, unsaved = len(observer.operations), 0 if identity(output) in self.saved else size(output)
+            ahead, unsaved = len(observer.operations), 0 if identity(output) in self.saved else output.nbytes
             # Nothing here refers to the output's gradient: it is freed after its use, as in a complete model.
             gradient = [torch.ones_like(result)]
             result.register_hook(lambda _: gradient.pop())
@@ -184,9 +184,9 @@ class FakeModel:
             backward=_work_at(samples, operations[back:]),
             tensor_sizes=tuple(tensor.numel() for tensor in parameters.values()),
             split_parameters=sum(tensor.numel() for key, tensor in parameters.items() if key in split),
-            output=size(output) / samples,
+            output=output.nbytes / samples,
             saved=Line(saved[0], 0.0),
-            buffers=sum(map(size, module.buffers())),
+            buffers=sum(buffer.nbytes for buffer in module.buffers()),
             exchanges=tuple(observer.exchanges),
             rows=tuple(observer.rows),
             unsaved_output=unsaved / samples,

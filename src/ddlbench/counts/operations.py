@@ -17,7 +17,7 @@ from ddlbench.counts.counts import Exchange, Rows
 from ddlbench.frameworks.spatial.layers import window_of
 from ddlbench.frameworks.tensor.collectives import sum_type
 from ddlbench.measure.formulas.flops import is_costly, operation_flops
-from ddlbench.ranks.fake.storages import Alive, identity, size, tensors, unknown
+from ddlbench.ranks.fake.storages import Alive, identity, tensors, unknown
 
 WITHOUT_WORK = ("empty", "detach", "new_empty", "empty_like", "empty_strided", "_unsafe_view", "lift_fresh")
 # Styles of `Model.tensor_plan` whose modules compute their own part only.
@@ -78,7 +78,7 @@ class Observer(TorchDispatchMode):
         if made and not func.is_view and name not in WITHOUT_WORK:
             # Each tensor once, with the memory behind it: it may be expanded. Of an embedding, the rows of its result.
             used = made if name == "embedding" else [*tensors((args, kwargs or {})), *made]
-            bytes_ = {id(tensor): min(size(tensor), tensor.untyped_storage().nbytes()) for tensor in used}
+            bytes_ = {id(tensor): min(tensor.nbytes, tensor.untyped_storage().nbytes()) for tensor in used}
             moved = float(sum(bytes_.values())) * (2 if name == "embedding" else 1)
         flops = operation_flops(func, args, kwargs, out) if moved else 0.0
         live = float(self.alive.bytes_ - self.start)
@@ -111,11 +111,11 @@ class Observer(TorchDispatchMode):
             number_bytes = value.element_size() if entering.is_floating_point() else entering.element_size()
             bytes_in, first = entering.numel() * number_bytes, not entering.requires_grad
             if style is not None:
-                sizes = bytes_in / self.samples, size(value) / self.samples
+                sizes = bytes_in / self.samples, value.nbytes / self.samples
                 added_on_cpu = sum_type(value.dtype, adds_bf16=False).itemsize / value.element_size()
                 self.exchanges.append(Exchange(style, *sizes, first, added_on_cpu))
             if next(layer.parameters(recurse=False), None) is not None:
-                self.weighted_outputs += size(value)
+                self.weighted_outputs += value.nbytes
             if isinstance(layer, nn.Conv2d | nn.MaxPool2d) and (window := window_of(layer, entering.shape[-2])):
                 self.rows.append(Rows(name, window, bytes_in / window.height / self.samples, first))
 
@@ -128,7 +128,7 @@ class Observer(TorchDispatchMode):
         for gradient in gradients:
             if gradient is not None:
                 for index in range(self.made_at[identity(gradient)] - begin + 1, len(live)):
-                    live[index] -= size(gradient)
+                    live[index] -= gradient.nbytes
         return live
 
 

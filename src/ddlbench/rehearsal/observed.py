@@ -23,7 +23,7 @@ from ddlbench.job import Trainer
 from ddlbench.measure.formulas.flops import operation_flops
 from ddlbench.ranks.fake import cuda as fake_cuda
 from ddlbench.ranks.fake.cuda import BACKWARD, leave
-from ddlbench.ranks.fake.storages import Alive, identity, size, tensors, unknown
+from ddlbench.ranks.fake.storages import Alive, identity, tensors, unknown
 
 # Methods that do not reach the dispatcher if nothing has to be copied.
 METHODS = {Tensor.cpu: "cpu", Tensor.tolist: "tolist", Tensor.numpy: "numpy"}
@@ -129,8 +129,8 @@ class Observed(TorchDispatchMode):
         if kind is not None:
             self.operations.append(communication(kind, func, args, out))
         elif not func.is_view:
-            flops = operation_flops(func, args, kwargs, out)
-            self.operations.append(Operation(str(func), flops, sum(map(size, tensors(out)))))
+            flops, bytes_ = operation_flops(func, args, kwargs, out), sum(tensor.nbytes for tensor in tensors(out))
+            self.operations.append(Operation(str(func), flops, bytes_))
         for tensor in tensors(out):
             self.alive.made(tensor)
         if kwargs.get("pin_memory") or func._schema.name == "aten::_pin_memory":
@@ -190,7 +190,7 @@ def communication(kind: str, func: Any, args: Sequence[Any], out: Any) -> Operat
         process_group = dist.ProcessGroup.unbox(boxed)
     ranks = dist.get_process_group_ranks(process_group)
     group = Group(kind, len(ranks), ranks[1] - ranks[0] if len(ranks) > 1 else 1)
-    bytes_ = max(sum(map(size, tensors(argument))) for argument in (*args, out))
+    bytes_ = max(sum(tensor.nbytes for tensor in tensors(argument)) for argument in (*args, out))
     return Operation(str(func), 0.0, bytes_, group, ranks[args[2]] if kind in ("send", "recv") else None)
 
 

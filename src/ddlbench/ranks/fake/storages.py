@@ -18,10 +18,6 @@ def tensors(value: Any) -> Iterator[Tensor]:
     return (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
 
 
-def size(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
 def unknown(dtype: torch.dtype) -> float | int | bool:
     """The number 1 in Python's type for `dtype`; False or 0 for a bool or a byte, with which DeepSpeed asks whether a
     gradient overflows, and FSDP's scaler whether its scale grows."""
