@@ -67,6 +67,21 @@ class Live:
     part: str = "model"
 
 
+class Kept:
+    """What a trainer keeps from step to step beside its model and its optimizer: nothing here."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Those that training changes, by name and not copied."""
+        return {}
+
+    def numbers(self) -> dict[str, Any]:
+        """What is not in tensors, equal on all ranks."""
+        return {}
+
+    def restore(self, numbers: Mapping[str, Any]) -> None:
+        """The tensors have been overwritten; take the numbers back, which are among all of the trainer."""
+
+
 @runtime_checkable
 class Checkpointable(Protocol):
     """A `Trainer` that can be saved between two epochs and restored in another process of the same rank."""

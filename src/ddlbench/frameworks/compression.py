@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from torch.distributed import GradBucket  # pyright: ignore[reportPrivateImportUsage]
 from torch.futures import Future
 
+from ddlbench.checkpoint import Kept
+
 Parameters = Mapping[str, nn.Parameter]
 Message = tuple[Tensor, Tensor]  # numbers in fp32, and codes of any type
 
@@ -57,11 +59,13 @@ class Sign:
         scales = torch.stack([gradient.abs().mean() for gradient in gradients])
         positive = torch.cat([gradient >= 0 for gradient in gradients])
         octets = nn.functional.pad(positive.byte(), (0, -len(positive) % 8)).view(-1, 8)
-        return scales, (octets << _bits(octets)).sum(1, dtype=torch.uint8)
+        bits = torch.arange(8, dtype=torch.uint8, device=octets.device)
+        return scales, (octets << bits).sum(1, dtype=torch.uint8)
 
     def add(self, message: Message, total: Tensor, sizes: Sequence[int]) -> None:
         scales, octets = message
-        positive = (octets[:, None] >> _bits(octets) & 1).flatten()[: len(total)]
+        bits = torch.arange(8, dtype=torch.uint8, device=octets.device)
+        positive = (octets[:, None] >> bits & 1).flatten()[: len(total)]
         total.add_((2.0 * positive - 1.0) * _repeated(scales, sizes))
 
 
@@ -83,11 +87,8 @@ class Int8:
 Compressor = TopK | Sign | Int8
 
 
-class Hook:
-    """What a checkpoint needs of a hook, which DDP calls with each full bucket.
-
-    errors: by parameter, the numbers that were not sent yet, flat
-    """
+class Hook(Kept):
+    """A hook that DDP calls with each full bucket. errors: by parameter, the numbers that were not sent yet, flat"""
 
     def __init__(self, parameters: Parameters) -> None:
         self.names: dict[Tensor, str] = {parameter: name for name, parameter in parameters.items()}
@@ -96,14 +97,7 @@ class Hook:
         }
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint saves, in place."""
-        return self.errors
-
-    def numbers(self) -> dict[str, Any]:
-        return {}
-
-    def restore(self, numbers: Mapping[str, Any]) -> None:
-        """The tensors have been overwritten. numbers: those that were saved"""
+        return {f"hook/{name}": error for name, error in self.errors.items()}
 
 
 class ErrorFeedback(Hook):
@@ -204,7 +198,7 @@ class PowerSGD(Hook):
 
     def tensors(self) -> dict[str, Tensor]:
         self._return()
-        return self.errors | {f"{name}/factor": factor for name, factor in self.factors.items()}
+        return super().tensors() | {f"hook/{name}/factor": factor for name, factor in self.factors.items()}
 
     def numbers(self) -> dict[str, Any]:
         return {"powersgd_steps": self.state.iter}
@@ -225,10 +219,6 @@ def _on(stream: torch.cuda.Stream | None) -> Generator[None]:
     with torch.cuda.stream(stream):
         yield
     current.wait_stream(stream)
-
-
-def _bits(like: Tensor) -> Tensor:
-    return torch.arange(8, dtype=torch.uint8, device=like.device)
 
 
 def _repeated(scales: Tensor, sizes: Sequence[int]) -> Tensor:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from ddlbench.checkpoint import OFF, Live
+from ddlbench.checkpoint import OFF
 from ddlbench.errors import UserError, added, check_values, refuse
-from ddlbench.frameworks.compression import ErrorFeedback, Hook, Int8, PowerSGD, Sign, TopK
+from ddlbench.frameworks.compression import ErrorFeedback, Int8, PowerSGD, Sign, TopK
 from ddlbench.frameworks.shared.groups import all_ranks
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction
 from ddlbench.frameworks.shared.replica import Replica, Update, build, in_ddp
@@ -98,32 +97,14 @@ class DDP:
             **({"alike_after": self.powersgd_start_step} if name == "powersgd" else {}),
             **({"reference": NOTHING_SENT, "communication": "none"} if name == "noop" else {}),
         }
+        replica = Replica(job, model, update, facts, trained=wrapped, dp_group=group)
         if name not in COMPRESSED:
-            return Replica(job, model, update, facts, trained=wrapped, dp_group=group)
+            return replica
         if name == "powersgd":
             hook = PowerSGD(parameters, self.powersgd_rank, self.powersgd_start_step)
         else:
             compressor = {"topk": TopK(self.topk_ratio), "sign": Sign(), "int8": Int8()}[name]
             hook = ErrorFeedback(compressor, parameters)
         wrapped.register_comm_hook(None, lambda _, bucket: hook(bucket))
-        replica = CompressedReplica(job, model, update, facts, trained=wrapped, dp_group=group)
-        replica.hook = hook
+        replica.kept = hook
         return replica
-
-
-class CompressedReplica(Replica):
-    """A replica that sends its gradients through a hook, and whose checkpoints have what the hook keeps."""
-
-    hook: Hook
-
-    def live(self) -> Live:
-        live = super().live()
-        kept = {f"hook/{name}": tensor for name, tensor in self.hook.tensors().items()}
-        return replace(live, rank_tensors={**live.rank_tensors, **kept})
-
-    def numbers(self) -> dict[str, Any]:
-        return {**super().numbers(), **self.hook.numbers()}
-
-    def restore(self, numbers: Mapping[str, Any]) -> None:
-        super().restore(numbers)
-        self.hook.restore(numbers)

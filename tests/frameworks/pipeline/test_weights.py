@@ -94,7 +94,7 @@ def test_a_worked_correction() -> None:
     for change in (1.0, 2.0):
         with weights.updating(in_flight=True):
             model.w.data -= change
-    assert weights.state()["velocity/w"].item() == -1.25
+    assert weights.tensors()["velocity/w"].item() == -1.25
     with weights.backward(age=2):
         assert model.w.item() == 1.0 + 2 * 1.25
     assert model.w.item() == 1.0

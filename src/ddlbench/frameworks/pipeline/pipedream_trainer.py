@@ -23,14 +23,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ddlbench.checkpoint import Live
 from ddlbench.frameworks.pipeline.rank import Blocks, StagedTrainer
 from ddlbench.frameworks.pipeline.weights import Version, Weights
 from ddlbench.frameworks.shared.groups import Staleness, average, gradient
@@ -77,7 +76,8 @@ class PipeDreamTrainer(StagedTrainer):
         groups, boundaries, model = blocks.groups, blocks.plan.between, blocks.model
         update = Update(job.optimizer(weights.newest.items()), job)
         super().__init__(job, blocks, update, micro_batches, facts, "model")
-        self.weights, self.delayed = weights, delayed
+        self.weights = self.kept = weights
+        self.delayed = delayed
         (self.stage,) = blocks.stages.values()
         here, dp, pp = groups.stage_rank, groups.layout.dp, groups.layout.pp
         self.staleness = Staleness(here, pp)
@@ -230,10 +230,6 @@ class PipeDreamTrainer(StagedTrainer):
     def state(self) -> dict[str, Tensor] | None:
         assert not self.in_flight, "flush first"
         return super().state()
-
-    def live(self) -> Live:
-        live = super().live()
-        return replace(live, rank_tensors={**live.rank_tensors, **self.weights.state()})
 
 
 class Link:

@@ -23,12 +23,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ddlbench.checkpoint import Kept
+
 CORRECTIONS = ("none", "prediction", "pipemare")
 
 Version = Mapping[str, nn.Parameter]  # name in the stage -> weight, whose gradient belongs to this version
 
 
-class Weights:
+class Weights(Kept):
     """Weight stashing (Narayanan et al. 2019, section 3.3): the newest weights, which the optimizer updates, and older
     ones that batches in flight still need.
 
@@ -85,10 +87,6 @@ class Weights:
     def rate(self, rate: float, updates: int) -> float:
         """The learning rate of this stage's update. rate: the loop's; updates: number of updates made before"""
         return rate
-
-    def state(self) -> dict[str, Tensor]:
-        """Beside the newest weights, what later updates depend on."""
-        return {}
 
 
 class PredictedWeights(Weights):
@@ -162,5 +160,5 @@ class UnstashedWeights(Weights):
         left = 1 - min(updates / self.reschedule_updates, 1) if self.reschedule_updates else 0
         return rate / self.delay**left
 
-    def state(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
         return {f"velocity/{name}": tensor for name, tensor in self.velocity.items()}

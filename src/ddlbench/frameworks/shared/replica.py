@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from ddlbench.checkpoint import Live
+from ddlbench.checkpoint import Kept, Live
 from ddlbench.frameworks.shared.checkpointing import apply_plan, facts_of_model
 from ddlbench.frameworks.shared.groups import average_statistics, cpu_state, load_full_state
 from ddlbench.job import Batch, Job, Place, Score, type_of_dtype
@@ -175,7 +175,7 @@ class RankTrainer:
         self.latest_facts = dict[str, Callable[[], Any]]()  # those that change from epoch to epoch
         self.update, self.optimizer = update, update.optimizer
         self.parameters = dict(model.named_parameters())  # the optimizer's: FSDP puts full ones into the module
-        self.saved_part = saved_part
+        self.saved_part, self.kept = saved_part, Kept()
 
     @property
     def updates(self) -> int:
@@ -198,15 +198,18 @@ class RankTrainer:
         vars(self).clear()
 
     def live(self) -> Live:
-        return Live(self.parameters, self.optimizer, dict(self.model.named_buffers()), self.saved_part)
+        rank_tensors = {**dict(self.model.named_buffers()), **self.kept.tensors()}
+        return Live(self.parameters, self.optimizer, rank_tensors, self.saved_part)
 
     def numbers(self) -> dict[str, Any]:
         scaler = self.update.scaler.state_dict()  # the loss scale
-        return {"updates": self.update.count, "scaler": scaler, "synchronized": self.synchronized}
+        own = {"updates": self.update.count, "scaler": scaler, "synchronized": self.synchronized}
+        return {**own, **self.kept.numbers()}
 
     def restore(self, numbers: Mapping[str, Any]) -> None:
         self.update.count, self.synchronized = numbers["updates"], numbers["synchronized"]
         self.update.scaler.load_state_dict(numbers["scaler"])
+        self.kept.restore(numbers)
 
 
 class Replica(RankTrainer):
