@@ -23,7 +23,7 @@ from ddlbench.frameworks.shared.checkpointing import checkpoint_blocks, keep_cos
 from ddlbench.frameworks.shared.groups import cpu_state, load_full_state, subgroup
 from ddlbench.frameworks.shared.layout import Layout
 from ddlbench.frameworks.shared.replica import RankTrainer, Update
-from ddlbench.frameworks.tensor.collectives import Part
+from ddlbench.frameworks.tensor.collectives import connect_parts
 from ddlbench.frameworks.tensor.layers import full_state, local_state, split_model, splits_output
 from ddlbench.job import Job, Place, on_meta
 from ddlbench.measure.clock import Stamp, seconds, stamp
@@ -54,23 +54,21 @@ class Groups:
         self, job: Job, layout: Layout, sharded: bool = False, v_shaped: bool = False, stays_full: bool = False
     ) -> None:
         self.layout, self.v_shaped = layout, v_shaped
-        self.data_rank, tp_rank, self.stage_rank = layout.position(job.rank)
+        self.data_rank, _, self.stage_rank = layout.position(job.rank)
+        self.part, _, self.dp_group = connect_parts(job, layout)
         self.first = self.stage_rank == 0
         self.last = self.first if v_shaped else self.stage_rank == layout.pp - 1
         self.pp_group = subgroup(layout.groups("pp"), job)
-        self.dp_group = subgroup(layout.groups("dp"), job) if layout.dp > 1 else None
         ends = layout.pp > (1 if stays_full else 2) and not v_shaped and tied_names(on_meta(job))
         pairs = [[ranks[0], ranks[-1]] for ranks in layout.groups("pp")]
         self.embedding_group = subgroup(pairs, job, stays_full) if ends else self.pp_group
-        group = subgroup(layout.groups("tp"), job) if layout.tp > 1 else None
-        self.part = Part(group, tp_rank, layout.tp, adds_bf16=job.device.type == "cuda")
         self.norm_group = self.pp_group
         if sharded or layout.tp > 1:
             needed = job.clip_norm is not None or job.precision == "fp16"  # all skip an update that overflows in one
             dims = ("pp", "dp", "tp") if sharded else ("pp", "tp")
             self.norm_group = subgroup(layout.groups(*dims), job) if needed else None
         reads = self.part.rank == 0 and (self.first or self.last)
-        coordinates = {"dp": self.data_rank, "pp": self.stage_rank, **({"tp": tp_rank} if layout.tp > 1 else {})}
+        coordinates = {"dp": self.data_rank, "pp": self.stage_rank, **({"tp": self.part.rank} if layout.tp > 1 else {})}
         self.place = Place(self.data_rank, layout.dp, reads, reads and self.last, coordinates)
 
     def open_links(self, device: torch.device, looped: bool) -> None:
