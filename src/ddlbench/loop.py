@@ -132,7 +132,7 @@ def train(run: Run, trainer: Trainer, rates: Rates) -> None:
         used = list[float]()
         batches = run.progress.steps(run.feed.train(epoch), run.feed.steps_per_epoch, f"epoch {epoch}")
         for batch in clock.steps(batches):
-            set_learning_rate(trainer.optimizer, rates.next)
+            set_learning_rate(trainer.optimizer, rates.of_step(rates.step))
             loss = trainer.step(batch)
             used.append(rates.used(trainer.optimizer.param_groups[0]["lr"]))
             run.boundary.pass_step(loss)

@@ -90,21 +90,21 @@ def a_tenth(step: int) -> float:
 def test_first_and_last_rate_of_a_run_of_some_steps() -> None:
     rates = Rates(a_tenth)
     assert (rates.first, rates.last) == (None, None)
-    assert [rates.used(rates.next) for _ in range(4)] == [0.0, 0.1, 0.2, 0.3]
+    assert [rates.used(rates.of_step(rates.step)) for _ in range(4)] == [0.0, 0.1, 0.2, 0.3]
     assert (rates.step, rates.first, rates.last) == (4, 0.0, 0.3)
 
 
 def test_the_optimizers_rate_counts_not_the_schedules() -> None:
     rates = Rates(a_tenth)
     rates.used(0.7)
-    assert (rates.first, rates.last, rates.next) == (0.7, 0.7, 0.1)
+    assert (rates.first, rates.last, rates.of_step(rates.step)) == (0.7, 0.7, 0.1)
 
 
 def test_a_checkpoint_keeps_all_but_the_schedule() -> None:
     saved, resumed = Rates(a_tenth, step=4, first=0.0, last=0.3), Rates(a_tenth)
     resumed.load(saved.state())
     assert resumed == saved
-    assert resumed.used(resumed.next) == 0.4
+    assert resumed.used(resumed.of_step(resumed.step)) == 0.4
 
 
 # softmax of (ln 1, ln 2, ln 5) is (1, 2, 5) / 8

@@ -127,10 +127,6 @@ class Rates:
     first: float | None = None
     last: float | None = None
 
-    @property
-    def next(self) -> float:
-        return self.of_step(self.step)
-
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps: with `load` a run continues where this one is."""
         return {"step": self.step, "first": self.first, "last": self.last}
