@@ -41,8 +41,8 @@ def test_a_version_keeps_its_weights_while_the_newest_move_on() -> None:
     assert stale.grad is not None
     assert stale.grad.item() == 24.0  # d (2 w)^2 / dw = 8 w at w = 3
 
-    weights.take_gradients(old)
-    optimizer.step()
+    with weights.updating(old, in_flight=False):
+        optimizer.step()
     assert newest.item() == -23.0
     assert stale.grad is None
     weights.use(weights.newest)
@@ -92,7 +92,7 @@ def test_a_worked_correction() -> None:
     model = Quadratic()
     weights = UnstashedWeights(model, delay=2, decay=0.25, reschedule_updates=4)
     for change in (1.0, 2.0):
-        with weights.updating(in_flight=True):
+        with weights.updating(weights.newest, in_flight=True):
             model.w.data -= change
     assert weights.tensors()["velocity/w"].item() == -1.25
     with weights.backward(age=2):

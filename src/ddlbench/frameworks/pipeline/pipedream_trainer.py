@@ -198,8 +198,7 @@ class PipeDreamTrainer(StagedTrainer):
             needed = any(later.left for later in self.pending)  # whether minibatches need the weights that they saw
             with self.clock.computing():
                 self.staleness.count(self.updates - minibatch.updates_when_admitted)
-                with self.weights.updating(needed):
-                    self.weights.take_gradients(minibatch.weights)
+                with self.weights.updating(minibatch.weights, needed):
                     rate = self.optimizer.param_groups[0]["lr"]
                     set_learning_rate(self.optimizer, self.weights.rate(minibatch.rate, self.updates))
                     self.update.apply(self.weights.newest.values())

@@ -68,20 +68,17 @@ class Weights(Kept):
         for newest in self.newest.values():
             newest.data = newest.data.clone()
 
-    def take_gradients(self, version: Version) -> None:
-        """Make the gradient of this version that of the newest weights."""
-        for name, newest in self.newest.items():
-            newest.grad, version[name].grad = version[name].grad, None
-
     def backward(self, age: int) -> AbstractContextManager[object]:
         """Around a backward pass. age: updates made since its minibatch was admitted"""
         return nullcontext()
 
     @contextmanager
-    def updating(self, in_flight: bool) -> Generator[None]:
-        """Around an update. in_flight: versions are still needed"""
+    def updating(self, version: Version, in_flight: bool) -> Generator[None]:
+        """Around an update of the newest weights by this version's gradient. in_flight: versions are still needed"""
         if in_flight:
             self.copy_newest()
+        for name, newest in self.newest.items():
+            newest.grad, version[name].grad = version[name].grad, None
         yield
 
     def rate(self, rate: float, updates: int) -> float:
@@ -150,9 +147,10 @@ class UnstashedWeights(Weights):
             self.newest[name].data.copy_(weight)
 
     @contextmanager
-    def updating(self, in_flight: bool) -> Generator[None]:
+    def updating(self, version: Version, in_flight: bool) -> Generator[None]:
         before = {name: weight.data.clone() for name, weight in self.newest.items()}
-        yield
+        with super().updating(version, in_flight=False):
+            yield
         for name, weight in self.newest.items():
             self.velocity[name].lerp_(weight.data - before[name], self.follow)
 
