@@ -169,7 +169,6 @@ class ServedReplica(Replica):
         }
         dp_group = all_ranks(job) if batch_norms(model) else None
         super().__init__(job, model, self.exchange, facts, dp_group=dp_group, saved_part=f"shard{job.rank}")
-        self.latest_facts["staleness"] = self.staleness.by_stage
 
     def step(self, batch: Batch | None) -> Tensor | None:
         if not is_fake():
@@ -198,6 +197,9 @@ class ServedReplica(Replica):
                 weight = next(served).detach() if rank == self.job.rank else torch.empty(parameter.shape)
                 dist.broadcast(weight, rank, self.server.group)
                 parameter.data.copy_(weight)
+
+    def facts(self) -> dict[str, Any]:
+        return {**self.constant_facts, "staleness": self.staleness.by_stage()}
 
     def close(self) -> None:
         """A rank that stops between two steps serves the others until they have stopped there."""

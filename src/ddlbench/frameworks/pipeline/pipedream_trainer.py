@@ -81,7 +81,6 @@ class PipeDreamTrainer(StagedTrainer):
         (self.stage,) = blocks.stages.values()
         here, dp, pp = groups.stage_rank, groups.layout.dp, groups.layout.pp
         self.staleness = Staleness(here, pp)
-        self.latest_facts["staleness"] = self.staleness.by_stage
         self.before = None if groups.first else Link(job.rank - dp, groups.pp_group, boundaries[here - 1], job.device)
         self.after = None if groups.last else Link(job.rank + dp, groups.pp_group, boundaries[here], job.device)
         self.links = [link for link in (self.before, self.after) if link is not None]
@@ -229,6 +228,9 @@ class PipeDreamTrainer(StagedTrainer):
     def state(self) -> dict[str, Tensor] | None:
         assert not self.in_flight, "flush first"
         return super().state()
+
+    def facts(self) -> dict[str, Any]:
+        return {**super().facts(), "staleness": self.staleness.by_stage()}
 
 
 class Link:

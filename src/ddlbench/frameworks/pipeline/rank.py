@@ -199,7 +199,6 @@ class StagedTrainer(RankTrainer):
         super().__init__(job, blocks.model, update, facts, dp_group=dp_group, place=place, saved_part=part)
         self.blocks, self.groups, self.micro_batches = blocks, blocks.groups, micro_batches
         self.clock = BusyClock(job.device)
-        self.latest_facts["bubble"] = self.clock.bubble
 
     def state(self) -> dict[str, Tensor] | None:
         """The full model's state on rank 0, from the stages of the first pipeline in their order; None elsewhere."""
@@ -216,3 +215,6 @@ class StagedTrainer(RankTrainer):
     def load(self, state: Mapping[str, Tensor]) -> None:
         named = {name: state[name] for name in self.model.state_dict()}
         load_full_state(self.model, local_state(named, self.blocks.splits, self.groups.part))
+
+    def facts(self) -> dict[str, Any]:
+        return {**super().facts(), "bubble": self.clock.bubble()}

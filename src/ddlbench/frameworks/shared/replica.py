@@ -172,7 +172,6 @@ class RankTrainer:
         self.place = place or Place(job.rank, job.world_size, coordinates={"dp": job.rank})
         self.synchronized = True  # whether BatchNorm's statistics are those of all replicas
         self.constant_facts = {**facts_of_model(model), **facts}
-        self.latest_facts = dict[str, Callable[[], Any]]()  # those that change from epoch to epoch
         self.update, self.optimizer = update, update.optimizer
         self.parameters = dict(model.named_parameters())  # the optimizer's: FSDP puts full ones into the module
         self.saved_part, self.kept = saved_part, Kept()
@@ -192,7 +191,7 @@ class RankTrainer:
         self.synchronized = True
 
     def facts(self) -> dict[str, Any]:
-        return {"staleness": 0, **self.constant_facts, **{name: read() for name, read in self.latest_facts.items()}}
+        return {"staleness": 0, **self.constant_facts}
 
     def close(self) -> None:
         vars(self).clear()
