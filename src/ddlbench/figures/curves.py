@@ -3,7 +3,7 @@ panel of their curves, with ideal lines and failures."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf, nan
@@ -193,15 +193,11 @@ def draw(axes: Axes, panel: Panel, looks: Looks, quantity: Quantity, others: Seq
             values += ideal
     for (name, rows), place in zip(curves.items(), places(list(curves.values())), strict=True):
         look = looks[rows[0].curve_key]
-        style = {"color": look.color, "transform": beside(axes, place, len(curves), counts)}
+        style: dict[str, Any] = {"color": look.color, "transform": beside(axes, place, len(curves), counts)}
         points = {row: point for row in rows if (point := quantity.values(panel, row))}
         _spread(axes, [(row["gpus"], point) for row, point in points.items()], style)
-        style |= look.shape | {"zorder": 3}
-        merged = [point.merged for point in points.values()]
-        axes.plot([row["gpus"] for row in points], merged, **cast(Any, style | {"linestyle": ""}))
-        fastest = fastest_rows(points)
-        xs, ys = [row["gpus"] for row in fastest], [points[row].merged for row in fastest]
-        axes.plot(xs, ys, label=plotting.label(name), **cast(Any, style))
+        style |= look.shape | {"zorder": 3, "label": plotting.label(name)}
+        plot_by_line(axes, {row: point.merged for row, point in points.items()}, style)
         for point in points.values():
             values += [point.merged, *point.repeats, *point.interval]
     values += _theory_lines(axes, panel, looks, quantity)
@@ -210,17 +206,15 @@ def draw(axes: Axes, panel: Panel, looks: Looks, quantity: Quantity, others: Seq
     plotting.value_axis(axes, values, quantity.name(panel), quantity.percent, log_values, band, quantity.integers)
 
 
-def fastest_rows(rows: Iterable[Measurement]) -> list[Measurement]:
-    """The fastest row of each GPU count, which a line joins: the others have other layouts."""
-    slowest_first = sorted(rows, key=lambda row: -(row["sample_time_s"] or inf))
-    return sorted({row["gpus"]: row for row in slowest_first}.values(), key=lambda row: row["gpus"])
-
-
-def by_line(rows: Collection[Measurement]) -> list[tuple[list[Measurement], dict[str, Any]]]:
-    """The rows that a line joins, and those that are markers alone, with the options of matplotlib for each."""
-    joined = fastest_rows(rows)
-    alone = [row for row in rows if row not in joined]
-    return [(joined, {}), *([(alone, {"linestyle": "", "label": ""})] if alone else [])]
+def plot_by_line(axes: Axes, values: Mapping[Measurement, float], style: dict[str, Any]) -> None:
+    """Draw values over GPU counts. A line joins the fastest row of each count. The others, which have other layouts,
+    are markers alone."""
+    slowest_first = sorted(values, key=lambda row: -(row["sample_time_s"] or inf))
+    joined = sorted({row["gpus"]: row for row in slowest_first}.values(), key=lambda row: row["gpus"])
+    axes.plot([row["gpus"] for row in joined], [values[row] for row in joined], **style)
+    if alone := [row for row in values if row not in joined]:
+        markers: dict[str, Any] = style | {"linestyle": "", "label": ""}
+        axes.plot([row["gpus"] for row in alone], [values[row] for row in alone], **markers)
 
 
 def places(drawn: Sequence[Sequence[Measurement]]) -> list[float]:
@@ -254,10 +248,7 @@ def _theory_lines(axes: Axes, panel: Panel, looks: Looks, quantity: Quantity) ->
         look = looks[rows[0].curve_key]
         points = {row: value for row in rows if (value := theory(row)) is not None}
         values += points.values()
-        of_look: dict[str, Any] = style | {"color": look.color, "marker": look.marker, "zorder": 1}
-        for joined, line in by_line(points):
-            xs, ys = [row["gpus"] for row in joined], [points[row] for row in joined]
-            axes.plot(xs, ys, **(of_look | line))
+        plot_by_line(axes, points, style | {"color": look.color, "marker": look.marker, "zorder": 1})
         for row in rows:
             if ends := quantity.theory_band(row):
                 axes.plot((row["gpus"],) * 2, ends, color=look.color, linewidth=1, alpha=0.6, zorder=1)

@@ -15,7 +15,7 @@ from typing import Any, cast
 from matplotlib.axes import Axes
 
 from ddlbench.figures import plotting
-from ddlbench.figures.curves import EFFICIENCY, by_line, draw
+from ddlbench.figures.curves import EFFICIENCY, draw, plot_by_line
 from ddlbench.figures.panels import Panel, Plot, measured
 from ddlbench.figures.plotting import MARKERS, Looks, looks_of
 from ddlbench.results.reading.published import gpu_family
@@ -132,9 +132,7 @@ def draw_communication(axes: Axes, panel: Panel, looks: Looks) -> None:
     for name, rows in group_by(profiled, panel.curve_of).items():
         look = looks[rows[0].curve_key]
         style: dict[str, Any] = {"color": look.color, "label": plotting.label(name), **look.shape}
-        for joined, line in by_line(rows):
-            xs, ys = [row["gpus"] for row in joined], [row["comm_share"] for row in joined]
-            axes.plot(xs, ys, **(style | line))
+        plot_by_line(axes, {row: row["comm_share"] for row in rows}, style)
     table = PRINTED["kernel_time"]
     where = f"{AUTHORS[table['source']]}, {table['place']}: {table['framework']}"
     for number, (loader, rows) in enumerate(printed.items()):
