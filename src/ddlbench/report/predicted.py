@@ -9,6 +9,7 @@ measurement outside the band of 95 % of its prediction gets a flag.
 from __future__ import annotations
 
 import platform
+from collections import defaultdict
 from dataclasses import replace
 
 from ddlbench.config.compose import recorded_configuration
@@ -21,7 +22,7 @@ from ddlbench.predict.grading.grade import predicted_s
 from ddlbench.predict.grading.points import Point, point
 from ddlbench.results.reading.attempts import Attempt, Records, read_published, reason_of
 from ddlbench.results.reading.published import csv_row
-from ddlbench.results.rows import OWN, PUBLISHED, Row, group_by, without_data_wait
+from ddlbench.results.rows import OWN, PUBLISHED, Row, without_data_wait
 from ddlbench.results.tables.measurement import Measurement, devices, duration
 from ddlbench.results.tables.merge import AttemptRow
 from ddlbench.results.tables.run_rows import attempt_row
@@ -48,7 +49,7 @@ def with_predictions(tables: Tables, records: Records, cluster: str) -> Tables:
     runs = {run["path"]: attempt_row(attempts[run["path"]]) for run in single if machine}
     published = [attempt for file in records.published for attempt in read_published(file)]
     stated = {attempt.name: csv_row(attempt.record, line) for line, attempt in enumerate(published, 1)}
-    columns, missing = dict[Measurement, Row](), list[tuple[str, str]]()
+    columns, missing = dict[Measurement, Row](), defaultdict[str, set[str]](set)  # missing: names by their reason
     for measurement in several:
         row, run = measurement.row, measurement.runs[0]
         try:
@@ -62,13 +63,11 @@ def with_predictions(tables: Tables, records: Records, cluster: str) -> Tables:
             columns[measurement] = with_error(row, predicted)
         except Exception as error:  # whatever one record holds, the others are predicted
             text = str(error) if isinstance(error, RunError) else f"its record cannot be used ({reason_of(error)})"
-            missing.append((" ".join(text.split()), _name(row)))
+            missing[" ".join(text.split())].add(_name(row))
     rows = [replace(row, row=row.row | columns.get(row, {})) for row in tables.measurements]
     flagged = [f"{_name(row)}: {row['predicted_flag']}" for row in rows if row["predicted_flag"]]
-    unknown = list[str]()
-    for reason, pairs in group_by(missing, lambda pair: pair[0]).items():
-        names = first_few(sorted({name for _, name in pairs}), NAMED)
-        unknown.append(f"no prediction of {', '.join(names)}: {reason}")
+    listed = {reason: ", ".join(first_few(sorted(names), NAMED)) for reason, names in missing.items()}
+    unknown = [f"no prediction of {names}: {reason}" for reason, names in listed.items()]
     warnings = [*tables.warnings, *dict.fromkeys(flagged), *unknown]
     return replace(tables, scaling_rows=rows, warnings=warnings)
 
