@@ -87,7 +87,7 @@ class Measurement:
     @property
     def series(self) -> tuple[Any, ...]:
         """Equal for measurements of one panel. They share a kind of scaling, unless --across takes all kinds."""
-        return (self["comparison"],) if self.any_scaling else (self["comparison"], self["scaling"], self.size)
+        return (self["comparison"],) if self.any_scaling else (self["comparison"], self["scaling"], size(self.row))
 
     @property
     def any_scaling(self) -> bool:
@@ -128,17 +128,12 @@ class Measurement:
         return None if low is None or high is None else Interval(low, high, LEVEL)
 
     @property
-    def size(self) -> float | None:
-        """The batch that stays equal along its kind of scaling: samples a GPU, or an update."""
-        return size(self.row)
-
-    @property
     def scaling(self) -> str:
         """ "weak scaling, 32 samples a GPU"."""
         device = devices(1, self["device"]).split()[1]
         kind = {"weak": "weak scaling", "strong": "strong scaling", "single": f"one {device} count"}[self["scaling"]]
-        per = f"a {device}" if self["scaling"] == "weak" else "an update"
-        return f"{kind}, {self.size:g} samples {per}" if self.size is not None else kind
+        per, batch = f"a {device}" if self["scaling"] == "weak" else "an update", size(self.row)
+        return f"{kind}, {batch:g} samples {per}" if batch is not None else kind
 
     def has_ratios(self, own: bool) -> bool:
         """Whether it has ratios to its own base, or to the best single GPU. The ratios of the base itself, which are 1

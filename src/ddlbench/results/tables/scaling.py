@@ -73,7 +73,7 @@ def _with_scaling(rows: Sequence[Measurement]) -> list[Measurement]:
     """The kind of scaling and its size become settings in which rows of one table differ."""
     named: list[Measurement] = []
     for table in group_by(rows, lambda row: row["comparison"]).values():
-        kinds: list[Settings] = [{"scaling": row["scaling"], "batch": f"{row.size or 0:g}"} for row in table]
+        kinds: list[Settings] = [{"scaling": row["scaling"], "batch": f"{size(row.row) or 0:g}"} for row in table]
         differing = [name for name in ("scaling", "batch") if len({kind[name] for kind in kinds}) > 1]
         for row, kind in zip(table, kinds, strict=True):
             settings = row.settings["across"] | {name: kind[name] for name in differing}
@@ -86,7 +86,7 @@ def _curve(row: Measurement) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The place of a curve in the table, own ones before published ones, and what distinguishes the curves there."""
     place = ("origin", "model", "data", "loader", "variant", "comparison", "scaling")
     names = ("framework", "knobs", "across")
-    return (*(str(row[name]) for name in place), f"{row.size or 0:12}"), tuple(str(row[name]) for name in names)
+    return (*(str(row[name]) for name in place), f"{size(row.row) or 0:12}"), tuple(str(row[name]) for name in names)
 
 
 def _measurement(point: Point, kind: str, compared: list[Point], curve: list[Point]) -> Measurement:
