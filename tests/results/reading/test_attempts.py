@@ -11,7 +11,7 @@ import pytest
 
 from ddlbench.foreign import LARGEST_BYTES
 from ddlbench.record.schema import READ_VERSIONS
-from ddlbench.results.reading.attempts import left_out_line, read, search
+from ddlbench.results.reading.attempts import read, search
 from tests.support.records import attempts_of, tables_of, write_run
 
 
@@ -129,9 +129,13 @@ def test_a_record_of_an_earlier_version_is_read(tmp_path, version):
     assert (attempt.record["status"], attempt.record["schema_version"], len(attempt.epochs)) == ("ok", version, 3)
 
 
-def test_the_line_of_what_is_left_out_has_none_one_or_several():
-    assert left_out_line([]) is None
-    assert left_out_line(["copy", "unreadable", "copy"]) == "left out: 1 unreadable, 2 copies"
+def test_the_line_of_what_is_left_out_has_none_one_or_several(tmp_path):
+    write_run(tmp_path / "a")
+    assert tables_of(tmp_path).left_out is None
+    for name in ("b", "c"):
+        shutil.copytree(tmp_path / "a", tmp_path / name)
+    (write_run(tmp_path / "d") / "run.json").unlink()
+    assert tables_of(tmp_path).left_out == "left out: 1 unreadable, 2 copies"
 
 
 def replaced(results, number, content):

@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections import Counter, deque
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections import deque
+from collections.abc import Collection, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -35,7 +35,7 @@ BELOW_LINKS = 3  # levels below a linked folder: results, their runs, the attemp
 
 
 class LeftOut(StrEnum):
-    """Why something is not in the numbers. The line that counts them has this order."""
+    """Why something is not in the numbers, in the order of `Merged.left_out`."""
 
     UNREADABLE = "unreadable"
     NO_RUN = "not JSON of a run"
@@ -53,7 +53,7 @@ class LeftOut(StrEnum):
     SHARED_GPU = "of ranks that shared a GPU"
 
 
-_SEVERAL = {
+SEVERAL = {
     LeftOut.NOT_REGULAR: "no regular files",
     LeftOut.CIRCLE: "links in circles",
     LeftOut.NOT_FOLLOWED: "folders or links that cannot be followed",
@@ -64,15 +64,6 @@ _KINDS: dict[type[Exception], LeftOut] = {  # of a file that could not be read
     TooLargeError: LeftOut.TOO_LARGE,
     ForeignError: LeftOut.NO_RUN,
 }
-
-
-def left_out_line(kinds: Iterable[str]) -> str | None:
-    """ "left out: 3 unreadable, 1 of a newer schema, 2 copies"; None if nothing is left out."""
-    counts = Counter(kinds)
-    parts = [
-        f"{counts[kind]} {kind if counts[kind] == 1 else _SEVERAL.get(kind, kind)}" for kind in LeftOut if counts[kind]
-    ]
-    return f"left out: {', '.join(parts)}" if parts else None
 
 
 class Note(NamedTuple):

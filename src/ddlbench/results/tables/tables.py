@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -14,7 +15,7 @@ from ddlbench.errors import UserError
 from ddlbench.foreign import read_bytes
 from ddlbench.measure.devices.unknown import or_none
 from ddlbench.record.schema import DEVELOPER, RUNS, SCALING, TARGETS
-from ddlbench.results.reading.attempts import LeftOut, Note, Records, left_out_line, read, read_published
+from ddlbench.results.reading.attempts import SEVERAL, LeftOut, Note, Records, read, read_published
 from ddlbench.results.reading.cells import epochs_table, frame
 from ddlbench.results.rows import Row, group_by
 from ddlbench.results.tables.checks import above_ideal, differences, drift, environments
@@ -78,7 +79,7 @@ class Merged:
     """The attempts in order, without copies, and the groups of repeats.
 
     warnings: one for each folder, file, copy and value that is not in the numbers
-    left_out: the counts of these in one line; None if nothing is left out
+    left_out: the counts of these: "left out: 3 unreadable, 1 of a newer schema, 2 copies"; None if there are none
     """
 
     runs: list[AttemptRow]
@@ -107,7 +108,10 @@ def merge(records: Records) -> Merged:
         *(LeftOut.RUNNING for row in rows if row["status"] == "running"),
         *(LeftOut.SHARED_GPU for row in rows if row["backend"] == DEVELOPER),
     ]
-    return Merged(runs, groups, [note.text for note in notes], left_out_line(kinds))
+    counts = Counter[str](kinds)
+    names = {kind: SEVERAL.get(kind, kind) if counts[kind] > 1 else kind for kind in LeftOut}
+    texts = ", ".join(f"{counts[kind]} {name}" for kind, name in names.items() if counts[kind])
+    return Merged(runs, groups, [note.text for note in notes], f"left out: {texts}" if texts else None)
 
 
 def _without_copies(runs: Sequence[AttemptRow]) -> tuple[list[AttemptRow], list[Note]]:
