@@ -32,7 +32,7 @@ def summarize(
     counted = [row for row in rows if not row.warmup] or list(rows)
     steps = sorted(second for row in counted for second in row.slowest_s[row.steps - row.measured_steps :])
     # Each rank's own step, the median over the epochs; none where an epoch does not know them: its list is empty.
-    own = [
+    own_steps = [
         replace(epochs[0], seconds=statistics.median(step.seconds for step in epochs))
         for epochs in zip(*(row.own_steps for row in counted), strict=False)
     ]
@@ -45,7 +45,7 @@ def summarize(
         "energy_source": rows[0].energy_source,
         **{name.replace("peak", "by_stage"): _by_stage(counted, name) for name in rows[0].stage_memory},
         **_state(rows, counted, more_doubts),
-        **own_columns(own, "thread"),
+        **own_columns(own_steps, "thread"),
     }
 
 

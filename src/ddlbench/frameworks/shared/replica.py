@@ -202,8 +202,8 @@ class RankTrainer:
 
     def numbers(self) -> dict[str, Any]:
         scaler = self.update.scaler.state_dict()  # the loss scale
-        own = {"updates": self.update.count, "scaler": scaler, "synchronized": self.synchronized}
-        return {**own, **self.kept.numbers()}
+        numbers = {"updates": self.update.count, "scaler": scaler, "synchronized": self.synchronized}
+        return {**numbers, **self.kept.numbers()}
 
     def restore(self, numbers: Mapping[str, Any]) -> None:
         self.update.count, self.synchronized = numbers["updates"], numbers["synchronized"]
