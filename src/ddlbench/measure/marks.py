@@ -20,7 +20,7 @@ MARKS = {
     "allocated: that of other repeats is a later epoch",
     "ranks differ": "the ranks' environments are not the same: see ranks_differ in runs.csv",
     "reference": "not a result: it leaves out a part of the training (reference in runs.csv), and has no ratios",
-    "other updates": "late or averaged, as the framework is designed: a faster step may train worse: see the quality",
+    "other updates": "late, averaged or compressed, as chosen: a faster step may train worse: see the quality",
     "straggler": "its own step takes over a tenth longer than that of the other ranks of its stage",
 }
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ddlbench.figures.figures import Drawing
+from ddlbench.frameworks.ddp import COMPRESSED
 from ddlbench.measure.marks import MARKS
 from ddlbench.report.documents import render
 from ddlbench.report.overview import summary_text
@@ -32,11 +33,15 @@ def test_a_run_has_its_own_marks_those_of_its_ranks_and_its_straggler():
     assert marks_of(NOTHING | odd | {"straggler_host": "node2"})["straggler"] == "straggler rank 0 on node2"
 
 
-LATE = [({"staleness": [0, 2]}, True), ({"staleness_theoretical": [1, 0]}, True), ({"local_steps": 8}, True)]
+LATE = [{"staleness": [0, 2]}, {"staleness_theoretical": [1, 0]}, {"local_steps": 8}]
+OTHER = [*LATE, *({"comm_hook": hook} for hook in COMPRESSED), {"adasum": True}]
+EQUAL = [{"staleness": 0}, {"tp": 2}, {"comm_hook": "none"}, {"comm_hook": "bf16"}, {"adasum": False}]
 
 
-@pytest.mark.parametrize(("facts", "other"), [*LATE, ({"staleness": 0}, False), ({"tp": 2}, False)], ids=str)
-def test_a_framework_with_late_or_averaged_updates_has_a_mark(tmp_path, facts, other):
+@pytest.mark.parametrize(
+    ("facts", "other"), [*((facts, True) for facts in OTHER), *((facts, False) for facts in EQUAL)], ids=str
+)
+def test_a_framework_with_late_averaged_or_compressed_updates_has_a_mark(tmp_path, facts, other):
     write_run(tmp_path, sections={"framework": {"name": "ddp", **facts}})
     (row,) = records(tables_of(tmp_path).scaling)
     assert row["marks"] == ("other updates (1 of 1)" if other else None)
