@@ -108,8 +108,8 @@ def test_a_class_under_the_name_of_another_option() -> None:
 
 def test_other_sizes_are_known_as_such() -> None:
     made = configuration("+framework=ddp", IMAGES, "model.layers=[1,1,1,1]", "model.image_size=64").model
-    assert changed(vars(made)) == {"image_size": 64, "layers": [1, 1, 1, 1]}
+    assert changed("model", vars(made)) == {"image_size": 64, "layers": [1, 1, 1, 1]}
     for name in choices("model"):
-        assert changed(vars(configuration("+framework=ddp", f"+model={name}").model)) == {}
-    assert changed({"name": "of_the_users_own_file", "layers": [1]}) == {}
-    assert changed({}) == changed({"name": ["x"]}) == {}
+        assert changed("model", vars(configuration("+framework=ddp", f"+model={name}").model)) == {}
+    assert changed("model", {"name": "of_the_users_own_file", "layers": [1]}) == {}
+    assert changed("model", {}) == changed("model", {"name": ["x"]}) == {}

@@ -113,14 +113,14 @@ def check_label(group: str, target: str, built: Any) -> None:
             raise UserError(f"{words} is {other}, not {option}: choose {choose('model', other)}")
 
 
-def changed(model: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a `model` section that differ from the published ones, in its option's YAML."""
-    name = model.get("name")
-    defaults = published("model", name) if name in choices("model") else {}
+def changed(group: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a section, such as `model`, that differ from those of its option's YAML."""
+    name = values.get("name")
+    defaults = published(group, name) if name in choices(group) else {}
     return {
-        key: model[key]
+        key: values[key]
         for key in sorted(defaults)
-        if key in model and key != "_target_" and model[key] != defaults[key]
+        if key in values and key != "_target_" and values[key] != defaults[key]
     }
 
 

@@ -42,7 +42,7 @@ def opening(config: Config, launch: Launch, device: torch.device, dataset: Mappi
     return {
         "config": config.resolved,
         "config_added_later": added_later(config),
-        "model": {"changed": changed(vars(config.model))},
+        "model": {"changed": changed("model", vars(config.model))},
         "launch": {
             "launcher": launch.launcher,
             "world_size": launch.world_size,
@@ -69,7 +69,7 @@ def model_section(
     named = {
         "name": model.name,
         "kind": model.kind,
-        "changed": changed(vars(model)),
+        "changed": changed("model", vars(model)),
         "tokens_per_sample": model.input_shape()[0] if model.kind == "text" else None,
         "vocabulary": model.outputs() if model.kind == "text" else None,  # with its padding
     }

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from math import prod
 from operator import itemgetter
 from typing import Any
 
+from ddlbench.config.choices import changed
 from ddlbench.record.fingerprint import of_the_launch
 from ddlbench.results.rows import Row, Settings, group_by
 from ddlbench.results.tables.merge import BY_FRAMEWORK, LAYOUT, SEEN, AttemptRow, Comparison
@@ -28,8 +29,8 @@ def knobs(runs: Sequence[AttemptRow], comparison: Comparison = BY_FRAMEWORK) -> 
     """The settings that distinguish each run.
 
     These are the settings of the compared factors (for a framework also the micro batch) in which runs of the same name
-    differ, and the key of ALWAYS_SHOWN. The precision scheme comes first, unless it is autocast. Parts of the
-    environment that separate runs come last.
+    differ, those that are not as in the framework's YAML, and the key of ALWAYS_SHOWN. The precision scheme comes
+    first, unless it is autocast. Parts of the environment that separate runs come last.
     """
     names = ("framework", "model", "model_changed")
     name_of, compared_of = itemgetter(*names), itemgetter(*dict.fromkeys((*comparison.by, *names)))
@@ -42,7 +43,11 @@ def knobs(runs: Sequence[AttemptRow], comparison: Comparison = BY_FRAMEWORK) -> 
         }
         for run in runs
     ]
-    always = [ALWAYS_SHOWN.get(run.row["framework"] or "") for run in runs]
+    always = list[set[str]]()
+    for run in runs:
+        of_framework = {key.removeprefix("framework."): value for key, value in run.options.items()}
+        of_framework["name"] = run.row["framework"]
+        always.append({ALWAYS_SHOWN.get(run.row["framework"] or "", ""), *changed("framework", of_framework)})
     # Two parts of the environment: the versions, switches and kinds of host in which runs of one framework and model
     # differ, and the variables and cores in which runs of equal configuration differ. A run without a recorded
     # environment is not compared with the others.
@@ -105,9 +110,9 @@ def layout(run: AttemptRow) -> Settings:
 
 
 def _differences(
-    within: Sequence[Hashable], settings: Sequence[Row], always: Sequence[str | None] | None = None
+    within: Sequence[Hashable], settings: Sequence[Row], always: Sequence[Collection[str]] | None = None
 ) -> list[Settings]:
-    """The settings in which each run differs from those that are equal in `within`, and the key `always`.
+    """The settings in which each run differs from those that are equal in `within`, and the keys `always`.
 
     A setting that only some of them have differs, too: a key that a later version added is recorded only if its value
     is not the earlier behaviour. A version that a run did not record does not differ.
@@ -119,7 +124,7 @@ def _differences(
             missing = {""} if len(texts) < len(group) and key not in _VERSIONS else set[str]()
             differs = len({*texts.values()} | missing) > 1
             for n, text in texts.items():
-                if differs or (always and key == always[n]):
+                if differs or (always and key in always[n]):
                     result[n][key] = text
     return result
 

@@ -154,7 +154,7 @@ def _changed_sizes(record: Row) -> Settings:
     """The sizes of the model that differ from the published ones, in the order of their names."""
     changed = _dig(record, "model.changed")
     if not isinstance(changed, dict):  # a record of an older version
-        changed = choices.changed(section(section(record, "config"), "model"))
+        changed = choices.changed("model", section(section(record, "config"), "model"))
     return {key: value_text(value) for key, value in sorted(cast(Row, changed).items()) if value is not None}
 
 
