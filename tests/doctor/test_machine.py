@@ -26,7 +26,7 @@ FILES, LOCKED, SHARED, CGROUP = (
 
 
 @pytest.mark.parametrize(
-    ("name", "found", "ports", "value", "remark"),
+    ("name", "limit", "ports", "value", "remark"),
     [
         (FILES, MOST, [], "524,288, of which 524,276 are left", ""),  # a run raises the soft limit
         (FILES, (1024, 1024), [], "1,024, of which 1,012 are left", FEW_RANKS),
@@ -42,10 +42,10 @@ FILES, LOCKED, SHARED, CGROUP = (
     ],
 )
 def test_each_limit_is_reported_with_a_remark_where_it_would_stop_a_run(
-    monkeypatch: pytest.MonkeyPatch, name: str, found: Any, ports: list[str], value: str, remark: str
+    monkeypatch: pytest.MonkeyPatch, name: str, limit: Any, ports: list[str], value: str, remark: str
 ) -> None:
-    """found: the limit of this name; the others stop no run."""
-    here = {FILES: MOST, LOCKED: (UNLIMITED, UNLIMITED), SHARED: TOTAL, CGROUP: None} | {name: found}
+    """limit: that of this name; the others stop no run."""
+    here = {FILES: MOST, LOCKED: (UNLIMITED, UNLIMITED), SHARED: TOTAL, CGROUP: None} | {name: limit}
     ends = {resource.RLIMIT_NOFILE: here[FILES], resource.RLIMIT_MEMLOCK: here[LOCKED]}
     monkeypatch.setattr("resource.getrlimit", ends.__getitem__)
     monkeypatch.setattr("psutil.Process", lambda: SimpleNamespace(num_fds=lambda: 12))

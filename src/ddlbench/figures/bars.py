@@ -16,7 +16,7 @@ from ddlbench.figures import plotting
 from ddlbench.figures.curves import Quantity
 from ddlbench.figures.panels import Panel, short_names
 from ddlbench.figures.plotting import Looks
-from ddlbench.results.rows import group_by, without_data_wait
+from ddlbench.results.rows import group_by
 from ddlbench.results.tables.scaling import PARTS
 
 PartLook = tuple[str, str, str]
@@ -85,7 +85,7 @@ def draw_predicted(axes: Axes, panel: Panel) -> None:
     for row in panel.rows:
         shares = (row["compute_share"], row["comm_exposed_share"], row["idle_share"])
         shares = (0.0, 0.0, 1.0) if None in shares or not sum(shares) else shares
-        step_s = without_data_wait(row["sample_time_s"] * row["global_batch"], row.row)
+        step_s = row.busy_step_s(row["sample_time_s"])
         for of_rows, share in zip(seconds.values(), shares, strict=True):
             of_rows.append(step_s * share / sum(shares))
     parts = {COMPUTING: "compute", LOOKS["comm_exposed"]: "comm_exposed", BUBBLE: "bubble"}

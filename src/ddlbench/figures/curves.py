@@ -17,7 +17,7 @@ from matplotlib.transforms import Transform, offset_copy
 from ddlbench.figures import plotting
 from ddlbench.figures.panels import Panel
 from ddlbench.figures.plotting import Looks
-from ddlbench.results.rows import group_by, without_data_wait
+from ddlbench.results.rows import group_by
 from ddlbench.results.tables.measurement import Base, Measurement
 from ddlbench.results.tables.quality import TargetCosts
 from ddlbench.texts import GIB, limited, shortened
@@ -157,7 +157,7 @@ MEMORY = Quantity(_memory_name, lambda panel, row: of_column(memory_column(row["
 # Beside what --predict says. Waiting for data is on neither side.
 PREDICTED = Quantity(
     "time of a step (s)",
-    _of_seconds(lambda row, seconds, base: without_data_wait(seconds * row["global_batch"], row.row)),
+    _of_seconds(lambda row, seconds, base: row.busy_step_s(seconds)),
     theory=lambda row: row["predicted_step_s"],
     theory_name="predicted, with its band of 95 %",
     theory_band=lambda row: (row["predicted_low_s"], row["predicted_high_s"]) if row["predicted_low_s"] else None,

@@ -59,13 +59,11 @@ class Sign:
         scales = torch.stack([gradient.abs().mean() for gradient in gradients])
         positive = torch.cat([gradient >= 0 for gradient in gradients])
         octets = nn.functional.pad(positive.byte(), (0, -len(positive) % 8)).view(-1, 8)
-        bits = torch.arange(8, dtype=torch.uint8, device=octets.device)
-        return scales, (octets << bits).sum(1, dtype=torch.uint8)
+        return scales, (octets << _bits(octets)).sum(1, dtype=torch.uint8)
 
     def add(self, message: Message, total: Tensor, sizes: Sequence[int]) -> None:
         scales, octets = message
-        bits = torch.arange(8, dtype=torch.uint8, device=octets.device)
-        positive = (octets[:, None] >> bits & 1).flatten()[: len(total)]
+        positive = (octets[:, None] >> _bits(octets) & 1).flatten()[: len(total)]
         total.add_((2.0 * positive - 1.0) * _repeated(scales, sizes))
 
 
@@ -219,6 +217,10 @@ def _on(stream: torch.cuda.Stream | None) -> Generator[None]:
     with torch.cuda.stream(stream):
         yield
     current.wait_stream(stream)
+
+
+def _bits(like: Tensor) -> Tensor:
+    return torch.arange(8, dtype=torch.uint8, device=like.device)
 
 
 def _repeated(scales: Tensor, sizes: Sequence[int]) -> Tensor:

@@ -20,10 +20,10 @@ from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.frameworks.pipeline.stages import Plan
 from ddlbench.frameworks.shared import checkpointing
 from ddlbench.frameworks.shared.checkpointing import (
-    blocks_plan,
     checkpoint_blocks,
     facts_of_model,
     keep_costly_outputs,
+    replica_plan,
 )
 from ddlbench.frameworks.single import Single
 from ddlbench.job import Job, Model
@@ -50,7 +50,7 @@ def given(kind: str, form: Choice) -> Job:
 
 
 def segments_of(this: Job) -> Names:
-    names, plan = blocks_plan(this, this.replica_batch(1) / this.micro_batches(1))
+    names, plan = replica_plan(this, 1)
     return named(plan, names)
 
 

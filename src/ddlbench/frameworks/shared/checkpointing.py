@@ -48,11 +48,16 @@ def blocks_plan(
     return names, plan_of(*choices, names, links, in_flight)
 
 
+def replica_plan(job: Job, data_size: int) -> tuple[list[str], Plan]:
+    """The names of the blocks and their plan, on a rank that has all of them."""
+    return blocks_plan(job, job.replica_batch(data_size) / job.micro_batches(data_size))
+
+
 def apply_plan(model: nn.Sequential, job: Job, data_size: int) -> None:
     """Make the segments and offload the blocks that the job asks for, on a rank that has all blocks."""
     if not (job.checkpoint_activations or job.offload_activations):
         return
-    names, plan = blocks_plan(job, job.replica_batch(data_size) / job.micro_batches(data_size))
+    names, plan = replica_plan(job, data_size)
     checkpoint_blocks(model, named(plan, names))
     if job.checkpoint_activations == SELECTIVE:
         keep_costly_outputs(model)

@@ -7,7 +7,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ddlbench.errors import Unsupported
-from ddlbench.frameworks.shared.checkpointing import blocks_plan
+from ddlbench.frameworks.shared.checkpointing import replica_plan
 from ddlbench.job import Job, on_meta
 from ddlbench.offloading import KEY as OFFLOAD
 from ddlbench.recipe.optimizers import optimizers
@@ -39,7 +39,7 @@ def check_alike(job: Job, data_size: int, stages: bool = False, built: bool = Fa
             "them to false"
         )
     if not stages:
-        blocks_plan(job, job.replica_batch(data_size) / job.micro_batches(data_size))  # a budget may be too small
+        replica_plan(job, data_size)  # a budget may be too small
 
 
 def check_reduction(name: str, job: Job, dtype: str | None = None) -> None:

@@ -30,7 +30,7 @@ from ddlbench.predict.grading import layouts
 from ddlbench.predict.grading.points import COLUMNS, Point, Words, points
 from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.reading.published import CsvRow, read_csv
-from ddlbench.results.rows import OWN, Row, group_by, without_data_wait
+from ddlbench.results.rows import OWN, Row, group_by
 from ddlbench.results.tables.measurement import Measurement, devices
 from ddlbench.results.tables.run_rows import attempt_row
 from ddlbench.results.tables.tables import make_tables
@@ -208,7 +208,7 @@ def _graded_run(
     if learned is None:
         raise Unsupported("no smaller run of it can be a base")
     gpus, device, graded = last["gpus"], last["device"], list[Row]()
-    measured_s = without_data_wait(last["sample_time_s"] * last["global_batch"], last.row)
+    measured_s = last.busy_step_s(last["sample_time_s"])
     all_counts = " and ".join((", ".join(map(str, counts[:-1])), devices(counts[-1], device)))
     for base, on, terms in ((devices(counts[0], device), machine, None), (all_counts, learned.machine, learned)):
         row = predict(config, gpus, Inputs(on, partial(results.computation, machine=on), learned=terms))

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ddlbench.results.rows import OWN, PUBLISHED, Row, Settings, group_by
+from ddlbench.results.rows import OWN, PUBLISHED, Row, Settings, group_by, without_data_wait
 from ddlbench.results.tables.labels import settings_text, value_text
 from ddlbench.results.tables.merge import ANY_SCALING, BY_FRAMEWORK, Comparison, RankPasses, size
 from ddlbench.results.tables.stats import LEVEL, Interval
@@ -88,6 +88,10 @@ class Measurement:
     def series(self) -> tuple[Any, ...]:
         """Equal for measurements of one panel. They share a kind of scaling, unless --across takes all kinds."""
         return (self["comparison"],) if self.any_scaling else (self["comparison"], self["scaling"], size(self.row))
+
+    def busy_step_s(self, sample_time_s: float) -> float:
+        """Seconds of a step without waiting for data, which is what the oracle predicts. sample_time_s: of one run"""
+        return without_data_wait(sample_time_s * self["global_batch"], self.row)
 
     @property
     def any_scaling(self) -> bool:
