@@ -142,8 +142,13 @@ def test_every_framework_and_the_best(capsys: Capture) -> None:
     assert "refused: single at 4: framework=single runs in one process" in out
     assert "best with at most 4 GPUs: " in out
     assert "limit: tp <= 16 (filters of layer1_0.conv1)" in out
-    others = "local_sgd, pipedream, pipedream_2bw"
-    assert f"\nlate or averaged updates: {others}: a faster step may train worse: compare the quality\n" in out
+    assert "\nother updates: local_sgd, pipedream, pipedream_2bw: late, averaged or compressed, as chosen: " in out
+
+
+@pytest.mark.parametrize("hook", ["none", "topk"])
+def test_compressed_gradients_are_other_updates(capsys: Capture, hook: str) -> None:
+    assert main([*TINY, "+framework=ddp", f"framework.comm_hook={hook}", "cluster=h100", "gpus=2"]) == 0
+    assert ("\nother updates: ddp: " in capsys.readouterr().out) is (hook == "topk")
 
 
 def test_the_heading_says_what_was_predicted_and_from_what(capsys: Capture) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 NOTHING_SENT = "gradients are not sent"  # why a run with comm_hook=noop is a reference
 MOST_OTHERS, MOST_PRESSURE, MOST_STEAL = 0.1, 0.1, 0.01
@@ -23,6 +24,13 @@ MARKS = {
     "other updates": "late, averaged or compressed, as chosen: a faster step may train worse: see the quality",
     "straggler": "its own step takes over a tenth longer than that of the other ranks of its stage",
 }
+
+
+def other_updates(framework: Mapping[str, Any]) -> bool:
+    """Whether a framework averages weights after several steps, compresses gradients, or combines them in another way
+    (adasum). Late updates show in the staleness. framework: its options, or its facts in a record"""
+    compressed = framework.get("comm_hook") in ("powersgd", "topk", "sign", "int8")
+    return "local_steps" in framework or compressed or framework.get("adasum") is True
 
 
 def marks(

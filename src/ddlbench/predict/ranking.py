@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ddlbench.config.keys import written
+from ddlbench.measure.marks import MARKS, other_updates
 from ddlbench.oracle.predictor import Prediction
 from ddlbench.results.rows import group_by
 from ddlbench.texts import GIB, aligned, first_few
@@ -17,7 +18,7 @@ COLUMNS = (*WHICH, "step", "80 %", *TIMES, "memory", "error", "fits", "samples/s
 TIE = 0.03  # without a band: the oracle cannot distinguish smaller differences
 DECIDING_STEPS = 100  # of a run that decides between two frameworks
 Z80 = 1.2816  # normal quantile of a band of 80 %
-OTHER_UPDATES = ("local_sgd", "pipedream", "pipedream_2bw")  # late or averaged ones; parameter_server with a bound too
+LATE = ("pipedream", "pipedream_2bw")  # their gradients are of older weights; so may be those of parameter_server
 SHOWN, EQUAL = 10, 3  # of the best plans; plans of a framework that are named
 DRAWS = 10_000  # of the steps of frameworks within their bands
 
@@ -82,10 +83,13 @@ def notes(rows: Sequence[Prediction]) -> list[str]:
     refused = group_by((row for row in rows if row.status != "ok"), lambda row: (row.framework, row.reason))
     for (name, reason), same in refused.items():
         lines.append(f"refused: {name} at {', '.join(str(row.gpus) for row in same)}: {reason}")
-    others = ", ".join(sorted({row.framework for row in rows if row.status == "ok"} & set(OTHER_UPDATES)))
-    if others:
-        lines.append(f"late or averaged updates: {others}: a faster step may train worse: compare the quality")
+    if others := sorted({row.framework for row in rows if row.status == "ok" and _other_updates(row)}):
+        lines.append(f"other updates: {', '.join(others)}: {MARKS['other updates']}")
     return list(dict.fromkeys(lines))
+
+
+def _other_updates(row: Prediction) -> bool:
+    return row.framework in LATE or (row.config is not None and other_updates(vars(row.config.framework)))
 
 
 def conclusion(rows: Sequence[Prediction], caps: str) -> list[str]:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # pandas comes with it
 
 STAGES = 2  # at most, of the layouts that are compared without --plan
 # A faster step of the first may train worse; `deepspeed` is zero0 to zero3, `megatron` has the equations of `tensor`.
-NO_PLANS = (*ranking.OTHER_UPDATES, "parameter_server", "deepspeed", "megatron")
+NO_PLANS = ("local_sgd", *ranking.LATE, "parameter_server", "deepspeed", "megatron")
 
 
 def inputs_of(question: Question, config: Config, machine: Machine, results: Results | None = None) -> Inputs:

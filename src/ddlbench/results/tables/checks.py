@@ -5,13 +5,12 @@ during the campaign."""
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from operator import itemgetter
 from statistics import median
 
-from ddlbench.measure.marks import MARKS
+from ddlbench.measure.marks import MARKS, other_updates
 from ddlbench.record.fingerprint import of_the_launch
 from ddlbench.results.rows import OWN, PUBLISHED, Row, group_by
 from ddlbench.results.tables.measurement import Measurement
@@ -31,8 +30,6 @@ RATIOS = (
     ("efficiency", "best_single_sample_time_s", "best_single_compared"),
     ("efficiency_vs_own_base", "own_base_sample_time_s", "compared"),
 )
-# Facts of frameworks that average weights after several steps, compress gradients, or combine them in another way.
-OTHER_UPDATES = re.compile('"local_steps"|"comm_hook": "(powersgd|topk|sign|int8)"|"adasum": true')
 MARKS_SHOWN = 20
 LONGEST_MARKS = 400
 
@@ -44,7 +41,7 @@ def marks_of(run: Row) -> dict[str, str]:
     if run["reference"]:
         marks["reference"] = f"reference: {run['reference']}"
     late = run["staleness_max"] or run["staleness_theoretical_max"]
-    if late or OTHER_UPDATES.search(run["framework_facts"] or ""):
+    if late or other_updates(json.loads(run["framework_facts"] or "{}")):
         marks["other updates"] = "other updates"
     if run["ranks_differ"]:
         marks["ranks differ"] = "ranks differ"
